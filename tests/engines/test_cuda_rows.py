@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -105,6 +106,7 @@ def test_copies_without_need_are_no_rows() -> None:
     def copied(dims: tuple[int, ...], of: tuple[int, ...], start: int = 16) -> object:
         return copied_rows(dims, [TensorSpec.packed(dims, "float32").strides, of], [16, start], 4)
 
+    assert copied((9, 0), (1, 1)) is None, "there are no elements"
     assert copied((20, 3), (5, 1)) is not None
     assert copied((20, 4), (8, 1), start=4) is not None
     assert copied((20, 4), (8, 1)) is None, "16 bytes at a time"
@@ -121,6 +123,19 @@ def test_copies_without_need_are_no_rows() -> None:
     assert joined(((20, 3), (3, 1)), ((20, 1), (1, 7)), ((20, 1), (1, 1))) is not None
     assert joined() is None
     assert rows_side_by_side(1, (10, 2), [((20, 3), (3, 1)), ((20, 2), (2, 1))], [16] * 3, 4) is None, "gaps"
+
+
+def test_an_axis_may_be_counted_from_the_last_one() -> None:
+    g = GraphBuilder()
+    given = [g.input(f"x{size}", (4, 5, size, 3)) for size in (2, 3)]
+    body = g.build(y=g.concatenate(given, 2)).body
+    (concat,) = body.operations
+    negative = msgspec.structs.replace(concat, axis=-2)
+    plans = [
+        compile_split(msgspec.structs.replace(body, operations=(each,)), None, None)
+        for each in (concat, negative)
+    ]
+    assert plans[0].recipe.steps == plans[1].recipe.steps
 
 
 # Pieces.

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from cudnn_actor.engines.cuda.plans import skewed_tiles, tiled_kernels
+from cudnn_actor.engines.cuda.plans import tiled_kernels
 from cudnn_actor.engines.cuda.plans.kernels import merged
 from cudnn_actor.engines.cuda.plans.recipe import Buffer, TiledStep
 from cudnn_actor.engines.cuda.plans.skewed_tiles import skewed
@@ -53,15 +53,13 @@ class Case(NamedTuple):
     itemsize: int
     step: int
     wide: bool = False
-    blocks: int = 1024
 
 
 SKEWED = {
-    **{f"{itemsize} bytes, odd rows": Case(itemsize, 1001, blocks=1) for itemsize in (1, 2, 4, 8)},
+    **{f"{itemsize} bytes, odd rows": Case(itemsize, 1001) for itemsize in (1, 2, 4, 8)},
     **{f"{itemsize} bytes, even rows": Case(itemsize, 1002) for itemsize in (1, 2, 4, 8)},
     "2 bytes, aligned rows": Case(2, 1008),
-    "2 bytes, odd rows, one tile a block": Case(2, 1001),
-    "rows in reverse": Case(2, -1001, blocks=4),
+    "rows in reverse": Case(2, -1001),
     "places of 64 bits": Case(4, 1003, wide=True),
 }
 
@@ -84,13 +82,11 @@ def around(case: Case) -> list[tuple[int, int]]:
         (rows + 1, columns - 1),
         (2 * rows - 32 // case.itemsize + 1, columns),
         (2 * rows + 3, 2 * columns + 3),
-        (5 * rows + 3, columns),
     ]
 
 
 def constants(patch: pytest.MonkeyPatch, case: Case) -> None:
     patch.setattr(tiled_kernels, "_SMALL", 0 if case.wide else 1 << 31)
-    patch.setattr(skewed_tiles, "_LEAST_BLOCKS", case.blocks)
 
 
 @pytest.fixture(scope="module")
@@ -150,7 +146,7 @@ def test_matrices_that_fill_tiles_are_skewed_if_they_are_not_aligned() -> None:
     assert kernel(8188, 8196).skewed is None, "both are aligned to 8"
     tiles = kernel(8193, 8191).skewed
     assert tiles is not None
-    assert kernel(8193, 8191).counts[1] == -(-(8193 + 15) // (tiles.rows * tiles.tiles))
+    assert kernel(8193, 8191).counts[1] == -(-(8193 + 15) // tiles.rows)
     assert kernel(8191, 31).skewed is None, "too few columns"
     assert kernel(31, 8191).skewed is None, "too few rows"
 

@@ -23,7 +23,7 @@ _THREADS, _MOST_BLOCKS = 256, 1 << 16
 _PACK_BYTES, _WORD = 16, 4
 _UNITS, _LEAST_BESIDE = 4, 8
 """The most units that a thread has, and the fewest threads beside each other if a row has as many."""
-_MANY_BLOCKS, _ROWS = 2048, 8
+_MANY_BLOCKS, _ROWS = 2048, 4
 """As many blocks keep a GPU busy; if there are more, threads that map columns have at most so many rows."""
 _SMALL = 1 << 31
 """Places below this fit into 32 bits."""

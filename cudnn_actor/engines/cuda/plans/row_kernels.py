@@ -164,7 +164,7 @@ def _rows(
     """Rows with parts of these sizes; None if they are few, or if 16 bytes can be read at a time."""
     numbers = [*sizes, *(step for _, steps in axes for step in steps)]
     word = math.gcd(_PACK_BYTES, *alignments, *(number * itemsize for number in numbers))
-    if word == _PACK_BYTES or math.prod(size for size, _ in axes) < _LEAST_ROWS:
+    if word == _PACK_BYTES or not any(sizes) or math.prod(size for size, _ in axes) < _LEAST_ROWS:
         return None
     count = word // itemsize
     parts = [Part(size // count, number) for number, size in enumerate(sizes)]

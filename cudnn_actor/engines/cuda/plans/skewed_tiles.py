@@ -3,9 +3,8 @@
 Memory is read in chunks and written in sectors, all of them whole and aligned. To write a part
 of a sector costs more than to write all of it. So each row of the result, which is a column of
 a tile, has its part of the tile begin at a sector of its own, up to a sector before the tile's
-first row. A block moves several tiles, one below the other, and keeps the operand's rows that
-the next one needs; for its first tile it reads such rows, which another block reads, too. Chunks
-of rows begin before the tile and end behind it, by elements that are not used.
+first row. So some rows are read by two blocks. Chunks of rows begin before the tile and end
+behind it, by elements that are not used.
 
 A row in shared memory lies where it does in memory, modulo a chunk: the pitch is the operand's
 stride, modulo a chunk. So chunks are copied as they are, by asynchronous copies, and places are
@@ -21,16 +20,15 @@ import msgspec
 __all__ = ["COPY", "Skewed", "skewed"]
 
 _THREADS, _LANES = 256, 32
-_TILES = {1: (128, 256, 4, 5), 2: (128, 128, 4, 5), 4: (128, 64, 4, 5), 8: (64, 64, 4, 5)}
-"""By the bytes of an element: the most rows and columns of a tile, the most tiles that a block moves one
-after the other, and the blocks of a multiprocessor.
+_TILES = {1: (128, 256), 2: (128, 128), 4: (128, 64), 8: (64, 64)}
+"""By the bytes of an element: the most rows and columns of a tile.
 
 Rows are the operand's, and whole words of a warp. The share of rows that two blocks read is less if tiles
-are tall, or many, and that of sectors that two tiles read if they are wide. A tile takes up to 48 KiB of
-shared memory, and all blocks of a multiprocessor together 227.
+are tall, and that of sectors that two tiles read if they are wide. A tile takes up to 48 KiB of shared
+memory.
 """
-_LEAST_BLOCKS = 1024
-"""So many blocks have each fewer tiles rather than be fewer."""
+_BLOCKS = 5
+"""Of a multiprocessor, which has 227 KiB of shared memory."""
 _SECTOR = 32
 """Bytes at whose multiples a tile's part of a row of the result begins."""
 _CHUNK, _WORD = 16, 4
@@ -56,8 +54,6 @@ class Skewed(msgspec.Struct, frozen=True):
         The operand's stride from row to row.
     chunk
         How many elements are read at once.
-    tiles
-        How many tiles a block moves, one below the other.
     """
 
     itemsize: int
@@ -65,7 +61,6 @@ class Skewed(msgspec.Struct, frozen=True):
     columns: int
     step: int
     chunk: int
-    tiles: int
 
     @property
     def word(self) -> int:
@@ -101,7 +96,7 @@ class Skewed(msgspec.Struct, frozen=True):
     @property
     def resident(self) -> int:
         """How many blocks are to run on a multiprocessor at once."""
-        return _TILES[self.itemsize][3]
+        return _BLOCKS
 
     @property
     def conflicts(self) -> int:
@@ -110,48 +105,30 @@ class Skewed(msgspec.Struct, frozen=True):
 
     def count(self, rows: int) -> int:
         """How many blocks write so many rows. The first begin up to a sector before them."""
-        return -(-(rows + self.sector - 1) // (self.rows * self.tiles))
+        return -(-(rows + self.sector - 1) // self.rows)
 
     def body(self) -> str:
-        """C++ that moves a block's tiles, in a kernel of `tiled_source`."""
+        """C++ that moves a block's tile, in a kernel of `tiled_source`."""
         chunk, chunks = self.chunk * self.itemsize, self.chunks
         bits = 8 * self.itemsize % 64
         return f"""constexpr int SECTOR = {self.sector}, CHUNK = {self.chunk}, PITCH = {self.pitch};
         const int shift = (int)((from_at + (unsigned)(x + x_of(row - (SECTOR - 1)))) & (CHUNK - 1));
-        const I end = min(row + (I)(ROWS * {self.tiles}), (I)rows + (SECTOR - 1));
-        for (I first = row; first < end; first += ROWS) {{
-        const auto read = [&](int r, int c) {{
-            const I number = first - (SECTOR - 1) + r, place = x + x_of(number);
-            const int before = (int)((from_at + (unsigned)place) & (CHUNK - 1));
-            if ((U)number < (U)rows && c - before < beside)
-                copy<{chunk}>(tile + (shift + r * PITCH - before + c), from + (place - before + c));
-        }};
-        if (first == row) {{
-            #pragma unroll 1
-            for (unsigned p = thread; p < (SECTOR - 1) * {chunks}; p += {_THREADS})
-                read((int)(p / {chunks}), (int)(p % {chunks}) * CHUNK);
-        }} else {{
-            // The last rows become the first ones. They lie alike: a chunk divides the number of rows.
-            __syncthreads();
-            Chunk<{chunk}>* const kept = (Chunk<{chunk}>*)tile;
-            #pragma unroll 2
-            for (int p = (int)thread; p < (shift + (SECTOR - 1) * PITCH) / CHUNK; p += {_THREADS})
-                kept[p] = kept[p + ROWS * PITCH / CHUNK];
-            __syncthreads();
-        }}
         #pragma unroll
-        for (int k = 0; k < {-(-self.rows * chunks // _THREADS)}; ++k) {{
-            const unsigned p = thread + k * {_THREADS};
-            if (p < ROWS * {chunks}) read((int)(p / {chunks}) + SECTOR - 1, (int)(p % {chunks}) * CHUNK);
+        for (int k = 0; k < {-(-self.read * chunks // _THREADS)}; ++k) {{
+            const int p = (int)thread + k * {_THREADS}, r = p / {chunks}, c = p % {chunks} * CHUNK;
+            const I number = row - (SECTOR - 1) + r, place = x + x_of(number);
+            const int before = (int)((from_at + (unsigned)place) & (CHUNK - 1));
+            if (p < {self.read * chunks} && (U)number < (U)rows && c - before < beside)
+                copy<{chunk}>(tile + (shift + r * PITCH - before + c), from + (place - before + c));
         }}
         wait();
         __syncthreads();
         const auto write = [&](int c, bool whole) {{
-            const I begin = z + (first - row) + z_of(column + c);
+            const I begin = z + z_of(column + c);
             const int before = (int)((y_at + (unsigned)begin) & (SECTOR - 1));
             const E* const stored = tile + (shift + ((int)lane * WORD + SECTOR - 1 - before) * PITCH + c);
             E* const into = y + (begin - before + (int)lane * WORD);
-            const I start = first - before + (int)lane * WORD;
+            const I start = row - before + (int)lane * WORD;
             #pragma unroll
             for (int r = 0; r < ROWS; r += {_LANES} * WORD) {{
                 if (whole || (U)(start + r) <= (U)((I)rows - WORD)) {{
@@ -166,24 +143,22 @@ class Skewed(msgspec.Struct, frozen=True):
             }}
         }};
         constexpr int WARPS = {_THREADS // _LANES};
-        if (first >= SECTOR - 1 && first + ROWS <= (I)rows) {{
+        if (row >= SECTOR - 1 && row + ROWS <= (I)rows) {{
             // There is no branch in it, so a warp reads several columns from shared memory at once.
             #pragma unroll {_UNROLLED}
             for (int c = (int)warp; c < beside; c += WARPS) write(c, true);
         }} else {{
             #pragma unroll 1
             for (int c = (int)warp; c < beside; c += WARPS) write(c, false);
-        }}
         }}"""
 
 
-def skewed(itemsize: int, rows: int, columns: int, step: int, batch: int = 1) -> Skewed | None:
+def skewed(itemsize: int, rows: int, columns: int, step: int) -> Skewed | None:
     """How such matrices are cut; None if they are too small, or too many lanes would want one bank."""
-    most_rows, most_columns, most_tiles, _ = _TILES[itemsize]
+    most_rows, most_columns = _TILES[itemsize]
     written = _LANES * max(_WORD // itemsize, 1)  # by a warp at once
     if rows < written // 2 or columns < 2 * _SECTOR // itemsize:
         return None
-    tiles = batch * -(-rows // most_rows) * -(-columns // most_columns)
     found = [
         Skewed(
             itemsize=itemsize,
@@ -191,7 +166,6 @@ def skewed(itemsize: int, rows: int, columns: int, step: int, batch: int = 1) ->
             columns=min(most_columns, 1 << (columns - 1).bit_length()),
             step=step,
             chunk=nbytes // itemsize,
-            tiles=min(max(tiles // _LEAST_BLOCKS, 1), most_tiles),
         )
         for nbytes in (16, 8, 4)
         if itemsize <= nbytes <= _CHUNK

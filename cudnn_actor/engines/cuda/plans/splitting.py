@@ -320,7 +320,7 @@ class _Splitter:
         result, target = self._graph.tensor(operation.y), self._sources[operation.y]
         tensors = [self._forms[uid] for uid in operation.operands if 0 not in self._forms[uid].dims]
         rows = rows_side_by_side(
-            operation.axis,
+            operation.axis % len(result.dims),
             result.strides,
             [(tensor.dims, tensor.strides) for tensor in tensors],
             [result.alignment, *(tensor.alignment for tensor in tensors)],

@@ -85,8 +85,7 @@ class Tiled(msgspec.Struct, frozen=True):
         together = min(self.read, self.written)
         if together > self.word or self.rows_within[0] > 1 or self.columns_within[0] > 1:
             return None
-        batch = math.prod(size for size, *_ in self.batch)
-        return skewed(self.itemsize, self.rows, self.columns, self.row_step, batch)
+        return skewed(self.itemsize, self.rows, self.columns, self.row_step)
 
     @property
     def tile(self) -> tuple[int, int]:
@@ -316,8 +315,7 @@ extern "C" __global__ void __launch_bounds__({_THREADS}, {description.resident})
         I rest = (I)t;
         {divided("tile_column", "rest", "across", "across_by")}
         {divided("tile_row", "rest", "down", "down_by")}
-        const I row = tile_row * {"ROWS" if tiles is None else f"(ROWS * {tiles.tiles})"};
-        const I column = tile_column * COLUMNS;
+        const I row = tile_row * ROWS, column = tile_column * COLUMNS;
         I x = column, z = row;
         {" ".join(places)}
         const int below = (int)min((I)rows - row, (I)ROWS);
