@@ -1,5 +1,7 @@
 """Control flow that is decided when a model is imported: branches are chosen, and loops are unrolled.
 
+Operators of lists are beside it: `lists`.
+
 https://onnx.ai/onnx/operators/onnx__Scan.html
 """
 
@@ -11,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 import onnx
 
+from cudnn_actor.onnx.lists import LISTS
 from cudnn_actor.onnx.nodes import Node
 from cudnn_actor.onnx.values import Declined, Value
 
@@ -145,5 +148,6 @@ CONTROL: dict[tuple[str, str], Callable[[Node, Inliner], list[Value]]] = {
     ("", "If"): _if,
     ("", "Loop"): _loop,
     ("", "Scan"): _scan,
+    **LISTS,
 }
-"""Operators with subgraphs."""
+"""Operators with subgraphs, and those of lists: what there is of them is known when a model is imported."""

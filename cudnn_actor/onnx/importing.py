@@ -281,6 +281,7 @@ class _Import:
         if schema is None:
             raise Declined(NO_WAY)
         inputs = self._agreeing(node, schema, inputs)
+        _check_truths(schema, inputs)
         proto = node
         if any(each.ref_attr_name for each in node.attribute):
             proto = onnx.NodeProto()
@@ -484,6 +485,18 @@ class _Inline:
 
     def constant(self, array: np.ndarray) -> Value:
         return self.imports.constant(array)
+
+
+def _check_truths(schema: Schema, inputs: Sequence[Value | None]) -> None:
+    """Refuse truth values where the operator takes numbers: arithmetic would be of truth values, too.
+
+    PyTorch's older exporter writes such models, which ONNX Runtime refuses.
+    """
+    for number, value in enumerate(inputs):
+        if value is not None and value.dtype == np.bool_ and schema.inputs:
+            declared = schema.inputs[min(number, len(schema.inputs) - 1)]
+            if "tensor(bool)" not in declared.types:
+                raise Declined(f"input {number} is of bool, which this version of the operator does not take")
 
 
 def _defaults(schema: Schema) -> dict[str, onnx.AttributeProto]:

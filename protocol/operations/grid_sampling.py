@@ -2,6 +2,8 @@
 
 The definition is ONNX's, of `GridSample` since version 20, and that of its reference implementation.
 https://onnx.ai/onnx/operators/onnx__GridSample.html
+At borders, cubic interpolation is as in PyTorch and ONNX Runtime: each of the four elements is the nearest
+of the image. The reference implementation moves the place to the image first.
 """
 
 from __future__ import annotations
@@ -207,9 +209,6 @@ class GridSample(Operation[T], frozen=True, kw_only=True, tag=True):
         place = xp.where(place >= -FARTHEST, xp.minimum(place, FARTHEST), -FARTHEST).astype(grid.dtype)
         if self.mode is ResampleMode.NEAREST:
             place = xp.rint(place)
-        low, high = self.limits(size)
-        if self.padding is GridPadding.BORDER:
-            return xp.where(place < low, 0, xp.where(place > high, size - 1, place)).astype(grid.dtype)
         return self._reflected(xp, place, size) if self.padding is GridPadding.REFLECTION else place
 
     def _reflected(self, xp: Any, place: Array, size: int) -> Array:

@@ -53,8 +53,9 @@ has the name N.
   made for these values, too. Arithmetic runs on the engine, never in the importing process; only what
   follows from the model's constants, and what the deciding values themselves follow from, is computed there.
 - **Operators.** Each is added to the graph by a function of ours, or replaced by the function that ONNX
-  defines it by. Branches are chosen and loops are unrolled where their conditions and counts are known. What
-  can be done in no way raises `UnsupportedModel`, which names all such nodes of the model at once.
+  defines it by. Branches are chosen and loops are unrolled where their conditions and counts are known.
+  Lists of tensors are taken apart; none can be an input or an output. What can be done in no way raises
+  `UnsupportedModel`, which names all such nodes of the model at once.
 - **Weights** are uploaded once, and stay in buffers of the service: they survive a crash of the actor.
   `load` uploads them if the dims of all inputs are numbers, else the first run: run it once before you serve.
   `close` frees them. A model that is dropped without it frees them too, with a `ResourceWarning`.

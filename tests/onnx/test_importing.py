@@ -285,6 +285,76 @@ def test_a_loop_is_unrolled() -> None:
 # Operators with a meaning of their own here.
 
 
+def test_lists_are_there_while_a_model_is_imported() -> None:
+    """Parts are put into a list, taken out of it and concatenated, as a loop does for bags of embeddings."""
+    tensors = {"one": np.array(1), "last": np.array(-1), "sizes": np.array([1, 3]), "four": np.array(4)}
+    body = graph_of(
+        [
+            node("SequenceAt", "parts i", "part"),
+            node("ReduceSum", "part", "sum", keepdims=0),
+            node("SequenceInsert", "before sum", "after"),
+            node("Identity", "on", "still"),
+        ],
+        {"i": (INT64, []), "on": (BOOL, []), "before": (FLOAT, None)},
+        {"still": (BOOL, []), "after": (FLOAT, None)},
+    )
+    for value in (body.input[2], body.output[1]):
+        elements = helper.make_tensor_type_proto(FLOAT, None)
+        value.type.CopyFrom(helper.make_sequence_type_proto(elements))
+    nodes = [
+        node("SplitToSequence", "x", "parts", axis=1, keepdims=0),
+        node("SequenceEmpty", "", "none"),
+        node("Loop", "four - none", "sums", body=body),
+        node("ConcatFromSequence", "sums", "of_columns", axis=0, new_axis=1),
+        node("SplitToSequence", "x sizes", "two", axis=1),
+        node("SequenceInsert", "two x last", "three"),
+        node("SequenceErase", "three one", "again"),
+        node("SequenceConstruct", "x x", "pair"),
+        node("SequenceLength", "pair", "length"),
+        node("SequenceAt", "again last", "rest"),
+        node("ConcatFromSequence", "three", "all", axis=1),
+    ]
+    outputs: dict[str, tuple[int, Any]] = {
+        "of_columns": (FLOAT, None),
+        "length": (INT64, []),
+        "rest": (FLOAT, None),
+        "all": (FLOAT, None),
+    }
+    found = run(model_of(nodes, PORTS[0], outputs, tensors), x=X)
+    wanted = [X.sum(0), 2, X[:, 1:], np.concatenate([X[:, :1], X, X[:, 1:]], 1)]
+    for value, each in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(value, each, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("place", [4, -5])
+def test_a_place_that_a_list_does_not_have_is_reported(place: int) -> None:
+    nodes = [node("SplitToSequence", "x", "parts", axis=1), node("SequenceAt", "parts place", "y")]
+    proto = model_of(nodes, PORTS[0], {"y": (FLOAT, None)}, {"place": np.array(place)})
+    with pytest.raises(UnsupportedModel, match=f"the place {place} in a list of 4"):
+        imported(proto)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "problem"),
+    [(0, "parts of 0"), ([1, 2], "do not add up"), ([5, -1], "do not add up"), (1, "more than 1024 parts")],
+)
+def test_parts_that_a_tensor_does_not_have_are_reported(sizes: Any, problem: str) -> None:
+    nodes = [node("SplitToSequence", "x sizes", "parts", axis=1), node("SequenceAt", "parts zero", "y")]
+    tensors = {"sizes": np.array(sizes), "zero": np.array(0)}
+    width = 1025 if sizes == 1 else 4
+    with pytest.raises(UnsupportedModel, match=problem):
+        imported(model_of(nodes, {"x": (FLOAT, [1, width])}, {"y": (FLOAT, None)}, tensors))
+
+
+def test_a_list_is_no_tensor_and_no_output() -> None:
+    nodes = [node("SequenceConstruct", "x x", "pair"), node("Relu", "pair", "y")]
+    with pytest.raises(UnsupportedModel, match="a list where it needs a tensor"):
+        imported(model_of(nodes, PORTS[0], {"y": (FLOAT, None)}))
+    proto = model_of(nodes[:1], PORTS[0], {"pair": (FLOAT, None)})
+    with pytest.raises(UnsupportedModel, match="output 'pair': has a list"):
+        imported(proto)
+
+
 def test_integers_wrap_around_as_those_of_onnx() -> None:
     large = np.array([100, -100, 127], np.int8)
     for op in ("Add", "Mul", "Sub"):
@@ -410,6 +480,14 @@ def test_float64_weights_beside_float32_operands_are_reported() -> None:
         [node("MatMul", "x w", "y")], {"x": (FLOAT, [3, 4])}, {"y": (FLOAT, [3, 2])}, {"w": np.ones((4, 2))}
     )
     with pytest.raises(UnsupportedModel, match="float64 is not a dtype that b can have"):
+        imported(proto)
+
+
+def test_truth_values_where_an_operator_takes_numbers_are_reported() -> None:
+    nodes = [node("Greater", "x zero", "truth"), node("CumSum", "truth axis", "y", name="sum")]
+    tensors = {"zero": np.zeros((), np.float32), "axis": np.array(1)}
+    proto = model_of(nodes, PORTS[0], {"y": (INT64, [3, 4])}, tensors)
+    with pytest.raises(UnsupportedModel, match=r"'sum' \(CumSum\): input 0 is of bool"):
         imported(proto)
 
 

@@ -77,11 +77,7 @@ def _taps(operation: GridSample[int]) -> str:
     first, count = operation.reach
     corners, padding = operation.align_corners, operation.padding
     low, high = ("0", "size - 1") if corners else ("(T)-0.5", "size - (T)0.5")
-    outside = {
-        GridPadding.ZEROS: "",
-        GridPadding.BORDER: "place = place < low ? 0 : place > high ? size - 1 : place;",
-        GridPadding.REFLECTION: "place = reflected(place, low, high);",
-    }
+    reflects = padding is GridPadding.REFLECTION
     return _TAPS.format(
         first=first,
         count=count,
@@ -90,9 +86,9 @@ def _taps(operation: GridSample[int]) -> str:
         whole="place = rint(place);" if operation.mode is ResampleMode.NEAREST else "",
         low=low,
         high=high,
-        outside=outside[padding],
+        outside="place = reflected(place, low, high);" if reflects else "",
         weights=_WEIGHTS[operation.mode],
-        back="at = reflected(at, low, high);" if padding is GridPadding.REFLECTION else "",
+        back="at = reflected(at, low, high);" if reflects else "",
         kept="inside ? weights[k] : 0" if padding is GridPadding.ZEROS else "weights[k]",
         one=repr(CUBIC + 2),
         two=repr(CUBIC + 3),

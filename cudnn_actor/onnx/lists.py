@@ -1,0 +1,134 @@
+"""Lists of tensors, which ONNX calls sequences: they are there only while a model is imported."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn, Protocol
+
+import numpy as np
+
+from cudnn_actor.onnx.nodes import Node
+from cudnn_actor.onnx.values import Declined, Value
+
+__all__ = ["LISTS", "Listed"]
+
+_MOST = 1024
+"""The most parts that a tensor is split into."""
+
+
+class Computing(Protocol):
+    """What operators of lists need of an import."""
+
+    def computed(self, op_type: str, *inputs: Value, **attributes: Any) -> Value:
+        """The result of an operator, of version 21 of the standard ones."""
+
+    def constant(self, array: np.ndarray) -> Value:
+        """A constant."""
+
+
+class Listed(Value):
+    """A list of values. It can be no tensor of a graph, and no constant.
+
+    Parameters
+    ----------
+    values
+        What is in it.
+    """
+
+    __slots__ = ("values",)
+
+    def __init__(self, values: Sequence[Value]) -> None:
+        super().__init__((), np.dtype(object), _refused, _refused)
+        self.values = list(values)
+
+
+def _refused() -> NoReturn:
+    raise Declined("has a list where it needs a tensor")
+
+
+def _values(node: Node) -> list[Value]:
+    found = node.value(0)
+    if not isinstance(found, Listed):
+        raise Declined("has a tensor where it needs a list")
+    return found.values
+
+
+def _place(node: Node, number: int, last: int) -> int:
+    """The place that an input says, from 0 to `last`; below 0, from the end of the list."""
+    size, place = len(_values(node)), int(node.constant(number).reshape(()))
+    if not -size <= place <= last:
+        raise Declined(f"has the place {place} in a list of {size}")
+    return place + size if place < 0 else place
+
+
+def _construct(node: Node, _: Computing) -> list[Value]:
+    return [Listed([node.value(number) for number in range(len(node.inputs))])]
+
+
+def _insert(node: Node, _: Computing) -> list[Value]:
+    values = list(_values(node))
+    values.insert(_place(node, 2, len(values)) if node.has(2) else len(values), node.value(1))
+    return [Listed(values)]
+
+
+def _erase(node: Node, _: Computing) -> list[Value]:
+    values = list(_values(node))
+    if not values:
+        raise Declined("has an empty list")
+    del values[_place(node, 1, len(values) - 1) if node.has(1) else -1]
+    return [Listed(values)]
+
+
+def _at(node: Node, _: Computing) -> list[Value]:
+    values = _values(node)
+    return [values[_place(node, 1, len(values) - 1)]]
+
+
+def _length(node: Node, computing: Computing) -> list[Value]:
+    return [computing.constant(np.array(len(_values(node)), np.int64))]
+
+
+def _concat(node: Node, computing: Computing) -> list[Value]:
+    values, axis = _values(node), node.attribute("axis")
+    if not values:
+        raise Declined("has an empty list")
+    if node.attribute("new_axis"):
+        place = computing.constant(np.array([axis], np.int64))
+        values = [computing.computed("Unsqueeze", value, place) for value in values]
+    return [computing.computed("Concat", *values, axis=axis)]
+
+
+def _split(node: Node, computing: Computing) -> list[Value]:
+    x, axis = node.value(0), node.attribute("axis") % node.rank(0)
+    given, size = node.constant_or_none(1), x.dims[axis]
+    if given is None or given.ndim == 0:
+        each = 1 if given is None else int(given)
+        if each < 1:
+            raise Declined(f"splits into parts of {each}")
+        sizes = [min(each, size - start) for start in range(0, size, each)[: _MOST + 1]]
+    else:
+        sizes = [int(each) for each in given]
+        if sum(sizes) != size or min(sizes, default=0) < 0:
+            raise Declined(f"splits {size} elements into parts that do not add up to them")
+    if len(sizes) > _MOST:
+        raise Declined(f"splits into more than {_MOST} parts, each of which would be a part of the graph")
+    found = []
+    for end, count in zip(np.cumsum(sizes), sizes, strict=True):
+        bounds = [computing.constant(np.array([n], np.int64)) for n in (end - count, end, axis)]
+        part = computing.computed("Slice", x, *bounds)
+        squeezed = given is None and not node.attribute("keepdims")
+        found.append(computing.computed("Squeeze", part, bounds[2]) if squeezed else part)
+    return [Listed(found)]
+
+
+LISTS: dict[tuple[str, str], Callable[[Node, Any], list[Value]]] = {
+    ("", "ConcatFromSequence"): _concat,
+    ("", "SequenceAt"): _at,
+    ("", "SequenceConstruct"): _construct,
+    ("", "SequenceEmpty"): _construct,
+    ("", "SequenceErase"): _erase,
+    ("", "SequenceInsert"): _insert,
+    ("", "SequenceLength"): _length,
+    ("", "SplitToSequence"): _split,
+}
+"""Operators of lists."""
