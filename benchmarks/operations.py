@@ -492,7 +492,7 @@ def main() -> None:
         __doc__,
         lambda builder, only: each(problems(), functools.partial(measure, builder), only),
         sheet,
-        PyTorch=importlib.metadata.version("torch"),
+        PyTorch="torch",
     )
 
 
@@ -501,18 +501,18 @@ def run_alone(
     doc: str | None,
     rows: Callable[[CudaBuilder, str], Iterable[Row]],
     sheet: Callable[[list[Row]], Table],
-    **versions: str,
+    **packages: str,
 ) -> None:
     """A program that measures with a builder of its own, and keeps what it finds.
 
-    `rows` takes the builder, and what the names of problems must hold. `versions` are those besides the
-    libraries'.
+    `rows` takes the builder, and what the names of problems must hold. `packages`: names in the record, and
+    the packages whose versions it has besides the libraries'.
     """
     parser = argparse.ArgumentParser(description=doc.splitlines()[0] if doc else None)
     parser.add_argument("--out", type=Path, help="directory for the JSON")
     parser.add_argument("--only", default="", help="problems whose name holds this")
     given = parser.parse_args()
-    known = gpu_versions() | versions
+    known = gpu_versions() | {name: importlib.metadata.version(of) for name, of in packages.items()}
     builder = CudaBuilder(0)
     builder.open()
     keep(rows(builder, given.only), sheet, given.out, name, versions=known)

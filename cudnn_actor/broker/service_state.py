@@ -48,8 +48,8 @@ class CachedMessage:
         self.message = message
         self.lowered = lowered
         self.bound: Bound | None = None
-        """Written by senders and by the live incarnation, on any thread. All that are ever written have the
-        same slots, of which each is the reference's as long as the reference is live."""
+        """Written by senders and by the live incarnation, on any thread. In the parent, all that are ever
+        written have the same slots, of which each is the reference's as long as the reference is live."""
         self.body: bytes | None = None
         """The message as bytes, for a worker process."""
         self.noted = False

@@ -66,7 +66,9 @@ long as a look-up here: these classes have a metaclass, msgspec's."""
 
 
 def check_message(state: ServiceState, message: Message) -> None:
-    """Check shapes, and that no reference is stale already; the actor checks again.
+    """Check shapes, that no reference is stale already, and that no output is another operand's buffer.
+
+    The actor checks again what may have changed since. Of a `Copy`, it alone checks the buffers' dims.
 
     Raises `InvalidRequest`, `StaleBufferError`, `ActorStopped`. Never blocks: it takes under a millisecond
     for the first message of a shape, and some microseconds for later ones.

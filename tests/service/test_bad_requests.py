@@ -125,6 +125,16 @@ async def test_a_bad_request_is_named_and_harms_nothing(
         assert (await gpu.download(y)).max() == 36
 
 
+async def test_an_output_that_is_an_operand_is_refused_where_it_is_sent() -> None:
+    async with spawn(device="cpu") as gpu:
+        trio = await Trio.on(gpu)
+        wrong = trio.product(y=trio.x)
+        for send in (gpu.submit, gpu.tell):
+            with pytest.raises(InvalidRequest, match="is also x"):
+                send(wrong)
+        assert (await gpu.download(trio.x)).item() == 3.0
+
+
 @pytest.mark.parametrize("field", ["x", "w", "bias"])
 @pytest.mark.parametrize("beta", [0.0, 1.0])
 async def test_an_output_that_is_an_input_too_is_refused(field: str, beta: float) -> None:

@@ -20,7 +20,7 @@ from cudnn_actor.engines.cuda.plans.composition import compose, largest, scratch
 from cudnn_actor.engines.cuda.plans.depthwise import compile_depthwise, is_depthwise
 from cudnn_actor.engines.cuda.plans.frontend_graph import Refused
 from cudnn_actor.engines.cuda.plans.fusing import compile_fused
-from cudnn_actor.engines.cuda.plans.graphs import build_candidate, candidates, check_whole
+from cudnn_actor.engines.cuda.plans.graphs import build_candidate, candidates, check_whole, serialised
 from cudnn_actor.engines.cuda.plans.kernel_caches import KernelCaches
 from cudnn_actor.engines.cuda.plans.loading import load, loaded
 from cudnn_actor.engines.cuda.plans.partition import Cut, cut
@@ -127,13 +127,17 @@ def _checked(plan: CudaPlan, check: SelfCheck) -> tuple[CudaPlan, str | None]:
     """
     if not _has_bytes(plan):
         return plan, check.fault(plan)
-    try:
-        plan = loaded(plan.recipe, partial(load, context=check.context))
-    except Exception as error:
-        known = translate(error)
-        if isinstance(known, StickyError):
-            raise known from error
-        return plan, f"cuDNN does not load it: {known}"
+    journal = check.context.journal
+    if journal.killed(plan.tag):
+        return plan, "to load it killed an earlier process"
+    with journal.trying(plan.tag):
+        try:
+            plan = loaded(plan.recipe, partial(load, context=check.context))
+        except Exception as error:
+            known = translate(error)
+            if isinstance(known, StickyError):
+                raise known from error
+            return plan, f"cuDNN does not load it: {known}"
     return plan, check.fault(plan)
 
 
@@ -241,13 +245,13 @@ def compile_whole(
 def _dynamic(graph: OperationGraph, handle: Any, limit: int | None, cache: Any) -> CudaPlan:
     """The graph as a single cuDNN graph with cuDNN's first candidate for dynamic shapes. Raises `Refused`.
 
-    Its step has the plan's bytes, too.
+    Its step has the plan's bytes, too, and a name that says what it is.
     """
     check_whole(graph)
     lowered = candidates(graph, handle, limit, fallbacks=False, cache=cache)
     build_candidate(graph, lowered, 0)
     step = graph_step(graph, lowered, given_sources(graph))
-    step = msgspec.structs.replace(step, plan=bytes(lowered.serialize(as_bytes=True)))
+    step = msgspec.structs.replace(step, engine=f"{step.engine}-dynamic", plan=serialised(lowered))
     return finish(graph, [step], [lowered], 0, limit)
 
 

@@ -22,6 +22,7 @@ __all__ = [
     "check_whole",
     "computed_first",
     "names_of",
+    "serialised",
     "takes_bytes",
 ]
 
@@ -172,6 +173,14 @@ def takes_bytes(tensors: Sequence[GraphTensor]) -> bool:
     fours = all(size % 4 == 0 for size in (x.dims[1], *w.dims[:2]))
     packed = (TensorSpec.packed(t.dims, t.dtype, Layout.NHWC).strides == t.strides for t in tensors)
     return x.dtype is DType.INT8 and fours and all(packed)
+
+
+def serialised(lowered: Any) -> bytes:
+    """A built graph as cuDNN's bytes. Raises `Refused` if cuDNN cannot write them."""
+    try:
+        return bytes(lowered.serialize(as_bytes=True))
+    except (libraries().cudnn.cudnnGraphNotSupportedError, RuntimeError, ValueError) as error:
+        raise Refused(_first_line(error)) from error
 
 
 def build_candidate(graph: OperationGraph, lowered: Any, index: int) -> None:
