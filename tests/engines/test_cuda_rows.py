@@ -125,6 +125,14 @@ def test_copies_without_need_are_no_rows() -> None:
     assert rows_side_by_side(1, (10, 2), [((20, 3), (3, 1)), ((20, 2), (2, 1))], [16] * 3, 4) is None, "gaps"
 
 
+def test_parts_may_lie_far_before_a_row() -> None:
+    near, far = (copied_rows((16, 4, 3), [(12, 3, 1), (3, -step, 1)], [16, 16], 1) for step in (9, 1 << 30))
+    assert near is not None
+    assert not near.wide
+    assert far is not None
+    assert far.wide
+
+
 def test_an_axis_may_be_counted_from_the_last_one() -> None:
     g = GraphBuilder()
     given = [g.input(f"x{size}", (4, 5, size, 3)) for size in (2, 3)]

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 
 from cudnn_actor.engines.cuda.operations import padding
 from cudnn_actor.engines.cuda.operations.padding import source
+from cudnn_actor.engines.cuda.plans.recipe import OperationStep
+from cudnn_actor.engines.cuda.plans.splitting import compile_split
 from cudnn_actor.protocol import (
     BorderPad,
     DType,
@@ -238,6 +240,15 @@ def test_without_elements_only_a_number_is_put_around() -> None:
     assert found["z"].shape == (0, 6)
     with pytest.raises(InvalidRequest, match="no elements to put around"):
         g.pad(x, 1, mode="edge")
+
+
+@pytest.mark.parametrize("mode", ["constant", "reflect"])
+def test_a_result_without_elements_launches_nothing(mode: str) -> None:
+    g = GraphBuilder()
+    graph = g.build(y=g.pad(g.input("x", (3, 0)), ((1, 1), (0, 0)), mode=mode)).body
+    (step,) = compile_split(graph, None, None).recipe.steps
+    assert isinstance(step, OperationStep)
+    padding.padding_kernel(step.operation, step.tensors, None)((0, 0))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("dtype", DType)

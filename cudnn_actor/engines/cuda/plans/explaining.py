@@ -97,6 +97,8 @@ def _runs(step: Step) -> str:
             return LAUNCHERS[step.launcher].named(step.operation.kind)
         case NormStep(kernel=kernel):
             return StepKind.NORM.named(f"{kernel.operation.kind}: {len(sources(kernel))}")
+        case RowStep() if len(step.sources) > 2:
+            return StepKind.COPIES.named()
         case KernelStep() if not step.kernel.body:
             return StepKind.COPY.named()
         case _:

@@ -105,7 +105,7 @@ class Rows(msgspec.Struct, frozen=True):
         """Whether places need 64 bits."""
         tensors = range(len(self.axes[0][1]))
         spans = [sum((size - 1) * abs(steps[n]) for size, steps in self.axes) for n in tensors]
-        behind = max(part.size + part.offset for part in self.parts) + self.units * self.together
+        behind = max(part.size + abs(part.offset) for part in self.parts) + self.units * self.together
         return max(self.rows * self.units, *spans) + behind >= _SMALL
 
     @property

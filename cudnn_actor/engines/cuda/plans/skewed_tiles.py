@@ -33,6 +33,8 @@ _SECTOR = 32
 """Bytes at whose multiples a tile's part of a row of the result begins."""
 _CHUNK, _WORD = 16, 4
 """The most bytes that a thread reads at once, and those that it writes, of elements that are not larger."""
+_MOST_UNROLLED = 16
+"""Chunks that a thread asks for at once: more take registers that there are not."""
 _UNROLLED = 4
 """How many columns of a tile a warp writes at once."""
 _FETCHED = ".L2::128B"
@@ -111,10 +113,11 @@ class Skewed(msgspec.Struct, frozen=True):
         """C++ that moves a block's tile, in a kernel of `tiled_source`."""
         chunk, chunks = self.chunk * self.itemsize, self.chunks
         bits = 8 * self.itemsize % 64
+        times = -(-self.read * chunks // _THREADS)
         return f"""constexpr int SECTOR = {self.sector}, CHUNK = {self.chunk}, PITCH = {self.pitch};
         const int shift = (int)((from_at + (unsigned)(x + x_of(row - (SECTOR - 1)))) & (CHUNK - 1));
-        #pragma unroll
-        for (int k = 0; k < {-(-self.read * chunks // _THREADS)}; ++k) {{
+        #pragma unroll {min(times, _MOST_UNROLLED)}
+        for (int k = 0; k < {times}; ++k) {{
             const int p = (int)thread + k * {_THREADS}, r = p / {chunks}, c = p % {chunks} * CHUNK;
             const I number = row - (SECTOR - 1) + r, place = x + x_of(number);
             const int before = (int)((from_at + (unsigned)place) & (CHUNK - 1));
