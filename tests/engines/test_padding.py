@@ -242,8 +242,8 @@ def test_without_elements_only_a_number_is_put_around() -> None:
         g.pad(x, 1, mode="edge")
 
 
-@pytest.mark.parametrize("mode", ["constant", "reflect"])
-def test_a_result_without_elements_launches_nothing(mode: str) -> None:
+@pytest.mark.parametrize("mode", ["constant", PadMode.REFLECT])
+def test_a_result_without_elements_launches_nothing(mode: Any) -> None:
     g = GraphBuilder()
     graph = g.build(y=g.pad(g.input("x", (3, 0)), ((1, 1), (0, 0)), mode=mode)).body
     (step,) = compile_split(graph, None, None).recipe.steps
