@@ -12,8 +12,8 @@ Both build as a service does.
 A first run is one without a replay, on buffers that are there. For new batch sizes, one builder builds a
 ResNet bottleneck for one batch size after the other, as for inference, with and without dynamic shapes, and
 as for training. Each plan is built, its self-check included, in the process that measures; as bytes it goes
-to a worker. It is timed too. At the end, a build for another batch size is profiled; and in another process,
-the first.
+to a worker. A run of each is timed, too. At the end, a build for another batch size is profiled; and in
+another process, the first.
 """
 
 from __future__ import annotations
@@ -272,6 +272,7 @@ def tried() -> Iterator[list[Row]]:
     vars(compiler)["build_candidate"] = build
 
 
+# "batches" takes flags: 1 for inference, 2 for dynamic shapes; "first" takes 1 for inference.
 SIDES: dict[str, Callable[[int, Path], Row]] = {
     "cold": lambda count, folder: cold(count, PlanStore(folder / "plans")),
     "stored": lambda count, folder: stored(count, PlanStore(folder / "plans")),

@@ -60,7 +60,7 @@ class CudaEngine:
     ordinal
         The device's number, as CUDA counts the devices visible to this process.
     dynamic_shapes
-        As in `Options`.
+        Whether graphs that differ in sizes alone share the kernels that cuDNN compiles.
     fast
         Whether to launch plans without the frontend's own `execute` where that is possible.
     """
@@ -165,7 +165,8 @@ class CudaEngine:
     def builder(self, access: BuilderAccess | None) -> Builder:
         """A builder for a second thread; it builds in the process that `access` connects to, if given.
 
-        cuDNN's frontend holds the interpreter's lock while it builds, for 0.3 s where a kernel is compiled.
+        cuDNN's frontend holds the interpreter's lock while it builds, for up to a second where a kernel is
+        compiled.
         """
         local = CudaBuilder(self._ordinal, dynamic_shapes=self._dynamic_shapes)
         if access is None:

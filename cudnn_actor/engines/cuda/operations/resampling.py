@@ -223,7 +223,7 @@ class _Kernel:
         return self.neighbours * math.prod(int(of.places.shape[1]) for of in self.taps.values())
 
     def tables(self) -> list[np.ndarray]:
-        """The kernel's, for each dim that changes but one with a pattern."""
+        """The kernel's, for each dim that changes and has no pattern."""
         found: list[np.ndarray] = []
         kind = np.int64 if self.wide else np.int32
         for n, (axis, of) in enumerate(self.lists.items()):

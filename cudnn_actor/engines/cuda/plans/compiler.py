@@ -100,7 +100,7 @@ def _first_good(graph: OperationGraph, context: BuildContext, limit: int) -> Cud
             try:
                 check = check or SelfCheck(graph, context)
             except MemoryError:
-                if _has_bytes(plan):
+                if _shares_kernels(plan):
                     continue  # unchecked, only a plan compiled for itself is used
                 log.warning(
                     "plan.unchecked", plan=plan.tag, reason="the device has no room for its self-check"
@@ -125,7 +125,7 @@ def _checked(plan: CudaPlan, check: SelfCheck) -> tuple[CudaPlan, str | None]:
     the plan store and other processes get: the bytes have the arguments of the graph that the kernel was
     compiled for, which cuDNN has to update when it runs the plan.
     """
-    if not _has_bytes(plan):
+    if not _shares_kernels(plan):
         return plan, check.fault(plan)
     journal = check.context.journal
     if journal.killed(plan.tag):
@@ -141,8 +141,8 @@ def _checked(plan: CudaPlan, check: SelfCheck) -> tuple[CudaPlan, str | None]:
     return plan, check.fault(plan)
 
 
-def _has_bytes(plan: CudaPlan) -> bool:
-    """Whether it was built with a cache of kernels."""
+def _shares_kernels(plan: CudaPlan) -> bool:
+    """Whether a plan that has just been built has kernels from a cache: only then do its steps have bytes."""
     return any(isinstance(step, GraphStep) and step.plan for step in plan.recipe.steps)
 
 

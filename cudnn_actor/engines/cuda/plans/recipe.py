@@ -83,7 +83,8 @@ class GraphStep(msgspec.Struct, frozen=True, tag="graph"):
     uids, sources
         Its tensors' uids in cuDNN's graph, ascending, and the location of each.
     plan
-        The plan as serialised by cuDNN; empty if it has just been built.
+        The plan as serialised by cuDNN. Empty if it has just been built, unless its kernels come from a
+        kernel cache: the compiler then loads it from these bytes before its self-check.
     beside
         Which sources its kernel may read too early; see `barriers.waits`.
     """

@@ -1,9 +1,10 @@
 """Copies of one or more tensors side by side to rows of a result, where vectors of 16 bytes do not fit.
 
-Concatenations and slices whose rows begin at odd addresses, or are short. A thread
-writes the same columns of many rows, and finds out once where their elements come
-from. It writes units of 4 bytes, or of one element if that is larger, and reads
-their elements one by one. Threads beside each other write neighbours: so all parts
+They are for concatenations and slices with rows that are short, or begin at no multiple
+of 16 bytes. What is called an element here is the longest word, of up to 8 bytes, that
+divides all sizes, strides and alignments. A thread writes the same columns of many rows,
+and finds out once where they come from. It writes units of up to 4 bytes, or of one
+element if that is larger, and reads their elements one by one. Threads beside each other write neighbours: so all parts
 of a row are written at once, and no sector of 32 bytes twice. If the result's rows
 are no multiples of units, but lie one behind the other, two or four of them count
 as one. Elements are moved as bits. The source depends on their size, and on how
@@ -59,7 +60,7 @@ class Rows(msgspec.Struct, frozen=True):
     Parameters
     ----------
     itemsize
-        Bytes of an element.
+        Bytes of an element: of the words that are copied, not of the tensors' dtype.
     together
         The elements of a unit. Every row of the result begins at a multiple of it, and has a multiple of it.
     parts
