@@ -4,11 +4,11 @@ They are for concatenations and slices with rows that are short, or begin at no 
 of 16 bytes. What is called an element here is the longest word, of up to 8 bytes, that
 divides all sizes, strides and alignments. A thread writes the same columns of many rows,
 and finds out once where they come from. It writes units of up to 4 bytes, or of one
-element if that is larger, and reads their elements one by one. Threads beside each other write neighbours: so all parts
-of a row are written at once, and no sector of 32 bytes twice. If the result's rows
-are no multiples of units, but lie one behind the other, two or four of them count
-as one. Elements are moved as bits. The source depends on their size, and on how
-many elements a unit has, and on the parts, operands and axes.
+element if that is larger, and reads their elements one by one. Threads beside each
+other write neighbours: so all parts of a row are written at once, and no sector of 32
+bytes twice. If the result's rows are no multiples of units, but lie one behind the
+other, two or four of them count as one. Elements are moved as bits. The source depends
+on their size, and on how many elements a unit has, and on the parts, operands and axes.
 """
 
 from __future__ import annotations
