@@ -274,7 +274,8 @@ def test_the_loop_copies_no_array_on_its_way_to_a_buffer_or_from_one() -> None:
                 await gpu.free(buffer)
 
     one_copy_s = _cpu_seconds_of_a_copy(image)
-    loop = measured(load, time.thread_time)
+    # A step takes long in some runs for other reasons, such as a collection of garbage; a copy is in all.
+    loop = min((measured(load, time.thread_time) for _ in range(3)), key=lambda loop: loop.longest)
     assert loop.longest < one_copy_s / 2, loop.longest_step
 
 
