@@ -127,6 +127,14 @@ async def test_a_standby_that_dies_in_its_start_is_replaced(point: str, logs: li
         assert (await gpu.ping(), restarts_told(gpu)) == (1, 0)
 
 
+async def known_as_standby(gpu: CudnnRef, pid: int) -> None:
+    """Wait until the service knows of a worker that it has launched as its standby."""
+    source = gpu._service._isolation._source  # type: ignore[attr-defined]  # of processes
+    async with asyncio.timeout(PATIENCE_S):
+        while source.standby is None or source.standby.pid != pid:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)  # there is no event to wait for
+
+
 async def test_a_standby_that_is_still_starting_takes_over_when_it_is_ready(logs: list[EventDict]) -> None:
     async with workers(standby=1) as (gpu, points):
         standby = (await line(logs, "standby.ready"))["pid"]
@@ -134,6 +142,7 @@ async def test_a_standby_that_is_still_starting_takes_over_when_it_is_ready(logs
         points.hold("open")
         os.kill(standby, signal.SIGKILL)
         starting = await in_thread(lambda: points.arrival("open"))
+        await known_as_standby(gpu, starting.pid)
         kill(gpu)
         await line(logs, "standby.promoted")
         future = gpu.submit(trio.sum())
@@ -154,6 +163,7 @@ async def test_one_that_is_stopped_in_its_start_is_replaced_like_one_that_hangs(
         os.kill(first, signal.SIGKILL)
         starting = await in_thread(lambda: points.arrival("open"))
         if standbys:
+            await known_as_standby(gpu, starting.pid)
             kill(gpu)
             await line(logs, "standby.promoted")
         os.kill(starting.pid, signal.SIGSTOP)
