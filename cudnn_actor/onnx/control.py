@@ -8,12 +8,12 @@ https://onnx.ai/onnx/operators/onnx__Scan.html
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import onnx
 
-from cudnn_actor.onnx.lists import LISTS
+from cudnn_actor.onnx.lists import LISTS, Computing
 from cudnn_actor.onnx.nodes import Node
 from cudnn_actor.onnx.values import Declined, Value
 
@@ -23,17 +23,11 @@ _LONGEST = 1024
 """The most iterations that are unrolled."""
 
 
-class Inliner(Protocol):
+class Inliner(Computing, Protocol):
     """What control flow needs of an import, at the place of its node."""
 
     def inlined(self, graph: onnx.GraphProto, given: Sequence[Value | None]) -> list[Value]:
         """The outputs of a subgraph on these inputs."""
-
-    def computed(self, op_type: str, *inputs: Value, **attributes: Any) -> Value:
-        """The result of an operator, of version 21 of the standard ones."""
-
-    def constant(self, array: np.ndarray) -> Value:
-        """A constant."""
 
 
 def _if(node: Node, inline: Inliner) -> list[Value]:

@@ -10,14 +10,14 @@ import numpy as np
 from cudnn_actor.onnx.nodes import Node
 from cudnn_actor.onnx.values import Declined, Value
 
-__all__ = ["LISTS", "Listed"]
+__all__ = ["LISTS", "Computing", "Listed"]
 
 _MOST = 1024
 """The most parts that a tensor is split into."""
 
 
 class Computing(Protocol):
-    """What operators of lists need of an import."""
+    """What operators that are decided at an import need of it."""
 
     def computed(self, op_type: str, *inputs: Value, **attributes: Any) -> Value:
         """The result of an operator, of version 21 of the standard ones."""
@@ -121,7 +121,7 @@ def _split(node: Node, computing: Computing) -> list[Value]:
     return [Listed(found)]
 
 
-LISTS: dict[tuple[str, str], Callable[[Node, Any], list[Value]]] = {
+LISTS: dict[tuple[str, str], Callable[[Node, Computing], list[Value]]] = {
     ("", "ConcatFromSequence"): _concat,
     ("", "SequenceAt"): _at,
     ("", "SequenceConstruct"): _construct,

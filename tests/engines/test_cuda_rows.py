@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from cudnn_actor.engines.cuda.plans import row_kernels
+from cudnn_actor.engines.cuda.plans import kernels, row_kernels
 from cudnn_actor.engines.cuda.plans.partition import cut
 from cudnn_actor.engines.cuda.plans.recipe import Buffer, JoinedStep, RowStep
 from cudnn_actor.engines.cuda.plans.row_kernels import RowKernel, copied_rows, row_source, rows_side_by_side
@@ -55,7 +55,7 @@ def test_every_element_is_copied(name: str, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("name", ["odd channels", "three tensors", "halves in an even number of rows"])
 @pytest.mark.usefixtures("compiled")
 def test_a_thread_may_have_many_rows(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(row_kernels, "_MANY_BLOCKS", 1)
+    monkeypatch.setattr(kernels, "_MANY_BLOCKS", 1)
     kernel = step_of(IN_ROWS[name]).kernel
     assert kernel.rows > kernel.row_step * kernel.unrolled
     run(IN_ROWS[name], monkeypatch)

@@ -10,14 +10,20 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 from cudnn_actor.engines.cuda.library.libraries import libraries
-from cudnn_actor.engines.cuda.plans.kernels import DIVISION, PACK, THREADS, Elementwise, Source, preamble
+from cudnn_actor.engines.cuda.plans.kernels import (
+    DIVISION,
+    PACK,
+    THREADS,
+    Elementwise,
+    Source,
+    in_turns,
+    preamble,
+)
 
 __all__ = ["JoinedKernel", "joined_source", "launches"]
 
 _MOST_BYTES = 4096
 """Of a launch's arguments."""
-_MANY_BLOCKS = 2048
-"""As many keep a GPU busy; if there are more, each does as much as four at most."""
 
 
 def launches(kernels: Sequence[Elementwise]) -> Iterator[range]:
@@ -59,7 +65,7 @@ def _blocks(kernels: Sequence[Elementwise]) -> int:
     """How many blocks there are: enough for the largest kernel; none if there are no elements."""
     places = max(-(-kernel.geometry[0] // kernel.unrolled) + kernel.rest for kernel in kernels)
     needed = -(-places // THREADS)
-    return max(min(needed, _MANY_BLOCKS), -(-needed // 4))
+    return in_turns(needed)
 
 
 def joined_source(kernels: Sequence[Elementwise]) -> str:

@@ -52,16 +52,18 @@ __all__ += [
     "merged",
     "merged_axes",
 ]
-__all__ += ["DIVISION", "PACK", "PLACED", "WORDS", "divided", "divisor", "preamble", "source", "store"]
-__all__ += ["value_type"]
+__all__ += ["DIVISION", "PACK", "PLACED", "WORDS", "divided", "divisor", "in_turns", "preamble", "source"]
+__all__ += ["store", "value_type"]
 
 THREADS, _MOST_BLOCKS = 256, 1 << 16
 _PACK_BYTES, _MOST_TOGETHER = 16, 8
 """The most bytes of one access, and the most elements that a thread computes together."""
 _FEW_STEPS = 4
 """Of a body, if its values for several places are to fit into the registers."""
-WORDS = {2: DType.UINT16, 4: DType.UINT32, 8: DType.UINT64}
+WORDS = {1: DType.UINT8, 2: DType.UINT16, 4: DType.UINT32, 8: DType.UINT64}
 """What neighbours of so many bytes are copied as."""
+_MANY_BLOCKS, _MOST_TURNS = 2048, 4
+"""As many blocks keep a GPU busy; if there are more, each does as much as so many at most."""
 _SMALL = 1 << 31
 """Offsets below this fit into 32 bits."""
 
@@ -173,6 +175,11 @@ def divisor(size: int) -> int:
     size = min(max(size, 1), _SMALL)  # larger ones only divide numbers of 64 bits
     shift = 31 + (size - 1).bit_length()
     return -(-(1 << shift) // size) | shift << 32
+
+
+def in_turns(needed: int) -> int:
+    """How many blocks do the work of so many."""
+    return max(min(needed, _MANY_BLOCKS), -(-needed // _MOST_TURNS))
 
 
 def divided(name: str, rest: str, size: str, by: str, times: int = 1) -> str:

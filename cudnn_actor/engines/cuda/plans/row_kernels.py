@@ -28,10 +28,10 @@ from cudnn_actor.engines.cuda.plans.kernels import (
     Axis,
     divided,
     divisor,
+    in_turns,
     merged,
     merged_axes,
 )
-from cudnn_actor.protocol.dtypes import DType
 
 __all__ = ["Part", "RowKernel", "Rows", "copied_rows", "row_source", "rows_side_by_side"]
 
@@ -40,8 +40,6 @@ _UNIT, _PACK_BYTES = 4, 16
 _MOST_PARTS = 16
 _LEAST_ROWS = 8
 """With fewer, finding out where a column comes from takes most of the time."""
-_MANY_BLOCKS, _MOST_TURNS = 2048, 4
-"""As many blocks keep a GPU busy; if there are more, a thread reads so often before the next block's turn."""
 _SMALL = 1 << 31
 """Places below this fit into 32 bits."""
 
@@ -92,8 +90,7 @@ class Rows(msgspec.Struct, frozen=True):
     @property
     def row_step(self) -> int:
         """From a thread's row to its next one. So many rows have a thread for each unit."""
-        needed = -(-self.rows * self.units // (THREADS * self.unrolled))
-        blocks = max(min(needed, _MANY_BLOCKS), -(-needed // _MOST_TURNS))
+        blocks = in_turns(-(-self.rows * self.units // (THREADS * self.unrolled)))
         return max(1, min(blocks * THREADS // self.units, self.rows))
 
     @property
@@ -234,7 +231,7 @@ def row_source(description: Rows) -> str:
     read = " + ".join(f"i{axis} * steps[v][{axis}]" for axis in axes)
     written = " + ".join(f"i{axis} * (I)to{axis}" for axis in axes)
     number = "long long" if description.wide else "unsigned"
-    element = C_TYPES[WORDS.get(description.itemsize, DType.UINT8)]
+    element = C_TYPES[WORDS[description.itemsize]]
     return f"""{PACK}{DIVISION}
 typedef {element} E;
 typedef {"long long" if description.wide else "int"} I;

@@ -17,9 +17,10 @@ import math
 
 import msgspec
 
-__all__ = ["COPY", "Skewed", "skewed"]
+__all__ = ["COPY", "LANES", "THREADS", "Skewed", "skewed"]
 
-_THREADS, _LANES = 256, 32
+THREADS, LANES = 256, 32
+"""Of a block, and of a warp; those of every kernel of tiles."""
 _TILES = {1: (128, 256), 2: (128, 128), 4: (128, 64), 8: (64, 64)}
 """By the bytes of an element: the most rows and columns of a tile.
 
@@ -103,7 +104,7 @@ class Skewed(msgspec.Struct, frozen=True):
     @property
     def conflicts(self) -> int:
         """How many of the lanes that read a column from shared memory want one bank."""
-        return math.gcd(self.pitch, _LANES if self.itemsize <= _WORD else _LANES // 2)
+        return math.gcd(self.pitch, LANES if self.itemsize <= _WORD else LANES // 2)
 
     def count(self, rows: int) -> int:
         """How many blocks write so many rows. The first begin up to a sector before them."""
@@ -113,12 +114,12 @@ class Skewed(msgspec.Struct, frozen=True):
         """C++ that moves a block's tile, in a kernel of `tiled_source`."""
         chunk, chunks = self.chunk * self.itemsize, self.chunks
         bits = 8 * self.itemsize % 64
-        times = -(-self.read * chunks // _THREADS)
+        times = -(-self.read * chunks // THREADS)
         return f"""constexpr int SECTOR = {self.sector}, CHUNK = {self.chunk}, PITCH = {self.pitch};
         const int shift = (int)((from_at + (unsigned)(x + x_of(row - (SECTOR - 1)))) & (CHUNK - 1));
         #pragma unroll {min(times, _MOST_UNROLLED)}
         for (int k = 0; k < {times}; ++k) {{
-            const int p = (int)thread + k * {_THREADS}, r = p / {chunks}, c = p % {chunks} * CHUNK;
+            const int p = (int)thread + k * {THREADS}, r = p / {chunks}, c = p % {chunks} * CHUNK;
             const I number = row - (SECTOR - 1) + r, place = x + x_of(number);
             const int before = (int)((from_at + (unsigned)place) & (CHUNK - 1));
             if (p < {self.read * chunks} && (U)number < (U)rows && c - before < beside)
@@ -133,7 +134,7 @@ class Skewed(msgspec.Struct, frozen=True):
             E* const into = y + (begin - before + (int)lane * WORD);
             const I start = row - before + (int)lane * WORD;
             #pragma unroll
-            for (int r = 0; r < ROWS; r += {_LANES} * WORD) {{
+            for (int r = 0; r < ROWS; r += {LANES} * WORD) {{
                 if (whole || (U)(start + r) <= (U)((I)rows - WORD)) {{
                     Bits bits = 0;
                     #pragma unroll
@@ -145,7 +146,7 @@ class Skewed(msgspec.Struct, frozen=True):
                 }}
             }}
         }};
-        constexpr int WARPS = {_THREADS // _LANES};
+        constexpr int WARPS = {THREADS // LANES};
         if (row >= SECTOR - 1 && row + ROWS <= (I)rows) {{
             // There is no branch in it, so a warp reads several columns from shared memory at once.
             #pragma unroll {_UNROLLED}
@@ -159,7 +160,7 @@ class Skewed(msgspec.Struct, frozen=True):
 def skewed(itemsize: int, rows: int, columns: int, step: int) -> Skewed | None:
     """How such matrices are cut; None if they are too small, or too many lanes would want one bank."""
     most_rows, most_columns = _TILES[itemsize]
-    written = _LANES * max(_WORD // itemsize, 1)  # by a warp at once
+    written = LANES * max(_WORD // itemsize, 1)  # by a warp at once
     if rows < written // 2 or columns < 2 * _SECTOR // itemsize:
         return None
     found = [

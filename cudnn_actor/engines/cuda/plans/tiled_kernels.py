@@ -22,19 +22,26 @@ from collections.abc import Sequence
 import msgspec
 
 from cudnn_actor.engines.cuda.library.libraries import libraries
-from cudnn_actor.engines.cuda.plans.kernels import DIVISION, PACK, Axis, divided, divisor, merged
-from cudnn_actor.engines.cuda.plans.skewed_tiles import COPY, Skewed, skewed
+from cudnn_actor.engines.cuda.plans.kernels import (
+    C_TYPES,
+    DIVISION,
+    PACK,
+    WORDS,
+    Axis,
+    divided,
+    divisor,
+    merged,
+)
+from cudnn_actor.engines.cuda.plans.skewed_tiles import COPY, LANES, THREADS, Skewed, skewed
 
 __all__ = ["Tiled", "TiledKernel", "tiled", "tiled_source"]
 
-_WARPS, _LANES = 8, 32
-_THREADS = _WARPS * _LANES
+_WARPS = THREADS // LANES
 _MOST_BLOCKS = 1 << 16
 _PACK_BYTES, _WORD = 16, 4
 _LEAST = 16
 """Elements along both axes that are worth a tile which they do not fill."""
 _SMALL = 1 << 31
-_ELEMENTS = {1: "unsigned char", 2: "unsigned short", 4: "unsigned int", 8: "unsigned long long"}
 
 
 class Tiled(msgspec.Struct, frozen=True):
@@ -103,7 +110,7 @@ class Tiled(msgspec.Struct, frozen=True):
         if columns == side:
             columns = min(count // rows, _power_of_two(self.columns))
         # Each thread reads and writes at least once.
-        rows = max(rows, _THREADS * _PACK_BYTES // self.itemsize // columns)
+        rows = max(rows, THREADS * _PACK_BYTES // self.itemsize // columns)
         return rows, columns
 
     @property
@@ -134,13 +141,11 @@ class Tiled(msgspec.Struct, frozen=True):
     def lanes(self) -> tuple[int, int]:
         """How many lanes lie beside each other in a row that is read, and in a column that is written."""
         rows, columns = self.tile
-        read = _LANES * _WORD // (self.read * self.itemsize)
-        written = (_LANES if self.itemsize <= _WORD else _LANES // 2) // max(
-            self.written, 1 + self.shifted[1]
-        )
+        read = LANES * _WORD // (self.read * self.itemsize)
+        written = (LANES if self.itemsize <= _WORD else LANES // 2) // max(self.written, 1 + self.shifted[1])
         return (
-            min(max(min(read, _LANES), _LANES // rows), columns // self.read),
-            min(max(written, _LANES // columns), rows // max(self.written, self.word)),
+            min(max(min(read, LANES), LANES // rows), columns // self.read),
+            min(max(written, LANES // columns), rows // max(self.written, self.word)),
         )
 
     @property
@@ -163,7 +168,7 @@ class Tiled(msgspec.Struct, frozen=True):
         if self.skewed is not None:
             return self.skewed.stored
         rows, _ = self.tile
-        return rows * self.pitch + (rows // _LANES + 1) * self.skew
+        return rows * self.pitch + (rows // LANES + 1) * self.skew
 
     @property
     def resident(self) -> int:
@@ -271,7 +276,7 @@ class TiledKernel:
 
     def launch(self, pointers: Sequence[int], _: Sequence[float]) -> None:
         """Enqueue a run. `pointers`: the result's and the operand's."""
-        self._function(self._grid, (_THREADS,), (*pointers, *self._arguments))
+        self._function(self._grid, (THREADS,), (*pointers, *self._arguments))
 
 
 def tiled_source(description: Tiled) -> str:
@@ -289,13 +294,13 @@ def tiled_source(description: Tiled) -> str:
     column = _place("i", "columns_within", "column_step", description.columns_within)
     tiles = description.skewed
     return f"""{PACK}{DIVISION}{"" if tiles is None else COPY}
-typedef {_ELEMENTS[size]} E;
+typedef {C_TYPES[WORDS[size]]} E;
 typedef {"long long" if description.wide else "int"} I;
 typedef unsigned {"long long" if description.wide else "int"} U;
 constexpr int ROWS = {tile_rows}, COLUMNS = {tile_columns}, WORD = {description.word};
 // As numbers: the compiler keeps each element of a struct of several small ones in a register of its own.
-typedef {_ELEMENTS[max(size, _WORD)]} Bits;
-extern "C" __global__ void __launch_bounds__({_THREADS}, {description.resident}) tiled(
+typedef {C_TYPES[WORDS[max(size, _WORD)]]} Bits;
+extern "C" __global__ void __launch_bounds__({THREADS}, {description.resident}) tiled(
     E* y, const E* from, const long long tiles, const long long across, const long long across_by,
     const long long down, const long long down_by,
     const long long rows_within, const long long rows_within_by,
@@ -305,7 +310,7 @@ extern "C" __global__ void __launch_bounds__({_THREADS}, {description.resident})
 ) {{
     alignas({_PACK_BYTES}) __shared__ Bits words[{-(-description.stored // description.word)}];
     E* const tile = (E*)words;
-    const unsigned thread = threadIdx.x, warp = thread / {_LANES}, lane = thread % {_LANES};
+    const unsigned thread = threadIdx.x, warp = thread / {LANES}, lane = thread % {LANES};
     // Where elements are in the operand without `x`, and in the result without `z`, and in the tile.
     const auto x_of = [&](I i) {{ return {row}; }};
     const auto z_of = [&](I i) {{ return {column}; }};
@@ -337,7 +342,7 @@ def _place(number: str, within: str, step: str, of: tuple[int, int]) -> str:
 
 def _moved(description: Tiled) -> str:
     """A tile is moved, from the same columns of each row."""
-    skew = f" + (int)((unsigned)r / {_LANES}) * {description.skew}" if description.skew else ""
+    skew = f" + (int)((unsigned)r / {LANES}) * {description.skew}" if description.skew else ""
     read_shifted, written_shifted = description.shifted
     shift = " + (int)((from_at + (unsigned)(x + x_of(row + r))) & (WORD - 1))" if read_shifted else ""
     return f"""const auto stored = [&](int r, int c) {{ return r * {description.pitch}{skew} + c; }};
@@ -354,11 +359,11 @@ def _reads(description: Tiled) -> str:
     beside = columns // (lanes * read)
     words = read // description.word
     return f"""struct alignas({read * description.itemsize}) Read {{ Bits of[{words}]; }};
-        constexpr int READS = {rows * columns // (_THREADS * read)};
+        constexpr int READS = {rows * columns // (THREADS * read)};
         Read packs[READS];
         const auto reads = [&](int k, auto use) {{
             const unsigned s = warp + k * {_WARPS};
-            const unsigned r = s / {beside} * {_LANES // lanes} + lane / {lanes};
+            const unsigned r = s / {beside} * {LANES // lanes} + lane / {lanes};
             use((int)r, (int)((s % {beside} * {lanes} + lane % {lanes}) * {read}));
         }};
         #pragma unroll
@@ -376,12 +381,12 @@ def _shifted_reads(description: Tiled) -> str:
     """A thread reads all words that have elements of the tile's rows."""
     rows, columns = description.tile
     beside = columns // description.word
-    full = rows * beside // _THREADS
-    return f"""constexpr int READS = {full + -(-rows // _THREADS)};
+    full = rows * beside // THREADS
+    return f"""constexpr int READS = {full + -(-rows // THREADS)};
         Bits packs[READS];
         // At first so many words of each row, and then the one behind them.
         const auto reads = [&](int k, auto use) {{
-            const unsigned p = thread + (k < {full} ? k : k - {full}) * {_THREADS};
+            const unsigned p = thread + (k < {full} ? k : k - {full}) * {THREADS};
             if (k < {full}) use((int)(p / {beside}), (int)(p % {beside}) * WORD);
             else use((int)p, COLUMNS);
         }};
@@ -404,10 +409,10 @@ def _writes(description: Tiled) -> str:
     below = rows // (lanes * written)
     return f"""typedef Pack<E, {written}> Written;
         #pragma unroll
-        for (int k = 0; k < {rows * columns // (_THREADS * written)}; ++k) {{
+        for (int k = 0; k < {rows * columns // (THREADS * written)}; ++k) {{
             const unsigned s = warp + k * {_WARPS};
             const int r = (int)((s % {below} * {lanes} + lane % {lanes}) * {written});
-            const int c = (int)(s / {below} * {_LANES // lanes} + lane / {lanes});
+            const int c = (int)(s / {below} * {LANES // lanes} + lane / {lanes});
             Written pack;
             #pragma unroll
             for (int v = 0; v < {written}; ++v) pack.of[v] = tile[at(r + v, c)];
@@ -423,9 +428,9 @@ def _shifted_writes(description: Tiled) -> str:
     return f"""const auto start = [&](int c) {{ return z + z_of(column + c); }};
         const auto head = [&](I place) {{ return (int)(-(y_at + (unsigned)place) & (WORD - 1)); }};
         #pragma unroll 4
-        for (int k = 0; k < {rows * columns // (_THREADS * word)}; ++k) {{
+        for (int k = 0; k < {rows * columns // (THREADS * word)}; ++k) {{
             const unsigned s = warp + k * {_WARPS};
-            const int c = (int)(s / {below} * {_LANES // lanes} + lane / {lanes});
+            const int c = (int)(s / {below} * {LANES // lanes} + lane / {lanes});
             const I place = start(c);
             const int r = (int)((s % {below} * {lanes} + lane % {lanes}) * WORD) + head(place);
             if (c < beside && r + WORD <= below) {{
@@ -435,7 +440,7 @@ def _shifted_writes(description: Tiled) -> str:
                 *(Pack<E, WORD>*)(y + (place + r)) = pack;
             }}
         }}
-        for (int k = (int)thread; k < COLUMNS * 2 * WORD; k += {_THREADS}) {{
+        for (int k = (int)thread; k < COLUMNS * 2 * WORD; k += {THREADS}) {{
             const int c = k / (2 * WORD), v = k % (2 * WORD);
             const I place = start(c);
             const int before = head(place), behind = before + (below - before) / WORD * WORD;
