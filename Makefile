@@ -3,6 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
+# Without setuptools' warning of what an editable installation is.
+QUIETLY := PYTHONWARNINGS=ignore::UserWarning
+
 # Tests start hundreds of interpreters. Each would compile the package again if none were to keep what it compiles.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -35,7 +38,7 @@ help:
 $(VENV)/.demo: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
-	$(BIN)/python -m pip install --quiet --editable ".[demo]"
+	$(QUIETLY) $(BIN)/python -m pip install --quiet --editable ".[demo]"
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.demo
@@ -74,7 +77,7 @@ bench: $(VENV)/.demo
 $(SUPPORT_VENV)/.ready: pyproject.toml tests/support/stub_libcuda.c
 	$(PYTHON) -m venv $(SUPPORT_VENV)
 	$(SUPPORT_VENV)/bin/python -m pip install --quiet --upgrade "pip>=25.1"
-	$(SUPPORT_VENV)/bin/python -m pip install --quiet --editable . --group support
+	$(QUIETLY) $(SUPPORT_VENV)/bin/python -m pip install --quiet --editable . --group support
 	$(SUPPORT_VENV)/bin/python -m pip install --quiet --no-deps "nvidia-cudnn-frontend==1.32.*"
 	mkdir -p $(SUPPORT_VENV)/stub
 	gcc -shared -fPIC -Wl,-soname,libcuda.so.1 -o $(SUPPORT_VENV)/stub/libcuda.so.1 tests/support/stub_libcuda.c
@@ -87,7 +90,7 @@ test-support: $(SUPPORT_VENV)/.ready
 $(GPU_VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(GPU_VENV)
 	$(GPU_VENV)/bin/python -m pip install --quiet --upgrade "pip>=25.1"
-	$(GPU_VENV)/bin/python -m pip install --quiet --editable ".[demo,$(CUDA)]" --group test
+	$(QUIETLY) $(GPU_VENV)/bin/python -m pip install --quiet --editable ".[demo,$(CUDA)]" --group test
 	@touch $@
 
 test-gpu: $(GPU_READY)

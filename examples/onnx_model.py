@@ -3,7 +3,7 @@
     python examples/onnx_model.py             # a small model, built here
     python examples/onnx_model.py MODEL.onnx  # a model of yours, with random inputs
 
-It needs the package onnx: `pip install ".[onnx]"` in a clone.
+It needs the package onnx: `pip install -e ".[onnx]"` in a clone.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from cudnn_actor.protocol.checks import as_index
 from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.expressions import Axes, Tensor
 from cudnn_actor.protocol.graph_recorder import Recorder
@@ -174,8 +175,17 @@ class Functions(Recorder):
     # Reductions.
 
     def _reduced(self, mode: ReductionMode, x: Tensor, axis: Axes, keepdims: bool) -> Tensor:
-        axes = axis if axis is None else tuple(axis) if isinstance(axis, Sequence) else (axis,)
-        reduction = Reduction(x=x, mode=mode, axes=axes, keep_dims=keepdims)
+        axes = axis if isinstance(axis, Sequence) else (axis,)
+        try:
+            kept = None if axis is None else tuple(map(as_index, axes))
+        except TypeError:
+            raise InvalidRequest(
+                field="axis",
+                value=axis,
+                problem="has the wrong type",
+                fix="pass a whole number, a tuple of them, or None",
+            ) from None
+        reduction = Reduction(x=x, mode=mode, axes=kept, keep_dims=keepdims)
         return self._result(reduction, axes="axis", keep_dims="keepdims")
 
     def sum(self, x: Tensor, axis: Axes = None, *, keepdims: bool = False) -> Tensor:

@@ -25,6 +25,7 @@ import msgspec
 import numpy as np
 
 from cudnn_actor.protocol.buffers import BufferRef
+from cudnn_actor.protocol.checks import did_you_mean
 from cudnn_actor.protocol.conv import ConvSpec
 from cudnn_actor.protocol.device_array import DeviceArray
 from cudnn_actor.protocol.epilogue import Epilogue
@@ -205,7 +206,7 @@ def bound_names(
                 field=name,
                 value=ref,
                 problem="is no input or output of the graph",
-                fix=f"use {', '.join(graph.places)}",
+                fix=f"{did_you_mean(name, graph.places)}use {', '.join(graph.places)}",
             )
     return given
 

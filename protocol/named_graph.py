@@ -28,6 +28,8 @@ __all__ = ["FORMAT", "Graph", "Port"]
 _FROM_JSON = "pass what `Graph.to_json` gave"
 _SHOWN = 40
 """Characters of JSON that an error's text may show."""
+_MOST_LISTED = 4
+"""Inputs, or outputs, that a graph's repr names."""
 _NAMED = frozenset({"inf", "-inf", "nan"})
 FORMAT = 1
 """Version of the JSON form. Increase it when an older reader would misunderstand a newer file."""
@@ -93,6 +95,10 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         missing = bound.difference(self.names_of)
         if missing:
             raise _malformed("body", sorted(missing), "has bound tensors without a name")
+
+    def __repr__(self) -> str:
+        ports = f"{_listed(self.inputs)} -> {_listed(self.outputs)}"
+        return f"<Graph of {len(self.body.operations)} operations: {ports}>"
 
     @property
     def ports(self) -> tuple[Port, ...]:
@@ -245,6 +251,13 @@ def _with_numbers(file: Any) -> Any:
             if tensor.get("value") in _NAMED:
                 tensor["value"] = float(tensor["value"])
     return file
+
+
+def _listed(ports: tuple[Port, ...]) -> str:
+    """Some ports, for people."""
+    shown = [f"{port.name} {port.spec.dtype} {port.spec.dims}" for port in ports[:_MOST_LISTED]]
+    more = len(ports) - len(shown)
+    return ", ".join(shown) + (f" and {more} more" if more else "")
 
 
 def _malformed(field: str, value: object, problem: str) -> InvalidRequest:

@@ -183,7 +183,7 @@ def _parameter(message: Operation[Any], name: str, value: object, kind: Any) -> 
         raise InvalidRequest(
             field=name,
             value=value,
-            problem=f"is not what {type(message).__name__} takes",
+            problem="has the wrong type",
             fix=f"pass {_words(kind)}",
         )
     require_fits_message(name, value)

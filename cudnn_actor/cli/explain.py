@@ -29,6 +29,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the command; the exit status is 0 if the engine has a plan for the graph."""
     graph = _read(args.graph)
+    if args.picture is not None and args.picture.suffix != ".svg":
+        raise UserError(
+            f"--picture writes SVG, not {args.picture.suffix or 'a file without an ending'}; "
+            f"use {args.picture.with_suffix('.svg')}, or convert what --dot writes: dot -Tpng"
+        )
     with opened(args.device) as engine:
         try:
             plan = engine.build(graph.body, workspace_limit=args.workspace_limit)

@@ -9,14 +9,13 @@ from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.errors import InvalidRequest, UnsupportedGraph
 from cudnn_actor.protocol.graph import OperationGraph
 from cudnn_actor.protocol.operations import (
-    Convolution,
     ConvolutionForward,
-    GraphTensor,
     Node,
     Pointwise,
     TensorRole,
 )
 from cudnn_actor.protocol.reproduction import token
+from cudnn_actor.protocol.tensor import TensorSpec
 
 __all__ = ["check_graph", "kind_of", "unsupported"]
 
@@ -69,23 +68,13 @@ def _check(graph: OperationGraph, operation: Node) -> None:
         return
     if any(tensor.role in (TensorRole.SCALAR, TensorRole.CONSTANT) for tensor in tensors.values()):
         raise _Unfit(f"{operation.kind} of a number")
-    inputs = [graph.tensor(uid) for uid in operation.reads]
-    if isinstance(operation, Convolution) and not all(map(_floating, inputs)):
-        _check_integers(graph, operation, inputs)
+    if isinstance(operation, ConvolutionForward) and specs["w"].dtype in _LARGEST_PRODUCT:
+        _check_sum(specs["w"])
 
 
-def _check_integers(graph: OperationGraph, operation: Convolution[int], operands: list[GraphTensor]) -> None:
-    """Integer operands must be 8-bit and of one dtype, and their sum must fit into 32 bits."""
-    dtype, other = (tensor.dtype for tensor in operands)
-    if not isinstance(operation, ConvolutionForward):
-        raise _Unfit(f"integer convolutions run forward only, not backward on {dtype}")
-    if dtype is not other or dtype not in _LARGEST_PRODUCT:
-        raise _Unfit(f"a convolution of {dtype} with {other}; integers must be both int8 or both uint8")
-    longest = _LARGEST_SUM // _LARGEST_PRODUCT[dtype]
-    length = math.prod(graph.tensor(operation.w).dims[1:])
+def _check_sum(w: TensorSpec) -> None:
+    """The sums of a convolution of bytes must fit into 32 bits."""
+    longest = _LARGEST_SUM // _LARGEST_PRODUCT[w.dtype]
+    length = math.prod(w.dims[1:])
     if length > longest:
-        raise _Unfit(f"a sum of {length} products of {dtype} can overflow int32; {longest} of them cannot")
-
-
-def _floating(tensor: GraphTensor) -> bool:
-    return tensor.dtype.is_floating
+        raise _Unfit(f"a sum of {length} products of {w.dtype} can overflow int32; {longest} of them cannot")

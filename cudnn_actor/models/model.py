@@ -7,7 +7,7 @@ import threading
 import warnings
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -15,7 +15,7 @@ import numpy as np
 
 from cudnn_actor.actors import forks
 from cudnn_actor.protocol.buffers import BufferRef
-from cudnn_actor.protocol.checks import require_names
+from cudnn_actor.protocol.checks import did_you_mean, require_names
 from cudnn_actor.protocol.device_array import DeviceArray
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.errors import InvalidRequest, Words
@@ -52,9 +52,22 @@ class Feature:
     dims: Dims | None
     kind: str = ""
 
+    @property
+    def spec(self) -> TensorSpec | None:
+        """The spec that it must have; None unless its dims are numbers."""
+        if self.dtype is None or self.dims is None or not all(isinstance(dim, int) for dim in self.dims):
+            return None
+        return TensorSpec.packed(self.dims, self.dtype)  # type: ignore[arg-type]
+
     def __str__(self) -> str:
         dims = "of any rank" if self.dims is None else f"({', '.join(map(_shown, self.dims))})"
         return f"{self.name}: {self.dtype or self.kind} {dims}"
+
+
+def fixed_specs(features: Sequence[Feature]) -> dict[str, TensorSpec] | None:
+    """The specs of inputs, by name; None unless the dims of each are numbers."""
+    specs = {each.name: each.spec for each in features}
+    return None if None in specs.values() else specs  # type: ignore[return-value]
 
 
 def _shown(dim: int | str | None) -> str:
@@ -185,18 +198,15 @@ class Model:
     @property
     def fixed(self) -> bool:
         """Whether each dim of each input is a number."""
-        return all(each.dtype and _is_fixed(each.dims) for each in self.inputs)
-
-    def _fixed_specs(self) -> dict[str, TensorSpec]:
-        inputs: Any = self.inputs
-        return {each.name: TensorSpec.packed(each.dims, each.dtype) for each in inputs}
+        return fixed_specs(self.inputs) is not None
 
     async def prepare(self) -> None:
         """Import the model and upload its weights now, if its inputs have fixed dims. Raises as `run`."""
-        if not self.fixed:
+        specs = fixed_specs(self.inputs)
+        if specs is None:
             return
         try:
-            kept = await self._acquire(self._fixed_specs(), {})
+            kept = await self._acquire(specs, {})
         except NeedsValues:
             return
         self._release(kept)
@@ -218,9 +228,9 @@ class Model:
 
         `inputs`: as for `run`; not needed where each input has fixed dims, and none decides over shapes.
         """
-        if inputs is None and self.fixed:
-            given, specs = {}, self._fixed_specs()
-        else:
+        given: dict[str, Any] = {}
+        specs = fixed_specs(self.inputs) if inputs is None else None
+        if specs is None:
             given = self._checked({} if inputs is None else inputs)
             specs = {name: _spec(value) for name, value in given.items()}
         try:
@@ -303,12 +313,22 @@ class Model:
                 problem="is not a mapping of names to arrays",
                 fix=f"name each: {', '.join(each.name for each in self.inputs)}",
             )
-        wanted = {each.name for each in self.inputs}
-        for name in [*inputs, *wanted]:
-            if name not in wanted or name not in inputs:
-                problem = "is no input of the model" if name in inputs else "is an input that is missing"
+        wanted = [each.name for each in self.inputs]
+        for name in inputs:
+            if name not in wanted:
                 raise InvalidRequest(
-                    field="inputs", value=name, problem=problem, fix=f"give {', '.join(sorted(wanted))}"
+                    field="inputs",
+                    value=name,
+                    problem="is no input of the model",
+                    fix=f"{did_you_mean(name, wanted)}give {', '.join(wanted)}",
+                )
+        for name in wanted:
+            if name not in inputs:
+                raise InvalidRequest(
+                    field="inputs",
+                    value=name,
+                    problem="is an input that is missing",
+                    fix=f"give {', '.join(wanted)}",
                 )
         require_names("keep", keep, [each.name for each in self.outputs], "the model")
 
@@ -347,17 +367,19 @@ class Model:
             dims = _spec(given[feature.name]).dims
             if feature.dims is None:
                 continue
-            fits = len(dims) == len(feature.dims)
-            for size, wanted in zip(dims, feature.dims, strict=False):
-                if isinstance(wanted, str):
-                    fits &= named.setdefault(wanted, size) == size
-                elif wanted is not None:
-                    fits &= size == wanted
-            if not fits:
+            problem = ""
+            if len(dims) != len(feature.dims):
+                problem = f"it has {len(dims)} dims, not {len(feature.dims)}"
+            for place, (size, dim) in enumerate(zip(dims, feature.dims, strict=False)):
+                wanted = named.setdefault(dim, size) if isinstance(dim, str) else dim
+                if not problem and wanted is not None and size != wanted:
+                    of_name = f", as {dim} is in other dims" if isinstance(dim, str) else ""
+                    problem = f"dim {place} is {size}, not {wanted}{of_name}"
+            if problem:
                 raise InvalidRequest(
                     field=feature.name,
                     value=dims,
-                    problem=f"are not dims that it can have: {feature}",
+                    problem=f"does not fit {feature}: {problem}",
                     fix="give an array that fits; dims with one name must be equal",
                 )
 
@@ -484,10 +506,6 @@ def _conversion(dtype: DType | None) -> str:
         return "models with such inputs cannot be run"
     name = "ml_dtypes.bfloat16" if dtype is DType.BFLOAT16 else repr(str(dtype))
     return f"convert it: numpy.asarray(x, {name})"
-
-
-def _is_fixed(dims: Dims | None) -> bool:
-    return dims is not None and all(isinstance(dim, int) for dim in dims)
 
 
 def _spec(value: Any) -> TensorSpec:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import onnx
 
 from cudnn_actor.onnx.nodes import Schema
-from cudnn_actor.onnx.values import Value
+from cudnn_actor.onnx.values import Value, type_of
 
 __all__ = ["body_of", "has_body"]
 
@@ -47,9 +47,3 @@ def body_of(
 def _order(versions: Sequence[int], version: int) -> list[int]:
     """The newest first of those that are not newer than the model's."""
     return sorted((each for each in versions if each <= version), reverse=True)
-
-
-def type_of(value: Value) -> onnx.TypeProto:
-    """A value's type, with its dims."""
-    code = onnx.helper.np_dtype_to_tensor_dtype(value.dtype)
-    return onnx.helper.make_tensor_type_proto(code, value.dims)

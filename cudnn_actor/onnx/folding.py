@@ -11,9 +11,9 @@ import onnx
 from onnx import shape_inference
 from onnx.reference import ReferenceEvaluator
 
-from cudnn_actor.onnx.values import Declined, Value
+from cudnn_actor.onnx.values import Declined, Value, type_of
 
-__all__ = ["fold", "nothing", "slices"]
+__all__ = ["fold", "inferred", "nothing", "slices"]
 
 _ANY = 1000
 _OTHERWISE = {
@@ -42,6 +42,7 @@ _OTHERWISE = {
 _OF_FLOATS = frozenset({"Gemm"})
 """Operators of which the reference implementation computes integers in float64."""
 
+_NOT_INFERRED = (onnx.checker.ValidationError, shape_inference.InferenceError)
 _Arrays = Sequence[np.ndarray | None]
 
 
@@ -139,27 +140,33 @@ def nothing(
     node: onnx.NodeProto, schema: Any, values: Sequence[Value | None], opsets: Mapping[str, int]
 ) -> tuple[np.ndarray | None, ...] | None:
     """The results of a node none of which has elements; None if that does not follow from dims."""
+    found = inferred(node, schema, values, opsets)
+    if found is None or not all(each is None or 0 in each[0] for each in found):
+        return None
+    return tuple(None if each is None else np.empty(*each) for each in found)
+
+
+def inferred(
+    node: onnx.NodeProto, schema: Any, values: Sequence[Value | None], opsets: Mapping[str, int]
+) -> list[tuple[tuple[int, ...], np.dtype[Any]] | None] | None:
+    """The dims and dtypes of a node's results, None for one left out; None if ONNX cannot infer them."""
     present = [(name, value) for name, value in zip(node.input, values, strict=True) if value is not None]
-    types = {
-        name: onnx.helper.make_tensor_type_proto(
-            onnx.helper.np_dtype_to_tensor_dtype(value.dtype), value.dims
-        )
-        for name, value in present
-    }
-    data = {name: onnx.numpy_helper.from_array(value.array) for name, value in present if value.fixed}
     imports = [onnx.helper.make_opsetid(domain, version) for domain, version in opsets.items()]
     try:
+        types = {name: type_of(value) for name, value in present}
+        data = {name: onnx.numpy_helper.from_array(value.array) for name, value in present if value.fixed}
         found = shape_inference.infer_node_outputs(schema, node, types, data, opset_imports=imports)
-    except (onnx.checker.ValidationError, shape_inference.InferenceError, RuntimeError, ValueError):
+    except (*_NOT_INFERRED, LookupError, RuntimeError, TypeError, ValueError):
         return None
-    results: list[np.ndarray | None] = []
+    results: list[tuple[tuple[int, ...], np.dtype[Any]] | None] = []
     for name in node.output:
         if not name:
             results.append(None)
             continue
         kind = found[name].tensor_type if name in found else onnx.TypeProto.Tensor()
-        dims = [each.dim_value if each.HasField("dim_value") else -1 for each in kind.shape.dim]
-        if 0 not in dims or -1 in dims:
+        sizes = kind.shape.dim
+        if not kind.HasField("shape") or not all(each.HasField("dim_value") for each in sizes):
             return None
-        results.append(np.empty(dims, onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type)))
-    return tuple(results)
+        dims = tuple(each.dim_value for each in sizes)
+        results.append((dims, onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type)))
+    return results

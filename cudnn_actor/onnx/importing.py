@@ -18,11 +18,11 @@ import onnx
 from onnx import defs
 
 from cudnn_actor.models.errors import InvalidModel, UnsupportedModel
-from cudnn_actor.models.model import Feature, NeedsValues, Specialised
+from cudnn_actor.models.model import Feature, NeedsValues, Specialised, fixed_specs
 from cudnn_actor.onnx import operators
 from cudnn_actor.onnx.control import CONTROL
 from cudnn_actor.onnx.expanding import body_of, has_body
-from cudnn_actor.onnx.folding import fold, nothing
+from cudnn_actor.onnx.folding import fold, inferred, nothing
 from cudnn_actor.onnx.nodes import Node, Schema, schema_of
 from cudnn_actor.onnx.reading import (
     ModelFile,
@@ -63,7 +63,9 @@ class OnnxModel:
     Raises
     ------
     UnsupportedModel
-        It has operators that are not known, whatever the dims of its inputs. Names all of them.
+        It has operators that cannot be run, whatever the dims of its inputs. Names all such nodes. Where
+        those dims are numbers, it also names the nodes that cannot be run with what they and their
+        attributes are.
     """
 
     def __init__(self, model: Any, limits: ModelLimits | None = None) -> None:
@@ -90,22 +92,31 @@ def check_operators(file: ModelFile) -> None:
     problems = [f"input {each.name!r}: is a {each.kind}" for each in file.inputs if each.dtype is None]
     constant = {"", *file.tensors}
     for node in file.nodes:
+        problem = _problem_of(node, file.opsets, file)
         if node.op_type in _OF_DIMS or all(name in constant for name in node.input):
             constant.update(node.output)
-        elif not _has_way(node, file.opsets, file):
-            problems.append(f"{label_of(node)}: {NO_WAY}")
-    if problems:
-        raise UnsupportedModel(nodes=problems)
+            problem = "" if problem == NO_WAY else problem
+        if problem:
+            problems.append(f"{label_of(node)}: {problem}")
+    if not problems:
+        return
+    if (specs := fixed_specs(file.inputs)) is not None:
+        _Import(file, specs, {}).specialised()  # finds them, and what dims and attributes add to them
+    raise UnsupportedModel(nodes=problems)
 
 
-def _has_way(node: onnx.NodeProto, opsets: Opsets, file: ModelFile) -> bool:
+def _problem_of(node: onnx.NodeProto, opsets: Opsets, file: ModelFile) -> str:
+    """Why a node cannot be run, whatever its inputs are, unless they are constants; empty if it may be."""
     domain = _domain(node)
     if (node.domain, node.op_type, node.overload) in file.functions or (domain, node.op_type) in CONTROL:
-        return True
+        return ""
+    if (domain, node.op_type) in operators.REFUSED:
+        return operators.REFUSED[domain, node.op_type]
     schema = schema_of(node.op_type, opsets.get(domain, 1), domain)
     if schema is None:
-        return False
-    return operators.handler_of(domain, node.op_type, schema.since_version) is not None or has_body(schema)
+        return NO_WAY
+    handler = operators.handler_of(domain, node.op_type, schema.since_version)
+    return "" if handler is not None or has_body(schema) else NO_WAY
 
 
 def _domain(node: onnx.NodeProto) -> str:
@@ -114,6 +125,10 @@ def _domain(node: onnx.NodeProto) -> str:
 
 class _Unknown:
     """The result of a node that cannot be run."""
+
+
+class _Unknowable(Exception):
+    """Raised where the result of a node that cannot be run is needed."""
 
 
 _UNKNOWN = _Unknown()
@@ -145,8 +160,10 @@ class _Import:
         self._taken: set[str] = set()
         self._weights: dict[str, tuple[str, np.ndarray]] = {}
         self._of_weight: dict[str, Tensor] = {}
-        self._problems: list[str] = []
-        self._reported: set[str] = set()
+        self._problems: dict[str, None] = {}
+        """Nodes that cannot be run, and why, each once."""
+        self._undecided: set[str] = set()
+        """Inputs whose values are needed."""
 
     def specialised(self) -> Specialised:
         names: Scope = {name: self._initialiser(name) for name in self._file.tensors}
@@ -154,7 +171,9 @@ class _Import:
         place = _Place(names, self._file.opsets, {})
         self._walk(self._file.nodes, place)
         if self._problems:
-            raise UnsupportedModel(nodes=self._problems)
+            raise UnsupportedModel(nodes=list(self._problems))
+        if self._undecided:
+            raise NeedsValues(self._undecided)
         return self._finished(names)
 
     # Values.
@@ -227,16 +246,12 @@ class _Import:
 
     def _walk(self, nodes: Sequence[onnx.NodeProto], place: _Place) -> None:
         for node in nodes:
-            try:
-                found = self._results(node, place)
-            except Undecided as undecided:
-                raise NeedsValues(undecided.names) from None
-            for name, value in zip(node.output, found, strict=False):
+            for name, value in zip(node.output, self._results(node, place), strict=False):
                 if name:
                     place.names[name] = value
 
     def _results(self, node: onnx.NodeProto, place: _Place) -> Sequence[Value | _Unknown | None]:
-        """What a node gives; unknown, and reported, where it cannot be run."""
+        """What a node gives. One that cannot be run is reported; others stand in for its results."""
         label = f"{place.label}, in {label_of(node)}" if place.label else label_of(node)
         nothing = [_UNKNOWN] * len(node.output)
         inputs: list[Value | None] = []
@@ -245,29 +260,53 @@ class _Import:
                 raise InvalidModel(where=label, problem=f"reads {name!r}, which nothing writes")
             value = place.names[name] if name else None
             if isinstance(value, _Unknown):
-                if not _has_way(node, place.opsets, self._file):
-                    self._report(label, NO_WAY)
+                if problem := _problem_of(node, place.opsets, self._file):
+                    self._problems[f"{label}: {problem}"] = None
                 return nothing
             inputs.append(value)
         try:
             return self._computed(node, inputs, place)
+        except _Unknowable:
+            return nothing
+        except Undecided as undecided:
+            self._undecided |= undecided.names
+            return nothing
         except Declined as declined:
-            self._report(label, str(declined))
+            reason = str(declined)
         except Empty:
-            self._report(label, "has a tensor without elements")
+            reason = "has a tensor without elements"
         except InvalidRequest as error:
-            self._report(label, f"{error.field}: {error.value} {error.problem}")
+            reason = f"{error.field}: {error.value} {error.problem}"
         except UnicodeDecodeError as error:
             raise InvalidModel(where=label, problem="has a name that is not UTF-8") from error
         except _MALFORMED as error:
-            self._report(label, f"does not fit its operator: {type(error).__name__}: {error}")
-        return nothing
+            reason = f"does not fit its operator: {type(error).__name__}: {error}"
+        self._problems[f"{label}: {reason}"] = None
+        return self._assumed(node, inputs, place) or nothing
 
-    def _report(self, label: str, reason: str) -> None:
-        text = f"{label}: {reason}"
-        if text not in self._reported:
-            self._reported.add(text)
-            self._problems.append(text)
+    def _assumed(
+        self, node: onnx.NodeProto, inputs: Sequence[Value | None], place: _Place
+    ) -> list[Value | _Unknown | None] | None:
+        """Inputs in the place of the results of a node that cannot be run, so that those behind it are tried.
+
+        The graph with them is never built. None if their dims are not known.
+        """
+        domain = _domain(node)
+        schema = schema_of(node.op_type, place.opsets.get(domain, 1), domain)
+        if schema is None or (domain, node.op_type) in CONTROL:
+            return None
+        found = inferred(node, schema, inputs, place.opsets)
+        return None if found is None else [None if each is None else self._stand_in(*each) for each in found]
+
+    def _stand_in(self, dims: tuple[int, ...], dtype: np.dtype[Any]) -> Value | _Unknown:
+        known = DType.of(dtype)
+        if known is None or 0 in dims:
+            return _UNKNOWN
+
+        def unknowable() -> np.ndarray:
+            raise _Unknowable
+
+        return Value(dims, dtype, lambda: self._g.input(self._port("unknown"), dims, known), unknowable)
 
     def _computed(
         self, node: onnx.NodeProto, inputs: list[Value | None], place: _Place
@@ -280,6 +319,8 @@ class _Import:
         schema = schema_of(node.op_type, place.opsets.get(domain, 1), domain)
         if schema is None:
             raise Declined(NO_WAY)
+        if (domain, node.op_type) in operators.REFUSED:
+            raise Refused(operators.REFUSED[domain, node.op_type])
         inputs = self._agreeing(node, schema, inputs)
         _check_truths(schema, inputs)
         proto = node
@@ -424,8 +465,10 @@ class _Import:
         own = {name for each in graph.node for name in each.output if name}
         self._walk(in_order(graph.node, set(names) - own), replace(place, names=names))
         found = [names.get(output.name) for output in graph.output]
+        if any(isinstance(value, _Unknown) for value in found):
+            raise _Unknowable
         if not all(isinstance(value, Value) for value in found):
-            raise Declined("has a part that cannot be run")
+            raise Declined("has an output that nothing writes")
         return found  # type: ignore[return-value]
 
     def constant(self, array: np.ndarray) -> Value:
@@ -480,7 +523,8 @@ class _Inline:
     def computed(self, op_type: str, *inputs: Value, **attributes: Any) -> Value:
         node = onnx.helper.make_node(op_type, ["x"] * len(inputs), ["y"], **attributes)
         (value,) = self.imports._computed(node, list(inputs), replace(self.place, opsets={"": 21}))
-        assert isinstance(value, Value)
+        if not isinstance(value, Value):
+            raise _Unknowable
         return value
 
     def constant(self, array: np.ndarray) -> Value:

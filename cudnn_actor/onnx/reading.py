@@ -331,6 +331,13 @@ def _initialisers(graph: onnx.GraphProto, folder: Path | None, limits: ModelLimi
     return found
 
 
+_VALUES = (
+    "raw_data",
+    *(f"{kind}_data" for kind in ("float", "double", "int32", "int64", "uint64", "string")),
+)
+"""The fields in which ONNX's tensors have their values."""
+
+
 def array_of(tensor: onnx.TensorProto, where: str, folder: Path | None = None) -> np.ndarray:
     """A tensor's values. Raises `InvalidModel` if they are not as many as its dims say, or cannot be read."""
     if tensor.data_type != onnx.TensorProto.STRING and numpy_dtype(tensor.data_type) is None:
@@ -339,6 +346,8 @@ def array_of(tensor: onnx.TensorProto, where: str, folder: Path | None = None) -
         raise InvalidModel(where=where, problem=f"has a dim below 0: {tuple(tensor.dims)}")
     if tensor.data_location == onnx.TensorProto.EXTERNAL:
         tensor = _with_data(tensor, where, folder)
+    if 0 not in tensor.dims and not any(getattr(tensor, field) for field in _VALUES):
+        raise InvalidModel(where=where, problem="has no values: the file was written without them")
     try:
         array = numpy_helper.to_array(tensor)
     except Exception as error:

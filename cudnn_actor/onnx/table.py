@@ -8,13 +8,17 @@ from typing import Any
 from cudnn_actor.onnx.nodes import Node, Result
 from cudnn_actor.protocol.graph_builder import GraphBuilder
 
-__all__ = ["HANDLERS", "Handler", "handler_of", "operator"]
+__all__ = ["HANDLERS", "REFUSED", "Handler", "handler_of", "operator"]
 
 Handler = Callable[[Node, GraphBuilder], Result]
 """Adds a node to the graph and gives its results; raises `Declined` for what it cannot run."""
 
 HANDLERS: dict[tuple[str, str], dict[int, Handler]] = {}
 """Domain and operator → handlers, by the version since which each of them is right."""
+
+
+REFUSED: dict[tuple[str, str], str] = {}
+"""Domain and operator → why no node of it can be run, nor the function that defines it."""
 
 
 def operator(*names: str, since: int = 1, domain: str = "") -> Callable[[Any], Any]:

@@ -6,12 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import onnx
 
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.graph_builder import GraphBuilder, Tensor
 from cudnn_actor.protocol.tensor import Layout
 
-__all__ = ["Declined", "Empty", "Refused", "Undecided", "Value"]
+__all__ = ["Declined", "Empty", "Refused", "Undecided", "Value", "type_of"]
 
 _NOTHING: frozenset[str] = frozenset()
 
@@ -125,3 +126,9 @@ class Value:
     def is_half(self) -> bool:
         """Whether it is of a floating-point type of 16 bits."""
         return self.known is not None and self.known.is_half
+
+
+def type_of(value: Value) -> onnx.TypeProto:
+    """A value's type, with its dims."""
+    code = onnx.helper.np_dtype_to_tensor_dtype(value.dtype)
+    return onnx.helper.make_tensor_type_proto(code, value.dims)

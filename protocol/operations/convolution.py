@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 from cudnn_actor.protocol.checks import check_result
 from cudnn_actor.protocol.conv import ConvSpec
 from cudnn_actor.protocol.dtypes import DType
+from cudnn_actor.protocol.errors import InvalidRequest, Words
 from cudnn_actor.protocol.operations.base import ALLOCATED, Array, Operation, Specs, T
 from cudnn_actor.protocol.tensor import TensorSpec
 
@@ -22,6 +23,9 @@ __all__ = [
     "ConvolutionForward",
     "type_of_sums",
 ]
+
+
+_FLOATS = tuple(dtype for dtype in DType if dtype.is_floating)
 
 
 def type_of_sums(dtype: DType) -> DType:
@@ -36,6 +40,8 @@ class Convolution(Operation[T], frozen=True, kw_only=True):
 
     shape: ClassVar[tuple[str, str, str]]
     """The fields that have the input's, the filter's and the output's dims."""
+    dtypes: ClassVar[tuple[DType, ...]] = _FLOATS
+    """Those that the operands can have, both the same."""
     conv: ConvSpec
 
     @property
@@ -45,6 +51,7 @@ class Convolution(Operation[T], frozen=True, kw_only=True):
         return x, w, y
 
     def check(self, specs: Specs) -> None:
+        self._check_dtypes(specs)
         x, w, y = self.shape
         wanted = self.conv.output_dims(specs[x].dims, specs[w].dims)
         gradient = "" if y in self.outputs else self.outputs[0]
@@ -52,6 +59,25 @@ class Convolution(Operation[T], frozen=True, kw_only=True):
 
     def compute(self, dtypes: tuple[DType, ...]) -> DType:
         return type_of_sums(dtypes[0])
+
+    def _check_dtypes(self, specs: Specs) -> None:
+        """Raise `InvalidRequest` unless both operands have one dtype that this convolution takes."""
+        first, second = self.inputs
+        dtype, other = specs[first].dtype, specs[second].dtype
+        if dtype is not other:
+            raise InvalidRequest(
+                field=second,
+                value=Words(other),
+                problem=f"differs from the dtype of {first}, {dtype}",
+                fix=f'use {second}.astype("{dtype}") or {first}.astype("{other}")',
+            )
+        if dtype not in self.dtypes:
+            raise InvalidRequest(
+                field=first,
+                value=Words(dtype),
+                problem=f"is not a dtype that {self.kind} takes",
+                fix=f"convert both operands to one of {', '.join(self.dtypes)}",
+            )
 
     # A convolution is linear in each operand: the gradients of each of the three are the other two.
 
@@ -75,11 +101,13 @@ class ConvolutionForward(Convolution[T], frozen=True, kw_only=True, tag=True):
     inputs = ("x", "w")
     outputs = ("y",)
     shape = ("x", "w", "y")
+    dtypes = (*_FLOATS, DType.INT8, DType.UINT8)
     x: T
     w: T
     y: T = ALLOCATED
 
     def infer(self, specs: Specs) -> dict[str, TensorSpec]:
+        self._check_dtypes(specs)
         return {"y": self._like(self.conv.output_dims(specs["x"].dims, specs["w"].dims), specs["x"])}
 
     def gradient(self, g: Any, d: Mapping[str, Any]) -> dict[str, Any]:
@@ -108,6 +136,7 @@ class ConvolutionBackwardData(Convolution[T], frozen=True, kw_only=True, tag=Tru
     dx: T = ALLOCATED
 
     def infer(self, specs: Specs) -> dict[str, TensorSpec]:
+        self._check_dtypes(specs)
         return {"dx": self._like(self.conv.input_dims(specs["dy"].dims, specs["w"].dims), specs["dy"])}
 
     def gradient(self, g: Any, d: Mapping[str, Any]) -> dict[str, Any]:
@@ -136,7 +165,7 @@ class ConvolutionBackwardFilter(Convolution[T], frozen=True, kw_only=True, tag=T
     dw: T = ALLOCATED
 
     def infer(self, specs: Specs) -> dict[str, TensorSpec]:
-        del specs
+        self._check_dtypes(specs)
         return {}
 
     def gradient(self, g: Any, d: Mapping[str, Any]) -> dict[str, Any]:

@@ -243,6 +243,11 @@ class ArgReduction(_Reducing[T], frozen=True, kw_only=True, tag=True):
     axis: int
     keep_dims: bool = False
 
+    @property
+    def title(self) -> str:
+        """NumPy's name."""
+        return f"arg{self.mode}"
+
     def infer(self, specs: Specs) -> dict[str, TensorSpec]:
         x = specs["x"]
         self._check_mode(ReductionMode.MAX, ReductionMode.MIN)

@@ -29,7 +29,7 @@ def test_a_graph_that_the_engine_cannot_run_is_an_error_with_its_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     g = GraphBuilder()
-    x, w = g.input("x", (1, 4, 5, 5), "int8"), g.input("w", (4, 4, 3, 3), "uint8")
+    x, w = g.input("x", (1, 131_072, 1, 1), "int8"), g.input("w", (4, 131_072, 1, 1), "int8")
     path = tmp_path / "graph.json"
     path.write_bytes(g.build(y=g.conv(x, w)).to_json())
     assert main(["explain", str(path), "--device", "cpu"]) == 1
@@ -43,6 +43,7 @@ def test_a_graph_that_the_engine_cannot_run_is_an_error_with_its_line(
         ("{}", (), "cannot be read: is not a graph: Object missing required field `format`"),
         ("graph", ("--device", "cuda:77"), "device='cuda:77'"),
         ("graph", ("--device", "cpu", "--picture", "/nowhere/at/all.svg"), "cannot be written"),
+        ("graph", ("--device", "cpu", "--picture", "a.png"), "--picture writes SVG, not .png; use a.svg"),
     ],
 )
 def test_what_cannot_be_carried_out_is_one_line(

@@ -17,8 +17,7 @@ from cudnn_actor.onnx import backend
 from cudnn_actor.onnx.control import CONTROL
 from cudnn_actor.onnx.expanding import has_body
 from cudnn_actor.onnx.importing import NO_WAY
-from cudnn_actor.onnx.operators import HANDLERS
-from cudnn_actor.onnx.operators.random import random
+from cudnn_actor.onnx.operators import HANDLERS, REFUSED
 
 from .node_suite import Outcome, Verdict, cases, judged
 
@@ -40,7 +39,7 @@ outputs = await gpu.run(model, {{"image": image}}, keep=("features",))  # output
 await model.close()  # frees the weights
 ```
 
-`pip install ".[onnx]"` in a clone brings the package onnx. [onnx_model.py](../examples/onnx_model.py) is a
+`pip install -e ".[onnx]"` in a clone brings the package onnx. [onnx_model.py](../examples/onnx_model.py) is a
 program to start from. On the command line: `cudnn-actor run MODEL.onnx`, with `--dim N=8` for a dim that
 has the name N.
 
@@ -55,7 +54,8 @@ has the name N.
 - **Operators.** Each is added to the graph by a function of ours, or replaced by the function that ONNX
   defines it by. Branches are chosen and loops are unrolled where their conditions and counts are known.
   Lists of tensors are taken apart; none can be an input or an output. What can be done in no way raises
-  `UnsupportedModel`, which names all such nodes of the model at once.
+  `UnsupportedModel`, which names all such nodes of the model at once. Nodes that cannot be run with some dims
+  and attributes are among them once the dims are known: when it is loaded, or at the first run.
 - **Weights** are uploaded once, and stay in buffers of the service: they survive a crash of the actor.
   `load` uploads them if the dims of all inputs are numbers, else the first run: run it once before you serve.
   `close` frees them. A model that is dropped without it frees them too, with a `ResourceWarning`.
@@ -136,9 +136,9 @@ def _operators(outcomes: Sequence[Outcome]) -> Iterable[str]:
 
 
 def _how(domain: str, name: str, schema: defs.OpSchema) -> str | None:
+    if (domain, name) in REFUSED:
+        return "refused by name"
     if (domain, name) in HANDLERS:
-        if random in HANDLERS[domain, name].values():
-            return "refused by name"
         return f"ours, from {min(HANDLERS[domain, name])}"
     if name in _OWN and not domain:
         return "when the model is imported"

@@ -32,6 +32,8 @@ from cudnn_actor import (
     start,
 )
 from cudnn_actor.models import model as models
+from cudnn_actor.onnx.importing import NO_WAY
+from cudnn_actor.onnx.operators.random import UNDEFINED
 from cudnn_actor.protocol.messages import Message
 from cudnn_actor.service.options import Isolation
 
@@ -315,9 +317,11 @@ async def test_only_what_decides_is_computed_while_a_model_is_imported() -> None
     [
         ({}, "is an input that is missing"),
         ({"image": np.zeros((1, 3, 8, 8), np.float32), "other": np.zeros(1)}, "is no input of the model"),
+        ({"imgae": np.zeros((1, 3, 8, 8), np.float32)}, 'no input of the model; did you mean "image"'),
         ({"image": np.zeros((1, 3, 8, 8))}, "is not the dtype of the input, which is float32"),
-        ({"image": np.zeros((1, 3, 8, 9), np.float32)}, "are not dims that it can have"),
-        ({"image": np.zeros((3, 8, 8), np.float32)}, "are not dims that it can have"),
+        ({"image": np.zeros((1, 3, 8, 9), np.float32)}, "dim 3 is 9, not 8"),
+        ({"image": np.zeros((3, 8, 8), np.float32)}, "it has 3 dims, not 4"),
+        ({"image": np.zeros((1, 2, 8, 9), np.float32)}, "image: float32 .*: dim 1 is 2, not 3; give"),
     ],
 )
 async def test_inputs_that_do_not_fit_are_refused(given: dict[str, Any], problem: str) -> None:
@@ -334,7 +338,7 @@ async def test_dims_with_one_name_must_agree() -> None:
     )
     async with spawn(device="cpu") as gpu:
         model = await gpu.load(proto)
-        with pytest.raises(InvalidRequest, match="dims with one name must be equal"):
+        with pytest.raises(InvalidRequest, match="dim 0 is 1, not 3, as N is in other dims"):
             await gpu.run(model, {"a": np.zeros(3, np.float32), "b": np.zeros(1, np.float32)})
 
 
@@ -441,6 +445,35 @@ async def test_all_nodes_that_cannot_be_run_are_named_before_anything_is_allocat
             "node 'second' (ImageDecoder)",
         ]
         assert await buffers(gpu) == 0
+
+
+@pytest.mark.parametrize("size", [4, "N"])
+async def test_what_cannot_be_run_is_found_behind_what_cannot(size: int | str) -> None:
+    """With fixed dims, what is refused for its attributes too; with others, what is whatever they are."""
+    proto = model_of(
+        [
+            node("Bernoulli", "x", "b", name="bernoulli"),
+            node("Slice", "b zero zero zero zero", "s", name="slice"),
+            node("RandomNormalLike", "b", "n", name="like"),
+            node("RandomUniform", "", "u", name="uniform", shape=[4]),
+            node("ImageDecoder", "n", "i", name="image"),
+            node("Add", "n u", "y", name="add"),
+        ],
+        {"x": (FLOAT, [size])},
+        {"y": (FLOAT, [size])},
+        {"zero": np.zeros(1, np.int64)},
+    )
+    async with spawn(device="cpu") as gpu:
+        with pytest.raises(UnsupportedModel) as raised:
+            await gpu.load(proto)
+    named = dict(text.split(": ", 1) for text in raised.value.nodes)
+    assert named.pop("node 'slice' (Slice)", None) == (None if size == "N" else "has a step of 0")
+    assert named == {
+        "node 'bernoulli' (Bernoulli)": UNDEFINED,
+        "node 'like' (RandomNormalLike)": UNDEFINED,
+        "node 'uniform' (RandomUniform)": UNDEFINED,
+        "node 'image' (ImageDecoder)": NO_WAY,
+    }
 
 
 async def test_the_explanation_names_the_nodes() -> None:

@@ -30,6 +30,10 @@ def _cut_off(model: onnx.ModelProto) -> None:
     tensor.raw_data = tensor.raw_data[:-4]
 
 
+def _without_values(model: onnx.ModelProto) -> None:
+    _tensor(model, "w2").ClearField("raw_data")
+
+
 def _negative(model: onnx.ModelProto) -> None:
     _tensor(model, "w2").dims[0] = -4
 
@@ -85,6 +89,7 @@ def _sparse(model: onnx.ModelProto) -> None:
     ("change", "where", "problem"),
     [
         (_cut_off, "initialiser 'w2'", "cannot be read"),
+        (_without_values, "initialiser 'w2'", "has no values: the file was written without them"),
         (_negative, "initialiser 'w2'", "has a dim below 0"),
         (_huge, "initialiser 'w2'", "cannot be read"),
         (_unknown_dtype, "initialiser 'w2'", "has an unknown dtype, number 99"),

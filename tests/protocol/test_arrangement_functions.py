@@ -175,9 +175,9 @@ def test_only_functions_of_elements_and_reductions_are_labelled_by_their_mode() 
     g = GraphBuilder()
     x = g.input("x", (1, 2, 4, 4))
     y = g.resize(g.pad(g.relu(x), 1, mode="reflect"), sizes=(8, 8), axes=(2, 3)).sum()
-    graph = g.build(y=y).body
+    graph = g.build(y=y, place=g.argmax(x, 1)).body
     labels = [graph.label(number).partition(" at ")[0] for number in range(len(graph.operations))]
-    assert labels == ["relu", "border_pad", "resample", "sum"]
+    assert labels == ["relu", "border_pad", "resample", "sum", "argmax"]
 
 
 @pytest.mark.parametrize("dtype", ["int8", "float16", "bool"])

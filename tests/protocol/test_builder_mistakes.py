@@ -11,6 +11,9 @@ import numpy as np
 import pytest
 
 from cudnn_actor.protocol import (
+    ConvolutionBackwardData,
+    ConvolutionBackwardFilter,
+    ConvSpec,
     GraphBuilder,
     GraphLimits,
     InvalidRequest,
@@ -84,27 +87,50 @@ WRONG = [
     Wrong(lambda g, t: g.broadcast_to(t.x, anything(3)), "dims=3: must be a sequence of whole numbers"),
     Wrong(lambda g, t: g.sum_to(t.x, anything(3)), "dims=3: must be a sequence of whole numbers"),
     Wrong(lambda g, t: g.conv(t.x, t.w, bias=t.v[:3]), "bias=(3,): must have one value for each of the 8"),
+    # Dtypes.
+    Wrong(
+        lambda g, t: g.conv(t.x, t.w.astype("float16")),
+        'w=float16: differs from the dtype of x, float32; use w.astype("float32") or x.astype("float16")',
+    ),
+    Wrong(
+        lambda g, t: g.apply(
+            ConvolutionBackwardData(dy=t.x, w=t.w.astype("int8"), conv=ConvSpec.symmetric(2))
+        ),
+        "w=int8: differs from the dtype of dy, float32",
+    ),
+    Wrong(
+        lambda g, t: g.apply(
+            ConvolutionBackwardFilter(x=t.x, dy=t.x.astype("float64"), conv=ConvSpec.symmetric(2)),
+            like={"dw": t.w},
+        ),
+        "dy=float64: differs from the dtype of x, float32",
+    ),
+    Wrong(
+        lambda g, t: g.conv(t.x.astype("int32"), t.w.astype("int32")),
+        "x=int32: is not a dtype that conv_fwd takes; convert both operands to one of float64, float32",
+    ),
     # Parameters.
     Wrong(lambda g, t: g.attention(t.q, t.q, t.q, window=anything(4)), "window=4: is not a pair"),
     Wrong(lambda g, t: g.attention(t.q, t.q, t.q, window=(-1, 0)), "window=-1: must be a whole number"),
     Wrong(lambda g, t: g.attention(t.q, t.q, t.q, alibi=anything(2)), "alibi=(2.0,): are not a finite"),
-    Wrong(lambda g, t: g.attention(t.q, t.q, t.q, causal=anything("no")), "causal='no': is not what Atten"),
+    Wrong(lambda g, t: g.attention(t.q, t.q, t.q, causal=anything("no")), "causal='no': has the wrong type"),
     Wrong(lambda g, t: g.attention(t.q, t.q, t.q, dropout=0.5), "state=None: is what dropout draws from"),
     Wrong(lambda g, t: g.max_pool(t.m, 2), "x=(4, 6): has no spatial dims"),
     Wrong(lambda g, t: g.max_pool(t.x, 2, pad=-1), "pad=(-1, -1): has a value that is not from 0"),
     Wrong(lambda g, t: g.conv(t.m, t.w), "x=(4, 6): has no spatial dims"),
     Wrong(lambda g, t: g.conv(t.x, t.m), "w=(4, 6): has another rank than x, of dims (2, 8, 4, 4)"),
-    Wrong(lambda g, t: g.elu(t.x, anything("a")), "alpha='a': is not what Pointwise takes; pass a number"),
+    Wrong(lambda g, t: g.elu(t.x, anything("a")), "alpha='a': has the wrong type; pass a number"),
     Wrong(lambda g, t: g.celu(t.x, 0), "alpha=0.0: must be a finite number > 0"),
-    Wrong(lambda g, t: g.clip(t.x, anything(t.m)), "lower=<m: float32 (4, 6)>: is not what Pointwise takes"),
+    Wrong(lambda g, t: g.clip(t.x, anything(t.m)), "lower=<m: float32 (4, 6)>: has the wrong type"),
     Wrong(lambda g, t: g.reduce(anything("summ"), t.x), "mode='summ': is not a member of ReductionMode; did"),
     Wrong(lambda g, t: g.pointwise("rulu", t.x), "mode='rulu': is no pointwise mode; did you mean \"relu\"?"),
     Wrong(lambda g, t: t.x.sum(9), "axis=9: is no dim of x, which has 4"),
-    Wrong(lambda g, t: t.x.sum(anything(1.0)), "axis=(1.0,): is not what Reduction takes"),
-    Wrong(lambda g, t: t.x.sum(0, keepdims=anything("no")), "keepdims='no': is not what Reduction takes"),
     Wrong(
-        lambda g, t: g.argmax(t.x, anything(1.5)), "axis=1.5: is not what ArgReduction takes; pass a whole"
+        lambda g, t: t.x.sum(anything(1.0)),
+        "axis=1.0: has the wrong type; pass a whole number, a tuple of them, or None",
     ),
+    Wrong(lambda g, t: t.x.sum(0, keepdims=anything("no")), "keepdims='no': has the wrong type"),
+    Wrong(lambda g, t: g.argmax(t.x, anything(1.5)), "axis=1.5: has the wrong type; pass a whole number"),
     Wrong(lambda g, t: g.pad(t.x, anything(1.5)), "widths=1.5: must be a whole number, or a pair"),
     Wrong(lambda g, t: g.pad(t.x, [(1, 1)]), "widths=[(1, 1)]: must be a whole number, or a pair"),
     Wrong(lambda g, t: g.pad(t.x, -1), "widths=(-1, -1, -1, -1): must not be negative"),
@@ -118,7 +144,7 @@ WRONG = [
         lambda g, t: g.resize(t.x, sizes=(4, 4), axes=(2,)),
         "sizes=(4, 4): must have one number for each dim to resize",
     ),
-    Wrong(lambda g, t: g.pad(t.x, 1, ANY), "value=None: is not what Pad takes"),
+    Wrong(lambda g, t: g.pad(t.x, 1, ANY), "value=None: has the wrong type"),
     Wrong(lambda g, t: t.x.reshape(anything(2.5), -1), "dims=(2.5, -1): must be a sequence of whole numbers"),
     Wrong(lambda g, t: t.x.transpose(anything("ab")), "axes=('a', 'b'): must be a sequence of whole numbers"),
     Wrong(lambda g, t: t.x[::0], "index=slice(None, None, 0): has a step of 0"),

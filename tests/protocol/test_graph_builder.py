@@ -209,6 +209,14 @@ def test_labels_name_the_line_of_the_operation() -> None:
     assert made == [f"{what} at {line}" for what in ("layer_norm", "mul", "relu")]
 
 
+def test_a_graph_is_printed_as_its_inputs_and_outputs() -> None:
+    g = GraphBuilder()
+    inputs = [g.input(f"x{number}", (number, 2)) for number in range(6)]
+    wide = g.build(y=g.add(inputs[1], inputs[2][:1]), same=inputs[0])
+    assert repr(wide).startswith("<Graph of 3 operations: x0 float32 (0, 2), x1 float32 (1, 2), ")
+    assert repr(wide).endswith(", x3 float32 (3, 2) and 2 more -> y float32 (1, 2), same float32 (0, 2)>")
+
+
 def test_what_only_takes_integers_reads_integers() -> None:
     """A function before it is computed in float32, and its result is stored as int8."""
     g = GraphBuilder()

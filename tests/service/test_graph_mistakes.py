@@ -57,6 +57,10 @@ WRONG = [
         lambda gpu, g, graph, x, v: gpu.apply(graph, x=x, v=v, w=v), "w=<buffer .*>: is no input or output"
     ),
     Wrong(
+        lambda gpu, g, graph, x, v: gpu.apply(graph, x=x, v=v, vv=v),
+        "vv=<.*or output .*mean .v.. use x, v, y",
+    ),
+    Wrong(
         lambda gpu, g, graph, x, v: gpu.apply(graph, x=x, v=np.ones(3)),
         r"v=ndarray of .* \(3,\): is no buffer",
     ),

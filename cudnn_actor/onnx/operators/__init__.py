@@ -25,6 +25,6 @@ from cudnn_actor.onnx.operators import (  # noqa: F401 - importing them fills th
     spectra,
     training,
 )
-from cudnn_actor.onnx.table import HANDLERS, Handler, handler_of
+from cudnn_actor.onnx.table import HANDLERS, REFUSED, Handler, handler_of
 
-__all__ = ["HANDLERS", "Handler", "handler_of"]
+__all__ = ["HANDLERS", "REFUSED", "Handler", "handler_of"]

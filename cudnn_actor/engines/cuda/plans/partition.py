@@ -537,9 +537,9 @@ class _Partition:
         self._alone(place, copies)
 
     def _view(self, place: int, operation: Movement[int]) -> bool:
-        """Whether a result lies in its operand's memory; then say where.
+        """Whether a movement needs no kernel, for its result lies in its operand's memory; then note where.
 
-        Where only a concatenation could read it there, its piece does.
+        One that only a concatenation could read there becomes part of the concatenation's piece.
         """
         result, form = self._graph.tensor(operation.y), self._forms[operation.x]
         if result.role is not TensorRole.VIRTUAL or result.dtype is not form.dtype:

@@ -33,7 +33,7 @@ from cudnn_actor.engines.cuda.plans.kernels import (
     merged_axes,
 )
 
-__all__ = ["Part", "RowKernel", "Rows", "copied_rows", "row_source", "rows_side_by_side"]
+__all__ = ["Segment", "RowKernel", "Rows", "copied_rows", "row_source", "rows_side_by_side"]
 
 _UNIT, _PACK_BYTES = 4, 16
 """Bytes of a unit of small elements, and how many a thread has under way."""
@@ -44,7 +44,7 @@ _SMALL = 1 << 31
 """Places below this fit into 32 bits."""
 
 
-class Part(msgspec.Struct, frozen=True):
+class Segment(msgspec.Struct, frozen=True):
     """Columns of a row: how many, of which operand, and how many elements behind the row's place there."""
 
     size: int
@@ -69,7 +69,7 @@ class Rows(msgspec.Struct, frozen=True):
 
     itemsize: int
     together: int
-    parts: tuple[Part, ...]
+    parts: tuple[Segment, ...]
     axes: tuple[Axis, ...]
 
     @property
@@ -165,7 +165,7 @@ def _rows(
     if word == _PACK_BYTES or not any(sizes) or math.prod(size for size, _ in axes) < _LEAST_ROWS:
         return None
     count = word // itemsize
-    parts = [Part(size // count, number) for number, size in enumerate(sizes)]
+    parts = [Segment(size // count, number) for number, size in enumerate(sizes)]
     slow = [(size, tuple(step // count for step in steps)) for size, steps in axes]
     for together in (4, 2, 1):
         if together * word <= max(_UNIT, word) and alignments[0] % (together * word) == 0:
@@ -175,7 +175,7 @@ def _rows(
     return None
 
 
-def _in_units(itemsize: int, together: int, parts: Sequence[Part], axes: Sequence[Axis]) -> Rows | None:
+def _in_units(itemsize: int, together: int, parts: Sequence[Segment], axes: Sequence[Axis]) -> Rows | None:
     """Rows in units of so many elements, if need be several as one; None if they do not divide into such."""
     columns = sum(part.size for part in parts)
     count = together // math.gcd(together, columns)
@@ -184,7 +184,7 @@ def _in_units(itemsize: int, together: int, parts: Sequence[Part], axes: Sequenc
         return None
     several = (size // count, (step * count, *(of * count for of in steps)))
     made = [
-        Part(part.size, part.operand, row * steps[part.operand]) for row in range(count) for part in parts
+        Segment(part.size, part.operand, row * steps[part.operand]) for row in range(count) for part in parts
     ]
     aligned = all(of[0] % together == 0 for _, of in (*slow, several))
     if not aligned or len(made) > _MOST_PARTS:

@@ -421,6 +421,7 @@ class _Splitter:
         return msgspec.structs.replace(copied, dims=result.dims, strides=broadcast(copied, result.dims))
 
     def _copy(self, tensor: GraphTensor, source: Source, to: GraphTensor, target: Source) -> None:
+        """Add the step that copies a tensor to another of the same dims: of whole rows where they fit."""
         step: Step = _copying(tensor, source, to, target)
         if isinstance(step, KernelStep) and tensor.dtype is to.dtype:
             strides, alignments = [to.strides, tensor.strides], [to.alignment, tensor.alignment]
