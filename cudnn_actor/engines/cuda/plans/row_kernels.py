@@ -33,7 +33,7 @@ from cudnn_actor.engines.cuda.plans.kernels import (
     merged_axes,
 )
 
-__all__ = ["Segment", "RowKernel", "Rows", "copied_rows", "row_source", "rows_side_by_side"]
+__all__ = ["RowKernel", "Rows", "Segment", "copied_rows", "row_source", "rows_side_by_side"]
 
 _UNIT, _PACK_BYTES = 4, 16
 """Bytes of a unit of small elements, and how many a thread has under way."""
