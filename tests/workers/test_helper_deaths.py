@@ -96,6 +96,15 @@ def cleared_away(pids: set[int]) -> Iterator[None]:
             os.close(pidfd)
 
 
+async def heir_of(server: int) -> int:
+    """The heir of a forkserver, which it may start after the worker that was asked of it."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not (heirs := heirs_of(server)):
+            await asyncio.sleep(0.01)  # no event tells
+    (heir,) = heirs
+    return heir
+
+
 @pytest.mark.parametrize("number", SIGNALS)
 @pytest.mark.parametrize("standbys", [0, 1])
 async def test_requests_do_not_notice_what_becomes_of_the_helpers(
@@ -130,7 +139,7 @@ async def test_a_forkserver_s_heir_takes_over_and_has_an_heir_of_its_own(number:
             await gone(kill(gpu))
             assert await gpu.ping() == 2
             assert parent_of(pid_of(gpu)) == heir
-            (another,) = heirs_of(heir)
+            another = await heir_of(heir)
             os.kill(heir, number)
             with cleared_away({heir}):
                 await gone(kill(gpu))
@@ -143,9 +152,7 @@ async def test_a_forkserver_that_was_killed_is_followed_by_its_heir_before_anybo
         server, others = await helpers_of(gpu, 0)
         (heir,) = others
         os.kill(server, signal.SIGKILL)
-        async with asyncio.timeout(PATIENCE_S):
-            while not heirs_of(heir):  # noqa: ASYNC110 - no event tells
-                await asyncio.sleep(0.01)
+        await heir_of(heir)
         assert await gpu.ping() == 1
 
 
