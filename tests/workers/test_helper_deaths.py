@@ -99,8 +99,8 @@ def cleared_away(pids: set[int]) -> Iterator[None]:
 async def heir_of(server: int) -> int:
     """The heir of a forkserver, which it may start after the worker that was asked of it."""
     async with asyncio.timeout(PATIENCE_S):
-        while not (heirs := heirs_of(server)):
-            await asyncio.sleep(0.01)  # no event tells
+        while not (heirs := heirs_of(server)):  # noqa: ASYNC110 - no event tells
+            await asyncio.sleep(0.01)
     (heir,) = heirs
     return heir
 
