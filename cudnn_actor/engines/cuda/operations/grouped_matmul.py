@@ -27,6 +27,8 @@ _SORTING_THREADS = 1024
 _WIDE_TILE, _DEPTH, _VECTOR = 128, 32, 8
 """Rows and columns of a tile on tensor cores, the steps of its sums at a time, and the elements that are read
 at a time."""
+_STAGES = 4
+"""Steps that are in shared memory: one is multiplied while the others are read."""
 
 
 class _Matrix(NamedTuple):
@@ -45,13 +47,15 @@ def grouped_kernels(
     sort, multiply = (compiled(text, name, cupy) for name in ("sort_ends", "grouped"))
     numbers = tuple(_numbers(operation, tensors).values())
     (experts,), (step,) = tensors[2].dims, tensors[2].strides
-    rows, tile = tensors[0].dims[0], _tile(tensors)
+    rows, tile, shared = tensors[0].dims[0], _tile(tensors), _shared(operation, tensors)
+    multiply.max_dynamic_shared_size_bytes = shared
     blocks = min(_tiles(operation, tensors), MOST_BLOCKS)
 
     def launch(addresses: Sequence[int]) -> None:
         *operands, workspace = addresses
         sort((1,), (_SORTING_THREADS,), (operands[2], workspace, experts, step, rows, tile))
-        multiply((blocks,), (THREADS,), (operands[0], operands[1], workspace, operands[3], *numbers))
+        given = (operands[0], operands[1], workspace, operands[3], *numbers)
+        multiply((blocks,), (THREADS,), given, shared_mem=shared)
 
     return launch
 
@@ -60,6 +64,17 @@ def grouped_workspace(operation: Grouped, tensors: Sequence[GraphTensor]) -> int
     """Bytes for the ends of the groups, and for how many tiles there are up to each end."""
     del operation
     return 2 * (tensors[2].dims[0] + 1) * DType.INT64.itemsize
+
+
+def _shared(operation: Grouped, tensors: Sequence[GraphTensor]) -> int:
+    """Bytes of shared memory that a block is given when it is launched."""
+    dtype = tensors[0].dtype
+    if not dtype.is_half:
+        return 0
+    a, b, _ = _matrices(operation, tensors)
+    lines = [(_WIDE_TILE, _DEPTH) if along else (_DEPTH, _WIDE_TILE) for along in (a.column == 1, b.row == 1)]
+    stages = _STAGES * dtype.itemsize * sum(count * (size + _VECTOR) for count, size in lines)
+    return max(stages, DType.FLOAT32.itemsize * _WIDE_TILE * (_WIDE_TILE + _VECTOR))
 
 
 def _tile(tensors: Sequence[GraphTensor]) -> int:
@@ -173,10 +188,12 @@ def _tile_source(operation: Grouped, tensors: Sequence[GraphTensor]) -> str:
     numbers = {
         "SIZE": _WIDE_TILE,
         "DEPTH": _DEPTH,
+        "STAGES": _STAGES,
         "A_ALONG": int(a.column == 1),
         "A_WIDE": int(_is_wide(tensors[0])),
         "B_ALONG": int(b.row == 1),
         "B_WIDE": int(_is_wide(tensors[1])),
+        "Y_WIDE": int(_is_wide(tensors[3]) and tensors[3].strides[-1] == 1),
     }
     constants = " ".join(f"constexpr int {name} = {value};" for name, value in numbers.items())
     instructions = INSTRUCTIONS.replace("{type}", "bf16" if dtype is DType.BFLOAT16 else "f16")
@@ -185,7 +202,7 @@ def _tile_source(operation: Grouped, tensors: Sequence[GraphTensor]) -> str:
 
 
 def _is_wide(tensor: GraphTensor) -> bool:
-    """Whether eight neighbouring elements of an operand can be read at once, from any row or expert on."""
+    """Whether eight neighbouring elements can be read or stored at once, from any row or expert on."""
     *others, contiguous = sorted(tensor.strides, reverse=True)
     # Groups begin at any row: those of tokens must not be what is contiguous.
     return contiguous == 1 != tensor.strides[0] and all(step % _VECTOR == 0 for step in others)
@@ -211,8 +228,19 @@ __device__ __forceinline__ void add_product(
         : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b_first), "r"(b_last));
 }
+// Starts to copy up to 16 bytes to shared memory, and fills what is left of 16 with zeros.
+__device__ __forceinline__ void start_copy(void* to, const void* from, int bytes) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+        :: "r"((unsigned)__cvta_generic_to_shared(to)), "l"(from), "r"(bytes) : "memory");
+}
+// The copies that were started since the last call are one group.
+__device__ __forceinline__ void end_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// Waits for all groups but the last COUNT.
+template <int COUNT> __device__ __forceinline__ void wait_for_groups() {
+    asm volatile("cp.async.wait_group %0;" :: "n"(COUNT) : "memory");
+}
 """
-"""What tensor cores are used with."""
+"""What tensor cores are used with, and copies to shared memory that nobody waits for."""
 _TENSOR_TILE = r"""
 typedef unsigned short Half;
 struct alignas(16) Eight { Half of[8]; };
@@ -224,32 +252,55 @@ template <bool ALONG> struct Form {
 };
 constexpr int PARTS = SIZE * DEPTH / 8 / 256;
 
-template <bool ALONG, bool WIDE> __device__ __forceinline__ void fetch(
-    Eight (&parts)[PARTS], const Half* from, long long outer, long long inner,
-    long long outers, long long inners, long long outer_step, long long inner_step) {
-    #pragma unroll
-    for (int n = 0; n < PARTS; ++n) {
-        const int number = threadIdx.x + 256 * n, line = number / Form<ALONG>::packs;
-        const int pack = number % Form<ALONG>::packs * 8;
-        const long long o = outer + (ALONG ? line : pack), i = inner + (ALONG ? pack : line);
-        const bool there = ALONG ? o < outers : i < inners;
-        const long long left = ALONG ? inners - i : outers - o, step = ALONG ? inner_step : outer_step;
-        const Half* first = from + o * outer_step + i * inner_step;
-        if (WIDE && there && left >= 8) {
-            parts[n] = *(const Eight*)first;
-        } else {
-            #pragma unroll
-            for (int e = 0; e < 8; ++e) parts[n].of[e] = there && e < left ? first[e * step] : (Half)0;
+// An operand, whose tile a block reads step by step. WIDE: eight neighbours can be read at once; they are
+// copied without waiting. Else a thread keeps them from `start` to `finish`.
+template <bool ALONG, bool WIDE> struct Operand {
+    typedef Form<ALONG> F;
+    const Half* at[PARTS];
+    int there[PARTS];  // how many elements of each part exist, if the dim that is summed over does not end
+    long long left;    // of that dim, from the next step on
+    const long long inner_step, step;
+    Eight parts[WIDE ? 1 : PARTS];
+
+    __device__ __forceinline__ Operand(
+        const Half* from, long long outer, long long outers, long long inners,
+        long long outer_step, long long inner_step)
+        : left(inners), inner_step(inner_step), step(ALONG ? inner_step : outer_step) {
+        #pragma unroll
+        for (int n = 0; n < PARTS; ++n) {
+            const long long o = outer + (ALONG ? line(n) : pack(n)), beyond = outers - o;
+            there[n] = beyond <= 0 ? 0 : ALONG || beyond >= 8 ? 8 : (int)beyond;
+            at[n] = from + (there[n] ? o * outer_step : 0) + (ALONG ? pack(n) : line(n)) * inner_step;
         }
     }
-}
-template <bool ALONG> __device__ __forceinline__ void put(const Eight (&parts)[PARTS], Eight* tile) {
-    #pragma unroll
-    for (int n = 0; n < PARTS; ++n) {
-        const int number = threadIdx.x + 256 * n, line = number / Form<ALONG>::packs;
-        tile[line * (Form<ALONG>::row / 8) + number % Form<ALONG>::packs] = parts[n];
+    static __device__ __forceinline__ int line(int n) { return (threadIdx.x + 256 * n) / F::packs; }
+    static __device__ __forceinline__ int pack(int n) { return (threadIdx.x + 256 * n) % F::packs * 8; }
+
+    __device__ __forceinline__ void start(Eight* tile) {
+        #pragma unroll
+        for (int n = 0; n < PARTS; ++n) {
+            int count = there[n];
+            if (left < DEPTH) {
+                const int beyond = (int)left - (ALONG ? pack(n) : line(n));
+                count = beyond <= 0 ? 0 : ALONG && beyond < count ? beyond : count;
+            }
+            if constexpr (WIDE) {
+                start_copy(tile + line(n) * (F::row / 8) + pack(n) / 8, at[n], 2 * count);
+            } else {
+                #pragma unroll
+                for (int e = 0; e < 8; ++e) parts[n].of[e] = e < count ? at[n][e * step] : (Half)0;
+            }
+            at[n] += DEPTH * inner_step;
+        }
+        left -= DEPTH;
     }
-}
+    __device__ __forceinline__ void finish(Eight* tile) {
+        if constexpr (!WIDE)
+            #pragma unroll
+            for (int n = 0; n < PARTS; ++n) tile[line(n) * (F::row / 8) + pack(n) / 8] = parts[n];
+    }
+};
+struct alignas(16) Results { {y} of[8]; };
 // Eight warps, two below each other and four side by side, compute 64 x 32 elements each.
 __device__ __forceinline__ void multiply(
     const Half* a, const Half* b, {y}* y, long long row, long long column,
@@ -258,38 +309,50 @@ __device__ __forceinline__ void multiply(
     long long y_row, long long y_column) {
     typedef Form<A_ALONG> A;
     typedef Form<B_ALONG> B;
-    __shared__ Eight of_a[2][A::elements / 8], of_b[2][B::elements / 8];
+    extern __shared__ Eight stages[];
+    constexpr int behind_a = A::elements / 8, stage = behind_a + B::elements / 8;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, down = warp / 4 * 64, across = warp % 4 * 32;
     float sums[4][4][4] = {};
-    Eight next_a[PARTS], next_b[PARTS];
-    auto read = [&](long long first) {
-        fetch<A_ALONG, A_WIDE>(next_a, a, row, first, rows, inner, a_row, a_column);
-        fetch<B_ALONG, B_WIDE>(next_b, b, column, first, columns, inner, b_column, b_row);
+    Operand<A_ALONG, A_WIDE> of_a(a, row, rows, inner, a_row, a_column);
+    Operand<B_ALONG, B_WIDE> of_b(b, column, columns, inner, b_column, b_row);
+    const long long steps = (inner + DEPTH - 1) / DEPTH;
+    auto tile_of = [&](long long step) { return stages + step % STAGES * stage; };
+    auto start = [&](long long step) {
+        if (step < steps) {
+            of_a.start(tile_of(step));
+            of_b.start(tile_of(step) + behind_a);
+        }
+        end_group();
     };
-    int now = 0;
-    if (inner > 0) {
-        read(0);
-        put<A_ALONG>(next_a, of_a[0]);
-        put<B_ALONG>(next_b, of_b[0]);
+    auto finish = [&](long long step) {
+        if (step < steps) {
+            of_a.finish(tile_of(step));
+            of_b.finish(tile_of(step) + behind_a);
+        }
+    };
+    for (int step = 0; step < STAGES - 1; ++step) {
+        start(step);
+        finish(step);
     }
-    __syncthreads();
-    for (long long first = 0; first < inner; first += DEPTH, now ^= 1) {
-        const bool more = first + DEPTH < inner;
-        if (more) read(first + DEPTH);
+    for (long long step = 0; step < steps; ++step) {
+        wait_for_groups<STAGES - 2>();
+        __syncthreads();  // this step is there, and nobody still multiplies the one before: its stage is free
+        start(step + STAGES - 1);
+        const Half *tile_a = (const Half*)tile_of(step), *tile_b = tile_a + A::elements;
         #pragma unroll
         for (int k = 0; k < DEPTH; k += 16) {
             unsigned left[4][4], right[2][4];
             #pragma unroll
             for (int n = 0; n < 4; ++n) {
                 const int m = down + 16 * n;
-                matrices<!A_ALONG>(left[n], (const Half*)of_a[now] + (A_ALONG
+                matrices<!A_ALONG>(left[n], tile_a + (A_ALONG
                     ? (m + lane % 16) * A::row + k + lane / 16 * 8
                     : (k + lane % 8 + lane / 16 * 8) * A::row + m + lane / 8 % 2 * 8));
             }
             #pragma unroll
             for (int n = 0; n < 2; ++n) {
                 const int m = across + 16 * n;
-                matrices<!B_ALONG>(right[n], (const Half*)of_b[now] + (B_ALONG
+                matrices<!B_ALONG>(right[n], tile_b + (B_ALONG
                     ? (m + lane % 8 + lane / 16 * 8) * B::row + k + lane / 8 % 2 * 8
                     : (k + lane % 16) * B::row + m + lane / 16 * 8));
             }
@@ -298,18 +361,38 @@ __device__ __forceinline__ void multiply(
                 add_product(sums[n / 4][n % 4], left[n / 4],
                             right[n % 4 / 2][n % 2 * 2], right[n % 4 / 2][n % 2 * 2 + 1]);
         }
-        if (more) {  // nobody reads there: all have passed the barrier since they did
-            put<A_ALONG>(next_a, of_a[now ^ 1]);
-            put<B_ALONG>(next_b, of_b[now ^ 1]);
-        }
-        __syncthreads();
+        finish(step + STAGES - 1);
     }
+    __syncthreads();
+    // The sums go through shared memory, so that neighbours are stored together.
+    constexpr int across_tile = SIZE + 8;
+    float* tile = (float*)stages;
     #pragma unroll
-    for (int n = 0; n < 64; ++n) {
-        const long long i = row + down + n / 16 * 16 + lane / 4 + n / 2 % 2 * 8;
-        const long long j = column + across + n / 4 % 4 * 8 + lane % 4 * 2 + n % 2;
-        const float sum = sums[n / 16][n / 4 % 4][n % 4];
-        if (i < rows && j < columns) y[i * y_row + j * y_column] = {store};
+    for (int n = 0; n < 64; n += 2) {
+        const int i = down + n / 16 * 16 + lane / 4 + n / 2 % 2 * 8;
+        const int j = across + n / 4 % 4 * 8 + lane % 4 * 2;
+        const float* pair = sums[n / 16][n / 4 % 4] + n % 4;
+        *(float2*)(tile + i * across_tile + j) = make_float2(pair[0], pair[1]);
     }
+    __syncthreads();
+    for (int n = threadIdx.x; n < SIZE * SIZE / 8; n += 256) {
+        const long long i = row + n / (SIZE / 8), j = column + n % (SIZE / 8) * 8;
+        if (i >= rows) break;
+        const float* found = tile + n / (SIZE / 8) * across_tile + n % (SIZE / 8) * 8;
+        {y}* to = y + i * y_row + j * y_column;
+        Results results;
+        #pragma unroll
+        for (int e = 0; e < 8; ++e) {
+            const float sum = found[e];
+            results.of[e] = {store};
+        }
+        if (Y_WIDE && j + 8 <= columns) {
+            *(Results*)to = results;
+        } else {
+            #pragma unroll
+            for (int e = 0; e < 8; ++e) if (j + e < columns) to[e * y_column] = results.of[e];
+        }
+    }
+    __syncthreads();  // the next tile uses the memory again
 }
 """
