@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import os
+import stat
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,8 +111,10 @@ def read(model: Any, limits: ModelLimits | None = None) -> ModelFile:
 def _read_proto(proto: onnx.ModelProto, folder: Path | None, limits: ModelLimits) -> ModelFile:
     if len(proto.opset_import) == 0:
         raise InvalidModel(where="opset_import", problem="is empty, so that no operator has a version")
-    _check_nodes(proto, limits)
-    tensors = _initialisers(proto.graph, folder, limits)
+    everywhere = _all_nodes(proto)
+    _check_nodes(len(everywhere), limits)
+    nbytes = _read_data(proto, everywhere, folder, limits)
+    tensors = _initialisers(proto.graph, folder, limits, nbytes)
     bare = _without_tensors(proto)
     graph = bare.graph
     nodes = in_order(graph.node, {*tensors, *(each.name for each in graph.input)})
@@ -202,13 +205,36 @@ def in_order(nodes: Sequence[onnx.NodeProto], known: set[str]) -> list[onnx.Node
 def _read(node: onnx.NodeProto) -> Iterable[str]:
     """The names that a node reads, and those that its subgraphs read."""
     yield from node.input
-    for attribute in node.attribute:
-        for graph in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
-            own = {each.name for each in (*graph.input, *graph.initializer)}
-            own.update(name for inner in graph.node for name in inner.output)
-            names = [name for inner in graph.node for name in _read(inner)]
-            names += [output.name for output in graph.output]
-            yield from (name for name in names if name not in own)
+    for graph in _graphs(node.attribute):
+        own = {each.name for each in (*graph.input, *graph.initializer)}
+        own.update(name for inner in graph.node for name in inner.output)
+        names = [name for inner in graph.node for name in _read(inner)]
+        names += [output.name for output in graph.output]
+        yield from (name for name in names if name not in own)
+
+
+def _graphs(attributes: Iterable[onnx.AttributeProto]) -> Iterable[onnx.GraphProto]:
+    """The subgraphs in attributes."""
+    for attribute in attributes:
+        yield from [attribute.g] if attribute.HasField("g") else []
+        yield from attribute.graphs
+
+
+def _with_inner(nodes: Iterable[onnx.NodeProto]) -> Iterable[onnx.NodeProto]:
+    """Nodes, and those of their subgraphs."""
+    for node in nodes:
+        yield node
+        for graph in _graphs(node.attribute):
+            yield from _with_inner(graph.node)
+
+
+def _all_nodes(proto: onnx.ModelProto) -> list[onnx.NodeProto]:
+    """The nodes of a model, those of its functions and subgraphs included."""
+    found = list(_with_inner(proto.graph.node))
+    for function in proto.functions:
+        for nodes in (function.node, *(graph.node for graph in _graphs(function.attribute_proto))):
+            found.extend(_with_inner(nodes))
+    return found
 
 
 def _opened(model: Any, limits: ModelLimits) -> tuple[onnx.ModelProto, Path | None]:
@@ -259,8 +285,7 @@ def _check_bytes(count: int, limits: ModelLimits) -> None:
         )
 
 
-def _check_nodes(proto: onnx.ModelProto, limits: ModelLimits) -> None:
-    count = _count(proto.graph.node) + sum(_count(each.node) for each in proto.functions)
+def _check_nodes(count: int, limits: ModelLimits) -> None:
     if count > limits.nodes:
         raise InvalidRequest(
             field="model",
@@ -268,15 +293,6 @@ def _check_nodes(proto: onnx.ModelProto, limits: ModelLimits) -> None:
             problem=f"are over the limit ModelLimits.nodes, which is {limits.nodes:,}",
             fix="raise the limit: ModelLimits(nodes=...)",
         )
-
-
-def _count(nodes: Sequence[onnx.NodeProto]) -> int:
-    count = len(nodes)
-    for node in nodes:
-        for attribute in node.attribute:
-            for graph in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
-                count += _count(graph.node)
-    return count
 
 
 def _check(
@@ -306,12 +322,48 @@ def _first_line(error: Exception) -> str:
     return " ".join(lines)[:400] if lines else type(error).__name__
 
 
-def _initialisers(graph: onnx.GraphProto, folder: Path | None, limits: ModelLimits) -> dict[str, np.ndarray]:
+def _read_data(
+    proto: onnx.ModelProto, nodes: Iterable[onnx.NodeProto], folder: Path | None, limits: ModelLimits
+) -> int:
+    """Read the data in other files that attributes and their subgraphs refer to. Returns how many bytes.
+
+    ONNX itself would look for these files in the process's working directory.
+    """
+    total = 0
+    defaults = ((f"function {each.name!r}", each.attribute_proto) for each in proto.functions)
+    for where, attributes in (*((label_of(node), node.attribute) for node in nodes), *defaults):
+        for tensor in _tensors(attributes):
+            if tensor.data_location == onnx.TensorProto.EXTERNAL:
+                array = array_of(tensor, where, folder)
+                total += array.nbytes
+                _check_bytes(total, limits)
+                tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
+    return total
+
+
+def _tensors(attributes: Sequence[onnx.AttributeProto]) -> Iterable[onnx.TensorProto]:
+    """The tensors in attributes, and those of their subgraphs."""
+    sparse: list[onnx.SparseTensorProto] = []
+    for each in attributes:
+        yield from [each.t] if each.HasField("t") else []
+        yield from each.tensors
+        sparse += [each.sparse_tensor] if each.HasField("sparse_tensor") else []
+        sparse += each.sparse_tensors
+    for graph in _graphs(attributes):
+        yield from graph.initializer
+        sparse += graph.sparse_initializer
+    for one in sparse:
+        yield from (one.values, one.indices)
+
+
+def _initialisers(
+    graph: onnx.GraphProto, folder: Path | None, limits: ModelLimits, total: int
+) -> dict[str, np.ndarray]:
+    """The values of initialisers. `total`: bytes that were read before."""
     if graph.sparse_initializer:
         name = graph.sparse_initializer[0].values.name
         raise InvalidModel(where=f"initialiser {name!r}", problem="is sparse, which is not supported")
     found: dict[str, np.ndarray] = {}
-    total = 0
     for tensor in graph.initializer:
         where = f"initialiser {tensor.name!r}"
         if not tensor.name or tensor.name in found:
@@ -378,9 +430,7 @@ def _with_data(tensor: onnx.TensorProto, where: str, folder: Path | None) -> onn
     if offset < 0 or length < 0:
         raise InvalidModel(where=where, problem="has an offset or a length below 0")
     try:
-        with path.open("rb") as file:
-            file.seek(offset)
-            data = file.read(min(length, size))
+        data = _bytes_of(path, offset, min(length, size))
     except (OSError, ValueError, OverflowError) as error:
         raise InvalidModel(where=where, problem=f"has data that cannot be read: {error}") from error
     if len(data) != size or length != size:
@@ -389,6 +439,15 @@ def _with_data(tensor: onnx.TensorProto, where: str, folder: Path | None) -> onn
     copy.name, copy.data_type, copy.raw_data = tensor.name, tensor.data_type, data
     copy.dims.extend(tensor.dims)
     return copy
+
+
+def _bytes_of(path: Path, offset: int, count: int) -> bytes:
+    """Bytes of a regular file; a pipe would block."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise OSError(f"{path.name!r} is not a regular file")
+    with path.open("rb") as file:
+        file.seek(offset)
+        return file.read(count)
 
 
 def _nbytes(tensor: onnx.TensorProto) -> int:

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from cudnn_actor import InvalidModel, InvalidRequest, spawn
+from cudnn_actor import DType, InvalidModel, InvalidRequest, TensorSpec, spawn
 from cudnn_actor.onnx import ModelLimits, OnnxModel
 
 from .mutation import damaged, fate
-from .small_models import FLOAT, image_model, model_of, node
+from .small_models import FLOAT, graph_of, image_model, model_of, node
 
 Change = Callable[[onnx.ModelProto], None]
 
@@ -146,16 +148,22 @@ def test_models_over_a_limit_are_refused(limits: dict[str, int], name: str) -> N
 # Data in other files.
 
 
+def elsewhere(tensor: TensorProto, location: str, **more: int) -> TensorProto:
+    """A tensor whose data is made to lie in another file."""
+    tensor.ClearField("raw_data")
+    tensor.data_location = TensorProto.EXTERNAL
+    for key, value in {"location": location, **more}.items():
+        tensor.external_data.add(key=key, value=str(value))
+    return tensor
+
+
 def external(folder: Path, location: str, **more: int) -> Path:
     """A model whose weight lies in another file."""
     model = model_of(
         [node("Mul", "x w", "y")], {"x": (FLOAT, [4])}, {"y": (FLOAT, [4])}, {"w": np.arange(4.0, dtype="f4")}
     )
     (tensor,) = model.graph.initializer
-    tensor.ClearField("raw_data")
-    tensor.data_location = TensorProto.EXTERNAL
-    for key, value in {"location": location, **more}.items():
-        tensor.external_data.add(key=key, value=str(value))
+    elsewhere(tensor, location, **more)
     path = folder / "model.onnx"
     path.write_bytes(model.SerializeToString())
     return path
@@ -199,6 +207,59 @@ def test_data_of_the_wrong_length(more: dict[str, int], problem: str, tmp_path: 
     (tmp_path / "w.bin").write_bytes(bytes(16))
     with pytest.raises(InvalidModel, match=problem):
         OnnxModel(external(tmp_path, "w.bin", **more))
+
+
+def inner(kind: str) -> onnx.ModelProto:
+    """A model whose output is a tensor in an attribute, which has its data in w.bin."""
+    tensor = elsewhere(numpy_helper.from_array(np.zeros(1, np.float32), "w"), "w.bin")
+    options: dict[str, Any] = {}
+    if kind == "ConstantOfShape":
+        nodes = [node("Shape", "x", "s"), node(kind, "s", "w", value=tensor)]
+    elif kind == "If":
+        branch = graph_of([node("Identity", "w", "b")], {}, {"b": (FLOAT, [1])})
+        branch.initializer.append(tensor)
+        nodes = [node(kind, "yes", "w", then_branch=branch, else_branch=branch)]
+    else:
+        nodes = [node("Constant", "", "w", value=tensor)]
+    if kind == "function":
+        options["opset_imports"] = [helper.make_opsetid("", 21), helper.make_opsetid("own", 1)]
+        options["functions"] = [
+            helper.make_function("own", "F", [], ["w"], nodes, [helper.make_opsetid("", 21)])
+        ]
+        nodes = [helper.make_node("F", [], ["w"], domain="own")]
+    port = {"x": (FLOAT, [4])}
+    tensors = {"yes": np.array(True)}
+    return model_of(nodes, port, {"w": (FLOAT, None)}, tensors, **options)
+
+
+@pytest.mark.parametrize("kind", ["Constant", "ConstantOfShape", "If", "function"])
+def test_data_of_attributes_is_read_from_the_folder_alone(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Never from the working directory."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    model, path = inner(kind), folder / "model.onnx"
+    path.write_bytes(model.SerializeToString())
+    (tmp_path / "w.bin").write_bytes(np.full(1, 7, "f4").tobytes())
+    monkeypatch.chdir(tmp_path)
+    for given, problem in (
+        (path, "No such file"),
+        (path.read_bytes(), "give the model by its path"),
+        (model, "give the model by its path"),
+    ):
+        with pytest.raises(InvalidModel, match=problem) as raised:
+            OnnxModel(given)
+        assert raised.value.where.startswith("node 'w'")
+    (folder / "w.bin").write_bytes(np.full(1, 3, "f4").tobytes())
+    specs = {"x": TensorSpec.packed((4,), DType.FLOAT32)}
+    assert OnnxModel(path).specialised(specs, {}).constants["w"].flat[0] == 3
+
+
+def test_a_pipe_has_no_data(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "w.bin")
+    with pytest.raises(InvalidModel, match=r"cannot be read: 'w\.bin' is not a regular file"):
+        OnnxModel(external(tmp_path, "w.bin"))
 
 
 def test_bytes_have_no_folder(tmp_path: Path) -> None:
