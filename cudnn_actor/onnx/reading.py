@@ -113,6 +113,9 @@ def _read_proto(proto: onnx.ModelProto, folder: Path | None, limits: ModelLimits
         raise InvalidModel(where="opset_import", problem="is empty, so that no operator has a version")
     everywhere = _all_nodes(proto)
     _check_nodes(len(everywhere), limits)
+    for node in everywhere:
+        if any(isinstance(name, bytes) for name in (node.name, node.op_type, node.domain)):
+            raise InvalidModel(where=label_of(node), problem="has a name that is not UTF-8")
     nbytes = _read_data(proto, everywhere, folder, limits)
     tensors = _initialisers(proto.graph, folder, limits, nbytes)
     bare = _without_tensors(proto)

@@ -120,6 +120,17 @@ def test_bytes_that_are_no_model(data: bytes) -> None:
         OnnxModel(data)
 
 
+@pytest.mark.parametrize(("name", "label"), [("Neg", r"'y' (qq.b'N\xffg')"), ("qq", r"'y' (b'q\xff'.Neg)")])
+def test_a_name_that_is_not_utf_8_is_one_of_a_node(name: str, label: str) -> None:
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("qq", 1)]
+    neg = helper.make_node("Neg", ["x"], ["y"], domain="qq")
+    model = model_of([neg], {"x": (FLOAT, [4])}, {"y": (FLOAT, [4])}, opset_imports=opsets)
+    data = model.SerializeToString().replace(name.encode(), name[0].encode() + b"\xff" + name[2:].encode())
+    with pytest.raises(InvalidModel, match="has a name that is not UTF-8") as raised:
+        OnnxModel(data)
+    assert raised.value.where == f"node {label}"
+
+
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(InvalidModel, match="cannot be read: No such file"):
         OnnxModel(tmp_path / "gone.onnx")
