@@ -164,6 +164,8 @@ class _Import:
         """Nodes that cannot be run, and why, each once."""
         self._undecided: set[str] = set()
         """Inputs whose values are needed."""
+        self._walked = 0
+        """Nodes, those of each call of a function and each iteration of a loop included."""
 
     def specialised(self) -> Specialised:
         names: Scope = {name: self._initialiser(name) for name in self._file.tensors}
@@ -245,6 +247,10 @@ class _Import:
     # Nodes.
 
     def _walk(self, nodes: Sequence[onnx.NodeProto], place: _Place) -> None:
+        self._walked += len(nodes) or 1
+        if self._walked > (most := self._file.most_nodes):
+            problem = f"expands the model to more than {most:,} nodes, the limit ModelLimits.nodes"
+            raise UnsupportedModel(nodes=[f"{place.label}: {problem}"])
         for node in nodes:
             for name, value in zip(node.output, self._results(node, place), strict=False):
                 if name:

@@ -50,7 +50,8 @@ class ModelLimits(msgspec.Struct, frozen=True, kw_only=True):
     nbytes
         Bytes of its file, and of all its tensors.
     nodes
-        Its nodes, those of its functions and subgraphs included.
+        Its nodes, those of its functions and subgraphs included; and those of an import, where functions are
+        expanded and loops unrolled.
 
     Raises
     ------
@@ -59,7 +60,7 @@ class ModelLimits(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     nbytes: int = 64 << 30
-    nodes: int = 100_000
+    nodes: int = 200_000
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
@@ -72,6 +73,7 @@ class ModelFile:
 
     `opsets`: the versions that it imports. `tensors`: its initialisers. `nodes`: in an order in which each
     comes after those whose results it reads. `functions`: its own, by domain, name and overload.
+    `most_nodes`: how many an import may have.
     """
 
     inputs: tuple[Feature, ...]
@@ -80,6 +82,7 @@ class ModelFile:
     tensors: Mapping[str, np.ndarray]
     nodes: Sequence[onnx.NodeProto]
     functions: Mapping[tuple[str, str, str], onnx.FunctionProto]
+    most_nodes: int
 
 
 def read(model: Any, limits: ModelLimits | None = None) -> ModelFile:
@@ -126,7 +129,7 @@ def _read_proto(proto: onnx.ModelProto, folder: Path | None, limits: ModelLimits
     functions = {(each.domain, each.name, each.overload): each for each in bare.functions}
     opsets = versions(bare.opset_import)
     _check(bare, nodes, proto.graph.initializer)
-    return ModelFile(inputs, outputs, opsets, tensors, nodes, functions)
+    return ModelFile(inputs, outputs, opsets, tensors, nodes, functions, limits.nodes)
 
 
 def _without_tensors(proto: onnx.ModelProto) -> onnx.ModelProto:

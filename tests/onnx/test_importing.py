@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
 from cudnn_actor import DType, InvalidModel, TensorSpec, UnsupportedModel, spawn
-from cudnn_actor.onnx import OnnxModel
+from cudnn_actor.onnx import ModelLimits, OnnxModel
 from cudnn_actor.protocol import Layout
 from cudnn_actor.protocol.operations import Convolution
 
@@ -56,6 +56,7 @@ def check(proto: onnx.ModelProto, **inputs: np.ndarray) -> None:
 
 X = rng.standard_normal((3, 4)).astype(np.float32)
 PORTS = {"x": (FLOAT, [3, 4])}, {"y": (FLOAT, [3, 4])}
+SPECS = {"x": TensorSpec.packed((3, 4), DType.FLOAT32)}
 
 
 # Constants.
@@ -280,6 +281,37 @@ def test_a_loop_is_unrolled() -> None:
     np.testing.assert_allclose(sums, [(X**power).sum() for power in (2, 3, 4)], rtol=1e-5)
     with pytest.raises(UnsupportedModel, match="more than 1024 iterations"):
         run(proto, x=X, n=np.array(5000))
+
+
+@pytest.mark.parametrize("inner", [[], [node("Neg", "v", "o")]])
+def test_loops_in_loops_are_unrolled_up_to_a_limit(inner: list[onnx.NodeProto]) -> None:
+    """Also one whose body has no nodes."""
+    ports = {"i": (INT64, []), "c": (BOOL, []), "v": (FLOAT, [3, 4])}
+    body = graph_of(inner, ports, {"c": (BOOL, []), "o" if inner else "v": (FLOAT, [3, 4])})
+    for _ in inner:
+        loop = node("Loop", "n yes v", "o", body=body, name="loop")
+        body = graph_of([loop], ports, {"c": (BOOL, []), "o": (FLOAT, [3, 4])})
+    tensors = {"n": np.array(1000), "yes": np.array(True)}
+    outer = node("Loop", "n yes x", "y", body=body, name="outer")
+    proto, limits = model_of([outer], *PORTS, tensors), ModelLimits(nodes=50)
+    with pytest.raises(UnsupportedModel, match=r"'outer' \(Loop\): expands the model to more than 50 nodes"):
+        OnnxModel(proto, limits).specialised(SPECS, {})
+
+
+def test_functions_are_expanded_up_to_a_limit() -> None:
+    """Each of them calls the next one twice: 2^29 nodes."""
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("own", 1)]
+    functions = []
+    for number in range(29):
+        op, domain = (f"F{number + 1}", "own") if number < 28 else ("Neg", "")
+        calls = [helper.make_node(op, [a], [b], domain=domain) for a, b in ("xz", "zy")]
+        functions.append(helper.make_function("own", f"F{number}", ["x"], ["y"], calls, opsets))
+    call = helper.make_node("F0", ["x"], ["y"], domain="own", name="outer")
+    proto = model_of([call], *PORTS, functions=functions, opset_imports=opsets)
+    with pytest.raises(
+        UnsupportedModel, match=r"'outer' \(own.F0\): expands the model to more than 99 nodes"
+    ):
+        OnnxModel(proto, ModelLimits(nodes=99)).specialised(SPECS, {})
 
 
 # Operators with a meaning of their own here.
