@@ -9,6 +9,7 @@ model at once.
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -90,14 +91,7 @@ class OnnxModel:
 def check_operators(file: ModelFile) -> None:
     """Raise `UnsupportedModel` for inputs and nodes that can be run with no dims whatever."""
     problems = [f"input {each.name!r}: is a {each.kind}" for each in file.inputs if each.dtype is None]
-    constant = {"", *file.tensors}
-    for node in file.nodes:
-        problem = _problem_of(node, file.opsets, file)
-        if node.op_type in _OF_DIMS or all(name in constant for name in node.input):
-            constant.update(node.output)
-            problem = "" if problem == NO_WAY else problem
-        if problem:
-            problems.append(f"{label_of(node)}: {problem}")
+    problems += _Operators(file).problems(file.nodes, file.opsets, {"", *file.tensors})
     if not problems:
         return
     if (specs := fixed_specs(file.inputs)) is not None:
@@ -105,8 +99,50 @@ def check_operators(file: ModelFile) -> None:
     raise UnsupportedModel(nodes=problems)
 
 
-def _problem_of(node: onnx.NodeProto, opsets: Opsets, file: ModelFile) -> str:
-    """Why a node cannot be run, whatever its inputs are, unless they are constants; empty if it may be."""
+class _Operators:
+    """Looks for nodes that can be run with no dims whatever, also in the functions of a model."""
+
+    def __init__(self, file: ModelFile) -> None:
+        self._file = file
+        self._called: dict[object, tuple[dict[str, None], tuple[bool, ...]]] = {}
+        """Calls of functions: the problems in them, and which of their results are constants."""
+
+    def problems(
+        self, nodes: Sequence[onnx.NodeProto], opsets: Opsets, constant: set[str], depth: int = 0
+    ) -> dict[str, None]:
+        """Those nodes, each once, and why. Adds the constants that nodes give to `constant`."""
+        found: dict[str, None] = {}
+        for node in nodes:
+            given = tuple(name in constant for name in node.input)
+            folded = node.op_type in _OF_DIMS or all(given)
+            own = self._file.functions.get((node.domain, node.op_type, node.overload))
+            if own is not None and depth < _DEEPEST:
+                inner, results = self._of_call(own, given, opsets, depth + 1)
+                found |= {each if depth else f"{label_of(node)}, in {each}": None for each in inner}
+                constant.update(name for name, fixed in zip(node.output, results, strict=False) if fixed)
+            elif problem := _problem_of(node, opsets, self._file, folded=folded):
+                found[f"{label_of(node)}: {problem}"] = None
+            if folded:
+                constant.update(node.output)
+        return found
+
+    def _of_call(
+        self, own: onnx.FunctionProto, given: tuple[bool, ...], opsets: Opsets, depth: int
+    ) -> tuple[dict[str, None], tuple[bool, ...]]:
+        key = own.domain, own.name, own.overload, given, depth
+        if key not in self._called:
+            left_out = own.input[len(given) :]
+            constant = {"", *left_out, *itertools.compress(own.input, given)}
+            found = self.problems(own.node, {**opsets, **versions(own.opset_import)}, constant, depth)
+            self._called[key] = found, tuple(name in constant for name in own.output)
+        return self._called[key]
+
+
+def _problem_of(node: onnx.NodeProto, opsets: Opsets, file: ModelFile, *, folded: bool = False) -> str:
+    """Why a node cannot be run, whatever its inputs are; empty if it may be.
+
+    `folded`: whether its results are constants, so that ONNX's reference implementation may give them.
+    """
     domain = _domain(node)
     if (node.domain, node.op_type, node.overload) in file.functions or (domain, node.op_type) in CONTROL:
         return ""
@@ -116,7 +152,7 @@ def _problem_of(node: onnx.NodeProto, opsets: Opsets, file: ModelFile) -> str:
     if schema is None:
         return NO_WAY
     handler = operators.handler_of(domain, node.op_type, schema.since_version)
-    return "" if handler is not None or has_body(schema) else NO_WAY
+    return "" if folded or handler is not None or has_body(schema) else NO_WAY
 
 
 def _domain(node: onnx.NodeProto) -> str:

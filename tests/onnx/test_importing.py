@@ -14,6 +14,8 @@ from onnx.reference import ReferenceEvaluator
 
 from cudnn_actor import DType, InvalidModel, TensorSpec, UnsupportedModel, spawn
 from cudnn_actor.onnx import ModelLimits, OnnxModel
+from cudnn_actor.onnx.importing import NO_WAY
+from cudnn_actor.onnx.operators.random import UNDEFINED
 from cudnn_actor.protocol import Layout
 from cudnn_actor.protocol.operations import Convolution
 
@@ -245,6 +247,41 @@ def test_what_is_missing_in_a_function_is_named_with_the_node_around_it() -> Non
     proto = model_of([call], *PORTS, functions=[odd], opset_imports=opsets)
     with pytest.raises(UnsupportedModel, match=r"node 'outer' \(own.Odd\), in node 'inner' \(Det\)"):
         imported(proto)
+
+
+def test_what_no_dims_can_make_run_is_named_in_functions_when_a_model_is_loaded() -> None:
+    """For each node that calls them; but not what a call of constants folds, nor what nothing calls."""
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("own", 1)]
+
+    def function(name: str, *nodes: onnx.NodeProto) -> onnx.FunctionProto:
+        return helper.make_function("own", name, ["x"], ["y"], list(nodes), opsets)
+
+    def call(op: str, inputs: str, outputs: str, **options: str) -> onnx.NodeProto:
+        return node(op, inputs, outputs, domain="own", **options)
+
+    functions = [
+        function("Noise", node("RandomNormalLike", "x", "n", name="noise"), node("Add", "x n", "y")),
+        function("Strange", call("Noise", "x", "z"), node("NoSuch", "z", "y", name="odd", domain="own")),
+        function("Length", node("Size", "x", "y")),
+        function("Text", node("StringNormalizer", "x", "y")),
+        function("Unused", node("Bernoulli", "x", "y")),
+    ]
+    nodes = [
+        call("Strange", "x", "a", name="one"),
+        call("Noise", "a", "y", name="other"),
+        call("Length", "x", "n"),
+        call("Text", "n", "z"),
+    ]
+    proto = model_of(
+        nodes, {"x": (FLOAT, ["N", 4])}, {"y": (FLOAT, None)}, functions=functions, opset_imports=opsets
+    )
+    with pytest.raises(UnsupportedModel) as raised:
+        OnnxModel(proto)
+    assert raised.value.nodes == (
+        f"node 'one' (own.Strange), in node 'noise' (RandomNormalLike): {UNDEFINED}",
+        f"node 'one' (own.Strange), in node 'odd' (own.NoSuch): {NO_WAY}",
+        f"node 'other' (own.Noise), in node 'noise' (RandomNormalLike): {UNDEFINED}",
+    )
 
 
 # Control flow.
