@@ -95,7 +95,10 @@ def check_operators(file: ModelFile) -> None:
     if not problems:
         return
     if (specs := fixed_specs(file.inputs)) is not None:
-        _Import(file, specs, {}).specialised()  # finds them, and what dims and attributes add to them
+        try:
+            _Import(file, specs, {}).specialised()
+        except UnsupportedModel as error:  # what dims and attributes add to them
+            problems = list(dict.fromkeys([*error.nodes, *problems]))
     raise UnsupportedModel(nodes=problems)
 
 

@@ -20,6 +20,7 @@ from onnx import checker, numpy_helper
 
 from cudnn_actor.models.errors import InvalidModel
 from cudnn_actor.models.model import Feature
+from cudnn_actor.onnx.nodes import schema_of
 from cudnn_actor.protocol.checks import require_whole
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.errors import InvalidRequest, Words
@@ -29,6 +30,7 @@ __all__ = [
     "ModelLimits",
     "array_of",
     "dtype_name",
+    "first_line",
     "in_order",
     "label_of",
     "numpy_dtype",
@@ -40,6 +42,7 @@ Opsets = Mapping[str, int]
 _NAMES = {code: name.lower() for name, code in onnx.TensorProto.DataType.items()}
 """ONNX's dtypes."""
 _AI_ONNX = ("", "ai.onnx")
+_UNKNOWN = "cudnn_actor.unknown"
 
 
 class ModelLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -317,13 +320,31 @@ def _check(
     for value in (*checked.graph.input, *checked.graph.output):
         if value.type.HasField("tensor_type"):
             value.type.tensor_type.shape.SetInParent()  # unknown ranks are not an error here
+    _set_apart_unknown(checked)
     try:
         checker.check_model(checked)
     except Exception as error:
-        raise InvalidModel(where="the model", problem=_first_line(error)) from error
+        raise InvalidModel(where="the model", problem=first_line(error)) from error
 
 
-def _first_line(error: Exception) -> str:
+def _set_apart_unknown(checked: onnx.ModelProto) -> None:
+    """Give nodes of unknown operators a domain of which the checker does not know any.
+
+    It would refuse the first of them; who imports the model names all.
+    """
+    own = {(each.domain, each.name, each.overload) for each in checked.functions}
+    for part, nodes in ((checked, checked.graph.node), *((each, each.node) for each in checked.functions)):
+        opsets = versions(part.opset_import)
+        part.opset_import.add(domain=_UNKNOWN, version=1)
+        for node in _with_inner(nodes):
+            domain = "" if node.domain in _AI_ONNX else node.domain
+            known = domain not in opsets or schema_of(node.op_type, opsets[domain], domain)
+            if not known and (node.domain, node.op_type, node.overload) not in own:
+                node.domain = _UNKNOWN
+
+
+def first_line(error: Exception) -> str:
+    """An error's text, without line breaks and not too long."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return " ".join(lines)[:400] if lines else type(error).__name__
 
@@ -409,7 +430,7 @@ def array_of(tensor: onnx.TensorProto, where: str, folder: Path | None = None) -
     try:
         array = numpy_helper.to_array(tensor)
     except Exception as error:
-        raise InvalidModel(where=where, problem=f"cannot be read: {_first_line(error)}") from error
+        raise InvalidModel(where=where, problem=f"cannot be read: {first_line(error)}") from error
     if array.shape != tuple(tensor.dims):
         raise InvalidModel(
             where=where, problem=f"has values of dims {array.shape}, but says {tuple(tensor.dims)}"

@@ -284,6 +284,34 @@ def test_what_no_dims_can_make_run_is_named_in_functions_when_a_model_is_loaded(
     )
 
 
+def test_all_operators_that_onnx_does_not_have_are_named() -> None:
+    """In a version of its own domains, as in a domain of one's own; with named dims, too."""
+    opsets = [helper.make_opsetid(domain, 18 if not domain else 1) for domain in ("", "ai.onnx.ml", "own")]
+    unknown = node("Nope", "x", "y", name="inner")
+    function = helper.make_function("own", "F", ["x"], ["y"], [unknown], opsets)
+    nodes = [
+        node("Swish", "x", "a", name="newer"),
+        node("Nope", "a", "b", name="none", speed=3),
+        helper.make_node("Nope", ["b"], ["c"], "learned", domain="ai.onnx.ml"),
+        node("Nope", "zero", "d", name="of constants"),
+        helper.make_node("F", ["c"], ["y"], "calls", domain="own"),
+    ]
+    wanted = [
+        "node 'newer' (Swish)",
+        "node 'none' (Nope)",
+        "node 'learned' (ai.onnx.ml.Nope)",
+        "node 'of constants' (Nope)",
+        "node 'calls' (own.F), in node 'inner' (Nope)",
+    ]
+    for dim in (3, "N"):
+        ports = {"x": (FLOAT, [dim, 4])}, {"y": (FLOAT, [dim, 4])}
+        tensors = {"zero": np.zeros((), np.float32)}
+        proto = model_of(nodes, *ports, tensors, functions=[function], opset_imports=opsets)
+        with pytest.raises(UnsupportedModel) as raised:
+            OnnxModel(proto)
+        assert sorted(raised.value.nodes) == sorted(f"{each}: {NO_WAY}" for each in wanted)
+
+
 # Control flow.
 
 
