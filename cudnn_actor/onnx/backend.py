@@ -26,7 +26,9 @@ from onnx.backend.base import Backend, BackendRep, Device, DeviceType, namedtupl
 
 from cudnn_actor.actors import forks
 from cudnn_actor.models import InvalidModel, Model, UnsupportedModel
-from cudnn_actor.onnx.importing import OnnxModel
+from cudnn_actor.onnx.importing import NO_WAY, OnnxModel
+from cudnn_actor.onnx.nodes import schema_of
+from cudnn_actor.onnx.reading import first_line, label_of
 from cudnn_actor.protocol.errors import CudnnActorError, InvalidRequest, ServiceStopped, Words
 from cudnn_actor.service.client import CudnnRef
 from cudnn_actor.service.service import start
@@ -196,6 +198,26 @@ def _array(value: Any) -> Any:
     return value
 
 
+def _by_name(node: onnx.NodeProto, inputs: Any) -> dict[str, np.ndarray]:
+    """The arrays that a node is given."""
+    names = list(node.input)
+    listed = [inputs.get(name) for name in names] if isinstance(inputs, dict) else list(inputs)
+    if len(listed) != len(names):
+        names = [name for name in names if name]
+    if len(listed) != len(names):
+        raise InvalidRequest(
+            field="inputs",
+            value=len(listed),
+            problem=f"is not the number of inputs, which is {len(names)}",
+            fix=f"give {', '.join(names)}; None for one that is left out",
+        )
+    given: dict[str, np.ndarray] = {}
+    for name, array in zip(names, listed, strict=True):
+        if name and array is not None:
+            given.setdefault(name, np.asarray(_array(array)))
+    return given
+
+
 class CudnnActorBackend(Backend):
     """The interface's class; the functions of this module are its methods."""
 
@@ -237,25 +259,38 @@ class CudnnActorBackend(Backend):
         outputs_info: Any = None,
         **kwargs: Any,
     ) -> tuple[Any, ...]:
-        """Run one node. `opset_version` (a keyword) is its domain's; the newest unless given."""
+        """Run one node.
+
+        `inputs`: by name, or in order; None, or nothing where the node has no name, for one that is left out.
+        Of arrays with one name, the first is taken. `opset_version` (a keyword) is the version of the node's
+        domain; the newest unless given. Raises as `run_model`; `InvalidModel` also for inputs that
+        the operator does not take.
+        """
         del outputs_info
-        present = [name for name in node.input if name]
-        listed = [inputs[name] for name in present] if isinstance(inputs, dict) else list(inputs)
+        given = _by_name(node, inputs)
         domain = "" if node.domain == "ai.onnx" else node.domain
-        newest = defs.onnx_opset_version() if not domain else 1
-        version = kwargs.get("opset_version", newest)
-        types = [
-            helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
-            for name, array in zip(present, map(np.asarray, listed), strict=True)
-        ]
-        schema = defs.get_schema(node.op_type, version, domain)
+        version = kwargs.get("opset_version", defs.onnx_opset_version() if not domain else 1)
+        schema = schema_of(node.op_type, version, domain)
+        if schema is None:
+            raise UnsupportedModel(nodes=[f"{label_of(node)}: {NO_WAY}"])
+        made = onnx.NodeProto()
+        made.CopyFrom(node)
+        made.input[:] = [name if name in given else "" for name in node.input]
         imports = [helper.make_opsetid(domain, version)]
-        known = {each.name: each.type for each in types}
-        inferred = shape_inference.infer_node_outputs(schema, node, known, opset_imports=imports)
-        outputs = [helper.make_value_info(name, inferred[name]) for name in node.output if name]
-        graph = helper.make_graph([node], "node", types, outputs)
+        try:
+            types = [
+                helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
+                for name, array in given.items()
+            ]
+            known = {each.name: each.type for each in types}
+            inferred = shape_inference.infer_node_outputs(schema, made, known, opset_imports=imports)
+        except Exception as error:
+            raise InvalidModel(where=label_of(node), problem=first_line(error)) from error
+        names = [name for name in node.output if name]
+        outputs = [helper.make_value_info(name, inferred.get(name, onnx.TypeProto())) for name in names]
+        graph = helper.make_graph([made], "node", types, outputs)
         model = helper.make_model(graph, opset_imports=imports)
-        return cls.run_model(model, listed, device)
+        return cls.run_model(model, list(given.values()), device)
 
     @classmethod
     def supports_device(cls, device: str) -> bool:

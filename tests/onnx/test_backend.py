@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 import pytest
 
-from cudnn_actor import InvalidRequest, ServiceStopped, UnsupportedModel
+from cudnn_actor import InvalidModel, InvalidRequest, ServiceStopped, UnsupportedModel
 from cudnn_actor.onnx import backend
 
 from .small_models import FLOAT, image_model, model_of, node
@@ -41,6 +41,42 @@ def test_inputs_of_a_node_by_name_may_be_in_any_order() -> None:
 def test_a_node_of_an_older_version_runs() -> None:
     (y,) = backend.run_node(node("Softmax", "x", "y", axis=1), [np.ones((2, 2, 3), "f4")], opset_version=11)
     np.testing.assert_allclose(y, np.full((2, 2, 3), 1 / 6), rtol=1e-6)
+
+
+def test_an_input_of_a_node_may_be_left_out() -> None:
+    clip, most = node("Clip", "x low high", "y"), np.array(1, np.float32)
+    for given in ([X, None, most], {"x": X, "high": most}, {"x": X, "low": None, "high": most}):
+        np.testing.assert_array_equal(backend.run_node(clip, given)[0], np.minimum(X, 1))
+    for named in ([X, None, most], [X, most]):
+        (y,) = backend.run_node(node("Clip", "x - high", "y"), named)
+        np.testing.assert_array_equal(y, np.minimum(X, 1))
+
+
+def test_one_input_of_a_node_that_is_read_twice() -> None:
+    (y,) = backend.run_node(node("Sub", "x x", "y"), [X, X + 1])
+    np.testing.assert_array_equal(y, X - X)
+
+
+@pytest.mark.parametrize(
+    ("made", "inputs", "error", "problem"),
+    [
+        (
+            "Add",
+            [X],
+            InvalidRequest,
+            "inputs=1: is not the number of inputs, which is 2; give a, b; None for",
+        ),
+        ("Add", {"a": X}, InvalidModel, r"node 'y' \(Add\): "),
+        ("Add", [X, X.astype("f8")], InvalidModel, r"node 'y' \(Add\): "),
+        ("Add", [X, X.tolist()], InvalidRequest, "inputs=list: is no tensor of numbers"),
+        ("Nope", [X, X], UnsupportedModel, r"node 'y' \(Nope\): no operator of that name"),
+    ],
+)
+def test_nodes_that_cannot_be_run_are_typed_errors(
+    made: str, inputs: Any, error: type[Exception], problem: str
+) -> None:
+    with pytest.raises(error, match=problem):
+        backend.run_node(node(made, "a b", "y"), inputs)
 
 
 def test_a_prepared_model_runs_many_times_with_arrays_in_order_or_by_name() -> None:
