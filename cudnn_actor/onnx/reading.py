@@ -250,18 +250,17 @@ def _opened(model: Any, limits: ModelLimits) -> tuple[onnx.ModelProto, Path | No
     """The model's proto, and the folder that its external data is in."""
     if isinstance(model, onnx.ModelProto):
         return model, None
-    folder = None
+    folder, where = None, "the file"
     if isinstance(model, str | os.PathLike):
         path = Path(os.fspath(model))
+        where = str(path)
         try:
             size = path.stat().st_size
             _check_bytes(size, limits)
             data = path.read_bytes()
         except (OSError, ValueError) as error:  # a path with a zero byte is a ValueError
             problem = f"cannot be read: {getattr(error, 'strerror', error)}"
-            raise InvalidModel(
-                where=str(path), problem=problem, fix="give a file that you can read"
-            ) from error
+            raise InvalidModel(where=where, problem=problem, fix="give a file that you can read") from error
         folder = path.parent
     elif isinstance(model, bytes | bytearray | memoryview):
         data = bytes(model)
@@ -274,13 +273,13 @@ def _opened(model: Any, limits: ModelLimits) -> tuple[onnx.ModelProto, Path | No
             fix="give a path, the bytes of a file, or an onnx.ModelProto",
         )
     if not data:
-        raise InvalidModel(where="the file", problem="is empty")
+        raise InvalidModel(where=where, problem="is empty")
     proto = onnx.ModelProto()
     try:
         proto.ParseFromString(data)
     except Exception as error:
         problem = "is not an ONNX model, or a part of it is missing"
-        raise InvalidModel(where="the file", problem=problem) from error
+        raise InvalidModel(where=where, problem=problem) from error
     return proto, folder
 
 
@@ -324,7 +323,7 @@ def _check(
     try:
         checker.check_model(checked)
     except Exception as error:
-        raise InvalidModel(where="the model", problem=first_line(error)) from error
+        raise InvalidModel(where="the graph", problem=first_line(error)) from error
 
 
 def _set_apart_unknown(checked: onnx.ModelProto) -> None:
@@ -456,11 +455,13 @@ def _with_data(tensor: onnx.TensorProto, where: str, folder: Path | None) -> onn
         raise InvalidModel(where=where, problem="has an offset or a length that is no number") from error
     if offset < 0 or length < 0:
         raise InvalidModel(where=where, problem="has an offset or a length below 0")
+    if length != size:
+        raise InvalidModel(where=where, problem=f"has data of length {length}, and needs {size} bytes")
     try:
-        data = _bytes_of(path, offset, min(length, size))
+        data = _bytes_of(path, offset, size)
     except (OSError, ValueError, OverflowError) as error:
         raise InvalidModel(where=where, problem=f"has data that cannot be read: {error}") from error
-    if len(data) != size or length != size:
+    if len(data) != size:
         raise InvalidModel(where=where, problem=f"has {len(data)} bytes of data, and needs {size}")
     copy = onnx.TensorProto()
     copy.name, copy.data_type, copy.raw_data = tensor.name, tensor.data_type, data

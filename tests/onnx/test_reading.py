@@ -98,11 +98,11 @@ def _sparse(model: onnx.ModelProto) -> None:
         (_other_dtype, "initialiser 'w2'", "is of float32, and declared as float64"),
         (_cyclic, "node 'conv1' (Conv)", "depends on its own result"),
         (_itself, "node 'relu1' (Relu)", "depends on its own result"),
-        (_nowhere, "the model", "nowhere"),
+        (_nowhere, "the graph", "nowhere"),
         (_twice, "node 'again' (Relu)", "writes 'r1', which there is already"),
         (_no_versions, "opset_import", "is empty"),
-        (_no_output, "the model", "gone"),
-        (_unknown_attribute, "the model", "speed"),
+        (_no_output, "the graph", "gone"),
+        (_unknown_attribute, "the graph", "speed"),
         (_sparse, "initialiser 's'", "is sparse"),
     ],
 )
@@ -131,13 +131,17 @@ def test_a_name_that_is_not_utf_8_is_one_of_a_node(name: str, label: str) -> Non
     assert raised.value.where == f"node {label}"
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+def test_a_file_that_is_not_there_or_no_model(tmp_path: Path) -> None:
     with pytest.raises(InvalidModel, match="cannot be read: No such file"):
         OnnxModel(tmp_path / "gone.onnx")
     with pytest.raises(InvalidModel, match="cannot be read: embedded null byte"):
         OnnxModel("model.onnx\0")
-    with pytest.raises(InvalidModel, match="the file: is empty"):
-        OnnxModel(b"")
+    for data, problem in ((b"", "is empty"), (b"import onnx", "is not an ONNX model")):
+        (tmp_path / "file.py").write_bytes(data)
+        for given, where in ((tmp_path / "file.py", str(tmp_path / "file.py")), (data, "the file")):
+            with pytest.raises(InvalidModel, match=problem) as raised:
+                OnnxModel(given)
+            assert raised.value.where == where
     with pytest.raises(InvalidRequest, match="is no model"):
         OnnxModel(7)
 
@@ -209,9 +213,9 @@ def test_data_outside_of_the_folder_is_not_read(tmp_path: Path) -> None:
     ("more", "problem"),
     [
         ({"offset": 8}, "has 8 bytes of data, and needs 16"),
-        ({"length": 4}, "has 4 bytes of data, and needs 16"),
+        ({"length": 4}, "has data of length 4, and needs 16 bytes"),
         ({"offset": -1}, "below 0"),
-        ({"length": 1 << 40}, "has 16 bytes of data, and needs 16"),
+        ({"length": 1 << 40}, "has data of length 1099511627776, and needs 16 bytes"),
     ],
 )
 def test_data_of_the_wrong_length(more: dict[str, int], problem: str, tmp_path: Path) -> None:
