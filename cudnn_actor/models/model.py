@@ -60,7 +60,7 @@ class Feature:
         return TensorSpec.packed(self.dims, self.dtype)  # type: ignore[arg-type]
 
     def __str__(self) -> str:
-        dims = "of any rank" if self.dims is None else f"({', '.join(map(_shown, self.dims))})"
+        dims = "of any rank" if self.dims is None else _shown(self.dims)
         return f"{self.name}: {self.dtype or self.kind} {dims}"
 
 
@@ -70,8 +70,8 @@ def fixed_specs(features: Sequence[Feature]) -> dict[str, TensorSpec] | None:
     return None if None in specs.values() else specs  # type: ignore[return-value]
 
 
-def _shown(dim: int | str | None) -> str:
-    return "?" if dim is None else str(dim)
+def _shown(dims: Dims) -> str:
+    return f"({', '.join('?' if dim is None else str(dim) for dim in dims)})"
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -334,7 +334,9 @@ class Model:
 
     def _given(self, feature: Feature, value: Any) -> Any:
         """An input: a reference, or an array of the input's dtype."""
+        kind = ""  # of what has no dtype until it is an array
         if not isinstance(value, BufferRef):
+            kind = "" if hasattr(value, "dtype") else type(value).__name__
             try:
                 value = self._values(value)
             except InvalidRequest as error:
@@ -348,10 +350,12 @@ class Model:
             )
         dtype = value.spec.dtype if isinstance(value, BufferRef) else DType.of(value.dtype)
         if dtype is None or dtype is not feature.dtype:
+            found, wanted = str(dtype or value.dtype), feature.dtype or feature.kind
+            problem = f"is read as {found}, and the input is {wanted}"
             raise InvalidRequest(
                 field=feature.name,
-                value=Words(str(dtype or value.dtype)),
-                problem=f"is not the dtype of the input, which is {feature.dtype or feature.kind}",
+                value=Words(kind or found),
+                problem=problem if kind else f"is not the dtype of the input, which is {wanted}",
                 fix=_conversion(feature.dtype),
             )
         if isinstance(value, BufferRef) and value.spec.layout is Layout.STRIDED:
@@ -367,20 +371,21 @@ class Model:
             dims = _spec(given[feature.name]).dims
             if feature.dims is None:
                 continue
-            problem = ""
+            problem = of_name = ""
             if len(dims) != len(feature.dims):
                 problem = f"it has {len(dims)} dims, not {len(feature.dims)}"
             for place, (size, dim) in enumerate(zip(dims, feature.dims, strict=False)):
                 wanted = named.setdefault(dim, size) if isinstance(dim, str) else dim
                 if not problem and wanted is not None and size != wanted:
-                    of_name = f", as {dim} is in other dims" if isinstance(dim, str) else ""
-                    problem = f"dim {place} is {size}, not {wanted}{of_name}"
+                    of_name = "; dims with one name must be equal" if isinstance(dim, str) else ""
+                    as_it_is = f", as {dim} is in other dims" if of_name else ""
+                    problem = f"dim {place} is {size}, not {wanted}{as_it_is}"
             if problem:
                 raise InvalidRequest(
                     field=feature.name,
                     value=dims,
-                    problem=f"does not fit {feature}: {problem}",
-                    fix="give an array that fits; dims with one name must be equal",
+                    problem=f"does not fit {_shown(feature.dims)}: {problem}",
+                    fix=f"give an array that fits{of_name}",
                 )
 
     # Specialised graphs and weights.

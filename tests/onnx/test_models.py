@@ -320,8 +320,14 @@ async def test_only_what_decides_is_computed_while_a_model_is_imported() -> None
         ({"imgae": np.zeros((1, 3, 8, 8), np.float32)}, 'no input of the model; did you mean "image"'),
         ({"image": np.zeros((1, 3, 8, 8))}, "is not the dtype of the input, which is float32"),
         ({"image": np.zeros((1, 3, 8, 9), np.float32)}, "dim 3 is 9, not 8"),
-        ({"image": np.zeros((3, 8, 8), np.float32)}, "it has 3 dims, not 4"),
-        ({"image": np.zeros((1, 2, 8, 9), np.float32)}, "image: float32 .*: dim 1 is 2, not 3; give"),
+        (
+            {"image": np.zeros((3, 8, 8), np.float32)},
+            r"\(N, 3, 8, 8\): it has 3 dims, not 4; give an array that fits$",
+        ),
+        (
+            {"image": np.zeros((1, 2, 8, 9), np.float32)},
+            r"does not fit \(N, 3, 8, 8\): dim 1 is 2, not 3; give",
+        ),
     ],
 )
 async def test_inputs_that_do_not_fit_are_refused(given: dict[str, Any], problem: str) -> None:
@@ -338,7 +344,10 @@ async def test_dims_with_one_name_must_agree() -> None:
     )
     async with spawn(device="cpu") as gpu:
         model = await gpu.load(proto)
-        with pytest.raises(InvalidRequest, match="dim 0 is 1, not 3, as N is in other dims"):
+        with pytest.raises(
+            InvalidRequest,
+            match=r"dim 0 is 1, not 3, as N is in other dims; give .* fits; dims with one name must",
+        ):
             await gpu.run(model, {"a": np.zeros(3, np.float32), "b": np.zeros(1, np.float32)})
 
 
@@ -353,13 +362,22 @@ async def test_what_is_no_input_at_all_is_told_with_what_to_pass() -> None:
                 {},
                 "image=list: cannot be converted to an array: .*; pass rows",
             ),
-            ({"image": image.tolist()}, {}, "image=float64: .*; convert it: numpy.asarray\\(x, 'float32'\\)"),
+            (
+                {"image": image.tolist()},
+                {},
+                "image=list: is read as float64, and the input is float32; "
+                r"convert it: numpy.asarray\(x, 'float32'\)",
+            ),
             ({"image": image}, {"keep": "scores"}, "keep='scores': is not a sequence of names"),
             ({"image": image}, {"keep": ("score",)}, 'not an output of the model; did you mean "scores"?'),
         ]
         for inputs, options, told in wrong:
             with pytest.raises(InvalidRequest, match=told):
                 await gpu.run(model, inputs, **options)
+        ref = await gpu.upload(images(1).astype("f8"))
+        with pytest.raises(InvalidRequest, match="image=float64: is not the dtype of the input"):
+            await gpu.run(model, {"image": ref})
+        await gpu.free(ref)
         given: Any = model
         with pytest.raises(InvalidRequest, match=r"run it: await gpu\.run"):
             await gpu.apply(given)
