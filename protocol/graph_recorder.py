@@ -101,7 +101,7 @@ class Recorder:
                 raise InvalidRequest(field=name, value=None, problem=problem, fix=fix)
         if given:
             node.check(specs | {name: inferred[name] for name in names})
-        label = self._gradient_of or f"{operation.title} at {self.place or _line()}"
+        label = self._label(operation)
         results = {
             name: self._add(Made(self._laid_out(node, inferred[name], specs), TensorRole.VIRTUAL, label))
             for name in names
@@ -114,6 +114,10 @@ class Recorder:
         if len(made) == 1:
             return made[0]
         return named_outputs(f"{type(operation).__name__}Outputs", dict(zip(names, made, strict=True)))
+
+    def _label(self, operation: Operation[Any]) -> str:
+        """What an operation is that is added now, for people: "relu at model.py:12"."""
+        return self._gradient_of or f"{operation.title} at {self.place or _line()}"
 
     def _operands(self, operation: Operation[Any]) -> dict[str, int]:
         """The numbers of an operation's inputs, by name. Raises `InvalidRequest`."""
@@ -256,13 +260,15 @@ class Recorder:
     def _result(self, operation: Operation[Any], **arguments: str) -> Tensor:
         """The result of an operation that has one.
 
-        `arguments`: the names that the operation's fields have as arguments of the caller, if others.
+        `arguments`: the names that the operation's fields have as arguments of the caller, if others; of
+        several operands, that of all.
         """
         try:
             made: Tensor = self.apply(operation)
         except InvalidRequest as error:
-            if error.field in arguments:
-                raise error.about(arguments[error.field]) from None
+            name, bracket, number = error.field.partition("[")
+            if name in arguments:
+                raise error.about(f"{arguments[name]}{bracket}{number}") from None
             raise
         return made
 

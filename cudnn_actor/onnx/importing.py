@@ -506,6 +506,7 @@ class _Import:
         )
 
     def _built(self, ports: Mapping[str, Tensor]) -> Graph:
+        self._g.place = "the outputs"  # copies of inputs, and of outputs that are written twice
         graph = self._g.build(ports)
         inputs = tuple(port for port in graph.inputs if port.uid is not None)
         return Graph(body=graph.body, inputs=inputs, outputs=graph.outputs)

@@ -507,6 +507,13 @@ def test_float64_weights_beside_float32_operands_are_reported() -> None:
         imported(proto)
 
 
+def test_a_copy_of_an_output_is_not_told_as_a_node_before_it() -> None:
+    outputs = {"y": (FLOAT, [3, 4]), "z": (FLOAT, [3, 4])}
+    proto = model_of([node("Relu", "x", "y"), node("Identity", "y", "z")], PORTS[0], outputs)
+    body = imported(proto).graph.body
+    assert body.label(1) == "identity at the outputs"
+
+
 def test_truth_values_where_an_operator_takes_numbers_are_reported() -> None:
     nodes = [node("Greater", "x zero", "truth"), node("CumSum", "truth axis", "y", name="sum")]
     tensors = {"zero": np.zeros((), np.float32), "axis": np.array(1)}

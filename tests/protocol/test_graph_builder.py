@@ -211,6 +211,19 @@ def test_labels_name_the_line_of_the_operation() -> None:
     assert made == [f"{what} at {line}" for what in ("layer_norm", "mul", "relu")]
 
 
+def test_copies_that_build_adds_have_its_line() -> None:
+    g = GraphBuilder()
+    x, m, n = g.input("x", (3,)), g.input("m", (3,)), g.input("n", (3,))
+    y = g.relu(x)
+    frame = inspect.currentframe()
+    assert frame is not None
+    body = g.build(same=x, y=y, again=y, updates={"m": n, "n": y + m}).body
+    line = f"test_graph_builder.py:{frame.f_lineno - 1}"
+    labels = [body.label(number) for number, _ in enumerate(body.operations)]
+    assert labels[0].startswith("relu at test_graph_builder.py:")
+    assert set(labels[1:]) == {f"add at {line}", f"identity at {line}"}
+
+
 def test_a_graph_is_printed_as_its_inputs_and_outputs() -> None:
     g = GraphBuilder()
     inputs = [g.input(f"x{number}", (number, 2)) for number in range(6)]
@@ -346,6 +359,12 @@ class TestForms:
     def test_a_newer_form_is_named(self) -> None:
         text = json.dumps({"format": 99, "graph": {"new": True}})
         with pytest.raises(InvalidRequest, match="format=99: is newer than 1"):
+            Graph.from_json(text)
+
+    @pytest.mark.parametrize("version", [0, -1])
+    def test_a_form_that_never_was_is_named(self, version: int) -> None:
+        text = self.graph().to_json().replace(b'"format":1', b'"format":%d' % version)
+        with pytest.raises(InvalidRequest, match=f"format={version}: is no version of this form; pass what"):
             Graph.from_json(text)
 
     def test_a_graph_whose_names_do_not_fit_is_refused(self) -> None:
