@@ -438,6 +438,65 @@ def test_attention_that_is_spelled_out_in_a_half_type_is_one_operation(transpose
     np.testing.assert_allclose(y.astype("f8"), wanted, rtol=1e-3, atol=1e-3)
 
 
+def spelled_out(nodes: str, q: tuple[int, ...], mask: np.ndarray, code: int = HALF) -> onnx.ModelProto:
+    """Attention whose scores s these nodes turn into d, on which a mask is added."""
+    of = helper.tensor_dtype_to_np_dtype(code)
+    constants = {"two": [2], "three": 3, "zero": 0, "mask": mask}
+    return model_of(
+        [
+            node("Transpose", "k", "kt", perm=[0, 1, 3, 2]),
+            node("MatMul", "q kt", "s"),
+            *(node(op, f"{a} {b}", c) for op, a, b, c in map(str.split, nodes.split(", "))),
+            node("Add", "mask d", "b"),
+            node("Softmax", "b", "p", axis=-1),
+            node("MatMul", "p v", "y"),
+        ],
+        {"q": (code, q)} | {name: (code, (*q[:2], 5, 8)) for name in "kv"},
+        {"y": (code, None)},
+        {name: np.array(each, of) for name, each in constants.items()},
+    )
+
+
+def check_attention(proto: onnx.ModelProto, scale: float, mask: np.ndarray) -> None:
+    given = {}
+    for port in proto.graph.input:
+        of = port.type.tensor_type
+        dims = [each.dim_value for each in of.shape.dim]
+        given[port.name] = rng.standard_normal(dims).astype(helper.tensor_dtype_to_np_dtype(of.elem_type))
+    q, k, v = (each.astype("f8") for each in given.values())
+    scores = scale * q @ k.swapaxes(2, 3) + mask
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    (y,) = run(proto, **given)
+    wanted = (weights / weights.sum(-1, keepdims=True)) @ v
+    np.testing.assert_allclose(y.astype("f8"), wanted, rtol=0.05, atol=0.05)
+
+
+@pytest.mark.parametrize("code", [HALF, TensorProto.BFLOAT16])
+@pytest.mark.parametrize(
+    ("nodes", "scale"),
+    [
+        ("Div s two d", 1 / 2),
+        ("Mul three s d", 3),
+        ("Div s two e, Mul e three d", 3 / 2),
+        ("Mul three s e, Div e two d", 3 / 2),
+        ("Mul s two e, Mul three e d", 6),
+        ("Div s two e, Div e three d", 1 / 6),
+    ],
+)
+def test_the_scales_of_attention_that_is_spelled_out_are_multiplied(
+    nodes: str, scale: float, code: int
+) -> None:
+    mask = rng.standard_normal((5, 5))
+    proto = spelled_out(nodes, (2, 3, 5, 8), mask, code)
+    assert "attention" in kinds(imported(proto))
+    check_attention(proto, scale, mask)
+
+
+@pytest.mark.parametrize("nodes", ["Div two s d", "Mul s two e, Div three e d", "Div s zero d"])
+def test_a_quotient_that_is_no_multiple_of_the_scores_is_no_scale(nodes: str) -> None:
+    assert "softmax" in kinds(imported(spelled_out(nodes, (2, 3, 5, 8), np.zeros((5, 5)))))
+
+
 @pytest.mark.parametrize(
     "dtypes", [("float32", "bfloat16"), ("float16", "bfloat16"), ("bfloat16", "float32")]
 )
