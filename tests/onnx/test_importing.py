@@ -451,7 +451,7 @@ def spelled_out(nodes: str, q: tuple[int, ...], mask: np.ndarray, code: int = HA
             node("Softmax", "b", "p", axis=-1),
             node("MatMul", "p v", "y"),
         ],
-        {"q": (code, q)} | {name: (code, (*q[:2], 5, 8)) for name in "kv"},
+        {"q": (code, q)} | dict.fromkeys("kv", (code, (*q[:2], 5, 8))),
         {"y": (code, None)},
         {name: np.array(each, of) for name, each in constants.items()},
     )
@@ -495,6 +495,16 @@ def test_the_scales_of_attention_that_is_spelled_out_are_multiplied(
 @pytest.mark.parametrize("nodes", ["Div two s d", "Mul s two e, Div three e d", "Div s zero d"])
 def test_a_quotient_that_is_no_multiple_of_the_scores_is_no_scale(nodes: str) -> None:
     assert "softmax" in kinds(imported(spelled_out(nodes, (2, 3, 5, 8), np.zeros((5, 5)))))
+
+
+@pytest.mark.parametrize("q", [(1, 2, 5, 8), (2, 1, 5, 8), (2, 2, 1, 8)])
+def test_a_mask_that_makes_more_of_spelled_out_attention_is_added_by_a_node_of_its_own(
+    q: tuple[int, ...],
+) -> None:
+    mask = rng.standard_normal((2, 2, 5, 5))
+    proto = spelled_out("Div s two d", q, mask)
+    assert "softmax" in kinds(imported(proto))
+    check_attention(proto, 1 / 2, mask)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
+
 from cudnn_actor.onnx.nodes import Node, Result
 from cudnn_actor.onnx.operators.casts import converted, wrapped
 from cudnn_actor.onnx.table import operator
@@ -99,7 +101,12 @@ def _attention(node: Node, g: GraphBuilder) -> Tensor | None:
         q.rank == k.rank == 4 and q.known is k.known is v.known and q.dims[:2] == k.dims[:2] == v.dims[:2]
     ):
         return None
-    if bias is not None and (bias.known is not q.known or bias.rank > 4 or bias.dims[-1:] != v.dims[2:3]):
+    dims = (*q.dims[:3], v.dims[2])
+    if bias is not None and (
+        bias.known is not q.known
+        or bias.dims[-1:] != dims[3:]
+        or np.broadcast_shapes(bias.dims, dims) != dims
+    ):
         return None
     mask = None if bias is None else g.reshape(bias.tensor, (*[1] * (4 - bias.rank), *bias.dims))
     return g.attention(q.tensor, turned(g, k.tensor), v.tensor, bias=mask, scale=scale)
