@@ -736,6 +736,27 @@ CASES: list[Any] = [
         {"axis": 0, "block_size": 2},
         [typed("uint8", [1, 2, 5, 5])],
     ),
+    *(
+        (
+            "Resize",
+            10,
+            [X.reshape(1, 1, 3, 4), typed("float32", [1, 1, *scales])],
+            {},
+            [X[rows][:, columns][None, None]],
+        )
+        for scales, rows, columns in (
+            ((0.6, 0.6), [0], [0, 2]),
+            ((2, 0.6), [0, 0, 1, 1, 2, 2], [0, 2]),
+            ((0.7, 1.5), [0, 2], [0, 0, 1, 2, 2, 3]),
+        )
+    ),
+    (
+        "Upsample",
+        9,
+        [X.reshape(1, 1, 3, 4), typed("float32", [1, 1, 0.6, 0.6])],
+        {},
+        [X[:1, [0, 1]].reshape(1, 1, 1, 2)],
+    ),
     (
         "Col2Im",
         18,

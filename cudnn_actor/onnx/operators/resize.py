@@ -12,7 +12,7 @@ from cudnn_actor.onnx.operators.casts import converted
 from cudnn_actor.onnx.table import operator
 from cudnn_actor.onnx.values import Declined
 from cudnn_actor.protocol.dtypes import DType
-from cudnn_actor.protocol.graph_builder import GraphBuilder
+from cudnn_actor.protocol.graph_builder import GraphBuilder, Tensor
 from cudnn_actor.protocol.operations import (
     Coordinates,
     GridPadding,
@@ -57,9 +57,13 @@ def resize(node: Node, g: GraphBuilder) -> Result:
         bounds = [*[0.0] * rank, *[1.0] * rank]
         for number, axis in enumerate(axes):
             bounds[axis], bounds[rank + axis] = float(roi[number]), float(roi[len(axes) + number])
-    return _resized(
-        node, g, dict(zip(axes, zip(wanted, factors, strict=True), strict=True)), _options(node, bounds)
-    )
+    along = dict(zip(axes, zip(wanted, factors, strict=True), strict=True))
+    x, options = node.tensor(0), _options(node, bounds)
+    if node.version == 10 and options["mode"] is ResampleMode.NEAREST:
+        # The second of two neighbours where a dim gets shorter, as in ONNX's example of that version.
+        shorter = {axis: along.pop(axis) for axis, factor in enumerate(factors) if factor < 1}
+        x = _resized(g, x, shorter, options | {"rounding": NearestRounding.CEIL}) if shorter else x
+    return _resized(g, x, along, options)
 
 
 def _options(node: Node, roi: list[float] | None) -> dict[str, Any]:
@@ -88,21 +92,20 @@ def upsample(node: Node, g: GraphBuilder) -> Result:
     given = node.attribute("scales") if node.version < 9 else node.constant(1)
     each = zip(node.dims(0), map(float, given), strict=True)
     along = {axis: (int(scale * dim), scale) for axis, (dim, scale) in enumerate(each)}
-    return _resized(node, g, along, _older(ResampleMode(node.attribute("mode"))))
+    return _resized(g, node.tensor(0), along, _older(ResampleMode(node.attribute("mode"))))
 
 
 def _resized(
-    node: Node, g: GraphBuilder, along: dict[int, tuple[int, float]], options: dict[str, Any]
-) -> Result:
-    """The input with other sizes along some axes; to each belongs a factor."""
-    x, dtype = node.tensor(0), node.dtype(0)
+    g: GraphBuilder, x: Tensor, along: dict[int, tuple[int, float]], options: dict[str, Any]
+) -> Tensor:
+    """x with other sizes along some axes; to each belongs a factor."""
     sizes = tuple(along.get(axis, (dim,))[0] for axis, dim in enumerate(x.dims))
     scales = tuple(along.get(axis, (0, 1.0))[1] for axis in range(x.rank))
-    whole = not dtype.is_floating and options["mode"] is not ResampleMode.NEAREST
+    whole = not x.dtype.is_floating and options["mode"] is not ResampleMode.NEAREST
     y = g._result(
         Resample(x=g.astype(x, DType.FLOAT32) if whole else x, sizes=sizes, scales=scales, **options)
     )
-    return converted(g, g.round(y), dtype) if whole else y
+    return converted(g, g.round(y), x.dtype) if whole else y
 
 
 @operator("GridSample", since=16)
