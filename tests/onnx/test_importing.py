@@ -791,6 +791,21 @@ def test_nodes_that_the_suite_does_not_have(case: Any, constant: bool) -> None:
         np.testing.assert_allclose(value, right, rtol=1e-5 if near else 0, atol=1e-6 if near else 0)
 
 
+@pytest.mark.parametrize("constant", [False, True])
+@pytest.mark.parametrize("corners", [0, 1])
+@pytest.mark.parametrize("size", [(1, 3, 4), (2, 1, 3), (1, 4, 1), (1, 1, 1), (1, 2, 3, 4), (2, 1, 3, 1)])
+def test_a_grid_is_where_pytorch_has_it(size: tuple[int, ...], corners: int, constant: bool) -> None:
+    batch, *spatial = size
+    rank = len(spatial)
+    theta = rng.standard_normal((batch, rank, rank + 1))
+    sizes = np.array([batch, 5, *spatial])
+    (grid,) = results_of("AffineGrid", 20, [theta, sizes], constant=constant, align_corners=corners)
+    ends = [0.0 if dim == 1 else 1.0 if corners else 1 - 1 / dim for dim in spatial]
+    places = [np.linspace(-end, end, dim) for end, dim in zip(ends, spatial, strict=True)]
+    base = np.stack([*np.meshgrid(*places, indexing="ij")[::-1], np.ones(spatial)], -1)
+    np.testing.assert_allclose(grid, np.einsum("...i,bji->b...j", base, theta), rtol=1e-12, atol=1e-12)
+
+
 def test_the_statistics_of_a_norm_are_of_the_stashed_dtype() -> None:
     x = X.astype(np.float64)
     y, mean, deviation = results_of("LayerNormalization", 17, [x, np.ones(4)], constant=False, outputs=3)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from cudnn_actor.onnx.nodes import Node, Result
 from cudnn_actor.onnx.operators.casts import converted
 from cudnn_actor.onnx.table import operator
@@ -117,3 +119,18 @@ def grid_sample(node: Node, g: GraphBuilder) -> Result:
         padding=GridPadding(node.attribute("padding_mode")),
         align_corners=bool(node.attribute("align_corners")),
     )
+
+
+@operator("AffineGrid", since=20)
+def affine_grid(node: Node, g: GraphBuilder) -> Result:
+    """A dim of size 1 is at 0 in either case, as PyTorch's is: ONNX's function divides by 0."""
+    theta, (count, _, *sizes) = node.tensor(0), node.ints(1)
+    rank = len(sizes)
+    theta = g.reshape(theta, (count, *[1] * rank, rank, rank + 1))
+    y = theta[..., rank]
+    for axis, size in enumerate(sizes):
+        last = size - 1 if node.attribute("align_corners") else size
+        places = (2 * np.arange(size) - size + 1) / max(1, last)
+        place = np.reshape(places, [size if n == axis else 1 for n in range(rank + 1)])
+        y += node.weight(place.astype(theta.dtype.numpy)) * theta[..., rank - 1 - axis]
+    return y
