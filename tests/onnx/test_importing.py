@@ -693,6 +693,13 @@ CASES: list[Any] = [
         {"kernel_shape": [2], "pads": [2, 0], "count_include_pad": 1},
         [typed("float32", [[[0, 3, 7]]])],
     ),
+    (
+        "LpPool",
+        18,
+        [typed("float32", [[[6, 8]]])],
+        {"kernel_shape": [2], "pads": [2, 0]},
+        [typed("float32", [[[0, 6, 10]]])],
+    ),
     ("Erf", 9, [typed("int32", [-4, -3, 0, 6])], {}, [typed("int32", [-1, 0, 0, 1])]),
     ("Erf", 9, [typed("uint8", [3, 4])], {}, [typed("uint8", [0, 1])]),
     ("Abs", 13, [typed("int8", [-128, -7])], {}, [typed("int8", [-128, 7])]),
