@@ -840,6 +840,11 @@ def test_a_batch_norm_of_float64_whose_weights_are_float32(training: bool) -> No
     np.testing.assert_allclose(found[0], (x - mean) / np.sqrt(variance + 1e-5), rtol=1e-6)
 
 
+def test_a_dim_that_is_reduced_and_not_there_is_named() -> None:
+    with pytest.raises(UnsupportedModel, match=r"ReduceMean\): axis: 3 is no dim of x"):
+        results_of("MeanVarianceNormalization", 13, [X[None]], constant=False)
+
+
 def test_a_function_of_half_constants_keeps_their_dtype() -> None:
     x = X.reshape(1, 1, 3, 4).astype(np.float16)
     (found,) = results_of("MeanVarianceNormalization", 13, [x], constant=True)
