@@ -492,6 +492,12 @@ def test_the_scales_of_attention_that_is_spelled_out_are_multiplied(
     check_attention(proto, scale, mask)
 
 
+def test_a_row_of_spelled_out_attention_that_sees_nothing_is_0() -> None:
+    proto = spelled_out("Div s two d", (1, 1, 5, 8), np.where(np.tri(5, k=-1), 0, -np.inf))
+    y = run(proto, **dict.fromkeys("qkv", np.ones((1, 1, 5, 8), np.float16)))[0]
+    np.testing.assert_array_equal(y[0, 0], np.outer([0, 1, 1, 1, 1], np.ones(8)))
+
+
 @pytest.mark.parametrize("nodes", ["Div two s d", "Mul s two e, Div three e d", "Div s zero d"])
 def test_a_quotient_that_is_no_multiple_of_the_scores_is_no_scale(nodes: str) -> None:
     assert "softmax" in kinds(imported(spelled_out(nodes, (2, 3, 5, 8), np.zeros((5, 5)))))
