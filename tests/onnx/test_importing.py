@@ -822,6 +822,12 @@ def test_a_grid_is_where_pytorch_has_it(size: tuple[int, ...], corners: int, con
     np.testing.assert_allclose(grid, np.einsum("...i,bji->b...j", base, theta), rtol=1e-12, atol=1e-12)
 
 
+def test_a_grid_of_endless_dims_is_refused_before_there_are_places() -> None:
+    arrays = [np.ones((1, 2, 3), np.float32), np.array([1, 1, 1 << 60, 1])]
+    with pytest.raises(UnsupportedModel, match="a grid of sizes"):
+        results_of("AffineGrid", 20, arrays, constant=True)
+
+
 def test_the_statistics_of_a_norm_are_of_the_stashed_dtype() -> None:
     x = X.astype(np.float64)
     y, mean, deviation = results_of("LayerNormalization", 17, [x, np.ones(4)], constant=False, outputs=3)
