@@ -263,6 +263,30 @@ def test_a_branch_is_chosen_by_the_value_of_its_condition() -> None:
         check(proto, x=X, c=np.array(value))
 
 
+def test_what_only_constants_can_be_computed_of_waits_for_the_values_that_decide() -> None:
+    """ONNX's operator has no way but to be folded, of a shape that the branch decides over."""
+    proto = model_of(
+        [
+            node("If", "c", "z", then_branch=branch("Identity"), else_branch=branch("Transpose")),
+            node("Shape", "z", "s", start=1),
+            node("Squeeze", "s", "n"),
+            node("MelWeightMatrix", "n length rate low high", "m"),
+            node("Neg", "m", "y"),
+        ],
+        {"x": (FLOAT, [3, 4]), "c": (BOOL, [])},
+        {"y": (FLOAT, None)},
+        {
+            "length": np.array(16),
+            "rate": np.array(8192),
+            "low": np.array(0, np.float32),
+            "high": np.array(4096, np.float32),
+        },
+    )
+    for value, bins in ((True, 4), (False, 3)):
+        (y,) = run(proto, x=X, c=np.array(value))
+        assert y.shape == (9, bins)
+
+
 def test_a_loop_is_unrolled() -> None:
     body = graph_of(
         [node("Mul", "v x", "w"), node("Identity", "go", "on"), node("ReduceSum", "w", "s", keepdims=0)],

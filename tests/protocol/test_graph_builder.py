@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -24,6 +25,7 @@ from cudnn_actor.protocol import (
     TensorRole,
     Window,
 )
+from cudnn_actor.protocol.dtypes import DTypeName
 
 SQUARES = Window.symmetric(2, size=2)
 
@@ -218,14 +220,53 @@ def test_a_graph_is_printed_as_its_inputs_and_outputs() -> None:
 
 
 def test_what_only_takes_integers_reads_integers() -> None:
-    """A function before it is computed in float32, and its result is stored as int8."""
+    """A function before it is computed in int64, and its result is stored as int8."""
     g = GraphBuilder()
     x = g.input("x", (3,), "int8")
-    body = g.build(y=g.exp(x) | x, z=g.exp(x) * 2).body
+    body = g.build(y=g.square(x) | x, z=g.square(x) * 2).body
     read = {body.tensor(uid).dtype for op in body.operations[1:2] for uid in op.reads}
     assert read == {DType.INT8}
     for operation in body.operations:
         operation.check({name: body.tensor(uid).spec for name, uid in operation.named()})
+
+
+@pytest.mark.parametrize(
+    ("use", "dtype"),
+    [
+        (lambda g, a: a("bool") + a("int8"), "int8"),
+        (lambda g, a: a("int8") + a("bool"), "int8"),
+        (lambda g, a: a("uint8") + a("int8"), "int16"),
+        (lambda g, a: a("int32") * a("uint32"), "int64"),
+        (lambda g, a: a("uint64") - a("int8"), "uint64"),
+        (lambda g, a: a("bool") + a("bool"), "bool"),
+        (lambda g, a: a("float16") + a("bfloat16"), "float32"),
+        (lambda g, a: a("float16") + a("int64"), "float16"),
+        (lambda g, a: a("uint8") + 1, "uint8"),
+        (lambda g, a: a("uint8") + 0.5, "float32"),
+        (lambda g, a: a("bool") * 3, "int64"),
+        (lambda g, a: a("bool") & 1, "int64"),
+        (lambda g, a: (a("int32") > 3) * 3.0, "float32"),
+        (lambda g, a: g.where(a("int32") > 3, 7, -7), "int64"),
+        (lambda g, a: g.where(a("bool"), 7, 0.5), "float32"),
+        (lambda g, a: g.where(a("bool"), a("int8"), 0), "int8"),
+        (lambda g, a: a("int64") / a("int8"), "float32"),
+        (lambda g, a: 1 / a("int32"), "float32"),
+        (lambda g, a: g.exp(a("int8")), "float32"),
+        (lambda g, a: g.sigmoid(a("bool")), "float32"),
+        (lambda g, a: g.leaky_relu(a("int8")), "float32"),
+        (lambda g, a: g.clip(a("int8"), 0.5, 3), "float32"),
+        (lambda g, a: g.clip(a("int8"), 0, 3), "int8"),
+        (lambda g, a: g.relu(a("int8")), "int8"),
+        (lambda g, a: a("int32") % 2, "int32"),
+        (lambda g, a: a("int32") < 0.5, "bool"),
+        (lambda g, a: a("bfloat16") / a("int8"), "bfloat16"),
+    ],
+)
+def test_arithmetic_has_a_dtype_that_does_not_depend_on_the_order(
+    use: Callable[[GraphBuilder, Callable[[DTypeName], Tensor]], Tensor], dtype: DTypeName
+) -> None:
+    g = GraphBuilder()
+    assert use(g, lambda kind: g.input(f"{kind} {len(g._inputs)}", (3,), kind)).dtype is DType(dtype)
 
 
 def test_a_constant_is_a_number_of_its_type() -> None:
