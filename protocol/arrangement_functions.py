@@ -11,7 +11,8 @@ from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.expressions import Tensor
 from cudnn_actor.protocol.movement_functions import MovementFunctions
 from cudnn_actor.protocol.operations import Concat
-from cudnn_actor.protocol.operations.base import axis_of
+from cudnn_actor.protocol.operations.base import axes_of, axis_of
+from cudnn_actor.protocol.tensor import whole_numbers
 
 __all__ = ["ArrangementFunctions", "Blocks"]
 
@@ -30,16 +31,25 @@ class ArrangementFunctions(MovementFunctions):
 
     def concatenate(self, tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
         """The tensors, of the same dtype, one behind the other along a dim: see `Concat`."""
-        operands = _tensors(tensors)
-        for number, operand in enumerate(operands):
-            self._own(f"tensors[{number}]", operand)
+        operands = self._several(tensors)
         if operands:
-            axis = axis_of("axis", axis, operands[0].rank)
-        return self._result(Concat(operands=operands, axis=axis))
+            axis = axis_of("axis", axis, operands[0].rank, "tensors[0]")
+        return self._result(Concat(operands=operands, axis=axis), operands="tensors")
 
     def stack(self, tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
         """The tensors, of the same dtype and dims, along a new dim."""
-        return self.concatenate([self.expand_dims(x, axis) for x in _tensors(tensors)], axis)
+        return self.concatenate([self.expand_dims(x, axis) for x in self._several(tensors)], axis)
+
+    def _several(self, given: object) -> tuple[Tensor, ...]:
+        """Several tensors; the rows of one. Raises `InvalidRequest` for what is neither."""
+        if not isinstance(given, Sequence | Tensor) or isinstance(given, str):
+            raise InvalidRequest(
+                field="tensors", value=given, problem="is no sequence of tensors", fix="give them in a tuple"
+            )
+        tensors = tuple(given)
+        for number, tensor in enumerate(tensors):
+            self._own(f"tensors[{number}]", tensor)
+        return tensors
 
     def split(self, x: Tensor, sections: int | Sequence[int], axis: int = 0) -> tuple[Tensor, ...]:
         """Parts of x along a dim: so many of the same size, or parts of these sizes."""
@@ -49,14 +59,16 @@ class ArrangementFunctions(MovementFunctions):
         if isinstance(sections, int):
             fits = sections >= 1 and size % sections == 0
             sizes = [size // sections] * sections if fits else []
+            problem = f"does not divide dim {axis}, of size {size}"
         else:
-            sizes = list(sections)
-            fits = all(is_whole(part) and part >= 0 for part in sizes) and sum(sizes) == size
+            sizes = list(whole_numbers("sections", sections))
+            fits = min(sizes, default=0) >= 0 and sum(sizes) == size
+            problem = f"must be sizes ≥ 0 that add up to {size}, that of dim {axis}, not to {sum(sizes)}"
         if not fits:
             raise InvalidRequest(
                 field="sections",
                 value=sections,
-                problem=f"does not divide dim {axis}, of size {size}",
+                problem=problem,
                 fix="give a number that divides it, or sizes that add up to it; array_split takes any number",
             )
         return self._parts(x, sizes, axis)
@@ -83,7 +95,7 @@ class ArrangementFunctions(MovementFunctions):
         self._own("x", x)
         axes = _each(axis)
         rank = x.rank + len(axes)
-        places = _distinct("axis", axes, rank)
+        places = axes_of("axis", axes, rank, "the result")
         old = iter(x.dims)
         return self.reshape(x, [1 if place in places else next(old) for place in range(rank)])
 
@@ -93,7 +105,7 @@ class ArrangementFunctions(MovementFunctions):
         if axis is None:
             places = {place for place, size in enumerate(x.dims) if size == 1}
         else:
-            places = _distinct("axis", _each(axis), x.rank)
+            places = {*axes_of("axis", _each(axis), x.rank)}
         for place in places:
             if x.dims[place] != 1:
                 raise InvalidRequest(
@@ -116,7 +128,7 @@ class ArrangementFunctions(MovementFunctions):
         """x with some dims at other places; the others stay in their order."""
         self._own("x", x)
         given, wanted = (
-            tuple(_ordered(name, _each(axes), x.rank))
+            tuple(axes_of(name, _each(axes), x.rank))
             for name, axes in (("source", source), ("destination", destination))
         )
         if len(given) != len(wanted):
@@ -182,7 +194,7 @@ class ArrangementFunctions(MovementFunctions):
         """x with the elements along these dims in reverse; None for all dims."""
         self._own("x", x)
         given = range(x.rank) if axis is None else _each(axis)
-        axes = _distinct("axis", tuple(given), x.rank)
+        axes = axes_of("axis", tuple(given), x.rank)
         return self.slice(x, tuple(slice(None, None, -1 if n in axes else 1) for n in range(x.rank)))
 
     def roll(self, x: Tensor, shift: int | Sequence[int], axis: int | Sequence[int] | None = None) -> Tensor:
@@ -218,7 +230,7 @@ class ArrangementFunctions(MovementFunctions):
         _check_image(x, mode)
         _check_count("block", block, 1)
         n, c, h, w = x.dims
-        _check_divides("block", block * block, c)
+        _check_divides(block, block * block, c)
         if mode == "DCR":
             parts = self.reshape(x, (n, block, block, c // block**2, h, w))
             moved = self.transpose(parts, (0, 3, 4, 1, 5, 2))
@@ -234,35 +246,14 @@ class ArrangementFunctions(MovementFunctions):
         _check_count("block", block, 1)
         n, c, h, w = x.dims
         for size in (h, w):
-            _check_divides("block", block, size)
+            _check_divides(block, block, size)
         parts = self.reshape(x, (n, c, h // block, block, w // block, block))
         moved = self.transpose(parts, (0, 3, 5, 1, 2, 4) if mode == "DCR" else (0, 1, 3, 5, 2, 4))
         return self.reshape(moved, (n, c * block**2, h // block, w // block))
 
 
-def _tensors(given: object) -> tuple[Tensor, ...]:
-    """Several tensors; the rows of one. Raises `InvalidRequest` for what is neither."""
-    if not isinstance(given, Sequence | Tensor) or isinstance(given, str):
-        raise InvalidRequest(
-            field="tensors", value=given, problem="is no sequence of tensors", fix="give them in a tuple"
-        )
-    return tuple(given)
-
-
 def _each(given: int | Sequence[int]) -> tuple[int, ...]:
     return tuple(given) if isinstance(given, Sequence) else (given,)
-
-
-def _ordered(field: str, axes: Sequence[int], rank: int) -> list[int]:
-    """Dims counted from the start. Raises `InvalidRequest` if one is given twice, or is none."""
-    found = [axis_of(field, axis, rank) for axis in axes]
-    if len({*found}) != len(found):
-        raise InvalidRequest(field=field, value=axes, problem="has a dim twice", fix="give each once")
-    return found
-
-
-def _distinct(field: str, axes: Sequence[int], rank: int) -> set[int]:
-    return {*_ordered(field, axes, rank)}
 
 
 def _check_count(field: str, value: object, least: int) -> None:
@@ -275,13 +266,13 @@ def _check_count(field: str, value: object, least: int) -> None:
         )
 
 
-def _check_divides(field: str, divisor: int, size: int) -> None:
+def _check_divides(block: int, divisor: int, size: int) -> None:
     if size % divisor:
         raise InvalidRequest(
-            field=field,
-            value=divisor,
-            problem=f"does not divide a dim of {size}",
-            fix="choose one that does, or pad x first",
+            field="block",
+            value=block,
+            problem=f"needs a multiple of {divisor} where x has a dim of {size}",
+            fix="choose another, or pad x first",
         )
 
 

@@ -35,6 +35,7 @@ class GraphAssembly:
     def __init__(
         self, builder: GraphBuilder, outputs: Mapping[str, Tensor], updates: Mapping[str, Tensor]
     ) -> None:
+        self._label = builder._label
         self._made = builder._tensors
         self._inputs = builder._inputs
         self._numerics = builder._numerics
@@ -93,10 +94,11 @@ class GraphAssembly:
         spec = made.spec if before is None else self._made[before].spec
         # An update is a copy behind all operations: they read what its buffer held before.
         if made.role is TensorRole.VIRTUAL and number not in self._bound and before is None:
-            uid = number
+            uid, label = number, made.label
         else:
             uid = len(self._made) + len(self._extra)
             copy = Pointwise(mode=PointwiseMode.IDENTITY, operands=(number,), result=uid)
+            label = self._label(copy)
             self._operations.append(copy)
             self._read.add(number)
         self._bound[uid] = name
@@ -111,7 +113,7 @@ class GraphAssembly:
             dtype=spec.dtype,
             alignment=spec.alignment,
             overwrites=before,
-            name=made.label,
+            name=label,
         )
 
     def _tensor(self, uid: int) -> GraphTensor:

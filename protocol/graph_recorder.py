@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
+import numpy as np
 
 from cudnn_actor.protocol.checks import as_number, did_you_mean, require_names, require_type
 from cudnn_actor.protocol.dtypes import DType, DTypeLike
@@ -100,7 +101,7 @@ class Recorder:
                 raise InvalidRequest(field=name, value=None, problem=problem, fix=fix)
         if given:
             node.check(specs | {name: inferred[name] for name in names})
-        label = self._gradient_of or f"{operation.title} at {self.place or _line()}"
+        label = self._label(operation)
         results = {
             name: self._add(Made(self._laid_out(node, inferred[name], specs), TensorRole.VIRTUAL, label))
             for name in names
@@ -113,6 +114,10 @@ class Recorder:
         if len(made) == 1:
             return made[0]
         return named_outputs(f"{type(operation).__name__}Outputs", dict(zip(names, made, strict=True)))
+
+    def _label(self, operation: Operation[Any]) -> str:
+        """What an operation is that is added now, for people: "relu at model.py:12"."""
+        return self._gradient_of or f"{operation.title} at {self.place or _line()}"
 
     def _operands(self, operation: Operation[Any]) -> dict[str, int]:
         """The numbers of an operation's inputs, by name. Raises `InvalidRequest`."""
@@ -160,8 +165,7 @@ class Recorder:
         _check_broadcast([tensor.dims for tensor in tensors])
         rank = max(tensor.rank for tensor in tensors)
         chosen = operands[1:] if mode == PointwiseMode.SELECT else operands  # a condition decides no type
-        typed = [operand for operand in chosen if isinstance(operand, Tensor)] or tensors
-        stored = _promoted([tensor.dtype for tensor in typed], chosen)
+        stored = _promoted(chosen)
         aligned = [self._aligned(operand, rank, stored) for operand in operands]
         result = self._result(
             Pointwise(
@@ -173,9 +177,10 @@ class Recorder:
             )
         )
         inferred = result._made
-        # A comparison's type is not that of its operands.
-        computed = self._operations[-1].compute(tuple(tensor.dtype for tensor in aligned))
-        dtype = stored if inferred.spec.dtype is computed else inferred.spec.dtype
+        dtype, computed = inferred.spec.dtype, self._operations[-1].compute(tuple(t.dtype for t in aligned))
+        # A comparison gives truth values, and a quotient of integers is no integer.
+        if dtype is computed and computed.is_floating <= stored.is_floating:
+            dtype = stored
         spec = TensorSpec.packed(inferred.spec.dims, dtype, inferred.spec.layout)
         self._tensors[result.number] = inferred._replace(spec=spec)
         return result
@@ -272,13 +277,15 @@ class Recorder:
     def _result(self, operation: Operation[Any], **arguments: str) -> Tensor:
         """The result of an operation that has one.
 
-        `arguments`: the names that the operation's fields have as arguments of the caller, if others.
+        `arguments`: the names that the operation's fields have as arguments of the caller, if others; of
+        several operands, that of all.
         """
         try:
             made: Tensor = self.apply(operation)
         except InvalidRequest as error:
-            if error.field in arguments:
-                raise error.about(arguments[error.field]) from None
+            name, bracket, number = error.field.partition("[")
+            if name in arguments:
+                raise error.about(f"{arguments[name]}{bracket}{number}") from None
             raise
         return made
 
@@ -327,19 +334,29 @@ def _check_broadcast(given: Sequence[tuple[int, ...]]) -> None:
             )
 
 
-def _promoted(dtypes: Sequence[DType], operands: Sequence[Any]) -> DType:
-    """The type of the result of arithmetic: the widest, floating if any is; two half types give float32.
+def _promoted(operands: Sequence[Any]) -> DType:
+    """The type of the result of arithmetic on tensors and numbers.
 
-    uint64 is wider than int64.
+    That of its floats, if any: two half types give float32. Else NumPy's of its integers; uint64 if one is.
+    A number takes the type of the tensors: but a float is float32 among integers, and an int is int64 among
+    truth values.
     """
+    dtypes = {operand.dtype for operand in operands if isinstance(operand, Tensor)}
     floats = {dtype for dtype in dtypes if dtype.is_floating}
     if floats:
         if DType.FLOAT64 in floats:
             return DType.FLOAT64
         return floats.pop() if len(floats) == 1 else DType.FLOAT32
-    if any(isinstance(operand, float) for operand in operands):
+    others = [operand for operand in operands if not isinstance(operand, Tensor)]
+    if not all(isinstance(number, numbers.Integral) for number in others):
         return DType.FLOAT32
-    return max(dtypes, key=lambda dtype: (dtype.itemsize, dtype is DType.UINT64))
+    if dtypes <= {DType.BOOL}:
+        return DType.INT64 if others else DType.BOOL
+    if DType.UINT64 in dtypes:
+        return DType.UINT64
+    found = DType.of(np.result_type(*(dtype.numpy for dtype in dtypes)))
+    assert found is not None, "NumPy promotes integers to integers"
+    return found
 
 
 def _line() -> str:

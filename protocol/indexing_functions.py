@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.expressions import Tensor
 from cudnn_actor.protocol.movement_functions import MovementFunctions
 from cudnn_actor.protocol.operations import (
@@ -32,16 +33,20 @@ class IndexingFunctions(MovementFunctions):
 
     def sort(self, x: Tensor, axis: int = -1, *, descending: bool = False) -> Tensor:
         """The elements along a dim in order; NaN is larger than any number."""
-        return self._result(TopK(x=x, k=self._size(x, axis), axis=axis, largest=descending))
+        made: Tensor = self._sorted(x, axis, descending).values
+        return made
 
     def argsort(self, x: Tensor, axis: int = -1, *, descending: bool = False) -> Tensor:
         """The places, int64, of the elements along a dim in order; of equal ones, the lower place first."""
-        found: Tensor = self.top_k(x, self._size(x, axis), axis, largest=descending).indices
+        found: Tensor = self._sorted(x, axis, descending).indices
         return found
 
-    def _size(self, x: Tensor, axis: int) -> int:
+    def _sorted(self, x: Tensor, axis: int, descending: bool) -> Any:
         self._own("x", x)
-        return x.dims[axis_of("axis", axis, x.rank)]
+        try:
+            return self.top_k(x, x.dims[axis_of("axis", axis, x.rank)], axis, largest=descending)
+        except InvalidRequest as error:
+            raise (error.about("descending") if error.field == "largest" else error) from None
 
     # Reads and writes at places that indices name.
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from cudnn_actor.protocol.checks import as_index, is_whole
 from cudnn_actor.protocol.dtypes import DType, DTypeLike
-from cudnn_actor.protocol.errors import InvalidRequest
+from cudnn_actor.protocol.errors import InvalidRequest, Words
 from cudnn_actor.protocol.expressions import Number, Tensor
 from cudnn_actor.protocol.graph_recorder import Recorder
 from cudnn_actor.protocol.operations import (
@@ -141,9 +141,15 @@ class MovementFunctions(Recorder):
     def wrap(self, x: Tensor, dtype: DTypeLike) -> Tensor:
         """Integers in another integer dtype, which keeps their lowest bits: they do not saturate."""
         self._own("x", x)
+        spec = TensorSpec.packed(x.dims, dtype)
+        for name, given in (("x", x.dtype), ("dtype", spec.dtype)):
+            if given.numpy.kind not in "iu":
+                raise InvalidRequest(
+                    field=name, value=Words(given), problem="is no dtype of integers", fix="use g.astype"
+                )
         wide = x if x.dtype is DType.UINT64 else self._converted(x, DType.INT64, kept=True)
         made = self._result(Pointwise(mode=PointwiseMode.BITWISE_OR, operands=(wide, wide)))
-        spec = TensorSpec.packed(x.dims, dtype, made._made.spec.layout)
+        spec = TensorSpec.packed(x.dims, spec.dtype, made._made.spec.layout)
         self._tensors[made.number] = made._made._replace(spec=spec, kept=True)
         return made
 

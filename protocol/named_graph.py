@@ -183,12 +183,15 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         limits.check_nbytes(len(text))
         try:
             version = msgspec.json.decode(text, type=_Version).format
-            if version > FORMAT:
+            if not 1 <= version <= FORMAT:
+                newer = version > FORMAT
                 raise InvalidRequest(
                     field="format",
                     value=version,
-                    problem=f"is newer than {FORMAT}, which this version of cudnn-actor reads",
-                    fix="install a newer version",
+                    problem=f"is newer than {FORMAT}, which this version of cudnn-actor reads"
+                    if newer
+                    else "is no version of this form",
+                    fix="install a newer version" if newer else _FROM_JSON,
                 )
             graph = msgspec.convert(_with_numbers(msgspec.json.decode(text)), _File).graph
             limits.check_operations(len(graph.body.operations))

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from cudnn_actor.protocol.checks import is_finite
 from cudnn_actor.protocol.conv import ConvSpec
 from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.expressions import Tensor
@@ -39,9 +40,9 @@ from cudnn_actor.protocol.operations import (
     Window,
 )
 from cudnn_actor.protocol.operations.attention import alibi_slopes
-from cudnn_actor.protocol.operations.base import axis_of
+from cudnn_actor.protocol.operations.base import axes_of
 from cudnn_actor.protocol.spatial import spread
-from cudnn_actor.protocol.tensor import MAX_RANK
+from cudnn_actor.protocol.tensor import MAX_RANK, whole_numbers
 
 __all__ = ["NetworkFunctions"]
 
@@ -218,7 +219,7 @@ class NetworkFunctions(Recorder):
         scale is rounded down. `mode`, `coordinates` and `rounding` may be texts: `mode="linear"`.
         """
         self._own("x", x)
-        along = range(x.rank) if axes is None else [axis_of("axes", axis, x.rank) for axis in axes]
+        along = range(x.rank) if axes is None else axes_of("axes", whole_numbers("axes", axes), x.rank)
         known: list[Any] = list(x.dims)
         factors = [1.0] * x.rank
         given: Any = scales if sizes is None else sizes
@@ -239,8 +240,16 @@ class NetworkFunctions(Recorder):
                 else "give one for each of axes",
             )
         for axis, value in zip(along, given, strict=True):
-            known[axis] = value if scales is None else math.floor(value * x.dims[axis])
-            factors[axis] = float(value)
+            known[axis] = value
+            if scales is not None:
+                if not is_finite(value) or not 1 <= value * x.dims[axis] <= 2**48:
+                    raise InvalidRequest(
+                        field="scales",
+                        value=scales,
+                        problem=f"must make 1 to 2**48 elements of the {x.dims[axis]} of dim {axis}",
+                        fix="use 1.0 for a dim that stays as it is",
+                    )
+                known[axis], factors[axis] = math.floor(value * x.dims[axis]), float(value)
         parts = [0.0] * x.rank + [1.0] * x.rank
         if roi is not None and len(roi) != 2 * len(along):
             raise InvalidRequest(
@@ -264,7 +273,8 @@ class NetworkFunctions(Recorder):
                 antialias=antialias,
                 roi=None if roi is None else tuple(map(float, parts)),
                 extrapolation=extrapolation,
-            )
+            ),
+            dims="sizes" if scales is None else "scales",
         )
 
     def grid_sample(

@@ -41,10 +41,11 @@ class RangeFunctions(MovementFunctions):
                 problem="must not be 0, and all must be finite",
                 fix="use 1 for neighbours",
             )
-        count = max(int(-((start - stop) // step)) if whole else math.ceil((stop - start) / step), 0)
+        steps = -((start - stop) // step) if whole else (stop - start) / step
+        count = math.ceil(min(max(steps, 0), 2.0**63))
         for number in (start, start + (count - 1) * step) if count else ():
             _check_holds("stop", kind, number)
-        places = self._places(count)
+        places = self._places(count, "stop", stop)
         if kind.is_floating:
             by = self._constant("step", float(step), (1,), DType.FLOAT64)
             return self.astype(places * by + self._constant("start", float(start), (1,), DType.FLOAT64), kind)
@@ -83,7 +84,7 @@ class RangeFunctions(MovementFunctions):
         """
         self._own("indices", indices)
         kind = TensorSpec.packed((0,), dtype).dtype
-        axis = axis_of("axis", axis, indices.rank + 1)
+        axis = axis_of("axis", axis, indices.rank + 1, "the result")
         if not is_whole(depth) or depth < 0:
             raise InvalidRequest(
                 field="depth", value=depth, problem="must be a whole number ≥ 0", fix="count the classes"
@@ -92,7 +93,8 @@ class RangeFunctions(MovementFunctions):
             indices = self.pointwise(_M.TRUNC, indices)
         given = self.astype(indices, DType.INT64) if indices.dtype is not DType.INT64 else indices
         given = self.reshape(given, (*indices.dims[:axis], 1, *indices.dims[axis:]))
-        places = self.reshape(self._places(depth), [depth if n == axis else 1 for n in range(given.rank)])
+        along = [depth if n == axis else 1 for n in range(given.rank)]
+        places = self.reshape(self._places(depth, "depth", depth), along)
         hot = self.pointwise(_M.LOGICAL_OR, given == places, given == places - depth)
         wide = kind if kind.is_floating else DType.INT64
         chosen = []
@@ -115,13 +117,16 @@ class RangeFunctions(MovementFunctions):
 
     def _grid(self, rows: int, columns: int) -> Sequence[Tensor]:
         """The number of each row, dims (rows, 1), and of each column."""
-        down = self._places(rows)
-        along = down if rows == columns else self._places(columns)
+        down = self._places(rows, "rows", rows)
+        along = down if rows == columns else self._places(columns, "columns", columns)
         return self.reshape(down, (rows, 1)), self.reshape(along, (1, columns))
 
-    def _places(self, count: int) -> Tensor:
-        """0, 1, 2 and so on, int64."""
-        ones = self.full((count,), 1, DType.INT64)
+    def _places(self, count: int, field: str, value: object) -> Tensor:
+        """0, 1, 2 and so on, int64: as many as follow from the caller's argument of that name."""
+        try:
+            ones = self.full((count,), 1, DType.INT64)
+        except InvalidRequest as error:
+            raise InvalidRequest(field=field, value=value, problem=error.problem, fix=error.fix) from None
         return self._result(Cumulative(x=ones, mode=ReductionMode.SUM, axis=0, exclusive=True))
 
 

@@ -332,5 +332,5 @@ def _layout(layout: str) -> Layout:
             field="layout",
             value=layout,
             problem="is not a layout",
-            fix=f"{did_you_mean(layout, _PACKED)}use one of {', '.join(_PACKED)}, or give strides",
+            fix=f"{did_you_mean(layout, _PACKED)}use one of {', '.join(_PACKED)}",
         ) from None

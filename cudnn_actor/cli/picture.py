@@ -249,15 +249,22 @@ def _name(sample: Sample) -> str:
 
 
 def _name_stages(axes: Axes, samples: list[Sample]) -> None:
-    """Draw a line where a stage begins, and its name beside it if there is room."""
-    stages = [sample.stage for sample in samples]
+    """Draw a line where a stage begins, and its name beside it if there is room.
+
+    Stages that run side by side begin together: they share a line.
+    """
+    stages, room = [sample.stage for sample in samples], 0.15 * len(samples)
+    begun: list[tuple[int, list[str]]] = []
     for stage in dict.fromkeys(stages):
         first = stages.index(stage)
+        if not begun or first - begun[-1][0] >= room:
+            begun.append((first, []))
+        if stages.count(stage) >= room:
+            begun[-1][1].append(stage)
+    for first, names in begun:
         axes.axvline(first - 0.5, color=_LINE, lw=1)
-        if stages.count(stage) < 0.15 * len(stages):
-            continue
         axes.annotate(
-            stage,
+            ", ".join(names),
             (first, 1),
             xycoords=("data", "axes fraction"),
             xytext=(2, -11),

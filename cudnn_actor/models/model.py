@@ -270,7 +270,7 @@ class Model:
         self, kept: _Kept, given: Mapping[str, Any], keep: Collection[str], timeout: float | None
     ) -> dict[str, Any]:
         made: list[BufferRef] = []
-        results: dict[str, Any] = dict(kept.of.constants)
+        results: dict[str, Any] = {name: array.copy() for name, array in kept.of.constants.items()}
         try:
             for name in keep:
                 if name in results:

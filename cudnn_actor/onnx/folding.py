@@ -17,6 +17,7 @@ __all__ = ["fold", "inferred", "nothing", "slices"]
 
 _ANY = 1000
 _OTHERWISE = {
+    "AffineGrid": _ANY,
     "AveragePool": _ANY,
     "BatchNormalization": _ANY,
     "ConvTranspose": _ANY,

@@ -124,14 +124,14 @@ def _domain(node: onnx.NodeProto) -> str:
 
 
 class _Unknown:
-    """The result of a node that cannot be run."""
+    """The result of a node that cannot be run, or that values decide over which are not known yet."""
 
 
 class _Unknowable(Exception):
     """Raised where the result of a node that cannot be run is needed."""
 
 
-_UNKNOWN = _Unknown()
+_UNKNOWN, _UNDECIDED = _Unknown(), _Unknown()
 Scope = dict[str, "Value | _Unknown | None"]
 
 
@@ -253,24 +253,25 @@ class _Import:
     def _results(self, node: onnx.NodeProto, place: _Place) -> Sequence[Value | _Unknown | None]:
         """What a node gives. One that cannot be run is reported; others stand in for its results."""
         label = f"{place.label}, in {label_of(node)}" if place.label else label_of(node)
-        nothing = [_UNKNOWN] * len(node.output)
+        nothing, undecided = [_UNKNOWN] * len(node.output), [_UNDECIDED] * len(node.output)
         inputs: list[Value | None] = []
         for name in node.input:
             if name and name not in place.names:
                 raise InvalidModel(where=label, problem=f"reads {name!r}, which nothing writes")
             value = place.names[name] if name else None
             if isinstance(value, _Unknown):
-                if problem := _problem_of(node, place.opsets, self._file):
+                problem = _problem_of(node, place.opsets, self._file)
+                if problem and not (value is _UNDECIDED and problem == NO_WAY):  # then it may be a constant
                     self._problems[f"{label}: {problem}"] = None
-                return nothing
+                return undecided if value is _UNDECIDED else nothing
             inputs.append(value)
         try:
             return self._computed(node, inputs, place)
         except _Unknowable:
             return nothing
-        except Undecided as undecided:
-            self._undecided |= undecided.names
-            return nothing
+        except Undecided as needs:
+            self._undecided |= needs.names
+            return undecided
         except Declined as declined:
             reason = str(declined)
         except Empty:
@@ -505,6 +506,7 @@ class _Import:
         )
 
     def _built(self, ports: Mapping[str, Tensor]) -> Graph:
+        self._g.place = "the outputs"  # copies of inputs, and of outputs that are written twice
         graph = self._g.build(ports)
         inputs = tuple(port for port in graph.inputs if port.uid is not None)
         return Graph(body=graph.body, inputs=inputs, outputs=graph.outputs)

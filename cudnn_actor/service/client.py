@@ -81,6 +81,9 @@ class CudnnRef:
         self._service = service
         self._state = service.state
 
+    def __repr__(self) -> str:
+        return f"<CudnnRef {self._state.name!r} on {self.device}>"
+
     # The service.
 
     @property

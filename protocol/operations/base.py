@@ -9,7 +9,7 @@ a crash tears, how the operation is encoded, checked and run on the CPU.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Generic, TypeVar
 
 import msgspec
@@ -28,6 +28,7 @@ __all__ = [
     "Region",
     "Specs",
     "TensorRole",
+    "axes_of",
     "axis_of",
     "require",
     "require_floating",
@@ -322,8 +323,11 @@ def require_floating(specs: Specs, name: str) -> None:
     require(specs, name, specs[name].dims, *(dtype for dtype in DType if dtype.is_floating))
 
 
-def axis_of(field: str, axis: int, rank: int) -> int:
-    """A dim of x, counted from the start. Raises `InvalidRequest`, which names the field, for none."""
+def axis_of(field: str, axis: int, rank: int, of: str = "x") -> int:
+    """A dim of x, counted from the start. Raises `InvalidRequest`, which names the field, for none.
+
+    `of`: what has the dims, if it is not x.
+    """
     try:
         place = as_index(axis)
     except TypeError:
@@ -332,7 +336,15 @@ def axis_of(field: str, axis: int, rank: int) -> int:
         raise InvalidRequest(
             field=field,
             value=axis,
-            problem=f"is no dim of x, which has {rank}",
+            problem=f"is no dim of {of}, which has {rank}",
             fix=f"use one from {-rank} to {rank - 1}" if rank else "give it at least one dim",
         )
     return place % rank
+
+
+def axes_of(field: str, axes: Sequence[int], rank: int, of: str = "x") -> list[int]:
+    """Several dims, as `axis_of` gives each. Raises `InvalidRequest` also if one is named twice."""
+    found = [axis_of(field, axis, rank, of) for axis in axes]
+    if len({*found}) < len(found):
+        raise InvalidRequest(field=field, value=axes, problem="names a dim twice", fix="name each dim once")
+    return found

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, cast
 
 from cudnn_actor.protocol.checks import is_finite
 from cudnn_actor.protocol.dtypes import DType
-from cudnn_actor.protocol.errors import InvalidRequest
+from cudnn_actor.protocol.errors import InvalidRequest, Words
 from cudnn_actor.protocol.operations.base import (
     ALLOCATED,
     Array,
@@ -412,13 +412,19 @@ class Concat(Operation[T], frozen=True, kw_only=True, tag=True):
         first = specs["operands[0]"]
         axis = axis_of("axis", self.axis, first.rank)
         for name, spec in specs.items():
-            require(specs, name, spec.dims, first.dtype)
+            if spec.dtype is not first.dtype:
+                raise InvalidRequest(
+                    field=name,
+                    value=Words(spec.dtype),
+                    problem=f"differs from the dtype of the first, {first.dtype}",
+                    fix="convert one of them",
+                )
             if spec.rank != first.rank or _without(spec.dims, axis) != _without(first.dims, axis):
                 raise InvalidRequest(
                     field=name,
                     value=spec.dims,
                     problem=f"differs from dims {first.dims} in more than dim {axis}",
-                    fix="give all operands the same other dims",
+                    fix="give them all the same other dims",
                 )
         size = sum(spec.dims[axis] for spec in specs.values())
         dims = (*first.dims[:axis], size, *first.dims[axis + 1 :])

@@ -17,13 +17,14 @@ from typing import Any
 import numpy as np
 
 from cudnn_actor.protocol.dtypes import DType
-from cudnn_actor.protocol.errors import InvalidRequest
+from cudnn_actor.protocol.errors import InvalidRequest, Words
 from cudnn_actor.protocol.operations.base import (
     ALLOCATED,
     Array,
     Operation,
     Specs,
     T,
+    axes_of,
     axis_of,
     require,
 )
@@ -138,21 +139,16 @@ class Reduction(_Reducing[T], frozen=True, kw_only=True, tag=True):
         """The reduced dims of a tensor, ascending. Raises `InvalidRequest`."""
         if self.axes is None:
             return tuple(range(rank))
-        found = sorted(axis_of("axes", axis, rank) for axis in self.axes)
-        if len(set(found)) < len(found):
-            raise InvalidRequest(
-                field="axes", value=self.axes, problem="names a dim twice", fix="name each dim once"
-            )
-        return tuple(found)
+        return tuple(sorted(axes_of("axes", self.axes, rank)))
 
     def infer(self, specs: Specs) -> dict[str, TensorSpec]:
         x = specs["x"]
         if not (x.dtype.is_floating or self.mode.is_exact):
             raise InvalidRequest(
-                field="mode",
-                value=self.mode,
-                problem=f"gives no whole numbers, and x is of {x.dtype}",
-                fix="convert x to a floating-point dtype",
+                field="x",
+                value=Words(x.dtype),
+                problem=f"is no floating-point dtype, which {self.mode} needs",
+                fix="convert it to one",
             )
         axes = self.reduced(x.rank)
         dims = ((axis, 1 if axis in axes else size) for axis, size in enumerate(x.dims))

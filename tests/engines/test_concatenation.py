@@ -57,12 +57,12 @@ def test_any_dims(data: st.DataObject) -> None:
 @pytest.mark.parametrize(
     ("dims", "dtypes", "axis", "field"),
     [
-        ([(2, 3), (2, 4)], ("float32", "float32"), 0, "operands[1]"),
-        ([(2, 3), (3,)], ("float32", "float32"), 0, "operands[1]"),
-        ([(2, 3), (2, 3)], ("float32", "float16"), 0, "operands[1]"),
+        ([(2, 3), (2, 4)], ("float32", "float32"), 0, "tensors[1]"),
+        ([(2, 3), (3,)], ("float32", "float32"), 0, "tensors[1]"),
+        ([(2, 3), (2, 3)], ("float32", "float16"), 0, "tensors[1]"),
         ([(2, 3)], ("float32",), 2, "axis"),
         ([()], ("float32",), 0, "axis"),
-        ([], (), 0, "operands"),
+        ([], (), 0, "tensors"),
     ],
 )
 def test_what_does_not_fit_is_refused(dims: Any, dtypes: Any, axis: int, field: str) -> None:

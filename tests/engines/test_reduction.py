@@ -324,7 +324,7 @@ def test_a_mistake_in_dtypes_names_its_field(bench: Workbench) -> None:
     whole, real, none = of_dims((4,), DType.INT32), of_dims((4,), DType.FLOAT32), of_dims((0,), DType.INT32)
     one_whole, one_real = of_dims((), DType.INT32), of_dims((), DType.FLOAT32)
     given: list[tuple[Any, str]] = [
-        (Reduction(x=whole, y=one_real, mode=Mode.MEAN), "mode"),
+        (Reduction(x=whole, y=one_real, mode=Mode.MEAN), "x"),
         (Reduction(x=whole, y=one_real, mode=Mode.SUM), "y"),
         (Reduction(x=real, y=one_whole, mode=Mode.SUM), "y"),
         (ArgReduction(x=real, y=one_whole, mode=Mode.MAX, axis=0), "y"),

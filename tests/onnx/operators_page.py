@@ -69,6 +69,8 @@ has the name N.
 - **Numbers.** A tensor has the model's dtype where it is stored. Functions of elements that follow each
   other are computed in float32 and not rounded in between. Integers wrap around where ONNX's do in
   arithmetic, powers too; a product of integers saturates at int32's limits.
+- **Attention** that a model spells out in a half type is one operation here. Of a row whose scores are all
+  -inf it gives 0, where the nodes would give NaN.
 - **Indices** that are out of range count as the nearest in range: a device cannot raise for them.
 
 `cudnn_actor.onnx.backend` is ONNX's

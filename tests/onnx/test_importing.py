@@ -263,6 +263,30 @@ def test_a_branch_is_chosen_by_the_value_of_its_condition() -> None:
         check(proto, x=X, c=np.array(value))
 
 
+def test_what_only_constants_can_be_computed_of_waits_for_the_values_that_decide() -> None:
+    """ONNX's operator has no way but to be folded, of a shape that the branch decides over."""
+    proto = model_of(
+        [
+            node("If", "c", "z", then_branch=branch("Identity"), else_branch=branch("Transpose")),
+            node("Shape", "z", "s", start=1),
+            node("Squeeze", "s", "n"),
+            node("MelWeightMatrix", "n length rate low high", "m"),
+            node("Neg", "m", "y"),
+        ],
+        {"x": (FLOAT, [3, 4]), "c": (BOOL, [])},
+        {"y": (FLOAT, None)},
+        {
+            "length": np.array(16),
+            "rate": np.array(8192),
+            "low": np.array(0, np.float32),
+            "high": np.array(4096, np.float32),
+        },
+    )
+    for value, bins in ((True, 4), (False, 3)):
+        (y,) = run(proto, x=X, c=np.array(value))
+        assert y.shape == (9, bins)
+
+
 def test_a_loop_is_unrolled() -> None:
     body = graph_of(
         [node("Mul", "v x", "w"), node("Identity", "go", "on"), node("ReduceSum", "w", "s", keepdims=0)],
@@ -438,6 +462,81 @@ def test_attention_that_is_spelled_out_in_a_half_type_is_one_operation(transpose
     np.testing.assert_allclose(y.astype("f8"), wanted, rtol=1e-3, atol=1e-3)
 
 
+def spelled_out(nodes: str, q: tuple[int, ...], mask: np.ndarray, code: int = HALF) -> onnx.ModelProto:
+    """Attention whose scores s these nodes turn into d, on which a mask is added."""
+    of = helper.tensor_dtype_to_np_dtype(code)
+    constants = {"two": [2], "three": 3, "zero": 0, "mask": mask}
+    return model_of(
+        [
+            node("Transpose", "k", "kt", perm=[0, 1, 3, 2]),
+            node("MatMul", "q kt", "s"),
+            *(node(op, f"{a} {b}", c) for op, a, b, c in map(str.split, nodes.split(", "))),
+            node("Add", "mask d", "b"),
+            node("Softmax", "b", "p", axis=-1),
+            node("MatMul", "p v", "y"),
+        ],
+        {"q": (code, q)} | dict.fromkeys("kv", (code, (*q[:2], 5, 8))),
+        {"y": (code, None)},
+        {name: np.array(each, of) for name, each in constants.items()},
+    )
+
+
+def check_attention(proto: onnx.ModelProto, scale: float, mask: np.ndarray) -> None:
+    given = {}
+    for port in proto.graph.input:
+        of = port.type.tensor_type
+        dims = [each.dim_value for each in of.shape.dim]
+        given[port.name] = rng.standard_normal(dims).astype(helper.tensor_dtype_to_np_dtype(of.elem_type))
+    q, k, v = (each.astype("f8") for each in given.values())
+    scores = scale * q @ k.swapaxes(2, 3) + mask
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    (y,) = run(proto, **given)
+    wanted = (weights / weights.sum(-1, keepdims=True)) @ v
+    np.testing.assert_allclose(y.astype("f8"), wanted, rtol=0.05, atol=0.05)
+
+
+@pytest.mark.parametrize("code", [HALF, TensorProto.BFLOAT16])
+@pytest.mark.parametrize(
+    ("nodes", "scale"),
+    [
+        ("Div s two d", 1 / 2),
+        ("Mul three s d", 3),
+        ("Div s two e, Mul e three d", 3 / 2),
+        ("Mul three s e, Div e two d", 3 / 2),
+        ("Mul s two e, Mul three e d", 6),
+        ("Div s two e, Div e three d", 1 / 6),
+    ],
+)
+def test_the_scales_of_attention_that_is_spelled_out_are_multiplied(
+    nodes: str, scale: float, code: int
+) -> None:
+    mask = rng.standard_normal((5, 5))
+    proto = spelled_out(nodes, (2, 3, 5, 8), mask, code)
+    assert "attention" in kinds(imported(proto))
+    check_attention(proto, scale, mask)
+
+
+def test_a_row_of_spelled_out_attention_that_sees_nothing_is_0() -> None:
+    proto = spelled_out("Div s two d", (1, 1, 5, 8), np.where(np.tri(5, k=-1), 0, -np.inf))
+    y = run(proto, **dict.fromkeys("qkv", np.ones((1, 1, 5, 8), np.float16)))[0]
+    np.testing.assert_array_equal(y[0, 0], np.outer([0, 1, 1, 1, 1], np.ones(8)))
+
+
+@pytest.mark.parametrize("nodes", ["Div two s d", "Mul s two e, Div three e d", "Div s zero d"])
+def test_a_quotient_that_is_no_multiple_of_the_scores_is_no_scale(nodes: str) -> None:
+    assert "softmax" in kinds(imported(spelled_out(nodes, (2, 3, 5, 8), np.zeros((5, 5)))))
+
+
+@pytest.mark.parametrize("q", [(1, 2, 5, 8), (2, 1, 5, 8), (2, 2, 1, 8)])
+def test_a_mask_that_makes_more_of_spelled_out_attention_is_added_by_a_node_of_its_own(
+    q: tuple[int, ...],
+) -> None:
+    mask = rng.standard_normal((2, 2, 5, 5))
+    proto = spelled_out("Div s two d", q, mask)
+    assert "softmax" in kinds(imported(proto))
+    check_attention(proto, 1 / 2, mask)
+
+
 @pytest.mark.parametrize(
     "dtypes", [("float32", "bfloat16"), ("float16", "bfloat16"), ("bfloat16", "float32")]
 )
@@ -481,6 +580,13 @@ def test_float64_weights_beside_float32_operands_are_reported() -> None:
     )
     with pytest.raises(UnsupportedModel, match="float64 is not a dtype that b can have"):
         imported(proto)
+
+
+def test_a_copy_of_an_output_is_not_told_as_a_node_before_it() -> None:
+    outputs = {"y": (FLOAT, [3, 4]), "z": (FLOAT, [3, 4])}
+    proto = model_of([node("Relu", "x", "y"), node("Identity", "y", "z")], PORTS[0], outputs)
+    body = imported(proto).graph.body
+    assert body.label(1) == "identity at the outputs"
 
 
 def test_truth_values_where_an_operator_takes_numbers_are_reported() -> None:
@@ -624,6 +730,16 @@ CASES: list[Any] = [
         {"kernel_shape": [2], "pads": [2, 0], "count_include_pad": 1},
         [typed("float32", [[[0, 3, 7]]])],
     ),
+    (
+        "LpPool",
+        18,
+        [typed("float32", [[[6, 8]]])],
+        {"kernel_shape": [2], "pads": [2, 0]},
+        [typed("float32", [[[0, 6, 10]]])],
+    ),
+    ("Compress", 11, [np.empty((2, 0), "f4"), [True, False]], {"axis": 1}, [np.empty((2, 0), "f4")]),
+    ("Compress", 11, [np.empty((2, 0), "f4"), [True]], {}, [np.empty(0, "f4")]),
+    ("Compress", 11, [X, [False, True, False, True]], {"axis": 0}, [X[1:2]]),
     ("Erf", 9, [typed("int32", [-4, -3, 0, 6])], {}, [typed("int32", [-1, 0, 0, 1])]),
     ("Erf", 9, [typed("uint8", [3, 4])], {}, [typed("uint8", [0, 1])]),
     ("Abs", 13, [typed("int8", [-128, -7])], {}, [typed("int8", [-128, 7])]),
@@ -667,6 +783,27 @@ CASES: list[Any] = [
         {"axis": 0, "block_size": 2},
         [typed("uint8", [1, 2, 5, 5])],
     ),
+    *(
+        (
+            "Resize",
+            10,
+            [X.reshape(1, 1, 3, 4), typed("float32", [1, 1, *scales])],
+            {},
+            [X[rows][:, columns][None, None]],
+        )
+        for scales, rows, columns in (
+            ((0.6, 0.6), [0], [0, 2]),
+            ((2, 0.6), [0, 0, 1, 1, 2, 2], [0, 2]),
+            ((0.7, 1.5), [0, 2], [0, 0, 1, 2, 2, 3]),
+        )
+    ),
+    (
+        "Upsample",
+        9,
+        [X.reshape(1, 1, 3, 4), typed("float32", [1, 1, 0.6, 0.6])],
+        {},
+        [X[:1, [0, 1]].reshape(1, 1, 1, 2)],
+    ),
     (
         "Col2Im",
         18,
@@ -701,6 +838,27 @@ def test_nodes_that_the_suite_does_not_have(case: Any, constant: bool) -> None:
         np.testing.assert_allclose(value, right, rtol=1e-5 if near else 0, atol=1e-6 if near else 0)
 
 
+@pytest.mark.parametrize("constant", [False, True])
+@pytest.mark.parametrize("corners", [0, 1])
+@pytest.mark.parametrize("size", [(1, 3, 4), (2, 1, 3), (1, 4, 1), (1, 1, 1), (1, 2, 3, 4), (2, 1, 3, 1)])
+def test_a_grid_is_where_pytorch_has_it(size: tuple[int, ...], corners: int, constant: bool) -> None:
+    batch, *spatial = size
+    rank = len(spatial)
+    theta = rng.standard_normal((batch, rank, rank + 1))
+    sizes = np.array([batch, 5, *spatial])
+    (grid,) = results_of("AffineGrid", 20, [theta, sizes], constant=constant, align_corners=corners)
+    ends = [0.0 if dim == 1 else 1.0 if corners else 1 - 1 / dim for dim in spatial]
+    places = [np.linspace(-end, end, dim) for end, dim in zip(ends, spatial, strict=True)]
+    base = np.stack([*np.meshgrid(*places, indexing="ij")[::-1], np.ones(spatial)], -1)
+    np.testing.assert_allclose(grid, np.einsum("...i,bji->b...j", base, theta), rtol=1e-12, atol=1e-12)
+
+
+def test_a_grid_of_endless_dims_is_refused_before_there_are_places() -> None:
+    arrays = [np.ones((1, 2, 3), np.float32), np.array([1, 1, 1 << 60, 1])]
+    with pytest.raises(UnsupportedModel, match="a grid of sizes"):
+        results_of("AffineGrid", 20, arrays, constant=True)
+
+
 def test_the_statistics_of_a_norm_are_of_the_stashed_dtype() -> None:
     x = X.astype(np.float64)
     y, mean, deviation = results_of("LayerNormalization", 17, [x, np.ones(4)], constant=False, outputs=3)
@@ -723,6 +881,11 @@ def test_a_batch_norm_of_float64_whose_weights_are_float32(training: bool) -> No
     mean, variance = (x.mean(0), x.var(0)) if training else (0.0, 1.0)
     assert [str(each.dtype) for each in found] == ["float64", "float32", "float32"][: len(found)]
     np.testing.assert_allclose(found[0], (x - mean) / np.sqrt(variance + 1e-5), rtol=1e-6)
+
+
+def test_a_dim_that_is_reduced_and_not_there_is_named() -> None:
+    with pytest.raises(UnsupportedModel, match=r"ReduceMean\): axis: 3 is no dim of x"):
+        results_of("MeanVarianceNormalization", 13, [X[None]], constant=False)
 
 
 def test_a_function_of_half_constants_keeps_their_dtype() -> None:

@@ -332,6 +332,20 @@ async def test_inputs_that_do_not_fit_are_refused(given: dict[str, Any], problem
         assert await buffers(gpu) == 0
 
 
+async def test_an_output_that_is_a_constant_is_the_caller_s_own_array() -> None:
+    proto = model_of(
+        [node("Relu", "x", "y"), node("Shape", "x", "s")],
+        {"x": (FLOAT, ["N"])},
+        {"y": (FLOAT, ["N"]), "s": (INT64, [1])},
+    )
+    async with spawn(device="cpu") as gpu:
+        model = await gpu.load(proto)
+        for _ in range(2):
+            results = await gpu.run(model, {"x": np.ones(3, np.float32)})
+            assert results["s"].tolist() == [3]
+            results["s"][0] = 99
+
+
 async def test_dims_with_one_name_must_agree() -> None:
     proto = model_of(
         [node("Add", "a b", "y")], {"a": (FLOAT, ["N"]), "b": (FLOAT, ["N"])}, {"y": (FLOAT, ["N"])}

@@ -180,7 +180,7 @@ def test_only_functions_of_elements_and_reductions_are_labelled_by_their_mode() 
     assert labels == ["relu", "border_pad", "resample", "sum", "argmax"]
 
 
-@pytest.mark.parametrize("dtype", ["int8", "float16", "bool"])
+@pytest.mark.parametrize("dtype", ["int8", "float16"])
 def test_what_is_chosen_has_the_type_of_the_choices(dtype: Any) -> None:
     g = GraphBuilder()
     x = g.input("x", (3,), dtype)

@@ -109,6 +109,11 @@ WRONG = [
         lambda g, t: g.conv(t.x.astype("int32"), t.w.astype("int32")),
         "x=int32: is not a dtype that conv_fwd takes; convert both operands to one of float64, float32",
     ),
+    Wrong(lambda g, t: g.wrap(t.m, "int8"), "x=float32: is no dtype of integers; use g.astype"),
+    Wrong(lambda g, t: g.wrap(t.s, "float32"), "dtype=float32: is no dtype of integers; use g.astype"),
+    Wrong(lambda g, t: g.wrap(t.s, "bool"), "dtype=bool: is no dtype of integers"),
+    Wrong(lambda g, t: g.mean(t.i), "x=int32: is no floating-point dtype, which mean needs; convert it"),
+    Wrong(lambda g, t: g.logsumexp(t.i, 0), "x=int32: is no floating-point dtype, which log_sum_exp needs"),
     # Parameters.
     Wrong(lambda g, t: g.attention(t.q, t.q, t.q, window=anything(4)), "window=4: is not a pair"),
     Wrong(lambda g, t: g.attention(t.q, t.q, t.q, window=(-1, 0)), "window=-1: must be a whole number"),
@@ -144,6 +149,17 @@ WRONG = [
         lambda g, t: g.resize(t.x, sizes=(4, 4), axes=(2,)),
         "sizes=(4, 4): must have one number for each dim to resize",
     ),
+    Wrong(lambda g, t: g.resize(t.x, sizes=(3, 5), axes=(2, 2)), "axes=(2, 2): names a dim twice"),
+    Wrong(lambda g, t: g.resize(t.x, sizes=(3,), axes=anything(2)), "axes=2: must be a sequence of whole n"),
+    Wrong(
+        lambda g, t: g.resize(t.x, scales=anything(("a", 1)), axes=(2, 3)),
+        "scales=('a', 1): must make 1 to 2**48 elements of the 4 of dim 2",
+    ),
+    Wrong(
+        lambda g, t: g.resize(t.x, scales=(1, 0.01), axes=(2, 3)),
+        "scales=(1, 0.01): must make 1 to 2**48 elements of the 4 of dim 3",
+    ),
+    Wrong(lambda g, t: g.resize(t.x, scales=(1e300,), axes=(2,)), "scales=(1e+300,): must make 1 to 2**48"),
     Wrong(lambda g, t: g.pad(t.x, 1, ANY), "value=None: has the wrong type"),
     Wrong(lambda g, t: t.x.reshape(anything(2.5), -1), "dims=(2.5, -1): must be a sequence of whole numbers"),
     Wrong(lambda g, t: t.x.transpose(anything("ab")), "axes=('a', 'b'): must be a sequence of whole numbers"),
@@ -166,12 +182,34 @@ WRONG = [
     Wrong(lambda g, t: g.apply(anything(MaxPool)), "operation=MaxPool: is not an operation"),
     # Functions of several tensors, and of places.
     Wrong(lambda g, t: g.concatenate(anything(3)), "tensors=3: is no sequence of tensors"),
-    Wrong(lambda g, t: g.stack((t.x, anything(3))), "x=3: is a number where a tensor belongs"),
+    Wrong(lambda g, t: g.stack((t.x, anything(3))), "tensors[1]=3: is a number where a tensor belongs"),
+    Wrong(lambda g, t: g.stack((t.m, t.i)), "tensors[1]=int32: differs from the dtype of the first, float32"),
+    Wrong(lambda g, t: g.concatenate((t.m, t.x)), "tensors[1]=(2, 8, 4, 4): differs from dims (4, 6)"),
+    Wrong(lambda g, t: g.concatenate([], 0), "tensors=(): are none"),
+    Wrong(lambda g, t: g.concatenate((t.m,), 2), "axis=2: is no dim of tensors[0], which has 2"),
+    Wrong(lambda g, t: g.stack((t.m,), 5), "axis=5: is no dim of the result, which has 3; use one from -3 t"),
+    Wrong(lambda g, t: g.expand_dims(t.m, 5), "axis=5: is no dim of the result, which has 3; use one from -"),
+    Wrong(lambda g, t: g.expand_dims(t.m, (0, 0)), "axis=(0, 0): names a dim twice"),
+    Wrong(lambda g, t: g.one_hot(t.i, 2, 5), "axis=5: is no dim of the result, which has 3"),
+    Wrong(lambda g, t: g.one_hot(t.i, 10**15), "depth=1000000000000000: overflows"),
+    Wrong(
+        lambda g, t: g.split(t.m, (1, 2)), "sections=(1, 2): must be sizes ≥ 0 that add up to 4, that of d"
+    ),
+    Wrong(lambda g, t: g.split(t.m, anything(2.5)), "sections=2.5: must be a sequence of whole numbers"),
+    Wrong(lambda g, t: g.depth_to_space(t.x, 3), "block=3: needs a multiple of 9 where x has a dim of 8"),
+    Wrong(lambda g, t: g.space_to_depth(t.x, 3), "block=3: needs a multiple of 3 where x has a dim of 4"),
+    Wrong(
+        lambda g, t: g.sort(t.m, descending=anything("a")), "descending='a': has the wrong type; pass True"
+    ),
+    Wrong(lambda g, t: g.argsort(t.m, descending=anything("a")), "descending='a': has the wrong type"),
     Wrong(lambda g, t: g.concatenate((t.x, anything(3))), "tensors[1]=3: is a number where a tensor bel"),
     Wrong(lambda g, t: g.tile(t.m, anything(2.5)), "repeats=2.5: must be a whole number"),
     Wrong(lambda g, t: g.flip(t.m, anything(1.5)), "axis=1.5: is no dim of x, which has 2"),
     Wrong(lambda g, t: g.roll(t.m, anything(1.5), 0), "shift=1.5: is not a whole number"),
     Wrong(lambda g, t: g.arange(anything("a")), "stop='a': is neither a tensor nor a number"),
+    Wrong(lambda g, t: g.arange(1e30), "stop=1e+30: overflows: more than 2**48 elements"),
+    Wrong(lambda g, t: g.arange(0, 1e300, 1e-300), "stop=1e+300: overflows: more than 2**48 elements"),
+    Wrong(lambda g, t: g.eye(2, -1), "columns=-1: contains a size below 0"),
     Wrong(lambda g, t: g.eye(2, k=anything("a")), "k='a': must be a whole number"),
     Wrong(lambda g, t: g.take_along_axis(t.m, t.i, anything("a")), "axis='a': is no dim of x"),
     # Gradients.
@@ -199,6 +237,12 @@ def test_a_wrong_use_names_the_argument(wrong: Wrong) -> None:
     files = [frame.filename for frame in traceback.extract_tb(caught.value.__traceback__)]
     assert files.index(__file__) == 0
     assert files.count(__file__) == 2, "the traceback has the user's line"
+
+
+def test_a_layout_that_is_none_is_not_told_of_strides_that_an_input_cannot_have() -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        GraphBuilder().input("z", (2, 3), layout=anything((1, 2)))
+    assert str(caught.value) == "layout=(1, 2): is not a layout; use one of NCHW, NHWC"
 
 
 OTHERS: dict[str, Any] = {

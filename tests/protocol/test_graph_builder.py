@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -24,6 +25,7 @@ from cudnn_actor.protocol import (
     TensorRole,
     Window,
 )
+from cudnn_actor.protocol.dtypes import DTypeName
 
 SQUARES = Window.symmetric(2, size=2)
 
@@ -209,6 +211,19 @@ def test_labels_name_the_line_of_the_operation() -> None:
     assert made == [f"{what} at {line}" for what in ("layer_norm", "mul", "relu")]
 
 
+def test_copies_that_build_adds_have_its_line() -> None:
+    g = GraphBuilder()
+    x, m, n = g.input("x", (3,)), g.input("m", (3,)), g.input("n", (3,))
+    y = g.relu(x)
+    frame = inspect.currentframe()
+    assert frame is not None
+    body = g.build(same=x, y=y, again=y, updates={"m": n, "n": y + m}).body
+    line = f"test_graph_builder.py:{frame.f_lineno - 1}"
+    labels = [body.label(number) for number, _ in enumerate(body.operations)]
+    assert labels[0].startswith("relu at test_graph_builder.py:")
+    assert set(labels[1:]) == {f"add at {line}", f"identity at {line}"}
+
+
 def test_a_graph_is_printed_as_its_inputs_and_outputs() -> None:
     g = GraphBuilder()
     inputs = [g.input(f"x{number}", (number, 2)) for number in range(6)]
@@ -218,14 +233,53 @@ def test_a_graph_is_printed_as_its_inputs_and_outputs() -> None:
 
 
 def test_what_only_takes_integers_reads_integers() -> None:
-    """A function before it is computed in float32, and its result is stored as int8."""
+    """A function before it is computed in int64, and its result is stored as int8."""
     g = GraphBuilder()
     x = g.input("x", (3,), "int8")
-    body = g.build(y=g.exp(x) | x, z=g.exp(x) * 2).body
+    body = g.build(y=g.square(x) | x, z=g.square(x) * 2).body
     read = {body.tensor(uid).dtype for op in body.operations[1:2] for uid in op.reads}
     assert read == {DType.INT8}
     for operation in body.operations:
         operation.check({name: body.tensor(uid).spec for name, uid in operation.named()})
+
+
+@pytest.mark.parametrize(
+    ("use", "dtype"),
+    [
+        (lambda g, a: a("bool") + a("int8"), "int8"),
+        (lambda g, a: a("int8") + a("bool"), "int8"),
+        (lambda g, a: a("uint8") + a("int8"), "int16"),
+        (lambda g, a: a("int32") * a("uint32"), "int64"),
+        (lambda g, a: a("uint64") - a("int8"), "uint64"),
+        (lambda g, a: a("bool") + a("bool"), "bool"),
+        (lambda g, a: a("float16") + a("bfloat16"), "float32"),
+        (lambda g, a: a("float16") + a("int64"), "float16"),
+        (lambda g, a: a("uint8") + 1, "uint8"),
+        (lambda g, a: a("uint8") + 0.5, "float32"),
+        (lambda g, a: a("bool") * 3, "int64"),
+        (lambda g, a: a("bool") & 1, "int64"),
+        (lambda g, a: (a("int32") > 3) * 3.0, "float32"),
+        (lambda g, a: g.where(a("int32") > 3, 7, -7), "int64"),
+        (lambda g, a: g.where(a("bool"), 7, 0.5), "float32"),
+        (lambda g, a: g.where(a("bool"), a("int8"), 0), "int8"),
+        (lambda g, a: a("int64") / a("int8"), "float32"),
+        (lambda g, a: 1 / a("int32"), "float32"),
+        (lambda g, a: g.exp(a("int8")), "float32"),
+        (lambda g, a: g.sigmoid(a("bool")), "float32"),
+        (lambda g, a: g.leaky_relu(a("int8")), "float32"),
+        (lambda g, a: g.clip(a("int8"), 0.5, 3), "float32"),
+        (lambda g, a: g.clip(a("int8"), 0, 3), "int8"),
+        (lambda g, a: g.relu(a("int8")), "int8"),
+        (lambda g, a: a("int32") % 2, "int32"),
+        (lambda g, a: a("int32") < 0.5, "bool"),
+        (lambda g, a: a("bfloat16") / a("int8"), "bfloat16"),
+    ],
+)
+def test_arithmetic_has_a_dtype_that_does_not_depend_on_the_order(
+    use: Callable[[GraphBuilder, Callable[[DTypeName], Tensor]], Tensor], dtype: DTypeName
+) -> None:
+    g = GraphBuilder()
+    assert use(g, lambda kind: g.input(f"{kind} {len(g._inputs)}", (3,), kind)).dtype is DType(dtype)
 
 
 def test_a_constant_is_a_number_of_its_type() -> None:
@@ -305,6 +359,12 @@ class TestForms:
     def test_a_newer_form_is_named(self) -> None:
         text = json.dumps({"format": 99, "graph": {"new": True}})
         with pytest.raises(InvalidRequest, match="format=99: is newer than 1"):
+            Graph.from_json(text)
+
+    @pytest.mark.parametrize("version", [0, -1])
+    def test_a_form_that_never_was_is_named(self, version: int) -> None:
+        text = self.graph().to_json().replace(b'"format":1', b'"format":%d' % version)
+        with pytest.raises(InvalidRequest, match=f"format={version}: is no version of this form; pass what"):
             Graph.from_json(text)
 
     def test_a_graph_whose_names_do_not_fit_is_refused(self) -> None:

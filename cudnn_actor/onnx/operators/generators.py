@@ -51,7 +51,7 @@ def trilu(node: Node, g: GraphBuilder) -> Result:
     reach = max(rows, columns)
     kept = np.tri(rows, columns, min(max(k - 1 if node.attribute("upper") else k, -reach), reach), dtype=bool)
     kept = ~kept if node.attribute("upper") else kept
-    return g.where(node.weight(kept), x, 0.0 if x.dtype.is_floating else 0)
+    return g.astype(g.where(node.weight(kept), x, 0), x.dtype)
 
 
 @operator("OneHot", since=9)

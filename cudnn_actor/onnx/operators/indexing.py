@@ -126,15 +126,12 @@ def top_k(node: Node, g: GraphBuilder) -> Result:
 @operator("Compress", since=9)
 def compress(node: Node, g: GraphBuilder) -> Result:
     """The condition decides how many elements there are."""
-    axis = node.attribute("axis")
-    x = node.tensor(0)
-    if axis is None:
-        x, axis = g.reshape(x, (-1,)), 0
-    places = np.flatnonzero(node.constant(1))
-    axis %= x.rank
+    dims, axis = node.dims(0), node.attribute("axis")
+    dims, axis = ((math.prod(dims),), 0) if axis is None else (dims, axis % len(dims))
+    places = np.flatnonzero(node.constant(1)[: dims[axis]])
     if not len(places):
-        return np.empty((*x.dims[:axis], 0, *x.dims[axis + 1 :]), x.dtype.numpy)
-    return g.take(x, node.weight(places), axis)
+        return np.empty((*dims[:axis], 0, *dims[axis + 1 :]), node.dtype(0).numpy)
+    return g.take(g.reshape(node.tensor(0), dims), node.weight(places), axis)
 
 
 @operator("ReverseSequence", since=10)

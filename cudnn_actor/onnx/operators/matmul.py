@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
+
 from cudnn_actor.onnx.nodes import Node, Result
 from cudnn_actor.onnx.operators.casts import converted, wrapped
 from cudnn_actor.onnx.table import operator
@@ -89,11 +91,8 @@ def _attention(node: Node, g: GraphBuilder) -> Tensor | None:
         sides = [added.value(0), added.value(1)]
         place = 0 if any(_made_by(sides[0], op) is not None for op in ("MatMul", "Mul", "Div")) else 1
         scores, bias = sides[place], sides[1 - place]
-    for op in ("Mul", "Div"):
-        scaled = _made_by(scores, op)
-        if scaled is not None and scaled.value(1).fixed and scaled.value(1).size == 1:
-            factor = float(scaled.value(1).array.reshape(()))
-            scores, scale = scaled.value(0), factor if op == "Mul" else 1 / factor
+    while (scaled := _scaled(scores)) is not None:
+        scores, scale = scaled[0], scale * scaled[1]
     of_keys = _made_by(scores, "MatMul")
     if of_keys is None or not math.isfinite(scale):
         return None
@@ -102,10 +101,26 @@ def _attention(node: Node, g: GraphBuilder) -> Tensor | None:
         q.rank == k.rank == 4 and q.known is k.known is v.known and q.dims[:2] == k.dims[:2] == v.dims[:2]
     ):
         return None
-    if bias is not None and (bias.known is not q.known or bias.rank > 4 or bias.dims[-1:] != v.dims[2:3]):
+    dims = (*q.dims[:3], v.dims[2])
+    if bias is not None and (
+        bias.known is not q.known
+        or bias.dims[-1:] != dims[3:]
+        or np.broadcast_shapes(bias.dims, dims) != dims
+    ):
         return None
     mask = None if bias is None else g.reshape(bias.tensor, (*[1] * (4 - bias.rank), *bias.dims))
     return g.attention(q.tensor, turned(g, k.tensor), v.tensor, bias=mask, scale=scale)
+
+
+def _scaled(value: Value) -> tuple[Value, float] | None:
+    """What a value is a multiple of by a constant, and the constant; None if it is none."""
+    for op, place in (("Mul", 1), ("Mul", 0), ("Div", 1)):
+        made = _made_by(value, op)
+        if made is not None and made.value(place).fixed and made.value(place).size == 1:
+            factor = float(made.value(place).array.reshape(()))
+            if factor or op == "Mul":
+                return made.value(1 - place), factor if op == "Mul" else 1 / factor
+    return None
 
 
 def _made_by(value: Value, op: str) -> Node | None:

@@ -120,8 +120,10 @@ def average_pool(node: Node, g: GraphBuilder) -> Result:
 
 @operator("LpPool", since=2)
 def lp_pool(node: Node, g: GraphBuilder) -> Result:
-    window, _ = _window(node)
-    return g.apply(LpPool(x=node.tensor(0), window=window, p=float(node.attribute("p"))))
+    x, (window, _) = node.tensor(0), _window(node)
+    if _covers_padding(x, window):
+        x, window = _padded(g, x, window, 0.0)
+    return g.apply(LpPool(x=x, window=window, p=float(node.attribute("p"))))
 
 
 @operator("GlobalAveragePool", since=1)

@@ -48,10 +48,7 @@ def reduce(node: Node, g: GraphBuilder) -> Result:
     keepdims = bool(node.attribute("keepdims"))
     by_input = node.version >= (13 if node.op == "ReduceSum" else 18)
     given = (node.ints(1) if node.has(1) else ()) if by_input else node.attribute("axes")
-    if not given:
-        axes: Any = () if node.attribute("noop_with_empty_axes", 0) else None
-    else:
-        axes = tuple(axis % node.rank(0) for axis in given)
+    axes = given or (() if node.attribute("noop_with_empty_axes", 0) else None)
     return reduced(g, _MODES[node.op], node.tensor(0), axes, keepdims=keepdims)
 
 

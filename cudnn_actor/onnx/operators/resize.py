@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from cudnn_actor.onnx.nodes import Node, Result
 from cudnn_actor.onnx.operators.casts import converted
 from cudnn_actor.onnx.table import operator
-from cudnn_actor.onnx.values import Declined
+from cudnn_actor.onnx.values import Declined, Refused
 from cudnn_actor.protocol.dtypes import DType
-from cudnn_actor.protocol.graph_builder import GraphBuilder
+from cudnn_actor.protocol.graph_builder import GraphBuilder, Tensor
 from cudnn_actor.protocol.operations import (
     Coordinates,
     GridPadding,
@@ -23,6 +25,8 @@ from cudnn_actor.protocol.operations import (
 
 __all__: list[str] = []
 
+_MOST = 1 << 26
+"""The longest dim of a grid."""
 _MODES = {
     "bicubic": ResampleMode.CUBIC,
     "bilinear": ResampleMode.LINEAR,
@@ -57,9 +61,13 @@ def resize(node: Node, g: GraphBuilder) -> Result:
         bounds = [*[0.0] * rank, *[1.0] * rank]
         for number, axis in enumerate(axes):
             bounds[axis], bounds[rank + axis] = float(roi[number]), float(roi[len(axes) + number])
-    return _resized(
-        node, g, dict(zip(axes, zip(wanted, factors, strict=True), strict=True)), _options(node, bounds)
-    )
+    along = dict(zip(axes, zip(wanted, factors, strict=True), strict=True))
+    x, options = node.tensor(0), _options(node, bounds)
+    if node.version == 10 and options["mode"] is ResampleMode.NEAREST:
+        # The second of two neighbours where a dim gets shorter, as in ONNX's example of that version.
+        shorter = {axis: along.pop(axis) for axis, factor in enumerate(factors) if factor < 1}
+        x = _resized(g, x, shorter, options | {"rounding": NearestRounding.CEIL}) if shorter else x
+    return _resized(g, x, along, options)
 
 
 def _options(node: Node, roi: list[float] | None) -> dict[str, Any]:
@@ -88,21 +96,20 @@ def upsample(node: Node, g: GraphBuilder) -> Result:
     given = node.attribute("scales") if node.version < 9 else node.constant(1)
     each = zip(node.dims(0), map(float, given), strict=True)
     along = {axis: (int(scale * dim), scale) for axis, (dim, scale) in enumerate(each)}
-    return _resized(node, g, along, _older(ResampleMode(node.attribute("mode"))))
+    return _resized(g, node.tensor(0), along, _older(ResampleMode(node.attribute("mode"))))
 
 
 def _resized(
-    node: Node, g: GraphBuilder, along: dict[int, tuple[int, float]], options: dict[str, Any]
-) -> Result:
-    """The input with other sizes along some axes; to each belongs a factor."""
-    x, dtype = node.tensor(0), node.dtype(0)
+    g: GraphBuilder, x: Tensor, along: dict[int, tuple[int, float]], options: dict[str, Any]
+) -> Tensor:
+    """x with other sizes along some axes; to each belongs a factor."""
     sizes = tuple(along.get(axis, (dim,))[0] for axis, dim in enumerate(x.dims))
     scales = tuple(along.get(axis, (0, 1.0))[1] for axis in range(x.rank))
-    whole = not dtype.is_floating and options["mode"] is not ResampleMode.NEAREST
+    whole = not x.dtype.is_floating and options["mode"] is not ResampleMode.NEAREST
     y = g._result(
         Resample(x=g.astype(x, DType.FLOAT32) if whole else x, sizes=sizes, scales=scales, **options)
     )
-    return converted(g, g.round(y), dtype) if whole else y
+    return converted(g, g.round(y), x.dtype) if whole else y
 
 
 @operator("GridSample", since=16)
@@ -114,3 +121,20 @@ def grid_sample(node: Node, g: GraphBuilder) -> Result:
         padding=GridPadding(node.attribute("padding_mode")),
         align_corners=bool(node.attribute("align_corners")),
     )
+
+
+@operator("AffineGrid", since=20)
+def affine_grid(node: Node, g: GraphBuilder) -> Result:
+    """A dim of size 1 is at 0 in either case, as PyTorch's is: ONNX's function divides by 0."""
+    theta, (count, _, *sizes) = node.tensor(0), node.ints(1)
+    rank = len(sizes)
+    if max(sizes, default=0) > _MOST:
+        raise Refused(f"a grid of sizes {tuple(sizes)}")
+    theta = g.reshape(theta, (count, *[1] * rank, rank, rank + 1))
+    y = theta[..., rank]
+    for axis, size in enumerate(sizes):
+        last = size - 1 if node.attribute("align_corners") else size
+        places = (2 * np.arange(size) - size + 1) / max(1, last)
+        place = np.reshape(places, [size if n == axis else 1 for n in range(rank + 1)])
+        y += node.weight(place.astype(theta.dtype.numpy)) * theta[..., rank - 1 - axis]
+    return y
