@@ -260,12 +260,11 @@ class OperationGraph(
 
 
 def _filled(xp: Any, tensor: GraphTensor, value: float | int) -> Array:
-    """A tensor's elements, all of one value, as `evaluate` takes them."""
-    if isinstance(value, float):
-        return xp.full(tensor.dims, value, "float64")
-    if tensor.dtype is DType.UINT64:
-        return xp.full(tensor.dims, value % (1 << 64), "uint64")
-    return xp.full(tensor.dims, value, "int64")
+    """A tensor's elements, all of one value, as `evaluate` takes them. They take no memory."""
+    dtype = "float64" if isinstance(value, float) else "int64"
+    if dtype == "int64" and tensor.dtype is DType.UINT64:
+        value, dtype = value % (1 << 64), "uint64"
+    return xp.broadcast_to(xp.full((), value, dtype), tensor.dims)
 
 
 def _malformed(field: str, value: object, problem: str) -> InvalidRequest:

@@ -112,7 +112,10 @@ class Gradients:
                 fix="differentiate what comes before it, or with respect to what comes behind it",
             )
         with self._labelled(label):
+            place = len(builder._operations)
             gradients = operation.gradient(builder, known)
+            wanted = (of.number for n, of in gradients.items() if operands[n].number in self._depends)
+            builder._drop_unread(place, wanted)
         for name, gradient in gradients.items():
             self._add(operands[name].number, gradient)
 
@@ -138,3 +141,4 @@ class Gradients:
             yield
         finally:
             self._builder._gradient_of = outer
+        self._builder._limits.check_operations(len(self._builder._operations))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numbers
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
@@ -107,9 +107,9 @@ class Recorder:
             for name in names
         }
         changes = {name: results.get(name) for name in operation.outputs}
-        self._limits.check_operations(len(self._operations) + 1)
-        self._writers |= dict.fromkeys(results.values(), len(self._operations))
-        self._operations.append(cast("Node", msgspec.structs.replace(node, **changes)))
+        if not self._gradient_of:  # `grad` checks when it has dropped what nothing reads
+            self._limits.check_operations(len(self._operations) + 1)
+        self._record(cast("Node", msgspec.structs.replace(node, **changes)))
         made = [self._tensor(number) for number in results.values()]
         if len(made) == 1:
             return made[0]
@@ -247,6 +247,23 @@ class Recorder:
         return self._tensor(made)
 
     # What the builder keeps.
+
+    def _record(self, node: Node) -> None:
+        self._writers |= dict.fromkeys(node.writes, len(self._operations))
+        self._operations.append(node)
+
+    def _drop_unread(self, place: int, wanted: Iterable[int]) -> None:
+        """Forget the operations from a place on that these tensors do not depend on."""
+        read, added = set(wanted), self._operations[place:]
+        needed = []
+        for node in reversed(added):
+            if not read.isdisjoint(node.writes):
+                needed.append(node)
+                read.update(node.reads)
+        if len(needed) < len(added):
+            del self._operations[place:]
+            for node in reversed(needed):
+                self._record(node)
 
     def _own(self, name: str, operand: Any) -> int:
         """The number of a tensor of this builder. Raises `InvalidRequest`, which names the argument."""

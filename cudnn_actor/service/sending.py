@@ -91,6 +91,8 @@ def check_message(state: ServiceState, message: Message) -> None:
         check_device_array(message.data, message.spec, state.memory.device)
     elif isinstance(message, Warm):
         check_warm(message)
+        for graph in message.graphs:
+            state.check_graph(graph)
     elif isinstance(message, Explain):
         require_type("graph", message.graph, OperationGraph)
     else:

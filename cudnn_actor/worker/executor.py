@@ -8,6 +8,7 @@ that work, so that a freed buffer's bytes go to no other buffer meanwhile.
 from __future__ import annotations
 
 import functools
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -138,7 +139,10 @@ class Executor(Generic[T]):
             return ContextDead(f"{error} (probe: {trouble})")
         if isinstance(error, MemoryError):
             in_use, limit = self._memory.arena_bytes, self._memory.limit
-            return OutOfMemory(requested=0, in_use=in_use, limit=limit, operations=blamed(error))
+            # NumPy says of what array; other libraries do not say how large it would have been.
+            size, dtype = math.prod(getattr(error, "shape", ())), getattr(error, "dtype", None)
+            requested = 0 if dtype is None else size * dtype.itemsize
+            return OutOfMemory(requested=requested, in_use=in_use, limit=limit, operations=blamed(error))
         status, detail = type(error).__name__, str(error)
         if isinstance(error, EngineFailure):
             status, detail = error.status, error.detail

@@ -103,8 +103,9 @@ def _remainder(d: _Value, y: _Value, a: _Value, b: _Value) -> Sequence[_Value]:
 
 
 def _power(d: _Value, y: _Value, a: _Value, b: _Value) -> Sequence[_Value]:
-    of_base = b.of(_M.EQ, 0.0).chosen(0.0, b * a.of(_M.POW, b - 1.0))
-    return d * of_base, d * a.of(_M.EQ, 0.0).chosen(0.0, y * a.of(_M.LOG))
+    base = b.of(_M.EQ, 0.0).chosen(1.0, a)  # of a ** 0, no derivative divides by a
+    zero = a.of(_M.EQ, 0.0).of(_M.LOGICAL_AND, b.of(_M.GE, 0.0))
+    return d * (b * base.of(_M.POW, b - 1.0)), d * zero.chosen(0.0, y * a.of(_M.LOG))
 
 
 def _larger(d: _Value, a: _Value, b: _Value) -> Sequence[_Value]:

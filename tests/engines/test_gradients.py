@@ -48,6 +48,22 @@ def twice(function: Function, name: str = "x") -> Function:
 # Functions of each element.
 
 
+@pytest.mark.parametrize("power", [0, 1, 2, 3, -1])
+@pytest.mark.parametrize("of_tensor", [False, True])
+def test_derivatives_of_powers_at_0_too(power: int, of_tensor: bool) -> None:
+    g, points, factor, wanted = GraphBuilder(), np.array([0.0, 1.0, -2.0]), 1.0, {}
+    x, n, orders = g.input("x", (3,), F64), g.input("n", (1,), F64), dict[str, Tensor]()
+    y: Tensor = x ** (n if of_tensor else power)
+    for order in range(3):
+        y = orders[f"order{order}"] = g.grad(y, x)
+        factor *= power - order
+        with np.errstate(divide="ignore"):
+            wanted[f"order{order}"] = factor * points ** (power - order - 1) if factor else np.zeros(3)
+    got = computed(g.build(orders), {"x": points, "n": np.array([float(power)])})
+    for name, found in got.items():
+        np.testing.assert_array_equal(found, wanted[name])
+
+
 @pytest.mark.parametrize("mode", ["mul", "div", "pow", "max", "sub", "prelu", "fmod"])
 @pytest.mark.parametrize(
     ("of_a", "of_b"), [((2, 3), (3,)), ((2, 1), (4, 1, 3)), ((3,), ()), ((2, 3), (2, 3))]

@@ -99,6 +99,7 @@ def test_gradients_are_the_limits_of_differences(mode: PointwiseMode, parameters
         ("pow", (0.0, 0.0), (0.0, 0.0)),
         ("pow", (0.0, 2.0), (0.0, 0.0)),
         ("pow", (0.0, 1.0), (1.0, 0.0)),
+        ("pow", (0.0, -1.0), (-math.inf, -math.inf)),
         ("pow", (-2.0, 2.0), (-4.0, math.nan)),
         ("gelu", (-40.0,), (0.0,)),
         ("sigmoid", (-800.0,), (0.0,)),

@@ -109,6 +109,27 @@ def test_the_operation_that_is_one_too_many_is_refused_at_its_line() -> None:
     assert len(g.build(y=x).body.operations) == 2
 
 
+def test_what_a_gradient_does_not_need_is_not_counted() -> None:
+    def loss(limits: GraphLimits) -> tuple[GraphBuilder, Tensor, Tensor]:
+        g = GraphBuilder(limits=limits)
+        x: Tensor = g.input("x", (3,))
+        y = x
+        for _ in range(20):
+            y = y * 1.5  # with respect to 1.5: a product and a sum
+        return g, x, g.layer_norm(y, scale=g.input("scale", (3,))).sum()
+
+    g, x, y = loss(GraphLimits())
+    graph = g.build(y=y, dx=g.grad(y, x))
+    count = len(graph.body.operations)
+    g, x, y = loss(GraphLimits(operations=count))
+    assert g.build(y=y, dx=g.grad(y, x)) == graph
+    with pytest.raises(InvalidRequest, match="over the limit"):
+        x + 1.0
+    g, x, y = loss(GraphLimits(operations=count - 1))
+    with pytest.raises(InvalidRequest, match=f"{count} operations: are over the limit"):
+        g.grad(y, x)
+
+
 def test_a_file_over_a_limit_is_refused() -> None:
     text = chain(20).to_json()
     with pytest.raises(InvalidRequest, match=r"20 operations.*GraphLimits\.operations, which is 19"):

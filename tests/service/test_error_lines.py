@@ -58,6 +58,14 @@ def far_too_large() -> tuple[Graph, str]:
     return g.build(y=y.sum(axis=0)[:3]), f"mul at {where}: "
 
 
+def too_large_by_a_constant() -> tuple[Graph, str]:
+    """The same with a constant of all elements, which takes no memory itself."""
+    g = GraphBuilder()
+    q = g.exp(g.input("q", (1, 1)))
+    y, where = g.broadcast_to(q, (1 << 22, 1 << 22)), line()
+    return g.build(y=g.softmax(y, 0).sum()), f"mul at {where}: "
+
+
 async def error_of(gpu: Any, graph: Graph) -> CudnnActorError:
     buffers = {port.name: await gpu.empty(port.spec.dims, dtype=port.spec.dtype) for port in graph.inputs}
     with pytest.raises(CudnnActorError) as caught:
@@ -66,7 +74,10 @@ async def error_of(gpu: Any, graph: Graph) -> CudnnActorError:
 
 
 @isolations
-@pytest.mark.parametrize(("make", "kind"), [(of_bytes, UnsupportedGraph), (far_too_large, OutOfMemory)])
+@pytest.mark.parametrize(
+    ("make", "kind"),
+    [(of_bytes, UnsupportedGraph), (far_too_large, OutOfMemory), (too_large_by_a_constant, OutOfMemory)],
+)
 async def test_an_error_names_the_operation_and_the_line(
     make: Callable[[], tuple[Graph, str]], kind: type[CudnnActorError], isolation: Any
 ) -> None:
@@ -76,6 +87,8 @@ async def test_an_error_names_the_operation_and_the_line(
         assert type(error) is kind
         assert f": {where}" in str(error)  # and no other operation
         assert where in str(await error_of(gpu, graph))  # from the cache too
+        if isinstance(error, OutOfMemory):
+            assert (error.requested, error.in_use) == (1 << 47, (await gpu.statistics()).arena_bytes)
 
 
 @isolations

@@ -135,9 +135,13 @@ async def test_a_graph_over_a_limit_of_the_service_is_refused_before_anything_is
         for refused in (
             gpu.apply(large, x=x),
             gpu.explain(large),
+            gpu.warm(large),
+            gpu.warm([small, large]),
+            gpu.warm(RunGraph(graph=large, buffers=(x, x))),
             gpu.ask(RunGraph(graph=large, buffers=(x, x))),
         ):
             with pytest.raises(InvalidRequest, match=r"over the limit GraphLimits\."):
                 await refused
-        assert (await gpu.statistics()).live_buffers == 1
+        statistics = await gpu.statistics()
+        assert (statistics.live_buffers, statistics.plans.misses) == (1, 0)
         np.testing.assert_array_equal(await gpu.download(await gpu.apply(small, x=x)), 4)

@@ -56,9 +56,10 @@ class BorrowedTable:
         self.device = device
         self.limit = limit
         self.live_buffers = 0
-        """0, like the next two, because the worker owns no buffers."""
+        """0, like `live_bytes`, because the worker owns no buffers."""
         self.live_bytes = 0
-        self.arena_bytes = 0
+        self.mapped: dict[int, int] = {}
+        """For error texts: the bytes of each arena that the engine has mapped, by number."""
         self._view = view
         self._epoch = 0
         self._slots: dict[int, Slot] = {}
@@ -67,6 +68,11 @@ class BorrowedTable:
     def epoch(self) -> int:
         """Changes whenever the parent notes the end of a buffer, and with every `forget_bindings`."""
         return self._epoch + self._view.epoch
+
+    @property
+    def arena_bytes(self) -> int:
+        """Bytes of the arenas that the engine has mapped."""
+        return sum(self.mapped.values())
 
     # Buffers.
 

@@ -81,9 +81,10 @@ class _Process:
         page = StatusPage.attach(status, hello.window)
         self._outbox = outbox = Outbox(channel, page)
         self._inbox = inbox = Inbox(channel, outbox, page, hello.device)
+        self._memory = memory = BorrowedTable(hello.device, GenerationView(generations), None)
         state = ServiceState(
             mailbox=Mailbox(1),  # a placeholder: the parent has the real mailbox
-            memory=BorrowedTable(hello.device, GenerationView(generations), None),
+            memory=memory,
             workspace_limit=hello.workspace_limit,
             plan_store=None if hello.plan_store is None else PlanStore(hello.plan_store),
             autotune=hello.autotune,
@@ -101,7 +102,7 @@ class _Process:
         forward_logs(outbox, inbox, loop.number_in_work)
         inbox.on_frame |= {
             MapArena: self._map_arena,
-            UnmapArena: lambda frame: self._engine.unmap_arena(frame.number),
+            UnmapArena: self._unmap_arena,
             CreateArena: self._create_arena,
             MapStage: self._map_stage,
             UnmapStage: lambda frame: self._stages.unmap(frame.segment),
@@ -138,8 +139,13 @@ class _Process:
         descriptor = self._channel.take_descriptor()
         try:
             self._engine.map_arena(frame.number, descriptor, frame.nbytes)
+            self._memory.mapped[frame.number] = frame.nbytes
         finally:
             os.close(descriptor)
+
+    def _unmap_arena(self, frame: UnmapArena) -> None:
+        self._engine.unmap_arena(frame.number)
+        self._memory.mapped.pop(frame.number, None)
 
     def _create_arena(self, frame: CreateArena) -> None:
         try:
@@ -147,6 +153,7 @@ class _Process:
         except CudnnActorError as error:
             self._outbox.say(ArenaRefused(frame.number, error.to_record()))
             return
+        self._memory.mapped[frame.number] = frame.nbytes
         try:
             self._outbox.say(ArenaMade(frame.number), (descriptor,))
         finally:
