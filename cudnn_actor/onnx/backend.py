@@ -27,8 +27,8 @@ from onnx.backend.base import Backend, BackendRep, Device, DeviceType, namedtupl
 from cudnn_actor.actors import forks
 from cudnn_actor.models import InvalidModel, Model, UnsupportedModel
 from cudnn_actor.onnx.importing import NO_WAY, OnnxModel
-from cudnn_actor.onnx.nodes import schema_of
 from cudnn_actor.onnx.reading import first_line, label_of
+from cudnn_actor.onnx.schemas import schema_of
 from cudnn_actor.protocol.errors import CudnnActorError, InvalidRequest, ServiceStopped, Words
 from cudnn_actor.service.client import CudnnRef
 from cudnn_actor.service.service import start

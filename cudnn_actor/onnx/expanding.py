@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import onnx
 
-from cudnn_actor.onnx.nodes import Schema
+from cudnn_actor.onnx.schemas import Schema
 from cudnn_actor.onnx.values import Value, type_of
 
 __all__ = ["body_of", "has_body"]

@@ -24,7 +24,7 @@ from cudnn_actor.onnx import operators
 from cudnn_actor.onnx.control import CONTROL
 from cudnn_actor.onnx.expanding import body_of, has_body
 from cudnn_actor.onnx.folding import fold, inferred, nothing
-from cudnn_actor.onnx.nodes import Node, Schema, schema_of
+from cudnn_actor.onnx.nodes import Node
 from cudnn_actor.onnx.reading import (
     ModelFile,
     ModelLimits,
@@ -35,6 +35,7 @@ from cudnn_actor.onnx.reading import (
     read,
     versions,
 )
+from cudnn_actor.onnx.schemas import Schema, schema_of
 from cudnn_actor.onnx.sizes import too_large
 from cudnn_actor.onnx.values import Declined, Empty, Refused, Undecided, Value
 from cudnn_actor.protocol.dtypes import DType

@@ -2,35 +2,23 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import onnx
-from onnx import defs
 
 from cudnn_actor.onnx.folding import fold
+from cudnn_actor.onnx.schemas import Schema
 from cudnn_actor.onnx.values import Declined, Value
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.graph_builder import GraphBuilder, Tensor
 from cudnn_actor.protocol.tensor import Layout
 
-__all__ = ["Node", "Result", "Schema", "schema_of"]
+__all__ = ["Node", "Result"]
 
-Schema = Any
-"""An `onnx.defs.OpSchema`, whose declared types lack half of its attributes."""
 Result = Any
 """What a handler gives for each output: a tensor, an array, a value or None. One alone, or a tuple."""
-
-
-@functools.lru_cache(maxsize=4096)
-def schema_of(op_type: str, version: int, domain: str) -> Schema | None:
-    """The schema of an operator in a version of its domain; None if there is none."""
-    try:
-        return defs.get_schema(op_type, version, domain)
-    except defs.SchemaError:
-        return None
 
 
 class Node:

@@ -20,7 +20,7 @@ from onnx import checker, numpy_helper
 
 from cudnn_actor.models.errors import InvalidModel
 from cudnn_actor.models.model import Feature
-from cudnn_actor.onnx.nodes import schema_of
+from cudnn_actor.onnx.schemas import schema_of
 from cudnn_actor.protocol.checks import require_whole
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.errors import InvalidRequest, Words

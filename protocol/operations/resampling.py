@@ -104,6 +104,10 @@ class Taps(NamedTuple):
     weights: np.ndarray
     outside: np.ndarray
 
+    def squared(self) -> Taps:
+        """The same with the squares of the weights."""
+        return self._replace(weights=self.weights**2)
+
     def lists(self) -> Lists:
         """One for each element of the result."""
         size, count = self.places.shape
@@ -280,6 +284,12 @@ class Resample(_Resampling[T], frozen=True, kw_only=True, tag=True):
         x = values["x"]
         return {"y": applied(xp, x, self.taps(x.shape), self.extrapolation)}
 
+    def magnitudes(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
+        del specs
+        x = values["x"]
+        squares = {axis: taps.squared() for axis, taps in self.taps(x.shape).items()}
+        return {"y": xp.sqrt(applied(xp, x * x, squares))}
+
     def gradient(self, g: Any, d: Mapping[str, Any]) -> dict[str, Any]:
         return {"x": g.apply(self._like(ResampleBackward, dy=d["y"]), like={"dx": self.x})}
 
@@ -321,6 +331,11 @@ class ResampleBackward(_Resampling[T], frozen=True, kw_only=True, tag=True):
     def evaluate(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
         dims = specs["dx"].dims
         return {"dx": spread(xp, values["dy"], self.taps(dims), dims)}
+
+    def magnitudes(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
+        dims = specs["dx"].dims
+        squares = {axis: taps.squared() for axis, taps in self.taps(dims).items()}
+        return {"dx": xp.sqrt(spread(xp, values["dy"] ** 2, squares, dims))}
 
     def gradient(self, g: Any, d: Mapping[str, Any]) -> dict[str, Any]:
         forward = self._like(Resample, x=d["dx"])

@@ -9,7 +9,7 @@ import numpy as np
 from cudnn_actor.protocol import DType
 from cudnn_actor.protocol.operations import GroupedMatMul, GroupedMatMulBackwardWeights, Specs
 
-from .rows import FLOATS, Asked, Exact, Made, Row, Sizes, walk
+from .rows import FLOATS, Asked, Exact, Made, Row, Sizes, walk_of_products
 
 __all__ = ["EXACTNESS", "ROWS"]
 
@@ -77,18 +77,13 @@ def _sizes(asked: Asked, long: str) -> tuple[int, int, int, int]:
 
 
 def _forward_bound(operation: GroupedMatMul[str], values: Exact, specs: Specs) -> Exact:
-    return {"y": _off(values["tokens"].shape[1], specs) * _of_magnitudes(operation, values, specs)}
+    walked = walk_of_products(values["tokens"].shape[1], specs["y"].dtype)
+    return {"y": walked * _of_magnitudes(operation, values, specs)}
 
 
 def _backward_bound(operation: GroupedMatMulBackwardWeights[str], values: Exact, specs: Specs) -> Exact:
-    return {"dweights": _off(values["tokens"].shape[0], specs) * _of_magnitudes(operation, values, specs)}
-
-
-def _off(terms: int, specs: Specs) -> float:
-    """The error of a sum, as `walk` has it. Tensor cores cut off after each eight products, which adds up
-    where these have one sign. They compute float32 results, too: those of half types."""
-    (result,) = specs.values()
-    return max(walk(terms), 0.0 if result.dtype is DType.FLOAT64 else terms / 8)
+    walked = walk_of_products(values["tokens"].shape[0], specs["dweights"].dtype)
+    return {"dweights": walked * _of_magnitudes(operation, values, specs)}
 
 
 def _of_magnitudes(operation: Any, values: Exact, specs: Specs) -> Any:

@@ -7,7 +7,7 @@ import numpy as np
 from cudnn_actor.protocol import DType
 from cudnn_actor.protocol.operations import MatMul, Specs
 
-from .rows import FLOATS, Asked, Dims, Exact, Made, Row, Sizes, walk
+from .rows import FLOATS, Asked, Dims, Exact, Made, Row, Sizes, walk_of_products
 
 __all__ = ["EXACTNESS", "ROWS"]
 
@@ -74,7 +74,7 @@ def _bounds(operation: MatMul[str], values: Exact, specs: Specs) -> Exact:
     if a.dtype.kind != "f":
         return {}
     finite = (np.where(np.isfinite(operand), np.abs(operand), 0) for operand in (a, b))
-    return {"y": walk(a.shape[-1]) * np.matmul(*finite)}
+    return {"y": walk_of_products(a.shape[-1], specs["y"].dtype) * np.matmul(*finite)}
 
 
 ROWS = (

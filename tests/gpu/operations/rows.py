@@ -43,6 +43,12 @@ def walk(terms: float) -> float:
     return 4 * math.sqrt(terms)
 
 
+def walk_of_products(terms: int, result: DType) -> float:
+    """The same for sums of products of floats. Tensor cores cut off after each eight of them, which adds up
+    where these have one sign; float32 results may be theirs: those of half types."""
+    return max(walk(terms), 0.0 if result is DType.FLOAT64 else terms / 8)
+
+
 def walk_of(x: Array, terms: int) -> float:
     """The same for sums over x: more where few values differ, whose roundings do not cancel."""
     few = x.size > 64 * np.unique(x).size
