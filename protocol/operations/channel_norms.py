@@ -236,6 +236,13 @@ class _Normalizing(ChannelNorm[T], frozen=True, kw_only=True):
         found = {name: array.reshape(of_groups) for name, array in statistics.items()}
         return {"y": y.reshape(values["x"].shape), **found}
 
+    def magnitudes(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
+        del specs
+        x = self._parted(values["x"])
+        squares = (x * x).mean(axis=self.axes) / self.count(values["x"].shape)
+        mean = xp.sqrt(squares).reshape(-1 if self.over_samples else x.shape[:2])
+        return {"mean": mean, "new_running_mean": mean}
+
     def gradient(self, g: Any, d: Mapping[str, Any]) -> dict[str, Any]:
         x: Any = self.x
         mean, inverse = (g.output(self, name) for name in ("mean", "inverse_deviation"))

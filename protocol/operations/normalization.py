@@ -231,6 +231,13 @@ class LayerNorm(_ForwardNorm[T], frozen=True, kw_only=True, tag=True):
         y = centred * inverse * values.get("scale", 1.0) + values.get("bias", 0.0)
         return {"y": y, "mean": mean, "inverse_deviation": inverse}
 
+    def magnitudes(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
+        del specs
+        x = values["x"]
+        axes = self._axes(x)
+        squares = (x * x).mean(axis=axes, keepdims=True) / math.prod(x.shape[axis] for axis in axes)
+        return {"mean": xp.sqrt(squares)}
+
     def gradient(self, g: Any, d: Mapping[str, Any]) -> dict[str, Any]:
         return self._gradient(g, d, "inverse_deviation", LayerNormBackward)
 

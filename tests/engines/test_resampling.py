@@ -401,26 +401,3 @@ def odd(specs: dict[str, TensorSpec]) -> dict[str, np.ndarray]:
             values[places[n :: 16 * (n + 1)]] = value
         values[: values.size // 3] = -0.0
     return {name: values.reshape(spec.dims).astype(spec.dtype.numpy)}
-
-
-@pytest.mark.parametrize("mode", [LINEAR, CUBIC])
-@pytest.mark.parametrize(("dims", "sizes"), [((5, 4), (8, 9)), ((7, 5), (3, 2)), ((1,), (7,))])
-def test_magnitudes_are_those_of_the_terms(
-    mode: ResampleMode, dims: tuple[int, ...], sizes: tuple[int, ...]
-) -> None:
-    """A sum that cancels is compared by them: it is 0 but for rounding."""
-    shared: dict[str, Any] = {"sizes": sizes, "mode": mode, "antialias": True, "exclude_outside": True}
-    specs = {"y": TensorSpec.packed(sizes), "dx": TensorSpec.packed(dims)}
-    for operation, given, found, shape in (
-        (Resample(x="x", y="y", **shared), "x", "y", dims),
-        (ResampleBackward(dy="dy", dx="dx", **shared), "dy", "dx", sizes),
-    ):
-        values = normal(shape, DType.FLOAT64, 1)
-        of = {found: specs[found]}
-        units = np.eye(values.size).reshape(values.size, *shape)
-        terms = [
-            operation.evaluate(np, {given: unit}, of)[found] * value
-            for unit, value in zip(units, values.ravel(), strict=True)
-        ]
-        wanted = np.sqrt(sum(term**2 for term in terms))
-        np.testing.assert_allclose(operation.magnitudes(np, {given: values}, of)[found], wanted, rtol=1e-12)
