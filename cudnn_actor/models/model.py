@@ -314,21 +314,15 @@ class Model:
                 fix=f"name each: {', '.join(each.name for each in self.inputs)}",
             )
         wanted = [each.name for each in self.inputs]
-        for name in inputs:
-            if name not in wanted:
+        for name in [*inputs, *wanted]:
+            if name not in wanted or name not in inputs:
+                missing = name in wanted
+                hint = "" if missing else did_you_mean(name, wanted)
                 raise InvalidRequest(
                     field="inputs",
                     value=name,
-                    problem="is no input of the model",
-                    fix=f"{did_you_mean(name, wanted)}give {', '.join(wanted)}",
-                )
-        for name in wanted:
-            if name not in inputs:
-                raise InvalidRequest(
-                    field="inputs",
-                    value=name,
-                    problem="is an input that is missing",
-                    fix=f"give {', '.join(wanted)}",
+                    problem="is an input that is missing" if missing else "is no input of the model",
+                    fix=f"{hint}give {', '.join(wanted)}",
                 )
         require_names("keep", keep, [each.name for each in self.outputs], "the model")
 

@@ -299,7 +299,7 @@ class _Import:
     def _results(self, node: onnx.NodeProto, place: _Place) -> Sequence[Value | _Unknown | None]:
         """What a node gives. One that cannot be run is reported; others stand in for its results."""
         label = f"{place.label}, in {label_of(node)}" if place.label else label_of(node)
-        nothing, undecided = [_UNKNOWN] * len(node.output), [_UNDECIDED] * len(node.output)
+        count = len(node.output)
         inputs: list[Value | None] = []
         for name in node.input:
             if name and name not in place.names:
@@ -309,15 +309,15 @@ class _Import:
                 problem = _problem_of(node, place.opsets, self._file)
                 if problem and not (value is _UNDECIDED and problem == NO_WAY):  # then it may be a constant
                     self._problems[f"{label}: {problem}"] = None
-                return undecided if value is _UNDECIDED else nothing
+                return [value] * count
             inputs.append(value)
         try:
             return self._computed(node, inputs, place)
         except _Unknowable:
-            return nothing
+            return [_UNKNOWN] * count
         except Undecided as needs:
             self._undecided |= needs.names
-            return undecided
+            return [_UNDECIDED] * count
         except Declined as declined:
             reason = str(declined)
         except Empty:
@@ -329,7 +329,7 @@ class _Import:
         except _MALFORMED as error:
             reason = f"does not fit its operator: {type(error).__name__}: {error}"
         self._problems[f"{label}: {reason}"] = None
-        return self._assumed(node, inputs, place) or nothing
+        return self._assumed(node, inputs, place) or [_UNKNOWN] * count
 
     def _assumed(
         self, node: onnx.NodeProto, inputs: Sequence[Value | None], place: _Place
