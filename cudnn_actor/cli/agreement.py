@@ -29,17 +29,17 @@ _ROUNDED = 0.01
 """The allowed error of whole numbers rounded from floats: a value near a half may round the other way."""
 
 
-def relative_error(got: np.ndarray, wanted: np.ndarray, magnitude: float = 0.0) -> float:
+def relative_error(got: np.ndarray, wanted: np.ndarray, uncertainty: np.ndarray | float = 0.0) -> float:
     """|got - wanted| / |wanted| in the Euclidean norm; infinite if a value is NaN in only one of them.
 
-    `magnitude`: the root mean square of a result as large as if its terms did not cancel, if that is larger.
+    `uncertainty`: as much of each element's error is left out, since operations may magnify roundings.
     """
     got, wanted = got.astype(np.float64), wanted.astype(np.float64)
     same = (got == wanted) | (np.isnan(got) & np.isnan(wanted))
     with np.errstate(all="ignore"):
-        error = float(np.linalg.norm(np.where(same, 0.0, got - wanted)))
+        apart = np.maximum(np.abs(got - wanted) - uncertainty, 0.0)
+        error = float(np.linalg.norm(np.where(same | np.isinf(uncertainty), 0.0, apart)))
         size = float(np.linalg.norm(np.where(np.isfinite(wanted), wanted, 0.0)))
-        size = max(size, magnitude * math.sqrt(wanted.size))
     if math.isnan(error):
         return math.inf
     return error / size if size else error

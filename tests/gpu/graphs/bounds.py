@@ -5,8 +5,8 @@ convolutions are bounded here in the same way. What these errors become further 
 by making them: Monte Carlo arithmetic (D. S. Parker, "Monte Carlo arithmetic: exploiting randomness in
 floating-point arithmetic", UCLA CSD-970002, 1997). The graph is evaluated `_SAMPLES` times more. In each of
 these evaluations every result is moved by its whole bound: up or down at random, or all of them in the same
-direction, or away from 0 or towards it, since the errors of hardware that truncates have one sign. Then it is
-rounded to the dtype that the tensor has, as always.
+direction, or away from 0 or towards it, since the errors of hardware that truncates have one sign; or by any
+part of it, since a sine may come round again. Then it is rounded to the dtype that the tensor has, as always.
 
 A result may be off by `_MARGIN` times the largest difference that a sample shows, element by element. So
 cancellation, slopes and poles count as they do for these values. Where a value lies so close to a step (of a
@@ -262,7 +262,9 @@ class _Evaluation:
                 return result + (error if number == 1 else -error)
             case 3 | 4:
                 return result + (error if number == 3 else -error) * np.sign(result)
-        return result + error * self._chance.choice((-1.0, 1.0), result.shape)
+        if number % 2:
+            return result + error * self._chance.choice((-1.0, 1.0), result.shape)
+        return result + error * self._chance.uniform(-1.0, 1.0, result.shape)
 
     def _stored(self, samples: Samples, tensor: GraphTensor) -> Samples:
         """The samples as a tensor holds them."""

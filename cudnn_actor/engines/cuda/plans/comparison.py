@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 
@@ -16,9 +16,18 @@ from cudnn_actor.engines.cpu.rounding import clipped, integer_range
 from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.engines.cuda.plans.self_check_memory import enqueue
 from cudnn_actor.protocol.dtypes import DType
+from cudnn_actor.protocol.graph import OperationGraph
 from cudnn_actor.protocol.operations.base import Array
 
-__all__ = ["Accuracy", "Compared", "difference", "sampling_step", "some", "suspected"]
+__all__ = [
+    "Accuracy",
+    "Compared",
+    "difference",
+    "rounding",
+    "sampling_step",
+    "some",
+    "suspected",
+]
 
 _MOST_COMPARED = 1 << 20
 """The most elements of a result that are compared on the host, about."""
@@ -40,7 +49,13 @@ _TOLERANCES = {
     DType.FLOAT16: _Tolerance(2**-9, 4e-3, 2.0**-24),
     DType.BFLOAT16: _Tolerance(2**-6, 4e-3, 2.0**-126),
 }
-_LARGEST_HALF = 65504.0
+_LARGEST = {
+    DType.FLOAT64: math.inf,
+    DType.FLOAT32: 2.0**128 - 2.0**104,
+    DType.FLOAT16: 65504.0,
+    DType.BFLOAT16: 2.0**128 - 2.0**120,
+}
+"""Finite values from the largest on are not compared: they may be stored as infinite."""
 
 
 Compared = tuple[np.ndarray, np.ndarray]
@@ -53,15 +68,35 @@ class Accuracy(NamedTuple):
     dtype: DType
     slack: float = 1.0
 
+    @classmethod
+    def of(cls, graph: OperationGraph, uid: int) -> Self:
+        """A result's: as float32 if some of the graph is computed in that."""
+        dtype = graph.tensor(uid).dtype
+        if dtype is DType.FLOAT64 and any(graph.compute(op) is DType.FLOAT32 for op in graph.operations):
+            dtype = DType.FLOAT32
+        return cls(dtype, max(operation.slack for operation in graph.operations))
 
-def difference(wanted: np.ndarray, got: np.ndarray, accuracy: Accuracy, magnitude: float = 0.0) -> str | None:
+    @property
+    def of_sums(self) -> float:
+        """What a sum may be off by, relative to what it would be if its terms did not cancel."""
+        return self.slack * _TOLERANCES.get(self.dtype, _TOLERANCES[DType.FLOAT32]).sums
+
+
+def rounding(compute: DType) -> float:
+    """What a value within a graph may be off by, relative to itself. `compute`: what it is computed in."""
+    return 64 * (2.0**-53 if compute is DType.FLOAT64 else 2.0**-24)
+
+
+def difference(
+    wanted: np.ndarray, got: np.ndarray, accuracy: Accuracy, uncertainty: np.ndarray | float = 0.0
+) -> str | None:
     """How a result differs from the wanted one by more than rounding explains; None if it does not.
 
-    `magnitude`: how large the result would be if its terms did not cancel.
+    `uncertainty`: what each element may be off by in addition, since later operations magnify roundings.
     """
     dtype = accuracy.dtype
     exact = dtype in (DType.INT64, DType.UINT64) and "f" not in wanted.dtype.kind + got.dtype.kind
-    wrong = got != clipped(wanted, dtype.numpy) if exact else _beyond(wanted, got, accuracy, magnitude)
+    wrong = got != clipped(wanted, dtype.numpy) if exact else _beyond(wanted, got, accuracy, uncertainty)
     if not wrong.any():
         return None
     first = int(np.argmax(wrong))
@@ -71,33 +106,34 @@ def difference(wanted: np.ndarray, got: np.ndarray, accuracy: Accuracy, magnitud
     return f"{share:.1%} of its results are wrong: {told}"
 
 
-def _beyond(wanted: np.ndarray, got: np.ndarray, accuracy: Accuracy, magnitude: float) -> np.ndarray:
+def _beyond(
+    wanted: np.ndarray, got: np.ndarray, accuracy: Accuracy, uncertainty: np.ndarray | float
+) -> np.ndarray:
     """Where a result differs from the wanted one by more than rounding explains."""
-    dtype, slack = accuracy
+    dtype = accuracy.dtype
     wanted, got = wanted.astype(np.float64), got.astype(np.float64)
-    compared = np.abs(wanted) < _LARGEST_HALF if dtype is DType.FLOAT16 else np.ones(len(wanted), np.bool_)
+    compared = np.ones(len(wanted), np.bool_)
     if dtype.is_floating:
-        own, sums, underflow = _TOLERANCES[dtype]
+        own, _, underflow = _TOLERANCES[dtype]
         finite = np.isfinite(wanted)
+        compared = ~finite | (np.abs(wanted) < _LARGEST[dtype])
         scaling = wanted[finite & compared]
-        scale = max(float(np.sqrt(np.mean(np.square(scaling)))) if len(scaling) else 0.0, magnitude)
-        allowed = np.where(finite, own * np.abs(wanted) + slack * sums * scale + underflow, -1.0)
+        scale = float(np.sqrt(np.mean(np.square(scaling)))) if len(scaling) else 0.0
+        allowed = np.where(finite, own * np.abs(wanted) + accuracy.of_sums * scale + underflow, -1.0)
     else:  # rounding to a whole number, and float32 rounding before that
         if dtype is DType.BOOL:
             wanted = np.asarray(wanted != 0, np.float64)
         wanted = np.clip(np.where(np.isnan(wanted), 0, wanted), *integer_range(dtype.numpy))
         allowed = 0.5 + 1e-3 + 1e-6 * np.abs(wanted)
     with np.errstate(invalid="ignore"):
-        wrong = np.logical_not(np.abs(got - wanted) <= allowed)
-    alike = (got == wanted) | (np.isnan(got) & np.isnan(wanted))
+        wrong = np.logical_not(np.abs(got - wanted) <= allowed + uncertainty)
+    alike = (got == wanted) | (np.isnan(got) & np.isnan(wanted)) | np.isinf(uncertainty)
     return np.asarray(wrong & compared & ~alike)
 
 
-def some(wanted: Array, got: Array) -> Compared:
+def some(values: Array) -> np.ndarray:
     """Evenly spaced elements. Blocks."""
-    step = sampling_step(got.size)
-    first, second = (_on_host(array.ravel()[::step]) for array in (wanted, got))
-    return first, second
+    return _on_host(values.ravel()[:: sampling_step(values.size)])
 
 
 def suspected(wanted: Array, got: Array, accuracy: Accuracy) -> Compared:
@@ -107,18 +143,17 @@ def suspected(wanted: Array, got: Array, accuracy: Accuracy) -> Compared:
         wanted, got = wanted.ravel(), got.ravel()  # contiguous
         if _agree(wanted, got, accuracy):
             return np.empty(0), np.empty(0)
-    return some(wanted, got)
+    return some(wanted), some(got)
 
 
 def _agree(wanted: Array, got: Array, accuracy: Accuracy) -> bool:
-    """Whether `difference` finds no fault in `some` of them. False if an element is not finite. Blocks."""
-    own, sums, underflow = _TOLERANCES[accuracy.dtype]
-    limit = _LARGEST_HALF if accuracy.dtype is DType.FLOAT16 else math.inf
+    """Whether `difference` finds no fault where it looks. False if an element is not finite. Blocks."""
+    own, _, underflow = _TOLERANCES[accuracy.dtype]
     cupy, step = libraries().cupy, sampling_step(got.size)
     count = -(-got.size // step)
     found = cupy.zeros(2, np.float64)
     enqueue("squares", count, (wanted, count, step, found))
-    tolerance = own, accuracy.slack * sums, underflow, limit
+    tolerance = own, accuracy.of_sums, underflow, _LARGEST[accuracy.dtype]
     enqueue("apart", count, (wanted, got, count, step, *tolerance, found))
     _, apart = cupy.asnumpy(found).tolist()
     return not apart

@@ -19,12 +19,31 @@ import numpy as np
 
 from cudnn_actor.engines.cpu.evaluation import NumPy, exact, round_into
 from cudnn_actor.engines.cuda.library.libraries import libraries
-from cudnn_actor.engines.cuda.plans.comparison import Accuracy, Compared, some, suspected
+from cudnn_actor.engines.cuda.plans.comparison import (
+    Accuracy,
+    Compared,
+    rounding,
+    some,
+    suspected,
+)
 from cudnn_actor.engines.cuda.plans.kernels import Kernel, Leaf, elementwise
 from cudnn_actor.engines.cuda.plans.self_check_memory import drawn
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.graph import OperationGraph
-from cudnn_actor.protocol.operations import GraphTensor, MatMul, TensorRole
+from cudnn_actor.protocol.operations import (
+    BitCast,
+    Concat,
+    Gather,
+    GatherElements,
+    GatherND,
+    GraphTensor,
+    MatMul,
+    Movement,
+    Node,
+    Pointwise,
+    TensorRole,
+    TopK,
+)
 from cudnn_actor.protocol.operations.base import Array, Region
 from cudnn_actor.protocol.tensor import packed_strides
 
@@ -32,9 +51,10 @@ __all__ = [
     "EvaluatedReference",
     "OnDevice",
     "OnHost",
+    "evaluated",
     "first_byte",
     "place_of",
-    "result_magnitudes",
+    "result_uncertainties",
     "sampled",
 ]
 
@@ -44,8 +64,10 @@ _MOST_PLACES, _LEAST_PLACES = 1 << 12, 16
 """How many places of each dim of a result are evaluated where all of them are too much."""
 _FEW_ELEMENTS = 1 << 17
 """Of the tensors of a graph that is computed on the host, in some milliseconds."""
-_MOVED = 2.0**-20
-"""How far values are moved to see what becomes of their errors: far more than float64's own."""
+_DRAWS = 4
+"""How often a graph is evaluated with random roundings."""
+_EXACT = (BitCast, Concat, Gather, GatherElements, GatherND, Movement, TopK)
+"""Operations that round nothing."""
 
 
 class CuPy:
@@ -165,7 +187,7 @@ class OnHost:
     def compared(wanted: Array, got: Array, accuracy: Accuracy) -> Compared:
         """Evenly spaced elements."""
         del accuracy
-        return some(wanted, got)
+        return some(wanted), some(got)
 
     @classmethod
     def store(cls, values: Array, tensor: GraphTensor, address: int) -> None:
@@ -242,38 +264,29 @@ class EvaluatedReference:
         part, _ = sampled(graph, place_of(graph).most_work, room)
         return _elements_of(part) <= room
 
-    def compare(
-        self,
-        address: Callable[[int], int],
-        scalars: Sequence[float],
-        accuracy: Callable[[int], Accuracy],
-    ) -> dict[int, Compared]:
+    def compare(self, address: Callable[[int], int], scalars: Sequence[float]) -> dict[int, Compared]:
         """What to compare of each result. Blocks.
 
         What reads a result is evaluated for the result as it was stored: rounded to the other side of 0, it
         would be compared with what follows from another sign.
-        `address` locates each bound tensor; `accuracy` is that of a result. Raises CuPy's `OutOfMemoryError`.
+        `address` locates each bound tensor. Raises CuPy's `OutOfMemoryError`.
         """
-        graph, place = self._part, self._place
-        values = graph.given_values(place.xp, scalars)
-        compared = {}
-        with np.errstate(all="ignore"):
-            for operation in graph.operations:
-                for uid in operation.reads:
-                    if uid not in values:
-                        values[uid] = self._load(uid, address)
-                for uid, result in graph.evaluate(place.xp, operation, values).items():
-                    tensor = graph.tensor(uid)
-                    if tensor.role is TensorRole.BOUND:
-                        values[uid] = self._load(uid, address)
-                        compared[uid] = place.compared(result, values[uid], accuracy(uid))
-                    else:
-                        values[uid] = place.rounded(result, tensor)
-        return compared
+        wanted = self._wanted(address, scalars)
+        return {
+            uid: self._place.compared(values, self._load(uid, address), Accuracy.of(self._graph, uid))
+            for uid, values in wanted.items()
+        }
 
-    def magnitudes(self, address: Callable[[int], int], scalars: Sequence[float]) -> dict[int, float]:
-        """`result_magnitudes` of what is evaluated. The parameters are those of `compare`. Blocks."""
-        return result_magnitudes(self._part, self._place, lambda uid: self._load(uid, address), scalars)
+    def uncertainties(self, address: Callable[[int], int], scalars: Sequence[float]) -> dict[int, np.ndarray]:
+        """`result_uncertainties` of what is compared. The parameters are those of `compare`. Blocks."""
+        wanted = self._wanted(address, scalars)
+        found = result_uncertainties(
+            self._part, self._place, lambda uid: self._load(uid, address), scalars, wanted
+        )
+        return {uid: some(values) for uid, values in found.items()}
+
+    def _wanted(self, address: Callable[[int], int], scalars: Sequence[float]) -> dict[int, Array]:
+        return evaluated(self._part, self._place, lambda uid: self._load(uid, address), scalars, stored=True)
 
     def _load(self, uid: int, address: Callable[[int], int]) -> Array:
         """The part of a bound tensor that is evaluated."""
@@ -281,37 +294,92 @@ class EvaluatedReference:
         return self._place.load(part, address(uid) + first_byte(whole, self._regions.get(uid)))
 
 
-def result_magnitudes(
-    graph: OperationGraph, place: Place, load: Callable[[int], Array], scalars: Sequence[float]
-) -> dict[int, float]:
-    """How large results are, where known, if terms do not cancel: root mean squares, by uid.
+def evaluated(
+    graph: OperationGraph,
+    place: Place,
+    load: Callable[[int], Array],
+    scalars: Sequence[float],
+    *,
+    stored: bool = False,
+    draw: int | None = None,
+) -> dict[int, Array]:
+    """A graph's results, not rounded to their dtypes.
 
-    Operations say that of their outputs: `Operation.magnitudes`. An output is moved by a small share of
-    that, up or down at random, and the results are moved by that share of their own magnitude.
-    `load` gives an input's values.
+    `load` gives the values of bound tensors: of inputs, and where `stored`, also of results for what reads
+    them. `draw`: the number of an evaluation with random roundings; None for none.
     """
-    values, moved = graph.given_values(place.xp, scalars), dict[int, Array]()
-    seeds = itertools.count()
-    found = {}
+    xp, values, found = place.xp, graph.given_values(place.xp, scalars), dict[int, Array]()
+    seeds = itertools.count(draw or 0, _DRAWS)
     with np.errstate(all="ignore"):
         for operation in graph.operations:
             values |= {uid: load(uid) for uid in operation.reads if uid not in values}
-            results = graph.evaluate(place.xp, operation, values)
-            others = results
-            if not moved.keys().isdisjoint(operation.reads):
-                others = graph.evaluate(place.xp, operation, values | moved)
-            magnitudes = graph.magnitudes(place.xp, operation, values)
+            results = graph.evaluate(xp, operation, values)
+            errors = {} if draw is None else _errors(graph, xp, operation, values, results)
             for uid, result in results.items():
-                values[uid] = place.rounded(result, graph.tensor(uid))
-                if others is results and uid not in magnitudes:
-                    continue
-                by: Array = others[uid] - result
-                if uid in magnitudes:
-                    signs = place.xp.where(place.draw(result.shape, next(seeds)) > 0, 1.0, -1.0)
-                    by = by + signs * magnitudes[uid] * _MOVED
-                moved[uid] = values[uid] + by
-                found[uid] = float(place.xp.sqrt((by * by).mean())) / _MOVED
+                if uid in errors:
+                    error = xp.where(xp.isfinite(errors[uid]), errors[uid], 0.0)
+                    up = place.draw(result.shape, next(seeds)) > 0
+                    result = result + xp.where(up, error, -error)  # noqa: PLW2901 - the result of this draw
+                tensor = graph.tensor(uid)
+                bound = tensor.role is TensorRole.BOUND
+                values[uid] = load(uid) if bound and stored else place.rounded(result, tensor)
+                if bound:
+                    found[uid] = result
     return found
+
+
+def result_uncertainties(
+    graph: OperationGraph,
+    place: Place,
+    load: Callable[[int], Array],
+    scalars: Sequence[float],
+    wanted: Mapping[int, Array],
+) -> dict[int, Array]:
+    """What each element of the results may be off by since operations magnify the roundings of others.
+
+    This is Monte Carlo arithmetic (D. S. Parker, 1997): the graph is evaluated several times more, with other
+    roundings each time. Infinite where an element is not finite in all of them. `wanted`: the results
+    without roundings; the other parameters are those of `evaluated`.
+    """
+    xp = place.xp
+    found = {uid: xp.zeros(values.shape) for uid, values in wanted.items()}
+    for draw in range(_DRAWS):
+        for uid, values in evaluated(graph, place, load, scalars, draw=draw).items():
+            found[uid] = xp.maximum(found[uid], _apart(xp, values, wanted[uid]))
+    return found
+
+
+def _errors(
+    graph: OperationGraph,
+    xp: Any,
+    operation: Node,
+    values: Mapping[int, Array],
+    results: Mapping[int, Array],
+) -> dict[int, Array]:
+    """What an operation's results may be off by."""
+    if isinstance(operation, _EXACT):
+        return {}
+    share = rounding(graph.compute(operation))
+    found = {uid: share * abs(result) for uid, result in results.items() if result.dtype.kind == "f"}
+    if isinstance(operation, Pointwise):
+        # What a function selects is exact, and so is a number much larger than what is added to it.
+        for uid, error in found.items():
+            size = abs(results[uid])
+            exact = functools.reduce(xp.logical_or, (size == abs(values[read]) for read in operation.reads))
+            found[uid] = xp.where(exact, 0.0, error)
+        return found
+    sums = max(Accuracy.of(graph, uid).of_sums for uid in graph.results)
+    for uid, sizes in graph.magnitudes(xp, operation, values).items():
+        found[uid] = found[uid] + sums * sizes
+    return found
+
+
+def _apart(xp: Any, one: Array, other: Array) -> Array:
+    """How far apart values are; infinite where one is not finite and the other is another value."""
+    alike = (one == other) | (xp.isnan(one) & xp.isnan(other))
+    with np.errstate(all="ignore"):
+        found = abs(one.astype(np.float64) - other)
+    return xp.where(alike, 0.0, xp.where(xp.isfinite(found), found, xp.inf))
 
 
 def _room() -> int:

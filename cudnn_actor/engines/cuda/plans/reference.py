@@ -15,7 +15,13 @@ from typing import Any
 import numpy as np
 
 from cudnn_actor.engines.cuda.library.libraries import libraries
-from cudnn_actor.engines.cuda.plans.comparison import Accuracy, Compared, suspected
+from cudnn_actor.engines.cuda.plans.comparison import (
+    Accuracy,
+    Compared,
+    rounding,
+    some,
+    suspected,
+)
 from cudnn_actor.engines.cuda.plans.kernels import (
     C_TYPES,
     Constant,
@@ -55,20 +61,23 @@ class References:
     """The correct values of all results of a graph, at a sample of their elements; see `Reference.covers`."""
 
     def __init__(self, graph: OperationGraph) -> None:
+        self._graph = graph
         self._each = [Reference(graph, result) for result in graph.results]
 
-    def compare(
-        self,
-        address: Callable[[int], int],
-        scalars: Sequence[float],
-        accuracy: Callable[[int], Accuracy],
-    ) -> dict[int, Compared]:
-        """What to compare of each result. Blocks.
-
-        `address` locates each bound tensor; `accuracy` is that of a result.
-        """
+    def compare(self, address: Callable[[int], int], scalars: Sequence[float]) -> dict[int, Compared]:
+        """What to compare of each result. Blocks. `address` locates each bound tensor."""
         computed = {reference.result: reference.compute(address, scalars) for reference in self._each}
-        return {uid: suspected(wanted, got, accuracy(uid)) for uid, (wanted, got) in computed.items()}
+        return {
+            uid: suspected(wanted, got, Accuracy.of(self._graph, uid))
+            for uid, (wanted, got, _) in computed.items()
+        }
+
+    def uncertainties(self, address: Callable[[int], int], scalars: Sequence[float]) -> dict[int, np.ndarray]:
+        """What each of these elements may be off by since later operations magnify roundings. Blocks.
+
+        The parameters are those of `compare`.
+        """
+        return {reference.result: some(reference.compute(address, scalars)[2]) for reference in self._each}
 
 
 class Reference:
@@ -90,6 +99,8 @@ class Reference:
         self._body: list[Expression] = []
         self._values: dict[int, Value] = {}
         """The values of tensors that have been found."""
+        self._roundings: list[float] = []
+        """What each expression of the body may be off by, relative to its value."""
         value = self._node(self.result)
         self._names = [*self._convolution.reads, *(leaf.uid for leaf in self._leaves)]
         self.source = self._source(value)
@@ -126,18 +137,19 @@ class Reference:
         return gradient[0] * math.prod(gradient[2:])
 
     def compute(self, address: Callable[[int], int], scalars: Sequence[float]) -> Any:
-        """Two arrays on the device, (wanted, got) of the result, as float64 at the sampled elements.
+        """Three arrays on the device, as float64 at the sampled elements: (wanted, got, uncertainty).
 
-        `address` locates each bound tensor.
+        The last is what they may be off by since later operations magnify the roundings of others.
+        `address` locates each bound tensor. Does not block.
         """
         cupy = libraries().cupy
-        both = cupy.empty((2, self.samples), cupy.float64)
+        found = cupy.empty((3, self.samples), cupy.float64)
         pointers = [address(uid) for uid in self._names]
         numbers = [cupy.float64(scalars[i]) for i in range(self._scalars)]
         geometry = cupy.asarray(np.array(self._numbers(), np.int64))
-        arguments = (both, self.samples, geometry, address(self.result), *pointers, *numbers)
+        arguments = (found, self.samples, geometry, address(self.result), *pointers, *numbers)
         self._kernel((self.samples,), (_THREADS,), arguments)
-        return both
+        return found
 
     # The kernel.
 
@@ -157,6 +169,7 @@ class Reference:
             operands = tuple(self._node(uid) for uid in writer.operands)
             whole = uid != self.result and not tensor.dtype.is_floating
             self._body.append(expression(writer, operands, compute, tensor.dtype, used=whole))
+            self._roundings.append(rounding(own))
             return Earlier(len(self._body) - 1)
         if writer is not None:
             return Leaf(0, DType.FLOAT64)
@@ -195,7 +208,7 @@ class Reference:
         out = self._tensor(self.result)
         operands = [self._tensor(uid) for uid in self._names]
         pointers = [f"const {C_TYPES[t.dtype]}* in{i}" for i, t in enumerate(operands)]
-        arguments = ["double* both", "long long samples", "const long long* g"]
+        arguments = ["double* found", "long long samples", "const long long* g"]
         arguments += [f"const {C_TYPES[out.dtype]}* result", *pointers]
         arguments += [f"double scalar{i}" for i in range(len(self._graph.scalars))]
         names = [f"{t}{i}" for t in ("x", "w", "y") for i in range(_RANK)] + ["groups", "length"]
@@ -210,8 +223,12 @@ class Reference:
         shape, body = _BODIES[type(self._convolution)]
         steps: list[str] = []
         known: dict[int, tuple[str, str]] = {}
-        for n, node in enumerate(self._body):
-            known[n] = formula(node, steps, known=known), value_type(node.dtype or node.compute)
+        for n, (node, share) in enumerate(zip(self._body, self._roundings, strict=True)):
+            name, kind = formula(node, steps, known=known), value_type(node.dtype or node.compute)
+            if kind == "double":
+                steps.append(f"const double r{n} = rounded_off({name}, {share!r}, sample, {n}, draw);")
+                name = f"r{n}"
+            known[n] = name, kind
         final = formula(value, steps, known=known)
         return _TEMPLATE.format(
             preamble=preamble(),
@@ -220,7 +237,9 @@ class Reference:
             total=" * ".join(f"{shape}{i}" for i in range(_RANK)),
             decode=_decode([f"{shape}{i}" for i in range(_RANK)]),
             body=body.format(a=load(operands[0].dtype, "in0[a]"), b=load(operands[1].dtype, "in1[b]")),
-            loads="\n        ".join([*loads, *steps]),
+            loads="\n        ".join(loads),
+            draws=_DRAWS,
+            steps="\n            ".join(steps),
             final=final,
             got=load(out.dtype, f"result[{_place('out')}]"),
         )
@@ -235,7 +254,17 @@ def _decode(dims: Sequence[str]) -> str:
     return " ".join([*steps, "long long i0 = rest;"])
 
 
+_DRAWS = 4
+"""How often a result is computed with random roundings."""
 _TEMPLATE = """{preamble}
+// A value off by a share of itself, up or down at random; draw 0 is exact.
+__device__ double rounded_off(double value, double share, unsigned long long sample, int step, int draw) {{
+    if (draw == 0 || value - value != 0) return value;  // or not finite
+    unsigned long long bits = (sample * 64 + step) * 64 + draw;
+    bits = (bits ^ (bits >> 30)) * 0xbf58476d1ce4e5b9ull;
+    bits = (bits ^ (bits >> 27)) * 0x94d049bb133111ebull;
+    return value + value * (bits >> 63 ? share : -share);
+}}
 extern "C" __global__ void reference({arguments}) {{
     {geometry}
     const long long x_channels = x1 / groups, y_channels = y1 / groups;
@@ -261,8 +290,18 @@ extern "C" __global__ void reference({arguments}) {{
     if (threadIdx.x == 0) {{
         const double v0 = sums[0];
         {loads}
-        both[sample] = {final};
-        both[samples + sample] = (double){got};
+        double wanted = 0, apart = 0;
+        for (int draw = 0; draw <= {draws}; ++draw) {{
+            {steps}
+            const double value = {final};
+            if (draw == 0) wanted = value;
+            if (value == wanted || (value != value && wanted != wanted)) continue;
+            const double distance = fabs(value - wanted);
+            apart = fmax(apart, distance - distance == 0 ? distance : (double)__int_as_float(0x7f800000));
+        }}
+        found[sample] = wanted;
+        found[samples + sample] = (double){got};
+        found[2 * samples + sample] = apart;
     }}
 }}
 """

@@ -30,7 +30,6 @@ from cudnn_actor.engines.cuda.plans.plan import CudaPlan
 from cudnn_actor.engines.cuda.plans.program import Program
 from cudnn_actor.engines.cuda.plans.reference import Reference, References
 from cudnn_actor.engines.cuda.plans.self_check_memory import CheckedTensor, Findings, Guarded
-from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.graph import OperationGraph
 from cudnn_actor.protocol.tensor import TensorSpec
 
@@ -38,6 +37,7 @@ __all__ = ["BuildContext", "SelfCheck"]
 
 log = Log("cudnn_actor")
 V = TypeVar("V")
+_Said = Callable[[Callable[[int], int], list[float]], dict[int, V]]
 
 
 class BuildContext(NamedTuple):
@@ -193,48 +193,31 @@ class SelfCheck:
             return "it writes outside its outputs and its workspace"
         if self._input_sums() != self._sums:
             return "it writes to its inputs"
-        compared = self._compare()
+        compared = self._computed(lambda reference: reference.compare)
         if nan and not any(np.isnan(wanted).any() for wanted, _ in compared.values()):
             return "it leaves NaN in its outputs"
-        suspected = self._faults(compared)
+        suspected = {uid: compared[uid] for uid in self._faults(compared)}
         if not suspected:
             return None
-        magnitudes = self._magnitudes()
-        return next(iter(self._faults({uid: compared[uid] for uid in suspected}, magnitudes).values()), None)
+        uncertainties = self._computed(lambda reference: reference.uncertainties)
+        return next(iter(self._faults(suspected, uncertainties).values()), None)
 
     def _faults(
-        self, compared: Mapping[int, Compared], magnitudes: Mapping[int, float] = {}
+        self, compared: Mapping[int, Compared], uncertainties: Mapping[int, np.ndarray] = {}
     ) -> dict[int, str]:
         """How results differ, of those that do."""
         found = {
-            uid: difference(wanted, got, self._accuracy(uid), magnitudes.get(uid, 0.0))
+            uid: difference(wanted, got, Accuracy.of(self._graph, uid), uncertainties.get(uid, 0.0))
             for uid, (wanted, got) in compared.items()
         }
         return {uid: fault for uid, fault in found.items() if fault is not None}
 
-    def _accuracy(self, uid: int) -> Accuracy:
-        """How accurate a result is: as float32 if some of the graph is computed in that."""
-        graph = self._graph
-        dtype = graph.tensor(uid).dtype
-        if dtype is DType.FLOAT64 and any(graph.compute(op) is DType.FLOAT32 for op in graph.operations):
-            dtype = DType.FLOAT32
-        return Accuracy(dtype, max(operation.slack for operation in graph.operations))
-
-    def _compare(self) -> dict[int, Compared]:
-        """What to compare of each result; empty if there is no reference, or no room for one."""
-        reference = self._reference
-        if reference is None:
+    def _computed(self, of: Callable[[References | EvaluatedReference], _Said[V]]) -> dict[int, V]:
+        """What the reference says of each result; nothing if there is none, or no room for it."""
+        if self._reference is None:
             return {}
-        return self._computed(lambda address, scalars: reference.compare(address, scalars, self._accuracy))
-
-    def _magnitudes(self) -> dict[int, float]:
-        """How large results are if their terms do not cancel, as far as that is known."""
-        reference = self._reference
-        return self._computed(reference.magnitudes) if isinstance(reference, EvaluatedReference) else {}
-
-    def _computed(self, of: Callable[[Callable[[int], int], list[float]], dict[int, V]]) -> dict[int, V]:
         try:
-            return of(lambda uid: self._tensors[uid].pointer, self.scalars)
+            return of(self._reference)(lambda uid: self._tensors[uid].pointer, self.scalars)
         except libraries().cupy.cuda.memory.OutOfMemoryError:
             log.warning("plan.unchecked", reason="no room on the device to compute what it should compute")
             return {}
