@@ -152,7 +152,7 @@ def require_fraction(field: str, value: object) -> None:
 
 
 def require_name(field: str, value: object) -> None:
-    """Raise `InvalidRequest` unless `value` is a non-empty string."""
+    """Raise `InvalidRequest` unless `value` is a non-empty string that UTF-8 can encode."""
     if not isinstance(value, str) or not value:
         raise InvalidRequest(
             field=field,
@@ -160,6 +160,15 @@ def require_name(field: str, value: object) -> None:
             problem="must be a non-empty string",
             fix="give a name, as in 'left'",
         )
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise InvalidRequest(
+            field=field,
+            value=value,
+            problem="has half of a surrogate pair, which UTF-8 cannot encode",
+            fix="leave it out",
+        ) from None
 
 
 def require_names(field: str, value: object, known: Collection[str], what: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 from typing import Any, Literal
 
 import ml_dtypes
@@ -69,7 +70,8 @@ class DType(enum.StrEnum):
     def holds(self, value: float) -> bool:
         """Whether a tensor can have a value, but for rounding to a float."""
         if self.is_floating:
-            return True
+            with np.errstate(over="ignore"):
+                return not math.isfinite(value) or math.isfinite(np.float64(value).astype(self.numpy))
         least, most = (0, 1) if self is DType.BOOL else (np.iinfo(self).min, np.iinfo(self).max)
         return least <= value <= most and value == int(value)
 

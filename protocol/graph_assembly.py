@@ -104,7 +104,10 @@ class GraphAssembly:
         self._bound[uid] = name
         if before is not None and before not in self._read:  # else it is no input of the graph
             raise InvalidRequest(
-                field=name, value=None, problem="is updated and never read", fix="make it an output"
+                field="updates",
+                value=name,
+                problem="is an input that nothing in the graph reads",
+                fix="leave it out, and make the value an output",
             )
         self._extra[uid] = GraphTensor(
             uid=uid,

@@ -114,7 +114,9 @@ class Functions(Recorder):
     right_shift = _two(_M.SHIFT_RIGHT, "The bits of a, moved b places down.")
 
     def where(self, condition: Any, a: Any, b: Any) -> Tensor:
-        """a where the condition is true, else b."""
+        """a where the condition is true or not 0, else b."""
+        if isinstance(condition, Tensor) and condition.dtype.is_floating:
+            condition = self.pointwise(_M.NE, condition, 0.0)  # it decides nothing of the result's dtype
         return self.pointwise(_M.SELECT, condition, a, b)
 
     def clip(self, x: Any, lower: float | None = None, upper: float | None = None) -> Tensor:
@@ -158,6 +160,13 @@ class Functions(Recorder):
 
     def gelu(self, x: Any, *, approximate: bool = False) -> Tensor:
         """x times the normal distribution's function; `approximate` by a hyperbolic tangent."""
+        if not isinstance(approximate, bool):
+            raise InvalidRequest(
+                field="approximate",
+                value=approximate,
+                problem="is not a bool",
+                fix="pass True for the formula with tanh, or False for the exact one",
+            )
         return self.pointwise(_M.GELU_TANH if approximate else _M.GELU, x)
 
     def softplus(self, x: Any, beta: float | None = None) -> Tensor:

@@ -18,6 +18,7 @@ from cudnn_actor.protocol.checks import require_awaited
 from cudnn_actor.protocol.errors import InvalidRequest, Words
 from cudnn_actor.protocol.graph import OperationGraph
 from cudnn_actor.protocol.messages import Compute, RunGraph
+from cudnn_actor.protocol.named_graph import Graph
 from cudnn_actor.protocol.numerics import Numerics
 from cudnn_actor.protocol.operations import GraphTensor, Operation
 from cudnn_actor.protocol.tensor import TensorSpec
@@ -122,8 +123,22 @@ def _assemble(message: Operation[BufferRef]) -> composites.Assembled:
 
 def _bound(message: RunGraph) -> composites.Assembled:
     """The graph of a `RunGraph`, whose buffers must have the specs of its ports."""
-    graph = message.graph
-    buffers: tuple[Any, ...] = message.buffers
+    graph: Any = message.graph
+    if not isinstance(graph, Graph):
+        raise InvalidRequest(
+            field="graph",
+            value=Words(type(graph).__name__),
+            problem="is no graph",
+            fix="pass what GraphBuilder.build gave",
+        )
+    buffers: Any = message.buffers
+    if not isinstance(buffers, tuple | list):
+        raise InvalidRequest(
+            field="buffers",
+            value=buffers,
+            problem="is not a tuple of buffers",
+            fix="make the message with RunGraph.bind(graph, x=..., y=...)",
+        )
     if len(buffers) != len(graph.ports):
         raise InvalidRequest(
             field="buffers",

@@ -118,6 +118,13 @@ class MovementFunctions(Recorder):
             raise InvalidRequest(
                 field="mode", value=mode, problem="is no mode", fix=f"use constant, {', '.join(PadMode)}"
             )
+        if value != 0:
+            raise InvalidRequest(
+                field="value",
+                value=value,
+                problem=f"is given, but mode {mode} pads with elements of x",
+                fix="leave it out",
+            )
         return self._result(BorderPad(**of, mode=PadMode(mode)), before="widths", after="widths")
 
     def astype(self, x: Tensor, dtype: DTypeLike) -> Tensor:

@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from cudnn_actor.protocol.checks import is_finite
 from cudnn_actor.protocol.conv import ConvSpec
 from cudnn_actor.protocol.errors import InvalidRequest
@@ -343,7 +345,7 @@ class NetworkFunctions(Recorder):
         lengths_kv: Tensor | None = None,
         scale: float | None = None,
         causal: bool = False,
-        window: tuple[int | None, int | None] = (None, None),
+        window: tuple[int | None, int | None] | None = None,
         alibi: bool | Sequence[float] = False,
         dropout: float = 0.0,
         state: Tensor | None = None,
@@ -417,7 +419,9 @@ class NetworkFunctions(Recorder):
 
 
 def _pair(window: object) -> tuple[Any, Any]:
-    """The bounds of attention's window. Raises `InvalidRequest` unless they are two."""
+    """The bounds of attention's window. Raises `InvalidRequest` unless they are two, or None."""
+    if window is None:
+        return None, None
     if not isinstance(window, Sequence) or len(window) != 2:
         raise InvalidRequest(
             field="window",
@@ -432,4 +436,6 @@ def _slopes(alibi: Any, q: Tensor) -> tuple[float, ...] | None:
     """The slope of each head of q, or None."""
     if isinstance(alibi, bool):
         return alibi_slopes(q.dims[1]) if alibi and q.rank > 1 else None
-    return tuple(alibi) if isinstance(alibi, Sequence) else (alibi,)
+    if alibi is None:
+        return None
+    return tuple(alibi) if isinstance(alibi, Sequence | np.ndarray) else (alibi,)

@@ -34,12 +34,14 @@ class RangeFunctions(MovementFunctions):
         start, stop, step = as_number("start", start), as_number("stop", stop), as_number("step", step)
         whole = all(is_whole(number) for number in (start, stop, step))
         kind = TensorSpec.packed((0,), dtype or (DType.INT64 if whole else DType.FLOAT32)).dtype
-        if step == 0 or not all(map(math.isfinite, (start, stop, step))):
+        for name, number in (("start", start), ("stop", stop), ("step", step)):
+            if not math.isfinite(number):
+                raise InvalidRequest(
+                    field=name, value=number, problem="is not finite", fix="give a finite number"
+                )
+        if step == 0:
             raise InvalidRequest(
-                field="step",
-                value=step,
-                problem="must not be 0, and all must be finite",
-                fix="use 1 for neighbours",
+                field="step", value=step, problem="must not be 0", fix="use 1 for neighbours"
             )
         steps = -((start - stop) // step) if whole else (stop - start) / step
         count = math.ceil(min(max(steps, 0), 2.0**63))

@@ -70,7 +70,8 @@ def packed_like(values: Values, dtype: DTypeLike | None, layout: LayoutLike) -> 
     """The spec of a packed buffer for `values`; `dtype` None for their own."""
     if isinstance(values, DeviceArray):
         return TensorSpec.packed(values.dims, values.dtype if dtype is None else dtype, layout)
-    return TensorSpec.packed(values.shape, values.dtype if dtype is None else dtype, layout)
+    own = values.dtype.newbyteorder("=")
+    return TensorSpec.packed(values.shape, own if dtype is None else dtype, layout)
 
 
 def _place(values: Any) -> str | None:

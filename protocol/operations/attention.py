@@ -43,7 +43,13 @@ def alibi_slopes(heads: int) -> tuple[float, ...]:
 
     For another number, those of the power of two below it, and then every other one of the power above.
     https://github.com/ofirpress/attention_with_linear_biases
+    Raises `InvalidRequest` for what is no number of heads.
     """
+    if not is_whole(heads) or heads < 1:
+        raise InvalidRequest(
+            field="heads", value=heads, problem="is no number of heads", fix="give a whole number, at least 1"
+        )
+    heads = int(heads)
     power = 1 << (heads.bit_length() - 1)
     slopes = [2.0 ** (-8 * (head + 1) / power) for head in range(power)]
     return (*slopes, *(2.0 ** (-4 * (2 * head + 1) / power) for head in range(heads - power)))

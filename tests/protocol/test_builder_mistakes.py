@@ -22,6 +22,7 @@ from cudnn_actor.protocol import (
     Numerics,
     Tensor,
     Window,
+    alibi_slopes,
 )
 
 
@@ -53,6 +54,22 @@ def anything(value: object) -> Any:
 
 
 WRONG = [
+    # What PyTorch or NumPy take, and what would be lost in silence.
+    Wrong(lambda g, t: g.gelu(t.x, approximate=anything("none")), "approximate='none': is not a bool"),
+    Wrong(lambda g, t: g.pad(t.m, 1, 9, mode="reflect"), "value=9: is given, but mode reflect pads"),
+    Wrong(lambda g, t: g.full((2,), 1e300), "value=1e+300: is no number of float32"),
+    Wrong(lambda g, t: g.full((2,), 7e4, "float16"), "value=70000.0: is no number of float16"),
+    Wrong(lambda g, t: g.arange(float("inf")), "stop=inf: is not finite"),
+    Wrong(lambda g, t: g.arange(1, 2, 0), "step=0: must not be 0"),
+    Wrong(lambda g, t: g.input("\ud800", (2,)), "name='\\ud800': has half of a surrogate pair"),
+    Wrong(
+        lambda g, t: g.build(
+            y=t.v + 1, updates={"m": t.m * 0 + t.n, "i": t.i, "s": g.full((2,), 1, "int64")}
+        ),
+        "updates='s': is an input that nothing in the graph reads",
+    ),
+    Wrong(lambda g, t: alibi_slopes(0), "heads=0: is no number of heads"),
+    Wrong(lambda g, t: alibi_slopes(anything(2.5)), "heads=2.5: is no number of heads"),
     # Tensors.
     Wrong(lambda g, t: g.exp(t.other), "operands[0]=<x: float32 (2, 8, 4, 4)>: belongs to another builder"),
     Wrong(lambda g, t: g.max_pool(anything(2.0), 2), "x=2.0: is a number where a tensor belongs"),

@@ -123,6 +123,7 @@ WITH_OPTIONS: dict[str, tuple[Callable[[GraphBuilder, Tensor], Tensor], Callable
     "leaky": (lambda g, x: g.leaky_relu(x, 0.5), lambda x: np.where(x > 0, x, x / 2)),
     "clip": (lambda g, x: g.clip(x, -1), lambda x: np.maximum(x, -1)),
     "where": (lambda g, x: g.where(x > 0, x, -1), lambda x: np.where(x > 0, x, -1)),
+    "where not 0": (lambda g, x: g.where(g.floor(x) / 4, 1, -1), lambda x: np.where(np.floor(x) / 4, 1, -1)),
     "elu": (lambda g, x: g.elu(x, 2.0), lambda x: np.where(x > 0, x, 2 * np.expm1(x))),
     "softplus": (lambda g, x: g.softplus(x, 2), lambda x: np.log1p(np.exp(2 * x)) / 2),
     "swish": (lambda g, x: g.swish(x), lambda x: x / (1 + np.exp(-x))),

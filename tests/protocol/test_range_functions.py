@@ -120,7 +120,7 @@ def test_one_hot_of_every_dtype(dtype: DType) -> None:
     ("function", "field"),
     [
         (lambda g, x: g.arange(0, 3, 0), "step"),
-        (lambda g, x: g.arange(0.0, float("inf")), "step"),
+        (lambda g, x: g.arange(0.0, float("inf")), "stop"),
         (lambda g, x: g.arange(0, 300, dtype="int8"), "stop"),
         (lambda g, x: g.arange(0, 1, 0.5, dtype="int8"), "stop"),
         (lambda g, x: g.tril(x[0]), "x"),

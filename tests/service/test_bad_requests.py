@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -22,10 +23,13 @@ from cudnn_actor import (
     Download,
     Fill,
     Free,
+    Graph,
+    GraphBuilder,
     InvalidRequest,
     OutOfMemory,
     Receipt,
     ReentrantAsk,
+    RunGraph,
     StaleBufferError,
     StaleReason,
     TensorSpec,
@@ -172,6 +176,35 @@ async def test_arrays_are_refused_where_dims_are_worked_out_from_references() ->
             assert caught.value.field == field
         await gpu.drain()
         assert (await gpu.statistics()).live_buffers == 1
+
+
+def doubled() -> Graph:
+    g = GraphBuilder()
+    return g.build(y=2 * g.input("x", (2,)))
+
+
+@pytest.mark.parametrize(
+    ("graph", "buffers", "text"),
+    [
+        (3, (), "graph=int: is no graph"),
+        (None, (), "graph=NoneType: is no graph"),
+        (doubled(), 3, "buffers=3: is not a tuple of buffers"),
+        (doubled(), (), "buffers=0 buffers: are not one for each of the 2 ports"),
+    ],
+)
+async def test_fields_of_a_graph_message_that_do_not_fit_are_named(
+    graph: Any, buffers: Any, text: str
+) -> None:
+    async with spawn(device="cpu", isolation="thread") as gpu:
+        with pytest.raises(InvalidRequest, match=re.escape(text)):
+            await gpu.ask(RunGraph(graph=graph, buffers=buffers))
+
+
+async def test_arrays_of_the_other_byte_order_have_the_dtype_that_they_have() -> None:
+    async with spawn(device="cpu", isolation="thread") as gpu:
+        ref = await gpu.upload(np.arange(3, dtype=">f4"))
+        assert ref.spec.dtype == "float32"
+        np.testing.assert_array_equal(await gpu.download(ref), [0, 1, 2])
 
 
 async def test_a_freed_buffer_is_stale_also_to_a_second_free() -> None:

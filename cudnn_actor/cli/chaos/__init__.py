@@ -28,6 +28,7 @@ __all__ = ["add_arguments", "run"]
 K = TypeVar("K", bound=enum.StrEnum)
 
 _DEFAULTS = Settings()
+_LEAST_PAUSE_S = 0.01
 _KINDS = """
 Faults: kill and hang send SIGKILL and SIGSTOP to the worker that serves; kill-standby, hang-forkserver and
 their like to the process that they name. poison ends the device context in the middle of a request. start
@@ -51,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--kill-every",
-        type=_seconds,
+        type=_pause,
         default=_DEFAULTS.kill_every,
         metavar="SECONDS",
         help="mean time between two signals to processes (%(default)s)",
@@ -184,6 +185,13 @@ def _either(words: str) -> tuple[FaultKind | LoadKind, ...]:
 def _unknown(words: str, known: Iterable[str]) -> argparse.ArgumentTypeError:
     listed = ", ".join(known)
     return argparse.ArgumentTypeError(f"{words!r}: give kinds separated by commas, from {listed}; or none")
+
+
+def _pause(word: str) -> float:
+    seconds = _seconds(word)
+    if seconds < _LEAST_PAUSE_S:
+        raise argparse.ArgumentTypeError(f"{word} must be at least {_LEAST_PAUSE_S}: a start takes longer")
+    return seconds
 
 
 def _seconds(word: str) -> float:

@@ -26,12 +26,12 @@ from cudnn_actor.protocol.operations.base import Array
 
 from .rows import Asked, Dims, Exact, Made, Row, Sizes
 
-__all__ = ["EXACTNESS", "ROWS"]
+__all__ = ["EXACTNESS", "ROWS", "SUBNORMAL"]
 
 EXACTNESS = """\
 All that gives integers for integers is exact. So are comparisons, logic, select, minimum, maximum and
-rounding to whole numbers. With u the unit roundoff of the type that is computed in, a value y may be
-off before it is rounded by
+rounding to whole numbers. Below 2^-126, float32's least normal number, an exponential may be 0. With u the
+unit roundoff of the type that is computed in, a value y may be off before it is rounded by
 
 | | bound |
 | --- | --- |
@@ -179,12 +179,12 @@ def _bound(operation: Pointwise[str], values: Exact, specs: Specs) -> Exact:
             found = _COMPOSED[mode](x, y, p) if mode in _COMPOSED else y
         if IN_C[mode].frontend and mode not in _ROUNDED_ONCE:
             found = np.maximum(found, 60 * (y + 1) + 4 * np.abs(x) * y)
-    return {"result": np.where(np.isfinite(found), found, 0.0) + _SUBNORMAL}
+    return {"result": np.where(np.isfinite(found), found, 0.0) + SUBNORMAL}
 
 
 _ROUNDED_ONCE = {_M.ADD, _M.SUB, _M.MUL, _M.RELU}
-_SUBNORMAL = 2.0**-116
-"""A few of float32's least numbers, in terms of its unit roundoff: parts of a formula may be subnormal."""
+SUBNORMAL = 2.0**-102
+"""Float32's least normal number, in terms of its unit roundoff: below that, an exponential may be 0."""
 
 
 def _small_integers(operation: Pointwise[str], rng: np.random.Generator, values: Exact, specs: Specs) -> None:

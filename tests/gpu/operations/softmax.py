@@ -10,6 +10,7 @@ import numpy as np
 from cudnn_actor.engines.cpu.evaluation import NumPy
 from cudnn_actor.protocol.operations import Softmax, SoftmaxBackward, Specs
 
+from .pointwise import SUBNORMAL
 from .reduction import LONG, dims_of_lines
 from .rows import FLOATS, Asked, Exact, Made, Row, walk_of
 
@@ -19,7 +20,7 @@ EXACTNESS = """\
 With L elements in a sum, w(n) = 4 √n, u the unit roundoff of the sums, d an element's distance from the
 largest, p its share in the sum, and e = 2 w(L) + sum of p d + 12, a value may be off before it is rounded by
 what follows. w(L) becomes L / 2, if that is more, where an input has few different values, whose roundings do
-not cancel.
+not cancel. Of a result below 2^-126, float32's least normal number, an exponential may be 0.
 
 | | bound |
 | --- | --- |
@@ -56,7 +57,9 @@ def _of_forward(operation: Softmax[str], values: Exact, specs: Specs) -> Exact:
     distance = np.abs(x - x.max(axis=operation.axis, keepdims=True))
     differences = np.where(shares > 0, shares * distance, 0).sum(axis=operation.axis, keepdims=True)
     error = 2 * walk_of(x, x.shape[operation.axis]) + differences + 12 + distance
-    return {"y": error + 3 * np.abs(y) if operation.log else np.where(y > 0, error * y, 0)}
+    if operation.log:
+        return {"y": error + 3 * np.abs(y)}
+    return {"y": np.where(y > 0, error * y + SUBNORMAL, 0)}
 
 
 def _of_backward(operation: SoftmaxBackward[str], values: Exact, specs: Specs) -> Exact:
