@@ -30,8 +30,8 @@ __all__ = ["EXACTNESS", "ROWS", "SUBNORMAL"]
 
 EXACTNESS = """\
 All that gives integers for integers is exact. So are comparisons, logic, select, minimum, maximum and
-rounding to whole numbers. Below 2^-126, float32's least normal number, an exponential may be 0. With u the
-unit roundoff of the type that is computed in, a value y may be off before it is rounded by
+rounding to whole numbers. An exponential below 2^-126, float32's least normal number, may be 0. With u the
+unit roundoff of the type that is computed in, any other value y may be off before it is rounded by
 
 | | bound |
 | --- | --- |

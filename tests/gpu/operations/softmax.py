@@ -20,7 +20,7 @@ EXACTNESS = """\
 With L elements in a sum, w(n) = 4 √n, u the unit roundoff of the sums, d an element's distance from the
 largest, p its share in the sum, and e = 2 w(L) + sum of p d + 12, a value may be off before it is rounded by
 what follows. w(L) becomes L / 2, if that is more, where an input has few different values, whose roundings do
-not cancel. Of a result below 2^-126, float32's least normal number, an exponential may be 0.
+not cancel. A result below 2^-126, float32's least normal number, may be 0.
 
 | | bound |
 | --- | --- |
