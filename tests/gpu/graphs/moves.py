@@ -395,7 +395,9 @@ ARGUMENTS: dict[str, Callable[[Sketch, Of | None], Any]] = {
     "int | Sequence[int] | None": lambda sketch, _: sketch.choose.one((1, 2)),
     "Sequence[int]": lambda sketch, _: sketch.some_dims(),
     "DTypeLike": _dtype,
-    "tuple[int | None, int | None]": lambda sketch, _: sketch.choose.one(((2, 0), (None, 1), (1, None))),
+    "tuple[int | None, int | None] | None": (
+        lambda sketch, _: sketch.choose.one(((2, 0), (None, 1), (1, None), None))
+    ),
     "bool | Sequence[float]": lambda sketch, _: sketch.choose.chance(0.5),
     "state: Tensor": _state,
     "indices: Tensor": _indices,

@@ -64,8 +64,8 @@ _MOST_PLACES, _LEAST_PLACES = 1 << 12, 16
 """How many places of each dim of a result are evaluated where all of them are too much."""
 _FEW_ELEMENTS = 1 << 17
 """Of the tensors of a graph that is computed on the host, in some milliseconds."""
-_DRAWS = 4
-"""How often a graph is evaluated with random roundings."""
+_DRAWS = 6
+"""How often a graph is evaluated with other roundings: all up, all down, and at random."""
 _EXACT = (BitCast, Concat, Gather, GatherElements, GatherND, Movement, TopK)
 """Operations that round nothing."""
 
@@ -306,7 +306,7 @@ def evaluated(
     """A graph's results, not rounded to their dtypes.
 
     `load` gives the values of bound tensors: of inputs, and where `stored`, also of results for what reads
-    them. `draw`: the number of an evaluation with random roundings; None for none.
+    them. `draw`: the number of an evaluation with other roundings; None for none.
     """
     xp, values, found = place.xp, graph.given_values(place.xp, scalars), dict[int, Array]()
     seeds = itertools.count(draw or 0, _DRAWS)
@@ -318,8 +318,11 @@ def evaluated(
             for uid, result in results.items():
                 if uid in errors:
                     error = xp.where(xp.isfinite(errors[uid]), errors[uid], 0.0)
-                    up = place.draw(result.shape, next(seeds)) > 0
-                    result = result + xp.where(up, error, -error)  # noqa: PLW2901 - the result of this draw
+                    if draw == 1:
+                        error = -error
+                    elif draw:
+                        error = xp.where(place.draw(result.shape, next(seeds)) > 0, error, -error)
+                    result = result + error  # noqa: PLW2901 - the result of this draw
                 tensor = graph.tensor(uid)
                 bound = tensor.role is TensorRole.BOUND
                 values[uid] = load(uid) if bound and stored else place.rounded(result, tensor)

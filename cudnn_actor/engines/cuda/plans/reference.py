@@ -254,12 +254,13 @@ def _decode(dims: Sequence[str]) -> str:
     return " ".join([*steps, "long long i0 = rest;"])
 
 
-_DRAWS = 4
-"""How often a result is computed with random roundings."""
+_DRAWS = 6
+"""How often a result is computed with other roundings: all away from 0, all towards it, and at random."""
 _TEMPLATE = """{preamble}
-// A value off by a share of itself, up or down at random; draw 0 is exact.
+// A value off by a share of itself: by 0, away from 0, towards it, then at random.
 __device__ double rounded_off(double value, double share, unsigned long long sample, int step, int draw) {{
     if (draw == 0 || value - value != 0) return value;  // or not finite
+    if (draw <= 2) return value + value * (draw == 1 ? share : -share);
     unsigned long long bits = (sample * 64 + step) * 64 + draw;
     bits = (bits ^ (bits >> 30)) * 0xbf58476d1ce4e5b9ull;
     bits = (bits ^ (bits >> 27)) * 0x94d049bb133111ebull;
