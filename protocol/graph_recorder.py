@@ -167,17 +167,24 @@ class Recorder:
         chosen = operands[1:] if mode == PointwiseMode.SELECT else operands  # a condition decides no type
         stored = _promoted(chosen)
         aligned = [self._aligned(operand, rank, stored) for operand in operands]
-        result = self._result(
-            Pointwise(
+
+        def made() -> Pointwise[Any]:
+            return Pointwise(
                 mode=PointwiseMode(mode),
                 operands=tuple(aligned),
                 parameter=parameter,
                 lower=lower,
                 upper=upper,
             )
-        )
+
+        if len(tensors) < len(operands) and not stored.is_floating:
+            computed = made().compute(tuple(tensor.dtype for tensor in aligned))
+            if computed.is_floating:  # -1 is no uint64, but may divide one
+                aligned = [self._aligned(operand, rank, computed) for operand in operands]
+        result = self._result(made())
+        computed = self._operations[-1].compute(tuple(tensor.dtype for tensor in aligned))
         inferred = result._made
-        dtype, computed = inferred.spec.dtype, self._operations[-1].compute(tuple(t.dtype for t in aligned))
+        dtype = inferred.spec.dtype
         # A comparison gives truth values, and a quotient of integers is no integer.
         if dtype is computed and computed.is_floating <= stored.is_floating:
             dtype = stored

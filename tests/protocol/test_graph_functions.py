@@ -113,6 +113,15 @@ def test_operators_of_integers_are_numpys(of: Callable[[Any, Any], Any]) -> None
     np.testing.assert_array_equal(computed(lambda _, a: 1 << (a % 5), WHOLE, dtype="int64"), 1 << (WHOLE % 5))
 
 
+@pytest.mark.parametrize("dtype", ["uint64", "uint8", "int32"])
+def test_integers_are_divided_by_numbers_that_they_cannot_be(dtype: DTypeName) -> None:
+    x = np.array([3, 4], dtype)
+    for wanted, of in ((-3.0, lambda x: x / -1), (-2 / 3, lambda x: -2 / x)):
+        found = computed(lambda g, x, of=of: of(x), x, dtype=dtype)
+        assert found.dtype == np.float32
+        np.testing.assert_allclose(found[0], wanted, rtol=1e-6)
+
+
 def _row_norm(x: np.ndarray) -> Any:
     return (x - x.mean(axis=1, keepdims=True)) / np.sqrt(x.var(axis=1, keepdims=True) + 0.5)
 

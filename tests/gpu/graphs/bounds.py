@@ -50,6 +50,7 @@ _XP = NumPy()
 _ROWS: Mapping[type, Row] = {row.operation: row for row in ROWS}
 _M = PointwiseMode
 _EQUALITIES = (_M.EQ, _M.NE)
+_PERIODIC = (_M.SIN, _M.COS, _M.TAN)
 _OF_TRUTH = {
     **dict.fromkeys((_M.LOGICAL_AND, _M.LOGICAL_OR, _M.LOGICAL_XOR), (0, 1)),
     **dict.fromkeys((_M.LOGICAL_NOT, _M.SELECT), (0,)),
@@ -230,6 +231,8 @@ class _Evaluation:
                 error = np.where(size > 2.0**digits, 2.0**-digits * size, 0.0)
                 samples = enumerate(self._values[uid][1:], start=1)
                 found[uid] = [right, *(self._moved(s.astype(np.float64), error, n) for n, s in samples)]
+                if operation.mode in _PERIODIC:  # it may be anything where the error is a period
+                    found[uid][1] = np.where(error > 1.0, np.inf, found[uid][1])
         return found
 
     def _errors(self, operation: Node, given: Mapping[int, Array]) -> dict[int, Array]:
