@@ -186,7 +186,7 @@ def pad(node: Node, g: GraphBuilder) -> Result:
     x = g.slice(x, crop) if any(b < 0 or a < 0 for b, a in widths) else x
     around = [(max(0, b), max(0, a)) for b, a in widths]
     if mode != "constant" or (math.isfinite(value) and float(value) == value):
-        return g.pad(x, around, value, mode=mode)
+        return g.pad(x, around, value if mode == "constant" else 0, mode=mode)
     filled: Any = node.weight(np.array(value, x.dtype.numpy))  # a number that no attribute holds
     return g.where(g.pad(g.full(x.dims, 1, DType.BOOL), around), g.pad(x, around), filled)
 

@@ -179,10 +179,14 @@ def _bound(operation: Pointwise[str], values: Exact, specs: Specs) -> Exact:
             found = _COMPOSED[mode](x, y, p) if mode in _COMPOSED else y
         if IN_C[mode].frontend and mode not in _ROUNDED_ONCE:
             found = np.maximum(found, 60 * (y + 1) + 4 * np.abs(x) * y)
-    return {"result": np.where(np.isfinite(found), found, 0.0) + SUBNORMAL}
+    least = SUBNORMAL if operation.mode in _EXPONENTIALS else _PARTS
+    return {"result": np.where(np.isfinite(found), found, 0.0) + least}
 
 
 _ROUNDED_ONCE = {_M.ADD, _M.SUB, _M.MUL, _M.RELU}
+_PARTS = 2.0**-116
+"""A few of float32's least numbers, in terms of its unit roundoff: parts of a formula may be subnormal."""
+_EXPONENTIALS = (_M.EXP, _M.SIGMOID, _M.SWISH, _M.SOFTPLUS, _M.MISH)
 SUBNORMAL = 2.0**-102
 """Float32's least normal number, in terms of its unit roundoff: below that, an exponential may be 0."""
 
