@@ -190,7 +190,14 @@ class OperationGraph(
 
     def magnitudes(self, xp: Any, operation: Node, values: Mapping[int, Array]) -> dict[int, Array]:
         """The same of `Operation.magnitudes`."""
-        results = operation.magnitudes(xp, *self._given(operation, values))
+        return self._of_results(operation, operation.magnitudes(xp, *self._given(operation, values)))
+
+    def uncentred(self, xp: Any, operation: Node, values: Mapping[int, Array]) -> dict[int, Array]:
+        """The same of `Operation.uncentred`."""
+        return self._of_results(operation, operation.uncentred(xp, *self._given(operation, values)))
+
+    def _of_results(self, operation: Node, results: Mapping[str, Array]) -> dict[int, Array]:
+        """Those of an operation's results that the graph has."""
         return {uid: results[name] for name, uid in operation.named(operation.outputs) if name in results}
 
     def _given(

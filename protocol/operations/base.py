@@ -301,6 +301,14 @@ class Operation(msgspec.Struct, Generic[T], frozen=True, kw_only=True, forbid_un
         del xp, values, specs
         return {}
 
+    def uncentred(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
+        """How large those outputs would be from which a mean is subtracted, if it were not: they round so.
+
+        The parameters are those of `evaluate`.
+        """
+        del xp, values, specs
+        return {}
+
 
 def require(specs: Specs, name: str, dims: tuple[int, ...], *dtypes: DType, gradient: str = "") -> None:
     """Raise `InvalidRequest` unless an operand has these dims, and one of these dtypes if any are given.

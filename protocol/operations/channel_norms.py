@@ -243,6 +243,12 @@ class _Normalizing(ChannelNorm[T], frozen=True, kw_only=True):
         mean = xp.sqrt(squares).reshape(-1 if self.over_samples else x.shape[:2])
         return {"mean": mean, "new_running_mean": mean}
 
+    def uncentred(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
+        x = self._parted(values["x"])
+        inverse = self.evaluate(xp, values, specs)["inverse_deviation"].reshape(-1, x.shape[1], 1, 1)
+        y = abs(x * inverse * self._of_channels(values, "scale", 1.0))
+        return {"y": y.reshape(values["x"].shape)}
+
     def gradient(self, g: Any, d: Mapping[str, Any]) -> dict[str, Any]:
         x: Any = self.x
         mean, inverse = (g.output(self, name) for name in ("mean", "inverse_deviation"))

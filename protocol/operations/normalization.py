@@ -238,6 +238,10 @@ class LayerNorm(_ForwardNorm[T], frozen=True, kw_only=True, tag=True):
         squares = (x * x).mean(axis=axes, keepdims=True) / math.prod(x.shape[axis] for axis in axes)
         return {"mean": xp.sqrt(squares)}
 
+    def uncentred(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
+        inverse = self.evaluate(xp, values, specs)["inverse_deviation"]
+        return {"y": abs(values["x"] * inverse * values.get("scale", 1.0))}
+
     def gradient(self, g: Any, d: Mapping[str, Any]) -> dict[str, Any]:
         return self._gradient(g, d, "inverse_deviation", LayerNormBackward)
 

@@ -65,6 +65,29 @@ def test_what_magnifies_nothing_is_as_certain_as_before(function: Function) -> N
     assert uncertainty(function).max() < 1e-3
 
 
+def test_what_is_left_of_terms_that_cancel_is_as_uncertain_as_the_others() -> None:
+    """A sum of floats that is almost 0 may be on either side of it."""
+    x = np.array([[3.0, -3.0, 1e-6], [3.0, 3.0, 2.5]])
+    found = uncertainty(lambda g, x: g.sum(x, [1]) % -1.0, x).ravel()
+    np.testing.assert_allclose(found, [1, 0], atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "norm",
+    [
+        lambda g, x: g.layer_norm(x, axis=0),
+        lambda g, x: g.instance_norm(x.reshape((1, 1, -1))),
+        lambda g, x: g.group_norm(x.reshape((1, 1, -1)), groups=1),
+    ],
+    ids=["layer_norm", "instance_norm", "group_norm"],
+)
+def test_what_is_left_of_an_element_and_its_mean_is_as_uncertain_as_these(norm: Function) -> None:
+    """The last element is one unit in the last place of float32 above the mean of the others."""
+    x = np.array([141.0, 137.4, 136.6, 136.2, 137.80002]).astype(np.float32).astype(np.float64)
+    found = uncertainty(lambda g, x: norm(g, x) % -1.0, x).ravel()
+    np.testing.assert_allclose(found, [0, 0, 0, 0, 1], atol=1e-3)
+
+
 def test_a_jump_is_uncertain_where_a_rounding_decides() -> None:
     """Each of many: none may depend on what was drawn for it."""
     found = uncertainty(lambda g, x: g.floor(x / 3.0), np.tile([2.0, 3.0, 4.0, 6.0], 100))

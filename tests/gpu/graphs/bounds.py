@@ -231,7 +231,9 @@ class _Evaluation:
                 error = np.where(size > 2.0**digits, 2.0**-digits * size, 0.0)
                 samples = enumerate(self._values[uid][1:], start=1)
                 found[uid] = [right, *(self._moved(s.astype(np.float64), error, n) for n, s in samples)]
-                if operation.mode in _PERIODIC:  # it may be anything where the error is a period
+                if (
+                    self._count > 1 and operation.mode in _PERIODIC
+                ):  # it may be anything where the error is a period
                     found[uid][1] = np.where(error > 1.0, np.inf, found[uid][1])
         return found
 

@@ -30,12 +30,12 @@ __all__ = ["EXACTNESS", "ROWS", "dims_of_channels"]
 EXACTNESS = """\
 With L elements that have one mean, R elements of a channel, w(n) = 4 √n, u the unit roundoff of the sums, i
 the inverse deviation, n the normalised element, s = dy · scale and m the momentum, a value may be off before
-it is rounded by what follows. q is w(L), but L / 4 if that is more and x has few different values, whose
-squares round in one direction.
+it is rounded by what follows. p and q are w(L), but L / 2 and L / 4 if that is more and x has few different
+values: their sums, and those of their squares, round in one direction.
 
 | | bound |
 | --- | --- |
-| mean | d = (w(L) + 1) u · mean of \\|x\\| |
+| mean | d = (p + 1) u · mean of \\|x\\| |
 | inverse deviation | e · i, with e = (q / 2 + w(L) \\|mean\\| i / 2 + 6) u + (d i)² / 2 |
 | y | i \\|scale\\| · (d + (\\|x - mean\\| + d) (e + 5 u)) + 2 u \\|bias\\| |
 | y for inference | 10 u · \\|y - bias\\| + 2 u \\|bias\\| |
@@ -172,7 +172,7 @@ def _of_forward(operation: Any, values: Exact, specs: Specs) -> Exact:
     u = 2.0**-53 if specs["y"].dtype is DType.FLOAT64 else 2.0**-24
     wanted = operation.evaluate(NumPy(), values, specs)
     mean, inverse = (wanted[name].reshape(-1, x.shape[1], 1, 1) for name in _STATISTICS)
-    off = (walk(length) + 1) * np.abs(x).mean(axis=axes, keepdims=True)
+    off = (walk_of(x, length) + 1) * np.abs(x).mean(axis=axes, keepdims=True)
     squared = np.minimum((u * off * inverse) ** 2 / 2 / u, 1 / u)
     of_inverse = of_squares(x, length) / 2 + walk(length) * np.abs(mean) * inverse / 2 + 6 + squared
     y = inverse * scale * (off + (np.abs(x - mean) + u * off) * (of_inverse + 5)) + 2 * bias

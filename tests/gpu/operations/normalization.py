@@ -18,19 +18,19 @@ from cudnn_actor.protocol.operations import (
 )
 from cudnn_actor.protocol.operations.base import Array
 
-from .rows import BARE, FLOATS, Asked, Dims, Exact, Made, Row, Sizes, Values, walk
+from .rows import BARE, FLOATS, Asked, Dims, Exact, Made, Row, Sizes, Values, walk, walk_of
 
 __all__ = ["EXACTNESS", "ROWS", "of_squares"]
 
 EXACTNESS = """\
 With L elements in a row, R rows, w(n) = 4 √n, u the unit roundoff of the sums, i the inverse deviation (or
 inverse RMS), n the normalised element and s = dy · scale, a value may be off before it is rounded by what
-follows. q is w(L), but L / 4 if that is more and x has few different values, whose squares round in one
-direction.
+follows. p and q are w(L), but L / 2 and L / 4 if that is more and x has few different values: their sums, and
+those of their squares, round in one direction.
 
 | | bound |
 | --- | --- |
-| mean | d = (w(L) + 1) u · mean of \\|x\\| |
+| mean | d = (p + 1) u · mean of \\|x\\| |
 | inverse deviation | e · i, with e = (q / 2 + w(L) \\|mean\\| i / 2 + 6) u + (d i)² / 2 |
 | LayerNorm: y | i \\|scale\\| · (d + (\\|x - mean\\| + d) (e + 5 u)) + 2 u \\|bias\\| |
 | inverse RMS | (q / 2 + 6) u · i |
@@ -112,16 +112,16 @@ def _any_dims(asked: Asked, first: int) -> Dims:
 def _layer_norm(operation: LayerNorm[str], values: Exact, specs: Specs) -> Exact:
     """The variance in two passes, or in one over a running mean; not from the mean of squares.
 
-    In two passes, the mean is off by d = (walk(L) + 1) u mean|x|, which adds d² to the variance and d to
-    every c; the variance's own roundings count for half in the inverse deviation. In one pass over a running
-    mean, they are larger by the mean in terms of the deviation (T. F. Chan, G. H. Golub, R. J. LeVeque,
+    In two passes, the mean is off by d = (walk_of(x, L) + 1) u mean|x|, which adds d² to the variance and
+    d to every c; the variance's own roundings count for half in the inverse deviation. In one pass over a
+    running mean, they are larger by the mean in terms of the deviation (T. F. Chan, G. H. Golub, R. J. LeVeque,
     "Algorithms for computing the sample variance", The American Statistician 37 (1983)).
     """
     x, u = values["x"], _unit(operation, specs)
     axes, length = _axes(operation, x)
     wanted = operation.evaluate(NumPy(), values, specs)
     inverse = wanted["inverse_deviation"]
-    off = (walk(length) + 1) * _mean(np.abs(x), axes)
+    off = (walk_of(x, length) + 1) * _mean(np.abs(x), axes)
     squared = np.minimum((u * off * inverse) ** 2 / 2 / u, 1 / u)
     running = walk(length) * np.abs(wanted["mean"]) * inverse / 2
     of_inverse = of_squares(x, length) / 2 + running + 6 + squared

@@ -41,6 +41,8 @@ from cudnn_actor.protocol.operations import (
     Movement,
     Node,
     Pointwise,
+    Reduction,
+    ReductionMode,
     TensorRole,
     TopK,
 )
@@ -68,6 +70,8 @@ _DRAWS = 6
 """How often a graph is evaluated with other roundings: all up, all down, and at random."""
 _EXACT = (BitCast, Concat, Gather, GatherElements, GatherND, Movement, TopK)
 """Operations that round nothing."""
+_SELECTED = (ReductionMode.MAX, ReductionMode.MIN, ReductionMode.ABSOLUTE_MAX)
+"""Reductions that round nothing."""
 
 
 class CuPy:
@@ -360,7 +364,7 @@ def _errors(
     results: Mapping[int, Array],
 ) -> dict[int, Array]:
     """What an operation's results may be off by."""
-    if isinstance(operation, _EXACT):
+    if isinstance(operation, _EXACT) or (isinstance(operation, Reduction) and operation.mode in _SELECTED):
         return {}
     share = rounding(graph.compute(operation))
     found = {uid: share * abs(result) for uid, result in results.items() if result.dtype.kind == "f"}
@@ -372,9 +376,19 @@ def _errors(
             found[uid] = xp.where(exact, 0.0, error)
         return found
     sums = max(Accuracy.of(graph, uid).of_sums for uid in graph.results)
-    for uid, sizes in graph.magnitudes(xp, operation, values).items():
-        found[uid] = found[uid] + sums * sizes
+    magnitudes = graph.magnitudes(xp, operation, values)
+    uncentred = graph.uncentred(xp, operation, values)
+    for uid, error in found.items():
+        # Terms may cancel in an element: its error is that of the others then.
+        own = xp.maximum(error, share * _typical(xp, results[uid]))
+        found[uid] = own + sums * magnitudes.get(uid, 0.0) + share * uncentred.get(uid, 0.0)
     return found
+
+
+def _typical(xp: Any, values: Array) -> Array | float:
+    """The root mean square of the finite ones."""
+    finite = values[xp.isfinite(values)]
+    return xp.sqrt((finite * finite).mean()) if finite.size else 0.0
 
 
 def _apart(xp: Any, one: Array, other: Array) -> Array:
