@@ -114,8 +114,8 @@ def _layer_norm(operation: LayerNorm[str], values: Exact, specs: Specs) -> Exact
 
     In two passes, the mean is off by d = (walk_of(x, L) + 1) u mean|x|, which adds d² to the variance and
     d to every c; the variance's own roundings count for half in the inverse deviation. In one pass over a
-    running mean, they are larger by the mean in terms of the deviation (T. F. Chan, G. H. Golub, R. J. LeVeque,
-    "Algorithms for computing the sample variance", The American Statistician 37 (1983)).
+    running mean, they are larger by the mean in terms of the deviation (T. F. Chan, G. H. Golub, R. J.
+    LeVeque, "Algorithms for computing the sample variance", The American Statistician 37 (1983)).
     """
     x, u = values["x"], _unit(operation, specs)
     axes, length = _axes(operation, x)
