@@ -211,11 +211,16 @@ def _softplus(xp: Any, x: Array, p: float = 1.0) -> Array:
 
 
 def _elu(xp: Any, x: Array, p: float) -> Array:
-    return xp.where(x > 0, x, p * xp.expm1(xp.minimum(x, 0)))
+    return xp.where(x > 0, x, p * xp.expm1(_not_positive(xp, x)))
 
 
 def _celu(xp: Any, x: Array, p: float) -> Array:
-    return xp.where(x > 0, x, p * xp.expm1(xp.minimum(x, 0) / p))
+    return xp.where(x > 0, x, p * xp.expm1(_not_positive(xp, x) / p))
+
+
+def _not_positive(xp: Any, x: Array) -> Array:
+    """x or 0, whichever is less; -0 for -0, which `minimum` may take for 0."""
+    return xp.where(x > 0, 0, x)
 
 
 def _clip(xp: Any, x: Array, lower: float, upper: float) -> Array:

@@ -56,7 +56,8 @@ def _swish(x: Array, parameter: float, out: Array) -> None:
 
 
 def _elu(x: Array, parameter: float, out: Array) -> None:
-    out[...] = np.where(x > 0, x, parameter * np.expm1(np.minimum(x, 0)))
+    # Of -0, np.minimum(x, 0) may be 0.
+    out[...] = np.where(x > 0, x, parameter * np.expm1(np.where(x > 0, 0, x)))
 
 
 def _softplus(x: Array, parameter: float, out: Array) -> None:

@@ -54,7 +54,7 @@ def _of_forward(operation: Softmax[str], values: Exact, specs: Specs) -> Exact:
     x = values["x"]
     y = operation.evaluate(NumPy(), values, specs)["y"]
     shares = np.exp(y) if operation.log else y
-    distance = np.abs(x - x.max(axis=operation.axis, keepdims=True))
+    distance = np.abs(x - x.max(axis=operation.axis, keepdims=True, initial=-np.inf))
     differences = np.where(shares > 0, shares * distance, 0).sum(axis=operation.axis, keepdims=True)
     error = 2 * walk_of(x, x.shape[operation.axis]) + differences + 12 + distance
     if operation.log:
