@@ -375,3 +375,10 @@ def test_bits_of_bools_are_truth_values(bench: Workbench) -> None:
     x = np.array([False, True])
     assert run(bench, PointwiseMode.BITWISE_NOT, (x,), DType.BOOL).tolist() == [True, False]
     assert run(bench, PointwiseMode.BITWISE_XOR, (x, ~x), DType.BOOL).tolist() == [True, True]
+
+
+@pytest.mark.parametrize("mode", [PointwiseMode.ELU, PointwiseMode.SELU, PointwiseMode.CELU])
+@pytest.mark.parametrize("dtype", FLOATING)
+def test_the_sign_of_zero_is_kept(bench: Workbench, mode: PointwiseMode, dtype: DType) -> None:
+    x = np.array([0.0, -0.0] * 20, dtype.numpy)
+    assert np.signbit(run(bench, mode, (x,), dtype).astype(np.float64)).tolist() == [False, True] * 20
