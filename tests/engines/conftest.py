@@ -43,6 +43,13 @@ def new_engine(request: pytest.FixtureRequest) -> EngineFactory:
     return factory(request.param)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def gpu_is_looked_for() -> None:
+    """Before descriptors are counted: the driver opens some, and keeps them."""
+    for name in ENGINES:
+        why_not(name)
+
+
 @pytest.fixture(scope="module")
 def engine(new_engine: EngineFactory, request: pytest.FixtureRequest) -> Iterator[Engine]:
     """An open engine, shared by a module's tests: closing it must give back every descriptor."""

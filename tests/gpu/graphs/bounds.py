@@ -250,8 +250,11 @@ class _Evaluation:
             found = _of_sums(named, values, specs)
         else:
             found = _ROWS[type(operation)].bounds(named, values, specs)
-            if getattr(operation, "mode", None) is ReductionMode.PRODUCT and not double:
-                found = {name: _in_range(named, values, specs, bound) for name, bound in found.items()}
+            if getattr(operation, "mode", None) is ReductionMode.PRODUCT:
+                limits = np.finfo(np.float64 if double else np.float32)
+                found = {
+                    name: _in_range(named, values, specs, bound, limits) for name, bound in found.items()
+                }
         least = 0.0 if double else 2.0**-149
         return {
             outputs[name]: np.broadcast_to(np.nan_to_num(unit * bound + least, nan=np.inf), specs[name].dims)
@@ -323,12 +326,12 @@ def _spread(samples: Any) -> Array:
     return spread
 
 
-def _in_range(operation: Any, values: Mapping[str, Array], specs: Any, bound: Array) -> Array:
-    """The bound of a product in float32; infinite if a part of it, in some order, is beyond float32."""
+def _in_range(operation: Any, values: Mapping[str, Array], specs: Any, bound: Array, limits: Any) -> Array:
+    """The bound of a product; infinite if a part of it, in some order, is beyond what it is computed in."""
     x = np.abs(values["x"])
     (most,) = operation.evaluate(_XP, {"x": np.maximum(x, 1.0)}, specs).values()
     (least,) = operation.evaluate(_XP, {"x": np.where(x > 0, np.minimum(x, 1.0), 1.0)}, specs).values()
-    return np.where((most < 2.0**127) & (least > 2.0**-126), bound, np.inf)
+    return np.where((most < limits.max / 2) & (least > limits.tiny), bound, np.inf)
 
 
 def _of_sums(operation: Any, values: Mapping[str, Array], specs: Any) -> dict[str, Array]:
