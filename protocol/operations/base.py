@@ -302,7 +302,7 @@ class Operation(msgspec.Struct, Generic[T], frozen=True, kw_only=True, forbid_un
         return {}
 
     def uncentred(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
-        """How large those outputs would be from which a mean is subtracted, if it were not: they round so.
+        """How large those outputs that subtract a mean are without that: their errors are relative to it.
 
         The parameters are those of `evaluate`.
         """

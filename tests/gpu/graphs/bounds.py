@@ -231,9 +231,8 @@ class _Evaluation:
                 error = np.where(size > 2.0**digits, 2.0**-digits * size, 0.0)
                 samples = enumerate(self._values[uid][1:], start=1)
                 found[uid] = [right, *(self._moved(s.astype(np.float64), error, n) for n, s in samples)]
-                if (
-                    self._count > 1 and operation.mode in _PERIODIC
-                ):  # it may be anything where the error is a period
+                if self._count > 1 and operation.mode in _PERIODIC:
+                    # The result may be anything where the error is a period.
                     found[uid][1] = np.where(error > 1.0, np.inf, found[uid][1])
         return found
 
@@ -252,9 +251,7 @@ class _Evaluation:
             found = _ROWS[type(operation)].bounds(named, values, specs)
             if getattr(operation, "mode", None) is ReductionMode.PRODUCT:
                 limits = np.finfo(np.float64 if double else np.float32)
-                found = {
-                    name: _in_range(named, values, specs, bound, limits) for name, bound in found.items()
-                }
+                found = {name: _in_range(named, values, specs, of, limits) for name, of in found.items()}
         least = 0.0 if double else 2.0**-149
         return {
             outputs[name]: np.broadcast_to(np.nan_to_num(unit * bound + least, nan=np.inf), specs[name].dims)

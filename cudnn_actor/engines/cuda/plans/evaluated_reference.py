@@ -71,7 +71,7 @@ _DRAWS = 6
 _EXACT = (BitCast, Concat, Gather, GatherElements, GatherND, Movement, TopK)
 """Operations that round nothing."""
 _SELECTED = (ReductionMode.MAX, ReductionMode.MIN, ReductionMode.ABSOLUTE_MAX)
-"""Reductions that round nothing."""
+"""Modes of reductions that round nothing."""
 
 
 class CuPy:
@@ -379,7 +379,7 @@ def _errors(
     magnitudes = graph.magnitudes(xp, operation, values)
     uncentred = graph.uncentred(xp, operation, values)
     for uid, error in found.items():
-        # Terms may cancel in an element: its error is that of the others then.
+        # Where the terms of an element cancel, its error is still as large as that of the others.
         own = xp.maximum(error, share * _typical(xp, results[uid]))
         found[uid] = own + sums * magnitudes.get(uid, 0.0) + share * uncentred.get(uid, 0.0)
     return found
