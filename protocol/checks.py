@@ -74,7 +74,8 @@ def as_number(field: str, value: object, *, unsigned: bool = False) -> float | i
 
     `unsigned`: it may be as large as an uint64.
     """
-    problem, fix = "is neither a tensor nor a number", "declare arrays as inputs: g.input(name, dims)"
+    problem = "is neither a tensor nor a number"
+    fix = "pass an int or a float, or declare an array as an input: g.input(name, dims)"
     if isinstance(value, bool):
         problem, fix = "is a truth value, not a number", "use 1 or 0"
     elif isinstance(value, numbers.Real):
@@ -87,6 +88,8 @@ def as_number(field: str, value: object, *, unsigned: bool = False) -> float | i
         except OverflowError:
             pass
         problem, fix = "is beyond the range of numbers in graphs", "use a float, at most 1.8e308"
+    elif isinstance(value, numbers.Number):  # a Decimal or a complex number: not to be taken for a float
+        value = Words(repr(value))
     raise InvalidRequest(field=field, value=value, problem=problem, fix=fix)
 
 

@@ -157,7 +157,8 @@ def _shown(value: object) -> str:
         value = value if isinstance(value, Words) else repr(str(value))
         return str(value) if len(value) <= _LONGEST else f"{value[:_LONGEST]}..."
     dims: Any = None if isinstance(value, type) else getattr(value, "shape", None)
-    if dims and hasattr(value, "dtype"):
+    scalar = dims == () and not hasattr(value, "__setitem__")  # one of NumPy's
+    if dims is not None and not scalar and hasattr(value, "dtype"):
         return f"{type(value).__name__} of {value.dtype} {tuple(dims)}"
     try:
         text = repr(value) if type(value).__str__ is object.__str__ else str(value).split("\n", 1)[0]

@@ -59,6 +59,8 @@ class RangeFunctions(MovementFunctions):
         """1 on a diagonal, else 0: on that which is k places above the main one."""
         _check_diagonal(k)
         wide = rows if columns is None else columns
+        _check_count("rows", rows)
+        _check_count("columns", wide)
         down, along = self._grid(rows, wide)
         return self._converted(along - down == k, dtype, kept=False)
 
@@ -87,10 +89,7 @@ class RangeFunctions(MovementFunctions):
         self._own("indices", indices)
         kind = TensorSpec.packed((0,), dtype).dtype
         axis = axis_of("axis", axis, indices.rank + 1, "the result")
-        if not is_whole(depth) or depth < 0:
-            raise InvalidRequest(
-                field="depth", value=depth, problem="must be a whole number ≥ 0", fix="count the classes"
-            )
+        _check_count("depth", depth)
         if indices.dtype.is_floating:
             indices = self.pointwise(_M.TRUNC, indices)
         given = self.astype(indices, DType.INT64) if indices.dtype is not DType.INT64 else indices
@@ -130,6 +129,13 @@ class RangeFunctions(MovementFunctions):
         except InvalidRequest as error:
             raise InvalidRequest(field=field, value=value, problem=error.problem, fix=error.fix) from None
         return self._result(Cumulative(x=ones, mode=ReductionMode.SUM, axis=0, exclusive=True))
+
+
+def _check_count(field: str, count: object) -> None:
+    if not is_whole(count) or count < 0:
+        raise InvalidRequest(
+            field=field, value=count, problem="must be a whole number ≥ 0", fix="say how many there are"
+        )
 
 
 def _check_diagonal(k: object) -> None:

@@ -24,7 +24,7 @@ class InvalidModel(CudnnActorError, ValueError):
     def __init__(
         self, *, where: str, problem: str, fix: str = "export it again, or check it with onnx.checker"
     ) -> None:
-        text = f"the model is invalid: {where}: {problem}; {fix}"
+        text = f"the model cannot be loaded: {where}: {problem}; {fix}"
         super().__init__(text, where=where, problem=problem, fix=fix)
 
 

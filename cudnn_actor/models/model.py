@@ -350,7 +350,7 @@ class Model:
                 field=feature.name,
                 value=Words(kind or found),
                 problem=problem if kind else f"is not the dtype of the input, which is {wanted}",
-                fix=_conversion(feature.dtype),
+                fix=_conversion(feature.dtype, uploaded=isinstance(value, BufferRef)),
             )
         if isinstance(value, BufferRef) and value.spec.layout is Layout.STRIDED:
             raise InvalidRequest(
@@ -499,12 +499,13 @@ def _dropped(
         warnings.warn(f"unclosed {shown}: use `await model.close()`", ResourceWarning, stacklevel=2)
 
 
-def _conversion(dtype: DType | None) -> str:
+def _conversion(dtype: DType | None, *, uploaded: bool) -> str:
     """How an array gets a dtype. NumPy itself does not know bfloat16 by its name."""
     if dtype is None:
         return "models with such inputs cannot be run"
     name = "ml_dtypes.bfloat16" if dtype is DType.BFLOAT16 else repr(str(dtype))
-    return f"convert it: numpy.asarray(x, {name})"
+    convert = f"numpy.asarray(x, {name})"
+    return f"upload it in that dtype: await gpu.upload({convert})" if uploaded else f"convert it: {convert}"
 
 
 def _spec(value: Any) -> TensorSpec:

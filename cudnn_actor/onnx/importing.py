@@ -90,8 +90,9 @@ class OnnxModel:
 
 
 def check_operators(file: ModelFile) -> None:
-    """Raise `UnsupportedModel` for inputs and nodes that can be run with no dims whatever."""
+    """Raise `UnsupportedModel` for inputs, versions and nodes that can be run with no dims whatever."""
     problems = [f"input {each.name!r}: is a {each.kind}" for each in file.inputs if each.dtype is None]
+    problems += _unknown_versions(file)
     problems += _Operators(file).problems(file.nodes, file.opsets, {"", *file.tensors})
     if not problems:
         return
@@ -101,6 +102,19 @@ def check_operators(file: ModelFile) -> None:
         except UnsupportedModel as error:  # what dims and attributes add to them
             problems = list(dict.fromkeys([*error.nodes, *problems]))
     raise UnsupportedModel(nodes=problems)
+
+
+def _unknown_versions(file: ModelFile) -> list[str]:
+    """What says that a model was made for newer standard operators than those of the installed onnx."""
+    known = defs.onnx_opset_version()
+    imports = [("opset_import", file.opsets)]
+    imports += [(f"function {each.name!r}", versions(each.opset_import)) for each in file.functions.values()]
+    return [
+        f"{where}: asks for version {opsets['']} of ONNX's operators, and the installed package onnx "
+        f"{onnx.__version__} knows up to {known}; upgrade it"
+        for where, opsets in imports
+        if opsets.get("", 1) > known
+    ]
 
 
 class _Operators:

@@ -284,6 +284,27 @@ def test_what_no_dims_can_make_run_is_named_in_functions_when_a_model_is_loaded(
     )
 
 
+def test_versions_that_the_installed_onnx_does_not_know_are_named() -> None:
+    """The operators could mean something else in them."""
+    newest = onnx.defs.onnx_opset_version()
+    own = helper.make_opsetid("own", 1)
+    function = helper.make_function(
+        "own", "F", ["x"], ["y"], [node("Neg", "x", "y")], [helper.make_opsetid("", newest + 2)]
+    )
+    nodes = [node("F", "x", "t", domain="own"), node("Relu", "t", "y")]
+    known = helper.make_opsetid("", newest)
+    assert OnnxModel(model_of([node("Relu", "x", "y")], *PORTS, opset_imports=[known])).inputs
+    unknown = helper.make_opsetid("", newest + 1)
+    proto = model_of(nodes, *PORTS, functions=[function], opset_imports=[unknown, own])
+    with pytest.raises(UnsupportedModel, match="the model has 2 parts") as raised:
+        OnnxModel(proto)
+    told = f"and the installed package onnx {onnx.__version__} knows up to {newest}; upgrade it"
+    assert raised.value.nodes == (
+        f"opset_import: asks for version {newest + 1} of ONNX's operators, {told}",
+        f"function 'F': asks for version {newest + 2} of ONNX's operators, {told}",
+    )
+
+
 def test_all_operators_that_onnx_does_not_have_are_named() -> None:
     """In a version of its own domains, as in a domain of one's own; with named dims, too."""
     opsets = [helper.make_opsetid(domain, 18 if not domain else 1) for domain in ("", "ai.onnx.ml", "own")]

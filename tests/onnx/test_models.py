@@ -365,6 +365,12 @@ async def test_dims_with_one_name_must_agree() -> None:
             await gpu.run(model, {"a": np.zeros(3, np.float32), "b": np.zeros(1, np.float32)})
 
 
+UPLOADED = (
+    "image=float64: is not the dtype of the input, which is float32; "
+    r"upload it in that dtype: await gpu.upload\(numpy.asarray\(x, 'float32'\)\)"
+)
+
+
 async def test_what_is_no_input_at_all_is_told_with_what_to_pass() -> None:
     async with spawn(device="cpu") as gpu:
         model, image = await gpu.load(image_model()), images(1)
@@ -389,7 +395,7 @@ async def test_what_is_no_input_at_all_is_told_with_what_to_pass() -> None:
             with pytest.raises(InvalidRequest, match=told):
                 await gpu.run(model, inputs, **options)
         ref = await gpu.upload(images(1).astype("f8"))
-        with pytest.raises(InvalidRequest, match="image=float64: is not the dtype of the input"):
+        with pytest.raises(InvalidRequest, match=UPLOADED):
             await gpu.run(model, {"image": ref})
         await gpu.free(ref)
         given: Any = model

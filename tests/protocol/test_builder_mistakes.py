@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import traceback
 from collections.abc import Callable
+from decimal import Decimal
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -90,6 +91,14 @@ WRONG = [
     Wrong(lambda g, t: g.layer_norm(t.m, anything(1.0)), "scale=1.0: is a number where a tensor belongs"),
     # Numbers.
     Wrong(lambda g, t: t.x + np.ones(4), "operand=ndarray of float64 (4,): is neither a tensor nor a number"),
+    Wrong(
+        lambda g, t: t.x * np.array(2.0),
+        "operand=ndarray of float64 (): is neither a tensor nor a number; pass an int or a float",
+    ),
+    Wrong(lambda g, t: t.x * anything(Decimal(2)), "operand=Decimal('2'): is neither a tensor nor a number"),
+    Wrong(lambda g, t: t.x * anything(2j), "operand=2j: is neither a tensor nor a number"),
+    Wrong(lambda g, t: g.eye(anything(3.0)), "rows=3.0: must be a whole number ≥ 0; say how many there are"),
+    Wrong(lambda g, t: g.one_hot(t.i, anything("a")), "depth='a': must be a whole number ≥ 0"),
     Wrong(lambda g, t: t.x + 10**400, "operand=1000000"),
     Wrong(lambda g, t: t.i + 2**70, "operand=1180591620717411303424: is beyond the range"),
     Wrong(lambda g, t: t.i + 2**63, "operand=9223372036854775808: is beyond the range"),
@@ -226,7 +235,7 @@ WRONG = [
     Wrong(lambda g, t: g.arange(anything("a")), "stop='a': is neither a tensor nor a number"),
     Wrong(lambda g, t: g.arange(1e30), "stop=1e+30: overflows: more than 2**48 elements"),
     Wrong(lambda g, t: g.arange(0, 1e300, 1e-300), "stop=1e+300: overflows: more than 2**48 elements"),
-    Wrong(lambda g, t: g.eye(2, -1), "columns=-1: contains a size below 0"),
+    Wrong(lambda g, t: g.eye(2, -1), "columns=-1: must be a whole number ≥ 0"),
     Wrong(lambda g, t: g.eye(2, k=anything("a")), "k='a': must be a whole number"),
     Wrong(lambda g, t: g.take_along_axis(t.m, t.i, anything("a")), "axis='a': is no dim of x"),
     # Gradients.
