@@ -60,12 +60,25 @@ class _Value:
     def __gt__(self, other: _Value | float) -> _Value:
         return self.of(_M.GT, other)
 
+    def __ge__(self, other: _Value | float) -> _Value:
+        return self.of(_M.GE, other)
+
     def __lt__(self, other: _Value | float) -> _Value:
         return self.of(_M.LT, other)
 
+    def __le__(self, other: _Value | float) -> _Value:
+        return self.of(_M.LE, other)
+
+    def __and__(self, other: _Value) -> _Value:
+        return self.of(_M.LOGICAL_AND, other)
+
 
 Gradient = Callable[..., Sequence[_Value | None]]
-"""From the incoming gradient, the result, the operands and the parameters: the operands' gradients."""
+"""From the incoming gradient, the result, the operands and the parameters: the operands' gradients.
+
+The result is rounded to its dtype where it is stored, and the operands may not be: a rule compares operands
+with each other or with numbers, never with the result.
+"""
 
 
 def gradients(
@@ -103,21 +116,41 @@ def _remainder(d: _Value, y: _Value, a: _Value, b: _Value) -> Sequence[_Value]:
 
 
 def _power(d: _Value, y: _Value, a: _Value, b: _Value) -> Sequence[_Value]:
-    base = b.of(_M.EQ, 0.0).chosen(1.0, a)  # of a ** 0, no derivative divides by a
-    zero = a.of(_M.EQ, 0.0).of(_M.LOGICAL_AND, b.of(_M.GE, 0.0))
-    return d * (b * base.of(_M.POW, b - 1.0)), d * zero.chosen(0.0, y * a.of(_M.LOG))
+    """Where b is 0, b * a ** (b - 1) is written b / a: that is 0, and its derivative by b is 1 / a."""
+    constant = b.of(_M.EQ, 0.0)
+    quotient = b / (a.of(_M.ABS) > 0.0).chosen(a, math.inf)
+    slope = constant.chosen(quotient, b * constant.chosen(1.0, a).of(_M.POW, b - 1.0))
+    zero = a.of(_M.EQ, 0.0) & (b >= 0.0)
+    return d * slope, d * zero.chosen(0.0, y * a.of(_M.LOG))
 
 
 def _larger(d: _Value, a: _Value, b: _Value) -> Sequence[_Value]:
-    """Of equal operands each gets half."""
-    share = a.of(_M.EQ, b).chosen(0.5, a > b)
-    return d * share, d * (1.0 - share)
+    """Of equal operands each gets half. Where one is NaN, both get all, as in PyTorch."""
+    equal = a.of(_M.EQ, b)
+    return d * equal.chosen(0.5, (a < b).chosen(0.0, 1.0)), d * equal.chosen(0.5, (a > b).chosen(0.0, 1.0))
 
 
-def _relu(d: _Value, y: _Value, x: _Value, slope: float, *bounds: float) -> Sequence[_Value]:
-    lower, upper = bounds
-    found = (x > lower).chosen(d, d * slope if slope else 0.0)
-    return (found if math.isinf(upper) else (y < upper).chosen(found, 0.0),)
+def _relu(d: _Value, x: _Value, slope: float, lower: float, upper: float) -> _Value:
+    """Of NaN it is d, as in PyTorch."""
+    found = (x <= lower).chosen(d * slope if slope else 0.0, d)
+    if math.isinf(upper):
+        return found
+    unbounded = (x > lower).chosen(x, (x - lower) * slope + lower) if slope < 0 else x
+    return (unbounded >= upper).chosen(0.0, found)
+
+
+def _clip(d: _Value, x: _Value, lower: float, upper: float) -> _Value:
+    """At a bound it is d; of NaN 0. As in PyTorch."""
+    if math.isinf(lower) and math.isinf(upper):
+        return d
+    above, below = x >= lower, x <= upper
+    inside = below if math.isinf(lower) else above if math.isinf(upper) else above & below
+    return inside.chosen(d, 0.0)
+
+
+def _hard_sigmoid(d: _Value, x: _Value, p: float) -> _Value:
+    inner = x * p + 0.5
+    return ((inner > 0.0) & (inner < 1.0)).chosen(d * p, 0.0)
 
 
 def _elu(d: _Value, x: _Value, alpha: float, scale: float, gain: float = 1.0) -> _Value:
@@ -188,7 +221,7 @@ GRADIENTS: Mapping[PointwiseMode, Gradient] = {
     _M.ACOSH: lambda d, y, x: (d * (x * x - 1.0).of(_M.RSQRT),),
     _M.ATANH: lambda d, y, x: (d / (1.0 - x * x),),
     _M.ERF: lambda d, y, x: (d * (-x * x).of(_M.EXP) * (2 / math.sqrt(math.pi)),),
-    _M.RELU: _relu,
+    _M.RELU: lambda d, y, x, p, lower, upper: (_relu(d, x, p, lower, upper),),
     _M.LEAKY_RELU: lambda d, y, x, p: ((x > 0.0).chosen(d, d * p),),
     _M.PRELU: lambda d, y, a, b: ((a > 0.0).chosen(d, d * b), (a > 0.0).chosen(0.0, d * a)),
     _M.SIGMOID: lambda d, y, x: (d * y * (1.0 - y),),
@@ -201,9 +234,9 @@ GRADIENTS: Mapping[PointwiseMode, Gradient] = {
     _M.SOFTSIGN: lambda d, y, x: (d * (x.of(_M.ABS) + 1.0).of(_M.RECIPROCAL).of(_M.SQUARE),),
     _M.SWISH: lambda d, y, x, p: (_swish(d, y, x, p),),
     _M.MISH: lambda d, y, x: (_mish(d, x),),
-    _M.HARD_SIGMOID: lambda d, y, x, p: ((y > 0.0).of(_M.LOGICAL_AND, y < 1.0).chosen(d * p, 0.0),),
+    _M.HARD_SIGMOID: lambda d, y, x, p: (_hard_sigmoid(d, x, p),),
     _M.HARD_SWISH: lambda d, y, x: (_hard_swish(d, x),),
-    _M.CLIP: lambda d, y, x, lower, upper: (x.of(_M.EQ, y).chosen(d, 0.0),),
+    _M.CLIP: lambda d, y, x, lower, upper: (_clip(d, x, lower, upper),),
     _M.SELECT: lambda d, y, a, b, c: (None, a.chosen(d, 0.0), a.chosen(0.0, d)),
 }
 """Functions without a row are constant between their jumps, or of integers."""

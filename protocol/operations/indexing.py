@@ -324,23 +324,50 @@ class Scattering(_Indexed[T], frozen=True, kw_only=True):
                 of_updates = g.where(g.equal(gathered(last), numbers), gathered(dy), 0.0)
                 return {"x": g.where(g.equal(last, 0), dy, 0.0), "updates": of_updates}
             case ScatterReduction.MUL:
-                zero_x, zero = g.equal(x, 0.0), g.equal(updates, 0.0)
-                zeros = scattered(zero_x.astype(wide), zero.astype(wide), ScatterReduction.ADD)
-                of_x = g.where(zero_x, 1.0, x).astype(wide)
-                others = dy * scattered(of_x, g.where(zero, 1.0, updates).astype(wide), ScatterReduction.MUL)
-                return {
-                    "x": _without_factor(g, x, zero_x, zeros, others),
-                    "updates": _without_factor(g, updates, zero, gathered(zeros), gathered(others)),
-                }
+                own, each = (_Factors(g, of, wide) for of in (x, updates))
+                zeros, rest = (
+                    scattered(getattr(own, name), getattr(each, name), ScatterReduction.ADD)
+                    for name in ("zeros", "small")
+                )
+                others = dy * scattered(own.large, each.large, ScatterReduction.MUL)
+                of_updates = each.gradient(gathered(zeros), gathered(rest), gathered(others))
+                return {"x": own.gradient(zeros, rest, others), "updates": of_updates}
         y: Any = self.y
         best_x, best = g.equal(x, y), g.equal(updates, gathered(y))
         share = dy / scattered(best_x.astype(wide), best.astype(wide), ScatterReduction.ADD)
         return {"x": g.where(best_x, share, 0.0), "updates": g.where(best, gathered(share), 0.0)}
 
 
-def _without_factor(g: Any, factor: Any, zero: Any, zeros: Any, others: Any) -> Any:
-    """The product of all factors but this one: others has those that are not 0, zeros how many are."""
-    return g.where(g.equal(zeros, zero), others / g.where(zero, 1.0, factor), 0.0)
+class _Factors:
+    """The factors of products, and their gradients, which have gradients where factors are 0, too.
+
+    `large` are the factors with 1 in place of those that are 0; `small` are those, with 0 in place of the
+    rest; `zeros` is 1 where a factor is 0. All are of a wide type.
+    """
+
+    def __init__(self, g: Any, factors: Any, wide: DType) -> None:
+        self._g = g
+        self._zero = g.equal(factors, 0.0)
+        self.large = g.where(self._zero, 1.0, factors).astype(wide)
+        self.small = g.where(self._zero, factors, 0.0).astype(wide)
+        self.zeros = self._zero.astype(wide)
+
+    def gradient(self, zeros: Any, rest: Any, others: Any) -> Any:
+        """The gradients, for each factor from what its product has.
+
+        Where one other factor is 0, the product of all others has that as a factor: its value is 0, and its
+        derivative is not.
+
+        Parameters
+        ----------
+        zeros, rest
+            The sums of `zeros` and of `small` over the product's factors.
+        others
+            The product's gradient times the product of `large`.
+        """
+        g, product = self._g, others / self.large
+        of_one = g.where(g.equal(zeros - self.zeros, 1.0), product * (rest - self.small), 0.0)
+        return g.where(g.equal(zeros, self.zeros), product, of_one)
 
 
 class Scatter(Scattering[T], frozen=True, kw_only=True, tag=True):

@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from cudnn_actor.protocol.dtypes import DType
@@ -159,7 +160,10 @@ class Reduction(_Reducing[T], frozen=True, kw_only=True, tag=True):
         x: Any = self.x
         axes = self.reduced(x.rank)
         kept = tuple(1 if axis in axes else size for axis, size in enumerate(x.dims))
-        dy, y = (g.reshape(each, kept) for each in (d["y"], self.y))
+        of_x: Any = self.y
+        if of_x.dtype is not x.dtype:  # rounded to fewer digits, it is no element of x
+            of_x = g.apply(msgspec.structs.replace(self, y=None))
+        dy, y = (g.reshape(each, kept) for each in (d["y"], of_x))
         match self.mode:
             case ReductionMode.SUM:
                 dx = dy
@@ -302,7 +306,7 @@ class Cumulative(_Reducing[T], frozen=True, kw_only=True, tag=True):
         return {"y": self._result(x, x.dims)}
 
     def gradient(self, g: Any, d: Mapping[str, Any]) -> dict[str, Any]:
-        """Of products right where elements are 0, too; the gradient of that gradient is not."""
+        """Of products right where elements are 0, too, and the gradient of that gradient is."""
         x: Any = self.x
 
         def behind(dy: Any) -> Any:
@@ -311,12 +315,22 @@ class Cumulative(_Reducing[T], frozen=True, kw_only=True, tag=True):
 
         if self.mode is ReductionMode.SUM:
             return {"x": behind(d["y"])}
-        zero = g.equal(x, 0.0)
-        zeros = g.cumsum(zero, self.axis, reverse=self.reverse)
-        first = g.logical_and(zero, g.equal(zeros, 1))
-        without = g.cumprod(g.where(first, 1.0, x), self.axis, exclusive=self.exclusive, reverse=self.reverse)
-        of_first = g.where(first, behind(d["y"] * without), 0.0)
-        return {"x": g.where(zeros, of_first, behind(d["y"] * self.y) / g.where(zero, 1.0, x))}
+
+        def before(of: Callable[..., Any], each: Any) -> Any:
+            return of(each, self.axis, exclusive=self.exclusive, reverse=self.reverse)
+
+        wide, zero = self.compute((x.dtype,)), g.equal(x, 0.0)
+        zeros = before(g.cumsum, zero)
+        parts = d["y"] * before(g.cumprod, g.where(zero, 1.0, x).astype(wide))
+        # The product of the factors that are 0, but for one, where there are few: 0 or 1, and its derivative.
+        rest = before(g.cumsum, g.where(zero, x, 0.0).astype(wide))
+
+        def without(count: int) -> Any:
+            several = g.where(g.equal(zeros, count + 1), parts * rest, 0.0)
+            return behind(g.where(g.equal(zeros, count), parts, several))
+
+        of_zeros = without(1) - x * behind(g.where(g.equal(zeros, 2), parts, 0.0))
+        return {"x": g.where(zero, of_zeros, without(0) / g.where(zero, 1.0, x))}
 
     def samples(self, xp: Any, specs: Specs, draw: Callable[[TensorSpec], Array]) -> dict[str, Array]:
         x = specs["x"]

@@ -442,6 +442,24 @@ def test_gradients_of_products_are_right_at_zeros_and_those_of_equal_elements_ar
     np.testing.assert_allclose([*found["dx"], *found["du"]], [1 / 3, 1 / 3, 0, 1 / 3])
 
 
+@pytest.mark.parametrize("name", SELECTED)
+@pytest.mark.parametrize("zeros", [0.3, 0.7])
+def test_gradients_of_the_gradients_of_products_are_right_at_zeros(name: str, zeros: float) -> None:
+    _, scatter, dims = SELECTED[name]
+    rng = np.random.default_rng(2)
+    given = {"x": rng.normal(size=(3, 4, 2)), "i": np.array([1, -2, 1, 0]), "u": rng.normal(size=dims)}
+    for factors in ("x", "u"):
+        given[factors] *= rng.random(given[factors].shape) > zeros
+
+    for wrt in ("x", "u"):
+
+        def gradient(g: GraphBuilder, wrt: str = wrt, **inputs: Tensor) -> Tensor:
+            y = scatter(g, *inputs.values(), ScatterReduction.MUL)
+            return g.grad(g.square(y) + y, inputs[wrt])
+
+        check_gradients(gradient, given, tolerance=1e-6)
+
+
 # In graphs.
 
 

@@ -108,6 +108,11 @@ def test_gradients_are_the_limits_of_differences(mode: PointwiseMode, parameters
         ("mish", (-800.0,), (0.0,)),
         ("softsign", (1e200,), (0.0,)),
         ("elu", (800.0,), (1.0,)),
+        ("clip", (math.nan,), (1.0,)),
+        ("relu", (math.nan,), (1.0,)),
+        ("max", (math.nan, 2.0), (1.0, 1.0)),
+        ("min", (2.0, math.nan), (1.0, 1.0)),
+        ("pow", (math.nan, 0.0), (0.0, math.nan)),
     ],
 )
 def test_gradients_at_kinks_and_far_away(
@@ -116,6 +121,13 @@ def test_gradients_at_kinks_and_far_away(
     arrays = [np.array([value]) for value in operands]
     found = found_for(PointwiseMode(mode), arrays, np.ones(1))
     np.testing.assert_array_equal([each.item() for each in found if each is not None], wanted)
+
+
+def test_a_bound_belongs_to_what_a_clip_leaves_as_it_is_and_to_what_a_bounded_relu_cuts_off() -> None:
+    x, bounds = np.array([-1.0, 2.0, -1.5, 2.5, np.nan]), {"lower": -1.0, "upper": 2.0}
+    (clip,) = found_for(PointwiseMode.CLIP, [x], np.ones(5), **bounds)
+    (relu,) = found_for(PointwiseMode.RELU, [x], np.ones(5), **bounds)
+    np.testing.assert_array_equal(np.array([clip, relu]), [[1, 1, 0, 0, 0], [0, 0, 0, 0, 1]])
 
 
 def test_select_passes_the_gradient_to_what_it_chose() -> None:

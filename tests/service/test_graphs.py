@@ -80,6 +80,19 @@ async def test_a_graph_with_an_update_is_not_run_twice(device: str) -> None:
 
 
 @pytest.mark.parametrize("isolation", ["thread", "process"])
+async def test_a_clip_whose_result_is_stored_passes_its_gradient_on(device: str, isolation: str) -> None:
+    g = GraphBuilder()
+    x = g.input("x", (4,), "float16")
+    loss = g.clip(x * 1.1, -1.0, 2.0).sum()
+    graph = g.build(loss=loss, dx=g.grad(loss, x))
+    async with spawn(device=device, isolation=isolation) as gpu:  # type: ignore[arg-type]
+        given = await gpu.upload(np.array([0.3, 0.7, -0.9, 1.9], np.float16))
+        found = await gpu.apply(graph, x=given)
+        wanted = np.array([1.1, 1.1, 1.1, 0.0], np.float16)
+        np.testing.assert_array_equal(await gpu.download(found.dx), wanted)
+
+
+@pytest.mark.parametrize("isolation", ["thread", "process"])
 async def test_more_graphs_than_a_worker_keeps(isolation: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cudnn_actor.workers.worker_host._MOST_GRAPHS", 2)
     async with spawn(device="cpu", isolation=isolation) as gpu:  # type: ignore[arg-type]
