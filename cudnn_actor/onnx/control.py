@@ -13,6 +13,7 @@ from typing import Protocol
 import numpy as np
 import onnx
 
+from cudnn_actor.onnx.axes import from_front
 from cudnn_actor.onnx.lists import LISTS, Computing
 from cudnn_actor.onnx.nodes import Node
 from cudnn_actor.onnx.values import Declined, Value
@@ -45,7 +46,7 @@ def _scan(node: Node, inline: Inliner) -> list[Value]:
     inputs = [node.value(number) for number in range(len(states), len(node.inputs))]
     outputs = len(node.proto.output) - len(states)
     axes = [
-        axis % value.rank
+        from_front(axis, value.rank)
         for axis, value in zip(node.attribute("scan_input_axes") or (0,) * scanned, inputs, strict=True)
     ]
     backwards = node.attribute("scan_input_directions") or (0,) * scanned
@@ -133,7 +134,7 @@ def _stacked(inline: Inliner, values: Sequence[Value], axis: int) -> Value:
     """Values along a new axis."""
     if not values:
         raise Declined("has no iterations")
-    place = inline.constant(np.array([axis % (values[0].rank + 1)], np.int64))
+    place = inline.constant(np.array([from_front(axis, values[0].rank + 1)], np.int64))
     wide = [inline.computed("Unsqueeze", value, place) for value in values]
     return inline.computed("Concat", *wide, axis=int(place.array[0]))
 

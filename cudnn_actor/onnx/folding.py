@@ -80,8 +80,16 @@ def _unsqueezed(node: onnx.NodeProto, arrays: _Arrays) -> np.ndarray | None:
     return np.expand_dims(x, tuple(axes[0])) if axes and x is not None else None
 
 
+def _tiled(_: onnx.NodeProto, arrays: _Arrays) -> np.ndarray | None:
+    x, repeats = arrays[:2]
+    if len(arrays) == 2 and x is not None and repeats is not None and repeats.shape != (x.ndim,):
+        raise Declined(f"has repeats of dims {repeats.shape} for {x.ndim} dims")
+    return None
+
+
 _OWN: dict[str, Callable[[onnx.NodeProto, _Arrays], np.ndarray | None]] = {
     "Slice": _sliced,
+    "Tile": _tiled,
     "Unsqueeze": _unsqueezed,
 }
 """Operators that are computed here where the reference implementation errs: None where it does not."""

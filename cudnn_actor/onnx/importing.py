@@ -37,7 +37,7 @@ from cudnn_actor.onnx.reading import (
 )
 from cudnn_actor.onnx.schemas import Schema, schema_of
 from cudnn_actor.onnx.sizes import too_large
-from cudnn_actor.onnx.values import Declined, Empty, Refused, Undecided, Value
+from cudnn_actor.onnx.values import Contradiction, Declined, Empty, Refused, Undecided, Value
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.graph_builder import GraphBuilder, Tensor
@@ -329,6 +329,8 @@ class _Import:
             return self._computed(node, inputs, place)
         except _Unknowable:
             return [_UNKNOWN] * count
+        except Contradiction as error:
+            raise InvalidModel(where=label, problem=str(error)) from error
         except Undecided as needs:
             self._undecided |= needs.names
             return [_UNDECIDED] * count
@@ -391,6 +393,7 @@ class _Import:
             del proto.attribute[:]
             proto.attribute.extend(attributes.values())
         view = Node(proto, schema, inputs, attributes, opsets=place.opsets, g=self._g, weight=self._weight)
+        view.check()
         if (domain, node.op_type) in CONTROL:
             inner = replace(place, label=place.label or label_of(node), depth=place.depth + 1)
             return CONTROL[domain, node.op_type](view, _Inline(self, inner))

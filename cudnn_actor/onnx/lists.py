@@ -89,7 +89,7 @@ def _length(node: Node, computing: Computing) -> list[Value]:
 
 
 def _concat(node: Node, computing: Computing) -> list[Value]:
-    values, axis = _values(node), node.attribute("axis")
+    values, axis = _values(node), node.attribute("axis")  # which each operator below checks
     if not values:
         raise Declined("has an empty list")
     if node.attribute("new_axis"):
@@ -99,7 +99,7 @@ def _concat(node: Node, computing: Computing) -> list[Value]:
 
 
 def _split(node: Node, computing: Computing) -> list[Value]:
-    x, axis = node.value(0), node.attribute("axis") % node.rank(0)
+    x, axis = node.value(0), node.axis()
     given, size = node.constant_or_none(1), x.dims[axis]
     if given is None or given.ndim == 0:
         each = 1 if given is None else int(given)

@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 import onnx
 
+from cudnn_actor.onnx.axes import MAY_BE_FOR_ALL, axes_of, placed
+from cudnn_actor.onnx.counts import check_least, counts_of
 from cudnn_actor.onnx.folding import fold
 from cudnn_actor.onnx.schemas import Schema
-from cudnn_actor.onnx.values import Declined, Value
+from cudnn_actor.onnx.values import Contradiction, Declined, Refused, Value
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.graph_builder import GraphBuilder, Tensor
 from cudnn_actor.protocol.tensor import Layout
@@ -97,6 +99,58 @@ class Node:
         """Whether an attribute was given, and is not its default."""
         return name in self._attributes
 
+    # Axes.
+
+    def axes(self, name: str = "axes") -> tuple[int, ...] | None:
+        """Axes, counted from the front, which are an attribute or an input; None if they were left out.
+
+        Raises `Contradiction` for one that there is not; `Refused` if an input of the model says it.
+        """
+        number = axes_of(self.schema).get(name)
+        if number is None:
+            given = self.attribute(name)
+            found = None if given is None else given if isinstance(given, tuple) else (given,)
+        else:
+            found = self.ints(number) if self.has(number) else None
+        if found is None:
+            return None
+        try:
+            return placed(self.op, found, self.rank(0))
+        except Contradiction as error:
+            raise self.wrong(str(error), number) from error
+
+    def axis(self, name: str = "axis") -> int:
+        """One axis, counted from the front. Raises as `axes`."""
+        found = self.axes(name)
+        if found is None or len(found) != 1:
+            raise Contradiction(f"has no {name}" if found is None else f"has {len(found)} numbers as {name}")
+        return found[0]
+
+    def check(self) -> None:
+        """Raise `Contradiction` for axes that there are not, and counts that cannot be.
+
+        Those that inputs of the model say are checked where they are read.
+        """
+        for name, number in counts_of(self.schema).items():
+            if number is None and self.given(name):
+                value = self.attribute(name)
+                check_least(self.op, name, value if isinstance(value, tuple) else (value,))
+            elif number is not None and self._is_fixed(number):
+                self._numbers(number)
+        if self.op in MAY_BE_FOR_ALL and self.has(1) and self.value(1).size == 1 >= self.value(1).rank:
+            return
+        for name, number in axes_of(self.schema).items():
+            if self.inputs and (number is None or self._is_fixed(number)):
+                self.axes(name)
+
+    def _is_fixed(self, number: int) -> bool:
+        return self.has(number) and self.value(number).fixed
+
+    def wrong(self, problem: str, number: int | None = None) -> Exception:
+        """What to raise for an attribute, or an input, that cannot be so."""
+        of_file = number is None or self.value(number).fixed
+        return Contradiction(problem) if of_file else Refused(f"{problem}, which an input of the model says")
+
     # Inputs.
 
     def has(self, number: int) -> bool:
@@ -157,11 +211,28 @@ class Node:
         """The results, computed now; each input decides."""
         return fold(self.proto, [self.constant_or_none(n) for n in range(len(self.inputs))], self._opsets)
 
+    def count(self, number: int) -> int:
+        """An input that decides, as one whole number, also if it is of floats. Raises as `ints`."""
+        (count,) = self._numbers(number)
+        return count
+
     def ints(self, number: int) -> tuple[int, ...]:
-        """The elements of an input that decides, as whole numbers."""
+        """The elements of an input that decides, as whole numbers.
+
+        Raises `Contradiction` for counts that cannot be; `Refused` if an input of the model says them.
+        """
         if self.value(number).dtype.kind not in "iub":
             raise Declined(f"input {number} is of {self.value(number).dtype}, not of integers")
-        return tuple(int(each) for each in self.constant(number).reshape(-1))
+        return self._numbers(number)
+
+    def _numbers(self, number: int) -> tuple[int, ...]:
+        found = tuple(int(each) for each in self.constant(number).reshape(-1))
+        if number < len(self.schema.inputs):
+            try:
+                check_least(self.op, self.schema.inputs[number].name, found)
+            except Contradiction as error:
+                raise self.wrong(str(error), number) from error
+        return found
 
     def operand(self, number: int) -> Tensor | float | int:
         """An input of a pointwise operation: a number if it is a constant of one element, else a tensor."""

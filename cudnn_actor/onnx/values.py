@@ -12,9 +12,13 @@ from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.graph_builder import GraphBuilder, Tensor
 from cudnn_actor.protocol.tensor import Layout
 
-__all__ = ["Declined", "Empty", "Refused", "Undecided", "Value", "type_of"]
+__all__ = ["Contradiction", "Declined", "Empty", "Refused", "Undecided", "Value", "type_of"]
 
 _NOTHING: frozenset[str] = frozenset()
+
+
+class Contradiction(Exception):
+    """Raised for a node that contradicts what ONNX says of its operator. Its text says how, for people."""
 
 
 class Declined(Exception):

@@ -478,7 +478,7 @@ def test_a_place_that_a_list_does_not_have_is_reported(place: int) -> None:
 
 @pytest.mark.parametrize(
     ("sizes", "problem"),
-    [(0, "parts of 0"), ([1, 2], "do not add up"), ([5, -1], "do not add up"), (1, "more than 1024 parts")],
+    [(0, "parts of 0"), ([1, 2], "do not add up"), (1, "more than 1024 parts")],
 )
 def test_parts_that_a_tensor_does_not_have_are_reported(sizes: Any, problem: str) -> None:
     nodes = [node("SplitToSequence", "x sizes", "parts", axis=1), node("SequenceAt", "parts zero", "y")]
@@ -1002,7 +1002,7 @@ def test_a_batch_norm_of_float64_whose_weights_are_float32(training: bool) -> No
 
 
 def test_a_dim_that_is_reduced_and_not_there_is_named() -> None:
-    with pytest.raises(UnsupportedModel, match=r"ReduceMean\): axis: 3 is no dim of x"):
+    with pytest.raises(InvalidModel, match="has axis 3, where the axes are -3 to 2"):
         results_of("MeanVarianceNormalization", 13, [X[None]], constant=False)
 
 

@@ -56,9 +56,7 @@ def trilu(node: Node, g: GraphBuilder) -> Result:
 
 @operator("OneHot", since=9)
 def one_hot(node: Node, g: GraphBuilder) -> Result:
-    depth = int(node.constant(1).reshape(()))
-    rank = node.rank(0) + 1
-    axis = node.attribute("axis") % rank
+    depth, rank, axis = node.count(1), node.rank(0) + 1, node.axis()
     indices = converted(g, node.tensor(0), DType.INT64)
     places = g.where(g.less(indices, 0), g.add(indices, depth), indices)
     dims = list(indices.dims)

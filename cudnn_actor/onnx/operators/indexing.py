@@ -27,7 +27,7 @@ def _indices(node: Node, g: GraphBuilder, number: int) -> Tensor:
 
 @operator("Gather", since=1)
 def gather(node: Node, g: GraphBuilder) -> Result:
-    axis = node.attribute("axis") % node.rank(0)
+    axis = node.axis()
     value = node.value(1)
     if value.fixed and value.size == 1:  # a slice
         place = int(value.array.reshape(()))
@@ -43,7 +43,7 @@ def gather(node: Node, g: GraphBuilder) -> Result:
 @operator("GatherElements", since=11)
 def gather_elements(node: Node, g: GraphBuilder) -> Result:
     # `take_along_axis` would broadcast the indices, as NumPy does.
-    operation = GatherElements(x=node.tensor(0), indices=_indices(node, g, 1), axis=node.attribute("axis"))
+    operation = GatherElements(x=node.tensor(0), indices=_indices(node, g, 1), axis=node.axis())
     return g.apply(operation)
 
 
@@ -73,7 +73,7 @@ def _narrow(dtype: DType) -> bool:
 @operator("ScatterElements", since=11)
 def scatter_elements(node: Node, g: GraphBuilder) -> Result:
     x, updates = _summands(node, g)
-    y = g.put_along_axis(x, _indices(node, g, 1), updates, node.attribute("axis"), reduction=_reduction(node))
+    y = g.put_along_axis(x, _indices(node, g, 1), updates, node.axis(), reduction=_reduction(node))
     return wrapped(g, y, node.dtype(0)) if x.dtype is not node.dtype(0) else y
 
 
@@ -88,7 +88,7 @@ def scatter_nd(node: Node, g: GraphBuilder) -> Result:
 def tensor_scatter(node: Node, g: GraphBuilder) -> Result:
     """Parts of a cache along an axis, from a place that each sample has of its own."""
     x, updates = node.tensor(0), node.tensor(1)
-    axis = node.attribute("axis") % x.rank
+    axis = node.axis()
 
     def along(values: Tensor, place: int) -> Tensor:
         return g.reshape(values, [-1 if n == place else 1 for n in range(x.rank)])
@@ -118,16 +118,16 @@ def max_unpool(node: Node, g: GraphBuilder) -> Result:
 
 @operator("TopK", since=1)
 def top_k(node: Node, g: GraphBuilder) -> Result:
-    k = node.attribute("k") if node.version < 10 else int(node.constant(1).reshape(()))
+    k = node.attribute("k") if node.version < 10 else node.count(1)
     largest, in_order = bool(node.attribute("largest", 1)), bool(node.attribute("sorted", 1))
-    return tuple(g.top_k(node.tensor(0), k, node.attribute("axis"), largest=largest, in_order=in_order))
+    return tuple(g.top_k(node.tensor(0), k, node.axis(), largest=largest, in_order=in_order))
 
 
 @operator("Compress", since=9)
 def compress(node: Node, g: GraphBuilder) -> Result:
     """The condition decides how many elements there are."""
-    dims, axis = node.dims(0), node.attribute("axis")
-    dims, axis = ((math.prod(dims),), 0) if axis is None else (dims, axis % len(dims))
+    dims, axes = node.dims(0), node.axes("axis")
+    dims, axis = ((math.prod(dims),), 0) if axes is None else (dims, axes[0])
     places = np.flatnonzero(node.constant(1)[: dims[axis]])
     if not len(places):
         return np.empty((*dims[:axis], 0, *dims[axis + 1 :]), node.dtype(0).numpy)
@@ -137,7 +137,7 @@ def compress(node: Node, g: GraphBuilder) -> Result:
 @operator("ReverseSequence", since=10)
 def reverse_sequence(node: Node, g: GraphBuilder) -> Result:
     x, lengths = node.tensor(0), node.tensor(1)
-    time, batch = node.attribute("time_axis"), node.attribute("batch_axis")
+    time, batch = node.axis("time_axis"), node.axis("batch_axis")
 
     def along(values: Tensor, axis: int) -> Tensor:
         return g.reshape(values, [-1 if n == axis else 1 for n in range(x.rank)])

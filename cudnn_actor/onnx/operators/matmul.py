@@ -84,7 +84,7 @@ def _attention(node: Node, g: GraphBuilder) -> Tensor | None:
     softmax = _made_by(weights, "Softmax")
     if softmax is None or not v.is_half or not weights.rank == v.rank == 4:
         return None
-    if softmax.attribute("axis") not in (-1, 3):
+    if softmax.axis() != 3:
         return None
     scores, bias, scale = softmax.value(0), None, 1.0
     if (added := _made_by(scores, "Add")) is not None:

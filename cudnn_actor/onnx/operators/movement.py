@@ -13,7 +13,7 @@ from cudnn_actor.onnx.folding import slices
 from cudnn_actor.onnx.nodes import Node, Result
 from cudnn_actor.onnx.operators.casts import converted, dtype_of
 from cudnn_actor.onnx.table import operator
-from cudnn_actor.onnx.values import Declined
+from cudnn_actor.onnx.values import Contradiction, Declined
 from cudnn_actor.protocol.conv import ConvSpec
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.graph_builder import GraphBuilder
@@ -72,16 +72,15 @@ def _reshaped(node: Node, g: GraphBuilder, wanted: Sequence[int]) -> Result:
 
 @operator("Flatten", since=1)
 def flatten(node: Node, g: GraphBuilder) -> Result:
-    dims, axis = node.dims(0), node.attribute("axis")
-    axis = axis + len(dims) if axis < 0 else axis
+    dims, axis = node.dims(0), node.axis()
     return _reshaped(node, g, (math.prod(dims[:axis]), math.prod(dims[axis:])))
 
 
 @operator("Squeeze", since=1)
 def squeeze(node: Node, g: GraphBuilder) -> Result:
     dims = node.dims(0)
-    given = node.attribute("axes") if node.version < 13 else (node.ints(1) if node.has(1) else None)
-    axes = {a % len(dims) for a in given} if given is not None else {a for a, d in enumerate(dims) if d == 1}
+    given = node.axes()
+    axes = set(given) if given is not None else {a for a, d in enumerate(dims) if d == 1}
     if any(dims[axis] != 1 for axis in axes):
         raise Declined(f"axes {given} of dims {dims} are not of size 1")
     return _reshaped(node, g, [d for a, d in enumerate(dims) if a not in axes])
@@ -90,11 +89,9 @@ def squeeze(node: Node, g: GraphBuilder) -> Result:
 @operator("Unsqueeze", since=1)
 def unsqueeze(node: Node, g: GraphBuilder) -> Result:
     dims = list(node.dims(0))
-    given = node.attribute("axes") if node.version < 13 else node.ints(1)
-    rank = len(dims) + len(given)
-    axes = sorted(a % rank for a in given)
+    axes = sorted(node.axes() or ())
     if len(set(axes)) < len(axes):
-        raise Declined(f"axes {given} name one twice")
+        raise Declined(f"axes {tuple(axes)} name one twice")
     for axis in axes:
         dims.insert(axis, 1)
     return _reshaped(node, g, dims)
@@ -110,11 +107,11 @@ def slice_(node: Node, g: GraphBuilder) -> Result:
     dims = node.dims(0)
     if node.version < 10:
         starts, ends = node.attribute("starts"), node.attribute("ends")
-        axes, steps = node.attribute("axes"), None
+        steps = None
     else:
         starts, ends = node.ints(1), node.ints(2)
-        axes = node.ints(3) if node.has(3) else None
         steps = node.ints(4) if node.has(4) else None
+    axes = node.axes()
     along = range(len(starts)) if axes is None else axes
     index = slices(dims, starts, ends, along, steps or [1] * len(starts))
     sizes = [len(range(dim)[each]) for dim, each in zip(dims, index, strict=True)]
@@ -136,7 +133,7 @@ def expand(node: Node, g: GraphBuilder) -> Result:
 @operator("Concat", since=4)
 def concat(node: Node, g: GraphBuilder) -> Result:
     values = [node.value(number) for number in range(len(node.inputs))]
-    axis = node.attribute("axis") % values[0].rank
+    axis = node.axis()
     filled = [value.tensor for value in values if value.dims[axis]]
     if not filled:
         return values[0]
@@ -145,12 +142,12 @@ def concat(node: Node, g: GraphBuilder) -> Result:
 
 @operator("Split", since=2)
 def split(node: Node, g: GraphBuilder) -> Result:
-    axis = node.attribute("axis") % node.rank(0)
+    axis = node.axis()
     dim, count = node.dims(0)[axis], len(node.proto.output)
     given = node.ints(1) if node.has(1) else None
     sizes = node.attribute("split") if node.version < 13 else given
     if sizes is None:
-        count = node.attribute("num_outputs", count) or count
+        count = node.attribute("num_outputs", count)
         each = -(-dim // count)
         sizes = [min(each, max(0, dim - number * each)) for number in range(count)]
     if sum(sizes) != dim:
@@ -177,10 +174,14 @@ def pad(node: Node, g: GraphBuilder) -> Result:
         if node.has(2):
             value = node.constant(2).reshape(-1)[0].item()
             value = int(value) if isinstance(value, bool) else value
-    axes = [a % rank for a in node.ints(3)] if node.has(3) else list(range(rank))
+    given = node.axes()
+    axes = range(rank) if given is None else given
     widths = [(0, 0)] * rank
     for place, axis in enumerate(axes):
         widths[axis] = (pads[place], pads[place + len(axes)])
+    sizes = [b + d + a for d, (b, a) in zip(node.dims(0), widths, strict=True)]
+    if min(sizes, default=0) < 0:
+        raise node.wrong(f"pads dims {node.dims(0)} to {tuple(sizes)}", 1 if node.has(1) else None)
     x = node.tensor(0)
     crop = tuple(slice(max(0, -b), d - max(0, -a)) for d, (b, a) in zip(x.dims, widths, strict=True))
     x = g.slice(x, crop) if any(b < 0 or a < 0 for b, a in widths) else x
@@ -204,6 +205,8 @@ def depth_to_space(node: Node, g: GraphBuilder) -> Result:
 @operator("Tile", since=6)
 def tile(node: Node, g: GraphBuilder) -> Result:
     repeats = node.ints(1)
+    if len(repeats) != node.rank(0):
+        raise Contradiction(f"has repeats {repeats} for dims {node.dims(0)}")
     if 0 in repeats:
         return np.empty([d * r for d, r in zip(node.dims(0), repeats, strict=True)], node.value(0).dtype)
     return g.tile(node.tensor(0), repeats)

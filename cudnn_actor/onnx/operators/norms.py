@@ -7,7 +7,7 @@ import math
 from cudnn_actor.onnx.nodes import Node, Result
 from cudnn_actor.onnx.operators.casts import dtype_of
 from cudnn_actor.onnx.table import operator
-from cudnn_actor.onnx.values import Declined
+from cudnn_actor.onnx.values import Contradiction, Declined
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.graph_builder import GraphBuilder, Tensor
 from cudnn_actor.protocol.operations import LayerNorm, ReductionMode
@@ -18,7 +18,7 @@ __all__: list[str] = []
 @operator("Softmax", "LogSoftmax", since=1)
 def softmax(node: Node, g: GraphBuilder) -> Result:
     x, of = node.tensor(0), g.softmax if node.op == "Softmax" else g.log_softmax
-    axis = node.attribute("axis") % max(1, node.rank(0))
+    axis = node.axis()
     if node.version >= 13:
         return of(x, axis)
     rows = g.reshape(x, (math.prod(x.dims[:axis]), math.prod(x.dims[axis:])))
@@ -86,7 +86,9 @@ def local_response_norm(node: Node, g: GraphBuilder) -> Result:
 
 @operator("LpNormalization", since=1)
 def lp_norm(node: Node, g: GraphBuilder) -> Result:
-    x, axis = node.tensor(0), node.attribute("axis")
+    x, axis = node.tensor(0), node.axis()
+    if node.attribute("p") not in (1, 2):
+        raise Contradiction(f"has p {node.attribute('p')}, where it takes 1 and 2")
     mode = ReductionMode.L1 if node.attribute("p") == 1 else ReductionMode.L2
     norm = g.reduce(mode, x, axis, keepdims=True)
     return x / g.where(g.equal(norm, 0.0), 1.0, norm)
@@ -98,7 +100,7 @@ def layer_norm(node: Node, g: GraphBuilder) -> Result:
         x=node.tensor(0),
         scale=_of_row(node, g, 1),
         bias=_of_row(node, g, 2),
-        axis=node.attribute("axis"),
+        axis=node.axis(),
         epsilon=node.attribute("epsilon"),
     )
     names = ("mean", "inverse_deviation")
@@ -116,7 +118,7 @@ def rms_norm(node: Node, g: GraphBuilder) -> Result:
     if x.dtype is not dtype:  # which is that of the result
         wide = DType.FLOAT64 if DType.FLOAT64 in (x.dtype, dtype) else DType.FLOAT32
         x, scale = node.cast(x, wide), None if scale is None else node.cast(scale, wide)
-    y = g.rms_norm(x, scale, axis=node.attribute("axis"), epsilon=node.attribute("epsilon"))
+    y = g.rms_norm(x, scale, axis=node.axis(), epsilon=node.attribute("epsilon"))
     return node.cast(y, dtype)
 
 
@@ -124,7 +126,7 @@ def _of_row(node: Node, g: GraphBuilder, number: int) -> Tensor | None:
     """A scale or a bias, with a number for each element of a row of x."""
     if not node.has(number):
         return None
-    dims = node.dims(0)[node.attribute("axis") % node.rank(0) :]
+    dims = node.dims(0)[node.axis() :]
     value = node.tensor(number)
     extra = max(0, value.rank - len(dims))
     return g.broadcast_to(g.reshape(value, value.dims[extra:]) if extra else value, dims)

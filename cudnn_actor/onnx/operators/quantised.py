@@ -33,7 +33,7 @@ def _along(node: Node, g: GraphBuilder, number: int, x: tuple[int, ...]) -> Any:
     value = node.value(number)
     if value.size == 1 and value.rank <= 1:
         return g.reshape(value.tensor, ()) if value.rank else value.tensor
-    axis = node.attribute("axis", 1) % len(x)
+    axis = node.axis()
     block = node.attribute("block_size", 0)
     if value.rank == 1 and not block:
         return g.reshape(value.tensor, [-1 if n == axis else 1 for n in range(len(x))])

@@ -46,15 +46,13 @@ def reduced(g: GraphBuilder, mode: ReductionMode, x: Tensor, axes: Any, *, keepd
 @operator(*_MODES, since=1)
 def reduce(node: Node, g: GraphBuilder) -> Result:
     keepdims = bool(node.attribute("keepdims"))
-    by_input = node.version >= (13 if node.op == "ReduceSum" else 18)
-    given = (node.ints(1) if node.has(1) else ()) if by_input else node.attribute("axes")
-    axes = given or (() if node.attribute("noop_with_empty_axes", 0) else None)
+    axes = node.axes() or (() if node.attribute("noop_with_empty_axes", 0) else None)
     return reduced(g, _MODES[node.op], node.tensor(0), axes, keepdims=keepdims)
 
 
 @operator("ArgMax", "ArgMin", since=1)
 def arg_reduce(node: Node, g: GraphBuilder) -> Result:
-    x, axis = node.tensor(0), node.attribute("axis") % node.rank(0)
+    x, axis = node.tensor(0), node.axis()
     keepdims = bool(node.attribute("keepdims"))
     of = g.argmax if node.op == "ArgMax" else g.argmin
     if not node.attribute("select_last_index", 0):
@@ -66,7 +64,7 @@ def arg_reduce(node: Node, g: GraphBuilder) -> Result:
 @operator("CumSum", since=11)
 @operator("CumProd", since=26)
 def cumulative(node: Node, g: GraphBuilder) -> Result:
-    x, (axis,) = node.tensor(0), node.ints(1)
+    x, axis = node.tensor(0), node.axis()
     of = g.cumsum if node.op == "CumSum" else g.cumprod
     y = of(x, axis, exclusive=bool(node.attribute("exclusive")), reverse=bool(node.attribute("reverse")))
     return converted(g, y, x.dtype)
@@ -74,7 +72,7 @@ def cumulative(node: Node, g: GraphBuilder) -> Result:
 
 @operator("Hardmax", since=1)
 def hardmax(node: Node, g: GraphBuilder) -> Result:
-    x, axis = node.tensor(0), node.attribute("axis") % node.rank(0)
+    x, axis = node.tensor(0), node.axis()
     if node.version < 13:  # of all dims from the axis on
         rows = g.reshape(x, (math.prod(x.dims[:axis]), math.prod(x.dims[axis:])))
         return g.reshape(_largest(g, rows, 1), x.dims)

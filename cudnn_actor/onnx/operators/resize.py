@@ -39,7 +39,7 @@ _MODES = {
 @operator("Resize", since=10)
 def resize(node: Node, g: GraphBuilder) -> Result:
     rank = node.rank(0)
-    axes = [axis % rank for axis in node.attribute("axes") or range(rank)]
+    axes = node.axes() or range(rank)
     numbers = (None, 1, None) if node.version == 10 else (1, 2, 3)
     given = [None if n is None else node.constant_or_none(n) for n in numbers]
     roi, scales, sizes = (None if each is None or not each.size else each for each in given)

@@ -62,15 +62,12 @@ def _real_inverse(node: Node, g: GraphBuilder, x: Tensor, length: int) -> Tensor
 @operator("DFT", since=17)
 def dft(node: Node, g: GraphBuilder) -> Result:
     x, rank = node.tensor(0), node.rank(0)
-    if node.version < 20:
-        axis = node.attribute("axis", 1)
-    else:
-        axis = int(node.constant(2).reshape(())) if node.has(2) else -2
-    axis %= rank
+    given = node.axes("axis")
+    axis = rank - 2 if given is None else given[0]
     inverse, onesided = bool(node.attribute("inverse")), bool(node.attribute("onesided"))
     if inverse and not onesided:
         raise Declined("an inverse transform with complex results")
-    length = int(node.constant(1).reshape(())) if node.has(1) else 0
+    length = node.count(1) if node.has(1) else 0
     length = length or ((x.dims[axis] - 1) * 2 if inverse else x.dims[axis])
     if length > _LONGEST:
         raise Declined(f"a transform of {length} elements")
@@ -85,10 +82,10 @@ def dft(node: Node, g: GraphBuilder) -> Result:
 
 @operator("STFT", since=17)
 def stft(node: Node, g: GraphBuilder) -> Result:
-    signal, step = node.tensor(0), int(node.constant(1).reshape(()))
+    signal, step = node.tensor(0), node.count(1)
     if signal.rank == 2:
         signal = g.reshape(signal, (*signal.dims, 1))
-    length = int(node.constant(3).reshape(())) if node.has(3) else node.dims(2)[0]
+    length = node.count(3) if node.has(3) else node.dims(2)[0]
     count = (signal.dims[1] - length) // step + 1
     places = np.arange(count)[:, None] * step + np.arange(length)
     frames = g.take(signal, node.weight(places), 1)  # (batch, frames, length, 1 or 2)

@@ -1,0 +1,64 @@
+"""Axes: where an operator has them, and which there are. A number that is none of them is an error.
+
+https://onnx.ai/onnx/repo-docs/IR.html
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+
+from cudnn_actor.onnx.schemas import Schema
+from cudnn_actor.onnx.values import Contradiction
+
+__all__ = ["MAY_BE_FOR_ALL", "axes_of", "from_front", "placed"]
+
+_NAMES = frozenset({"axes", "axis", "batch_axis", "time_axis"})
+"""What ONNX calls axes that count the dims of the first input. `Scan` has others."""
+MAY_BE_FOR_ALL = frozenset({"DequantizeLinear", "QuantizeLinear"})
+"""Operators that read their axis only if their second input has a number for each of its elements."""
+
+
+_OF_RESULT = frozenset({"OneHot", "Unsqueeze"})
+"""Operators whose axes are those of the result, which has so many more than the first input."""
+_NOT_ALL: Mapping[str, Callable[[int, int], bool]] = {
+    "DFT": lambda axis, rank: axis < rank - 1,  # the last one has the parts of each number
+    "ReverseSequence": lambda axis, _: axis in (0, 1),
+    "TensorScatter": lambda axis, _: axis > 0,  # the first one has the samples of a batch
+}
+"""Operators of which not every axis can be meant: which can, counted from the front, and of what rank."""
+
+
+def from_front(axis: int, rank: int, *, end: bool = False) -> int:
+    """An axis of that many, counted from the front. Raises `Contradiction` if it is none of them.
+
+    `end`: whether it may lie behind the last one.
+    """
+    last = rank if end else rank - 1
+    if not -rank <= axis <= last:
+        known = f"the axes are {-rank} to {last}" if last >= 0 else "there is none"
+        raise Contradiction(f"has axis {axis}, where {known}")
+    return axis + rank if axis < 0 else axis
+
+
+def placed(op: str, axes: Sequence[int], rank: int) -> tuple[int, ...]:
+    """The axes of an operator whose first input has that rank, counted from the front.
+
+    Raises `Contradiction` for one that there is not, or that the operator does not take.
+    """
+    rank += len(axes) if op in _OF_RESULT else 0
+    found = tuple(from_front(axis, rank, end=op == "Flatten") for axis in axes)
+    takes = _NOT_ALL.get(op)
+    for given, axis in zip(axes, found, strict=True):
+        if takes is not None and not takes(axis, rank):
+            raise Contradiction(f"has axis {given}, which it does not take of {rank}")
+    return found
+
+
+@functools.lru_cache(maxsize=4096)
+def axes_of(schema: Schema) -> Mapping[str, int | None]:
+    """An operator's axes: their names → the number of the input that has them, None for an attribute."""
+    if not schema.inputs or not any(each.startswith("tensor(") for each in schema.inputs[0].types):
+        return {}  # of a list, which has no dims
+    inputs = {each.name: number for number, each in enumerate(schema.inputs) if each.name in _NAMES}
+    return dict.fromkeys(_NAMES.intersection(schema.attributes)) | inputs
