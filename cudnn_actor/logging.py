@@ -1,6 +1,6 @@
 """Prints log lines to a stream, for programs that do not configure logging themselves.
 
-Without this, or a configuration of the standard library's logging, nothing is printed: the loggers are
+Without this, or a configuration of the standard library's logging, no line is printed: the loggers are
 `logging.getLogger("cudnn_actor")` and those below it, with a `NullHandler`.
 """
 

@@ -16,7 +16,7 @@ import numpy as np
 from cudnn_actor.cli.blas import Blas, find_blas
 from cudnn_actor.cli.obstacles import find_obstacles
 from cudnn_actor.engines import choose_engine
-from cudnn_actor.engines.cuda.diagnosis.gpus import Driver
+from cudnn_actor.engines.cuda.diagnosis.gpus import Driver, expects_gpu
 from cudnn_actor.engines.cuda.diagnosis.installation import Problem, examine
 from cudnn_actor.engines.cuda.diagnosis.inventory import Inventory
 from cudnn_actor.engines.cuda.diagnosis.problems import problems_of
@@ -76,7 +76,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     `check` is the check of the isolation that a service on that device has by default; `isolations` has both.
     `obstacles` are the things that services need and the system denies.
     `problems` concern the CUDA engine; there are none if nothing here is related to CUDA. `gpu_wanted` says
-    whether a GPU should be used: there are signs of one, and CUDA packages are installed.
+    whether a GPU should be used: there are signs of one, and the CPU was not asked for.
     """
 
     version: str
@@ -107,10 +107,9 @@ def diagnose(device: str = "auto") -> Diagnosis:
     cudnn = _cudnn(found)
     if cudnn is not None:  # possibly the system's, which no package installed
         packages["cuDNN"] = cudnn.version or packages["cuDNN"] or "unknown"
-    signs = found.driver.library or found.driver.version is not None
-    problems = tuple(problems_of(found)) if signs or found.packages else ()
-    hidden = found.driver.found and not found.driver.gpus
-    isolations = _try_both(_safe(device, problems))
+    related = found.driver.library or found.driver.version is not None or found.driver.device_files
+    problems = tuple(problems_of(found)) if related or found.packages else ()
+    isolations = _checks(device, problems)
     on_a_gpu = (isolations["process"].device or "cpu") != "cpu"
     return Diagnosis(
         version=_first_version(("cudnn-actor",)) or "unknown",
@@ -120,7 +119,7 @@ def diagnose(device: str = "auto") -> Diagnosis:
         driver=found.driver,
         cudnn=cudnn,
         problems=problems,
-        gpu_wanted=bool(signs and found.packages) and not hidden,
+        gpu_wanted=device != "cpu" and expects_gpu(found.driver),
         packages=packages,
         missing=_missing(packages, found.driver, problems),
         python=f"{platform.python_implementation()} {platform.python_version()}",
@@ -131,17 +130,21 @@ def diagnose(device: str = "auto") -> Diagnosis:
     )
 
 
-def _safe(device: str, problems: tuple[Problem, ...]) -> str:
-    """The device to try. A broken cuDNN may end the process that runs it, and so the doctor: "auto" avoids
-    it."""
-    return "cpu" if device == "auto" and any(problem.prevents for problem in problems) else device
-
-
 def _cudnn(found: Inventory) -> Library | None:
     if found.cudnn is None:
         return None
     loaded = found.loading.version if found.loading is not None else ""
     return Library(version=loaded or found.cudnn.version, path=found.cudnn.path)
+
+
+def _checks(device: str, problems: tuple[Problem, ...]) -> dict[str, Check]:
+    """The checks of the device. "auto" avoids a broken cuDNN, which may end the process that runs it, and so
+    the doctor."""
+    preventing = [problem for problem in problems if problem.prevents]
+    if device != "auto" or not preventing:
+        return _try_both(device)
+    reason = str(preventing[0])
+    return {name: msgspec.structs.replace(each, reason=reason) for name, each in _try_both("cpu").items()}
 
 
 def _try_both(device: str) -> dict[str, Check]:

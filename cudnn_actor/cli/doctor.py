@@ -69,7 +69,11 @@ def _service(found: Diagnosis) -> Iterator[_Row]:
 
 def _gpus(found: Diagnosis) -> Iterator[_Row]:
     driver = found.driver
-    yield (_GOOD if driver.found else _ABSENT), "NVIDIA driver", driver.version or "none", driver.detail
+    broken = driver.library and not driver.found
+    mark = _GOOD if driver.found else _BAD if broken else _ABSENT
+    detail = f"does not work: {driver.detail}" if broken else driver.detail
+    version = driver.version or ("unknown" if driver.library else "none")
+    yield mark, "NVIDIA driver", version, detail
     for number, gpu in enumerate(driver.gpus):
         memory = f"{gpu.memory_bytes / 2**30:.0f} GiB"
         yield _GOOD, f"GPU {number}", gpu.name, f"{memory}, compute capability {gpu.capability}"

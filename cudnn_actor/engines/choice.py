@@ -13,7 +13,7 @@ from cudnn_actor.engines import cuda
 from cudnn_actor.engines.base import Engine
 from cudnn_actor.engines.cpu import CpuEngine
 from cudnn_actor.engines.cuda.device.external_arrays import adopt
-from cudnn_actor.engines.cuda.diagnosis.gpus import Driver, find_driver, find_driver_apart
+from cudnn_actor.engines.cuda.diagnosis.gpus import Driver, expects_gpu, find_driver, find_driver_apart
 from cudnn_actor.engines.cuda.diagnosis.installation import Problem, obstacle
 from cudnn_actor.protocol.checks import did_you_mean
 from cudnn_actor.protocol.errors import InvalidRequest
@@ -36,6 +36,8 @@ class EngineChoice(NamedTuple):
         The engine's own attribute: whether a new engine in this process can take over after a sticky error.
     reason
         Why this engine was chosen, as text for people.
+    unused_gpu
+        Whether "auto" chose the CPU although a program here can expect a GPU (`expects_gpu`).
     adopt
         Wraps another library's array on the device for `Engine.write`. Call it on the thread that uses the
         array, because the array belongs to that thread's current stream. None if the engine has no device of
@@ -54,6 +56,7 @@ class EngineChoice(NamedTuple):
     make: Callable[[], Engine]
     outlives_context: bool
     reason: str = ""
+    unused_gpu: bool = False
     adopt: Callable[[object], Any] | None = None
     worker: tuple[str, tuple[str | int | bool, ...]] = ("", ())
     preload: tuple[str, ...] = ()
@@ -73,7 +76,8 @@ def choose_engine(
     """The engine for `device`: "cpu", "cuda:N" (N counts from 0), "cuda" for the first GPU, or "auto".
 
     "auto" is the first GPU that this process may use (`CUDA_VISIBLE_DEVICES` is respected) if one can be
-    used, else the CPU. Queries the driver without making a context; the first query takes a moment.
+    used, else the CPU; if a GPU could have been expected, that is logged as a warning. Queries the driver
+    without making a context; the first query takes a moment.
 
     Parameters
     ----------
@@ -124,9 +128,8 @@ def _automatic(setting: _Setting) -> EngineChoice:
     driver, problem = _examined(setting)
     if problem is None:
         return _cuda(0, driver, f"{_gpu(driver, 0)} is the first GPU here", setting)
-    if driver.gpus:
-        return _cpu(f"there is a GPU ({_gpu(driver, 0)}), but {problem}", warn=True)
-    return _cpu(f"{problem.what}: {problem.detail}")
+    there = f"there is a GPU ({_gpu(driver, 0)}), but " if driver.gpus else ""
+    return _cpu(f"{there}{problem}", unused_gpu=expects_gpu(driver))
 
 
 def _examined(setting: _Setting) -> tuple[Driver, Problem | None]:
@@ -153,13 +156,14 @@ def _shows(count: int) -> str:
     return f"{shown} {count}, cuda:0" + (f" to cuda:{count - 1}" if count > 1 else "")
 
 
-def _cpu(reason: str, *, warn: bool = False) -> EngineChoice:
-    (log.warning if warn else log.info)("device.chosen", device="cpu", reason=reason)
+def _cpu(reason: str, *, unused_gpu: bool = False) -> EngineChoice:
+    (log.warning if unused_gpu else log.info)("device.chosen", device="cpu", reason=reason)
     return EngineChoice(
         "cpu",
         CpuEngine,
         CpuEngine.outlives_context,
         reason,
+        unused_gpu,
         worker=("cudnn_actor.engines.cpu:CpuEngine", ()),
         preload=("cudnn_actor.engines.cpu",),
         host_arenas=True,

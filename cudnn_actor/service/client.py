@@ -82,7 +82,9 @@ class CudnnRef:
         self._state = service.state
 
     def __repr__(self) -> str:
-        return f"<CudnnRef {self._state.name!r} on {self.device}>"
+        unused = self._service.unused_gpu
+        reason = "" if unused is None else f": {unused}"
+        return f"<CudnnRef {self._state.name!r} on {self.device}{reason}>"
 
     # The service.
 

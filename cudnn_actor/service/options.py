@@ -36,8 +36,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         The service's name in its log lines and events, to tell several services in a process apart; up to 100
         characters, not necessarily unique. None: "cudnn", or `child_spec`'s `id`.
     device
-        "cpu"; "cuda:N", counted from 0 among the GPUs that are visible to this process; "auto": the first
-        GPU if one can be used, else the CPU.
+        "cpu"; "cuda:N", counted from 0 among the GPUs that are visible to this process; "cuda": the first of
+        them; "auto": the first GPU if one can be used, else the CPU, with a `RuntimeWarning` if a GPU could
+        be expected. In production use "cuda", which never falls back.
     isolation
         "process": the actor runs in a worker process, whose death does not harm this process; "thread": on a
         thread of this process. None: a process for a GPU, and if `standby`, `verify` or a fault needs one;

@@ -16,8 +16,10 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import functools
+import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -57,10 +59,11 @@ from cudnn_actor.supervision import (
 from cudnn_actor.supervision.events import stamped
 from cudnn_actor.worker.cudnn_actor import CudnnActor
 
-__all__ = ["CudnnService", "child_spec", "start"]
+__all__ = ["CudnnService", "child_spec", "engine_for", "start"]
 
 T = TypeVar("T")
 
+_PACKAGE = __name__.partition(".")[0]
 _FORKED = "this process was forked from the service's process"
 
 CHILD = "cudnn"
@@ -95,14 +98,12 @@ class CudnnService:
         self.options = options
         self.name = options.name or NAME
         """Its name in log lines and events."""
-        with speaking_for(self.name):
-            self._engine = engine or choose_engine(
-                options.device,
-                apart=options.isolation != "thread",
-                executable=options.executable,
-                dynamic_shapes=options.dynamic_shapes,
-            )
+        self._engine = engine or engine_for(options)
         self.device = self._engine.device
+        self.unused_gpu = self._engine.reason if self._engine.unused_gpu else None
+        """Why it runs on the CPU, if a GPU could have been expected; else None."""
+        if self.unused_gpu is not None:
+            _warn_of(self.unused_gpu)  # first: where warnings are errors, nothing is left over
         self._isolation = isolation_for(options, self._engine)
         self.events = EventLog()
         self.started: concurrent.futures.Future[None] = _promise()
@@ -350,6 +351,36 @@ class CudnnService:
         """The error to raise if the service gave up; None if it did not."""
         escalated = self._escalated
         return None if escalated is None else ServiceStopped(reason=f"gave up: {escalated.cause}")
+
+
+def engine_for(options: Options) -> EngineChoice:
+    """The engine that `options.device` selects. Blocks while the driver is queried, if it is.
+
+    Raises `InvalidRequest` if the device is not available here.
+    """
+    with speaking_for(options.name or NAME):
+        return choose_engine(
+            options.device,
+            apart=options.isolation != "thread",
+            executable=options.executable,
+            dynamic_shapes=options.dynamic_shapes,
+        )
+
+
+def _warn_of(unused_gpu: str) -> None:
+    """Warn at the line of the program that starts a service: the first outside this package."""
+    text = (
+        f'device="auto" chose the CPU: {unused_gpu}. device="cuda" raises an error instead; device="cpu" or '
+        "an empty CUDA_VISIBLE_DEVICES chooses the CPU without this warning"
+    )
+    frame, level = sys._getframe(), 1
+    while frame.f_back is not None and _is_ours(frame.f_globals.get("__name__")):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(text, RuntimeWarning, stacklevel=level)
+
+
+def _is_ours(module: object) -> bool:
+    return str(module).partition(".")[0] == _PACKAGE
 
 
 class _ServiceSupervisor(Supervisor):

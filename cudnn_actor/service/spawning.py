@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from types import TracebackType
 from typing import Any, NoReturn
 
@@ -13,7 +12,7 @@ from cudnn_actor.engines import check_device
 from cudnn_actor.protocol.errors import ServiceStopped
 from cudnn_actor.service.client import CudnnRef
 from cudnn_actor.service.options import Options, takes_options
-from cudnn_actor.service.service import CudnnService
+from cudnn_actor.service.service import CudnnService, engine_for
 
 __all__ = ["Spawning", "spawn"]
 
@@ -31,14 +30,14 @@ def spawn(options: Options) -> Spawning:
     ------
     InvalidRequest
         An option is out of its range, or `device` does not name a device: raised at once. The device is not
-        available here: raised when awaited or entered, since a separate process has to query the driver.
+        available here: raised when awaited or entered, since a thread has to query the driver.
     StartFailed
         The actor could not be started. Raised when awaited or entered.
     """
-    if options.device == "cpu" or options.isolation == "thread":
+    if options.device == "cpu":
         return Spawning(CudnnService(options))
     check_device(options.device)
-    return Spawning(make=functools.partial(CudnnService, options))
+    return Spawning(options=options)
 
 
 class Spawning:
@@ -47,14 +46,13 @@ class Spawning:
     Parameters
     ----------
     service
-        The service. None: `make` creates it, on a thread, since that takes a moment.
+        The service. None: it is created when it starts, of `options`: which engine it gets is found out on a
+        thread, since that takes a moment.
     """
 
-    def __init__(
-        self, service: CudnnService | None = None, *, make: Callable[[], CudnnService] | None = None
-    ) -> None:
+    def __init__(self, service: CudnnService | None = None, *, options: Options | None = None) -> None:
         self._made = service
-        self._make = make
+        self._options = options
         self._body: asyncio.Task[Any] | None = None
         self._cancelled = False
         self._cancelling = 0
@@ -79,8 +77,9 @@ class Spawning:
 
     async def _start(self) -> CudnnRef:
         if self._made is None:
-            assert self._make is not None
-            self._made = await asyncio.to_thread(self._make)
+            assert self._options is not None
+            engine = await asyncio.to_thread(engine_for, self._options)
+            self._made = CudnnService(self._options, engine=engine)
         self._service.launch()
         try:
             await asyncio.wrap_future(self._service.started)

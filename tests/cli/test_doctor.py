@@ -128,6 +128,11 @@ def test_few_descriptors_are_a_warning() -> None:
     assert done.returncode == 0
 
 
+ON_THE_CPU = """
+import sys
+from cudnn_actor.cli import main
+sys.exit(main(["doctor", "--json", "--device", "cpu"]))
+"""
 DOCTOR = """
 import sys
 from cudnn_actor.cli import main
@@ -162,12 +167,29 @@ def test_packages_that_only_some_commands_need_have_their_command(monkeypatch: p
     assert commands["matplotlib"] == f'pip install -e "{CLONE}[demo]"'
 
 
-def test_a_gpu_that_nobody_installed_packages_for_is_named_and_no_failure(tmp_path: Path) -> None:
+def test_a_gpu_that_nobody_installed_packages_for_is_a_failure_unless_the_cpu_is_asked_for(
+    tmp_path: Path,
+) -> None:
     status, found = doctor(bare_machine(tmp_path))
-    assert (status, found["gpu_wanted"]) == (0, False)
+    assert (status, found["gpu_wanted"]) == (1, True)
     assert "CuPy is not installed" in whats(found)
     assert found["missing"] == [] or "CuPy" not in found["missing"][0]["what"]
     assert [gpu["name"] for gpu in found["driver"]["gpus"]] == ["Toy GPU"]
+    status, found = doctor(bare_machine(tmp_path / "same"), ON_THE_CPU)
+    assert (status, found["gpu_wanted"]) == (0, False)
+
+
+def test_a_driver_that_does_not_work_is_a_failure_and_why_the_cpu_serves(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    machine.driver(gpus=0, status=999)
+    done = machine.run("-m", "cudnn_actor.cli", "doctor")
+    assert done.returncode == 1
+    assert re.search(
+        r"✗ NVIDIA driver .* does not work: cuInit returned CUDA_ERROR_OF_A_TOY \(999\)", done.stdout
+    )
+    assert re.search(r"device +cpu +the NVIDIA driver does not work \(cuInit returned", done.stdout)
+    assert "does not work: does not work" not in done.stdout
+    assert "it was asked for" not in done.stdout
 
 
 def test_a_gpu_that_should_work_and_does_not_is_a_failure(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ PACKAGES = {
 _DRIVER = """
 #include <stddef.h>
 #include <string.h>
-int cuInit(unsigned flags) { return GPUS ? 0 : 100; }
+int cuInit(unsigned flags) { return STATUS ? STATUS : GPUS ? 0 : 100; }
 int cuDriverGetVersion(int *version) { *version = CUDA; return 0; }
 int cuDeviceGetCount(int *count) { *count = GPUS; return 0; }
 int cuDeviceGet(int *device, int ordinal) { *device = ordinal; return 0; }
@@ -44,6 +44,7 @@ WITHOUT_DRIVER = """
 from cudnn_actor.engines.cuda.diagnosis import gpus
 gpus.find_driver.__defaults__ = gpus.find_driver_apart.__defaults__ = ("libcuda-of-no-machine.so",)
 gpus._DEVICES = ()
+gpus._NODES = ()
 gpus._kernel_version = lambda: None
 """
 """The beginning of a program that is to find no NVIDIA driver, though this machine may have one."""
@@ -75,8 +76,9 @@ class Machine:
         info.mkdir()
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
 
-    def driver(self, gpus: int, cuda: int = 13_000) -> None:
-        self.compile("libcuda.so.1", _DRIVER, GPUS=gpus, CUDA=cuda)
+    def driver(self, gpus: int, cuda: int = 13_000, status: int = 0) -> None:
+        """The driver's library; a `status` other than 0 is what its initialisation fails with."""
+        self.compile("libcuda.so.1", _DRIVER, GPUS=gpus, CUDA=cuda, STATUS=status)
 
     def cudnn(self, status: int = 0) -> None:
         """All of cuDNN's libraries; `status` is what its check of a sub-library says."""
@@ -84,11 +86,13 @@ class Machine:
         for name in SONAMES[1:]:
             shutil.copy(self.lib / SONAMES[0], self.lib / name)
 
-    def run(self, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        """Run Python on this machine."""
+    def run(
+        self, *words: str, warnings: str = "error", **environment: str
+    ) -> subprocess.CompletedProcess[str]:
+        """Run Python on this machine. `warnings` is what becomes of them, as `python -W` takes it."""
         ours = {"LD_LIBRARY_PATH": str(self.lib), "PYTHONPATH": str(self.site)}
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("CUDA")}
-        command = [sys.executable, "-S", "-W", "error", *words]
+        command = [sys.executable, "-S", "-W", warnings, *words]
         return subprocess.run(
             command,
             env=inherited | ours | environment,

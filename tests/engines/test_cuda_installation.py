@@ -273,7 +273,7 @@ def test_a_machine_without_a_driver_is_no_error() -> None:
 def test_a_library_without_the_driver_in_it_is_no_error() -> None:
     driver = find_driver("libc.so.6")
     assert (driver.found, driver.library) == (False, True)
-    assert "does not work" in driver.detail
+    assert "cuInit" in driver.detail
 
 
 @pytest.mark.parametrize("gpus", [0, 2])

@@ -15,15 +15,20 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
-__all__ = ["Driver", "Gpu", "find_driver", "find_driver_apart"]
+__all__ = ["Driver", "Gpu", "expects_gpu", "find_driver", "find_driver_apart"]
 
 _LIBRARY = "libcuda.so.1"
 _APART_S = 20.0
 _DEVICES = ("/dev/nvidiactl", "/dev/dxg")
 """The kernel driver's device files, on Linux and in WSL."""
+_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm", *(f"/dev/nvidia{number}" for number in range(16)))
+"""The kernel driver's device files on Linux. (WSL has `/dev/dxg` for GPUs of every maker.)"""
+_HIDDEN = ("", "-1")
+"""Values of `CUDA_VISIBLE_DEVICES` that are set to hide all GPUs."""
 _FOLDERS = ("/lib", "/usr/lib", "/lib64", "/usr/lib64", "/usr/lib/wsl/lib")
 _CACHE = Path("/etc/ld.so.cache")
 _apart: dict[tuple[str | None, ...], Driver] = {}
@@ -54,11 +59,13 @@ class Driver(msgspec.Struct, frozen=True, kw_only=True):
     found
         Whether there is a driver and it works.
     detail
-        The newest CUDA that it supports, or what is wrong.
+        The newest CUDA that it supports, or why it does not work, or that it is not there.
     library
         Whether there is a driver library: False in a container started without one.
     version
         The kernel driver's version, like "580.65.06"; None if no kernel driver is loaded.
+    device_files
+        Whether there are device files of the kernel driver, `/dev/nvidia*`.
     cuda
         The newest supported CUDA as a number, 1000 * major + 10 * minor; 0 without a working driver.
     gpus
@@ -69,6 +76,7 @@ class Driver(msgspec.Struct, frozen=True, kw_only=True):
     detail: str
     library: bool = True
     version: str | None = None
+    device_files: bool = False
     cuda: int = 0
     gpus: tuple[Gpu, ...] = ()
 
@@ -153,26 +161,43 @@ def _status(returncode: int) -> str:
 
 
 def _broken(why: str) -> Driver:
-    return Driver(found=False, detail=f"does not work: {why}", version=_kernel_version())
+    return _driver(found=False, detail=why)
 
 
 def _without(library: str) -> Driver:
-    return Driver(found=False, detail=f"there is no {library}", library=False, version=_kernel_version())
+    return _driver(found=False, detail=f"there is no {library}", library=False)
+
+
+def _driver(**found: Any) -> Driver:
+    """A result, with what the kernel shows of a driver."""
+    return Driver(version=_kernel_version(), device_files=any(map(os.path.exists, _NODES)), **found)
 
 
 def find_driver(library: str = _LIBRARY) -> Driver:
     """Query the driver library. Never raises for a machine without a driver or a GPU."""
-    version = _kernel_version()
     try:
         cuda = ctypes.CDLL(library)
     except OSError as error:
         if "cannot open shared object" in str(error):
             return _without(library)
-        return Driver(found=False, detail=f"does not work: {error}", version=version)
+        return _broken(str(error))
     try:
-        return _ask(cuda, version)
+        return _ask(cuda)
     except _DriverError as error:
-        return Driver(found=False, detail=f"does not work: {error}", version=version)
+        return _broken(str(error))
+
+
+def expects_gpu(driver: Driver) -> bool:
+    """Whether a program here can expect a GPU, although `driver` may show none that works.
+
+    It can if there is a GPU, a driver that does not work, the kernel's part of a driver, or a device file of
+    one. A driver's library alone, which works and finds no GPU, is no sign of one: images and systems without
+    a GPU have it too. Nor can a program expect one if `CUDA_VISIBLE_DEVICES` hides all on purpose.
+    """
+    if os.environ.get("CUDA_VISIBLE_DEVICES") in _HIDDEN:
+        return False
+    broken = driver.library and not driver.found
+    return bool(driver.gpus or broken or driver.version is not None or driver.device_files)
 
 
 def _kernel_version() -> str | None:
@@ -190,12 +215,12 @@ class _DriverError(Exception):
         self.status = status
 
 
-def _ask(cuda: ctypes.CDLL, driver: str | None) -> Driver:
+def _ask(cuda: ctypes.CDLL) -> Driver:
     count = _count(cuda)
     newest = _number(cuda, "cuDriverGetVersion")
     gpus = tuple(_gpu(cuda, index) for index in range(count))
     detail = f"supports CUDA up to {newest // 1000}.{newest % 1000 // 10}"
-    return Driver(found=True, detail=detail, version=driver, cuda=newest, gpus=gpus)
+    return _driver(found=True, detail=detail, cuda=newest, gpus=gpus)
 
 
 def _count(cuda: ctypes.CDLL) -> int:

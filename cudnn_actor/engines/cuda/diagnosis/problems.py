@@ -53,10 +53,11 @@ def problems_of(found: Inventory) -> Iterator[Problem]:
 
 def _driver_problems(found: Inventory) -> Iterator[Problem]:
     driver = found.driver
-    if not driver.library and driver.version:
+    if not driver.library and (driver.version or driver.device_files):
+        part = f"driver {driver.version}" if driver.version else "device files of a driver"
         yield Problem(
             what="this process has no NVIDIA driver library",
-            detail=f"{driver.detail}, though the machine has driver {driver.version}",
+            detail=f"{driver.detail}, though the machine has {part}",
             fix="in a container, start it with the GPUs: docker run --gpus all ...",
         )
     elif not driver.library:
@@ -81,7 +82,7 @@ def _driver_problems(found: Inventory) -> Iterator[Problem]:
         yield Problem(
             what="there is no GPU",
             detail="the NVIDIA driver works, but finds no GPU",
-            fix='use device="cpu"; nvidia-smi lists GPUs',
+            fix='use device="cpu", or look for the GPU with nvidia-smi',
         )
 
 
