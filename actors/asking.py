@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 from cudnn_actor.actors.bridge import LoopBridge
+from cudnn_actor.actors.closed_loops import tolerating_closed
 from cudnn_actor.actors.envelope import Envelope
 from cudnn_actor.actors.mailbox import Mailbox
 from cudnn_actor.protocol.checks import is_finite
@@ -133,7 +134,13 @@ def _require_timeout(timeout: object) -> None:
 def _leave(envelope: Envelope) -> None:
     future = envelope.future
     assert future is not None
-    # when the coroutine was closed, nothing else cancels the future
-    if future.cancel() or future.cancelled():
+    loop = future.get_loop()
+    # When the coroutine was closed, nothing else cancels the future. But if its loop has closed, the bridge
+    # drops the reply. Cancelling would then free the task that waits for the future, and the task's end would
+    # close this same coroutine again.
+    if not loop.is_closed():
+        with tolerating_closed(loop):  # it may close in this very moment
+            future.cancel()
+    if future.cancelled():
         envelope.withdraw()
     envelope.unclaimed()

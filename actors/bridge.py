@@ -17,8 +17,9 @@ lose a callback to such an exception, and with it a wake-up. The next poster
 therefore asks again for a wake-up that has been pending for over `LOST_S`.
 
 A loop may close while a wake-up is pending, which then never runs. `_pending`
-holds the bridges with a pending wake-up. When the next bridge is made, the
-replies held by bridges of closed loops are dropped.
+holds the bridges with a pending wake-up. The replies held by bridges of closed
+loops are dropped when the next bridge is made, the next loop is woken, or the
+next pykka caller is answered.
 
 While replies are awaited, the bridge also keeps a loop that never idles from
 starving the threads that compute the replies; see `starvation`.
@@ -96,7 +97,7 @@ class LoopBridge:
         bridge = _bridges.get(id(loop))
         if bridge is None:
             bridge = _bridges[id(loop)] = cls(loop)
-            cls._drop_closed()
+            cls.drop_closed()
         return bridge
 
     def sent(self, *, needs_thread: bool = True) -> None:
@@ -130,6 +131,7 @@ class LoopBridge:
                 if not isinstance(error, RuntimeError) or not self.loop.is_closed():
                     raise
                 self._drop()  # the loop closed between the check and the call
+            self.drop_closed()
 
     def _deliver(self) -> None:
         self._waking = False
@@ -176,7 +178,8 @@ class LoopBridge:
         self.loop.call_later(pause, self._look)
 
     @staticmethod
-    def _drop_closed() -> None:
+    def drop_closed() -> None:
+        """Drop the replies of loops that have closed with a wake-up pending. Any thread; never blocks."""
         for bridge in tuple(_pending):
             if bridge.loop.is_closed():
                 bridge._drop()

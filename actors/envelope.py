@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import pykka
 
+from cudnn_actor.actors.bridge import LoopBridge
 from cudnn_actor.actors.pykka_seam import answer
 from cudnn_actor.protocol.errors import DeadlineExceeded
 
 if TYPE_CHECKING:
-    from cudnn_actor.actors.bridge import LoopBridge
     from cudnn_actor.actors.mailbox import Mailbox
 
 __all__ = ["Elsewhere", "Envelope"]
@@ -184,6 +184,7 @@ class Envelope:
             return self.bridge
         if self.reply_to is not None:
             answer(self.reply_to, value, error)
+            LoopBridge.drop_closed()
         return None
 
     def deliver(self, value: Any, error: BaseException | None) -> None:

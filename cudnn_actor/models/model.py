@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 import warnings
-import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from cudnn_actor.actors import forks
+from cudnn_actor.models.turns import Turns
 from cudnn_actor.protocol.buffers import BufferRef
 from cudnn_actor.protocol.checks import did_you_mean, require_names
 from cudnn_actor.protocol.device_array import DeviceArray
@@ -166,10 +166,9 @@ class Model:
         """Weights by key: the buffer, and how many of the kept graphs use it."""
         self._deciding: set[str] = set()
         """Inputs whose values have decided over shapes."""
-        self._turns: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = (
-            weakref.WeakKeyDictionary()
-        )
-        """Of each event loop: the turn to import and upload."""
+        self._turns = Turns()
+        """To import and upload: what one task of an event loop has made, the next ones use. Tasks of other
+        loops may do the same work at the same time; see `_keep`."""
         self._closed = False
         forks.watch(self)
         forks.finalize(self, _dropped, gpu, discard, self._weights, repr(self)).atexit = False
@@ -399,7 +398,7 @@ class Model:
             key = _key(specs, values)
             if (kept := self._found(key)) is not None:
                 return kept
-            async with self._making():
+            async with self._turns.of_running_loop():
                 if (kept := self._found(key)) is not None:
                     return kept
                 try:
@@ -411,14 +410,6 @@ class Model:
                         self._deciding |= needs.names
                 else:
                     return await self._keep(key, of)
-
-    def _making(self) -> asyncio.Lock:
-        """Has the tasks of one event loop import and upload in turns: what one has made, the next ones use.
-
-        Tasks of other loops may do the same work at the same time; see `_keep`.
-        """
-        with self._lock:
-            return self._turns.setdefault(asyncio.get_running_loop(), asyncio.Lock())
 
     def _found(self, key: object) -> _Kept | None:
         """The graph that is kept for a key, for one more run; None if there is none."""

@@ -153,9 +153,16 @@ class CudnnRef:
         try:
             with contextlib.suppress(CudnnActorError):  # however the drain ends, the service is stopped next
                 await self.ask(Drain(), timeout=drain_s)
-        finally:
-            stopped = self._service.end("closed")
-            await _outlast(asyncio.wrap_future(stopped), self._service)
+        except GeneratorExit:  # dropped with its event loop, so nothing can be awaited
+            self._service.end("closed")
+            raise
+        except BaseException:
+            await self._end()
+            raise
+        await self._end()
+
+    async def _end(self) -> None:
+        await _outlast(asyncio.wrap_future(self._service.end("closed")), self._service)
 
     @property
     def faults_fired(self) -> tuple[Fired, ...]:

@@ -8,11 +8,11 @@ own pace, each from its own position, so none can lose or delay another's events
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
 from collections.abc import AsyncGenerator
 
 from cudnn_actor.actors import forks
+from cudnn_actor.actors.closed_loops import tolerating_closed
 from cudnn_actor.supervision import LifecycleEvent, Stopped
 
 __all__ = ["EventLog"]
@@ -38,7 +38,7 @@ class EventLog:
             self._events.append(event)
             listeners = tuple(self._listeners)
         for loop, wake in listeners:
-            with contextlib.suppress(RuntimeError):  # the listener's loop has closed
+            with tolerating_closed(loop):
                 loop.call_soon_threadsafe(wake.set)
 
     @property

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Generator
 from types import TracebackType
 from typing import Any, NoReturn
 
+from cudnn_actor.actors.closed_loops import tolerating_closed
 from cudnn_actor.engines import check_device
 from cudnn_actor.protocol.errors import ServiceStopped
 from cudnn_actor.service.client import CudnnRef
@@ -83,7 +83,7 @@ class Spawning:
         self._service.launch()
         try:
             await asyncio.wrap_future(self._service.started)
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, GeneratorExit):  # the second: it was dropped with its event loop
             self._service.end("cancelled while it started")
             raise
         return CudnnRef(self._service)
@@ -95,7 +95,7 @@ class Spawning:
         loop = asyncio.get_running_loop()
 
         def ended(_: Any) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop has closed, so the body has ended
+            with tolerating_closed(loop):  # the body has ended with it
                 loop.call_soon_threadsafe(self._fail_body)
 
         self._gpu = gpu
@@ -115,6 +115,9 @@ class Spawning:
     ) -> None:
         body, self._body = self._body, None
         if self._service.forked:
+            return
+        if kind is GeneratorExit:  # the body was dropped with its event loop, so nothing can be awaited
+            self._service.end("its event loop has closed")
             return
         failure = self._failure()
         if failure is None:

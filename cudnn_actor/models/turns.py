@@ -1,0 +1,44 @@
+"""Turns: one task of each event loop at a time does work that the next ones then find done."""
+
+from __future__ import annotations
+
+import asyncio
+
+from cudnn_actor.actors.closed_loops import tolerating_closed
+
+__all__ = ["Turns"]
+
+
+class Turns:
+    """A lock for each event loop that is in use. Tasks of different loops do not wait for each other.
+
+    A lock that was waited for keeps its loop alive. So those of closed loops are forgotten when the next loop
+    comes. The dict is changed by single steps, so any number of loops may come at a time.
+    """
+
+    def __init__(self) -> None:
+        self._of: dict[asyncio.AbstractEventLoop, _Turn] = {}
+
+    def of_running_loop(self) -> _Turn:
+        """The running loop's lock: `async with` it."""
+        loop = asyncio.get_running_loop()
+        if loop not in self._of:
+            for other in tuple(self._of):
+                if other.is_closed():
+                    self._of.pop(other, None)
+        return self._of.setdefault(loop, _Turn(loop))
+
+
+class _Turn:
+    """A lock whose holder may be dropped with its event loop, after that has closed."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._lock = asyncio.Lock()
+
+    async def __aenter__(self) -> None:
+        await self._lock.acquire()
+
+    async def __aexit__(self, *_: object) -> None:
+        with tolerating_closed(self._loop):  # it wakes the next task
+            self._lock.release()
