@@ -99,6 +99,8 @@ class Channel:
         """Whether the kernel had no memory to send at the last try."""
         self.ended = False
         """Whether the other side has gone, or this end is closed, so that no more data comes."""
+        self.drained = False
+        """Whether the last `fetch` has left nothing in the socket."""
         forks.watch(self)
 
     def forget_parent(self) -> None:
@@ -235,6 +237,7 @@ class Channel:
             try:
                 raw.extend(itertools.starmap(self._look, _LOOK))
             except BlockingIOError:
+                self.drained = True
                 return False
             except OSError as error:
                 if is_of_a_handler(error):
@@ -242,6 +245,7 @@ class Channel:
                 self.ended = True
                 return False
         data, ancillary, flags, _ = raw[0]
+        self.drained = len(data) < _CHUNK and not ancillary  # the kernel stops behind bytes with descriptors
         descriptors = descriptors_in(ancillary, flags) if ancillary or flags & _CUT_OFF else ()
         self._take_in(data, descriptors)
         if descriptors and len(self._descriptors) > _MOST_DESCRIPTORS:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-__all__ = ["LOOK_EVERY_S", "StoppedTime", "call_this_process", "is_stopped", "own_pidfd"]
+__all__ = ["LOOK_EVERY_S", "SilentTime", "call_this_process", "is_stopped", "own_pidfd"]
 
 LOOK_EVERY_S = 0.25
 """Seconds between two checks whether an awaited process is stopped."""
@@ -41,22 +41,27 @@ def call_this_process(name: str) -> None:
     Path("/proc/self/comm").write_text(name)
 
 
-class StoppedTime:
-    """Measures for how long a process has been stopped. The waiting process calls `look` now and then.
+class SilentTime:
+    """Measures for how long an awaited process does nothing. The waiting process calls `look` now and then.
 
     Long gaps between two looks do not count, because the waiting process may have been stopped, too.
+
+    Parameters
+    ----------
+    is_silent
+        Returns whether the awaited process does nothing at the moment.
     """
 
-    def __init__(self, pid: int) -> None:
-        self._pid = pid
+    def __init__(self, is_silent: Callable[[], bool]) -> None:
+        self._is_silent = is_silent
         self._looked_at = time.monotonic()
         self._seen_s = 0.0
 
     def look(self) -> float:
-        """The seconds so far; 0 for a running process. Reads a file, at most every 0.1 s or so."""
+        """The seconds so far; 0 for a process that works. Asks at most every 0.1 s or so."""
         now = time.monotonic()
         passed_s = now - self._looked_at
         if passed_s >= LOOK_EVERY_S / 2:
             self._looked_at = now
-            self._seen_s = self._seen_s + min(passed_s, 2 * LOOK_EVERY_S) if is_stopped(self._pid) else 0.0
+            self._seen_s = self._seen_s + min(passed_s, 2 * LOOK_EVERY_S) if self._is_silent() else 0.0
         return self._seen_s

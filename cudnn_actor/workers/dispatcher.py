@@ -41,6 +41,7 @@ import asyncio
 import contextlib
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
@@ -92,6 +93,8 @@ class Dispatcher(Mailbox):
         """How many of the requests dispatched to the present worker it has begun."""
         self.channel: Channel | None = None
         """The present worker's socket. Written with the host held."""
+        self.read_s = 0.0
+        """When the socket was last read to its end, in `time.monotonic()` seconds. Any thread may read it."""
         self.why_condemned = ""
         """How the worker has broken the protocol; empty if it has not."""
         self.short_of_memory = False
@@ -256,11 +259,14 @@ class Dispatcher(Mailbox):
         """Read answers and send requests. Returns whether anything is left to other threads."""
         leaves = False
         self.host.finish_sending()
+        began_s = time.monotonic() if self._wants_reading else 0.0
         if self._wants_reading:
             self._wants_reading = False
             channel.fetch()
         if channel.frames or self.host.broker.has_drains_due:
             leaves = self._complete(channel, fast_only=fast_only)
+        if began_s and channel.drained and not channel.frames:
+            self.read_s = began_s
         if channel.ended:
             self.wake_monitor()
         if self._ordinary or self._control or self._stop is not None or self.host.in_flight.waiting_again:

@@ -13,7 +13,6 @@ Another thread takes the slow path.
 from __future__ import annotations
 
 import itertools
-import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -66,8 +65,7 @@ def hand_over(mailbox: Mailbox, host: WorkerHost) -> bool:
         a, b, c, d, e, f = (*slots, *_FILL[len(slots)]) if many is None else _FILL[0]
         number, place, claim = request.number, places[-1], envelope.claim
         entry = [Request(number, place, request.body)]
-        if not in_flight:
-            table.progress_s = time.monotonic()
+        table.note_sent(request)
         with mailbox._lock:
             queue = mailbox._control or mailbox._ordinary
             if not queue or queue[0] is not envelope:
@@ -172,6 +170,8 @@ def complete(channel: Channel, host: WorkerHost, outbox: deque[Reply]) -> bool:
                 many is not None and not all(slot.live for slot in slots)
             ):
                 return True  # a freed buffer: releasing it may free its bytes
+            if type(answer) is Done:
+                table.note_finished(request)
             place = [request.place]
             reply = ((request.envelope, value, None),)
             with claims_lock:

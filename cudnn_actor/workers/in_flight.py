@@ -15,8 +15,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
 
 from cudnn_actor.actors import forks
 from cudnn_actor.broker import Work
@@ -24,7 +24,7 @@ from cudnn_actor.workers.checksums import Sum
 from cudnn_actor.workers.staging import Block
 from cudnn_actor.workers.status import Finished
 
-__all__ = ["Claims", "InFlightTable", "Violation", "WorkerRequest", "claims_lock"]
+__all__ = ["Claims", "InFlightTable", "Oldest", "Violation", "WorkerRequest", "claims_lock"]
 
 
 claims_lock: Any = threading.RLock()
@@ -46,7 +46,7 @@ class Claims(Protocol):
         """Withdraw the request in this place. Returns whether it is certain that it never begins."""
 
     def has_begun(self, place: int, number: int) -> bool:
-        """Whether the request has begun. Asked only about a worker that has ended."""
+        """Whether the request has begun. False is certain only of a worker that has ended."""
 
     def finished(self, place: int, number: int) -> Finished | None:
         """What an ended worker has noted of a request that it finished and may not have answered; or None."""
@@ -69,6 +69,8 @@ class WorkerRequest(Work, eq=False):
         Its place in the window, and the status page of its worker; `claims` is None if it is not in flight.
     gone
         Whether its caller has been promised that it never begins.
+    sent_s
+        When it was dispatched to its present worker, in `time.monotonic()` seconds.
     """
 
     body: bytes = b""
@@ -78,6 +80,7 @@ class WorkerRequest(Work, eq=False):
     place: int = -1
     claims: Claims | None = None
     gone: bool = False
+    sent_s: float = 0.0
 
     def withdraw(self) -> bool:
         """See `actors.envelope.Elsewhere`. The status page decides; once the worker has ended, nothing can.
@@ -95,23 +98,46 @@ class WorkerRequest(Work, eq=False):
             return self.gone
 
 
+class Oldest(NamedTuple):
+    """Which request in flight was dispatched first, and when; and since when it is that one.
+
+    It keeps no request alive after its answer.
+    """
+
+    number: int
+    place: int
+    sent_s: float
+    since_s: float
+
+
 class InFlightTable:
     """The requests in flight, for successive workers. Used by one thread at a time.
+
+    The watchdog reads `requests`, `oldest`, `answered_s` and `progress_s` on its own thread. Each is replaced
+    in one step. `oldest` is replaced before the first request comes in. So while there are requests, it names
+    one of them or, until the frame of its answer has been handled, the one before.
 
     Parameters
     ----------
     window
         How many may be in flight at once.
+    clock
+        Returns seconds.
     """
 
-    def __init__(self, window: int) -> None:
+    def __init__(self, window: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.window = window
+        self._clock = clock
         self.requests: dict[int, WorkerRequest] = {}
         """The requests in flight, by number, in the order of dispatch."""
         self.handed = 0
         """How many requests have been dispatched to the present worker so far."""
         self.progress_s = 0.0
         """When the first of those in flight was dispatched, or when one last ended: `time.monotonic()`."""
+        self.oldest: Oldest | None = None
+        """The request that has waited longest for its answer, while there are requests."""
+        self.answered_s = 0.0
+        """When the latest request was dispatched that the present worker has finished."""
         self._again: deque[WorkerRequest] = deque()
         self._alone = False
         self._places = list(range(window))
@@ -136,8 +162,7 @@ class InFlightTable:
 
     def hand_over(self, request: WorkerRequest, claims: Claims) -> int:
         """Give a request a place in the window, which must have room."""
-        if not self.requests:
-            self.progress_s = time.monotonic()
+        self.note_sent(request)
         with claims_lock:
             request.place = place = self._places.pop()
             request.claims = claims
@@ -161,9 +186,26 @@ class InFlightTable:
         self._places.append(request.place)
         self._alone = False
 
+    def note_sent(self, request: WorkerRequest) -> None:
+        """Note that a request is about to get the next place in the window. May be repeated."""
+        request.sent_s = now = self._clock()
+        if not self.requests:
+            self.progress_s = now
+            self.oldest = Oldest(request.number, self._places[-1], now, now)
+
+    def note_finished(self, request: WorkerRequest) -> None:
+        """Note that the worker has finished a request in its turn. May be repeated."""
+        self.answered_s = max(self.answered_s, request.sent_s)
+
     def note_progress(self) -> None:
         """Note that a request has ended now."""
-        self.progress_s = time.monotonic()
+        self.progress_s = now = self._clock()
+        first = next(iter(self.requests.values()), None)
+        if first is None:
+            return
+        named, oldest = (first.number, first.place, first.sent_s), self.oldest
+        if oldest is None or oldest[:3] != named:
+            self.oldest = Oldest(*named, now)
 
     def take_back(self) -> list[WorkerRequest]:
         """Remove and return all requests in flight, in order, after the worker's end.
@@ -178,6 +220,7 @@ class InFlightTable:
         self._places = list(range(self.window))
         self._alone = False
         self.handed = 0
+        self.answered_s = 0.0
         return requests
 
     def first(self, requests: Sequence[WorkerRequest]) -> None:

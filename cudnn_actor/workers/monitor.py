@@ -33,10 +33,12 @@ from cudnn_actor.actors.logs import Log
 from cudnn_actor.broker.progress import Progress
 from cudnn_actor.broker.service_state import ServiceState
 from cudnn_actor.processes.frames import BadFrame
-from cudnn_actor.processes.process_state import LOOK_EVERY_S, StoppedTime, is_stopped
+from cudnn_actor.processes.process_state import LOOK_EVERY_S, SilentTime, is_stopped
 from cudnn_actor.processes.waiting import wait_for
+from cudnn_actor.supervision.watch import look_every_s
 from cudnn_actor.workers.dispatcher import Dispatcher
-from cudnn_actor.workers.in_flight import Violation
+from cudnn_actor.workers.in_flight import InFlightTable, Violation
+from cudnn_actor.workers.liveness import Claimed, FirstSeen, Wait, stalled_since
 from cudnn_actor.workers.source import Source
 from cudnn_actor.workers.staging import Block
 from cudnn_actor.workers.verification import compare, verification
@@ -115,6 +117,8 @@ class WorkerMonitor(Actor):
         """The longest wait before the next look around, in seconds; None to wait until something happens."""
         self._was_short = False
         """Whether memory was short at the last look around."""
+        self._first_seen = FirstSeen()
+        """Used by the supervisor's thread."""
         self._read_into: Block | None = None
         """The block to which the worker is copying a buffer, to verify it before it serves; None for none."""
 
@@ -132,26 +136,54 @@ class WorkerMonitor(Actor):
         self._wake_event.wake()
 
     def working_since(self) -> float | None:
-        """Since when the worker has made no progress, in `time.monotonic()` seconds; None without requests.
+        """Since when the worker has made no progress with what it was sent, in `time.monotonic()` seconds;
+        None if it owes no answer. On the supervisor's thread.
 
-        The worker's heartbeat reports this time; each plan that a build or tuning tries counts as progress. A
-        worker sends no heartbeat while it is stopped, or while a library holds the interpreter's lock, as may
-        happen in a build. So a worker that has reported a build gets at least `BUILT_S`, unless the kernel
-        reports it as stopped: then it builds nothing.
+        The worker's heartbeat reports its progress; each plan that a build or tuning tries counts
+        (`liveness`). A worker sends no heartbeat while it is stopped, or while a library holds the
+        interpreter's lock, as may happen in a build. So a worker that has reported a build gets at least
+        `BUILT_S`, unless the kernel reports it as stopped: then it builds nothing.
+
+        Time in which this process has not read the worker's answers is not held against it. A loop that owns
+        the socket may be blocked, so the monitor is woken to read.
         """
-        worker, table = self.worker, self._dispatcher.host.in_flight
-        if worker is None or not self._serving or not table.requests:
+        worker = self.worker
+        if worker is None or not self._serving:
             return None
-        claims = worker.claims
-        since_s = (claims.since_ns or claims.beat_ns) / 1e9
-        if (building_ns := claims.building_ns) and not is_stopped(worker.pid):
+        since_s = self._stalled_since(worker)
+        if since_s is None:
+            return None
+        if (building_ns := worker.claims.building_ns) and not is_stopped(worker.pid):
             since_s = max(since_s, building_ns / 1e9 + max(0.0, BUILT_S - self._hang_after_s))
-        return max(since_s, table.progress_s)
+        now = time.monotonic()
+        if now - since_s >= look_every_s(self._hang_after_s):
+            self._wake_event.wake()
+        return now - max(0.0, self._dispatcher.read_s - since_s)
+
+    def _stalled_since(self, worker: Worker) -> float | None:
+        host, page = self._dispatcher.host, worker.claims
+        claimed = Claimed(page.since_ns / 1e9, page.built_ns / 1e9)
+        waits = (self._wait_for_answer(worker, host.in_flight), self._wait_for_arena(host))
+        answered_s = host.in_flight.answered_s
+        return min((stalled_since(wait, answered_s, claimed) for wait in waits if wait), default=None)
+
+    def _wait_for_answer(self, worker: Worker, table: InFlightTable) -> Wait | None:
+        oldest = table.oldest
+        if oldest is None or not table.requests:
+            return None
+        return self._first_seen.wait_for(oldest, worker.claims, time.monotonic())
+
+    @staticmethod
+    def _wait_for_arena(host: WorkerHost) -> Wait | None:
+        asked_s = host.arena_asked_s
+        return None if host.broker.arena is None else Wait(asked_s, asked_s)
 
     def progress(self) -> Progress:
         """The progress of the worker's requests. Any thread. Never blocks: it does not ask the kernel."""
         worker, table = self.worker, self._dispatcher.host.in_flight
         last_s, working = table.progress_s, bool(table.requests)
+        if (wait := self._wait_for_arena(self._dispatcher.host)) is not None:
+            last_s, working = max(last_s, wait.since_s), True
         if worker is not None and working:
             last_s = max(last_s, worker.claims.since_ns / 1e9)
         return Progress(working=working, last_s=last_s)
@@ -210,16 +242,31 @@ class WorkerMonitor(Actor):
     def _await_ready(self) -> None:
         worker = self.worker
         assert worker is not None
-        stopped = StoppedTime(worker.pid)
+        silent = self._silent_time(worker, worker.started)
         while not worker.ready:
-            events = self._await_event(worker, stopped)
+            events = self._await_event(worker, silent)
             self._dispatcher.turn()
             if worker.channel.fileno() in events:
                 self._read_start_frames(worker)
             elif worker.child.pidfd in events:
                 raise Crash(f"worker {worker.pid} {worker.child.how_it_ended(1.0)} in its start")
 
-    def _await_event(self, worker: Worker, stopped: StoppedTime) -> set[int]:
+    @staticmethod
+    def _silent_time(worker: Worker, asked_s: float) -> SilentTime:
+        """Measures for how long a starting worker is stopped, or makes no progress with what it was asked.
+
+        It sends heartbeats from when its engine is open, just before it says that it is ready.
+        """
+        page, wait = worker.claims, Wait(asked_s, asked_s)
+
+        def is_silent() -> bool:
+            claimed = Claimed(page.since_ns / 1e9, page.built_ns / 1e9)
+            idle_s = time.monotonic() - stalled_since(wait, 0.0, claimed)
+            return is_stopped(worker.pid) or (page.beat_ns > 0 and idle_s > 2 * LOOK_EVERY_S)
+
+        return SilentTime(is_silent)
+
+    def _await_event(self, worker: Worker, silent: SilentTime) -> set[int]:
         """Wait for a frame from a starting worker, for its end, or for room in its socket. Raises `Crash`.
 
         May return without any of these.
@@ -230,8 +277,9 @@ class WorkerMonitor(Actor):
         self._wake_event.clear()
         if self._is_given_up():
             raise Crash("it was given up while it started")
-        if stopped.look() >= self._hang_after_s:
-            raise Crash(f"worker {worker.pid} was stopped for {self._hang_after_s:g} s in its start")
+        if silent.look() >= self._hang_after_s:
+            how = "was stopped" if is_stopped(worker.pid) else "made no progress"
+            raise Crash(f"worker {worker.pid} {how} for {self._hang_after_s:g} s in its start")
         return events
 
     def _received(self, worker: Worker) -> list[Any]:
@@ -279,9 +327,9 @@ class WorkerMonitor(Actor):
 
     def _await_done(self, worker: Worker, number: int, host: WorkerHost) -> None:
         """Wait until the worker has finished the internal request. Raises `Crash`, also if that failed."""
-        stopped = StoppedTime(worker.pid)
+        silent = self._silent_time(worker, time.monotonic())
         while True:
-            events = self._await_event(worker, stopped)
+            events = self._await_event(worker, silent)
             frames = self._received(worker)
             host.receive(frames)
             done = [frame for frame in frames if isinstance(frame, InternalDone) and frame.number == number]

@@ -6,7 +6,9 @@ processes map. The worker writes its first pages, the parent the rest, and only 
 =========================  =======  =========================================================================
 `begun_count`              worker   requests that it has begun or dropped so far
 `beat_ns`                  worker   its last heartbeat, on the machine's monotonic clock
-`since_ns`                 worker   since when its work has made no progress; 0 without work
+`since_ns`                 worker   since when its work has made no progress; without work, since when
+`built_ns`                 worker   when a build or tuning last made progress, in two words: one is written by
+                                    the heartbeat, the other when a build begins or ends
 `begun`, for each place    worker   the number of the request that it has begun there
 `finished`, likewise       worker   the number of the request that it has finished there, and beside it the
                                     plan, the beginning and the time of its run
@@ -69,7 +71,7 @@ _PLAN_BYTES = 120
 """Bytes for a plan's tag. A longer tag is cut off."""
 _RECORD_BYTES = 4 * _WORD_BYTES + _PLAN_BYTES
 """What the worker writes for each place: begun, finished, when its run began, how long it took, the plan."""
-_COUNT, _BEAT, _SINCE, _BUILDING = range(4)
+_COUNT, _BEAT, _SINCE, _BUILDING, _BUILT, _TURNED = range(6)
 _HEADER_WORDS = 8
 _FIXED_SIZE = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
@@ -216,10 +218,10 @@ class StatusPage:
             return False
 
     def has_begun(self, place: int, number: int) -> bool:
-        """Whether an ended worker has begun the request in this place. Parent only.
+        """Whether a worker has begun the request in this place. Parent only.
 
-        Also True for a withdrawn request that the worker has skipped, and for a closed page. Not for a living
-        worker, which may begin the request a moment later.
+        Also True for a withdrawn request that the worker has skipped, and for a closed page. False is certain
+        only of a worker that has ended: a living one may begin the request a moment later.
         """
         try:
             return self._begun[place] == number
@@ -279,7 +281,8 @@ class StatusPage:
 
     @property
     def since_ns(self) -> int:
-        """Since when the worker's work has made no progress, on the same clock; 0 without work."""
+        """Since when the worker's work has made no progress, on the same clock; without work, since when it
+        has none. 0 before the first heartbeat."""
         return self._past(_SINCE)
 
     @since_ns.setter
@@ -291,9 +294,22 @@ class StatusPage:
         """Since when a plan is being built, on the same clock; 0 for none. Heartbeats may be missing then."""
         return self._past(_BUILDING)
 
-    @building_ns.setter
-    def building_ns(self, since_ns: int) -> None:
-        self._words[_BUILDING] = since_ns
+    def note_build(self, now_ns: int, *, builds: bool) -> None:
+        """Note that a build begins now, or that the last one has ended. Worker only, one thread at a time."""
+        self._words[_TURNED] = now_ns  # first: the end of a build counts before it stops excusing the worker
+        self._words[_BUILDING] = now_ns if builds else 0
+
+    @property
+    def built_ns(self) -> int:
+        """When a build or tuning last made progress, or ended, on the same clock; 0 for never.
+
+        Set by the heartbeat, which may write an older time than the end of a build.
+        """
+        return max(self._past(_BUILT), self._past(_TURNED))
+
+    @built_ns.setter
+    def built_ns(self, then_ns: int) -> None:
+        self._words[_BUILT] = then_ns
 
     def _past(self, word: int) -> int:
         """A time in the past; else 0. All processes of the machine share this clock."""

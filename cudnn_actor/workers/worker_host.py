@@ -184,6 +184,8 @@ class WorkerHost:
         self.recent: dict[str, Compute] = {}
         """One request for each plan that has run lately, by its graph's digest; the latest last."""
         self.on_new_plan: Callable[[], None] = _nothing
+        self.arena_asked_s = 0.0
+        """When the worker was last asked to make an arena, in `time.monotonic()` seconds."""
         self._unsent: list[Request] = []
         self._graphs: dict[str, None] = {}
         """Identities of the graphs that the worker keeps, the oldest first."""
@@ -501,6 +503,7 @@ class WorkerHost:
     def create_arena(self, number: int, nbytes: int) -> None:
         """See `broker.Host`. Asks the worker."""
         assert self.worker is not None
+        self.arena_asked_s = time.monotonic()
         self.worker.send(CreateArena(number, nbytes))
 
     def drop_arena(self, number: int) -> None:
@@ -618,6 +621,8 @@ class WorkerHost:
         # Check the answer first: if it does not fit, the request is still in flight and judged with the rest.
         request = self.in_flight.find(answer.number, answer.place)
         cached = request.cached
+        if type(answer) is Done:
+            self.in_flight.note_finished(request)
         if type(answer) is Done and cached is not None:
             self.in_flight.complete(request)
             self.state.memory.release_all(request.slots)

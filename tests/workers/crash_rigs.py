@@ -355,6 +355,37 @@ def _give_a_short_arena() -> NoReturn:
     _lie(ArenaMade(1), descriptors=[short])
 
 
+def _say_a_stray_byte() -> None:
+    """Write one byte to the parent, and go on."""
+    with _channel() as channel:
+        channel.sendall(b"\x07")
+        channel.setblocking(False)  # as the worker's own descriptor of it
+
+
+def _lose_a_frame() -> None:
+    """Read the next frame behind this worker's back, and go on."""
+    with _channel() as channel:
+        channel.recv(1 << 20)
+        channel.setblocking(False)
+
+
+def _lose_an_answer() -> None:
+    """Forget to send the next receipt."""
+    _forget_once("done")
+
+
+def _lose_the_ready() -> None:
+    """Forget to say that it is ready."""
+    _forget_once("say")
+
+
+def _forget_once(method: str) -> None:
+    """Have the next call of a method of the outbox do nothing."""
+    loop: Any = next(one for one in gc.get_objects() if isinstance(one, WorkerLoop))
+    outbox = loop._outbox
+    setattr(outbox, method, lambda *_: vars(outbox).pop(method))
+
+
 def _answer_twice() -> NoReturn:
     answer = Done(*_in_work(), "plan", 1, 1.0)
     _lie(Answers([answer]), Answers([answer]))
@@ -388,6 +419,10 @@ ORDERS: dict[str, Callable[[], None]] = {
     "refuse an arena oddly": lambda: _lie(ArenaRefused(1, _NO_SUCH_ERROR)),
     "log badly": lambda: _lie(Logged(0, "cudnn_actor", "info", "line", {"event": "another"})),
     "drown in descriptors": _drown_in_descriptors,
+    "say a stray byte": _say_a_stray_byte,
+    "lose a frame": _lose_a_frame,
+    "lose an answer": _lose_an_answer,
+    "lose the ready": _lose_the_ready,
     "stick": _stick,
     "fail": _fail,
     "have no room": _have_no_room,

@@ -26,27 +26,67 @@ class Heartbeat:
         Seconds between two heartbeats.
     since
         Returns since when the work has made no progress, in `time.monotonic()` seconds; None without work.
+    builds_since
+        The same of builds and tuning alone, which are part of the work.
+    clock
+        Returns nanoseconds of `time.monotonic_ns()`'s clock.
     """
 
-    def __init__(self, page: StatusPage, every_s: float, since: Callable[[], float | None]) -> None:
+    def __init__(
+        self,
+        page: StatusPage,
+        every_s: float,
+        since: Callable[[], float | None],
+        builds_since: Callable[[], float | None],
+        clock: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
         self._page = page
         self._every_s = every_s
         self._since = since
+        self._builds_since = builds_since
+        self._clock = clock
+        self._idle_s: float | None = None
+        """Since when there is no work, as far as the heartbeats have seen; None while there is."""
+        self._built_s = 0.0
+        self._builds = False
         self._ended = threading.Event()
 
     def start(self) -> None:
         """Write a first heartbeat, and start the thread."""
-        self._beat()
+        self.beat()
         threading.Thread(target=self._run, name="heartbeat", daemon=True).start()
 
     def _run(self) -> None:
         while not self._ended.wait(self._every_s):
-            self._beat()
+            self.beat()
 
-    def _beat(self) -> None:
+    def beat(self) -> None:
+        """Write a heartbeat."""
+        now_ns = self._clock()
+        now = now_ns / 1e9
+        self._page.built_ns = int(self._last_built(now) * 1e9)
+        self._page.since_ns = int(self._last_progress(now) * 1e9)
+        self._page.beat_ns = now_ns
+
+    def _last_progress(self, now: float) -> float:
+        """Since when the work has made no progress; without work, since when it was first missing."""
         since = self._since()
-        self._page.since_ns = 0 if since is None else int(since * 1e9)
-        self._page.beat_ns = time.monotonic_ns()
+        if since is not None:
+            self._idle_s = None
+            return since
+        if self._idle_s is None:
+            self._idle_s = now
+        return self._idle_s
+
+    def _last_built(self, now: float) -> float:
+        """When a build last made progress, or was first missing."""
+        since = self._builds_since()
+        if since is not None:
+            self._built_s = since
+        elif self._builds:
+            self._built_s = now
+        self._builds = since is not None
+        return self._built_s
 
     def stop(self) -> None:
         """Stop the heartbeats."""

@@ -36,7 +36,8 @@ Task = WorkerTask | InternalTask
 class WorkerLoop:
     """Runs requests of a parent and answers them. When it ends, it says why; the parent judges the requests.
 
-    It is the host of its runner. Only `working_since` and `number_in_work` may be called on other threads.
+    It is the host of its runner. Other threads may call only `working_since`, `builds_since` and
+    `number_in_work`.
 
     Parameters
     ----------
@@ -111,6 +112,10 @@ class WorkerLoop:
         if mine is None or runs is None:
             return runs if mine is None else mine
         return min(mine, runs)
+
+    def builds_since(self) -> float | None:
+        """Since when a build thread has made no progress; None while none builds. Any thread."""
+        return self._runner.builds_since()
 
     def number_in_work(self) -> int:
         """The number of the current request; 0 for none. Any thread."""

@@ -91,14 +91,12 @@ class _Process:
         )
         state.generation = hello.generation
         state.builders = None if builders is None else BuilderQueue(builders, hello.journal)
-        state.announce_build = lambda builds: setattr(
-            page, "building_ns", time.monotonic_ns() if builds else 0
-        )
+        state.announce_build = lambda builds: page.note_build(time.monotonic_ns(), builds=builds)
         self._stages = Stages(lambda: self._engine)
         self._loop = loop = WorkerLoop(state, _maker(hello), inbox, outbox, self._stages, fails=hello.fails)
         self._generation = hello.generation
         self._stopping = False
-        self._heartbeat = Heartbeat(page, hello.beat_s, loop.working_since)
+        self._heartbeat = Heartbeat(page, hello.beat_s, loop.working_since, loop.builds_since)
         forward_logs(outbox, inbox, loop.number_in_work)
         inbox.on_frame |= {
             MapArena: self._map_arena,
