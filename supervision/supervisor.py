@@ -50,7 +50,7 @@ from cudnn_actor.supervision.signals import (
     TimerKey,
 )
 from cudnn_actor.supervision.state import Mode, SupervisorState
-from cudnn_actor.supervision.watch import SHORTEST_S, Watch, look_every_s
+from cudnn_actor.supervision.watch import Watch, look_every_s
 
 __all__ = ["RestartsExhausted", "Supervisor"]
 
@@ -216,7 +216,7 @@ class Supervisor(Actor):
         if since is not None and self._actors.get(name) is actor:
             left = limit - self._watch.watched_s(since, now)
             if left > 0:
-                return min(max(left, SHORTEST_S), look_every_s(limit))
+                return min(left, look_every_s(limit))
             reason = ExitReason.hung(f"no progress for {limit:g} s")
             self._step(RestartRequested(child=name, reason=reason, incarnation=self._incarnation(name)))
         return look_every_s(limit)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-__all__ = ["SHORTEST_S", "Watch", "look_every_s"]
+__all__ = ["Watch", "look_every_s"]
 
 _LOOKS_PER_LIMIT = 8
-SHORTEST_S = 0.02
-"""Seconds that lie at least between two checks."""
+_SHORTEST_S = 0.02
 
 
 def look_every_s(limit_s: float) -> float:
     """Seconds between two checks of a child that may go without progress for `limit_s`."""
-    return max(limit_s / _LOOKS_PER_LIMIT, SHORTEST_S)
+    return max(limit_s / _LOOKS_PER_LIMIT, _SHORTEST_S)
 
 
 class Watch:

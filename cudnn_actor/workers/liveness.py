@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from cudnn_actor.workers.in_flight import Claims, Oldest
 
-__all__ = ["Claimed", "FirstSeen", "Wait", "stalled_since"]
+__all__ = ["Claimed", "FirstSeen", "Wait", "stalled_since", "unless_unread"]
 
 
 class Wait(NamedTuple):
@@ -61,6 +61,25 @@ def stalled_since(wait: Wait, answered_s: float, claimed: Claimed) -> float:
     """
     is_lost = answered_s > max(wait.before_s, claimed.built_s)
     return max(wait.since_s, claimed.built_s, 0.0 if is_lost else claimed.since_s)
+
+
+def unless_unread(since_s: float, read_s: float, now: float, *, limit_s: float, every_s: float) -> float:
+    """`since_s` or, as long as an answer may have come that the parent has not read, a time that is no hang.
+
+    Not `now` in that case: the watchdog would forget when it was stopped before that, and count those times
+    once the answers have been read.
+
+    Parameters
+    ----------
+    since_s
+        Since when the worker has made no progress.
+    read_s
+        When the parent had last read all that the worker had sent.
+    limit_s, every_s
+        For how long it may make none, and how often the watchdog looks and has the parent read.
+    """
+    is_proven = read_s >= since_s + limit_s and read_s >= now - 2 * every_s
+    return since_s if is_proven else max(since_s, now - limit_s + every_s / 4)
 
 
 class FirstSeen:

@@ -38,7 +38,7 @@ from cudnn_actor.processes.waiting import wait_for
 from cudnn_actor.supervision.watch import look_every_s
 from cudnn_actor.workers.dispatcher import Dispatcher
 from cudnn_actor.workers.in_flight import InFlightTable, Violation
-from cudnn_actor.workers.liveness import Claimed, FirstSeen, Wait, stalled_since
+from cudnn_actor.workers.liveness import Claimed, FirstSeen, Wait, stalled_since, unless_unread
 from cudnn_actor.workers.source import Source
 from cudnn_actor.workers.staging import Block
 from cudnn_actor.workers.verification import compare, verification
@@ -155,10 +155,12 @@ class WorkerMonitor(Actor):
             return None
         if (building_ns := worker.claims.building_ns) and not is_stopped(worker.pid):
             since_s = max(since_s, building_ns / 1e9 + max(0.0, BUILT_S - self._hang_after_s))
-        now = time.monotonic()
-        if now - since_s >= look_every_s(self._hang_after_s):
+        now, every_s = time.monotonic(), look_every_s(self._hang_after_s)
+        if now - since_s >= every_s:
             self._wake_event.wake()
-        return now - max(0.0, self._dispatcher.read_s - since_s)
+        return unless_unread(
+            since_s, self._dispatcher.read_s, now, limit_s=self._hang_after_s, every_s=every_s
+        )
 
     def _stalled_since(self, worker: Worker) -> float | None:
         host, page = self._dispatcher.host, worker.claims

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cudnn_actor.workers.in_flight import InFlightTable, WorkerRequest
-from cudnn_actor.workers.liveness import Claimed, FirstSeen, Wait, stalled_since
+from cudnn_actor.workers.liveness import Claimed, FirstSeen, Wait, stalled_since, unless_unread
 from cudnn_actor.workers.process.heartbeat import Heartbeat
 
 from .test_in_flight import request
@@ -202,3 +202,24 @@ def test_a_request_that_waits_for_a_long_build_is_not_lost() -> None:
 def test_idle_time_before_a_request_does_not_count() -> None:
     wait = Wait(since_s=1000.0, before_s=1000.0)
     assert stalled_since(wait, 500.0, Claimed(since_s=600.0, built_s=0.0)) == 1000.0
+
+
+@given(
+    since_s=st.floats(1000, 2000),
+    read_s=st.floats(0, 3000),
+    now=st.floats(2000, 3000),
+    limit_s=st.floats(0.1, 100),
+)
+def test_no_worker_is_hung_as_long_as_its_answers_may_be_unread(
+    since_s: float, read_s: float, now: float, limit_s: float
+) -> None:
+    found = unless_unread(since_s, read_s, now, limit_s=limit_s, every_s=limit_s / 8)
+    assert found >= since_s
+    if now - found >= limit_s:
+        assert found == since_s
+        assert read_s - since_s >= limit_s
+
+
+def test_a_worker_is_hung_at_the_second_look_after_the_limit() -> None:
+    assert 10.0 - unless_unread(0.0, 7.9, 10.0, limit_s=8.0, every_s=1.0) < 8.0
+    assert 9.25 - unless_unread(0.0, 9.0, 9.25, limit_s=8.0, every_s=1.0) == 9.25
