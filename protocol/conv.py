@@ -87,8 +87,8 @@ class ConvSpec(
         Per spatial dim: 1 + (pre + in + post - (dilation * (filter - 1) + 1)) // stride.
         https://docs.nvidia.com/deeplearning/cudnn/latest/api/cudnn-cnn-library.html
 
-        Raises `InvalidRequest` if ranks or channels do not match, an operand has no elements, or the filter
-        is larger than the padded input.
+        Raises `InvalidRequest` if ranks or channels do not match, or the filter has no taps or is larger than
+        the padded input.
         """
         self._check_operands(x, w)
         spatial = []
@@ -134,26 +134,26 @@ class ConvSpec(
             padding = self.pre_padding[axis] + self.post_padding[axis]
             least = (size - 1) * self.stride[axis] + window - padding
             most = least + self.stride[axis] - 1
-            if most < 1:
+            if most < 0:
                 raise InvalidRequest(
                     field="dy",
                     value=tuple(dy),
                     problem=f"leaves no input in spatial dim {axis} with a padding of {padding}",
                     fix="use less padding",
                 )
-            spatial.append(max(least, 1))
+            spatial.append(max(least, min(most, 1)))
         return (dy[0], w[1] * self.groups, *spatial)
 
     def _check_ranks(self, **operands: Sequence[int]) -> None:
         for name, dims in operands.items():
             if len(dims) != self.spatial_dims + 2:
                 raise _rank_error(name, dims, self.spatial_dims)
-            if 0 in dims:
+            if name == "w" and 0 in dims[2:]:
                 raise InvalidRequest(
                     field=name,
                     value=tuple(dims),
-                    problem="has no elements, and a convolution is not defined without",
-                    fix="make every dim at least 1, or leave the convolution out",
+                    problem="has no taps",
+                    fix="make its spatial dims at least 1; channels, filters and the batch may be none",
                 )
 
     def _check_operands(self, x: Sequence[int], w: Sequence[int]) -> None:

@@ -185,8 +185,24 @@ class OperationGraph(
 
         `xp`, `values` and what is returned are as in `Operation.evaluate`.
         """
-        results = operation.evaluate(xp, *self._given(operation, values))
+        given, specs = self._given(operation, values)
+        results = self._of_nothing(xp, operation, given) or operation.evaluate(xp, given, specs)
         return {uid: results[name] for name, uid in operation.named(operation.outputs)}
+
+    def without_elements(self, operation: Node) -> Mapping[str, float | str] | None:
+        """An operation's outputs, if an operand has no elements: see `Operation.of_nothing`."""
+        return operation.of_nothing({name: self.tensor(uid).spec for name, uid in operation.named()})
+
+    def _of_nothing(self, xp: Any, operation: Node, given: Mapping[str, Array]) -> dict[str, Array] | None:
+        """The same as arrays."""
+        found = self.without_elements(operation)
+        if found is None:
+            return None
+        tensors = {name: self.tensor(uid) for name, uid in operation.named(operation.outputs)}
+        return {
+            name: given[value] if isinstance(value, str) else _filled(xp, tensors[name], value)
+            for name, value in found.items()
+        }
 
     def magnitudes(self, xp: Any, operation: Node, values: Mapping[int, Array]) -> dict[int, Array]:
         """The same of `Operation.magnitudes`."""

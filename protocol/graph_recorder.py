@@ -88,7 +88,6 @@ class Recorder:
         given = {name: self._tensors[self._own(name, tensor)].spec for name, tensor in (like or {}).items()}
         node = check_parameters(operation).with_operands(lambda name: operands.get(name, 0))
         specs = {name: self._tensors[number].spec for name, number in operands.items()}
-        node.check_elements(specs)
         inferred = node.infer(specs) | given
         names = [n for n in operation.outputs if n not in operation.optional or n in also]
         for name in names:

@@ -244,11 +244,12 @@ class NetworkFunctions(Recorder):
         for axis, value in zip(along, given, strict=True):
             known[axis] = value
             if scales is not None:
-                if not is_finite(value) or not 1 <= value * x.dims[axis] <= 2**48:
+                if not is_finite(value) or value <= 0 or value * x.dims[axis] > 2**48:
                     raise InvalidRequest(
                         field="scales",
                         value=scales,
-                        problem=f"must make 1 to 2**48 elements of the {x.dims[axis]} of dim {axis}",
+                        problem=f"must make at most 2**48 elements of the {x.dims[axis]} of dim {axis}, "
+                        "and be above 0",
                         fix="use 1.0 for a dim that stays as it is",
                     )
                 known[axis], factors[axis] = math.floor(value * x.dims[axis]), float(value)

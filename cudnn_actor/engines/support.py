@@ -62,7 +62,6 @@ def _check(graph: OperationGraph, operation: Node) -> None:
     operands = operation.named()
     tensors = {name: graph.tensor(uid) for name, uid in operands}
     specs = {name: tensor.spec for name, tensor in tensors.items()}
-    operation.check_elements(specs)
     operation.check(specs)
     if isinstance(operation, Pointwise):
         return

@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from cudnn_actor.protocol.checks import is_finite, is_whole
@@ -23,6 +24,7 @@ from cudnn_actor.protocol.operations.base import (
     Specs,
     T,
     require,
+    require_elements,
     require_floating,
 )
 from cudnn_actor.protocol.operations.random import STATE, keeping, state_sample, words
@@ -113,7 +115,9 @@ class _Attention(Operation[T], frozen=True, kw_only=True):
         q, k, v = specs["q"], specs["k"], specs["v"]
         batch, heads, _, features = q.dims
         require(specs, "k", (batch, k.dims[1], k.dims[2], features), q.dtype)
-        if heads % k.dims[1]:
+        for name in ("q", "v"):
+            require_elements(specs, name, (3,), "features")
+        if heads % k.dims[1] if k.dims[1] else heads:
             raise InvalidRequest(
                 field="k",
                 value=k.dims[1],
@@ -334,6 +338,7 @@ class Attention(_Attention[T], frozen=True, kw_only=True, tag=True):
     """
 
     kind = "attention"
+    nothing = MappingProxyType({"statistics": -math.inf})
     inputs = ("q", "k", "v", "bias", "lengths_q", "lengths_kv", "state")
     outputs = ("y", "statistics")
     optional = frozenset({"bias", "lengths_q", "lengths_kv", "state", "statistics"})

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, ClassVar, Generic, TypeVar
 
 import msgspec
@@ -31,6 +32,7 @@ __all__ = [
     "axes_of",
     "axis_of",
     "require",
+    "require_elements",
     "require_floating",
 ]
 
@@ -117,7 +119,11 @@ class Operation(msgspec.Struct, Generic[T], frozen=True, kw_only=True, forbid_un
     optional
         Those of them that may be left out: None. A message for `CudnnRef.apply` may leave out any output.
     takes_empty
-        Whether it may have operands without elements.
+        Whether `evaluate` takes operands without elements. For those of any other operation, `of_nothing`
+        gives the outputs.
+    nothing
+        What an output is where an operand has no elements, by its name, if not 0: a number, or the name of
+        the input that it is equal to.
     slack
         How many times the error of a sum of products its results may have: more than 1 where it rounds to the
         type of its operands inside.
@@ -128,6 +134,7 @@ class Operation(msgspec.Struct, Generic[T], frozen=True, kw_only=True, forbid_un
     outputs: ClassVar[tuple[str, ...]]
     optional: ClassVar[frozenset[str]] = frozenset()
     takes_empty: ClassVar[bool] = False
+    nothing: ClassVar[Mapping[str, float | str]] = MappingProxyType({})
     slack: ClassVar[float] = 1.0
     control: ClassVar[bool] = False
     """As a message: it waits its turn."""
@@ -192,18 +199,14 @@ class Operation(msgspec.Struct, Generic[T], frozen=True, kw_only=True, forbid_un
             if name in specs:
                 require(specs, name, wanted.dims, wanted.dtype)
 
-    def check_elements(self, specs: Specs) -> None:
-        """Raise `InvalidRequest`, which names the field, if an operand has too few elements: none."""
-        if self.takes_empty:
-            return
-        for name, spec in specs.items():
-            if 0 in spec.dims:
-                raise InvalidRequest(
-                    field=name,
-                    value=spec.dims,
-                    problem=f"has no elements, and {type(self).__name__} is not defined without",
-                    fix="make every dim at least 1, or leave the operation out",
-                )
+    def of_nothing(self, specs: Specs) -> Mapping[str, float | str] | None:
+        """The outputs where an operand has no elements, as in `nothing`; None if `evaluate` computes them.
+
+        A sum of nothing is 0, and so is what adds nothing. All that is refused, `check` and `infer` refuse.
+        """
+        if self.takes_empty or all(0 not in spec.dims for spec in specs.values()):
+            return None
+        return {name: self.nothing.get(name, 0.0) for name, _ in self.named(self.outputs)}
 
     def compute(self, dtypes: tuple[DType, ...]) -> DType:
         """The type that it computes in, from the dtypes of its inputs."""
@@ -329,6 +332,18 @@ def require(specs: Specs, name: str, dims: tuple[int, ...], *dtypes: DType, grad
 def require_floating(specs: Specs, name: str) -> None:
     """Raise `InvalidRequest` unless an operand is of a floating-point dtype."""
     require(specs, name, specs[name].dims, *(dtype for dtype in DType if dtype.is_floating))
+
+
+def require_elements(specs: Specs, name: str, axes: Sequence[int], what: str) -> None:
+    """Raise `InvalidRequest` if an operand has a size of 0 along one of these dims, of such elements."""
+    dims = specs[name].dims
+    if any(dims[axis] == 0 for axis in axes):
+        raise InvalidRequest(
+            field=name,
+            value=dims,
+            problem=f"has no {what}",
+            fix="make these dims at least 1; the batch may be empty",
+        )
 
 
 def axis_of(field: str, axis: int, rank: int, of: str = "x") -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 from cudnn_actor.protocol.checks import is_finite, is_whole
@@ -67,7 +68,8 @@ class ChannelNorm(Operation[T], frozen=True, kw_only=True):
 
     def count(self, dims: tuple[int, ...]) -> int:
         """How many elements of x have one mean."""
-        return math.prod(dims) // self.groups_of(dims[1]) // (1 if self.over_samples else dims[0])
+        channels = dims[1] // max(1, self.groups_of(dims[1]))
+        return channels * math.prod(dims[2:]) * (dims[0] if self.over_samples else 1)
 
     def _check_x(self, specs: Specs) -> None:
         require_floating(specs, "x")
@@ -76,7 +78,7 @@ class ChannelNorm(Operation[T], frozen=True, kw_only=True):
             raise InvalidRequest(
                 field="x", value=dims, problem="has no channels", fix="give it dims (N, C, ...)"
             )
-        groups = self.groups_of(dims[1])
+        groups = getattr(self, "groups", 1)
         if not is_whole(groups) or groups < 1 or dims[1] % groups:
             raise InvalidRequest(
                 field="groups",
@@ -119,12 +121,12 @@ class ChannelNorm(Operation[T], frozen=True, kw_only=True):
         """x with such dims that what `_beside` gives is broadcast to it."""
         if self.over_samples:
             return x
-        return x.reshape((x.dims[0], self.groups_of(x.dims[1]), -1))
+        return x.reshape((x.dims[0], self.groups_of(x.dims[1]), self.count(x.dims)))
 
     def _beside(self, statistic: Any, x: Any) -> Any:
         """A tensor of a number for each mean."""
         if self.over_samples:
-            return statistic.reshape((1, -1, *[1] * (x.rank - 2)))
+            return statistic.reshape((1, *statistic.dims, *[1] * (x.rank - 2)))
         return statistic.reshape((*statistic.dims, 1))
 
 
@@ -199,6 +201,9 @@ class _Normalizing(ChannelNorm[T], frozen=True, kw_only=True):
     inputs: ClassVar[tuple[str, ...]] = ("x", "scale", "bias")
     outputs: ClassVar[tuple[str, ...]] = ("y", "mean", "inverse_deviation")
     optional = frozenset({"scale", "bias", "mean", "inverse_deviation"})
+    nothing: ClassVar[Mapping[str, float | str]] = MappingProxyType(
+        {"mean": math.nan, "inverse_deviation": math.nan}
+    )
     x: T
     scale: T | None = None
     bias: T | None = None
@@ -300,6 +305,13 @@ class BatchNormTraining(_Normalizing[T], frozen=True, kw_only=True, tag=True):
     """
 
     kind = "batch_norm_training"
+    nothing = MappingProxyType(
+        {
+            **_Normalizing.nothing,
+            "new_running_mean": "running_mean",  # as in PyTorch
+            "new_running_variance": "running_variance",
+        }
+    )
     inputs = ("x", "scale", "bias", "running_mean", "running_variance")
     outputs = ("y", "mean", "inverse_deviation", "new_running_mean", "new_running_variance")
     optional = frozenset({*inputs, *outputs} - {"x", "y"})

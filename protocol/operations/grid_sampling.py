@@ -17,7 +17,15 @@ from typing import Any
 from cudnn_actor.protocol.checks import require_member
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.errors import InvalidRequest
-from cudnn_actor.protocol.operations.base import ALLOCATED, Array, Operation, Specs, T, require_floating
+from cudnn_actor.protocol.operations.base import (
+    ALLOCATED,
+    Array,
+    Operation,
+    Specs,
+    T,
+    require_elements,
+    require_floating,
+)
 from cudnn_actor.protocol.operations.indexing import ScatterReduction
 from cudnn_actor.protocol.operations.resampling import ResampleMode
 from cudnn_actor.protocol.tensor import Layout, TensorSpec
@@ -110,6 +118,7 @@ class GridSample(Operation[T], frozen=True, kw_only=True, tag=True):
                 problem=f"does not fit x, of dims {x.dims}",
                 fix=f"give it dims {x.dims[0]}, {spatial} spatial ones, and {spatial}",
             )
+        require_elements(specs, "x", range(2, x.rank), "elements to read")
         layout = Layout.NHWC if x.layout is Layout.NHWC else Layout.NCHW
         return {"y": TensorSpec.packed((*x.dims[:2], *grid.dims[1:-1]), x.dtype, layout)}
 
@@ -151,33 +160,36 @@ class GridSample(Operation[T], frozen=True, kw_only=True, tag=True):
     def gradient(self, g: Any, d: Mapping[str, Any]) -> dict[str, Any]:
         """x's is added up where x was read. The grid's is that of the weights: 0 of the nearest element."""
         x: Any = self.x
+        given: Any = self.grid
         (images, channels, *sizes), spatial = x.dims, x.rank - 2
         wide = self.compute((x.dtype,))
-        grid = g.astype(self.grid, wide)
-        dy = g.moveaxis(d["y"].astype(wide).reshape(images, channels, -1), 1, 2)[:, :, None]
-        count = dy.dims[1]
+        grid = g.astype(given, wide)
+        count = math.prod(given.dims[1:-1])
+        dy = g.moveaxis(d["y"].astype(wide).reshape(images, channels, count), 1, 2)[:, :, None]
         along = [
             [*zip(*self._taps(_OfGraph(g), grid[..., spatial - 1 - axis], size, wide), strict=True)]
             for axis, size in enumerate(sizes)
         ]
         # From here on, dims are (images, places of y, taps along each dim, channels).
-        weights = [g.stack(of, -1).reshape(images, count, -1) for _, of in along]
+        taps = [len(of) for _, of in along]
+        weights = [g.stack(of, -1).reshape(images, count, len(of)) for _, of in along]
 
         def beside(values: Any, axis: int) -> Any:
             """Those of each tap along a dim, with dims of 1 for the other dims' taps."""
-            return values.reshape(images, count, *(-1 if n == axis else 1 for n in range(spatial)))
+            return values.reshape(images, count, *(taps[n] if n == axis else 1 for n in range(spatial)))
 
         # x as a table with a row for each element of each image: which rows are read.
-        rows = g.arange(0, images).reshape(-1, *[1] * (1 + spatial))
+        rows = g.arange(0, images).reshape(images, *[1] * (1 + spatial))
         for axis, (places, _) in enumerate(along):
             rows = rows * sizes[axis] + beside(g.stack(places, -1), axis)
-        rows = rows.reshape(images * count, -1)
+        rows = rows.reshape(images * count, math.prod(taps))
         spread = [beside(weight, axis) for axis, weight in enumerate(weights)]
-        parts = dy * math.prod(spread[1:], start=spread[0]).reshape(images, count, -1, 1)
+        parts = dy * math.prod(spread[1:], start=spread[0]).reshape(images, count, math.prod(taps), 1)
         total = g.full((images * math.prod(sizes), channels), 0.0, wide)
         dx = g.put(total, rows, parts.reshape(*rows.dims, channels), reduction=ScatterReduction.ADD)
-        read = g.take(g.moveaxis(x, 1, -1).reshape(-1, channels), rows, 0).reshape(*parts.dims)
-        of_weights = g.sum(read * dy, -1).reshape(images, count, *(weight.dims[-1] for weight in weights))
+        table = g.moveaxis(x, 1, -1).reshape(images * math.prod(sizes), channels)
+        read = g.take(table, rows, 0).reshape(*parts.dims)
+        of_weights = g.sum(read * dy, -1).reshape(images, count, *taps)
         upstream = []
         for axis in range(spatial):
             others = [each for n, each in enumerate(spread) if n != axis]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from cudnn_actor.protocol.checks import is_finite
@@ -200,6 +201,7 @@ class LayerNorm(_ForwardNorm[T], frozen=True, kw_only=True, tag=True):
     """
 
     kind = "layer_norm"
+    nothing = MappingProxyType({"mean": math.nan, "inverse_deviation": math.nan})
     inputs = ("x", "scale", "bias")
     outputs = ("y", "mean", "inverse_deviation")
     optional = frozenset({"scale", "bias", "mean", "inverse_deviation"})
@@ -324,6 +326,7 @@ class RMSNorm(_ForwardNorm[T], frozen=True, kw_only=True, tag=True):
     """
 
     kind = "rms_norm"
+    nothing = MappingProxyType({"inverse_rms": math.nan})
     inputs = ("x", "scale")
     outputs = ("y", "inverse_rms")
     optional = frozenset({"scale", "inverse_rms"})

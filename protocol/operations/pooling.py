@@ -228,6 +228,13 @@ class AdaptiveWindow(
     def output_dims(self, x: Sequence[int]) -> tuple[int, ...]:
         """Dims of the result for an input of dims `x` (N, C, spatial). Raises `InvalidRequest`."""
         _check_rank(x, self.spatial_dims)
+        if 0 in x[2:]:
+            raise InvalidRequest(
+                field="x",
+                value=tuple(x),
+                problem="has no elements that windows could cover",
+                fix="make its spatial dims at least 1; the batch may be empty",
+            )
         return (*x[:2], *self.output)
 
     def seen(self, xp: Any, axis: int, x: Array, value: float, count: int) -> Iterator[Array]:

@@ -158,7 +158,7 @@ class _Resampling(Operation[T], frozen=True, kw_only=True):
         ):
             require_member(name, getattr(self, name), kind)
         per_dim: tuple[tuple[str, int, Callable[[Any], bool], str], ...] = (
-            ("sizes", x.rank, lambda size: is_whole(size) and size >= 1, "whole number ≥ 1"),
+            ("sizes", x.rank, lambda size: is_whole(size) and size >= 0, "whole number ≥ 0"),
             ("scales", x.rank, lambda scale: is_finite(scale) and scale > 0, "number > 0"),
             ("roi", 2 * x.rank, is_finite, "finite number"),
         )
@@ -172,6 +172,13 @@ class _Resampling(Operation[T], frozen=True, kw_only=True):
                     + (": where it starts, and then where it ends" if name == "roi" else ""),
                     fix=f"give {count} of them",
                 )
+        if any(wanted and not size for size, wanted in zip(x.dims, self.sizes, strict=True)):
+            raise InvalidRequest(
+                field="sizes",
+                value=self.sizes,
+                problem=f"has elements along a dim of x, of dims {x.dims}, that has none",
+                fix="make that size 0, or that dim at least 1",
+            )
         for name in ("cubic_coefficient", "extrapolation"):
             if not is_finite(value := getattr(self, name)):
                 raise InvalidRequest(field=name, value=value, problem="must be finite", fix="use 0.0")

@@ -8,25 +8,16 @@ import numpy as np
 import pytest
 
 from cudnn_actor.protocol import (
-    BufferRef,
     DType,
     InvalidRequest,
     Layout,
-    OperationGraph,
     TensorSpec,
-    UnsupportedGraph,
 )
-from cudnn_actor.protocol.conv import ConvSpec
 from cudnn_actor.protocol.lowering import lower
-from cudnn_actor.protocol.messages import ConvFwd
 from cudnn_actor.protocol.operations import (
     OPERATIONS,
-    AvgPool,
-    GraphTensor,
-    LayerNorm,
     Pointwise,
     PointwiseMode,
-    Window,
 )
 
 from .shared_memory import shared_memory
@@ -153,31 +144,11 @@ def test_no_elements_are_broadcast_to_none(bench: Workbench) -> None:
     assert caught.value.field == "result"
 
 
-def reference(dims: tuple[int, ...]) -> BufferRef:
-    return BufferRef(slot=0, generation=1, spec=TensorSpec.packed(dims), device="cpu")
+def test_which_operations_compute_results_of_tensors_without_elements() -> None:
+    """Functions of each element, or of all along some dims, of which there may be none; and movement.
 
-
-def test_operations_that_need_elements_name_the_operand_that_has_none() -> None:
-    none = reference((0, 3, 8))
-    for message in (
-        LayerNorm(x=none, y=none),
-        AvgPool(x=none, y=none, window=Window.symmetric(1, size=1)),
-        ConvFwd(x=none, w=reference((4, 3, 1)), y=none, conv=ConvSpec.symmetric(1)),
-    ):
-        with pytest.raises(InvalidRequest, match="has no elements") as caught:
-            lower(message)
-        assert (caught.value.field, caught.value.value) == ("x", "(0, 3, 8)")
-
-
-def test_a_graph_of_an_operation_that_needs_elements_is_refused_before_it_runs(bench: Workbench) -> None:
-    x, y = (GraphTensor(uid=uid, dims=(2, 0), strides=(1, 1), dtype=DType.FLOAT32) for uid in range(2))
-    norm: LayerNorm[int] = LayerNorm(x=0, y=1)
-    with pytest.raises(UnsupportedGraph, match=r"x=.*has no elements"):
-        bench.engine.build(OperationGraph(tensors=(x, y), operations=(norm,)), workspace_limit=None)
-
-
-def test_which_operations_take_tensors_without_elements() -> None:
-    """Functions of each element, or of all along some dims, of which there may be none; and movement."""
+    Those of the others are numbers: see `test_empty_tensors`.
+    """
     drawing = {"RandomUniform", "RandomNormal", "RandomBernoulli", "RandomIntegers"}
     reducing = {"Reduction", "ArgReduction", "Cumulative", "Softmax", "SoftmaxBackward"}
     moving = {"Reshape", "Transpose", "Slice", "Pad", "BorderPad", "Concat", "BitCast"}

@@ -154,7 +154,7 @@ def test_what_has_no_weight_is_not_read(bench: Workbench) -> None:
     ("changes", "field"),
     [
         ({"sizes": (3,)}, "sizes"),
-        ({"sizes": (3, 0)}, "sizes"),
+        ({"sizes": (3, -1)}, "sizes"),
         ({"scales": (1.0, -2.0)}, "scales"),
         ({"scales": (1.0,)}, "scales"),
         ({"roi": (0.0, 1.0)}, "roi"),

@@ -179,13 +179,13 @@ WRONG = [
     Wrong(lambda g, t: g.resize(t.x, sizes=(3,), axes=anything(2)), "axes=2: must be a sequence of whole n"),
     Wrong(
         lambda g, t: g.resize(t.x, scales=anything(("a", 1)), axes=(2, 3)),
-        "scales=('a', 1): must make 1 to 2**48 elements of the 4 of dim 2",
+        "scales=('a', 1): must make at most 2**48 elements of the 4 of dim 2",
     ),
     Wrong(
-        lambda g, t: g.resize(t.x, scales=(1, 0.01), axes=(2, 3)),
-        "scales=(1, 0.01): must make 1 to 2**48 elements of the 4 of dim 3",
+        lambda g, t: g.resize(t.x, scales=(1, -0.5), axes=(2, 3)),
+        "scales=(1, -0.5): must make at most 2**48 elements of the 4 of dim 3, and be above 0",
     ),
-    Wrong(lambda g, t: g.resize(t.x, scales=(1e300,), axes=(2,)), "scales=(1e+300,): must make 1 to 2**48"),
+    Wrong(lambda g, t: g.resize(t.x, scales=(1e300,), axes=(2,)), "scales=(1e+300,): must make at most 2*"),
     Wrong(lambda g, t: g.pad(t.x, 1, ANY), "value=None: has the wrong type"),
     Wrong(lambda g, t: t.x.reshape(anything(2.5), -1), "dims=(2.5, -1): must be a sequence of whole numbers"),
     Wrong(lambda g, t: t.x.transpose(anything("ab")), "axes=('a', 'b'): must be a sequence of whole numbers"),

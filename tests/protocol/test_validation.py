@@ -50,7 +50,7 @@ BAD: dict[str, tuple[Compute, str, str, str]] = {
         "bool",
         "convert both operands to one of float64",
     ),
-    "no elements": (forward(x=ref((0, 4, 8, 8)), y=ref((0, 6, 6, 6))), "x", "(0, 4, 8, 8)", "at least 1"),
+    "no taps": (forward(w=ref((6, 4, 0, 3))), "w", "(6, 4, 0, 3)", "at least 1"),
     "no dims": (forward(x=ref(())), "x", "()", "ConvSpec.symmetric(2)"),
     "a bias of another dtype": (forward(bias=ref((6,), "int8")), "bias", "int8", "use float32"),
     "alpha nan": (forward(alpha=float("nan")), "alpha", "nan", "as in alpha=1.0"),

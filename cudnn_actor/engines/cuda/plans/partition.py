@@ -39,6 +39,7 @@ import msgspec
 
 from cudnn_actor.engines.cuda.operations.norms import FUSED
 from cudnn_actor.engines.cuda.plans.depthwise import is_depthwise
+from cudnn_actor.engines.cuda.plans.empty_tensors import filled
 from cudnn_actor.engines.cuda.plans.fusing import is_lined, lines_of_operation
 from cudnn_actor.engines.cuda.plans.indexed_reads import is_indexed_read
 from cudnn_actor.protocol.dtypes import DType
@@ -95,9 +96,26 @@ class Cut(NamedTuple):
 
 
 def cut(graph: OperationGraph) -> Cut | None:
-    """The graph in pieces; None if it is a single piece."""
+    """The graph in pieces; None if it is a single piece.
+
+    There are none for operations without elements in their results: see `empty_tensors`.
+    """
+    left = filled(graph)
+    if left is not None:
+        return _numbered(_Partition(left.graph).cut(), left.numbers) if left.graph else _NOTHING
     parts = _Partition(graph).cut()
     return None if len(parts.pieces[0].graph.operations) == len(graph.operations) else parts
+
+
+_NOTHING = Cut((), {}, ())
+
+
+def _numbered(parts: Cut, numbers: Sequence[int]) -> Cut:
+    """Pieces whose operations have these numbers in the whole graph."""
+    pieces = (
+        piece._replace(numbers=tuple(numbers[number] for number in piece.numbers)) for piece in parts.pieces
+    )
+    return parts._replace(pieces=tuple(pieces))
 
 
 class _Along(NamedTuple):

@@ -72,7 +72,7 @@ def finish(
     graph: OperationGraph, steps: Sequence[Step], graphs: Sequence[Any], scratch: int, limit: int | None
 ) -> CudaPlan:
     """The plan with those steps. Raises `Refused` if it needs more workspace than the limit."""
-    names = [_name(step) for step in steps]
+    names = [_name(step) for step in steps] or ["nothing"]
     recipe = Recipe(
         tag=f"cuda/{kind_of(graph)}/{graph.digest()[:8]}/{'+'.join(names)}",
         steps=tuple(steps),

@@ -1,0 +1,107 @@
+"""Graphs without the operations on tensors that have no elements.
+
+Kernels and libraries compute tensors with elements. What becomes of others is decided here, for all
+operations. One whose results have no elements is left out. Where an operand has none, the results are
+numbers, or equal to an input: a fill or a copy takes the operation's place. Those that take any number of
+elements, such as a concatenation or a reduction, stay as they are if they have a result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import msgspec
+
+from cudnn_actor.protocol.dtypes import DType
+from cudnn_actor.protocol.graph import OperationGraph
+from cudnn_actor.protocol.operations import GraphTensor, Node, Pointwise, PointwiseMode, TensorRole
+from cudnn_actor.protocol.tensor import packed_strides
+
+__all__ = ["Filled", "filled"]
+
+
+class Filled(NamedTuple):
+    """What is left of a graph, None if that is nothing, and the number of each operation in the graph.
+
+    All tensors keep their uids.
+    """
+
+    graph: OperationGraph | None
+    numbers: tuple[int, ...]
+
+
+def filled(graph: OperationGraph) -> Filled | None:
+    """A graph without operations on tensors that have no elements; None if that is what it is."""
+    if all(0 not in tensor.dims for tensor in graph.tensors):
+        return None
+    return _Filling(graph).filled()
+
+
+class _Filling:
+    def __init__(self, graph: OperationGraph) -> None:
+        self._graph = graph
+        self._wanted = {tensor.uid for tensor in graph.tensors if 0 not in tensor.dims}
+        """The tensors that are needed: all with elements, and those that an operation reads that stays."""
+        self._next = 1 + max(tensor.uid for tensor in graph.tensors)
+        self._tensors = {tensor.uid: tensor for tensor in graph.tensors}
+
+    def filled(self) -> Filled | None:
+        kept: list[tuple[int, Node]] = []
+        for number in reversed(range(len(self._graph.operations))):
+            of_this = [(number, operation) for operation in self._instead_of(number)]
+            self._wanted.update(uid for _, operation in of_this for uid in operation.reads)
+            kept += of_this
+        numbers = tuple(number for number, _ in reversed(kept))
+        operations = tuple(operation for _, operation in reversed(kept))
+        if operations == self._graph.operations:
+            return None
+        if not operations:
+            return Filled(None, ())
+        return Filled(self._of(operations), numbers)
+
+    def _of(self, operations: tuple[Node, ...]) -> OperationGraph:
+        """The graph of these operations. What overwrites an input that none of them reads just writes."""
+        touched = dict.fromkeys(uid for op in operations for uid in (*op.reads, *op.writes))
+        tensors = (self._tensors[uid] for uid in touched)
+        return OperationGraph(
+            tensors=tuple(
+                tensor
+                if tensor.overwrites is None or tensor.overwrites in touched
+                else msgspec.structs.replace(tensor, overwrites=None)
+                for tensor in tensors
+            ),
+            operations=operations,
+            numerics=self._graph.numerics,
+        )
+
+    def _instead_of(self, number: int) -> Iterator[Node]:
+        """What computes those results of an operation that are needed."""
+        operation = self._graph.operations[number]
+        wanted = {name: uid for name, uid in operation.named(operation.outputs) if uid in self._wanted}
+        found = self._graph.without_elements(operation)
+        if found is None:
+            if wanted:
+                yield operation
+            return
+        operands = dict(operation.named())
+        for name, uid in wanted.items():
+            value = found[name]
+            source = operands[value] if isinstance(value, str) else self._constant(uid, value)
+            yield Pointwise(mode=PointwiseMode.IDENTITY, operands=(source,), result=uid)
+
+    def _constant(self, uid: int, value: float) -> int:
+        """A number as a tensor like this one."""
+        dims, dtype = self._graph.tensor(uid).dims, self._graph.tensor(uid).dtype
+        constant = GraphTensor(
+            uid=self._next,
+            dims=dims,
+            strides=packed_strides(dims),
+            dtype=DType.FLOAT32 if dtype.is_half else dtype,
+            role=TensorRole.CONSTANT,
+            value=value if dtype.is_floating else int(value),
+            name=str(value),
+        )
+        self._tensors[constant.uid] = constant
+        self._next += 1
+        return constant.uid
