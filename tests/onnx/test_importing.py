@@ -1061,3 +1061,52 @@ def test_regions_of_version_10_begin_at_the_corners_of_elements() -> None:
     for constant in (False, True):
         (found,) = results_of("RoiAlign", 10, arrays, constant=constant, **of)
         np.testing.assert_allclose(found, [[[[2.5, 3.5], [6.5, 7.5]]]])
+
+
+NOTHING: dict[str, tuple[list[onnx.NodeProto], dict[str, tuple[int, ...]], tuple[int, ...], float]] = {
+    "a product over none": ([node("MatMul", "a b", "y")], {"a": (2, 0), "b": (0, 3)}, (2, 3), 0),
+    "a product over none, and more": (
+        [node("Gemm", "a b c", "y", alpha=2.0)],
+        {"a": (2, 0), "b": (0, 3), "c": (3,)},
+        (2, 3),
+        1,
+    ),
+    "no images": ([node("Conv", "x w", "y")], {"x": (0, 3, 5, 5), "w": (4, 3, 3, 3)}, (0, 4, 3, 3), 0),
+    "pooling": ([node("MaxPool", "x", "y", kernel_shape=[2, 2])], {"x": (0, 3, 5, 5)}, (0, 3, 4, 4), 0),
+    "a norm": ([node("LayerNormalization", "x s", "y")], {"x": (0, 5), "s": (5,)}, (0, 5), 0),
+    "a norm of channels": (
+        [node("InstanceNormalization", "x s b", "y")],
+        {"x": (0, 3, 5), "s": (3,), "b": (3,)},
+        (0, 3, 5),
+        0,
+    ),
+    "a recurrence": (
+        [node("GRU", "x w r", "y", hidden_size=2)],
+        {"x": (3, 0, 4), "w": (1, 6, 4), "r": (1, 6, 2)},
+        (3, 1, 0, 2),
+        0,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NOTHING)
+def test_models_of_tensors_without_elements(name: str) -> None:
+    nodes, inputs, dims, value = NOTHING[name]
+    proto = model_of(nodes, {of: (FLOAT, each) for of, each in inputs.items()}, {"y": (FLOAT, None)})
+    (y,) = run(proto, **{of: np.ones(each, np.float32) for of, each in inputs.items()})
+    np.testing.assert_array_equal(y, np.full(dims, value))
+
+
+@pytest.mark.parametrize("keys", [0, 5])
+@pytest.mark.parametrize("batch", [0, 2])
+def test_spelled_out_attention_to_nothing_is_0(batch: int, keys: int) -> None:
+    nodes = [
+        node("Transpose", "k", "kt", perm=[0, 1, 3, 2]),
+        node("MatMul", "q kt", "s"),
+        node("Softmax", "s", "p", axis=-1),
+        node("MatMul", "p v", "y"),
+    ]
+    dims = {"q": (batch, 2, 3, 4), "k": (batch, 2, keys, 4), "v": (batch, 2, keys, 6)}
+    proto = model_of(nodes, {of: (HALF, each) for of, each in dims.items()}, {"y": (HALF, None)})
+    (y,) = run(proto, **{of: np.ones(each, np.float16) for of, each in dims.items()})
+    np.testing.assert_array_equal(y, np.full((batch, 2, 3, 6), 1 if keys else 0))

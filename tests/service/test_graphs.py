@@ -6,12 +6,14 @@ import numpy as np
 import pytest
 
 from cudnn_actor import (
+    ConvSpec,
     Fault,
     FaultPlan,
     Graph,
     GraphBuilder,
     GraphLimits,
     InvalidRequest,
+    MatMul,
     OutcomeUnknown,
     RunGraph,
     StaleBufferError,
@@ -90,6 +92,26 @@ async def test_a_clip_whose_result_is_stored_passes_its_gradient_on(device: str,
         found = await gpu.apply(graph, x=given)
         wanted = np.array([1.1, 1.1, 1.1, 0.0], np.float16)
         np.testing.assert_array_equal(await gpu.download(found.dx), wanted)
+
+
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+async def test_requests_without_elements_give_what_their_definitions_say(device: str, isolation: str) -> None:
+    g = GraphBuilder()
+    image, w = g.input("image", (0, 3, 4, 4)), g.input("w", (5, 3, 3, 3))
+    y = g.relu(g.conv(image, w))
+    graph = g.build(y=y, dw=g.grad(y, w))
+    async with spawn(device=device, isolation=isolation) as gpu:  # type: ignore[arg-type]
+        all_dims = ((2, 0), (0, 3), (0, 3, 4, 4), (5, 3, 3, 3))
+        a, b, x, weights = [await gpu.upload(np.ones(dims, np.float32)) for dims in all_dims]
+        for _ in range(6):  # on CUDA, a run that is repeated is captured
+            product = await gpu.download(await gpu.apply(MatMul(a=a, b=b)))
+            np.testing.assert_array_equal(product, np.zeros((2, 3)))
+            made = await gpu.conv_fwd(x, weights, conv=ConvSpec.symmetric(2))
+            assert (await gpu.download(made)).shape == (0, 5, 2, 2)
+            found = await gpu.apply(graph, image=x, w=weights)
+            assert (await gpu.download(found.y)).shape == (0, 5, 2, 2)
+            np.testing.assert_array_equal(await gpu.download(found.dw), np.zeros((5, 3, 3, 3)))
+        assert (await gpu.explain(graph)).digest
 
 
 @pytest.mark.parametrize("isolation", ["thread", "process"])
