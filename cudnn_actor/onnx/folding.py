@@ -13,7 +13,7 @@ from onnx.reference import ReferenceEvaluator
 
 from cudnn_actor.onnx.values import Declined, Value, type_of
 
-__all__ = ["fold", "inferred", "nothing", "slices"]
+__all__ = ["NOT_INFERRED", "fold", "inferred", "nothing", "slices"]
 
 _ANY = 1000
 _OTHERWISE = {
@@ -43,7 +43,7 @@ _OTHERWISE = {
 _OF_FLOATS = frozenset({"Gemm"})
 """Operators of which the reference implementation computes integers in float64."""
 
-_NOT_INFERRED = (onnx.checker.ValidationError, shape_inference.InferenceError)
+NOT_INFERRED = (onnx.checker.ValidationError, shape_inference.InferenceError)
 _Arrays = Sequence[np.ndarray | None]
 
 
@@ -165,7 +165,7 @@ def inferred(
         types = {name: type_of(value) for name, value in present}
         data = {name: onnx.numpy_helper.from_array(value.array) for name, value in present if value.fixed}
         found = shape_inference.infer_node_outputs(schema, node, types, data, opset_imports=imports)
-    except (*_NOT_INFERRED, LookupError, RuntimeError, TypeError, ValueError):
+    except (*NOT_INFERRED, LookupError, RuntimeError, TypeError, ValueError):
         return None
     results: list[tuple[tuple[int, ...], np.dtype[Any]] | None] = []
     for name in node.output:

@@ -22,8 +22,10 @@ from cudnn_actor.models.errors import InvalidModel, UnsupportedModel
 from cudnn_actor.models.model import Feature, NeedsValues, Specialised, fixed_specs
 from cudnn_actor.onnx import operators
 from cudnn_actor.onnx.control import CONTROL
+from cudnn_actor.onnx.dtypes import Given, agreed, check_dtypes, dtype_code, formal
 from cudnn_actor.onnx.expanding import body_of, has_body
 from cudnn_actor.onnx.folding import fold, inferred, nothing
+from cudnn_actor.onnx.lists import Listed
 from cudnn_actor.onnx.nodes import Node
 from cudnn_actor.onnx.reading import (
     ModelFile,
@@ -72,6 +74,7 @@ class OnnxModel:
 
     def __init__(self, model: Any, limits: ModelLimits | None = None) -> None:
         self._file = read(model, limits)
+        check_dtypes(self._file)
         check_operators(self._file)
 
     @property
@@ -314,21 +317,15 @@ class _Import:
         """What a node gives. One that cannot be run is reported; others stand in for its results."""
         label = f"{place.label}, in {label_of(node)}" if place.label else label_of(node)
         count = len(node.output)
-        inputs: list[Value | None] = []
-        for name in node.input:
-            if name and name not in place.names:
-                raise InvalidModel(where=label, problem=f"reads {name!r}, which nothing writes")
-            value = place.names[name] if name else None
-            if isinstance(value, _Unknown):
-                problem = _problem_of(node, place.opsets, self._file)
-                if problem and not (value is _UNDECIDED and problem == NO_WAY):  # then it may be a constant
-                    self._problems[f"{label}: {problem}"] = None
-                return [value] * count
-            inputs.append(value)
+        inputs = self._inputs(node, place, label)
+        if isinstance(inputs, _Unknown):
+            return [inputs] * count
         try:
             return self._computed(node, inputs, place)
         except _Unknowable:
             return [_UNKNOWN] * count
+        except InvalidModel:  # which is a ValueError: of a node within this one
+            raise
         except Contradiction as error:
             raise InvalidModel(where=label, problem=str(error)) from error
         except Undecided as needs:
@@ -346,6 +343,21 @@ class _Import:
             reason = f"does not fit its operator: {type(error).__name__}: {error}"
         self._problems[f"{label}: {reason}"] = None
         return self._assumed(node, inputs, place) or [_UNKNOWN] * count
+
+    def _inputs(self, node: onnx.NodeProto, place: _Place, label: str) -> list[Value | None] | _Unknown:
+        """A node's inputs, None for those left out; the first one that is unknown, if there is one."""
+        inputs: list[Value | None] = []
+        for name in node.input:
+            if name and name not in place.names:
+                raise InvalidModel(where=label, problem=f"reads {name!r}, which nothing writes")
+            value = place.names[name] if name else None
+            if isinstance(value, _Unknown):
+                problem = _problem_of(node, place.opsets, self._file)
+                if problem and not (value is _UNDECIDED and problem == NO_WAY):  # then it may be a constant
+                    self._problems[f"{label}: {problem}"] = None
+                return value
+            inputs.append(value)
+        return inputs
 
     def _assumed(
         self, node: onnx.NodeProto, inputs: Sequence[Value | None], place: _Place
@@ -385,7 +397,6 @@ class _Import:
         if (domain, node.op_type) in operators.REFUSED:
             raise Refused(operators.REFUSED[domain, node.op_type])
         inputs = self._agreeing(node, schema, inputs)
-        _check_truths(schema, inputs)
         proto = node
         if any(each.ref_attr_name for each in node.attribute):
             proto = onnx.NodeProto()
@@ -408,19 +419,24 @@ class _Import:
         return found
 
     def _agreeing(
-        self, node: onnx.NodeProto, schema: defs.OpSchema, inputs: list[Value | None]
+        self, node: onnx.NodeProto, schema: Schema, inputs: list[Value | None]
     ) -> list[Value | None]:
         """The inputs, with float32 constants in the half type of the operands that they must agree with.
 
-        PyTorch's exporter folds norms of half types into float32 weights, which ONNX does not allow.
+        PyTorch's exporter folds norms of half types into float32 weights, which ONNX does not allow. All
+        else that contradicts the operator raises `Contradiction`.
         """
-        kinds = [each.type_str for each in schema.inputs if each.is_homogeneous]
-        pairs = [(kind, value) for kind, value in zip(kinds, inputs, strict=False) if value is not None]
-        halves = {kind: value.dtype for kind, value in pairs if value.is_half}
-        found = list(inputs)
-        for number, (kind, value) in enumerate(zip(kinds, inputs, strict=False)):
-            if kind in halves and value is not None and value.fixed and value.dtype == np.float32:
-                array = value.array.astype(halves[kind])
+        given = [Given(dtype_code(value), value is not None and value.fixed) for value in inputs]
+        kinds, found = agreed(schema, given), list(inputs)
+        for number, value in enumerate(inputs):
+            of = formal(schema, number)
+            if of is None or value is None:
+                continue
+            if isinstance(value, Listed) and of.dtypes is not None:
+                raise Refused("has a list where it needs a tensor")
+            wanted = kinds.get(of.kind) if of.alike else None
+            if wanted not in (None, given[number].dtype):
+                array = value.array.astype(onnx.helper.tensor_dtype_to_np_dtype(wanted))
                 found[number] = self._constant(array, fixed=True, name=node.input[number])
         return found
 
@@ -594,18 +610,6 @@ class _Inline:
 
     def constant(self, array: np.ndarray) -> Value:
         return self.imports.constant(array)
-
-
-def _check_truths(schema: Schema, inputs: Sequence[Value | None]) -> None:
-    """Refuse truth values where the operator takes numbers: arithmetic would be of truth values, too.
-
-    PyTorch's older exporter writes such models, which ONNX Runtime refuses.
-    """
-    for number, value in enumerate(inputs):
-        if value is not None and value.dtype == np.bool_ and schema.inputs:
-            declared = schema.inputs[min(number, len(schema.inputs) - 1)]
-            if "tensor(bool)" not in declared.types:
-                raise Declined(f"input {number} is of bool, which this version of the operator does not take")
 
 
 def _defaults(schema: Schema) -> dict[str, onnx.AttributeProto]:

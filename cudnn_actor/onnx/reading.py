@@ -29,6 +29,7 @@ __all__ = [
     "ModelFile",
     "ModelLimits",
     "array_of",
+    "declared_in",
     "dtype_name",
     "first_line",
     "in_order",
@@ -75,7 +76,8 @@ class ModelFile:
     """A model that was read and checked.
 
     `opsets`: the versions that it imports. `tensors`: its initialisers. `nodes`: in an order in which each
-    comes after those whose results it reads. `functions`: its own, by domain, name and overload.
+    comes after those whose results it reads. `functions`: its own, by domain, name and overload. `declared`:
+    the dtypes that it says of names, by ONNX's numbers.
     `most_nodes`: how many an import may have.
     """
 
@@ -85,6 +87,7 @@ class ModelFile:
     tensors: Mapping[str, np.ndarray]
     nodes: Sequence[onnx.NodeProto]
     functions: Mapping[tuple[str, str, str], onnx.FunctionProto]
+    declared: Mapping[str, int]
     most_nodes: int
 
 
@@ -132,7 +135,9 @@ def _read_proto(proto: onnx.ModelProto, folder: Path | None, limits: ModelLimits
     functions = {(each.domain, each.name, each.overload): each for each in bare.functions}
     opsets = versions(bare.opset_import)
     _check(bare, nodes, proto.graph.initializer)
-    return ModelFile(inputs, outputs, opsets, tensors, nodes, functions, limits.nodes)
+    return ModelFile(
+        inputs, outputs, opsets, tensors, nodes, functions, declared_in(proto.graph), limits.nodes
+    )
 
 
 def _without_tensors(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -150,6 +155,13 @@ def _without_tensors(proto: onnx.ModelProto) -> onnx.ModelProto:
 def versions(imports: Iterable[onnx.OperatorSetIdProto]) -> Opsets:
     """The imported versions, with "" for the standard domain."""
     return {"" if each.domain in _AI_ONNX else each.domain: each.version for each in imports}
+
+
+def declared_in(graph: onnx.GraphProto) -> dict[str, int]:
+    """The dtypes that a graph says of names, by ONNX's numbers; nothing of what is no tensor."""
+    values = (*graph.input, *graph.value_info, *graph.output)
+    found = {each.name: each.type.tensor_type.elem_type for each in values}
+    return {name: dtype for name, dtype in found.items() if dtype}
 
 
 def label_of(node: onnx.NodeProto) -> str:

@@ -46,6 +46,12 @@ has the name N.
 - **Reading.** The model is checked when it is loaded. One that is cut off, contradicts itself or refers to
   data outside of its folder raises `InvalidModel`, which names the node or the initialiser. Nothing is
   allocated. `OnnxModel(path, ModelLimits(...))` of `cudnn_actor.onnx` reads one with limits of your own.
+- **Dtypes and axes** that a node contradicts raise `InvalidModel`: operands that must be of one dtype and are
+  not, a result of another dtype than the model declares, an axis that the tensor does not have, a count below
+  its least value. It is raised by `load`, and within functions of the model and where ranks are not known, by
+  the first run. Two things are taken that ONNX does not allow: float32 constants beside operands of a half
+  type, which have their dtype then, and a dtype that only a later version of an operator takes. PyTorch
+  writes both.
 - **Dims.** A model is made into a graph for the dims of its inputs, at the first run with them. The {kept}
   newest graphs are kept. Inputs whose dims have one name must agree.
 - **Values that decide.** Where the values of an input decide over shapes, axes or attributes, the graph is

@@ -470,8 +470,9 @@ async def test_all_nodes_that_cannot_be_run_are_named_before_anything_is_allocat
     proto = image_model(1)
     proto.graph.node.extend(
         [
-            node("ImageDecoder", "image", "one", name="first"),
-            node("Relu", "one", "two", name="behind"),
+            node("Cast", "image", "bytes", to=onnx.TensorProto.UINT8),
+            node("ImageDecoder", "bytes", "one", name="first"),
+            node("Identity", "one", "two", name="behind"),
             node("ImageDecoder", "two", "three", name="second"),
         ]
     )
@@ -494,7 +495,8 @@ async def test_what_cannot_be_run_is_found_behind_what_cannot(size: int | str) -
             node("Slice", "b zero zero zero zero", "s", name="slice"),
             node("RandomNormalLike", "b", "n", name="like"),
             node("RandomUniform", "", "u", name="uniform", shape=[4]),
-            node("ImageDecoder", "n", "i", name="image"),
+            node("Cast", "n", "bytes", to=onnx.TensorProto.UINT8),
+            node("ImageDecoder", "bytes", "i", name="image"),
             node("Add", "n u", "y", name="add"),
         ],
         {"x": (FLOAT, [size])},
