@@ -17,7 +17,8 @@ GPU_PYTHON ?= $(GPU_VENV)/bin/python
 GPU_READY := $(if $(filter $(GPU_VENV)/bin/python,$(GPU_PYTHON)),$(GPU_VENV)/.ready)
 
 # What builds plans for a GPU without one: cuDNN's packages, and a library in the place of the driver's.
-SUPPORT_VENV := .venv-support
+CUDNN ?= 9.28
+SUPPORT_VENV := .venv-support-$(CUDNN)
 
 .PHONY: help test suite check wheel demo bench test-support test-gpu bench-gpu fmt coverage clean
 help:
@@ -25,7 +26,8 @@ help:
 	@echo "make test      lint, types, layers, tests, and a wheel that installs and imports"
 	@echo "make bench     latencies and throughput, printed and written to benchmarks/results/"
 	@echo "make test-support"
-	@echo "               builds what is claimed to run on a GPU, with cuDNN but without a GPU: installs 1.5 GB"
+	@echo "               builds what is claimed to run on a GPU, with cuDNN but without a GPU: installs 2 GB;"
+	@echo "               CUDNN=9.19 for another version"
 	@echo "make test-gpu  the tests that need an NVIDIA GPU; skipped, with the reason, where there is none"
 	@echo "make bench-gpu the measurements on a GPU, one by one, written to benchmarks/results/; needs PyTorch"
 	@echo "               both: CUDA=cuda12 for a driver of CUDA 12, GPU_PYTHON=python3 for an interpreter that"
@@ -79,6 +81,7 @@ $(SUPPORT_VENV)/.ready: pyproject.toml tests/support/stub_libcuda.c
 	$(PYTHON) -m venv $(SUPPORT_VENV)
 	$(SUPPORT_VENV)/bin/python -m pip install --quiet --upgrade "pip>=25.1"
 	$(QUIETLY) $(SUPPORT_VENV)/bin/python -m pip install --quiet --editable . --group support
+	$(SUPPORT_VENV)/bin/python -m pip install --quiet "nvidia-cudnn-cu13==$(CUDNN).*"
 	$(SUPPORT_VENV)/bin/python -m pip install --quiet --no-deps "nvidia-cudnn-frontend==1.32.*"
 	mkdir -p $(SUPPORT_VENV)/stub
 	gcc -shared -fPIC -Wl,-soname,libcuda.so.1 -o $(SUPPORT_VENV)/stub/libcuda.so.1 tests/support/stub_libcuda.c
@@ -111,4 +114,4 @@ coverage: $(VENV)/.dev
 	$(BIN)/coverage report
 
 clean:
-	rm -rf $(VENV) $(SUPPORT_VENV) .venv-cuda13 .venv-cuda12 build dist *.egg-info
+	rm -rf $(VENV) .venv-support* .venv-cuda13 .venv-cuda12 build dist *.egg-info

@@ -14,6 +14,7 @@ from benchmarks.gpu import building, cold, polling, recovery, resnet, resnet_she
 from benchmarks.gpu.setting import Setting, cudnn, cupy, torch
 from benchmarks.gpu.sheet import Sheet
 from cudnn_actor.cli.bench.machine import machine, versions
+from cudnn_actor.engines.cuda.library.versions import version_text
 
 __all__ = ["PARTS", "Part", "Platform", "Report", "new_report", "platform_of", "sheets", "write"]
 
@@ -135,15 +136,11 @@ def _gpu(setting: Setting, found: Platform) -> Platform:
         f"{version // 1000}.{version % 1000 // 10}"
         for version in (runtime.driverGetVersion(), runtime.runtimeGetVersion())
     )
-    found.versions["cuDNN"] = _dotted(cudnn().backend_version())
+    found.versions["cuDNN"] = version_text(cudnn().backend_version())
     library = torch()
     found.versions["PyTorch"] = str(library.__version__)
-    found.versions["cuDNN of PyTorch"] = _dotted(library.backends.cudnn.version())
+    found.versions["cuDNN of PyTorch"] = version_text(library.backends.cudnn.version())
     return found
-
-
-def _dotted(version: int) -> str:
-    return f"{version // 10000}.{version % 10000 // 100}.{version % 100}"
 
 
 def _driver() -> str:

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 import cudnn_actor
+from cudnn_actor.engines.cuda.library.versions import version_text
 
 __all__ = ["RESULTS", "Found", "Outcome", "Record", "Setting", "latest", "read", "write"]
 
@@ -138,8 +139,7 @@ def _gpu() -> tuple[str, str, str]:
     kernel = Path("/proc/driver/nvidia/version")
     words = kernel.read_text().split() if kernel.exists() else []
     driver = next((word for word in words if word[:1].isdigit() and word.count(".") >= 1), "unknown")
-    number = int(cudnn.backend_version())
-    return name, driver, f"{number // 10000}.{number // 100 % 100}.{number % 100}"
+    return name, driver, version_text(cudnn.backend_version())
 
 
 def _versions(*wanted: str) -> dict[str, str]:

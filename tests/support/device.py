@@ -9,10 +9,8 @@ from typing import Any
 from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.engines.cuda.plans.graphs import AbsentDevice
 
-__all__ = ["WANTED", "h200", "versions"]
+__all__ = ["h200"]
 
-WANTED = ("9.19", "1.32")
-"""The versions of cuDNN and of its frontend that the claims are of."""
 _PROPERTIES = {
     "deviceName": "NVIDIA H200",
     "deviceVer": 900,
@@ -37,6 +35,10 @@ _PROPERTIES = {
     "memClockRateKHz": 3201000,
     "l2CacheSize": 62914560,
     "totalGlobalMem": 150000000000,
+    # cuDNN asks for these from 9.20 on, and ignores them before.
+    "smCountOrigin": 0,
+    "oversizedSharedMemoryPerBlock": 0,
+    "memoryBusWidth": 6144,
 }
 
 
@@ -45,10 +47,3 @@ def h200() -> AbsentDevice:
     """The device to give to `candidates` in a handle's place."""
     properties: Any = libraries().cudnn.create_device_properties(json.dumps(_PROPERTIES))
     return AbsentDevice(device_property=properties, sm_version=90, sm_count=132)
-
-
-def versions() -> tuple[str, str]:
-    """cuDNN's version and its frontend's, as "major.minor"."""
-    cudnn = libraries().cudnn
-    number = int(cudnn.backend_version())
-    return f"{number // 10000}.{number // 100 % 100}", ".".join(cudnn.__version__.split(".")[:2])

@@ -5,12 +5,12 @@ enum { NO_DEVICE = 100 };
 
 #define NONE(name) int name(void) { return NO_DEVICE; }
 
-NONE(cuInit)
-NONE(cuDeviceGet)
 NONE(cuCtxGetCurrent)
 NONE(cuCtxGetLimit)
 NONE(cuCtxPopCurrent)
 NONE(cuCtxPushCurrent)
+NONE(cuDeviceGet)
+NONE(cuInit)
 NONE(cuKernelGetAttribute)
 NONE(cuKernelSetAttribute)
 NONE(cuLaunchCooperativeKernel)
@@ -24,8 +24,13 @@ NONE(cuLinkAddData)
 NONE(cuLinkComplete)
 NONE(cuLinkCreate)
 NONE(cuLinkDestroy)
+NONE(cuModuleGetFunction)
+NONE(cuModuleLoadData)
+NONE(cuModuleUnload)
 NONE(cuOccupancyMaxPotentialClusterSize)
 NONE(cuStreamGetCtx)
+NONE(cuTensorMapEncodeIm2col)
+NONE(cuTensorMapEncodeTiled)
 
 int cuDeviceGetCount(int *count) { *count = 0; return 0; }
 int cuDriverGetVersion(int *version) { *version = 13000; return 0; }

@@ -19,6 +19,7 @@ from pathlib import Path
 import msgspec
 
 from cudnn_actor.engines.cuda.library import trial_load
+from cudnn_actor.engines.cuda.library.versions import version_text
 from cudnn_actor.processes.interpreter import find_python
 from cudnn_actor.protocol.errors import InvalidRequest
 
@@ -182,9 +183,8 @@ def _report(found: Mapping[str, object]) -> Loading:
     if "error" in found:
         return Loading(error=str(found["error"]))
     said = msgspec.convert(found, _Said)
-    number = said.version
     return Loading(
-        version=f"{number // 10000}.{number // 100 % 100}.{number % 100}",
+        version=version_text(said.version),
         cuda=said.cudart // 1000,
         failed=said.failed,
         mapped=mapped_cudnn(said.maps),
