@@ -14,13 +14,15 @@ from cudnn_actor.engines.base import Engine
 from cudnn_actor.engines.cpu import CpuEngine
 from cudnn_actor.engines.cuda.device.external_arrays import adopt
 from cudnn_actor.engines.cuda.diagnosis.gpus import Driver, expects_gpu, find_driver, find_driver_apart
-from cudnn_actor.engines.cuda.diagnosis.installation import Problem, obstacle
+from cudnn_actor.engines.cuda.diagnosis.installation import Problem, caution, obstacle
 from cudnn_actor.protocol.checks import did_you_mean
 from cudnn_actor.protocol.errors import InvalidRequest
 
 __all__ = ["EngineChoice", "check_device", "choose_engine"]
 
 log = Log("cudnn_actor")
+_SAID: set[Problem] = set()
+"""Cautions that this process has logged. Threads that start services side by side may log one twice."""
 
 
 class EngineChoice(NamedTuple):
@@ -173,6 +175,9 @@ def _cpu(reason: str, *, unused_gpu: bool = False) -> EngineChoice:
 def _cuda(ordinal: int, driver: Driver, reason: str, setting: _Setting) -> EngineChoice:
     device = f"cuda:{ordinal}"
     log.info("device.chosen", device=device, reason=reason, driver=driver.version)
+    if (said := caution(driver)) is not None and said not in _SAID:
+        _SAID.add(said)
+        log.warning("cudnn.untried", problem=said.what, detail=said.detail, fix=said.fix)
     return EngineChoice(
         device,
         partial(_cuda_engine, ordinal, setting.dynamic_shapes),

@@ -232,6 +232,35 @@ def test_without_an_interpreter_to_start_the_driver_is_not_asked(
     assert "no process could be started" in driver.detail
 
 
+def test_a_cudnn_that_was_never_run_is_a_warning_once(tmp_path: Path) -> None:
+    machine = whole_machine(tmp_path)
+    library = machine.lib / "libcudnn.so.9"
+    library.rename(machine.lib / "libcudnn.so.9.99.0")
+    library.symlink_to(machine.lib / "libcudnn.so.9.99.0")
+    done = machine.run("-c", CHOOSE_TWICE)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [
+        ["info", "device.chosen", None],
+        [
+            "warning",
+            "cudnn.untried",
+            "cuDNN 9.99.0 has not passed the GPU tests of cudnn-actor",
+        ],
+        ["info", "device.chosen", None],
+    ]
+
+
+CHOOSE_TWICE = """
+import json
+from tests.log_lines import capture_logs
+from cudnn_actor.engines import choose_engine
+with capture_logs() as lines:
+    choose_engine("cuda:0", apart=True)
+    choose_engine("cuda:0", apart=True)
+print(json.dumps([[line["log_level"], line["event"], line.get("problem")] for line in lines]))
+"""
+
+
 @pytest.mark.parametrize("device", ["cpu", "cuda:0"])
 def test_a_worker_can_make_what_is_chosen(device: str, tmp_path: Path) -> None:
     done = whole_machine(tmp_path).run("-c", MAKE, device)

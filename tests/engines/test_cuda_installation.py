@@ -10,7 +10,7 @@ import pytest
 
 from cudnn_actor.engines.cuda.diagnosis.gpus import Driver, Gpu, find_driver
 from cudnn_actor.engines.cuda.diagnosis.inventory import Inventory, Package, take_inventory
-from cudnn_actor.engines.cuda.diagnosis.problems import problems_of
+from cudnn_actor.engines.cuda.diagnosis.problems import never_run, problems_of
 from cudnn_actor.engines.cuda.library.cudnn_files import (
     MAIN,
     SONAMES,
@@ -21,6 +21,7 @@ from cudnn_actor.engines.cuda.library.cudnn_files import (
     load_apart,
     mapped_cudnn,
 )
+from cudnn_actor.engines.cuda.library.versions import RUN
 
 from .broken_machines import CLONE, PACKAGES, Machine, bare_machine, whole_machine
 
@@ -149,6 +150,20 @@ DOUBTFUL = {
         but(loading=Loading(version="9.28.0", cuda=12, mapped=CUDNN)),
         ("cuDNN and CuPy are for different CUDA versions", "[cuda13]"),
     ),
+    "a cuDNN that the GPU tests have not run with": (
+        but(loading=Loading(version="9.99.0", cuda=13, mapped=CUDNN)),
+        (
+            "cuDNN 9.99.0 has not passed the GPU tests of cudnn-actor",
+            f"nvidia-cudnn-cu13=={RUN[-1]}.*",
+        ),
+    ),
+    "a cuDNN package that is too old": (
+        but(packages=with_packages(nvidia_cudnn_cu13="9.14.0.64").packages, loading=None),
+        (
+            "cuDNN 9.14.0.64 has not passed the GPU tests of cudnn-actor",
+            f"nvidia-cudnn-cu13=={RUN[-1]}.*",
+        ),
+    ),
     "no run-time compiler": (
         but(nvrtc=""),
         ("CUDA's run-time compiler was not found", "cupy-cuda13x[ctk]"),
@@ -171,6 +186,19 @@ def test_what_may_go_wrong_is_named_and_prevents_nothing(name: str) -> None:
     (problem,) = problems_of(found)
     assert (problem.what, problem.prevents) == (what, False)
     assert fix in problem.fix
+
+
+def test_an_older_cudnn_is_told_apart_from_a_newer_one() -> None:
+    older, newer = (never_run(but(loading=Loading(version=text))) for text in ("9.14.0", "9.99.0"))
+    assert older is not None
+    assert "misaligned addresses" in older.detail
+    assert newer is not None
+    assert "misaligned" not in newer.detail
+
+
+@pytest.mark.parametrize("minor", RUN)
+def test_a_version_that_was_run_is_known_by_its_minor_version(minor: str) -> None:
+    assert never_run(but(loading=Loading(version=f"{minor}.7"))) is None
 
 
 def test_a_driver_of_cuda_12_is_offered_the_packages_of_cuda_12() -> None:

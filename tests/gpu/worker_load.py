@@ -50,7 +50,8 @@ DIMS = (1, CHANNELS, SIZE, SIZE)
 async def deadly_service(device: str, folder: str, **options: Any) -> AsyncIterator[CudnnRef]:
     """A service whose workers do harm as long as there is ammunition in the folder."""
     given = {"device": device, "isolation": "process", "max_restarts": 1000, **options}
-    async with Spawning(CudnnService(make_options(given), engine=choice_of(device, folder))) as gpu:
+    choice = await asyncio.to_thread(choice_of, device, folder)  # the driver and files are looked at
+    async with Spawning(CudnnService(make_options(given), engine=choice)) as gpu:
         victim = await gpu.empty((1, 1, 1, 1))
         await gpu.fill(victim, PREPARING)
         await gpu.free(victim)

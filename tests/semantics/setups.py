@@ -205,7 +205,8 @@ class Session:
 @asynccontextmanager
 async def open_session(setup: Setup, logs: Sequence[EventDict], **options: Any) -> AsyncIterator[Session]:
     """A session in this setup, with its one plan built. Its service is closed at the end."""
-    async with session_on(setup.service(**options), logs) as session:
+    service = await asyncio.to_thread(setup.service, **options)  # the driver and files are looked at
+    async with session_on(service, logs) as session:
         yield session
 
 

@@ -13,10 +13,10 @@ import msgspec
 
 from cudnn_actor.engines.cuda.diagnosis.gpus import Driver, find_driver
 from cudnn_actor.engines.cuda.diagnosis.inventory import Inventory, take_inventory
-from cudnn_actor.engines.cuda.diagnosis.problems import Problem, problems_of
+from cudnn_actor.engines.cuda.diagnosis.problems import Problem, never_run, problems_of
 from cudnn_actor.engines.cuda.library.cudnn_files import load_apart
 
-__all__ = ["Problem", "examine", "obstacle", "unavailable"]
+__all__ = ["Problem", "caution", "examine", "obstacle", "unavailable"]
 
 
 def unavailable() -> str | None:
@@ -45,6 +45,12 @@ def obstacle(apart: Driver | None = None) -> Problem | None:
     except _Unusable as found:
         return found.problem
     return None
+
+
+@functools.cache
+def caution(driver: Driver) -> Problem | None:
+    """What to say once about a GPU that can be used: that this version of cuDNN was never tried with it."""
+    return never_run(take_inventory(driver))
 
 
 class _Unusable(Exception):

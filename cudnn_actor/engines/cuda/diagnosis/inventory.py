@@ -87,6 +87,18 @@ class Inventory(msgspec.Struct, frozen=True, kw_only=True):
         """The cuDNN that a process would load; None if there is none."""
         return self.libraries[0] if self.libraries else None
 
+    @property
+    def cudnn_version(self) -> str:
+        """That cuDNN's version, as it reported it, or of its package, or in its file's name; else empty."""
+        if self.loading is not None and self.loading.version:
+            return self.loading.version
+        main = self.cudnn
+        if main is None:
+            return ""
+        owners = (package for package in self.installed(CUDNN) if main.path.startswith(package.folder))
+        owner = next(owners, None)
+        return owner.version if owner is not None else main.version or ""
+
 
 def take_inventory(
     driver: Driver,

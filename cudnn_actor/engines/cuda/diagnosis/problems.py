@@ -8,9 +8,10 @@ import msgspec
 
 from cudnn_actor.engines.cuda.diagnosis.inventory import BINDINGS, CUDNN, CUPY, FRONTEND, Inventory, Package
 from cudnn_actor.engines.cuda.library.cudnn_files import MAIN, Library
+from cudnn_actor.engines.cuda.library.versions import RUN, is_too_old, was_run
 from cudnn_actor.extras import install_command
 
-__all__ = ["Problem", "problems_of"]
+__all__ = ["Problem", "never_run", "problems_of"]
 
 _OLDEST_FRONTEND = (1, 32)
 
@@ -49,6 +50,8 @@ def problems_of(found: Inventory) -> Iterator[Problem]:
     yield from _loading_problems(found)
     yield from _loaded_twice(found)
     yield from _compiler(found)
+    if (caution := never_run(found)) is not None:
+        yield caution
 
 
 def _driver_problems(found: Inventory) -> Iterator[Problem]:
@@ -196,6 +199,25 @@ def _mixture(
             fix=_one_only(found),
             prevents=False,
         )
+
+
+def never_run(found: Inventory) -> Problem | None:
+    """The caution about a version of cuDNN with which the GPU tests have not passed; None if they have."""
+    version = found.cudnn_version
+    if not version or was_run(version):
+        return None
+    kind = next((package.name for package in found.installed(CUDNN)), "nvidia-cudnn-cu13")
+    why = (
+        "older ones were seen to read misaligned addresses, which ends the device context"
+        if is_too_old(version)
+        else "its results are checked before use, but what a check cannot find was not looked for"
+    )
+    return Problem(
+        what=f"cuDNN {version} has not passed the GPU tests of cudnn-actor",
+        detail=f"these have: {' and '.join(RUN)}; {why}",
+        fix=f'pip install "{kind}=={RUN[-1]}.*"',
+        prevents=False,
+    )
 
 
 def _loading_problems(found: Inventory) -> Iterator[Problem]:

@@ -1,8 +1,8 @@
-"""cuDNN's versions: their text, and which of them this package's GPU tests have run."""
+"""cuDNN's versions: their text, and which of them have passed the GPU tests."""
 
 from __future__ import annotations
 
-__all__ = ["RUN", "version_text", "was_run"]
+__all__ = ["RUN", "is_too_old", "version_text", "was_run"]
 
 RUN = ("9.19", "9.28")
 """The minor versions with which the GPU tests have passed. docs/gpu.md has the results of each."""
@@ -14,5 +14,14 @@ def version_text(number: int) -> str:
 
 
 def was_run(version: str) -> bool:
-    """Whether the GPU tests have run with this version, such as "9.28.1.4", or with another of its minor version."""
-    return ".".join(version.split(".")[:2]) in RUN
+    """Whether the GPU tests have passed with this version's minor version. "9.28.1.4" is a version."""
+    return _minor(version) in map(_minor, RUN)
+
+
+def is_too_old(version: str) -> bool:
+    """Whether a version is older than all with which the GPU tests have passed."""
+    return _minor(version) < min(map(_minor, RUN))
+
+
+def _minor(version: str) -> tuple[int, ...]:
+    return tuple(map(int, version.split(".")[:2]))
