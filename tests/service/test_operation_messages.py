@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from cudnn_actor import (
+    AdaptiveWindow,
     AvgPool,
     ConvSpec,
     CudnnRef,
@@ -28,7 +29,6 @@ from cudnn_actor.protocol.lowering import lower
 from cudnn_actor.protocol.operations import (
     Attention,
     ConvolutionBackwardData,
-    ConvolutionForward,
     LayerNormBackward,
     Pointwise,
     PointwiseMode,
@@ -75,20 +75,16 @@ async def test_an_operation_gives_all_its_outputs_and_touches_nothing_else(form:
 @both_isolations
 async def test_operations_on_tensors_without_elements_are_run_or_refused_by_name() -> None:
     async with spawn(device="cpu") as gpu:
-        none, one = await gpu.upload(np.zeros((2, 0, 3), np.float32)), await gpu.upload(np.ones((1, 1, 1)))
-        y = await gpu.apply(Pointwise(mode=PointwiseMode.ADD, operands=(none, none)))
-        assert (await gpu.download(y)).shape == (2, 0, 3)
+        none, empty = [await gpu.upload(np.zeros(dims, np.float32)) for dims in ((2, 0, 3), (2, 3, 0))]
+        for operation in (Pointwise(mode=PointwiseMode.ADD, operands=(none, none)), LayerNorm(x=none)):
+            assert (await gpu.download(await gpu.apply(operation))).shape == (2, 0, 3)
+        image = await gpu.upload(np.zeros((2, 3, 4), np.float32))
         live = (await gpu.statistics()).live_buffers
-        for operation in (
-            LayerNorm(x=none),
-            AvgPool(x=none, window=STEPS),
-            ConvolutionForward(x=none, w=one, conv=ConvSpec.symmetric(1)),
-        ):
-            with pytest.raises(InvalidRequest, match="has no elements") as caught:
-                await gpu.apply(operation)
-            assert caught.value.field == "x"
-        with pytest.raises(InvalidRequest, match="has no elements"):
-            await gpu.conv_fwd(none, one, conv=ConvSpec.symmetric(1))
+        with pytest.raises(InvalidRequest, match="has no elements") as caught:
+            await gpu.apply(AvgPool(x=empty, window=AdaptiveWindow(output=(2,))))
+        assert caught.value.field == "x"
+        with pytest.raises(InvalidRequest, match="has no taps"):
+            await gpu.conv_fwd(image, empty, conv=ConvSpec.symmetric(1))
         assert (await gpu.statistics()).live_buffers == live
         assert gpu.generation == 1
 
