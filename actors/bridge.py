@@ -36,6 +36,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from cudnn_actor.actors import forks
+from cudnn_actor.actors.event_loop import running_loop
 from cudnn_actor.actors.starvation import FIRST_LOOK_S, LET_GO_S, StarvationWatch
 
 if TYPE_CHECKING:
@@ -81,12 +82,12 @@ class LoopBridge:
 
     @classmethod
     def of_running_loop(cls) -> LoopBridge:
-        """The running loop's bridge. Raises RuntimeError when no loop is running in this thread.
+        """The running loop's bridge. Raises `NoEventLoop` when no loop is running in this thread.
 
         Each thread caches its last bridge, since a thread runs one loop at a time. If several loops run in
         turn on one thread, each keeps its own bridge, and the resources that a service has opened for it.
         """
-        loop = asyncio.get_running_loop()
+        loop = running_loop()
         bridge: LoopBridge | None = getattr(_current, "bridge", None)
         if bridge is None or bridge.loop is not loop:
             bridge = _current.bridge = cls._find(loop)

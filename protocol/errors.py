@@ -24,6 +24,7 @@ __all__ = [
     "InvalidRequest",
     "MailboxFull",
     "MalformedMessage",
+    "NoEventLoop",
     "OutOfDescriptors",
     "OutOfMemory",
     "OutcomeUnknown",
@@ -311,6 +312,24 @@ class OutOfDescriptors(CudnnActorError):
             f"out of file descriptors: as many files are open as {of}; close some, "
             "or raise the limit (ulimit -n, RLIMIT_NOFILE), and send again",
             limit=limit,
+        )
+
+
+class NoEventLoop(CudnnActorError, RuntimeError):
+    """Raised when a method for asyncio code is called where no asyncio event loop runs. Nothing was started.
+
+    Carries `library`, whose event loop runs in its place, like "trio"; None if none does, or it is unknown.
+    """
+
+    library: str | None
+
+    def __init__(self, *, library: str | None) -> None:
+        instead = "" if library is None else f", but one of {library}"
+        super().__init__(
+            f"no asyncio event loop runs in this thread{instead}; call this in a coroutine that "
+            "asyncio.run(...) runs, or use cudnn_actor.start(...) and its actor_ref, "
+            "which need no event loop and block",
+            library=library,
         )
 
 

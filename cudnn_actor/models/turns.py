@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from cudnn_actor.actors.closed_loops import tolerating_closed
+from cudnn_actor.actors.event_loop import running_loop
 
 __all__ = ["Turns"]
 
@@ -21,7 +22,7 @@ class Turns:
 
     def of_running_loop(self) -> _Turn:
         """The running loop's lock: `async with` it."""
-        loop = asyncio.get_running_loop()
+        loop = running_loop()
         if loop not in self._of:
             for other in tuple(self._of):
                 if other.is_closed():

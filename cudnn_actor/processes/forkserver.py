@@ -1,4 +1,4 @@
-"""The forkserver, which forks workers: `python -m cudnn_actor.processes.forkserver FD PARENT PRELOAD...`.
+"""The forkserver, which forks workers. Its arguments are FD, PARENT and the PRELOAD modules.
 
 FD is its end of a socket pair, on which it gets launch messages and answers them (`launch_messages`). PARENT
 is the process id of the other end's owner. PRELOAD are the modules that it imports for every worker. It runs
@@ -210,7 +210,8 @@ def main() -> None:
     with contextlib.suppress(ProcessLookupError):
         pidfd = os.pidfd_open(parent)
         if os.getppid() == parent:
-            _serve(_Server(socket.socket(fileno=fd), pidfd), preload)
+            with socket.socket(fileno=fd) as connection:
+                _serve(_Server(connection, pidfd), preload)
     _flush()
     os._exit(0)  # without the modules' exit handlers: this process has not used them
 
@@ -224,7 +225,8 @@ def succeed(descriptors: Sequence[int]) -> None:
     connection, parent = descriptors
     _set_signals()
     call_this_process(NAME)
-    _Server(socket.socket(fileno=connection), parent).serve()
+    with socket.socket(fileno=connection) as ours:
+        _Server(ours, parent).serve()
 
 
 def _serve(server: _Server, preload: Sequence[str]) -> None:
@@ -306,7 +308,3 @@ def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or there was none
             stream.flush()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,9 @@
-"""Which Python runs the processes of a service: forkserver, builder process, and those that query a driver.
+"""Which Python runs the processes of a service, and how: the forkserver, and those that query a driver.
+
+Such a process imports what this one does, from the same places, whatever stands in `sys.path`. So its program
+sets `sys.path` itself, before it imports anything. `PYTHONPATH` could not name all of them: a colon separates
+its entries, and the Python would search them for its own modules first, although it may be of another
+version.
 
 `sys.executable` is not always a Python. In a frozen application (PyInstaller) it is the application, which
 would start itself again. If Python is embedded (uWSGI), it is the embedding program, or empty.
@@ -9,13 +14,71 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import TypeGuard
 
 from cudnn_actor.protocol.errors import InvalidRequest
 
-__all__ = ["environment", "find_python"]
+__all__ = ["OTHER_VERSION", "VERSION", "environment", "find_python", "python_command"]
 
-_VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
+VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
+OTHER_VERSION = 79
+"""The exit status of a Python that is not of this process's version."""
+_PREAMBLE = """\
+import sys
+if "%d.%d" % sys.version_info[:2] != {version!r}: sys.exit({other_version})
+sys.path[:] = {first} + [place for place in sys.path if place and place not in {first}]
+"""
+
+
+def _working_directory() -> str | None:
+    try:
+        return os.getcwd()
+    except OSError:  # it has been removed
+        return None
+
+
+_BEGAN_IN = _working_directory()
+"""The working directory when this package was imported, perhaps through a relative entry of `sys.path`."""
+
+
+def python_command(
+    program: str,
+    *arguments: str,
+    flags: Sequence[str] = (),
+    executable: str | os.PathLike[str] | None = None,
+) -> list[str]:
+    """The command of a Python that runs a program, and imports modules from where this process does.
+
+    It exits with `OTHER_VERSION` if it is of another version, for which these modules are not. A Python that
+    serves a frozen application uses its own modules.
+
+    Raises
+    ------
+    InvalidRequest
+        There is no Python: see `find_python`.
+    """
+    first = [] if getattr(sys, "frozen", False) else list(_search_path())
+    preamble = _PREAMBLE.format(version=VERSION, other_version=OTHER_VERSION, first=ascii(first))
+    return [find_python(executable), *flags, "-c", preamble + program, *arguments]
+
+
+def _search_path() -> Iterator[str]:
+    """The entries of `sys.path` that can be folders, absolute. Python ignores those that are not text, too.
+
+    A relative entry means another folder after a change of the working directory. This process has imported
+    from the one that it meant before. So both are searched, that one first.
+    """
+    here = _working_directory()
+    for entry in sys.path:
+        if not _can_be_a_path(entry):
+            continue
+        if os.path.isabs(entry):
+            yield entry
+            continue
+        for folder in dict.fromkeys((_BEGAN_IN, here)):
+            if folder is not None:
+                yield os.path.join(folder, entry) if entry else folder
 
 
 def find_python(executable: str | os.PathLike[str] | None = None) -> str:
@@ -40,16 +103,21 @@ def find_python(executable: str | os.PathLike[str] | None = None) -> str:
     raise _refused(f"is not a Python interpreter, and none was found in {prefixes}")
 
 
-def environment() -> dict[str, str]:
-    """The environment for such a process. It finds its modules where this process does, in the same order.
+def _can_be_a_path(entry: object) -> TypeGuard[str]:
+    try:
+        return isinstance(entry, str) and b"\0" not in os.fsencode(entry)
+    except UnicodeEncodeError:
+        return False
 
-    Another interpreter cannot use the modules of a frozen application, and needs its own. Nor can it use the
-    libraries that PyInstaller has unpacked; so the earlier `LD_LIBRARY_PATH`, which PyInstaller has saved, is
-    restored.
+
+def environment() -> dict[str, str]:
+    """The environment for such a process: this one's.
+
+    But a Python that serves a frozen application cannot use the libraries that PyInstaller has unpacked; so
+    the earlier `LD_LIBRARY_PATH`, which PyInstaller has saved, is restored.
     """
     found = dict(os.environ)
     if not getattr(sys, "frozen", False):
-        found["PYTHONPATH"] = os.pathsep.join(place or os.getcwd() for place in sys.path)
         return found
     if (original := found.pop("LD_LIBRARY_PATH_ORIG", None)) is not None:
         found["LD_LIBRARY_PATH"] = original
@@ -63,7 +131,7 @@ def _candidates() -> Iterator[str]:
         if path and re.match(r"\.?(python|pypy)", os.path.basename(path)):
             yield path
     for prefix in (sys.exec_prefix, sys.base_exec_prefix):
-        for name in (f"python{_VERSION}", "python3", "python"):
+        for name in (f"python{VERSION}", "python3", "python"):
             path = os.path.join(prefix, "bin", name)
             if os.access(path, os.X_OK):
                 yield path
@@ -74,6 +142,6 @@ def _refused(problem: str) -> InvalidRequest:
         field="executable",
         value=None,
         problem=f"is not given, and {sys.executable or 'this process'} {problem}",
-        fix=f"give the path of a Python {_VERSION} that has this package and its dependencies, or use "
+        fix=f"give the path of a Python {VERSION} that has this package and its dependencies, or use "
         'isolation="thread"',
     )

@@ -46,7 +46,7 @@ from typing import ClassVar
 from cudnn_actor.actors import forks
 from cudnn_actor.processes.channel import Channel
 from cudnn_actor.processes.frames import BadFrame
-from cudnn_actor.processes.interpreter import environment, find_python
+from cudnn_actor.processes.interpreter import OTHER_VERSION, VERSION, environment, python_command
 from cudnn_actor.processes.launch_messages import (
     FROM_SERVER,
     Discard,
@@ -72,7 +72,10 @@ _LOOKS = 200
 """After this many checks without an answer, a server that has finished its imports counts as hung. Checks are
 counted instead of seconds, because this process may have been stopped itself meanwhile."""
 _NOWHERE = -1
-_HEIR = "cudnn_actor.processes.forkserver:succeed"
+_SERVER = "cudnn_actor.processes.forkserver"
+_FLAGS = ("-X", "faulthandler")
+_RUN = "import importlib; importlib.import_module(sys.argv.pop(1)).main()"
+_HEIR = f"{_SERVER}:succeed"
 
 
 def _never() -> bool:
@@ -401,7 +404,7 @@ class Launcher:
         ours, theirs = socket.socketpair()
         try:
             with theirs:
-                process = _Started(find_python(self._executable), theirs, self.preload)
+                process = _Started(self._executable, theirs, self.preload)
         except BaseException:
             ours.close()
             raise
@@ -486,9 +489,11 @@ class Launcher:
 class _Started:
     """A server's process, started by exec. Raises `OSError`, `InvalidRequest`."""
 
-    def __init__(self, python: str, theirs: socket.socket, preload: Sequence[str]) -> None:
-        self._python = python
-        self._process = _started(python, theirs, preload)
+    def __init__(self, executable: str | None, theirs: socket.socket, preload: Sequence[str]) -> None:
+        arguments = (_SERVER, str(theirs.fileno()), str(os.getpid()), *preload)
+        command = python_command(_RUN, *arguments, flags=_FLAGS, executable=executable)
+        self._python = command[0]
+        self._process = _started(command, theirs)
         self.pidfd = _pidfd_of(self._process)
         self.pid = self._process.pid
 
@@ -501,7 +506,11 @@ class _Started:
         return self._process.poll()
 
     def origin(self) -> str:
-        return f", run by {self._python}"
+        """Text about what ran it, after text about how it ended."""
+        wrong = (
+            f", which is not Python {VERSION}, as this process is" if self.status() == OTHER_VERSION else ""
+        )
+        return f", run by {self._python}{wrong}"
 
     def forget(self) -> None:
         """In a fork of its parent: drop it, because it is not a child of this process."""
@@ -752,15 +761,10 @@ def close_launchers() -> None:
         launcher.close()
 
 
-def _started(python: str, theirs: socket.socket, preload: Sequence[str]) -> subprocess.Popen[bytes]:
-    """Start the server. Of our descriptors, it gets its end of the socket pair, 1 and 2, and no others.
-
-    It finds its modules where this process does, in the same order, and nowhere else (`-P`).
-    """
-    fd = str(theirs.fileno())
-    module = ["-P", "-X", "faulthandler", "-m", "cudnn_actor.processes.forkserver"]
+def _started(command: Sequence[str], theirs: socket.socket) -> subprocess.Popen[bytes]:
+    """Start the server. Of our descriptors, it gets its end of the socket pair, 1 and 2, and no others."""
     return subprocess.Popen(
-        [python, *module, fd, str(os.getpid()), *preload],
+        command,
         stdin=subprocess.DEVNULL,
         pass_fds=(theirs.fileno(),),
         close_fds=True,

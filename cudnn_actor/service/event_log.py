@@ -13,6 +13,7 @@ from collections.abc import AsyncGenerator
 
 from cudnn_actor.actors import forks
 from cudnn_actor.actors.closed_loops import tolerating_closed
+from cudnn_actor.actors.event_loop import running_loop
 from cudnn_actor.supervision import LifecycleEvent, Stopped
 
 __all__ = ["EventLog"]
@@ -49,7 +50,7 @@ class EventLog:
 
     async def follow(self) -> AsyncGenerator[LifecycleEvent, None]:
         """All past events, then each new one as it happens, up to the service's own `Stopped`."""
-        listener = (asyncio.get_running_loop(), asyncio.Event())
+        listener = (running_loop(), asyncio.Event())
         with self._lock:
             self._listeners.add(listener)
         seen = 0

@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 from cudnn_actor.actors.closed_loops import tolerating_closed
+from cudnn_actor.actors.event_loop import running_loop
 from cudnn_actor.engines import check_device
 from cudnn_actor.protocol.errors import ServiceStopped
 from cudnn_actor.service.client import CudnnRef
@@ -33,6 +34,8 @@ def spawn(options: Options) -> Spawning:
         available here: raised when awaited or entered, since a thread has to query the driver.
     StartFailed
         The actor could not be started. Raised when awaited or entered.
+    NoEventLoop
+        It is awaited or entered where no asyncio event loop runs, under trio for example.
     """
     if options.device == "cpu":
         return Spawning(CudnnService(options))
@@ -76,6 +79,7 @@ class Spawning:
         return self._made
 
     async def _start(self) -> CudnnRef:
+        running_loop()  # first: under trio, what is awaited below would fail after the service has begun
         if self._made is None:
             assert self._options is not None
             engine = await asyncio.to_thread(engine_for, self._options)
@@ -92,7 +96,7 @@ class Spawning:
         gpu = await self._start()
         self._body = asyncio.current_task()
         self._cancelling = self._body.cancelling() if self._body is not None else 0
-        loop = asyncio.get_running_loop()
+        loop = running_loop()
 
         def ended(_: Any) -> None:
             with tolerating_closed(loop):  # the body has ended with it

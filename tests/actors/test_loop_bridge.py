@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from cudnn_actor.actors import Envelope, LoopBridge, Mailbox, ask, submit
+from cudnn_actor.protocol import NoEventLoop
 
 from .actor_fixtures import PATIENCE_S, Caller, Gate, in_threads, running
 
@@ -99,7 +100,7 @@ def test_each_loop_has_its_own_bridge() -> None:
 
 
 def test_there_is_no_bridge_without_a_running_loop() -> None:
-    with pytest.raises(RuntimeError):
+    with pytest.raises(NoEventLoop):
         LoopBridge.of_running_loop()
 
 

@@ -80,6 +80,24 @@ def test_a_python_that_is_given_runs_the_processes(application: Path, kind: str)
     assert said == "process 1"
 
 
+def test_a_python_of_another_version_is_named_as_one(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import sys; sys.version_info = (3, 9, 1, 'final', 0)")
+    other = tmp_path / "python3.9"
+    other.write_text(f'#!/bin/sh\nPYTHONPATH="{tmp_path}" exec "{sys.executable}" "$@"\n')
+    other.chmod(other.stat().st_mode | stat.S_IXUSR)
+    options = {"device": "cpu", "isolation": "process", "executable": str(other), "max_restarts": 0}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, sys.executable, "", repr(options)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    here = f"{sys.version_info.major}.{sys.version_info.minor}"
+    assert f"run by {other}, which is not Python {here}, as this process is" in done.stderr
+
+
 def test_a_python_that_has_not_what_it_needs_is_named(application: Path) -> None:
     fails = {"executable": str(application), "max_restarts": 0}
     done = subprocess.run(

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
+import threading
+import types
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from cudnn_actor import child_spec, spawn
+from cudnn_actor import CudnnRef, NoEventLoop, child_spec, spawn, start
 
 
 def descriptors() -> set[str]:
@@ -25,6 +28,30 @@ def test_one_that_is_dropped_leaves_no_descriptor(make: Callable[..., object]) -
         del made
     gc.collect()
     assert descriptors() <= before
+
+
+@pytest.mark.parametrize("library", [None, "trio"])
+@pytest.mark.parametrize("device", ["cpu", "auto"])
+def test_one_that_is_awaited_without_asyncio_starts_nothing(
+    library: str | None, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = types.SimpleNamespace(thread_local=types.SimpleNamespace(name=library))
+    monkeypatch.setitem(sys.modules, "sniffio", running)
+    before = set(threading.enumerate())
+    for awaited in (spawn(device=device).__await__(), spawn(device=device).__aenter__()):
+        with pytest.raises(NoEventLoop, match=r"asyncio\.run") as raised:
+            awaited.send(None)  # as trio does
+        assert raised.value.library == library
+    assert set(threading.enumerate()) == before
+
+
+def test_a_request_that_is_awaited_without_asyncio_is_not_admitted() -> None:
+    service = start(device="cpu")
+    try:
+        with pytest.raises(NoEventLoop):
+            CudnnRef(service).ping().send(None)
+    finally:
+        service.stop(10)
 
 
 def test_one_that_is_used_says_how_to_start_it() -> None:

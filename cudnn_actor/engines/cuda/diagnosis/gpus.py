@@ -23,6 +23,8 @@ __all__ = ["Driver", "Gpu", "expects_gpu", "find_driver", "find_driver_apart"]
 
 _LIBRARY = "libcuda.so.1"
 _APART_S = 20.0
+_RUN_FILE = "exec(compile(open({0!r}, 'rb').read(), {0!r}, 'exec'))"
+_RUN_MODULE = "import runpy; runpy.run_module({0!r}, run_name='__main__', alter_sys=True)"
 _DEVICES = ("/dev/nvidiactl", "/dev/dxg")
 """The kernel driver's device files, on Linux and in WSL."""
 _NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm", *(f"/dev/nvidia{number}" for number in range(16)))
@@ -130,12 +132,12 @@ def _is_cached(library: str) -> bool:
 
 def _asked_apart(library: str, within_s: float, executable: str | None) -> Driver:
     # Not at the top: this file is also the child's script, which must not import the package.
-    from cudnn_actor.processes.interpreter import environment, find_python  # noqa: PLC0415
+    from cudnn_actor.processes.interpreter import OTHER_VERSION, VERSION, environment, python_command  # noqa: PLC0415
 
-    # As a script with `-P`, so that no other file of this folder can shadow a standard module. The child
-    # finds msgspec where this process does. A frozen application does not have the file, so it uses `-m`.
-    script = [__file__] if os.path.exists(__file__) else ["-m", __name__]
-    command = [find_python(executable), "-P", *script, library]
+    # The file alone: importing it as a module would import the package, too. A frozen application does not
+    # have the file.
+    program = _RUN_FILE.format(__file__) if os.path.exists(__file__) else _RUN_MODULE.format(__name__)
+    command = python_command(program, library, executable=executable)
     try:
         done = subprocess.run(
             command,
@@ -151,6 +153,8 @@ def _asked_apart(library: str, within_s: float, executable: str | None) -> Drive
     except subprocess.TimeoutExpired:
         return _broken(f"it does not answer within {within_s:g} s")
     except msgspec.DecodeError:
+        if done.returncode == OTHER_VERSION:
+            return _broken(f"{command[0]} cannot query it: it is not Python {VERSION}, as this process is")
         words = done.stderr.decode(errors="replace").strip()
         return _broken(f"querying it ends the process with {_status(done.returncode)}: {words[-500:]}")
 
