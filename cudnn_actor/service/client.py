@@ -13,6 +13,7 @@ import pykka
 
 from cudnn_actor.actors import ask, submit, tell
 from cudnn_actor.broker.request_checks import no_plan
+from cudnn_actor.broker.warming import cut
 from cudnn_actor.models import Model, Source
 from cudnn_actor.protocol.buffers import BufferRef
 from cudnn_actor.protocol.checks import require_seconds
@@ -584,12 +585,14 @@ class CudnnRef:
         return await self.ask(GetStatistics())
 
     async def warm(self, messages: Compute | Graph | Sequence[Compute | Graph]) -> int:
-        """Build the plans of messages and graphs without running them; returns how many were newly built."""
+        """Build the plans of messages and graphs without running them; returns how many were newly built.
+
+        Many long graphs are sent as several `Warm`s.
+        """
         one = type(messages) in (*COMPUTE, Graph) or not isinstance(messages, Iterable)
         given: tuple[Any, ...] = (messages,) if one else tuple(messages)  # type: ignore[arg-type]
-        graphs = tuple(each for each in given if isinstance(each, Graph))
-        others = tuple(each for each in given if not isinstance(each, Graph))  # `check_warm` refuses the rest
-        return await self.ask(Warm(messages=others, graphs=graphs))
+        parts = tuple(cut(given)) or ((),)  # `check_warm` refuses what is neither
+        return sum([await self.ask(_warm(part)) for part in parts])
 
     async def explain(self, what: Graph | Compute, *, timeout: float | None = None) -> Explanation:
         """How the service runs a graph, or the graph of a message: pieces, engines, reasons, memory.
@@ -655,3 +658,8 @@ async def _outlast(stopped: Awaitable[Any], service: CudnnService) -> None:
                 break
     if cancelled is not None:
         raise cancelled
+
+
+def _warm(part: Sequence[Any]) -> Warm:
+    graphs = tuple(each for each in part if isinstance(each, Graph))
+    return Warm(messages=tuple(each for each in part if not isinstance(each, Graph)), graphs=graphs)

@@ -27,14 +27,22 @@ from typing import Any, NamedTuple
 import msgspec
 
 from cudnn_actor.actors.logs import Log
+from cudnn_actor.broker.warming import cut, warm_of
 from cudnn_actor.processes.frames import BadFrame
 from cudnn_actor.processes.launching import Launcher
 from cudnn_actor.processes.process_state import is_stopped
-from cudnn_actor.protocol.messages import Compute, Warm
 from cudnn_actor.supervision import Backoff
 from cudnn_actor.workers.generations import GenerationTable
 from cudnn_actor.workers.in_flight import Violation
-from cudnn_actor.workers.wire import Dying, InternalDone, Logged, Promote, Ready, encode_message
+from cudnn_actor.workers.wire import (
+    LONGEST_MESSAGE,
+    Dying,
+    InternalDone,
+    Logged,
+    Promote,
+    Ready,
+    encode_message,
+)
 from cudnn_actor.workers.worker import Recipe, Worker
 from cudnn_actor.workers.worker_host import PendingReclaim, WorkerHost
 
@@ -257,10 +265,14 @@ class Source:
         missing = [digest for digest in reversed(host.recent) if digest not in self._warming]
         if not missing:
             return
-        batch = missing[:_WARMED_AT_ONCE]
+        messages = next(cut([host.recent[digest] for digest in missing[:_WARMED_AT_ONCE]]))
+        batch = missing[: len(messages)]
         self._warming.update(batch)
-        messages: tuple[Compute, ...] = tuple(host.recent[digest] for digest in batch)
-        worker.ask(encode_message(Warm(messages=messages)))
+        body = encode_message(warm_of(messages))
+        if len(body) <= LONGEST_MESSAGE:
+            worker.ask(body)
+        else:  # of a single graph, which is as long as a frame
+            log.info("standby.not_warmed", graph=batch[0][:8], nbytes=len(body))
 
     def _lose(self, host: WorkerHost, wake: Callable[[], None], why: str = "") -> None:
         worker, self.standby, host.standby = self.standby, None, None

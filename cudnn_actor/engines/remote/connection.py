@@ -129,7 +129,10 @@ class Connection:
         working for other clients), `ProcessLost` if it is lost otherwise, and whatever `progress` raises.
         After any of these, the connection must be closed.
         """
-        self._send(request)
+        try:
+            self._send(request)
+        except BadFrame as error:  # nothing was sent
+            return EngineFailure("GRAPH_TOO_LONG", f"for the builder process: {error}")
         began = False
         try:
             while True:

@@ -50,7 +50,7 @@ from cudnn_actor.engines.remote.builder_messages import (
 )
 from cudnn_actor.engines.remote.queue import take_connection
 from cudnn_actor.processes.channel import Channel
-from cudnn_actor.processes.frames import BadFrame
+from cudnn_actor.processes.frames import LONGEST, BadFrame
 from cudnn_actor.processes.process_state import call_this_process
 from cudnn_actor.protocol.errors import CudnnActorError
 
@@ -60,6 +60,8 @@ NAME = "cudnn-builder"
 """The process's name, as `ps -o comm` shows it."""
 
 _MOST_UNCLAIMED = 16
+_LONGEST_PLAN = LONGEST - (4 << 10)
+"""Bytes of a plan that fits into a frame."""
 
 
 def main(descriptors: Sequence[int]) -> None:
@@ -231,11 +233,12 @@ class _Server:
         else:
             plan = builder.tune(graph, workspace_limit=limit, progress=progress)
         try:
-            return builder.export(plan)
+            data = builder.export(plan)
         except StickyError:
             raise
         except EngineFailure:  # the plan cannot be exported: the client builds its own
             return None
+        return data if data is not None and len(data) <= _LONGEST_PLAN else None  # likewise
 
     def _say(self, peer: Channel, answer: Answer) -> None:
         """Send to a peer. Blocks while its socket is full; drops the message if the peer has gone."""

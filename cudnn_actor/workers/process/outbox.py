@@ -12,10 +12,11 @@ import numpy as np
 
 from cudnn_actor.processes.channel import Channel
 from cudnn_actor.protocol.codec import encode_reply
-from cudnn_actor.protocol.errors import CudnnActorError, ExecutionFailed
+from cudnn_actor.protocol.errors import CudnnActorError, ExecutionFailed, InvalidRequest, Words
 from cudnn_actor.workers.process.task import WorkerTask
 from cudnn_actor.workers.status import StatusPage
 from cudnn_actor.workers.wire import (
+    LONGEST_MESSAGE,
     Answer,
     Answers,
     Done,
@@ -29,6 +30,9 @@ from cudnn_actor.workers.wire import (
 )
 
 __all__ = ["Outbox"]
+
+_MOST_BYTES = 1 << 20
+"""Bytes of values in one frame, unless it has only one. Receipts are short, and at most one a place."""
 
 
 class Outbox:
@@ -50,6 +54,8 @@ class Outbox:
         at once: a crash would find some of them finished and earlier ones not. There only an answer counts,
         and answers are given in the order of the work."""
         self._answers: list[Answer] = []
+        self._nbytes = 0
+        """Bytes of the values among them."""
         self._lines: deque[Logged] = deque()
 
     # Answers. Before an answer is sent, the page says that the request has finished (see `notes`), so that
@@ -67,11 +73,18 @@ class Outbox:
         if isinstance(value, np.ndarray):  # a download, which lies in staging memory already
             self.done(Done(number, place, "download", task.started_ns, 0.0))
             return
+        body = encode_reply(value)
+        if len(body) > LONGEST_MESSAGE:
+            self.refused(task, _too_long(message, len(body)))
+            return
+        if self._nbytes + len(body) > _MOST_BYTES:
+            self.flush()
         if type(message) is InjectFault:
             self._forget(place)
         elif not message.control:  # a control message is simply sent again after a crash
             self._finish_otherwise(place, number)
-        self._answers.append(Given(number, place, encode_reply(value)))
+        self._answers.append(Given(number, place, body))
+        self._nbytes += len(body)
 
     def dropped(self, task: WorkerTask) -> None:
         """Queue the answer that a request never ran, because it was withdrawn."""
@@ -91,7 +104,7 @@ class Outbox:
         """Send all queued answers and lines. Waits for room in the socket if the parent does not read."""
         self.send_lines()
         if self._answers:
-            answers, self._answers = self._answers, []
+            answers, self._answers, self._nbytes = self._answers, [], 0
             self.say(Answers(answers))
 
     def say(self, frame: FromWorker, descriptors: tuple[int, ...] = ()) -> None:
@@ -112,6 +125,15 @@ class Outbox:
         """Send the lines that were logged, in order."""
         while self._lines:
             self.say(self._lines.popleft())
+
+
+def _too_long(message: Any, nbytes: int) -> InvalidRequest:
+    return InvalidRequest(
+        field="message",
+        value=Words(type(message).__name__),
+        problem=f"has an answer of {nbytes:,} bytes, and a worker sends at most {LONGEST_MESSAGE:,}",
+        fix="ask about a smaller graph",
+    )
 
 
 def _known(error: BaseException) -> CudnnActorError:

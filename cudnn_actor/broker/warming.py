@@ -1,0 +1,58 @@
+"""How many plans one `Warm` may ask for: a worker gets it as one frame, whose length is limited.
+
+Only graphs are long, so only they are measured. A `Warm` that is cut to `MOST_BYTES` is far below the limit
+of a frame, unless a single graph is not: then it is a `Warm` of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, TypeVar
+
+from cudnn_actor.protocol.messages import Compute, RunGraph, Warm
+from cudnn_actor.protocol.named_graph import Graph
+
+__all__ = ["MOST_BYTES", "cut", "warm_of"]
+
+MOST_BYTES: Final = 8 << 20
+"""Bytes of graphs in one `Warm`, unless it has only one."""
+_BYTES_OF_A_BUFFER = 512
+
+W = TypeVar("W", bound=Compute | Graph)
+
+
+def cut(wanted: Sequence[W], most_bytes: int = MOST_BYTES) -> Iterator[Sequence[W]]:
+    """The same in the same order, in groups of up to `most_bytes` bytes. A longer one is alone."""
+    begin, nbytes = 0, 0
+    for place, each in enumerate(wanted):
+        weight = _weight(each)
+        if place > begin and nbytes + weight > most_bytes:
+            yield wanted[begin:place]
+            begin, nbytes = place, 0
+        nbytes += weight
+    if begin < len(wanted):
+        yield wanted[begin:]
+
+
+def warm_of(messages: Sequence[Compute]) -> Warm:
+    """One `Warm` for the plans of some messages.
+
+    A graph is sent without the buffers of its message if these have the specs of its ports: then they do not
+    decide about the plan.
+    """
+    graphs = tuple(each.graph for each in messages if isinstance(each, RunGraph) and _is_plain(each))
+    others = tuple(each for each in messages if not (isinstance(each, RunGraph) and _is_plain(each)))
+    return Warm(messages=others, graphs=graphs)
+
+
+def _is_plain(message: RunGraph) -> bool:
+    ports = message.graph.ports
+    return [ref.spec for ref in message.buffers] == [port.spec for port in ports]
+
+
+def _weight(wanted: Any) -> int:
+    """About so many bytes of a frame; 0 for what is short, or is no message at all and refused later."""
+    graph = getattr(wanted, "graph", wanted)
+    if not isinstance(graph, Graph):
+        return 0
+    return len(graph.encoded) + _BYTES_OF_A_BUFFER * len(getattr(wanted, "buffers", ()))
