@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from cudnn_actor.engines.cuda.plans.compiler import in_pieces
 from cudnn_actor.engines.cuda.plans.empty_tensors import filled
 from cudnn_actor.engines.cuda.plans.partition import cut
 from cudnn_actor.protocol import (
@@ -334,6 +335,18 @@ def test_a_graph_of_nothing_has_no_pieces_and_a_sum_of_nothing_is_a_fill() -> No
     ((operation,),) = (piece.graph.operations for piece in fill.pieces)
     assert isinstance(operation, Pointwise)
     assert cut(fill.pieces[0].graph) is None
+
+
+def test_the_plan_of_a_graph_of_nothing_has_no_steps_and_explains_itself() -> None:
+    g, _, (y,) = built(CASES["no images"], "float32")
+    graph = g.build(y=y).body
+    pieces = cut(graph)
+    assert pieces is not None
+    plan = in_pieces(graph, pieces, 0, lambda piece: pytest.fail(f"{piece} was planned"))
+    assert (plan.recipe.steps, plan.workspace) == ((), 0)
+    assert plan.tag.endswith("/nothing")
+    explained = plan.explain(graph)
+    assert (explained.pieces, len(explained.views)) == ((), 1)
 
 
 def test_only_dtypes_that_an_operation_takes_are_filled() -> None:
