@@ -1,17 +1,18 @@
-"""Functions of each element behind a convolution and a product, on a GPU: in cuDNN's graph, and as a kernel.
+"""What stands before and behind a convolution and a product, on a GPU: in cuDNN's graph, and as a kernel.
 
     python -m benchmarks.epilogues --out benchmarks/results
 
 Needs a GPU, not PyTorch. For each function, microseconds of device time of three plans: the convolution or
 product with its bias, the function alone, and both as one graph of cuDNN's, of its first candidate. Which
-functions stand behind a convolution or a product in a plan follows from the ratio: see `partition`.
+functions stand behind a convolution or a product in a plan follows from the ratio: see `partition`. The same
+for a scale, a bias and relu before them, and for the largest element of each row of a product.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from rich.table import Table
 
@@ -25,10 +26,11 @@ from cudnn_actor.engines.cuda.plans.partition import cut
 from cudnn_actor.engines.cuda.plans.plan import CudaPlan
 from cudnn_actor.engines.cuda.plans.self_check import SelfCheck
 from cudnn_actor.engines.cuda.plans.tuning import time_plan
-from cudnn_actor.protocol import GraphBuilder, OperationGraph, PointwiseMode, Tensor
+from cudnn_actor.protocol import GraphBuilder, Layout, OperationGraph, PointwiseMode, Tensor
 from cudnn_actor.protocol.operations import FUNCTIONS
 
 _RUNS = 20
+_DIMS = (32, 128, 28, 28)
 _MODES = [
     PointwiseMode.RELU,
     PointwiseMode.LEAKY_RELU,
@@ -57,7 +59,7 @@ def product(g: GraphBuilder) -> Tensor:
 
 def convolution(g: GraphBuilder) -> Tensor:
     """One of ResNet-50's, of 32 images."""
-    x = g.input("x", (32, 128, 28, 28), "bfloat16", layout="NHWC")
+    x = g.input("x", _DIMS, "bfloat16", layout="NHWC")
     w = g.input("w", (128, 128, 3, 3), "bfloat16", layout="NHWC")
     return g.conv(x, w, pad=1, bias=g.input("b", (128,), "bfloat16"))
 
@@ -69,6 +71,9 @@ def rows(builder: CudaBuilder, only: str) -> Iterator[Row]:
     """Each function behind each of them whose name holds `only`."""
     for name in filter(lambda name: only in name, BEFORE):
         yield from attempted(name, functools.partial(_behind, builder, name))
+    for name, parts in PAIRS.items():
+        if only in name:
+            yield from attempted(name, functools.partial(_pair, builder, name, *parts))
 
 
 def _behind(builder: CudaBuilder, name: str) -> Iterator[Row]:
@@ -91,6 +96,85 @@ def _behind(builder: CudaBuilder, name: str) -> Iterator[Row]:
             row |= {"fused_us": timed(builder, whole, plan), "plan": plan.tag}
         yield row
         libraries().cupy.get_default_memory_pool().free_all_blocks()
+
+
+_Part = Callable[[GraphBuilder], Tensor]
+
+
+def _scaled(g: GraphBuilder, dims: tuple[int, ...], of: tuple[int, ...], layout: Layout) -> Tensor:
+    """relu(x * scale + bias), as an inference batch norm and its function compute it."""
+    x, scale, bias = (
+        g.input(name, sizes, "bfloat16", layout=layout)
+        for name, sizes in (("x", dims), ("scale", of), ("bias", of))
+    )
+    return g.relu(x * scale + bias)
+
+
+def _images(g: GraphBuilder) -> Tensor:
+    return _scaled(g, _DIMS, (1, 128, 1, 1), Layout.NHWC)
+
+
+def _tokens(g: GraphBuilder) -> Tensor:
+    return _scaled(g, (4096, 768), (1, 768), Layout.NCHW)
+
+
+def _convolved(g: GraphBuilder, x: Tensor) -> Tensor:
+    return g.conv(x, g.input("w", (128, 128, 3, 3), "bfloat16", layout="NHWC"), pad=1)
+
+
+def _multiplied(g: GraphBuilder, x: Tensor) -> Tensor:
+    return x @ g.input("w", (768, 3072), "bfloat16")
+
+
+def _given(dims: tuple[int, ...], layout: Layout = Layout.NCHW) -> _Part:
+    return lambda g: g.input("x", dims, "bfloat16", layout=layout)
+
+
+_After = Callable[[GraphBuilder, Tensor], Tensor]
+PAIRS: dict[str, tuple[_Part, _After, _Part]] = {
+    "scale, bias and relu before a convolution": (
+        _images,
+        _convolved,
+        _given(_DIMS, Layout.NHWC),
+    ),
+    "scale, bias and relu before a product": (_tokens, _multiplied, _given((4096, 768))),
+    "a product and the largest of each row": (
+        lambda g: _multiplied(g, g.input("x", (4096, 768), "bfloat16")),
+        lambda g, x: g.max(x, -1, keepdims=True),
+        _given((4096, 3072)),
+    ),
+}
+"""Each first part, the second part on its result, and the second part's input where it stands alone."""
+
+
+def _pair(builder: CudaBuilder, name: str, first: _Part, then: _After, given: _Part) -> Iterator[Row]:
+    """Both parts as graphs of their own, and as one graph of cuDNN's."""
+    g = GraphBuilder()
+    alone = timed(builder, g.build(y=first(g)).body)
+    g = GraphBuilder()
+    apart = timed(builder, g.build(y=then(g, given(g))).body)
+    g = GraphBuilder()
+    whole = g.build(y=then(g, first(g))).body
+    row: Row = {"before": name, "function": "", "alone_us": alone, "kernel_us": apart}
+    try:
+        plan = compile_whole(whole, builder.context.handle, None, 0)
+        row |= {
+            "fused_us": timed(builder, whole, plan),
+            "plan": plan.tag,
+            "fault": fault(builder, whole, plan),
+        }
+    except Refused as refused:
+        row["refused"] = str(refused)
+    yield row
+
+
+def fault(builder: CudaBuilder, graph: OperationGraph, plan: CudaPlan) -> str | None:
+    """What is wrong with a plan's results; None if nothing is."""
+    check = SelfCheck(graph, builder.context)
+    try:
+        return check.fault(plan)
+    finally:
+        check.close()
 
 
 def piece(graph: OperationGraph) -> OperationGraph:

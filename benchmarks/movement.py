@@ -39,6 +39,7 @@ _RUNS = 20
 _DTYPES = (DType.INT8, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64)
 _IMAGES = (256, 64, 112, 112)
 _ROWS = (8192, 8192)
+_LONG = (16, 1 << 22)
 
 
 class Problem(NamedTuple):
@@ -130,6 +131,59 @@ def indexed(dtype: DType) -> Iterator[Problem]:
         yield Problem(f"{name}, {dtype.value}", graph.body, _whole(graph))
 
 
+def ordered(dtype: DType) -> Iterator[Problem]:
+    """Sorting and cumulative functions, along rows and columns of a matrix, and along few long rows."""
+    of: dict[str, tuple[tuple[int, int], Callable[[GraphBuilder, Tensor], Tensor]]] = {
+        "sort of rows": (_ROWS, lambda g, x: g.sort(x)),
+        "sort of columns": (_ROWS, lambda g, x: g.sort(x, 0)),
+        "sort of long rows": (_LONG, lambda g, x: g.sort(x)),
+        "places of sorted rows": (_ROWS, lambda g, x: g.argsort(x)),
+        "ten largest of rows": (_ROWS, lambda g, x: g.top_k(x, 10).values),
+        "cumulative sum of rows": (_ROWS, lambda g, x: g.cumsum(x, 1)),
+        "cumulative sum of columns": (_ROWS, lambda g, x: g.cumsum(x, 0)),
+        "cumulative sum of long rows": (_LONG, lambda g, x: g.cumsum(x, 1)),
+        "cumulative product of rows": (_ROWS, lambda g, x: g.cumprod(x, 1)),
+    }
+    for name, (dims, build) in of.items():
+        g = GraphBuilder()
+        graph = g.build(y=build(g, g.input("x", dims, dtype)))
+        yield Problem(f"{name}, {dtype.value}", graph.body, _whole(graph))
+
+
+def resampled(dtype: DType) -> Iterator[Problem]:
+    """Cubic resizing, and samples at places of a grid."""
+    dims = (_IMAGES[0] // 4, *_IMAGES[1:])
+    for mode in (ResampleMode.NEAREST, ResampleMode.LINEAR, ResampleMode.CUBIC):
+        g = GraphBuilder()
+        x, grid = g.input("x", dims, dtype), g.input("grid", (dims[0], *dims[2:], 2), dtype)
+        graph = g.build(y=g.grid_sample(x, grid, mode=mode))
+        yield Problem(f"grid sample, {mode.value}, {dtype.value}", graph.body, _whole(graph))
+    g = GraphBuilder()
+    x = g.input("x", dims, dtype)
+    graph = g.build(y=g.resize(x, scales=(2, 2), axes=(2, 3), mode=ResampleMode.CUBIC))
+    yield Problem(f"twice as large, cubic, {dtype.value}", graph.body, _whole(graph))
+
+
+def listed(dtype: DType) -> Iterator[Problem]:
+    """Rows and elements that lists of indices name, read and written."""
+    rows, batches = _ROWS, (64, 128, _ROWS[1])
+    g = GraphBuilder()
+    places = g.input("places", (rows[0], 2), DType.INT64)
+    graph = g.build(y=g.gather_nd(g.input("x", batches, dtype), places))
+    yield Problem(f"rows by lists of indices, {dtype.value}", graph.body, _whole(graph))
+    g = GraphBuilder()
+    places = g.input("places", (1 << 22, 2), DType.INT64)
+    graph = g.build(y=g.gather_nd(g.input("x", rows, dtype), places))
+    touched = sum(port.spec.nbytes for port in graph.outputs) * 2 + (1 << 26)  # elements, and the indices
+    yield Problem(f"elements by lists of indices, {dtype.value}", graph.body, touched)
+    g = GraphBuilder()
+    x, places = g.input("x", batches, dtype), g.input("places", (2048, 2), DType.INT64)
+    updates = g.input("updates", (2048, batches[2]), dtype)
+    graph = g.build(y=g.scatter_nd(x, places, updates))
+    name = f"a quarter of the rows changed by lists of indices, {dtype.value}"
+    yield Problem(name, graph.body, _whole(graph))
+
+
 _Function = Callable[[GraphBuilder, Tensor, Tensor], Tensor]
 _AROUND = ((0, 0), (0, 0), (1, 1), (1, 1))
 
@@ -139,6 +193,10 @@ def problems() -> Iterator[Problem]:
     yield from transposes()
     yield from indexed(DType.BFLOAT16)
     yield from indexed(DType.FLOAT32)
+    for dtype in (DType.BFLOAT16, DType.FLOAT32):
+        yield from ordered(dtype)
+        yield from resampled(dtype)
+        yield from listed(dtype)
     for dtype in (DType.BFLOAT16, DType.FLOAT32):
         yield from functions(dtype)
 

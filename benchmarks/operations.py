@@ -1,4 +1,4 @@
-"""Pooling, norms, softmax, sums, attention and grouped products on a GPU, beside PyTorch and a plain copy.
+"""Pooling, norms, softmax, sums, attention and products on a GPU, beside PyTorch and a plain copy.
 
     python -m benchmarks.operations --out benchmarks/results
 
@@ -51,6 +51,7 @@ from cudnn_actor.protocol import (
     LayerNorm,
     LayerNormBackward,
     Layout,
+    MatMul,
     MaxPool,
     MaxPoolBackward,
     OperationGraph,
@@ -186,6 +187,26 @@ def grouped(dtype: DType, sizes: tuple[int, int, int, int]) -> Iterator[Problem]
         graph_of(GroupedMatMulBackwardWeights, given),
         backward,
     )
+
+
+def products(dtype: DType) -> Iterator[Problem]:
+    """Products of matrices as transformers have them, large square ones, and those of heads."""
+    torch = torch_module()
+    element = getattr(torch, dtype.value)
+    for a, b in (
+        ((4096, 768), (768, 3072)),
+        ((4096, 3072), (3072, 768)),
+        ((6304, 768), (768, 2304)),
+        ((512, 2048), (2048, 8192)),
+        ((4096, 4096), (4096, 4096)),
+        ((1, 4096), (4096, 4096)),
+        ((384, 512, 64), (384, 64, 512)),
+    ):
+        specs = {"a": TensorSpec.packed(a, dtype), "b": TensorSpec.packed(b, dtype)}
+        specs |= MatMul(a=0, b=1).infer(specs)
+        given = [torch.randn(dims, device="cuda").to(element) for dims in (a, b)]
+        name = f"product, {dtype.value}, {'x'.join(map(str, a))} by {'x'.join(map(str, b))}"
+        yield Problem(name, graph_of(MatMul, specs), functools.partial(torch.matmul, *given))
 
 
 def norms(dtype: DType, rows: int, length: int) -> Iterator[Problem]:
@@ -386,6 +407,8 @@ def problems() -> Iterator[Problem]:
     What is compared most comes first, for runs that end early.
     """
     yield from attentions(DType.BFLOAT16, (4, 16, 4096, 128), causal=True)
+    for dtype in (DType.BFLOAT16, DType.FLOAT16, DType.FLOAT32, DType.FLOAT64):
+        yield from products(dtype)
     for dtype in (DType.BFLOAT16, DType.FLOAT32):
         for rows, length in ((16384, 768), (8192, 4096)):
             yield from norms(dtype, rows, length)

@@ -113,7 +113,8 @@ Without a GPU, `make test-support` holds the page against cuDNN itself. For ever
 the engine's first plan for an H200 that is only described to cuDNN, in one piece where the page says fused.
 It does the same for norms and attention, and compiles all kernels that are generated. What it cannot see is
 whether a plan computes the right values. It needs python3, make and gcc, and installs cuDNN and what that
-needs into `.venv-support` (1.5 GB). The claims are rows of `tests/support/claims.py`.
+needs into `.venv-support-9.28` (2 GB); `CUDNN=9.19` takes another version. The claims are rows of
+`tests/support/claims.py`.
 """
 
 
