@@ -15,6 +15,7 @@ from pykka.messages import ProxyCall, ProxyGetAttr, ProxySetAttr, _ActorStop
 
 from cudnn_actor.actors import forks
 from cudnn_actor.actors.reply_future import ReplyFuture
+from cudnn_actor.actors.threads import ThreadRefused, start_thread
 from cudnn_actor.protocol.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -88,8 +89,8 @@ class HookedActor(pykka.ThreadingActor):
         thread = threading.Thread(target=self.run, name=name, daemon=self.use_daemon_thread)
         self.thread = thread
         try:
-            thread.start()
-        except RuntimeError:  # the system cannot start another thread
+            start_thread(thread)
+        except ThreadRefused:
             self.thread = None
             pykka.ActorRegistry.unregister(self.actor_ref)
             raise

@@ -56,7 +56,7 @@ from cudnn_actor.processes.launch_messages import (
     ToServer,
 )
 from cudnn_actor.processes.lifeline import bind, tie
-from cudnn_actor.processes.process_state import call_this_process
+from cudnn_actor.processes.process_state import call_this_process, reason_of
 
 __all__ = ["NAME", "main", "succeed"]
 
@@ -152,7 +152,7 @@ class _Server:
         try:
             pid, pidfd = self._forked(launch, descriptors)
         except OSError as error:
-            self._tell(Refused(launch.number, str(error)))
+            self._tell(Refused(launch.number, reason_of(error)))
             return
         finally:
             for fd in descriptors:

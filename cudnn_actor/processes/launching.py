@@ -59,7 +59,7 @@ from cudnn_actor.processes.launch_messages import (
     Refused,
 )
 from cudnn_actor.processes.lifeline import Lifeline
-from cudnn_actor.processes.process_state import is_stopped, own_pidfd
+from cudnn_actor.processes.process_state import is_stopped, own_pidfd, reason_of
 from cudnn_actor.processes.waiting import wait_for
 
 __all__ = ["Child", "LaunchFailed", "Launcher", "close_launchers"]
@@ -320,7 +320,7 @@ class Launcher:
                 self._lock.release()
             return child  # noqa: TRY300 - errors above become `LaunchFailed` below
         except (OSError, ValueError) as error:  # `InvalidRequest`, a ValueError: there is no Python to run it
-            raise LaunchFailed(f"{main} was not launched: {error}") from error
+            raise LaunchFailed(f"{main} was not launched: {reason_of(error)}") from error
 
     def _launched(self, main: str, fds: Sequence[int], unwanted: Callable[[], bool]) -> Child:
         """Launch a worker with its own lifeline.

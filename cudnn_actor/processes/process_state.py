@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-__all__ = ["LOOK_EVERY_S", "SilentTime", "call_this_process", "is_stopped", "own_pidfd"]
+from cudnn_actor.actors.threads import NO_TASK
+
+__all__ = ["LOOK_EVERY_S", "SilentTime", "call_this_process", "is_stopped", "own_pidfd", "reason_of"]
 
 LOOK_EVERY_S = 0.25
 """Seconds between two checks whether an awaited process is stopped."""
@@ -37,8 +40,17 @@ def own_pidfd() -> Iterator[int]:
 
 
 def call_this_process(name: str) -> None:
-    """Set this process's name, of at most 15 bytes, for `ps -o comm`. Call on its main thread."""
-    Path("/proc/self/comm").write_text(name)
+    """Set this process's name, of at most 15 bytes, for `ps -o comm`. Call on its main thread.
+
+    Where `/proc` is read-only, as in some containers, it keeps the name that it has.
+    """
+    with contextlib.suppress(OSError):
+        Path("/proc/self/comm").write_text(name)
+
+
+def reason_of(error: Exception) -> str:
+    """Why no process was started, as text; with the limits that decide, if there may be no more."""
+    return f"{error}: {NO_TASK}" if getattr(error, "errno", None) == errno.EAGAIN else str(error)
 
 
 class SilentTime:

@@ -28,6 +28,7 @@ import pykka
 
 from cudnn_actor.actors import Envelope, MailboxRef, forks
 from cudnn_actor.actors.logs import speaking_for
+from cudnn_actor.actors.threads import ThreadRefused
 from cudnn_actor.broker.service_state import ServiceState
 from cudnn_actor.engines import EngineChoice, choose_engine
 from cudnn_actor.plans.store import PlanStore
@@ -243,8 +244,18 @@ class CudnnService:
         return supervisor
 
     def launch(self) -> None:
-        """Start the service; `started` is done when it is ready. Never blocks."""
-        self.make_supervisor().launch()
+        """Start the service; `started` is done when it is ready. Never blocks.
+
+        Raises `StartFailed` if the system gives no thread.
+        """
+        supervisor = self.make_supervisor()
+        try:
+            supervisor.launch()
+        except ThreadRefused as error:
+            with self._turning:
+                self._supervisor = None
+            self.end(str(error))
+            raise StartFailed(detail=str(error)) from error
 
     def end(self, reason: str = "asked to stop") -> concurrent.futures.Future[Escalated | None]:
         """Stop after the current request. Never blocks. Idempotent.

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from cudnn_actor.actors.logs import Log, carrying
+from cudnn_actor.actors.threads import start_thread
 from cudnn_actor.engines.base import Builder, Plan, StickyError
 from cudnn_actor.protocol.graph import OperationGraph
 
@@ -90,9 +91,9 @@ class BuildThread:
     # The actor's side.
 
     def start(self) -> None:
-        """Start the thread, which opens the builder. Raises `RuntimeError` if the system gives no thread."""
+        """Start the thread, which opens the builder. Raises `ThreadRefused`."""
         self._since = time.monotonic()
-        self._thread.start()
+        start_thread(self._thread)
 
     def ask(self, job: Job) -> None:
         """Add a job. Blocks only for the queue's lock."""

@@ -34,6 +34,7 @@ from typing import Self
 
 from cudnn_actor.actors import forks
 from cudnn_actor.actors.logs import Log, carrying
+from cudnn_actor.actors.threads import ThreadRefused, start_thread
 from cudnn_actor.engines.remote.kill_mark import mark_killed
 from cudnn_actor.engines.remote.queue import BuilderQueue, take_connection
 from cudnn_actor.processes.launching import Child, Launcher
@@ -119,8 +120,8 @@ class BuilderHost:
         run = carrying(functools.partial(self._run, waiting, wake_event))
         thread = threading.Thread(target=run, name="builder", daemon=True)
         try:
-            thread.start()
-        except RuntimeError as error:
+            start_thread(thread)
+        except ThreadRefused as error:
             ours.close()
             waiting.close()
             os.close(wake_event)

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from cudnn_actor.actors.threads import start_thread
 from cudnn_actor.workers.status import StatusPage
 
 __all__ = ["Heartbeat", "end_with"]
@@ -52,9 +53,9 @@ class Heartbeat:
         self._ended = threading.Event()
 
     def start(self) -> None:
-        """Write a first heartbeat, and start the thread."""
+        """Write a first heartbeat, and start the thread. Raises `ThreadRefused`."""
         self.beat()
-        threading.Thread(target=self._run, name="heartbeat", daemon=True).start()
+        start_thread(threading.Thread(target=self._run, name="heartbeat", daemon=True))
 
     def _run(self) -> None:
         while not self._ended.wait(self._every_s):
@@ -100,8 +101,10 @@ def end_with(parent: int) -> None:
     But a process that was forked from the parent without Python's knowledge may hold a copy of the lifeline's
     other end. Then the parent's end does not cut the lifeline, and this thread ends the worker. Unlike the
     lifeline, it needs the interpreter to run.
+
+    Raises `ThreadRefused`.
     """
-    threading.Thread(target=_outlive, args=(parent,), name="parent", daemon=True).start()
+    start_thread(threading.Thread(target=_outlive, args=(parent,), name="parent", daemon=True))
 
 
 def _outlive(parent: int) -> None:

@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from cudnn_actor.actors import Mailbox
+from cudnn_actor.actors.threads import ThreadRefused
 from cudnn_actor.broker.service_state import ServiceState
 from cudnn_actor.engines.base import Engine
 from cudnn_actor.engines.remote.queue import BuilderQueue
@@ -43,6 +44,7 @@ from cudnn_actor.workers.wire import (
     ArenaMade,
     ArenaRefused,
     CreateArena,
+    Dying,
     Hello,
     MapArena,
     MapStage,
@@ -63,8 +65,12 @@ def main(descriptors: Sequence[int]) -> None:
     """Serve one parent. Returns at the end; if that was not orderly, the parent has been told the cause."""
     call_this_process(NAME)
     connection, generations, status, parent, *builders = descriptors
-    end_with(parent)
     channel = Channel(socket.socket(fileno=connection), FROM_PARENT)
+    try:
+        end_with(parent)
+    except ThreadRefused as error:
+        channel.send(Dying(str(error), context_dead=False, digest=None))
+        return
     queue = socket.socket(fileno=builders[0]) if builders else None
     _Process(channel, generations, status, queue).run()
 
