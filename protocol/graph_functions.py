@@ -97,7 +97,7 @@ class Functions(Recorder):
     power = _two(_M.POW, "a to the power b.")
     maximum = _two(_M.MAX, "The larger one; NaN if one is NaN.")
     minimum = _two(_M.MIN, "The smaller one; NaN if one is NaN.")
-    prelu = _two(_M.PRELU, "a where a > 0, else b * a.")
+    prelu = _two(_M.PRELU, "a where a ≥ 0, else b * a.")
     equal = _two(_M.EQ, "Whether a == b.")
     not_equal = _two(_M.NE, "Whether a != b.")
     less = _two(_M.LT, "Whether a < b.")

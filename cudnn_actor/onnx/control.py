@@ -53,6 +53,9 @@ def _scan(node: Node, inline: Inliner) -> list[Value]:
     states, found = _scanned(node, inline, states, list(zip(inputs, axes, backwards, strict=True)))
     towards = node.attribute("scan_output_directions") or (0,) * outputs
     behind = node.attribute("scan_output_axes") or (0,) * outputs
+    if not inputs[0].dims[axes[0]]:
+        steps = [_one_step(inline, value, axis) for value, axis in zip(inputs, axes, strict=True)]
+        return states + _of_no_turn(node, inline, [*states, *steps], behind)
     ordered = (each[::-1] if back else each for each, back in zip(found, towards, strict=True))
     return states + [_stacked(inline, each, axis) for each, axis in zip(ordered, behind, strict=True)]
 
@@ -114,14 +117,36 @@ def _loop(node: Node, inline: Inliner) -> list[Value]:
         node.looked |= not condition.fixed
         going = bool(condition.array.reshape(()))
         step += 1
+    if not step:
+        begin = [inline.constant(np.array(0, np.int64)), inline.constant(np.array(True))]
+        return states + _of_no_turn(node, inline, [*begin, *states], [0] * outputs)
     return states + [_stacked(inline, each, 0) for each in found]
+
+
+def _of_no_turn(node: Node, inline: Inliner, given: Sequence[Value], axes: Sequence[int]) -> list[Value]:
+    """What a loop of no turn stacks along these axes: nothing, of the dims and dtypes of a turn."""
+    if not axes:
+        return []
+    made = inline.inlined(node.attribute("body"), given)[-len(axes) :]
+    return [
+        inline.constant(np.empty(_with(each.dims, from_front(axis, each.rank + 1), 0), each.dtype))
+        for each, axis in zip(made, axes, strict=True)
+    ]
+
+
+def _with(dims: tuple[int, ...], axis: int, size: int) -> tuple[int, ...]:
+    """Dims with one more."""
+    return (*dims[:axis], size, *dims[axis:])
+
+
+def _one_step(inline: Inliner, value: Value, axis: int) -> Value:
+    """What stands for an element along an axis that has none."""
+    return inline.constant(np.zeros((*value.dims[:axis], *value.dims[axis + 1 :]), value.dtype))
 
 
 def _check_length(length: int) -> None:
     if length > _LONGEST:
         raise Declined(f"has more than {_LONGEST} iterations, each of which would be a part of the graph")
-    if length < 1:
-        raise Declined("has no iterations")
 
 
 def _part(inline: Inliner, value: Value, axis: int, step: int) -> Value:
@@ -133,7 +158,7 @@ def _part(inline: Inliner, value: Value, axis: int, step: int) -> Value:
 def _stacked(inline: Inliner, values: Sequence[Value], axis: int) -> Value:
     """Values along a new axis."""
     if not values:
-        raise Declined("has no iterations")
+        raise Declined("has no samples")
     place = inline.constant(np.array([from_front(axis, values[0].rank + 1)], np.int64))
     wide = [inline.computed("Unsqueeze", value, place) for value in values]
     return inline.computed("Concat", *wide, axis=int(place.array[0]))

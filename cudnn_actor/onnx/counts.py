@@ -11,7 +11,6 @@ from cudnn_actor.onnx.values import Contradiction
 __all__ = ["check_least", "counts_of"]
 
 _LEAST = {
-    "K": 0,
     "block_shape": 1,
     "blocksize": 1,
     "depth": 0,
@@ -45,6 +44,7 @@ _OF_ONE = {
     ("RandomNormal", "shape"): 0,
     ("RandomUniform", "shape"): 0,
     ("Reshape", "shape"): -1,
+    ("TopK", "K"): 0,
     ("TopK", "k"): 0,
     ("Transpose", "perm"): 0,
 }

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import onnx
 
 from cudnn_actor.onnx.schemas import Schema
-from cudnn_actor.onnx.values import Value, type_of
+from cudnn_actor.onnx.values import Value
 
 __all__ = ["body_of", "has_body"]
 
@@ -27,7 +27,7 @@ def body_of(
     function = onnx.FunctionProto()
     if schema.has_context_dependent_function:
         versions = schema.context_dependent_function_opset_versions
-        types = [b"" if each is None else type_of(each).SerializeToString() for each in inputs]
+        types = [b"" if each is None else each.type.SerializeToString() for each in inputs]
         for chosen in _order(versions, version):
             text = schema.get_context_dependent_function_with_opset_version(
                 chosen, node.SerializeToString(), types

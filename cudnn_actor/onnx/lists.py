@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, Protocol
 
 import numpy as np
+import onnx
 
 from cudnn_actor.onnx.nodes import Node
 from cudnn_actor.onnx.values import Declined, Value
@@ -40,6 +41,13 @@ class Listed(Value):
     def __init__(self, values: Sequence[Value]) -> None:
         super().__init__((), np.dtype(object), _refused, _refused)
         self.values = list(values)
+
+    @property
+    def type(self) -> onnx.TypeProto:
+        """A sequence of what is in it; of float32, if that is nothing."""
+        kind = self.values[0].dtype if self.values else np.dtype(np.float32)
+        element = onnx.helper.make_tensor_type_proto(onnx.helper.np_dtype_to_tensor_dtype(kind), None)
+        return onnx.helper.make_sequence_type_proto(element)
 
 
 def _refused() -> NoReturn:

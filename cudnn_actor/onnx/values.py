@@ -12,7 +12,7 @@ from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.graph_builder import GraphBuilder, Tensor
 from cudnn_actor.protocol.tensor import Layout
 
-__all__ = ["Contradiction", "Declined", "Empty", "Refused", "Undecided", "Value", "type_of"]
+__all__ = ["Contradiction", "Declined", "Empty", "Refused", "Undecided", "Value"]
 
 _NOTHING: frozenset[str] = frozenset()
 
@@ -127,12 +127,12 @@ class Value:
         return DType.of(self.dtype)
 
     @property
+    def type(self) -> onnx.TypeProto:
+        """Its type, with its dims."""
+        code = onnx.helper.np_dtype_to_tensor_dtype(self.dtype)
+        return onnx.helper.make_tensor_type_proto(code, self.dims)
+
+    @property
     def is_half(self) -> bool:
         """Whether it is of a floating-point type of 16 bits."""
         return self.known is not None and self.known.is_half
-
-
-def type_of(value: Value) -> onnx.TypeProto:
-    """A value's type, with its dims."""
-    code = onnx.helper.np_dtype_to_tensor_dtype(value.dtype)
-    return onnx.helper.make_tensor_type_proto(code, value.dims)

@@ -371,7 +371,7 @@ FUNCTIONS: Mapping[PointwiseMode, Function] = {
     _M.LEAKY_RELU: Function(
         lambda xp, x, p: xp.where(x > 0, x, p * x), parameters=_default(Activation.LEAKY_RELU)
     ),
-    _M.PRELU: Function(lambda xp, x, slope: xp.where(x > 0, x, slope * x), 2, whole=True),
+    _M.PRELU: Function(lambda xp, x, slope: xp.where(x >= 0, x, slope * x), 2, whole=True),
     _M.SIGMOID: Function(_sigmoid),
     _M.ELU: Function(_elu, parameters=_default(Activation.ELU)),
     _M.SELU: Function(lambda xp, x: SELU * _elu(xp, x, SELU_ALPHA)),

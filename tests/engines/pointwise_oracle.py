@@ -158,7 +158,7 @@ FLOATS: dict[str, Floats] = {
     "trunc": whole(math.trunc),
     "relu": relu,
     "leaky_relu": lambda x, p: x if x > 0 else p * x,
-    "prelu": lambda a, b: a if a > 0 else b * a,
+    "prelu": lambda a, b: a if a >= 0 else b * a,
     "sigmoid": sigmoid,
     "elu": elu,
     "selu": lambda x: 1.0507009873554805 * elu(x, 1.6732632423543772),

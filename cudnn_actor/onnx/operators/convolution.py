@@ -103,6 +103,8 @@ def conv_transpose(node: Node, g: GraphBuilder) -> Result:
     if wanted or mode.startswith("SAME"):
         sizes = wanted[-rank:] if wanted else [size * stride for size, _, stride, _ in along]
         totals = [f + e - size for f, e, size in zip(full, extra, sizes, strict=True)]
+        if wanted:  # what is wanted beyond the full size comes at the end
+            totals = [max(0, total) for total in totals]
         less, more = [t // 2 for t in totals], [t - t // 2 for t in totals]
         before, after = (less, more) if mode == "SAME_UPPER" else (more, less)
     else:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
+
 from cudnn_actor.onnx.nodes import Node, Result
 from cudnn_actor.onnx.table import operator
 from cudnn_actor.protocol.graph_builder import GraphBuilder
@@ -11,8 +15,34 @@ __all__: list[str] = []
 
 @operator("NonZero", since=9)
 @operator("NonMaxSuppression", since=10)
-@operator("Unique", since=11)
 def decided(node: Node, g: GraphBuilder) -> Result:
     """By ONNX's reference implementation."""
     del g
     return node.folded()
+
+
+@operator("Unique", since=11)
+def unique(node: Node, g: GraphBuilder) -> Result:
+    """Different elements, or slices along an axis: sorted, or in the order in which they come first."""
+    del g
+    x, axis = node.constant(0), 0
+    if node.attribute("axis") is None:
+        x = x.reshape(-1)
+    else:
+        axis = node.axis()
+    wide = x.astype(np.float32) if node.value(0).is_half else x  # NumPy sorts no bfloat16
+    if not x.shape[axis]:
+        none = np.empty(0, np.int64)
+        return x, none, none, none
+    _, first, inverse, counts = _unique(wide, axis)
+    order = np.arange(len(first)) if node.attribute("sorted") else np.argsort(first)
+    places = np.empty_like(order)
+    places[order] = np.arange(len(order))
+    return x.take(first[order], axis), first[order], places[inverse.reshape(-1)], counts[order]
+
+
+def _unique(x: np.ndarray, axis: int) -> tuple[Any, ...]:
+    found: tuple[Any, ...] = np.unique(
+        x, return_index=True, return_inverse=True, return_counts=True, axis=axis
+    )
+    return found

@@ -17,7 +17,7 @@ from cudnn_actor.onnx.values import Contradiction, Declined
 from cudnn_actor.protocol.conv import ConvSpec
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.graph_builder import GraphBuilder
-from cudnn_actor.protocol.operations import ConvolutionBackwardData
+from cudnn_actor.protocol.operations import ScatterReduction
 
 __all__: list[str] = []
 
@@ -182,6 +182,8 @@ def pad(node: Node, g: GraphBuilder) -> Result:
     sizes = [b + d + a for d, (b, a) in zip(node.dims(0), widths, strict=True)]
     if min(sizes, default=0) < 0:
         raise node.wrong(f"pads dims {node.dims(0)} to {tuple(sizes)}", 1 if node.has(1) else None)
+    if node.value(0).size == 0:
+        return _padded_nothing(node, widths, value)
     x = node.tensor(0)
     crop = tuple(slice(max(0, -b), d - max(0, -a)) for d, (b, a) in zip(x.dims, widths, strict=True))
     x = g.slice(x, crop) if any(b < 0 or a < 0 for b, a in widths) else x
@@ -190,6 +192,15 @@ def pad(node: Node, g: GraphBuilder) -> Result:
         return g.pad(x, around, value if mode == "constant" else 0, mode=mode)
     filled: Any = node.weight(np.array(value, x.dtype.numpy))  # a number that no attribute holds
     return g.where(g.pad(g.full(x.dims, 1, DType.BOOL), around), g.pad(x, around), filled)
+
+
+def _padded_nothing(node: Node, widths: Sequence[tuple[int, int]], value: Any) -> Result:
+    dims = [dim + before + after for dim, (before, after) in zip(node.dims(0), widths, strict=True)]
+    if 0 in dims:
+        return np.empty(dims, node.value(0).dtype)
+    if node.attribute("mode", "constant") != "constant":
+        raise Declined(f"pads dims {node.dims(0)} with elements, of which there are none")
+    return node.g.broadcast_to(node.weight(np.array(value, node.value(0).dtype)), dims)
 
 
 @operator("SpaceToDepth", since=1)
@@ -212,27 +223,64 @@ def tile(node: Node, g: GraphBuilder) -> Result:
     return g.tile(node.tensor(0), repeats)
 
 
+@operator("CenterCropPad", since=18)
+def center_crop_pad(node: Node, g: GraphBuilder) -> Result:
+    """What there is too much of an axis is cut at both ends, and what is missing is 0 there."""
+    dims, wanted, axes = node.dims(0), node.ints(1), node.axes()
+    axes = tuple(range(len(dims))) if axes is None else axes
+    if len(wanted) != len(axes):
+        raise node.wrong(f"has {len(wanted)} sizes for {len(axes)} axes", 1)
+    sizes = list(dims)
+    for axis, size in zip(axes, wanted, strict=True):
+        sizes[axis] = size
+    if 0 in sizes:
+        return np.empty(sizes, node.value(0).dtype)
+    pairs = list(zip(dims, sizes, strict=True))
+    cut = tuple(
+        slice(max(0, (dim - size) // 2), max(0, (dim - size) // 2) + min(dim, size)) for dim, size in pairs
+    )
+    missing = [max(0, size - dim) for dim, size in pairs]
+    x = g.slice(node.tensor(0), cut)
+    return g.pad(x, [(each // 2, each - each // 2) for each in missing]) if any(missing) else x
+
+
 @operator("Col2Im", since=18)
 def col2im(node: Node, g: GraphBuilder) -> Result:
-    """The reverse of cutting an image into blocks, as the gradient of a convolution that cuts it."""
+    """The reverse of cutting an image into blocks: the sum of what lies on each element."""
     x, image, block = node.tensor(0), node.ints(1), node.ints(2)
-    rank, taps = len(image), math.prod(block)
+    wide = _of_sums(x.dtype)
+    targets = _targets(node, image, block)
+    (inside,) = np.nonzero(targets >= 0)
+    channels, places = x.dims[1] // math.prod(block), math.prod(image)
+    rows = g.reshape(x if wide is x.dtype else g.astype(x, wide), (x.dims[0], channels, -1))
+    rows = g.take(rows, node.weight(inside), 2)
+    indices = g.broadcast_to(g.reshape(node.weight(targets[inside]), (1, 1, -1)), rows.dims)
+    nothing = g.full((x.dims[0], channels, places), 0, wide)
+    y = g.put_along_axis(nothing, indices, rows, 2, reduction=ScatterReduction.ADD)
+    return converted(g, g.reshape(y, (x.dims[0], channels, *image)), x.dtype)
+
+
+def _of_sums(dtype: DType) -> DType:
+    """The dtype in which sums are rounded once, or wrap around at last."""
+    if dtype.is_half:
+        return DType.FLOAT32
+    return dtype if dtype.is_floating or dtype in (DType.BOOL, DType.INT64, DType.UINT64) else DType.INT64
+
+
+def _targets(node: Node, image: Sequence[int], block: Sequence[int]) -> np.ndarray:
+    """Where each element of each block lies in the image, as one number; -1 for those in its padding."""
+    rank = len(image)
     strides = node.attribute("strides") or (1,) * rank
     dilations = node.attribute("dilations") or (1,) * rank
     pads = node.attribute("pads") or (0,) * (2 * rank)
-    channels, whole = x.dims[1] // taps, x.dtype
-    if not whole.is_floating and whole.numpy.itemsize <= 4 and whole is not DType.BOOL:
-        x = g.astype(x, DType.FLOAT64)  # which holds the sums
-    spec = ConvSpec(
-        pre_padding=pads[:rank],
-        post_padding=pads[rank:],
-        stride=strides,
-        dilation=dilations,
-        groups=channels,
-    )
-    one = np.tile(np.eye(taps).reshape(taps, 1, *block), (channels, *[1] * (rank + 1)))
-    places = spec.output_dims((1, channels, *image), one.shape)[2:]
-    blocks = g.reshape(x, (*x.dims[:2], *places))
-    full = g.full((x.dims[0], channels, *image), 0.0, x.dtype)
-    operation = ConvolutionBackwardData(dy=blocks, w=node.weight(one.astype(x.dtype.numpy)), conv=spec)
-    return converted(g, g.apply(operation, like={"dx": full}), whole)
+    spec = ConvSpec(pre_padding=pads[:rank], post_padding=pads[rank:], stride=strides, dilation=dilations)
+    found, inside = np.zeros((1, 1), np.int64), np.ones((1, 1), bool)
+    blocks = spec.output_dims((1, 1, *image), (1, 1, *block))[2:]
+    for size, taps, count, by, apart, before in zip(
+        image, block, blocks, strides, dilations, pads[:rank], strict=True
+    ):
+        along = np.arange(taps)[:, None] * apart + np.arange(count) * by - before
+        both = (found.shape[0] * taps, found.shape[1] * count)
+        found = (found[:, None, :, None] * size + along[:, None, :]).reshape(both)
+        inside = (inside[:, None, :, None] & ((along >= 0) & (along < size))[:, None, :]).reshape(both)
+    return np.where(inside, found, -1).reshape(-1)

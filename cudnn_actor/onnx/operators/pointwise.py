@@ -213,7 +213,8 @@ def erf(node: Node, g: GraphBuilder) -> Result:
     x = node.tensor(0)
     if x.dtype.is_floating:
         return g.erf(x)
-    return g.where(g.greater(x, 3), 1, g.where(g.less(x, -3), -1, x * 0))  # that of float32, truncated
+    below = x * 0 if x.dtype.numpy.kind == "u" else g.where(g.less(x, -3), -1, x * 0)
+    return g.where(g.greater(x, 3), 1, below)  # that of float32, truncated
 
 
 @operator("Elu", since=6)
@@ -264,7 +265,8 @@ def swish(node: Node, g: GraphBuilder) -> Result:
 def shrink(node: Node, g: GraphBuilder) -> Result:
     x, bias, bound = node.tensor(0), node.attribute("bias"), node.attribute("lambd")
     below = g.where(g.less(x, -bound), x + bias, 0.0)
-    return converted(g, g.where(g.greater(x, bound), x - bias, below), x.dtype)
+    y = g.where(g.greater(x, bound), x - bias, below)
+    return converted(g, y if x.dtype.is_floating else converted(g, y, DType.INT64), x.dtype)
 
 
 @operator("IsInf", since=10)

@@ -41,6 +41,17 @@ def _forward(node: Node, g: GraphBuilder, x: Tensor, length: int, *, onesided: b
     return g.concatenate([y, z], x.rank - 1)
 
 
+def _inverse(node: Node, g: GraphBuilder, x: Tensor, length: int) -> Tensor:
+    """The inverse of `_forward`: a transform with the parts exchanged, and its parts exchanged."""
+    real, imaginary = _parts(g, x)
+    imaginary = g.multiply(real, 0.0) if imaginary is None else imaginary
+    last = x.rank - 1
+    y = _forward(node, g, g.concatenate([imaginary, real], last), length, onesided=False)
+    z, w = _parts(g, y)
+    assert w is not None
+    return g.multiply(g.concatenate([w, z], last), 1 / length)
+
+
 def _real_inverse(node: Node, g: GraphBuilder, x: Tensor, length: int) -> Tensor:
     """Half of a transform, dims (..., n, 2), as the real numbers that have it: (..., length, 1)."""
     real, imaginary = _parts(g, x)
@@ -65,18 +76,16 @@ def dft(node: Node, g: GraphBuilder) -> Result:
     given = node.axes("axis")
     axis = rank - 2 if given is None else given[0]
     inverse, onesided = bool(node.attribute("inverse")), bool(node.attribute("onesided"))
-    if inverse and not onesided:
-        raise Declined("an inverse transform with complex results")
     length = node.count(1) if node.has(1) else 0
-    length = length or ((x.dims[axis] - 1) * 2 if inverse else x.dims[axis])
+    length = length or ((x.dims[axis] - 1) * 2 if inverse and onesided else x.dims[axis])
     if length > _LONGEST:
         raise Declined(f"a transform of {length} elements")
     order = [n for n in range(rank - 1) if n != axis] + [axis, rank - 1]
     moved = g.transpose(x, order)
-    if inverse:
-        y = _real_inverse(node, g, moved, length)
-    else:
+    if not inverse:
         y = _forward(node, g, moved, length, onesided=onesided)
+    else:
+        y = (_real_inverse if onesided else _inverse)(node, g, moved, length)
     return g.transpose(y, [order.index(n) for n in range(rank)])
 
 

@@ -83,7 +83,7 @@ IN_C: Mapping[PointwiseMode, InC] = {
     _M.LEAKY_RELU: InC(
         "{a} > 0 ? {a} : {parameter} * {a}", frontend="leaky_relu", options={"parameter": "negative_slope"}
     ),
-    _M.PRELU: InC("{a} > 0 ? {a} : {b} * {a}", "{a} > 0 ? {a} : times({b}, {a})"),
+    _M.PRELU: InC("{a} >= 0 ? {a} : {b} * {a}", "{a} >= 0 ? {a} : times({b}, {a})"),
     _M.SIGMOID: InC("sigmoid({a})", frontend="sigmoid"),
     _M.ELU: InC("elu({a}, {parameter})", frontend="elu"),
     _M.SELU: InC("({T})1.0507009873554804935 * elu({a}, ({T})1.6732632423543772848)"),

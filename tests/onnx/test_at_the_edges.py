@@ -1,0 +1,174 @@
+"""Operators at the edges of what they take: no turns, infinities, unsigned integers, empty tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import TensorProto
+
+from cudnn_actor.onnx import backend
+
+from .small_models import FLOAT, INT64, graph_of, model_of, node
+
+INF, NAN = np.inf, np.nan
+
+
+@pytest.fixture(autouse=True)
+def the_shared_service_ends() -> Iterator[None]:
+    yield
+    backend.close()
+
+
+def run(op: str, *arrays: Any, outputs: str = "y", opset: int = 21, **attributes: Any) -> Any:
+    """The outputs of one node, of the newest version in which there are such attributes."""
+    names = " ".join(f"x{number}" for number in range(len(arrays)))
+    of = node(op, names, outputs, **attributes)
+    found = backend.run_node(of, [np.asarray(each) for each in arrays], opset_version=opset)
+    return found[0] if len(found) == 1 else found
+
+
+def floats(*numbers: float) -> np.ndarray:
+    return np.array(numbers, np.float32)
+
+
+@pytest.mark.parametrize("given", ["a count of 0", "a condition that is false"])
+def test_a_loop_of_no_turn_gives_its_states_and_nothing_stacked(given: str) -> None:
+    state = {"s": (FLOAT, [2, 3])}
+    made = {"go": (TensorProto.BOOL, []), "s_out": (FLOAT, [2, 3]), "seen": (FLOAT, [2, 3])}
+    nodes = [node("Identity", "c", "go"), node("Neg", "s", "s_out"), node("Identity", "s", "seen")]
+    body = graph_of(nodes, {"i": (INT64, []), "c": (TensorProto.BOOL, []), **state}, made)
+    model = model_of(
+        [node("Loop", "most first x", "last all", body=body)],
+        {"x": (FLOAT, [2, 3])},
+        {"last": (FLOAT, None), "all": (FLOAT, None)},
+        {"most": np.array(0 if "count" in given else 5), "first": np.array("count" in given)},
+    )
+    x = np.ones((2, 3), np.float32)
+    last, every = backend.run_model(model, [x])
+    assert (last == x).all()
+    assert (every.shape, every.dtype) == ((0, 2, 3), np.float32)
+
+
+def test_a_scan_over_nothing_gives_its_states_and_nothing_stacked() -> None:
+    nodes = [node("Add", "s e", "s_out"), node("Mul", "s e", "seen")]
+    dims = [3]
+    body = graph_of(
+        nodes, {"s": (FLOAT, dims), "e": (FLOAT, dims)}, {"s_out": (FLOAT, dims), "seen": (FLOAT, dims)}
+    )
+    scan = node("Scan", "x0 x1", "last all", body=body, num_scan_inputs=1, scan_output_axes=[1])
+    model = model_of(
+        [scan],
+        {"x0": (FLOAT, [3]), "x1": (FLOAT, [0, 3])},
+        {"last": (FLOAT, None), "all": (FLOAT, None)},
+    )
+    last, every = backend.run_model(model, [floats(1, 2, 3), np.empty((0, 3), np.float32)])
+    assert last.tolist() == [1, 2, 3]
+    assert every.shape == (3, 0)
+
+
+def test_different_elements_come_in_the_order_in_which_they_are_first() -> None:
+    x = floats(3, 1, 3, 2, 1)
+    values, first, inverse, counts = run("Unique", x, outputs="y first inverse counts", sorted=0)
+    assert values.tolist() == [3, 1, 2]
+    assert first.tolist() == [0, 1, 3]
+    assert inverse.tolist() == [0, 1, 0, 2, 1]
+    assert counts.tolist() == [2, 2, 1]
+
+
+def test_different_slices_come_in_the_order_in_which_they_are_first() -> None:
+    x = np.array([[2, 0], [1, 1], [2, 0]], np.float32)
+    values, inverse = run("Unique", x, outputs="y - inverse", sorted=0, axis=-2)[0::1]
+    assert values.tolist() == [[2, 0], [1, 1]]
+    assert inverse.tolist() == [0, 1, 0]
+
+
+def test_the_different_elements_of_nothing_have_one_dim() -> None:
+    assert run("Unique", np.empty((0, 2, 4), np.float32)).shape == (0,)
+
+
+def test_a_slope_that_is_infinite_does_not_touch_zeros() -> None:
+    y = run("PRelu", floats(0, -0.0, 2, -1), floats(INF))
+    assert y.tolist() == [0, 0, 2, -INF]
+
+
+def test_infinities_stay_where_they_are_when_blocks_become_an_image() -> None:
+    x = np.arange(8, dtype=np.float32).reshape(1, 2, 4)
+    x[0, 0, 0] = INF
+    y = run("Col2Im", x, np.array([1, 5]), np.array([1, 2]))
+    assert y.reshape(-1).tolist() == [INF, 1 + 4, 2 + 5, 3 + 6, 7]
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint16", "int64", "float16", "float64"])
+def test_sums_of_blocks_have_the_dtype_of_the_blocks(dtype: str) -> None:
+    x = np.ones((2, 3 * 4, 9), dtype)
+    y = run("Col2Im", x, np.array([4, 4]), np.array([2, 2]))
+    assert (y.dtype, y.shape) == (np.dtype(dtype), (2, 3, 4, 4))
+    assert y[1, 2].tolist() == [[1, 2, 2, 1], [2, 4, 4, 2], [2, 4, 4, 2], [1, 2, 2, 1]]
+
+
+def test_what_a_transposed_convolution_wants_beyond_its_full_size_comes_at_the_end() -> None:
+    x, w = np.ones((1, 1, 2), np.float32), np.ones((1, 1, 2), np.float32)
+    y = run("ConvTranspose", x, w, strides=[2], output_shape=[7])
+    assert y.reshape(-1).tolist() == [1, 1, 1, 1, 0, 0, 0]
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_an_inverse_transform_has_complex_results(axis: int) -> None:
+    z = np.random.default_rng(1).standard_normal((3, 4, 2))
+    y = run("DFT", z, np.array(5), np.array(axis), inverse=1, opset=20)
+    wanted = np.fft.ifft(z[..., 0] + 1j * z[..., 1], 5, axis)
+    np.testing.assert_allclose(y[..., 0] + 1j * y[..., 1], wanted, atol=1e-12)
+
+
+def test_an_inverse_transform_may_be_of_real_numbers() -> None:
+    x = floats(1, 2, 3, 5).reshape(1, 4, 1)
+    y = run("DFT", x, inverse=1, opset=20)
+    np.testing.assert_allclose(y[0, :, 0] + 1j * y[0, :, 1], np.fft.ifft(x[0, :, 0]), atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+def test_the_centre_is_cut_and_padded_to_sizes_of_both_integer_types(dtype: str) -> None:
+    x = np.arange(1, 11, dtype=np.float32).reshape(2, 5)
+    y = run("CenterCropPad", x, np.array([5, 2], dtype))
+    assert y.tolist() == [[0, 0], [2, 3], [7, 8], [0, 0], [0, 0]]
+
+
+def test_a_function_of_each_element_of_a_list_runs() -> None:
+    body = graph_of([node("Add", "e e", "f")], {"e": (FLOAT, None)}, {"f": (FLOAT, None)})
+    model = model_of(
+        [
+            node("SequenceConstruct", "a b", "list"),
+            node("SequenceMap", "list", "twice", body=body),
+            node("ConcatFromSequence", "twice", "y", axis=0),
+        ],
+        {"a": (FLOAT, [2]), "b": (FLOAT, [1])},
+        {"y": (FLOAT, None)},
+    )
+    (y,) = backend.run_model(model, [floats(1, 2), floats(3)])
+    assert y.tolist() == [2, 4, 6]
+
+
+def test_unsigned_integers_wrap_around_where_they_shrink() -> None:
+    y = run("Shrink", np.array([0, 1, 5], np.uint32), bias=2.0, lambd=0.5)
+    assert y.tolist() == [0, 2**32 - 1, 3]
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "uint64", "int64"])
+def test_the_error_function_of_small_integers_is_0(dtype: str) -> None:
+    y = run("Erf", np.array([0, 1, 3, 4], dtype), opset=9)
+    assert (y.dtype, y.tolist()) == (np.dtype(dtype), [0, 0, 0, 1])
+
+
+def test_nothing_is_padded_to_dims_without_elements_or_filled() -> None:
+    x = np.empty((2, 0), np.float32)
+    assert run("Pad", x, np.array([1, 0, 0, 0]), np.array(7, np.float32)).shape == (3, 0)
+    assert run("Pad", x, np.array([-1, 1, 0, 1]), np.array(7, np.float32)).tolist() == [[7, 7]]
+
+
+def test_keys_of_attention_may_be_negative() -> None:
+    q, v = np.zeros((1, 1, 1, 2), np.float32), floats(1, 3).reshape(1, 1, 2, 1)
+    k = np.full((1, 1, 2, 2), -5, np.float32)  # TopK's K is a count; this is none
+    assert run("Attention", q, k, v, opset=23).tolist() == [[[[2]]]]
