@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import re
 from collections.abc import Callable, Iterator
 
 from rich.table import Table
@@ -68,11 +69,11 @@ BEFORE = {"product": product, "convolution": convolution}
 
 
 def rows(builder: CudaBuilder, only: str) -> Iterator[Row]:
-    """Each function behind each of them whose name holds `only`."""
-    for name in filter(lambda name: only in name, BEFORE):
+    """Each function behind each of them, and each pair, in whose name `only` is found."""
+    for name in filter(re.compile(only).search, BEFORE):
         yield from attempted(name, functools.partial(_behind, builder, name))
     for name, parts in PAIRS.items():
-        if only in name:
+        if re.search(only, name):
             yield from attempted(name, functools.partial(_pair, builder, name, *parts))
 
 

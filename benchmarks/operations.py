@@ -20,6 +20,7 @@ import functools
 import importlib
 import importlib.metadata
 import itertools
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -528,12 +529,12 @@ def run_alone(
 ) -> None:
     """A program that measures with a builder of its own, and keeps what it finds.
 
-    `rows` takes the builder, and what the names of problems must hold. `packages`: names in the record, and
-    the packages whose versions it has besides the libraries'.
+    `rows` takes the builder, and a regular expression that is found in the names of problems. `packages`:
+    names in the record, and the packages whose versions it has besides the libraries'.
     """
     parser = argparse.ArgumentParser(description=doc.splitlines()[0] if doc else None)
     parser.add_argument("--out", type=Path, help="directory for the JSON")
-    parser.add_argument("--only", default="", help="problems whose name holds this")
+    parser.add_argument("--only", default="", help="problems in whose name this regular expression is found")
     given = parser.parse_args()
     known = gpu_versions() | {name: importlib.metadata.version(of) for name, of in packages.items()}
     builder = CudaBuilder(0)
@@ -543,9 +544,9 @@ def run_alone(
 
 
 def each(problems: Iterable[Any], row: Callable[[Any], Row], only: str = "") -> Iterator[Row]:
-    """A row of each problem whose name holds `only`."""
+    """A row of each problem in whose name the regular expression `only` is found."""
     for problem in problems:
-        if only in problem.name:
+        if re.search(only, problem.name):
             yield from attempted(problem.name, lambda problem=problem: [row(problem)])  # type: ignore[misc]
             libraries().cupy.get_default_memory_pool().free_all_blocks()
 
