@@ -10,9 +10,9 @@ any                         1                       `QuarantinedRequest`        
 writes, may still write     0                       `OutcomeUnknown`                torn, withheld
 ==========================  ======================  ==============================  ===============
 
-A worker that the kernel has not ended in time may still write. The outputs of
-its last requests are torn, and no other buffer gets their bytes until it has
-ended.
+A worker that the kernel has not ended in time (`workers.monitor.KILLED_S`) may
+still write. The outputs of its last requests are torn, and no other buffer gets
+their bytes until it has ended.
 
 If memory does not outlive the device context (`outlives_context` is False),
 every request fails with `ContextLost` and every buffer is lost.

@@ -50,8 +50,9 @@ __all__ = ["WorkerMonitor"]
 
 ASKED_S, TERMINATED_S = 3.0, 1.0
 """How long a worker may take to end after it was asked to, and then after a SIGTERM."""
-KILLED_S, KILLED_BY_SUPERVISOR_S = 5.0, 0.8
-"""How long the kernel may take to end a killed worker. Shorter if the supervisor waits for the monitor."""
+KILLED_S = 5.0
+"""How long the kernel may take to end a killed worker. On a busy machine it takes more than a second, and
+what may still be written cannot be run again. Shorter than a supervisor waits for a child's final cleanup."""
 BUILT_S = 60.0
 """How long a worker that builds a plan may be without a heartbeat. The first read of a library from a cold
 disk takes ten seconds."""
@@ -484,7 +485,7 @@ class WorkerMonitor(Actor):
         last = self._dispatcher.host.last_word
         dead = last is not None and last.context_dead
         worker.child.signal(signal.SIGKILL)
-        gone = dead or worker.child.wait(KILLED_BY_SUPERVISOR_S if self.abandoned.is_set() else KILLED_S)
+        gone = dead or worker.child.wait(KILLED_S)
         if not gone:
             log.error("worker.not_killed", pid=worker.pid)
         with self._dispatcher.held() as host:

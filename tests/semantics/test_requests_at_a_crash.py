@@ -7,12 +7,14 @@ import asyncio
 import pytest
 
 from cudnn_actor import Copy, CudnnActorError, Fault, FaultPlan, Fill
+from cudnn_actor.workers import monitor
 
-from ..service.rigs import outcome
+from ..service.rigs import SOON_S, outcome
 from ..workers.crash_rigs import sent
+from ..workers.slow_death import dying_slowly
 from .hung_thread import hung_thread
 from .overlapping_requests import product_whose_input_is_written
-from .scenarios import ON_THREAD, REPLACED, Case, Logs, Scenarios
+from .scenarios import IN_PROCESS, ON_THREAD, REPLACED, Case, Logs, Scenarios
 from .setups import CrashTooEarly, Setup, open_session
 
 REQUESTS = Scenarios("A request at a crash", "the request", key=3)
@@ -92,6 +94,24 @@ async def its_input_is_written(setup: Setup, _: Fault, logs: Logs) -> str:
 async def its_thread_hangs(setup: Setup, _: Fault, logs: Logs) -> str:
     async with hung_thread(setup, logs) as (session, product):
         return await session.result_of(product)
+
+
+@REQUESTS.row(
+    "had started, and the kernel has not ended the killed worker after 5 s (`worker.not_killed`)",
+    "yes",
+    "first",
+    crashes=(Fault.HANG,),
+    columns=IN_PROCESS,
+)
+async def its_worker_does_not_die(setup: Setup, crash: Fault, logs: Logs) -> str:
+    assert monitor.KILLED_S == 5.0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(monitor, "KILLED_S", SOON_S)
+        async with (
+            open_session(setup, logs, **crash_options(setup, crash, "ConvFwd")) as session,
+            dying_slowly(session.gpu),
+        ):
+            return await session.result_of(session.gpu.submit(session.trio.product()))
 
 
 @REQUESTS.row("had started, and no restart is left", "yes", "first")

@@ -1,0 +1,43 @@
+"""Killed workers that the kernel ends late, as on a busy machine."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from cudnn_actor import ExitKind, Receipt, Restarting
+from tests.service.rigs import SOON_S, Trio, in_thread, outcome, seen
+
+from .crash_rigs import PATIENCE_S, kill, workers
+from .slow_death import dying_slowly, is_dying
+
+pytestmark = pytest.mark.usefixtures("a_forkserver")
+LATE_S = 1.5
+
+
+@pytest.mark.parametrize("crash", ["hang", "kill"])
+async def test_a_pure_request_runs_again_although_its_worker_dies_late(crash: str) -> None:
+    async with workers(hang_after_s=SOON_S if crash == "hang" else 60.0) as (gpu, points):
+        trio = await Trio.on(gpu)
+        points.hold("execute")
+        product = gpu.submit(trio.product())
+        await in_thread(lambda: points.arrival("execute"))
+        async with dying_slowly(gpu) as pid:
+            if crash == "kill":
+                kill(gpu)
+            async with asyncio.timeout(PATIENCE_S):
+                while not is_dying(pid):  # noqa: ASYNC110 - nothing tells when a process begins to die
+                    await asyncio.sleep(0)
+            points.let_go()
+            late = threading.Event()
+            await in_thread(lambda: late.wait(LATE_S))
+            assert not product.done()
+        receipt = await outcome(product)
+        assert isinstance(receipt, Receipt), receipt
+        assert receipt.generation == 2
+        assert await trio.result() == 6.0
+        event = await seen(gpu, Restarting)
+        assert isinstance(event, Restarting)
+        assert event.cause.kind is (ExitKind.HUNG if crash == "hang" else ExitKind.CRASH)
