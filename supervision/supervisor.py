@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import os
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
@@ -89,7 +90,8 @@ class Supervisor(Actor):
     listener
         Called with every lifecycle event, on the supervisor's thread; must not block or raise.
     seed
-        Decides the jitter of the delays.
+        Decides the jitter of the delays. None: each supervisor has its own, so that the services of several
+        processes, which fail together, do not start again together.
     name
         The `service` field of its events and log lines; None for no such field.
     clock
@@ -107,7 +109,7 @@ class Supervisor(Actor):
         backoff: Backoff | None = None,
         parent: pykka.ActorRef[Any] | None = None,
         listener: Callable[[LifecycleEvent], None] | None = None,
-        seed: int = 0,
+        seed: int | None = None,
         name: str | None = None,
         clock: Clock | None = None,
     ) -> None:
@@ -121,7 +123,8 @@ class Supervisor(Actor):
             backoff=backoff or Backoff(),
         )
         self._specs = {spec.policy.id: spec for spec in children}
-        self._state = SupervisorState.initial(policy, seed=seed)
+        own_seed = int.from_bytes(os.urandom(8)) if seed is None else seed
+        self._state = SupervisorState.initial(policy, seed=own_seed)
         self._parent = parent
         self._listener = listener
         self._actors: dict[str, Actor] = {}

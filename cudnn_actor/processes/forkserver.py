@@ -58,7 +58,7 @@ from cudnn_actor.processes.launch_messages import (
 from cudnn_actor.processes.lifeline import bind, tie
 from cudnn_actor.processes.process_state import call_this_process, reason_of
 
-__all__ = ["NAME", "main", "succeed"]
+__all__ = ["NAME", "main", "set_signals", "succeed", "work"]
 
 NAME = "cudnn-launcher"
 """The process's name, as `ps -o comm` shows it."""
@@ -168,7 +168,7 @@ class _Server:
         _flush()
         if (pid := _fork()) == 0:
             self._socket.detach()  # or its finalizer would close this number, soon another file's
-            _work(launch.main, descriptors)
+            work(launch.main, descriptors)
         with contextlib.suppress(OSError):  # the worker has ended. A running worker also does this itself
             bind(descriptors[-1], pid)
         try:
@@ -205,7 +205,7 @@ def main() -> None:
     """Serve one parent until it has gone."""
     call_this_process(NAME)
     fd, parent, preload = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
-    _set_signals()
+    set_signals()
     os.set_inheritable(fd, False)
     with contextlib.suppress(ProcessLookupError):
         pidfd = os.pidfd_open(parent)
@@ -223,7 +223,7 @@ def succeed(descriptors: Sequence[int]) -> None:
     lifeline ends it with the parent, like every fork of the server.
     """
     connection, parent = descriptors
-    _set_signals()
+    set_signals()
     call_this_process(NAME)
     with socket.socket(fileno=connection) as ours:
         _Server(ours, parent).serve()
@@ -237,13 +237,13 @@ def _serve(server: _Server, preload: Sequence[str]) -> None:
             server.fail(f"{name} cannot be preloaded: {type(error).__name__}: {error}")
             traceback.print_exc()
             return
-    _set_signals()  # an import may have changed them
+    set_signals()  # an import may have changed them
     gc.collect()
     gc.freeze()  # so that a worker's garbage collector does not touch the pages that it shares with others
     server.serve()
 
 
-def _set_signals() -> None:
+def set_signals() -> None:
     """Also reset inherited settings: blocked signals, and children that are reaped automatically."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -262,7 +262,7 @@ def _fork() -> int:
         return os.fork()
 
 
-def _work(main: str, descriptors: list[int]) -> NoReturn:
+def work(main: str, descriptors: list[int]) -> NoReturn:
     """Run `main` as a worker, and exit without Python's usual cleanup."""
     status = 1
     try:

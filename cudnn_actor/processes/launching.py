@@ -23,7 +23,8 @@ pidfd of their parent, not only the socket and the lifeline.)
 
 Workers outlive their server. A stopped server is not waited for, but killed. Its successor takes over: a fork
 of the server, made after its first worker, that has all modules imported and waits. Only if both die at once,
-another server is started by exec, and a launch waits for the imports again.
+another server is started by exec, and a launch waits for the imports again. If servers are killed again and
+again before they have imported their modules, a worker is started by exec, too, and imports them itself.
 
 No worker outlives this process, however that ends: `lifeline` says why.
 """
@@ -40,6 +41,7 @@ import socket
 import subprocess
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
@@ -76,6 +78,9 @@ _SERVER = "cudnn_actor.processes.forkserver"
 _FLAGS = ("-X", "faulthandler")
 _RUN = "import importlib; importlib.import_module(sys.argv.pop(1)).main()"
 _HEIR = f"{_SERVER}:succeed"
+_ALONE = "cudnn_actor.processes.alone"
+_MOST_LOST_STARTS = 3
+"""After this many servers in a row that were killed in their start, workers do not wait for one any more."""
 
 
 def _never() -> bool:
@@ -94,6 +99,10 @@ class _ServerLost(OSError):
     """Raised when a launch has failed because of its server, so that another server may succeed."""
 
 
+class _StartLost(_ServerLost):
+    """Raised when that server was killed before it had finished its imports."""
+
+
 class Child:
     """A worker as its parent sees it. Any thread may call its methods; `close` must be the last call.
 
@@ -101,7 +110,15 @@ class Child:
     """
 
     def __init__(
-        self, launcher: Launcher, server: _Server, *, number: int, pid: int, pidfd: int, lifeline: Lifeline
+        self,
+        launcher: Launcher,
+        server: _Server | None,
+        *,
+        number: int,
+        pid: int,
+        pidfd: int,
+        lifeline: Lifeline,
+        process: subprocess.Popen[bytes] | None = None,
     ) -> None:
         self.pid = pid
         """Its process id, for people and logs. It may be reused once the worker has exited."""
@@ -111,6 +128,8 @@ class Child:
         self._server = server
         self._number = number
         self._lifeline = lifeline
+        self._process = process
+        """The process, if this one has started it itself, and must reap it."""
         self._end: str | None = None
         self._lock = threading.Lock()
 
@@ -151,7 +170,8 @@ class Child:
         deadline = time.monotonic() + timeout_s
         if not self.wait(timeout_s):
             return "has not ended"
-        return self._launcher._report_of(self, self._server, deadline) or self._reaped() or "has ended"
+        told = None if self._server is None else self._launcher._report_of(self, self._server, deadline)
+        return told or self._reaped() or "has ended"
 
     def close(self) -> None:
         """Release the worker, which is killed if it still runs. Does not wait for its end. Idempotent."""
@@ -162,6 +182,9 @@ class Child:
             pidfd, self.pidfd = self.pidfd, _NOWHERE
             if pidfd != _NOWHERE:
                 os.close(pidfd)
+            process, self._process = self._process, None
+        if process is not None and process.returncode is None:
+            self._launcher._dying.append(process)
 
     def _reaped(self) -> str | None:
         """How the worker ended, if this process must reap it; else None. Never blocks.
@@ -173,6 +196,8 @@ class Child:
             if self.pidfd != _NOWHERE and (end := os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOHANG)):
                 by_itself = end.si_code == os.CLD_EXITED
                 self._end = _ending_of(end.si_status if by_itself else -end.si_status)
+                if self._process is not None:
+                    self._process.returncode = 0  # so that nobody else waits for it; the text has its status
         return self._end
 
     def _awaited(self, timeout_s: float) -> None:
@@ -182,11 +207,16 @@ class Child:
         if pidfd != _NOWHERE:
             wait_for((pidfd,), timeout_s)
             os.close(pidfd)
+        if self._process is not None:
+            self._reaped()
 
     def _forget(self) -> None:
         """In a fork of the process: replace the lock, which another thread may hold, and close all."""
         self._lock = threading.Lock()
         self._lifeline.forget()
+        process, self._process = self._process, None
+        if process is not None:
+            process.returncode = 0  # it is not a child of this process
         pidfd, self.pidfd = self.pidfd, _NOWHERE
         if pidfd != _NOWHERE:
             os.close(pidfd)
@@ -228,6 +258,10 @@ class Launcher:
         self._numbers = itertools.count(1)
         self._children: _Children = {}
         """The children that have not been closed, by the number of their launch."""
+        self._lost_starts = 0
+        """How many servers in a row were killed in their start, up to the last launch."""
+        self._dying: deque[subprocess.Popen[bytes]] = deque()
+        """Workers that this process has started itself and has yet to reap. Any thread adds one."""
 
     @classmethod
     def shared(cls, preload: tuple[str, ...], executable: str | None = None) -> Launcher:
@@ -287,7 +321,8 @@ class Launcher:
 
         If the imports never end, this waits until another thread calls `close`, or `unwanted` returns True. A
         server that is stopped, has died or is silent for ten seconds is killed, and another one is started,
-        once.
+        once. If three servers in a row were killed in their start, the worker is a new process, which imports
+        its modules itself, and the next server is not waited for.
 
         Parameters
         ----------
@@ -310,17 +345,71 @@ class Launcher:
             while not self._lock.acquire(timeout=_LOOK_EVERY_S):
                 _refuse_if(unwanted)
             try:
+                self._reap()
                 try:
-                    child = self._launched(main, fds, unwanted)
+                    child = self._launched_somehow(main, fds, unwanted)
                 except _ServerLost:
                     self._server = None
-                    child = self._launched(main, fds, unwanted)
+                    child = self._launched_somehow(main, fds, unwanted)
                 self._provide_heir(unwanted)
             finally:
                 self._lock.release()
             return child  # noqa: TRY300 - errors above become `LaunchFailed` below
         except (OSError, ValueError) as error:  # `InvalidRequest`, a ValueError: there is no Python to run it
             raise LaunchFailed(f"{main} was not launched: {reason_of(error)}") from error
+
+    def _launched_somehow(self, main: str, fds: Sequence[int], unwanted: Callable[[], bool]) -> Child:
+        """Launch a worker from the server; or without it, if servers do not get through their start."""
+        if self._lost_starts >= _MOST_LOST_STARTS and not self._has_ready_server():
+            return self._started_alone(main, fds)
+        try:
+            child = self._launched(main, fds, unwanted)
+        except _StartLost:
+            self._lost_starts += 1
+            raise
+        self._lost_starts = 0
+        return child
+
+    def _has_ready_server(self) -> bool:
+        """Whether a server has finished its imports. Starts one if there is none, and never waits."""
+        if self._server is not None and self._server.has_gone():
+            self._server.end()
+            self._server = None
+        if self._server is None:
+            with contextlib.suppress(OSError):
+                self._server = self._successor()
+        return self._server is not None and self._server.ready
+
+    def _started_alone(self, main: str, fds: Sequence[int]) -> Child:
+        """A worker that this process starts itself. Blocks for the exec. Raises `OSError`."""
+        lifeline = Lifeline()
+        given = (*fds, lifeline.theirs)
+        arguments = (_ALONE, main, *map(str, given))
+        try:
+            for fd in given:
+                os.fstat(fd)
+            process = _started(
+                python_command(_RUN, *arguments, flags=_FLAGS, executable=self._executable), given
+            )
+            pidfd = _pidfd_of(process)
+        except BaseException:
+            lifeline.cut()
+            raise
+        finally:
+            lifeline.hand_over()
+        number = next(self._numbers)
+        child = Child(
+            self, None, number=number, pid=process.pid, pidfd=pidfd, lifeline=lifeline, process=process
+        )
+        self._children[number] = child
+        return child
+
+    def _reap(self) -> None:
+        """Reap the closed workers that this process has started itself, as far as they have ended."""
+        for _ in range(len(self._dying)):
+            process = self._dying.popleft()
+            if process.poll() is None:
+                self._dying.append(process)
 
     def _launched(self, main: str, fds: Sequence[int], unwanted: Callable[[], bool]) -> Child:
         """Launch a worker with its own lifeline.
@@ -371,6 +460,7 @@ class Launcher:
                     one.end()
         for child in children:
             child._awaited(_UNTIL_ENDED_S)
+        self._reap()
 
     def _ready_for_orders(self) -> _Server:
         """The server; a new one if the last one was ready and has ended. Under the lock.
@@ -380,7 +470,7 @@ class Launcher:
         if self._server is not None and self._server.has_gone():
             end = self._server.end()
             if not self._server.ready:
-                raise OSError(end)
+                raise self._server.loss(end)
             self._server = None
         if self._server is None:
             self._server = self._successor()
@@ -478,6 +568,9 @@ class Launcher:
         for child in list(self._children.values()):
             child._forget()
         self._children.clear()
+        for process in self._dying:
+            process.returncode = 0
+        self._dying.clear()
 
     @classmethod
     def _forget_shared(cls) -> None:
@@ -493,7 +586,7 @@ class _Started:
         arguments = (_SERVER, str(theirs.fileno()), str(os.getpid()), *preload)
         command = python_command(_RUN, *arguments, flags=_FLAGS, executable=executable)
         self._python = command[0]
-        self._process = _started(command, theirs)
+        self._process = _started(command, (theirs.fileno(),))
         self.pidfd = _pidfd_of(self._process)
         self.pid = self._process.pid
 
@@ -633,9 +726,16 @@ class _Server:
                         raise OSError(why)
         finally:
             self._awaited = 0
-        end = self.end()
-        killed = (self._process.status() or 0) < 0
-        raise (_ServerLost if (self.ready or killed) and not self.unwanted else OSError)(end)
+        raise self.loss(self.end())
+
+    def loss(self, end: str) -> OSError:
+        """The error for a launch that has failed because this server has ended, as `end` says."""
+        if self.unwanted:
+            return OSError(end)
+        if self.ready:
+            return _ServerLost(end)
+        killed = (self._process.status() or 0) < 0 and not self._last_word
+        return _StartLost(end) if killed else OSError(end)
 
     def _heard(self, unwanted: Callable[[], bool]) -> tuple[FromServer, list[int]] | None:
         """The next message; None, and `gone`, at the end. Blocks. Kills a server that is stopped or hangs."""
@@ -761,12 +861,12 @@ def close_launchers() -> None:
         launcher.close()
 
 
-def _started(command: Sequence[str], theirs: socket.socket) -> subprocess.Popen[bytes]:
-    """Start the server. Of our descriptors, it gets its end of the socket pair, 1 and 2, and no others."""
+def _started(command: Sequence[str], descriptors: Sequence[int]) -> subprocess.Popen[bytes]:
+    """Start a process. Of our descriptors, it gets these, 1 and 2, and no others."""
     return subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
-        pass_fds=(theirs.fileno(),),
+        pass_fds=tuple(descriptors),
         close_fds=True,
         start_new_session=True,
         env=environment(),

@@ -18,6 +18,7 @@ from __future__ import annotations
 import concurrent.futures
 import functools
 import os
+import random
 import signal
 import threading
 import time
@@ -290,7 +291,7 @@ class Source:
 
     def _note_death(self, why: str, now: float, pid: int | None = None) -> float:
         self._deaths += 1
-        pause_s = _PAUSES.delay(self._deaths, 0.0)
+        pause_s = _PAUSES.delay(self._deaths, random.random())
         self._next_at = now + pause_s
         log.warning("standby.died", pid=pid, why=why, next_in_s=pause_s)
         return pause_s

@@ -10,16 +10,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cudnn_actor.actors import Actor
 from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.supervision import (
     Backoff,
+    ChildExited,
     ChildPolicy,
+    ChildSpec,
+    Emit,
     ExitKind,
     ExitReason,
     Restart,
+    Restarting,
     RestartIntensity,
+    StartRequested,
     Strategy,
+    Supervisor,
     SupervisorPolicy,
+    decide,
 )
 
 ABNORMAL = [kind for kind in ExitKind if kind not in (ExitKind.NORMAL, ExitKind.SHUTDOWN)]
@@ -156,3 +164,18 @@ def test_a_policy_is_data() -> None:
 def test_an_exit_reason_reads_as_its_kind_and_cause() -> None:
     assert str(ExitReason.crash("boom")) == "crash: boom"
     assert str(ExitReason.normal()) == "normal"
+
+
+def test_two_supervisors_do_not_wait_equally_long_unless_their_seed_is_given() -> None:
+    def first_delay(seed: int | None = None) -> float:
+        spec = ChildSpec(policy=ChildPolicy(id="worker"), make=lambda _: Actor())
+        supervisor = Supervisor([spec], seed=seed)
+        state, _ = decide(supervisor.state, StartRequested(), 0.0)
+        failed = ChildExited(child="worker", incarnation=1, reason=ExitReason.crash("it died"))
+        _, effects = decide(state, failed, 1.0)
+        (event,) = [effect.event for effect in effects if isinstance(effect, Emit)]
+        assert isinstance(event, Restarting)
+        return event.delay_s
+
+    assert len({first_delay() for _ in range(8)}) == 8
+    assert len({first_delay(seed=7) for _ in range(8)}) == 1

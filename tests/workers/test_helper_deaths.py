@@ -12,10 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from cudnn_actor import CudnnRef, Ping, spawn
+from cudnn_actor import CudnnRef, CudnnService, Ping, Spawning, spawn
+from cudnn_actor.engines import EngineChoice
+from cudnn_actor.engines.cpu import CpuEngine
 from cudnn_actor.processes.forkserver import NAME
+from cudnn_actor.service.options import make_options
 from tests.service.rigs import Trio, in_thread
 
+from . import dies_in_import
 from .crash_rigs import PATIENCE_S, gone, kill, pid_of
 
 MANY = 200
@@ -177,3 +181,24 @@ async def test_closing_ends_a_worker_that_has_outlived_its_forkserver() -> None:
         await gone(server)
         assert await in_thread(lambda: gpu._service.actor_ref.ask(Ping(), timeout=PATIENCE_S)) == 1
     await gone(worker)
+
+
+async def test_a_service_starts_and_recovers_although_every_forkserver_is_killed_in_its_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(dies_in_import.VARIABLE, "1")
+    chosen = EngineChoice(
+        "cpu",
+        CpuEngine,
+        True,
+        worker=("cudnn_actor.engines.cpu:CpuEngine", ()),
+        preload=(dies_in_import.__name__,),
+        host_arenas=True,
+    )
+    service = CudnnService(make_options({"device": "cpu", "isolation": "process"}), engine=chosen)
+    async with Spawning(service) as gpu:
+        first = await gpu.ping()
+        assert parent_of(pid_of(gpu)) == os.getpid()
+        kill(gpu)
+        async with asyncio.timeout(PATIENCE_S):
+            assert await gpu.ping() == first + 1

@@ -406,6 +406,25 @@ def test_a_server_that_dies_of_its_imports_is_told(module: Path) -> None:
         Launcher.shared((module.stem,)).launch(f"{HERE}:says_hello", [])
 
 
+def test_a_worker_is_started_without_a_server_if_servers_are_killed_in_their_start(module: Path) -> None:
+    module.write_text(
+        "import os, pathlib\n"
+        f"if pathlib.Path({str(module)!r}).stat().st_mode & 0o111: os.kill(os.getpid(), 9)\n"
+    )
+    module.chmod(0o755)
+    launcher = Launcher.shared((*PRELOAD, module.stem))
+    with pytest.raises(LaunchFailed, match="the forkserver was killed by SIGKILL"):
+        launcher.launch(f"{HERE}:says_hello", [])
+    assert description(launcher).parent == os.getpid()
+    child = launcher.launch(f"{HERE}:stays", [])
+    child.close()
+    assert not [process for process in launcher._dying if process.wait(PATIENCE_S) is None]
+    module.chmod(0o644)
+    until = time.monotonic() + PATIENCE_S
+    while description(launcher).parent != launcher.pid:
+        assert time.monotonic() < until, "no worker is forked again"
+
+
 def test_warming_starts_the_imports_and_does_not_wait_for_them(fifo: Path) -> None:
     launcher = Launcher.shared((*PRELOAD, "preloaded_late"))
     launcher.warm()
