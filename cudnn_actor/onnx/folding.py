@@ -38,6 +38,7 @@ _OTHERWISE = {
     "RoiAlign": 16,
     "Shape": _ANY,
     "Softmax": 13,
+    "StringNormalizer": _ANY,
     "StringSplit": _ANY,
     "Unique": _ANY,
 }

@@ -156,6 +156,21 @@ def test_unsigned_integers_wrap_around_where_they_shrink() -> None:
     assert y.tolist() == [0, 2**32 - 1, 3]
 
 
+def test_the_first_of_two_conditions_that_shrink_counts() -> None:
+    assert run("Shrink", floats(-0.5, 0, 2), bias=0.25, lambd=-1.0).tolist() == [-0.25, 0.25, 1.75]
+
+
+def test_a_choice_of_truths_is_one() -> None:
+    model = model_of(
+        [node("Where", "c yes no", "y")],
+        {"c": (TensorProto.BOOL, [])},
+        {"y": (TensorProto.BOOL, None)},
+        {"yes": np.array(True), "no": np.array([[False]])},
+    )
+    (y,) = backend.run_model(model, [np.array(True)])
+    assert (y.dtype, y.tolist()) == (np.dtype(bool), [[True]])
+
+
 @pytest.mark.parametrize("dtype", ["uint8", "uint64", "int64"])
 def test_the_error_function_of_small_integers_is_0(dtype: str) -> None:
     y = run("Erf", np.array([0, 1, 3, 4], dtype), opset=9)

@@ -25,6 +25,7 @@ def decided(node: Node, g: GraphBuilder) -> Result:
 def unique(node: Node, g: GraphBuilder) -> Result:
     """Different elements, or slices along an axis: sorted, or in the order in which they come first."""
     del g
+    node.dtype(0)
     x, axis = node.constant(0), 0
     if node.attribute("axis") is None:
         x = x.reshape(-1)

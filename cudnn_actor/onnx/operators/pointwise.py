@@ -173,6 +173,8 @@ def where(node: Node, g: GraphBuilder) -> Result:
         if chosen.dims == np.broadcast_shapes(*(node.dims(number) for number in range(3))):
             return chosen
     a, b = node.operand(1), node.operand(2)
+    if node.value(1).dtype == np.bool_:  # no number is a truth value
+        a, b = node.tensor(1), node.tensor(2)
     if not isinstance(a, Tensor) and not isinstance(b, Tensor):  # one of them says the dtype
         a = node.tensor(1)
     return g.where(node.tensor(0), a, b)
@@ -264,8 +266,8 @@ def swish(node: Node, g: GraphBuilder) -> Result:
 @operator("Shrink", since=9)
 def shrink(node: Node, g: GraphBuilder) -> Result:
     x, bias, bound = node.tensor(0), node.attribute("bias"), node.attribute("lambd")
-    below = g.where(g.less(x, -bound), x + bias, 0.0)
-    y = g.where(g.greater(x, bound), x - bias, below)
+    above = g.where(g.greater(x, bound), x - bias, 0.0)
+    y = g.where(g.less(x, -bound), x + bias, above)
     return converted(g, y if x.dtype.is_floating else converted(g, y, DType.INT64), x.dtype)
 
 

@@ -9,6 +9,7 @@ from cudnn_actor.onnx.nodes import Node, Result
 from cudnn_actor.onnx.operators.casts import converted
 from cudnn_actor.onnx.operators.pointwise import quotient
 from cudnn_actor.onnx.table import operator
+from cudnn_actor.onnx.values import Refused
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.graph_builder import GraphBuilder, Tensor
 from cudnn_actor.protocol.operations import ReductionMode
@@ -45,6 +46,8 @@ def reduced(g: GraphBuilder, mode: ReductionMode, x: Tensor, axes: Any, *, keepd
 
 @operator(*_MODES, since=1)
 def reduce(node: Node, g: GraphBuilder) -> Result:
+    if node.op.startswith("ReduceLog") and not node.dtype(0).is_floating and not node.value(0).size:
+        raise Refused("takes the logarithm of a sum of nothing, which is no integer")
     keepdims = bool(node.attribute("keepdims"))
     axes = node.axes() or (() if node.attribute("noop_with_empty_axes", 0) else None)
     return reduced(g, _MODES[node.op], node.tensor(0), axes, keepdims=keepdims)

@@ -41,6 +41,8 @@ def _difference(name: str, one: np.ndarray, other: np.ndarray, scale: float) -> 
     if one.dtype != other.dtype or one.shape != other.shape:
         text = f"{one.dtype} {list(one.shape)}, and theirs is {other.dtype} {list(other.shape)}"
         return Difference(name, f"{name}: {text}", "dims")
+    if one.dtype.kind == "V" and one.dtype.name not in _TOLERANCES:  # of less than 16 bits
+        one, other = (np.ascontiguousarray(each).view(np.uint8) for each in (one, other))
     near = np.asarray(_near(one, other, scale) if one.dtype.name in _TOLERANCES else one == other)
     if np.all(near):
         return None

@@ -96,9 +96,25 @@ def _all(*conditions: When) -> When:
     return lambda case, found: all(each(case, found) for each in conditions)
 
 
-def _to_integers(case: Case, found: Difference) -> bool:
-    """Whether floats become integers."""
-    return bool(_floats(case)) and case.output_dtypes[0].kind in "iu"
+def _out_of_range(case: Case, found: Difference) -> bool:
+    """Whether floats become integers that may not hold them."""
+    dtype = case.output_dtypes[0]
+    return bool(_floats(case)) and (dtype.kind == "u" or (dtype.kind == "i" and case.flavour == "edges"))
+
+
+def _not_held(case: Case, found: Difference) -> bool:
+    """Whether results of integers may be larger than their type holds, or no integers."""
+    inexact = ("Pow", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "Resize", "Upsample")
+    return _of_integers(case, found) and (case.flavour == "edges" or case.version.operator in inexact)
+
+
+def _of_64_bits(case: Case, found: Difference) -> bool:
+    return _of_integers(case, found) and case.dtypes[0].itemsize == 8
+
+
+def _mixed(case: Case, found: Difference) -> bool:
+    """Whether a product is of signed and unsigned integers."""
+    return len({each.dtype.kind for each in (case.array(0), case.array(1)) if each is not None}) == 2
 
 
 # The tables.
@@ -157,14 +173,14 @@ KNOWN: Sequence[Known] = (
         "",
         OPEN,
         '"Casting from floating point to fixed point: undefined if OOR"',
-        _to_integers,
+        _out_of_range,
     ),
     Known(
         "Pow",
         "",
         OPEN,
         "a power of integers that is no integer, or that the type does not hold, is not defined",
-        _of_integers,
+        _not_held,
     ),
     Known(
         f"{_REDUCTIONS} CumSum CumProd Upsample Resize",
@@ -173,14 +189,14 @@ KNOWN: Sequence[Known] = (
         "ONNX says of integers neither what becomes of a result that their type does not hold nor "
         "how one that is no "
         "integer is rounded",
-        _of_integers,
+        _not_held,
     ),
     Known(
-        f"{_REDUCTIONS} {_WINDOWS} TopK",
+        f"{_REDUCTIONS} {_WINDOWS} RotaryEmbedding TopK",
         "",
         OPEN,
         "the attribute is said to be 0 or 1: ONNX does not say what others mean",
-        _beyond("keepdims", "noop_with_empty_axes", "periodic", "largest", "sorted"),
+        _beyond("keepdims", "noop_with_empty_axes", "periodic", "largest", "sorted", "interleaved"),
     ),
     Known(
         "ReduceMean",
@@ -277,6 +293,7 @@ KNOWN: Sequence[Known] = (
         _RUNTIME,
         THEIRS,
         '"The production MUST never overflow": on processors without VNNI, its sums of two products saturate',
+        _mixed,
     ),
     Known(
         "CastLike",
@@ -305,6 +322,7 @@ KNOWN: Sequence[Known] = (
         _RUNTIME,
         THEIRS,
         "\"If input 'split' is specified, this attribute [keepdims] is ignored\"",
+        lambda case, found: case.value("keepdims") == 0 and case.array(1) is not None,
     ),
     Known(
         "MaxUnpool",
@@ -335,9 +353,32 @@ KNOWN: Sequence[Known] = (
         "Resize",
         _RUNTIME,
         THEIRS,
-        '"When coordinate_transformation_mode is tf_crop_and_resize and x_original is outside the range '
-        '[0, length_original - 1], this value is used": cubic resizing uses elements',
-        _all(_is(coordinate_transformation_mode="tf_crop_and_resize"), _is(mode="cubic")),
+        '"x_original = length_resized > 1 ? start_x * (length_original - 1) + ..." and, beyond the image, '
+        "extrapolation_value: it does so neither for the outer axes nor for cubic resizing",
+        _is(coordinate_transformation_mode="tf_crop_and_resize"),
+    ),
+    Known(
+        "QuantizeLinear",
+        "",
+        THEIRS,
+        '"precision [...] If not provided, it will be the same as the type of y_scale": it is that of x',
+        lambda case, found: case.version.since >= 23 and found.largest <= 1,
+    ),
+    Known(
+        "QLinearMatMul",
+        _RUNTIME,
+        THEIRS,
+        "a sum of nothing is 0, whose quantised value is the zero point: it leaves what lies in memory",
+        lambda case, found: 0 in (_shape(case, 0) or ()),
+    ),
+    Known(
+        "Slice",
+        _RUNTIME,
+        OPEN,
+        '"it is recommended to pass in INT_MAX" for the end of a dim: version 10 does not say that '
+        "INT_MIN is it, going "
+        "backwards",
+        lambda case, found: case.version.since == 10 and min(_elements(case, 4), default=1) < 0,
     ),
     Known(
         "DFT",
@@ -398,6 +439,15 @@ KNOWN: Sequence[Known] = (
         _of_integers,
     ),
     Known(
+        "ConvInteger QLinearConv",
+        _REFERENCE,
+        THEIRS,
+        '"In case of odd number add the extra padding at [...] the beginning for SAME_LOWER": it '
+        "pads with 0, not with "
+        "the zero point, or at the end",
+        _same_padding,
+    ),
+    Known(
         "LRN",
         _REFERENCE,
         THEIRS,
@@ -435,7 +485,7 @@ KNOWN: Sequence[Known] = (
         _REFERENCE,
         THEIRS,
         "of integers of 64 bits, it computes in float64",
-        _of_integers,
+        _of_64_bits,
     ),
     Known(
         "GridSample",
@@ -471,6 +521,7 @@ REFUSALS: Sequence[Refusal] = (
         "window: |spans . inputs, but the padded input|covers only padding",
         "a window that reaches beyond its padded input, or lies in its padding, docs/onnx.md",
     ),
+    Refusal("logarithm of a sum of nothing", '"minus infinity (if supported by the datatype)", docs/onnx.md'),
     Refusal("names a dim twice", "an axis that is named twice, docs/onnx.md"),
     Refusal("has axis .*, where|is no dim of x", "an axis that there is not, docs/onnx.md"),
     Refusal("has p ., where it takes 1 and 2", "a norm that ONNX has not, docs/onnx.md"),
