@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
+import itertools
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +23,7 @@ import numpy as np
 import onnx
 from onnx import printer
 
-from benchmarks.recording import write_found
+from benchmarks.recording import ends_at_sigterm, write_found
 from cudnn_actor.onnx import backend
 
 from .cases import drawn
@@ -34,11 +36,10 @@ __all__ = ["outcomes"]
 
 
 def outcomes(versions: list[Version], seed: int, numbers: range, device: str = "CPU") -> Iterator[Outcome]:
-    """The outcome of each case."""
+    """The outcome of each case: the first of every version, then the second, and so on."""
     with Others() as others:
-        for version in versions:
-            for number in numbers:
-                yield judged(drawn(version, seed, number), others, device)
+        for number, version in itertools.product(numbers, versions):
+            yield judged(drawn(version, seed, number), others, device)
 
 
 def _show(name: str, device: str) -> None:
@@ -95,10 +96,12 @@ def main() -> None:
         return
     chosen = [each for each in every_version() if not args.only or each.operator in args.only.split(",")]
     start, found = time.monotonic(), list[Outcome]()
-    for outcome in outcomes(chosen, args.seed, range(args.count), args.device):
-        found.append(outcome)
-        if outcome.verdict == args.show:
-            print(f"{outcome.reason[:400]}\n    {outcome.shown[:600]}\n    {outcome.theirs}", flush=True)
+    ends_at_sigterm()
+    with contextlib.suppress(KeyboardInterrupt):  # what was found until then is kept
+        for outcome in outcomes(chosen, args.seed, range(args.count), args.device):
+            found.append(outcome)
+            if outcome.verdict == args.show:
+                print(f"{outcome.reason[:400]}\n    {outcome.shown[:600]}\n    {outcome.theirs}", flush=True)
     total = collections.Counter(each.verdict.value for each in found)
     seconds = round(time.monotonic() - start)
     print(f"{len(found)} cases of {len(chosen)} versions in {seconds} s: {dict(total)}")
