@@ -192,7 +192,7 @@ KNOWN: Sequence[Known] = (
         _not_held,
     ),
     Known(
-        f"{_REDUCTIONS} {_WINDOWS} RotaryEmbedding TopK",
+        f"{_REDUCTIONS} {_WINDOWS} ArgMax ArgMin RotaryEmbedding TopK",
         "",
         OPEN,
         "the attribute is said to be 0 or 1: ONNX does not say what others mean",
