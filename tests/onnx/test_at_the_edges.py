@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto
 
+from cudnn_actor.models import InvalidModel
 from cudnn_actor.onnx import backend
 
 from .small_models import FLOAT, INT64, graph_of, model_of, node
@@ -127,6 +128,13 @@ def test_an_inverse_transform_may_be_of_real_numbers() -> None:
     x = floats(1, 2, 3, 5).reshape(1, 4, 1)
     y = run("DFT", x, inverse=1, opset=20)
     np.testing.assert_allclose(y[0, :, 0] + 1j * y[0, :, 1], np.fft.ifft(x[0, :, 0]), atol=1e-6)
+
+
+def test_half_a_transform_is_of_real_numbers() -> None:
+    of = node("DFT", "x", "y", onesided=1)
+    model = model_of([of], {"x": (FLOAT, [1, 4, 2])}, {"y": (FLOAT, None)})
+    with pytest.raises(InvalidModel, match="has complex numbers"):
+        backend.run_model(model, [np.ones((1, 4, 2), np.float32)])
 
 
 @pytest.mark.parametrize("dtype", ["int32", "int64"])

@@ -8,7 +8,7 @@ import numpy as np
 
 from cudnn_actor.onnx.nodes import Node, Result
 from cudnn_actor.onnx.table import operator
-from cudnn_actor.onnx.values import Declined
+from cudnn_actor.onnx.values import Contradiction, Declined
 from cudnn_actor.protocol.graph_builder import GraphBuilder, Tensor
 
 __all__: list[str] = []
@@ -76,6 +76,8 @@ def dft(node: Node, g: GraphBuilder) -> Result:
     given = node.axes("axis")
     axis = rank - 2 if given is None else given[0]
     inverse, onesided = bool(node.attribute("inverse")), bool(node.attribute("onesided"))
+    if onesided and not inverse and x.dims[-1] != 1:
+        raise Contradiction("has complex numbers, where half a transform is of real ones")
     length = node.count(1) if node.has(1) else 0
     length = length or ((x.dims[axis] - 1) * 2 if inverse and onesided else x.dims[axis])
     if length > _LONGEST:
