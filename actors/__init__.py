@@ -5,6 +5,7 @@ from __future__ import annotations
 from cudnn_actor.actors.actor import DEFERRED, Actor, ActorExit, ActorObserver, Counters
 from cudnn_actor.actors.asking import ask, submit, tell
 from cudnn_actor.actors.bridge import LoopBridge
+from cudnn_actor.actors.deadline import Deadline, within
 from cudnn_actor.actors.envelope import Envelope
 from cudnn_actor.actors.errors import ActorStopped, Crash
 from cudnn_actor.actors.mailbox import Mailbox
@@ -18,6 +19,7 @@ __all__ = [
     "ActorStopped",
     "Counters",
     "Crash",
+    "Deadline",
     "Envelope",
     "LoopBridge",
     "Mailbox",
@@ -25,4 +27,5 @@ __all__ = [
     "ask",
     "submit",
     "tell",
+    "within",
 ]

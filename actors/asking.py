@@ -20,10 +20,9 @@ from typing import Any
 
 from cudnn_actor.actors.bridge import LoopBridge
 from cudnn_actor.actors.closed_loops import tolerating_closed
+from cudnn_actor.actors.deadline import require_timeout
 from cudnn_actor.actors.envelope import Envelope
 from cudnn_actor.actors.mailbox import Mailbox
-from cudnn_actor.protocol.checks import is_finite
-from cudnn_actor.protocol.errors import InvalidRequest
 
 __all__ = ["ask", "submit", "tell"]
 
@@ -109,8 +108,7 @@ def tell(mailbox: Mailbox, message: Any) -> None:
 def _envelope(
     bridge: LoopBridge, message: Any, timeout: float | None, discard: Callable[[Any], None] | None
 ) -> Envelope:
-    if timeout is not None:
-        _require_timeout(timeout)
+    require_timeout(timeout)
     return Envelope(
         message,
         future=bridge.loop.create_future(),
@@ -119,16 +117,6 @@ def _envelope(
         context=contextvars.copy_context(),
         discard=discard,
     )
-
-
-def _require_timeout(timeout: object) -> None:
-    if not is_finite(timeout) or timeout < 0:
-        raise InvalidRequest(
-            field="timeout",
-            value=timeout,
-            problem="must be a number of seconds ≥ 0, or None",
-            fix="use None to wait forever",
-        )
 
 
 def _leave(envelope: Envelope) -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any, NoReturn
+
 import msgspec
 
+from cudnn_actor.protocol.dtypes import DType
+from cudnn_actor.protocol.errors import NoValues
 from cudnn_actor.protocol.tensor import TensorSpec
 
 __all__ = ["BufferRef"]
@@ -34,6 +38,24 @@ class BufferRef(
     generation: int
     spec: TensorSpec
     device: str
+
+    @property
+    def dims(self) -> tuple[int, ...]:
+        """The buffer's dims, in N, C, spatial order."""
+        return self.spec.dims
+
+    @property
+    def dtype(self) -> DType:
+        """The buffer's element type."""
+        return self.spec.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the buffer spans, gaps between its elements included."""
+        return self.spec.nbytes
+
+    def __array__(self, *_: Any, **__: Any) -> NoReturn:
+        raise NoValues(what=str(self), fix="download it: array = await gpu.download(buffer)")
 
     def __str__(self) -> str:
         return f"<buffer {self.slot}.{self.generation & 0xFFFFFFFF} {self.spec} on {self.device}>"

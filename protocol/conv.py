@@ -11,9 +11,9 @@ import msgspec
 
 from cudnn_actor.protocol.checks import is_whole
 from cudnn_actor.protocol.errors import InvalidRequest
-from cudnn_actor.protocol.spatial import LARGEST, check_spatial, check_spatial_dims, spread
+from cudnn_actor.protocol.spatial import LARGEST, Padding, check_spatial, check_spatial_dims, sides, spread
 
-__all__ = ["ConvSpec"]
+__all__ = ["ConvSpec", "Padding"]
 
 
 class ConvSpec(
@@ -71,6 +71,26 @@ class ConvSpec(
         return cls(
             pre_padding=padding,
             post_padding=padding,
+            stride=spread("stride", stride, spatial_dims),
+            dilation=spread("dilation", dilation, spatial_dims),
+            groups=groups,
+        )
+
+    @classmethod
+    def spread(
+        cls,
+        spatial_dims: int,
+        pad: Padding = 0,
+        stride: int | Sequence[int] = 1,
+        dilation: int | Sequence[int] = 1,
+        groups: int = 1,
+    ) -> ConvSpec:
+        """A convolution of numbers for all spatial dims, or for each. A padding may be (before, after)."""
+        check_spatial_dims(spatial_dims)
+        before, after = sides("pad", pad, spatial_dims)
+        return cls(
+            pre_padding=before,
+            post_padding=after,
             stride=spread("stride", stride, spatial_dims),
             dilation=spread("dilation", dilation, spatial_dims),
             groups=groups,

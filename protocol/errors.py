@@ -25,6 +25,7 @@ __all__ = [
     "MailboxFull",
     "MalformedMessage",
     "NoEventLoop",
+    "NoValues",
     "OutOfDescriptors",
     "OutOfMemory",
     "OutcomeUnknown",
@@ -166,6 +167,19 @@ def _shown(value: object) -> str:
     except Exception:  # noqa: BLE001 - too many digits, a half-constructed object: the text must not fail
         text = object.__repr__(value)
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+
+
+class NoValues(CudnnActorError, TypeError):
+    """Raised when NumPy is to read what holds no values: a buffer's reference, or a graph's tensor.
+
+    Carries `what`, as shown in the text, and `fix`.
+    """
+
+    what: str
+    fix: str
+
+    def __init__(self, *, what: str, fix: str) -> None:
+        super().__init__(f"{what} holds no values that NumPy could read; {fix}", what=what, fix=fix)
 
 
 class ReentrantAsk(InvalidRequest):

@@ -43,7 +43,7 @@ from cudnn_actor.protocol.operations import (
 )
 from cudnn_actor.protocol.operations.attention import alibi_slopes
 from cudnn_actor.protocol.operations.base import axes_of
-from cudnn_actor.protocol.spatial import spread
+from cudnn_actor.protocol.spatial import Padding, spatial_dims_of, spread
 from cudnn_actor.protocol.tensor import MAX_RANK, whole_numbers
 
 __all__ = ["NetworkFunctions"]
@@ -308,14 +308,7 @@ class NetworkFunctions(Recorder):
     def _spatial_dims(self, x: Tensor, most: int = 3) -> int:
         """How many spatial dims x has. Raises `InvalidRequest` unless it has one, and at most so many."""
         self._own("x", x)
-        if not 3 <= x.rank <= most + 2:
-            raise InvalidRequest(
-                field="x",
-                value=x.dims,
-                problem=f"has {max(x.rank - 2, 0) or 'no'} spatial dims",
-                fix=f"give it dims N, C, spatial, with 1 to {most} spatial ones",
-            )
-        return x.rank - 2
+        return spatial_dims_of("x", x.dims, most)
 
     def global_max_pool(self, x: Tensor) -> Tensor:
         """The largest element of each image and channel, with spatial dims of 1."""
@@ -385,15 +378,18 @@ class NetworkFunctions(Recorder):
         x: Tensor,
         w: Tensor,
         *,
-        pad: int | Sequence[int] = 0,
+        pad: Padding = 0,
         stride: int | Sequence[int] = 1,
         dilation: int | Sequence[int] = 1,
         groups: int = 1,
         bias: Tensor | None = None,
     ) -> Tensor:
-        """Convolution forward, plus one bias per filter, of dims (K,). See `ConvFwd`."""
+        """Convolution forward, plus one bias per filter, of dims (K,). See `ConvFwd`.
+
+        A padding may be a pair, before and after: `pad=((0, 1), (0, 1))`.
+        """
         spatial = self._spatial_dims(x)
-        conv = ConvSpec.symmetric(spatial, pad, stride, dilation, groups)
+        conv = ConvSpec.spread(spatial, pad, stride, dilation, groups)
         self._own("w", w)
         if w.rank != x.rank:
             raise InvalidRequest(

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from cudnn_actor.protocol.checks import as_index, is_whole
 from cudnn_actor.protocol.errors import InvalidRequest
 
-__all__ = ["LARGEST", "check_spatial", "check_spatial_dims", "spread"]
+__all__ = ["LARGEST", "Padding", "check_spatial", "check_spatial_dims", "sides", "spatial_dims_of", "spread"]
+
+Padding = int | Sequence[int | Sequence[int]]
+"""One number for all sides of all spatial dims, or for each dim a number or a pair: before and after."""
 
 LARGEST = (1 << 31) - 1
 
@@ -16,6 +21,18 @@ def check_spatial_dims(count: object) -> None:
         raise InvalidRequest(
             field="spatial_dims", value=count, problem="must be 1, 2 or 3", fix="use 2 for images"
         )
+
+
+def spatial_dims_of(name: str, dims: Sequence[int], most: int = 3) -> int:
+    """How many spatial dims a tensor has. Raises `InvalidRequest` unless it has one, and at most so many."""
+    if not 3 <= len(dims) <= most + 2:
+        raise InvalidRequest(
+            field=name,
+            value=tuple(dims),
+            problem=f"has {max(len(dims) - 2, 0) or 'no'} spatial dims",
+            fix=f"give it dims N, C, spatial, with 1 to {most} spatial ones",
+        )
+    return len(dims) - 2
 
 
 def check_spatial(name: str, values: object, least: int, rank: int | None = None) -> None:
@@ -63,3 +80,24 @@ def spread(name: str, values: object, count: int) -> tuple[int, ...]:
             fix="give one number, or one per spatial dim",
         )
     return spread
+
+
+def sides(name: str, padding: object, count: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The padding before, and after, each of `count` spatial dims. Raises `InvalidRequest`; see `Padding`."""
+    each = padding if hasattr(padding, "__len__") else (padding,) * count
+    pairs = [tuple(one) if hasattr(one, "__len__") else (one, one) for one in each]  # type: ignore[attr-defined]
+    try:
+        made = [tuple(map(as_index, pair)) for pair in pairs]
+    except TypeError:
+        made = []
+    if len(made) != count or any(len(pair) != 2 for pair in made):
+        raise InvalidRequest(
+            field=name,
+            value=padding,
+            problem=f"must be one whole number, or one or a pair of them for each of {count} spatial dims",
+            fix=f"give one number for all sides, or pairs of before and after: {name}={((0, 1),) * count}",
+        )
+    before, after = (tuple(each) for each in zip(*made, strict=True))
+    for side in (before, after):
+        check_spatial(name, side, 0)
+    return before, after

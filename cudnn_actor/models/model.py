@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from cudnn_actor.actors import forks
+from cudnn_actor.actors import Deadline, forks, within
 from cudnn_actor.models.turns import Turns
 from cudnn_actor.protocol.buffers import BufferRef
 from cudnn_actor.protocol.checks import did_you_mean, require_names
@@ -199,13 +199,13 @@ class Model:
         """Whether each dim of each input is a number."""
         return fixed_specs(self.inputs) is not None
 
-    async def prepare(self) -> None:
+    async def prepare(self, deadline: Deadline) -> None:
         """Import the model and upload its weights now, if its inputs have fixed dims. Raises as `run`."""
         specs = fixed_specs(self.inputs)
         if specs is None:
             return
         try:
-            kept = await self._acquire(specs, {})
+            kept = await self._acquire(specs, {}, deadline)
         except NeedsValues:
             return
         self._release(kept)
@@ -216,13 +216,16 @@ class Model:
         """See `CudnnRef.run`."""
         given = self._checked(inputs, keep)
         specs = {name: _spec(value) for name, value in given.items()}
-        kept = await self._acquire(specs, given)
-        try:
-            return await self._run(kept, given, keep, timeout)
-        finally:
-            self._release(kept)
+        with within(timeout) as deadline:
+            kept = await self._acquire(specs, given, deadline)
+            try:
+                return await self._run(kept, given, keep, deadline)
+            finally:
+                self._release(kept)
 
-    async def explain(self, inputs: Mapping[str, Any] | None = None) -> Explanation:
+    async def explain(
+        self, inputs: Mapping[str, Any] | None = None, *, timeout: float | None = None
+    ) -> Explanation:
         """How the service runs the model: see `CudnnRef.explain`.
 
         `inputs`: as for `run`; not needed where each input has fixed dims, and none decides over shapes.
@@ -232,24 +235,28 @@ class Model:
         if specs is None:
             given = self._checked({} if inputs is None else inputs)
             specs = {name: _spec(value) for name, value in given.items()}
-        try:
-            kept = await self._acquire(specs, given)
-        except NeedsValues as needs:
-            raise InvalidRequest(
-                field="inputs", value=None, problem=f"must be given: {needs}", fix="pass them as for run"
-            ) from needs
-        try:
-            if kept.of.graph is None:
+        with within(timeout) as deadline:
+            try:
+                kept = await self._acquire(specs, given, deadline)
+            except NeedsValues as needs:
                 raise InvalidRequest(
-                    field="model",
-                    value=self,
-                    problem="has outputs that are constants, so that nothing is computed",
-                    fix="run it: there is nothing to explain",
-                )
-            explanation: Explanation = await self._gpu.explain(kept.of.graph)
-            return explanation
-        finally:
-            self._release(kept)
+                    field="inputs", value=None, problem=f"must be given: {needs}", fix="pass them as for run"
+                ) from needs
+            try:
+                return await self._explained(kept.of, deadline)
+            finally:
+                self._release(kept)
+
+    async def _explained(self, of: Specialised, deadline: Deadline) -> Explanation:
+        if of.graph is None:
+            raise InvalidRequest(
+                field="model",
+                value=self,
+                problem="has outputs that are constants, so that nothing is computed",
+                fix="run it: there is nothing to explain",
+            )
+        explanation: Explanation = await self._gpu.explain(of.graph, timeout=deadline.left_s)
+        return explanation
 
     async def close(self) -> None:
         """Free the weights, once no run needs them. Idempotent; running it afterwards is an error."""
@@ -266,30 +273,32 @@ class Model:
     # One run.
 
     async def _run(
-        self, kept: _Kept, given: Mapping[str, Any], keep: Collection[str], timeout: float | None
+        self, kept: _Kept, given: Mapping[str, Any], keep: Collection[str], deadline: Deadline
     ) -> dict[str, Any]:
         made: list[BufferRef] = []
         results: dict[str, Any] = {name: array.copy() for name, array in kept.of.constants.items()}
         try:
             for name in keep:
                 if name in results:
-                    results[name] = await self._gpu.upload(results[name])
+                    results[name] = await self._gpu.upload(results[name], timeout=deadline.left_s)
                     made.append(results[name])
             if kept.of.graph is not None:
                 buffers = dict(kept.weights)
                 for name, port in kept.of.inputs.items():
                     value = given[name]
                     if not isinstance(value, BufferRef):
-                        value = await self._gpu.upload(value)
+                        value = await self._gpu.upload(value, timeout=deadline.left_s)
                         made.append(value)
                     buffers[port] = value
-                out = await self._gpu.apply(kept.of.graph, buffers, timeout=timeout)
+                out = await self._gpu.apply(kept.of.graph, buffers, timeout=deadline.left_s)
                 refs = list(out) if isinstance(out, tuple) else [out]
                 made.extend(refs)
                 ports = {port.name: ref for port, ref in zip(kept.of.graph.outputs, refs, strict=True)}
                 for name, port in kept.of.outputs.items():
                     ref = ports[port]
-                    results[name] = ref if name in keep else await self._gpu.download(ref)
+                    results[name] = (
+                        ref if name in keep else await self._gpu.download(ref, timeout=deadline.left_s)
+                    )
             held = {results[name] for name in keep}
             made = [ref for ref in made if ref not in held]
             return {each.name: results[each.name] for each in self.outputs}
@@ -388,17 +397,19 @@ class Model:
     # it until `_bound` takes it out; else it is discarded. `upload` itself frees what it cannot return. What
     # is awaited may change all else, so `_found` and `_bound` look again, under the lock.
 
-    async def _acquire(self, specs: Mapping[str, TensorSpec], given: Mapping[str, Any]) -> _Kept:
+    async def _acquire(
+        self, specs: Mapping[str, TensorSpec], given: Mapping[str, Any], deadline: Deadline
+    ) -> _Kept:
         """The graph for these inputs, with its weights uploaded. It is kept until `_release` at least."""
         while True:
             with self._lock:
                 self._check_open()
                 deciding = frozenset(self._deciding)
-            values = {name: await self._value(given, name) for name in deciding}
+            values = {name: await self._value(given, name, deadline) for name in deciding}
             key = _key(specs, values)
             if (kept := self._found(key)) is not None:
                 return kept
-            async with self._turns.of_running_loop():
+            async with deadline.limiting(), self._turns.of_running_loop():
                 if (kept := self._found(key)) is not None:
                     return kept
                 try:
@@ -421,11 +432,14 @@ class Model:
                 self._kept.move_to_end(key)
             return kept
 
-    async def _value(self, given: Mapping[str, Any], name: str) -> np.ndarray:
+    async def _value(self, given: Mapping[str, Any], name: str, deadline: Deadline) -> np.ndarray:
         if name not in given:
             raise NeedsValues([name])
         value = given[name]
-        return await self._gpu.download(value) if isinstance(value, BufferRef) else np.array(value)
+        if not isinstance(value, BufferRef):
+            return np.array(value)
+        values: np.ndarray = await self._gpu.download(value, timeout=deadline.left_s)
+        return values
 
     async def _keep(self, key: object, of: Specialised) -> _Kept:
         """Upload the weights that are not there yet, and keep the graph."""

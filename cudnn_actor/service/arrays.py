@@ -6,7 +6,7 @@ https://data-apis.org/array-api/latest/design_topics/data_interchange.html
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from cudnn_actor.protocol.buffers import BufferRef
 from cudnn_actor.protocol.checks import require_awaited
 from cudnn_actor.protocol.device_array import DeviceArray
 from cudnn_actor.protocol.dtypes import DType, DTypeLike
-from cudnn_actor.protocol.errors import InvalidRequest, Words
+from cudnn_actor.protocol.errors import InvalidRequest, NoValues, Words
 from cudnn_actor.protocol.messages import Values
 from cudnn_actor.protocol.tensor import LayoutLike, TensorSpec
 
@@ -102,9 +102,16 @@ def _on_host(values: Any) -> np.ndarray:
     """Convert host values to an array. Raises `InvalidRequest` unless they are real numbers of a fixed
     size."""
     require_awaited("array", values)
+    ref = next((one for one in (values, *_items(values)) if isinstance(one, BufferRef)), None)
+    if ref is not None:
+        raise _is_a_buffer(ref)
     try:
         array = _from_dlpack(values)
         array = np.asarray(values) if array is None else array
+    except NoValues as error:
+        raise InvalidRequest(
+            field="array", value=Words(error.what), problem="holds no values", fix=error.fix
+        ) from None
     except _REFUSALS as error:
         raise _refused(values, error) from error
     if DType.of(array.dtype) is None and array.dtype.kind not in "iufb":
@@ -119,13 +126,23 @@ def _not_numbers(values: Any, array: np.ndarray) -> InvalidRequest:
     fix = "pass an array of real numbers, for example of float32"
     if array.dtype.kind == "c":
         fix = "pass its .real and .imag"
-    elif array.size and isinstance(held := array.flat[0], BufferRef):
-        shown, problem = held, "is a buffer, whose values are on the device already"
-        fix = "pass it to requests as it is; Copy(src=..., dst=...) copies it"
     elif not array.ndim and not isinstance(values, int | np.ndarray):
         shown, problem = values, f"is of type {type(values).__name__}, not an array of numbers"
         fix = "pass a NumPy array, nested lists of numbers, or an array of PyTorch, JAX or CuPy"
     return InvalidRequest(field="array", value=shown, problem=problem, fix=fix)
+
+
+def _items(values: Any) -> Sequence[Any]:
+    return values if isinstance(values, list | tuple) else ()
+
+
+def _is_a_buffer(ref: BufferRef) -> InvalidRequest:
+    return InvalidRequest(
+        field="array",
+        value=ref,
+        problem="is a buffer, whose values are on the device already",
+        fix="pass it to requests as it is; Copy(src=..., dst=...) copies it",
+    )
 
 
 def _from_dlpack(values: Any) -> np.ndarray | None:

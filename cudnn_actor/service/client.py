@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, overload
 
 import msgspec
 import numpy as np
 import pykka
 
-from cudnn_actor.actors import ask, submit, tell
+from cudnn_actor.actors import ask, submit, tell, within
 from cudnn_actor.broker.request_checks import no_plan
 from cudnn_actor.broker.warming import cut
 from cudnn_actor.models import Model, Source
 from cudnn_actor.protocol.buffers import BufferRef
 from cudnn_actor.protocol.checks import require_seconds
-from cudnn_actor.protocol.conv import ConvSpec
+from cudnn_actor.protocol.conv import ConvSpec, Padding
 from cudnn_actor.protocol.dtypes import DType, DTypeLike
 from cudnn_actor.protocol.epilogue import Epilogue
 from cudnn_actor.protocol.errors import CudnnActorError, InvalidRequest
@@ -53,8 +53,10 @@ from cudnn_actor.service.arrays import packed_like
 from cudnn_actor.service.health import Health
 from cudnn_actor.service.sending import (
     check_message,
+    convolution_of,
     missing_outputs,
     missing_ports,
+    named_once,
     outputs_of,
     require_operands,
 )
@@ -252,7 +254,7 @@ class CudnnRef:
         check_message(self._state, message)
         tell(self._state.mailbox, message)
 
-    # Memory.
+    # Memory. `timeout` is that of `ask`, everywhere.
 
     async def upload(
         self,
@@ -260,6 +262,7 @@ class CudnnRef:
         *,
         layout: LayoutLike = Layout.NCHW,
         dtype: DTypeLike | None = None,
+        timeout: float | None = None,
     ) -> BufferRef:
         """Copy values into a new buffer.
 
@@ -275,6 +278,8 @@ class CudnnRef:
         dtype
             The buffer's dtype; None for the array's own. Values on a device are not cast: pass their dtype or
             None.
+        timeout
+            Seconds, as in `ask`.
 
         Raises
         ------
@@ -285,7 +290,7 @@ class CudnnRef:
             There is no room; nothing was allocated.
         """
         values = self._service.values(array)
-        return await self.ask(Allocate(spec=packed_like(values, dtype, layout), data=values))
+        return await self.ask(Allocate(spec=packed_like(values, dtype, layout), data=values), timeout=timeout)
 
     async def empty(
         self,
@@ -293,23 +298,24 @@ class CudnnRef:
         *,
         dtype: DTypeLike = DType.FLOAT32,
         layout: LayoutLike = Layout.NCHW,
+        timeout: float | None = None,
     ) -> BufferRef:
         """A new buffer whose contents are undefined. Raises `InvalidRequest`, `OutOfMemory`."""
-        return await self.ask(Allocate(spec=TensorSpec.packed(dims, dtype, layout)))
+        return await self.ask(Allocate(spec=TensorSpec.packed(dims, dtype, layout)), timeout=timeout)
 
-    async def write(self, dst: BufferRef, array: Any) -> Receipt:
+    async def write(self, dst: BufferRef, array: Any, *, timeout: float | None = None) -> Receipt:
         """Overwrite a buffer with values of the same dims, on the host or the device as for `upload`.
 
         Values on the host are cast to the buffer's dtype within their kind; values on the device must have
         that dtype already. Raises as `upload` does, and `StaleBufferError`.
         """
-        return await self.ask(Upload(dst=dst, data=self._service.values(array)))
+        return await self.ask(Upload(dst=dst, data=self._service.values(array)), timeout=timeout)
 
-    async def download(self, src: BufferRef) -> np.ndarray:
+    async def download(self, src: BufferRef, *, timeout: float | None = None) -> np.ndarray:
         """A buffer's values as a new C-contiguous array, dims in N, C, spatial order whatever the layout."""
-        return await self.ask(Download(src=src))
+        return await self.ask(Download(src=src), timeout=timeout)
 
-    async def view(self, buffer: BufferRef) -> Any:
+    async def view(self, buffer: BufferRef, *, timeout: float | None = None) -> Any:
         """A buffer's memory, not copied, as an array of the device's array library; thread isolation only.
 
         A NumPy array on the CPU, a CuPy array on CUDA (convert it with `torch.from_dlpack(array)` and the
@@ -327,19 +333,19 @@ class CudnnRef:
         StaleBufferError
             The buffer no longer exists.
         """
-        return await self.ask(View(buffer=buffer))
+        return await self.ask(View(buffer=buffer), timeout=timeout)
 
-    async def copy(self, src: BufferRef, dst: BufferRef) -> Receipt:
+    async def copy(self, src: BufferRef, dst: BufferRef, *, timeout: float | None = None) -> Receipt:
         """Copy a buffer to another of the same dims and dtype, in any layouts."""
-        return await self.ask(Copy(src=src, dst=dst))
+        return await self.ask(Copy(src=src, dst=dst), timeout=timeout)
 
-    async def fill(self, dst: BufferRef, value: float) -> Receipt:
+    async def fill(self, dst: BufferRef, value: float, *, timeout: float | None = None) -> Receipt:
         """Set every element to `value`; see `Fill`. Raises `InvalidRequest` if the dtype cannot hold it."""
-        return await self.ask(Fill(dst=dst, value=value))
+        return await self.ask(Fill(dst=dst, value=value), timeout=timeout)
 
-    async def free(self, buffer: BufferRef) -> None:
+    async def free(self, buffer: BufferRef, *, timeout: float | None = None) -> None:
         """Free a buffer, once earlier work is done. Using it again raises `StaleBufferError`."""
-        await self.ask(Free(buffer=buffer))
+        await self.ask(Free(buffer=buffer), timeout=timeout)
 
     # Operations that allocate their results.
 
@@ -364,7 +370,7 @@ class CudnnRef:
         also
             An operation's optional outputs that are wanted too, as in `also=("index",)`.
         timeout
-            Seconds for the operation, as in `ask`; not for the allocations.
+            Seconds for all of it, the allocations included, as in `ask`.
 
         Returns
         -------
@@ -395,19 +401,20 @@ class CudnnRef:
             given = {}
             specs = missing_outputs(operation, also, {**named, **({"buffers": buffers} if buffers else {})})
         made: dict[str, BufferRef] = {}
-        try:
-            for name, spec in specs.items():
-                made[name] = await self.ask(Allocate(spec=spec))
-            message: Operation[BufferRef] | RunGraph = (
-                RunGraph.bind(operation, {**given, **made})
-                if isinstance(operation, Graph)
-                else msgspec.structs.replace(operation, **made)
-            )
-            await self.ask(message, timeout=timeout)
-        except BaseException:
-            for ref in made.values():
-                self._state.discard(ref)
-            raise
+        with within(timeout) as deadline:
+            try:
+                for name, spec in specs.items():
+                    made[name] = await self.ask(Allocate(spec=spec), timeout=deadline.left_s)
+                message: Operation[BufferRef] | RunGraph = (
+                    RunGraph.bind(operation, {**given, **made})
+                    if isinstance(operation, Graph)
+                    else msgspec.structs.replace(operation, **made)
+                )
+                await self.ask(message, timeout=deadline.left_s)
+            except BaseException:
+                for ref in made.values():
+                    self._state.discard(ref)
+                raise
         return outputs_of(message)
 
     async def conv_fwd(
@@ -415,92 +422,135 @@ class CudnnRef:
         x: BufferRef,
         w: BufferRef,
         *,
-        conv: ConvSpec,
+        conv: ConvSpec | None = None,
+        pad: Padding = 0,
+        stride: int | Sequence[int] = 1,
+        dilation: int | Sequence[int] = 1,
+        groups: int = 1,
         bias: BufferRef | None = None,
         epilogue: Epilogue | None = None,
         alpha: float = 1.0,
         numerics: Numerics | None = None,
         dtype: DTypeLike | None = None,
+        timeout: float | None = None,
     ) -> BufferRef:
         """Convolution forward into a new buffer; see `ConvFwd`.
 
         The buffer has x's layout (NCHW if that is strided) and `dtype`; None for x's own, except that
         int8 and uint8 give int32, which holds every result.
+
+        Parameters
+        ----------
+        x, w
+            Dims (N, C, spatial) and (K, C / groups, filter).
+        conv
+            The parameters as a `ConvSpec`; or give the next four.
+        pad, stride, dilation
+            One number for every spatial dim, or one for each. Each padding may be a pair: before and after.
+        groups
+            Independent groups of channels.
+        timeout
+            Seconds for all of it, as in `ask`.
         """
-        require_operands(x=x, w=w, conv=conv)
-        y = await self._result(conv.output_dims(x.spec.dims, w.spec.dims), like=x, dtype=dtype)
-        message = ConvFwd(
-            x=x,
-            w=w,
-            y=y,
-            conv=conv,
-            bias=bias,
-            epilogue=epilogue or Epilogue(),
-            alpha=alpha,
-            numerics=numerics or Numerics(),
-        )
-        return await self._filled(y, message)
+        require_operands(x=x, w=w)
+        conv = convolution_of("x", x.dims, conv, pad=pad, stride=stride, dilation=dilation, groups=groups)
+
+        def message(y: BufferRef) -> ConvFwd:
+            return ConvFwd(
+                x=x,
+                w=w,
+                y=y,
+                conv=conv,
+                bias=bias,
+                epilogue=epilogue or Epilogue(),
+                alpha=alpha,
+                numerics=numerics or Numerics(),
+            )
+
+        dims = conv.output_dims(x.spec.dims, w.spec.dims)
+        return await self._filled(message, dims, like=x, dtype=dtype, timeout=timeout)
 
     async def conv_bwd_data(
         self,
         dy: BufferRef,
         w: BufferRef,
         *,
-        conv: ConvSpec,
+        conv: ConvSpec | None = None,
+        pad: Padding = 0,
+        stride: int | Sequence[int] = 1,
+        dilation: int | Sequence[int] = 1,
+        groups: int = 1,
         dims: Sequence[int] | None = None,
         alpha: float = 1.0,
         numerics: Numerics | None = None,
+        timeout: float | None = None,
     ) -> BufferRef:
         """Gradient with respect to the input, in a new buffer of dy's dtype and layout; see `ConvBwdData`.
 
         `dims` are the result's. None stands for the smallest input that gives an output of dy's dims; with a
-        stride over 1, larger ones give it, too.
+        stride over 1, larger ones give it, too. The others are as for `conv_fwd`.
         """
-        require_operands(dy=dy, w=w, conv=conv)
+        require_operands(dy=dy, w=w)
+        conv = convolution_of("dy", dy.dims, conv, pad=pad, stride=stride, dilation=dilation, groups=groups)
+
+        def message(dx: BufferRef) -> ConvBwdData:
+            return ConvBwdData(dy=dy, w=w, dx=dx, conv=conv, alpha=alpha, numerics=numerics or Numerics())
+
         wanted = conv.input_dims(dy.spec.dims, w.spec.dims) if dims is None else dims
-        dx = await self._result(wanted, like=dy)
-        message = ConvBwdData(dy=dy, w=w, dx=dx, conv=conv, alpha=alpha, numerics=numerics or Numerics())
-        return await self._filled(dx, message)
+        return await self._filled(message, wanted, like=dy, timeout=timeout)
 
     async def conv_bwd_filter(
         self,
         x: BufferRef,
         dy: BufferRef,
         *,
-        conv: ConvSpec,
         dims: Sequence[int],
+        conv: ConvSpec | None = None,
+        pad: Padding = 0,
+        stride: int | Sequence[int] = 1,
+        dilation: int | Sequence[int] = 1,
+        groups: int = 1,
         alpha: float = 1.0,
         numerics: Numerics | None = None,
+        timeout: float | None = None,
     ) -> BufferRef:
         """Gradient with respect to the filter, in a new buffer; see `ConvBwdFilter`.
 
-        `dims` are (K, C / groups, filter).
+        `dims` are (K, C / groups, filter). The others are as for `conv_fwd`.
         """
-        require_operands(x=x, dy=dy, conv=conv)
-        dw = await self._result(dims, like=x)
-        message = ConvBwdFilter(x=x, dy=dy, dw=dw, conv=conv, alpha=alpha, numerics=numerics or Numerics())
-        return await self._filled(dw, message)
+        require_operands(x=x, dy=dy)
+        conv = convolution_of("x", x.dims, conv, pad=pad, stride=stride, dilation=dilation, groups=groups)
 
-    async def _result(
-        self, dims: Sequence[int], *, like: BufferRef, dtype: DTypeLike | None = None
+        def message(dw: BufferRef) -> ConvBwdFilter:
+            return ConvBwdFilter(x=x, dy=dy, dw=dw, conv=conv, alpha=alpha, numerics=numerics or Numerics())
+
+        return await self._filled(message, dims, like=x, timeout=timeout)
+
+    async def _filled(
+        self,
+        message: Callable[[BufferRef], Compute],
+        dims: Sequence[int],
+        *,
+        like: BufferRef,
+        dtype: DTypeLike | None = None,
+        timeout: float | None = None,
     ) -> BufferRef:
+        """A new buffer that a message fills, in the layout of `like`. If that fails, it is freed."""
         layout = Layout.NHWC if like.spec.layout is Layout.NHWC else Layout.NCHW
         if dtype is None:
             dtype = like.spec.dtype if like.spec.dtype.is_floating else DType.INT32
-        return await self.empty(dims, dtype=dtype, layout=layout)
-
-    async def _filled(self, result: BufferRef, message: Compute) -> BufferRef:
-        """Run `message`, which fills `result`, and return `result`; on failure, free it."""
-        try:
-            await self.ask(message)
-        except BaseException:
-            self._state.discard(result)
-            raise
+        with within(timeout) as deadline:
+            result = await self.empty(dims, dtype=dtype, layout=layout, timeout=deadline.left_s)
+            try:
+                await self.ask(message(result), timeout=deadline.left_s)
+            except BaseException:
+                self._state.discard(result)
+                raise
         return result
 
     # Models.
 
-    async def load(self, model: Any) -> Model:
+    async def load(self, model: Any, *, timeout: float | None = None) -> Model:
         """Load a model: read it and check it. See `docs/onnx.md`.
 
         Its weights are uploaded now if the dims of all inputs are numbers, else at its first run.
@@ -510,6 +560,8 @@ class CudnnRef:
         model
             The path of an ONNX file, its bytes, an `onnx.ModelProto`; or an `OnnxModel`, which was read
             before, for limits of your own. Data outside of the file must lie in its folder.
+        timeout
+            Seconds for all of it. A file that is being read then is read to its end, and dropped.
 
         Raises
         ------
@@ -523,9 +575,11 @@ class CudnnRef:
             As `upload`. What was allocated is freed.
         """
         self._state.mailbox.check_open()
-        source = model if hasattr(model, "specialised") else await asyncio.to_thread(_read, model)
-        loaded = Model(self, source, self._state.discard, self._service.values)
-        await loaded.prepare()
+        with within(timeout) as deadline:
+            async with deadline.limiting():
+                source = model if hasattr(model, "specialised") else await asyncio.to_thread(_read, model)
+            loaded = Model(self, source, self._state.discard, self._service.values)
+            await loaded.prepare(deadline)
         return loaded
 
     async def run(
@@ -536,6 +590,7 @@ class CudnnRef:
         *,
         keep: Sequence[str] = (),
         timeout: float | None = None,
+        **named: Any,
     ) -> dict[str, Any]:
         """Run a model that this service loaded.
 
@@ -543,12 +598,13 @@ class CudnnRef:
 
         Parameters
         ----------
-        inputs
-            Arrays or references, by the names of the model's inputs.
+        inputs, named
+            Arrays or references, by the names of the model's inputs: `run(model, image=x)`. An input that is
+            named `keep` or `timeout` stands in `inputs`.
         keep
             Outputs that stay on the device: their references are returned, and are yours to free.
         timeout
-            Seconds for the graph, as in `ask`.
+            Seconds for all of it, as in `ask`: uploads, the import at a first run, the graph, downloads.
 
         Returns
         -------
@@ -572,27 +628,30 @@ class CudnnRef:
                 problem="is not a model that this service loaded",
                 fix="load it: model = await gpu.load(path)",
             )
-        return await model.run({} if inputs is None else inputs, keep=keep, timeout=timeout)
+        return await model.run(named_once(inputs, named), keep=keep, timeout=timeout)
 
     # Control.
 
-    async def ping(self) -> int:
+    async def ping(self, *, timeout: float | None = None) -> int:
         """Ask the actor for its incarnation's number. A health check: it overtakes waiting requests."""
-        return await self.ask(Ping())
+        return await self.ask(Ping(), timeout=timeout)
 
-    async def statistics(self) -> Statistics:
+    async def statistics(self, *, timeout: float | None = None) -> Statistics:
         """The service's counters."""
-        return await self.ask(GetStatistics())
+        return await self.ask(GetStatistics(), timeout=timeout)
 
-    async def warm(self, messages: Compute | Graph | Sequence[Compute | Graph]) -> int:
+    async def warm(
+        self, messages: Compute | Graph | Sequence[Compute | Graph], *, timeout: float | None = None
+    ) -> int:
         """Build the plans of messages and graphs without running them; returns how many were newly built.
 
-        Many long graphs are sent as several `Warm`s.
+        Many long graphs are sent as several `Warm`s. `timeout` is for all of them.
         """
         one = type(messages) in (*COMPUTE, Graph) or not isinstance(messages, Iterable)
         given: tuple[Any, ...] = (messages,) if one else tuple(messages)  # type: ignore[arg-type]
         parts = tuple(cut(given)) or ((),)  # `check_warm` refuses what is neither
-        return sum([await self.ask(_warm(part)) for part in parts])
+        with within(timeout) as deadline:
+            return sum([await self.ask(_warm(part), timeout=deadline.left_s) for part in parts])
 
     async def explain(self, what: Graph | Compute, *, timeout: float | None = None) -> Explanation:
         """How the service runs a graph, or the graph of a message: pieces, engines, reasons, memory.
@@ -630,9 +689,9 @@ class CudnnRef:
             raise no_plan("what", what)
         return await self.ask(Explain(graph=self._state.lowered(what).graph), timeout=timeout)
 
-    async def drain(self) -> None:
+    async def drain(self, *, timeout: float | None = None) -> None:
         """Wait until all earlier requests have been answered."""
-        await self.ask(Drain())
+        await self.ask(Drain(), timeout=timeout)
 
 
 def _read(model: Any) -> Source:

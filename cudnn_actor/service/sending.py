@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from cudnn_actor.broker.broker import bind
 from cudnn_actor.broker.request_checks import check_device_array, check_warm, kind_of, not_a_message
 from cudnn_actor.broker.service_state import ServiceState
 from cudnn_actor.models.model import Model
 from cudnn_actor.protocol.buffers import BufferRef
-from cudnn_actor.protocol.checks import require_names, require_type
+from cudnn_actor.protocol.checks import require_awaited, require_names, require_type
 from cudnn_actor.protocol.conv import ConvSpec
 from cudnn_actor.protocol.errors import InvalidRequest, StaleBufferError
 from cudnn_actor.protocol.graph import OperationGraph
@@ -38,10 +39,19 @@ from cudnn_actor.protocol.named_graph import Graph
 from cudnn_actor.protocol.named_outputs import named_outputs
 from cudnn_actor.protocol.operands import operand
 from cudnn_actor.protocol.operations import OPERATIONS, Operation
+from cudnn_actor.protocol.spatial import spatial_dims_of
 from cudnn_actor.protocol.tensor import TensorSpec
 from cudnn_actor.protocol.validation import check_inputs
 
-__all__ = ["check_message", "missing_outputs", "outputs_of", "require_operands"]
+__all__ = [
+    "check_message",
+    "convolution_of",
+    "missing_outputs",
+    "missing_ports",
+    "named_once",
+    "outputs_of",
+    "require_operands",
+]
 
 _REFERENCES: dict[type, tuple[str, ...]] = {
     Upload: ("dst",),
@@ -110,21 +120,48 @@ def _look_up(state: ServiceState, look_up: Callable[..., object], *arguments: ob
 
 
 def require_operands(**fields: object) -> None:
-    """Check the types of references and of a `ConvSpec` before dims are computed from them.
-
-    The messages check everything else.
-    """
+    """Check the types of references before dims are computed from them. The messages check all else."""
     for name, value in fields.items():
-        wanted: type = ConvSpec if name == "conv" else BufferRef
-        if not isinstance(value, wanted):
+        if not isinstance(value, BufferRef):
+            require_awaited(name, value)
             raise InvalidRequest(
                 field=name,
                 value=value,
-                problem=f"is of type {type(value).__name__}, but must be a {wanted.__name__}",
-                fix="upload arrays first: await gpu.upload(array)"
-                if wanted is BufferRef
-                else "pass one, as in ConvSpec.symmetric(2)",
+                problem=f"is of type {type(value).__name__}, but must be a BufferRef",
+                fix="upload arrays first: await gpu.upload(array)",
             )
+
+
+def convolution_of(name: str, dims: Sequence[int], conv: object, **numbers: Any) -> ConvSpec:
+    """A convolution's parameters, given as a whole or by the numbers of `ConvSpec.spread`.
+
+    `name` and `dims` are those of an operand. Raises `InvalidRequest` if they are given both ways, or the
+    operand has not 1 to 3 spatial dims.
+    """
+    if conv is None:
+        return ConvSpec.spread(spatial_dims_of(name, dims), **numbers)
+    if not isinstance(conv, ConvSpec):
+        raise InvalidRequest(
+            field="conv",
+            value=conv,
+            problem=f"is of type {type(conv).__name__}, but must be a ConvSpec",
+            fix="pass one, as in ConvSpec.symmetric(2), or give pad, stride, dilation and groups",
+        )
+    for field, value in numbers.items():
+        if value != (0 if field == "pad" else 1):
+            raise InvalidRequest(
+                field=field, value=value, problem="is given, and so is conv", fix="make it a part of conv"
+            )
+    return conv
+
+
+def named_once(inputs: object, named: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A model's inputs, given in a mapping and as keywords. Raises `InvalidRequest` if one is in both."""
+    if not named or not (inputs is None or isinstance(inputs, Mapping)):
+        return {} if inputs is None else inputs  # type: ignore[return-value]  # the model refuses another type
+    for name in named.keys() & (inputs or {}).keys():
+        raise InvalidRequest(field=name, value=named[name], problem="is given twice", fix="give it once")
+    return {**(inputs or {}), **named}
 
 
 def missing_ports(graph: Graph, given: Mapping[str, BufferRef]) -> dict[str, TensorSpec]:

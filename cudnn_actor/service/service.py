@@ -133,6 +133,8 @@ class CudnnService:
         self._escalated: Escalated | None = None
         self._cause: ExitReason | None = None
         """Why the last restart was made, or why the service has ended."""
+        self.asked_to_end = False
+        """Whether `end` was called: from then on, nobody needs to close the service."""
         self._telling: int | None = None
         """The thread that runs the `on_give_up` callable; None while none does."""
         forks.watch(self)
@@ -270,6 +272,7 @@ class CudnnService:
         """
         if self.forked:
             return self.stopped
+        self.asked_to_end = True
         # Called by the `on_give_up` callable: the service has ended, and `stopped` is resolved afterwards.
         if self._telling == threading.get_ident():
             return _kept(self._escalated)
@@ -351,6 +354,7 @@ class CudnnService:
 
     def _renew(self) -> None:
         self._escalated = self._cause = None
+        self.asked_to_end = False
         self.events = EventLog()
         self.started, self.stopped = _promise(), _promise()
         self.state.memory = self._isolation.memory(self.device)

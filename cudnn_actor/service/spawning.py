@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import warnings
 from collections.abc import Generator
 from types import TracebackType
 from typing import Any, NoReturn
 
+from cudnn_actor.actors import forks
 from cudnn_actor.actors.closed_loops import tolerating_closed
 from cudnn_actor.actors.event_loop import running_loop
 from cudnn_actor.engines import check_device
@@ -90,7 +92,9 @@ class Spawning:
         except (asyncio.CancelledError, GeneratorExit):  # the second: it was dropped with its event loop
             self._service.end("cancelled while it started")
             raise
-        return CudnnRef(self._service)
+        gpu = CudnnRef(self._service)
+        forks.finalize(gpu, _warn_if_unclosed, self._service).atexit = False
+        return gpu
 
     async def __aenter__(self) -> CudnnRef:
         gpu = await self._start()
@@ -132,3 +136,13 @@ class Spawning:
             ours_alone = body.uncancel() <= self._cancelling
         if failure is not None and (kind is None or (kind is asyncio.CancelledError and ours_alone)):
             raise failure from error
+
+
+def _warn_if_unclosed(service: CudnnService) -> None:
+    """Warn of a service whose handle was collected while it ran: it goes on, and nobody can close it."""
+    if service.alive and not service.asked_to_end:
+        warnings.warn(
+            f"unclosed service {service.name!r}: use `async with spawn(...) as gpu`, or `await gpu.aclose()`",
+            ResourceWarning,
+            stacklevel=2,
+        )

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import itertools
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from cudnn_actor import (
     Allocate,
     BufferRef,
     CudnnRef,
+    DeadlineExceeded,
     Download,
     Fault,
     FaultPlan,
@@ -32,6 +34,7 @@ from cudnn_actor import (
     start,
 )
 from cudnn_actor.models import model as models
+from cudnn_actor.onnx import OnnxModel
 from cudnn_actor.onnx.importing import NO_WAY
 from cudnn_actor.onnx.operators.random import UNDEFINED
 from cudnn_actor.protocol.messages import Message
@@ -562,3 +565,51 @@ async def test_without_the_package_the_error_says_what_to_install(monkeypatch: p
     async with spawn(device="cpu") as gpu:
         with pytest.raises(ImportError, match=r"models need the package onnx: pip install .*\[onnx\]"):
             await gpu.load("model.onnx")
+
+
+async def test_inputs_may_be_given_by_name() -> None:
+    proto, x = image_model(), images(1)
+    async with spawn(device="cpu") as gpu:
+        model = await gpu.load(proto)
+        result = await gpu.run(model, image=x)
+        np.testing.assert_array_equal(result["scores"], (await gpu.run(model, {"image": x}))["scores"])
+        with pytest.raises(InvalidRequest, match=r"^image=.*: is given twice; give it once"):
+            await gpu.run(model, {"image": x}, image=x)
+        with pytest.raises(InvalidRequest, match=r"^inputs='img': is no input .* did you mean \"image\"\?"):
+            await gpu.run(model, img=x)
+        await model.close()
+
+
+class SlowSource:
+    """A model whose import waits for the test."""
+
+    def __init__(self, proto: onnx.ModelProto) -> None:
+        self._of = OnnxModel(proto)
+        self.inputs, self.outputs = self._of.inputs, self._of.outputs
+        self.may_end = threading.Event()
+
+    def specialised(self, *given: Any) -> Any:
+        assert self.may_end.wait(60)
+        return self._of.specialised(*given)
+
+
+async def called(gpu: CudnnRef, call: str, source: SlowSource) -> None:
+    if call == "load":
+        await gpu.load(source, timeout=0.05)
+    model = await gpu.load(source)
+    try:
+        if call == "run":
+            await gpu.run(model, image=images(1), timeout=0.05)
+        await model.explain({"image": images(1)}, timeout=0.05)
+    finally:
+        await model.close()
+
+
+@pytest.mark.parametrize("call", ["load", "run", "explain"])
+async def test_the_import_counts_towards_the_timeout_and_leaves_nothing(call: str) -> None:
+    source = SlowSource(image_model(1 if call == "load" else "N"))
+    async with spawn(device="cpu") as gpu:
+        with pytest.raises(DeadlineExceeded, match=r"^no reply within 0\.05 s: the request had not started"):
+            await called(gpu, call, source)
+        source.may_end.set()
+        assert await buffers(gpu) == 0

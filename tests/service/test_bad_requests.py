@@ -167,7 +167,7 @@ async def test_arrays_are_refused_where_dims_are_worked_out_from_references() ->
             "x": lambda: gpu.conv_fwd(ARRAY, x, conv=ONE_BY_ONE),  # type: ignore[arg-type]
             "w": lambda: gpu.conv_bwd_data(x, ARRAY, conv=ONE_BY_ONE),  # type: ignore[arg-type]
             "dy": lambda: gpu.conv_bwd_filter(x, ARRAY, conv=ONE_BY_ONE, dims=(1, 1, 1, 1)),  # type: ignore[arg-type]
-            "conv": lambda: gpu.conv_fwd(x, x, conv=None),  # type: ignore[arg-type]
+            "conv": lambda: gpu.conv_fwd(x, x, conv=2),  # type: ignore[arg-type]
             "dims": lambda: gpu.conv_bwd_filter(x, x, conv=ONE_BY_ONE, dims=3),  # type: ignore[arg-type]
         }
         for field, call in calls.items():

@@ -1,4 +1,4 @@
-"""A service that is made and never started holds nothing."""
+"""A service that is made and never started holds nothing; one that is dropped while it runs is told of."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import os
 import sys
 import threading
 import types
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from cudnn_actor import CudnnRef, NoEventLoop, child_spec, spawn, start
+from cudnn_actor import CudnnRef, NoEventLoop, Ping, child_spec, spawn, start
 
 
 def descriptors() -> set[str]:
@@ -43,6 +44,26 @@ def test_one_that_is_awaited_without_asyncio_starts_nothing(
             awaited.send(None)  # as trio does
         assert raised.value.library == library
     assert set(threading.enumerate()) == before
+
+
+async def test_one_that_is_dropped_while_it_runs_gives_a_warning() -> None:
+    kept = [await spawn(device="cpu", name="left")]
+    actor = kept[0].actor_ref
+    with pytest.warns(ResourceWarning, match=r"unclosed service 'left': .*await gpu\.aclose\(\)"):
+        kept.clear()
+    assert actor.ask(Ping()) == 1, "it goes on for code that holds its actor's reference"
+    actor.stop()
+
+
+async def test_one_that_is_closed_and_dropped_gives_none() -> None:
+    gpu = await spawn(device="cpu")
+    await gpu.aclose()
+    async with spawn(device="cpu"):
+        pass
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        del gpu
+        gc.collect()
 
 
 def test_a_request_that_is_awaited_without_asyncio_is_not_admitted() -> None:

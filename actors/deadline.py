@@ -1,0 +1,73 @@
+"""The end of a call that sends several requests, or waits for other work too."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+
+from cudnn_actor.protocol.checks import is_finite
+from cudnn_actor.protocol.errors import DeadlineExceeded, InvalidRequest
+
+__all__ = ["Deadline", "require_timeout", "within"]
+
+
+class Deadline:
+    """When a call ends, which may send any number of requests.
+
+    Each request gets `left_s` as its timeout. Other work is awaited in `limiting`.
+
+    Parameters
+    ----------
+    timeout
+        Seconds from now; None for no end.
+    """
+
+    def __init__(self, timeout: float | None = None) -> None:
+        require_timeout(timeout)
+        self._timeout = timeout
+        self._at = None if timeout is None else time.monotonic() + timeout
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds that are left, at least 0; None without an end."""
+        return None if self._at is None else max(0.0, self._at - time.monotonic())
+
+    @asynccontextmanager
+    async def limiting(self) -> AsyncIterator[None]:
+        """Cancel the body when the deadline passes, and raise `DeadlineExceeded` in its place."""
+        try:
+            async with asyncio.timeout(self.left_s) as limit:
+                yield
+        except TimeoutError as error:
+            # A `DeadlineExceeded` of the body is a `TimeoutError`, too: it knows whether its request started.
+            if self._timeout is None or not limit.expired() or isinstance(error, DeadlineExceeded):
+                raise
+            raise DeadlineExceeded(timeout_s=self._timeout, started=False) from None
+
+
+@contextmanager
+def within(timeout: float | None) -> Iterator[Deadline]:
+    """The deadline of a call: a `DeadlineExceeded` of one of its requests names the call's own timeout.
+
+    Raises `InvalidRequest` if `timeout` is no number of seconds, before anything is sent.
+    """
+    deadline = Deadline(timeout)
+    try:
+        yield deadline
+    except DeadlineExceeded as error:
+        if timeout is None or error.timeout_s == timeout:
+            raise
+        raise DeadlineExceeded(timeout_s=timeout, started=error.started) from None
+
+
+def require_timeout(timeout: object) -> None:
+    """Raise `InvalidRequest` unless this is a number of seconds, at least 0, or None."""
+    if timeout is not None and (not is_finite(timeout) or timeout < 0):
+        raise InvalidRequest(
+            field="timeout",
+            value=timeout,
+            problem="must be a number of seconds ≥ 0, or None",
+            fix="use None to wait forever",
+        )
