@@ -52,6 +52,7 @@ def hand_over(mailbox: Mailbox, host: WorkerHost) -> bool:
     if worker is None or _takes_long(host):
         return True
     claims, in_flight, places, unsent = worker.claims, table.requests, table._places, host._unsent
+    now = table.clock()
     while places:
         queue = mailbox._control or mailbox._ordinary
         if not queue:
@@ -65,7 +66,9 @@ def hand_over(mailbox: Mailbox, host: WorkerHost) -> bool:
         a, b, c, d, e, f = (*slots, *_FILL[len(slots)]) if many is None else _FILL[0]
         number, place, claim = request.number, places[-1], envelope.claim
         entry = [Request(number, place, request.body)]
-        table.note_sent(request)
+        request.sent_s = now
+        if not in_flight:
+            table.note_first(request)
         with mailbox._lock:
             queue = mailbox._control or mailbox._ordinary
             if not queue or queue[0] is not envelope:
@@ -154,6 +157,7 @@ def complete(channel: Channel, host: WorkerHost, outbox: deque[Reply]) -> bool:
         if type(frames[0]) is not Answers:
             return True
         answers = frames[0].answers
+        finished = None
         while channel.taken < len(answers):
             answer = answers[channel.taken]
             number = answer.number
@@ -171,7 +175,7 @@ def complete(channel: Channel, host: WorkerHost, outbox: deque[Reply]) -> bool:
             ):
                 return True  # a freed buffer: releasing it may free its bytes
             if type(answer) is Done:
-                table.note_finished(request)
+                finished = request
             place = [request.place]
             reply = ((request.envelope, value, None),)
             with claims_lock:
@@ -191,6 +195,8 @@ def complete(channel: Channel, host: WorkerHost, outbox: deque[Reply]) -> bool:
                 channel.taken += 1
                 if many is not None:
                     _run_through(many)
+        if finished is not None:
+            table.note_finished(finished)
         table.note_progress()
         # One step.
         channel.taken = 0

@@ -127,7 +127,7 @@ class InFlightTable:
 
     def __init__(self, window: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.window = window
-        self._clock = clock
+        self.clock = clock
         self.requests: dict[int, WorkerRequest] = {}
         """The requests in flight, by number, in the order of dispatch."""
         self.handed = 0
@@ -162,7 +162,9 @@ class InFlightTable:
 
     def hand_over(self, request: WorkerRequest, claims: Claims) -> int:
         """Give a request a place in the window, which must have room."""
-        self.note_sent(request)
+        request.sent_s = self.clock()
+        if not self.requests:
+            self.note_first(request)
         with claims_lock:
             request.place = place = self._places.pop()
             request.claims = claims
@@ -186,12 +188,10 @@ class InFlightTable:
         self._places.append(request.place)
         self._alone = False
 
-    def note_sent(self, request: WorkerRequest) -> None:
-        """Note that a request is about to get the next place in the window. May be repeated."""
-        request.sent_s = now = self._clock()
-        if not self.requests:
-            self.progress_s = now
-            self.oldest = Oldest(request.number, self._places[-1], now, now)
+    def note_first(self, request: WorkerRequest) -> None:
+        """Note that a request is about to get the next place, while none is in flight. May be repeated."""
+        self.progress_s = now = request.sent_s
+        self.oldest = Oldest(request.number, self._places[-1], now, now)
 
     def note_finished(self, request: WorkerRequest) -> None:
         """Note that the worker has finished a request in its turn. May be repeated."""
@@ -199,7 +199,7 @@ class InFlightTable:
 
     def note_progress(self) -> None:
         """Note that a request has ended now."""
-        self.progress_s = now = self._clock()
+        self.progress_s = now = self.clock()
         first = next(iter(self.requests.values()), None)
         if first is None:
             return
