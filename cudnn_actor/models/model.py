@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import warnings
 from collections import OrderedDict
@@ -13,6 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from cudnn_actor.actors import Deadline, forks, within
+from cudnn_actor.models.aside import aside
 from cudnn_actor.models.turns import Turns
 from cudnn_actor.protocol.buffers import BufferRef
 from cudnn_actor.protocol.checks import did_you_mean, require_names
@@ -413,7 +413,7 @@ class Model:
                 if (kept := self._found(key)) is not None:
                     return kept
                 try:
-                    of = await asyncio.to_thread(self._source.specialised, specs, values)
+                    of = await aside(self._source.specialised, specs, values)
                 except NeedsValues as needs:
                     if not needs.names <= given.keys() or needs.names <= deciding:
                         raise

@@ -11,13 +11,11 @@ from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from typing import Any, NamedTuple
 
 import onnx
-from onnx import shape_inference
 
 from cudnn_actor.models.errors import InvalidModel
-from cudnn_actor.onnx.folding import NOT_INFERRED
 from cudnn_actor.onnx.lists import Listed
 from cudnn_actor.onnx.reading import ModelFile, declared_in, label_of
-from cudnn_actor.onnx.schemas import Schema, schema_of
+from cudnn_actor.onnx.schemas import Schema, inferred_types, schema_of
 from cudnn_actor.onnx.values import Contradiction, Value
 
 __all__ = ["Given", "agreed", "check_dtypes", "dtype_code", "formal"]
@@ -132,11 +130,7 @@ def _inferred(
 ) -> Any:
     """What ONNX infers of a node's outputs from the dtypes of its inputs; nothing if it cannot."""
     given = {name: onnx.helper.make_tensor_type_proto(code, None) for name, code in types.items()}
-    imports = [onnx.helper.make_opsetid(domain, version) for domain, version in opsets.items()]
-    try:
-        return shape_inference.infer_node_outputs(schema, node, given, opset_imports=imports)
-    except (*NOT_INFERRED, LookupError, RuntimeError, TypeError, ValueError):
-        return {}
+    return inferred_types(schema, node, given, {}, opsets)
 
 
 class _Names(NamedTuple):

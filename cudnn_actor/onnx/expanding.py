@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import onnx
 
-from cudnn_actor.onnx.schemas import Schema
-from cudnn_actor.onnx.values import Value
+from cudnn_actor.onnx.schemas import NOT_INFERRED, Schema
+from cudnn_actor.onnx.values import Declined, Value
 
 __all__ = ["body_of", "has_body"]
 
@@ -22,16 +22,19 @@ def body_of(
 ) -> onnx.FunctionProto | None:
     """The function that defines a node, for a version of the standard operators; None if there is none.
 
-    `inputs`: on whose types the function may depend.
+    `inputs`: on whose types the function may depend. Raises `Declined` if it cannot be made for them.
     """
     function = onnx.FunctionProto()
     if schema.has_context_dependent_function:
         versions = schema.context_dependent_function_opset_versions
         types = [b"" if each is None else each.type.SerializeToString() for each in inputs]
         for chosen in _order(versions, version):
-            text = schema.get_context_dependent_function_with_opset_version(
-                chosen, node.SerializeToString(), types
-            )
+            try:
+                text = schema.get_context_dependent_function_with_opset_version(
+                    chosen, node.SerializeToString(), types
+                )
+            except (*NOT_INFERRED, RuntimeError, ValueError) as error:
+                raise Declined(f"does not fit its operator: {str(error)[:200]}") from error
             if text:
                 function.ParseFromString(text)
                 return function

@@ -8,14 +8,18 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import shape_inference
 from onnx.reference import ReferenceEvaluator
 
+from cudnn_actor.onnx.budget import Budget
+from cudnn_actor.onnx.costs import cost_of
+from cudnn_actor.onnx.schemas import inferred_types
 from cudnn_actor.onnx.values import Declined, Value
 
-__all__ = ["NOT_INFERRED", "fold", "inferred", "nothing", "slices"]
+__all__ = ["fold", "inferred", "nothing", "slices"]
 
 _ANY = 1000
+_LIST = 1024
+"""The most elements of a value that dims may follow from: axes, sizes, pads."""
 _OTHERWISE = {
     "AffineGrid": _ANY,
     "AveragePool": _ANY,
@@ -38,19 +42,13 @@ _OTHERWISE = {
     "RoiAlign": 16,
     "Shape": _ANY,
     "Softmax": 13,
-    "StringNormalizer": _ANY,
-    "StringSplit": _ANY,
     "Unique": _ANY,
 }
 """Operators → before which version the reference implementation gives something else than their text says."""
 
-_OF_ML = frozenset({"ArrayFeatureExtractor", "Binarizer"})
-"""Operators of that domain which the reference implementation computes as their text says."""
-
 _OF_FLOATS = frozenset({"Gemm"})
 """Operators of which the reference implementation computes integers in float64."""
 
-NOT_INFERRED = (onnx.checker.ValidationError, shape_inference.InferenceError)
 _Arrays = Sequence[np.ndarray | None]
 
 
@@ -106,10 +104,23 @@ _DEFAULTS: dict[str, _Arrays] = {
 """Values of optional inputs that the reference implementation cannot do without."""
 
 
-def fold(node: onnx.NodeProto, arrays: _Arrays, opsets: Mapping[str, int]) -> tuple[np.ndarray | None, ...]:
-    """The results of a node. Raises `Declined` if the reference implementation cannot compute them."""
-    if node.domain == "ai.onnx.ml" and node.op_type not in _OF_ML:
-        raise Declined("its constant cannot be computed: the reference implementation errs")
+def fold(
+    node: onnx.NodeProto, arrays: _Arrays, opsets: Mapping[str, int], budget: Budget
+) -> tuple[np.ndarray | None, ...]:
+    """The results of a node, which count in the budget.
+
+    Raises `Declined` if the reference implementation cannot compute them, and `TooMuch` before anything is
+    allocated if they would be over the budget.
+    """
+    budget.check(*cost_of(node, arrays))
+    results = _folded(node, arrays, opsets)
+    budget.keep(sum(each.nbytes for each in results if each is not None))
+    return results
+
+
+def _folded(
+    node: onnx.NodeProto, arrays: _Arrays, opsets: Mapping[str, int]
+) -> tuple[np.ndarray | None, ...]:
     if node.domain in ("", "ai.onnx"):
         whole = any(each is not None and each.dtype.kind in "iu" for each in arrays[:1])
         if opsets.get("", 1) < _OTHERWISE.get(node.op_type, 0) or (whole and node.op_type in _OF_FLOATS):
@@ -169,13 +180,13 @@ def inferred(
 ) -> list[tuple[tuple[int, ...], np.dtype[Any]] | None] | None:
     """The dims and dtypes of a node's results, None for one left out; None if ONNX cannot infer them."""
     present = [(name, value) for name, value in zip(node.input, values, strict=True) if value is not None]
-    imports = [onnx.helper.make_opsetid(domain, version) for domain, version in opsets.items()]
     try:
         types = {name: value.type for name, value in present}
-        data = {name: onnx.numpy_helper.from_array(value.array) for name, value in present if value.fixed}
-        found = shape_inference.infer_node_outputs(schema, node, types, data, opset_imports=imports)
-    except (*NOT_INFERRED, LookupError, RuntimeError, TypeError, ValueError):
+        lists = ((name, value.array) for name, value in present if value.fixed and value.size <= _LIST)
+        data = {name: onnx.numpy_helper.from_array(array) for name, array in lists}
+    except (LookupError, TypeError, ValueError):  # of a dtype that ONNX does not have
         return None
+    found = inferred_types(schema, node, types, data, opsets)
     results: list[tuple[tuple[int, ...], np.dtype[Any]] | None] = []
     for name in node.output:
         if not name:

@@ -8,19 +8,21 @@ model at once.
 
 from __future__ import annotations
 
+import functools
 import hashlib
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import onnx
 from onnx import defs
 
+from cudnn_actor.models.aside import check_wanted
 from cudnn_actor.models.errors import InvalidModel, UnsupportedModel
 from cudnn_actor.models.model import Feature, NeedsValues, Specialised, fixed_specs
 from cudnn_actor.onnx import operators
+from cudnn_actor.onnx.budget import Budget
 from cudnn_actor.onnx.control import CONTROL
 from cudnn_actor.onnx.dtypes import Given, agreed, check_dtypes, dtype_code, formal
 from cudnn_actor.onnx.expanding import body_of, has_body
@@ -38,8 +40,7 @@ from cudnn_actor.onnx.reading import (
     versions,
 )
 from cudnn_actor.onnx.schemas import Schema, schema_of
-from cudnn_actor.onnx.sizes import too_large
-from cudnn_actor.onnx.values import Contradiction, Declined, Empty, Refused, Undecided, Value
+from cudnn_actor.onnx.values import Contradiction, Declined, Empty, Pending, Refused, Undecided, Value
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.graph_builder import GraphBuilder, Tensor
@@ -53,10 +54,11 @@ _LIMITS = GraphLimits(operations=1_000_000, nbytes=1 << 30)
 """Of a graph while it is built; a service has its own."""
 _MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 """What handlers raise for attributes and dims that contradict what the operator says of them."""
+_LARGE = 1024
+"""Bytes of a part of the file from which on what it was read as is kept."""
 _DEEPEST = 32
 """How deep functions may lie in each other."""
-_OF_DIMS = frozenset({"Shape", "Size"})
-"""Operators whose results are constants wherever dims are known."""
+_T = TypeVar("_T")
 NO_WAY = "no operator of that name and version is known here, and ONNX defines it by no function"
 """Why a node cannot be run whose operator is unknown."""
 
@@ -96,7 +98,7 @@ def check_operators(file: ModelFile) -> None:
     """Raise `UnsupportedModel` for inputs, versions and nodes that can be run with no dims whatever."""
     problems = [f"input {each.name!r}: is a {each.kind}" for each in file.inputs if each.dtype is None]
     problems += _unknown_versions(file)
-    problems += _Operators(file).problems(file.nodes, file.opsets, {"", *file.tensors})
+    problems += _problems(file)
     if not problems:
         return
     if (specs := fixed_specs(file.inputs)) is not None:
@@ -120,50 +122,31 @@ def _unknown_versions(file: ModelFile) -> list[str]:
     ]
 
 
-class _Operators:
-    """Looks for nodes that can be run with no dims whatever, also in the functions of a model."""
+def _problems(file: ModelFile) -> list[str]:
+    """The nodes that can be run with no dims whatever, each once, and why.
 
-    def __init__(self, file: ModelFile) -> None:
-        self._file = file
-        self._called: dict[object, tuple[dict[str, None], tuple[bool, ...]]] = {}
-        """Calls of functions: the problems in them, and which of their results are constants."""
-
-    def problems(
-        self, nodes: Sequence[onnx.NodeProto], opsets: Opsets, constant: set[str], depth: int = 0
-    ) -> dict[str, None]:
-        """Those nodes, each once, and why. Adds the constants that nodes give to `constant`."""
-        found: dict[str, None] = {}
-        for node in nodes:
-            given = tuple(name in constant for name in node.input)
-            folded = node.op_type in _OF_DIMS or all(given)
-            own = self._file.functions.get((node.domain, node.op_type, node.overload))
-            if own is not None and depth < _DEEPEST:
-                inner, results = self._of_call(own, given, opsets, depth + 1)
-                found |= {each if depth else f"{label_of(node)}, in {each}": None for each in inner}
-                constant.update(name for name, fixed in zip(node.output, results, strict=False) if fixed)
-            elif problem := _problem_of(node, opsets, self._file, folded=folded):
-                found[f"{label_of(node)}: {problem}"] = None
-            if folded:
-                constant.update(node.output)
-        return found
-
-    def _of_call(
-        self, own: onnx.FunctionProto, given: tuple[bool, ...], opsets: Opsets, depth: int
-    ) -> tuple[dict[str, None], tuple[bool, ...]]:
-        key = own.domain, own.name, own.overload, given, depth
-        if key not in self._called:
-            left_out = own.input[len(given) :]
-            constant = {"", *left_out, *itertools.compress(own.input, given)}
-            found = self.problems(own.node, {**opsets, **versions(own.opset_import)}, constant, depth)
-            self._called[key] = found, tuple(name in constant for name in own.output)
-        return self._called[key]
-
-
-def _problem_of(node: onnx.NodeProto, opsets: Opsets, file: ModelFile, *, folded: bool = False) -> str:
-    """Why a node cannot be run, whatever its inputs are; empty if it may be.
-
-    `folded`: whether its results are constants, so that ONNX's reference implementation may give them.
+    One in a function of the model is named with the first call by which it is reached: each function is
+    looked at once, since there may be exponentially many ways to it.
     """
+    found: list[str] = []
+    reached: set[tuple[str, str, str]] = set()
+    waiting = [("", node, file.opsets) for node in reversed(file.nodes)]
+    while waiting:
+        check_wanted()
+        outer, node, opsets = waiting.pop()
+        name = node.domain, node.op_type, node.overload
+        if (own := file.functions.get(name)) is not None:
+            if name not in reached:
+                reached.add(name)
+                label, inner = outer or f"{label_of(node)}, in ", versions(own.opset_import)
+                waiting += [(label, each, inner) for each in reversed(own.node)]
+        elif problem := _problem_of(node, opsets, file):
+            found.append(f"{outer}{label_of(node)}: {problem}")
+    return found
+
+
+def _problem_of(node: onnx.NodeProto, opsets: Opsets, file: ModelFile) -> str:
+    """Why a node cannot be run, whatever its inputs are; empty if it may be."""
     domain = _domain(node)
     if (node.domain, node.op_type, node.overload) in file.functions or (domain, node.op_type) in CONTROL:
         return ""
@@ -173,7 +156,8 @@ def _problem_of(node: onnx.NodeProto, opsets: Opsets, file: ModelFile, *, folded
     if schema is None:
         return NO_WAY
     handler = operators.handler_of(domain, node.op_type, schema.since_version)
-    return "" if folded or handler is not None or has_body(schema) else NO_WAY
+    known = handler is not None or has_body(schema) or (domain, node.op_type) == ("", "Constant")
+    return "" if known else NO_WAY
 
 
 def _domain(node: onnx.NodeProto) -> str:
@@ -221,6 +205,12 @@ class _Import:
         """Nodes that cannot be run, and why, each once."""
         self._undecided: set[str] = set()
         """Inputs whose values are needed."""
+        self._of_half: dict[tuple[int, np.dtype[Any]], tuple[Value, Value]] = {}
+        """Constants of float32 in half types, with those that they were made from, whose ids stay so."""
+        self._once: dict[int, tuple[Any, Any]] = {}
+        """Large parts of the file that are read at each turn of a loop or call of a function, by id; and
+        what they were read as."""
+        self._budget = Budget(file.limits.constants, file.limits.steps)
         self._walked = 0
         """Nodes, those of each call of a function and each iteration of a loop included."""
 
@@ -305,10 +295,11 @@ class _Import:
 
     def _walk(self, nodes: Sequence[onnx.NodeProto], place: _Place) -> None:
         self._walked += len(nodes) or 1
-        if self._walked > (most := self._file.most_nodes):
+        if self._walked > (most := self._file.limits.nodes):
             problem = f"expands the model to more than {most:,} nodes, the limit ModelLimits.nodes"
             raise UnsupportedModel(nodes=[f"{place.label}: {problem}"])
         for node in nodes:
+            check_wanted()
             for name, value in zip(node.output, self._results(node, place), strict=False):
                 if name:
                     place.names[name] = value
@@ -352,8 +343,7 @@ class _Import:
                 raise InvalidModel(where=label, problem=f"reads {name!r}, which nothing writes")
             value = place.names[name] if name else None
             if isinstance(value, _Unknown):
-                problem = _problem_of(node, place.opsets, self._file)
-                if problem and not (value is _UNDECIDED and problem == NO_WAY):  # then it may be a constant
+                if problem := _problem_of(node, place.opsets, self._file):
                     self._problems[f"{label}: {problem}"] = None
                 return value
             inputs.append(value)
@@ -403,7 +393,16 @@ class _Import:
             proto.CopyFrom(node)
             del proto.attribute[:]
             proto.attribute.extend(attributes.values())
-        view = Node(proto, schema, inputs, attributes, opsets=place.opsets, g=self._g, weight=self._weight)
+        view = Node(
+            proto,
+            schema,
+            inputs,
+            attributes,
+            opsets=place.opsets,
+            g=self._g,
+            weight=self._weight,
+            budget=self._budget,
+        )
         view.check()
         if (domain, node.op_type) in CONTROL:
             inner = replace(place, label=place.label or label_of(node), depth=place.depth + 1)
@@ -436,17 +435,30 @@ class _Import:
                 raise Refused("has a list where it needs a tensor")
             wanted = kinds.get(of.kind) if of.alike else None
             if wanted not in (None, given[number].dtype):
-                array = value.array.astype(onnx.helper.tensor_dtype_to_np_dtype(wanted))
-                found[number] = self._constant(array, fixed=True, name=node.input[number])
+                dtype = onnx.helper.tensor_dtype_to_np_dtype(wanted)
+                found[number] = self._in_half(value, dtype, node.input[number])
         return found
+
+    def _in_half(self, value: Value, dtype: np.dtype[Any], name: str) -> Value:
+        """A float32 constant in a half type: one for all nodes that read it."""
+        key = id(value), dtype
+        if key not in self._of_half:
+            self._budget.keep(value.size * dtype.itemsize)
+            half = self._constant(value.array.astype(dtype), fixed=True, name=name)
+            self._of_half[key] = value, half
+        return self._of_half[key][1]
 
     def _folded(self, view: Node, place: _Place) -> Sequence[Value | None] | None:
         """The results of a node that has constants only; None if it has not."""
         if view.schema.node_determinism == defs.OpSchema.NodeDeterminism.NonDeterministic:
             return None
-        if not all(value is None or value.fixed for value in view.inputs) or too_large(view):
+        if not all(value is None or value.fixed for value in view.inputs):
             return None
         try:
+            if view.op == "Constant":
+                return self._read_once(
+                    view.proto, functools.partial(self._constants, view, place, fixed=True)
+                )
             return self._constants(view, place, fixed=True)
         except Declined:
             handler = operators.handler_of(_domain(view.proto), view.op, view.version)
@@ -457,7 +469,7 @@ class _Import:
     def _constants(self, view: Node, place: _Place, *, fixed: bool) -> Sequence[Value | None]:
         """A node's results, computed now."""
         given = [None if value is None else value.array for value in view.inputs]
-        arrays = fold(view.proto, given, place.opsets)
+        arrays = fold(view.proto, given, place.opsets, self._budget)
         return [None if each is None else self._constant(each, fixed=fixed) for each in arrays]
 
     def _added(self, view: Node, place: _Place, label: str) -> Sequence[Value | None] | None:
@@ -491,13 +503,17 @@ class _Import:
         origins = frozenset().union(*(value.origins for value in inputs if value is not None))
         folded: list[tuple[np.ndarray | None, ...]] = []
 
-        def arrays() -> tuple[np.ndarray | None, ...]:
+        def check() -> None:
+            if missing := origins - self._values.keys():
+                raise Undecided(missing)
+
+        def array_of(number: int) -> np.ndarray:
             if not folded:
-                if missing := origins - self._values.keys():
-                    raise Undecided(missing)
                 given = [None if value is None else value.array for value in inputs]
-                folded.append(fold(view.proto, given, place.opsets))
-            return folded[0]
+                folded.append(fold(view.proto, given, place.opsets, self._budget))
+            array = folded[0][number]
+            assert array is not None
+            return array
 
         def value_of(number: int, result: Any) -> Value | None:
             if result is None or isinstance(result, Value):
@@ -509,8 +525,8 @@ class _Import:
                 return self._constant(array, fixed=False, origins=origins)
             if 0 in result.dims:
                 return self._constant(np.empty(result.dims, result.dtype.numpy), fixed=True)
-            array_of_it: Callable[[], Any] = lambda: arrays()[number]  # noqa: E731
-            value = Value(result.dims, result.dtype.numpy, result, array_of_it, origins=origins)
+            pending = Pending(check, inputs, functools.partial(array_of, number))
+            value = Value(result.dims, result.dtype.numpy, result, pending, origins=origins)
             value.made_by = view
             return value
 
@@ -530,7 +546,7 @@ class _Import:
         defaults = {each.name: each for each in function.attribute_proto}
         names: Scope = dict.fromkeys(function.input)
         names.update(zip(function.input, inputs, strict=False))
-        opsets = {**place.opsets, **versions(function.opset_import)}
+        opsets = {**place.opsets, **versions(function.opset_import)}  # ONNX's own do not name all
         inner = _Place(names, opsets, {**defaults, **attributes}, label, place.depth + 1)
         self._walk(in_order(function.node, set(names)), inner)
         return [names.get(name) for name in function.output]
@@ -541,7 +557,7 @@ class _Import:
             raise Declined(f"has a subgraph with {len(graph.input)} inputs, and gives it {len(given)}")
         names = {**place.names, **dict(zip((each.name for each in graph.input), given, strict=True))}
         for tensor in graph.initializer:
-            names[tensor.name] = self.constant(array_of(tensor, f"initialiser {tensor.name!r}"))
+            names[tensor.name] = self._read_once(tensor, functools.partial(self._inner, tensor))
         own = {name for each in graph.node for name in each.output if name}
         self._walk(in_order(graph.node, set(names) - own), replace(place, names=names))
         found = [names.get(output.name) for output in graph.output]
@@ -550,6 +566,20 @@ class _Import:
         if not all(isinstance(value, Value) for value in found):
             raise Declined("has an output that nothing writes")
         return found  # type: ignore[return-value]
+
+    def _inner(self, tensor: onnx.TensorProto) -> Value:
+        """An initialiser of a subgraph."""
+        array = array_of(tensor, f"initialiser {tensor.name!r}")
+        self._budget.keep(array.nbytes)
+        return self.constant(array)
+
+    def _read_once(self, part: onnx.TensorProto | onnx.NodeProto, read: Callable[[], _T]) -> _T:
+        """What a part of the file is read as."""
+        if part.ByteSize() < _LARGE:
+            return read()
+        if id(part) not in self._once:
+            self._once[id(part)] = part, read()
+        return self._once[id(part)][1]  # type: ignore[no-any-return]
 
     def constant(self, array: np.ndarray) -> Value:
         """A constant of the model."""

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 
 from cudnn_actor.onnx.nodes import Node
-from cudnn_actor.onnx.values import Declined, Value
+from cudnn_actor.onnx.values import Declined, Refused, Value
 
 __all__ = ["LISTS", "Computing", "Listed"]
 
@@ -51,7 +51,7 @@ class Listed(Value):
 
 
 def _refused() -> NoReturn:
-    raise Declined("has a list where it needs a tensor")
+    raise Refused("has a list where it needs a tensor")
 
 
 def _values(node: Node) -> list[Value]:
@@ -74,12 +74,14 @@ def _construct(node: Node, _: Computing) -> list[Value]:
 
 
 def _insert(node: Node, _: Computing) -> list[Value]:
+    node.reserve(len(_values(node)) + 1, passing=0)
     values = list(_values(node))
     values.insert(_place(node, 2, len(values)) if node.has(2) else len(values), node.value(1))
     return [Listed(values)]
 
 
 def _erase(node: Node, _: Computing) -> list[Value]:
+    node.reserve(len(_values(node)), passing=0)
     values = list(_values(node))
     if not values:
         raise Declined("has an empty list")
@@ -115,7 +117,7 @@ def _split(node: Node, computing: Computing) -> list[Value]:
             raise Declined(f"splits into parts of {each}")
         sizes = [min(each, size - start) for start in range(0, size, each)[: _MOST + 1]]
     else:
-        sizes = [int(each) for each in given]
+        sizes = list(node.ints(1))
         if sum(sizes) != size or min(sizes, default=0) < 0:
             raise Declined(f"splits {size} elements into parts that do not add up to them")
     if len(sizes) > _MOST:

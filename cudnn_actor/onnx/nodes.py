@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import onnx
 
 from cudnn_actor.onnx.axes import MAY_BE_FOR_ALL, axes_of, placed
+from cudnn_actor.onnx.budget import Budget
 from cudnn_actor.onnx.counts import check_least, counts_of
 from cudnn_actor.onnx.folding import fold
 from cudnn_actor.onnx.schemas import Schema
@@ -17,8 +19,13 @@ from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.graph_builder import GraphBuilder, Tensor
 from cudnn_actor.protocol.tensor import Layout
 
-__all__ = ["Node", "Result"]
+__all__ = ["MOST_NUMBERS", "Node", "Result"]
 
+MOST_NUMBERS = 1 << 16
+"""The most elements of a list that decides, and of an array that is made where the service could make it."""
+
+_STEPS = 20
+"""Steps for each element of such an array."""
 Result = Any
 """What a handler gives for each output: a tensor, an array, a value or None. One alone, or a tuple."""
 
@@ -42,6 +49,8 @@ class Node:
         The builder of the graph.
     weight
         Gives an array as a tensor of the graph.
+    budget
+        What is left for arrays that are made now.
     """
 
     def __init__(
@@ -54,8 +63,9 @@ class Node:
         opsets: Mapping[str, int],
         g: GraphBuilder,
         weight: Callable[[np.ndarray], Tensor],
+        budget: Budget,
     ) -> None:
-        self._opsets = opsets
+        self._opsets, self._budget = opsets, budget
         self.proto, self.schema, self.g, self.weight = proto, schema, g, weight
         self.inputs = list(inputs)
         self._attributes = attributes
@@ -176,7 +186,7 @@ class Node:
         """An input's dtype. Raises `Declined` for one that tensors cannot have."""
         value = self.value(number)
         if value.known is None:
-            raise Declined(f"input {number} is of {value.dtype}")
+            raise Declined(f"input {number} is of {'text' if value.dtype.hasobject else value.dtype}")
         return value.known
 
     def tensor(self, number: int, layout: Layout | None = None) -> Tensor:
@@ -209,7 +219,21 @@ class Node:
 
     def folded(self) -> tuple[np.ndarray | None, ...]:
         """The results, computed now; each input decides."""
-        return fold(self.proto, [self.constant_or_none(n) for n in range(len(self.inputs))], self._opsets)
+        given = [self.constant_or_none(n) for n in range(len(self.inputs))]
+        return fold(self.proto, given, self._opsets, self._budget)
+
+    def reserve(self, *dims: int, itemsize: int = 8, passing: int = 3) -> None:
+        """Count an array that the handler is about to make. Raises `TooMuch` if it would be too large.
+
+        `passing`: how many others of its size there are for a moment.
+        """
+        count = math.prod(max(0, dim) for dim in dims)
+        self._budget.check((1 + passing) * count * itemsize, _STEPS * count)
+        self._budget.keep(count * itemsize)
+
+    def numbers(self, count: int) -> Tensor:
+        """0, 1, 2 and so on, int64: a weight, or computed by the service where they are many."""
+        return self.weight(np.arange(count)) if count <= MOST_NUMBERS else self.g.arange(count)
 
     def count(self, number: int) -> int:
         """An input that decides, as one whole number, also if it is of floats. Raises as `ints`."""
@@ -226,6 +250,8 @@ class Node:
         return self._numbers(number)
 
     def _numbers(self, number: int) -> tuple[int, ...]:
+        if self.value(number).size > MOST_NUMBERS:
+            raise Declined(f"input {number} is a list of {self.value(number).size:,} numbers")
         found = tuple(int(each) for each in self.constant(number).reshape(-1))
         if number < len(self.schema.inputs):
             try:

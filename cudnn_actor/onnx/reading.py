@@ -18,6 +18,7 @@ import numpy as np
 import onnx
 from onnx import checker, numpy_helper
 
+from cudnn_actor.models.aside import check_wanted
 from cudnn_actor.models.errors import InvalidModel
 from cudnn_actor.models.model import Feature
 from cudnn_actor.onnx.schemas import schema_of
@@ -44,6 +45,8 @@ _NAMES = {code: name.lower() for name, code in onnx.TensorProto.DataType.items()
 """ONNX's dtypes."""
 _AI_ONNX = ("", "ai.onnx")
 _UNKNOWN = "cudnn_actor.unknown"
+_PACKED = 8
+"""The most elements that one byte, or one number, stands for."""
 
 
 class ModelLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,6 +59,12 @@ class ModelLimits(msgspec.Struct, frozen=True, kw_only=True):
     nodes
         Its nodes, those of its functions and subgraphs included; and those of an import, where functions are
         expanded and loops unrolled.
+    constants
+        Bytes of the arrays that an import may make by itself, beside 16 for each byte of the file and of its
+        tensors. What would need more is left to the service, or refused if its values decide over shapes.
+    steps
+        Elementary steps, of about a nanosecond each, that an import may take to compute them, beside 320 for
+        each such byte.
 
     Raises
     ------
@@ -65,6 +74,8 @@ class ModelLimits(msgspec.Struct, frozen=True, kw_only=True):
 
     nbytes: int = 64 << 30
     nodes: int = 200_000
+    constants: int = 256 << 20
+    steps: int = 1 << 33
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
@@ -78,7 +89,7 @@ class ModelFile:
     `opsets`: the versions that it imports. `tensors`: its initialisers. `nodes`: in an order in which each
     comes after those whose results it reads. `functions`: its own, by domain, name and overload. `declared`:
     the dtypes that it says of names, by ONNX's numbers.
-    `most_nodes`: how many an import may have.
+    `limits`: those of an import, for a file of this size.
     """
 
     inputs: tuple[Feature, ...]
@@ -88,7 +99,7 @@ class ModelFile:
     nodes: Sequence[onnx.NodeProto]
     functions: Mapping[tuple[str, str, str], onnx.FunctionProto]
     declared: Mapping[str, int]
-    most_nodes: int
+    limits: ModelLimits
 
 
 def read(model: Any, limits: ModelLimits | None = None) -> ModelFile:
@@ -122,9 +133,7 @@ def _read_proto(proto: onnx.ModelProto, folder: Path | None, limits: ModelLimits
         raise InvalidModel(where="opset_import", problem="is empty, so that no operator has a version")
     everywhere = _all_nodes(proto)
     _check_nodes(len(everywhere), limits)
-    for node in everywhere:
-        if any(isinstance(name, bytes) for name in (node.name, node.op_type, node.domain)):
-            raise InvalidModel(where=label_of(node), problem="has a name that is not UTF-8")
+    _check_names(proto, everywhere)
     nbytes = _read_data(proto, everywhere, folder, limits)
     tensors = _initialisers(proto.graph, folder, limits, nbytes)
     bare = _without_tensors(proto)
@@ -135,9 +144,55 @@ def _read_proto(proto: onnx.ModelProto, folder: Path | None, limits: ModelLimits
     functions = {(each.domain, each.name, each.overload): each for each in bare.functions}
     opsets = versions(bare.opset_import)
     _check(bare, nodes, proto.graph.initializer)
-    return ModelFile(
-        inputs, outputs, opsets, tensors, nodes, functions, declared_in(proto.graph), limits.nodes
+    nbytes += sum(array.nbytes for array in tensors.values()) + _encoded(proto)
+    declared, limits = declared_in(proto.graph), _of_import(limits, nbytes)
+    return ModelFile(inputs, outputs, opsets, tensors, nodes, functions, declared, limits)
+
+
+def _encoded(proto: onnx.ModelProto) -> int:
+    """Bytes of the nodes, in which constants are, too."""
+    parts = [*proto.graph.node, *proto.functions]
+    try:
+        return sum(each.ByteSize() for each in parts)
+    except Exception as error:
+        raise InvalidModel(where="the graph", problem="has a part of more than 2 GiB") from error
+
+
+def _of_import(limits: ModelLimits, nbytes: int) -> ModelLimits:
+    """The limits of an import of a file that has so many bytes with its tensors."""
+    return msgspec.structs.replace(
+        limits, constants=limits.constants + 16 * nbytes, steps=limits.steps + 320 * nbytes
     )
+
+
+def _check_names(proto: onnx.ModelProto, nodes: Iterable[onnx.NodeProto]) -> None:
+    """Raise `InvalidModel` for a name that is not UTF-8, which is read as bytes."""
+    parts: list[tuple[str, Iterable[Any]]] = []
+    for node in nodes:
+        attributes = [name for each in node.attribute for name in (each.name, each.ref_attr_name)]
+        own = (node.name, node.op_type, node.domain, node.overload)
+        parts.append((label_of(node), (*own, *node.input, *node.output, *attributes)))
+        parts += [(label_of(node), _names_of(graph)) for graph in _graphs(node.attribute)]
+    for function in proto.functions:
+        own = (function.name, function.domain, function.overload, *function.input, *function.output)
+        domains = (each.domain for each in function.opset_import)
+        defaults = (each.name for each in function.attribute_proto)
+        parts.append((f"function {function.name!r}", (*own, *function.attribute, *domains, *defaults)))
+    parts.append(("opset_import", (each.domain for each in proto.opset_import)))
+    for where, texts in [*parts, ("the graph", _names_of(proto.graph))]:
+        if any(isinstance(text, bytes) for text in texts):
+            raise InvalidModel(where=where, problem="has a name that is not UTF-8")
+
+
+def _names_of(graph: onnx.GraphProto) -> Iterable[Any]:
+    """The names of a graph: its own, its inputs' and outputs', those of their dims, and its tensors'."""
+    yield graph.name
+    for value in (*graph.input, *graph.output):
+        yield value.name
+        yield from (dim.dim_param for dim in value.type.tensor_type.shape.dim)
+    for tensor in (*graph.initializer, *(each.values for each in graph.sparse_initializer)):
+        yield tensor.name
+        yield from (text for each in tensor.external_data for text in (each.key, each.value))
 
 
 def _without_tensors(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -267,11 +322,11 @@ def _opened(model: Any, limits: ModelLimits) -> tuple[onnx.ModelProto, Path | No
         path = Path(os.fspath(model))
         where = str(path)
         try:
-            size = path.stat().st_size
+            size = _size_of(path)
             _check_bytes(size, limits)
-            data = path.read_bytes()
+            data = _bytes_of(path, 0, size)
         except (OSError, ValueError) as error:  # a path with a zero byte is a ValueError
-            problem = f"cannot be read: {getattr(error, 'strerror', error)}"
+            problem = f"cannot be read: {getattr(error, 'strerror', None) or error}"
             raise InvalidModel(where=where, problem=problem, fix="give a file that you can read") from error
         folder = path.parent
     elif isinstance(model, bytes | bytearray | memoryview):
@@ -297,12 +352,17 @@ def _opened(model: Any, limits: ModelLimits) -> tuple[onnx.ModelProto, Path | No
 
 def _check_bytes(count: int, limits: ModelLimits) -> None:
     if count > limits.nbytes:
-        raise InvalidRequest(
-            field="model",
-            value=Words(f"{count:,} bytes"),
-            problem=f"are over the limit ModelLimits.nbytes, which is {limits.nbytes:,}",
-            fix="raise the limit: ModelLimits(nbytes=...)",
-        )
+        raise _too_large(f"{count:,} bytes", limits.nbytes)
+
+
+def _too_large(what: str, limit: int | None = None) -> InvalidRequest:
+    which = "" if limit is None else f", which is {limit:,}"
+    return InvalidRequest(
+        field="model",
+        value=Words(what),
+        problem=f"are over the limit ModelLimits.nbytes{which}",
+        fix="raise the limit: ModelLimits(nbytes=...)",
+    )
 
 
 def _check_nodes(count: int, limits: ModelLimits) -> None:
@@ -372,9 +432,8 @@ def _read_data(
     for where, attributes in (*((label_of(node), node.attribute) for node in nodes), *defaults):
         for tensor in _tensors(attributes):
             if tensor.data_location == onnx.TensorProto.EXTERNAL:
-                array = array_of(tensor, where, folder)
+                array = array_of(tensor, where, folder, limits.nbytes - total)
                 total += array.nbytes
-                _check_bytes(total, limits)
                 tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
     return total
 
@@ -403,10 +462,11 @@ def _initialisers(
         raise InvalidModel(where=f"initialiser {name!r}", problem="is sparse, which is not supported")
     found: dict[str, np.ndarray] = {}
     for tensor in graph.initializer:
+        check_wanted()
         where = f"initialiser {tensor.name!r}"
         if not tensor.name or tensor.name in found:
             raise InvalidModel(where=where, problem="has no name, or one that another has")
-        array = array_of(tensor, where, folder)
+        array = array_of(tensor, where, folder, limits.nbytes - total)
         total += array.nbytes
         _check_bytes(total, limits)
         found[tensor.name] = array
@@ -428,14 +488,20 @@ _VALUES = (
 """The fields in which ONNX's tensors have their values."""
 
 
-def array_of(tensor: onnx.TensorProto, where: str, folder: Path | None = None) -> np.ndarray:
-    """A tensor's values. Raises `InvalidModel` if they are not as many as its dims say, or cannot be read."""
+def array_of(
+    tensor: onnx.TensorProto, where: str, folder: Path | None = None, most: int = 1 << 62
+) -> np.ndarray:
+    """A tensor's values. Raises `InvalidModel` if they are not as many as its dims say, or cannot be read.
+
+    `most`: bytes of another file that may be read; else `InvalidRequest`.
+    """
     if tensor.data_type != onnx.TensorProto.STRING and numpy_dtype(tensor.data_type) is None:
         raise InvalidModel(where=where, problem=f"has an unknown dtype, number {tensor.data_type}")
     if any(dim < 0 for dim in tensor.dims):
         raise InvalidModel(where=where, problem=f"has a dim below 0: {tuple(tensor.dims)}")
     if tensor.data_location == onnx.TensorProto.EXTERNAL:
-        tensor = _with_data(tensor, where, folder)
+        tensor = _with_data(tensor, where, folder, most)
+    _check_count(tensor, where)
     if 0 not in tensor.dims and not any(getattr(tensor, field) for field in _VALUES):
         raise InvalidModel(where=where, problem="has no values: the file was written without them")
     try:
@@ -449,7 +515,16 @@ def array_of(tensor: onnx.TensorProto, where: str, folder: Path | None = None) -
     return array
 
 
-def _with_data(tensor: onnx.TensorProto, where: str, folder: Path | None) -> onnx.TensorProto:
+def _check_count(tensor: onnx.TensorProto, where: str) -> None:
+    """Raise `InvalidModel` if there are fewer values than dims. Packed ones would be filled up with zeros."""
+    size, count = math.prod(tensor.dims), sum(len(getattr(tensor, field)) for field in _VALUES)
+    if count and size > _PACKED * count:
+        raise InvalidModel(
+            where=where, problem=f"cannot be read: it has dims {tuple(tensor.dims)}, and less data"
+        )
+
+
+def _with_data(tensor: onnx.TensorProto, where: str, folder: Path | None, most: int) -> onnx.TensorProto:
     """A tensor with the data that lies in a file beside the model."""
     if folder is None:
         raise InvalidModel(where=where, problem="has its data in another file; give the model by its path")
@@ -457,8 +532,11 @@ def _with_data(tensor: onnx.TensorProto, where: str, folder: Path | None) -> onn
     location = given.get("location", "")
     if not location or os.path.isabs(location) or ".." in Path(location).parts or "\0" in location:
         raise InvalidModel(where=where, problem=f"has its data outside of the model's folder: {location!r}")
-    path = (folder / location).resolve()
-    if not path.is_relative_to(folder.resolve()):
+    try:
+        path, inside = (folder / location).resolve(), folder.resolve()
+    except (OSError, RuntimeError, ValueError) as error:  # links in a circle; a name that is no text
+        raise InvalidModel(where=where, problem=f"has its data in no file: {first_line(error)}") from error
+    if not path.is_relative_to(inside):
         raise InvalidModel(where=where, problem=f"has its data outside of the model's folder: {location!r}")
     size = _nbytes(tensor)
     try:
@@ -469,25 +547,42 @@ def _with_data(tensor: onnx.TensorProto, where: str, folder: Path | None) -> onn
         raise InvalidModel(where=where, problem="has an offset or a length below 0")
     if length != size:
         raise InvalidModel(where=where, problem=f"has data of length {length}, and needs {size} bytes")
-    try:
-        data = _bytes_of(path, offset, size)
-    except (OSError, ValueError, OverflowError) as error:
-        raise InvalidModel(where=where, problem=f"has data that cannot be read: {error}") from error
-    if len(data) != size:
-        raise InvalidModel(where=where, problem=f"has {len(data)} bytes of data, and needs {size}")
+    data = _bytes_in(path, offset, size, where, most)
     copy = onnx.TensorProto()
     copy.name, copy.data_type, copy.raw_data = tensor.name, tensor.data_type, data
     copy.dims.extend(tensor.dims)
     return copy
 
 
-def _bytes_of(path: Path, offset: int, count: int) -> bytes:
-    """Bytes of a regular file; a pipe would block."""
-    if not stat.S_ISREG(path.stat().st_mode):
+def _bytes_in(path: Path, offset: int, size: int, where: str, most: int) -> bytes:
+    """The data of a tensor. What is not there, or too much, is refused before memory is taken for it."""
+    try:
+        there = _size_of(path) - offset
+        data = _bytes_of(path, offset, size) if size <= min(there, most) else b""
+    except (OSError, ValueError, OverflowError) as error:
+        raise InvalidModel(where=where, problem=f"has data that cannot be read: {error}") from error
+    if there < size:
+        raise InvalidModel(where=where, problem=f"has {max(0, there)} bytes of data, and needs {size}")
+    if size > most:
+        raise _too_large(f"{size:,} bytes more, of {where},")
+    return data
+
+
+def _size_of(path: Path) -> int:
+    """Bytes of a regular file; a pipe would block, and a device has no end."""
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode):
         raise OSError(f"{path.name!r} is not a regular file")
+    return found.st_size
+
+
+def _bytes_of(path: Path, offset: int, count: int) -> bytes:
     with path.open("rb") as file:
         file.seek(offset)
-        return file.read(count)
+        data = file.read(count)
+    if len(data) != count:
+        raise OSError(f"{path.name!r} has changed")
+    return data
 
 
 def _nbytes(tensor: onnx.TensorProto) -> int:

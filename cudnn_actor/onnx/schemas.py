@@ -1,16 +1,22 @@
-"""What ONNX says of its operators."""
+"""What ONNX says of its operators, and what it infers of their results."""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from typing import Any
 
-from onnx import defs
+import onnx
+from onnx import checker, defs, shape_inference
 
-__all__ = ["Schema", "schema_of"]
+__all__ = ["NOT_INFERRED", "Schema", "inferred_types", "schema_of"]
 
 Schema = Any
 """An `onnx.defs.OpSchema`, whose declared types lack half of its attributes."""
+NOT_INFERRED = (checker.ValidationError, shape_inference.InferenceError)
+"""What ONNX raises where a node contradicts what its operator says."""
+_MOST = 1024
+"""The largest number of an attribute with which a node is inferred."""
 
 
 @functools.lru_cache(maxsize=4096)
@@ -20,3 +26,24 @@ def schema_of(op_type: str, version: int, domain: str) -> Schema | None:
         return defs.get_schema(op_type, version, domain)
     except defs.SchemaError:
         return None
+
+
+def inferred_types(
+    schema: Schema,
+    node: onnx.NodeProto,
+    types: Mapping[str, onnx.TypeProto],
+    data: Mapping[str, onnx.TensorProto],
+    opsets: Mapping[str, int],
+) -> Mapping[str, onnx.TypeProto]:
+    """What ONNX infers of a node's results, by name; nothing if it cannot.
+
+    Its inference is native code. That of `Split` writes beyond its memory where there are other sizes than
+    results, which ends the process, and others make lists as long as an attribute says: these are not asked.
+    """
+    if node.op_type == "Split" or any(abs(each.i) > _MOST for each in node.attribute):
+        return {}
+    imports = [onnx.helper.make_opsetid(domain, version) for domain, version in opsets.items()]
+    try:
+        return shape_inference.infer_node_outputs(schema, node, types, data, opset_imports=imports)  # type: ignore[arg-type]
+    except (*NOT_INFERRED, LookupError, RuntimeError, TypeError, ValueError):
+        return {}

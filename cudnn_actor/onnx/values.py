@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.graph_builder import GraphBuilder, Tensor
 from cudnn_actor.protocol.tensor import Layout
 
-__all__ = ["Contradiction", "Declined", "Empty", "Refused", "Undecided", "Value"]
+__all__ = ["Contradiction", "Declined", "Empty", "Pending", "Refused", "Undecided", "Value"]
 
 _NOTHING: frozenset[str] = frozenset()
 
@@ -41,6 +42,19 @@ class Undecided(Exception):
         self.names = names
 
 
+@dataclass(frozen=True, eq=False)
+class Pending:
+    """Elements that are computed once somebody asks for them.
+
+    `check`: raises `Undecided` if they derive from inputs whose values are not known. `sources`: the values
+    that have to be there before. `compute`: gives them.
+    """
+
+    check: Callable[[], None]
+    sources: Sequence[Value | None]
+    compute: Callable[[], np.ndarray]
+
+
 class Value:
     """A value of the model: its dims and dtype are known, and perhaps its elements.
 
@@ -55,7 +69,7 @@ class Value:
     weight
         Gives it as a weight with that layout, if its elements are known.
     array
-        Gives its elements, or raises `Undecided`.
+        Its elements, or how they are found; a function raises `Undecided` where they are not known.
     fixed
         Whether the elements do not depend on any input: the value is a constant of the model.
     origins
@@ -74,7 +88,7 @@ class Value:
         dims: tuple[int, ...],
         dtype: np.dtype[Any],
         tensor: Callable[[], Tensor] | Tensor,
-        array: Callable[[], np.ndarray] | np.ndarray,
+        array: Callable[[], np.ndarray] | Pending | np.ndarray,
         *,
         fixed: bool = False,
         origins: frozenset[str] = _NOTHING,
@@ -102,9 +116,22 @@ class Value:
     @property
     def array(self) -> np.ndarray:
         """Its elements."""
-        if not isinstance(self._array, np.ndarray):
-            self._array = self._array()
-        return self._array
+        if isinstance(self._array, np.ndarray):
+            return self._array
+        if not isinstance(self._array, Pending):
+            return self._array()
+        self._array.check()
+        waiting = [self]  # a chain of many nodes would be too deep for a call in a call
+        while waiting:
+            value = waiting[-1]
+            before = [] if not isinstance(value._array, Pending) else value._array.sources
+            if missing := [each for each in before if each is not None and isinstance(each._array, Pending)]:
+                waiting += missing
+                continue
+            if isinstance(value._array, Pending):
+                value._array = value._array.compute()
+            waiting.pop()
+        return self.array
 
     @property
     def is_constant(self) -> bool:

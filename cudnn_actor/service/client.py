@@ -15,6 +15,7 @@ from cudnn_actor.actors import ask, submit, tell, within
 from cudnn_actor.broker.request_checks import no_plan
 from cudnn_actor.broker.warming import cut
 from cudnn_actor.models import Model, Source
+from cudnn_actor.models.aside import aside
 from cudnn_actor.protocol.buffers import BufferRef
 from cudnn_actor.protocol.checks import require_seconds
 from cudnn_actor.protocol.conv import ConvSpec, Padding
@@ -569,15 +570,22 @@ class CudnnRef:
             It cannot be read, or contradicts itself.
         UnsupportedModel
             Some of its nodes cannot be run; all of them are named.
+        InvalidRequest
+            It is over a limit of `ModelLimits`.
         ImportError
             The package onnx is missing. The text says how to install it.
         CudnnActorError
             As `upload`. What was allocated is freed.
+
+        Notes
+        -----
+        It reads and imports on a thread of its own. Cancelled, as by `asyncio.wait_for`, it returns at once,
+        and the thread ends at the next node; neither the event loop nor the program waits for it.
         """
         self._state.mailbox.check_open()
         with within(timeout) as deadline:
             async with deadline.limiting():
-                source = model if hasattr(model, "specialised") else await asyncio.to_thread(_read, model)
+                source = model if hasattr(model, "specialised") else await aside(_read, model)
             loaded = Model(self, source, self._state.discard, self._service.values)
             await loaded.prepare(deadline)
         return loaded

@@ -13,7 +13,7 @@ from pathlib import Path
 import onnx
 from onnx import defs
 
-from cudnn_actor.onnx import backend
+from cudnn_actor.onnx import ModelLimits, backend
 from cudnn_actor.onnx.control import CONTROL
 from cudnn_actor.onnx.expanding import has_body
 from cudnn_actor.onnx.importing import NO_WAY
@@ -62,6 +62,17 @@ has the name N.
   Lists of tensors are taken apart; none can be an input or an output. What can be done in no way raises
   `UnsupportedModel`, which names all such nodes of the model at once. Nodes that cannot be run with some dims
   and attributes are among them once the dims are known: when it is loaded, or at the first run.
+- **Bounds.** A file of a few bytes can ask for constants of any size, or for years of work. What loading and
+  importing may take is bounded, by `ModelLimits`, before it is taken: `nbytes` of the file and its tensors
+  ({nbytes} GiB), `nodes` of the import ({nodes:,}; each takes some kB), and what is computed in the importing
+  process: `constants`, the bytes of all arrays at once ({constants} MiB, and 16 more for each byte of the
+  file and of its tensors), and `steps` of about a nanosecond each ({steps:.1f} billion, and 320 for each
+  such byte).
+  What would need more is left to the service, whose `memory_limit` bounds it; if its values decide over
+  shapes, it is refused with `UnsupportedModel`, which names the option that raises the limit. It is the same
+  for a number that an input gives. So a file of less than 1 kB takes no more than {constants} MiB, beside its
+  nodes. A load that is cancelled, as by `asyncio.wait_for`, returns at once and ends by itself at the next
+  node; neither the event loop nor the end of the program waits for it.
 - **Weights** are uploaded once, and stay in buffers of the service: they survive a crash of the actor.
   `load` uploads them if the dims of all inputs are numbers, else the first run: run it once before you serve.
   `close` frees them. A model that is dropped without it frees them too, with a `ResourceWarning`.
@@ -119,10 +130,16 @@ def render(outcomes: Sequence[Outcome]) -> str:
     """The page."""
     from cudnn_actor.models.model import MOST_KEPT
 
+    limits = ModelLimits()
+
     return _HEAD.format(
         version=onnx.__version__.rpartition(".")[0],
         total=len(outcomes),
         kept=MOST_KEPT,
+        nbytes=limits.nbytes >> 30,
+        nodes=limits.nodes,
+        constants=limits.constants >> 20,
+        steps=limits.steps / 1e9,
         counts="\n".join(_counted(outcomes)),
         operators="\n".join(_operators(outcomes)),
         refused="\n".join(_refused(outcomes)),

@@ -250,7 +250,7 @@ def test_what_is_missing_in_a_function_is_named_with_the_node_around_it() -> Non
 
 
 def test_what_no_dims_can_make_run_is_named_in_functions_when_a_model_is_loaded() -> None:
-    """For each node that calls them; but not what a call of constants folds, nor what nothing calls."""
+    """Each with the first call by which it is reached; but not what nothing calls."""
     opsets = [helper.make_opsetid("", 21), helper.make_opsetid("own", 1)]
 
     def function(name: str, *nodes: onnx.NodeProto) -> onnx.FunctionProto:
@@ -263,14 +263,12 @@ def test_what_no_dims_can_make_run_is_named_in_functions_when_a_model_is_loaded(
         function("Noise", node("RandomNormalLike", "x", "n", name="noise"), node("Add", "x n", "y")),
         function("Strange", call("Noise", "x", "z"), node("NoSuch", "z", "y", name="odd", domain="own")),
         function("Length", node("Size", "x", "y")),
-        function("Text", node("StringNormalizer", "x", "y")),
         function("Unused", node("Bernoulli", "x", "y")),
     ]
     nodes = [
         call("Strange", "x", "a", name="one"),
         call("Noise", "a", "y", name="other"),
-        call("Length", "x", "n"),
-        call("Text", "n", "z"),
+        call("Length", "x", "z"),
     ]
     proto = model_of(
         nodes, {"x": (FLOAT, ["N", 4])}, {"y": (FLOAT, None)}, functions=functions, opset_imports=opsets
@@ -280,7 +278,6 @@ def test_what_no_dims_can_make_run_is_named_in_functions_when_a_model_is_loaded(
     assert raised.value.nodes == (
         f"node 'one' (own.Strange), in node 'noise' (RandomNormalLike): {UNDEFINED}",
         f"node 'one' (own.Strange), in node 'odd' (own.NoSuch): {NO_WAY}",
-        f"node 'other' (own.Noise), in node 'noise' (RandomNormalLike): {UNDEFINED}",
     )
 
 
@@ -973,7 +970,7 @@ def test_a_grid_is_where_pytorch_has_it(size: tuple[int, ...], corners: int, con
 
 def test_a_grid_of_endless_dims_is_refused_before_there_are_places() -> None:
     arrays = [np.ones((1, 2, 3), np.float32), np.array([1, 1, 1 << 60, 1])]
-    with pytest.raises(UnsupportedModel, match="a grid of sizes"):
+    with pytest.raises(UnsupportedModel, match=r"needs [\d,]+ bytes in the importing process"):
         results_of("AffineGrid", 20, arrays, constant=True)
 
 

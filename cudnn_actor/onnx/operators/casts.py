@@ -62,5 +62,6 @@ def cast_like(node: Node, g: GraphBuilder) -> Result:
     wanted = node.dtype(1)
     node.dtype(0)
     if node.value(0).fixed and wanted.is_floating:  # a constant, as the other input only says the dtype
+        node.reserve(node.value(0).size, itemsize=wanted.numpy.itemsize, passing=0)
         return node.value(0).array.astype(wanted.numpy)
     return converted(g, node.tensor(0), wanted)

@@ -1,4 +1,4 @@
-"""Operators whose dims follow from values: computed when a model is imported, from the values that decide."""
+"""Operators whose results are computed when a model is imported, from the values that decide over them."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from cudnn_actor.protocol.graph_builder import GraphBuilder
 __all__: list[str] = []
 
 
+@operator("MelWeightMatrix", since=17)
 @operator("NonZero", since=9)
 @operator("NonMaxSuppression", since=10)
 def decided(node: Node, g: GraphBuilder) -> Result:
@@ -31,6 +32,7 @@ def unique(node: Node, g: GraphBuilder) -> Result:
         x = x.reshape(-1)
     else:
         axis = node.axis()
+    node.reserve(4, x.size, passing=4)
     wide = x.astype(np.float32) if node.value(0).is_half else x  # NumPy sorts no bfloat16
     if not x.shape[axis]:
         none = np.empty(0, np.int64)
@@ -47,3 +49,10 @@ def _unique(x: np.ndarray, axis: int) -> tuple[Any, ...]:
         x, return_index=True, return_inverse=True, return_counts=True, axis=axis
     )
     return found
+
+
+@operator("OptionalHasElement", since=15)
+def has_element(node: Node, g: GraphBuilder) -> Result:
+    """A tensor is one, and no other optional value can be an input here."""
+    del g
+    return np.array(node.has(0))

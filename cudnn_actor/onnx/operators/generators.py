@@ -6,22 +6,20 @@ import math
 
 import numpy as np
 
-from cudnn_actor.onnx.nodes import Node, Result
+from cudnn_actor.onnx.nodes import MOST_NUMBERS, Node, Result
 from cudnn_actor.onnx.operators.casts import converted, dtype_of
 from cudnn_actor.onnx.table import operator
-from cudnn_actor.onnx.values import Declined
+from cudnn_actor.onnx.values import Declined, Refused
 from cudnn_actor.protocol.dtypes import DType
+from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.graph_builder import GraphBuilder
 
 __all__: list[str] = []
 
-_MOST = 1 << 26
-
 
 @operator("Range", since=11)
 def range_(node: Node, g: GraphBuilder) -> Result:
-    """Its dims follow from its values, and so it is computed when the model is imported."""
-    del g
+    """Its dims follow from its values. A short one is a constant, which others may decide by."""
     start, limit, delta = (node.constant(number).reshape(()) for number in range(3))
     if not delta:
         raise Declined("a range with steps of 0")
@@ -29,29 +27,31 @@ def range_(node: Node, g: GraphBuilder) -> Result:
         count = max(0, -((int(start) - int(limit)) // int(delta)))
     else:
         count = max(0, math.ceil((float(limit) - float(start)) / float(delta)))
-    if count > _MOST:
-        raise Declined(f"a range of {count:,} numbers")
+    if count > MOST_NUMBERS:
+        numbers = (each.item() for each in (start, limit, delta))
+        try:
+            return g.arange(*numbers, dtype=node.dtype(0))
+        except InvalidRequest as error:  # ONNX's function would be a loop
+            raise Refused(f"a range of {count:,} numbers") from error
     steps = np.arange(count, dtype=np.float64 if start.dtype.kind not in "iu" else np.int64)
     return (steps * delta.astype(steps.dtype) + start.astype(steps.dtype)).astype(start.dtype)
 
 
 @operator("EyeLike", since=9)
 def eye_like(node: Node, g: GraphBuilder) -> Result:
-    del g
     code = node.attribute("dtype")
     dtype = node.dtype(0) if code is None else dtype_of(code)
     rows, columns = node.dims(0)
+    if rows * columns > MOST_NUMBERS:
+        return g.eye(rows, columns, node.attribute("k"), dtype=dtype)
     return np.eye(rows, columns, k=node.attribute("k"), dtype=dtype.numpy)
 
 
 @operator("Trilu", since=14)
 def trilu(node: Node, g: GraphBuilder) -> Result:
-    x, (rows, columns) = node.tensor(0), node.dims(0)[-2:]
-    k = int(node.constant(1).reshape(())) if node.has(1) else 0
-    reach = max(rows, columns)
-    kept = np.tri(rows, columns, min(max(k - 1 if node.attribute("upper") else k, -reach), reach), dtype=bool)
-    kept = ~kept if node.attribute("upper") else kept
-    return g.astype(g.where(node.weight(kept), x, 0), x.dtype)
+    x, k = node.tensor(0), int(node.constant(1).reshape(())) if node.has(1) else 0
+    reach = max(x.dims[-2:])
+    return (g.triu if node.attribute("upper") else g.tril)(x, min(max(k, -reach), reach))
 
 
 @operator("OneHot", since=9)
@@ -61,7 +61,7 @@ def one_hot(node: Node, g: GraphBuilder) -> Result:
     places = g.where(g.less(indices, 0), g.add(indices, depth), indices)
     dims = list(indices.dims)
     places = g.reshape(places, (*dims[:axis], 1, *dims[axis:]))
-    numbers = np.arange(depth).reshape([-1 if n == axis else 1 for n in range(rank)])
+    numbers = g.reshape(node.numbers(depth), [-1 if n == axis else 1 for n in range(rank)])
     values = node.tensor(2)
     off, on = g.slice(values, 0), g.slice(values, 1)
-    return g.where(g.equal(places, node.weight(numbers)), on, off)
+    return g.where(g.equal(places, numbers), on, off)

@@ -93,7 +93,7 @@ def tensor_scatter(node: Node, g: GraphBuilder) -> Result:
     def along(values: Tensor, place: int) -> Tensor:
         return g.reshape(values, [-1 if n == place else 1 for n in range(x.rank)])
 
-    places = along(node.weight(np.arange(updates.dims[axis])), axis)
+    places = along(node.numbers(updates.dims[axis]), axis)
     if node.has(2):
         places = g.add(along(_indices(node, g, 2), 0), places)
         if node.attribute("mode") == "circular":
@@ -128,6 +128,7 @@ def compress(node: Node, g: GraphBuilder) -> Result:
     """The condition decides how many elements there are."""
     dims, axes = node.dims(0), node.axes("axis")
     dims, axis = ((math.prod(dims),), 0) if axes is None else (dims, axes[0])
+    node.reserve(node.value(1).size)
     places = np.flatnonzero(node.constant(1)[: dims[axis]])
     if not len(places):
         return np.empty((*dims[:axis], 0, *dims[axis + 1 :]), node.dtype(0).numpy)
@@ -142,7 +143,7 @@ def reverse_sequence(node: Node, g: GraphBuilder) -> Result:
     def along(values: Tensor, axis: int) -> Tensor:
         return g.reshape(values, [-1 if n == axis else 1 for n in range(x.rank)])
 
-    steps = along(node.weight(np.arange(x.dims[time])), time)
+    steps = along(node.numbers(x.dims[time]), time)
     ends = along(lengths, batch)
     places = g.where(g.less(steps, ends), g.subtract(g.subtract(ends, 1), steps), steps)
     return g.take_along_axis(x, g.astype(places, "int64"), time)

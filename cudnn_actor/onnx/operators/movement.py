@@ -147,7 +147,8 @@ def split(node: Node, g: GraphBuilder) -> Result:
     given = node.ints(1) if node.has(1) else None
     sizes = node.attribute("split") if node.version < 13 else given
     if sizes is None:
-        count = node.attribute("num_outputs", count)
+        if (node.attribute("num_outputs", count) or count) != count:
+            raise Declined(f"has {count} outputs, not {node.attribute('num_outputs')}")
         each = -(-dim // count)
         sizes = [min(each, max(0, dim - number * each)) for number in range(count)]
     if sum(sizes) != dim:
@@ -276,6 +277,7 @@ def _targets(node: Node, image: Sequence[int], block: Sequence[int]) -> np.ndarr
     spec = ConvSpec(pre_padding=pads[:rank], post_padding=pads[rank:], stride=strides, dilation=dilations)
     found, inside = np.zeros((1, 1), np.int64), np.ones((1, 1), bool)
     blocks = spec.output_dims((1, 1, *image), (1, 1, *block))[2:]
+    node.reserve(math.prod(block), math.prod(blocks), itemsize=9)
     for size, taps, count, by, apart, before in zip(
         image, block, blocks, strides, dilations, pads[:rank], strict=True
     ):

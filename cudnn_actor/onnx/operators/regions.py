@@ -13,6 +13,7 @@ import numpy as np
 
 from cudnn_actor.onnx.nodes import Node, Result
 from cudnn_actor.onnx.table import operator
+from cudnn_actor.onnx.values import Declined
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.graph_builder import GraphBuilder, Tensor
 
@@ -51,6 +52,7 @@ def roi_align(node: Node, g: GraphBuilder) -> Result:
     mean = node.attribute("mode") == "avg"
     # The other mode is the largest product of an element and its weight, in ONNX's reference implementation.
     total = functools.reduce(g.add if mean else g.maximum, found)
+    node.reserve(*rows.there.shape, columns.there.shape[1], itemsize=1)
     there = (rows.there[:, :, None] & columns.there[:, None, :])[..., None]
     if not there.all():
         total = g.where(node.weight(there), total, 0.0 if mean else -np.inf)
@@ -74,9 +76,13 @@ def _samples(node: Node, g: GraphBuilder, rois: Tensor, axis: int, size: int) ->
     if ratio <= 0:  # as many as a part has elements, which the values of the regions decide
         known = node.constant(1).astype(wide.numpy) * wide.numpy.type(scale)
         lengths = known[:, axis + 2] - known[:, axis]
-        counts = np.ceil((lengths if centred else np.maximum(lengths, 1)) / parts).astype(np.int64)
+        samples = np.ceil((lengths if centred else np.maximum(lengths, 1)) / parts)
+        if not np.isfinite(samples).all():
+            raise Declined("has a region without an end")
+        counts = samples.astype(np.int64)
     some = np.maximum(counts, 1)
     most = int(some.max())
+    node.reserve(len(some), parts, most)
     numbers = np.arange(parts * most)
 
     def weight(array: Any) -> Tensor:

@@ -12,7 +12,7 @@ import numpy as np
 from cudnn_actor.onnx.nodes import Node, Result
 from cudnn_actor.onnx.operators.casts import converted
 from cudnn_actor.onnx.table import operator
-from cudnn_actor.onnx.values import Declined, Refused
+from cudnn_actor.onnx.values import Declined
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.graph_builder import GraphBuilder, Tensor
 from cudnn_actor.protocol.operations import (
@@ -25,8 +25,6 @@ from cudnn_actor.protocol.operations import (
 
 __all__: list[str] = []
 
-_MOST = 1 << 26
-"""The longest dim of a grid."""
 _MODES = {
     "bicubic": ResampleMode.CUBIC,
     "bilinear": ResampleMode.LINEAR,
@@ -128,11 +126,10 @@ def affine_grid(node: Node, g: GraphBuilder) -> Result:
     """A dim of size 1 is at 0 in either case, as PyTorch's is: ONNX's function divides by 0."""
     theta, (count, _, *sizes) = node.tensor(0), node.ints(1)
     rank = len(sizes)
-    if max(sizes, default=0) > _MOST:
-        raise Refused(f"a grid of sizes {tuple(sizes)}")
     theta = g.reshape(theta, (count, *[1] * rank, rank, rank + 1))
     y = theta[..., rank]
     for axis, size in enumerate(sizes):
+        node.reserve(size)
         last = size - 1 if node.attribute("align_corners") else size
         places = (2 * np.arange(size) - size + 1) / max(1, last)
         place = np.reshape(places, [size if n == axis else 1 for n in range(rank + 1)])

@@ -15,13 +15,20 @@ __all__: list[str] = []
 
 _LONGEST = 8192
 """The longest transform: its matrix has the square of that many elements."""
+_ROWS = 64
+"""Rows of a matrix that are computed at a time."""
 
 
 def _matrices(node: Node, x: Tensor, kept: int, used: int, length: int) -> tuple[Tensor, Tensor]:
     """The real and the imaginary part of exp(-2 pi i j k / length), for `kept` numbers j and `used` k."""
-    turns = np.outer(np.arange(kept), np.arange(used)) % length * (2 * math.pi / length)
     of = x.dtype.numpy
-    return node.weight(np.cos(turns).astype(of)), node.weight((-np.sin(turns)).astype(of))
+    node.reserve(2, kept, used, itemsize=of.itemsize, passing=0)
+    cosine, sine = np.empty((kept, used), of), np.empty((kept, used), of)
+    for start in range(0, kept, _ROWS):
+        rows = np.arange(start, min(kept, start + _ROWS))
+        turns = np.outer(rows, np.arange(used)) % length * (2 * math.pi / length)
+        cosine[rows], sine[rows] = np.cos(turns), -np.sin(turns)
+    return node.weight(cosine), node.weight(sine)
 
 
 def _parts(g: GraphBuilder, x: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -59,6 +66,7 @@ def _real_inverse(node: Node, g: GraphBuilder, x: Tensor, length: int) -> Tensor
         raise Declined("an inverse transform of real numbers")
     used = min(x.dims[-2], length // 2 + 1)
     cosine, sine = _matrices(node, x, length, used, length)
+    node.reserve(used)
     twice = np.full((used, 1), 2 / length)  # all but the first, and the middle one, stand for two
     twice[0] = 1 / length
     if length % 2 == 0 and used == length // 2 + 1:
@@ -81,7 +89,7 @@ def dft(node: Node, g: GraphBuilder) -> Result:
     length = node.count(1) if node.has(1) else 0
     length = length or ((x.dims[axis] - 1) * 2 if inverse and onesided else x.dims[axis])
     if length > _LONGEST:
-        raise Declined(f"a transform of {length} elements")
+        raise Declined(f"a transform of {length} elements, where {_LONGEST:,} are the most")
     order = [n for n in range(rank - 1) if n != axis] + [axis, rank - 1]
     moved = g.transpose(x, order)
     if not inverse:
@@ -98,6 +106,7 @@ def stft(node: Node, g: GraphBuilder) -> Result:
         signal = g.reshape(signal, (*signal.dims, 1))
     length = node.count(3) if node.has(3) else node.dims(2)[0]
     count = (signal.dims[1] - length) // step + 1
+    node.reserve(count, length, passing=1)
     places = np.arange(count)[:, None] * step + np.arange(length)
     frames = g.take(signal, node.weight(places), 1)  # (batch, frames, length, 1 or 2)
     if node.has(2):

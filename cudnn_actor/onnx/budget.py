@@ -1,0 +1,63 @@
+"""How much an import may compute by itself, in the process that imports: bytes of arrays, and steps.
+
+A file of few bytes can ask for constants of any size. So whoever makes an array counts it here first: the
+function that computes constants, and each operator that makes an array of its own for the graph.
+"""
+
+from __future__ import annotations
+
+from cudnn_actor.onnx.values import Refused
+
+__all__ = ["Budget", "TooMuch"]
+
+
+class TooMuch(Refused):
+    """Raised where an import would make more, or take longer, than the limits of the model allow."""
+
+
+_SMALL = 1 << 16
+"""Bytes of arrays, and sixteenths of steps, for which the last eighth of a budget is held back."""
+
+
+class Budget:
+    """What is left of the bytes and steps of one import. It belongs to the thread of the import.
+
+    The last eighth is for small arrays. They are mostly dims, without which nothing could be imported, while
+    what is large can be computed by the service.
+
+    Parameters
+    ----------
+    nbytes
+        Bytes that arrays may have together, those that are needed for a moment included.
+    steps
+        Elementary steps, of about a nanosecond each.
+    """
+
+    def __init__(self, nbytes: int, steps: int) -> None:
+        self._nbytes, self._steps = nbytes, steps
+        self._kept = self._spent = 0
+
+    def check(self, nbytes: int, steps: int = 0) -> None:
+        """Raise `TooMuch` unless that many bytes more fit now. The steps are counted."""
+        bytes_left = _usable(self._nbytes, small=nbytes <= _SMALL) - self._kept
+        if nbytes > bytes_left:
+            raise TooMuch(
+                f"needs {nbytes:,} bytes in the importing process, where {max(0, bytes_left):,} are left for "
+                "it; raise the limit: ModelLimits(constants=...)"
+            )
+        steps_left = _usable(self._steps, small=steps <= 16 * _SMALL) - self._spent
+        if steps > steps_left:
+            raise TooMuch(
+                f"needs {steps:,} steps in the importing process, where {max(0, steps_left):,} are left for "
+                "it; raise the limit: ModelLimits(steps=...)"
+            )
+        self._spent += steps
+
+    def keep(self, nbytes: int) -> None:
+        """Count bytes that stay until the import ends. Raises `TooMuch` if they do not fit."""
+        self.check(nbytes)
+        self._kept += nbytes
+
+
+def _usable(whole: int, *, small: bool) -> int:
+    return whole if small else whole - whole // 8

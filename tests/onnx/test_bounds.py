@@ -1,0 +1,414 @@
+"""What a small file can make the importing process take: memory, time, and the end of the program."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from cudnn_actor import DType, InvalidModel, InvalidRequest, TensorSpec, UnsupportedModel, spawn
+from cudnn_actor.models import NeedsValues
+from cudnn_actor.onnx import ModelLimits, OnnxModel
+from cudnn_actor.onnx.budget import Budget
+from cudnn_actor.onnx.costs import cost_of
+from cudnn_actor.onnx.folding import fold
+
+from .bombs import KNOWN, imported
+from .small_models import FLOAT, INT64, model_of, node
+
+MIB = 1 << 20
+PORTS = {"x": (FLOAT, [3])}, {"y": (FLOAT, None)}
+SPECS = {"x": TensorSpec.packed((3,), DType.FLOAT32)}
+OPSETS = {"": 21}
+
+
+def program(*args: str, timeout: float = 240) -> str:
+    """What a program of this Python prints."""
+    done = subprocess.run(
+        [sys.executable, *args],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+        env=dict(os.environ),
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.skipif(
+    not Path("/proc/self/clear_refs").exists(), reason="the peak of a process is Linux's to tell"
+)
+def test_small_files_of_every_operator_take_no_more_than_the_limits() -> None:
+    """Each is imported, or refused with a typed error; and none at which there is nothing to bound."""
+    found = json.loads(program("-m", "tests.onnx.bombs", "--each", "2", "--constants", str(8 * MIB)))
+    assert set(found["fates"]) <= {"imported", "InvalidModel", "InvalidRequest", "UnsupportedModel"}
+    assert found["fates"]["imported"] > 100 < found["fates"]["UnsupportedModel"]
+    assert found["worst"][-1][0] < 8 * MIB + 16 * MIB, found["worst"]
+    assert found["slowest"][-1][0] < 10, found[
+        "slowest"
+    ]  # seconds of the processor, of 0.07 that are allowed
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_constants_beyond_the_limit_are_refused_with_the_option_that_raises_it(name: str) -> None:
+    data = KNOWN[name]()
+    assert len(data) < 1024 or name in ("Concat", "Range")
+    fate = imported(data, ModelLimits(constants=8 * MIB, steps=1 << 26))
+    assert fate.what == "UnsupportedModel"
+    assert re.search(r"raise the limit|are not computed when a model|are the most", fate.text), fate.text
+
+
+@pytest.mark.parametrize(
+    ("op", "arrays", "options"),
+    [
+        ("Add", [np.ones((400, 1)), np.ones((1, 400))], {}),
+        ("Concat", [np.ones(80_000), np.ones(80_000)], {"axis": 0}),
+        ("CumSum", [np.ones(100_000, "f4"), np.array(0)], {"exclusive": 1, "reverse": 1}),
+        ("DequantizeLinear", [np.ones(100_000, "i1"), np.float32(1).reshape(()), np.int8(1).reshape(())], {}),
+        ("Erf", [np.ones(20_000, "f4")], {}),
+        ("Expand", [np.ones(1), np.array([300, 400])], {}),
+        ("Gather", [np.ones((4, 10_000)), np.zeros(12, "i8")], {"axis": 0}),
+        ("GatherND", [np.ones((200, 8)), np.zeros((5_000, 1), "i8")], {}),
+        ("LogSoftmax", [np.ones((400, 400), "f4")], {"axis": 1}),
+        ("MatMul", [np.ones((400, 8)), np.ones((8, 400))], {}),
+        ("Mod", [np.ones(100_000, "i8"), np.array([3])], {}),
+        ("NonZero", [np.ones((50, 50, 50))], {}),
+        ("OneHot", [np.zeros(300, "i8"), np.array(500), np.array([0, 1], "f4")], {}),
+        ("Pad", [np.ones((100, 100)), np.array([100, 100, 100, 100])], {}),
+        ("Pow", [np.ones(100_000, "f4"), np.array([2.5], "f4")], {}),
+        ("Range", [np.array(0.0, "f4"), np.array(200_000.0, "f4"), np.array(1.0, "f4")], {}),
+        ("ReduceLogSumExp", [np.ones((400, 400), "f4")], {}),
+        ("ScatterND", [np.ones(20_000), np.zeros((20_000, 1), "i8"), np.ones(20_000)], {}),
+        ("Softmax", [np.ones((400, 400), "f4")], {"axis": 1}),
+        ("Tile", [np.ones((20, 20)), np.array([20, 20])], {}),
+        ("TopK", [np.ones((200, 500), "f4"), np.array([10])], {}),
+        ("Transpose", [np.ones((400, 400))], {}),
+        ("Trilu", [np.ones((400, 400)), np.array(1)], {}),
+        ("Where", [np.ones((400, 1), "?"), np.ones((1, 400)), np.zeros((1, 400))], {}),
+    ],
+)
+def test_what_a_constant_is_said_to_cost_is_more_than_it_takes(
+    op: str, arrays: list[np.ndarray], options: dict[str, Any]
+) -> None:
+    one = helper.make_node(
+        op,
+        [f"i{n}" for n in range(len(arrays))],
+        ["a", "b", "c", "d"][: 1 + (op == "TopK")],
+        **options,
+    )
+    cost, plenty = cost_of(one, arrays), Budget(1 << 40, 1 << 60)
+    fold(one, arrays, OPSETS, plenty)  # what is imported for it first is not counted
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        results = fold(one, arrays, OPSETS, plenty)
+        peak = tracemalloc.get_traced_memory()[1] - before
+    finally:
+        tracemalloc.stop()
+    assert results[0] is not None
+    assert peak <= cost.nbytes + MIB // 8
+
+
+def test_what_is_too_large_to_be_computed_now_is_left_to_the_service() -> None:
+    """With the same result, and small constants behind it are still computed."""
+    proto = model_of(
+        [
+            node("Expand", "one dims", "wide"),
+            node("ReduceSum", "wide", "total", keepdims=0),
+            node("Add", "two two", "four"),
+            node("Mul", "x four", "flat"),
+            node("Add", "flat total", "y"),
+        ],
+        *PORTS,
+        {"one": np.ones(1, "f4"), "dims": np.array([500, 500]), "two": np.array(2, "f4")},
+    )
+    model = OnnxModel(proto, ModelLimits(constants=MIB))
+    special = model.specialised(SPECS, {})
+    assert special.graph is not None
+    assert all(array.size <= 1 for _, array in special.weights.values())
+
+    async def result() -> Any:
+        async with spawn(device="cpu") as gpu:
+            loaded = await gpu.load(model)
+            found = await gpu.run(loaded, {"x": np.array([1, 2, 3], "f4")})
+            await loaded.close()
+            return found["y"]
+
+    np.testing.assert_array_equal(asyncio.run(result()), [250_004, 250_008, 250_012])
+
+
+def test_a_number_that_an_input_gives_is_bounded_as_one_of_the_file() -> None:
+    proto = model_of(
+        [
+            node("Range", "zero n one", "places"),
+            node("Mod", "places two", "odd"),
+            node("NonZero", "odd", "which"),
+            node("Size", "which", "y"),
+        ],
+        {"n": (INT64, [])},
+        {"y": (INT64, [])},
+        {"zero": np.array(0), "one": np.array(1), "two": np.array(2)},
+    )
+    model = OnnxModel(proto, ModelLimits(constants=8 * MIB))
+    specs = {"n": TensorSpec.packed((), DType.INT64)}
+    with pytest.raises(NeedsValues):
+        model.specialised(specs, {})
+    assert model.specialised(specs, {"n": np.array(1000)}).constants["y"] == 500
+    for number in (10**7, 1 << 40, 1 << 62):
+        with pytest.raises(UnsupportedModel, match=r"ModelLimits\(constants=...\)|a range of"):
+            model.specialised(specs, {"n": np.array(number)})
+
+
+def test_values_that_decide_may_come_from_a_long_chain_of_nodes() -> None:
+    count = 1500
+    nodes = [node("Neg", f"v{n}", f"v{n + 1}") for n in range(count)]
+    proto = model_of(
+        [*nodes, node("Expand", f"one v{count}", "y")],
+        {"v0": (INT64, [1])},
+        {"y": (FLOAT, None)},
+        {"one": np.ones(1, "f4")},
+    )
+    specs = {"v0": TensorSpec.packed((1,), DType.INT64)}
+    special = OnnxModel(proto).specialised(specs, {"v0": np.array([5])})
+    assert special.graph is not None
+    assert special.graph.outputs[0].spec.dims == (5,)
+
+
+def test_text_is_not_computed() -> None:
+    """Sixty nodes that each double a text would make one of 2^60 letters."""
+    text = numpy_helper.from_array(np.array(["ab"], object), "t0")
+    nodes = [node("Add", f"t{n} t{n}", f"t{n + 1}") for n in range(60)]
+    proto = model_of([*nodes, node("Identity", "x", "y")], *PORTS)
+    proto.graph.initializer.append(text)
+    with pytest.raises(InvalidModel, match="takes no string"):
+        OnnxModel(proto)
+    nodes = [node("Expand", "t0 dims", "t1"), node("NonZero", "t1", "y")]
+    tensors = {"t0": np.array(["ab" * 1000], object), "dims": np.array([1 << 20])}
+    with pytest.raises(UnsupportedModel, match="text"):
+        OnnxModel(model_of(nodes, {}, {"y": (INT64, None)}, tensors)).specialised({}, {})
+
+
+def test_large_constants_in_a_loop_are_read_once() -> None:
+    large = numpy_helper.from_array(np.ones(MIB // 4, "f4"), "large")
+    body = helper.make_graph(
+        [
+            helper.make_node("Constant", [], ["more"], value=large),
+            node("Add", "v large", "a"),
+            node("Add", "a more", "w"),
+            node("Identity", "c", "d"),
+        ],
+        "body",
+        [
+            helper.make_tensor_value_info("i", INT64, []),
+            helper.make_tensor_value_info("c", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("v", FLOAT, [MIB // 4]),
+        ],
+        [
+            helper.make_tensor_value_info("d", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("w", FLOAT, [MIB // 4]),
+        ],
+        initializer=[large],
+    )
+    loop = node("Loop", "n - x", "y", body=body)
+    ports = {"x": (FLOAT, [MIB // 4])}, {"y": (FLOAT, None)}
+    proto = model_of([loop], *ports, {"n": np.array(200)})
+    model = OnnxModel(proto, ModelLimits(constants=MIB))
+    special = model.specialised({"x": TensorSpec.packed((MIB // 4,), DType.FLOAT32)}, {})
+    assert len(special.weights) == 1
+
+
+# Functions.
+
+
+def patterns(count: int) -> onnx.ModelProto:
+    """Functions that each call the next one twice, with a constant or a variable more: 2^count patterns."""
+    names = [f"i{n}" for n in range(count)]
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("own", 1)]
+    functions = []
+    for number in range(count - 1):
+        calls = [
+            helper.make_node(f"F{number + 1}", [*names[1:], more], [result], domain="own")
+            for more, result in (("c", "a"), ("v", "b"))
+        ]
+        begin = [helper.make_node("Constant", [], ["c"], value_float=1.0), node("Identity", "i0", "v")]
+        nodes = [*begin, *calls, node("Add", "a b", "y")]
+        functions.append(helper.make_function("own", f"F{number}", names, ["y"], nodes, opsets))
+    functions.append(
+        helper.make_function(
+            "own", f"F{count - 1}", names, ["y"], [helper.make_node("Sum", names, ["y"])], opsets
+        )
+    )
+    call = helper.make_node("F0", ["x"] * count, ["y"], domain="own")
+    return model_of(
+        [call], {"x": (FLOAT, ["N"])}, {"y": (FLOAT, ["N"])}, functions=functions, opset_imports=opsets
+    )
+
+
+def test_functions_are_checked_once_however_often_they_are_called() -> None:
+    """Each pattern of constants on its own, they would be 2^40."""
+    model = OnnxModel(patterns(40).SerializeToString())
+    assert [each.name for each in model.inputs] == ["x"]
+
+
+def test_an_import_of_functions_has_no_more_nodes_than_the_limit() -> None:
+    model = OnnxModel(patterns(24), ModelLimits(nodes=500))
+    with pytest.raises(UnsupportedModel, match="more than 500 nodes, the limit"):
+        model.specialised({"x": TensorSpec.packed((3,), DType.FLOAT32)}, {})
+
+
+# A load that nobody waits for.
+
+
+class Endless:
+    """A source that imports for ever, in steps, as an importer does."""
+
+    inputs: tuple[Any, ...] = ()
+    outputs: tuple[Any, ...] = ()
+
+    def __init__(self) -> None:
+        self.ended = threading.Event()
+
+    def specialised(self, specs: Any, values: Any) -> Any:
+        from cudnn_actor.models.aside import check_wanted
+
+        del specs, values
+        try:
+            while True:
+                check_wanted()
+                time.sleep(0)
+        finally:
+            self.ended.set()
+
+
+async def test_a_load_that_was_given_up_ends_by_itself() -> None:
+    source = Endless()
+    async with spawn(device="cpu") as gpu:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(gpu.load(source), 0.05)
+        assert await asyncio.to_thread(source.ended.wait, 60)
+
+
+def test_the_end_of_a_program_does_not_wait_for_a_load() -> None:
+    """Which would never end, as it does not look whether anybody waits."""
+    text = program(
+        "-c",
+        """
+import asyncio, threading, cudnn_actor
+
+class Stuck:
+    inputs = outputs = ()
+    def specialised(self, specs, values):
+        threading.Event().wait()
+
+async def main():
+    async with cudnn_actor.spawn(device="cpu") as gpu:
+        try:
+            await asyncio.wait_for(gpu.load(Stuck()), 0.05)
+        except TimeoutError:
+            print("given up")
+
+asyncio.run(main())
+""",
+        timeout=60,
+    )
+    assert text == "given up\n"
+
+
+# Files.
+
+
+def external(folder: Path, location: str, count: int) -> Path:
+    """A model whose weights are `count` floats in another file."""
+    proto = model_of([node("Add", "x w", "y")], *PORTS, {"w": np.ones(3, "f4")})
+    tensor = proto.graph.initializer[0]
+    del tensor.dims[:]
+    tensor.ClearField("raw_data")
+    tensor.dims.append(count)
+    tensor.data_location = TensorProto.EXTERNAL
+    tensor.external_data.add(key="location", value=location)
+    path = folder / "model.onnx"
+    path.write_bytes(proto.SerializeToString())
+    return path
+
+
+def test_data_that_is_not_there_takes_no_memory(tmp_path: Path) -> None:
+    (tmp_path / "w.bin").write_bytes(bytes(16))
+    with pytest.raises(InvalidModel, match="has 16 bytes of data, and needs 4398046511104"):
+        OnnxModel(external(tmp_path, "w.bin", 1 << 40))
+
+
+def test_data_over_the_limit_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    """Of a file with a hole, which takes no room on the disk."""
+    with (tmp_path / "w.bin").open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(InvalidRequest, match=r"over the limit ModelLimits.nbytes"):
+        OnnxModel(external(tmp_path, "w.bin", 1 << 38))
+
+
+def test_links_in_a_circle_are_no_data(tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    with pytest.raises(InvalidModel, match="initialiser 'w': has "):
+        OnnxModel(external(tmp_path, "a", 3))
+    with pytest.raises(InvalidModel, match="cannot be read"):
+        OnnxModel(tmp_path / "a")
+
+
+@pytest.mark.parametrize("what", ["a pipe", "a device", "a folder"])
+def test_what_is_no_regular_file_is_no_model(tmp_path: Path, what: str) -> None:
+    """A pipe would block, and a device has no end."""
+    path = {"a pipe": tmp_path / "pipe", "a device": Path("/dev/zero"), "a folder": tmp_path}[what]
+    if what == "a pipe":
+        os.mkfifo(path)
+    with pytest.raises(InvalidModel, match="is not a regular file"):
+        OnnxModel(path)
+
+
+def test_packed_values_are_not_filled_up(tmp_path: Path) -> None:
+    """Two of 4 bits in a byte; ONNX's reader would add 2^40 zeros."""
+    proto = model_of([node("DequantizeLinear", "w s", "y")], {}, PORTS[1], {"s": np.array(1, "f4")})
+    proto.graph.initializer.append(helper.make_tensor("w", TensorProto.UINT4, [2], [1, 2]))
+    proto.graph.initializer[-1].dims[0] = 1 << 40
+    with pytest.raises(InvalidModel, match="initialiser 'w'"):
+        OnnxModel(proto)
+
+
+@pytest.mark.parametrize("place", ["inputs", "outputs", "attribute", "input", "dim", "tensor", "function"])
+def test_a_name_that_is_not_utf_8_is_an_error_of_the_file(place: str) -> None:
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("own", 1)]
+    inner = [node("Softmax", "a", "b", axis=0)]
+    function = helper.make_function("own", "F", ["a"], ["QQf" if place == "function" else "b"], inner, opsets)
+    name = {
+        each: ("QQ" if each == place else "ok") + each
+        for each in ("inputs", "outputs", "input", "dim", "tensor")
+    }
+    first = node("Softmax", name["input"], name["outputs"], axis=0)
+    if place == "attribute":
+        first.attribute[0].name = "QQaxis"
+    second = node("Add", f"{name['outputs']} {name['inputs'] if place == 'inputs' else name['tensor']}", "y")
+    proto = model_of(
+        [first, second],
+        {name["input"]: (FLOAT, [name["dim"]])},
+        {"y": (FLOAT, None)},
+        {name["tensor"]: np.ones(1, "f4")},
+        functions=[function],
+        opset_imports=opsets,
+    )
+    data = proto.SerializeToString()
+    assert b"QQ" in data
+    with pytest.raises(InvalidModel, match="has a name that is not UTF-8"):
+        OnnxModel(data.replace(b"QQ", b"Q\xff"))
