@@ -268,7 +268,7 @@ class _Import:
     ) -> Tensor:
         dtype = DType.of(array.dtype)
         if dtype is None:
-            raise Declined(f"has a constant of {array.dtype}")
+            raise Declined(f"has a constant of {'text' if array.dtype.hasobject else array.dtype}")
         if array.size == 0:
             raise Empty
         if not key:
