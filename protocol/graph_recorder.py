@@ -62,6 +62,11 @@ class Recorder:
         self._gradient_of = ""
         """While `grad` adds operations: the label of what they are the gradient of."""
 
+    @property
+    def added(self) -> int:
+        """How many operations have been added."""
+        return len(self._operations)
+
     def apply(
         self,
         operation: Operation[Any],

@@ -142,6 +142,11 @@ class ServiceState:
             self._cached[id(message)] = known  # the entry keeps the message alive: no other gets its id
         return known
 
+    @property
+    def most_operations(self) -> int:
+        """How many operations a graph may have."""
+        return GraphLimits().operations if self._graph_limits is None else self._graph_limits.operations
+
     def check_graph(self, graph: Graph) -> None:
         """Raise `InvalidRequest` for a graph over the service's limits. Any thread."""
         if self._graph_limits is not None:

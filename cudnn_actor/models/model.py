@@ -23,7 +23,7 @@ from cudnn_actor.protocol.explanation import Explanation
 from cudnn_actor.protocol.named_graph import Graph
 from cudnn_actor.protocol.tensor import Layout, TensorSpec
 
-__all__ = ["Feature", "Model", "NeedsValues", "Source", "Specialised"]
+__all__ = ["Draw", "Feature", "Model", "NeedsValues", "Source", "Specialised"]
 
 MOST_KEPT = 64
 """How many specialised graphs a model keeps."""
@@ -74,6 +74,15 @@ def _shown(dims: Dims) -> str:
     return f"({', '.join('?' if dim is None else str(dim) for dim in dims)})"
 
 
+@dataclass(frozen=True)
+class Draw:
+    """The random numbers that a run draws: the port of their state, the seed, and how many they are."""
+
+    port: str
+    seed: int
+    count: int
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Specialised:
     """A model for particular dims, and for particular values of the inputs that decide over shapes.
@@ -88,6 +97,8 @@ class Specialised:
         Ports → the weights bound to them: a key, equal for equal values, and the values.
     constants
         Outputs that need no computation.
+    random
+        What random numbers a run draws; None if it draws none.
     """
 
     graph: Graph | None
@@ -95,6 +106,7 @@ class Specialised:
     outputs: Mapping[str, str]
     weights: Mapping[str, tuple[str, np.ndarray]]
     constants: Mapping[str, np.ndarray]
+    random: Draw | None = None
 
 
 class NeedsValues(Exception):
@@ -114,8 +126,12 @@ class Source(Protocol):
     @property
     def outputs(self) -> tuple[Feature, ...]: ...  # noqa: D102
 
-    def specialised(self, specs: Mapping[str, TensorSpec], values: Mapping[str, np.ndarray]) -> Specialised:
+    def specialised(
+        self, specs: Mapping[str, TensorSpec], values: Mapping[str, np.ndarray], most_operations: int = ...
+    ) -> Specialised:
         """The model for inputs of these specs. `values`: those of inputs that decide over shapes.
+
+        `most_operations`: how many a graph may have, which a model that needs more says at once.
 
         Raises `NeedsValues`, and `UnsupportedModel` or `InvalidModel` for what cannot be run.
         """
@@ -146,6 +162,8 @@ class Model:
         Frees a buffer without waiting.
     values
         Makes an array of what a user gives. Raises `InvalidRequest`.
+    most_operations
+        How many a graph of the service may have.
     """
 
     def __init__(
@@ -154,7 +172,9 @@ class Model:
         source: Source,
         discard: Callable[[BufferRef], None],
         values: Callable[[Any], np.ndarray | DeviceArray],
+        most_operations: int,
     ) -> None:
+        self._most_operations = most_operations
         self._gpu = gpu
         self._source = source
         self._discard = discard
@@ -164,6 +184,8 @@ class Model:
         self._kept: OrderedDict[object, _Kept] = OrderedDict()
         self._weights: dict[str, tuple[BufferRef, int]] = {}
         """Weights by key: the buffer, and how many of the kept graphs use it."""
+        self._drawn = 0
+        """How many random numbers the runs have drawn."""
         self._deciding: set[str] = set()
         """Inputs whose values have decided over shapes."""
         self._turns = Turns()
@@ -290,6 +312,11 @@ class Model:
                         value = await self._gpu.upload(value, timeout=deadline.left_s)
                         made.append(value)
                     buffers[port] = value
+                if (random := kept.of.random) is not None:
+                    numbers = np.array([random.seed, self._drawn_before(random)])
+                    state = await self._gpu.upload(numbers, timeout=deadline.left_s)
+                    made.append(state)
+                    buffers[random.port] = state
                 out = await self._gpu.apply(kept.of.graph, buffers, timeout=deadline.left_s)
                 refs = list(out) if isinstance(out, tuple) else [out]
                 made.extend(refs)
@@ -305,6 +332,13 @@ class Model:
         finally:
             for ref in made:
                 self._discard(ref)
+
+    def _drawn_before(self, draw: Draw) -> int:
+        """How many random numbers earlier runs have drawn; this one draws its own, too."""
+        with self._lock:
+            before = self._drawn
+            self._drawn = (before + draw.count) % (1 << 62)
+            return before
 
     def _checked(self, inputs: Mapping[str, Any], keep: Collection[str] = ()) -> dict[str, Any]:
         """The inputs as references and arrays. Raises `InvalidRequest` if they do not fit the model."""
@@ -413,7 +447,7 @@ class Model:
                 if (kept := self._found(key)) is not None:
                     return kept
                 try:
-                    of = await aside(self._source.specialised, specs, values)
+                    of = await aside(self._source.specialised, specs, values, self._most_operations)
                 except NeedsValues as needs:
                     if not needs.names <= given.keys() or needs.names <= deciding:
                         raise

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from cudnn_actor.onnx.schemas import Schema
 from cudnn_actor.onnx.values import Contradiction
 
-__all__ = ["MAY_BE_FOR_ALL", "axes_of", "from_front", "placed"]
+__all__ = ["MAY_BE_FOR_ALL", "axes_of", "counted_input", "from_front", "placed"]
 
 _NAMES = frozenset({"axes", "axis", "batch_axis", "time_axis"})
 """What ONNX calls axes that count the dims of the first input. `Scan` has others."""
@@ -39,6 +39,11 @@ def from_front(axis: int, rank: int, *, end: bool = False) -> int:
         known = f"the axes are {-rank} to {last}" if last >= 0 else "there is none"
         raise Contradiction(f"has axis {axis}, where {known}")
     return axis + rank if axis < 0 else axis
+
+
+def counted_input(op: str) -> int:
+    """The number of the input whose axes an operator counts."""
+    return 2 if op == "QLinearConcat" else 0
 
 
 def placed(op: str, axes: Sequence[int], rank: int) -> tuple[int, ...]:

@@ -26,9 +26,10 @@ from onnx.backend.base import Backend, BackendRep, Device, DeviceType, namedtupl
 
 from cudnn_actor.actors import forks
 from cudnn_actor.models import InvalidModel, Model, UnsupportedModel
-from cudnn_actor.onnx.importing import NO_WAY, OnnxModel
+from cudnn_actor.onnx.importing import OnnxModel
 from cudnn_actor.onnx.reading import first_line, label_of
 from cudnn_actor.onnx.schemas import schema_of
+from cudnn_actor.onnx.table import NO_WAY
 from cudnn_actor.protocol.errors import CudnnActorError, InvalidRequest, ServiceStopped, Words
 from cudnn_actor.service.client import CudnnRef
 from cudnn_actor.service.service import start
@@ -233,9 +234,8 @@ class CudnnActorBackend(Backend):
 
     @classmethod
     def prepare(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> Prepared:
-        """Load a model. Raises as `CudnnRef.load`."""
-        del kwargs
-        source = OnnxModel(model)
+        """Load a model; `random` is its seed, as of `CudnnRef.load`, which says what is raised."""
+        source = OnnxModel(model, random=kwargs.get("random"))
         service = _services.of(_device(device))
         return Prepared(service, service.call(service.gpu.load(source)))
 

@@ -20,9 +20,6 @@ from cudnn_actor.onnx.values import Declined, Value
 
 __all__ = ["CONTROL", "Inliner"]
 
-_LONGEST = 1024
-"""The most iterations that are unrolled."""
-
 
 class Inliner(Computing, Protocol):
     """What control flow needs of an import, at the place of its node."""
@@ -68,7 +65,8 @@ def _batches(node: Node, inline: Inliner) -> list[Value]:
     values = [node.value(number) for number in range(1, len(node.inputs))]
     backwards = node.attribute("directions") or (0,) * scanned
     batch = values[-1].dims[0]
-    _check_length(batch * values[-1].dims[1])
+    if not batch:
+        raise Declined("a Scan of version 8 of no samples")
     samples: list[list[Value]] = []
     for sample in range(batch):
         own = [_part(inline, value, 0, sample) for value in values]
@@ -87,13 +85,14 @@ def _scanned(
     """
     first, of, _ = inputs[0]
     length = first.dims[of]
-    _check_length(length)
+    unrolling = node.unrolling(length, len(node.proto.output) - len(states))
     found: list[list[Value]] = [[] for _ in range(len(node.proto.output) - len(states))]
     for step in range(length):
         parts = [
             _part(inline, value, axis, length - 1 - step if back else step) for value, axis, back in inputs
         ]
         made = inline.inlined(node.attribute("body"), [*states, *parts])
+        unrolling.turned()
         states, rest = made[: len(states)], made[len(states) :]
         for each, value in zip(found, rest, strict=True):
             each.append(value)
@@ -107,10 +106,11 @@ def _loop(node: Node, inline: Inliner) -> list[Value]:
     outputs = len(node.proto.output) - len(states)
     found: list[list[Value]] = [[] for _ in range(outputs)]
     step = 0
+    unrolling = node.unrolling(most if _always_goes_on(node.attribute("body")) else None, outputs)
     while going and (most is None or step < most):
-        _check_length(step + 1)
         begin = [inline.constant(np.array(step, np.int64)), inline.constant(np.array(True))]
         condition, *made = inline.inlined(node.attribute("body"), [*begin, *states])
+        unrolling.turned()
         states, rest = made[: len(states)], made[len(states) :]
         for each, value in zip(found, rest, strict=True):
             each.append(value)
@@ -144,9 +144,11 @@ def _one_step(inline: Inliner, value: Value, axis: int) -> Value:
     return inline.constant(np.zeros((*value.dims[:axis], *value.dims[axis + 1 :]), value.dtype))
 
 
-def _check_length(length: int) -> None:
-    if length > _LONGEST:
-        raise Declined(f"has more than {_LONGEST} iterations, each of which would be a part of the graph")
+def _always_goes_on(body: onnx.GraphProto) -> bool:
+    """Whether the condition that a turn is given is the one that it gives."""
+    given, name = body.input[1].name, body.output[0].name
+    same = {each.output[0]: each.input[0] for each in body.node if each.op_type == "Identity"}
+    return bool(same.get(name, name) == given)
 
 
 def _part(inline: Inliner, value: Value, axis: int, step: int) -> Value:

@@ -20,7 +20,7 @@ from onnx import defs
 
 from cudnn_actor.models.aside import check_wanted
 from cudnn_actor.models.errors import InvalidModel, UnsupportedModel
-from cudnn_actor.models.model import Feature, NeedsValues, Specialised, fixed_specs
+from cudnn_actor.models.model import Draw, Feature, NeedsValues, Specialised, fixed_specs
 from cudnn_actor.onnx import operators
 from cudnn_actor.onnx.budget import Budget
 from cudnn_actor.onnx.control import CONTROL
@@ -41,6 +41,7 @@ from cudnn_actor.onnx.reading import (
 )
 from cudnn_actor.onnx.schemas import Schema, schema_of
 from cudnn_actor.onnx.values import Contradiction, Declined, Empty, Pending, Refused, Undecided, Value
+from cudnn_actor.protocol.checks import require_whole
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.graph_builder import GraphBuilder, Tensor
@@ -48,7 +49,7 @@ from cudnn_actor.protocol.limits import GraphLimits
 from cudnn_actor.protocol.named_graph import Graph
 from cudnn_actor.protocol.tensor import Layout, TensorSpec
 
-__all__ = ["NO_WAY", "OnnxModel"]
+__all__ = ["OnnxModel"]
 
 _LIMITS = GraphLimits(operations=1_000_000, nbytes=1 << 30)
 """Of a graph while it is built; a service has its own."""
@@ -59,12 +60,17 @@ _LARGE = 1024
 _DEEPEST = 32
 """How deep functions may lie in each other."""
 _T = TypeVar("_T")
-NO_WAY = "no operator of that name and version is known here, and ONNX defines it by no function"
-"""Why a node cannot be run whose operator is unknown."""
 
 
 class OnnxModel:
     """An ONNX model, as what `Model` is made from. See `read` for the parameters and errors.
+
+    Parameters
+    ----------
+    model, limits
+        As of `read`.
+    random
+        The seed of nodes that draw random numbers and have none of their own; None to refuse them.
 
     Raises
     ------
@@ -74,8 +80,10 @@ class OnnxModel:
         attributes are.
     """
 
-    def __init__(self, model: Any, limits: ModelLimits | None = None) -> None:
-        self._file = read(model, limits)
+    def __init__(self, model: Any, limits: ModelLimits | None = None, *, random: int | None = None) -> None:
+        if random is not None:
+            require_whole("random", random, 0)
+        self._file = replace(read(model, limits), random=random)
         check_dtypes(self._file)
         check_operators(self._file)
 
@@ -89,9 +97,14 @@ class OnnxModel:
         """The outputs."""
         return self._file.outputs
 
-    def specialised(self, specs: Mapping[str, TensorSpec], values: Mapping[str, np.ndarray]) -> Specialised:
+    def specialised(
+        self,
+        specs: Mapping[str, TensorSpec],
+        values: Mapping[str, np.ndarray],
+        most_operations: int = GraphLimits().operations,
+    ) -> Specialised:
         """See `Source`."""
-        return _Import(self._file, specs, values).specialised()
+        return _Import(self._file, specs, values, most_operations).specialised()
 
 
 def check_operators(file: ModelFile) -> None:
@@ -103,7 +116,7 @@ def check_operators(file: ModelFile) -> None:
         return
     if (specs := fixed_specs(file.inputs)) is not None:
         try:
-            _Import(file, specs, {}).specialised()
+            _Import(file, specs, {}, _LIMITS.operations).specialised()
         except UnsupportedModel as error:  # what dims and attributes add to them
             problems = list(dict.fromkeys([*error.nodes, *problems]))
     raise UnsupportedModel(nodes=problems)
@@ -150,14 +163,16 @@ def _problem_of(node: onnx.NodeProto, opsets: Opsets, file: ModelFile) -> str:
     domain = _domain(node)
     if (node.domain, node.op_type, node.overload) in file.functions or (domain, node.op_type) in CONTROL:
         return ""
-    if (domain, node.op_type) in operators.REFUSED:
-        return operators.REFUSED[domain, node.op_type]
+    seeded = file.random is not None or any(each.name == "seed" for each in node.attribute)
+    if not domain and node.op_type in operators.RANDOM and not seeded:
+        return operators.UNSEEDED
     schema = schema_of(node.op_type, opsets.get(domain, 1), domain)
+    no_way = operators.unknown(domain, node.op_type, opsets.get(domain, 1))
     if schema is None:
-        return NO_WAY
+        return no_way
     handler = operators.handler_of(domain, node.op_type, schema.since_version)
     known = handler is not None or has_body(schema) or (domain, node.op_type) == ("", "Constant")
-    return "" if known else NO_WAY
+    return "" if known else no_way
 
 
 def _domain(node: onnx.NodeProto) -> str:
@@ -192,8 +207,13 @@ class _Import:
     """One import of a model."""
 
     def __init__(
-        self, file: ModelFile, specs: Mapping[str, TensorSpec], values: Mapping[str, np.ndarray]
+        self,
+        file: ModelFile,
+        specs: Mapping[str, TensorSpec],
+        values: Mapping[str, np.ndarray],
+        most_operations: int,
     ) -> None:
+        self._most_operations = most_operations
         self._file, self._specs, self._values = file, specs, values
         self._g = GraphBuilder(limits=_LIMITS)
         self._ports: dict[str, str] = {}
@@ -211,6 +231,11 @@ class _Import:
         """Large parts of the file that are read at each turn of a loop or call of a function, by id; and
         what they were read as."""
         self._budget = Budget(file.limits.constants, file.limits.steps)
+        self._random = ""
+        self._state: Tensor | None = None
+        """The port and the tensor of the state of random numbers, once a node draws some."""
+        self._drawn = 0
+        """How many random numbers a run draws."""
         self._walked = 0
         """Nodes, those of each call of a function and each iteration of a loop included."""
 
@@ -281,6 +306,25 @@ class _Import:
             self._of_weight[key] = self._g.input(port, array.shape, dtype, layout=layout)
             self._weights[port] = key, array
         return self._of_weight[key]
+
+    def _random_state(self, seed: float | None, count: int) -> Tensor:
+        """A state of random numbers for a node, which draws so many: of its own seed, or of the model's.
+
+        The seed and the number of the first element are an input of the graph, which each run sets anew.
+        """
+        if seed is None and self._file.random is None:
+            raise Refused(operators.UNSEEDED)
+        if self._state is None:
+            self._random = self._port("random state")
+            self._state = self._g.input(self._random, (2,), DType.INT64)
+        state = self._state
+        if seed is not None:
+            of_node = np.array([int(np.float32(seed).view(np.int32)), 0])
+            state = self._g.add(
+                self._g.multiply(state, self._weight(np.array([0, 1]))), self._weight(of_node)
+            )
+        first, self._drawn = self._drawn, self._drawn + count
+        return self._g.advance(state, first) if first else state
 
     def _port(self, name: str) -> str:
         """A name that no port has yet."""
@@ -383,9 +427,7 @@ class _Import:
             return self._expanded(own, attributes, inputs, place, label)
         schema = schema_of(node.op_type, place.opsets.get(domain, 1), domain)
         if schema is None:
-            raise Declined(NO_WAY)
-        if (domain, node.op_type) in operators.REFUSED:
-            raise Refused(operators.REFUSED[domain, node.op_type])
+            raise Declined(operators.unknown(domain, node.op_type, place.opsets.get(domain, 1)))
         inputs = self._agreeing(node, schema, inputs)
         proto = node
         if any(each.ref_attr_name for each in node.attribute):
@@ -402,6 +444,8 @@ class _Import:
             g=self._g,
             weight=self._weight,
             budget=self._budget,
+            random_state=self._random_state,
+            most_operations=self._most_operations,
         )
         view.check()
         if (domain, node.op_type) in CONTROL:
@@ -413,7 +457,7 @@ class _Import:
         if found is None:
             body = body_of(proto, schema, inputs, place.opsets.get("", 1))
             if body is None:
-                raise Declined(NO_WAY)
+                raise Declined(operators.unknown(domain, node.op_type, place.opsets.get(domain, 1)))
             return self._expanded(body, {**_defaults(schema), **attributes}, inputs, place, label)
         return found
 
@@ -509,6 +553,8 @@ class _Import:
 
         def array_of(number: int) -> np.ndarray:
             if not folded:
+                if view.drew:
+                    raise Declined("draws random numbers, which decide over shapes")
                 given = [None if value is None else value.array for value in inputs]
                 folded.append(fold(view.proto, given, place.opsets, self._budget))
             array = folded[0][number]
@@ -612,6 +658,7 @@ class _Import:
             outputs=outputs,
             weights={port: weight for port, weight in self._weights.items() if port in read},
             constants=constants,
+            random=Draw(self._random, self._file.random or 0, self._drawn) if self._random in read else None,
         )
 
     def _built(self, ports: Mapping[str, Tensor]) -> Graph:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -9,11 +10,12 @@ from typing import Any
 import numpy as np
 import onnx
 
-from cudnn_actor.onnx.axes import MAY_BE_FOR_ALL, axes_of, placed
+from cudnn_actor.onnx.axes import MAY_BE_FOR_ALL, axes_of, counted_input, placed
 from cudnn_actor.onnx.budget import Budget
 from cudnn_actor.onnx.counts import check_least, counts_of
 from cudnn_actor.onnx.folding import fold
 from cudnn_actor.onnx.schemas import Schema
+from cudnn_actor.onnx.unrolling import Unrolling
 from cudnn_actor.onnx.values import Contradiction, Declined, Refused, Value
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.graph_builder import GraphBuilder, Tensor
@@ -51,6 +53,10 @@ class Node:
         Gives an array as a tensor of the graph.
     budget
         What is left for arrays that are made now.
+    random_state
+        Gives the state for so many random numbers, of a seed if the node has one.
+    most_operations
+        How many the graph may have.
     """
 
     def __init__(
@@ -64,23 +70,34 @@ class Node:
         g: GraphBuilder,
         weight: Callable[[np.ndarray], Tensor],
         budget: Budget,
+        random_state: Callable[[float | None, int], Tensor],
+        most_operations: int,
     ) -> None:
-        self._opsets, self._budget = opsets, budget
+        self._opsets, self._budget, self._op = opsets, budget, proto.op_type
         self.proto, self.schema, self.g, self.weight = proto, schema, g, weight
         self.inputs = list(inputs)
+        self._most_operations = most_operations
         self._attributes = attributes
+        self._random_state, self.drew = random_state, False
+        """Whether it draws random numbers."""
         self.looked = False
         """Whether the values of an input of the model were looked at."""
 
     @property
     def op(self) -> str:
         """The operator."""
-        return self.proto.op_type
+        return self._op
 
     @property
     def version(self) -> int:
         """Since which version of the domain the operator is as it is here."""
         return int(self.schema.since_version)
+
+    def of(self, inputs: Sequence[Value | None], op: str = "") -> Node:
+        """The same node with other inputs, perhaps as another operator."""
+        other = copy.copy(self)
+        other.inputs, other._op = list(inputs), op or self._op
+        return other
 
     def wants(self, number: int) -> bool:
         """Whether the node has this output."""
@@ -125,7 +142,7 @@ class Node:
         if found is None:
             return None
         try:
-            return placed(self.op, found, self.rank(0))
+            return placed(self.op, found, self.rank(counted_input(self.op)))
         except Contradiction as error:
             raise self.wrong(str(error), number) from error
 
@@ -272,6 +289,15 @@ class Node:
     def operands(self) -> list[Any]:
         """All inputs of a pointwise operation."""
         return [self.operand(number) for number in range(len(self.inputs))]
+
+    def unrolling(self, turns: int | None, stacked: int) -> Unrolling:
+        """What watches the turns of a recurrence or a loop: see `Unrolling`."""
+        return Unrolling(self.g, self._most_operations, turns, stacked)
+
+    def random_state(self, dims: Sequence[int]) -> Tensor:
+        """The state from which it draws numbers of these dims. Raises `Refused` if there is no seed."""
+        self.drew = True
+        return self._random_state(self.attribute("seed"), math.prod(dims))
 
     # Conversions.
 

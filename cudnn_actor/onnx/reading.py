@@ -21,7 +21,7 @@ from onnx import checker, numpy_helper
 from cudnn_actor.models.aside import check_wanted
 from cudnn_actor.models.errors import InvalidModel
 from cudnn_actor.models.model import Feature
-from cudnn_actor.onnx.schemas import schema_of
+from cudnn_actor.onnx.schemas import of_onnx
 from cudnn_actor.protocol.checks import require_whole
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.errors import InvalidRequest, Words
@@ -47,6 +47,8 @@ _AI_ONNX = ("", "ai.onnx")
 _UNKNOWN = "cudnn_actor.unknown"
 _PACKED = 8
 """The most elements that one byte, or one number, stands for."""
+_UNKNOWN_DIMS = (None, -1, "", "-1", "?")
+"""What exporters write for a dim of any size, which is no name that others share."""
 
 
 class ModelLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,7 +91,7 @@ class ModelFile:
     `opsets`: the versions that it imports. `tensors`: its initialisers. `nodes`: in an order in which each
     comes after those whose results it reads. `functions`: its own, by domain, name and overload. `declared`:
     the dtypes that it says of names, by ONNX's numbers.
-    `limits`: those of an import, for a file of this size.
+    `limits`: those of an import, for a file of this size. `random`: the seed of nodes without one.
     """
 
     inputs: tuple[Feature, ...]
@@ -100,6 +102,7 @@ class ModelFile:
     functions: Mapping[tuple[str, str, str], onnx.FunctionProto]
     declared: Mapping[str, int]
     limits: ModelLimits
+    random: int | None = None
 
 
 def read(model: Any, limits: ModelLimits | None = None) -> ModelFile:
@@ -409,7 +412,7 @@ def _set_apart_unknown(checked: onnx.ModelProto) -> None:
         part.opset_import.add(domain=_UNKNOWN, version=1)
         for node in _with_inner(nodes):
             domain = "" if node.domain in _AI_ONNX else node.domain
-            known = domain not in opsets or schema_of(node.op_type, opsets[domain], domain)
+            known = domain not in opsets or of_onnx(node.op_type, opsets[domain], domain)
             if not known and (node.domain, node.op_type, node.overload) not in own:
                 node.domain = _UNKNOWN
 
@@ -607,7 +610,8 @@ def _feature(value: onnx.ValueInfoProto) -> Feature:
     dims: list[int | str | None] = []
     for dim in tensor.shape.dim:
         which = dim.WhichOneof("value")
-        if which == "dim_value" and dim.dim_value < 0:
+        if which == "dim_value" and dim.dim_value < -1:
             raise InvalidModel(where=f"{value.name!r}", problem=f"has a dim below 0: {dim.dim_value}")
-        dims.append({"dim_value": dim.dim_value, "dim_param": dim.dim_param or None}.get(which))
+        known = {"dim_value": dim.dim_value, "dim_param": dim.dim_param}.get(which)
+        dims.append(None if known in _UNKNOWN_DIMS else known)
     return Feature(name=value.name, dtype=dtype, dims=tuple(dims), kind=kind)

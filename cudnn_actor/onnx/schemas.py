@@ -9,7 +9,9 @@ from typing import Any
 import onnx
 from onnx import checker, defs, shape_inference
 
-__all__ = ["NOT_INFERRED", "Schema", "inferred_types", "schema_of"]
+from cudnn_actor.onnx.runtime_schemas import SCHEMAS
+
+__all__ = ["NOT_INFERRED", "Schema", "inferred_types", "of_onnx", "schema_of"]
 
 Schema = Any
 """An `onnx.defs.OpSchema`, whose declared types lack half of its attributes."""
@@ -22,6 +24,12 @@ _MOST = 1024
 @functools.lru_cache(maxsize=4096)
 def schema_of(op_type: str, version: int, domain: str) -> Schema | None:
     """The schema of an operator in a version of its domain; None if there is none."""
+    return of_onnx(op_type, version, domain) or SCHEMAS.get((domain, op_type))
+
+
+@functools.lru_cache(maxsize=4096)
+def of_onnx(op_type: str, version: int, domain: str) -> Schema | None:
+    """The same, of those that ONNX has."""
     try:
         return defs.get_schema(op_type, version, domain)
     except defs.SchemaError:

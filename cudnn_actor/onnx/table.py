@@ -6,9 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from cudnn_actor.onnx.nodes import Node, Result
+from cudnn_actor.onnx.schemas import of_onnx
 from cudnn_actor.protocol.graph_builder import GraphBuilder
 
-__all__ = ["HANDLERS", "REFUSED", "Handler", "handler_of", "operator"]
+__all__ = ["HANDLERS", "NO_WAY", "RANDOM", "UNSEEDED", "Handler", "handler_of", "operator", "unknown"]
 
 Handler = Callable[[Node, GraphBuilder], Result]
 """Adds a node to the graph and gives its results; raises `Declined` for what it cannot run."""
@@ -17,8 +18,15 @@ HANDLERS: dict[tuple[str, str], dict[int, Handler]] = {}
 """Domain and operator → handlers, by the version since which each of them is right."""
 
 
-REFUSED: dict[tuple[str, str], str] = {}
-"""Domain and operator → why no node of it can be run, nor the function that defines it."""
+NO_WAY = "no operator of that name and version is known here, and ONNX defines it by no function"
+"""Why a node cannot be run whose operator is unknown. What can be done about it may follow."""
+
+RANDOM = frozenset(
+    {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
+)
+"""Operators of ONNX that draw random numbers, whatever their inputs are."""
+UNSEEDED = "draws random numbers from no seed: load the model with one, as in gpu.load(model, random=1)"
+"""Why a node of one of them cannot be run that has no seed."""
 
 
 def operator(*names: str, since: int = 1, domain: str = "") -> Callable[[Any], Any]:
@@ -37,3 +45,22 @@ def handler_of(domain: str, op_type: str, version: int) -> Handler | None:
     of = HANDLERS.get((domain, op_type), {})
     since = [each for each in of if each <= version]
     return of[max(since)] if since else None
+
+
+def unknown(domain: str, op_type: str, version: int) -> str:
+    """Why a node of an operator without a handler cannot be run, and what can be done about it.
+
+    `version`: that of its domain, in the model.
+    """
+    later = [since for since in HANDLERS.get((domain, op_type), {}) if since > version]
+    if later and of_onnx(op_type, version, domain) is not None:
+        return (
+            f"{NO_WAY}; it is known from version {min(later)} of ONNX's operators on, and the model asks for "
+            f"{version}: convert it with onnx.version_converter.convert_version(model, 21)"
+        )
+    if domain.startswith("com.microsoft") or domain == "ai.onnxruntime":
+        return (
+            f"{NO_WAY}; ONNX Runtime's optimiser or quantiser wrote it: export the model without its "
+            "optimisations (ORT_DISABLE_ALL or ORT_ENABLE_BASIC), or quantised with QuantFormat.QDQ"
+        )
+    return NO_WAY

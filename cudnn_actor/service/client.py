@@ -551,7 +551,7 @@ class CudnnRef:
 
     # Models.
 
-    async def load(self, model: Any, *, timeout: float | None = None) -> Model:
+    async def load(self, model: Any, *, random: int | None = None, timeout: float | None = None) -> Model:
         """Load a model: read it and check it. See `docs/onnx.md`.
 
         Its weights are uploaded now if the dims of all inputs are numbers, else at its first run.
@@ -561,6 +561,9 @@ class CudnnRef:
         model
             The path of an ONNX file, its bytes, an `onnx.ModelProto`; or an `OnnxModel`, which was read
             before, for limits of your own. Data outside of the file must lie in its folder.
+        random
+            The seed, a whole number, of nodes that draw random numbers and have no seed of their own; without
+            it they are refused. Each run draws other numbers, and a model that is loaded again the same ones.
         timeout
             Seconds for all of it. A file that is being read then is read to its end, and dropped.
 
@@ -571,7 +574,7 @@ class CudnnRef:
         UnsupportedModel
             Some of its nodes cannot be run; all of them are named.
         InvalidRequest
-            It is over a limit of `ModelLimits`.
+            It is over a limit of `ModelLimits`, or `random` is no seed, or was given with an `OnnxModel`.
         ImportError
             The package onnx is missing. The text says how to install it.
         CudnnActorError
@@ -583,10 +586,13 @@ class CudnnRef:
         and the thread ends at the next node; neither the event loop nor the program waits for it.
         """
         self._state.mailbox.check_open()
+        state = self._state
         with within(timeout) as deadline:
             async with deadline.limiting():
-                source = model if hasattr(model, "specialised") else await aside(_read, model)
-            loaded = Model(self, source, self._state.discard, self._service.values)
+                source = _source(model, random)
+                if source is None:
+                    source = await aside(_read, model, random)
+            loaded = Model(self, source, state.discard, self._service.values, state.most_operations)
             await loaded.prepare(deadline)
         return loaded
 
@@ -702,11 +708,26 @@ class CudnnRef:
         await self.ask(Drain(), timeout=timeout)
 
 
-def _read(model: Any) -> Source:
+def _source(model: Any, random: int | None) -> Source | None:
+    """A model that was read before; None if it is to be read."""
+    if not hasattr(model, "specialised"):
+        return None
+    if random is not None:
+        raise InvalidRequest(
+            field="random",
+            value=random,
+            problem="comes too late: the model was read before",
+            fix="give it to OnnxModel(model, random=...)",
+        )
+    source: Source = model
+    return source
+
+
+def _read(model: Any, random: int | None) -> Source:
     """An ONNX model, read and checked. Blocks, also to import what it needs."""
     from cudnn_actor.onnx import OnnxModel  # noqa: PLC0415 - needs an extra
 
-    return OnnxModel(model)
+    return OnnxModel(model, random=random)
 
 
 async def _outlast(stopped: Awaitable[Any], service: CudnnService) -> None:

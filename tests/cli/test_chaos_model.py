@@ -144,8 +144,8 @@ def test_models_need_a_file() -> None:
     ("operator", "problem"),
     [
         (None, "cannot be read: No such file or directory"),
-        ("RandomUniformLike", "node 'n' (RandomUniformLike): its numbers are those of a generator"),
-        ("Bernoulli", "node 'n' (Bernoulli): its numbers are those of a generator"),
+        ("RandomUniformLike", "node 'n' (RandomUniformLike): draws random numbers from no seed"),
+        ("Bernoulli", "node 'n' (Bernoulli): draws random numbers from no seed"),
     ],
 )
 def test_a_model_that_cannot_be_run_is_one_line(operator: str | None, problem: str, tmp_path: Path) -> None:

@@ -16,8 +16,9 @@ from onnx import defs
 from cudnn_actor.onnx import ModelLimits, backend
 from cudnn_actor.onnx.control import CONTROL
 from cudnn_actor.onnx.expanding import has_body
-from cudnn_actor.onnx.importing import NO_WAY
-from cudnn_actor.onnx.operators import HANDLERS, REFUSED
+from cudnn_actor.onnx.operators import HANDLERS
+from cudnn_actor.onnx.runtime_schemas import SCHEMAS
+from cudnn_actor.onnx.table import NO_WAY
 
 from .node_suite import Outcome, Verdict, cases, judged
 
@@ -73,6 +74,18 @@ has the name N.
   for a number that an input gives. So a file of less than 1 kB takes no more than {constants} MiB, beside its
   nodes. A load that is cancelled, as by `asyncio.wait_for`, returns at once and ends by itself at the next
   node; neither the event loop nor the end of the program waits for it.
+- **Operators of ONNX Runtime's own**, of the domain `com.microsoft`, which its optimiser and its quantiser
+  write: those of the table below run, all others say how to export without them. `DynamicQuantizeLSTM` runs
+  with the floats that its weights stand for, and does not quantise its input and its states.
+- **Random numbers** come from a seed: the node's, or `gpu.load(model, random=1)`, without which such nodes
+  are refused. Each run draws others, and a model that is loaded again draws the same ones again, on every
+  engine. ONNX says how they are distributed and not which ones they are: other programs draw others.
+- **Recurrences and loops are unrolled**: each step of an LSTM is 20 operations of the graph, of a GRU 26, of
+  an RNN 8, of a `Loop` or a `Scan` those of its body. A graph may have 10,000, so that an LSTM may have 499
+  steps, a GRU 383 and an RNN 1,248, or half of that in two directions. A longer sequence is refused after two
+  steps, and the error names the option that raises the limit:
+  `spawn(graph_limits=GraphLimits(operations=...))`. Each length of a sequence is a graph of its own, imported
+  and planned at its first run: give chunks of one length, or pad to few.
 - **Weights** are uploaded once, and stay in buffers of the service: they survive a crash of the actor.
   `load` uploads them if the dims of all inputs are numbers, else the first run: run it once before you serve.
   `close` frees them. A model that is dropped without it frees them too, with a `ResourceWarning`.
@@ -157,18 +170,17 @@ def _operators(outcomes: Sequence[Outcome]) -> Iterable[str]:
     newest: dict[tuple[str, str], defs.OpSchema] = {}
     for schema in defs.get_all_schemas():
         newest[schema.domain, schema.name] = schema
+    newest |= SCHEMAS
     for (domain, name), schema in sorted(newest.items()):
         how = _how(domain, name, schema)
         if how is None or schema.deprecated:
             continue
-        of = [each for each in outcomes if each.operator == name]
+        of = [each for each in outcomes if each.operator == name and (domain, name) not in SCHEMAS]
         direct, expanded = ([e for e in of if e.expanded is wanted] for wanted in (False, True))
         yield f"| {domain + '.' if domain else ''}{name} | {how} | {_share(direct)} | {_share(expanded)} |"
 
 
 def _how(domain: str, name: str, schema: defs.OpSchema) -> str | None:
-    if (domain, name) in REFUSED:
-        return "refused by name"
     if (domain, name) in HANDLERS:
         return f"ours, from {min(HANDLERS[domain, name])}"
     if name in _OWN and not domain:

@@ -14,8 +14,7 @@ from onnx.reference import ReferenceEvaluator
 
 from cudnn_actor import DType, InvalidModel, TensorSpec, UnsupportedModel, spawn
 from cudnn_actor.onnx import ModelLimits, OnnxModel
-from cudnn_actor.onnx.importing import NO_WAY
-from cudnn_actor.onnx.operators.random import UNDEFINED
+from cudnn_actor.onnx.table import NO_WAY, UNSEEDED
 from cudnn_actor.protocol import Layout
 from cudnn_actor.protocol.operations import Convolution
 
@@ -276,7 +275,7 @@ def test_what_no_dims_can_make_run_is_named_in_functions_when_a_model_is_loaded(
     with pytest.raises(UnsupportedModel) as raised:
         OnnxModel(proto)
     assert raised.value.nodes == (
-        f"node 'one' (own.Strange), in node 'noise' (RandomNormalLike): {UNDEFINED}",
+        f"node 'one' (own.Strange), in node 'noise' (RandomNormalLike): {UNSEEDED}",
         f"node 'one' (own.Strange), in node 'odd' (own.NoSuch): {NO_WAY}",
     )
 
@@ -386,7 +385,9 @@ def test_a_loop_is_unrolled() -> None:
     y, sums = run(proto, x=X, n=np.array(3))
     np.testing.assert_allclose(y, X**4, rtol=1e-5)
     np.testing.assert_allclose(sums, [(X**power).sum() for power in (2, 3, 4)], rtol=1e-5)
-    with pytest.raises(UnsupportedModel, match="more than 1024 iterations"):
+    with pytest.raises(
+        UnsupportedModel, match=r"5,000 turns, .* or more, where the limit is 10,000; raise it"
+    ):
         run(proto, x=X, n=np.array(5000))
 
 
@@ -1107,3 +1108,26 @@ def test_spelled_out_attention_to_nothing_is_0(batch: int, keys: int) -> None:
     proto = model_of(nodes, {of: (HALF, each) for of, each in dims.items()}, {"y": (HALF, None)})
     (y,) = run(proto, **{of: np.ones(each, np.float16) for of, each in dims.items()})
     np.testing.assert_array_equal(y, np.full((batch, 2, 3, 6), 1 if keys else 0))
+
+
+@pytest.mark.parametrize(("op", "version"), [("Resize", 11), ("Resize", 21), ("Upsample", 9)])
+def test_scales_may_leave_nothing_of_a_dim(op: str, version: int) -> None:
+    scales = {"scales": np.array([1, 0.1], np.float32), "roi": np.array([], np.float32)}
+    resize = node(op, "x scales" if op == "Upsample" else "x roi scales", "y", mode="nearest")
+    nodes = [resize, node("Concat", "y x", "z", axis=1)]
+    proto = model_of(
+        nodes,
+        {"x": (FLOAT, [3, "N"])},
+        {"z": (FLOAT, None)},
+        scales,
+        opset_imports=[helper.make_opsetid("", version)],
+    )
+    np.testing.assert_array_equal(run(proto, x=X)[0], X)
+
+
+def test_operators_of_versions_before_7_are_refused_with_how_to_convert_them() -> None:
+    proto = model_of([node("Add", "x x", "y")], *PORTS, opset_imports=[helper.make_opsetid("", 6)])
+    with pytest.raises(
+        UnsupportedModel, match=r"known from version 7 .* asks for 6: convert it with onnx\.ver"
+    ):
+        OnnxModel(proto)

@@ -35,8 +35,7 @@ from cudnn_actor import (
 )
 from cudnn_actor.models import model as models
 from cudnn_actor.onnx import OnnxModel
-from cudnn_actor.onnx.importing import NO_WAY
-from cudnn_actor.onnx.operators.random import UNDEFINED
+from cudnn_actor.onnx.table import NO_WAY, UNSEEDED
 from cudnn_actor.protocol.messages import Message
 from cudnn_actor.service.options import Isolation
 
@@ -512,9 +511,9 @@ async def test_what_cannot_be_run_is_found_behind_what_cannot(size: int | str) -
     named = dict(text.split(": ", 1) for text in raised.value.nodes)
     assert named.pop("node 'slice' (Slice)", None) == (None if size == "N" else "has a step of 0")
     assert named == {
-        "node 'bernoulli' (Bernoulli)": UNDEFINED,
-        "node 'like' (RandomNormalLike)": UNDEFINED,
-        "node 'uniform' (RandomUniform)": UNDEFINED,
+        "node 'bernoulli' (Bernoulli)": UNSEEDED,
+        "node 'like' (RandomNormalLike)": UNSEEDED,
+        "node 'uniform' (RandomUniform)": UNSEEDED,
         "node 'image' (ImageDecoder)": NO_WAY,
     }
 

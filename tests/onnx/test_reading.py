@@ -290,3 +290,10 @@ async def test_damaged_models_are_typed_errors_and_leave_nothing() -> None:
         await gpu.drain()
         assert (await gpu.statistics()).live_buffers == 0
         assert gpu.generation == 1
+
+
+@pytest.mark.parametrize("unknown", ["?", "-1", -1])
+def test_a_dim_that_exporters_write_for_any_size_is_unknown_and_shared_with_none(unknown: int | str) -> None:
+    proto = model_of([node("Relu", "x", "y")], {"x": (FLOAT, [unknown, unknown, 3])}, {"y": (FLOAT, None)})
+    (feature,) = OnnxModel(proto).inputs
+    assert feature.dims == (None, None, 3)

@@ -5,14 +5,20 @@ As onnxruntime has them: `clip` bounds what gates are computed from, and not wha
 
 from __future__ import annotations
 
+import asyncio
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
+from onnx import TensorProto
+from onnx.reference import ReferenceEvaluator
 
-from cudnn_actor.onnx import backend
+from cudnn_actor import GraphLimits, UnsupportedModel, spawn
+from cudnn_actor.onnx import OnnxModel, backend
 
+from .small_models import FLOAT, INT64, graph_of, model_of, node
 from .test_against_the_reference import Draw, of_node
 
 Function = Callable[[np.ndarray], np.ndarray]
@@ -109,3 +115,80 @@ def test_activations_take_their_parameters_in_order() -> None:
 def test_parameters_that_are_left_out_have_their_defaults() -> None:
     run("RNN", [[lambda v: np.where(v > 0, v, 0.01 * v)]], activations=["LeakyRelu"])
     run("RNN", [[lambda v: np.clip(0.2 * v + 0.5, 0, 1)]], activations=["HardSigmoid"])
+
+
+STEPS = {"RNN": 1248, "GRU": 383, "LSTM": 499}
+"""How many steps fit into a graph of 10,000 operations, as the page says."""
+
+
+def network(op: str, steps: int, direction: str = "forward") -> tuple[Any, dict[str, np.ndarray]]:
+    draw, directions = Draw(5), 2 if direction == "bidirectional" else 1
+    rows = GATES[op] * 2
+    arrays: list[np.ndarray | None] = [
+        np.broadcast_to(draw.floats(1, 1, 3), (steps, 1, 3)),
+        draw.floats(directions, rows, 3) / 4,
+        draw.floats(directions, rows, 2) / 4,
+        draw.floats(directions, 2 * rows) / 4,
+    ]
+    return of_node(op, arrays, {"hidden_size": 2, "direction": direction}, 1)
+
+
+def specialised(model: Any, most: int = GraphLimits().operations) -> Any:
+    source = OnnxModel(model)
+    specs: Any = {each.name: each.spec for each in source.inputs}
+    return source.specialised(specs, {}, most)
+
+
+@pytest.mark.parametrize("op", STEPS)
+def test_a_sequence_may_be_as_long_as_the_page_says(op: str) -> None:
+    special = specialised(network(op, STEPS[op])[0])
+    assert len(special.graph.body.operations) <= GraphLimits().operations
+    with pytest.raises(
+        UnsupportedModel, match=rf"has {STEPS[op] + 1:,} turns, .* the limit is 10,000; raise"
+    ):
+        specialised(network(op, STEPS[op] + 1)[0])
+    with pytest.raises(UnsupportedModel, match="turns"):
+        specialised(network(op, STEPS[op] // 2 + 20, "bidirectional")[0])
+
+
+@pytest.mark.parametrize("op", STEPS)
+def test_a_sequence_that_is_too_long_is_refused_before_it_is_unrolled(op: str) -> None:
+    """Which would take hours, and more memory than there is."""
+    with pytest.raises(UnsupportedModel, match=r"spawn\(graph_limits=GraphLimits\(operations="):
+        specialised(network(op, 1_000_000_000)[0])
+
+
+def test_the_option_that_the_error_names_raises_the_limit() -> None:
+    model, inputs = network("LSTM", 520)
+
+    async def results() -> np.ndarray:
+        async with spawn(device="cpu") as gpu:
+            with pytest.raises(UnsupportedModel) as refused:
+                await gpu.load(model)
+        option = re.search(r"GraphLimits\(operations=(\d+)\)", str(refused.value))
+        assert option is not None
+        async with spawn(device="cpu", graph_limits=GraphLimits(operations=int(option[1]))) as gpu:
+            loaded = await gpu.load(model)
+            found: np.ndarray = (await gpu.run(loaded, inputs))["output0"]
+            await loaded.close()
+            return found
+
+    wanted: Any = ReferenceEvaluator(model).run(None, inputs)
+    np.testing.assert_allclose(asyncio.run(results()), wanted[0], rtol=1e-4, atol=1e-5)
+
+
+def test_a_scan_and_a_loop_that_are_too_long_are_refused_after_two_turns() -> None:
+    body = graph_of([node("Exp", "part", "e")], {"part": (FLOAT, None)}, {"e": (FLOAT, None)})
+    scan = node("Scan", "x", "y", body=body, num_scan_inputs=1)
+    with pytest.raises(UnsupportedModel, match=r"has 100,000,000 turns, which are 400,000,00\d operations"):
+        specialised(model_of([scan], {"x": (FLOAT, [100_000_000, 3])}, {"y": (FLOAT, None)}))
+    ports = {"turn": (INT64, []), "go": (TensorProto.BOOL, []), "v": (FLOAT, [3])}
+    body = graph_of(
+        [node("Identity", "go", "on"), node("Exp", "v", "e")],
+        ports,
+        {"on": (TensorProto.BOOL, []), "e": (FLOAT, [3])},
+    )
+    loop = node("Loop", "turns - x", "y", body=body)
+    turns = {"turns": np.array(2**62)}
+    with pytest.raises(UnsupportedModel, match="turns, which are 4,611,686,018,427,387,904 operations"):
+        specialised(model_of([loop], {"x": (FLOAT, [3])}, {"y": (FLOAT, None)}, turns))

@@ -22,9 +22,11 @@ from cudnn_actor.onnx.operators import (  # noqa: F401 - importing them fills th
     reduction,
     regions,
     resize,
+    runtime,
+    runtime_quantised,
     spectra,
     training,
 )
-from cudnn_actor.onnx.table import HANDLERS, REFUSED, Handler, handler_of
+from cudnn_actor.onnx.table import HANDLERS, NO_WAY, RANDOM, UNSEEDED, Handler, handler_of, unknown
 
-__all__ = ["HANDLERS", "REFUSED", "Handler", "handler_of"]
+__all__ = ["HANDLERS", "NO_WAY", "RANDOM", "UNSEEDED", "Handler", "handler_of", "unknown"]

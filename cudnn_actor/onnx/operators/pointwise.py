@@ -10,9 +10,7 @@ import numpy as np
 
 from cudnn_actor.onnx.nodes import Node, Result
 from cudnn_actor.onnx.operators.casts import converted, wrapped
-from cudnn_actor.onnx.operators.random import UNDEFINED
 from cudnn_actor.onnx.table import operator
-from cudnn_actor.onnx.values import Refused
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.graph_builder import GraphBuilder, Tensor
 from cudnn_actor.protocol.operations import PointwiseMode
@@ -184,15 +182,6 @@ def where(node: Node, g: GraphBuilder) -> Result:
 def identity(node: Node, g: GraphBuilder) -> Result:
     del g
     return node.value(0)
-
-
-@operator("Dropout", since=7)
-def dropout(node: Node, g: GraphBuilder) -> Result:
-    if node.has(2) and bool(node.constant(2)) and not (node.has(1) and float(node.constant(1)) == 0):
-        raise Refused(UNDEFINED)
-    dtype = DType.BOOL if node.version >= 10 else node.dtype(0)
-    mask = g.full(node.dims(0), 1, dtype) if node.wants(1) else None
-    return node.value(0), mask
 
 
 # Activations with parameters.

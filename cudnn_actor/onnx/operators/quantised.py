@@ -19,7 +19,7 @@ from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.graph_builder import GraphBuilder, Tensor
 from cudnn_actor.protocol.operations import ConvolutionForward
 
-__all__: list[str] = []
+__all__ = ["quantised"]
 
 _BYTES = (DType.INT8, DType.UINT8)
 _Operands = tuple[int, int, int, int]
@@ -45,7 +45,7 @@ def _along(node: Node, g: GraphBuilder, number: int, x: tuple[int, ...]) -> Any:
     return g.slice(flat, (*[slice(None)] * axis, slice(0, x[axis])))
 
 
-def _quantised(g: GraphBuilder, x: Tensor, zero: Any, dtype: DType) -> Tensor:
+def quantised(g: GraphBuilder, x: Tensor, zero: Any, dtype: DType) -> Tensor:
     """Rounded, moved by the zero point, and saturated."""
     whole = g.round(x)
     return g.astype(whole if zero is None else g.add(whole, zero), dtype)
@@ -63,7 +63,7 @@ def quantize_linear(node: Node, g: GraphBuilder) -> Result:
     of = dtype_of(precision) if precision else node.dtype(1)
     if of.is_half:  # the quotient is rounded to that, and then to a whole number
         scaled = g.astype(scaled, of)
-    return _quantised(g, scaled, None if zero is None else g.astype(zero, DType.FLOAT32), dtype)
+    return quantised(g, scaled, None if zero is None else g.astype(zero, DType.FLOAT32), dtype)
 
 
 @operator("DequantizeLinear", since=10)
@@ -154,7 +154,7 @@ def _rescaled(node: Node, g: GraphBuilder, total: Tensor, channels: int | None) 
     zero = node.tensor(7)
     if zero.rank == 1:
         zero = g.reshape(zero, () if zero.dims[0] == 1 else (-1, 1))
-    return _quantised(g, g.multiply(floats, scale), g.astype(zero, DType.FLOAT32), node.dtype(7))
+    return quantised(g, g.multiply(floats, scale), g.astype(zero, DType.FLOAT32), node.dtype(7))
 
 
 @operator("QLinearMatMul", since=10)

@@ -16,7 +16,6 @@ from cudnn_actor.protocol.graph_builder import GraphBuilder, Tensor
 
 __all__: list[str] = []
 
-_LONGEST = 1024
 _State = tuple[Tensor, ...]
 _Function = Callable[[Any], Tensor]
 _PARAMETERS: dict[str, tuple[float, float | None]] = {
@@ -45,8 +44,6 @@ class _Network:
         self.hidden = node.dims(2)[2]
         self.directions = {"bidirectional": 2}.get(node.attribute("direction"), 1)
         names = node.attribute("activations") or defaults * self.directions
-        if self.steps > _LONGEST:
-            raise Declined(f"a sequence of {self.steps} steps, each of which would be a part of the graph")
         self.clip = node.attribute("clip", 0.0)
         given = {name: iter(node.attribute(f"activation_{name}") or ()) for name in ("alpha", "beta")}
         made = [self._activation(name.lower(), **given) for name in names]
@@ -121,6 +118,7 @@ class _Network:
         """The outputs: of all steps, and the last state."""
         g, lengths = self.g, self.node.tensor_or_none(4)
         every, last = [], []
+        unrolling = self.node.unrolling(self.steps * self.directions, 1)
         for direction in range(self.directions):
             backwards = direction == 1 or self.node.attribute("direction") == "reverse"
             inputs, step, state = self.inputs(direction), step_of(direction), self.initial(direction)
@@ -134,6 +132,7 @@ class _Network:
                     new = tuple(g.where(within, one, old) for one, old in zip(new, state, strict=True))
                 state = new
                 outputs.append(output)
+                unrolling.turned()
             every.append(g.stack(outputs[:: -1 if backwards else 1]))
             last.append(state)
         y = g.stack(every, 1)  # (steps, directions, batch, hidden)

@@ -12,7 +12,7 @@ import numpy as np
 from cudnn_actor.onnx.nodes import Node, Result
 from cudnn_actor.onnx.operators.casts import converted
 from cudnn_actor.onnx.table import operator
-from cudnn_actor.onnx.values import Declined
+from cudnn_actor.onnx.values import Contradiction, Declined
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.graph_builder import GraphBuilder, Tensor
 from cudnn_actor.protocol.operations import (
@@ -54,18 +54,28 @@ def resize(node: Node, g: GraphBuilder) -> Result:
         wanted = [int(factor * dim) for factor, dim in zip(factors, dims, strict=True)]
     else:
         raise Declined("has neither scales nor sizes")
+    along = dict(zip(axes, zip(wanted, factors, strict=True), strict=True))
+    if 0 in wanted:
+        return _empty(node, along)
     bounds = None
     if roi is not None:
         bounds = [*[0.0] * rank, *[1.0] * rank]
         for number, axis in enumerate(axes):
             bounds[axis], bounds[rank + axis] = float(roi[number]), float(roi[len(axes) + number])
-    along = dict(zip(axes, zip(wanted, factors, strict=True), strict=True))
     x, options = node.tensor(0), _options(node, bounds)
     if node.version == 10 and options["mode"] is ResampleMode.NEAREST:
         # The second of two neighbours where a dim gets shorter, as in ONNX's example of that version.
         shorter = {axis: along.pop(axis) for axis, factor in enumerate(factors) if factor < 1}
         x = _resized(g, x, shorter, options | {"rounding": NearestRounding.CEIL}) if shorter else x
     return _resized(g, x, along, options)
+
+
+def _empty(node: Node, along: dict[int, tuple[int, float]]) -> np.ndarray:
+    """The result where scales leave nothing of a dim."""
+    dims = [along.get(axis, (dim,))[0] for axis, dim in enumerate(node.dims(0))]
+    if min(dims) < 0:
+        raise Contradiction(f"resizes dims {node.dims(0)} to {tuple(dims)}")
+    return np.empty(dims, node.value(0).dtype)
 
 
 def _options(node: Node, roi: list[float] | None) -> dict[str, Any]:
@@ -94,6 +104,8 @@ def upsample(node: Node, g: GraphBuilder) -> Result:
     given = node.attribute("scales") if node.version < 9 else node.constant(1)
     each = zip(node.dims(0), map(float, given), strict=True)
     along = {axis: (int(scale * dim), scale) for axis, (dim, scale) in enumerate(each)}
+    if any(size == 0 for size, _ in along.values()):
+        return _empty(node, along)
     return _resized(g, node.tensor(0), along, _older(ResampleMode(node.attribute("mode"))))
 
 

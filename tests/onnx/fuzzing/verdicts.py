@@ -9,11 +9,12 @@ from typing import NamedTuple
 import numpy as np
 
 from cudnn_actor.onnx import backend
+from cudnn_actor.onnx.operators import RANDOM
 from cudnn_actor.protocol.errors import CudnnActorError
 
 from .cases import Case
 from .comparing import difference
-from .known import OF_DRAWS, documented, explained, summed
+from .known import documented, explained, summed
 from .others import Answer, Others
 
 __all__ = ["Outcome", "Verdict", "judged"]
@@ -106,7 +107,7 @@ def _verdict(case: Case, mine: Answer, runtime: Answer, reference: Answer) -> tu
     if mine.outputs is None:
         valid = runtime.outputs is not None or NOT_IMPLEMENTED in runtime.reason
         return _refused(case, mine.reason, list(answered) if valid else [])
-    if case.version.operator in OF_DRAWS:
+    if case.version.operator in RANDOM:
         return Verdict.OPEN, "its numbers are those of a generator that ONNX does not define"
     if not answered:
         return Verdict.UNSURE, runtime.reason

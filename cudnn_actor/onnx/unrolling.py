@@ -1,0 +1,50 @@
+"""Recurrences and loops are unrolled: after the second turn it is known whether all fit into a graph."""
+
+from __future__ import annotations
+
+from cudnn_actor.onnx.values import Refused
+from cudnn_actor.protocol.graph_builder import GraphBuilder
+
+__all__ = ["Unrolling"]
+
+
+class Unrolling:
+    """The turns of one recurrence or loop.
+
+    Parameters
+    ----------
+    g
+        The builder of the graph.
+    most
+        How many operations the graph may have.
+    turns
+        How many turns there are; None if that is seen only when they have ended.
+    stacked
+        How many results of each turn are stacked in the end: an operation for each.
+    """
+
+    def __init__(self, g: GraphBuilder, most: int, turns: int | None, stacked: int) -> None:
+        self._g, self._most, self._turns, self._stacked = g, most, turns, stacked
+        self._done, self._before = 0, 0
+
+    def turned(self) -> None:
+        """Note that a turn was added. Raises `Refused` if all of them are too many operations."""
+        self._done += 1
+        added = self._g.added
+        turns, needed = self._done, added
+        if self._done == 2 and self._turns is not None:  # those that follow will be as many each
+            turns = self._turns
+            needed += (added - self._before) * (turns - 2)
+        needed += self._stacked * turns
+        self._before = added
+        if needed > self._most:
+            count = "many" if self._turns is None else f"{self._turns:,}"
+            raise Refused(
+                f"has {count} turns, which are {needed:,} operations of the graph or more, where the limit "
+                f"is {self._most:,}; raise it: spawn(graph_limits=GraphLimits(operations={_rounded(needed)}))"
+            )
+
+
+def _rounded(count: int) -> int:
+    """A tenth more, in thousands."""
+    return -(-count * 11 // 10_000) * 1000
