@@ -280,13 +280,16 @@ def _command(token: str) -> str:
 class OutOfMemory(OperationError, MemoryError):
     """Raised when a buffer or a workspace does not fit. Nothing changed; free something and send again.
 
-    Carries `requested`, `in_use` and `limit`, all in bytes (`limit` None: the machine's own limit).
+    Carries `requested`, `in_use` and `limit`, all in bytes (`limit` None: the machine's own limit); and
+    `ulimit`, the letter of the process's own limit that may be the cause: "v", address space, or "f", the
+    size of files, which holds for files in memory, too.
     """
 
     retry_safe = True
     requested: int
     in_use: int
     limit: int | None
+    ulimit: str
 
     def __init__(
         self,
@@ -296,10 +299,12 @@ class OutOfMemory(OperationError, MemoryError):
         limit: int | None,
         operations: Sequence[int] = (),
         where: str = "",
+        ulimit: str = "v",
     ) -> None:
         requested = min(requested, (1 << 63) - 1)  # more does not fit into a record for the wire
         of = "" if limit is None else f" of {limit:,}"
-        more = ", or the process's own limit (ulimit -v)" if limit is None else ""
+        own = limit is None or ulimit != "v"
+        more = f", or the process's own limit (ulimit -{ulimit})" if own else ""
         super().__init__(
             f"out of memory: {_at(where)}{requested:,} bytes requested, {in_use:,}{of} bytes in use; "
             f"free buffers or raise memory_limit or workspace_limit{more}",
@@ -308,6 +313,7 @@ class OutOfMemory(OperationError, MemoryError):
             limit=limit,
             operations=tuple(operations),
             where=where,
+            ulimit=ulimit,
         )
 
 

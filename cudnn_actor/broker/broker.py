@@ -46,6 +46,7 @@ from cudnn_actor.protocol.errors import (
     ExecutionFailed,
     InvalidRequest,
     OutcomeUnknown,
+    OutOfMemory,
     QuarantinedRequest,
     StaleBufferError,
     StaleReason,
@@ -330,10 +331,18 @@ class Broker(Generic[W]):
         self.arena = None
 
     def arena_refused(self, error: Exception) -> None:
-        """Fail the first waiting allocation. The caller must then start the others again."""
-        self.arena = None
-        if self.awaiting_arena:
+        """Fail the first waiting allocation, unless a smaller arena can be tried for it.
+
+        The caller must then start the waiting ones again.
+        """
+        arena, self.arena = self.arena, None
+        if self.awaiting_arena and not self._may_try_smaller(arena, error):
             self.fail(self.awaiting_arena.popleft(), error)
+
+    def _may_try_smaller(self, arena: tuple[int, int] | None, error: Exception) -> bool:
+        if arena is None or not isinstance(error, OutOfMemory):
+            return False
+        return self.memory.try_smaller(arena[1], self.awaiting_arena[0].message.spec)
 
     def take_awaiting(self) -> list[Envelope]:
         """Remove and return the allocations that wait for an arena, in order."""

@@ -15,6 +15,7 @@ from cudnn_actor.engines.cpu import CpuEngine
 from cudnn_actor.engines.cuda.device.external_arrays import adopt
 from cudnn_actor.engines.cuda.diagnosis.gpus import Driver, expects_gpu, find_driver, find_driver_apart
 from cudnn_actor.engines.cuda.diagnosis.installation import Problem, caution, obstacle
+from cudnn_actor.memory.container import default_limit
 from cudnn_actor.protocol.checks import did_you_mean
 from cudnn_actor.protocol.errors import InvalidRequest
 
@@ -52,6 +53,8 @@ class EngineChoice(NamedTuple):
         them does not initialise a device: a process forked after that could not use the device.
     host_arenas
         Whether its arenas are host memory, which another process can map by their descriptors.
+    memory_limit
+        Bytes that its arenas may take unless the service's options say so; None for no limit.
     """
 
     device: str
@@ -63,6 +66,7 @@ class EngineChoice(NamedTuple):
     worker: tuple[str, tuple[str | int | bool, ...]] = ("", ())
     preload: tuple[str, ...] = ()
     host_arenas: bool = False
+    memory_limit: int | None = None
 
 
 _CUDA_PRELOAD = ("cudnn_actor.engines.cuda.engine", "cudnn_actor.engines.cuda.library.preload")
@@ -169,6 +173,7 @@ def _cpu(reason: str, *, unused_gpu: bool = False) -> EngineChoice:
         worker=("cudnn_actor.engines.cpu:CpuEngine", ()),
         preload=("cudnn_actor.engines.cpu",),
         host_arenas=True,
+        memory_limit=default_limit(),
     )
 
 

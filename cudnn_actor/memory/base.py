@@ -81,6 +81,10 @@ class Memory(Protocol):
     def next_arena(self, spec: TensorSpec) -> tuple[int, int]:
         """The number and size in bytes of the arena to create so that `spec` fits. Raises `OutOfMemory`."""
 
+    def try_smaller(self, refused: int, spec: TensorSpec) -> bool:
+        """Whether `next_arena` now gives a smaller arena for `spec`: the system has refused one of `refused`
+        bytes."""
+
     def add_arena(self, number: int, nbytes: int, fd: int) -> None:
         """Take ownership of an arena that an engine created, and of its descriptor."""
 

@@ -7,7 +7,7 @@ import resource
 
 from cudnn_actor.protocol.errors import CudnnActorError, OutOfDescriptors, OutOfMemory
 
-__all__ = ["exhaustion"]
+__all__ = ["exhaustion", "ulimit_of"]
 
 _NO_ROOM = frozenset({errno.ENOMEM, errno.ENOSPC, errno.EFBIG, errno.EINVAL})
 """`ftruncate` fails with EINVAL for a size that no file can have."""
@@ -33,5 +33,14 @@ def exhaustion(error: BaseException, *, requested: int, in_use: int) -> CudnnAct
         mine = number == errno.EMFILE
         return OutOfDescriptors(limit=resource.getrlimit(resource.RLIMIT_NOFILE)[0] if mine else None)
     if number in _NO_ROOM or isinstance(error, MemoryError | OverflowError):
-        return OutOfMemory(requested=requested, in_use=in_use, limit=None)
+        return OutOfMemory(requested=requested, in_use=in_use, limit=None, ulimit=ulimit_of(error))
     return None
+
+
+def ulimit_of(error: BaseException) -> str:
+    """The letter of the process's limit that may be the cause of a lack of memory, as `OutOfMemory` has it.
+
+    Arenas and staging memory are files, so the limit on the size of files holds for them.
+    """
+    reasons = (error, error.__cause__)
+    return "f" if any(getattr(each, "errno", None) == errno.EFBIG for each in reasons) else "v"

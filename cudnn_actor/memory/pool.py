@@ -8,6 +8,9 @@ from cudnn_actor.protocol.errors import OutOfMemory, ServiceStopped
 
 __all__ = ["ArenaPool"]
 
+_SHRINK = 4
+"""By how much smaller the next arena is when the system has refused one."""
+
 
 class ArenaPool:
     """Arenas by number; decides which to add and to drop to stay within the limit.
@@ -24,7 +27,7 @@ class ArenaPool:
         self.limit = limit
         self.nbytes = 0
         """Bytes of all arenas."""
-        self._usual = rounded(arena_bytes, ARENA_STEP)
+        self._full = self._usual = rounded(arena_bytes, ARENA_STEP)
         self._arenas: dict[int, Arena] = {}
         self._next_number = 0
         self._closed = False
@@ -65,6 +68,14 @@ class ArenaPool:
         room = room // ARENA_STEP * ARENA_STEP
         return self._next_number, max(needed, min(self._usual, room))
 
+    def shrink(self, refused: int, nbytes: int) -> bool:
+        """Make the next arenas smaller, since the system has refused one of `refused` bytes.
+
+        Returns whether a smaller one could hold a buffer of `nbytes`, so that it is worth another try.
+        """
+        self._usual = max(ARENA_STEP, rounded(refused // _SHRINK, ARENA_STEP))
+        return refused > rounded(max(nbytes, 1), ARENA_STEP)
+
     def add(self, number: int, nbytes: int, fd: int) -> None:
         """Take ownership of an arena and its descriptor; when this raises, the caller keeps the
         descriptor."""
@@ -75,6 +86,7 @@ class ArenaPool:
         self._arenas[number] = Arena(number, nbytes, fd)
         self._next_number = number + 1
         self.nbytes += nbytes
+        self._usual = min(self._full, 2 * self._usual)  # there may be more room again
 
     def drop(self, number: int) -> None:
         """Close an idle arena and forget it. Raises `KeyError`, or `ValueError` when it is in use."""

@@ -151,6 +151,11 @@ class MemoryTable:
         self.take_back()
         return self._pool.next(spec.nbytes)
 
+    def try_smaller(self, refused: int, spec: TensorSpec) -> bool:
+        """Whether a smaller arena than the one of `refused` bytes, which the system did not give, can hold
+        `spec`. `next_arena` gives smaller ones from now on, and larger ones again with each that is given."""
+        return self._pool.shrink(refused, spec.nbytes)
+
     def add_arena(self, number: int, nbytes: int, fd: int) -> None:
         """Take over an arena that an engine created, and its descriptor.
 

@@ -102,7 +102,7 @@ class ThreadIsolation:
 
     def memory(self, device: str) -> MemoryTable:
         """A table in this process."""
-        return MemoryTable(device, limit=self._options.memory_limit)
+        return MemoryTable(device, limit=_memory_limit(self._options, self._engine))
 
     def begin(self, state: ServiceState) -> None:
         """Store the state. A builder process starts when a plan must be built."""
@@ -182,7 +182,8 @@ class ProcessIsolation:
             self._generations = GenerationTable()
         except OSError as error:
             raise StartFailed(detail=f"cannot create a file in memory (memfd_create): {error}") from error
-        return MemoryTable(device, limit=self._options.memory_limit, mirror=self._generations)
+        limit = _memory_limit(self._options, self._engine)
+        return MemoryTable(device, limit=limit, mirror=self._generations)
 
     def begin(self, state: ServiceState) -> None:
         """Create the worker host, the builder host and the source of workers."""
@@ -267,6 +268,10 @@ class ProcessIsolation:
         remove, self._remove_plans = self._remove_plans, None
         if remove is not None:
             remove()
+
+
+def _memory_limit(options: Options, engine: EngineChoice) -> int | None:
+    return engine.memory_limit if options.memory_limit is None else options.memory_limit
 
 
 def _if_lost(actor: A | None) -> A | None:

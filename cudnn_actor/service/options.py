@@ -59,7 +59,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         How large the graphs may be that the service is sent; None for the defaults of `GraphLimits`.
     memory_limit
         Bytes that buffers may take from the system, in steps of 2 MiB: a limit under 2 MiB allows no buffer.
-        None for no limit.
+        None: on the CPU, in a container with a memory limit (Linux's control groups), three quarters of what
+        that leaves when the service starts; else no limit.
     plan_store
         A directory where built plans are stored, for later processes and for others that share it; None for
         none. Its files are run as native code, so choose a directory that only you can write to. No effect on

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
+import contextvars
+import threading
 import warnings
 from collections.abc import Generator
 from types import TracebackType
@@ -11,8 +14,9 @@ from typing import Any, NoReturn
 from cudnn_actor.actors import forks
 from cudnn_actor.actors.closed_loops import tolerating_closed
 from cudnn_actor.actors.event_loop import running_loop
-from cudnn_actor.engines import check_device
-from cudnn_actor.protocol.errors import ServiceStopped
+from cudnn_actor.actors.threads import ThreadRefused, start_thread
+from cudnn_actor.engines import EngineChoice, check_device
+from cudnn_actor.protocol.errors import ServiceStopped, StartFailed
 from cudnn_actor.service.client import CudnnRef
 from cudnn_actor.service.options import Options, takes_options
 from cudnn_actor.service.service import CudnnService, engine_for
@@ -33,16 +37,37 @@ def spawn(options: Options) -> Spawning:
     ------
     InvalidRequest
         An option is out of its range, or `device` does not name a device: raised at once. The device is not
-        available here: raised when awaited or entered, since a thread has to query the driver.
+        available here: raised when awaited or entered, since a thread queries the system for it.
     StartFailed
         The actor could not be started. Raised when awaited or entered.
     NoEventLoop
         It is awaited or entered where no asyncio event loop runs, under trio for example.
     """
-    if options.device == "cpu":
-        return Spawning(CudnnService(options))
     check_device(options.device)
     return Spawning(options=options)
+
+
+async def _found_engine(options: Options) -> EngineChoice:
+    """The engine for the options, found on a thread: it reads files, and may wait for a driver.
+
+    A thread of its own, since asyncio would keep one of its own for as long as the loop runs, and could not
+    end it where the system gives no other. Raises `StartFailed` if the system gives none.
+    """
+    found: concurrent.futures.Future[EngineChoice] = concurrent.futures.Future()
+    found.set_running_or_notify_cancel()  # so that the thread can always set a result
+    context = contextvars.copy_context()  # log lines have its variables
+
+    def find() -> None:
+        try:
+            found.set_result(context.run(engine_for, options))
+        except BaseException as error:  # noqa: BLE001 - the task that waits raises it
+            found.set_exception(error)
+
+    try:
+        start_thread(threading.Thread(target=find, name="cudnn-device", daemon=True))
+    except ThreadRefused as error:
+        raise StartFailed(detail=str(error)) from error
+    return await asyncio.wrap_future(found)
 
 
 class Spawning:
@@ -84,8 +109,7 @@ class Spawning:
         running_loop()  # first: under trio, what is awaited below would fail after the service has begun
         if self._made is None:
             assert self._options is not None
-            engine = await asyncio.to_thread(engine_for, self._options)
-            self._made = CudnnService(self._options, engine=engine)
+            self._made = CudnnService(self._options, engine=await _found_engine(self._options))
         self._service.launch()
         try:
             await asyncio.wrap_future(self._service.started)

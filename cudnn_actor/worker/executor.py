@@ -28,6 +28,7 @@ from cudnn_actor.engines.base import (
 )
 from cudnn_actor.engines.support import kind_of
 from cudnn_actor.memory import Memory, Slot
+from cudnn_actor.memory.exhaustion import ulimit_of
 from cudnn_actor.protocol.errors import CudnnActorError, ExecutionFailed, OperationError, OutOfMemory
 from cudnn_actor.protocol.graph import OperationGraph
 from cudnn_actor.protocol.reproduction import token
@@ -166,9 +167,9 @@ class Executor(Generic[T]):
         """Have the engine make an arena. The caller owns its descriptor. Raises `OutOfMemory`, `Crash`."""
         try:
             return self.engine.create_arena(number, nbytes)
-        except MemoryError:
-            limit = self._memory.limit
-            raise OutOfMemory(requested=nbytes, in_use=self._memory.arena_bytes, limit=limit) from None
+        except MemoryError as error:
+            limit, in_use, ulimit = self._memory.limit, self._memory.arena_bytes, ulimit_of(error)
+            raise OutOfMemory(requested=nbytes, in_use=in_use, limit=limit, ulimit=ulimit) from None
         except Exception as error:
             raise self.diagnose(error, "arena") from error
 

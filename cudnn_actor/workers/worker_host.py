@@ -586,7 +586,7 @@ class WorkerHost:
             ) from odd
         if isinstance(error, OutOfMemory):
             in_use, limit = self.memory.arena_bytes, self.memory.limit
-            return OutOfMemory(requested=nbytes, in_use=in_use, limit=limit)
+            return OutOfMemory(requested=nbytes, in_use=in_use, limit=limit, ulimit=error.ulimit)
         return error
 
     # Answers.

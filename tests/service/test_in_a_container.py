@@ -1,15 +1,19 @@
-"""What containers deny: writing to `/proc`, more processes."""
+"""What containers and limits deny: writing to `/proc`, more processes, more memory, larger files."""
 
 from __future__ import annotations
 
 import functools
 import os
+import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from cudnn_actor.memory.container import room_in_container
 
 ROOT = Path(__file__).parents[2]
 SPAWN = """
@@ -37,14 +41,19 @@ OTHER_USER = [
 READ_ONLY_PROC = ["unshare", "--mount", "sh", "-c", 'mount -o remount,ro,bind /proc && exec "$@"', "sh"]
 
 
-def run(*command: str) -> subprocess.CompletedProcess[str]:
+def run(*command: str, **more: str) -> subprocess.CompletedProcess[str]:
     places = {
         "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, sys.path)]),
         "OPENBLAS_NUM_THREADS": "1",
     }
     places["PYTHONDONTWRITEBYTECODE"] = "1"  # files of another user's would stay
     return subprocess.run(
-        command, env={**os.environ, **places}, capture_output=True, text=True, timeout=100, check=False
+        command,
+        env={**os.environ, **places, **more},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
     )
 
 
@@ -67,3 +76,129 @@ def test_where_there_may_be_no_more_processes_the_error_names_the_limit(limit: i
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("StartFailed ")
     assert "(ulimit -u, or the container's limit of pids)" in done.stdout
+
+
+FILL = """
+import asyncio, os, sys
+import numpy as np
+from cudnn_actor import OutOfMemory, spawn
+
+async def main():
+    async with spawn(device="cpu", isolation=sys.argv[1]) as gpu:
+        ones = np.ones((1, 1, 1024, 4096), np.float32)  # 16 MiB
+        taken = []
+        try:
+            while True:
+                taken.append(await gpu.upload(ones))
+        except OutOfMemory as error:
+            print(len(taken), error.limit is not None, (await gpu.download(taken[-1])).max())
+
+{before}
+asyncio.run(main())
+"""
+GROUPS = Path("/sys/fs/cgroup/memory" if Path("/sys/fs/cgroup/memory").is_dir() else "/sys/fs/cgroup")
+LIMIT_FILE = "memory.limit_in_bytes" if GROUPS.name == "memory" else "memory.max"
+
+
+@pytest.fixture
+def container() -> Iterator[Path]:
+    """A control group whose members may take 300 MiB."""
+    group = GROUPS / f"cudnn-actor-test-{os.getpid()}"
+    try:
+        group.mkdir()
+        (group / LIMIT_FILE).write_text(str(300 << 20))
+    except OSError as error:
+        pytest.skip(f"this user may not limit memory: {error}")
+    yield group
+    group.rmdir()
+
+
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+def test_buffers_stop_before_the_container_s_memory_does(isolation: str, container: Path) -> None:
+    join = f"open({str(container / 'cgroup.procs')!r}, 'w').write(str(os.getpid()))"
+    done = run(sys.executable, "-c", FILL.format(before=join), isolation)
+    assert done.returncode == 0, (done.returncode, done.stderr)
+    taken, limited, largest = done.stdout.split()
+    assert 4 <= int(taken) <= 15
+    assert (limited, largest) == ("True", "1.0")
+
+
+def limits(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root
+
+
+@pytest.mark.parametrize(
+    ("own", "files", "room"),
+    [
+        ("0::/\n", {"memory.max": "100000\n", "memory.current": "60000\n"}, 40000),
+        (
+            "0::/a/b\n",
+            {
+                "a/memory.max": "500\n",
+                "a/memory.current": "450\n",
+                "a/memory.stat": "anon 1\ninactive_file 30\n",
+                "a/b/memory.max": "max\n",
+                "memory.max": "9000",
+            },
+            80,
+        ),
+        ("0::/of/the/host\n", {"memory.max": "1000\n", "memory.current": "2000\n"}, 0),
+        (
+            "4:cpu,memory:/of/the/host\n",
+            {
+                "memory/memory.limit_in_bytes": "700\n",
+                "memory/memory.usage_in_bytes": "300\n",
+                "memory/memory.stat": "cache 9\ntotal_inactive_file 100\n",
+            },
+            500,
+        ),
+        ("4:memory:/\n", {"memory/memory.limit_in_bytes": "9223372036854771712\n"}, None),
+        ("0::/\n", {"memory.max": "max\n"}, None),
+        ("0::/\n", {}, None),
+        ("", {}, None),
+    ],
+)
+def test_the_room_in_a_container_is_the_least_that_its_groups_leave(
+    own: str, files: dict[str, str], room: int | None, tmp_path: Path
+) -> None:
+    (tmp_path / "own").write_text(own)
+    assert room_in_container(limits(tmp_path / "groups", files), tmp_path / "own") == room
+
+
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+@pytest.mark.parametrize(
+    ("limit", "named"),
+    [("RLIMIT_AS, (room() + (60 << 20),) * 2", "ulimit -v"), ("RLIMIT_FSIZE, (20 << 20,) * 2", "ulimit -f")],
+)
+def test_where_no_large_arena_can_be_had_smaller_ones_are(isolation: str, limit: str, named: str) -> None:
+    done = run(sys.executable, "-c", SMALL.format(limit=limit), isolation, MALLOC_ARENA_MAX="1")
+    assert done.returncode == 0, done.stderr
+    first, refused = done.stdout.splitlines()
+    assert first == "1.0"
+    assert re.findall("ulimit -.", refused) == [named]
+
+
+SMALL = """
+import asyncio, resource, sys
+import numpy as np
+from cudnn_actor import OutOfMemory, spawn
+
+def room():
+    return int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+
+async def main():
+    async with spawn(device="cpu", isolation=sys.argv[1]) as gpu:
+        resource.setrlimit(resource.{limit})
+        if gpu.worker_pid is not None:
+            resource.prlimit(gpu.worker_pid, resource.{limit})
+        print((await gpu.download(await gpu.upload(np.ones((1, 1, 64, 64), np.float32)))).max())
+        try:
+            await gpu.empty((1, 1, 8192, 8192), dtype="float32")  # 256 MiB
+        except OutOfMemory as error:
+            print(error)
+
+asyncio.run(main())
+"""

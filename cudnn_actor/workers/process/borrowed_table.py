@@ -190,6 +190,10 @@ class BorrowedTable:
         """Raise `InvalidRequest`."""
         _parents("create an arena")
 
+    def try_smaller(self, refused: int, spec: TensorSpec) -> bool:  # noqa: ARG002 - whatever it is
+        """Raise `InvalidRequest`."""
+        _parents("create an arena")
+
     def add_arena(self, number: int, nbytes: int, fd: int) -> None:  # noqa: ARG002 - whatever it is
         """Raise `InvalidRequest`. The caller keeps the descriptor."""
         _parents("add an arena")

@@ -1,0 +1,100 @@
+"""The memory limit of the container, a control group of Linux, in which this process runs.
+
+A process that passes it is killed by the kernel. https://docs.kernel.org/admin-guide/cgroup-v2.html (memory),
+https://docs.kernel.org/admin-guide/cgroup-v1/memory.html
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+from cudnn_actor.memory.arena import ARENA_STEP
+
+__all__ = ["default_limit", "room_in_container"]
+
+_FOR_ARENAS = 3 / 4
+"""The part of the room that arenas may take. The rest is for arrays of the program and for values on their
+way."""
+
+_GROUPS = Path("/sys/fs/cgroup")
+_OWN = Path("/proc/self/cgroup")
+
+
+class _Files(NamedTuple):
+    """The files of a group, in one version of control groups."""
+
+    limit: str
+    usage: str
+    inactive: str
+    """The name, in `memory.stat`, of the bytes of files that the kernel drops when memory is short."""
+
+
+_V1 = _Files("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+_V2 = _Files("memory.max", "memory.current", "inactive_file")
+
+
+def default_limit() -> int | None:
+    """Bytes that the arenas of a service that starts now may take in this container; None without a limit."""
+    room = room_in_container()
+    return None if room is None else max(ARENA_STEP, int(room * _FOR_ARENAS) // ARENA_STEP * ARENA_STEP)
+
+
+def room_in_container(groups: Path = _GROUPS, own: Path = _OWN) -> int | None:
+    """Bytes that this process may still take in its container; None if no container limits them.
+
+    The limits of all groups around its own hold as well, so the least room counts. A limit of at least the
+    machine's memory is none. Reads some small files.
+    """
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    rooms = [
+        max(0, limit - _usage(folder, files))
+        for folder, files in _folders(groups, own)
+        if (limit := _number(folder / files.limit)) is not None and limit < machine
+    ]
+    return min(rooms, default=None)
+
+
+def _folders(groups: Path, own: Path) -> Iterator[tuple[Path, _Files]]:
+    """The folders of this process's groups, in either version.
+
+    A container often sees its own group as the root, but its path from outside. So paths that are not there
+    are passed over, and the root is always looked at.
+    """
+    for root, files, path in _memberships(groups, own):
+        for part in (path, *path.parents):
+            yield root / part.relative_to("/"), files
+
+
+def _memberships(groups: Path, own: Path) -> Iterator[tuple[Path, _Files, PurePosixPath]]:
+    for line in _lines(own):
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if not path.startswith("/"):
+            continue
+        if not controllers:
+            yield groups, _V2, PurePosixPath(path)
+            yield groups / "unified", _V2, PurePosixPath(path)
+        elif "memory" in controllers.split(","):
+            yield groups / "memory", _V1, PurePosixPath(path)
+
+
+def _usage(folder: Path, files: _Files) -> int:
+    """Bytes in use that the kernel cannot drop."""
+    fields = dict(line.split(" ", 1) for line in _lines(folder / "memory.stat") if " " in line)
+    return (_number(folder / files.usage) or 0) - int(fields.get(files.inactive, 0))
+
+
+def _number(path: Path) -> int | None:
+    """The number in a file; None for "max", and if there is no such file."""
+    text = next(iter(_lines(path)), "")
+    return int(text) if text.isdecimal() else None
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
