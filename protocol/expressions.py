@@ -57,6 +57,11 @@ class Tensor:
         return self._made.spec.dims
 
     @property
+    def shape(self) -> tuple[int, ...]:
+        """Its dims, by NumPy's name."""
+        return self.dims
+
+    @property
     def dtype(self) -> DType:
         """The element type that it has where it is stored."""
         return self._made.spec.dtype
@@ -116,6 +121,12 @@ class Tensor:
 
     def __rtruediv__(self, other: Any) -> Tensor:
         return self.builder.pointwise(_M.DIV, other, self)
+
+    def __floordiv__(self, other: Any) -> Tensor:
+        return self.builder.floor_divide(self, other)
+
+    def __rfloordiv__(self, other: Any) -> Tensor:
+        return self.builder.floor_divide(other, self)
 
     def __mod__(self, other: Any) -> Tensor:
         return self.builder.pointwise(_M.MOD, self, other)
@@ -226,6 +237,14 @@ class Tensor:
     def min(self, axis: Axes = None, *, keepdims: bool = False) -> Tensor:
         """The smallest element along these dims."""
         return self.builder.min(self, axis, keepdims=keepdims)
+
+    def var(self, axis: Axes = None, *, ddof: float = 0, keepdims: bool = False) -> Tensor:
+        """The variance along these dims."""
+        return self.builder.var(self, axis, ddof=ddof, keepdims=keepdims)
+
+    def std(self, axis: Axes = None, *, ddof: float = 0, keepdims: bool = False) -> Tensor:
+        """The standard deviation along these dims."""
+        return self.builder.std(self, axis, ddof=ddof, keepdims=keepdims)
 
     @property
     def T(self) -> Tensor:  # noqa: N802 - as in NumPy

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import FunctionType
 from typing import Any, overload
 
 from cudnn_actor.protocol.arrangement_functions import ArrangementFunctions
 from cudnn_actor.protocol.checks import did_you_mean, require_name
+from cudnn_actor.protocol.composed_functions import ComposedFunctions
 from cudnn_actor.protocol.dtypes import DType, DTypeLike
 from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.expressions import Made, Tensor
 from cudnn_actor.protocol.graph_assembly import GraphAssembly
-from cudnn_actor.protocol.graph_functions import Functions
 from cudnn_actor.protocol.graph_gradients import Gradients
-from cudnn_actor.protocol.indexing_functions import IndexingFunctions
 from cudnn_actor.protocol.limits import GraphLimits
 from cudnn_actor.protocol.named_graph import Graph
-from cudnn_actor.protocol.network_functions import NetworkFunctions
 from cudnn_actor.protocol.numerics import Numerics
 from cudnn_actor.protocol.operations import PointwiseMode, TensorRole
 from cudnn_actor.protocol.random_functions import RandomFunctions
@@ -26,9 +25,7 @@ from cudnn_actor.protocol.tensor import Layout, LayoutLike, TensorSpec
 __all__ = ["GraphBuilder", "Tensor"]
 
 
-class GraphBuilder(
-    Functions, ArrangementFunctions, RangeFunctions, IndexingFunctions, NetworkFunctions, RandomFunctions
-):
+class GraphBuilder(ComposedFunctions, ArrangementFunctions, RangeFunctions, RandomFunctions):
     """Builds a graph: declare inputs, compute with them, and `build` with the outputs.
 
     A mistake raises `InvalidRequest` at the line that makes it. A tensor's dtype is the type that it has
@@ -210,3 +207,10 @@ class GraphBuilder(
 def _several(given: Any) -> list[Any]:
     """What is given as a sequence, or alone."""
     return list(given) if isinstance(given, Sequence) and not isinstance(given, str) else [given]
+
+
+for _class in GraphBuilder.__mro__[1:-1]:
+    for _name, _function in vars(_class).items():
+        if isinstance(_function, FunctionType) and not _name.startswith("_"):
+            # Python's own errors about arguments name the class that users know.
+            _function.__name__, _function.__qualname__ = _name, f"GraphBuilder.{_name}"

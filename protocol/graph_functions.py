@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from cudnn_actor.protocol.operations import (
     PointwiseMode,
     Reduction,
     ReductionMode,
+    Reshape,
 )
 
 __all__ = ["Functions"]
@@ -225,30 +227,50 @@ class Functions(Recorder):
         """Any other reduction along these dims: see `ReductionMode`."""
         return self._reduced(mode, x, axis, keepdims)
 
-    def argmax(self, x: Tensor, axis: int, *, keepdims: bool = False) -> Tensor:
-        """The place of the largest element along a dim, int64; the first of equal ones."""
+    def argmax(self, x: Tensor, axis: int | None = None, *, keepdims: bool = False) -> Tensor:
+        """The place of the largest element along a dim, int64; the first of equal ones.
+
+        Without an axis, that of x reshaped to one dim.
+        """
         return self._place(ReductionMode.MAX, x, axis, keepdims)
 
-    def argmin(self, x: Tensor, axis: int, *, keepdims: bool = False) -> Tensor:
-        """The place of the smallest element along a dim, int64; the first of equal ones."""
+    def argmin(self, x: Tensor, axis: int | None = None, *, keepdims: bool = False) -> Tensor:
+        """The place of the smallest element along a dim, int64; the first of equal ones. As `argmax`."""
         return self._place(ReductionMode.MIN, x, axis, keepdims)
 
-    def _place(self, mode: ReductionMode, x: Tensor, axis: int, keepdims: bool) -> Tensor:
+    def _place(self, mode: ReductionMode, x: Tensor, axis: int | None, keepdims: bool) -> Tensor:
+        if axis is None:
+            place = self._place(mode, self._flat(x), 0, keepdims=False)
+            return self._result(Reshape(x=place, dims=(1,) * x.rank)) if keepdims else place
         found = ArgReduction(x=x, mode=mode, axis=axis, keep_dims=keepdims)
         return self._result(found, keep_dims="keepdims")
 
-    def cumsum(self, x: Tensor, axis: int, *, exclusive: bool = False, reverse: bool = False) -> Tensor:
-        """The sum of all elements up to each along a dim: see `Cumulative`."""
+    def cumsum(
+        self, x: Tensor, axis: int | None = None, *, exclusive: bool = False, reverse: bool = False
+    ) -> Tensor:
+        """The sum of all elements up to each along a dim: see `Cumulative`.
+
+        Without an axis, of x reshaped to one dim.
+        """
         return self._running(ReductionMode.SUM, x, axis, exclusive, reverse)
 
-    def cumprod(self, x: Tensor, axis: int, *, exclusive: bool = False, reverse: bool = False) -> Tensor:
-        """The product of all elements up to each along a dim: see `Cumulative`."""
+    def cumprod(
+        self, x: Tensor, axis: int | None = None, *, exclusive: bool = False, reverse: bool = False
+    ) -> Tensor:
+        """The product of all elements up to each along a dim: see `Cumulative`.
+
+        Without an axis, of x reshaped to one dim.
+        """
         return self._running(ReductionMode.PRODUCT, x, axis, exclusive, reverse)
 
-    def _running(self, mode: ReductionMode, x: Tensor, axis: int, exclusive: bool, reverse: bool) -> Tensor:
+    def _running(
+        self, mode: ReductionMode, x: Tensor, axis: int | None, exclusive: bool, reverse: bool
+    ) -> Tensor:
+        if axis is None:
+            x, axis = self._flat(x), 0
         return self._result(Cumulative(x=x, mode=mode, axis=axis, exclusive=exclusive, reverse=reverse))
 
-
-for _name, _function in vars(Functions).items():
-    if getattr(_function, "__name__", "") == "function":  # Python's own errors about its arguments name it
-        _function.__name__, _function.__qualname__ = _name, f"GraphBuilder.{_name}"
+    def _flat(self, x: Tensor) -> Tensor:
+        """x as one dim."""
+        self._own("x", x)
+        return x if x.rank == 1 else self._result(Reshape(x=x, dims=(math.prod(x.dims),)))

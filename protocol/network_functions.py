@@ -9,17 +9,15 @@ from typing import Any
 import numpy as np
 
 from cudnn_actor.protocol.checks import is_finite
-from cudnn_actor.protocol.conv import ConvSpec
+from cudnn_actor.protocol.convolution_functions import ConvolutionFunctions
 from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.expressions import Tensor
-from cudnn_actor.protocol.graph_recorder import Recorder
 from cudnn_actor.protocol.operations import (
     AdaptiveWindow,
     Attention,
     AvgPool,
     BatchNorm,
     BatchNormTraining,
-    ConvolutionForward,
     Coordinates,
     GridPadding,
     GridSample,
@@ -36,20 +34,19 @@ from cudnn_actor.protocol.operations import (
     ReductionMode,
     Resample,
     ResampleMode,
-    Reshape,
     RMSNorm,
     Softmax,
     Window,
 )
 from cudnn_actor.protocol.operations.attention import alibi_slopes
 from cudnn_actor.protocol.operations.base import axes_of
-from cudnn_actor.protocol.spatial import Padding, spatial_dims_of, spread
+from cudnn_actor.protocol.spatial import spread
 from cudnn_actor.protocol.tensor import MAX_RANK, whole_numbers
 
 __all__ = ["NetworkFunctions"]
 
 
-class NetworkFunctions(Recorder):
+class NetworkFunctions(ConvolutionFunctions):
     """Each adds operations to the graph, and raises `InvalidRequest` if its operands do not fit together."""
 
     def matmul(self, a: Tensor, b: Tensor) -> Tensor:
@@ -305,11 +302,6 @@ class NetworkFunctions(Recorder):
     def _adaptive(self, x: Tensor, output: int | Sequence[int]) -> AdaptiveWindow:
         return AdaptiveWindow(output=spread("output", output, self._spatial_dims(x)))
 
-    def _spatial_dims(self, x: Tensor, most: int = 3) -> int:
-        """How many spatial dims x has. Raises `InvalidRequest` unless it has one, and at most so many."""
-        self._own("x", x)
-        return spatial_dims_of("x", x.dims, most)
-
     def global_max_pool(self, x: Tensor) -> Tensor:
         """The largest element of each image and channel, with spatial dims of 1."""
         return self._over_space(ReductionMode.MAX, x)
@@ -372,47 +364,6 @@ class NetworkFunctions(Recorder):
             window_right="window",
             slopes="alibi",
         )
-
-    def conv(
-        self,
-        x: Tensor,
-        w: Tensor,
-        *,
-        pad: Padding = 0,
-        stride: int | Sequence[int] = 1,
-        dilation: int | Sequence[int] = 1,
-        groups: int = 1,
-        bias: Tensor | None = None,
-    ) -> Tensor:
-        """Convolution forward, plus one bias per filter, of dims (K,). See `ConvFwd`.
-
-        A padding may be a pair, before and after: `pad=((0, 1), (0, 1))`.
-        """
-        spatial = self._spatial_dims(x)
-        conv = ConvSpec.spread(spatial, pad, stride, dilation, groups)
-        self._own("w", w)
-        if w.rank != x.rank:
-            raise InvalidRequest(
-                field="w",
-                value=w.dims,
-                problem=f"has another rank than x, of dims {x.dims}",
-                fix="give it dims K, C / groups, spatial",
-            )
-        y = self._result(ConvolutionForward(x=x, w=w, conv=conv))
-        if bias is None:
-            return y
-        self._own("bias", bias)
-        of_filters = (1, w.dims[0], *(1 for _ in range(spatial)))
-        if bias.dims not in (of_filters, of_filters[1:2]):
-            raise InvalidRequest(
-                field="bias",
-                value=bias.dims,
-                problem=f"must have one value for each of the {w.dims[0]} filters",
-                fix=f"give it dims {of_filters[1:2]}",
-            )
-        if bias.rank == 1:
-            bias = self._result(Reshape(x=bias, dims=of_filters))
-        return self.pointwise("add", y, bias)
 
 
 def _pair(window: object) -> tuple[Any, Any]:

@@ -290,7 +290,9 @@ OF_TENSORS = [
     (name, parameter.name)
     for name, parameters in FUNCTIONS.items()
     for parameter in parameters
-    if parameter.annotation in ("Tensor", "Tensor | None") and name != "grad"
+    if parameter.annotation in ("Tensor", "Tensor | None")
+    and name != "grad"
+    and parameter.kind is not parameter.VAR_POSITIONAL
 ]
 
 

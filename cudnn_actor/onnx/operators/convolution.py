@@ -11,9 +11,10 @@ from cudnn_actor.onnx.nodes import Node, Result
 from cudnn_actor.onnx.table import operator
 from cudnn_actor.onnx.values import Declined
 from cudnn_actor.protocol.conv import ConvSpec
+from cudnn_actor.protocol.convolution_functions import transposed
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.graph_builder import GraphBuilder, Tensor
-from cudnn_actor.protocol.operations import ConvolutionBackwardData, ConvolutionForward
+from cudnn_actor.protocol.operations import ConvolutionForward
 from cudnn_actor.protocol.tensor import Layout
 
 __all__ = ["conv_spec", "pads_of", "with_bias"]
@@ -111,23 +112,9 @@ def conv_transpose(node: Node, g: GraphBuilder) -> Result:
         ones = [1] * rank
         before, after = map(list, pads_of(node, ones, ones, ones, ones))
         sizes = [f + e - b - a for f, e, b, a in zip(full, extra, before, after, strict=True)]
-    # What is cropped at the front is padding of the convolution; the end follows from the dims.
-    front = [max(0, b) for b in before]
-    most = [min(size - max(0, -b), f - max(0, b)) for size, f, b in zip(sizes, full, before, strict=True)]
-    spec = ConvSpec(
-        pre_padding=tuple(front),
-        post_padding=tuple(f - b - m for f, b, m in zip(full, front, most, strict=True)),
-        stride=tuple(strides),
-        dilation=tuple(dilations),
-        groups=groups,
-    )
-    dims = (x.dims[0], w.dims[1] * groups, *most)
-    y: Tensor = g.apply(
-        ConvolutionBackwardData(dy=x, w=w, conv=spec), like={"dx": g.full(dims, 0.0, x.dtype)}
-    )
-    missing = [(max(0, -b), size - m - max(0, -b)) for b, size, m in zip(before, sizes, most, strict=True)]
-    if any(pair != (0, 0) for pair in missing):
-        y = g.pad(y, [(0, 0), (0, 0), *missing])
+    extra = [size - f + b + a for size, f, b, a in zip(sizes, full, before, after, strict=True)]
+    spec = ConvSpec.spread(rank, 0, strides, dilations, groups)
+    y = transposed(g, x, w, spec, before=before, after=after, extra=extra)
     return with_bias(g, y, node.tensor_or_none(2))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
@@ -13,9 +12,10 @@ from cudnn_actor.onnx.operators.casts import converted, wrapped
 from cudnn_actor.onnx.table import operator
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.graph_builder import GraphBuilder, Tensor
+from cudnn_actor.protocol.integer_division import truncated
 from cudnn_actor.protocol.operations import PointwiseMode
 
-__all__ = ["quotient"]
+__all__: list[str] = []
 
 _M = PointwiseMode
 _WIDE = (DType.INT64, DType.UINT64)
@@ -100,21 +100,6 @@ def magnitude(node: Node, g: GraphBuilder) -> Result:
     return wrapped(g, g.pointwise(mode, g.astype(x, DType.INT64)), x.dtype)
 
 
-def quotient(g: GraphBuilder, a: Any, b: Any, dtype: DType) -> Tensor:
-    """a / b of integers, without the fraction."""
-
-    def divided(whole: Any, dtype: DType) -> Tensor:
-        pair = (g.astype(x, DType.FLOAT64) if isinstance(x, Tensor) else float(x) for x in (whole, b))
-        return g.astype(g.trunc(g.divide(*pair)), dtype)
-
-    whole = g.subtract(a, g.fmod(a, b))
-    if dtype not in _WIDE:
-        return converted(g, divided(whole, DType.INT64), dtype)
-    first = divided(whole, dtype)  # float64 does not hold every int64: it may be a little off, up or down
-    left = wrapped(g, g.subtract(whole, g.multiply(first, b)), DType.INT64)
-    return g.add(first, wrapped(g, divided(left, DType.INT64), dtype))
-
-
 @operator("PRelu", since=7)
 def prelu(node: Node, g: GraphBuilder) -> Result:
     if node.dtype(0).is_floating or node.dtype(0) in _WIDE:
@@ -130,7 +115,7 @@ def prelu(node: Node, g: GraphBuilder) -> Result:
 def div(node: Node, g: GraphBuilder) -> Result:
     a, b = node.operands()
     dtype = node.dtype(0)
-    return g.divide(a, b) if dtype.is_floating else quotient(g, a, b, dtype)
+    return g.divide(a, b) if dtype.is_floating else truncated(g, a, b, dtype)
 
 
 @operator("Pow", since=7)

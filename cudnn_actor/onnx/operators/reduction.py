@@ -7,11 +7,11 @@ from typing import Any
 
 from cudnn_actor.onnx.nodes import Node, Result
 from cudnn_actor.onnx.operators.casts import converted
-from cudnn_actor.onnx.operators.pointwise import quotient
 from cudnn_actor.onnx.table import operator
 from cudnn_actor.onnx.values import Refused
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.graph_builder import GraphBuilder, Tensor
+from cudnn_actor.protocol.integer_division import truncated
 from cudnn_actor.protocol.operations import ReductionMode
 
 __all__ = ["reduced"]
@@ -38,7 +38,7 @@ def reduced(g: GraphBuilder, mode: ReductionMode, x: Tensor, axes: Any, *, keepd
     if mode is _R.MEAN:
         total = g.sum(x, axes, keepdims=keepdims)
         count = math.prod(x.dims) // max(1, math.prod(total.dims))
-        return converted(g, quotient(g, total, count, total.dtype), x.dtype)
+        return converted(g, truncated(g, total, count, total.dtype), x.dtype)
     if not mode.is_exact:
         return converted(g, g.reduce(mode, g.astype(x, DType.FLOAT64), axes, keepdims=keepdims), x.dtype)
     return converted(g, g.reduce(mode, x, axes, keepdims=keepdims), x.dtype)
