@@ -355,7 +355,7 @@ class Model:
                 problem="is not a mapping of names to arrays",
                 fix=f"name each: {', '.join(each.name for each in self.inputs)}",
             )
-        wanted = [each.name for each in self.inputs]
+        wanted = {each.name: each for each in self.inputs}
         for name in [*inputs, *wanted]:
             if name not in wanted or name not in inputs:
                 missing = name in wanted
@@ -366,7 +366,7 @@ class Model:
                     problem="is an input that is missing" if missing else "is no input of the model",
                     fix=f"{hint}give {', '.join(wanted)}",
                 )
-        require_names("keep", keep, [each.name for each in self.outputs], "the model")
+        require_names("keep", keep, {each.name: each for each in self.outputs}, "the model")
 
     def _given(self, feature: Feature, value: Any) -> Any:
         """An input: a reference, or an array of the input's dtype."""

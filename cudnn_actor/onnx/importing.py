@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+from collections import ChainMap, Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -188,7 +189,8 @@ class _Unknowable(Exception):
 
 
 _UNKNOWN, _UNDECIDED = _Unknown(), _Unknown()
-Scope = dict[str, "Value | _Unknown | None"]
+Scope = ChainMap[str, "Value | _Unknown | None"]
+"""What names stand for: a layer for each subgraph around."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -219,6 +221,8 @@ class _Import:
         self._ports: dict[str, str] = {}
         """Inputs that are read → ports."""
         self._taken: set[str] = set()
+        self._numbered: Counter[str] = Counter()
+        """Names → the last number that was given to a port of that name."""
         self._weights: dict[str, tuple[str, np.ndarray]] = {}
         self._of_weight: dict[str, Tensor] = {}
         self._problems: dict[str, None] = {}
@@ -240,8 +244,8 @@ class _Import:
         """Nodes, those of each call of a function and each iteration of a loop included."""
 
     def specialised(self) -> Specialised:
-        names: Scope = {name: self._initialiser(name) for name in self._file.tensors}
-        names |= {feature.name: self._input(feature) for feature in self._file.inputs}
+        names: Scope = ChainMap({name: self._initialiser(name) for name in self._file.tensors})
+        names.update({feature.name: self._input(feature) for feature in self._file.inputs})
         place = _Place(names, self._file.opsets, {})
         self._walk(self._file.nodes, place)
         if self._problems:
@@ -262,12 +266,8 @@ class _Import:
             self._ports[name] = self._port(name)
             return self._g.input(self._ports[name], spec.dims, spec.dtype, layout=spec.layout)
 
-        def undecided() -> np.ndarray:
-            raise Undecided(frozenset({name}))
-
-        origins = frozenset({name})
-        elements = undecided if array is None else array
-        return Value(spec.dims, spec.dtype.numpy, tensor, elements, origins=origins)
+        elements = Undecided(frozenset({name})) if array is None else array
+        return Value(spec.dims, spec.dtype.numpy, tensor, elements)
 
     def _initialiser(self, name: str) -> Value:
         return self._constant(self._file.tensors[name], fixed=True, key=f"initialiser {name}", name=name)
@@ -279,14 +279,13 @@ class _Import:
         fixed: bool,
         key: str = "",
         name: str = "",
-        origins: frozenset[str] = frozenset(),
     ) -> Value:
         """A value whose elements are known. As a tensor, it is a weight."""
 
         def weight(layout: Layout = Layout.NCHW) -> Tensor:
             return self._weight(array, key, name, layout)
 
-        return Value(array.shape, array.dtype, weight, array, fixed=fixed, origins=origins, weight=weight)
+        return Value(array.shape, array.dtype, weight, array, fixed=fixed, weight=weight)
 
     def _weight(
         self, array: np.ndarray, key: str = "", name: str = "", layout: Layout = Layout.NCHW
@@ -328,10 +327,10 @@ class _Import:
 
     def _port(self, name: str) -> str:
         """A name that no port has yet."""
-        port, number = name, 0
+        port = name
         while port in self._taken:
-            number += 1
-            port = f"{name}_{number}"
+            self._numbered[name] += 1  # all numbers below are taken: thousands may have one name
+            port = f"{name}_{self._numbered[name]}"
         self._taken.add(port)
         return port
 
@@ -544,12 +543,7 @@ class _Import:
         inputs = view.inputs
         results = handler(view, self._g)
         found = results if isinstance(results, tuple) else (results,)
-        origins = frozenset().union(*(value.origins for value in inputs if value is not None))
         folded: list[tuple[np.ndarray | None, ...]] = []
-
-        def check() -> None:
-            if missing := origins - self._values.keys():
-                raise Undecided(missing)
 
         def array_of(number: int) -> np.ndarray:
             if not folded:
@@ -566,13 +560,11 @@ class _Import:
                 return result
             if isinstance(result, np.ndarray | np.generic):
                 array = np.asarray(result)
-                if not view.looked:
-                    return self._constant(array, fixed=True)
-                return self._constant(array, fixed=False, origins=origins)
+                return self._constant(array, fixed=not view.looked)
             if 0 in result.dims:
                 return self._constant(np.empty(result.dims, result.dtype.numpy), fixed=True)
-            pending = Pending(check, inputs, functools.partial(array_of, number))
-            value = Value(result.dims, result.dtype.numpy, result, pending, origins=origins)
+            pending = Pending(inputs, functools.partial(array_of, number))
+            value = Value(result.dims, result.dtype.numpy, result, pending)
             value.made_by = view
             return value
 
@@ -590,7 +582,7 @@ class _Import:
         if place.depth >= _DEEPEST:
             raise InvalidModel(where=label, problem=f"lies in {_DEEPEST} functions, one in the other")
         defaults = {each.name: each for each in function.attribute_proto}
-        names: Scope = dict.fromkeys(function.input)
+        names: Scope = ChainMap(dict.fromkeys(function.input))
         names.update(zip(function.input, inputs, strict=False))
         opsets = {**place.opsets, **versions(function.opset_import)}  # ONNX's own do not name all
         inner = _Place(names, opsets, {**defaults, **attributes}, label, place.depth + 1)
@@ -601,11 +593,13 @@ class _Import:
         """A subgraph, which sees the names around it."""
         if len(given) != len(graph.input):
             raise Declined(f"has a subgraph with {len(graph.input)} inputs, and gives it {len(given)}")
-        names = {**place.names, **dict(zip((each.name for each in graph.input), given, strict=True))}
+        # A layer of its own: a loop of many steps copies none of the names around it.
+        names: Scope = place.names.new_child(
+            dict(zip((each.name for each in graph.input), given, strict=True))
+        )
         for tensor in graph.initializer:
             names[tensor.name] = self._read_once(tensor, functools.partial(self._inner, tensor))
-        own = {name for each in graph.node for name in each.output if name}
-        self._walk(in_order(graph.node, set(names) - own), replace(place, names=names))
+        self._walk(in_order(graph.node, set()), replace(place, names=names))
         found = [names.get(output.name) for output in graph.output]
         if any(isinstance(value, _Unknown) for value in found):
             raise _Unknowable

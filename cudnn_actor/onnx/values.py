@@ -15,8 +15,6 @@ from cudnn_actor.protocol.tensor import Layout
 
 __all__ = ["Contradiction", "Declined", "Empty", "Pending", "Refused", "Undecided", "Value"]
 
-_NOTHING: frozenset[str] = frozenset()
-
 
 class Contradiction(Exception):
     """Raised for a node that contradicts what ONNX says of its operator. Its text says how, for people."""
@@ -46,11 +44,9 @@ class Undecided(Exception):
 class Pending:
     """Elements that are computed once somebody asks for them.
 
-    `check`: raises `Undecided` if they derive from inputs whose values are not known. `sources`: the values
-    that have to be there before. `compute`: gives them.
+    `sources`: the values that have to be there before. `compute`: gives them.
     """
 
-    check: Callable[[], None]
     sources: Sequence[Value | None]
     compute: Callable[[], np.ndarray]
 
@@ -69,11 +65,9 @@ class Value:
     weight
         Gives it as a weight with that layout, if its elements are known.
     array
-        Its elements, or how they are found; a function raises `Undecided` where they are not known.
+        Its elements, or how they are found; the `Undecided` of an input whose values are not known yet.
     fixed
         Whether the elements do not depend on any input: the value is a constant of the model.
-    origins
-        The inputs that it derives from.
 
     Attributes
     ----------
@@ -81,20 +75,19 @@ class Value:
         The `Node` whose result it is; None if it is an input, a constant or the result of a function.
     """
 
-    __slots__ = ("_array", "_laid_out", "_tensor", "_weight", "dims", "dtype", "fixed", "made_by", "origins")
+    __slots__ = ("_array", "_laid_out", "_tensor", "_weight", "dims", "dtype", "fixed", "made_by")
 
     def __init__(
         self,
         dims: tuple[int, ...],
         dtype: np.dtype[Any],
         tensor: Callable[[], Tensor] | Tensor,
-        array: Callable[[], np.ndarray] | Pending | np.ndarray,
+        array: Callable[[], np.ndarray] | Pending | Undecided | np.ndarray,
         *,
         fixed: bool = False,
-        origins: frozenset[str] = _NOTHING,
         weight: Callable[[Layout], Tensor] | None = None,
     ) -> None:
-        self.dims, self.dtype, self.fixed, self.origins = dims, dtype, fixed, origins
+        self.dims, self.dtype, self.fixed = dims, dtype, fixed
         self._tensor, self._array, self._weight = tensor, array, weight
         self._laid_out: dict[Layout, Tensor] = {}
         self.made_by: Any = None
@@ -115,23 +108,44 @@ class Value:
 
     @property
     def array(self) -> np.ndarray:
-        """Its elements."""
+        """Its elements. Raises `Undecided` with all inputs whose values are needed for them."""
         if isinstance(self._array, np.ndarray):
             return self._array
-        if not isinstance(self._array, Pending):
-            return self._array()
-        self._array.check()
-        waiting = [self]  # a chain of many nodes would be too deep for a call in a call
-        while waiting:
-            value = waiting[-1]
-            before = [] if not isinstance(value._array, Pending) else value._array.sources
-            if missing := [each for each in before if each is not None and isinstance(each._array, Pending)]:
-                waiting += missing
-                continue
+        needed = self._needed()
+        undecided = [value._array.names for value in needed if isinstance(value._array, Undecided)]
+        if undecided:
+            raise Undecided(frozenset().union(*undecided))
+        for value in needed:
             if isinstance(value._array, Pending):
                 value._array = value._array.compute()
-            waiting.pop()
-        return self.array
+            elif callable(value._array):
+                value._array = value._array()
+        elements = needed[-1]._array
+        assert isinstance(elements, np.ndarray), "the last of those that are needed is it itself"
+        return elements
+
+    def _needed(self) -> list[Value]:
+        """It and all that its elements are computed from, as far as they are not there, itself last.
+
+        Each comes after those that it is computed from. A chain of many nodes would be too deep for a call in
+        a call.
+        """
+        order: dict[int, Value] = {}
+        entered: set[int] = set()
+        waiting: list[Value] = [self]
+        while waiting:
+            value = waiting[-1]
+            if id(value) in entered:
+                order[id(value)] = waiting.pop()
+                continue
+            entered.add(id(value))
+            sources = value._array.sources if isinstance(value._array, Pending) else ()
+            waiting += [
+                each
+                for each in sources
+                if each is not None and id(each) not in entered and not isinstance(each._array, np.ndarray)
+            ]
+        return list(order.values())
 
     @property
     def is_constant(self) -> bool:

@@ -16,6 +16,8 @@ from cudnn_actor.protocol.graph_builder import GraphBuilder, Tensor
 
 __all__ = ["product", "turned"]
 
+_MOST_STEPS = 16
+"""How many scales or conversions in a row are looked through: many products may be behind the same ones."""
 _MOST = 1 << 24
 """The most products of integers that are formed one by one."""
 
@@ -91,7 +93,9 @@ def _attention(node: Node, g: GraphBuilder) -> Tensor | None:
         sides = [added.value(0), added.value(1)]
         place = 0 if any(_made_by(sides[0], op) is not None for op in ("MatMul", "Mul", "Div")) else 1
         scores, bias = sides[place], sides[1 - place]
-    while (scaled := _scaled(scores)) is not None:
+    for _ in range(_MOST_STEPS):
+        if (scaled := _scaled(scores)) is None:
+            break
         scores, scale = scaled[0], scale * scaled[1]
     of_keys = _made_by(scores, "MatMul")
     if of_keys is None or not math.isfinite(scale):
@@ -126,8 +130,10 @@ def _scaled(value: Value) -> tuple[Value, float] | None:
 def _made_by(value: Value, op: str) -> Node | None:
     """The node that makes a value, if it is that operator's, but for conversions between floats."""
     made: Node | None = value.made_by
-    while (
-        made is not None and made.op in ("Cast", "CastLike") and made.dtype(0).is_floating and op != made.op
-    ):
+    for _ in range(_MOST_STEPS):
+        if made is None or op == made.op or made.op not in ("Cast", "CastLike"):
+            break
+        if not made.dtype(0).is_floating:
+            break
         made = made.value(0).made_by
     return made if made is not None and made.op == op else None
