@@ -10,6 +10,8 @@ from __future__ import annotations
 import enum
 import hashlib
 import struct
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 
@@ -21,23 +23,20 @@ def canonical_bytes(value: object) -> bytes:  # noqa: PLR0911 - one line per typ
 
     Raises `TypeError` for anything else, such as a set or a dict, which have no canonical form here.
     """
+    encode = _ENCODERS.get(type(value))  # a graph has hundreds of thousands of values: most take this way
+    if encode is not None:
+        return encode(value)
     match value:
-        case None:
-            return b"N"
-        case bool():
-            return b"T" if value else b"F"
         case enum.Enum():
             return canonical_bytes(value.value)
         case int():
-            digits = str(value).encode()
-            return b"I" + _length(digits) + digits
+            return _integer(value)
         case float():
-            return b"D" + struct.pack("<d", value)
+            return _float(value)
         case str():
-            text = value.encode()
-            return b"S" + _length(text) + text
+            return _text(value)
         case tuple() | list():
-            return b"L" + _length(value) + b"".join(map(canonical_bytes, value))
+            return _sequence(value)
         case msgspec.Struct():
             fields = sorted(type(value).__struct_fields__)
             pairs = tuple((name, getattr(value, name)) for name in fields)
@@ -51,5 +50,32 @@ def blake(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=32).hexdigest()
 
 
-def _length(sized: bytes | tuple[object, ...] | list[object]) -> bytes:
-    return struct.pack("<Q", len(sized))
+def _integer(value: int) -> bytes:
+    digits = b"%d" % value
+    return b"I" + _length(len(digits)) + digits
+
+
+def _float(value: float) -> bytes:
+    return b"D" + struct.pack("<d", value)
+
+
+def _text(value: str) -> bytes:
+    text = value.encode()
+    return b"S" + _length(len(text)) + text
+
+
+def _sequence(value: Sequence[object]) -> bytes:
+    return b"L" + _length(len(value)) + b"".join(map(canonical_bytes, value))
+
+
+_length = struct.Struct("<Q").pack
+
+_ENCODERS: dict[type, Callable[[Any], bytes]] = {
+    type(None): lambda _: b"N",
+    bool: lambda value: b"T" if value else b"F",
+    int: _integer,
+    float: _float,
+    str: _text,
+    tuple: _sequence,
+    list: _sequence,
+}

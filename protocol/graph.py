@@ -229,9 +229,9 @@ class OperationGraph(
     def samples(self, xp: Any, draw: Callable[[TensorSpec], Array]) -> dict[int, Array]:
         """Values of those inputs of the graph that need particular ones, by uid: see `Operation.samples`."""
         found: dict[int, Array] = {}
-        inputs = [uid for uid in self.bound if uid not in self.written]
+        inputs = dict.fromkeys(uid for uid in self.bound if uid not in self.written)
         for operation in self.operations:
-            if set(inputs).isdisjoint(operation.reads):
+            if inputs.keys().isdisjoint(operation.reads):
                 continue
             operands = dict(operation.named())
             specs = {name: self.tensor(uid).spec for name, uid in operands.items()}

@@ -176,7 +176,9 @@ class Engine(Protocol):
     """A device library behind one interface. Not thread-safe: one thread opens, uses and closes it."""
 
     on_progress: Callable[[], None]
-    """A synchronous engine calls it in `execute`, after each part of the work. Its owner may set it."""
+    """A synchronous engine calls it in `build` and `execute`, after each part of the work.
+
+    Its owner may set it."""
 
     @property
     def name(self) -> str:

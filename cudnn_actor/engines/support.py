@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+from cudnn_actor.engines.base import no_progress
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.errors import InvalidRequest, UnsupportedGraph
 from cudnn_actor.protocol.graph import OperationGraph
@@ -29,13 +30,18 @@ def kind_of(graph: OperationGraph) -> str:
     return next(kinds, Pointwise.kind)
 
 
-def check_graph(graph: OperationGraph, engine: str) -> None:
-    """Raise `UnsupportedGraph`, naming `engine`, unless the shapes and dtypes of all operations fit."""
+def check_graph(graph: OperationGraph, engine: str, on_progress: Callable[[], None] = no_progress) -> None:
+    """Raise `UnsupportedGraph`, naming `engine`, unless the shapes and dtypes of all operations fit.
+
+    `on_progress` is called after each operation.
+    """
+    specs = {tensor.uid: tensor.spec for tensor in graph.tensors}
     for number, operation in enumerate(graph.operations):
         try:
-            _check(graph, operation)
+            _check(graph, operation, specs)
         except (_Unfit, InvalidRequest) as unfit:
             raise unsupported(graph, engine, str(unfit), (number,)) from unfit.__cause__
+        on_progress()
 
 
 def unsupported(
@@ -58,14 +64,14 @@ class _Unfit(Exception):
     """Raised when an operation cannot be run as given."""
 
 
-def _check(graph: OperationGraph, operation: Node) -> None:
-    operands = operation.named()
-    tensors = {name: graph.tensor(uid) for name, uid in operands}
-    specs = {name: tensor.spec for name, tensor in tensors.items()}
+def _check(graph: OperationGraph, operation: Node, known: Mapping[int, TensorSpec]) -> None:
+    """`known`: the tensors' specs. Making one checks it, so each is made once."""
+    operands = dict(operation.named())
+    specs = {name: known[uid] for name, uid in operands.items()}
     operation.check(specs)
     if isinstance(operation, Pointwise):
         return
-    if any(tensor.role in (TensorRole.SCALAR, TensorRole.CONSTANT) for tensor in tensors.values()):
+    if any(graph.tensor(uid).role in (TensorRole.SCALAR, TensorRole.CONSTANT) for uid in operands.values()):
         raise _Unfit(f"{operation.kind} of a number")
     if isinstance(operation, ConvolutionForward) and specs["w"].dtype in _LARGEST_PRODUCT:
         _check_sum(specs["w"])

@@ -6,6 +6,7 @@ The results of reshapes, transposes and slices may lie in their operand's memory
 from __future__ import annotations
 
 import enum
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
@@ -461,7 +462,7 @@ class Concat(Operation[T], frozen=True, kw_only=True, tag=True):
     def starts(self, dims: Sequence[tuple[int, ...]]) -> list[int]:
         """Where the part of each operand, of these dims, begins along the dim."""
         sizes = [each[self.axis] for each in dims]
-        return [sum(sizes[:number]) for number in range(len(sizes))]
+        return list(itertools.accumulate(sizes, initial=0))[:-1]
 
 
 def _without(dims: tuple[int, ...], axis: int) -> tuple[int, ...]:

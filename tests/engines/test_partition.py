@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cudnn_actor.engines.cpu.evaluation import EvaluatedPlan
-from cudnn_actor.engines.cuda.plans.composition import _places
 from cudnn_actor.engines.cuda.plans.errata import erratum
 from cudnn_actor.engines.cuda.plans.indexed_reads import indices_of
 from cudnn_actor.engines.cuda.plans.kernels import source
 from cudnn_actor.engines.cuda.plans.partition import Cut, cut
 from cudnn_actor.engines.cuda.plans.recipe import KernelStep
+from cudnn_actor.engines.cuda.plans.scratch_places import places
 from cudnn_actor.engines.cuda.plans.splitting import compile_split
 from cudnn_actor.protocol import (
     Graph,
@@ -38,13 +38,13 @@ def evaluated(graph: OperationGraph, buffers: list[np.ndarray]) -> None:
 
 def in_pieces(graph: OperationGraph, parts: Cut, memories: list[np.ndarray]) -> None:
     """Run the pieces as a composed plan does: what is between them lies in scratch memory, by its places."""
-    places, nbytes = _places(parts)
+    offsets, nbytes = places(parts)
     scratch = np.full(max(nbytes, 1), 0x77, np.uint8)
     roots = dict(zip(graph.bound, memories, strict=True))
 
     def bound(uid: int, tensor: GraphTensor) -> np.ndarray:
         root, offset = parts.stored[uid]
-        memory = roots[root] if root in roots else scratch[places[root] :]
+        memory = roots[root] if root in roots else scratch[offsets[root] :]
         return array_in(memory[offset:], tensor)
 
     for piece in parts.pieces:
@@ -348,7 +348,7 @@ def test_scratch_memory_is_used_again() -> None:
     for _ in range(12):
         x = g.cumsum(x, 1)
     parts = check(g.build(y=x))
-    _, nbytes = _places(parts)
+    _, nbytes = places(parts)
     assert nbytes == 2 * 64 * 64 * 4
 
 

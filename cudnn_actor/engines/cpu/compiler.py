@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from cudnn_actor.engines.base import no_progress
 from cudnn_actor.engines.cpu.activations import BINARY, UNARY
 from cudnn_actor.engines.cpu.boxes import Dims, largest_tile
 from cudnn_actor.engines.cpu.convolution import BackwardData, BackwardFilter, Forward, Kernel
@@ -44,19 +45,24 @@ _KERNELS: dict[type, Callable[[ConvGeometry, int, int], Kernel]] = {
 }
 
 
-def compile_plan(graph: OperationGraph, workspace_limit: int | None) -> CpuPlan | EvaluatedPlan:
+def compile_plan(
+    graph: OperationGraph,
+    workspace_limit: int | None,
+    on_progress: Callable[[], None] = no_progress,
+) -> CpuPlan | EvaluatedPlan:
     """Make a graph ready to run in at most `workspace_limit` bytes of workspace.
 
     Convolutions and pointwise operations are computed tile by tile. A graph with any other operation, or with
-    a tensor that tiles do not hold, is run by its operations' definitions.
+    a tensor that tiles do not hold, is run by its operations' definitions. `on_progress` is called after each
+    operation.
 
     Raises `UnsupportedGraph` for graphs that `support` rejects, and `OutOfMemory` if even the smallest tiles
     need more.
     """
-    check_graph(graph, "cpu")
+    check_graph(graph, "cpu", on_progress)
     tiled = all(_has_tiles(graph, operation) for operation in graph.operations)
     if tiled and all(map(_tiles_hold, graph.tensors)):
-        return _Compiler(graph).plan(workspace_limit)
+        return _Compiler(graph, on_progress).plan(workspace_limit)
     return EvaluatedPlan(_tag(graph), graph)
 
 
@@ -113,9 +119,9 @@ class _Draft:
 
 
 class _Compiler:
-    def __init__(self, graph: OperationGraph) -> None:
+    def __init__(self, graph: OperationGraph, on_progress: Callable[[], None]) -> None:
         self._graph = graph
-        self._operations = tuple(graph.operations)
+        self._on_progress = on_progress
         self._readers: dict[int, list[Node]] = {}
         for operation in graph.operations:
             for uid in operation.reads:
@@ -131,7 +137,9 @@ class _Compiler:
         for draft in self._drafts:
             stage = self._stage(draft)
             kept = stage.kept_footprint()
-            room = _TILE_BYTES if limit is None else min(_TILE_BYTES, limit - shared - kept)
+            room = max(_TILE_BYTES, stage.narrow_footprint())
+            if limit is not None:
+                room = min(room, limit - shared - kept)
             tile = largest_tile(stage.grid, stage.tile_footprint, room)
             stages.append((stage, tile))
             needs.append(shared + kept + stage.tile_footprint(tile))
@@ -153,7 +161,7 @@ class _Compiler:
     def _cut(self) -> list[_Draft]:
         """Group consecutive operations that can run box by box together."""
         drafts: list[_Draft] = []
-        for number, operation in enumerate(self._operations):
+        for number, operation in enumerate(self._graph.operations):
             dims = self._dims(operation.writes[0])
             if not drafts or not drafts[-1].admits(operation, dims):
                 drafts.append(_Draft(dims))
@@ -173,10 +181,11 @@ class _Compiler:
         return tuple(crossing)
 
     def _stage(self, draft: _Draft) -> Stage:
+        last = {uid: operation for operation in draft.pointwise for uid in operation.reads}
         mapped = []
-        for number, operation in enumerate(draft.pointwise):
-            later = {uid for other in draft.pointwise[number + 1 :] for uid in other.reads}
-            mapped.append(self._mapped(operation, later))
+        for operation in draft.pointwise:
+            mapped.append(self._mapped(operation, last))
+            self._on_progress()
         convolved = None
         if draft.convolution is not None:
             (uid,) = draft.convolution.writes
@@ -185,17 +194,18 @@ class _Compiler:
             convolved = Convolved(self._kernel(draft.convolution), uid, self._target(uid), read_as)
         return Stage(draft.dims, convolved, tuple(mapped))
 
-    def _mapped(self, operation: Pointwise[int], later: set[int]) -> Mapped:
-        operands = tuple(self._operand(uid, later) for uid in operation.operands)
+    def _mapped(self, operation: Pointwise[int], last: Mapping[int, Node]) -> Mapped:
+        """`last`: what reads each tensor last in the stage."""
+        operands = tuple(self._operand(uid, last[uid] is operation) for uid in operation.operands)
         dims, parameter = self._dims(operation.result), operation.effective_parameters.get("parameter")
         elementwise = Elementwise(operation.mode, parameter, operands, dims)
         uid = operation.result
         return Mapped(elementwise, uid, self._target(uid), self._read_as(uid))
 
-    def _operand(self, uid: int, later: set[int]) -> Operand:
+    def _operand(self, uid: int, last: bool) -> Operand:
         if uid in self._index:
             return Loaded(self._index[uid], self._dims(uid))
-        return Passed(uid, last=uid not in later)
+        return Passed(uid, last=last)
 
     def _target(self, uid: int) -> Target | None:
         if uid not in self._index:

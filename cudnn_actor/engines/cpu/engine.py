@@ -67,11 +67,11 @@ class CpuEngine:
         return self._arenas.bind(arena, offset, spec)
 
     def builder(self, access: BuilderAccess | None) -> None:
-        """None: building a plan takes well under a millisecond."""
+        """None: building a plan takes 0.1 ms an operation at most, and notes its progress."""
 
     def build(self, graph: OperationGraph, *, workspace_limit: int | None) -> Plan:
         """Build a plan, and grow the workspace if necessary. Raises `UnsupportedGraph`, `OutOfMemory`."""
-        plan = compile_plan(graph, workspace_limit)
+        plan = compile_plan(graph, workspace_limit, self.on_progress)
         self.prepare(plan)
         return plan
 

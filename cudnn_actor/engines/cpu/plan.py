@@ -7,6 +7,7 @@ Intermediate values then need scratch memory for one box only, and are still in 
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar
@@ -27,8 +28,10 @@ from cudnn_actor.protocol.step_kinds import StepKind
 
 __all__ = ["Convolved", "CpuPlan", "Mapped", "Program", "Stage", "Target"]
 
-_MOST_BOUND_BOXES = 256
-"""Plans with more boxes bind them again in every run: keeping the steps would cost more than it saves."""
+_MOST_BOUND_PARTS = 1 << 14
+"""Plans with more parts bind them again in every run. A part that is kept takes about 1.3 KB."""
+_NARROW_BYTES = 8 << 10
+"""Of each array of a box. In shorter ones, NumPy takes longer for the call than for the elements."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +92,14 @@ class Stage:
         kernel = self.convolved.kernel
         return kernel.footprint(tile) + (0 if kernel.accumulates else self._mapped_footprint(tile))
 
+    def count_parts(self, tile: Dims) -> int:
+        """How many `parts` yields, or a few more."""
+        return count_boxes(self.grid, tile) * (1 + len(self.mapped))
+
+    def narrow_footprint(self) -> int:
+        """Bytes of scratch for a box of so few elements that NumPy's time for a call begins to count."""
+        return self._taken.total() * _NARROW_BYTES
+
     def parts(self, tile: Dims, memory: Scratch) -> Iterator[list[Step]]:
         """The steps of a run of this stage, in order: a list for each operation on each box."""
         if self.convolved is None:
@@ -121,7 +132,7 @@ class Stage:
             passed[item.uid], steps = item.operation.bind(box, passed, memory)
             yield steps + self._keep(item, passed[item.uid], spare, box)
 
-    @property
+    @functools.cached_property
     def _rounds(self) -> bool:
         """Whether any result is rounded in place."""
         return any(item.read_as is not None for item in (self.convolved, *self.mapped) if item is not None)
@@ -136,9 +147,20 @@ class Stage:
             steps.append(store(item.target.rounding, result, item.target.index, self.dims, box))
         return steps
 
+    @functools.cached_property
+    def _taken(self) -> Counter[Dims]:
+        """Dims of the arrays that the pointwise operations take from scratch memory, and how many of each.
+
+        Counted once: finding a tile asks for many footprints, and a stage may have thousands of operations
+        but has few different dims.
+        """
+        taken = Counter(dims for item in self.mapped for dims in item.operation.taken())
+        if self._rounds:
+            taken[self.dims] += 1
+        return taken
+
     def _mapped_footprint(self, tile: Dims) -> int:
-        spare = footprint(tile) if self._rounds else 0
-        return spare + sum(item.operation.footprint(tile) for item in self.mapped)
+        return sum(count * footprint(tuple(map(min, dims, tile))) for dims, count in self._taken.items())
 
 
 @dataclass(frozen=True)
@@ -198,7 +220,7 @@ class CpuPlan:
         """The plan on a workspace of at least `self.workspace` bytes."""
         memory = Scratch(workspace)
         intermediates = tuple(map(memory.take, self.intermediates))
-        if sum(count_boxes(stage.grid, tile) for stage, tile in self.stages) > _MOST_BOUND_BOXES:
+        if sum(stage.count_parts(tile) for stage, tile in self.stages) > _MOST_BOUND_PARTS:
             # Refer to the stages only. The engine keeps programs in a dict with weak keys, the plans; a
             # program that referred to its plan would keep it alive.
             return Program(intermediates, functools.partial(_parts, self.stages, memory))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from cudnn_actor.engines.cpu.activations import BINARY, UNARY
 from cudnn_actor.engines.cpu.boxes import Box, Dims, box_dims
-from cudnn_actor.engines.cpu.scratch import Array, Scratch, footprint
+from cudnn_actor.engines.cpu.scratch import Array, Scratch
 from cudnn_actor.engines.cpu.steps import Step, load
 from cudnn_actor.protocol.operations import PointwiseMode
 
@@ -52,10 +52,11 @@ class Elementwise:
     operands: tuple[Operand, ...]
     dims: Dims
 
-    def footprint(self, tile: Dims) -> int:
-        """Bytes of scratch for a box of these dims."""
-        loads = [self._clip(o.dims, tile) for o in self.operands if isinstance(o, Loaded)]
-        return footprint(*loads, *(() if any(map(self._reusable, self.operands)) else (tile,)))
+    def taken(self) -> Iterator[Dims]:
+        """Dims of each array that it takes from scratch memory, for a box that is all of the result."""
+        yield from (operand.dims for operand in self.operands if isinstance(operand, Loaded))
+        if not any(map(self._reusable, self.operands)):
+            yield self.dims
 
     def bind(self, box: Box, passed: Mapping[int, Array], memory: Scratch) -> tuple[Array, list[Step]]:
         """The result in a box, and the steps that compute it."""
@@ -86,7 +87,3 @@ class Elementwise:
 
     def _reusable(self, operand: Operand) -> bool:
         return operand.dims == self.dims if isinstance(operand, Loaded) else operand.last
-
-    @staticmethod
-    def _clip(dims: Dims, tile: Dims) -> Dims:
-        return tuple(min(d, t) for d, t in zip(dims, tile, strict=True))

@@ -13,7 +13,7 @@ https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#programmatic-de
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from cudnn_actor.engines.cuda.library.libraries import libraries
@@ -31,18 +31,21 @@ from cudnn_actor.engines.cuda.plans.recipe import (
 
 __all__ = ["barrier", "waits", "waits_at_start"]
 
+_SCRATCH = -1
+"""Stands for all scratch memory, where others stand for buffers by their numbers."""
+
 
 def waits(steps: Sequence[Step]) -> list[bool]:
     """Whether there must be a barrier before each step of a plan, for what the steps before it do."""
     found = []
-    under_way: set[Source] = set()
-    """What kernels may still be writing."""
+    under_way: set[int] = set()
+    """Where kernels may still be writing: the numbers of buffers, and `_SCRATCH`."""
     for step in steps:
-        here = isinstance(step, GraphStep) and _meet(_beside(step), under_way)
+        here = isinstance(step, GraphStep) and not under_way.isdisjoint(_memory(_beside(step)))
         found.append(here)
         if here or not _overlaps(step):
             under_way.clear()
-        under_way |= set(step.sources)
+        under_way.update(_memory(step.sources))
     return found
 
 
@@ -87,12 +90,10 @@ def _beside(step: GraphStep) -> Iterable[Source]:
     return (step.sources[place] for place in step.beside)
 
 
-def _meet(read: Iterable[Source], under_way: Iterable[Source]) -> bool:
-    """Whether a place may be one of others. Tensors in scratch memory may lie within each other."""
-    written = [place for place in under_way if isinstance(place, Scratch | Buffer)]
-    return any(
-        (isinstance(place, Scratch) and isinstance(other, Scratch))
-        or (isinstance(place, Buffer) and isinstance(other, Buffer) and place.number == other.number)
-        for place in read
-        for other in written
-    )
+def _memory(sources: Iterable[Source]) -> Iterator[int]:
+    """The numbers of the buffers that sources lie in. Tensors in scratch memory may lie within each other."""
+    for source in sources:
+        if isinstance(source, Scratch):
+            yield _SCRATCH
+        elif isinstance(source, Buffer):
+            yield source.number

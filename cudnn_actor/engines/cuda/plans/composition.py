@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -27,8 +26,8 @@ from cudnn_actor.engines.cuda.plans.recipe import (
     Source,
     Step,
     Tuning,
-    aligned,
 )
+from cudnn_actor.engines.cuda.plans.scratch_places import places, spans
 from cudnn_actor.engines.cuda.plans.steps import finish
 from cudnn_actor.protocol.errors import OperationError
 from cudnn_actor.protocol.graph import OperationGraph
@@ -46,10 +45,10 @@ def compose(graph: OperationGraph, parts: Cut, build: Callable[[OperationGraph],
         digest = piece.graph.digest()
         if digest not in plans:
             plans[digest] = _built(piece, build)
-    spans = _spans(parts)
-    places, between = _places(parts)
+    used = spans(parts)
+    offsets, between = places(parts)
     known: dict[int, Source] = {uid: Buffer(number) for number, uid in enumerate(graph.bound)}
-    known |= {uid: Scratch(offset) for uid, offset in places.items()}
+    known |= {uid: Scratch(offset) for uid, offset in offsets.items()}
     scalars = {uid: number for number, uid in enumerate(graph.scalars)}
     steps: list[Step] = []
     graphs: list[Any] = []
@@ -72,8 +71,8 @@ def compose(graph: OperationGraph, parts: Cut, build: Callable[[OperationGraph],
         tuning=_tuning(plans.values()),
         parts=tuple(told),
         between=tuple(
-            Between(graph.canonical_uids[uid], sizes[uid], offset, *spans[uid])
-            for uid, offset in places.items()
+            Between(graph.canonical_uids[uid], sizes[uid], offset, *used[uid])
+            for uid, offset in offsets.items()
         ),
     )
     return CudaPlan(recipe, plan.graphs)
@@ -81,7 +80,7 @@ def compose(graph: OperationGraph, parts: Cut, build: Callable[[OperationGraph],
 
 def scratch_bytes(parts: Cut) -> int:
     """Bytes of scratch memory for what lies between a graph's pieces."""
-    return _places(parts)[1]
+    return places(parts)[1]
 
 
 def largest(graph: OperationGraph, parts: Cut) -> tuple[int, ...]:
@@ -118,39 +117,6 @@ def _parts(piece: Piece, plan: CudaPlan) -> Iterator[Part]:
             checked=plan.recipe.checked,
             tuning=plan.recipe.tuning,
         )
-
-
-def _spans(parts: Cut) -> dict[int, tuple[int, int]]:
-    """The first and the last piece that use each tensor, or a view of it."""
-    spans: dict[int, tuple[int, int]] = {}
-    for number, piece in enumerate(parts.pieces):
-        for uid in piece.tensors:
-            root = parts.stored[uid].root
-            spans[root] = spans.get(root, (number, number))[0], number
-    return spans
-
-
-def _places(parts: Cut) -> tuple[dict[int, int], int]:
-    """Where in the workspace each tensor between pieces lies, and how many bytes they take together.
-
-    A tensor has its place from the piece that writes it to the last that reads it, or a view of it.
-    """
-    spans = _spans(parts)
-    offsets: dict[int, int] = {}
-    taken: list[tuple[int, int, int, int]] = []
-    """(offset, end, first piece, last piece) of each tensor that has a place, in order."""
-    total = 0
-    for tensor in sorted(parts.between, key=lambda tensor: -tensor.spec.nbytes):
-        first, last = spans[tensor.uid]
-        size = aligned(max(tensor.spec.nbytes, 1))
-        offset = 0
-        for begin, end, since, until in taken:
-            if since <= last and first <= until and begin < offset + size and offset < end:
-                offset = end
-        bisect.insort(taken, (offset, offset + size, first, last))
-        offsets[tensor.uid] = offset
-        total = max(total, offset + size)
-    return offsets, total
 
 
 def _moved(source: Source, offset: int) -> Source:

@@ -31,7 +31,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -67,6 +68,8 @@ _LEAST_ALIGNMENT = 16
 """Bytes to which cuDNN wants addresses aligned."""
 _MOST_OPERATIONS, _MOST_TENSORS = 64, 24
 """The most of a piece: larger kernels take long to compile, and do not fit into the registers."""
+_MOST_LOOKED_AT = 64
+"""Of the groups that read a tensor, how many are asked whether an operation that reads it may join them."""
 
 
 class Stored(NamedTuple):
@@ -170,6 +173,43 @@ class _Group(_Draft):
         return dims == tuple(1 if axis in self.along.axes else size for axis, size in enumerate(self.dims))
 
 
+class _OpenGroups:
+    """The groups that may grow, and which of them read each tensor."""
+
+    def __init__(self) -> None:
+        self._begun: dict[_Draft, int] = {}
+        self._reading: defaultdict[int, dict[_Group, None]] = defaultdict(dict)
+        self._count = 0
+
+    def __contains__(self, draft: object) -> bool:
+        return draft in self._begun
+
+    def begun(self, group: _Group) -> int:
+        """Its number among the groups, in the order in which they began."""
+        return self._begun[group]
+
+    def reading(self, uid: int) -> Iterator[_Group]:
+        """Those that read a tensor, the last one that began to read it first."""
+        return reversed(self._reading[uid]) if uid in self._reading else iter(())
+
+    def add(self, group: _Group) -> None:
+        """Add a group that reads nothing yet."""
+        self._begun[group] = self._count
+        self._count += 1
+
+    def note_reads(self, draft: _Draft, uids: Iterable[int]) -> None:
+        """Note what a piece reads, if it is an open group."""
+        if isinstance(draft, _Group) and draft in self._begun:
+            for uid in uids:
+                self._reading[uid][draft] = None
+
+    def close(self, group: _Group) -> None:
+        """Have a group grow no more; nothing happens if it does not already."""
+        if self._begun.pop(group, None) is not None:
+            for uid in group.reads:
+                self._reading[uid].pop(group, None)
+
+
 def _writes(draft: _Draft, usual: tuple[int, ...], strides: tuple[int, ...]) -> bool:
     """Whether a piece can write a result with these strides, instead of the usual ones."""
     if isinstance(draft, _Group):
@@ -208,12 +248,13 @@ class _Partition:
         """Movements, by their results, that are computed with the concatenation behind, and their places."""
         self._overwritten = {tensor.overwrites for tensor in graph.tensors} - {None}
         """Inputs whose memory a result overwrites: what is moved of them is copied, before that."""
+        self._next = max(self._forms) + 1
+        """The uid of the next tensor that is added."""
         self._viewed: set[int] = set()
         """Tensors that others are views of, or that lie where another one does: their form is settled."""
         self._stored: dict[int, Stored] = {uid: Stored(uid) for uid in graph.bound}
         self._pieces: dict[_Draft, None] = {}
-        self._open: dict[_Group, None] = {}
-        """The groups that may grow."""
+        self._open = _OpenGroups()
 
     def cut(self) -> Cut:
         for place, operation in enumerate(self._graph.operations):
@@ -268,16 +309,18 @@ class _Partition:
     def _begin(self, draft: _Draft) -> None:
         self._pieces[draft] = None
         if isinstance(draft, _Group):
-            self._open[draft] = None
+            self._open.add(draft)
 
     def _add(self, draft: _Draft, place: int, operation: Node) -> None:
         """Add an operation to a piece. Groups that read what it overwrites stay before it."""
         draft.operations[place] = operation
         draft.reads.update(operation.reads)
-        overwritten = {self._forms[uid].overwrites for uid in operation.writes} - {None}
-        for other in list(self._open) if overwritten else ():
-            if other is not draft and not overwritten.isdisjoint(other.reads):
-                del self._open[other]
+        self._open.note_reads(draft, operation.reads)
+        for written in operation.writes:
+            overwritten = self._forms[written].overwrites
+            for other in [] if overwritten is None else [*self._open.reading(overwritten)]:
+                if other is not draft:
+                    self._open.close(other)
         for uid in operation.writes:
             self._drafts[uid] = draft
             if uid not in self._readers:
@@ -289,7 +332,7 @@ class _Partition:
         if draft is not None:
             self._stored.setdefault(uid, Stored(uid))
             if isinstance(draft, _Group):
-                self._open.pop(draft, None)
+                self._open.close(draft)
 
     def _lines(self, place: int, operation: Node) -> _Along | None:
         """The lines along which an operation of a group reduces or normalises; None if it is no such one."""
@@ -418,13 +461,7 @@ class _Partition:
                 draft for draft in joined if draft.allows(lines) and (draft.along is None or draft.dims == of)
             ]
         if not joined:
-            large = {uid for uid in operation.reads if self._graph.tensor(uid).dims == dims}
-            beside = (
-                draft
-                for draft in reversed(self._open)
-                if draft.dims == dims and not large.isdisjoint(draft.reads) and draft.allows(along)
-            )
-            joined = list(itertools.islice(beside, 1))
+            joined = self._beside(operation, dims, along)
         joined = [*dict.fromkeys(joined)]
         if self._exceeds(operation, joined):
             joined = []
@@ -438,6 +475,18 @@ class _Partition:
                 self._merge(draft, host)
         return host
 
+    def _beside(self, operation: Node, dims: tuple[int, ...], along: _Along | None) -> list[_Group]:
+        """The last group, if there is one, that reads a value which the operation reads, of the same dims."""
+        large = [uid for uid in dict.fromkeys(operation.reads) if self._graph.tensor(uid).dims == dims]
+        groups = (
+            group
+            for uid in large
+            for group in itertools.islice(self._open.reading(uid), _MOST_LOOKED_AT)
+            if group.dims == dims and group.allows(along)
+        )
+        last = max(groups, key=self._open.begun, default=None)
+        return [] if last is None else [last]
+
     def _may_join(self, uid: int, draft: _Group, dims: tuple[int, ...], along: _Along | None) -> bool:
         """Whether an operation of these dims may be computed with the group that computes its operand."""
         if along is not None and draft.dims != dims:
@@ -449,12 +498,14 @@ class _Partition:
     def _merge(self, draft: _Group, into: _Draft) -> None:
         into.operations |= draft.operations
         into.reads |= draft.reads
+        self._open.note_reads(into, draft.reads)
         if isinstance(into, _Group):
             into.along = into.along or draft.along
             into.gathers |= draft.gathers
         for operation in draft.operations.values():
             self._drafts.update(dict.fromkeys(operation.writes, into))
-        del self._pieces[draft], self._open[draft]
+        del self._pieces[draft]
+        self._open.close(draft)
 
     def _place_of(self, uid: int) -> int:
         """The place of the piece that gives a value; -1 for one that is given."""
@@ -504,9 +555,9 @@ class _Partition:
         starts = operation.starts([self._forms[uid].dims for uid in operands])
         step = result.strides[operation.axis] * result.dtype.itemsize
         parts = [(uid, start * step) for uid, start in zip(operands, starts, strict=True)]
+        times = Counter(operands)
         written = [
-            operands.count(uid) == 1 and self._may_be_written_into(uid, result, offset)
-            for uid, offset in parts
+            times[uid] == 1 and self._may_be_written_into(uid, result, offset) for uid, offset in parts
         ]
         grouped = itertools.groupby(zip(written, parts, strict=True), lambda each: each[0])
         runs = [(into, [part for _, part in run]) for into, run in grouped]
@@ -546,7 +597,8 @@ class _Partition:
 
     def _copy_into(self, place: int, operation: Concat[int], operands: Sequence[int], offset: int) -> None:
         """Add a piece that copies neighbours among the operands to their part of the result."""
-        uid, result = max(self._forms) + 1, self._forms[operation.y]
+        uid, result = self._next, self._forms[operation.y]
+        self._next += 1
         copies: Concat[int] = Concat(operands=tuple(operands), axis=operation.axis, y=uid)
         specs = {name: self._forms[read].spec for name, read in copies.named(copies.inputs)}
         dims = copies.infer(specs)["y"].dims

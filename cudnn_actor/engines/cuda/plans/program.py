@@ -145,17 +145,19 @@ def _compiled(
     return JoinedKernel(step.kernels) if isinstance(step, JoinedStep) else _KERNELS[type(step)](step.kernel)
 
 
-_Run = Callable[[Sequence[int], Sequence[float], int], None]
-"""Enqueues a step, given the buffers' addresses, the scalars and the workspace's address."""
+_NUMBERS, _WORKSPACE = -2, -1
+"""Where the addresses of the numbers and of the workspace stand, behind those of the plan's buffers."""
+_Run = Callable[[Sequence[int], Sequence[float]], None]
+"""Enqueues a step, given the addresses that sources are counted from (`Program._find`), and the scalars."""
 
 
 def _behind_barrier(run: _Run, stream: Any) -> _Run:
     """A step behind all work before it: see `barriers`."""
 
-    def both(pointers: Sequence[int], scalars: Sequence[float], workspace: int) -> None:
+    def both(bases: Sequence[int], scalars: Sequence[float]) -> None:
         with stream:
             barrier()((1,), (1,), ())
-        run(pointers, scalars, workspace)
+        run(bases, scalars)
 
     return both
 
@@ -216,57 +218,49 @@ class Program:
     def _graph_step(self, launch: Launch, sources: Sequence[Source], scratch: int) -> _Run:
         find = self._finder(sources, scratch)
 
-        def run(pointers: Sequence[int], _: Sequence[float], workspace: int) -> None:
-            launch(find(pointers, workspace), workspace)
+        def run(bases: Sequence[int], _: Sequence[float]) -> None:
+            launch(find(bases), bases[_WORKSPACE])
 
         return run
 
     def _kernel_step(self, kernel: _Kernel, sources: Sequence[Source], scratch: int) -> _Run:
         find, stream = self._finder(sources, scratch), self.stream
 
-        def run(pointers: Sequence[int], scalars: Sequence[float], workspace: int) -> None:
+        def run(bases: Sequence[int], scalars: Sequence[float]) -> None:
             with stream:
-                kernel.launch(find(pointers, workspace), scalars)
+                kernel.launch(find(bases), scalars)
 
         return run
 
     def _operation_step(self, launch: OperationLaunch, sources: Sequence[Source], scratch: int) -> _Run:
         find, stream = self._finder(sources, scratch), self.stream
 
-        def run(pointers: Sequence[int], _: Sequence[float], workspace: int) -> None:
+        def run(bases: Sequence[int], _: Sequence[float]) -> None:
             with stream:
-                launch(find(pointers, workspace))
+                launch(find(bases))
 
         return run
 
-    def _finder(
-        self, sources: Sequence[Source], scratch: int
-    ) -> Callable[[Sequence[int], int], Sequence[int]]:
-        """A function that gives a step's addresses, from those of the plan's buffers and of the workspace."""
+    def _finder(self, sources: Sequence[Source], scratch: int) -> Callable[[Sequence[int]], Sequence[int]]:
+        """A function that gives a step's addresses, from those that its sources are counted from."""
         # The steps must not refer to the program. In a reference cycle, its captured and built graphs would
         # be destroyed by the garbage collector, on whatever thread that runs.
         places = [self._find(source, scratch) for source in sources]
-        numbers = self._number_address
         if places == [(number, 0) for number in range(len(places))]:
-            return lambda pointers, _: pointers[: len(places)]
-
-        def find(pointers: Sequence[int], workspace: int) -> Sequence[int]:
-            bases = (*pointers, numbers, workspace)
-            return [bases[base] + offset for base, offset in places]
-
-        return find
+            return lambda bases: bases[: len(places)]
+        return lambda bases: [bases[base] + offset for base, offset in places]
 
     @staticmethod
     def _find(source: Source, scratch: int) -> tuple[int, int]:
-        """Which address a source is counted from (a buffer's; -2: the numbers'; -1: the workspace's), and
-        its distance in bytes."""
+        """Which address a source is counted from (a buffer's, `_NUMBERS` or `_WORKSPACE`), and how many
+        bytes it is away from that."""
         match source:
             case Buffer(number=number, offset=offset):
                 return number, offset
             case Number(number=number):
-                return -2, number * ctypes.sizeof(ctypes.c_double)
+                return _NUMBERS, number * ctypes.sizeof(ctypes.c_double)
             case _:
-                return -1, scratch + source.offset
+                return _WORKSPACE, scratch + source.offset
 
     def run(
         self, key: tuple[float, ...], pointers: Sequence[int], scalars: Sequence[float], workspace: int
@@ -309,9 +303,11 @@ class Program:
 
     def _launch(self, pointers: Sequence[int], scalars: Sequence[float], workspace: int) -> None:
         number = 0
+        # Once for all steps: there may be thousands of each.
+        bases = (*pointers, self._number_address, workspace)
         try:
             for number, step in enumerate(self._steps):  # noqa: B007 - which one fails is told
-                step(pointers, scalars, workspace)
+                step(bases, scalars)
         except Exception as error:
             blame(error, self._operations_of(number))
             raise

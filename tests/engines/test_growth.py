@@ -1,0 +1,301 @@
+"""A graph of twice the operations takes at most 2.5 times as long, in each pass over it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+import numpy as np
+import onnx
+import pytest
+
+from cudnn_actor.engines.cpu.compiler import compile_plan
+from cudnn_actor.engines.cpu.scratch import aligned_bytes
+from cudnn_actor.engines.cuda.plans.barriers import waits
+from cudnn_actor.engines.cuda.plans.composition import compose
+from cudnn_actor.engines.cuda.plans.partition import cut
+from cudnn_actor.engines.cuda.plans.recipe import Buffer, GraphStep, Source
+from cudnn_actor.engines.cuda.plans.scratch_places import places
+from cudnn_actor.engines.cuda.plans.steps import finish
+from cudnn_actor.onnx.importing import OnnxModel
+from cudnn_actor.protocol import Concat, Graph, GraphBuilder, GraphLimits, Tensor, TensorSpec
+from cudnn_actor.protocol.graph import OperationGraph
+from cudnn_actor.protocol.reproduction import token
+
+from ..growth import takes_in_proportion
+from ..onnx.small_models import FLOAT, model_of, node
+
+Work = Callable[[], object]
+Built = tuple[GraphBuilder, dict[str, Tensor], list[Tensor]]
+"""A builder, outputs, and what they are differentiated by."""
+
+
+def chain(count: int) -> Built:
+    g, x = one_input()
+    y = x
+    for _ in range(count):
+        y = g.tanh(y)
+    return g, {"y": y}, [x]
+
+
+def wide(count: int) -> Built:
+    """All of one value, and one of all."""
+    g, x = one_input()
+    return g, {"y": g.concatenate([g.tanh(x) for _ in range(count)])}, [x]
+
+
+def ladder(count: int) -> Built:
+    g, x = one_input()
+    y = x
+    for _ in range(count // 3):
+        y = g.relu(y * 0.5) + y
+    return g, {"y": y}, [x]
+
+
+def many_inputs(count: int) -> Built:
+    g = GraphBuilder()
+    inputs = [g.input(f"x{number}", (8,)) for number in range(count)]
+    return g, {f"y{number}": g.tanh(x) for number, x in enumerate(inputs)}, inputs
+
+
+def products(count: int) -> Built:
+    """Each needed by the next one."""
+    g = GraphBuilder()
+    x, w = g.input("x", (4, 4)), g.input("w", (4, 4))
+    y = x
+    for _ in range(count):
+        y = y @ w
+    return g, {"y": y}, [x]
+
+
+def kept_products(count: int) -> Built:
+    """All needed at the end."""
+    g = GraphBuilder()
+    x = g.input("x", (4, 4))
+    made = [x]
+    for _ in range(count // 2):
+        made.append(made[-1] @ x)
+    y = made.pop()
+    while made:
+        y = y + made.pop()
+    return g, {"y": y}, [x]
+
+
+def reductions(count: int) -> Built:
+    g, x = one_input((4, 4))
+    y = x
+    for _ in range(count // 2):
+        y = x + y.sum(axis=1, keepdims=True)
+    return g, {"y": y}, [x]
+
+
+def one_input(dims: tuple[int, ...] = (8,)) -> tuple[GraphBuilder, Tensor]:
+    g = GraphBuilder(limits=GraphLimits(operations=100_000))
+    return g, g.input("x", dims)
+
+
+def graph_of(built: Built) -> Graph:
+    g, outputs, _ = built
+    return g.build(outputs)
+
+
+def fresh(graph: Graph) -> OperationGraph:
+    """The operations, without anything that has been computed of them."""
+    return msgspec.structs.replace(graph.body)
+
+
+def recorded(make: Callable[[int], Built], count: int) -> Work:
+    return lambda: graph_of(make(count))
+
+
+def differentiated(make: Callable[[int], Built], count: int) -> Work:
+    g, outputs, inputs = make(count)
+    return lambda: g.grad(list(outputs.values()), inputs)
+
+
+def written_and_read(make: Callable[[int], Built], count: int) -> Work:
+    graph = graph_of(make(count))
+    return lambda: (Graph.from_json(graph.to_json()).digest(), token(fresh(graph)), graph.to_dot())
+
+
+def planned(make: Callable[[int], Built], count: int) -> Work:
+    body = fresh(graph_of(make(count)))
+    return lambda: compile_plan(body, None)
+
+
+def run_once(make: Callable[[int], Built], count: int) -> Work:
+    body = graph_of(make(count)).body
+    plan = compile_plan(body, None)
+    buffers = [np.zeros(body.tensor(uid).dims, np.float32) for uid in body.bound]
+    workspace = aligned_bytes(plan.workspace)
+    return lambda: plan.bind(workspace).run(buffers, [])
+
+
+def drawn(make: Callable[[int], Built], count: int) -> Work:
+    graph = graph_of(make(count))
+    explanation = compile_plan(graph.body, None).explain(graph.body)
+    return lambda: graph.to_svg(explanation)
+
+
+def cut_in_pieces(make: Callable[[int], Built], count: int) -> Work:
+    body = fresh(graph_of(make(count)))
+    return lambda: cut(body)
+
+
+def placed(make: Callable[[int], Built], count: int) -> Work:
+    parts = cut(graph_of(make(count)).body)
+    assert parts is not None
+    return lambda: places(parts)
+
+
+def composed(make: Callable[[int], Built], count: int) -> Work:
+    body = graph_of(make(count)).body
+    parts = cut(body)
+    assert parts is not None
+    return lambda: compose(body, parts, lambda piece: finish(piece, [], [], 0, None)).explain(body)
+
+
+def sampled(make: Callable[[int], Built], count: int) -> Work:
+    body = fresh(graph_of(make(count)))
+    return lambda: body.samples(np, lambda spec: np.zeros(spec.dims))
+
+
+PASSES: list[tuple[Callable[[Callable[[int], Built], int], Work], Callable[[int], Built], int]] = [
+    (recorded, many_inputs, 150),
+    (differentiated, ladder, 120),
+    (differentiated, kept_products, 120),
+    (written_and_read, wide, 150),
+    (planned, chain, 300),
+    (planned, many_inputs, 300),
+    (planned, reductions, 300),
+    (run_once, wide, 200),
+    (drawn, ladder, 150),
+    (cut_in_pieces, many_inputs, 700),
+    (placed, products, 700),
+    (placed, kept_products, 700),
+    (composed, kept_products, 200),
+    (sampled, many_inputs, 700),
+]
+
+
+@pytest.mark.parametrize(
+    ("what", "make", "size"), PASSES, ids=[f"{what.__name__}-{make.__name__}" for what, make, _ in PASSES]
+)
+def test_a_pass_takes_as_long_as_the_graph_is_large(
+    what: Callable[[Callable[[int], Built], int], Work], make: Callable[[int], Built], size: int
+) -> None:
+    takes_in_proportion(lambda count: what(make, count), size)
+
+
+def test_updates_are_cut_in_proportion() -> None:
+    def prepare(count: int) -> Work:
+        g = GraphBuilder()
+        inputs = {f"x{number}": g.input(f"x{number}", (8,)) for number in range(count)}
+        body = g.build(updates={name: g.tanh(x) for name, x in inputs.items()}).body
+        return lambda: cut(body)
+
+    takes_in_proportion(prepare, 400)
+
+
+def test_barriers_are_found_in_proportion() -> None:
+    """Of products with a residual: cuDNN may run them at the same time."""
+
+    def prepare(count: int) -> Work:
+        sources: list[tuple[Source, ...]] = [(Buffer(n), Buffer(count + n)) for n in range(count)]
+        steps = [GraphStep("", 0, (0, 1), each, beside=(1,)) for each in sources]
+        return lambda: waits(steps)
+
+    takes_in_proportion(prepare, 500)
+
+
+def test_a_concatenation_is_laid_out_in_proportion() -> None:
+    takes_in_proportion(
+        lambda count: lambda: Concat(operands=(0,) * count, axis=0, y=1).starts([(1, 4)] * count), 2000
+    )
+
+
+# Models.
+
+
+def nodes_in_a_row(count: int) -> onnx.ModelProto:
+    nodes = [node("Tanh", f"v{number}", f"v{number + 1}") for number in range(count)]
+    return model_of(nodes, {"v0": (FLOAT, [8])}, {f"v{count}": (FLOAT, [8])})
+
+
+def a_sum_of_many(count: int) -> onnx.ModelProto:
+    inputs = [f"x{number}" for number in range(count)]
+    return model_of(
+        [node("Sum", " ".join(inputs), "y")], {x: (FLOAT, [8]) for x in inputs}, {"y": (FLOAT, [8])}
+    )
+
+
+def recurrence(op: str, gates: int) -> Callable[[int], onnx.ModelProto]:
+    w, r = np.zeros((1, gates * 4, 3), np.float32), np.zeros((1, gates * 4, 4), np.float32)
+
+    def model(steps: int) -> onnx.ModelProto:
+        x, y = [steps, 1, 3], [steps, 1, 1, 4]
+        nodes = [node(op, "x w r", "y", hidden_size=4)]
+        return model_of(nodes, {"x": (FLOAT, x)}, {"y": (FLOAT, y)}, {"w": w, "r": r})
+
+    return model
+
+
+def body_of_a_loop() -> onnx.GraphProto:
+    value, boolean = onnx.helper.make_tensor_value_info, onnx.TensorProto.BOOL
+    nodes = [node("MatMul", "s w", "p"), node("Tanh", "p", "o"), node("Identity", "going", "still")]
+    return onnx.helper.make_graph(
+        nodes,
+        "body",
+        [value("step", onnx.TensorProto.INT64, []), value("going", boolean, []), value("s", FLOAT, [1, 8])],
+        [value("still", boolean, []), value("o", FLOAT, [1, 8]), value("p", FLOAT, [1, 8])],
+        [onnx.numpy_helper.from_array(np.eye(8, dtype=np.float32), "w")],
+    )
+
+
+def loop(steps: int) -> onnx.ModelProto:
+    nodes = [node("Loop", "most - x", "y all", body=body_of_a_loop())]
+    outputs = {"y": (FLOAT, [1, 8]), "all": (FLOAT, [steps, 1, 8])}
+    return model_of(nodes, {"x": (FLOAT, [1, 8])}, outputs, {"most": np.array(steps)})
+
+
+def scan(steps: int) -> onnx.ModelProto:
+    value = onnx.helper.make_tensor_value_info
+    body = onnx.helper.make_graph(
+        [node("Add", "s x", "t"), node("Tanh", "t", "o")],
+        "body",
+        [value("s", FLOAT, [4]), value("x", FLOAT, [4])],
+        [value("t", FLOAT, [4]), value("o", FLOAT, [4])],
+    )
+    return model_of(
+        [node("Scan", "s0 xs", "y all", body=body, num_scan_inputs=1)],
+        {"s0": (FLOAT, [4]), "xs": (FLOAT, [steps, 4])},
+        {"y": (FLOAT, [4]), "all": (FLOAT, [steps, 4])},
+    )
+
+
+MODELS: dict[str, tuple[Callable[[int], onnx.ModelProto], int]] = {
+    "nodes in a row": (nodes_in_a_row, 150),
+    "a sum of many": (a_sum_of_many, 150),
+    "LSTM": (recurrence("LSTM", 4), 20),
+    "GRU": (recurrence("GRU", 3), 20),
+    "RNN": (recurrence("RNN", 1), 40),
+    "Loop": (loop, 40),
+    "Scan": (scan, 40),
+}
+
+
+@pytest.mark.parametrize(("make", "size"), MODELS.values(), ids=MODELS)
+def test_an_import_takes_as_long_as_the_unrolled_model_is_large(
+    make: Callable[[int], onnx.ModelProto], size: int
+) -> None:
+    def prepare(count: int) -> Work:
+        data = make(count).SerializeToString()
+
+        def imported() -> object:
+            model = OnnxModel(data)
+            specs = {each.name: TensorSpec.packed(each.spec.dims) for each in model.inputs if each.spec}
+            return model.specialised(specs, {})
+
+        return imported
+
+    takes_in_proportion(prepare, size)
