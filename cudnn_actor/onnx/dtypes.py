@@ -98,7 +98,7 @@ def agreed(schema: Schema, inputs: Sequence[Given]) -> dict[str, int]:
             continue
         weak = constant and dtype == _FLOAT
         if of.dtypes is not None and dtype not in of.dtypes and not (weak and of.dtypes & _HALVES):
-            raise Contradiction(f"takes no {_NAMES[dtype]} as input {of.name!r}")
+            raise Contradiction(f"takes no {_name(dtype)} as input {of.name!r}")
         if of.alike:
             _bind(lenient if weak else found, of.kind, dtype, of.name)
     for kind, (dtype, name) in lenient.items():
@@ -110,7 +110,7 @@ def agreed(schema: Schema, inputs: Sequence[Given]) -> dict[str, int]:
 def _bind(found: dict[str, tuple[int, str]], kind: str, dtype: int, name: str) -> None:
     other, of = found.setdefault(kind, (dtype, name))
     if other != dtype:
-        pair = f"{_NAMES[other]} as input {of!r} and {_NAMES[dtype]} as input {name!r}"
+        pair = f"{_name(other)} as input {of!r} and {_name(dtype)} as input {name!r}"
         raise Contradiction(f"has {pair}, which must be of one dtype")
 
 
@@ -165,7 +165,7 @@ def check_dtypes(file: ModelFile) -> None:
 def _check_declared(where: str, name: str, dtype: int | None, declared: Mapping[str, int]) -> None:
     wanted = declared.get(name, dtype)
     if dtype is not None and dtype != wanted:
-        problem = f"gives {name!r} in {_NAMES[dtype]}, and the model declares it as {_name(wanted)}"
+        problem = f"gives {name!r} in {_name(dtype)}, and the model declares it as {_name(wanted)}"
         raise InvalidModel(where=where, problem=problem)
 
 

@@ -118,7 +118,9 @@ def check_operators(file: ModelFile) -> None:
     if (specs := fixed_specs(file.inputs)) is not None:
         try:
             _Import(file, specs, {}, _LIMITS.operations).specialised()
-        except UnsupportedModel as error:  # what dims and attributes add to them
+        except NeedsValues:
+            pass  # which nobody has given: so dims and attributes add nothing to them
+        except UnsupportedModel as error:
             problems = list(dict.fromkeys([*error.nodes, *problems]))
     raise UnsupportedModel(nodes=problems)
 

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import argparse
 import collections
+import functools
 import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import onnx
+from onnx import numpy_helper
 
 from cudnn_actor import spawn
 from cudnn_actor.onnx import ModelLimits, OnnxModel
 from cudnn_actor.protocol.errors import CudnnActorError
 
+from .node_suite import cases
 from .small_models import FLOAT, INT64, graph_of, image_model, model_of, node
 
 __all__ = ["MODELS", "damaged", "fate"]
 
-_LIMITS = ModelLimits(nbytes=64 << 20)
+_LIMITS = ModelLimits(nbytes=64 << 20, nodes=20_000, constants=16 << 20, steps=1 << 28)
 
 
 def _branches() -> onnx.ModelProto:
@@ -56,9 +59,15 @@ MODELS: Sequence[Callable[[], onnx.ModelProto]] = (lambda: image_model(1), _bran
 """What is damaged."""
 
 
-def damaged(rng: random.Random) -> bytes:
+def _of_suite() -> Sequence[Callable[[], onnx.ModelProto]]:
+    """The models of ONNX's node suite, which have each operator."""
+    every = [each.model.SerializeToString() for each in cases() if each.model is not None]
+    return [functools.partial(onnx.load_from_string, data) for data in every]
+
+
+def damaged(rng: random.Random, models: Sequence[Callable[[], onnx.ModelProto]] = MODELS) -> bytes:
     """One of the models, with something wrong about it; now and then, nothing."""
-    proto = rng.choice(MODELS)()
+    proto = rng.choice(models)()
     if rng.random() < 0.5:
         for _ in range(rng.randint(1, 3)):
             rng.choice(_CHANGES)(proto, rng)
@@ -109,6 +118,9 @@ def _operator(proto: onnx.ModelProto, rng: random.Random) -> None:
     rng.choice(proto.graph.node).op_type = rng.choice(others)
 
 
+_NUMBERS = (-1, 0, 1, 15_000, 10**8, 1 << 31, 1 << 40, 1 << 62, -(1 << 63))
+
+
 def _attribute(proto: onnx.ModelProto, rng: random.Random) -> None:
     attributes = rng.choice(proto.graph.node).attribute
     if not attributes:
@@ -118,11 +130,35 @@ def _attribute(proto: onnx.ModelProto, rng: random.Random) -> None:
         case 0:
             chosen.type = rng.randrange(0, 15)
         case 1:
-            chosen.i = rng.choice((-1, 0, 1 << 40))
+            chosen.i = rng.choice(_NUMBERS)
         case 2:
-            chosen.ints.append(rng.choice((-1, 0, 1 << 40)))
+            chosen.ints.append(rng.choice(_NUMBERS))
         case _:
             del chosen.ints[:]
+
+
+def _declared(proto: onnx.ModelProto, rng: random.Random) -> None:
+    """Another dtype, or other dims, of an input or an output."""
+    ports = [*proto.graph.input, *proto.graph.output]
+    if ports:
+        kind = rng.choice(ports).type.tensor_type
+        if rng.random() < 0.5:
+            kind.elem_type = rng.choice((0, 1, 6, 7, 8, 9, 10, 11, 16, 99))
+        elif kind.shape.dim:
+            rng.choice(kind.shape.dim).dim_value = rng.choice(_NUMBERS)
+
+
+def _fixed(proto: onnx.ModelProto, rng: random.Random) -> None:
+    """A constant in the place of an input."""
+    kinds = {FLOAT: np.float32, INT64: np.int64, onnx.TensorProto.BOOL: np.bool_}
+    small = [each for each in proto.graph.input if each.type.tensor_type.elem_type in kinds]
+    if small:
+        chosen = rng.choice(small)
+        dims = [min(max(dim.dim_value, 0), 8) for dim in chosen.type.tensor_type.shape.dim]
+        dtype = kinds[chosen.type.tensor_type.elem_type]
+        array: np.ndarray = np.full(dims, rng.choice(_NUMBERS) if dtype is np.int64 else 1, dtype)
+        proto.graph.initializer.append(numpy_helper.from_array(array, chosen.name))
+        proto.graph.input.remove(chosen)
 
 
 def _value(proto: onnx.ModelProto, rng: random.Random) -> None:
@@ -168,6 +204,8 @@ _CHANGES: Sequence[Callable[[onnx.ModelProto, random.Random], None]] = (
     _version,
     _removed,
     _moved,
+    _declared,
+    _fixed,
 )
 
 
@@ -197,11 +235,13 @@ async def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--count", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--suite", action="store_true", help="damage the models of ONNX's node suite")
     args = parser.parse_args()
+    models = _of_suite() if args.suite else MODELS
     fates: collections.Counter[str] = collections.Counter()
     async with spawn(device="cpu", memory_limit=1 << 30) as gpu:
         for number in range(args.count):
-            data = damaged(random.Random(args.seed * 1_000_000 + number))
+            data = damaged(random.Random(args.seed * 1_000_000 + number), models)
             try:
                 fates[await fate(gpu, data)] += 1
             except BaseException:

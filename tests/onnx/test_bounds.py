@@ -282,10 +282,10 @@ class Endless:
     def __init__(self) -> None:
         self.ended = threading.Event()
 
-    def specialised(self, specs: Any, values: Any) -> Any:
+    def specialised(self, specs: Any, values: Any, most_operations: int) -> Any:
         from cudnn_actor.models.aside import check_wanted
 
-        del specs, values
+        del specs, values, most_operations
         try:
             while True:
                 check_wanted()
@@ -311,7 +311,7 @@ import asyncio, threading, cudnn_actor
 
 class Stuck:
     inputs = outputs = ()
-    def specialised(self, specs, values):
+    def specialised(self, *_):
         threading.Event().wait()
 
 async def main():
@@ -412,3 +412,48 @@ def test_a_name_that_is_not_utf_8_is_an_error_of_the_file(place: str) -> None:
     assert b"QQ" in data
     with pytest.raises(InvalidModel, match="has a name that is not UTF-8"):
         OnnxModel(data.replace(b"QQ", b"Q\xff"))
+
+
+# What a damaged file was found to raise.
+
+
+def test_a_file_with_a_node_that_cannot_be_run_and_an_input_that_decides() -> None:
+    proto = model_of(
+        [node("Reshape", "x dims", "r"), node("NoSuch", "r", "y")],
+        {"x": (FLOAT, [4]), "dims": (INT64, [2])},
+        {"y": (FLOAT, None)},
+    )
+    with pytest.raises(UnsupportedModel, match="NoSuch"):
+        OnnxModel(proto)
+
+
+@pytest.mark.parametrize("place", ["input", "output"])
+def test_a_dtype_that_onnx_does_not_have(place: str) -> None:
+    proto = model_of([node("Relu", "x", "y")], *PORTS)
+    getattr(proto.graph, place)[0].type.tensor_type.elem_type = 99
+    with pytest.raises((InvalidModel, UnsupportedModel), match="dtype number 99"):
+        OnnxModel(proto)
+
+
+@pytest.mark.parametrize("version", [8, 21])
+@pytest.mark.parametrize("count", [0, -1, 5, 1 << 30, 1 << 62])
+def test_a_scan_of_more_inputs_than_it_has(version: int, count: int) -> None:
+    inner = helper.make_tensor_value_info("a", FLOAT, []), helper.make_tensor_value_info("b", FLOAT, [])
+    body = helper.make_graph([node("Neg", "a", "b")], "body", [inner[0]], [inner[1]])
+    scan = node("Scan", "- x" if version == 8 else "x", "y", body=body, num_scan_inputs=count)
+    ports = {"x": (FLOAT, [2, 3] if version == 8 else [3])}, {"y": (FLOAT, None)}
+    proto = model_of([scan], *ports, opset_imports=[helper.make_opsetid("", version)])
+    specs = {"x": TensorSpec.packed((2, 3) if version == 8 else (3,), DType.FLOAT32)}
+    with pytest.raises((InvalidModel, UnsupportedModel), match=r"scans [-\d,]+ of \d inputs|num_scan_inputs"):
+        OnnxModel(proto).specialised(specs, {})
+
+
+@pytest.mark.parametrize("sizes", [[1], [1, 1, 1, 1], [1 << 40] * 3])
+def test_other_sizes_than_results_do_not_end_the_process(sizes: list[int]) -> None:
+    """Of which ONNX's inference writes beyond its memory."""
+    split = node("Split", "x sizes", "y z", axis=0)
+    proto = model_of(
+        [split, node("Neg", "z", "w")], {"x": (FLOAT, [4])}, {"w": (FLOAT, None)}, {"sizes": np.array(sizes)}
+    )
+    with pytest.raises((InvalidModel, UnsupportedModel), match="Split"):
+        OnnxModel(proto).specialised({"x": TensorSpec.packed((4,), DType.FLOAT32)}, {})

@@ -151,6 +151,8 @@ def split(node: Node, g: GraphBuilder) -> Result:
             raise Declined(f"has {count} outputs, not {node.attribute('num_outputs')}")
         each = -(-dim // count)
         sizes = [min(each, max(0, dim - number * each)) for number in range(count)]
+    if len(sizes) != len(node.proto.output):
+        raise Declined(f"has {len(node.proto.output)} outputs for {len(sizes)} parts")
     if sum(sizes) != dim:
         raise Declined(f"the parts {tuple(sizes)} are not the {dim} elements of axis {axis}")
     ends = list(itertools.accumulate(sizes))
