@@ -25,6 +25,8 @@ from cudnn_actor.protocol.tensor import TensorSpec
 __all__ = ["OperationGraph"]
 
 _MOST_LABELS = 4
+_GRAPH_BYTES = 330
+"""About what a tensor or an operation of a graph takes in memory."""
 
 
 class OperationGraph(
@@ -257,6 +259,11 @@ class OperationGraph(
         told = [label for label in dict.fromkeys(labels) if " at " in label]
         more = f" and {len(told) - _MOST_LABELS} more" if len(told) > _MOST_LABELS else ""
         return ", ".join(told[:_MOST_LABELS]) + more
+
+    @property
+    def footprint(self) -> int:
+        """About the bytes of host memory that the graph takes."""
+        return _GRAPH_BYTES * (1 + len(self.tensors) + len(self.operations))
 
     def digest(self) -> str:
         """64 hexadecimal digits that identify the graph's meaning, the same in every process.

@@ -30,6 +30,8 @@ _SHOWN = 40
 """Characters of JSON that an error's text may show."""
 _MOST_LISTED = 4
 """Inputs, or outputs, that a graph's repr names."""
+_COPIES = 2
+"""Each name is in memory about so many times: in the graph and in its encoded form."""
 _NAMED = frozenset({"inf", "-inf", "nan"})
 FORMAT = 1
 """Version of the JSON form. Increase it when an older reader would misunderstand a newer file."""
@@ -136,6 +138,22 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     def identity(self) -> str:
         """64 hexadecimal digits that identify the graph and its labels: that of other lines has others."""
         return blake(self.encoded)
+
+    @functools.cached_property
+    def footprint(self) -> int:
+        """About the bytes of host memory that the graph takes, with what is kept of it (`encoded`)."""
+        return self.body.footprint + _COPIES * len(self.encoded)
+
+    @classmethod
+    def received(cls, body: bytes, identity: str) -> Graph:
+        """The graph that another process has encoded. Raises `ValueError`, `msgspec.DecodeError`.
+
+        It is not encoded again for its identity, and so takes less memory here.
+        """
+        graph = msgspec.msgpack.decode(body, type=cls)
+        graph.__dict__["identity"] = identity
+        graph.__dict__["footprint"] = graph.body.footprint + _COPIES * len(body)
+        return graph
 
     async def explain(self, gpu: Any, *, timeout: float | None = None) -> Explanation:
         """How a service runs the graph: the same as `await gpu.explain(graph)`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-__all__ = ["PlanStatistics", "Receipt", "Statistics"]
+__all__ = ["CacheStatistics", "PlanStatistics", "Receipt", "Statistics"]
 
 
 class Receipt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
@@ -37,6 +37,8 @@ class PlanStatistics(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     ----------
     size, capacity
         Plans held, and the most it holds.
+    nbytes, capacity_nbytes
+        About the bytes of host memory that they take, and the most that they may take.
     hits, misses, evictions
         Look-ups that found a plan or a cached refusal, look-ups that did not, and plans dropped to make room.
     refused
@@ -52,6 +54,28 @@ class PlanStatistics(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     evictions: int
     refused: int
     build_s: float
+    nbytes: int
+    capacity_nbytes: int
+
+
+class CacheStatistics(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a process keeps of messages and graphs, so that they are not checked and lowered anew.
+
+    Parameters
+    ----------
+    size
+        Entries: one for each message, and one for each graph.
+    nbytes, capacity_nbytes
+        About the bytes that they keep in memory, and the most that they may. A graph that several entries
+        share is counted for each.
+    evictions
+        Entries dropped to make room.
+    """
+
+    size: int
+    nbytes: int
+    capacity_nbytes: int
+    evictions: int
 
 
 class Statistics(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -76,6 +100,8 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         The plan cache.
     dropped_replies
         Replies dropped because the caller's event loop had closed.
+    graphs, worker_graphs
+        What your process keeps of messages and graphs, and what the worker does; None if there is none.
     """
 
     generation: int
@@ -91,3 +117,5 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     arena_bytes: int
     plans: PlanStatistics
     dropped_replies: int
+    graphs: CacheStatistics
+    worker_graphs: CacheStatistics | None = None

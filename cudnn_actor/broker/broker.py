@@ -23,6 +23,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from cudnn_actor.actors import ActorStopped, Envelope
 from cudnn_actor.actors.logs import Log, speaking_for
 from cudnn_actor.broker.footprints import footprint, overwritten
+from cudnn_actor.broker.message_cache import Bound, CachedMessage
 from cudnn_actor.broker.recovery import Verdict, judge
 from cudnn_actor.broker.request_checks import (
     check_copy,
@@ -33,7 +34,7 @@ from cudnn_actor.broker.request_checks import (
     not_a_message,
     require_asker,
 )
-from cudnn_actor.broker.service_state import Bound, CachedMessage, Discard, ServiceState
+from cudnn_actor.broker.service_state import Discard, Forget, ServiceState
 from cudnn_actor.broker.work import Work
 from cudnn_actor.memory import Memory
 from cudnn_actor.memory.exhaustion import exhaustion
@@ -110,6 +111,9 @@ class Host(Protocol):
     def drop_arena(self, number: int) -> None:
         """Release an empty arena."""
 
+    def forget(self, message: Forget) -> None:
+        """Drop graphs and plans from the caches of whatever runs the work."""
+
 
 class Broker(Generic[W]):
     """The bookkeeping of a service, from its start to its end.
@@ -154,6 +158,7 @@ class Broker(Generic[W]):
             Fill: self._fill,
             Free: self._free,
             Discard: self._discard,
+            Forget: self._forget,
             Ping: self._question,
             GetStatistics: self._question,
             Warm: self._warm,
@@ -298,6 +303,12 @@ class Broker(Generic[W]):
             self._free(envelope, message)
         elif self.begins(envelope):
             self.succeed(envelope, None)
+
+    def _forget(self, envelope: Envelope, message: Forget) -> None:
+        if self.begins(envelope):
+            self.state.messages.forget(message.identities)
+            self._host.forget(message)
+            self._reply(envelope, None, None)  # it counts as no request
 
     def end_buffer(self, ref: BufferRef) -> None:
         """Free a buffer. Of the arenas that are then empty, keep one and release the others."""

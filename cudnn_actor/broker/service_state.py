@@ -2,68 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Collection
+from typing import ClassVar
 
 import msgspec
 
 from cudnn_actor.actors import Counters, Envelope, Mailbox
 from cudnn_actor.actors.errors import ActorStopped
+from cudnn_actor.broker.message_cache import CachedMessage, MessageCache
 from cudnn_actor.broker.recovery import MOST_CRASHES
 from cudnn_actor.engines.base import BuilderAccess
-from cudnn_actor.memory import Memory, Slot
+from cudnn_actor.memory import Memory
 from cudnn_actor.plans.store import PlanStore
 from cudnn_actor.protocol.buffers import BufferRef
 from cudnn_actor.protocol.errors import QuarantinedRequest
 from cudnn_actor.protocol.graph import OperationGraph
 from cudnn_actor.protocol.limits import GraphLimits
-from cudnn_actor.protocol.lowering import Lowered, Signature, lower, signature
-from cudnn_actor.protocol.messages import Compute, Free, RunGraph, Warm
+from cudnn_actor.protocol.lowering import Lowered
+from cudnn_actor.protocol.messages import Compute, Free, Warm
 from cudnn_actor.protocol.named_graph import Graph
-from cudnn_actor.protocol.receipts import PlanStatistics, Statistics
+from cudnn_actor.protocol.receipts import CacheStatistics, PlanStatistics, Statistics
 from cudnn_actor.protocol.reproduction import token
 from cudnn_actor.supervision import FaultSource
 
-__all__ = ["Bound", "CachedMessage", "Discard", "ServiceState"]
+__all__ = ["CACHE_BYTES", "Discard", "Forget", "ServiceState"]
 
-_MOST_SIGNATURES, _MOST_MESSAGES = 4096, 1024
+CACHE_BYTES = 128 << 20
+"""The default of `cache_limit`."""
 
 
 class Discard(Free, frozen=True, kw_only=True, tag=True):
     """A `Free` by the service itself, of a buffer that nobody receives. It may have ended by then."""
 
 
-class CachedMessage:
-    """A message that has been sent, with what was computed for it, to be reused when it is sent again.
+class Forget(msgspec.Struct, frozen=True, kw_only=True):
+    """Drop graphs, which are not expected to come again, from the caches. Sent by the service itself.
 
-    Messages are immutable, so only the end of a buffer can make a cached piece wrong. Each piece that depends
-    on buffers carries the epoch (`MemoryTable.epoch`: how many buffers have ended), and is valid while the
-    table still has that epoch. The epoch is read before the piece is computed. So if a buffer ends in
-    between, the piece carries an old epoch and is computed anew; it never carries a new epoch with old
-    contents.
+    Parameters
+    ----------
+    identities
+        Of the graphs.
+    plans
+        The digests of those whose plans are dropped, too.
     """
 
-    __slots__ = ("body", "bound", "lowered", "message", "noted")
+    identities: frozenset[str]
+    plans: frozenset[str]
 
-    def __init__(self, message: Compute, lowered: Lowered) -> None:
-        self.message = message
-        self.lowered = lowered
-        self.bound: Bound | None = None
-        """Written by senders and by the live incarnation, on any thread. In the parent, all that are ever
-        written have the same slots, of which each is the reference's as long as the reference is live."""
-        self.body: bytes | None = None
-        """The message as bytes, for a worker process."""
-        self.noted = False
-        """Whether its plan is on the list of plans with which another worker is warmed."""
-
-
-class Bound(msgspec.Struct, eq=False):
-    """The slots and scalars that a message runs on. Each slot keeps or drops the engine's binding itself."""
-
-    epoch: int
-    slots: Sequence[Slot]
-    scalars: Sequence[float]
-    has_bindings: bool = False
-    """Whether each slot has its binding, which it then keeps while the epoch lasts. Written by the runner."""
+    control: ClassVar[bool] = True
+    """It is taken in a full mailbox, and no fault counts it."""
 
 
 class ServiceState:
@@ -71,8 +59,7 @@ class ServiceState:
 
     Who writes what: The mailbox has its own lock. Only the one live incarnation writes memory, counters,
     quarantine and faults; the supervisor starts a successor only after the predecessor has handled its crash
-    or stop, so there are never two writers. `lowered` and `cached` are caches of pure functions, which any
-    thread fills: a race only computes the same result twice.
+    or stop, so there are never two writers. Any thread fills the cache of messages.
 
     Parameters
     ----------
@@ -86,6 +73,8 @@ class ServiceState:
         Keeps plans on disk, for later processes; None for no store.
     autotune
         Whether warming a plan measures the library's candidates for it.
+    cache_limit
+        About the bytes of host memory for each cache: of messages, of graphs, and of plans.
     graph_limits
         How large graphs may be. None in a worker, whose parent has checked them.
     name
@@ -101,6 +90,7 @@ class ServiceState:
         workspace_limit: int | None = None,
         plan_store: PlanStore | None = None,
         autotune: bool = False,
+        cache_limit: int = CACHE_BYTES,
         graph_limits: GraphLimits | None = None,
         name: str | None = None,
     ) -> None:
@@ -125,8 +115,8 @@ class ServiceState:
         """The number of the present incarnation: how many have become ready so far."""
         self.replayed = 0
         self.restarts = 0
-        self._lowered: dict[Signature, Lowered] = {}
-        self._cached: dict[int, CachedMessage] = {}
+        self.cache_limit = cache_limit
+        self.messages = MessageCache(cache_limit, self.check_graph)
 
     def lowered(self, message: Compute) -> Lowered:
         """The graph of a message, cached. Any thread. Raises `InvalidRequest`."""
@@ -134,13 +124,7 @@ class ServiceState:
 
     def cached(self, message: Compute) -> CachedMessage:
         """The cache entry of a message. Any thread. Raises `InvalidRequest`."""
-        known = self._cached.get(id(message))
-        if known is None or known.message is not message:
-            known = CachedMessage(message, self._lower(message))
-            if len(self._cached) >= _MOST_MESSAGES:
-                self._cached.clear()
-            self._cached[id(message)] = known  # the entry keeps the message alive: no other gets its id
-        return known
+        return self.messages.of(message)
 
     @property
     def most_operations(self) -> int:
@@ -151,21 +135,6 @@ class ServiceState:
         """Raise `InvalidRequest` for a graph over the service's limits. Any thread."""
         if self._graph_limits is not None:
             graph.check(self._graph_limits)
-
-    def _lower(self, message: Compute) -> Lowered:
-        if type(message) is RunGraph and isinstance(message.graph, Graph):
-            self.check_graph(message.graph)
-        try:
-            key = signature(message)
-            known = self._lowered.get(key)
-        except (AttributeError, TypeError):
-            return lower(message)  # raises the error that names the wrong field
-        if known is None:
-            known = lower(message)
-            if len(self._lowered) >= _MOST_SIGNATURES:
-                self._lowered.clear()
-            self._lowered[key] = known
-        return known
 
     def warmed(self, message: Warm) -> dict[str, OperationGraph]:
         """The graphs whose plans a `Warm` asks for, by digest. Raises `InvalidRequest`."""
@@ -189,8 +158,8 @@ class ServiceState:
         if self.ended_by_build[digest] >= MOST_CRASHES:
             self.quarantined[digest] = cause
 
-    def statistics(self, plans: PlanStatistics) -> Statistics:
-        """The service's counters at this moment, with the plan statistics of the live incarnation."""
+    def statistics(self, plans: PlanStatistics, worker_graphs: CacheStatistics | None = None) -> Statistics:
+        """The service's counters at this moment, with the statistics of the live incarnation."""
         counters, mailbox, memory = self.counters, self.mailbox, self.memory
         return Statistics(
             generation=self.generation,
@@ -206,6 +175,8 @@ class ServiceState:
             arena_bytes=memory.arena_bytes,
             plans=plans,
             dropped_replies=mailbox.dropped,
+            graphs=self.messages.statistics(),
+            worker_graphs=worker_graphs,
         )
 
     def discard(self, result: object) -> None:
@@ -215,6 +186,14 @@ class ServiceState:
                 self.mailbox.admit(Envelope(Discard(buffer=result)))
             except ActorStopped:
                 return  # the service has stopped, and its memory goes with it
+
+    def forget(self, graphs: Collection[Graph], *, plans: bool) -> None:
+        """Have graphs dropped from the caches, in every process; `plans`: their plans too. Any thread."""
+        identities = frozenset(graph.identity for graph in graphs)
+        digests = frozenset(graph.body.digest() for graph in graphs if plans)
+        if identities:
+            with contextlib.suppress(ActorStopped):  # the caches go with the service
+                self.mailbox.admit(Envelope(Forget(identities=identities, plans=digests)))
 
 
 def _nothing(_: bool) -> None:

@@ -6,13 +6,14 @@ import threading
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
 
 from cudnn_actor.actors import Deadline, forks, within
 from cudnn_actor.models.aside import aside
+from cudnn_actor.models.kept_graphs import KeptGraphs
 from cudnn_actor.models.turns import Turns
 from cudnn_actor.protocol.buffers import BufferRef
 from cudnn_actor.protocol.checks import did_you_mean, require_names
@@ -139,11 +140,32 @@ class Source(Protocol):
 
 @dataclass(eq=False)
 class _Kept:
-    """A specialised graph that a model keeps, its weights, and how many runs use it now."""
+    """A specialised graph that a model keeps, and how many runs use it now.
+
+    Parameters
+    ----------
+    of
+        Without the weights' values, which are in buffers.
+    names
+        The keys of its weights, one for each port that has one.
+    weights
+        Ports → buffers.
+    """
 
     of: Specialised
+    names: tuple[str, ...]
     weights: dict[str, BufferRef] = field(default_factory=dict)
     runs: int = 0
+
+    @property
+    def graph(self) -> Graph | None:
+        return self.of.graph
+
+    @property
+    def nbytes(self) -> int:
+        """About the bytes of host memory that it takes."""
+        graph = 0 if self.graph is None else self.graph.footprint
+        return graph + sum(array.nbytes for array in self.of.constants.values())
 
 
 class Model:
@@ -164,6 +186,8 @@ class Model:
         Makes an array of what a user gives. Raises `InvalidRequest`.
     most_operations
         How many a graph of the service may have.
+    graphs
+        The graphs of all models of the service, and how much this one's may take.
     """
 
     def __init__(
@@ -172,13 +196,16 @@ class Model:
         source: Source,
         discard: Callable[[BufferRef], None],
         values: Callable[[Any], np.ndarray | DeviceArray],
+        *,
         most_operations: int,
+        graphs: KeptGraphs,
     ) -> None:
         self._most_operations = most_operations
         self._gpu = gpu
         self._source = source
         self._discard = discard
         self._values = values
+        self._graphs = graphs
         self._lock = threading.RLock()
         """Guards what follows; held for moments only."""
         self._kept: OrderedDict[object, _Kept] = OrderedDict()
@@ -193,7 +220,9 @@ class Model:
         loops may do the same work at the same time; see `_keep`."""
         self._closed = False
         forks.watch(self)
-        forks.finalize(self, _dropped, gpu, discard, self._weights, repr(self)).atexit = False
+        graphs.add(self._kept)
+        given = (self._weights, self._kept, repr(self))
+        forks.finalize(self, _dropped, gpu, discard, graphs, given).atexit = False
 
     def forget_parent(self) -> None:
         """Take a new lock in a forked child. The service refuses its requests there."""
@@ -281,7 +310,10 @@ class Model:
         return explanation
 
     async def close(self) -> None:
-        """Free the weights, once no run needs them. Idempotent; running it afterwards is an error."""
+        """Free the weights, and drop the graphs and their plans, once no run needs them.
+
+        Idempotent; running it afterwards is an error.
+        """
         self.end()
 
     def end(self) -> None:
@@ -289,8 +321,7 @@ class Model:
         with self._lock:
             self._closed = True
             unused = self._evicted()
-        for ref in unused:  # all of them, whatever becomes of one
-            self._discard(ref)
+        self._give_back(*unused)
 
     # One run.
 
@@ -496,7 +527,8 @@ class Model:
             if key not in self._kept:
                 if any(name not in self._weights and name not in made for name, _ in of.weights.values()):
                     return None
-                kept = self._kept[key] = _Kept(of)
+                names = tuple(name for name, _ in of.weights.values())
+                kept = self._kept[key] = _Kept(replace(of, weights={}), names)
                 for port, (name, _) in of.weights.items():
                     ref, users = self._weights.get(name) or (made.pop(name), 0)
                     self._weights[name] = ref, users + 1
@@ -507,21 +539,37 @@ class Model:
         with self._lock:
             kept.runs -= 1
             unused = self._evicted()
-        for ref in unused:
-            self._discard(ref)
+        self._give_back(*unused)
 
-    def _evicted(self) -> list[BufferRef]:
-        """Forget idle graphs over the bound, or all once closed. Returns the weights that none needs."""
-        bound = 0 if self._closed else MOST_KEPT
+    def _evicted(self) -> tuple[list[Graph], list[BufferRef]]:
+        """Forget idle graphs over the bounds, or all once closed. Returns them, and the weights that none
+        needs."""
+        graphs: list[Graph] = []
         unused: list[BufferRef] = []
-        idle = [key for key, kept in self._kept.items() if not kept.runs]
-        for key in idle[: max(0, len(self._kept) - bound)]:
-            for name, _ in self._kept.pop(key).of.weights.values():
+        nbytes = sum(kept.nbytes for kept in self._kept.values())
+        for key in [key for key, kept in self._kept.items() if not kept.runs]:
+            if not self._closed and (
+                len(self._kept) == 1 or (len(self._kept) <= MOST_KEPT and nbytes <= self._graphs.limit)
+            ):
+                break
+            kept = self._kept.pop(key)
+            nbytes -= kept.nbytes
+            graphs += [] if kept.graph is None else [kept.graph]
+            for name in kept.names:
                 ref, users = self._weights[name]
                 self._weights[name] = ref, users - 1
                 if users == 1:
                     unused.append(self._weights.pop(name)[0])
-        return unused
+        return graphs, unused
+
+    def _give_back(self, graphs: list[Graph], refs: list[BufferRef]) -> None:
+        """Free buffers, and drop graphs from the service's caches; those of a closed model with their
+        plans."""
+        for ref in refs:
+            self._discard(ref)
+        if self._closed and not self._kept:
+            self._graphs.remove(self._kept)
+        self._graphs.release(graphs, plans=self._closed)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -529,11 +577,17 @@ class Model:
 
 
 def _dropped(
-    gpu: Any, discard: Callable[[BufferRef], None], weights: Mapping[str, tuple[BufferRef, int]], shown: str
+    gpu: Any,
+    discard: Callable[[BufferRef], None],
+    graphs: KeptGraphs,
+    left: tuple[Mapping[str, tuple[BufferRef, int]], Mapping[object, _Kept], str],
 ) -> None:
-    """Free the weights of a model that nobody can close any more. Any thread, also by the collector."""
+    """Give back what a model kept that nobody can close any more. Any thread, also by the collector."""
+    weights, kept, shown = left
     for ref, _ in weights.values():
         discard(ref)
+    graphs.remove(kept)
+    graphs.release([each.graph for each in kept.values() if each.graph is not None], plans=True)
     if weights and gpu.alive:
         warnings.warn(f"unclosed {shown}: use `await model.close()`", ResourceWarning, stacklevel=2)
 

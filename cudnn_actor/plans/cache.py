@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 
 from cudnn_actor.engines.base import Plan
+from cudnn_actor.plans.least_recent import LeastRecent
 from cudnn_actor.protocol.errors import UnsupportedGraph
 from cudnn_actor.protocol.receipts import PlanStatistics
 
@@ -26,14 +27,15 @@ class PlanCache:
     ----------
     capacity
         The most plans and refusals held; the least recently used is evicted first.
+    nbytes
+        The most bytes of host memory that they may take. The latest is kept whatever it takes.
     """
 
-    def __init__(self, capacity: int = CAPACITY) -> None:
-        self._capacity = capacity
-        self._known: OrderedDict[str, Plan | UnsupportedGraph] = OrderedDict()
+    def __init__(self, capacity: int = CAPACITY, nbytes: int = sys.maxsize) -> None:
+        self._known: LeastRecent[str, Plan | UnsupportedGraph] = LeastRecent(most=capacity, nbytes=nbytes)
         self._building: dict[str, int] = {}
         """For each plan that is being built: how many requests wait for it, besides the first."""
-        self._hits = self._misses = self._evictions = 0
+        self._hits = self._misses = 0
         self._build_ns = 0
 
     def __len__(self) -> int:
@@ -42,8 +44,10 @@ class PlanCache:
     def __contains__(self, digest: str) -> bool:
         return digest in self._known
 
-    def get(self, digest: str, build: Callable[[], Plan]) -> Plan:
+    def get(self, digest: str, build: Callable[[], Plan], nbytes: int = 0) -> Plan:
         """The plan for a graph; `build` makes it when it is not cached. Blocks while it builds.
+
+        `nbytes`, here and below: about the bytes of host memory that a plan of the graph takes.
 
         Raises `UnsupportedGraph` if the graph is known or found to be unsupported. Any other error of
         `build` is passed on and not remembered.
@@ -52,7 +56,7 @@ class PlanCache:
         if known is None:
             self._misses += 1
             known = self._build(build)
-            self._remember(digest, known)
+            self._known.put(digest, known, nbytes)
         if isinstance(known, UnsupportedGraph):
             raise known.again()
         return known
@@ -63,12 +67,11 @@ class PlanCache:
         known = self._known.get(digest)
         if known is not None:
             self._hits += 1
-            self._known.move_to_end(digest)
         return known
 
     def peek(self, digest: str) -> Plan | UnsupportedGraph | None:
         """Like `find`, but counts neither as a hit nor as a use."""
-        return self._known.get(digest)
+        return self._known.peek(digest)
 
     def begin(self, digest: str) -> bool:
         """Count a request for a plan that is not cached. True for the first, which must have it built."""
@@ -79,7 +82,7 @@ class PlanCache:
         self._building[digest] = 0
         return True
 
-    def end(self, digest: str, known: Plan | UnsupportedGraph | None) -> None:
+    def end(self, digest: str, known: Plan | UnsupportedGraph | None, nbytes: int = 0) -> None:
         """Store the result of a build; None for a failure that may be temporary, which is not remembered.
 
         The requests that waited besides the first count as hits if there is a result, else as misses.
@@ -89,26 +92,37 @@ class PlanCache:
             self._misses += joined
             return
         self._hits += joined
-        self._remember(digest, known)
+        self._known.put(digest, known, nbytes)
 
-    def replace(self, digest: str, plan: Plan) -> None:
+    def replace(self, digest: str, plan: Plan, nbytes: int = 0) -> None:
         """Replace the cached plan with a better one."""
-        self._remember(digest, plan)
+        self._known.put(digest, plan, nbytes)
+
+    def drop(self, digest: str) -> None:
+        """Drop a plan or a refusal, if it is there: its graph is not expected to come again."""
+        self._known.pop(digest)
 
     def note_build(self, took_ns: int) -> None:
         """Add time that was spent on a build elsewhere, in nanoseconds."""
         self._build_ns += took_ns
 
+    @property
+    def digests(self) -> tuple[str, ...]:
+        """The digests of the graphs whose plans or refusals are cached."""
+        return tuple(self._known)
+
     def statistics(self) -> PlanStatistics:
         """Counters since the cache was made."""
         return PlanStatistics(
             size=len(self._known),
-            capacity=self._capacity,
+            capacity=self._known.most,
             hits=self._hits,
             misses=self._misses,
-            evictions=self._evictions,
+            evictions=self._known.evictions,
             refused=sum(isinstance(known, UnsupportedGraph) for known in self._known.values()),
             build_s=self._build_ns / 1e9,
+            nbytes=self._known.nbytes,
+            capacity_nbytes=self._known.limit,
         )
 
     def _build(self, build: Callable[[], Plan]) -> Plan | UnsupportedGraph:
@@ -119,10 +133,3 @@ class PlanCache:
             return refusal.again()
         finally:
             self._build_ns += time.perf_counter_ns() - started
-
-    def _remember(self, digest: str, known: Plan | UnsupportedGraph) -> None:
-        self._known[digest] = known
-        self._known.move_to_end(digest)
-        if len(self._known) > self._capacity:
-            self._known.popitem(last=False)
-            self._evictions += 1

@@ -586,13 +586,20 @@ class CudnnRef:
         and the thread ends at the next node; neither the event loop nor the program waits for it.
         """
         self._state.mailbox.check_open()
-        state = self._state
+        state, service = self._state, self._service
         with within(timeout) as deadline:
             async with deadline.limiting():
                 source = _source(model, random)
                 if source is None:
                     source = await aside(_read, model, random)
-            loaded = Model(self, source, state.discard, self._service.values, state.most_operations)
+            loaded = Model(
+                self,
+                source,
+                state.discard,
+                service.values,
+                most_operations=state.most_operations,
+                graphs=service.kept_graphs,
+            )
             await loaded.prepare(deadline)
         return loaded
 

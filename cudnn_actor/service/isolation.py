@@ -191,6 +191,7 @@ class ProcessIsolation:
         dispatcher = self._dispatcher
         host_arenas = self._engine.host_arenas
         dispatcher.host = WorkerHost(state, dispatcher.reply, host_arenas=host_arenas)
+        dispatcher.host.keeps_recent = self._options.standby > 0
         if self._options.verify:
             dispatcher.host.checksums = Checksums()
         self._builders = BuilderHost(self._preload, self._executable)
@@ -208,6 +209,7 @@ class ProcessIsolation:
             workspace_limit=options.workspace_limit,
             plan_store=self._plan_store(),
             autotune=options.autotune,
+            cache_limit=options.cache_limit,
             beat_s=min(_LONGEST_BEAT_S, options.hang_after_s / _BEATS_PER_HANG),
             journal=self._builders.journal,
             scripted=self._state.faults is not None,

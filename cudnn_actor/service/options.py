@@ -11,6 +11,7 @@ from typing import Any, Literal, ParamSpec, TypeVar
 
 import msgspec
 
+from cudnn_actor.broker.service_state import CACHE_BYTES
 from cudnn_actor.protocol.checks import did_you_mean, require_name, require_seconds, require_whole
 from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.limits import GraphLimits
@@ -57,6 +58,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         Bytes of workspace that plans may use; None for the engine's own bound.
     graph_limits
         How large the graphs may be that the service is sent; None for the defaults of `GraphLimits`.
+    cache_limit
+        About the bytes of host memory that a process of the service may use for each of its caches: messages,
+        graphs, and plans. The least recently used go first; the latest of each stays, whatever it takes.
     memory_limit
         Bytes that buffers may take from the system, in steps of 2 MiB: a limit under 2 MiB allows no buffer.
         None: on the CPU, in a container with a memory limit (Linux's control groups), three quarters of what
@@ -109,6 +113,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     hang_after_s: float = 30.0
     workspace_limit: int | None = None
     graph_limits: GraphLimits | None = None
+    cache_limit: int = CACHE_BYTES
     memory_limit: int | None = None
     plan_store: str | os.PathLike[str] | None = None
     autotune: bool = False
@@ -127,6 +132,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
             raise _invalid("standby", self.standby, "is neither 0 nor 1", "use 1 for a standby, 0 for none")
         require_whole("mailbox", self.mailbox, 1)
         require_whole("max_restarts", self.max_restarts, 0)
+        require_whole("cache_limit", self.cache_limit, 0)
         for name in ("workspace_limit", "memory_limit"):
             if getattr(self, name) is not None:
                 require_whole(name, getattr(self, name), 1)

@@ -31,6 +31,7 @@ from cudnn_actor.actors.logs import speaking_for
 from cudnn_actor.actors.threads import ThreadRefused
 from cudnn_actor.broker.service_state import ServiceState
 from cudnn_actor.engines import EngineChoice, choose_engine
+from cudnn_actor.models.kept_graphs import KeptGraphs
 from cudnn_actor.plans.store import PlanStore
 from cudnn_actor.protocol.errors import InvalidRequest, ServiceStopped, StartFailed, Words
 from cudnn_actor.protocol.limits import GraphLimits
@@ -122,9 +123,12 @@ class CudnnService:
             workspace_limit=options.workspace_limit,
             plan_store=None if options.plan_store is None else PlanStore(options.plan_store),
             autotune=options.autotune,
+            cache_limit=options.cache_limit,
             graph_limits=options.graph_limits or GraphLimits(),
             name=self.name,
         )
+        self.kept_graphs = KeptGraphs(self.state.forget, self.state.cache_limit)
+        """The graphs of its models."""
         self._isolation.begin(self.state)
         self.actor_ref: pykka.ActorRef[Any] = MailboxRef(self.state.mailbox, CudnnActor, self._gone)
         """A pykka reference that stays valid across restarts."""
@@ -342,6 +346,7 @@ class CudnnService:
 
         def tell() -> None:
             self._isolation.end()
+            self.state.messages.clear()
             if gave_up is not None:
                 # Before `stopped` is resolved: code that waits for it may end the process.
                 self._telling = threading.get_ident()

@@ -16,7 +16,7 @@ from cudnn_actor.actors import DEFERRED, Actor, Crash, Envelope
 from cudnn_actor.broker import Broker, Work
 from cudnn_actor.broker.footprints import footprint
 from cudnn_actor.broker.progress import Progress
-from cudnn_actor.broker.service_state import ServiceState
+from cudnn_actor.broker.service_state import Forget, ServiceState
 from cudnn_actor.engines.base import Engine
 from cudnn_actor.protocol.buffers import BufferRef
 from cudnn_actor.protocol.errors import (
@@ -302,6 +302,11 @@ class CudnnActor(Actor):
         except ServiceStopped:  # it has been given up since
             os.close(descriptor)
             raise
+
+    def forget(self, message: Forget) -> None:
+        """Drop plans. Graphs are kept by the service's own cache alone."""
+        for digest in message.plans:
+            self._runner.plans.drop(digest)
 
     def drop_arena(self, number: int) -> None:
         """Have the engine unmap an arena. After a crash, closing the engine unmaps all of them."""

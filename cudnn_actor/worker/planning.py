@@ -18,7 +18,7 @@ from cudnn_actor.actors import Crash
 from cudnn_actor.actors.logs import Log
 from cudnn_actor.broker.service_state import ServiceState
 from cudnn_actor.engines.base import Engine, Plan
-from cudnn_actor.plans.cache import PlanCache
+from cudnn_actor.plans.cache import CAPACITY, PlanCache
 from cudnn_actor.plans.stored import KeptPlans, NotKept, StoredPlans
 from cudnn_actor.protocol.errors import CudnnActorError, OutOfMemory, UnsupportedGraph
 from cudnn_actor.protocol.graph import OperationGraph
@@ -115,7 +115,7 @@ class Planner:
 
         Raises `UnsupportedGraph`, `OutOfMemory`, `ExecutionFailed`, `Crash`.
         """
-        return self.cache.get(graph.digest(), lambda: self._build_here(graph))
+        return self.cache.get(graph.digest(), lambda: self._build_here(graph), graph.footprint)
 
     def _build_here(self, graph: OperationGraph) -> Plan:
         limit = self._limit
@@ -223,7 +223,7 @@ class Planner:
 
     def _end_build(self, job: Job, outcome: Outcome) -> None:
         if isinstance(outcome, UnsupportedGraph) or not isinstance(outcome, CudnnActorError):
-            self.cache.end(job.digest, outcome)
+            self.cache.end(job.digest, outcome, job.graph.footprint)
         else:
             self.cache.end(job.digest, None)  # the error may be temporary, so it is not cached
         self._tuned.discard(job.digest)
@@ -234,8 +234,10 @@ class Planner:
             log.warning("plan.not_tuned", graph=job.digest[:8], error=str(outcome))
             outcome = self.cache.peek(job.digest) or outcome
         else:
-            self.cache.replace(job.digest, outcome)
+            self.cache.replace(job.digest, outcome, job.graph.footprint)
             self._tuned.add(job.digest)
+            if len(self._tuned) > 2 * CAPACITY:  # plans that were evicted are tuned anew
+                self._tuned.intersection_update(self.cache.digests)
         _tell(self._for_tuned.pop(job.digest), job.digest, outcome)
 
 

@@ -14,7 +14,8 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from cudnn_actor.actors import Crash
 from cudnn_actor.actors.logs import Log
-from cudnn_actor.broker.service_state import CachedMessage, ServiceState
+from cudnn_actor.broker.message_cache import CachedMessage
+from cudnn_actor.broker.service_state import ServiceState
 from cudnn_actor.engines.base import Engine, Plan
 from cudnn_actor.memory import Slot
 from cudnn_actor.plans.cache import PlanCache
@@ -115,7 +116,7 @@ class Runner(Generic[T]):
         abandoned: threading.Event,
         nudge: Callable[[], None],
     ) -> None:
-        self.plans = PlanCache()
+        self.plans = PlanCache(nbytes=state.cache_limit)
         self.busy_since: float | None = None
         """When the current step that belongs to no task began; None between such steps."""
         self._state = state

@@ -208,8 +208,8 @@ def _value(host: WorkerHost, request: WorkerRequest, answer: Answer) -> Any:
     """The reply for an answer; None for one that needs the slow path."""
     cached = request.cached
     if type(answer) is Done and cached is not None:
-        if not cached.noted:
-            host.note_plan(cached)
+        if host.keeps_recent:
+            host.note_use(cached, request.number)
         return host.receipt(request.envelope, answer)
     if type(answer) is Given and type(request.message) is Ping and not request.injects:
         try:

@@ -6,7 +6,7 @@ does, fails only its request: it would fail in every other worker too.
 
 =============  ==========================================================================================
 parent sends   `Hello` once; `MapArena`, `UnmapArena`, `CreateArena`, `MapStage`, `UnmapStage`; `KnowGraph`
-               before the first request with that graph, `ForgetGraph`; `Requests`;
+               before the first request with that graph, `ForgetGraph`, `ForgetPlans`; `Requests`;
                `Internal`, for work of the service itself; `Promote` to a standby; `Stop`
 worker sends   `Ready` once; `Answers`, in the order in which requests finished; `InternalDone`; `ArenaMade`
                or `ArenaRefused`; `Logged`; `Dying`, its last frame
@@ -42,7 +42,6 @@ from cudnn_actor.supervision import FaultRule
 __all__ = [
     "FROM_PARENT",
     "FROM_WORKER",
-    "GRAPHS",
     "LONGEST_MESSAGE",
     "MESSAGES",
     "Answer",
@@ -201,7 +200,7 @@ class Hello(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, ta
         The number of its incarnation. A standby gets another when it is promoted.
     window
         Places of the status page.
-    workspace_limit, plan_store, autotune
+    workspace_limit, plan_store, autotune, cache_limit
         As in `Options`.
     beat_s
         Seconds between two heartbeats.
@@ -221,6 +220,7 @@ class Hello(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, ta
     workspace_limit: int | None
     plan_store: str | None
     autotune: bool
+    cache_limit: int
     beat_s: float
     journal: str
     scripted: bool
@@ -251,6 +251,12 @@ class ForgetGraph(_Frame, frozen=True, array_like=True, forbid_unknown_fields=Tr
     """Drop a graph. Requests that were sent before have it still."""
 
     identity: str
+
+
+class ForgetPlans(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
+    """Drop the plans of these graphs, which are not expected to come again."""
+
+    digests: list[str]
 
 
 class CreateArena(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
@@ -320,6 +326,7 @@ FromParent = (
     | UnmapStage
     | KnowGraph
     | ForgetGraph
+    | ForgetPlans
     | Requests
     | Internal
     | Promote
@@ -430,8 +437,6 @@ FROM_WORKER: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(FromWorker)
 """Decodes what the worker sends."""
 MESSAGES: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Asked)
 """Decodes the message in a `Request`."""
-GRAPHS: msgspec.msgpack.Decoder[Graph] = msgspec.msgpack.Decoder(Graph)
-"""Decodes the graph in a `KnowGraph`."""
 
 
 def encode_message(message: Asked) -> bytes:

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -30,7 +31,8 @@ from cudnn_actor.actors.diverting import LEVELS, Line, write_line
 from cudnn_actor.actors.logs import Log
 from cudnn_actor.broker import Broker
 from cudnn_actor.broker.footprints import footprint
-from cudnn_actor.broker.service_state import CachedMessage, ServiceState
+from cudnn_actor.broker.message_cache import CachedMessage, RecentPlan
+from cudnn_actor.broker.service_state import Forget, ServiceState
 from cudnn_actor.engines.cpu import transfer
 from cudnn_actor.engines.cpu.arenas import Arenas, is_whole
 from cudnn_actor.memory import Slot
@@ -73,6 +75,7 @@ from cudnn_actor.workers.wire import (
     Dropped,
     Dying,
     ForgetGraph,
+    ForgetPlans,
     FromParent,
     FromWorker,
     Given,
@@ -181,14 +184,16 @@ class WorkerHost:
         """The present worker's `Dying` frame; None if it has sent none."""
         self.checksums: Checksums | None = None
         """Checksums of uploads; None if none are kept."""
-        self.recent: dict[str, Compute] = {}
-        """One request for each plan that has run lately, by its graph's digest; the latest last."""
+        self.keeps_recent = False
+        """Whether the plans that have run lately are noted: there is a standby, which is warmed with them."""
+        self.recent: dict[str, RecentPlan] = {}
+        """These plans, by their graphs' digests."""
         self.on_new_plan: Callable[[], None] = _nothing
         self.arena_asked_s = 0.0
         """When the worker was last asked to make an arena, in `time.monotonic()` seconds."""
         self._unsent: list[Request] = []
-        self._graphs: dict[str, None] = {}
-        """Identities of the graphs that the worker keeps, the oldest first."""
+        self._graphs: OrderedDict[str, int] = OrderedDict()
+        """Identities of the graphs that the worker keeps → their bytes, the least recently used first."""
         self._sending: Requests | None = None
         """The frame that is being sent. It stays set if the sender is interrupted."""
 
@@ -329,19 +334,39 @@ class WorkerHost:
             )
 
     def knows(self, message: Any) -> bool:
-        """Whether the worker has the graph of a message, if it is a `RunGraph`."""
-        return type(message) is not RunGraph or message.graph.identity in self._graphs
+        """Whether the worker has the graph of a message, if it is a `RunGraph`: then it counts as used."""
+        if type(message) is not RunGraph:
+            return True
+        identity = message.graph.identity
+        if identity not in self._graphs:
+            return False
+        self._graphs.move_to_end(identity)
+        return True
 
     def _make_known(self, graph: Graph) -> None:
-        """Send the worker a graph, and have it forget the oldest if it has too many."""
+        """Send the worker a graph, and have it forget the least recently used if they are too many."""
         assert self.worker is not None
         self.worker.send(KnowGraph(graph.identity, graph.encoded))
-        self._graphs[graph.identity] = None
-        if len(self._graphs) > _MOST_GRAPHS:
-            oldest = next(iter(self._graphs))
-            self.flush()  # requests that name it go first
-            del self._graphs[oldest]
-            self.worker.send(ForgetGraph(oldest))
+        self._graphs[graph.identity] = graph.footprint
+        while len(self._graphs) > 1 and (
+            len(self._graphs) > _MOST_GRAPHS or sum(self._graphs.values()) > self.state.cache_limit
+        ):
+            self._have_forgotten(next(iter(self._graphs)))
+
+    def _have_forgotten(self, identity: str) -> None:
+        assert self.worker is not None
+        self.flush()  # requests that name it go first
+        del self._graphs[identity]
+        self.worker.send(ForgetGraph(identity))
+
+    def forget(self, message: Forget) -> None:
+        """Have every worker drop graphs and plans."""
+        for identity in message.identities.intersection(self._graphs):
+            self._have_forgotten(identity)
+        for digest in message.plans.intersection(self.recent):
+            self._forget_recent(digest)
+        if message.plans:
+            self._tell_all(ForgetPlans(sorted(message.plans)))
 
     def hand(self, request: WorkerRequest) -> None:
         """Dispatch a request to the worker, and hold its buffers until it is complete."""
@@ -626,8 +651,8 @@ class WorkerHost:
         if type(answer) is Done and cached is not None:
             self.in_flight.complete(request)
             self.state.memory.release_all(request.slots)
-            if not cached.noted:
-                self.note_plan(cached)
+            if self.keeps_recent:
+                self.note_use(cached, answer.number)
             self.broker.succeed(request.envelope, self.receipt(request.envelope, answer))
             return
         value = self._value(request, answer)
@@ -709,8 +734,8 @@ class WorkerHost:
         if wanted is None or type(value) is not wanted:
             asked = type(envelope.message).__name__
             raise Violation(f"it answered {asked} with {type(value).__name__}")
-        # Of the service's counters, the worker keeps only the plan statistics; this process counts the rest.
-        return self.state.statistics(value.plans) if isinstance(value, Statistics) else value
+        # Of the service's counters, the worker keeps those of its caches; this process counts the rest.
+        return self.state.statistics(value.plans, value.graphs) if isinstance(value, Statistics) else value
 
     @staticmethod
     def _error(answer: Refused) -> CudnnActorError:
@@ -734,16 +759,36 @@ class WorkerHost:
         self.memory.release_all(request.slots)
         self._discharge(request, end_ref=end_ref)
 
-    def note_plan(self, cached: CachedMessage) -> None:
-        """Remember a message with whose plan other workers are warmed. May be interrupted and repeated."""
+    def note_use(self, cached: CachedMessage, number: int) -> None:
+        """Note that a request has run a plan, for the warming of other workers. May be interrupted and
+        repeated."""
+        plan = cached.recent
+        if plan is not None and plan.kept:
+            plan.last = number
+            return
         digest = cached.lowered.graph.digest()
-        new = self.recent.pop(digest, None) is None
-        self.recent[digest] = cached.message
-        if len(self.recent) > WINDOW:
-            del self.recent[next(iter(self.recent))]
-        cached.noted = True
+        plan = self.recent.get(digest)
+        new = plan is None
+        if plan is None:
+            plan = RecentPlan(cached.message, cached.nbytes)
+        plan.last = number
+        self.recent[digest] = cached.recent = plan
         if new:
+            self._drop_old()
             self.on_new_plan()
+
+    def _drop_old(self) -> None:
+        """Drop the recent plans that were used the longest ago, until the others are within the bounds."""
+        oldest = sorted(self.recent, key=lambda digest: self.recent[digest].last)[:-1]
+        nbytes = sum(plan.nbytes for plan in self.recent.values())
+        for digest in oldest:
+            if len(self.recent) <= WINDOW and nbytes <= self.state.cache_limit:
+                return
+            nbytes -= self.recent[digest].nbytes
+            self._forget_recent(digest)
+
+    def _forget_recent(self, digest: str) -> None:
+        self.recent.pop(digest).kept = False
 
     def write_log(self, line: Logged) -> None:
         """Write a worker's log line, in the context of the request that was running. Raises `Violation`."""
@@ -854,6 +899,7 @@ class WorkerHost:
     def close(self) -> None:
         """Free the staging memory, and unmap the arenas. Idempotent."""
         self.staging.close()
+        self.recent.clear()
         if self.arenas is not None:
             self.arenas.clear()
 

@@ -54,7 +54,8 @@ has the name N.
   type, which have their dtype then, and a dtype that only a later version of an operator takes. PyTorch
   writes both.
 - **Dims.** A model is made into a graph for the dims of its inputs, at the first run with them. The {kept}
-  newest graphs are kept. Inputs whose dims have one name must agree.
+  graphs that were used last are kept, or fewer if they take more than `spawn(cache_limit=)` bytes. `close`
+  drops them and their plans, and frees the weights. Inputs whose dims have one name must agree.
 - **Values that decide.** Where the values of an input decide over shapes, axes or attributes, the graph is
   made for these values, too. Arithmetic runs on the engine, never in the importing process; only what
   follows from the model's constants, and what the deciding values themselves follow from, is computed there.

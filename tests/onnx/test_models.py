@@ -24,6 +24,7 @@ from cudnn_actor import (
     Download,
     Fault,
     FaultPlan,
+    Graph,
     InvalidRequest,
     OutOfMemory,
     RunGraph,
@@ -612,3 +613,67 @@ async def test_the_import_counts_towards_the_timeout_and_leaves_nothing(call: st
             await called(gpu, call, source)
         source.may_end.set()
         assert await buffers(gpu) == 0
+
+
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+@pytest.mark.parametrize("how", ["close", "drop"])
+async def test_a_model_that_is_closed_takes_its_graphs_and_plans_with_it(isolation: str, how: str) -> None:
+    async with spawn(device="cpu", isolation=isolation) as gpu:  # type: ignore[arg-type]
+        model = await gpu.load(image_model())
+        for count in range(1, 4):
+            await gpu.run(model, {"image": images(count)})
+        found = await gpu.statistics()
+        assert found.plans.size == 3
+        assert found.graphs.size == 3 + 3  # by message, and by graph
+        if how == "close":
+            await model.close()
+        else:
+            held = [model]
+            del model
+            with pytest.warns(ResourceWarning, match="unclosed"):
+                held.clear()
+        await gpu.drain()
+        found = await gpu.statistics()
+        assert (found.plans.size, found.plans.nbytes) == (0, 0)
+        assert (found.graphs.size, found.graphs.nbytes) == (0, 0)
+        assert found.worker_graphs is None or (found.worker_graphs.size, found.worker_graphs.nbytes) == (0, 0)
+        gc.collect()
+        assert not any(isinstance(each, Graph) for each in gc.get_objects())
+
+
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+async def test_a_model_leaves_what_another_one_with_the_same_graphs_needs(isolation: str) -> None:
+    async with spawn(device="cpu", isolation=isolation) as gpu:  # type: ignore[arg-type]
+        first, second = await gpu.load(image_model()), await gpu.load(image_model())
+        for model in (first, second):
+            await gpu.run(model, {"image": images(2)})
+        await first.close()
+        await gpu.run(second, {"image": images(2)})
+        assert (await gpu.statistics()).plans.misses == 1
+        await second.close()
+        await gpu.drain()
+        assert (await gpu.statistics()).plans.size == 0
+
+
+async def test_a_model_that_is_closed_while_it_runs_is_taken_out_behind_its_last_run() -> None:
+    async with spawn(device="cpu") as gpu:
+        model = await gpu.load(image_model())
+        runs = [asyncio.ensure_future(gpu.run(model, {"image": images(count)})) for count in (1, 2, 1)]
+        while not model._kept:  # noqa: ASYNC110 - the first run is on its way
+            await asyncio.sleep(0)
+        await model.close()
+        await asyncio.gather(*runs, return_exceptions=True)
+        await gpu.drain()
+        found = await gpu.statistics()
+        assert (found.plans.size, found.graphs.size, found.live_buffers) == (0, 0, 0)
+
+
+async def test_the_graphs_of_a_model_take_no_more_than_the_limit() -> None:
+    async with spawn(device="cpu", cache_limit=60_000) as gpu:
+        model = await gpu.load(image_model())
+        for count in range(1, 20):
+            await gpu.run(model, {"image": images(count)})
+            kept = [each.graph.footprint for each in model._kept.values() if each.graph is not None]
+            assert sum(kept) <= 60_000
+        assert 1 < len(model._kept) < 19
+        await model.close()

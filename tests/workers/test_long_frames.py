@@ -49,7 +49,7 @@ async def run(gpu: Any, graph: Graph) -> float:
 
 async def test_a_standby_is_warmed_with_graphs_that_do_not_fit_into_one_frame(logs: list[EventDict]) -> None:
     graphs = [long_graph(number, 14 << 20) for number in range(5)]
-    async with workers(standby=1) as (gpu, points):
+    async with workers(standby=1, cache_limit=1 << 30) as (gpu, points):
         await line(logs, "standby.ready")
         for number, graph in enumerate(graphs):
             assert await run(gpu, graph) == 3.0 * (2 + number)

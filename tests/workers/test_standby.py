@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import os
 import signal
 import threading
 import time
+from collections.abc import AsyncIterator
 from types import FrameType
 from typing import Any
 
 import pytest
 from structlog.typing import EventDict
 
-from cudnn_actor import CudnnRef, ExitKind, Receipt, Restarted, Restarting, ServiceStopped
+from cudnn_actor import ConvFwd, CudnnRef, ExitKind, Receipt, Restarted, Restarting, ServiceStopped
 from cudnn_actor.service import service
 from cudnn_actor.supervision import ChildPolicy, supervisor
 from cudnn_actor.workers.dispatcher import Dispatcher
@@ -22,7 +24,7 @@ from cudnn_actor.workers.monitor import WorkerMonitor
 from tests.service.rigs import SOON_S, Trio, in_thread, outcome, seen, single
 
 from ..log_lines import line
-from .crash_rigs import PATIENCE_S, gone, kill, pid_of, workers
+from .crash_rigs import PATIENCE_S, Points, gone, kill, pid_of, workers
 
 pytestmark = pytest.mark.usefixtures("a_forkserver")
 BEAT_S = 0.0625
@@ -96,6 +98,72 @@ async def test_a_standby_has_the_recent_plans(logs: list[EventDict]) -> None:
             assert receipt.generation == 2
         plans = (await gpu.statistics()).plans
         assert (plans.size, plans.misses) == (3, 3)
+
+
+@contextlib.asynccontextmanager
+async def a_standby_is_held(logs: list[EventDict], points: Points) -> AsyncIterator[None]:
+    """The standby of a service starts, and is ready only behind the `with` block."""
+    standby = (await line(logs, "standby.ready"))["pid"]
+    points.hold("open")
+    os.kill(standby, signal.SIGKILL)
+    await in_thread(lambda: points.arrival("open"))
+    yield
+    points.let_go("open")
+    await line(logs, "standby.ready", 2)
+
+
+async def three_products(gpu: CudnnRef) -> list[ConvFwd]:
+    """Requests with a plan each."""
+    trio = await Trio.on(gpu)
+    messages = [trio.product()]
+    for dim in (2, 3):
+        x, w = [await gpu.empty((1, dim, 1, 1)) for _ in range(2)]
+        messages.append(Trio(gpu, x, w, trio.y).product())
+    return messages
+
+
+async def test_a_standby_has_the_plans_that_were_used_last(
+    logs: list[EventDict], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two at most are noted: of those that ran last, not of those that ran for the first time last."""
+    monkeypatch.setattr("cudnn_actor.workers.worker_host.WINDOW", 2)
+    async with workers(standby=1) as (gpu, points):
+        async with a_standby_is_held(logs, points):
+            hot, second, third = await three_products(gpu)
+            for message in (hot, second, hot, third):
+                await gpu.ask(message)
+        await in_thread(lambda: points.wait_for_visits("after build", 3 + 2))
+        kill(gpu)
+        assert isinstance(await outcome(gpu.submit(hot)), Receipt)
+        assert (await gpu.statistics()).plans.misses == 2, "the standby had not built the plan"
+
+
+async def test_a_standby_that_fails_to_build_a_plan_builds_the_others_and_tries_it_again(
+    logs: list[EventDict],
+) -> None:
+    async with workers(standby=1) as (gpu, points):
+        async with a_standby_is_held(logs, points):
+            for message in await three_products(gpu):
+                await gpu.ask(message)
+            points.order("build", "fail")
+        await in_thread(lambda: points.wait_for_visits("after build", 3 + 3))
+        kill(gpu)
+        for message in await three_products(gpu):
+            assert isinstance(await outcome(gpu.submit(message)), Receipt)
+        assert (await gpu.statistics()).plans.size == 3
+
+
+async def test_a_standby_gives_up_a_plan_that_it_fails_to_build_again_and_again(
+    logs: list[EventDict],
+) -> None:
+    async with workers(standby=1) as (gpu, points):
+        async with a_standby_is_held(logs, points):
+            (message, *_) = await three_products(gpu)
+            await gpu.ask(message)
+            points.order("build", *["fail"] * 10)
+        await line(logs, "standby.build_failed")
+        assert points.visits("build") == 1 + 4
+        assert await gpu.ping() == 1
 
 
 async def test_a_standby_that_dies_idle_is_a_line_in_the_log_and_is_replaced(logs: list[EventDict]) -> None:

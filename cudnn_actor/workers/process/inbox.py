@@ -15,17 +15,16 @@ from typing import Any
 
 import msgspec
 
+from cudnn_actor.plans.least_recent import LeastRecent
 from cudnn_actor.processes.channel import Channel
 from cudnn_actor.protocol.errors import MalformedMessage
-from cudnn_actor.protocol.messages import COMPUTE
+from cudnn_actor.protocol.messages import COMPUTE, RunGraph
 from cudnn_actor.protocol.named_graph import Graph
 from cudnn_actor.workers.process.outbox import Outbox
 from cudnn_actor.workers.process.task import InternalTask, WorkerTask
 from cudnn_actor.workers.status import StatusPage
 from cudnn_actor.workers.wire import (
-    GRAPHS,
     MESSAGES,
-    ForgetGraph,
     Internal,
     KnowGraph,
     Request,
@@ -37,6 +36,8 @@ __all__ = ["Inbox"]
 
 _MOST_KNOWN = 1024
 """How many decoded messages are cached, by their bytes."""
+_MESSAGE_BYTES, _BYTES_PER_BYTE = 1024, 5
+"""About what a message takes in memory: so much, and so much for each of its bytes."""
 
 
 class Inbox:
@@ -52,13 +53,16 @@ class Inbox:
         The status page, where tasks note that they have begun.
     device
         The device in buffer references.
+    cache_limit
+        About the bytes of memory for decoded messages.
     """
 
-    def __init__(self, channel: Channel, outbox: Outbox, page: StatusPage, device: str) -> None:
+    def __init__(
+        self, channel: Channel, outbox: Outbox, page: StatusPage, device: str, cache_limit: int
+    ) -> None:
         self.on_frame: dict[type, Callable[[Any], None]] = {
             Internal: self._put_internal,
             KnowGraph: self._keep_graph,
-            ForgetGraph: self._forget_graph,
         }
         """The handlers for frames that are not requests."""
         self._channel = channel
@@ -67,7 +71,7 @@ class Inbox:
         self._device = device
         self._tasks: deque[WorkerTask | InternalTask] = deque()
         self._urgent: deque[WorkerTask | InternalTask] = deque()
-        self._known: dict[bytes, Any] = {}
+        self._known: LeastRecent[bytes, Any] = LeastRecent(most=_MOST_KNOWN, nbytes=cache_limit)
         self._graphs: dict[str, Graph | MalformedMessage] = {}
         self._early: list[Any] = []
         self._wake_event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -129,12 +133,16 @@ class Inbox:
 
     def _keep_graph(self, frame: KnowGraph) -> None:
         try:
-            self._graphs[frame.identity] = GRAPHS.decode(frame.body)
+            self._graphs[frame.identity] = Graph.received(frame.body, frame.identity)
         except (msgspec.DecodeError, ValueError, RecursionError) as error:
             self._graphs[frame.identity] = MalformedMessage(detail=str(error))
 
-    def _forget_graph(self, frame: ForgetGraph) -> None:
-        del self._graphs[frame.identity]
+    def forget_graph(self, identity: str) -> None:
+        """Drop a graph, and the messages that run it. Requests that were taken before have it still."""
+        graph = self._graphs.pop(identity)
+        for body, message in self._known.items():
+            if type(message) is RunGraph and message.graph is graph:
+                self._known.pop(body)
 
     def _decoded(self, body: bytes) -> Any:
         """The message; or, if there is none, the error with which its request is refused."""
@@ -148,7 +156,5 @@ class Inbox:
         except (msgspec.DecodeError, ValueError, IndexError, RecursionError) as error:
             return MalformedMessage(detail=str(error))
         if type(message) in COMPUTE:
-            if len(self._known) >= _MOST_KNOWN:
-                self._known.clear()
-            self._known[body] = message
+            self._known.put(body, message, _MESSAGE_BYTES + _BYTES_PER_BYTE * len(body))
         return message

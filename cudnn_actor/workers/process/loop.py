@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from cudnn_actor.actors import Crash
@@ -101,6 +101,11 @@ class WorkerLoop:
     def create_arena(self, number: int, nbytes: int) -> int:
         """Make an arena. The caller owns its descriptor. Raises `CudnnActorError`, `Crash`."""
         return self._runner.executor.create_arena(number, nbytes)
+
+    def forget_plans(self, digests: Iterable[str]) -> None:
+        """Drop the plans of these graphs. A request that needs one has it built again."""
+        for digest in digests:
+            self._runner.plans.drop(digest)
 
     def stop(self) -> None:
         """End after the current request."""

@@ -45,6 +45,8 @@ from cudnn_actor.workers.wire import (
     ArenaRefused,
     CreateArena,
     Dying,
+    ForgetGraph,
+    ForgetPlans,
     Hello,
     MapArena,
     MapStage,
@@ -86,7 +88,7 @@ class _Process:
         hello = early.pop(0)
         page = StatusPage.attach(status, hello.window)
         self._outbox = outbox = Outbox(channel, page)
-        self._inbox = inbox = Inbox(channel, outbox, page, hello.device)
+        self._inbox = inbox = Inbox(channel, outbox, page, hello.device, hello.cache_limit)
         self._memory = memory = BorrowedTable(hello.device, GenerationView(generations), None)
         state = ServiceState(
             mailbox=Mailbox(1),  # a placeholder: the parent has the real mailbox
@@ -94,7 +96,9 @@ class _Process:
             workspace_limit=hello.workspace_limit,
             plan_store=None if hello.plan_store is None else PlanStore(hello.plan_store),
             autotune=hello.autotune,
+            cache_limit=hello.cache_limit,
         )
+        self._messages = state.messages
         state.generation = hello.generation
         state.builders = None if builders is None else BuilderQueue(builders, hello.journal)
         state.announce_build = lambda builds: page.note_build(time.monotonic_ns(), builds=builds)
@@ -110,6 +114,8 @@ class _Process:
             CreateArena: self._create_arena,
             MapStage: self._map_stage,
             UnmapStage: lambda frame: self._stages.unmap(frame.segment),
+            ForgetGraph: self._forget_graph,
+            ForgetPlans: lambda frame: loop.forget_plans(frame.digests),
             Promote: lambda frame: setattr(state, "generation", frame.generation),
             Stop: self._stop,
         }
@@ -138,6 +144,10 @@ class _Process:
     def _stop(self, _frame: Stop) -> None:
         self._stopping = True
         self._loop.stop()
+
+    def _forget_graph(self, frame: ForgetGraph) -> None:
+        self._inbox.forget_graph(frame.identity)
+        self._messages.forget((frame.identity,))
 
     def _map_arena(self, frame: MapArena) -> None:
         descriptor = self._channel.take_descriptor()

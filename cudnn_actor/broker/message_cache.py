@@ -1,0 +1,157 @@
+"""What was computed for messages, kept for the next time: their graphs, slots and encoded bodies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import msgspec
+
+from cudnn_actor.memory import Slot
+from cudnn_actor.plans.least_recent import LeastRecent
+from cudnn_actor.protocol.lowering import Lowered, Signature, lower, signature
+from cudnn_actor.protocol.messages import Compute, RunGraph
+from cudnn_actor.protocol.named_graph import Graph
+from cudnn_actor.protocol.receipts import CacheStatistics
+
+__all__ = ["Bound", "CachedMessage", "MessageCache", "RecentPlan"]
+
+_MOST_SIGNATURES, _MOST_MESSAGES = 4096, 1024
+_MESSAGE_BYTES = 4096
+"""About what an entry takes besides its graph: the message, its references and slots, its encoded body."""
+
+
+class Bound(msgspec.Struct, eq=False):
+    """The slots and scalars that a message runs on. Each slot keeps or drops the engine's binding itself."""
+
+    epoch: int
+    slots: Sequence[Slot]
+    scalars: Sequence[float]
+    has_bindings: bool = False
+    """Whether each slot has its binding, which it then keeps while the epoch lasts. Written by the runner."""
+
+
+class RecentPlan:
+    """A plan that has run lately, with which another worker is warmed.
+
+    Parameters
+    ----------
+    message
+        A request that runs it.
+    nbytes
+        About what the message keeps in memory.
+    """
+
+    __slots__ = ("kept", "last", "message", "nbytes")
+
+    def __init__(self, message: Compute, nbytes: int) -> None:
+        self.message = message
+        self.nbytes = nbytes
+        self.last = 0
+        """The number of the last request that ran it."""
+        self.kept = True
+        """Whether it is still among the recent ones."""
+
+
+class CachedMessage:
+    """A message that has been sent, with what was computed for it, to be reused when it is sent again.
+
+    Messages are immutable, so only the end of a buffer can make a cached piece wrong. Each piece that depends
+    on buffers carries the epoch (`MemoryTable.epoch`: how many buffers have ended), and is valid while the
+    table still has that epoch. The epoch is read before the piece is computed. So if a buffer ends in
+    between, the piece carries an old epoch and is computed anew; it never carries a new epoch with old
+    contents.
+    """
+
+    __slots__ = ("body", "bound", "lowered", "message", "recent")
+
+    def __init__(self, message: Compute, lowered: Lowered) -> None:
+        self.message = message
+        self.lowered = lowered
+        self.bound: Bound | None = None
+        """Written by senders and by the live incarnation, on any thread. In the parent, all that are ever
+        written have the same slots, of which each is the reference's as long as the reference is live."""
+        self.body: bytes | None = None
+        """The message as bytes, for a worker process."""
+        self.recent: RecentPlan | None = None
+        """Its plan, as it was last noted for the warming of another worker."""
+
+    @property
+    def nbytes(self) -> int:
+        """About what it keeps in memory, if nothing else keeps its graph."""
+        return _MESSAGE_BYTES + _graph_bytes(self.message, self.lowered)
+
+
+class MessageCache:
+    """Caches of pure functions, which any thread fills: a race only computes the same result twice.
+
+    Several entries may share a graph. Each counts it, so the caches never keep more than their limits.
+
+    Parameters
+    ----------
+    nbytes
+        Bytes for each of the two caches: the one by message and the one by signature.
+    check_graph
+        Called with a graph that is not known yet. Raises `InvalidRequest` if it is too large.
+    """
+
+    def __init__(self, nbytes: int, check_graph: Callable[[Graph], None]) -> None:
+        self._check_graph = check_graph
+        self._lowered: LeastRecent[Signature, Lowered] = LeastRecent(most=_MOST_SIGNATURES, nbytes=nbytes)
+        self._messages: LeastRecent[int, CachedMessage] = LeastRecent(most=_MOST_MESSAGES, nbytes=nbytes)
+
+    def of(self, message: Compute) -> CachedMessage:
+        """The entry of a message. Raises `InvalidRequest`."""
+        known = self._messages.get(id(message))
+        if known is None or known.message is not message:
+            known = CachedMessage(message, self._lower(message))
+            # the entry keeps the message alive: no other gets its id
+            self._messages.put(id(message), known, known.nbytes)
+        return known
+
+    def _lower(self, message: Compute) -> Lowered:
+        if type(message) is RunGraph and isinstance(message.graph, Graph):
+            self._check_graph(message.graph)
+        try:
+            key = signature(message)
+            known = self._lowered.get(key)
+        except (AttributeError, TypeError):
+            return lower(message)  # raises the error that names the wrong field
+        if known is None:
+            known = lower(message)
+            self._lowered.put(key, known, _MESSAGE_BYTES + _graph_bytes(message, known))
+        return known
+
+    def forget(self, identities: Collection[str]) -> None:
+        """Drop what is kept of graphs with these identities."""
+        for message in self._messages.values():
+            if _identity(message.message) in identities:
+                self._messages.pop(id(message.message))
+        for key in self._lowered:
+            if key[0] is RunGraph and key[1] in identities:
+                self._lowered.pop(key)
+
+    def clear(self) -> None:
+        """Drop everything: the service has ended."""
+        self._messages.clear()
+        self._lowered.clear()
+
+    def statistics(self) -> CacheStatistics:
+        """How much is kept now."""
+        caches: tuple[LeastRecent[Any, Any], ...] = (self._lowered, self._messages)
+        return CacheStatistics(
+            size=sum(map(len, caches)),
+            nbytes=sum(cache.nbytes for cache in caches),
+            capacity_nbytes=sum(cache.limit for cache in caches),
+            evictions=sum(cache.evictions for cache in caches),
+        )
+
+
+def _identity(message: Any) -> str | None:
+    return message.graph.identity if type(message) is RunGraph else None
+
+
+def _graph_bytes(message: Any, lowered: Lowered) -> int:
+    if type(message) is RunGraph and isinstance(message.graph, Graph):
+        return message.graph.footprint
+    return lowered.graph.footprint
