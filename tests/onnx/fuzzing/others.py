@@ -18,7 +18,7 @@ import onnx
 
 __all__ = ["Answer", "Others"]
 
-_SECONDS = 20.0
+_SECONDS = 60.0
 
 
 class Answer(NamedTuple):
@@ -102,7 +102,7 @@ class Others:
         self._process.wait()
 
     def answers(self, model: bytes, inputs: Mapping[str, np.ndarray]) -> tuple[Answer, Answer]:
-        """What ONNX Runtime and the reference evaluator give. Blocks, for 20 s each at most."""
+        """What ONNX Runtime and the reference evaluator give. Blocks, for a minute each at most."""
         found = list[Answer]()
         with suppress(BrokenPipeError):
             self._connection.send((model, dict(inputs)))
