@@ -195,3 +195,17 @@ def test_keys_of_attention_may_be_negative() -> None:
     q, v = np.zeros((1, 1, 1, 2), np.float32), floats(1, 3).reshape(1, 1, 2, 1)
     k = np.full((1, 1, 2, 2), -5, np.float32)  # TopK's K is a count; this is none
     assert run("Attention", q, k, v, opset=23).tolist() == [[[[2]]]]
+
+
+def test_means_and_variances_are_of_float64_too() -> None:
+    x = np.array([[1, 3], [2, 2]], np.float64)
+    y = run("MeanVarianceNormalization", x, axes=[1], opset=12)
+    np.testing.assert_allclose(y, [[-1, 1], [0, 0]], rtol=1e-8)
+
+
+def test_a_shape_of_both_0_and_1_unknown_is_refused() -> None:
+    of = node("Reshape", "x shape", "y", allowzero=1)
+    given = {"x": (FLOAT, [0, 3])}
+    model = model_of([of], given, {"y": (FLOAT, None)}, {"shape": np.array([0, -1])})
+    with pytest.raises(InvalidModel, match="both a 0 and a -1"):
+        backend.run_model(model, [np.empty((0, 3), np.float32)])

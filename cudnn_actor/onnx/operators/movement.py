@@ -59,6 +59,8 @@ def _number(tensor: Any) -> Any:
 @operator("Reshape", since=5)
 def reshape(node: Node, g: GraphBuilder) -> Result:
     dims, wanted = node.dims(0), list(node.ints(1))
+    if node.attribute("allowzero", 0) and 0 in wanted and -1 in wanted:
+        raise node.wrong(f"has both a 0 and a -1 in the shape {tuple(wanted)}, where allowzero is set", 1)
     if not node.attribute("allowzero", 0):
         if any(each == 0 and axis >= len(dims) for axis, each in enumerate(wanted)):
             raise Declined(f"shape {wanted} has a 0 for a dim that {dims} does not have")

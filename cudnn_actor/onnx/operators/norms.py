@@ -94,6 +94,16 @@ def lp_norm(node: Node, g: GraphBuilder) -> Result:
     return x / g.where(g.equal(norm, 0.0), 1.0, norm)
 
 
+@operator("MeanVarianceNormalization", since=9)
+def mean_variance_norm(node: Node, g: GraphBuilder) -> Result:
+    """ONNX's own function is of float32 alone in its first version."""
+    x, axes = node.tensor(0), node.axes()
+    wide = x if not x.dtype.is_half else g.astype(x, DType.FLOAT32)
+    apart = g.subtract(wide, g.mean(wide, axes, keepdims=True))
+    deviation = g.sqrt(g.mean(g.multiply(apart, apart), axes, keepdims=True))
+    return node.cast(g.divide(apart, g.add(deviation, 1e-9)), x.dtype)
+
+
 @operator("LayerNormalization", since=17)
 def layer_norm(node: Node, g: GraphBuilder) -> Result:
     operation = LayerNorm(

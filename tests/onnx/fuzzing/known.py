@@ -520,6 +520,10 @@ REFUSALS: Sequence[Refusal] = (
     Refusal("names a dim twice", "an axis that is named twice, docs/onnx.md"),
     Refusal("has axis .*, where|is no dim of x", "an axis that there is not, docs/onnx.md"),
     Refusal("has p ., where it takes 1 and 2", "a norm that ONNX has not, docs/onnx.md"),
+    Refusal(
+        "has both a 0 and a -1",
+        '"it is invalid for the specified shape to contain both a zero value and -1", docs/onnx.md',
+    ),
     Refusal("has no spatial dims", "a pool of what has no spatial dims, docs/onnx.md"),
 )
 

@@ -287,7 +287,8 @@ def quantize(d: Draw, v: Version) -> Parts:
     }
     values = d.array(t[0], x)
     if v.operator == "QuantizeLinear" and values.dtype.kind == "f":
-        values = values * np.array(20, values.dtype)
+        with np.errstate(over="ignore"):
+            values = values * np.array(20, values.dtype)
     return Parts([values, _scale(d, t[1], of), d.array(t[2], of)], attributes)
 
 
