@@ -209,3 +209,8 @@ def test_a_shape_of_both_0_and_1_unknown_is_refused() -> None:
     model = model_of([of], given, {"y": (FLOAT, None)}, {"shape": np.array([0, -1])})
     with pytest.raises(InvalidModel, match="both a 0 and a -1"):
         backend.run_model(model, [np.empty((0, 3), np.float32)])
+
+
+def test_a_mode_of_no_name_that_onnx_has_is_refused() -> None:
+    with pytest.raises(InvalidModel, match="'nonsense', where it takes linear and circular"):
+        run("TensorScatter", *[np.ones((1, 1, 2), np.float32)] * 2, mode="nonsense", opset=24)

@@ -9,7 +9,7 @@ import numpy as np
 from cudnn_actor.onnx.nodes import Node, Result
 from cudnn_actor.onnx.operators.casts import wrapped
 from cudnn_actor.onnx.table import operator
-from cudnn_actor.onnx.values import Declined
+from cudnn_actor.onnx.values import Contradiction, Declined
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.graph_builder import GraphBuilder, Tensor
 from cudnn_actor.protocol.operations import GatherElements, ScatterReduction
@@ -87,7 +87,9 @@ def scatter_nd(node: Node, g: GraphBuilder) -> Result:
 @operator("TensorScatter", since=24)
 def tensor_scatter(node: Node, g: GraphBuilder) -> Result:
     """Parts of a cache along an axis, from a place that each sample has of its own."""
-    x, updates = node.tensor(0), node.tensor(1)
+    x, updates, mode = node.tensor(0), node.tensor(1), node.attribute("mode")
+    if mode not in ("linear", "circular"):
+        raise Contradiction(f"has the mode {mode!r}, where it takes linear and circular")
     axis = node.axis()
 
     def along(values: Tensor, place: int) -> Tensor:
@@ -96,7 +98,7 @@ def tensor_scatter(node: Node, g: GraphBuilder) -> Result:
     places = along(node.numbers(updates.dims[axis]), axis)
     if node.has(2):
         places = g.add(along(_indices(node, g, 2), 0), places)
-        if node.attribute("mode") == "circular":
+        if mode == "circular":
             places = g.mod(places, x.dims[axis])
     return g.put_along_axis(x, g.broadcast_to(places, updates.dims), updates, axis)
 

@@ -127,7 +127,7 @@ _SUMS = (
 _ORDERS = (
     "ArgMax ArgMin Clip GlobalMaxPool Hardmax Max MaxPool MaxRoiPool Min NonMaxSuppression ReduceMax "
     "ReduceMin Relu "
-    "TopK Unique"
+    "ScatterElements ScatterND TopK Unique"
 )
 _POOLS = "AveragePool LpPool MaxPool"
 _RECURRENT = "GRU LSTM RNN"
@@ -368,12 +368,41 @@ KNOWN: Sequence[Known] = (
     ),
     Known(
         "Slice",
+        "",
+        OPEN,
+        '"Behavior is undefined if an axis is repeated"',
+        lambda case, found: _repeated(_elements(case, 3), len(_shape(case, 0) or ())),
+    ),
+    Known(
+        "Slice",
+        _RUNTIME,
+        THEIRS,
+        'going backwards, "end [...] is clamped to [-1, dims[axes[i]]-1]", and "INT_MIN" stands for '
+        "the end: it takes "
+        "INT_MAX for that, too",
+        lambda case, found: min(_elements(case, 4), default=1) < 0 and max(_elements(case, 2)) >= 2**31 - 1,
+    ),
+    Known(
+        "DynamicQuantizeLinear",
+        "",
+        OPEN,
+        "its scale follows from the largest and the least of no elements",
+        lambda case, found: 0 in (_shape(case, 0) or ()),
+    ),
+    Known(
+        "NegativeLogLikelihoodLoss SoftmaxCrossEntropyLoss",
         _RUNTIME,
         OPEN,
-        '"it is recommended to pass in INT_MAX" for the end of a dim: version 10 does not say that '
-        "INT_MIN is it, going "
-        "backwards",
-        lambda case, found: case.version.since == 10 and min(_elements(case, 4), default=1) < 0,
+        "a `reduction` of another name is none that ONNX has",
+        _is(reduction="nonsense"),
+    ),
+    Known(
+        "MatMulInteger",
+        _REFERENCE,
+        THEIRS,
+        '"Scalar refers to per tensor quantization whereas N-D refers to per row": it takes a vector '
+        "for columns",
+        lambda case, found: len(_shape(case, 2) or ()) == 1,
     ),
     Known(
         "DFT",
@@ -517,12 +546,16 @@ REFUSALS: Sequence[Refusal] = (
         "a window that reaches beyond its padded input, or lies in its padding, docs/onnx.md",
     ),
     Refusal("logarithm of a sum of nothing", '"minus infinity (if supported by the datatype)", docs/onnx.md'),
-    Refusal("names a dim twice", "an axis that is named twice, docs/onnx.md"),
+    Refusal("names a dim twice|duplicate value in 'axis'", "an axis that is named twice, docs/onnx.md"),
     Refusal("has axis .*, where|is no dim of x", "an axis that there is not, docs/onnx.md"),
     Refusal("has p ., where it takes 1 and 2", "a norm that ONNX has not, docs/onnx.md"),
     Refusal(
         "has both a 0 and a -1",
         '"it is invalid for the specified shape to contain both a zero value and -1", docs/onnx.md',
+    ),
+    Refusal(
+        "has complex numbers, where half a transform",
+        '"When onesided=1 and inverse=0 (forward DFT), only real input is supported", docs/onnx.md',
     ),
     Refusal("has no spatial dims", "a pool of what has no spatial dims, docs/onnx.md"),
 )
@@ -531,6 +564,10 @@ REFUSALS: Sequence[Refusal] = (
 def _shape(case: Case, number: int) -> tuple[int, ...] | None:
     array = case.array(number)
     return None if array is None else array.shape
+
+
+def _repeated(axes: list[int], rank: int) -> bool:
+    return len({axis % rank for axis in axes}) < len(axes)
 
 
 def _elements(case: Case, number: int) -> list[int]:
