@@ -201,6 +201,7 @@ def test_means_and_variances_are_of_float64_too() -> None:
     x = np.array([[1, 3], [2, 2]], np.float64)
     y = run("MeanVarianceNormalization", x, axes=[1], opset=12)
     np.testing.assert_allclose(y, [[-1, 1], [0, 0]], rtol=1e-8)
+    assert run("MeanVarianceNormalization", x[:0], axes=[1], opset=12).shape == (0, 2)
 
 
 def test_a_shape_of_both_0_and_1_unknown_is_refused() -> None:

@@ -97,6 +97,8 @@ def lp_norm(node: Node, g: GraphBuilder) -> Result:
 @operator("MeanVarianceNormalization", since=9)
 def mean_variance_norm(node: Node, g: GraphBuilder) -> Result:
     """ONNX's own function is of float32 alone in its first version."""
+    if not node.value(0).size:
+        return node.value(0)
     x, axes = node.tensor(0), node.axes()
     wide = x if not x.dtype.is_half else g.astype(x, DType.FLOAT32)
     apart = g.subtract(wide, g.mean(wide, axes, keepdims=True))
