@@ -540,6 +540,7 @@ REFUSALS: Sequence[Refusal] = (
         "(string|sequence_type|optional_type|complex|float8|float4|u?int4|u?int2|object)",
         "what is refused, docs/onnx.md",
     ),
+    Refusal("text is not computed", "what is refused, docs/onnx.md"),
     Refusal("is not a dtype that", "the dtypes of operations, docs/operations.md", alone=True),
     Refusal(
         "window: |spans . inputs, but the padded input|covers only padding",
