@@ -17,8 +17,6 @@ from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Any
 
-from structlog.contextvars import get_contextvars
-
 __all__ = ["ROOT", "EventRecord", "Log", "carrying", "service_here", "speak_for", "speaking_for"]
 
 ROOT = "cudnn_actor"
@@ -174,6 +172,13 @@ def carrying(run: Callable[[], None]) -> Callable[[], None]:
 def _with_surroundings(fields: dict[str, Any]) -> dict[str, Any]:
     """The fields of a line: the service first, then its own, then the bound context variables."""
     found = fields if _speaker.service is None else {"service": _speaker.service, **fields}
-    for name, value in sorted(get_contextvars().items()):
+    for name, value in sorted(_bound_through_structlog().items()):
         found.setdefault(name, value)
     return found
+
+
+def _bound_through_structlog() -> dict[str, Any]:
+    """The context variables that the program has bound. To import structlog takes as long as all of ours: as
+    long as nobody else has, nothing is bound."""
+    of_structlog = getattr(sys.modules.get("structlog.contextvars"), "get_contextvars", None)
+    return {} if of_structlog is None else of_structlog()

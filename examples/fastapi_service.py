@@ -28,6 +28,7 @@ from cudnn_actor import (
     ConvSpec,
     CudnnActorError,
     CudnnRef,
+    InvalidRequest,
     OutcomeUnknown,
     ServiceStopped,
     logging,
@@ -123,12 +124,16 @@ def report(request: Request, well: bool) -> JSONResponse:
 
 
 async def answer_error(_: Request, error: Exception) -> JSONResponse:
-    """503 for temporary errors, with `Retry-After` if the request is safe to repeat; else 500."""
+    """422 for an invalid request; 503 for what passes, with `Retry-After` if repeating is safe; else 500."""
     assert isinstance(error, CudnnActorError)
     passes = error.retry_safe or isinstance(error, ServiceStopped | OutcomeUnknown)
     headers = {"Retry-After": "1"} if error.retry_safe else {}
     body = {"error": type(error).__name__, "detail": str(error)}
-    return JSONResponse(body, status_code=503 if passes else 500, headers=headers)
+    return JSONResponse(
+        body,
+        status_code=422 if isinstance(error, InvalidRequest) else 503 if passes else 500,
+        headers=headers,
+    )
 
 
 app = make_app()

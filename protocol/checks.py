@@ -88,8 +88,13 @@ def as_number(field: str, value: object, *, unsigned: bool = False) -> float | i
         except OverflowError:
             pass
         problem, fix = "is beyond the range of numbers in graphs", "use a float, at most 1.8e308"
-    elif isinstance(value, numbers.Number):  # a Decimal or a complex number: not to be taken for a float
+    elif isinstance(value, complex):
+        fix = "compute its real and imaginary parts apart"
+    elif isinstance(value, numbers.Number):  # a Decimal: not to be taken for a float
+        fix = "convert it: float(value)"
         value = Words(repr(value))
+    elif getattr(value, "shape", None) == () and hasattr(value, "item"):  # an array of one number
+        fix = "take the number out of it: value.item()"
     raise InvalidRequest(field=field, value=value, problem=problem, fix=fix)
 
 

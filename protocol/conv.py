@@ -6,18 +6,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import msgspec
 
 from cudnn_actor.protocol.checks import is_whole
 from cudnn_actor.protocol.errors import InvalidRequest
+from cudnn_actor.protocol.records import RecordMeta
 from cudnn_actor.protocol.spatial import LARGEST, Padding, check_spatial, check_spatial_dims, sides, spread
 
 __all__ = ["ConvSpec", "Padding"]
 
 
 class ConvSpec(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, cache_hash=True, gc=False
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    cache_hash=True,
+    gc=False,
+    metaclass=RecordMeta,
 ):
     """A convolution's parameters, one value per spatial dim (1 to 3 of them).
 
@@ -36,6 +44,7 @@ class ConvSpec(
         A value is out of its range, or the fields' lengths differ.
     """
 
+    example: ClassVar[str] = "ConvSpec.symmetric(2, pad=1), of one number for all spatial dims"
     pre_padding: tuple[int, ...]
     post_padding: tuple[int, ...]
     stride: tuple[int, ...]
@@ -190,8 +199,19 @@ class ConvSpec(
                 field="w",
                 value=tuple(w),
                 problem=f"has {w[1]} channels, but x has {x[1]} in {self.groups} groups",
-                fix=f"give w {x[1] // self.groups} channels",
+                fix=_channels_first(x, w[1] * self.groups) or f"give w {x[1] // self.groups} channels",
             )
+
+
+def _channels_first(x: Sequence[int], channels: int) -> str:
+    """How an input becomes one of dims (N, C, spatial), if it has so many channels in its last dim."""
+    if x[-1] != channels:
+        return ""
+    order = (0, len(x) - 1, *range(1, len(x) - 1))
+    return (
+        f"x seems to have its channels last: pass x.transpose{order}, since dims are N, C, spatial "
+        'whatever the layout (layout="NHWC" is only the order in memory)'
+    )
 
 
 def _rank_error(name: str, dims: Sequence[int], spatial: int) -> InvalidRequest:

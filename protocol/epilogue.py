@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import enum
+from typing import ClassVar
 
 import msgspec
 
 from cudnn_actor.protocol.checks import did_you_mean, is_finite
 from cudnn_actor.protocol.errors import InvalidRequest
+from cudnn_actor.protocol.records import RecordMeta
 
 __all__ = ["DEFAULTS", "Activation", "Epilogue"]
 
@@ -45,7 +47,13 @@ DEFAULTS = {
 
 
 class Epilogue(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, cache_hash=True, gc=False
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    cache_hash=True,
+    gc=False,
+    metaclass=RecordMeta,
 ):
     """What is applied to alpha * conv(x, w) + beta * y + bias before it is stored.
 
@@ -63,6 +71,7 @@ class Epilogue(
         for softplus, not positive).
     """
 
+    example: ClassVar[str] = "Epilogue(activation=Activation.RELU)"
     activation: Activation = Activation.IDENTITY
     parameter: float | None = None
 

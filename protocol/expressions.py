@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+
+import numpy as np
 
 from cudnn_actor.protocol.dtypes import DType, DTypeLike
+from cudnn_actor.protocol.errors import NoValues
 from cudnn_actor.protocol.operations import PointwiseMode, TensorRole
+from cudnn_actor.protocol.other_names import no_attribute
 from cudnn_actor.protocol.tensor import TensorSpec
 
 if TYPE_CHECKING:
@@ -40,7 +44,6 @@ class Tensor:
     Arithmetic, comparisons, indexing and the methods below add operations to the graph.
     """
 
-    __array_ufunc__ = None  # NumPy's arrays leave operators to this class
     __slots__ = ("builder", "number")
 
     def __init__(self, builder: GraphBuilder, number: int) -> None:
@@ -71,6 +74,11 @@ class Tensor:
         """How many dims it has."""
         return len(self.dims)
 
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        raise AttributeError(no_attribute("Tensor", name, dir(type(self.builder)), dir(type(self))))
+
     def __repr__(self) -> str:
         return f"<{self._made.label or 'tensor'}: {self.dtype} {self.dims}>"
 
@@ -87,11 +95,28 @@ class Tensor:
             raise TypeError("a tensor without dims has no len()")
         return self.dims[0]
 
-    def __array__(self, *_: Any, **__: Any) -> Any:  # without it, NumPy would read element after element
-        raise TypeError("a tensor of a graph has no values while the graph is built; NumPy cannot read it")
+    def __array__(self, *_: Any, **__: Any) -> NoReturn:  # else NumPy would read element after element
+        raise NoValues(what=repr(self), fix="build the graph, run it, and download its output")
 
-    def __array_function__(self, function: Any, *_: Any) -> Any:
-        raise TypeError(f"numpy.{function.__name__} takes no tensor of a graph; use the builder's functions")
+    def __array_ufunc__(self, function: Any, method: str, *operands: Any, **options: Any) -> Tensor:
+        """Take part in operators of NumPy's numbers, `np.float32(2) * x`; functions of NumPy raise."""
+        name = {"remainder": "mod"}.get(function.__name__, function.__name__)
+        own = getattr(type(self.builder), name, None)
+        if method != "__call__" or options or own is None or function.nin == 1:
+            raise self._unreadable(f"numpy.{function.__name__}", "" if own is None else name)
+        # NumPy has made arrays without dims of its numbers.
+        numbers = [one[()] if isinstance(one, np.ndarray) and not one.shape else one for one in operands]
+        return own(self.builder, *numbers)  # type: ignore[no-any-return]
+
+    def __array_function__(self, function: Any, *_: Any) -> NoReturn:
+        name = function.__name__
+        raise self._unreadable(f"numpy.{name}", name if hasattr(type(self.builder), name) else "")
+
+    def _unreadable(self, function: str, own: str) -> NoValues:
+        instead = f"use g.{own}, of the builder, in the place of {function}"
+        return NoValues(
+            what=repr(self), fix=instead if own else f"a graph has no {function}: help(GraphBuilder)"
+        )
 
     def __bool__(self) -> bool:
         raise TypeError("a tensor of a graph has no truth value while the graph is built; use g.where")

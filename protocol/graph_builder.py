@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import FunctionType
-from typing import Any, overload
+from typing import Any, NoReturn, overload
 
 from cudnn_actor.protocol.arrangement_functions import ArrangementFunctions
 from cudnn_actor.protocol.checks import did_you_mean, require_name
@@ -18,6 +18,7 @@ from cudnn_actor.protocol.limits import GraphLimits
 from cudnn_actor.protocol.named_graph import Graph
 from cudnn_actor.protocol.numerics import Numerics
 from cudnn_actor.protocol.operations import PointwiseMode, TensorRole
+from cudnn_actor.protocol.other_names import no_attribute
 from cudnn_actor.protocol.random_functions import RandomFunctions
 from cudnn_actor.protocol.range_functions import RangeFunctions
 from cudnn_actor.protocol.tensor import Layout, LayoutLike, TensorSpec
@@ -43,6 +44,11 @@ class GraphBuilder(ComposedFunctions, ArrangementFunctions, RangeFunctions, Rand
     def __init__(self, numerics: Numerics | None = None, *, limits: GraphLimits | None = None) -> None:
         super().__init__(numerics, limits=limits)
         self._inputs: dict[str, int] = {}
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        raise AttributeError(no_attribute("GraphBuilder", name, dir(GraphBuilder)))
 
     # Inputs and outputs.
 

@@ -326,7 +326,8 @@ def _no_tensor(name: str, given: object) -> InvalidRequest:
     elif given is None:
         problem, fix = "is left out", "give a tensor of this builder"
     elif isinstance(given, numbers.Number):
-        problem, fix = "is a number where a tensor belongs", "make it a tensor: g.full(dims, value)"
+        dtype = ', "int64"' if name in ("indices", "index", "offsets", "state", "targets") else ""
+        problem, fix = "is a number where a tensor belongs", f"make it a tensor: g.full(dims, value{dtype})"
     elif isinstance(given, tuple) and any(isinstance(one, Tensor) for one in given):
         problem, fix = "is several tensors where one belongs", "give one of them"
     return InvalidRequest(field=name, value=given, problem=problem, fix=fix)

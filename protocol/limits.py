@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import msgspec
 
 from cudnn_actor.protocol.checks import require_whole
 from cudnn_actor.protocol.errors import InvalidRequest, Words
+from cudnn_actor.protocol.records import RecordMeta
 
 __all__ = ["GraphLimits"]
 
 
-class GraphLimits(msgspec.Struct, frozen=True, kw_only=True):
+class GraphLimits(msgspec.Struct, frozen=True, kw_only=True, metaclass=RecordMeta):
     """How large a graph may be, where it is built, read from a file, or sent to a service.
 
     What lies between the pieces of a graph counts towards `spawn(workspace_limit=)`.
@@ -28,6 +31,7 @@ class GraphLimits(msgspec.Struct, frozen=True, kw_only=True):
         A limit is no whole number of at least 1.
     """
 
+    example: ClassVar[str] = "GraphLimits(operations=20_000)"
     operations: int = 10_000
     nbytes: int = 16 << 20
 

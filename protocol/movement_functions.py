@@ -239,6 +239,10 @@ def _part(index: Any) -> _Index:
 def _picked(index: _Index, axis: int, size: int) -> range:
     """What a part of an index picks of an axis. Raises `InvalidRequest` for what the axis does not have."""
     if isinstance(index, int):
+        if not size:
+            raise _no_index(
+                index, f"names an element of axis {axis}, which has none", "use a slice, as in x[:]"
+            )
         if not -size <= index < size:
             raise _no_index(
                 index,

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import msgspec
 
 from cudnn_actor.protocol.errors import InvalidRequest
+from cudnn_actor.protocol.records import RecordMeta
 
 __all__ = ["Numerics"]
 
 
 class Numerics(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, cache_hash=True, gc=False
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    cache_hash=True,
+    gc=False,
+    metaclass=RecordMeta,
 ):
     """Accuracy and determinism of an operation graph's computation.
 
@@ -27,6 +36,7 @@ class Numerics(
         A field is not a bool.
     """
 
+    example: ClassVar[str] = "Numerics(tf32=True)"
     tf32: bool = False
     deterministic: bool = False
 

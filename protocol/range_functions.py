@@ -134,7 +134,10 @@ class RangeFunctions(MovementFunctions):
 def _check_count(field: str, count: object) -> None:
     if not is_whole(count) or count < 0:
         raise InvalidRequest(
-            field=field, value=count, problem="must be a whole number ≥ 0", fix="say how many there are"
+            field=field,
+            value=count,
+            problem="must be a whole number ≥ 0",
+            fix=f"pass an int, as in {field}=3",
         )
 
 

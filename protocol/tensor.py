@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Iterable, Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 import msgspec
 import numpy as np
@@ -18,6 +18,7 @@ import numpy as np
 from cudnn_actor.protocol.checks import as_index, did_you_mean, is_whole
 from cudnn_actor.protocol.dtypes import DType, DTypeLike
 from cudnn_actor.protocol.errors import InvalidRequest
+from cudnn_actor.protocol.records import RecordMeta
 
 __all__ = [
     "MAX_ALIGNMENT",
@@ -94,7 +95,13 @@ def packed_strides(dims: Sequence[int], layout: LayoutLike = Layout.NCHW) -> tup
 
 
 class TensorSpec(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, cache_hash=True, gc=False
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    cache_hash=True,
+    gc=False,
+    metaclass=RecordMeta,
 ):
     """A tensor's shape in memory.
 
@@ -116,6 +123,7 @@ class TensorSpec(
         A field is not as described above; the text names it.
     """
 
+    example: ClassVar[str] = "TensorSpec.packed(dims, dtype)"
     dims: tuple[int, ...]
     strides: tuple[int, ...]
     dtype: DType
@@ -315,8 +323,22 @@ def _dtype(dtype: object) -> DType:
     return found
 
 
+_SHORT = {
+    **dict.fromkeys(("fp16", "half", "f16"), DType.FLOAT16),
+    **dict.fromkeys(("fp32", "f32"), DType.FLOAT32),
+    **dict.fromkeys(("fp64", "f64"), DType.FLOAT64),
+    **dict.fromkeys(("bf16",), DType.BFLOAT16),
+    "long": DType.INT64,
+}
+"""Other names of dtypes that NumPy does not know."""
+
+
 def _misspelt(dtype: object) -> str:
     """A hint for a misspelt dtype; empty for a dtype that NumPy knows but tensors cannot have."""
+    short = str(dtype).rpartition(".")[2]  # torch.float32 says what it is
+    known = short if short in list(DType) and short != dtype else _SHORT.get(short)
+    if known is not None:
+        return f'pass "{known}", or '
     try:
         np.dtype(dtype)  # type: ignore[call-overload]
     except (TypeError, ValueError, SyntaxError):

@@ -13,9 +13,11 @@ log event           level      fields
 service.started     info       child, generation
 service.restarting  warning    child, generation, cause, detail, delay_s, attempt
 service.restarted   info       child, generation, downtime_s
-service.stopped     info       child (None: the service itself), reason, detail
+service.stopped     info *     child (None: the service itself), reason, detail
 service.escalated   error      child, cause, detail
 ==================  =========  =============================================================
+
+(*: error if what has stopped ended by a crash or the like.)
 
 `cause` and `reason` are an `ExitKind`'s text; `detail` is the text that came with it. If the supervisor has a
 name, each line has the field `service` too. The log record has its own time.
@@ -137,7 +139,8 @@ def log_event(logger: Log, event: LifecycleEvent) -> None:
         case Restarted():
             logger.info("service.restarted", **_fields(event))
         case Stopped():
-            logger.info("service.stopped", **_fields(event))
+            write = logger.error if event.reason.abnormal else logger.info
+            write("service.stopped", **_fields(event))
         case Escalated():
             logger.error("service.escalated", **_fields(event))
 

@@ -26,6 +26,14 @@ def declared() -> dict[str, str]:
     return found
 
 
+def test_an_import_brings_neither_structlog_nor_rich() -> None:
+    program = "import sys, cudnn_actor; print(*{name.partition('.')[0] for name in sys.modules})"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    found = set(done.stdout.split())
+    assert {"numpy", "pykka", "msgspec", "cudnn_actor"} <= found
+    assert not found & {"structlog", "rich", "onnx", "cupy", "cudnn", "fastapi", "multiprocessing"}
+
+
 def test_every_folder_of_code_is_a_declared_package() -> None:
     folders = {
         str(Path(folder).relative_to(ROOT))

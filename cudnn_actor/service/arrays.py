@@ -102,6 +102,9 @@ def _on_host(values: Any) -> np.ndarray:
     """Convert host values to an array. Raises `InvalidRequest` unless they are real numbers of a fixed
     size."""
     require_awaited("array", values)
+    if (hint := _without_memory(values)) is not None:
+        problem, fix = hint
+        raise InvalidRequest(field="array", value=Words(type(values).__name__), problem=problem, fix=fix)
     ref = next((one for one in (values, *_items(values)) if isinstance(one, BufferRef)), None)
     if ref is not None:
         raise _is_a_buffer(ref)
@@ -130,6 +133,21 @@ def _not_numbers(values: Any, array: np.ndarray) -> InvalidRequest:
         shown, problem = values, f"is of type {type(values).__name__}, not an array of numbers"
         fix = "pass a NumPy array, nested lists of numbers, or an array of PyTorch, JAX or CuPy"
     return InvalidRequest(field="array", value=shown, problem=problem, fix=fix)
+
+
+def _without_memory(values: Any) -> tuple[str, str] | None:
+    """What is wrong with an array that has no memory of one number for each element, and the fix."""
+    if getattr(values, "is_meta", False) is True:
+        return (
+            "is on PyTorch's meta device, so it has no values",
+            "make it on a device: x.to_empty(device='cpu')",
+        )
+    layout = str(getattr(values, "layout", ""))
+    if layout.startswith("torch.sparse"):
+        return "is sparse", "pass x.to_dense()"
+    if not isinstance(values, np.ndarray) and hasattr(values, "nnz") and hasattr(values, "toarray"):
+        return "is sparse", "pass x.toarray()"
+    return None
 
 
 def _items(values: Any) -> Sequence[Any]:

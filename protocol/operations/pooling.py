@@ -13,7 +13,7 @@ import itertools
 import math
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -29,6 +29,7 @@ from cudnn_actor.protocol.operations.base import (
     require,
     require_floating,
 )
+from cudnn_actor.protocol.records import RecordMeta
 from cudnn_actor.protocol.spatial import check_spatial, check_spatial_dims, spread
 from cudnn_actor.protocol.tensor import Layout, TensorSpec
 
@@ -40,7 +41,14 @@ _MOST_PADDING = 1 << 16
 
 
 class Window(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, cache_hash=True, gc=False, tag=True
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    cache_hash=True,
+    gc=False,
+    tag=True,
+    metaclass=RecordMeta,
 ):
     """The windows of a pooling, with one value per spatial dim (1 to 3 of them).
 
@@ -59,6 +67,7 @@ class Window(
         A value is out of its range, or the fields' lengths differ.
     """
 
+    example: ClassVar[str] = "Window.symmetric(2, size=2)"
     size: tuple[int, ...]
     pre_padding: tuple[int, ...]
     post_padding: tuple[int, ...]
@@ -196,7 +205,14 @@ class Window(
 
 
 class AdaptiveWindow(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, cache_hash=True, gc=False, tag=True
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    cache_hash=True,
+    gc=False,
+    tag=True,
+    metaclass=RecordMeta,
 ):
     """The windows of a pooling that has a result of given dims: they cover the input, without padding.
 
@@ -215,6 +231,7 @@ class AdaptiveWindow(
         A value is out of its range.
     """
 
+    example: ClassVar[str] = "AdaptiveWindow(output=(1, 1))"
     output: tuple[int, ...]
 
     def __post_init__(self) -> None:

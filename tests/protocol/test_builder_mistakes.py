@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from cudnn_actor import protocol
 from cudnn_actor.protocol import (
     ConvolutionBackwardData,
     ConvolutionBackwardFilter,
@@ -20,10 +21,12 @@ from cudnn_actor.protocol import (
     InvalidRequest,
     MatMul,
     MaxPool,
+    NoValues,
     Numerics,
     Tensor,
     Window,
     alibi_slopes,
+    other_names,
 )
 
 
@@ -47,6 +50,7 @@ class Inputs:
 
 SQUARES = Window.symmetric(2, 2)
 ANY: Any = None
+RECORDS: Any = protocol
 """For what a type checker would refuse."""
 
 
@@ -55,6 +59,32 @@ def anything(value: object) -> Any:
 
 
 WRONG = [
+    Wrong(
+        lambda g, t: g.conv(g.input("image", (1, 32, 32, 8)), t.w),
+        "w=(8, 8, 3, 3): has 8 channels, but x has 32 in 1 groups; x seems to have its channels last: pass "
+        "x.transpose(0, 3, 1, 2), since dims are N, C, spatial",
+    ),
+    Wrong(
+        lambda g, t: g.input("a", (1,), anything("fp16")),
+        "dtype='fp16': is not an element type that tensors can have; pass \"float16\", or convert",
+    ),
+    Wrong(
+        lambda g, t: t.m + np.array(2.0),
+        "operand=ndarray of float64 (): is neither a tensor nor a number; "
+        "take the number out of it: value.item()",
+    ),
+    Wrong(
+        lambda g, t: t.m + Decimal(2),
+        "operand=Decimal('2'): is neither a tensor nor a number; convert it: fl",
+    ),
+    Wrong(
+        lambda g, t: g.take(t.m, anything(3), 0),
+        'indices=3: is a number where a tensor belongs; make it a tensor: g.full(dims, value, "int64")',
+    ),
+    Wrong(
+        lambda g, t: g.eye(anything(3.0)), "rows=3.0: must be a whole number ≥ 0; pass an int, as in rows=3"
+    ),
+    Wrong(lambda g, t: t.m[:0][0], "index=0: names an element of axis 0, which has none; use a slice"),
     # What PyTorch or NumPy take, and what would be lost in silence.
     Wrong(lambda g, t: g.gelu(t.x, approximate=anything("none")), "approximate='none': is not a bool"),
     Wrong(lambda g, t: g.pad(t.m, 1, 9, mode="reflect"), "value=9: is given, but mode reflect pads"),
@@ -93,11 +123,11 @@ WRONG = [
     Wrong(lambda g, t: t.x + np.ones(4), "operand=ndarray of float64 (4,): is neither a tensor nor a number"),
     Wrong(
         lambda g, t: t.x * np.array(2.0),
-        "operand=ndarray of float64 (): is neither a tensor nor a number; pass an int or a float",
+        "operand=ndarray of float64 (): is neither a tensor nor a number; take",
     ),
     Wrong(lambda g, t: t.x * anything(Decimal(2)), "operand=Decimal('2'): is neither a tensor nor a number"),
     Wrong(lambda g, t: t.x * anything(2j), "operand=2j: is neither a tensor nor a number"),
-    Wrong(lambda g, t: g.eye(anything(3.0)), "rows=3.0: must be a whole number ≥ 0; say how many there are"),
+    Wrong(lambda g, t: g.eye(anything(3.0)), "rows=3.0: must be a whole number ≥ 0; pass an int"),
     Wrong(lambda g, t: g.one_hot(t.i, anything("a")), "depth='a': must be a whole number ≥ 0"),
     Wrong(lambda g, t: t.x + 10**400, "operand=1000000"),
     Wrong(lambda g, t: t.i + 2**70, "operand=1180591620717411303424: is beyond the range"),
@@ -332,7 +362,7 @@ class TestSequences:
     def test_numpy_reads_no_elements(self) -> None:
         before = len(self.g._operations)
         for use in (np.asarray, np.sum, lambda x: np.concatenate([x, x]), lambda x: np.where(x, 1, 2)):
-            with pytest.raises(TypeError, match="of a graph"):
+            with pytest.raises(NoValues, match=r"^<x: .*> holds no values that NumPy could read; "):
                 use(self.x)
         assert len(self.g._operations) == before
 
@@ -358,3 +388,92 @@ def test_a_missing_argument_is_told_with_the_name_of_the_function() -> None:
         g.exp()
     with pytest.raises(TypeError, match=r"^GraphBuilder.maximum\(\) missing 2"):
         g.maximum()
+
+
+class TestOtherLibrariesNames:
+    """What users of NumPy, PyTorch and TensorFlow write first."""
+
+    g: Any = GraphBuilder()
+    x: Any = g.input("x", (2, 3))
+
+    @pytest.mark.parametrize(
+        ("use", "text"),
+        [
+            (lambda g, x: x.relu(), "Tensor has no 'relu'; use g.relu(...), where g is the builder"),
+            (
+                lambda g, x: x.squeeze(0),
+                "Tensor has no 'squeeze'; use g.squeeze(...), where g is the builder",
+            ),
+            (lambda g, x: x.ndim, "Tensor has no 'ndim'; use x.rank"),
+            (lambda g, x: x.permute(1, 0), "Tensor has no 'permute'; use x.transpose(axes)"),
+            (lambda g, x: x.numpy(), "Tensor has no 'numpy'; a graph's tensor holds no values: build the"),
+            (lambda g, x: x.diims, "Tensor has no 'diims'; did you mean \"dims\"? help(Tensor) lists what"),
+            (lambda g, x: g.concat([x, x]), "GraphBuilder has no 'concat'; use g.concatenate(...), where g"),
+            (lambda g, x: g.conv2d(x, x), "GraphBuilder has no 'conv2d'; use g.conv(...)"),
+            (lambda g, x: g.softmx(x), "GraphBuilder has no 'softmx'; did you mean \"softmax\"? help(G"),
+        ],
+    )
+    def test_they_are_told_ours(self, use: Callable[[Any, Any], object], text: str) -> None:
+        with pytest.raises(AttributeError) as caught:
+            use(self.g, self.x)
+        assert str(caught.value).startswith(text)
+
+    def test_each_name_that_is_told_is_one_of_ours_and_the_others_are_not(self) -> None:
+        for name, others in other_names.BUILDER.items():
+            assert hasattr(GraphBuilder, name), name
+            assert not [each for each in others.split() if hasattr(GraphBuilder, each)]
+        assert not [name for name in other_names.TENSOR if hasattr(Tensor, name)]
+
+    def test_functions_of_numpy_are_told_ours(self) -> None:
+        with pytest.raises(
+            NoValues, match=r"^<x: .*> holds no values .*; use g\.exp, of the builder, in the"
+        ):
+            np.exp(self.x)
+        with pytest.raises(NoValues, match=r"use g\.concatenate, of the builder"):
+            np.concatenate([self.x, self.x])
+        with pytest.raises(NoValues, match=r"a graph has no numpy\.fft"):
+            np.fft.fft(self.x)
+
+    def test_numbers_of_numpy_take_part_in_operators(self) -> None:
+        for made in (np.float32(2) * self.x, np.float64(2) % self.x, np.int64(1) < self.x):
+            assert made.dims == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("use", "text"),
+    [
+        (
+            lambda: RECORDS.ConvSpec(pad=1),
+            "ConvSpec has no field 'pad'; its fields are pre_padding, post_padding, str",
+        ),
+        (
+            RECORDS.ConvSpec,
+            "ConvSpec needs pre_padding, post_padding, stride, dilation: ConvSpec.symmetric(",
+        ),
+        (
+            lambda: RECORDS.Epilogue("relu"),
+            "Epilogue takes its fields by name, not by position: write Epilogue(activa",
+        ),
+        (lambda: RECORDS.Epilogue(activtion=1), "Epilogue has no field 'activtion'; did you mean"),
+        (
+            lambda: RECORDS.Window(2),
+            "Window takes its fields by name, not by position: write Window.symmetric(2, size=",
+        ),
+        (
+            lambda: RECORDS.TensorSpec((1, 2)),
+            "TensorSpec takes its fields by name, not by position: write TensorSpec.pa",
+        ),
+        (
+            lambda: RECORDS.Numerics(True),
+            "Numerics takes its fields by name, not by position: write Numerics(tf32=True)",
+        ),
+        (
+            lambda: RECORDS.GraphLimits(operation=3),
+            "GraphLimits has no field 'operation'; did you mean \"operations\"?",
+        ),
+    ],
+)
+def test_a_record_s_wrong_arguments_are_told_with_its_fields(use: Callable[[], object], text: str) -> None:
+    with pytest.raises(TypeError) as caught:
+        use()
+    assert str(caught.value).startswith(text)

@@ -9,6 +9,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+import scipy.sparse
 
 from cudnn_actor import DType, InvalidRequest, Layout
 from cudnn_actor.protocol.dtypes import DTypeName
@@ -198,3 +199,29 @@ async def test_what_is_no_array_at_all_is_named_with_what_to_pass() -> None:
                 with pytest.raises(InvalidRequest, match=told) as caught:
                     await send(given)
                 assert caught.value.field == "array"
+
+
+class Meta:
+    """What a tensor on PyTorch's meta device tells of itself."""
+
+    is_meta, dtype, shape = True, "torch.float32", (2, 3)
+
+
+class Sparse:
+    """What a sparse tensor of PyTorch tells of itself."""
+
+    is_meta, layout, dtype, shape = False, "torch.sparse_coo", "torch.float32", (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("array", "text"),
+    [
+        (Meta(), r"^array=Meta: is on PyTorch's meta device, so it has no values; make it on a device"),
+        (Sparse(), r"^array=Sparse: is sparse; pass x\.to_dense\(\)"),
+        (scipy.sparse.csr_array((2, 3)), r"^array=csr_array: is sparse; pass x\.toarray\(\)"),
+    ],
+)
+async def test_what_has_no_number_for_each_element_is_refused_with_the_way_out(array: Any, text: str) -> None:
+    async with spawn(device="cpu") as gpu:
+        with pytest.raises(InvalidRequest, match=text):
+            await gpu.upload(array)

@@ -68,6 +68,16 @@ LINES: list[tuple[LifecycleEvent, dict[str, Any]]] = [
         },
     ),
     (
+        Stopped(child="gpu", reason=CRASH),
+        {
+            "event": "service.stopped",
+            "log_level": "error",
+            "child": "gpu",
+            "reason": "crash",
+            "detail": "boom",
+        },
+    ),
+    (
         Escalated(child="gpu", cause=CRASH),
         {
             "event": "service.escalated",
