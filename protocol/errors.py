@@ -264,7 +264,7 @@ class UnsupportedGraph(OperationError):
     ) -> None:
         super().__init__(
             f"the {engine} engine cannot run graph {digest[:12]}: {_at(where)}{detail}; "
-            f"docs/support.md lists what is supported{_command(reproduce)}",
+            f"`cudnn-actor docs support` lists what is supported{_command(reproduce)}",
             engine=engine,
             digest=digest,
             detail=detail,

@@ -41,18 +41,19 @@ def test_every_folder_of_code_is_a_declared_package() -> None:
         for folder, _, files in os.walk(ROOT / top)
         if any(name.endswith(".py") for name in files)
     }
-    assert sorted(declared().values()) == sorted(folders)
+    assert sorted(declared().values()) == sorted({*folders, "docs"})
 
 
 def without_links(archive: Path) -> Path:
     """A copy of what is built from, as some ZIP tools unpack it: each link is a file with a path in it."""
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, archive)
     ignored = shutil.ignore_patterns("__pycache__")
-    for name in TOP:
+    for name in (*TOP, "docs", "editable"):
         shutil.copytree(ROOT / name, archive / name, symlinks=True, ignore=ignored)
-    links = [path for path in (archive / "cudnn_actor").iterdir() if path.is_symlink()]
-    assert len(links) == len(TOP) - 1
+    links = [path for top in ("cudnn_actor", "editable") for path in (archive / top).iterdir()]
+    links = [path for path in links if path.is_symlink()]
+    assert len(links) == len(TOP) + 1
     for link in links:
         target = str(link.readlink())
         link.unlink()
@@ -83,3 +84,37 @@ def test_an_archive_without_links_installs_and_imports(tmp_path: Path) -> None:
     imports = [sys.executable, "-I", "-c", program, str(installed)]
     done = subprocess.run(imports, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
+    pages = {file.name for file in (installed / "cudnn_actor" / "docs").iterdir()}
+    assert pages == {file.name for file in (ROOT / "docs").glob("*.md")}
+
+
+@pytest.mark.parametrize("links", ["links", "no links"])
+def test_an_editable_installation_imports_and_has_its_types(links: str, tmp_path: Path) -> None:
+    """Type checkers read folders in `.pth` files; they do not run import hooks, which are there without
+    links."""
+    pytest.importorskip("build", reason="setuptools is with it in the group `check`")
+    archive, wheels, site = tmp_path / "archive", tmp_path / "wheels", tmp_path / "site"
+    for folder in (archive, wheels, site):
+        folder.mkdir()
+    without_links(archive)
+    if links == "links":
+        for name in [*(f"cudnn_actor/{top}" for top in (*TOP[1:], "docs")), "editable/cudnn_actor"]:
+            (archive / name).unlink()
+            (archive / name).symlink_to((ROOT / name).readlink())
+    build = "import setuptools.build_meta, sys; print(setuptools.build_meta.build_editable(sys.argv[1]))"
+    made = subprocess.run(
+        [sys.executable, "-c", build, str(wheels)], capture_output=True, text=True, check=False, cwd=archive
+    )
+    assert made.returncode == 0, made.stdout + made.stderr
+    (wheel,) = wheels.glob("*.whl")
+    zipfile.ZipFile(wheel).extractall(site)
+    others = [place for place in sys.path if place and not (Path(place) / "cudnn_actor").exists()]
+    program = (
+        "import site, sys; site.addsitedir(sys.argv[1]); sys.path += sys.argv[2:]; "
+        "import cudnn_actor.protocol; print(cudnn_actor.protocol.__file__)"
+    )
+    imports = [sys.executable, "-I", "-S", "-c", program, str(site), *others]
+    done = subprocess.run(imports, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.stdout.startswith(str(archive)), done.stderr
+    static = [line for file in site.glob("*.pth") for line in file.read_text().splitlines()]
+    assert (static == [str(archive / "editable")]) == (links == "links")

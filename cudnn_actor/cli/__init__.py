@@ -37,6 +37,7 @@ _COMMANDS = {
     "run": "run an ONNX model, time it, and say how it runs",
     "explain": "say how an engine runs a graph, and draw it",
     "chaos": "put full load on a service, inject faults continuously, and check every answer",
+    "docs": "print a page of the documentation",
     "autotune": "measure all candidate plans for your problems, and store the fastest on disk",
 }
 

@@ -44,6 +44,6 @@ class UnsupportedModel(CudnnActorError):
         count = f"1 {part}" if len(nodes) == 1 else f"{len(nodes)} {part}s"
         super().__init__(
             f"the model has {count} that cannot be run: {'; '.join(nodes[:_SHOWN])}{more}. "
-            "docs/onnx.md lists what is supported",
+            "`cudnn-actor docs onnx` lists what is supported",
             nodes=nodes,
         )

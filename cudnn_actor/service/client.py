@@ -552,7 +552,7 @@ class CudnnRef:
     # Models.
 
     async def load(self, model: Any, *, random: int | None = None, timeout: float | None = None) -> Model:
-        """Load a model: read it and check it. See `docs/onnx.md`.
+        """Load a model: read it and check it. See `cudnn-actor docs onnx`.
 
         Its weights are uploaded now if the dims of all inputs are numbers, else at its first run.
 

@@ -77,9 +77,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         Whether graphs that differ in sizes alone, such as the batch size, share the kernels that cuDNN
         compiles for fused convolutions and matrix products. A plan for a new size then takes tens of
         milliseconds to build, not up to a second for each such convolution or product. For most sizes the
-        shared kernels take longer to run, up to twice as long (see docs/measurements.md). A size of 1 counts
-        as another graph, and for products cuDNN chooses among several kernels by size, each compiled when it
-        is first chosen. No effect on the CPU engine.
+        shared kernels take longer to run, up to twice as long (see `cudnn-actor docs measurements`). A size
+        of 1 counts as another graph, and for products cuDNN chooses among several kernels by size, each
+        compiled when it is first chosen. No effect on the CPU engine.
     standby
         1 keeps a second worker ready, which takes over when the first one dies; on a GPU its context takes
         some hundred MiB of device memory. 0 starts a new worker when the first one dies.

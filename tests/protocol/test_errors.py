@@ -132,7 +132,7 @@ def test_a_request_that_may_have_run_is_never_safe_to_send_again() -> None:
         (DeadlineExceeded(timeout_s=1, started=False), "allow more time"),
         (ServiceStopped(reason="closed"), "spawn a new one"),
         (StartFailed(detail="no"), "cudnn-actor doctor"),
-        (UnsupportedGraph(engine="cpu", digest="a", detail="b"), "docs/support.md"),
+        (UnsupportedGraph(engine="cpu", digest="a", detail="b"), "cudnn-actor docs support"),
         (ContextLost(status="a", detail="b"), "upload again"),
         (OutcomeUnknown(request_id=1, cause="b", why="c"), "upload or compute it again"),
         (QuarantinedRequest(request_id=1, digest="a", cause="b"), "change the request"),
