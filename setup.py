@@ -17,7 +17,7 @@ from setuptools.command.editable_wheel import editable_wheel
 LINKED = Path(__file__).parent / "editable" / "cudnn_actor" / "protocol" / "__init__.py"
 
 
-class EditableWheel(editable_wheel):  # type: ignore[misc]  # it has no types
+class EditableWheel(editable_wheel):
     """An editable installation, of one folder if all links are links."""
 
     def finalize_options(self) -> None:
