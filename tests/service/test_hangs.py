@@ -127,6 +127,36 @@ async def test_a_request_of_many_operations_is_no_hang(operation: str) -> None:
     assert all(earlier < later for earlier, later in itertools.pairwise(last))
 
 
+@THREAD_ONLY
+@pytest.mark.parametrize("operation", ["relu", "sort"])
+async def test_a_plan_of_many_operations_is_no_hang(operation: str) -> None:
+    last: list[float] = []
+
+    class Watched(CpuEngine):
+        def build(self, graph: Any, *, workspace_limit: int | None) -> Any:
+            note = self.on_progress
+
+            def noted() -> None:
+                note()
+                last.append(service._isolation.progress().last_s)
+
+            self.on_progress = noted
+            try:
+                return super().build(graph, workspace_limit=workspace_limit)
+            finally:
+                self.on_progress = note
+
+    g = GraphBuilder()
+    y = g.input("x", (4, 4))
+    for _ in range(6):
+        y = getattr(g, operation)(y)
+    service = service_on(Watched)
+    async with Spawning(service) as gpu:
+        await gpu.apply(g.build(y=y), x=await gpu.upload(np.ones((4, 4), "float32")))
+    assert len(last) >= 6
+    assert all(earlier < later for earlier, later in itertools.pairwise(last))
+
+
 async def test_an_idle_service_is_no_hang() -> None:
     gate = Gate()
     async with spawn_gated(gate, hang_after_s=0.001) as gpu:
