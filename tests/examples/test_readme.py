@@ -5,9 +5,13 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
+import onnx
 import pytest
+
+from ..onnx.small_models import image_model
 
 README = Path(__file__).parents[2] / "README.md"
 PAGES = [README.parent / "docs" / name for name in ("operations.md", "graphs.md")]
@@ -17,15 +21,48 @@ def programs(page: Path) -> list[str]:
     return re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL)
 
 
-SHOWN = [r"c(pu|uda)/conv_fwd/\w{8}\S* \(1, 8, 222, 222\) \(1, 8, 111, 111\)", r"\{1, 2\} 72\.0"]
-"""What each prints, in the README's order."""
+SHOWN = {
+    "lines": r"c(pu|uda)/conv_fwd/\w{8}\S* \(1, 8, 222, 222\) \(1, 8, 111, 111\)",
+    "server": r"200 \['scores', 'features'\]",
+    "notebook": r"\(1, 4, 8, 8\) 27\.0",
+    "script": r"27\.0",
+    "kill": r"\{1, 2\} 72\.0",
+}
+"""What each prints, in the README's order; the server, when it is asked by `CLIENT`."""
+CLIENT = """
+import asyncio
+import httpx
+
+async def client():
+    async with app.router.lifespan_context(app):
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
+            answer = await http.post("/scores", json=np.ones((1, 3, 8, 8)).tolist())
+            print(answer.status_code, list(answer.json()))
+
+asyncio.run(client())
+"""
 
 
 @pytest.mark.parametrize(
-    ("program", "shown"), list(zip(programs(README), SHOWN, strict=True)), ids=["lines", "kill"]
+    ("name", "program"), list(zip(SHOWN, programs(README), strict=True)), ids=list(SHOWN)
 )
-def test_the_readme_s_programs_run_as_they_stand(program: str, shown: str, tmp_path: Path) -> None:
-    assert re.search(shown, printed(program, tmp_path))
+def test_the_readme_s_programs_run_as_they_stand(name: str, program: str, tmp_path: Path) -> None:
+    onnx.save(image_model(), tmp_path / "model.onnx")
+    if name == "server":
+        program += CLIENT
+    if name == "notebook":  # its cells run in an event loop
+        program = (
+            f"import asyncio\n\nasync def cell():\n{textwrap.indent(program, '    ')}\nasyncio.run(cell())"
+        )
+    assert re.search(SHOWN[name], printed(program, tmp_path))
+
+
+def test_the_program_of_the_page_of_models_runs_as_it_stands(tmp_path: Path) -> None:
+    onnx.save(image_model(), tmp_path / "model.onnx")
+    [program] = programs(README.parent / "docs" / "onnx.md")
+    shown = printed(program, tmp_path)
+    assert shown.startswith("<model: image: float32 (N, 3, 8, 8) -> scores: ")
+    assert "scores (1, 5)" in shown
 
 
 @pytest.mark.parametrize("program", [program for page in PAGES for program in programs(page)])
@@ -38,7 +75,12 @@ def printed(program: str, tmp_path: Path) -> str:
     path = tmp_path / "program.py"
     path.write_text(program, encoding="utf-8")
     done = subprocess.run(
-        [sys.executable, "-W", "error", str(path)], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-W", "error", str(path)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        cwd=tmp_path,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -34,11 +34,30 @@ Made by `python -m tests.onnx.operators_page` from the table of operators and fr
 suite on the CPU engine. Do not edit it by hand.
 
 ```python
-model = await gpu.load("model.onnx")  # a path, the bytes of a file, or an onnx.ModelProto
-outputs = await gpu.run(model, {{"image": image}})  # arrays or references, by name; gives arrays by name
-outputs = await gpu.run(model, {{"image": image}}, keep=("features",))  # outputs["features"] is a reference
-await model.close()  # frees the weights
+import asyncio
+import numpy as np
+from cudnn_actor import spawn
+
+
+async def main():
+    async with spawn(device="auto") as gpu:
+        model = await gpu.load("model.onnx")  # a path, the bytes of a file, or an onnx.ModelProto
+        print(model)  # its inputs and outputs: names, dtypes, dims
+        inputs = {{}}
+        for each in model.inputs:  # here ones, and 1 for each dim without a number
+            dims = [dim if isinstance(dim, int) else 1 for dim in each.dims]
+            inputs[each.name] = np.ones(dims, each.dtype.numpy)
+        outputs = await gpu.run(model, inputs)  # arrays or references, by name; gives arrays by name
+        for name, array in outputs.items():
+            print(name, array.shape)
+        await model.close()  # frees the weights
+
+
+asyncio.run(main())
 ```
+
+Inputs may be keywords, `gpu.run(model, image=x)`. `gpu.run(model, inputs, keep=("features",))` leaves that
+output on the device: `outputs["features"]` is a reference.
 
 `pip install -e ".[onnx]"` in a clone brings the package onnx. [onnx_model.py](../examples/onnx_model.py) is a
 program to start from. On the command line: `cudnn-actor run MODEL.onnx`, with `--dim N=8` for a dim that
