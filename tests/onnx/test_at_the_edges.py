@@ -215,3 +215,10 @@ def test_a_shape_of_both_0_and_1_unknown_is_refused() -> None:
 def test_a_mode_of_no_name_that_onnx_has_is_refused() -> None:
     with pytest.raises(InvalidModel, match="'nonsense', where it takes linear and circular"):
         run("TensorScatter", *[np.ones((1, 1, 2), np.float32)] * 2, mode="nonsense", opset=24)
+
+
+def test_quantised_sums_of_nothing_are_zero_points() -> None:
+    scale, a, b = np.float32(1), np.empty((2, 0), np.uint8), np.empty((0, 3), np.uint8)
+    y = run("QLinearMatMul", a, scale, np.uint8(3), b, scale, np.uint8(2), scale, np.uint8(5))
+    assert y.tolist() == [[5, 5, 5]] * 2
+    assert run("MatMulInteger", a, b).tolist() == [[0, 0, 0]] * 2

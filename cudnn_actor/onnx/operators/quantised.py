@@ -101,6 +101,9 @@ def _moved(node: Node, g: GraphBuilder, number: int, zero: Tensor | None, terms:
 def _product(node: Node, g: GraphBuilder, operands: _Operands) -> Tensor:
     """The product of matrices of bytes, int32 or floats that are whole."""
     a, a_zero, b, b_zero = operands
+    if not node.dims(a)[-1]:  # sums of nothing
+        dims = (np.empty(node.dims(a), bool) @ np.empty(node.dims(b), bool)).shape
+        return g.full(dims, 0, DType.INT32)
     of_a, of_b = _zero_point(node, a_zero), _zero_point(node, b_zero)
     if not of_a and not of_b and node.dtype(a) is node.dtype(b) and node.rank(a) > 1 < node.rank(b):
         return g.matmul(node.tensor(a), node.tensor(b))

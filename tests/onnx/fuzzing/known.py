@@ -537,7 +537,7 @@ REFUSALS: Sequence[Refusal] = (
     Refusal("draws random numbers from no seed", "random numbers, docs/onnx.md"),
     Refusal(
         r"(is a|is of|no tensor here is of|has a constant of) "
-        "(string|sequence_type|optional_type|complex|float8|float4|u?int4|u?int2|object)",
+        "(text|string|sequence_type|optional_type|complex|float8|float4|u?int4|u?int2|object)",
         "what is refused, docs/onnx.md",
     ),
     Refusal("text is not computed", "what is refused, docs/onnx.md"),
