@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import ClassVar
 
 import msgspec
@@ -44,7 +44,7 @@ class Forget(msgspec.Struct, frozen=True, kw_only=True):
     identities
         Of the graphs.
     plans
-        The digests of those whose plans are dropped, too.
+        The digests of graphs whose plans are dropped.
     """
 
     identities: frozenset[str]
@@ -187,13 +187,10 @@ class ServiceState:
             except ActorStopped:
                 return  # the service has stopped, and its memory goes with it
 
-    def forget(self, graphs: Collection[Graph], *, plans: bool) -> None:
-        """Have graphs dropped from the caches, in every process; `plans`: their plans too. Any thread."""
-        identities = frozenset(graph.identity for graph in graphs)
-        digests = frozenset(graph.body.digest() for graph in graphs if plans)
-        if identities:
-            with contextlib.suppress(ActorStopped):  # the caches go with the service
-                self.mailbox.admit(Envelope(Forget(identities=identities, plans=digests)))
+    def forget(self, identities: frozenset[str], plans: frozenset[str]) -> None:
+        """Have graphs and plans dropped from the caches, in every process: see `Forget`. Any thread."""
+        with contextlib.suppress(ActorStopped):  # the caches go with the service
+            self.mailbox.admit(Envelope(Forget(identities=identities, plans=plans)))
 
 
 def _nothing(_: bool) -> None:

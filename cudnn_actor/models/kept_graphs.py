@@ -19,12 +19,12 @@ class KeptGraphs:
     Parameters
     ----------
     forget
-        Drops graphs from the service's caches, and with `plans` their plans too.
+        Drops graphs, by their identities, and plans, by the digests of theirs, from the service's caches.
     limit
         About the bytes of host memory that a model's graphs may take.
     """
 
-    def __init__(self, forget: Callable[..., None], limit: int) -> None:
+    def __init__(self, forget: Callable[[frozenset[str], frozenset[str]], None], limit: int) -> None:
         self._forget = forget
         self.limit = limit
         self._of_models: dict[int, Mapping[Any, Any]] = {}
@@ -37,14 +37,18 @@ class KeptGraphs:
         """Take out a model that keeps nothing any more. Idempotent."""
         self._of_models.pop(id(kept), None)
 
-    def release(self, graphs: Collection[Graph], *, plans: bool) -> None:
-        """Have graphs dropped that a model no longer keeps, as far as no other model keeps them."""
-        others = {
-            each.graph.identity
+    def release(self, graphs: Collection[Graph], plans: Collection[str]) -> None:
+        """Have graphs dropped that a model no longer keeps, and plans, by the digests of their graphs.
+
+        What another model keeps stays.
+        """
+        others = [
+            each.graph
             for kept in tuple(self._of_models.values())
             for each in tuple(kept.values())
             if each.graph is not None
-        }
-        released = [graph for graph in graphs if graph.identity not in others]
-        if released:
-            self._forget(released, plans=plans)
+        ]
+        identities = {graph.identity for graph in graphs} - {graph.identity for graph in others}
+        digests = set(plans) - {graph.body.digest() for graph in others} if plans else set()
+        if identities or digests:
+            self._forget(frozenset(identities), frozenset(digests))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -15,6 +15,7 @@ from cudnn_actor.actors import Deadline, forks, within
 from cudnn_actor.models.aside import aside
 from cudnn_actor.models.kept_graphs import KeptGraphs
 from cudnn_actor.models.turns import Turns
+from cudnn_actor.plans.cache import CAPACITY
 from cudnn_actor.protocol.buffers import BufferRef
 from cudnn_actor.protocol.checks import did_you_mean, require_names
 from cudnn_actor.protocol.device_array import DeviceArray
@@ -209,6 +210,8 @@ class Model:
         self._lock = threading.RLock()
         """Guards what follows; held for moments only."""
         self._kept: OrderedDict[object, _Kept] = OrderedDict()
+        self._past: deque[str] = deque(maxlen=CAPACITY)
+        """Digests of the graphs that it has dropped lately to make room. The service may have their plans."""
         self._weights: dict[str, tuple[BufferRef, int]] = {}
         """Weights by key: the buffer, and how many of the kept graphs use it."""
         self._drawn = 0
@@ -221,7 +224,7 @@ class Model:
         self._closed = False
         forks.watch(self)
         graphs.add(self._kept)
-        given = (self._weights, self._kept, repr(self))
+        given = (self._weights, self._kept, self._past, repr(self))
         forks.finalize(self, _dropped, gpu, discard, graphs, given).atexit = False
 
     def forget_parent(self) -> None:
@@ -567,9 +570,15 @@ class Model:
         plans."""
         for ref in refs:
             self._discard(ref)
-        if self._closed and not self._kept:
+        digests = [graph.body.digest() for graph in graphs]
+        if not self._closed:
+            self._past.extend(digests)
+            self._graphs.release(graphs, ())
+            return
+        if not self._kept:
             self._graphs.remove(self._kept)
-        self._graphs.release(graphs, plans=self._closed)
+        self._graphs.release(graphs, [*digests, *self._past])
+        self._past.clear()
 
     def _check_open(self) -> None:
         if self._closed:
@@ -580,14 +589,15 @@ def _dropped(
     gpu: Any,
     discard: Callable[[BufferRef], None],
     graphs: KeptGraphs,
-    left: tuple[Mapping[str, tuple[BufferRef, int]], Mapping[object, _Kept], str],
+    left: tuple[Mapping[str, tuple[BufferRef, int]], Mapping[object, _Kept], Collection[str], str],
 ) -> None:
     """Give back what a model kept that nobody can close any more. Any thread, also by the collector."""
-    weights, kept, shown = left
+    weights, kept, past, shown = left
     for ref, _ in weights.values():
         discard(ref)
     graphs.remove(kept)
-    graphs.release([each.graph for each in kept.values() if each.graph is not None], plans=True)
+    left_graphs = [each.graph for each in kept.values() if each.graph is not None]
+    graphs.release(left_graphs, [*(graph.body.digest() for graph in left_graphs), *past])
     if weights and gpu.alive:
         warnings.warn(f"unclosed {shown}: use `await model.close()`", ResourceWarning, stacklevel=2)
 

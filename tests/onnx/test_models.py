@@ -642,6 +642,22 @@ async def test_a_model_that_is_closed_takes_its_graphs_and_plans_with_it(isolati
 
 
 @pytest.mark.parametrize("isolation", ["thread", "process"])
+async def test_a_model_that_is_closed_takes_the_plans_of_graphs_with_it_that_it_had_dropped(
+    isolation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(models, "MOST_KEPT", 2)
+    async with spawn(device="cpu", isolation=isolation) as gpu:  # type: ignore[arg-type]
+        model = await gpu.load(image_model())
+        for count in (1, 2, 3, 4, 1):
+            await gpu.run(model, {"image": images(count)})
+        found = await gpu.statistics()
+        assert (found.plans.size, found.plans.misses) == (4, 4), "a plan stays longer than its graph"
+        await model.close()
+        await gpu.drain()
+        assert (await gpu.statistics()).plans.size == 0
+
+
+@pytest.mark.parametrize("isolation", ["thread", "process"])
 async def test_a_model_leaves_what_another_one_with_the_same_graphs_needs(isolation: str) -> None:
     async with spawn(device="cpu", isolation=isolation) as gpu:  # type: ignore[arg-type]
         first, second = await gpu.load(image_model()), await gpu.load(image_model())
