@@ -30,6 +30,7 @@ from cudnn_actor import (
     CudnnRef,
     InvalidRequest,
     OutcomeUnknown,
+    OutOfMemory,
     ServiceStopped,
     logging,
     spawn,
@@ -124,16 +125,21 @@ def report(request: Request, well: bool) -> JSONResponse:
 
 
 async def answer_error(_: Request, error: Exception) -> JSONResponse:
-    """422 for an invalid request; 503 for what passes, with `Retry-After` if repeating is safe; else 500."""
+    """What kind of error it is, with `Retry-After` if repeating the request is safe."""
     assert isinstance(error, CudnnActorError)
-    passes = error.retry_safe or isinstance(error, ServiceStopped | OutcomeUnknown)
     headers = {"Retry-After": "1"} if error.retry_safe else {}
     body = {"error": type(error).__name__, "detail": str(error)}
-    return JSONResponse(
-        body,
-        status_code=422 if isinstance(error, InvalidRequest) else 503 if passes else 500,
-        headers=headers,
-    )
+    return JSONResponse(body, status_code=status_of(error), headers=headers)
+
+
+def status_of(error: CudnnActorError) -> int:
+    """413 and 422 for requests that never work, 503 for what passes, 500 for all else."""
+    if isinstance(error, InvalidRequest):
+        return 422
+    if isinstance(error, OutOfMemory) and not error.retry_safe:
+        return 413  # larger than the service may hold
+    passes = error.retry_safe or isinstance(error, ServiceStopped | OutcomeUnknown)
+    return 503 if passes else 500
 
 
 app = make_app()

@@ -280,17 +280,27 @@ def _command(token: str) -> str:
 
 
 class OutOfMemory(OperationError, MemoryError):
-    """Raised when a buffer or a workspace does not fit. Nothing changed; free something and send again.
+    """Raised when a buffer or a workspace does not fit. Nothing changed.
 
-    Carries `requested`, `in_use` and `limit`, all in bytes (`limit` None: the machine's own limit); and
-    `ulimit`, the letter of the process's own limit that may be the cause: "v", address space, or "f", the
-    size of files, which holds for files in memory, too.
+    If it fits into what the limit allows at all, free something and send again: the error is `retry_safe`.
+    If it does not, it never will.
+
+    Carries, all in bytes, `requested`; `in_use`, which buffers take, and `arena_bytes`, which the service has
+    taken from the system for them; `limit`, the limit that was met (None: the system, or the device, has no
+    more); `most`, the largest that this limit allows (None: no limit), and `largest`, the largest that fits
+    now (None: not known). `workspace` says whether it is about a plan's workspace; then the limit is
+    `workspace_limit`, else `memory_limit`. `ulimit` is the letter of the process's own limit that may be the
+    cause: "v", address space, or "f", the size of files, which holds for files in memory, too.
     """
 
     retry_safe = True
     requested: int
     in_use: int
+    arena_bytes: int
     limit: int | None
+    most: int | None
+    largest: int | None
+    workspace: bool
     ulimit: str
 
     def __init__(
@@ -299,24 +309,64 @@ class OutOfMemory(OperationError, MemoryError):
         requested: int,
         in_use: int,
         limit: int | None,
+        arena_bytes: int = 0,
+        most: int | None = None,
+        largest: int | None = None,
+        workspace: bool = False,
         operations: Sequence[int] = (),
         where: str = "",
         ulimit: str = "v",
     ) -> None:
         requested = min(requested, (1 << 63) - 1)  # more does not fit into a record for the wire
-        of = "" if limit is None else f" of {limit:,}"
-        own = limit is None or ulimit != "v"
-        more = f", or the process's own limit (ulimit -{ulimit})" if own else ""
+        most = limit if most is None else most
+        facts: dict[str, Any] = {
+            "requested": requested,
+            "in_use": in_use,
+            "arena_bytes": arena_bytes,
+            "limit": limit,
+            "most": most,
+            "largest": largest,
+            "workspace": workspace,
+            "ulimit": ulimit,
+        }
         super().__init__(
-            f"out of memory: {_at(where)}{requested:,} bytes requested, {in_use:,}{of} bytes in use; "
-            f"free buffers or raise memory_limit or workspace_limit{more}",
-            requested=requested,
-            in_use=in_use,
-            limit=limit,
+            f"out of memory: {_at(where)}{_of_memory(**facts)}",
+            **facts,
             operations=tuple(operations),
             where=where,
-            ulimit=ulimit,
         )
+        self.retry_safe = most is None or requested <= most
+
+    def beside(self, *, in_use: int, arena_bytes: int) -> Self:
+        """The same error, of a service whose buffers take so many bytes."""
+        return type(self).of_facts({**self._facts, "in_use": in_use, "arena_bytes": arena_bytes})
+
+
+def _of_memory(
+    *,
+    requested: int,
+    in_use: int,
+    arena_bytes: int,
+    limit: int | None,
+    most: int | None,
+    largest: int | None,
+    workspace: bool,
+    ulimit: str,
+) -> str:
+    """What does not fit, why, and what to do: the text of an `OutOfMemory`."""
+    what = f"a workspace of {requested:,} bytes" if workspace else f"{requested:,} bytes"
+    option = "workspace_limit" if workspace else "memory_limit"
+    if most is not None and requested > most:
+        return f"{what} requested, and {option}={limit:,} allows {most:,} at most; raise {option}"
+    if workspace and limit is None:
+        return f"{what} requested, and the device or the system has no more; free buffers"
+    arenas = f" in arenas of {arena_bytes:,}" if arena_bytes else ""
+    now = f", and at most {largest:,} fit now" if largest is not None else ""
+    said = f"{what} requested; buffers take {in_use:,} bytes{arenas}"
+    if limit is None:
+        own = f"the process's own limit (ulimit -{ulimit})"
+        return f"{said}, and the system has no more{now}; free buffers, or raise {own}"
+    return f"{said}, {option} is {limit:,}{now}; free buffers or raise {option}"
 
 
 class OutOfDescriptors(CudnnActorError):

@@ -348,7 +348,16 @@ class Broker(Generic[W]):
         """
         arena, self.arena = self.arena, None
         if self.awaiting_arena and not self._may_try_smaller(arena, error):
-            self.fail(self.awaiting_arena.popleft(), error)
+            envelope = self.awaiting_arena.popleft()
+            if isinstance(error, OutOfMemory):  # it is about the arena, which is larger than the buffer
+                error = OutOfMemory(
+                    requested=envelope.message.spec.nbytes,
+                    in_use=self.memory.live_bytes,
+                    arena_bytes=self.memory.arena_bytes,
+                    limit=None,
+                    ulimit=error.ulimit,
+                )
+            self.fail(envelope, error)
 
     def _may_try_smaller(self, arena: tuple[int, int] | None, error: Exception) -> bool:
         if arena is None or not isinstance(error, OutOfMemory):
@@ -426,7 +435,8 @@ class Broker(Generic[W]):
         message = envelope.message
         spec = getattr(getattr(message, "src", None), "spec", None) or getattr(message, "spec", None)
         requested = spec.nbytes if isinstance(spec, TensorSpec) else 0
-        typed = exhaustion(error, requested=requested, in_use=self.memory.arena_bytes)
+        in_use, arenas = self.memory.live_bytes, self.memory.arena_bytes
+        typed = exhaustion(error, requested=requested, in_use=in_use, arena_bytes=arenas)
         self.fail(envelope, typed or error)
 
     def expire(self, envelope: Envelope) -> None:

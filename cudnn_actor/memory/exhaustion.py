@@ -14,7 +14,9 @@ _NO_ROOM = frozenset({errno.ENOMEM, errno.ENOSPC, errno.EFBIG, errno.EINVAL})
 _NO_DESCRIPTOR = frozenset({errno.EMFILE, errno.ENFILE})
 
 
-def exhaustion(error: BaseException, *, requested: int, in_use: int) -> CudnnActorError | None:
+def exhaustion(
+    error: BaseException, *, requested: int, in_use: int, arena_bytes: int = 0
+) -> CudnnActorError | None:
     """The error for a request that failed for lack of memory or descriptors; None for any other failure.
 
     Parameters
@@ -23,8 +25,8 @@ def exhaustion(error: BaseException, *, requested: int, in_use: int) -> CudnnAct
         The exception that a call in this process raised.
     requested
         Bytes that the request needed.
-    in_use
-        Bytes that the service has.
+    in_use, arena_bytes
+        Bytes that the service's buffers take, and that it has taken for them.
     """
     if isinstance(error, CudnnActorError):
         return error
@@ -33,7 +35,13 @@ def exhaustion(error: BaseException, *, requested: int, in_use: int) -> CudnnAct
         mine = number == errno.EMFILE
         return OutOfDescriptors(limit=resource.getrlimit(resource.RLIMIT_NOFILE)[0] if mine else None)
     if number in _NO_ROOM or isinstance(error, MemoryError | OverflowError):
-        return OutOfMemory(requested=requested, in_use=in_use, limit=None, ulimit=ulimit_of(error))
+        return OutOfMemory(
+            requested=requested,
+            in_use=in_use,
+            arena_bytes=arena_bytes,
+            limit=None,
+            ulimit=ulimit_of(error),
+        )
     return None
 
 

@@ -119,5 +119,22 @@ class ArenaPool:
         """Bytes of the arenas that are not idle."""
         return self.nbytes - sum(arena.nbytes for arena in self.idle())
 
+    @property
+    def taken(self) -> int:
+        """Bytes that buffers take in the arenas."""
+        return sum(arena.nbytes - arena.free.free_bytes for arena in self._arenas.values())
+
     def _out_of_memory(self, nbytes: int) -> OutOfMemory:
-        return OutOfMemory(requested=nbytes, in_use=self._in_use(), limit=self.limit)
+        most = largest = None
+        if self.limit is not None:
+            most = self.limit // ARENA_STEP * ARENA_STEP
+            beside = (self.limit - self._in_use()) // ARENA_STEP * ARENA_STEP
+            largest = max(beside, *(arena.free.largest for arena in self._arenas.values()), 0)
+        return OutOfMemory(
+            requested=nbytes,
+            in_use=self.taken,
+            arena_bytes=self.nbytes,
+            limit=self.limit,
+            most=most,
+            largest=largest,
+        )

@@ -12,6 +12,7 @@ from typing import Any, Literal, ParamSpec, TypeVar
 import msgspec
 
 from cudnn_actor.broker.service_state import CACHE_BYTES
+from cudnn_actor.memory import ARENA_STEP
 from cudnn_actor.protocol.checks import did_you_mean, require_name, require_seconds, require_whole
 from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.limits import GraphLimits
@@ -62,7 +63,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         About the bytes of host memory that a process of the service may use for each of its caches: messages,
         graphs, and plans. The least recently used go first; the latest of each stays, whatever it takes.
     memory_limit
-        Bytes that buffers may take from the system, in steps of 2 MiB: a limit under 2 MiB allows no buffer.
+        Bytes that buffers may take from the system, in steps of 2 MiB, which is the least.
         None: on the CPU, in a container with a memory limit (Linux's control groups), three quarters of what
         that leaves when the service starts; else no limit.
     plan_store
@@ -133,9 +134,10 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         require_whole("mailbox", self.mailbox, 1)
         require_whole("max_restarts", self.max_restarts, 0)
         require_whole("cache_limit", self.cache_limit, 0)
-        for name in ("workspace_limit", "memory_limit"):
-            if getattr(self, name) is not None:
-                require_whole(name, getattr(self, name), 1)
+        if self.workspace_limit is not None:
+            require_whole("workspace_limit", self.workspace_limit, 1)
+        if self.memory_limit is not None:
+            require_whole("memory_limit", self.memory_limit, ARENA_STEP)  # with less, no buffer fits
         if type(self.graph_limits) not in (GraphLimits, type(None)):
             fix = "give GraphLimits(operations=..., nbytes=...)"
             raise _invalid("graph_limits", self.graph_limits, "is not a GraphLimits", fix)

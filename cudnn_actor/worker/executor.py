@@ -139,11 +139,17 @@ class Executor(Generic[T]):
         if trouble is not None:
             return ContextDead(f"{error} (probe: {trouble})")
         if isinstance(error, MemoryError):
-            in_use, limit = self._memory.arena_bytes, self._memory.limit
+            in_use, arenas = self._memory.live_bytes, self._memory.arena_bytes
             # NumPy says of what array; other libraries do not say how large it would have been.
             size, dtype = math.prod(getattr(error, "shape", ())), getattr(error, "dtype", None)
             requested = 0 if dtype is None else size * dtype.itemsize
-            return OutOfMemory(requested=requested, in_use=in_use, limit=limit, operations=blamed(error))
+            return OutOfMemory(
+                requested=requested,
+                in_use=in_use,
+                arena_bytes=arenas,
+                limit=None,
+                operations=blamed(error),
+            )
         status, detail = type(error).__name__, str(error)
         if isinstance(error, EngineFailure):
             status, detail = error.status, error.detail
@@ -168,8 +174,7 @@ class Executor(Generic[T]):
         try:
             return self.engine.create_arena(number, nbytes)
         except MemoryError as error:
-            limit, in_use, ulimit = self._memory.limit, self._memory.arena_bytes, ulimit_of(error)
-            raise OutOfMemory(requested=nbytes, in_use=in_use, limit=limit, ulimit=ulimit) from None
+            raise OutOfMemory(requested=nbytes, in_use=0, limit=None, ulimit=ulimit_of(error)) from None
         except Exception as error:
             raise self.diagnose(error, "arena") from error
 

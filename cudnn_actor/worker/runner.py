@@ -351,8 +351,10 @@ class Runner(Generic[T]):
         try:
             array = executor.call("download", executor.engine.read, place, into)
         except OutOfMemory as error:  # for the array; the engine does not say how large it would have been
-            in_use = self._memory.arena_bytes
-            raise OutOfMemory(requested=slot.spec.nbytes, in_use=in_use, limit=None) from error
+            in_use, arenas = self._memory.live_bytes, self._memory.arena_bytes
+            raise OutOfMemory(
+                requested=slot.spec.nbytes, in_use=in_use, arena_bytes=arenas, limit=None
+            ) from error
         self._settle_passed(executor)  # first answer all earlier work, also what has written the buffer
         return array
 

@@ -543,7 +543,7 @@ class WorkerHost:
         if wanted is None or frame.number != wanted[0]:
             raise Violation(f"it named arena {frame.number}, which it was not asked to make")
         if isinstance(frame, ArenaRefused):
-            self.broker.arena_refused(self._refusal(frame, wanted[1]))
+            self.broker.arena_refused(self._refusal(frame))
         else:
             self._own_arena(*wanted)
         waiting = self.broker.take_awaiting()
@@ -595,23 +595,21 @@ class WorkerHost:
 
         Raises `Violation` if the error is not a lack of room, because then the worker is to blame.
         """
-        refusal = exhaustion(error, requested=nbytes, in_use=self.memory.arena_bytes)
+        refusal = exhaustion(error, requested=nbytes, in_use=self.memory.live_bytes)
         if refusal is None:
             raise Violation(f"its arena {number} cannot be mapped: {error}") from error
         assert self.worker is not None
         self.worker.send(UnmapArena(number))
         self.broker.arena_refused(refusal)
 
-    def _refusal(self, frame: ArenaRefused, nbytes: int) -> CudnnActorError:
+    @staticmethod
+    def _refusal(frame: ArenaRefused) -> CudnnActorError:
         try:
             error = frame.error.to_error()
         except MalformedMessage as odd:
             raise Violation(
                 f"its answer about arena {frame.number} is not an error of this package: {odd}"
             ) from odd
-        if isinstance(error, OutOfMemory):
-            in_use, limit = self.memory.arena_bytes, self.memory.limit
-            return OutOfMemory(requested=nbytes, in_use=in_use, limit=limit, ulimit=error.ulimit)
         return error
 
     # Answers.
@@ -737,14 +735,16 @@ class WorkerHost:
         # Of the service's counters, the worker keeps those of its caches; this process counts the rest.
         return self.state.statistics(value.plans, value.graphs) if isinstance(value, Statistics) else value
 
-    @staticmethod
-    def _error(answer: Refused) -> CudnnActorError:
+    def _error(self, answer: Refused) -> CudnnActorError:
         try:
-            return answer.error.to_error()
-        except MalformedMessage as error:
+            error = answer.error.to_error()
+        except MalformedMessage as odd:
             raise Violation(
-                f"its answer to request {answer.number} is not an error of this package: {error}"
-            ) from error
+                f"its answer to request {answer.number} is not an error of this package: {odd}"
+            ) from odd
+        if isinstance(error, OutOfMemory):  # the worker does not know what the buffers take
+            return error.beside(in_use=self.memory.live_bytes, arena_bytes=self.memory.arena_bytes)
+        return error
 
     def _discharge(self, request: WorkerRequest, *, end_ref: bool) -> None:
         """Give back a request's block. `end_ref`: also free the buffer that no caller will receive."""

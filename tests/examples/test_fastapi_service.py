@@ -108,6 +108,18 @@ async def test_an_error_is_answered_by_whether_the_request_may_be_sent_again(
     assert answer.json()["error"] == type(error).__name__
 
 
+async def test_an_image_that_the_service_can_never_hold_is_too_large() -> None:
+    app = make_app(device="cpu", memory_limit=4 << 20)
+    picture = image(2000, 2000)  # 16 MB in float32
+    async with app.router.lifespan_context(app), client_of(app) as client:
+        size = {"height": 2000, "width": 2000}
+        answer = await client.post("/blur", params=size, content=picture.tobytes())
+        assert (answer.status_code, answer.json()["error"]) == (413, "OutOfMemory")
+        assert "retry-after" not in answer.headers
+        small = image(8, 8)
+        check(await client.post("/blur", params={"height": 8, "width": 8}, content=small.tobytes()), small)
+
+
 async def test_requests_beyond_the_mailbox_are_told_to_come_back() -> None:
     hangs = FaultPlan().at(1, Fault.HANG, of=ConvFwd)
     app = make_app(device="cpu", mailbox=4, faults=hangs)

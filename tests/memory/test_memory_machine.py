@@ -112,7 +112,14 @@ class MemoryMachine(RuleBasedStateMachine):
         if self.limit is not None and used + needed > self.limit:
             with pytest.raises(OutOfMemory) as caught:
                 self.table.next_arena(spec_of(nbytes))
-            assert (caught.value.in_use, caught.value.limit) == (used, self.limit)
+            error = caught.value
+            places = [buffer.place for buffer in self.known if buffer.occupies]
+            taken = sum(end - begin for _, begin, end in places)
+            assert (error.in_use, error.arena_bytes) == (taken, self.table.arena_bytes)
+            most = self.limit // (2 * MIB) * 2 * MIB
+            assert (error.limit, error.most, error.retry_safe) == (self.limit, most, nbytes <= most)
+            assert error.largest is not None
+            assert error.largest < max(nbytes, 1)
             return False
         number, size = self.table.next_arena(spec_of(nbytes))
         assert size >= needed

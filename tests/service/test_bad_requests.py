@@ -286,7 +286,7 @@ async def test_an_allocation_that_nobody_would_receive_is_refused(logs: list[dic
 async def test_memory_that_is_not_there_is_out_of_memory_and_the_rest_stays() -> None:
     async with spawn(device="cpu", memory_limit=4 << 20) as gpu:
         kept = await gpu.upload(single(5))
-        with pytest.raises(MemoryError, match="free buffers or raise memory_limit"):
+        with pytest.raises(MemoryError, match="raise memory_limit"):
             await gpu.empty((1, 1, 1 << 11, 1 << 11))
         assert (await gpu.statistics()).live_buffers == 1
         assert (await gpu.download(kept)).item() == 5

@@ -42,6 +42,7 @@ BAD: list[tuple[str, Any]] = [
     ("workspace_limit", 0),
     ("graph_limits", 5),
     ("memory_limit", -1),
+    ("memory_limit", (2 << 20) - 1),
     ("memory_limit", 1e9),
     ("memory_limit", 1 << 70),
     ("standby", 2),
@@ -98,7 +99,7 @@ def test_a_bad_option_is_named_and_nothing_is_started(way: Any, name: str, value
     assert threading.active_count() == threads
 
 
-@pytest.mark.parametrize(("name", "least"), [("mailbox", 1), ("memory_limit", 1), ("max_restarts", 0)])
+@pytest.mark.parametrize(("name", "least"), [("mailbox", 1), ("memory_limit", 2 << 20), ("max_restarts", 0)])
 def test_a_whole_number_of_more_than_64_bits_is_told_the_range(name: str, least: int) -> None:
     options: dict[str, Any] = {"device": "cpu", name: 10**30}
     with pytest.raises(InvalidRequest, match=rf"must be a whole number from {least} to 2\*\*63 - 1;"):

@@ -147,7 +147,7 @@ class _Compiler:
         if limit is not None and workspace > limit:
             _, most = max(zip(needs[1:], self._drafts, strict=True), key=lambda each: each[0])
             numbers = most.numbers
-            raise OutOfMemory(requested=workspace, in_use=0, limit=limit, operations=numbers)
+            raise OutOfMemory(requested=workspace, in_use=0, limit=limit, workspace=True, operations=numbers)
         return CpuPlan(
             tag=_tag(self._graph),
             workspace=workspace,

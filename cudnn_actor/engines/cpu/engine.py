@@ -146,7 +146,7 @@ class CpuEngine:
         try:
             self._workspace = aligned_bytes(nbytes)
         except MemoryError as error:
-            raise OutOfMemory(requested=nbytes, in_use=0, limit=None) from error
+            raise OutOfMemory(requested=nbytes, in_use=0, limit=None, workspace=True) from error
 
     def _drop_workspace(self) -> None:
         """Free the old workspace, and every program, because programs hold views of it."""

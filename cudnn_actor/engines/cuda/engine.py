@@ -211,7 +211,7 @@ class CudaEngine:
         try:
             self._workspace.resize(nbytes)
         except MemoryError:
-            raise OutOfMemory(requested=nbytes, in_use=self._workspace.nbytes, limit=None) from None
+            raise OutOfMemory(requested=nbytes, in_use=0, limit=None, workspace=True) from None
 
     def forget_replays(self) -> None:
         """Drop every captured CUDA graph."""

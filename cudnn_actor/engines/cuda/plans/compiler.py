@@ -67,7 +67,8 @@ def compile_plan(graph: OperationGraph, context: BuildContext, workspace_limit: 
     if unlimited is None or unlimited.workspace <= limit:
         raise unsupported(graph, "cuda", str(reason)) from reason
     numbers = range(len(graph.operations))
-    raise OutOfMemory(requested=unlimited.workspace, in_use=0, limit=limit, operations=numbers)
+    needed = unlimited.workspace
+    raise OutOfMemory(requested=needed, in_use=0, limit=limit, workspace=True, operations=numbers)
 
 
 def in_pieces(
@@ -76,12 +77,14 @@ def in_pieces(
     """The plan of a graph in pieces, each made by `build`. Raises as `build`, and `OutOfMemory`."""
     between = scratch_bytes(parts)
     if between > limit:  # before any piece is built
-        raise OutOfMemory(requested=between, in_use=0, limit=limit, operations=largest(graph, parts))
+        numbers = largest(graph, parts)
+        raise OutOfMemory(requested=between, in_use=0, limit=limit, workspace=True, operations=numbers)
     plan = compose(graph, parts, build)
     if plan.workspace > limit:
         most = max(plan.recipe.parts, key=lambda part: part.workspace)
         numbers = most.operations
-        raise OutOfMemory(requested=plan.workspace, in_use=0, limit=limit, operations=numbers)
+        needed = plan.workspace
+        raise OutOfMemory(requested=needed, in_use=0, limit=limit, workspace=True, operations=numbers)
     return plan
 
 

@@ -1,0 +1,85 @@
+"""`OutOfMemory` says what is taken, what fits, and whether it ever can; empty limits are refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from cudnn_actor import ConvSpec, InvalidRequest, OutOfMemory
+
+from .rigs import spawn
+
+pytestmark = pytest.mark.usefixtures("isolation")
+
+MIB = 1 << 20
+LIMIT = 5 * MIB
+"""Two arenas of 2 MiB: what is left of it cannot be taken."""
+
+
+def floats(nbytes: int) -> tuple[int]:
+    return (nbytes // 4,)
+
+
+async def test_the_error_says_what_buffers_and_arenas_take_and_what_fits_now() -> None:
+    async with spawn(device="cpu", memory_limit=LIMIT) as gpu:
+        await gpu.empty(floats(MIB))
+        await gpu.empty(floats(2 * MIB))
+        with pytest.raises(OutOfMemory, match="at most 1,048,576 fit now; free buffers") as caught:
+            await gpu.empty(floats(2 * MIB))
+        error = caught.value
+        assert (error.requested, error.in_use, error.arena_bytes) == (2 * MIB, 3 * MIB, 4 * MIB)
+        assert (error.limit, error.most, error.largest) == (LIMIT, 4 * MIB, MIB)
+        assert error.retry_safe
+
+
+async def test_what_fits_now_fits_and_a_byte_more_does_not() -> None:
+    async with spawn(device="cpu", memory_limit=LIMIT) as gpu:
+        first = await gpu.empty(floats(3 * MIB))
+        for _ in range(5):
+            with pytest.raises(OutOfMemory) as caught:
+                await gpu.empty(floats(4 * MIB))
+            largest = caught.value.largest
+            assert largest is not None
+            if largest == 0:
+                break
+            with pytest.raises(OutOfMemory):
+                await gpu.empty((largest + 1,), dtype="uint8")
+            await gpu.empty((largest,), dtype="uint8")
+        assert largest == 0
+        await gpu.free(first)
+        await gpu.empty(floats(3 * MIB))
+
+
+async def test_what_the_limit_never_allows_is_not_safe_to_send_again() -> None:
+    async with spawn(device="cpu", memory_limit=LIMIT) as gpu:
+        for nbytes in (4 * MIB + 4, LIMIT, 1 << 40):
+            with pytest.raises(OutOfMemory, match="allows 4,194,304 at most; raise memory_limit") as caught:
+                await gpu.empty(floats(nbytes))
+            assert not caught.value.retry_safe
+        whole = await gpu.empty(floats(4 * MIB))
+        with pytest.raises(OutOfMemory) as caught:
+            await gpu.empty(floats(4 * MIB))
+        assert caught.value.retry_safe
+        await gpu.free(whole)
+        await gpu.empty(floats(4 * MIB))
+
+
+async def test_a_workspace_over_its_limit_names_that_limit_and_never_fits() -> None:
+    async with spawn(device="cpu", workspace_limit=1) as gpu:
+        x = await gpu.upload(np.ones((1, 2, 8, 8), np.float32))
+        w = await gpu.upload(np.ones((2, 2, 3, 3), np.float32))
+        with pytest.raises(OutOfMemory, match="raise workspace_limit") as caught:
+            await gpu.conv_fwd(x, w, conv=ConvSpec.symmetric(2))
+        assert caught.value.workspace
+        assert not caught.value.retry_safe
+
+
+@pytest.mark.parametrize("limit", [0, 1, 2 * MIB - 1])
+def test_a_limit_that_holds_no_buffer_is_refused(limit: int) -> None:
+    with pytest.raises(InvalidRequest, match="memory_limit"):
+        spawn(device="cpu", memory_limit=limit)
+
+
+async def test_the_least_limit_holds_a_buffer() -> None:
+    async with spawn(device="cpu", memory_limit=2 * MIB) as gpu:
+        await gpu.empty(floats(2 * MIB))
