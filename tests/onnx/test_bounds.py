@@ -457,3 +457,11 @@ def test_other_sizes_than_results_do_not_end_the_process(sizes: list[int]) -> No
     )
     with pytest.raises((InvalidModel, UnsupportedModel), match="Split"):
         OnnxModel(proto).specialised({"x": TensorSpec.packed((4,), DType.FLOAT32)}, {})
+
+
+def test_an_equation_that_is_no_text_ends() -> None:
+    """ONNX's inference would look for its end for ever."""
+    einsum = helper.make_node("Einsum", ["x", "x"], ["y"], equation=b"\xff")
+    proto = model_of([einsum, node("Neg", "y", "z")], {"x": (FLOAT, [])}, {"z": (FLOAT, None)})
+    with pytest.raises((InvalidModel, UnsupportedModel), match="Einsum"):
+        OnnxModel(proto).specialised({"x": TensorSpec.packed((), DType.FLOAT32)}, {})
