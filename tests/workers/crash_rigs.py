@@ -23,6 +23,7 @@ import tempfile
 import threading
 import time
 import traceback
+import warnings
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, NoReturn
@@ -758,6 +759,7 @@ def parent_never_closes() -> None:
             gpu.tell(Fill(dst=buffer, value=1.0))
         await asyncio.to_thread(_tell, gpu._service)
 
+    warnings.simplefilter("ignore", ResourceWarning)  # of the service, which is not closed
     asyncio.run(work())
 
 

@@ -26,7 +26,8 @@ PATIENCE_S = 30.0
 async def unharmed(*, host_arenas: bool = True) -> AsyncIterator[CudnnRef]:
     """A service whose worker is the same at the end."""
     options = make_options({"device": "cpu", "isolation": "process"})
-    engine = choose_engine("cpu")._replace(host_arenas=host_arenas)
+    chosen = await asyncio.to_thread(choose_engine, "cpu")  # it reads the container's limits
+    engine = chosen._replace(host_arenas=host_arenas)
     async with Spawning(CudnnService(options, engine=engine)) as gpu:
         worker = gpu.worker_pid
         async with asyncio.timeout(PATIENCE_S):
