@@ -16,6 +16,11 @@ from typing import NamedTuple
 __all__ = ["Line", "Placed", "Point", "Size", "place"]
 
 _SWEEPS, _STRAIGHT = 8, 16.0
+_MOST_PASSED, _MORE_PASSED = 10_000, 4
+"""How many places lines have in the layers that they pass, in all: so many, and so many more for each line.
+
+Without a bound, a graph of thousands of operations, where many results are read far below, has millions.
+"""
 Point = tuple[float, float]
 Line = tuple[Hashable, Hashable]
 """The box that a line leads from, and the one below that it leads to."""
@@ -33,6 +38,7 @@ class Placed:
     """The middles of the boxes, for each line the points that it passes, and the size of all of it.
 
     Lines from one box are one line as far as they go together: only the one that goes least far begins there.
+    In a large picture, lines may pass below boxes: they lead straight from box to box.
     """
 
     boxes: Mapping[Hashable, Point]
@@ -51,6 +57,7 @@ class _Layout:
         self._boxes = dict(boxes)
         self._gap = gap
         self._ranks = _ranks(boxes, lines)
+        self._places_left = _MOST_PASSED + _MORE_PASSED * len(lines)
         self._above: dict[Hashable, list[Hashable]] = {}
         self._below: dict[Hashable, list[Hashable]] = {}
         self._reach: dict[Hashable, int] = {}
@@ -68,12 +75,18 @@ class _Layout:
         Lines from one box share them, as far as they go together.
         """
         ranks = range(self._reach.get(source, self._ranks[source]) + 1, self._ranks[target])
+        if len(ranks) > self._places_left:
+            return self._linked([source, target])
+        self._places_left -= len(ranks)
         passed: dict[Hashable, int] = {("line", source, rank): rank for rank in ranks}
         self._boxes |= dict.fromkeys(passed, Size(0, 0))
         self._ranks |= passed
         start = self._trunk(source, ranks.start - 1)
-        chain = [start, *passed, target]
         self._reach[source] = max(self._ranks[target] - 1, ranks.start - 1)
+        return self._linked([start, *passed, target])
+
+    def _linked(self, chain: list[Hashable]) -> list[Hashable]:
+        """A line, whose boxes are noted as neighbours."""
         for one, other in pairwise(chain):
             self._below.setdefault(one, []).append(other)
             self._above.setdefault(other, []).append(one)

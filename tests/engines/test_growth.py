@@ -170,6 +170,7 @@ PASSES: list[tuple[Callable[[Callable[[int], Built], int], Work], Callable[[int]
     (planned, reductions, 300),
     (run_once, wide, 200),
     (drawn, ladder, 150),
+    (drawn, kept_products, 150),
     (cut_in_pieces, many_inputs, 1000),
     (placed, products, 700),
     (placed, kept_products, 700),
