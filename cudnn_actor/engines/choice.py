@@ -22,6 +22,8 @@ from cudnn_actor.protocol.errors import InvalidRequest
 __all__ = ["EngineChoice", "check_device", "choose_engine"]
 
 log = Log("cudnn_actor")
+_ROOM = default_limit()
+"""What the container leaves for arenas. Read at import, because services are also made on event loops."""
 _SAID: set[Problem] = set()
 """Cautions that this process has logged. Threads that start services side by side may log one twice."""
 
@@ -173,7 +175,7 @@ def _cpu(reason: str, *, unused_gpu: bool = False) -> EngineChoice:
         worker=("cudnn_actor.engines.cpu:CpuEngine", ()),
         preload=("cudnn_actor.engines.cpu",),
         host_arenas=True,
-        memory_limit=default_limit(),
+        memory_limit=_ROOM,
     )
 
 
