@@ -96,6 +96,9 @@ def test_a_bad_option_is_named_and_nothing_is_started(way: Any, name: str, value
         _made(way, {"device": "cpu", name: value})
     assert caught.value.field == name
     assert caught.value.fix in str(caught.value)
+    for thread in threading.enumerate():
+        if thread.name == "cudnn-device":
+            thread.join(10.0)  # it has answered, and has not ended yet
     assert threading.active_count() == threads
 
 
