@@ -129,7 +129,7 @@ from cudnn_actor.protocol.operations import (
     Window,
     alibi_slopes,
 )
-from cudnn_actor.protocol.receipts import PlanStatistics, Receipt, Statistics
+from cudnn_actor.protocol.receipts import CacheStatistics, PlanStatistics, Receipt, Statistics
 from cudnn_actor.protocol.tensor import Layout, TensorSpec, packed_strides
 
 __all__ = [
@@ -147,6 +147,7 @@ __all__ = [
     "BitCast",
     "BorderPad",
     "BufferRef",
+    "CacheStatistics",
     "Compute",
     "Concat",
     "ContextLost",

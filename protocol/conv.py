@@ -199,13 +199,13 @@ class ConvSpec(
                 field="w",
                 value=tuple(w),
                 problem=f"has {w[1]} channels, but x has {x[1]} in {self.groups} groups",
-                fix=_channels_first(x, w[1] * self.groups) or f"give w {x[1] // self.groups} channels",
+                fix=_channels_first(x, w, self.groups) or f"give w {x[1] // self.groups} channels",
             )
 
 
-def _channels_first(x: Sequence[int], channels: int) -> str:
-    """How an input becomes one of dims (N, C, spatial), if it has so many channels in its last dim."""
-    if x[-1] != channels:
+def _channels_first(x: Sequence[int], w: Sequence[int], groups: int) -> str:
+    """How an input becomes one of dims (N, C, spatial), if its last dim alone fits the filters."""
+    if x[-1] != w[1] * groups or x[1] == w[1]:  # the second: filters that should have a group's channels only
         return ""
     order = (0, len(x) - 1, *range(1, len(x) - 1))
     return (

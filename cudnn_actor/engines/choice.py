@@ -22,10 +22,12 @@ from cudnn_actor.protocol.errors import InvalidRequest
 __all__ = ["EngineChoice", "check_device", "choose_engine"]
 
 log = Log("cudnn_actor")
-_ROOM = default_limit()
-"""What the container leaves for arenas. Read at import, because services are also made on event loops."""
 _SAID: set[Problem] = set()
 """Cautions that this process has logged. Threads that start services side by side may log one twice."""
+
+
+def _unlimited() -> None:
+    """No limit on arenas but the device's own memory."""
 
 
 class EngineChoice(NamedTuple):
@@ -55,8 +57,9 @@ class EngineChoice(NamedTuple):
         them does not initialise a device: a process forked after that could not use the device.
     host_arenas
         Whether its arenas are host memory, which another process can map by their descriptors.
-    memory_limit
-        Bytes that its arenas may take unless the service's options say so; None for no limit.
+    default_limit
+        Finds out how many bytes its arenas may take where the service's options give no limit; None for no
+        limit. Reads files, so an event loop must not call it.
     """
 
     device: str
@@ -68,7 +71,7 @@ class EngineChoice(NamedTuple):
     worker: tuple[str, tuple[str | int | bool, ...]] = ("", ())
     preload: tuple[str, ...] = ()
     host_arenas: bool = False
-    memory_limit: int | None = None
+    default_limit: Callable[[], int | None] = _unlimited
 
 
 _CUDA_PRELOAD = ("cudnn_actor.engines.cuda.engine", "cudnn_actor.engines.cuda.library.preload")
@@ -175,7 +178,7 @@ def _cpu(reason: str, *, unused_gpu: bool = False) -> EngineChoice:
         worker=("cudnn_actor.engines.cpu:CpuEngine", ()),
         preload=("cudnn_actor.engines.cpu",),
         host_arenas=True,
-        memory_limit=_ROOM,
+        default_limit=default_limit,
     )
 
 

@@ -116,8 +116,12 @@ class MemoryTable:
 
     @property
     def limit(self) -> int | None:
-        """Bytes of arenas that may not be passed; None for no limit."""
+        """Bytes of arenas that may not be passed; None for no limit. Can be set."""
         return self._pool.limit
+
+    @limit.setter
+    def limit(self, limit: int | None) -> None:
+        self._pool.limit = limit
 
     def arenas(self) -> tuple[Arena, ...]:
         """Every arena, in the order of their numbers. A new incarnation maps them again."""

@@ -102,7 +102,7 @@ class ThreadIsolation:
 
     def memory(self, device: str) -> MemoryTable:
         """A table in this process."""
-        return MemoryTable(device, limit=_memory_limit(self._options, self._engine))
+        return MemoryTable(device, limit=self._options.memory_limit)
 
     def begin(self, state: ServiceState) -> None:
         """Store the state. A builder process starts when a plan must be built."""
@@ -114,6 +114,7 @@ class ThreadIsolation:
     def actor(self, incarnation: int) -> CudnnActor:
         """The actor itself."""
         _check_lost_thread(self._actor)
+        _bound(self._state.memory, self._options, self._engine)  # no actor lives, and nothing else uses it
         self._actor = CudnnActor(self._state, self._engine.make, incarnation)
         return self._actor
 
@@ -182,8 +183,7 @@ class ProcessIsolation:
             self._generations = GenerationTable()
         except OSError as error:
             raise StartFailed(detail=f"cannot create a file in memory (memfd_create): {error}") from error
-        limit = _memory_limit(self._options, self._engine)
-        return MemoryTable(device, limit=limit, mirror=self._generations)
+        return MemoryTable(device, limit=self._options.memory_limit, mirror=self._generations)
 
     def begin(self, state: ServiceState) -> None:
         """Create the worker host, the builder host and the source of workers."""
@@ -242,6 +242,8 @@ class ProcessIsolation:
     def actor(self, incarnation: int) -> WorkerMonitor:
         """A monitor for a new worker."""
         _check_lost_thread(self._monitor)
+        with self._dispatcher.held():  # whoever sends uses the table
+            _bound(self._state.memory, self._options, self._engine)
         self._monitor = WorkerMonitor(
             self._state,
             self._dispatcher,
@@ -272,8 +274,13 @@ class ProcessIsolation:
             remove()
 
 
-def _memory_limit(options: Options, engine: EngineChoice) -> int | None:
-    return engine.memory_limit if options.memory_limit is None else options.memory_limit
+def _bound(memory: MemoryTable, options: Options, engine: EngineChoice) -> None:
+    """Limit the arenas as the engine does by default, unless the options do or there are arenas already.
+
+    Called on the supervisor's thread, which may read files, before a worker is there to make an arena.
+    """
+    if options.memory_limit is None and not memory.arena_bytes:
+        memory.limit = engine.default_limit()
 
 
 def _if_lost(actor: A | None) -> A | None:

@@ -11,6 +11,7 @@ from cudnn_actor.protocol import (
     Activation,
     Allocate,
     BufferRef,
+    CacheStatistics,
     ConvBwdData,
     ConvBwdFilter,
     ConvFwd,
@@ -224,12 +225,21 @@ _plans = st.builds(
     PlanStatistics,
     **dict.fromkeys(["size", "capacity", "hits", "misses", "evictions", "refused"], COUNTS),
     build_s=NUMBERS,
+    nbytes=COUNTS,
+    capacity_nbytes=COUNTS,
 )
-_counters = [name for name in Statistics.__struct_fields__ if name != "plans"]
+_graphs = st.builds(CacheStatistics, **dict.fromkeys(CacheStatistics.__struct_fields__, COUNTS))
+_counters = sorted({*Statistics.__struct_fields__} - {"plans", "graphs", "worker_graphs"})
 receipts = st.builds(
     Receipt, request_id=COUNTS, generation=COUNTS, plan=st.text(), queue_us=NUMBERS, run_us=NUMBERS
 )
-statistics = st.builds(Statistics, **dict.fromkeys(_counters, COUNTS), plans=_plans)
+statistics = st.builds(
+    Statistics,
+    **dict.fromkeys(_counters, COUNTS),
+    plans=_plans,
+    graphs=_graphs,
+    worker_graphs=st.none() | _graphs,
+)
 _texts = st.lists(st.text(), max_size=3).map(tuple)
 _pieces = st.builds(
     PieceOfPlan,

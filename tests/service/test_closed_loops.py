@@ -129,8 +129,21 @@ def test_a_start_that_is_dropped_with_its_loop_ends_its_service() -> None:
     async def body() -> None:
         await spawning
 
-    closed_with_its_loop(LeftLoop(body()))
+    left = LeftLoop(body())
+    while spawning._made is None:  # a thread finds the engine first
+        left.loop.run_until_complete(asyncio.sleep(0))
+    closed_with_its_loop(left)
     spawning._service.stopped.result(PATIENCE_S)
+
+
+def test_a_start_that_is_dropped_before_there_is_a_service_leaves_nothing() -> None:
+    spawning = spawn(device="cpu")
+
+    async def body() -> None:
+        await spawning
+
+    closed_with_its_loop(LeftLoop(body()))
+    assert spawning._made is None
 
 
 def test_an_aclose_that_is_dropped_with_its_loop_ends_its_service() -> None:

@@ -80,7 +80,6 @@ def test_where_there_may_be_no_more_processes_the_error_names_the_limit(limit: i
 
 FILL = """
 import asyncio, os, sys
-{before}
 import numpy as np
 from cudnn_actor import OutOfMemory, spawn
 
@@ -94,6 +93,7 @@ async def main():
         except OutOfMemory as error:
             print(len(taken), error.limit is not None, (await gpu.download(taken[-1])).max())
 
+{before}
 asyncio.run(main())
 """
 GROUPS = Path("/sys/fs/cgroup/memory" if Path("/sys/fs/cgroup/memory").is_dir() else "/sys/fs/cgroup")

@@ -202,9 +202,8 @@ async def test_an_escalation_is_said_once(logs: list[EventDict]) -> None:
     for thread in threading.enumerate():
         if "Supervisor" in thread.name:
             thread.join(PATIENCE_S)  # it would say so as its last act
-    errors = [entry["event"] for entry in logs if entry["log_level"] == "error"]
-    assert errors.count("service.escalated") == 1
-    assert set(errors) == {"service.escalated", "service.stopped"}, "the end by a crash is an error, too"
+    errors = [(entry["event"], entry["child"]) for entry in logs if entry["log_level"] == "error"]
+    assert errors == [("service.stopped", "cudnn"), ("service.escalated", "cudnn"), ("service.stopped", None)]
     assert len([entry for entry in logs if entry["event"] == "actor.died"]) == 1  # the actor that crashed
 
 
