@@ -102,7 +102,8 @@ class ThreadIsolation:
 
     def memory(self, device: str) -> MemoryTable:
         """A table in this process."""
-        return MemoryTable(device, limit=self._options.memory_limit)
+        self._memory = MemoryTable(device, limit=self._options.memory_limit)
+        return self._memory
 
     def begin(self, state: ServiceState) -> None:
         """Store the state. A builder process starts when a plan must be built."""
@@ -114,7 +115,7 @@ class ThreadIsolation:
     def actor(self, incarnation: int) -> CudnnActor:
         """The actor itself."""
         _check_lost_thread(self._actor)
-        _bound(self._state.memory, self._options, self._engine)  # no actor lives, and nothing else uses it
+        _bound(self._memory, self._options, self._engine)  # no actor lives, and nothing else uses it
         self._actor = CudnnActor(self._state, self._engine.make, incarnation)
         return self._actor
 
@@ -183,7 +184,9 @@ class ProcessIsolation:
             self._generations = GenerationTable()
         except OSError as error:
             raise StartFailed(detail=f"cannot create a file in memory (memfd_create): {error}") from error
-        return MemoryTable(device, limit=self._options.memory_limit, mirror=self._generations)
+        limit = self._options.memory_limit
+        self._memory = MemoryTable(device, limit=limit, mirror=self._generations)
+        return self._memory
 
     def begin(self, state: ServiceState) -> None:
         """Create the worker host, the builder host and the source of workers."""
@@ -243,7 +246,7 @@ class ProcessIsolation:
         """A monitor for a new worker."""
         _check_lost_thread(self._monitor)
         with self._dispatcher.held():  # whoever sends uses the table
-            _bound(self._state.memory, self._options, self._engine)
+            _bound(self._memory, self._options, self._engine)
         self._monitor = WorkerMonitor(
             self._state,
             self._dispatcher,
