@@ -18,11 +18,11 @@ from typing import Any, NamedTuple
 
 from rich.table import Table
 
+from cudnn_actor.engines.cuda.plans.candidates import candidates, names_of
 from cudnn_actor.engines.cuda.plans.compiler import compile_whole
 from cudnn_actor.engines.cuda.plans.cuda_builder import CudaBuilder
 from cudnn_actor.engines.cuda.plans.depthwise import compile_depthwise, ways_of_depthwise
 from cudnn_actor.engines.cuda.plans.frontend_graph import Refused
-from cudnn_actor.engines.cuda.plans.graphs import candidates, names_of
 from cudnn_actor.engines.cuda.plans.partition import cut
 from cudnn_actor.engines.cuda.plans.plan import CudaPlan
 from cudnn_actor.engines.cuda.plans.self_check import BuildContext, SelfCheck

@@ -19,7 +19,7 @@ from cudnn_actor.engines import choose_engine
 from cudnn_actor.engines.cuda.diagnosis.gpus import Driver, expects_gpu
 from cudnn_actor.engines.cuda.diagnosis.installation import Problem, examine
 from cudnn_actor.engines.cuda.diagnosis.inventory import Inventory
-from cudnn_actor.engines.cuda.diagnosis.problems import problems_of
+from cudnn_actor.engines.cuda.diagnosis.rules import problems_of
 from cudnn_actor.extras import install_command
 from cudnn_actor.processes.launching import close_launchers
 from cudnn_actor.protocol import ConvSpec

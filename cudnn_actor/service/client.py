@@ -13,7 +13,7 @@ import pykka
 
 from cudnn_actor.actors import ask, submit, tell, within
 from cudnn_actor.broker.request_checks import no_plan
-from cudnn_actor.broker.warming import cut
+from cudnn_actor.broker.warm_batches import cut
 from cudnn_actor.models import Model, Source
 from cudnn_actor.models.aside import aside
 from cudnn_actor.protocol.buffers import BufferRef

@@ -29,7 +29,7 @@ import msgspec
 
 from cudnn_actor.actors.logs import Log
 from cudnn_actor.broker.message_cache import RecentPlan
-from cudnn_actor.broker.warming import cut, warm_of
+from cudnn_actor.broker.warm_batches import cut, warm_of
 from cudnn_actor.processes.frames import BadFrame
 from cudnn_actor.processes.launching import Launcher
 from cudnn_actor.processes.process_state import is_stopped

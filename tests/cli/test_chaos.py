@@ -24,8 +24,8 @@ from cudnn_actor.cli.chaos.computations import message, updated
 from cudnn_actor.cli.chaos.graph_computation import GraphComputation
 from cudnn_actor.cli.chaos.graphs import LOAD
 from cudnn_actor.cli.chaos.injector import fault_plan
+from cudnn_actor.cli.chaos.one_run import run_once
 from cudnn_actor.cli.chaos.oracle import Alarmed, Contents, Deed, Model, Oracle, Torn, Wrong
-from cudnn_actor.cli.chaos.run import run_once
 from cudnn_actor.cli.chaos.settings import STALL_S, FaultKind, LoadKind, Settings
 from cudnn_actor.cli.chaos.tally import Tally
 from cudnn_actor.cli.chaos.task_program import program

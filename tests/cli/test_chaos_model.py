@@ -165,6 +165,6 @@ def test_a_model_that_the_reference_cannot_run_is_a_user_error(
     def fail(*_: object) -> None:
         raise ValueError("it cannot")
 
-    monkeypatch.setattr("cudnn_actor.onnx.reference.reference_outputs", fail)
+    monkeypatch.setattr("cudnn_actor.onnx.reference_evaluator.reference_outputs", fail)
     with pytest.raises(UserError, match="ONNX's reference fails, so there is nothing to compare: it cannot"):
         cases_of(path, OnnxModel(path), 0)

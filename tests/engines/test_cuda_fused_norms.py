@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from cudnn_actor.engines.cuda.operations import norm_kernels
-from cudnn_actor.engines.cuda.operations.norms import NormedKernel, sources
+from cudnn_actor.engines.cuda.operations.fused_norms import NormedKernel, sources
 from cudnn_actor.engines.cuda.plans.composition import compose
 from cudnn_actor.engines.cuda.plans.fusing import compile_fused
 from cudnn_actor.engines.cuda.plans.partition import cut

@@ -10,7 +10,7 @@ import pytest
 
 from cudnn_actor.engines.cuda.diagnosis.gpus import Driver, Gpu, find_driver
 from cudnn_actor.engines.cuda.diagnosis.inventory import Inventory, Package, take_inventory
-from cudnn_actor.engines.cuda.diagnosis.problems import never_run, problems_of
+from cudnn_actor.engines.cuda.diagnosis.rules import never_run, problems_of
 from cudnn_actor.engines.cuda.library.cudnn_files import (
     MAIN,
     SONAMES,

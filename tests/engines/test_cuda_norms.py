@@ -9,12 +9,12 @@ import pytest
 
 from cudnn_actor.engines.cuda.operations import norm_kernels
 from cudnn_actor.engines.cuda.operations.channel_norms import lower_channel_norm
+from cudnn_actor.engines.cuda.operations.fused_norms import alone, norm_of, norm_workspace, sources
 from cudnn_actor.engines.cuda.operations.lines import Form
 from cudnn_actor.engines.cuda.operations.norm_kernels import Norm
-from cudnn_actor.engines.cuda.operations.norms import alone, norm_of, norm_workspace, sources
+from cudnn_actor.engines.cuda.plans.candidates import check_whole
 from cudnn_actor.engines.cuda.plans.errata import erratum
 from cudnn_actor.engines.cuda.plans.frontend_graph import FrontendGraph, Refused
-from cudnn_actor.engines.cuda.plans.graphs import check_whole
 from cudnn_actor.protocol import (
     BatchNorm,
     BatchNormBackward,

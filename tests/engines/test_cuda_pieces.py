@@ -19,10 +19,11 @@ from cudnn_actor.engines.cuda.device.place import memory_order
 from cudnn_actor.engines.cuda.device.transfer import blocks
 from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS, pooling
 from cudnn_actor.engines.cuda.plans import frontend_graph
+from cudnn_actor.engines.cuda.plans.candidates import check_whole, takes_bytes
+from cudnn_actor.engines.cuda.plans.convolution_reference import Reference
 from cudnn_actor.engines.cuda.plans.cuda_builder import CudaBuilder
 from cudnn_actor.engines.cuda.plans.errata import erratum
 from cudnn_actor.engines.cuda.plans.frontend_graph import Refused
-from cudnn_actor.engines.cuda.plans.graphs import check_whole, takes_bytes
 from cudnn_actor.engines.cuda.plans.journal import Journal
 from cudnn_actor.engines.cuda.plans.kernels import (
     Constant,
@@ -42,7 +43,6 @@ from cudnn_actor.engines.cuda.plans.recipe import (
     Recipe,
     Scratch,
 )
-from cudnn_actor.engines.cuda.plans.reference import Reference
 from cudnn_actor.engines.cuda.plans.splitting import ways
 from cudnn_actor.protocol import (
     BufferRef,

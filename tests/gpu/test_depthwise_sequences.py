@@ -16,8 +16,8 @@ import pytest
 
 from cudnn_actor.engines.cuda import CudaEngine
 from cudnn_actor.engines.cuda.library.libraries import libraries
+from cudnn_actor.engines.cuda.plans.candidates import candidates
 from cudnn_actor.engines.cuda.plans.errata import erratum
-from cudnn_actor.engines.cuda.plans.graphs import candidates
 from cudnn_actor.engines.cuda.plans.plan import CudaPlan
 from cudnn_actor.engines.cuda.plans.self_check import BuildContext, SelfCheck
 from cudnn_actor.engines.cuda.plans.steps import finish, given_sources, graph_step

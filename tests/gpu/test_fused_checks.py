@@ -13,8 +13,8 @@ import msgspec
 import pytest
 
 from cudnn_actor.engines.cuda import CudaEngine
+from cudnn_actor.engines.cuda.operations.fused_norms import beside
 from cudnn_actor.engines.cuda.operations.norm_kernels import Normal
-from cudnn_actor.engines.cuda.operations.norms import beside
 from cudnn_actor.engines.cuda.plans.fusing import compile_fused
 from cudnn_actor.engines.cuda.plans.kernels import Constant, Expression, Leaf, Result
 from cudnn_actor.engines.cuda.plans.line_kernels import Reduced

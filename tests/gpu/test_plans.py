@@ -15,8 +15,8 @@ from cudnn_actor.engines.base import EngineFailure
 from cudnn_actor.engines.cpu import CpuEngine
 from cudnn_actor.engines.cuda import CudaEngine
 from cudnn_actor.engines.cuda.library.libraries import libraries
+from cudnn_actor.engines.cuda.plans.candidates import candidates
 from cudnn_actor.engines.cuda.plans.cuda_builder import CudaBuilder
-from cudnn_actor.engines.cuda.plans.graphs import candidates
 from cudnn_actor.engines.cuda.plans.plan import CudaPlan
 from cudnn_actor.engines.cuda.plans.program import fast_launch
 from cudnn_actor.engines.cuda.plans.recipe import Buffer

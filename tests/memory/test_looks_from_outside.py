@@ -18,7 +18,7 @@ from cudnn_actor.protocol import BufferRef, StaleBufferError, StaleReason
 
 from .memory_fixtures import Grown
 
-OURS = ("cudnn_actor/memory/table.py", "cudnn_actor/memory/slot.py", "memory/table.py", "memory/slot.py")
+OURS = ("memory/buffer_table.py", "memory/slot.py")
 
 
 def interrupted(step: Callable[[], Any], at: int, other: Callable[[], Any]) -> bool:

@@ -16,9 +16,9 @@ from onnx import defs
 from cudnn_actor.onnx import ModelLimits, backend
 from cudnn_actor.onnx.control import CONTROL
 from cudnn_actor.onnx.expanding import has_body
+from cudnn_actor.onnx.operator_table import NO_WAY
 from cudnn_actor.onnx.operators import HANDLERS
 from cudnn_actor.onnx.runtime_schemas import SCHEMAS
-from cudnn_actor.onnx.table import NO_WAY
 
 from .node_suite import Outcome, Verdict, cases, judged
 

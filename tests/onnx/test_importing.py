@@ -14,7 +14,7 @@ from onnx.reference import ReferenceEvaluator
 
 from cudnn_actor import DType, InvalidModel, TensorSpec, UnsupportedModel, spawn
 from cudnn_actor.onnx import ModelLimits, OnnxModel
-from cudnn_actor.onnx.table import NO_WAY, UNSEEDED
+from cudnn_actor.onnx.operator_table import NO_WAY, UNSEEDED
 from cudnn_actor.protocol import Layout
 from cudnn_actor.protocol.operations import Convolution
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 
 from cudnn_actor.engines.cuda.plans.barriers import waits
+from cudnn_actor.engines.cuda.plans.candidates import candidates, names_of
 from cudnn_actor.engines.cuda.plans.compiler import WORKSPACE_BYTES, possible_plans
 from cudnn_actor.engines.cuda.plans.composition import compose
 from cudnn_actor.engines.cuda.plans.depthwise_sources import launched
 from cudnn_actor.engines.cuda.plans.frontend_graph import Refused
-from cudnn_actor.engines.cuda.plans.graphs import candidates, names_of
 from cudnn_actor.engines.cuda.plans.joined_kernels import joined_source
 from cudnn_actor.engines.cuda.plans.kernels import source
 from cudnn_actor.engines.cuda.plans.partition import cut

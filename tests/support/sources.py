@@ -16,9 +16,9 @@ from cudnn_actor.engines.cuda.operations import (
     sorting,
 )
 from cudnn_actor.engines.cuda.operations import attention as attentions
+from cudnn_actor.engines.cuda.operations import fused_norms as norms_of_ours
 from cudnn_actor.engines.cuda.operations import grouped_matmul as grouped
 from cudnn_actor.engines.cuda.operations import matmul as products
-from cudnn_actor.engines.cuda.operations import norms as norms_of_ours
 from cudnn_actor.engines.cuda.operations import padding as paddings
 from cudnn_actor.engines.cuda.operations import pooling as poolings
 from cudnn_actor.engines.cuda.operations import random as randoms
@@ -26,6 +26,7 @@ from cudnn_actor.engines.cuda.operations import reduction as reductions
 from cudnn_actor.engines.cuda.operations import response_norm as response_norms
 from cudnn_actor.engines.cuda.plans import line_kernels, self_check_memory
 from cudnn_actor.engines.cuda.plans.compiler import possible_plans
+from cudnn_actor.engines.cuda.plans.convolution_reference import Reference
 from cudnn_actor.engines.cuda.plans.depthwise import compile_depthwise, ways_of_depthwise
 from cudnn_actor.engines.cuda.plans.depthwise_sources import launched
 from cudnn_actor.engines.cuda.plans.joined_kernels import joined_source
@@ -48,7 +49,6 @@ from cudnn_actor.engines.cuda.plans.recipe import (
     RowStep,
     TiledStep,
 )
-from cudnn_actor.engines.cuda.plans.reference import Reference
 from cudnn_actor.engines.cuda.plans.row_kernels import row_source
 from cudnn_actor.engines.cuda.plans.splitting import compile_split
 from cudnn_actor.engines.cuda.plans.tiled_kernels import Tiled, tiled_source

@@ -10,7 +10,7 @@ from typing import Any
 
 from cudnn_actor import CudnnService, Spawning
 from cudnn_actor.cli import main
-from cudnn_actor.cli.chaos import run
+from cudnn_actor.cli.chaos import one_run
 from cudnn_actor.engines import EngineChoice
 from cudnn_actor.engines.cpu import CpuEngine
 from cudnn_actor.service.options import make_options
@@ -26,5 +26,5 @@ def spawn(**options: Any) -> Spawning:
 
 
 if __name__ == "__main__":
-    run.spawn = spawn  # type: ignore[attr-defined]
+    one_run.spawn = spawn  # type: ignore[attr-defined]
     sys.exit(main(["chaos", *sys.argv[1:]]))

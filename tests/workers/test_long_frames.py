@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from structlog.typing import EventDict
 
 from cudnn_actor import Explain, Explanation, Graph, GraphBuilder, GraphLimits
-from cudnn_actor.broker.warming import cut
+from cudnn_actor.broker.warm_batches import cut
 from cudnn_actor.engines.base import EngineFailure
 from cudnn_actor.engines.remote.builder_messages import Build, Open
 from cudnn_actor.engines.remote.connection import Connection

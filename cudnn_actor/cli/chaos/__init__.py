@@ -1,8 +1,8 @@
 """`cudnn-actor chaos`: full load, continuous faults, and every answer checked.
 
-The command's options are here; `harness` and `run` do the run, `report` prints it. A correct service loses no
-request, gives no wrong answer and lets no caller wait for long, whatever faults come. The exit status is 1 if
-it did.
+The command's options are here; `harness` and `one_run` do the run, `report` prints it. A correct service
+loses no request, gives no wrong answer and lets no caller wait for long, whatever faults come. The exit
+status is 1 if it did.
 """
 
 from __future__ import annotations

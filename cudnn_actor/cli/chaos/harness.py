@@ -22,8 +22,8 @@ from cudnn_actor.cli.chaos import processes
 from cudnn_actor.cli.chaos.crowd import run_under_alarms
 from cudnn_actor.cli.chaos.injector import injected_errors
 from cudnn_actor.cli.chaos.load import Ground
+from cudnn_actor.cli.chaos.one_run import Interrupted, Outcome, run_once
 from cudnn_actor.cli.chaos.report import Report, report_of
-from cudnn_actor.cli.chaos.run import Interrupted, Outcome, run_once
 from cudnn_actor.cli.chaos.settings import LoadKind, Settings
 from cudnn_actor.cli.chaos.tally import Tally
 from cudnn_actor.cli.chaos.watchdog import Watchdog

@@ -47,7 +47,7 @@ def cases_of(path: Path, source: Source, seed: int) -> list[ModelCase]:
     Raises `InvalidModel` or `UnsupportedModel` if the model cannot be run with these inputs, and `UserError`
     if the reference cannot.
     """
-    from cudnn_actor.onnx.reference import reference_outputs  # noqa: PLC0415 - needs an extra
+    from cudnn_actor.onnx.reference_evaluator import reference_outputs  # noqa: PLC0415 - needs an extra
 
     found = []
     for size in _SIZES:

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from cudnn_actor.cli.bench.machine import machine, versions
 from cudnn_actor.cli.bench.record import now
-from cudnn_actor.cli.chaos.run import Outcome
+from cudnn_actor.cli.chaos.one_run import Outcome
 from cudnn_actor.cli.chaos.settings import STALL_S, FaultKind, LoadKind, Settings
 from cudnn_actor.cli.chaos.tally import BIN_S, InjectedFault, LostRequest, Recovery, Stall, Tally, WrongAnswer
 from cudnn_actor.cli.measure import percentile

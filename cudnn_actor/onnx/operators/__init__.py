@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from cudnn_actor.onnx.operator_table import HANDLERS, NO_WAY, RANDOM, UNSEEDED, Handler, handler_of, unknown
 from cudnn_actor.onnx.operators import (  # noqa: F401 - importing them fills the table
     attention,
     casts,
@@ -27,6 +28,5 @@ from cudnn_actor.onnx.operators import (  # noqa: F401 - importing them fills th
     spectra,
     training,
 )
-from cudnn_actor.onnx.table import HANDLERS, NO_WAY, RANDOM, UNSEEDED, Handler, handler_of, unknown
 
 __all__ = ["HANDLERS", "NO_WAY", "RANDOM", "UNSEEDED", "Handler", "handler_of", "unknown"]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from cudnn_actor.onnx.nodes import Node, Result
-from cudnn_actor.onnx.table import operator
+from cudnn_actor.onnx.operator_table import operator
 from cudnn_actor.onnx.values import Declined
 from cudnn_actor.protocol.conv import ConvSpec
 from cudnn_actor.protocol.convolution_functions import transposed

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from cudnn_actor.onnx.nodes import Node, Result
+from cudnn_actor.onnx.operator_table import operator
 from cudnn_actor.onnx.operators.matmul import product
 from cudnn_actor.onnx.operators.reduction import reduced
-from cudnn_actor.onnx.table import operator
 from cudnn_actor.protocol import einsum as summation
 from cudnn_actor.protocol.graph_builder import GraphBuilder, Tensor
 from cudnn_actor.protocol.operations import ReductionMode

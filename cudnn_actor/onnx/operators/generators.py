@@ -7,8 +7,8 @@ import math
 import numpy as np
 
 from cudnn_actor.onnx.nodes import MOST_NUMBERS, Node, Result
+from cudnn_actor.onnx.operator_table import operator
 from cudnn_actor.onnx.operators.casts import converted, dtype_of
-from cudnn_actor.onnx.table import operator
 from cudnn_actor.onnx.values import Declined, Refused
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.errors import InvalidRequest

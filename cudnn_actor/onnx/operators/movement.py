@@ -11,8 +11,8 @@ import numpy as np
 
 from cudnn_actor.onnx.folding import slices
 from cudnn_actor.onnx.nodes import Node, Result
+from cudnn_actor.onnx.operator_table import operator
 from cudnn_actor.onnx.operators.casts import converted, dtype_of
-from cudnn_actor.onnx.table import operator
 from cudnn_actor.onnx.values import Contradiction, Declined
 from cudnn_actor.protocol.conv import ConvSpec
 from cudnn_actor.protocol.dtypes import DType

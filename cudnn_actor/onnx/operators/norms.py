@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 from cudnn_actor.onnx.nodes import Node, Result
+from cudnn_actor.onnx.operator_table import operator
 from cudnn_actor.onnx.operators.casts import dtype_of
-from cudnn_actor.onnx.table import operator
 from cudnn_actor.onnx.values import Contradiction, Declined
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.graph_builder import GraphBuilder, Tensor

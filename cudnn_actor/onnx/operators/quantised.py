@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from cudnn_actor.onnx.nodes import Node, Result
+from cudnn_actor.onnx.operator_table import operator
 from cudnn_actor.onnx.operators.casts import dtype_of
 from cudnn_actor.onnx.operators.convolution import conv_spec, with_bias
-from cudnn_actor.onnx.table import operator
 from cudnn_actor.onnx.values import Declined
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.graph_builder import GraphBuilder, Tensor

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from cudnn_actor.onnx.nodes import Node, Result
+from cudnn_actor.onnx.operator_table import operator
 from cudnn_actor.onnx.operators.casts import converted, dtype_of
-from cudnn_actor.onnx.table import operator
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.graph_builder import GraphBuilder, Tensor
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cudnn_actor.onnx.nodes import Node, Result
-from cudnn_actor.onnx.table import operator
+from cudnn_actor.onnx.operator_table import operator
 from cudnn_actor.onnx.values import Declined
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.graph_builder import GraphBuilder, Tensor

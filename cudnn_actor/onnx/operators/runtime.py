@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 
 from cudnn_actor.onnx.nodes import Node, Result
+from cudnn_actor.onnx.operator_table import operator
 from cudnn_actor.onnx.operators.convolution import conv
 from cudnn_actor.onnx.operators.generators import trilu
 from cudnn_actor.onnx.operators.matmul import gemm, turned
 from cudnn_actor.onnx.operators.norms import rms_norm
 from cudnn_actor.onnx.runtime_schemas import MICROSOFT
-from cudnn_actor.onnx.table import operator
 from cudnn_actor.onnx.values import Declined
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.graph_builder import GraphBuilder, Tensor

@@ -11,12 +11,12 @@ from collections.abc import Callable
 from typing import Any
 
 from cudnn_actor.onnx.nodes import Node, Result
+from cudnn_actor.onnx.operator_table import operator
 from cudnn_actor.onnx.operators.pooling import average_pool, max_pool
 from cudnn_actor.onnx.operators.quantised import dequantize_linear, qlinear_conv, quantised, quantize_linear
 from cudnn_actor.onnx.operators.recurrent import lstm
 from cudnn_actor.onnx.operators.runtime import attended
 from cudnn_actor.onnx.runtime_schemas import MICROSOFT
-from cudnn_actor.onnx.table import operator
 from cudnn_actor.onnx.values import Declined, Value
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.graph_builder import GraphBuilder, Tensor

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from cudnn_actor.onnx.nodes import Node, Result
-from cudnn_actor.onnx.table import operator
+from cudnn_actor.onnx.operator_table import operator
 from cudnn_actor.protocol.graph_builder import GraphBuilder
 
 __all__: list[str] = []

@@ -13,7 +13,7 @@ import msgspec
 
 from cudnn_actor.engines.cuda.diagnosis.gpus import Driver, find_driver
 from cudnn_actor.engines.cuda.diagnosis.inventory import Inventory, take_inventory
-from cudnn_actor.engines.cuda.diagnosis.problems import Problem, never_run, problems_of
+from cudnn_actor.engines.cuda.diagnosis.rules import Problem, never_run, problems_of
 from cudnn_actor.engines.cuda.library.cudnn_files import load_apart
 
 __all__ = ["Problem", "caution", "examine", "obstacle", "unavailable"]

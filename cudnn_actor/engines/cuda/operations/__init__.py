@@ -16,12 +16,12 @@ from cudnn_actor.engines.cuda.operations.attention import (
 from cudnn_actor.engines.cuda.operations.bit_cast import bit_cast_kernel
 from cudnn_actor.engines.cuda.operations.channel_norms import lower_channel_norm
 from cudnn_actor.engines.cuda.operations.convolution import lower_convolution
+from cudnn_actor.engines.cuda.operations.fused_norms import norm_launch, norm_workspace
 from cudnn_actor.engines.cuda.operations.grid_sampling import grid_sample_kernel
 from cudnn_actor.engines.cuda.operations.grouped_matmul import grouped_kernels, grouped_workspace
 from cudnn_actor.engines.cuda.operations.indexing import gather_kernel, scatter_kernels, scatter_workspace
 from cudnn_actor.engines.cuda.operations.matmul import cublas_product, lower_matmul, matmul_kernel
 from cudnn_actor.engines.cuda.operations.normalization import lower_normalization
-from cudnn_actor.engines.cuda.operations.norms import norm_launch, norm_workspace
 from cudnn_actor.engines.cuda.operations.padding import padding_kernel
 from cudnn_actor.engines.cuda.operations.pointwise import lower_pointwise
 from cudnn_actor.engines.cuda.operations.pooling import library_pooling, pooling_kernel

@@ -16,11 +16,11 @@ import msgspec
 from cudnn_actor.actors.logs import Log
 from cudnn_actor.engines.base import StickyError
 from cudnn_actor.engines.cuda.library.failures import translate
+from cudnn_actor.engines.cuda.plans.candidates import build_candidate, candidates, check_whole, serialised
 from cudnn_actor.engines.cuda.plans.composition import compose, largest, scratch_bytes
 from cudnn_actor.engines.cuda.plans.depthwise import compile_depthwise, is_depthwise
 from cudnn_actor.engines.cuda.plans.frontend_graph import Refused
 from cudnn_actor.engines.cuda.plans.fusing import compile_fused
-from cudnn_actor.engines.cuda.plans.graphs import build_candidate, candidates, check_whole, serialised
 from cudnn_actor.engines.cuda.plans.kernel_caches import KernelCaches
 from cudnn_actor.engines.cuda.plans.loading import load, loaded
 from cudnn_actor.engines.cuda.plans.partition import Cut, cut

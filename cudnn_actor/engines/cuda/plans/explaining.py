@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from cudnn_actor.engines.cuda.operations.norms import sources
+from cudnn_actor.engines.cuda.operations.fused_norms import sources
 from cudnn_actor.engines.cuda.plans.recipe import (
     DepthwiseStep,
     GraphStep,

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from cudnn_actor.engines.cuda.operations.fused_norms import FUSED, Normed, beside, elements
 from cudnn_actor.engines.cuda.operations.in_lines import IN_LINES
 from cudnn_actor.engines.cuda.operations.norm_kernels import Normal
-from cudnn_actor.engines.cuda.operations.norms import FUSED, Normed, beside, elements
 from cudnn_actor.engines.cuda.plans.bodies import Body, broadcast
 from cudnn_actor.engines.cuda.plans.frontend_graph import Refused
 from cudnn_actor.engines.cuda.plans.kernels import Expression, Result, Value

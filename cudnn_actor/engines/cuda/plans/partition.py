@@ -38,7 +38,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from cudnn_actor.engines.cuda.operations.norms import FUSED
+from cudnn_actor.engines.cuda.operations.fused_norms import FUSED
 from cudnn_actor.engines.cuda.plans.depthwise import is_depthwise
 from cudnn_actor.engines.cuda.plans.empty_tensors import filled
 from cudnn_actor.engines.cuda.plans.fusing import is_lined, lines_of_operation

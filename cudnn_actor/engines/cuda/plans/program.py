@@ -20,7 +20,7 @@ from cudnn_actor.engines.cuda.library.failures import check_status
 from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS
 from cudnn_actor.engines.cuda.operations import Launch as OperationLaunch
-from cudnn_actor.engines.cuda.operations.norms import NormedKernel
+from cudnn_actor.engines.cuda.operations.fused_norms import NormedKernel
 from cudnn_actor.engines.cuda.plans.barriers import barrier, waits, waits_at_start
 from cudnn_actor.engines.cuda.plans.depthwise_sources import DepthwiseKernel
 from cudnn_actor.engines.cuda.plans.joined_kernels import JoinedKernel

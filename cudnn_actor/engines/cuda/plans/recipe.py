@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import msgspec
 
-from cudnn_actor.engines.cuda.operations.norms import Normed
+from cudnn_actor.engines.cuda.operations.fused_norms import Normed
 from cudnn_actor.engines.cuda.plans.depthwise_kernels import Depthwise
 from cudnn_actor.engines.cuda.plans.kernels import Elementwise
 from cudnn_actor.engines.cuda.plans.line_kernels import Lined

@@ -23,12 +23,12 @@ from cudnn_actor.engines.base import EngineFailure, StickyError
 from cudnn_actor.engines.cuda.library.failures import translate
 from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.engines.cuda.plans.comparison import Accuracy, Compared, difference
+from cudnn_actor.engines.cuda.plans.convolution_reference import Reference, References
 from cudnn_actor.engines.cuda.plans.evaluated_reference import EvaluatedReference, place_of
 from cudnn_actor.engines.cuda.plans.journal import Journal
 from cudnn_actor.engines.cuda.plans.kernel_caches import KernelCaches
 from cudnn_actor.engines.cuda.plans.plan import CudaPlan
 from cudnn_actor.engines.cuda.plans.program import Program
-from cudnn_actor.engines.cuda.plans.reference import Reference, References
 from cudnn_actor.engines.cuda.plans.self_check_memory import CheckedTensor, Findings, Guarded
 from cudnn_actor.protocol.graph import OperationGraph
 from cudnn_actor.protocol.tensor import TensorSpec

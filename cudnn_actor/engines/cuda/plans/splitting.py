@@ -20,8 +20,8 @@ import msgspec
 from cudnn_actor.engines.base import EngineFailure
 from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS
 from cudnn_actor.engines.cuda.plans.bodies import Body, broadcast
+from cudnn_actor.engines.cuda.plans.candidates import build_candidate, candidates, computed_first, takes_bytes
 from cudnn_actor.engines.cuda.plans.frontend_graph import Refused
-from cudnn_actor.engines.cuda.plans.graphs import build_candidate, candidates, computed_first, takes_bytes
 from cudnn_actor.engines.cuda.plans.indexed_reads import is_indexed_read
 from cudnn_actor.engines.cuda.plans.joined_kernels import launches
 from cudnn_actor.engines.cuda.plans.kernels import Result, copied, elementwise, fused

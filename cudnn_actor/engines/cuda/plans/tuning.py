@@ -15,10 +15,10 @@ import msgspec
 from cudnn_actor.actors.logs import Log
 from cudnn_actor.engines.base import EngineFailure, ProgressCallback
 from cudnn_actor.engines.cuda.library.libraries import libraries
+from cudnn_actor.engines.cuda.plans.candidates import candidates, check_whole, names_of
 from cudnn_actor.engines.cuda.plans.compiler import WORKSPACE_BYTES, compile_plan, compile_whole, in_pieces
 from cudnn_actor.engines.cuda.plans.depthwise import compile_depthwise, ways_of_depthwise
 from cudnn_actor.engines.cuda.plans.frontend_graph import Refused
-from cudnn_actor.engines.cuda.plans.graphs import candidates, check_whole, names_of
 from cudnn_actor.engines.cuda.plans.partition import cut
 from cudnn_actor.engines.cuda.plans.plan import CudaPlan
 from cudnn_actor.engines.cuda.plans.program import Program

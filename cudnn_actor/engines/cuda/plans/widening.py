@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
+from cudnn_actor.engines.cuda.plans.candidates import build_candidate, candidates, check_whole
 from cudnn_actor.engines.cuda.plans.frontend_graph import Refused
-from cudnn_actor.engines.cuda.plans.graphs import build_candidate, candidates, check_whole
 from cudnn_actor.engines.cuda.plans.kernels import Leaf, Result, fused
 from cudnn_actor.engines.cuda.plans.plan import CudaPlan
 from cudnn_actor.engines.cuda.plans.recipe import KernelStep, OperationStep, Scratch, Source, Step, aligned
