@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from cudnn_actor.actors import Deadline, forks, within
-from cudnn_actor.models.aside import aside
+from cudnn_actor.actors.aside import aside
 from cudnn_actor.models.kept_graphs import KeptGraphs
 from cudnn_actor.models.turns import Turns
 from cudnn_actor.plans.cache import CAPACITY

@@ -18,7 +18,7 @@ import numpy as np
 import onnx
 from onnx import checker, numpy_helper
 
-from cudnn_actor.models.aside import check_wanted
+from cudnn_actor.actors.aside import check_wanted
 from cudnn_actor.models.errors import InvalidModel
 from cudnn_actor.models.model import Feature
 from cudnn_actor.onnx.schemas import of_onnx

@@ -12,10 +12,10 @@ import numpy as np
 import pykka
 
 from cudnn_actor.actors import ask, submit, tell, within
+from cudnn_actor.actors.aside import aside
 from cudnn_actor.broker.request_checks import no_plan
 from cudnn_actor.broker.warm_batches import cut
 from cudnn_actor.models import Model, Source
-from cudnn_actor.models.aside import aside
 from cudnn_actor.protocol.buffers import BufferRef
 from cudnn_actor.protocol.checks import require_seconds
 from cudnn_actor.protocol.conv import ConvSpec, Padding

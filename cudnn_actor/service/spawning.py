@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
-import contextvars
-import threading
 import warnings
 from collections.abc import Generator
 from types import TracebackType
 from typing import Any, NoReturn
 
 from cudnn_actor.actors import forks
+from cudnn_actor.actors.aside import aside
 from cudnn_actor.actors.closed_loops import tolerating_closed
 from cudnn_actor.actors.event_loop import running_loop
-from cudnn_actor.actors.threads import ThreadRefused, start_thread
+from cudnn_actor.actors.threads import ThreadRefused
 from cudnn_actor.engines import EngineChoice, check_device
 from cudnn_actor.protocol.errors import ServiceStopped, StartFailed
 from cudnn_actor.service.client import CudnnRef
@@ -50,24 +48,12 @@ def spawn(options: Options) -> Spawning:
 async def _found_engine(options: Options) -> EngineChoice:
     """The engine for the options, found on a thread: it reads files, and may wait for a driver.
 
-    A thread of its own, since asyncio would keep one of its own for as long as the loop runs, and could not
-    end it where the system gives no other. Raises `StartFailed` if the system gives none.
+    Raises `StartFailed` if the system gives no thread.
     """
-    found: concurrent.futures.Future[EngineChoice] = concurrent.futures.Future()
-    found.set_running_or_notify_cancel()  # so that the thread can always set a result
-    context = contextvars.copy_context()  # log lines have its variables
-
-    def find() -> None:
-        try:
-            found.set_result(context.run(engine_for, options))
-        except BaseException as error:  # noqa: BLE001 - the task that waits raises it
-            found.set_exception(error)
-
     try:
-        start_thread(threading.Thread(target=find, name="cudnn-device", daemon=True))
+        return await aside(engine_for, options)
     except ThreadRefused as error:
         raise StartFailed(detail=str(error)) from error
-    return await asyncio.wrap_future(found)
 
 
 class Spawning:

@@ -9,6 +9,8 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from cudnn_actor.actors.threads import start_thread
+
 __all__ = ["aside", "check_wanted"]
 
 T = TypeVar("T")
@@ -31,7 +33,7 @@ async def aside(work: Callable[..., T], *args: Any) -> T:
     """The result of blocking work. Cancelled, it returns at once, and the work ends at its next step.
 
     It has a thread of its own, which neither the end of the loop nor that of the program waits for: those of
-    `asyncio.to_thread` are joined by both.
+    `asyncio.to_thread` are joined by both. Raises `ThreadRefused` if the system gives none.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
@@ -55,7 +57,7 @@ async def aside(work: Callable[..., T], *args: Any) -> T:
             loop.call_soon_threadsafe(settle, outcome)
 
     context = contextvars.copy_context()  # where `run` sets its variable, and no other work does
-    threading.Thread(target=context.run, args=(run,), name="import", daemon=True).start()
+    start_thread(threading.Thread(target=context.run, args=(run,), name=work.__name__, daemon=True))
     try:
         return await done
     finally:
