@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Literal
 
-from cudnn_actor.protocol.checks import is_whole
+from cudnn_actor.protocol.checks import is_whole, require_choice
 from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.expressions import Tensor
 from cudnn_actor.protocol.movement_functions import MovementFunctions
@@ -46,6 +46,13 @@ class ArrangementFunctions(MovementFunctions):
             raise InvalidRequest(
                 field="tensors", value=given, problem="is no sequence of tensors", fix="give them in a tuple"
             )
+        if isinstance(given, Tensor) and not given.dims:
+            raise InvalidRequest(
+                field="tensors",
+                value=given,
+                problem="has no dims, so it is no sequence of tensors",
+                fix="give several tensors in a tuple",
+            )
         tensors = tuple(given)
         for number, tensor in enumerate(tensors):
             self._own(f"tensors[{number}]", tensor)
@@ -57,6 +64,7 @@ class ArrangementFunctions(MovementFunctions):
         axis = axis_of("axis", axis, x.rank)
         size = x.dims[axis]
         if isinstance(sections, int):
+            self._check_sections(sections)
             fits = sections >= 1 and size % sections == 0
             sizes = [size // sections] * sections if fits else []
             problem = f"does not divide dim {axis}, of size {size}"
@@ -78,8 +86,18 @@ class ArrangementFunctions(MovementFunctions):
         self._own("x", x)
         axis = axis_of("axis", axis, x.rank)
         _check_count("sections", sections, 1)
+        self._check_sections(sections)
         each, more = divmod(x.dims[axis], sections)
         return self._parts(x, [each + 1] * more + [each] * (sections - more), axis)
+
+    def _check_sections(self, count: int) -> None:
+        """Raise `InvalidRequest` if so many parts are more than a graph may have operations."""
+        try:
+            self._limits.check_operations(count)
+        except InvalidRequest as error:
+            raise InvalidRequest(
+                field="sections", value=count, problem=error.problem, fix=error.fix
+            ) from None
 
     def _parts(self, x: Tensor, sizes: Sequence[int], axis: int) -> tuple[Tensor, ...]:
         before = (slice(None),) * axis
@@ -187,7 +205,13 @@ class ArrangementFunctions(MovementFunctions):
                     run = 1
                 run *= 1 if inner else size
             dims = [size * repeats[axis] if axis in now else size for axis, size in enumerate(x.dims)]
-            x = self.reshape(self.broadcast_to(self.reshape(x, (*narrow, run)), (*wide, run)), dims)
+            try:
+                repeated = self.broadcast_to(self.reshape(x, (*narrow, run)), (*wide, run))
+            except InvalidRequest as error:
+                raise InvalidRequest(
+                    field="repeats", value=tuple(repeats), problem=error.problem, fix=error.fix
+                ) from None
+            x = self.reshape(repeated, dims)
         return x
 
     def flip(self, x: Tensor, axis: int | Sequence[int] | None = None) -> Tensor:
@@ -277,8 +301,7 @@ def _check_divides(block: int, divisor: int, size: int) -> None:
 
 
 def _check_image(x: Tensor, mode: str) -> None:
-    if mode not in ("DCR", "CRD"):
-        raise InvalidRequest(field="mode", value=mode, problem="is no order", fix="use DCR or CRD")
+    require_choice("mode", mode, ("DCR", "CRD"))
     if x.rank != 4:
         raise InvalidRequest(
             field="x", value=x.dims, problem="is not of 4 dims", fix="give it dims N, C, H, W"

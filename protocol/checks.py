@@ -8,7 +8,7 @@ import inspect
 import math
 import numbers
 import operator
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TypeGuard
 
 from cudnn_actor.protocol.errors import InvalidRequest, Words
@@ -21,6 +21,7 @@ __all__ = [
     "is_finite",
     "is_whole",
     "require_awaited",
+    "require_choice",
     "require_fits_message",
     "require_fraction",
     "require_member",
@@ -196,6 +197,17 @@ def require_names(field: str, value: object, known: Collection[str], what: str) 
                 problem=f"is not an output of {what}",
                 fix=f"{did_you_mean(name, known)}use one of {', '.join(known)}",
             )
+
+
+def require_choice(field: str, value: object, choices: Sequence[str]) -> None:
+    """Raise `InvalidRequest` unless `value` is one of these texts."""
+    if not isinstance(value, str) or value not in choices:
+        raise InvalidRequest(
+            field=field,
+            value=value,
+            problem="is none of its values",
+            fix=f"{did_you_mean(value, choices)}use one of {', '.join(choices)}",
+        )
 
 
 def require_awaited(field: str, value: object) -> None:

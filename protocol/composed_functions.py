@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from cudnn_actor.protocol.checks import is_finite, is_whole
+from cudnn_actor.protocol.checks import as_number, is_finite, is_whole, require_choice
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.einsum import einsum
 from cudnn_actor.protocol.errors import InvalidRequest, Words
 from cudnn_actor.protocol.expressions import Axes, Tensor
 from cudnn_actor.protocol.graph_functions import Functions
+from cudnn_actor.protocol.graph_recorder import as_called
 from cudnn_actor.protocol.indexing_functions import IndexingFunctions
 from cudnn_actor.protocol.integer_division import floored
 from cudnn_actor.protocol.network_functions import NetworkFunctions
@@ -46,7 +47,10 @@ class ComposedFunctions(Functions, IndexingFunctions, NetworkFunctions):
                 problem="must have one value for each feature of the result",
                 fix=f"give it dims {w.dims[:1]}",
             )
-        y = self.matmul(x, self.transpose(w))
+        try:
+            y = self.matmul(x, self.transpose(w))
+        except InvalidRequest as error:
+            raise as_called(error, {"a": "x", "b": "w"}) from None
         return y if bias is None else self.add(y, bias)
 
     def einsum(self, equation: str, *tensors: Tensor) -> Tensor:
@@ -120,9 +124,13 @@ class ComposedFunctions(Functions, IndexingFunctions, NetworkFunctions):
         self._own("targets", targets)
         axis = axis_of("axis", axis, logits.rank, "logits")
         without = (*logits.dims[:axis], *logits.dims[axis + 1 :])
-        if reduction not in ("mean", "sum", "none"):
+        require_choice("reduction", reduction, ("mean", "sum", "none"))
+        if not logits.dtype.is_floating:
             raise InvalidRequest(
-                field="reduction", value=reduction, problem="is no reduction", fix="use mean, sum or none"
+                field="logits",
+                value=Words(logits.dtype),
+                problem="is no floating-point dtype",
+                fix='convert it: logits.astype("float32")',
             )
         wanted = logits.dims if targets.dtype.is_floating else without
         if targets.dims != wanted or not (
@@ -141,6 +149,8 @@ class ComposedFunctions(Functions, IndexingFunctions, NetworkFunctions):
                 problem="is no class that could be ignored",
                 fix="give a whole number, and targets of int64",
             )
+        if ignore is not None:
+            as_number("ignore", ignore)
         losses = self._losses(logits, targets, axis, ignore)
         if reduction == "none":
             made = losses

@@ -8,25 +8,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-import msgspec
-
 from cudnn_actor.protocol.checks import is_whole
 from cudnn_actor.protocol.errors import InvalidRequest
-from cudnn_actor.protocol.records import RecordMeta
+from cudnn_actor.protocol.records import Parameters
 from cudnn_actor.protocol.spatial import LARGEST, Padding, check_spatial, check_spatial_dims, sides, spread
 
 __all__ = ["ConvSpec", "Padding"]
 
 
-class ConvSpec(
-    msgspec.Struct,
-    frozen=True,
-    kw_only=True,
-    forbid_unknown_fields=True,
-    cache_hash=True,
-    gc=False,
-    metaclass=RecordMeta,
-):
+class ConvSpec(Parameters):
     """A convolution's parameters, one value per spatial dim (1 to 3 of them).
 
     Parameters

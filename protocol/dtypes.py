@@ -30,7 +30,12 @@ DTypeName = Literal[
 
 
 class DType(enum.StrEnum):
-    """An element type, named as in NumPy and in cuDNN's documentation."""
+    """An element type, named as in NumPy and in cuDNN's documentation.
+
+    A member is equal to its name and to its NumPy dtype: `x.dtype == "float32"`, `x.dtype == array.dtype`. It
+    is not equal to NumPy's class of scalars: for that, write `x.dtype.numpy == np.float32`. In sets and as
+    keys, members and names are the same, and NumPy's dtypes are not: `DType.of(dtype)` is the member.
+    """
 
     FLOAT64 = "float64"
     FLOAT32 = "float32"

@@ -5,11 +5,9 @@ from __future__ import annotations
 import enum
 from typing import ClassVar
 
-import msgspec
-
 from cudnn_actor.protocol.checks import did_you_mean, is_finite
 from cudnn_actor.protocol.errors import InvalidRequest
-from cudnn_actor.protocol.records import RecordMeta
+from cudnn_actor.protocol.records import Parameters
 
 __all__ = ["DEFAULTS", "Activation", "Epilogue"]
 
@@ -46,15 +44,7 @@ DEFAULTS = {
 """The parameters of the activations that have one, unless they are given."""
 
 
-class Epilogue(
-    msgspec.Struct,
-    frozen=True,
-    kw_only=True,
-    forbid_unknown_fields=True,
-    cache_hash=True,
-    gc=False,
-    metaclass=RecordMeta,
-):
+class Epilogue(Parameters):
     """What is applied to alpha * conv(x, w) + beta * y + bias before it is stored.
 
     Parameters

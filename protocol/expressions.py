@@ -9,8 +9,9 @@ import numpy as np
 
 from cudnn_actor.protocol.dtypes import DType, DTypeLike
 from cudnn_actor.protocol.errors import NoValues
-from cudnn_actor.protocol.operations import PointwiseMode, TensorRole
+from cudnn_actor.protocol.operations import TensorRole
 from cudnn_actor.protocol.other_names import no_attribute
+from cudnn_actor.protocol.spelling import spelled
 from cudnn_actor.protocol.tensor import TensorSpec
 
 if TYPE_CHECKING:
@@ -21,7 +22,6 @@ __all__ = ["Axes", "Made", "Number", "Tensor"]
 Number = float | int
 Axes = int | Sequence[int] | None
 """One dim, several, or None for all."""
-_M = PointwiseMode
 
 
 class Made(NamedTuple):
@@ -124,28 +124,28 @@ class Tensor:
     # Operators.
 
     def __add__(self, other: Any) -> Tensor:
-        return self.builder.pointwise(_M.ADD, self, other)
+        return self.builder.add(self, other)
 
     def __radd__(self, other: Any) -> Tensor:
-        return self.builder.pointwise(_M.ADD, other, self)
+        return self.builder.add(other, self)
 
     def __sub__(self, other: Any) -> Tensor:
-        return self.builder.pointwise(_M.SUB, self, other)
+        return self.builder.subtract(self, other)
 
     def __rsub__(self, other: Any) -> Tensor:
-        return self.builder.pointwise(_M.SUB, other, self)
+        return self.builder.subtract(other, self)
 
     def __mul__(self, other: Any) -> Tensor:
-        return self.builder.pointwise(_M.MUL, self, other)
+        return self.builder.multiply(self, other)
 
     def __rmul__(self, other: Any) -> Tensor:
-        return self.builder.pointwise(_M.MUL, other, self)
+        return self.builder.multiply(other, self)
 
     def __truediv__(self, other: Any) -> Tensor:
-        return self.builder.pointwise(_M.DIV, self, other)
+        return self.builder.divide(self, other)
 
     def __rtruediv__(self, other: Any) -> Tensor:
-        return self.builder.pointwise(_M.DIV, other, self)
+        return self.builder.divide(other, self)
 
     def __floordiv__(self, other: Any) -> Tensor:
         return self.builder.floor_divide(self, other)
@@ -154,64 +154,64 @@ class Tensor:
         return self.builder.floor_divide(other, self)
 
     def __mod__(self, other: Any) -> Tensor:
-        return self.builder.pointwise(_M.MOD, self, other)
+        return self.builder.mod(self, other)
 
     def __rmod__(self, other: Any) -> Tensor:
-        return self.builder.pointwise(_M.MOD, other, self)
+        return self.builder.mod(other, self)
 
     def __pow__(self, other: Any) -> Tensor:
-        return self.builder.pointwise(_M.POW, self, other)
+        return self.builder.power(self, other)
 
     def __rpow__(self, other: Any) -> Tensor:
-        return self.builder.pointwise(_M.POW, other, self)
+        return self.builder.power(other, self)
 
     def __and__(self, other: Any) -> Tensor:
-        return self.builder.pointwise(_M.BITWISE_AND, self, other)
+        return self.builder.bitwise_and(self, other)
 
     def __rand__(self, other: Any) -> Tensor:
-        return self.builder.pointwise(_M.BITWISE_AND, other, self)
+        return self.builder.bitwise_and(other, self)
 
     def __or__(self, other: Any) -> Tensor:
-        return self.builder.pointwise(_M.BITWISE_OR, self, other)
+        return self.builder.bitwise_or(self, other)
 
     def __ror__(self, other: Any) -> Tensor:
-        return self.builder.pointwise(_M.BITWISE_OR, other, self)
+        return self.builder.bitwise_or(other, self)
 
     def __xor__(self, other: Any) -> Tensor:
-        return self.builder.pointwise(_M.BITWISE_XOR, self, other)
+        return self.builder.bitwise_xor(self, other)
 
     def __rxor__(self, other: Any) -> Tensor:
-        return self.builder.pointwise(_M.BITWISE_XOR, other, self)
+        return self.builder.bitwise_xor(other, self)
 
     def __lshift__(self, other: Any) -> Tensor:
-        return self.builder.pointwise(_M.SHIFT_LEFT, self, other)
+        return self.builder.left_shift(self, other)
 
     def __rlshift__(self, other: Any) -> Tensor:
-        return self.builder.pointwise(_M.SHIFT_LEFT, other, self)
+        return self.builder.left_shift(other, self)
 
     def __rshift__(self, other: Any) -> Tensor:
-        return self.builder.pointwise(_M.SHIFT_RIGHT, self, other)
+        return self.builder.right_shift(self, other)
 
     def __rrshift__(self, other: Any) -> Tensor:
-        return self.builder.pointwise(_M.SHIFT_RIGHT, other, self)
+        return self.builder.right_shift(other, self)
 
     def __eq__(self, other: Any) -> Tensor:  # type: ignore[override]
-        return self.builder.pointwise(_M.EQ, self, other)
+        return self.builder.equal(self, other)
 
     def __ne__(self, other: Any) -> Tensor:  # type: ignore[override]
-        return self.builder.pointwise(_M.NE, self, other)
+        return self.builder.not_equal(self, other)
 
     def __lt__(self, other: Any) -> Tensor:
-        return self.builder.pointwise(_M.LT, self, other)
+        return self.builder.less(self, other)
 
     def __le__(self, other: Any) -> Tensor:
-        return self.builder.pointwise(_M.LE, self, other)
+        return self.builder.less_equal(self, other)
 
     def __gt__(self, other: Any) -> Tensor:
-        return self.builder.pointwise(_M.GT, self, other)
+        return self.builder.greater(self, other)
 
     def __ge__(self, other: Any) -> Tensor:
-        return self.builder.pointwise(_M.GE, self, other)
+        return self.builder.greater_equal(self, other)
 
     def __neg__(self) -> Tensor:
         return self.builder.negative(self)
@@ -220,7 +220,7 @@ class Tensor:
         return self.builder.abs(self)
 
     def __invert__(self) -> Tensor:
-        return self.builder.pointwise(_M.BITWISE_NOT, self)
+        return self.builder.bitwise_not(self)
 
     def __matmul__(self, other: Tensor) -> Tensor:
         return self.builder.matmul(self, other)
@@ -231,42 +231,51 @@ class Tensor:
     def __getitem__(self, index: Any) -> Tensor:
         return self.builder.slice(self, index)
 
+    @spelled
     def astype(self, dtype: DTypeLike) -> Tensor:
         """Rounded to another type: integers saturate, and NaN becomes 0."""
         return self.builder.astype(self, dtype)
 
     # Movement.
 
+    @spelled
     def reshape(self, *dims: int | Sequence[int]) -> Tensor:
         """With other dims, as NumPy's `reshape`; one of them may be -1."""
         return self.builder.reshape(self, _flat(dims))
 
+    @spelled
     def transpose(self, *axes: int | Sequence[int]) -> Tensor:
         """With its axes in another order; without any, reversed. As NumPy's `transpose`."""
         return self.builder.transpose(self, _flat(axes) or None)
 
     # Reductions.
 
+    @spelled
     def sum(self, axis: Axes = None, *, keepdims: bool = False) -> Tensor:
         """The sum of the elements along these dims."""
         return self.builder.sum(self, axis, keepdims=keepdims)
 
+    @spelled
     def mean(self, axis: Axes = None, *, keepdims: bool = False) -> Tensor:
         """The mean of the elements along these dims."""
         return self.builder.mean(self, axis, keepdims=keepdims)
 
+    @spelled
     def max(self, axis: Axes = None, *, keepdims: bool = False) -> Tensor:
         """The largest element along these dims."""
         return self.builder.max(self, axis, keepdims=keepdims)
 
+    @spelled
     def min(self, axis: Axes = None, *, keepdims: bool = False) -> Tensor:
         """The smallest element along these dims."""
         return self.builder.min(self, axis, keepdims=keepdims)
 
+    @spelled
     def var(self, axis: Axes = None, *, ddof: float = 0, keepdims: bool = False) -> Tensor:
         """The variance along these dims."""
         return self.builder.var(self, axis, ddof=ddof, keepdims=keepdims)
 
+    @spelled
     def std(self, axis: Axes = None, *, ddof: float = 0, keepdims: bool = False) -> Tensor:
         """The standard deviation along these dims."""
         return self.builder.std(self, axis, ddof=ddof, keepdims=keepdims)

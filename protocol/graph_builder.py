@@ -21,6 +21,7 @@ from cudnn_actor.protocol.operations import PointwiseMode, TensorRole
 from cudnn_actor.protocol.other_names import no_attribute
 from cudnn_actor.protocol.random_functions import RandomFunctions
 from cudnn_actor.protocol.range_functions import RangeFunctions
+from cudnn_actor.protocol.spelling import spelled
 from cudnn_actor.protocol.tensor import Layout, LayoutLike, TensorSpec
 
 __all__ = ["GraphBuilder", "Tensor"]
@@ -215,8 +216,9 @@ def _several(given: Any) -> list[Any]:
     return list(given) if isinstance(given, Sequence) and not isinstance(given, str) else [given]
 
 
-for _class in GraphBuilder.__mro__[1:-1]:
-    for _name, _function in vars(_class).items():
+for _class in GraphBuilder.__mro__[:-1]:
+    for _name, _function in list(vars(_class).items()):
         if isinstance(_function, FunctionType) and not _name.startswith("_"):
-            # Python's own errors about arguments name the class that users know.
+            # Errors about arguments name the class that users know.
             _function.__name__, _function.__qualname__ = _name, f"GraphBuilder.{_name}"
+            setattr(_class, _name, spelled(_function))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from cudnn_actor.protocol.checks import as_index
 from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.expressions import Axes, Tensor
-from cudnn_actor.protocol.graph_recorder import Recorder
+from cudnn_actor.protocol.graph_recorder import Recorder, as_called
 from cudnn_actor.protocol.operations import (
     ArgReduction,
     Cumulative,
@@ -28,7 +28,7 @@ def _one(mode: PointwiseMode, text: str) -> Callable[[Functions, Any], Tensor]:
     """A function of one tensor."""
 
     def function(self: Functions, x: Any) -> Tensor:
-        return self.pointwise(mode, x)
+        return self._of_elements(mode, x=x)
 
     function.__doc__ = text
     return function
@@ -38,15 +38,26 @@ def _two(mode: PointwiseMode, text: str) -> Callable[[Functions, Any, Any], Tens
     """A function of two operands, tensors or numbers, with NumPy's broadcasting."""
 
     def function(self: Functions, a: Any, b: Any) -> Tensor:
-        return self.pointwise(mode, a, b)
+        return self._of_elements(mode, a=a, b=b)
 
     function.__doc__ = text
     return function
 
 
+def _places_of(operands: Mapping[str, Any]) -> dict[str, str]:
+    return {f"operands[{number}]": name for number, name in enumerate(operands)}
+
+
 class Functions(Recorder):
     """Each adds operations to the graph, and raises `InvalidRequest` if its operands do not fit together. The
     formulas are those of `PointwiseMode`."""
+
+    def _of_elements(self, mode: PointwiseMode, **operands: Any) -> Tensor:
+        """A function of operands that are the caller's arguments of these names."""
+        try:
+            return self.pointwise(mode, *operands.values())
+        except InvalidRequest as error:
+            raise as_called(error, _places_of(operands)) from None
 
     # Of one operand.
 
@@ -118,16 +129,16 @@ class Functions(Recorder):
     def where(self, condition: Any, a: Any, b: Any) -> Tensor:
         """a where the condition is true or not 0, else b."""
         if isinstance(condition, Tensor) and condition.dtype.is_floating:
-            condition = self.pointwise(_M.NE, condition, 0.0)  # it decides nothing of the result's dtype
-        return self.pointwise(_M.SELECT, condition, a, b)
+            condition = self._of_elements(_M.NE, condition=condition, zero=0.0)  # not of the result's dtype
+        return self._of_elements(_M.SELECT, condition=condition, a=a, b=b)
 
     def clip(self, x: Any, lower: float | None = None, upper: float | None = None) -> Tensor:
         """min(max(x, lower), upper); a bound of None is none."""
-        return self.pointwise(_M.CLIP, x, lower=lower, upper=upper)
+        return self._with_parameters(_M.CLIP, x, lower=lower, upper=upper)
 
     # Activations with a parameter; None for the default.
 
-    def _activation(
+    def _with_parameters(
         self,
         mode: PointwiseMode,
         x: Any,
@@ -135,30 +146,30 @@ class Functions(Recorder):
         upper: float | None = None,
         **parameter: float | None,
     ) -> Tensor:
-        """An activation whose parameter is the caller's argument of that name."""
-        ((name, value),) = parameter.items()
+        """A function of x with bounds, and with a parameter that is the caller's argument of that name."""
+        ((name, value),) = parameter.items() or [("parameter", None)]
         try:
             return self.pointwise(mode, x, parameter=value, lower=lower, upper=upper)
         except InvalidRequest as error:
-            raise (error.about(name) if error.field == "parameter" else error) from None
+            raise as_called(error, {"operands[0]": "x", "parameter": name}) from None
 
     def relu(
         self, x: Any, *, slope: float | None = None, lower: float | None = None, upper: float | None = None
     ) -> Tensor:
         """x where x > lower, else lower + slope * (x - lower); at most `upper`. Else max(x, 0)."""
-        return self._activation(_M.RELU, x, lower, upper, slope=slope)
+        return self._with_parameters(_M.RELU, x, lower, upper, slope=slope)
 
     def leaky_relu(self, x: Any, slope: float | None = None) -> Tensor:
         """x where x > 0, else slope * x; 0.01 * x by default."""
-        return self._activation(_M.LEAKY_RELU, x, slope=slope)
+        return self._with_parameters(_M.LEAKY_RELU, x, slope=slope)
 
     def elu(self, x: Any, alpha: float | None = None) -> Tensor:
         """x where x > 0, else alpha * (exp(x) - 1)."""
-        return self._activation(_M.ELU, x, alpha=alpha)
+        return self._with_parameters(_M.ELU, x, alpha=alpha)
 
     def celu(self, x: Any, alpha: float | None = None) -> Tensor:
         """x where x > 0, else alpha * (exp(x / alpha) - 1)."""
-        return self._activation(_M.CELU, x, alpha=alpha)
+        return self._with_parameters(_M.CELU, x, alpha=alpha)
 
     def gelu(self, x: Any, *, approximate: bool = False) -> Tensor:
         """x times the normal distribution's function; `approximate` by a hyperbolic tangent."""
@@ -169,19 +180,19 @@ class Functions(Recorder):
                 problem="is not a bool",
                 fix="pass True for the formula with tanh, or False for the exact one",
             )
-        return self.pointwise(_M.GELU_TANH if approximate else _M.GELU, x)
+        return self._of_elements(_M.GELU_TANH if approximate else _M.GELU, x=x)
 
     def softplus(self, x: Any, beta: float | None = None) -> Tensor:
         """log(1 + exp(beta * x)) / beta."""
-        return self._activation(_M.SOFTPLUS, x, beta=beta)
+        return self._with_parameters(_M.SOFTPLUS, x, beta=beta)
 
     def swish(self, x: Any, beta: float | None = None) -> Tensor:
         """x / (1 + exp(-beta * x)); with beta 1 also called silu."""
-        return self._activation(_M.SWISH, x, beta=beta)
+        return self._with_parameters(_M.SWISH, x, beta=beta)
 
     def hard_sigmoid(self, x: Any, alpha: float | None = None) -> Tensor:
         """min(max(alpha * x + 1 / 2, 0), 1), with alpha 1 / 6 by default."""
-        return self._activation(_M.HARD_SIGMOID, x, alpha=alpha)
+        return self._with_parameters(_M.HARD_SIGMOID, x, alpha=alpha)
 
     # Reductions.
 

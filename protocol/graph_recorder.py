@@ -34,7 +34,7 @@ from cudnn_actor.protocol.validation import check_parameters
 if TYPE_CHECKING:
     from cudnn_actor.protocol.graph_builder import GraphBuilder
 
-__all__ = ["Recorder"]
+__all__ = ["Recorder", "as_called"]
 
 _OWN = __name__.rpartition(".")[0] + "."
 """What the names of this package's modules begin with."""
@@ -163,14 +163,12 @@ class Recorder:
             raise InvalidRequest(field="mode", value=mode, problem="is no pointwise mode", fix=fix)
         tensors = [operand for operand in operands if isinstance(operand, Tensor)]
         if not tensors:
-            raise InvalidRequest(
-                field="operands", value=operands, problem="hold no tensor", fix="compute it in Python"
-            )
-        _check_broadcast([tensor.dims for tensor in tensors])
+            raise _no_tensors(operands)
+        _check_broadcast(operands)
         rank = max(tensor.rank for tensor in tensors)
         chosen = operands[1:] if mode == PointwiseMode.SELECT else operands  # a condition decides no type
         stored = _promoted(chosen)
-        aligned = [self._aligned(operand, rank, stored) for operand in operands]
+        aligned = self._aligned(operands, rank, stored)
 
         def made() -> Pointwise[Any]:
             return Pointwise(
@@ -184,7 +182,7 @@ class Recorder:
         if len(tensors) < len(operands) and not stored.is_floating:
             computed = made().compute(tuple(tensor.dtype for tensor in aligned))
             if computed.is_floating:  # -1 is no uint64, but may divide one
-                aligned = [self._aligned(operand, rank, computed) for operand in operands]
+                aligned = self._aligned(operands, rank, computed)
         result = self._result(made())
         computed = self._operations[-1].compute(tuple(tensor.dtype for tensor in aligned))
         inferred = result._made
@@ -196,14 +194,19 @@ class Recorder:
         self._tensors[result.number] = inferred._replace(spec=spec)
         return result
 
-    def _aligned(self, operand: Any, rank: int, dtype: DType) -> Tensor:
-        """An operand as a tensor of that rank, with leading dims of 1."""
-        if isinstance(operand, Tensor):
-            missing = rank - operand.rank
-            if missing <= 0:
-                return operand
-            return self._result(Reshape(x=operand, dims=(1,) * missing + operand.dims))
-        return self._constant("operand", operand, (1,) * rank, dtype)
+    def _aligned(self, operands: Sequence[Any], rank: int, dtype: DType) -> list[Tensor]:
+        """Operands as tensors of that rank, with leading dims of 1."""
+        aligned = []
+        for number, operand in enumerate(operands):
+            name = f"operands[{number}]"
+            if not isinstance(operand, Tensor):
+                aligned.append(self._constant(name, operand, (1,) * rank, dtype))
+            elif operand.rank == rank:
+                aligned.append(operand)
+            else:
+                dims = (1,) * (rank - operand.rank) + operand.dims
+                aligned.append(self._result(Reshape(x=operand, dims=dims), x=name))
+        return aligned
 
     def _constant(self, name: str, number: Any, dims: tuple[int, ...], dtype: DType) -> Tensor:
         """A tensor of one number, which is the caller's argument of that name. Raises `InvalidRequest`."""
@@ -286,18 +289,11 @@ class Recorder:
         return Tensor(cast("GraphBuilder", self), number)
 
     def _result(self, operation: Operation[Any], **arguments: str) -> Tensor:
-        """The result of an operation that has one.
-
-        `arguments`: the names that the operation's fields have as arguments of the caller, if others; of
-        several operands, that of all.
-        """
+        """The result of an operation that has one. `arguments`: as the names of `as_called`."""
         try:
             made: Tensor = self.apply(operation)
         except InvalidRequest as error:
-            name, bracket, number = error.field.partition("[")
-            if name in arguments:
-                raise error.about(f"{arguments[name]}{bracket}{number}") from None
-            raise
+            raise as_called(error, arguments) from None
         return made
 
     def _add(self, made: Made) -> int:
@@ -317,6 +313,30 @@ class Recorder:
         return last if any(i.rank == spec.rank and i.layout is Layout.NHWC for i in inputs.values()) else spec
 
 
+def as_called(error: InvalidRequest, names: Mapping[str, str]) -> InvalidRequest:
+    """The same error, about the caller's argument.
+
+    `names`: fields → the caller's arguments, where those have other names; of a tuple of operands, the name
+    of all, or of one as `operands[0]`.
+    """
+    field, bracket, number = error.field.partition("[")
+    if error.field in names:
+        return error.about(names[error.field])
+    return error.about(f"{names[field]}{bracket}{number}") if field in names else error
+
+
+def _no_tensors(operands: Sequence[Any]) -> InvalidRequest:
+    """The error for operands of which none is a tensor."""
+    if len(operands) == 1:
+        return _no_tensor("operands[0]", operands[0])
+    return InvalidRequest(
+        field="operands[0]" if operands else "operands",
+        value=operands[0] if operands else operands,
+        problem="is no tensor, and no other operand is one",
+        fix="compute with numbers in Python; a tensor is declared by g.input(name, dims)",
+    )
+
+
 def _no_tensor(name: str, given: object) -> InvalidRequest:
     """The error for an argument that is no tensor of the builder."""
     problem = "is no tensor of this builder"
@@ -333,17 +353,24 @@ def _no_tensor(name: str, given: object) -> InvalidRequest:
     return InvalidRequest(field=name, value=given, problem=problem, fix=fix)
 
 
-def _check_broadcast(given: Sequence[tuple[int, ...]]) -> None:
-    """Raise `InvalidRequest`, which names these dims, unless tensors of them broadcast as NumPy's."""
-    for axis in range(-max(map(len, given)), 0):
-        sizes = {dims[axis]: None for dims in given if len(dims) >= -axis and dims[axis] != 1}
-        if len(sizes) > 1:
-            raise InvalidRequest(
-                field="operands",
-                value=Words(" and ".join(map(str, given))),
-                problem=f"do not broadcast: dim {axis} has the sizes {' and '.join(map(str, sizes))}",
-                fix="give each dim, counted from the last, one size or 1",
-            )
+def _check_broadcast(operands: Sequence[Any]) -> None:
+    """Raise `InvalidRequest`, which names the operand, unless the tensors of these broadcast as NumPy's."""
+    met: dict[int, tuple[int, ...]] = {}
+    """Axes, counted from the last → the dims of the first tensor that is not 1 there."""
+    for number, operand in enumerate(operands):
+        dims: tuple[int, ...] = operand.dims if isinstance(operand, Tensor) else ()
+        for axis in range(-len(dims), 0):
+            if dims[axis] == 1:
+                continue
+            first = met.setdefault(axis, dims)
+            if first[axis] != dims[axis]:
+                raise InvalidRequest(
+                    field=f"operands[{number}]",
+                    value=dims,
+                    problem=f"does not broadcast with dims {first}: along dim {axis} they have the sizes "
+                    f"{dims[axis]} and {first[axis]}",
+                    fix="give each dim, counted from the last, one size or 1",
+                )
 
 
 def _promoted(operands: Sequence[Any]) -> DType:

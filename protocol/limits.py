@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-import msgspec
-
 from cudnn_actor.protocol.checks import require_whole
 from cudnn_actor.protocol.errors import InvalidRequest, Words
-from cudnn_actor.protocol.records import RecordMeta
+from cudnn_actor.protocol.records import Parameters
 
 __all__ = ["GraphLimits"]
 
 
-class GraphLimits(msgspec.Struct, frozen=True, kw_only=True, metaclass=RecordMeta):
+class GraphLimits(Parameters):
     """How large a graph may be, where it is built, read from a file, or sent to a service.
 
     What lies between the pieces of a graph counts towards `spawn(workspace_limit=)`.

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from cudnn_actor.protocol.checks import as_index, is_whole
+from cudnn_actor.protocol.checks import as_index, is_whole, require_choice
 from cudnn_actor.protocol.dtypes import DType, DTypeLike
 from cudnn_actor.protocol.errors import InvalidRequest, Words
 from cudnn_actor.protocol.expressions import Number, Tensor
@@ -99,9 +99,10 @@ class MovementFunctions(Recorder):
         `widths`: before and after each axis, or one width for all. Raises `InvalidRequest`.
         """
         self._own("x", x)
+        require_choice("mode", mode, ("constant", *PadMode))
         try:
             pairs = np.broadcast_to(widths, (x.rank, 2)) if is_whole(widths) else np.asarray(widths)
-        except ValueError:
+        except (ValueError, TypeError):
             pairs = np.empty(0)
         if pairs.shape != (x.rank, 2) or pairs.dtype.kind not in "iu":
             raise InvalidRequest(
@@ -114,10 +115,6 @@ class MovementFunctions(Recorder):
         of: dict[str, Any] = {"x": x, "before": before, "after": after}
         if mode == "constant":
             return self._result(Pad(**of, steps=(1,) * x.rank, value=value), before="widths", after="widths")
-        if mode not in list(PadMode):
-            raise InvalidRequest(
-                field="mode", value=mode, problem="is no mode", fix=f"use constant, {', '.join(PadMode)}"
-            )
         if value != 0:
             raise InvalidRequest(
                 field="value",

@@ -6,8 +6,6 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from cudnn_actor.protocol.checks import is_finite
 from cudnn_actor.protocol.convolution_functions import ConvolutionFunctions
 from cudnn_actor.protocol.errors import InvalidRequest
@@ -40,10 +38,13 @@ from cudnn_actor.protocol.operations import (
 )
 from cudnn_actor.protocol.operations.attention import alibi_slopes
 from cudnn_actor.protocol.operations.base import axes_of
-from cudnn_actor.protocol.spatial import spread
+from cudnn_actor.protocol.spatial import are_several, spread
 from cudnn_actor.protocol.tensor import MAX_RANK, whole_numbers
 
 __all__ = ["NetworkFunctions"]
+
+_WINDOW = {"window.size": "size", "window.pre_padding": "pad", "window.post_padding": "pad"}
+"""The fields of a `Window` → the arguments of the poolings."""
 
 
 class NetworkFunctions(ConvolutionFunctions):
@@ -167,7 +168,7 @@ class NetworkFunctions(ConvolutionFunctions):
     ) -> Tensor:
         """The largest element of each window, which move by their size unless a stride is given."""
         window = Window.symmetric(self._spatial_dims(x), size, pad, stride, dilation)
-        return self._result(MaxPool(x=x, window=window))
+        return self._result(MaxPool(x=x, window=window), **_WINDOW)
 
     def avg_pool(
         self,
@@ -180,7 +181,7 @@ class NetworkFunctions(ConvolutionFunctions):
     ) -> Tensor:
         """The mean of each window, which move by their size unless a stride is given."""
         window = Window.symmetric(self._spatial_dims(x), size, pad, stride)
-        return self._result(AvgPool(x=x, window=window, include_padding=include_padding))
+        return self._result(AvgPool(x=x, window=window, include_padding=include_padding), **_WINDOW)
 
     def lp_pool(
         self,
@@ -194,7 +195,7 @@ class NetworkFunctions(ConvolutionFunctions):
     ) -> Tensor:
         """The p-norm of each window, which move by their size unless a stride is given."""
         window = Window.symmetric(self._spatial_dims(x), size, pad, stride, dilation)
-        return self._result(LpPool(x=x, window=window, p=p))
+        return self._result(LpPool(x=x, window=window, p=p), **_WINDOW)
 
     def resize(
         self,
@@ -229,7 +230,7 @@ class NetworkFunctions(ConvolutionFunctions):
                 problem="is left out, and so is scales" if given is None else "is given, and so is scales",
                 fix="give either sizes or scales",
             )
-        if not hasattr(given, "__len__") or len(given) != len(along):
+        if not are_several(given) or len(given) != len(along):
             raise InvalidRequest(
                 field="sizes" if scales is None else "scales",
                 value=given,
@@ -312,7 +313,7 @@ class NetworkFunctions(ConvolutionFunctions):
 
     def global_lp_pool(self, x: Tensor, p: float = 2.0) -> Tensor:
         """The p-norm of each image and channel, with spatial dims of 1. For p of 1 and 2, a `Reduction`."""
-        if p in (1, 2):
+        if is_finite(p) and p in (1, 2):
             return self._over_space(ReductionMode.L1 if p == 1 else ReductionMode.L2, x)
         return self._result(LpPool(x=x, window=self._adaptive(x, 1), p=p))
 
@@ -386,4 +387,4 @@ def _slopes(alibi: Any, q: Tensor) -> tuple[float, ...] | None:
         return alibi_slopes(q.dims[1]) if alibi and q.rank > 1 else None
     if alibi is None:
         return None
-    return tuple(alibi) if isinstance(alibi, Sequence | np.ndarray) else (alibi,)
+    return tuple(alibi) if are_several(alibi) else (alibi,)

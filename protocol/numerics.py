@@ -4,23 +4,13 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-import msgspec
-
 from cudnn_actor.protocol.errors import InvalidRequest
-from cudnn_actor.protocol.records import RecordMeta
+from cudnn_actor.protocol.records import Parameters
 
 __all__ = ["Numerics"]
 
 
-class Numerics(
-    msgspec.Struct,
-    frozen=True,
-    kw_only=True,
-    forbid_unknown_fields=True,
-    cache_hash=True,
-    gc=False,
-    metaclass=RecordMeta,
-):
+class Numerics(Parameters):
     """Accuracy and determinism of an operation graph's computation.
 
     Parameters

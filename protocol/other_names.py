@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from cudnn_actor.protocol.checks import did_you_mean
 
-__all__ = ["BUILDER", "TENSOR", "no_attribute"]
+__all__ = ["ARGUMENTS", "BUILDER", "TENSOR", "no_attribute"]
 
 BUILDER = {
     "concatenate": "concat cat hstack vstack",
@@ -85,6 +85,63 @@ BUILDER = {
     "bit_cast": "bitcast view_as",
 }
 """A function's name → the names that others have for it."""
+ARGUMENTS = {
+    name: frozenset(others.split())
+    for name, others in {
+        "size": "kernel_size ksize kernel kernel_shape pool_size window window_size window_shape filter_size",
+        "window": "size kernel_size ksize kernel kernel_shape pool_size window_size window_shape pad stride",
+        "pad": "padding pads",
+        "stride": "strides",
+        "dilation": "dilations dilation_rate",
+        "groups": "group num_groups feature_group_count",
+        "output": "output_size size",
+        "output_pad": "output_padding",
+        "include_padding": "count_include_pad",
+        "axis": "dim axes",
+        "axes": "perm permutation axis dim",
+        "dims": "shape newshape input_size weight_size output_shape dx dw w x",
+        "keepdims": "keepdim keep_dim keep_dims",
+        "keep_dims": "keepdim keep_dim keepdims",
+        "epsilon": "eps",
+        "variance": "var running_var",
+        "running_variance": "running_var",
+        "scale": "weight gamma",
+        "bias": "b attn_mask mask",
+        "w": "weight weights kernel filter filters",
+        "dw": "w weight",
+        "dx": "x",
+        "x": "a input inputs tensor x1",
+        "a": "x x1 input",
+        "b": "y x2 other",
+        "array": "data values x input",
+        "data": "array values",
+        "q": "query queries",
+        "k": "key keys diagonal",
+        "v": "value",
+        "causal": "is_causal",
+        "dropout": "dropout_p",
+        "slope": "negative_slope alpha",
+        "lower": "min a_min",
+        "upper": "max a_max",
+        "indices": "index",
+        "updates": "src source",
+        "ddof": "correction",
+        "probability": "p",
+        "depth": "num_classes",
+        "repeats": "reps",
+        "sections": "chunks indices_or_sections num_or_size_splits",
+        "shift": "shifts",
+        "block": "upscale_factor downscale_factor block_size blocksize",
+        "scales": "scale_factor scale",
+        "sizes": "size",
+        "tensors": "arrays",
+        "ignore": "ignore_index",
+        "value": "fill_value constant_values",
+        "widths": "pad_width pad",
+        "conv": "pad padding stride strides dilation groups",
+    }.items()
+}
+"""An argument's name → the names that others have for it."""
 _FUNCTIONS = {other: name for name, others in BUILDER.items() for other in others.split()}
 _NO_VALUES = "a graph's tensor holds no values: build the graph, run it, and download its output"
 TENSOR = {

@@ -33,7 +33,8 @@ class RangeFunctions(MovementFunctions):
         start, stop = (0, start) if stop is None else (start, stop)
         start, stop, step = as_number("start", start), as_number("stop", stop), as_number("step", step)
         whole = all(is_whole(number) for number in (start, stop, step))
-        kind = TensorSpec.packed((0,), dtype or (DType.INT64 if whole else DType.FLOAT32)).dtype
+        own = DType.INT64 if whole else DType.FLOAT32
+        kind = TensorSpec.packed((0,), own if dtype is None else dtype).dtype
         for name, number in (("start", start), ("stop", stop), ("step", step)):
             if not math.isfinite(number):
                 raise InvalidRequest(
@@ -100,7 +101,7 @@ class RangeFunctions(MovementFunctions):
         wide = kind if kind.is_floating else DType.INT64
         chosen = []
         for name, number in (("on", on), ("off", off)):
-            _check_holds(name, kind, number)
+            _check_holds(name, kind, as_number(name, number, unsigned=kind is DType.UINT64))
             chosen.append(self._constant(name, number, (1,) * given.rank, wide))
         return self._converted(self.pointwise(_M.SELECT, hot, *chosen), kind, kept=False)
 
@@ -146,6 +147,7 @@ def _check_diagonal(k: object) -> None:
         raise InvalidRequest(
             field="k", value=k, problem="must be a whole number", fix="use 0 for the main diagonal"
         )
+    as_number("k", k)
 
 
 def _check_holds(field: str, dtype: DType, value: Number) -> None:

@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, TypeGuard
+
+import numpy as np
 
 from cudnn_actor.protocol.checks import as_index, is_whole
 from cudnn_actor.protocol.errors import InvalidRequest
 
-__all__ = ["LARGEST", "Padding", "check_spatial", "check_spatial_dims", "sides", "spatial_dims_of", "spread"]
+__all__ = [
+    "LARGEST",
+    "Padding",
+    "are_several",
+    "check_spatial",
+    "check_spatial_dims",
+    "sides",
+    "spatial_dims_of",
+    "spread",
+]
 
 Padding = int | Sequence[int | Sequence[int]]
 """One number for all sides of all spatial dims, or for each dim a number or a pair: before and after."""
@@ -45,7 +57,7 @@ def check_spatial(name: str, values: object, least: int, rank: int | None = None
             field=name,
             value=values,
             problem="must be a tuple of 1 to 3 whole numbers",
-            fix="give one value per spatial dim, or use `symmetric`",
+            fix=f"give one value per spatial dim, as in {name}={(values if is_whole(values) else 1,) * 2}",
         )
     for value in values:
         if not least <= value <= LARGEST:
@@ -65,11 +77,16 @@ def check_spatial(name: str, values: object, least: int, rank: int | None = None
         )
 
 
+def are_several(value: object) -> TypeGuard[Sequence[Any]]:
+    """Whether a value is a sequence, also one of NumPy's."""
+    return isinstance(value, Sequence) or (isinstance(value, np.ndarray) and value.ndim > 0)
+
+
 def spread(name: str, values: object, count: int) -> tuple[int, ...]:
     """One number for each spatial dim, from one for all or from one for each. Raises `InvalidRequest`."""
-    each = values if hasattr(values, "__len__") else (values,) * count
+    each = values if are_several(values) else (values,) * count
     try:
-        spread = tuple(map(as_index, each))  # type: ignore[call-overload]
+        spread = tuple(map(as_index, each))
     except TypeError:
         spread = ()
     if len(spread) != count:
@@ -84,8 +101,8 @@ def spread(name: str, values: object, count: int) -> tuple[int, ...]:
 
 def sides(name: str, padding: object, count: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The padding before, and after, each of `count` spatial dims. Raises `InvalidRequest`; see `Padding`."""
-    each = padding if hasattr(padding, "__len__") else (padding,) * count
-    pairs = [tuple(one) if hasattr(one, "__len__") else (one, one) for one in each]  # type: ignore[attr-defined]
+    each = padding if are_several(padding) else (padding,) * count
+    pairs = [tuple(one) if are_several(one) else (one, one) for one in each]
     try:
         made = [tuple(map(as_index, pair)) for pair in pairs]
     except TypeError:

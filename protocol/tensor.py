@@ -12,13 +12,12 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import ClassVar, Literal
 
-import msgspec
 import numpy as np
 
 from cudnn_actor.protocol.checks import as_index, did_you_mean, is_whole
 from cudnn_actor.protocol.dtypes import DType, DTypeLike
 from cudnn_actor.protocol.errors import InvalidRequest
-from cudnn_actor.protocol.records import RecordMeta
+from cudnn_actor.protocol.records import Parameters
 
 __all__ = [
     "MAX_ALIGNMENT",
@@ -94,15 +93,7 @@ def packed_strides(dims: Sequence[int], layout: LayoutLike = Layout.NCHW) -> tup
     return tuple(strides)
 
 
-class TensorSpec(
-    msgspec.Struct,
-    frozen=True,
-    kw_only=True,
-    forbid_unknown_fields=True,
-    cache_hash=True,
-    gc=False,
-    metaclass=RecordMeta,
-):
+class TensorSpec(Parameters):
     """A tensor's shape in memory.
 
     Parameters
@@ -250,7 +241,9 @@ def whole_numbers(field: str, values: object) -> tuple[int, ...]:
             field=field,
             value=values,
             problem="must be a sequence of whole numbers",
-            fix=f"give a tuple such as {field}=(1, 2, 3)",
+            fix=f"give {field}=x.dims, where x is the tensor"
+            if hasattr(type(values), "dims")
+            else f"give a tuple such as {field}=(1, 2, 3)",
         ) from None
 
 

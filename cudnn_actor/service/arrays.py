@@ -19,7 +19,7 @@ from cudnn_actor.protocol.errors import InvalidRequest, NoValues, Words
 from cudnn_actor.protocol.messages import Values
 from cudnn_actor.protocol.tensor import LayoutLike, TensorSpec
 
-__all__ = ["as_values", "packed_like"]
+__all__ = ["about_array", "as_values", "packed_like"]
 
 _HOST = {1, 3}
 """DLPack's kDLCPU and kDLCUDAHost: the host can read both."""
@@ -72,6 +72,15 @@ def packed_like(values: Values, dtype: DTypeLike | None, layout: LayoutLike) -> 
         return TensorSpec.packed(values.dims, values.dtype if dtype is None else dtype, layout)
     own = values.dtype.newbyteorder("=")
     return TensorSpec.packed(values.shape, own if dtype is None else dtype, layout)
+
+
+def about_array(error: InvalidRequest, *, own_dtype: bool) -> InvalidRequest:
+    """The same error, about the argument `array` if it is about what follows from that: see `packed_like`.
+
+    `own_dtype`: whether the dtype does.
+    """
+    derived = ("data", "dims", "strides", *(("dtype",) if own_dtype else ()))
+    return error.about("array") if error.field in derived else error
 
 
 def _place(values: Any) -> str | None:

@@ -49,8 +49,9 @@ from cudnn_actor.protocol.named_graph import Graph
 from cudnn_actor.protocol.numerics import Numerics
 from cudnn_actor.protocol.operations import Operation
 from cudnn_actor.protocol.receipts import Receipt, Statistics
+from cudnn_actor.protocol.spelling import spelled
 from cudnn_actor.protocol.tensor import Layout, LayoutLike, TensorSpec
-from cudnn_actor.service.arrays import packed_like
+from cudnn_actor.service.arrays import about_array, packed_like
 from cudnn_actor.service.health import Health
 from cudnn_actor.service.sending import (
     check_message,
@@ -257,6 +258,7 @@ class CudnnRef:
 
     # Memory. `timeout` is that of `ask`, everywhere.
 
+    @spelled
     async def upload(
         self,
         array: Any,
@@ -291,8 +293,13 @@ class CudnnRef:
             There is no room; nothing was allocated.
         """
         values = self._service.values(array)
-        return await self.ask(Allocate(spec=packed_like(values, dtype, layout), data=values), timeout=timeout)
+        try:
+            spec = packed_like(values, dtype, layout)
+            return await self.ask(Allocate(spec=spec, data=values), timeout=timeout)
+        except InvalidRequest as error:
+            raise about_array(error, own_dtype=dtype is None) from None
 
+    @spelled
     async def empty(
         self,
         dims: Sequence[int],
@@ -304,13 +311,18 @@ class CudnnRef:
         """A new buffer whose contents are undefined. Raises `InvalidRequest`, `OutOfMemory`."""
         return await self.ask(Allocate(spec=TensorSpec.packed(dims, dtype, layout)), timeout=timeout)
 
+    @spelled
     async def write(self, dst: BufferRef, array: Any, *, timeout: float | None = None) -> Receipt:
         """Overwrite a buffer with values of the same dims, on the host or the device as for `upload`.
 
         Values on the host are cast to the buffer's dtype within their kind; values on the device must have
         that dtype already. Raises as `upload` does, and `StaleBufferError`.
         """
-        return await self.ask(Upload(dst=dst, data=self._service.values(array)), timeout=timeout)
+        values = self._service.values(array)
+        try:
+            return await self.ask(Upload(dst=dst, data=values), timeout=timeout)
+        except InvalidRequest as error:
+            raise about_array(error, own_dtype=True) from None
 
     async def download(self, src: BufferRef, *, timeout: float | None = None) -> np.ndarray:
         """A buffer's values as a new C-contiguous array, dims in N, C, spatial order whatever the layout."""
@@ -418,6 +430,7 @@ class CudnnRef:
                 raise
         return outputs_of(message)
 
+    @spelled
     async def conv_fwd(
         self,
         x: BufferRef,
@@ -471,6 +484,7 @@ class CudnnRef:
         dims = conv.output_dims(x.spec.dims, w.spec.dims)
         return await self._filled(message, dims, like=x, dtype=dtype, timeout=timeout)
 
+    @spelled
     async def conv_bwd_data(
         self,
         dy: BufferRef,
@@ -500,6 +514,7 @@ class CudnnRef:
         wanted = conv.input_dims(dy.spec.dims, w.spec.dims) if dims is None else dims
         return await self._filled(message, wanted, like=dy, timeout=timeout)
 
+    @spelled
     async def conv_bwd_filter(
         self,
         x: BufferRef,

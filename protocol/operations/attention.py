@@ -57,7 +57,7 @@ def alibi_slopes(heads: int) -> tuple[float, ...]:
     return (*slopes, *(2.0 ** (-4 * (2 * head + 1) / power) for head in range(heads - power)))
 
 
-class _Attention(Operation[T], frozen=True, kw_only=True):
+class _Attention(Operation[T]):
     """What both share.
 
     Parameters
@@ -299,7 +299,7 @@ def _by_group(array: Array, groups: int) -> Array:
     return array.reshape(batch, groups, heads // groups * rows, features)
 
 
-class Attention(_Attention[T], frozen=True, kw_only=True, tag=True):
+class Attention(_Attention[T], tag=True):
     """y = softmax(scale * q @ k^T + bias) @ v, over the positions seen. Answered by a `Receipt`.
 
     Parameters
@@ -392,7 +392,7 @@ class Attention(_Attention[T], frozen=True, kw_only=True, tag=True):
         return {"y": y, "statistics": statistics}
 
 
-class AttentionBackward(_Attention[T], frozen=True, kw_only=True, tag=True):
+class AttentionBackward(_Attention[T], tag=True):
     """The gradients of `Attention` with respect to q, k, v and the bias. Answered by a `Receipt`.
 
     Parameters

@@ -19,6 +19,7 @@ from cudnn_actor.protocol.checks import as_index, check_result
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.errors import InvalidRequest, Words
 from cudnn_actor.protocol.numerics import Numerics
+from cudnn_actor.protocol.records import Record
 from cudnn_actor.protocol.tensor import TensorSpec
 
 __all__ = [
@@ -57,7 +58,7 @@ class TensorRole(enum.StrEnum):
     CONSTANT = "constant"
 
 
-class GraphTensor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class GraphTensor(Record):
     """A tensor of a graph.
 
     Parameters
@@ -102,7 +103,7 @@ class GraphTensor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return meaning if self.value is None else (*meaning, self.value)
 
 
-class Operation(msgspec.Struct, Generic[T], frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
+class Operation(Record, Generic[T], tag=True):
     """The base of all operations. An operand's field holds `T`, a tuple of `T`, or None if it is left out.
 
     Parameters
@@ -324,7 +325,7 @@ def require(specs: Specs, name: str, dims: tuple[int, ...], *dtypes: DType, grad
         raise InvalidRequest(
             field=name,
             value=Words(spec.dtype),
-            problem=f"is not a dtype that {name} can have here",
+            problem="is not a dtype that it can have here",
             fix=f"use {' or '.join(dict.fromkeys(dtypes))}",
         )
 

@@ -45,7 +45,7 @@ __all__ = [
 ]
 
 
-class ChannelNorm(Operation[T], frozen=True, kw_only=True):
+class ChannelNorm(Operation[T]):
     """What all of them share: which elements have one mean and one variance.
 
     Attributes
@@ -130,7 +130,7 @@ class ChannelNorm(Operation[T], frozen=True, kw_only=True):
         return statistic.reshape((*statistic.dims, 1))
 
 
-class BatchNorm(ChannelNorm[T], frozen=True, kw_only=True, tag=True):
+class BatchNorm(ChannelNorm[T], tag=True):
     """y = (x - mean) / sqrt(variance + epsilon) * scale + bias: batch norm for inference.
 
     Answered by a `Receipt`.
@@ -195,7 +195,7 @@ class BatchNorm(ChannelNorm[T], frozen=True, kw_only=True, tag=True):
         return found | {name: of for name, of in weights.items() if getattr(self, name) is not None}
 
 
-class _Normalizing(ChannelNorm[T], frozen=True, kw_only=True):
+class _Normalizing(ChannelNorm[T]):
     """The norms that compute the statistics."""
 
     inputs: ClassVar[tuple[str, ...]] = ("x", "scale", "bias")
@@ -279,7 +279,7 @@ class _Normalizing(ChannelNorm[T], frozen=True, kw_only=True):
         return d.get("mean"), None if of_inverse is None else of_inverse * inverse**3 * -0.5
 
 
-class BatchNormTraining(_Normalizing[T], frozen=True, kw_only=True, tag=True):
+class BatchNormTraining(_Normalizing[T], tag=True):
     """Batch norm with the statistics of x itself, and new running ones. Answered by a `Receipt`.
 
     y = (x - mean) * inverse_deviation * scale + bias, with the mean and the variance of each channel's
@@ -382,7 +382,7 @@ class BatchNormTraining(_Normalizing[T], frozen=True, kw_only=True, tag=True):
         return found[0], found[1]
 
 
-class InstanceNorm(_Normalizing[T], frozen=True, kw_only=True, tag=True):
+class InstanceNorm(_Normalizing[T], tag=True):
     """Batch norm of each sample by itself. Answered by a `Receipt`.
 
     Parameters
@@ -400,7 +400,7 @@ class InstanceNorm(_Normalizing[T], frozen=True, kw_only=True, tag=True):
         return InstanceNormBackward(**operands)
 
 
-class GroupNorm(_Normalizing[T], frozen=True, kw_only=True, tag=True):
+class GroupNorm(_Normalizing[T], tag=True):
     """Instance norm of neighbouring channels together. Answered by a `Receipt`.
 
     Parameters
@@ -421,7 +421,7 @@ class GroupNorm(_Normalizing[T], frozen=True, kw_only=True, tag=True):
         return GroupNormBackward(**operands, groups=self.groups)
 
 
-class _Gradients(ChannelNorm[T], frozen=True, kw_only=True):
+class _Gradients(ChannelNorm[T]):
     inputs = ("dy", "x", "mean", "inverse_deviation", "scale")
     outputs = ("dx", "dscale", "dbias")
     optional = frozenset({"scale", "dscale", "dbias"})
@@ -471,7 +471,7 @@ class _Gradients(ChannelNorm[T], frozen=True, kw_only=True):
         return {"dx": xp.sqrt(squares).reshape(values["x"].shape)}
 
 
-class BatchNormBackward(_Gradients[T], frozen=True, kw_only=True, tag=True):
+class BatchNormBackward(_Gradients[T], tag=True):
     """The gradients of `BatchNormTraining` with respect to x, scale and bias. Answered by a `Receipt`.
 
     Parameters
@@ -489,14 +489,14 @@ class BatchNormBackward(_Gradients[T], frozen=True, kw_only=True, tag=True):
     kind = "batch_norm_bwd"
 
 
-class InstanceNormBackward(_Gradients[T], frozen=True, kw_only=True, tag=True):
+class InstanceNormBackward(_Gradients[T], tag=True):
     """The gradients of `InstanceNorm`. The fields are `BatchNormBackward`'s. Answered by a `Receipt`."""
 
     kind = "instance_norm_bwd"
     over_samples = False
 
 
-class GroupNormBackward(_Gradients[T], frozen=True, kw_only=True, tag=True):
+class GroupNormBackward(_Gradients[T], tag=True):
     """The gradients of `GroupNorm`. The fields are `BatchNormBackward`'s. Answered by a `Receipt`.
 
     Parameters
@@ -510,7 +510,7 @@ class GroupNormBackward(_Gradients[T], frozen=True, kw_only=True, tag=True):
     groups: int
 
 
-class GenStats(ChannelNorm[T], frozen=True, kw_only=True, tag=True):
+class GenStats(ChannelNorm[T], tag=True):
     """The sum and the sum of squares of each channel's elements, in all samples. Answered by a `Receipt`.
 
     Parameters

@@ -35,7 +35,7 @@ def type_of_sums(dtype: DType) -> DType:
     return DType.FLOAT64 if dtype is DType.FLOAT64 else DType.FLOAT32
 
 
-class Convolution(Operation[T], frozen=True, kw_only=True):
+class Convolution(Operation[T]):
     """The base of all three. Sums are float64 of float64, int32 of integers, and float32 of all others."""
 
     shape: ClassVar[tuple[str, str, str]]
@@ -94,7 +94,7 @@ class Convolution(Operation[T], frozen=True, kw_only=True):
         return TensorSpec.packed(dims, operand.dtype if operand.dtype.is_floating else DType.INT32)
 
 
-class ConvolutionForward(Convolution[T], frozen=True, kw_only=True, tag=True):
+class ConvolutionForward(Convolution[T], tag=True):
     """y = x cross-correlated with w."""
 
     kind = "conv_fwd"
@@ -124,7 +124,7 @@ class ConvolutionForward(Convolution[T], frozen=True, kw_only=True, tag=True):
         return {"y": total.reshape(y.dims)}
 
 
-class ConvolutionBackwardData(Convolution[T], frozen=True, kw_only=True, tag=True):
+class ConvolutionBackwardData(Convolution[T], tag=True):
     """dx = the gradient with respect to the input."""
 
     kind = "conv_bwd_data"
@@ -153,7 +153,7 @@ class ConvolutionBackwardData(Convolution[T], frozen=True, kw_only=True, tag=Tru
         return {"dx": padded[(slice(None), slice(None), *inside)]}
 
 
-class ConvolutionBackwardFilter(Convolution[T], frozen=True, kw_only=True, tag=True):
+class ConvolutionBackwardFilter(Convolution[T], tag=True):
     """dw = the gradient with respect to the filter. Its dims do not follow from the inputs'."""
 
     kind = "conv_bwd_filter"

@@ -65,7 +65,7 @@ class _OfGraph:
         return self._g.full(x.dims, 1.0, x.dtype)
 
 
-class GridSample(Operation[T], frozen=True, kw_only=True, tag=True):
+class GridSample(Operation[T], tag=True):
     """y = x at the places that a grid holds. Answered by a `Receipt`.
 
     Places are computed in float32, or in float64 if x is of that, by the same formula on every engine.

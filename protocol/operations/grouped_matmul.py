@@ -28,7 +28,7 @@ __all__ = ["GroupedMatMul", "GroupedMatMulBackwardWeights"]
 _ALL = slice(None)
 
 
-class _Grouped(Operation[T], frozen=True, kw_only=True):
+class _Grouped(Operation[T]):
     """What both share: rows of tokens in groups, one for each expert."""
 
     def _check_dims(self, specs: Specs, matrix: str, rank: int) -> None:
@@ -70,7 +70,7 @@ class _Grouped(Operation[T], frozen=True, kw_only=True):
             start = int(end)
 
 
-class GroupedMatMul(_Grouped[T], frozen=True, kw_only=True, tag=True):
+class GroupedMatMul(_Grouped[T], tag=True):
     """y = each row of tokens times the matrix of its expert. Answered by a `Receipt`.
 
     The rows are sorted by expert: those of expert e begin where those of expert e - 1 end, and end before
@@ -133,7 +133,7 @@ class GroupedMatMul(_Grouped[T], frozen=True, kw_only=True, tag=True):
         return {"tokens": g.grouped_matmul(d["y"], turned, self.offsets), "weights": g.apply(backward)}
 
 
-class GroupedMatMulBackwardWeights(_Grouped[T], frozen=True, kw_only=True, tag=True):
+class GroupedMatMulBackwardWeights(_Grouped[T], tag=True):
     """dweights = for each expert, the transpose of its rows of tokens times its rows of dy.
 
     Parameters

@@ -90,7 +90,7 @@ class Places(NamedTuple):
         return tuple(found)
 
 
-class _Indexed(Operation[T], frozen=True, kw_only=True):
+class _Indexed(Operation[T]):
     takes_empty = True
 
     def places(self, x: tuple[int, ...], indices: tuple[int, ...]) -> Places:
@@ -127,7 +127,7 @@ class _Indexed(Operation[T], frozen=True, kw_only=True):
         }
 
 
-class Gathering(_Indexed[T], frozen=True, kw_only=True):
+class Gathering(_Indexed[T]):
     """The base of the gathers: x, indices, and a result of x's dtype."""
 
     inputs = ("x", "indices")
@@ -166,7 +166,7 @@ class Gathering(_Indexed[T], frozen=True, kw_only=True):
         return {"y": x[self.places(x.shape, indices.shape).at(xp, indices, x.shape)]}
 
 
-class Gather(Gathering[T], frozen=True, kw_only=True, tag=True):
+class Gather(Gathering[T], tag=True):
     """y = slices of x along an axis, those that indices name. As NumPy's `take`. Answered by a `Receipt`.
 
     Parameters
@@ -193,7 +193,7 @@ class Gather(Gathering[T], frozen=True, kw_only=True, tag=True):
         return _along_axis(self, x, indices)
 
 
-class GatherElements(Gathering[T], frozen=True, kw_only=True, tag=True):
+class GatherElements(Gathering[T], tag=True):
     """y = for each index, the element of x in its place, with it as the coordinate along an axis.
 
     As NumPy's `take_along_axis`, without broadcasting. Answered by a `Receipt`.
@@ -218,7 +218,7 @@ class GatherElements(Gathering[T], frozen=True, kw_only=True, tag=True):
         return _of_elements(self, x, indices)
 
 
-class GatherND(Gathering[T], frozen=True, kw_only=True, tag=True):
+class GatherND(Gathering[T], tag=True):
     """y = the parts of x that lists of indices name, one for each of its first dims. Answered by a `Receipt`.
 
     Parameters
@@ -261,7 +261,7 @@ _FUNCTIONS = {
 }
 
 
-class Scattering(_Indexed[T], frozen=True, kw_only=True):
+class Scattering(_Indexed[T]):
     """The base of the scatters: x, indices, updates like what a gather with them gives, and a result."""
 
     inputs = ("x", "indices", "updates")
@@ -370,7 +370,7 @@ class _Factors:
         return g.where(g.equal(zeros, self.zeros), product, of_one)
 
 
-class Scatter(Scattering[T], frozen=True, kw_only=True, tag=True):
+class Scatter(Scattering[T], tag=True):
     """y = x with slices along an axis changed, those that indices name. Answered by a `Receipt`.
 
     Parameters
@@ -395,7 +395,7 @@ class Scatter(Scattering[T], frozen=True, kw_only=True, tag=True):
         return _along_axis(self, x, indices)
 
 
-class ScatterElements(Scattering[T], frozen=True, kw_only=True, tag=True):
+class ScatterElements(Scattering[T], tag=True):
     """y = x with elements changed, those with an index as the coordinate along an axis.
 
     As NumPy's `put_along_axis`. Answered by a `Receipt`.
@@ -421,7 +421,7 @@ class ScatterElements(Scattering[T], frozen=True, kw_only=True, tag=True):
         return _of_elements(self, x, indices)
 
 
-class ScatterND(Scattering[T], frozen=True, kw_only=True, tag=True):
+class ScatterND(Scattering[T], tag=True):
     """y = x with parts changed, those that lists of indices name. Answered by a `Receipt`.
 
     Parameters

@@ -38,7 +38,7 @@ _RESULTS = {
 _ALL = slice(None)
 
 
-class MatMul(Operation[T], frozen=True, kw_only=True, tag=True):
+class MatMul(Operation[T], tag=True):
     """y = a @ b, the product of the matrices in the last two dims. Answered by a `Receipt`.
 
     The dims before those are a batch. Batches are broadcast as in NumPy: they are aligned at their last dims,

@@ -47,7 +47,7 @@ class Placed(NamedTuple):
     offset: int = 0
 
 
-class Movement(Operation[T], frozen=True, kw_only=True, tag=True):
+class Movement(Operation[T], tag=True):
     """The base of the operations that move elements: one operand x, one result y of its dtype."""
 
     inputs = ("x",)
@@ -77,7 +77,7 @@ class Movement(Operation[T], frozen=True, kw_only=True, tag=True):
                 )
 
 
-class Reshape(Movement[T], frozen=True, kw_only=True, tag=True):
+class Reshape(Movement[T], tag=True):
     """x with other dims, its elements in the order of their indices, the last fastest. As NumPy's `reshape`.
 
     Parameters
@@ -133,7 +133,7 @@ class Reshape(Movement[T], frozen=True, kw_only=True, tag=True):
         return Placed(tuple(reversed(found)))
 
 
-class Transpose(Movement[T], frozen=True, kw_only=True, tag=True):
+class Transpose(Movement[T], tag=True):
     """x with its axes in another order. As NumPy's `transpose`.
 
     Parameters
@@ -168,7 +168,7 @@ class Transpose(Movement[T], frozen=True, kw_only=True, tag=True):
         return Placed(tuple(strides[axis] for axis in self.axes))
 
 
-class Slice(Movement[T], frozen=True, kw_only=True, tag=True):
+class Slice(Movement[T], tag=True):
     """Evenly spaced elements of x, `x[start::step]` along each axis, as many as the result has.
 
     Parameters
@@ -222,7 +222,7 @@ class Slice(Movement[T], frozen=True, kw_only=True, tag=True):
         return Placed(tuple(step * stride for step, stride in zip(self.steps, strides, strict=True)), offset)
 
 
-class Pad(Movement[T], frozen=True, kw_only=True, tag=True):
+class Pad(Movement[T], tag=True):
     """x with a number around its elements, and between them. As NumPy's `pad`, and the reverse of `Slice`.
 
     Parameters
@@ -303,7 +303,7 @@ class PadMode(enum.StrEnum):
                 return xp.minimum(places, 2 * size - 2 - places)
 
 
-class BorderPad(Movement[T], frozen=True, kw_only=True, tag=True):
+class BorderPad(Movement[T], tag=True):
     """x with elements of its own around it. As NumPy's `pad`.
 
     Parameters
@@ -382,7 +382,7 @@ class BorderPad(Movement[T], frozen=True, kw_only=True, tag=True):
         return {"y": x}
 
 
-class Concat(Operation[T], frozen=True, kw_only=True, tag=True):
+class Concat(Operation[T], tag=True):
     """The operands, one behind the other along a dim. As NumPy's `concatenate`.
 
     Parameters
@@ -480,7 +480,7 @@ def _check_widths(operation: Pad[Any] | BorderPad[Any]) -> None:
             )
 
 
-class BitCast(Operation[T], frozen=True, kw_only=True, tag=True):
+class BitCast(Operation[T], tag=True):
     """y = the bits of x, read as another dtype of the same size. Answered by a `Receipt`.
 
     As NumPy's `view`; but NaN may become another NaN.

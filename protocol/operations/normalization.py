@@ -95,7 +95,7 @@ def gradient_of_rows(
     return (slope + others / (-1 if power == 1 else count)) * inverse**power
 
 
-class _Norm(Operation[T], frozen=True, kw_only=True):
+class _Norm(Operation[T]):
     """What all four share.
 
     Parameters
@@ -138,7 +138,7 @@ class _Norm(Operation[T], frozen=True, kw_only=True):
         return tuple(range(self.axis % x.ndim, x.ndim))
 
 
-class _ForwardNorm(_Norm[T], frozen=True, kw_only=True):
+class _ForwardNorm(_Norm[T]):
     epsilon: float = 1e-5
 
     def _check_x(self, specs: Specs) -> None:
@@ -176,7 +176,7 @@ class _ForwardNorm(_Norm[T], frozen=True, kw_only=True):
         return found
 
 
-class LayerNorm(_ForwardNorm[T], frozen=True, kw_only=True, tag=True):
+class LayerNorm(_ForwardNorm[T], tag=True):
     """y = (x - mean) * inverse_deviation * scale + bias, over each row. Answered by a `Receipt`.
 
     A row is what remains of x when the dims before `axis` are fixed.
@@ -248,7 +248,7 @@ class LayerNorm(_ForwardNorm[T], frozen=True, kw_only=True, tag=True):
         return self._gradient(g, d, "inverse_deviation", LayerNormBackward)
 
 
-class _BackwardNorm(_Norm[T], frozen=True, kw_only=True):
+class _BackwardNorm(_Norm[T]):
     def _rows(self, values: Mapping[str, Array]) -> tuple[Array, Array, Array, tuple[int, ...]]:
         """What `gradient_of_rows` takes."""
         inverse = values["inverse_deviation" if "mean" in values else "inverse_rms"]
@@ -268,7 +268,7 @@ class _BackwardNorm(_Norm[T], frozen=True, kw_only=True):
         return {"dx": xp.sqrt(gradient_of_rows(*self._rows(values), centred="mean" in values, power=2))}
 
 
-class LayerNormBackward(_BackwardNorm[T], frozen=True, kw_only=True, tag=True):
+class LayerNormBackward(_BackwardNorm[T], tag=True):
     """The gradients of `LayerNorm` with respect to x, scale and bias. Answered by a `Receipt`.
 
     Parameters
@@ -313,7 +313,7 @@ class LayerNormBackward(_BackwardNorm[T], frozen=True, kw_only=True, tag=True):
         self._check_weights(specs, "dscale", "dbias")
 
 
-class RMSNorm(_ForwardNorm[T], frozen=True, kw_only=True, tag=True):
+class RMSNorm(_ForwardNorm[T], tag=True):
     """y = x * inverse_rms * scale, over each row. Answered by a `Receipt`.
 
     Parameters
@@ -351,7 +351,7 @@ class RMSNorm(_ForwardNorm[T], frozen=True, kw_only=True, tag=True):
         return self._gradient(g, d, "inverse_rms", RMSNormBackward)
 
 
-class RMSNormBackward(_BackwardNorm[T], frozen=True, kw_only=True, tag=True):
+class RMSNormBackward(_BackwardNorm[T], tag=True):
     """The gradients of `RMSNorm` with respect to x and scale. Answered by a `Receipt`.
 
     The fields are `LayerNormBackward`'s, with `inverse_rms` for the statistics.

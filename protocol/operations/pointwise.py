@@ -22,7 +22,7 @@ _POSITIVE = frozenset({PointwiseMode.SOFTPLUS, PointwiseMode.CELU})
 """Modes whose parameter must be > 0."""
 
 
-class Pointwise(Operation[T], frozen=True, kw_only=True, tag=True):
+class Pointwise(Operation[T], tag=True):
     """result = mode(operands), of each element. Answered by a `Receipt`.
 
     Functions of floats are computed in float32, or in float64 if an operand is. Arithmetic of integers alone,

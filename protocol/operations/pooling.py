@@ -15,11 +15,9 @@ import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
-import msgspec
-
 from cudnn_actor.protocol.checks import is_finite
 from cudnn_actor.protocol.dtypes import DType
-from cudnn_actor.protocol.errors import InvalidRequest, Words
+from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.operations.base import (
     ALLOCATED,
     Array,
@@ -29,7 +27,7 @@ from cudnn_actor.protocol.operations.base import (
     require,
     require_floating,
 )
-from cudnn_actor.protocol.records import RecordMeta
+from cudnn_actor.protocol.records import Parameters
 from cudnn_actor.protocol.spatial import check_spatial, check_spatial_dims, spread
 from cudnn_actor.protocol.tensor import Layout, TensorSpec
 
@@ -40,16 +38,7 @@ _MOST_PADDING = 1 << 16
 """The most padding before or after a spatial dim. It costs work, and no tensor has to be as large."""
 
 
-class Window(
-    msgspec.Struct,
-    frozen=True,
-    kw_only=True,
-    forbid_unknown_fields=True,
-    cache_hash=True,
-    gc=False,
-    tag=True,
-    metaclass=RecordMeta,
-):
+class Window(Parameters, tag=True):
     """The windows of a pooling, with one value per spatial dim (1 to 3 of them).
 
     Parameters
@@ -123,30 +112,30 @@ class Window(
         padded = self.pre_padding[axis] + size + self.post_padding[axis]
         if extent > padded:
             raise InvalidRequest(
-                field="window",
-                value=Words(f"size {self.size[axis]}"),
+                field="window.size",
+                value=self.size,
                 problem=f"extends over {extent} elements in spatial dim {axis}, "
                 f"but the padded input has {padded}",
                 fix="pad more, dilate less, or use smaller windows",
             )
         count = 1 + (padded - extent) // self.stride[axis]
-        padding = max(self.pre_padding[axis], self.post_padding[axis])
-        if padding > _MOST_PADDING:
-            raise InvalidRequest(
-                field="window",
-                value=padding,
-                problem=f"is the padding of spatial dim {axis}, and at most {_MOST_PADDING:,} is possible",
-                fix="use less padding",
-            )
+        for name in ("pre_padding", "post_padding"):
+            if getattr(self, name)[axis] > _MOST_PADDING:
+                raise InvalidRequest(
+                    field=f"window.{name}",
+                    value=getattr(self, name),
+                    problem=f"has more than {_MOST_PADDING:,} elements in spatial dim {axis}",
+                    fix="use less padding",
+                )
         early = -(-self.pre_padding[axis] // self.stride[axis])  # the windows that start before the input
         for place in {*range(min(early, count)), count - 1}:
             start = place * self.stride[axis] - self.pre_padding[axis]
             first = -(min(start, 0) // self.dilation[axis])  # the first element that is not before the input
             if first >= self.size[axis] or start + first * self.dilation[axis] >= size:
                 raise InvalidRequest(
-                    field="window",
-                    value=Words(f"padding {padding}"),
-                    problem=f"window {place} in spatial dim {axis} covers only padding",
+                    field="window.pre_padding" if start < 0 else "window.post_padding",
+                    value=self.pre_padding if start < 0 else self.post_padding,
+                    problem=f"is so large that window {place} in spatial dim {axis} covers only padding",
                     fix="use less padding",
                 )
         return count
@@ -204,16 +193,7 @@ class Window(
             yield (*[slice(None)] * (2 + axis), places)
 
 
-class AdaptiveWindow(
-    msgspec.Struct,
-    frozen=True,
-    kw_only=True,
-    forbid_unknown_fields=True,
-    cache_hash=True,
-    gc=False,
-    tag=True,
-    metaclass=RecordMeta,
-):
+class AdaptiveWindow(Parameters, tag=True):
     """The windows of a pooling that has a result of given dims: they cover the input, without padding.
 
     Of `out` windows over `in` elements, number i has those from floor(i * in / out) to before
@@ -317,7 +297,7 @@ def _along_axis(xp: Any, values: Sequence[int], axis: int, rank: int) -> Array:
     return xp.asarray(values).reshape([-1 if other == axis else 1 for other in range(rank)])
 
 
-class _Pooling(Operation[T], frozen=True, kw_only=True):
+class _Pooling(Operation[T]):
     window: Window | AdaptiveWindow
 
     def _pooled(self, x: TensorSpec, dtype: DType | None = None) -> TensorSpec:
@@ -330,7 +310,7 @@ class _Pooling(Operation[T], frozen=True, kw_only=True):
         require(specs, "dy", self.window.output_dims(specs["dx"].dims), gradient="dx")
 
 
-class MaxPool(_Pooling[T], frozen=True, kw_only=True, tag=True):
+class MaxPool(_Pooling[T], tag=True):
     """y = the largest element of each window. Answered by a `Receipt`.
 
     Parameters
@@ -380,7 +360,7 @@ class MaxPool(_Pooling[T], frozen=True, kw_only=True, tag=True):
         return {"x": g.apply(backward, like={"dx": self.x})}
 
 
-class MaxPoolBackward(_Pooling[T], frozen=True, kw_only=True, tag=True):
+class MaxPoolBackward(_Pooling[T], tag=True):
     """dx = for each element of x, the sum of dy over the windows whose largest element it was.
 
     Parameters
@@ -425,7 +405,7 @@ class MaxPoolBackward(_Pooling[T], frozen=True, kw_only=True, tag=True):
         return {"dx": self.window.collect(xp, found, [numbers], [values["dy"], values["index"]])}
 
 
-class AvgPool(_Pooling[T], frozen=True, kw_only=True, tag=True):
+class AvgPool(_Pooling[T], tag=True):
     """y = the mean of each window. Answered by a `Receipt`.
 
     Parameters
@@ -462,7 +442,7 @@ class AvgPool(_Pooling[T], frozen=True, kw_only=True, tag=True):
         return {"x": g.apply(backward, like={"dx": self.x})}
 
 
-class AvgPoolBackward(_Pooling[T], frozen=True, kw_only=True, tag=True):
+class AvgPoolBackward(_Pooling[T], tag=True):
     """dx = for each element of x, the sum of dy over the windows that it is in, divided by their counts.
 
     Parameters
@@ -500,7 +480,7 @@ class AvgPoolBackward(_Pooling[T], frozen=True, kw_only=True, tag=True):
         return {"dy": g.apply(forward)}
 
 
-class _LpPooling(_Pooling[T], frozen=True, kw_only=True):
+class _LpPooling(_Pooling[T]):
     p: float = 2.0
 
     def _check_p(self) -> None:
@@ -510,7 +490,7 @@ class _LpPooling(_Pooling[T], frozen=True, kw_only=True):
             )
 
 
-class LpPool(_LpPooling[T], frozen=True, kw_only=True, tag=True):
+class LpPool(_LpPooling[T], tag=True):
     """y = (sum of abs(x) ** p) ** (1 / p) over each window. Answered by a `Receipt`.
 
     No power overflows: they are computed of what the largest magnitude of a window is divided by.
@@ -558,7 +538,7 @@ class LpPool(_LpPooling[T], frozen=True, kw_only=True, tag=True):
         return {"x": g.apply(backward)}
 
 
-class LpPoolBackward(_LpPooling[T], frozen=True, kw_only=True, tag=True):
+class LpPoolBackward(_LpPooling[T], tag=True):
     """dx = for each element of x, the sum over its windows of dy * sign(x) * (abs(x) / y) ** (p - 1).
 
     A window whose y is 0 adds nothing.

@@ -89,7 +89,7 @@ def state_sample(xp: Any) -> Array:
     return xp.asarray([0x0123456789ABCDEF, (1 << 34) - 5], dtype=xp.int64)
 
 
-class Randomness(Operation[T], frozen=True, kw_only=True):
+class Randomness(Operation[T]):
     """The base of all random numbers: the `state`, and the dims and the dtype of the result.
 
     Attributes
@@ -156,11 +156,11 @@ class Randomness(Operation[T], frozen=True, kw_only=True):
                 )
 
 
-class _Floats(Randomness[T], frozen=True, kw_only=True):
+class _Floats(Randomness[T]):
     dtypes = frozenset(dtype for dtype in DType if dtype.is_floating)
 
 
-class RandomUniform(_Floats[T], frozen=True, kw_only=True, tag=True):
+class RandomUniform(_Floats[T], tag=True):
     """Numbers from `low` on and below `high`, all equally likely. Answered by a `Receipt`.
 
     y = low + (high - low) * u, in float64, where u has 32 random bits, or 53 of float64. It is rounded to the
@@ -223,7 +223,7 @@ class RandomUniform(_Floats[T], frozen=True, kw_only=True, tag=True):
         return xp.minimum(xp.maximum(numbers, least), largest)
 
 
-class RandomNormal(_Floats[T], frozen=True, kw_only=True, tag=True):
+class RandomNormal(_Floats[T], tag=True):
     """Normally distributed numbers. Answered by a `Receipt`.
 
     y = mean + deviation * z, in float64, where z is the quantile of a number with 32 random bits, or 52 of
@@ -256,7 +256,7 @@ class RandomNormal(_Floats[T], frozen=True, kw_only=True, tag=True):
         return quantile(xp, unit) * float(self.deviation) + float(self.mean)
 
 
-class RandomBernoulli(Randomness[T], frozen=True, kw_only=True, tag=True):
+class RandomBernoulli(Randomness[T], tag=True):
     """1 with a probability, else 0. Answered by a `Receipt`.
 
     Parameters
@@ -280,7 +280,7 @@ class RandomBernoulli(Randomness[T], frozen=True, kw_only=True, tag=True):
         return (word() < keeping(self.probability)).astype(xp.int64)
 
 
-class RandomIntegers(Randomness[T], frozen=True, kw_only=True, tag=True):
+class RandomIntegers(Randomness[T], tag=True):
     """Whole numbers from `low` on and below `high`, all equally likely. Answered by a `Receipt`.
 
     y = low + floor((high - low) * r / 2**64), where r has 64 random bits: no number is likelier than another

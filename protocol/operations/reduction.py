@@ -78,7 +78,7 @@ _FAR = 120.0
 """Exponentials of numbers from here on overflow, and bfloat16 has the whole numbers around it."""
 
 
-class _Reducing(Operation[T], frozen=True, kw_only=True):
+class _Reducing(Operation[T]):
     """What all three share: a mode, and a result that is exact if x is of integers."""
 
     inputs = ("x",)
@@ -112,7 +112,7 @@ class _Reducing(Operation[T], frozen=True, kw_only=True):
         require(specs, "y", dims, *(dtype for dtype in DType if dtype.is_floating is floating))
 
 
-class Reduction(_Reducing[T], frozen=True, kw_only=True, tag=True):
+class Reduction(_Reducing[T], tag=True):
     """y = mode(the elements of x along some dims). Answered by a `Receipt`.
 
     Parameters
@@ -221,7 +221,7 @@ class Reduction(_Reducing[T], frozen=True, kw_only=True, tag=True):
         return {"y": found.reshape(specs["y"].dims)}
 
 
-class ArgReduction(_Reducing[T], frozen=True, kw_only=True, tag=True):
+class ArgReduction(_Reducing[T], tag=True):
     """y = the place of the largest or smallest element along a dim. Answered by a `Receipt`.
 
     Parameters
@@ -272,7 +272,7 @@ class ArgReduction(_Reducing[T], frozen=True, kw_only=True, tag=True):
         return {"y": found.astype(xp.int64, copy=False).reshape(specs["y"].dims)}
 
 
-class Cumulative(_Reducing[T], frozen=True, kw_only=True, tag=True):
+class Cumulative(_Reducing[T], tag=True):
     """y = the sum or product of all elements up to each along a dim. Answered by a `Receipt`.
 
     The definition is ONNX's, of `CumSum` and `CumProd`.

@@ -123,7 +123,7 @@ class Taps(NamedTuple):
         return Lists(starts, of[order], weight[order])
 
 
-class _Resampling(Operation[T], frozen=True, kw_only=True):
+class _Resampling(Operation[T]):
     sizes: tuple[int, ...]
     scales: tuple[float, ...] | None = None
     mode: ResampleMode = ResampleMode.NEAREST
@@ -237,7 +237,7 @@ def spread(xp: Any, dy: Array, taps: Mapping[int, Taps], dims: Sequence[int]) ->
     return dy
 
 
-class Resample(_Resampling[T], frozen=True, kw_only=True, tag=True):
+class Resample(_Resampling[T], tag=True):
     """y = x with other sizes. Answered by a `Receipt`.
 
     Parameters
@@ -301,7 +301,7 @@ class Resample(_Resampling[T], frozen=True, kw_only=True, tag=True):
         return {"x": g.apply(self._like(ResampleBackward, dy=d["y"]), like={"dx": self.x})}
 
 
-class ResampleBackward(_Resampling[T], frozen=True, kw_only=True, tag=True):
+class ResampleBackward(_Resampling[T], tag=True):
     """The gradient of `Resample` with respect to x. Answered by a `Receipt`.
 
     Parameters

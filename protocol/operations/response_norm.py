@@ -25,7 +25,7 @@ from cudnn_actor.protocol.tensor import Layout, TensorSpec
 __all__ = ["LocalResponseNorm", "LocalResponseNormBackward"]
 
 
-class _Response(Operation[T], frozen=True, kw_only=True):
+class _Response(Operation[T]):
     size: int
     alpha: float = 1e-4
     beta: float = 0.75
@@ -71,7 +71,7 @@ class _Response(Operation[T], frozen=True, kw_only=True):
         return self.bias + self.alpha / self.size * self._windows(xp, x * x, before, after)
 
 
-class LocalResponseNorm(_Response[T], frozen=True, kw_only=True, tag=True):
+class LocalResponseNorm(_Response[T], tag=True):
     """y = x / (bias + alpha / size * the sum of squares in a window of channels) ** beta.
 
     Answered by a `Receipt`.
@@ -107,7 +107,7 @@ class LocalResponseNorm(_Response[T], frozen=True, kw_only=True, tag=True):
         return {"x": g.apply(LocalResponseNormBackward(dy=d["y"], x=self.x, **same))}
 
 
-class LocalResponseNormBackward(_Response[T], frozen=True, kw_only=True, tag=True):
+class LocalResponseNormBackward(_Response[T], tag=True):
     """The gradient of `LocalResponseNorm`. Answered by a `Receipt`.
 
     Parameters

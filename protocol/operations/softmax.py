@@ -28,7 +28,7 @@ _FAR, _FARTHER = 120.0, 960.0
 """Exponentials of numbers from here on overflow, in float32 and in float64."""
 
 
-class Softmax(Operation[T], frozen=True, kw_only=True, tag=True):
+class Softmax(Operation[T], tag=True):
     """y = exp(x) / sum of exp(x), along a dim; or its logarithm. Answered by a `Receipt`.
 
     No exponential overflows, however large x is. Where all of x along the dim is -infinity, or an element is
@@ -79,7 +79,7 @@ class Softmax(Operation[T], frozen=True, kw_only=True, tag=True):
         return {"y": below - xp.log(total) if self.log else powers / total}
 
 
-class SoftmaxBackward(Operation[T], frozen=True, kw_only=True, tag=True):
+class SoftmaxBackward(Operation[T], tag=True):
     """The gradient of `Softmax` with respect to x. Answered by a `Receipt`.
 
     dx = y * (dy - sum of dy * y); of the logarithm, dx = dy - exp(y) * sum of dy.

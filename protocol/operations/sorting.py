@@ -20,7 +20,7 @@ from cudnn_actor.protocol.tensor import TensorSpec
 __all__ = ["TopK"]
 
 
-class TopK(Operation[T], frozen=True, kw_only=True, tag=True):
+class TopK(Operation[T], tag=True):
     """The `k` largest or smallest elements along a dim, and their places. Answered by a `Receipt`.
 
     Of equal elements, that with the lower place comes first; 0 and -0 are equal. NaN is larger than any

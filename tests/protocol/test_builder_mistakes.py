@@ -70,12 +70,11 @@ WRONG = [
     ),
     Wrong(
         lambda g, t: t.m + np.array(2.0),
-        "operand=ndarray of float64 (): is neither a tensor nor a number; "
-        "take the number out of it: value.item()",
+        "b=ndarray of float64 (): is neither a tensor nor a number; take the number out of it: value.item()",
     ),
     Wrong(
         lambda g, t: t.m + Decimal(2),
-        "operand=Decimal('2'): is neither a tensor nor a number; convert it: fl",
+        "b=Decimal('2'): is neither a tensor nor a number; convert it: fl",
     ),
     Wrong(
         lambda g, t: g.take(t.m, anything(3), 0),
@@ -102,7 +101,7 @@ WRONG = [
     Wrong(lambda g, t: alibi_slopes(0), "heads=0: is no number of heads"),
     Wrong(lambda g, t: alibi_slopes(anything(2.5)), "heads=2.5: is no number of heads"),
     # Tensors.
-    Wrong(lambda g, t: g.exp(t.other), "operands[0]=<x: float32 (2, 8, 4, 4)>: belongs to another builder"),
+    Wrong(lambda g, t: g.exp(t.other), "x=<x: float32 (2, 8, 4, 4)>: belongs to another builder"),
     Wrong(lambda g, t: g.max_pool(anything(2.0), 2), "x=2.0: is a number where a tensor belongs"),
     Wrong(lambda g, t: t.x @ anything(3), "b=3: is a number where a tensor belongs"),
     Wrong(lambda g, t: np.ones((4, 4)) @ t.m, "a=ndarray of float64 (4, 4): is no tensor of this builder"),
@@ -120,25 +119,28 @@ WRONG = [
     Wrong(lambda g, t: g.batch_norm(t.x, ANY, t.v), "mean=None: is left out"),
     Wrong(lambda g, t: g.layer_norm(t.m, anything(1.0)), "scale=1.0: is a number where a tensor belongs"),
     # Numbers.
-    Wrong(lambda g, t: t.x + np.ones(4), "operand=ndarray of float64 (4,): is neither a tensor nor a number"),
+    Wrong(lambda g, t: t.x + np.ones(4), "b=ndarray of float64 (4,): is neither a tensor nor a number"),
     Wrong(
         lambda g, t: t.x * np.array(2.0),
-        "operand=ndarray of float64 (): is neither a tensor nor a number; take",
+        "b=ndarray of float64 (): is neither a tensor nor a number; take",
     ),
-    Wrong(lambda g, t: t.x * anything(Decimal(2)), "operand=Decimal('2'): is neither a tensor nor a number"),
-    Wrong(lambda g, t: t.x * anything(2j), "operand=2j: is neither a tensor nor a number"),
+    Wrong(lambda g, t: t.x * anything(Decimal(2)), "b=Decimal('2'): is neither a tensor nor a number"),
+    Wrong(lambda g, t: t.x * anything(2j), "b=2j: is neither a tensor nor a number"),
     Wrong(lambda g, t: g.eye(anything(3.0)), "rows=3.0: must be a whole number ≥ 0; pass an int"),
     Wrong(lambda g, t: g.one_hot(t.i, anything("a")), "depth='a': must be a whole number ≥ 0"),
-    Wrong(lambda g, t: t.x + 10**400, "operand=1000000"),
-    Wrong(lambda g, t: t.i + 2**70, "operand=1180591620717411303424: is beyond the range"),
-    Wrong(lambda g, t: t.i + 2**63, "operand=9223372036854775808: is beyond the range"),
-    Wrong(lambda g, t: g.where(t.m > 0, True, t.m), "operand=True: is a truth value, not a number"),
+    Wrong(lambda g, t: t.x + 10**400, "b=1000000"),
+    Wrong(lambda g, t: t.i + 2**70, "b=1180591620717411303424: is beyond the range"),
+    Wrong(lambda g, t: t.i + 2**63, "b=9223372036854775808: is beyond the range"),
+    Wrong(lambda g, t: g.where(t.m > 0, True, t.m), "a=True: is a truth value, not a number"),
     Wrong(lambda g, t: g.full((2,), anything("a")), "value='a': is neither a tensor nor a number"),
     Wrong(lambda g, t: g.full((2,), float("nan"), "int32"), "value=nan: is no number of int32"),
     Wrong(lambda g, t: g.full((2,), 300, "int8"), "value=300: is no number of int8"),
     # Broadcasting.
-    Wrong(lambda g, t: t.x + t.v, "operands=(2, 8, 4, 4) and (8,): do not broadcast: dim -1 has the sizes 4"),
-    Wrong(lambda g, t: g.where(t.m > 0, t.v, 0.0), "operands=(4, 6) and (8,): do not broadcast"),
+    Wrong(
+        lambda g, t: t.x + t.v,
+        "b=(8,): does not broadcast with dims (2, 8, 4, 4): along dim -1 they have the sizes 8",
+    ),
+    Wrong(lambda g, t: g.where(t.m > 0, t.v, 0.0), "a=(8,): does not broadcast with dims (4, 6)"),
     Wrong(lambda g, t: g.broadcast_to(t.x, (3,)), "dims=(3,): cannot be reached from dims (2, 8, 4, 4)"),
     Wrong(lambda g, t: g.broadcast_to(t.x, anything(3)), "dims=3: must be a sequence of whole numbers"),
     Wrong(lambda g, t: g.sum_to(t.x, anything(3)), "dims=3: must be a sequence of whole numbers"),
@@ -466,6 +468,27 @@ class TestOtherLibrariesNames:
         (
             lambda: RECORDS.Numerics(True),
             "Numerics takes its fields by name, not by position: write Numerics(tf32=True)",
+        ),
+        (
+            lambda: RECORDS.Window(kernel_size=2),
+            "Window has no field 'kernel_size'; use size; its fields are",
+        ),
+        (
+            lambda: RECORDS.MaxPool(1),
+            "MaxPool takes its fields by name, not by position: write MaxPool(x=..., w",
+        ),
+        (lambda: RECORDS.MaxPool(x=1), "MaxPool needs window: MaxPool(x=..., window=...)"),
+        (lambda: RECORDS.MaxPool(x=1, ksize=2), "MaxPool has no field 'ksize'; use window; its fields are"),
+        (lambda: RECORDS.ConvFwd(x=1), "ConvFwd needs w, y, conv: ConvFwd(x=..., w=..., y=..., conv=...)"),
+        (lambda: RECORDS.ConvBwdFilter(x=1, dy=1, w=1), "ConvBwdFilter has no field 'w'; use dw; its fields"),
+        (
+            lambda: RECORDS.ConvBwdData(w=1, dy=1, x=1),
+            "ConvBwdData has no field 'x'; use dx; its fields are d",
+        ),
+        (lambda: RECORDS.Ping(1), "Ping has no fields: write Ping()"),
+        (
+            lambda: RECORDS.AdaptiveWindow(output=2, size=3),
+            "AdaptiveWindow has no field 'size'; use output; it",
         ),
         (
             lambda: RECORDS.GraphLimits(operation=3),

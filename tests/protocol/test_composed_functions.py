@@ -241,7 +241,10 @@ def test_a_tensor_has_its_shape_by_numpys_name() -> None:
         (lambda g, x, i: g.var(x, ddof="1"), "ddof='1': must be a finite number"),
         (lambda g, x, i: g.cross_entropy(x, i), "targets=int64 (2, 3): does not fit logits, of dims (2, 3)"),
         (lambda g, x, i: g.cross_entropy(x, i[:, 0], ignore=0.5), "ignore=0.5: is no class"),
-        (lambda g, x, i: g.cross_entropy(x, i[:, 0], reduction="avg"), "reduction='avg': is no reduction"),
+        (
+            lambda g, x, i: g.cross_entropy(x, i[:, 0], reduction="avg"),
+            "reduction='avg': is none of its values; use",
+        ),
         (lambda g, x, i: g.cross_entropy(x, i[:, 0], 2), "axis=2: is no dim of logits, which has 2"),
         (lambda g, x, i: g.conv_transpose(x, x), "x=(2, 3): has no spatial dims"),
         (

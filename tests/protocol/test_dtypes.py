@@ -45,6 +45,17 @@ def test_bfloat16_is_the_one_of_ml_dtypes() -> None:
     assert DType.BFLOAT16.numpy == np.dtype(ml_dtypes.bfloat16)
 
 
+@pytest.mark.parametrize("member", DType)
+def test_a_type_is_compared_with_members_names_and_numpy_dtypes_but_not_with_scalar_classes(
+    member: DType,
+) -> None:
+    other: object = member.numpy.type
+    assert member == member.value == member.numpy
+    assert member != other
+    assert member.numpy == other
+    assert DType.of(other) is member
+
+
 @pytest.mark.parametrize(
     "other",
     [

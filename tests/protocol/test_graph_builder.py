@@ -164,7 +164,7 @@ def mistakes() -> dict[str, object]:
     g, other = GraphBuilder(), GraphBuilder()
     x, w = g.input("x", (2, 8, 4, 4)), g.input("w", (8, 4, 1, 1))
     return {
-        "operands": lambda: x + g.input("a", (3,)),
+        "b": lambda: x + g.input("a", (3,)),
         "w": lambda: g.conv(x, w),
         "name": lambda: g.input("x", (1,)),
         "dims": lambda: x.reshape(3, -1),
@@ -173,7 +173,7 @@ def mistakes() -> dict[str, object]:
         "index ": lambda: x["a"],
         "index  ": lambda: x[0, 0, 0, 0, 0],
         "index   ": lambda: x[..., 0, ...],
-        "operand": lambda: x + np.ones(3),
+        "b ": lambda: x + np.ones(3),
         "q": lambda: g.apply(Attention(q=x[0], k=x, v=x)),
         "also": lambda: g.apply(MaxPool(x=x, window=SQUARES), also=("nothing",)),
         "operation": lambda: g.apply("relu"),  # type: ignore[arg-type]

@@ -178,6 +178,50 @@ async def test_arrays_are_refused_where_dims_are_worked_out_from_references() ->
         assert (await gpu.statistics()).live_buffers == 1
 
 
+async def test_a_gradient_that_is_given_a_tensor_for_its_dims_is_told_so() -> None:
+    async with spawn(device="cpu") as gpu:
+        x = await gpu.upload(ARRAY)
+        send: Any = gpu
+        with pytest.raises(
+            InvalidRequest, match=r"^dims=<buffer .*; give dims=x\.dims, where x is the tensor$"
+        ):
+            await send.conv_bwd_filter(x, x, conv=ONE_BY_ONE, dims=x)
+        with pytest.raises(
+            InvalidRequest, match=r"^dims=<buffer .*; give dims=x\.dims, where x is the tensor$"
+        ):
+            await send.conv_bwd_data(x, x, conv=ONE_BY_ONE, dims=x)
+        with pytest.raises(
+            TypeError, match=r"^CudnnRef\.conv_bwd_filter\(\) has no argument 'w'; use dims; it has"
+        ):
+            await send.conv_bwd_filter(x, x, w=x, conv=ONE_BY_ONE)
+        with pytest.raises(
+            TypeError, match=r"^CudnnRef\.conv_bwd_data\(\) has no argument 'x'; use dims; it has"
+        ):
+            await send.conv_bwd_data(x, x, x=x, conv=ONE_BY_ONE)
+        with pytest.raises(
+            TypeError, match=r"^CudnnRef\.conv_bwd_filter\(\) takes x, dy by position, and by"
+        ):
+            await send.conv_bwd_filter(x, x, x)
+
+
+async def test_arguments_by_other_libraries_names_are_told_ours() -> None:
+    async with spawn(device="cpu") as gpu:
+        send: Any = gpu
+        with pytest.raises(
+            TypeError, match=r"^CudnnRef\.upload\(\) has no argument 'data'; use array; it has"
+        ):
+            await send.upload(data=ARRAY)
+        with pytest.raises(
+            TypeError, match=r"^CudnnRef\.empty\(\) has no argument 'shape'; use dims; it has"
+        ):
+            await send.empty(shape=(1,))
+        x = await gpu.upload(ARRAY)
+        with pytest.raises(
+            TypeError, match=r"^CudnnRef\.conv_fwd\(\) has no argument 'padding'; use pad; it"
+        ):
+            await send.conv_fwd(x, x, padding=1)
+
+
 def doubled() -> Graph:
     g = GraphBuilder()
     return g.build(y=2 * g.input("x", (2,)))

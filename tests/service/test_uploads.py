@@ -144,19 +144,19 @@ BAD: list[tuple[Callable[[], Any], dict[str, Any], str]] = [
     (lambda: np.zeros((1, 1, 2), ml_dtypes.float8_e4m3fn), {}, "array"),
     (lambda: [[1.0, 2.0], [3.0]], {}, "array"),
     (lambda: None, {}, "array"),
-    (lambda: np.ones((1, 1, 2), np.longdouble), {}, "dtype"),
+    (lambda: np.ones((1, 1, 2), np.longdouble), {}, "array"),
     (lambda: np.ones((1, 1, 2)), {"dtype": "float8"}, "dtype"),
     (lambda: np.ones((1, 1, 2)), {"dtype": complex}, "dtype"),
     (lambda: np.ones((1, 1, 2)), {"layout": "NHCW"}, "layout"),
     (lambda: np.ones((1, 1, 2)), {"layout": "STRIDED"}, "layout"),
     (lambda: np.ones((1, 2)), {"layout": "NHWC"}, "layout"),
-    (lambda: np.ones((1,) * 9), {}, "dims"),
-    (lambda: np.ones((1, 1, 2)), {"dtype": "int8"}, "data"),
-    (lambda: [[[300]]], {"dtype": "int8"}, "data"),
-    (lambda: [[[-1]]], {"dtype": "uint8"}, "data"),
-    (lambda: [2**63], {"dtype": "int64"}, "data"),
-    (lambda: [0, 2], {"dtype": "bool"}, "data"),
-    (lambda: [0.0, 1.0], {"dtype": "bool"}, "data"),
+    (lambda: np.ones((1,) * 9), {}, "array"),
+    (lambda: np.ones((1, 1, 2)), {"dtype": "int8"}, "array"),
+    (lambda: [[[300]]], {"dtype": "int8"}, "array"),
+    (lambda: [[[-1]]], {"dtype": "uint8"}, "array"),
+    (lambda: [2**63], {"dtype": "int64"}, "array"),
+    (lambda: [0, 2], {"dtype": "bool"}, "array"),
+    (lambda: [0.0, 1.0], {"dtype": "bool"}, "array"),
 ]
 
 
@@ -171,6 +171,14 @@ async def test_what_is_no_tensor_is_named_with_its_field_and_a_fix(
         assert caught.value.fix in str(caught.value)
         assert (await gpu.statistics()).live_buffers == 0
         await gpu.upload([1.0])
+
+
+async def test_what_a_buffer_cannot_hold_is_named_as_the_argument_of_write() -> None:
+    async with spawn(device="cpu") as gpu:
+        ref = await gpu.upload(np.zeros((1, 1, 2), np.int8))
+        for array in (np.ones((1, 1, 2)), np.full((1, 1, 2), 300), np.zeros((1, 3), np.int8)):
+            with pytest.raises(InvalidRequest, match=r"^array="):
+                await gpu.write(ref, array)
 
 
 class Unreadable:
