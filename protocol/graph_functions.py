@@ -10,6 +10,7 @@ from cudnn_actor.protocol.checks import as_index
 from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.expressions import Axes, Tensor
 from cudnn_actor.protocol.graph_recorder import Recorder, as_called
+from cudnn_actor.protocol.number_ranges import exact_bounds
 from cudnn_actor.protocol.operations import (
     ArgReduction,
     Cumulative,
@@ -134,6 +135,11 @@ class Functions(Recorder):
 
     def clip(self, x: Any, lower: float | None = None, upper: float | None = None) -> Tensor:
         """min(max(x, lower), upper); a bound of None is none."""
+        bounds = exact_bounds(lower, upper, x.dtype) if isinstance(x, Tensor) else None
+        if bounds is not None:
+            least, most = bounds
+            x = x if least is None else self.maximum(x, least)
+            return x if most is None else self.minimum(x, most)
         return self._with_parameters(_M.CLIP, x, lower=lower, upper=upper)
 
     # Activations with a parameter; None for the default.

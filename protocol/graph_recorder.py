@@ -16,6 +16,7 @@ from cudnn_actor.protocol.errors import InvalidRequest, Words
 from cudnn_actor.protocol.expressions import Made, Tensor
 from cudnn_actor.protocol.limits import GraphLimits
 from cudnn_actor.protocol.named_outputs import named_outputs
+from cudnn_actor.protocol.number_ranges import as_compared, require_unsigned
 from cudnn_actor.protocol.numerics import Numerics
 from cudnn_actor.protocol.operations import (
     FUNCTIONS,
@@ -167,23 +168,19 @@ class Recorder:
         _check_broadcast(operands)
         rank = max(tensor.rank for tensor in tensors)
         chosen = operands[1:] if mode == PointwiseMode.SELECT else operands  # a condition decides no type
-        stored = _promoted(chosen)
-        aligned = self._aligned(operands, rank, stored)
-
-        def made() -> Pointwise[Any]:
-            return Pointwise(
-                mode=PointwiseMode(mode),
-                operands=tuple(aligned),
-                parameter=parameter,
-                lower=lower,
-                upper=upper,
-            )
-
+        stored = of_numbers = _promoted(chosen)
         if len(tensors) < len(operands) and not stored.is_floating:
-            computed = made().compute(tuple(tensor.dtype for tensor in aligned))
-            if computed.is_floating:  # -1 is no uint64, but may divide one
-                aligned = self._aligned(operands, rank, computed)
-        result = self._result(made())
+            mode, operands = as_compared(mode, operands, stored)
+        operation: Pointwise[Any] = Pointwise(
+            mode=PointwiseMode(mode), operands=(), parameter=parameter, lower=lower, upper=upper
+        )
+        if len(tensors) < len(operands) and not stored.is_floating:
+            computed = operation.compute(
+                tuple(one.dtype if isinstance(one, Tensor) else stored for one in operands)
+            )
+            of_numbers = computed if computed.is_floating else stored  # -1 is no uint64, but may divide one
+        aligned = self._aligned(operands, rank, of_numbers)
+        result = self._result(msgspec.structs.replace(operation, operands=tuple(aligned)))
         computed = self._operations[-1].compute(tuple(tensor.dtype for tensor in aligned))
         inferred = result._made
         dtype = inferred.spec.dtype
@@ -210,7 +207,8 @@ class Recorder:
 
     def _constant(self, name: str, number: Any, dims: tuple[int, ...], dtype: DType) -> Tensor:
         """A tensor of one number, which is the caller's argument of that name. Raises `InvalidRequest`."""
-        number = as_number(name, number, unsigned=dtype is DType.UINT64)
+        number = as_number(name, number, unsigned=dtype is DType.UINT64 or dtype.is_floating)
+        require_unsigned(name, number, dtype)
         label = str(number)
         if dtype.is_floating:
             number, dtype = float(number), DType.FLOAT64 if dtype is DType.FLOAT64 else DType.FLOAT32

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from cudnn_actor.protocol.checks import as_index, is_whole, require_choice
+from cudnn_actor.protocol.checks import as_index, as_number, is_whole, require_choice
 from cudnn_actor.protocol.dtypes import DType, DTypeLike
 from cudnn_actor.protocol.errors import InvalidRequest, Words
 from cudnn_actor.protocol.expressions import Number, Tensor
@@ -111,6 +111,13 @@ class MovementFunctions(Recorder):
                 problem=f"must be a whole number, or a pair of them for each of the {x.rank} axes of x",
                 fix="give (before, after) for each axis",
             )
+        if not x.dtype.is_floating and is_whole(value) and abs(value) > 1 << 53:
+            raise InvalidRequest(
+                field="value",
+                value=value,
+                problem="is beyond 2**53, and what is around integers has to be exact in float64",
+                fix="concatenate x with g.full(dims, value, x.dtype)",
+            )
         before, after = (tuple(map(int, each)) for each in pairs.T)
         of: dict[str, Any] = {"x": x, "before": before, "after": after}
         if mode == "constant":
@@ -170,14 +177,14 @@ class MovementFunctions(Recorder):
         wanted = TensorSpec.packed(dims, dtype)
         if isinstance(value, bool) and wanted.dtype is DType.BOOL:
             value = int(value)
-        made = self._constant("value", value, wanted.dims, wanted.dtype)
-        if not wanted.dtype.holds(value):
+        if not wanted.dtype.holds(as_number("value", value, unsigned=True)):
             raise InvalidRequest(
                 field="value",
                 value=value,
                 problem=f"is no number of {wanted.dtype}",
                 fix="choose one that it holds, or another dtype",
             )
+        made = self._constant("value", value, wanted.dims, wanted.dtype)
         return self._converted(made, wanted.dtype, kept=False)
 
     def broadcast_to(self, x: Tensor, dims: Sequence[int]) -> Tensor:

@@ -68,11 +68,15 @@ def gemm(node: Node, g: GraphBuilder) -> Result:
     dtype, bias = y.dtype, node.has(2) and beta
     whole = not dtype.is_floating and alpha % 1 == beta % 1 == 0
     wide = dtype if dtype.is_floating else _wide(dtype) if whole else DType.FLOAT64  # it holds fractions
-    y = y if alpha == 1 else g.astype(y, wide) * (int(alpha) if whole else alpha)
+    turns = 1 << 64 if wide is DType.UINT64 else 0  # -1 times an uint64 is modulo 2**64
+    if whole:
+        alpha, beta = (int(factor) % turns if turns else int(factor) for factor in (alpha, beta))
+    y = y if alpha == 1 else g.astype(y, wide) * alpha
     if bias:
         c: Any = node.operand(2)
         c = g.astype(c, wide) if wide is not dtype and isinstance(c, Tensor) else c
-        c = c if beta == 1 else c * (int(beta) if whole else beta)
+        c = c if beta == 1 else c * beta
+        c = c if isinstance(c, Tensor) or not turns else c % turns
         y = (g.astype(y, wide) if wide is not dtype else y) + c
     return converted(g, y, dtype)
 
