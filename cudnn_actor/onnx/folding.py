@@ -12,10 +12,10 @@ from onnx.reference import ReferenceEvaluator
 
 from cudnn_actor.onnx.budget import Budget
 from cudnn_actor.onnx.costs import cost_of
-from cudnn_actor.onnx.schemas import inferred_types
+from cudnn_actor.onnx.schemas import contradiction, inferred_types
 from cudnn_actor.onnx.values import Declined, Value
 
-__all__ = ["fold", "inferred", "nothing", "slices"]
+__all__ = ["fold", "inferred", "misfit", "nothing", "slices"]
 
 _ANY = 1000
 _LIST = 1024
@@ -175,18 +175,50 @@ def nothing(
     return tuple(None if each is None else np.empty(*each) for each in found)
 
 
-def inferred(
-    node: onnx.NodeProto, schema: Any, values: Sequence[Value | None], opsets: Mapping[str, int]
-) -> list[tuple[tuple[int, ...], np.dtype[Any]] | None] | None:
-    """The dims and dtypes of a node's results, None for one left out; None if ONNX cannot infer them."""
+def misfit(
+    node: onnx.NodeProto,
+    schema: Any,
+    values: Sequence[Value | None],
+    opsets: Mapping[str, int],
+    *,
+    ranks_alone: bool = False,
+) -> str:
+    """Why ONNX finds that the dims of a node's inputs do not fit its operator; empty if it does not.
+
+    `ranks_alone`: whether it is to know no more of what is computed than how many dims it has.
+    """
+    known = _known(node, values)
+    if known is None:
+        return ""
+    types, data = known
+    if ranks_alone:
+        for name, value in zip(node.input, values, strict=True):
+            for dim in () if value is None or value.fixed else types[name].tensor_type.shape.dim:
+                dim.ClearField("dim_value")
+    return contradiction(schema, node, types, data, opsets)
+
+
+def _known(
+    node: onnx.NodeProto, values: Sequence[Value | None]
+) -> tuple[Mapping[str, onnx.TypeProto], Mapping[str, onnx.TensorProto]] | None:
+    """The types of a node's inputs, and the elements of short constants; None if ONNX has no such type."""
     present = [(name, value) for name, value in zip(node.input, values, strict=True) if value is not None]
     try:
         types = {name: value.type for name, value in present}
         lists = ((name, value.array) for name, value in present if value.fixed and value.size <= _LIST)
-        data = {name: onnx.numpy_helper.from_array(array) for name, array in lists}
-    except (LookupError, TypeError, ValueError):  # of a dtype that ONNX does not have
+        return types, {name: onnx.numpy_helper.from_array(array) for name, array in lists}
+    except (LookupError, TypeError, ValueError):
         return None
-    found = inferred_types(schema, node, types, data, opsets)
+
+
+def inferred(
+    node: onnx.NodeProto, schema: Any, values: Sequence[Value | None], opsets: Mapping[str, int]
+) -> list[tuple[tuple[int, ...], np.dtype[Any]] | None] | None:
+    """The dims and dtypes of a node's results, None for one left out; None if ONNX cannot infer them."""
+    known = _known(node, values)
+    if known is None:
+        return None
+    found = inferred_types(schema, node, *known, opsets)
     results: list[tuple[tuple[int, ...], np.dtype[Any]] | None] = []
     for name in node.output:
         if not name:

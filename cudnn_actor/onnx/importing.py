@@ -27,7 +27,7 @@ from cudnn_actor.onnx.budget import Budget
 from cudnn_actor.onnx.control import CONTROL
 from cudnn_actor.onnx.dtypes import Given, agreed, check_dtypes, dtype_code, formal
 from cudnn_actor.onnx.expanding import body_of, has_body
-from cudnn_actor.onnx.folding import fold, inferred, nothing
+from cudnn_actor.onnx.folding import fold, inferred, misfit, nothing
 from cudnn_actor.onnx.lists import Listed
 from cudnn_actor.onnx.nodes import Node
 from cudnn_actor.onnx.reading import (
@@ -41,10 +41,10 @@ from cudnn_actor.onnx.reading import (
     versions,
 )
 from cudnn_actor.onnx.schemas import Schema, schema_of
-from cudnn_actor.onnx.values import Contradiction, Declined, Empty, Pending, Refused, Undecided, Value
+from cudnn_actor.onnx.values import Contradiction, Declined, Empty, Pending, Refused, Undecided, Unfit, Value
 from cudnn_actor.protocol.checks import require_whole
 from cudnn_actor.protocol.dtypes import DType
-from cudnn_actor.protocol.errors import InvalidRequest
+from cudnn_actor.protocol.errors import InvalidRequest, Words
 from cudnn_actor.protocol.graph_builder import GraphBuilder, Tensor
 from cudnn_actor.protocol.limits import GraphLimits
 from cudnn_actor.protocol.named_graph import Graph
@@ -186,6 +186,14 @@ class _Unknown:
     """The result of a node that cannot be run, or that values decide over which are not known yet."""
 
 
+class _Misfit(Exception):
+    """Raised for dims that do not fit an operator, with the error for the user. No node around catches it."""
+
+    def __init__(self, error: InvalidModel | InvalidRequest) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
 class _Unknowable(Exception):
     """Raised where the result of a node that cannot be run is needed."""
 
@@ -249,7 +257,10 @@ class _Import:
         names: Scope = ChainMap({name: self._initialiser(name) for name in self._file.tensors})
         names.update({feature.name: self._input(feature) for feature in self._file.inputs})
         place = _Place(names, self._file.opsets, {})
-        self._walk(self._file.nodes, place)
+        try:
+            self._walk(self._file.nodes, place)
+        except _Misfit as misfit:
+            raise misfit.error from misfit
         if self._problems:
             raise UnsupportedModel(nodes=list(self._problems))
         if self._undecided:
@@ -351,11 +362,12 @@ class _Import:
 
     def _results(self, node: onnx.NodeProto, place: _Place) -> Sequence[Value | _Unknown | None]:
         """What a node gives. One that cannot be run is reported; others stand in for its results."""
-        label = f"{place.label}, in {label_of(node)}" if place.label else label_of(node)
+        label = _label(node, place)
         count = len(node.output)
         inputs = self._inputs(node, place, label)
         if isinstance(inputs, _Unknown):
             return [inputs] * count
+        malformed = False
         try:
             return self._computed(node, inputs, place)
         except _Unknowable:
@@ -367,6 +379,8 @@ class _Import:
         except Undecided as needs:
             self._undecided |= needs.names
             return [_UNDECIDED] * count
+        except Unfit as unfit:
+            raise self._unfit(node, inputs, place, str(unfit)) from unfit
         except Declined as declined:
             reason = str(declined)
         except Empty:
@@ -377,8 +391,39 @@ class _Import:
             raise InvalidModel(where=label, problem="has a name that is not UTF-8") from error
         except _MALFORMED as error:
             reason = f"does not fit its operator: {type(error).__name__}: {error}"
+            malformed = True
+        if problem := self._misfit(node, inputs, place):
+            raise self._unfit(node, inputs, place, problem if malformed else reason)
         self._problems[f"{label}: {reason}"] = None
         return self._assumed(node, inputs, place) or [_UNKNOWN] * count
+
+    def _misfit(
+        self, node: onnx.NodeProto, inputs: Sequence[Value | None], place: _Place, *, of_file: bool = False
+    ) -> str:
+        """Why the dims of a node's inputs do not fit its operator; empty if ONNX does not say so.
+
+        `of_file`: whether it is to be so whatever the dims of the model's inputs are.
+        """
+        if any(each is not None and not each.size for each in inputs):
+            return ""  # ONNX's functions of what has no elements contradict themselves
+        domain = _domain(node)
+        schema = schema_of(node.op_type, place.opsets.get(domain, 1), domain)
+        if schema is None or (domain, node.op_type) in CONTROL or _problem_of(node, place.opsets, self._file):
+            return ""
+        proto = _with_attributes(node, _resolved(node, place.attributes))
+        return misfit(proto, schema, inputs, place.opsets, ranks_alone=of_file)
+
+    def _unfit(
+        self, node: onnx.NodeProto, inputs: Sequence[Value | None], place: _Place, problem: str
+    ) -> _Misfit:
+        """Dims that the file says are a fault of the file; others, of what was given."""
+        label = _label(node, place)
+        if fixed_specs(self._file.inputs) is not None or self._misfit(node, inputs, place, of_file=True):
+            return _Misfit(InvalidModel(where=label, problem=problem))
+        dims = ", ".join(f"{each.name} {self._specs[each.name].dims}" for each in self._file.inputs)
+        problem = f"have dims that do not fit {label}: {problem}"
+        fix = "give inputs of other dims, or check the model with onnx.checker"
+        return _Misfit(InvalidRequest(field="inputs", value=Words(dims), problem=problem, fix=fix))
 
     def _inputs(self, node: onnx.NodeProto, place: _Place, label: str) -> list[Value | None] | _Unknown:
         """A node's inputs, None for those left out; the first one that is unknown, if there is one."""
@@ -430,12 +475,7 @@ class _Import:
         if schema is None:
             raise Declined(operators.unknown(domain, node.op_type, place.opsets.get(domain, 1)))
         inputs = self._agreeing(node, schema, inputs)
-        proto = node
-        if any(each.ref_attr_name for each in node.attribute):
-            proto = onnx.NodeProto()
-            proto.CopyFrom(node)
-            del proto.attribute[:]
-            proto.attribute.extend(attributes.values())
+        proto = _with_attributes(node, attributes)
         view = Node(
             proto,
             schema,
@@ -459,6 +499,9 @@ class _Import:
             body = body_of(proto, schema, inputs, place.opsets.get("", 1))
             if body is None:
                 raise Declined(operators.unknown(domain, node.op_type, place.opsets.get(domain, 1)))
+            if problem := misfit(proto, schema, inputs, place.opsets):  # which the function may not say
+                dims = ", ".join(str(each.dims) for each in inputs if each is not None)
+                raise Unfit(f"has inputs of dims {dims}: {problem}")
             return self._expanded(body, {**_defaults(schema), **attributes}, inputs, place, label)
         return found
 
@@ -689,6 +732,22 @@ def _defaults(schema: Schema) -> dict[str, onnx.AttributeProto]:
     """The attributes that an operator has unless others are given."""
     declared = {name: each.default_value for name, each in schema.attributes.items()}
     return {name: each for name, each in declared.items() if each.type != onnx.AttributeProto.UNDEFINED}
+
+
+def _label(node: onnx.NodeProto, place: _Place) -> str:
+    """A node for people, with the one that it lies in."""
+    return f"{place.label}, in {label_of(node)}" if place.label else label_of(node)
+
+
+def _with_attributes(node: onnx.NodeProto, attributes: Mapping[str, onnx.AttributeProto]) -> onnx.NodeProto:
+    """A node with these attributes instead of those that refer to attributes of the function around it."""
+    if not any(each.ref_attr_name for each in node.attribute):
+        return node
+    proto = onnx.NodeProto()
+    proto.CopyFrom(node)
+    del proto.attribute[:]
+    proto.attribute.extend(attributes.values())
+    return proto
 
 
 def _resolved(

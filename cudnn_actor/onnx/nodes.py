@@ -16,7 +16,7 @@ from cudnn_actor.onnx.counts import check_least, counts_of
 from cudnn_actor.onnx.folding import fold
 from cudnn_actor.onnx.schemas import Schema
 from cudnn_actor.onnx.unrolling import Unrolling
-from cudnn_actor.onnx.values import Contradiction, Declined, Refused, Value
+from cudnn_actor.onnx.values import Contradiction, Declined, Refused, Unfit, Value
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.graph_builder import GraphBuilder, Tensor
 from cudnn_actor.protocol.tensor import Layout
@@ -194,6 +194,15 @@ class Node:
     def dims(self, number: int) -> tuple[int, ...]:
         """An input's dims."""
         return self.value(number).dims
+
+    def require(self, number: int, *wanted: int | None) -> None:
+        """Raise `Unfit` unless an input has these dims, or was left out. None stands for any size."""
+        if not self.has(number):
+            return
+        dims = self.dims(number)
+        if len(dims) != len(wanted) or any(w not in (None, d) for w, d in zip(wanted, dims, strict=True)):
+            shown = ", ".join("?" if size is None else str(size) for size in wanted)
+            raise Unfit(f"has input {number} of dims {dims}, where the others make it [{shown}]")
 
     def rank(self, number: int) -> int:
         """How many dims an input has."""

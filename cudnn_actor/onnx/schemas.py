@@ -11,7 +11,7 @@ from onnx import checker, defs, shape_inference
 
 from cudnn_actor.onnx.runtime_schemas import SCHEMAS
 
-__all__ = ["NOT_INFERRED", "Schema", "inferred_types", "of_onnx", "schema_of"]
+__all__ = ["NOT_INFERRED", "Schema", "contradiction", "inferred_types", "of_onnx", "schema_of"]
 
 Schema = Any
 """An `onnx.defs.OpSchema`, whose declared types lack half of its attributes."""
@@ -47,10 +47,40 @@ def inferred_types(
     opsets: Mapping[str, int],
 ) -> Mapping[str, onnx.TypeProto]:
     """What ONNX infers of a node's results, by name; nothing if it cannot, or is not to be asked."""
+    try:
+        return _inferred(schema, node, types, data, opsets)
+    except (*NOT_INFERRED, LookupError, MemoryError, RuntimeError, TypeError, ValueError):
+        return {}
+
+
+def contradiction(
+    schema: Schema,
+    node: onnx.NodeProto,
+    types: Mapping[str, onnx.TypeProto],
+    data: Mapping[str, onnx.TensorProto],
+    opsets: Mapping[str, int],
+) -> str:
+    """Why ONNX finds that dims of a node's inputs contradict its operator; empty if it does not.
+
+    It looks at what dims say alone, so that what it does not find may contradict the operator, too.
+    """
+    try:
+        _inferred(schema, node, types, data, opsets)
+    except shape_inference.InferenceError as error:
+        return str(error).split("] ", 1)[-1].split("\n", 1)[0]
+    except (*NOT_INFERRED, LookupError, MemoryError, RuntimeError, TypeError, ValueError):
+        pass
+    return ""
+
+
+def _inferred(
+    schema: Schema,
+    node: onnx.NodeProto,
+    types: Mapping[str, onnx.TypeProto],
+    data: Mapping[str, onnx.TensorProto],
+    opsets: Mapping[str, int],
+) -> Mapping[str, onnx.TypeProto]:
     if node.op_type in _UNSAFE or any(abs(each.i) > _MOST for each in node.attribute):
         return {}
     imports = [onnx.helper.make_opsetid(domain, version) for domain, version in opsets.items()]
-    try:
-        return shape_inference.infer_node_outputs(schema, node, types, data, opset_imports=imports)  # type: ignore[arg-type]
-    except (*NOT_INFERRED, LookupError, MemoryError, RuntimeError, TypeError, ValueError):
-        return {}
+    return shape_inference.infer_node_outputs(schema, node, types, data, opset_imports=imports)  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.graph_builder import GraphBuilder, Tensor
 from cudnn_actor.protocol.tensor import Layout
 
-__all__ = ["Contradiction", "Declined", "Empty", "Pending", "Refused", "Undecided", "Value"]
+__all__ = ["Contradiction", "Declined", "Empty", "Pending", "Refused", "Undecided", "Unfit", "Value"]
 
 
 class Contradiction(Exception):
@@ -26,6 +26,10 @@ class Declined(Exception):
 
 class Refused(Declined):
     """Raised by a handler for a node that the function which defines its operator must not run, either."""
+
+
+class Unfit(Refused):
+    """Raised for a node whose inputs have dims that its operator does not take. Its text says why."""
 
 
 class Empty(Exception):

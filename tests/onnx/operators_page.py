@@ -72,6 +72,8 @@ has the name N.
   the first run. Two things are taken that ONNX does not allow: float32 constants beside operands of a half
   type, which have their dtype then, and a dtype that only a later version of an operator takes. PyTorch
   writes both.
+- **Dims that do not fit** a node raise `InvalidModel` where the file says them, and `InvalidRequest` where the
+  inputs of a run have them. Both name the node.
 - **Dims.** A model is made into a graph for the dims of its inputs, at the first run with them. The {kept}
   graphs that were used last are kept, or fewer if they take more than `spawn(cache_limit=)` bytes. `close`
   drops them and their plans, and frees the weights. Inputs whose dims have one name must agree.

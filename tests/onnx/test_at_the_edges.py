@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx import TensorProto
+from onnx import AttributeProto, TensorProto, helper
 
 from cudnn_actor.models import InvalidModel
 from cudnn_actor.onnx import backend
@@ -202,6 +202,23 @@ def test_means_and_variances_are_of_float64_too() -> None:
     y = run("MeanVarianceNormalization", x, axes=[1], opset=12)
     np.testing.assert_allclose(y, [[-1, 1], [0, 0]], rtol=1e-8)
     assert run("MeanVarianceNormalization", x[:0], axes=[1], opset=12).shape == (0, 2)
+
+
+@pytest.mark.parametrize("opset", [9, 13, 18])
+def test_a_norm_along_no_axes_is_one_of_all_elements(opset: int) -> None:
+    x = np.arange(6, dtype=np.float32).reshape(2, 1, 3, 1)
+    of = node("MeanVarianceNormalization", "x", "y")
+    of.attribute.append(helper.make_attribute("axes", [], attr_type=AttributeProto.INTS))
+    (y,) = backend.run_node(of, [x], opset_version=opset)
+    np.testing.assert_allclose(y, (x - x.mean()) / x.std(), rtol=1e-5)
+
+
+@pytest.mark.parametrize("dims", [(0, 4, 3), (2, 4, 0)])
+@pytest.mark.parametrize("op", ["GroupNormalization", "InstanceNormalization"])
+def test_a_norm_of_nothing_is_nothing(op: str, dims: tuple[int, ...]) -> None:
+    attributes = {"num_groups": 2} if op == "GroupNormalization" else {}
+    y = run(op, np.ones(dims, np.float32), floats(1, 2, 3, 4), floats(1, 2, 3, 4), **attributes)
+    assert (y.shape, y.dtype) == (dims, np.float32)
 
 
 def test_a_shape_of_both_0_and_1_unknown_is_refused() -> None:

@@ -56,7 +56,8 @@ def test_small_files_of_every_operator_take_no_more_than_the_limits() -> None:
     """Each is imported, or refused with a typed error; and none at which there is nothing to bound."""
     found = json.loads(program("-m", "tests.onnx.bombs", "--each", "2", "--constants", str(8 * MIB)))
     assert set(found["fates"]) <= {"imported", "InvalidModel", "InvalidRequest", "UnsupportedModel"}
-    assert found["fates"]["imported"] > 100 < found["fates"]["UnsupportedModel"]
+    assert found["fates"]["imported"] > 90 < found["fates"]["InvalidModel"]
+    assert found["fates"]["UnsupportedModel"] > 50
     assert found["worst"][-1][0] < 8 * MIB + 16 * MIB, found["worst"]
     assert found["slowest"][-1][0] < 10, found[
         "slowest"

@@ -9,7 +9,7 @@ import numpy as np
 
 from cudnn_actor.onnx.nodes import Node, Result
 from cudnn_actor.onnx.operator_table import operator
-from cudnn_actor.onnx.values import Declined
+from cudnn_actor.onnx.values import Declined, Unfit
 from cudnn_actor.protocol.conv import ConvSpec
 from cudnn_actor.protocol.convolution_functions import transposed
 from cudnn_actor.protocol.dtypes import DType
@@ -80,8 +80,22 @@ def _layout(node: Node) -> Layout | None:
     )
 
 
+def _check_channels(node: Node, *, transposed: bool = False) -> None:
+    """Raise `Unfit` unless filters and bias are for the channels of the input."""
+    (_, channels, *sizes), filters, groups = node.dims(0), node.dims(1), node.attribute("group", 1)
+    if transposed:
+        node.require(1, channels, None, *(None for _ in sizes))
+        node.require(2, filters[1] * groups)
+    elif channels % groups:
+        raise Unfit(f"has {channels} channels, which are no {groups} groups")
+    else:
+        node.require(1, None, channels // groups, *(None for _ in sizes))
+        node.require(2, filters[0])
+
+
 @operator("Conv", since=1)
 def conv(node: Node, g: GraphBuilder) -> Result:
+    _check_channels(node)
     x, w = (node.tensor(number, _layout(node)) for number in range(2))
     y: Tensor = g.apply(ConvolutionForward(x=x, w=w, conv=conv_spec(node, x.dims, w.dims)))
     return with_bias(g, y, node.tensor_or_none(2))
@@ -89,6 +103,7 @@ def conv(node: Node, g: GraphBuilder) -> Result:
 
 @operator("ConvTranspose", since=1)
 def conv_transpose(node: Node, g: GraphBuilder) -> Result:
+    _check_channels(node, transposed=True)
     x, w = (node.tensor(number, _layout(node)) for number in range(2))
     rank = w.rank - 2
     if not 1 <= rank <= 3:

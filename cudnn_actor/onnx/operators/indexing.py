@@ -79,6 +79,8 @@ def scatter_elements(node: Node, g: GraphBuilder) -> Result:
 
 @operator("ScatterND", since=11)
 def scatter_nd(node: Node, g: GraphBuilder) -> Result:
+    indices = node.dims(1)
+    node.require(2, *indices[:-1], *node.dims(0)[indices[-1] if indices else 0 :])
     x, updates = _summands(node, g)
     y = g.scatter_nd(x, _indices(node, g, 1), updates, reduction=_reduction(node))
     return wrapped(g, y, node.dtype(0)) if x.dtype is not node.dtype(0) else y

@@ -13,7 +13,7 @@ from cudnn_actor.onnx.folding import slices
 from cudnn_actor.onnx.nodes import Node, Result
 from cudnn_actor.onnx.operator_table import operator
 from cudnn_actor.onnx.operators.casts import converted, dtype_of
-from cudnn_actor.onnx.values import Contradiction, Declined
+from cudnn_actor.onnx.values import Contradiction, Declined, Unfit
 from cudnn_actor.protocol.conv import ConvSpec
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.graph_builder import GraphBuilder
@@ -65,6 +65,8 @@ def reshape(node: Node, g: GraphBuilder) -> Result:
         if any(each == 0 and axis >= len(dims) for axis, each in enumerate(wanted)):
             raise Declined(f"shape {wanted} has a 0 for a dim that {dims} does not have")
         wanted = [each or dims[axis] for axis, each in enumerate(wanted)]
+    if -1 not in wanted and math.prod(wanted) != math.prod(dims) and node.value(1).fixed:
+        raise Unfit(f"has the shape {tuple(wanted)} for the {math.prod(dims):,} elements of dims {dims}")
     return _reshaped(node, g, wanted)
 
 

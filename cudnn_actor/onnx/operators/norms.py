@@ -7,7 +7,7 @@ import math
 from cudnn_actor.onnx.nodes import Node, Result
 from cudnn_actor.onnx.operator_table import operator
 from cudnn_actor.onnx.operators.casts import dtype_of
-from cudnn_actor.onnx.values import Contradiction, Declined
+from cudnn_actor.onnx.values import Contradiction, Declined, Unfit
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.graph_builder import GraphBuilder, Tensor
 from cudnn_actor.protocol.operations import LayerNorm, ReductionMode
@@ -55,14 +55,22 @@ def _training(node: Node, g: GraphBuilder, epsilon: float) -> Result:
 
 @operator("InstanceNormalization", since=6)
 def instance_norm(node: Node, g: GraphBuilder) -> Result:
+    for number in (1, 2):
+        node.require(number, node.dims(0)[1])
     x, scale, bias = node.tensors()
     return g.instance_norm(x, scale, bias, epsilon=node.attribute("epsilon"))
 
 
 @operator("GroupNormalization", since=18)
 def group_norm(node: Node, g: GraphBuilder) -> Result:
+    groups, channels = node.attribute("num_groups"), node.dims(0)[1]
+    if channels % groups:
+        raise Unfit(f"has {channels} channels, which are no {groups} groups")
+    for number in (1, 2):
+        node.require(number, groups if node.version < 21 else channels)
+    if not node.value(0).size:
+        return node.value(0)
     x, scale, bias = node.tensors()
-    groups = node.attribute("num_groups")
     if node.version < 21:  # one number for each group
         scale, bias = (_repeated(g, each, x.dims[1] // groups) for each in (scale, bias))
     return g.group_norm(x, groups, scale, bias, epsilon=node.attribute("epsilon"))
@@ -96,10 +104,10 @@ def lp_norm(node: Node, g: GraphBuilder) -> Result:
 
 @operator("MeanVarianceNormalization", since=9)
 def mean_variance_norm(node: Node, g: GraphBuilder) -> Result:
-    """ONNX's own function is of float32 alone in its first version."""
+    """ONNX's own function is of float32 alone in its first version. No axes are all of them, as of means."""
     if not node.value(0).size:
         return node.value(0)
-    x, axes = node.tensor(0), node.axes()
+    x, axes = node.tensor(0), node.axes() or None
     wide = x if not x.dtype.is_half else g.astype(x, DType.FLOAT32)
     apart = g.subtract(wide, g.mean(wide, axes, keepdims=True))
     deviation = g.sqrt(g.mean(g.multiply(apart, apart), axes, keepdims=True))

@@ -43,11 +43,25 @@ class _Network:
         self.steps, self.batch, _ = self.x.dims
         self.hidden = node.dims(2)[2]
         self.directions = {"bidirectional": 2}.get(node.attribute("direction"), 1)
+        self._check_dims()
         names = node.attribute("activations") or defaults * self.directions
         self.clip = node.attribute("clip", 0.0)
         given = {name: iter(node.attribute(f"activation_{name}") or ()) for name in ("alpha", "beta")}
         made = [self._activation(name.lower(), **given) for name in names]
         self.activations = [made[n * len(defaults) : (n + 1) * len(defaults)] for n in range(self.directions)]
+
+    def _check_dims(self) -> None:
+        """Raise `Unfit` unless the inputs have the dims that ONNX says of them."""
+        node, of_all, rows = self.node, self.directions, self.gates * self.hidden
+        node.require(1, of_all, rows, self.x.dims[2])
+        node.require(2, of_all, rows, self.hidden)
+        node.require(3, of_all, 2 * rows)
+        node.require(4, self.batch)
+        first = (self.batch, of_all) if self.batch_first else (of_all, self.batch)
+        for number in range(self.states):
+            node.require(5 + number, *first, self.hidden)
+        if node.op == "LSTM":
+            node.require(7, of_all, 3 * self.hidden)
 
     def _activation(self, name: str, alpha: Iterator[float], beta: Iterator[float]) -> _Function:
         """An activation, which takes its parameters, if it has any, from those that are left."""

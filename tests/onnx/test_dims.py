@@ -1,0 +1,86 @@
+"""Dims that do not fit an operator: those of the file are a fault of the file, others of what was given."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+
+from cudnn_actor import spawn
+from cudnn_actor.models import InvalidModel
+from cudnn_actor.protocol.errors import InvalidRequest
+
+from .small_models import FLOAT, model_of, node
+
+CASES: list[tuple[str, list[tuple[int, ...]], dict[str, Any], str]] = [
+    ("Add", [(2, 3), (4, 3)], {}, "do not broadcast"),
+    ("MatMul", [(2, 3), (4, 5)], {}, "4 rows, but a, of dims"),
+    ("Gemm", [(2, 3), (4, 5)], {}, "4 rows, but a, of dims"),
+    ("Conv", [(1, 3, 8, 8), (4, 2, 3, 3)], {}, r"input 1 of dims .*\[\?, 3, \?, \?\]"),
+    ("Conv", [(1, 3, 8, 8), (4, 3, 3, 3), (5,)], {}, r"input 2 of dims \(5,\), where .*\[4\]"),
+    ("Conv", [(1, 3, 8, 8), (4, 1, 3, 3)], {"group": 2}, "3 channels, which are no 2 groups"),
+    ("ConvTranspose", [(1, 3, 8, 8), (4, 2, 3, 3)], {}, r"input 1 of dims"),
+    ("Concat", [(2, 3), (4, 4)], {"axis": 1}, "differs from dims"),
+    ("BatchNormalization", [(1, 3, 4), (4,), (4,), (4,), (4,)], {}, "shape that follows"),
+    ("InstanceNormalization", [(1, 3, 4), (4,), (3,)], {}, "input 1 of dims"),
+    ("GroupNormalization", [(1, 3, 4), (3,), (3,)], {"num_groups": 2}, "3 channels, which are no 2 groups"),
+    ("GroupNormalization", [(1, 4, 4), (3,), (4,)], {"num_groups": 2}, "input 1 of dims"),
+    ("LayerNormalization", [(2, 3), (4,), (4,)], {}, "do not broadcast"),
+    ("PRelu", [(2, 3), (2,)], {}, "do not broadcast"),
+    ("LSTM", [(2, 1, 3), (1, 8, 4), (1, 8, 2)], {"hidden_size": 2}, r"input 1 of dims .*\[1, 8, 3\]"),
+    ("GRU", [(2, 1, 3), (1, 6, 3), (1, 6, 2), (1, 6)], {"hidden_size": 2}, r"input 3 of dims .*\[1, 12\]"),
+    ("Det", [(2, 3)], {}, "a determinant of dims"),
+    ("SwiGLU", [(2, 3), (2, 1)], {}, r"has inputs of dims \(2, 3\), \(2, 1\)"),
+]
+"""Operators, dims of their inputs that contradict it, attributes, and what the error says."""
+
+
+def model(op: str, dims: list[Any], attributes: dict[str, Any]) -> onnx.ModelProto:
+    names = [f"x{number}" for number in range(len(dims))]
+    inputs = {name: (FLOAT, each) for name, each in zip(names, dims, strict=True)}
+    one = node(op, " ".join(names), "y", name="one", **attributes)
+    opsets = [helper.make_opsetid("", 28)]
+    return model_of([one], inputs, {"y": (FLOAT, None)}, opset_imports=opsets)
+
+
+@pytest.mark.parametrize(("op", "dims", "attributes", "problem"), CASES)
+async def test_dims_of_the_file_that_do_not_fit_are_a_fault_of_the_file(
+    op: str, dims: list[tuple[int, ...]], attributes: dict[str, Any], problem: str
+) -> None:
+    async with spawn(device="cpu") as gpu:
+        with pytest.raises(InvalidModel, match=rf"node 'one' \({op}\).*{problem}"):
+            await gpu.load(model(op, dims, attributes))
+
+
+@pytest.mark.parametrize(("op", "dims", "attributes", "problem"), CASES)
+async def test_dims_of_inputs_that_do_not_fit_are_a_fault_of_what_was_given(
+    op: str, dims: list[tuple[int, ...]], attributes: dict[str, Any], problem: str
+) -> None:
+    free = [[f"d{number}{axis}" for axis in range(len(each))] for number, each in enumerate(dims)]
+    async with spawn(device="cpu") as gpu:
+        loaded = await gpu.load(model(op, free, attributes))
+        given = {f"x{number}": np.ones(each, np.float32) for number, each in enumerate(dims)}
+        with pytest.raises(InvalidRequest, match=rf"^inputs=x0 .* do not fit .*{problem}"):
+            await gpu.run(loaded, given)
+        await loaded.close()
+
+
+async def test_a_fault_of_the_file_is_one_whatever_dims_are_given() -> None:
+    async with spawn(device="cpu") as gpu:
+        loaded = await gpu.load(model("Transpose", [["N", 3]], {"perm": [0, 0]}))
+        with pytest.raises(InvalidModel, match="not the 2 axes of x"):
+            await gpu.run(loaded, x0=np.ones((2, 3), np.float32))
+        await loaded.close()
+
+
+async def test_a_shape_of_other_elements_than_there_are_does_not_fit() -> None:
+    reshape = node("Reshape", "x shape", "y", name="one")
+    ports: Any = {"x": (FLOAT, ["N", 3])}, {"y": (FLOAT, None)}, {"shape": np.array([4, 2])}
+    async with spawn(device="cpu") as gpu:
+        loaded = await gpu.load(model_of([reshape], *ports))
+        with pytest.raises(InvalidRequest, match=r"x \(2, 3\).*shape \(4, 2\) for the 6 elements"):
+            await gpu.run(loaded, x=np.ones((2, 3), np.float32))
+        await loaded.close()
