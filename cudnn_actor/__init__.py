@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from cudnn_actor import _linux  # noqa: F401 - first: on other systems it raises a clear error
 from cudnn_actor import logging as logging
-from cudnn_actor.models import Feature, InvalidModel, Model, UnsupportedModel
+from cudnn_actor.models import Feature, InvalidModel, Model, ModelNotFound, UnsupportedModel
 from cudnn_actor.protocol import (
     Activation,
     AdaptiveWindow,
@@ -237,6 +237,7 @@ __all__ = [
     "MaxPoolBackward",
     "Message",
     "Model",
+    "ModelNotFound",
     "NearestRounding",
     "NoEventLoop",
     "NoValues",

@@ -15,7 +15,7 @@ def named_outputs(kind: str, outputs: Mapping[str, Any]) -> Any:
     return _of_class(kind, tuple(outputs))(*outputs.values())
 
 
-@functools.cache
+@functools.lru_cache(maxsize=1024)
 def _of_class(kind: str, names: tuple[str, ...]) -> Any:
     fields: Any = namedtuple(kind, names, rename=True)  # type: ignore[misc]
 

@@ -137,24 +137,25 @@ def _once(option: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _inputs(model: Model, files: dict[str, str], dims: dict[str, int]) -> dict[str, np.ndarray]:
-    _check_names("is no input of the model", files, [each.name for each in model.inputs])
-    named = [dim for each in model.inputs for dim in each.dims or () if isinstance(dim, str)]
+    given = [each for each in model.defaults if each.name in files]  # others keep their defaults
+    inputs = [*model.inputs, *given]
+    _check_names("is no input of the model", files, [each.name for each in (*model.inputs, *model.defaults)])
+    named = [dim for each in inputs for dim in each.dims or () if isinstance(dim, str)]
     _check_names("is no named dim of the model", dims, dict.fromkeys(named))
-    read = {each.name: _read(each, files[each.name]) for each in model.inputs if each.name in files}
+    read = {each.name: _read(each, files[each.name]) for each in inputs if each.name in files}
     sizes = dict(dims)
-    for each in model.inputs:  # what is not given follows from the files, as far as it has the same names
+    for each in inputs:  # what is not given follows from the files, as far as it has the same names
         shape = read[each.name].shape if each.name in read else ()
         for dim, size in zip(each.dims or (), shape, strict=False):
             if isinstance(dim, str) and sizes.setdefault(dim, size) != size and dim in dims:
                 raise UserError(
                     f"--dim {dim}={dims[dim]}: {files[each.name]} has {dim}={size}; leave --dim {dim} out"
                 )
-    made_up = [each for each in model.inputs if each.name not in read]
+    made_up = [each for each in inputs if each.name not in read]
     _check_sizes(made_up, sizes)
     rng = np.random.default_rng(_SEED)
     return {
-        each.name: read[each.name] if each.name in read else _made_up(each, sizes, rng)
-        for each in model.inputs
+        each.name: read[each.name] if each.name in read else _made_up(each, sizes, rng) for each in inputs
     }
 
 

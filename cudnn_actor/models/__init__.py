@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from cudnn_actor.models.errors import InvalidModel, UnsupportedModel
+from cudnn_actor.models.errors import InvalidModel, ModelNotFound, UnsupportedModel
 from cudnn_actor.models.model import Feature, Model, NeedsValues, Source, Specialised
 
-__all__ = ["Feature", "InvalidModel", "Model", "NeedsValues", "Source", "Specialised", "UnsupportedModel"]
+__all__ = [
+    "Feature",
+    "InvalidModel",
+    "Model",
+    "ModelNotFound",
+    "NeedsValues",
+    "Source",
+    "Specialised",
+    "UnsupportedModel",
+]

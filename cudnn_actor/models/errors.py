@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cudnn_actor.protocol.errors import CudnnActorError
+from cudnn_actor.protocol.errors import CudnnActorError, InvalidRequest
 
-__all__ = ["InvalidModel", "UnsupportedModel"]
+__all__ = ["InvalidModel", "ModelNotFound", "UnsupportedModel"]
 
 _SHOWN = 20
 
@@ -26,6 +26,10 @@ class InvalidModel(CudnnActorError, ValueError):
     ) -> None:
         text = f"the model cannot be loaded: {where}: {problem}; {fix}"
         super().__init__(text, where=where, problem=problem, fix=fix)
+
+
+class ModelNotFound(InvalidRequest, FileNotFoundError):
+    """Raised when there is no file at the path of a model. Carries what `InvalidRequest` carries."""
 
 
 class UnsupportedModel(CudnnActorError):

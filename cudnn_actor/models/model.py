@@ -126,6 +126,9 @@ class Source(Protocol):
     def inputs(self) -> tuple[Feature, ...]: ...  # noqa: D102
 
     @property
+    def defaults(self) -> tuple[Feature, ...]: ...  # noqa: D102
+
+    @property
     def outputs(self) -> tuple[Feature, ...]: ...  # noqa: D102
 
     def specialised(
@@ -233,8 +236,13 @@ class Model:
 
     @property
     def inputs(self) -> tuple[Feature, ...]:
-        """The inputs, in order."""
+        """The inputs that have to be given, in order."""
         return self._source.inputs
+
+    @property
+    def defaults(self) -> tuple[Feature, ...]:
+        """The inputs that may be given, and have a default in the model, in order."""
+        return self._source.defaults
 
     @property
     def outputs(self) -> tuple[Feature, ...]:
@@ -377,8 +385,9 @@ class Model:
     def _checked(self, inputs: Mapping[str, Any], keep: Collection[str] = ()) -> dict[str, Any]:
         """The inputs as references and arrays. Raises `InvalidRequest` if they do not fit the model."""
         self._check_names(inputs, keep)
-        given = {each.name: self._given(each, inputs[each.name]) for each in self.inputs}
-        self._check_dims(given)
+        chosen = [*self.inputs, *(each for each in self.defaults if each.name in inputs)]
+        given = {each.name: self._given(each, inputs[each.name]) for each in chosen}
+        self._check_dims(chosen, given)
         return given
 
     def _check_names(self, inputs: Mapping[str, Any], keep: Collection[str]) -> None:
@@ -389,16 +398,17 @@ class Model:
                 problem="is not a mapping of names to arrays",
                 fix=f"name each: {', '.join(each.name for each in self.inputs)}",
             )
-        wanted = {each.name: each for each in self.inputs}
+        wanted = [each.name for each in self.inputs]
+        known = [*wanted, *(each.name for each in self.defaults)]
         for name in [*inputs, *wanted]:
-            if name not in wanted or name not in inputs:
+            if name not in known or name not in inputs:
                 missing = name in wanted
-                hint = "" if missing else did_you_mean(name, wanted)
+                hint = "" if missing else did_you_mean(name, known)
                 raise InvalidRequest(
                     field="inputs",
                     value=name,
                     problem="is an input that is missing" if missing else "is no input of the model",
-                    fix=f"{hint}give {', '.join(wanted)}",
+                    fix=f"{hint}give {', '.join(wanted if missing else known[: max(len(wanted), 20)])}",
                 )
         require_names("keep", keep, {each.name: each for each in self.outputs}, "the model")
 
@@ -434,10 +444,10 @@ class Model:
             )
         return value
 
-    def _check_dims(self, given: Mapping[str, Any]) -> None:
+    def _check_dims(self, features: Sequence[Feature], given: Mapping[str, Any]) -> None:
         """Raise `InvalidRequest` unless the inputs' dims fit what the model says, and each other."""
         named: dict[str, int] = {}
-        for feature in self.inputs:
+        for feature in features:
             dims = _spec(given[feature.name]).dims
             if feature.dims is None:
                 continue
@@ -473,7 +483,8 @@ class Model:
             with self._lock:
                 self._check_open()
                 deciding = frozenset(self._deciding)
-            values = {name: await self._value(given, name, deadline) for name in deciding}
+            left_out = {each.name for each in self.defaults} - specs.keys()
+            values = {name: await self._value(given, name, deadline) for name in deciding - left_out}
             key = _key(specs, values)
             if (kept := self._found(key)) is not None:
                 return kept
@@ -607,8 +618,9 @@ def _conversion(dtype: DType | None, *, uploaded: bool) -> str:
     if dtype is None:
         return "models with such inputs cannot be run"
     name = "ml_dtypes.bfloat16" if dtype is DType.BFLOAT16 else repr(str(dtype))
-    convert = f"numpy.asarray(x, {name})"
-    return f"upload it in that dtype: await gpu.upload({convert})" if uploaded else f"convert it: {convert}"
+    if uploaded:
+        return f"upload it in that dtype: await gpu.upload((await gpu.download(x)).astype({name}))"
+    return f"convert it: numpy.asarray(x, {name})"
 
 
 def _spec(value: Any) -> TensorSpec:

@@ -94,6 +94,11 @@ class OnnxModel:
         return self._file.inputs
 
     @property
+    def defaults(self) -> tuple[Feature, ...]:
+        """The inputs that may be left out: their defaults are initialisers of the model."""
+        return self._file.defaults
+
+    @property
     def outputs(self) -> tuple[Feature, ...]:
         """The outputs."""
         return self._file.outputs
@@ -125,17 +130,27 @@ def check_operators(file: ModelFile) -> None:
     raise UnsupportedModel(nodes=problems)
 
 
+_NEWEST: Mapping[str, int] = {"": defs.onnx_opset_version(), "ai.onnx.ml": defs.onnx_ml_opset_version()}
+"""The versions of ONNX's domains that the installed package onnx knows."""
+
+
 def _unknown_versions(file: ModelFile) -> list[str]:
-    """What says that a model was made for newer standard operators than those of the installed onnx."""
-    known = defs.onnx_opset_version()
+    """What says that a model asks for versions of ONNX's operators that the installed onnx does not have."""
     imports = [("opset_import", file.opsets)]
     imports += [(f"function {each.name!r}", versions(each.opset_import)) for each in file.functions.values()]
     return [
-        f"{where}: asks for version {opsets['']} of ONNX's operators, and the installed package onnx "
-        f"{onnx.__version__} knows up to {known}; upgrade it"
+        f"{where}: asks for version {opsets[domain]} of ONNX's operators{f' of {domain}' if domain else ''}, "
+        + _known_versions(opsets[domain], newest)
         for where, opsets in imports
-        if opsets.get("", 1) > known
+        for domain, newest in _NEWEST.items()
+        if domain in opsets and not 1 <= opsets[domain] <= newest
     ]
+
+
+def _known_versions(version: int, newest: int) -> str:
+    if version < 1:
+        return "which there is not: the first one is 1"
+    return f"and the installed package onnx {onnx.__version__} knows up to {newest}; upgrade it"
 
 
 def _problems(file: ModelFile) -> list[str]:
@@ -255,7 +270,8 @@ class _Import:
 
     def specialised(self) -> Specialised:
         names: Scope = ChainMap({name: self._initialiser(name) for name in self._file.tensors})
-        names.update({feature.name: self._input(feature) for feature in self._file.inputs})
+        given = [each for each in self._file.defaults if each.name in self._specs]
+        names.update({feature.name: self._input(feature) for feature in (*self._file.inputs, *given)})
         place = _Place(names, self._file.opsets, {})
         try:
             self._walk(self._file.nodes, place)
@@ -418,9 +434,9 @@ class _Import:
     ) -> _Misfit:
         """Dims that the file says are a fault of the file; others, of what was given."""
         label = _label(node, place)
-        if fixed_specs(self._file.inputs) is not None or self._misfit(node, inputs, place, of_file=True):
+        if fixed_specs(self._file.inputs) == self._specs or self._misfit(node, inputs, place, of_file=True):
             return _Misfit(InvalidModel(where=label, problem=problem))
-        dims = ", ".join(f"{each.name} {self._specs[each.name].dims}" for each in self._file.inputs)
+        dims = ", ".join(f"{name} {spec.dims}" for name, spec in self._specs.items())
         problem = f"have dims that do not fit {label}: {problem}"
         fix = "give inputs of other dims, or check the model with onnx.checker"
         return _Misfit(InvalidRequest(field="inputs", value=Words(dims), problem=problem, fix=fix))

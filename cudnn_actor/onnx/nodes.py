@@ -12,6 +12,7 @@ import onnx
 
 from cudnn_actor.onnx.axes import MAY_BE_FOR_ALL, axes_of, counted_input, placed
 from cudnn_actor.onnx.budget import Budget
+from cudnn_actor.onnx.choices import check_choice, choices_of
 from cudnn_actor.onnx.counts import check_least, counts_of
 from cudnn_actor.onnx.folding import fold
 from cudnn_actor.onnx.schemas import Schema
@@ -154,10 +155,13 @@ class Node:
         return found[0]
 
     def check(self) -> None:
-        """Raise `Contradiction` for axes that there are not, and counts that cannot be.
+        """Raise `Contradiction` for axes and names that there are not, and counts that cannot be.
 
         Those that inputs of the model say are checked where they are read.
         """
+        for name, takes in choices_of(self.schema).items():
+            if self.given(name):
+                check_choice(name, self.attribute(name), takes)
         for name, number in counts_of(self.schema).items():
             if number is None and self.given(name):
                 value = self.attribute(name)
@@ -299,9 +303,9 @@ class Node:
         """All inputs of a pointwise operation."""
         return [self.operand(number) for number in range(len(self.inputs))]
 
-    def unrolling(self, turns: int | None, stacked: int) -> Unrolling:
+    def unrolling(self, turns: int | None, stacked: int, *, parts: int = 1, behind: int = 0) -> Unrolling:
         """What watches the turns of a recurrence or a loop: see `Unrolling`."""
-        return Unrolling(self.g, self._most_operations, turns, stacked)
+        return Unrolling(self.g, self._most_operations, turns, stacked, parts=parts, behind=behind)
 
     def random_state(self, dims: Sequence[int]) -> Tensor:
         """The state from which it draws numbers of these dims. Raises `Refused` if there is no seed."""

@@ -19,7 +19,7 @@ import onnx
 from onnx import checker, numpy_helper
 
 from cudnn_actor.actors.aside import check_wanted
-from cudnn_actor.models.errors import InvalidModel
+from cudnn_actor.models.errors import InvalidModel, ModelNotFound
 from cudnn_actor.models.model import Feature
 from cudnn_actor.onnx.schemas import of_onnx
 from cudnn_actor.protocol.checks import require_whole
@@ -88,6 +88,7 @@ class ModelLimits(msgspec.Struct, frozen=True, kw_only=True):
 class ModelFile:
     """A model that was read and checked.
 
+    `inputs`: those that have to be given. `defaults`: those that have a default, which is an initialiser.
     `opsets`: the versions that it imports. `tensors`: its initialisers. `nodes`: in an order in which each
     comes after those whose results it reads. `functions`: its own, by domain, name and overload. `declared`:
     the dtypes that it says of names, by ONNX's numbers.
@@ -95,6 +96,7 @@ class ModelFile:
     """
 
     inputs: tuple[Feature, ...]
+    defaults: tuple[Feature, ...]
     outputs: tuple[Feature, ...]
     opsets: Opsets
     tensors: Mapping[str, np.ndarray]
@@ -117,6 +119,8 @@ def read(model: Any, limits: ModelLimits | None = None) -> ModelFile:
 
     Raises
     ------
+    ModelNotFound
+        There is no file at that path.
     InvalidModel
         It cannot be read, contradicts itself, or refers to data outside of its folder. Names the node or the
         initialiser.
@@ -143,13 +147,14 @@ def _read_proto(proto: onnx.ModelProto, folder: Path | None, limits: ModelLimits
     graph = bare.graph
     nodes = in_order(graph.node, {*tensors, *(each.name for each in graph.input)})
     inputs = tuple(_feature(each) for each in graph.input if each.name not in tensors)
+    defaults = tuple(_feature(each) for each in graph.input if each.name in tensors)
     outputs = tuple(_feature(each) for each in graph.output)
     functions = {(each.domain, each.name, each.overload): each for each in bare.functions}
     opsets = versions(bare.opset_import)
     _check(bare, nodes, proto.graph.initializer)
     nbytes += sum(array.nbytes for array in tensors.values()) + _encoded(proto)
     declared, limits = declared_in(proto.graph), _of_import(limits, nbytes)
-    return ModelFile(inputs, outputs, opsets, tensors, nodes, functions, declared, limits)
+    return ModelFile(inputs, defaults, outputs, opsets, tensors, nodes, functions, declared, limits)
 
 
 def _encoded(proto: onnx.ModelProto) -> int:
@@ -328,6 +333,10 @@ def _opened(model: Any, limits: ModelLimits) -> tuple[onnx.ModelProto, Path | No
             size = _size_of(path)
             _check_bytes(size, limits)
             data = _bytes_of(path, 0, size)
+        except FileNotFoundError as error:
+            raise ModelNotFound(
+                field="model", value=where, problem="is no file", fix="give the path of a file that there is"
+            ) from error
         except (OSError, ValueError) as error:  # a path with a zero byte is a ValueError
             problem = f"cannot be read: {getattr(error, 'strerror', None) or error}"
             raise InvalidModel(where=where, problem=problem, fix="give a file that you can read") from error

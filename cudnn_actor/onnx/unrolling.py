@@ -21,21 +21,31 @@ class Unrolling:
         How many turns there are; None if that is seen only when they have ended.
     stacked
         How many results of each turn are stacked in the end: an operation for each.
+    parts
+        Into how many parts of as many turns they fall, each of which begins as the first one does.
+    behind
+        How many operations come behind all turns.
     """
 
-    def __init__(self, g: GraphBuilder, most: int, turns: int | None, stacked: int) -> None:
+    def __init__(
+        self, g: GraphBuilder, most: int, turns: int | None, stacked: int, *, parts: int = 1, behind: int = 0
+    ) -> None:
         self._g, self._most, self._turns, self._stacked = g, most, turns, stacked
-        self._done, self._before = 0, 0
+        self._parts, self._behind = parts, behind
+        self._done, self._began = 0, g.added
+        self._before = self._began
 
     def turned(self) -> None:
         """Note that a turn was added. Raises `Refused` if all of them are too many operations."""
         self._done += 1
-        added = self._g.added
-        turns, needed = self._done, added
-        if self._done == 2 and self._turns is not None:  # those that follow will be as many each
-            turns = self._turns
-            needed += (added - self._before) * (turns - 2)
-        needed += self._stacked * turns
+        needed = added = self._g.added
+        if self._turns is None:
+            needed += self._stacked * self._done + self._behind
+        elif self._done == 2 and self._turns > self._parts:
+            each = added - self._before  # those that follow will be as many each
+            beginning = self._before - each - self._began
+            needed += each * (self._turns - 2) + beginning * (self._parts - 1)
+            needed += self._stacked * self._turns + self._behind
         self._before = added
         if needed > self._most:
             count = "many" if self._turns is None else f"{self._turns:,}"

@@ -584,6 +584,8 @@ class CudnnRef:
 
         Raises
         ------
+        ModelNotFound
+            There is no file at that path.
         InvalidModel
             It cannot be read, or contradicts itself.
         UnsupportedModel

@@ -64,16 +64,19 @@ program to start from. On the command line: `cudnn-actor run MODEL.onnx`, with `
 has the name N.
 
 - **Reading.** The model is checked when it is loaded. One that is cut off, contradicts itself or refers to
-  data outside of its folder raises `InvalidModel`, which names the node or the initialiser. Nothing is
+  data outside of its folder raises `InvalidModel`, which names the node or the initialiser. A path at which
+  there is no file raises `ModelNotFound`, which is a `FileNotFoundError` and an `InvalidRequest`. Nothing is
   allocated. `OnnxModel(path, ModelLimits(...))` of `cudnn_actor.onnx` reads one with limits of your own.
 - **Dtypes and axes** that a node contradicts raise `InvalidModel`: operands that must be of one dtype and are
   not, a result of another dtype than the model declares, an axis that the tensor does not have, a count below
-  its least value. It is raised by `load`, and within functions of the model and where ranks are not known, by
-  the first run. Two things are taken that ONNX does not allow: float32 constants beside operands of a half
-  type, which have their dtype then, and a dtype that only a later version of an operator takes. PyTorch
-  writes both.
-- **Dims that do not fit** a node raise `InvalidModel` where the file says them, and `InvalidRequest` where the
-  inputs of a run have them. Both name the node.
+  its least value, a mode of another name than ONNX has. It is raised by `load`, and within functions of the
+  model and where ranks are not known, by the first run. Two things are taken that ONNX does not allow:
+  float32 constants beside operands of a half type, which have their dtype then, and a dtype that only a later
+  version of an operator takes. PyTorch writes both.
+- **Dims that do not fit** a node raise `InvalidModel` where the file says them, and `InvalidRequest` where
+  the inputs of a run have them. Both name the node.
+- **Initialisers that are inputs, too,** are the inputs' defaults: `model.defaults` has them. Leave them out,
+  or give other values to a run.
 - **Dims.** A model is made into a graph for the dims of its inputs, at the first run with them. The {kept}
   graphs that were used last are kept, or fewer if they take more than `spawn(cache_limit=)` bytes. `close`
   drops them and their plans, and frees the weights. Inputs whose dims have one name must agree.

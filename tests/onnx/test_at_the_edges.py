@@ -216,7 +216,7 @@ def test_a_norm_along_no_axes_is_one_of_all_elements(opset: int) -> None:
 @pytest.mark.parametrize("dims", [(0, 4, 3), (2, 4, 0)])
 @pytest.mark.parametrize("op", ["GroupNormalization", "InstanceNormalization"])
 def test_a_norm_of_nothing_is_nothing(op: str, dims: tuple[int, ...]) -> None:
-    attributes = {"num_groups": 2} if op == "GroupNormalization" else {}
+    attributes: dict[str, Any] = {"num_groups": 2} if op == "GroupNormalization" else {}
     y = run(op, np.ones(dims, np.float32), floats(1, 2, 3, 4), floats(1, 2, 3, 4), **attributes)
     assert (y.shape, y.dtype) == (dims, np.float32)
 
@@ -232,6 +232,11 @@ def test_a_shape_of_both_0_and_1_unknown_is_refused() -> None:
 def test_a_mode_of_no_name_that_onnx_has_is_refused() -> None:
     with pytest.raises(InvalidModel, match="'nonsense', where it takes linear and circular"):
         run("TensorScatter", *[np.ones((1, 1, 2), np.float32)] * 2, mode="nonsense", opset=24)
+    image, region = np.ones((1, 1, 4, 4), np.float32), np.ones((1, 4), np.float32)
+    with pytest.raises(InvalidModel, match="the mode 'nonsense', where it takes avg and max"):
+        run("RoiAlign", image, region, np.zeros(1, np.int64), mode="nonsense")
+    with pytest.raises(InvalidModel, match="the auto_pad 'SAME', where it takes NOTSET, SAME_UPPER"):
+        run("MaxPool", image, kernel_shape=[2, 2], auto_pad="SAME")
 
 
 def test_quantised_sums_of_nothing_are_zero_points() -> None:

@@ -301,6 +301,22 @@ def test_versions_that_the_installed_onnx_does_not_know_are_named() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("domain", "version", "problem"),
+    [
+        ("", 99, "version 99 of ONNX's operators, and the installed package onnx .* knows up to"),
+        ("ai.onnx.ml", 99, "version 99 of ONNX's operators of ai.onnx.ml, .* knows up to"),
+        ("", 0, "version 0 of ONNX's operators, which there is not: the first one is 1"),
+    ],
+)
+def test_versions_that_there_are_not_are_named(domain: str, version: int, problem: str) -> None:
+    opsets = {"": 21, "ai.onnx.ml": 1, domain: version}
+    imports = [helper.make_opsetid(*each) for each in opsets.items()]
+    proto = model_of([node("Binarizer", "x", "y", domain="ai.onnx.ml")], *PORTS, opset_imports=imports)
+    with pytest.raises(UnsupportedModel, match=problem):
+        OnnxModel(proto)
+
+
 def test_all_operators_that_onnx_does_not_have_are_named() -> None:
     """In a version of its own domains, as in a domain of one's own; with named dims, too."""
     opsets = [helper.make_opsetid(domain, 18 if not domain else 1) for domain in ("", "ai.onnx.ml", "own")]

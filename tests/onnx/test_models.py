@@ -355,6 +355,50 @@ async def test_an_output_that_is_a_constant_is_the_caller_s_own_array() -> None:
             results["s"][0] = 99
 
 
+def scaled() -> onnx.ModelProto:
+    """A model whose factors have a default, of which they may be more: y = x * factors, as so many rows."""
+    return model_of(
+        [node("Mul", "x factors", "p"), node("Reshape", "p shape", "y")],
+        {"x": (FLOAT, ["N", 3]), "factors": (FLOAT, ["K"]), "shape": (INT64, [2])},
+        {"y": (FLOAT, None)},
+        {"factors": np.full(3, 2, np.float32), "shape": np.array([-1, 1])},
+    )
+
+
+async def test_an_initialiser_that_is_an_input_too_is_its_default() -> None:
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    async with spawn(device="cpu") as gpu:
+        model = await gpu.load(scaled())
+        assert [each.name for each in model.inputs] == ["x"]
+        assert [each.name for each in model.defaults] == ["factors", "shape"]
+        for _ in range(2):  # what was given, or decided over shapes, before does not stay
+            result = await gpu.run(model, x=x)
+            np.testing.assert_array_equal(result["y"], 2 * x.reshape(6, 1))
+            result = await gpu.run(model, x=x, factors=np.ones(1, np.float32), shape=np.array([3, 2]))
+            np.testing.assert_array_equal(result["y"], x.reshape(3, 2))
+        with pytest.raises(InvalidRequest, match="is no input of the model; give x, factors, shape"):
+            await gpu.run(model, x=x, other=x)
+        with pytest.raises(InvalidRequest, match=r"inputs='x': is an input that is missing; give x$"):
+            await gpu.run(model, factors=np.ones(3, np.float32))
+        with pytest.raises(InvalidRequest, match=r"factors=.* is not the dtype of the input"):
+            await gpu.run(model, x=x, factors=np.ones(3))
+        await model.close()
+
+
+async def test_a_buffer_of_another_dtype_is_told_how_to_be_converted() -> None:
+    async with spawn(device="cpu") as gpu:
+        model = await gpu.load(scaled())
+        x = await gpu.upload(np.ones((2, 3)))
+        with pytest.raises(InvalidRequest) as raised:
+            await gpu.run(model, x=x)
+        assert raised.value.fix == (
+            "upload it in that dtype: await gpu.upload((await gpu.download(x)).astype('float32'))"
+        )
+        x = await gpu.upload((await gpu.download(x)).astype("float32"))
+        assert (await gpu.run(model, x=x))["y"].shape == (6, 1)
+        await model.close()
+
+
 async def test_dims_with_one_name_must_agree() -> None:
     proto = model_of(
         [node("Add", "a b", "y")], {"a": (FLOAT, ["N"]), "b": (FLOAT, ["N"])}, {"y": (FLOAT, ["N"])}
@@ -587,7 +631,7 @@ class SlowSource:
 
     def __init__(self, proto: onnx.ModelProto) -> None:
         self._of = OnnxModel(proto)
-        self.inputs, self.outputs = self._of.inputs, self._of.outputs
+        self.inputs, self.defaults, self.outputs = self._of.inputs, self._of.defaults, self._of.outputs
         self.may_end = threading.Event()
 
     def specialised(self, *given: Any) -> Any:

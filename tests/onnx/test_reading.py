@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from cudnn_actor import DType, InvalidModel, InvalidRequest, TensorSpec, spawn
+from cudnn_actor import DType, InvalidModel, InvalidRequest, ModelNotFound, TensorSpec, spawn
 from cudnn_actor.onnx import ModelLimits, OnnxModel
 
 from .mutation import damaged, fate
@@ -132,8 +133,11 @@ def test_a_name_that_is_not_utf_8_is_one_of_a_node(name: str, label: str) -> Non
 
 
 def test_a_file_that_is_not_there_or_no_model(tmp_path: Path) -> None:
-    with pytest.raises(InvalidModel, match="cannot be read: No such file"):
+    with pytest.raises(ModelNotFound, match=r"^model='.*gone.onnx': is no file; give") as missing:
         OnnxModel(tmp_path / "gone.onnx")
+    assert isinstance(missing.value, FileNotFoundError)
+    assert isinstance(missing.value, InvalidRequest)
+    assert str(pickle.loads(pickle.dumps(missing.value))) == str(missing.value)
     with pytest.raises(InvalidModel, match="cannot be read: embedded null byte"):
         OnnxModel("model.onnx\0")
     for data, problem in ((b"", "is empty"), (b"import onnx", "is not an ONNX model")):

@@ -121,16 +121,18 @@ STEPS = {"RNN": 1248, "GRU": 383, "LSTM": 499}
 """How many steps fit into a graph of 10,000 operations, as the page says."""
 
 
-def network(op: str, steps: int, direction: str = "forward") -> tuple[Any, dict[str, np.ndarray]]:
+def network(
+    op: str, steps: int, direction: str = "forward", outputs: int = 1, **more: Any
+) -> tuple[Any, dict[str, np.ndarray]]:
     draw, directions = Draw(5), 2 if direction == "bidirectional" else 1
     rows = GATES[op] * 2
     arrays: list[np.ndarray | None] = [
-        np.broadcast_to(draw.floats(1, 1, 3), (steps, 1, 3)),
+        np.broadcast_to(draw.floats(1, 1, 3), (1, steps, 3) if more.get("layout") else (steps, 1, 3)),
         draw.floats(directions, rows, 3) / 4,
         draw.floats(directions, rows, 2) / 4,
         draw.floats(directions, 2 * rows) / 4,
     ]
-    return of_node(op, arrays, {"hidden_size": 2, "direction": direction}, 1)
+    return of_node(op, arrays, {"hidden_size": 2, "direction": direction, **more}, outputs)
 
 
 def specialised(model: Any, most: int = GraphLimits().operations) -> Any:
@@ -149,6 +151,21 @@ def test_a_sequence_may_be_as_long_as_the_page_says(op: str) -> None:
         specialised(network(op, STEPS[op] + 1)[0])
     with pytest.raises(UnsupportedModel, match="turns"):
         specialised(network(op, STEPS[op] // 2 + 20, "bidirectional")[0])
+
+
+@pytest.mark.parametrize("layout", [0, 1])
+@pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
+@pytest.mark.parametrize("op", STEPS)
+def test_operations_are_foretold_exactly(op: str, direction: str, layout: int) -> None:
+    """So a sequence is refused after two steps, or not at all, also in two directions."""
+    for outputs in range(1, 4 if op == "LSTM" else 3):
+        model = network(op, 9, direction, outputs, layout=layout)[0]
+        special = specialised(model)
+        count = len(special.graph.body.operations)
+        assert len(specialised(model, count).graph.body.operations) == count
+        turns = 18 if direction == "bidirectional" else 9
+        with pytest.raises(UnsupportedModel, match=f"has {turns} turns, which are {count} operations"):
+            specialised(model, count - 1)
 
 
 @pytest.mark.parametrize("op", STEPS)

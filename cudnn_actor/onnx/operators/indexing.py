@@ -9,7 +9,7 @@ import numpy as np
 from cudnn_actor.onnx.nodes import Node, Result
 from cudnn_actor.onnx.operator_table import operator
 from cudnn_actor.onnx.operators.casts import wrapped
-from cudnn_actor.onnx.values import Contradiction, Declined
+from cudnn_actor.onnx.values import Declined
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.graph_builder import GraphBuilder, Tensor
 from cudnn_actor.protocol.operations import GatherElements, ScatterReduction
@@ -90,8 +90,6 @@ def scatter_nd(node: Node, g: GraphBuilder) -> Result:
 def tensor_scatter(node: Node, g: GraphBuilder) -> Result:
     """Parts of a cache along an axis, from a place that each sample has of its own."""
     x, updates, mode = node.tensor(0), node.tensor(1), node.attribute("mode")
-    if mode not in ("linear", "circular"):
-        raise Contradiction(f"has the mode {mode!r}, where it takes linear and circular")
     axis = node.axis()
 
     def along(values: Tensor, place: int) -> Tensor:

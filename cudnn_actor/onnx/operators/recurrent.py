@@ -11,6 +11,7 @@ from typing import Any
 from cudnn_actor.onnx.nodes import Node, Result
 from cudnn_actor.onnx.operator_table import operator
 from cudnn_actor.onnx.operators.matmul import turned
+from cudnn_actor.onnx.unrolling import Unrolling
 from cudnn_actor.onnx.values import Declined
 from cudnn_actor.protocol.graph_builder import GraphBuilder, Tensor
 
@@ -128,11 +129,18 @@ class _Network:
                 found.append(self.g.slice(value, index))
         return tuple(found)
 
+    def _unrolling(self) -> Unrolling:
+        """What watches the steps. Only outputs that the node has are stacked in the graph."""
+        parts, every = self.directions, self.node.wants(0)
+        stacks = every + sum(self.node.wants(1 + number) for number in range(self.states))
+        behind = (parts + self.batch_first if every else 0) + stacks * (parts + 1)
+        return self.node.unrolling(self.steps * parts, int(every), parts=parts, behind=behind)
+
     def run(self, step_of: Callable[[int], _Step]) -> Result:
         """The outputs: of all steps, and the last state."""
         g, lengths = self.g, self.node.tensor_or_none(4)
         every, last = [], []
-        unrolling = self.node.unrolling(self.steps * self.directions, 1)
+        unrolling = self._unrolling()
         for direction in range(self.directions):
             backwards = direction == 1 or self.node.attribute("direction") == "reverse"
             inputs, step, state = self.inputs(direction), step_of(direction), self.initial(direction)

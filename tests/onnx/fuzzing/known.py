@@ -178,7 +178,7 @@ KNOWN: Sequence[Known] = (
         _not_held,
     ),
     Known(
-        f"{_REDUCTIONS} CumSum CumProd Upsample Resize",
+        f"{_REDUCTIONS} CumSum CumProd Einsum Upsample Resize",
         "",
         OPEN,
         "ONNX says of integers neither what becomes of a result that their type does not hold nor "
@@ -438,6 +438,22 @@ KNOWN: Sequence[Known] = (
         lambda case, found: found.kind == "dims",
     ),
     Known(
+        "ConvTranspose",
+        _REFERENCE,
+        THEIRS,
+        '"bias to be added to the convolution, 1D tensor of size M": the reference evaluator adds its first '
+        "elements to the channels of each group",
+        lambda case, found: case.value("group") not in (None, 1) and case.array(2) is not None,
+    ),
+    Known(
+        "QLinearConv",
+        _REFERENCE,
+        THEIRS,
+        '"a 1-D tensor, which means [...] per output channel quantization": unless there are two spatial '
+        "dims, the reference evaluator scales along another dim",
+        lambda case, found: len(_shape(case, 0) or ()) != 4 and len(_shape(case, 4) or ()) == 1,
+    ),
+    Known(
         "QLinearConv QLinearMatMul",
         _REFERENCE,
         THEIRS,
@@ -549,6 +565,7 @@ REFUSALS: Sequence[Refusal] = (
     Refusal("logarithm of a sum of nothing", '"minus infinity (if supported by the datatype)", docs/onnx.md'),
     Refusal("names a dim twice|duplicate value in 'axis'", "an axis that is named twice, docs/onnx.md"),
     Refusal("has axis .*, where|is no dim of x", "an axis that there is not, docs/onnx.md"),
+    Refusal("has the .*, where it takes", "a mode of another name than ONNX has, docs/onnx.md", alone=True),
     Refusal("has p ., where it takes 1 and 2", "a norm that ONNX has not, docs/onnx.md"),
     Refusal(
         "has both a 0 and a -1",
