@@ -73,7 +73,7 @@ def test_a_file_that_is_no_model_is_one_line(tmp_path: Path, capsys: pytest.Capt
     assert main(["run", str(tmp_path / "model.onnx"), "--device", "cpu"]) == 2
     assert "is not an ONNX model" in capsys.readouterr().err
     assert main(["run", str(tmp_path / "gone.onnx"), "--device", "cpu"]) == 2
-    assert "gone.onnx: cannot be read: No such file or directory; give a file" in capsys.readouterr().err
+    assert "gone.onnx': is no file; give the path of a file that there is" in capsys.readouterr().err
 
 
 def test_a_size_that_is_no_number_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:

@@ -278,6 +278,7 @@ class Endless:
     """A source that imports for ever, in steps, as an importer does."""
 
     inputs: tuple[Any, ...] = ()
+    defaults: tuple[Any, ...] = ()
     outputs: tuple[Any, ...] = ()
 
     def __init__(self) -> None:
@@ -311,7 +312,7 @@ def test_the_end_of_a_program_does_not_wait_for_a_load() -> None:
 import asyncio, threading, cudnn_actor
 
 class Stuck:
-    inputs = outputs = ()
+    inputs = defaults = outputs = ()
     def specialised(self, *_):
         threading.Event().wait()
 

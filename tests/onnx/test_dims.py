@@ -16,7 +16,7 @@ from cudnn_actor.protocol.errors import InvalidRequest
 from .small_models import FLOAT, model_of, node
 
 CASES: list[tuple[str, list[tuple[int, ...]], dict[str, Any], str]] = [
-    ("Add", [(2, 3), (4, 3)], {}, "do not broadcast"),
+    ("Add", [(2, 3), (4, 3)], {}, "not broadcast"),
     ("MatMul", [(2, 3), (4, 5)], {}, "4 rows, but a, of dims"),
     ("Gemm", [(2, 3), (4, 5)], {}, "4 rows, but a, of dims"),
     ("Conv", [(1, 3, 8, 8), (4, 2, 3, 3)], {}, r"input 1 of dims .*\[\?, 3, \?, \?\]"),
@@ -28,8 +28,8 @@ CASES: list[tuple[str, list[tuple[int, ...]], dict[str, Any], str]] = [
     ("InstanceNormalization", [(1, 3, 4), (4,), (3,)], {}, "input 1 of dims"),
     ("GroupNormalization", [(1, 3, 4), (3,), (3,)], {"num_groups": 2}, "3 channels, which are no 2 groups"),
     ("GroupNormalization", [(1, 4, 4), (3,), (4,)], {"num_groups": 2}, "input 1 of dims"),
-    ("LayerNormalization", [(2, 3), (4,), (4,)], {}, "do not broadcast"),
-    ("PRelu", [(2, 3), (2,)], {}, "do not broadcast"),
+    ("LayerNormalization", [(2, 3), (4,), (4,)], {}, "not broadcast"),
+    ("PRelu", [(2, 3), (2,)], {}, "not broadcast"),
     ("LSTM", [(2, 1, 3), (1, 8, 4), (1, 8, 2)], {"hidden_size": 2}, r"input 1 of dims .*\[1, 8, 3\]"),
     ("GRU", [(2, 1, 3), (1, 6, 3), (1, 6, 2), (1, 6)], {"hidden_size": 2}, r"input 3 of dims .*\[1, 12\]"),
     ("Det", [(2, 3)], {}, "a determinant of dims"),

@@ -414,7 +414,7 @@ async def test_dims_with_one_name_must_agree() -> None:
 
 UPLOADED = (
     "image=float64: is not the dtype of the input, which is float32; "
-    r"upload it in that dtype: await gpu.upload\(numpy.asarray\(x, 'float32'\)\)"
+    r"upload it in that dtype: await gpu.upload\(\(await gpu.download\(x\)\).astype\('float32'\)\)"
 )
 
 
