@@ -321,8 +321,9 @@ class Launcher:
 
         If the imports never end, this waits until another thread calls `close`, or `unwanted` returns True. A
         server that is stopped, has died or is silent for ten seconds is killed, and another one is started,
-        once. If three servers in a row were killed in their start, the worker is a new process, which imports
-        its modules itself, and the next server is not waited for.
+        once. A server that is killed in its start is followed by another, too. After three such servers in a
+        row, also of earlier launches, the worker is a new process, which imports its modules itself, and the
+        next server is not waited for.
 
         Parameters
         ----------
@@ -346,17 +347,27 @@ class Launcher:
                 _refuse_if(unwanted)
             try:
                 self._reap()
-                try:
-                    child = self._launched_somehow(main, fds, unwanted)
-                except _ServerLost:
-                    self._server = None
-                    child = self._launched_somehow(main, fds, unwanted)
+                child = self._launched_in_the_end(main, fds, unwanted)
                 self._provide_heir(unwanted)
             finally:
                 self._lock.release()
             return child  # noqa: TRY300 - errors above become `LaunchFailed` below
         except (OSError, ValueError) as error:  # `InvalidRequest`, a ValueError: there is no Python to run it
             raise LaunchFailed(f"{main} was not launched: {reason_of(error)}") from error
+
+    def _launched_in_the_end(self, main: str, fds: Sequence[int], unwanted: Callable[[], bool]) -> Child:
+        """Launch a worker, after as many servers as may be lost: see `launch`. Raises `OSError`."""
+        lost_ready = False
+        while True:
+            try:
+                return self._launched_somehow(main, fds, unwanted)
+            except _StartLost:  # after `_MOST_LOST_STARTS` of these, the worker needs no server
+                self._server = None
+            except _ServerLost:
+                self._server = None
+                if lost_ready:
+                    raise
+                lost_ready = True
 
     def _launched_somehow(self, main: str, fds: Sequence[int], unwanted: Callable[[], bool]) -> Child:
         """Launch a worker from the server; or without it, if servers do not get through their start."""

@@ -198,6 +198,7 @@ async def test_a_service_starts_and_recovers_although_every_forkserver_is_killed
     service = CudnnService(make_options({"device": "cpu", "isolation": "process"}), engine=chosen)
     async with Spawning(service) as gpu:
         first = await gpu.ping()
+        assert first == 1, "no start has failed"
         assert parent_of(pid_of(gpu)) == os.getpid()
         kill(gpu)
         async with asyncio.timeout(PATIENCE_S):
