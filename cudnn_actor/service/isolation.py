@@ -198,7 +198,12 @@ class ProcessIsolation:
         if self._options.verify:
             dispatcher.host.checksums = Checksums()
         self._builders = BuilderHost(self._preload, self._executable)
-        self._source = Source(self._recipe, self._generations, standby=self._options.standby > 0)
+        self._source = Source(
+            self._recipe,
+            self._generations,
+            standby=self._options.standby > 0,
+            hang_after_s=self._options.hang_after_s,
+        )
 
     def _recipe(self) -> Recipe:
         builders = None if self._engine.host_arenas else self._builders.start()

@@ -245,7 +245,7 @@ class WorkerMonitor(Actor):
     def _await_ready(self) -> None:
         worker = self.worker
         assert worker is not None
-        silent = self._silent_time(worker, worker.started)
+        silent = worker.silent_time(worker.started)
         while not worker.ready:
             events = self._await_event(worker, silent)
             self._dispatcher.turn()
@@ -253,21 +253,6 @@ class WorkerMonitor(Actor):
                 self._read_start_frames(worker)
             elif worker.child.pidfd in events:
                 raise Crash(f"worker {worker.pid} {worker.child.how_it_ended(1.0)} in its start")
-
-    @staticmethod
-    def _silent_time(worker: Worker, asked_s: float) -> SilentTime:
-        """Measures for how long a starting worker is stopped, or makes no progress with what it was asked.
-
-        It sends heartbeats from when its engine is open, just before it says that it is ready.
-        """
-        page, wait = worker.claims, Wait(asked_s, asked_s)
-
-        def is_silent() -> bool:
-            claimed = Claimed(page.since_ns / 1e9, page.built_ns / 1e9)
-            idle_s = time.monotonic() - stalled_since(wait, 0.0, claimed)
-            return is_stopped(worker.pid) or (page.beat_ns > 0 and idle_s > 2 * LOOK_EVERY_S)
-
-        return SilentTime(is_silent)
 
     def _await_event(self, worker: Worker, silent: SilentTime) -> set[int]:
         """Wait for a frame from a starting worker, for its end, or for room in its socket. Raises `Crash`.
@@ -281,8 +266,7 @@ class WorkerMonitor(Actor):
         if self._is_given_up():
             raise Crash("it was given up while it started")
         if silent.look() >= self._hang_after_s:
-            how = "was stopped" if is_stopped(worker.pid) else "made no progress"
-            raise Crash(f"worker {worker.pid} {how} for {self._hang_after_s:g} s in its start")
+            raise Crash(f"worker {worker.pid} {worker.how_it_hangs(self._hang_after_s)}")
         return events
 
     def _received(self, worker: Worker) -> list[Any]:
@@ -330,7 +314,7 @@ class WorkerMonitor(Actor):
 
     def _await_done(self, worker: Worker, number: int, host: WorkerHost) -> None:
         """Wait until the worker has finished the internal request. Raises `Crash`, also if that failed."""
-        silent = self._silent_time(worker, time.monotonic())
+        silent = worker.silent_time(time.monotonic())
         while True:
             events = self._await_event(worker, silent)
             frames = self._received(worker)

@@ -4,7 +4,8 @@ One monitor uses it at a time; its successor takes it over when it ends. It keep
 so cannot belong to a monitor:
 
 - the **standby**: a worker that has its engine open, the arenas mapped and the recent plans built, and waits.
-  Its death is only a line in the log. Another standby is started after a pause that grows;
+  Its death is only a line in the log, and so is a start in which it hangs. Another standby is started after
+  a pause that grows;
 - **dying** workers: their context is known to be dead, so their successor has not waited for their end. The
   memory that they may still have mapped for writing is released when they have certainly ended;
 - the **forkserver**, which many services share. The first monitor that notices its death starts another.
@@ -32,7 +33,7 @@ from cudnn_actor.broker.message_cache import RecentPlan
 from cudnn_actor.broker.warm_batches import cut, warm_of
 from cudnn_actor.processes.frames import BadFrame
 from cudnn_actor.processes.launching import Launcher
-from cudnn_actor.processes.process_state import is_stopped
+from cudnn_actor.processes.process_state import LOOK_EVERY_S, SilentTime, is_stopped
 from cudnn_actor.protocol.errors import ErrorRecord
 from cudnn_actor.supervision import Backoff
 from cudnn_actor.workers.generations import GenerationTable
@@ -90,12 +91,22 @@ class Source:
         The service's generation table, which each worker maps.
     standby
         Whether to keep a standby.
+    hang_after_s
+        As in `Options`: after as long without progress in its start, the standby is replaced.
     """
 
-    def __init__(self, recipe: Callable[[], Recipe], generations: GenerationTable, *, standby: bool) -> None:
+    def __init__(
+        self,
+        recipe: Callable[[], Recipe],
+        generations: GenerationTable,
+        *,
+        standby: bool,
+        hang_after_s: float,
+    ) -> None:
         self._ask_recipe = recipe
         self._generations = generations
         self._keeps_standby = standby
+        self._hang_after_s = hang_after_s
         self.standby: Worker | None = None
         self.dying: list[Dead] = []
         self._deaths = 0
@@ -106,6 +117,8 @@ class Source:
         """Those of the recent plans that it has built."""
         self._failed: dict[str, int] = {}
         """Those that it could not build → how often it has tried, with others first and then alone."""
+        self._silent: SilentTime
+        """Of the standby, in its start."""
         self._job: concurrent.futures.Future[Worker | _Lost] | None = None
         """The job on the separate thread: a standby's start or end. Its result is the outcome."""
         self._closed = threading.Event()
@@ -160,11 +173,16 @@ class Source:
         return time.monotonic() - worker.claims.beat_ns / 1e9 > _SILENT_BEATS * self._recipe.hello.beat_s
 
     def tend(self, host: WorkerHost, now: float, wake: Callable[[], None]) -> float | None:
-        """Start a standby if one is due. Returns the seconds until one is due; None for never.
+        """Start a standby if one is due, and lose one that hangs in its start.
 
-        Never blocks. With the host held. `wake` wakes the monitor when the job is done.
+        Returns the seconds until this is due again; None for never. Never blocks. With the host held. `wake`
+        wakes the monitor when the job is done.
         """
         self._take_in(host)
+        if (worker := self.standby) is not None and not worker.ready:
+            if self._silent.look() < self._hang_after_s:
+                return LOOK_EVERY_S
+            self._lose(host, wake, worker.how_it_hangs(self._hang_after_s))
         if not self._keeps_standby or self.standby is not None or self._job is not None:
             return None
         if now < self._next_at:
@@ -233,6 +251,7 @@ class Source:
                     self._note_death(why, time.monotonic(), pid=worker.pid)
                 else:
                     self.standby = host.standby = worker
+                    self._silent = worker.silent_time(worker.started)
             case lost:
                 self._note_death(lost.why, time.monotonic(), pid=lost.pid)
 

@@ -14,8 +14,9 @@ import msgspec
 from cudnn_actor.actors import forks
 from cudnn_actor.processes.channel import Channel, channel_pair
 from cudnn_actor.processes.launching import Child, Launcher
-from cudnn_actor.processes.process_state import own_pidfd
+from cudnn_actor.processes.process_state import LOOK_EVERY_S, SilentTime, is_stopped, own_pidfd
 from cudnn_actor.workers.in_flight import Violation
+from cudnn_actor.workers.liveness import Claimed, Wait, stalled_since
 from cudnn_actor.workers.status import StatusPage
 from cudnn_actor.workers.wire import FROM_WORKER, FromParent, Hello, Internal, Ready
 
@@ -123,6 +124,25 @@ class Worker:
         self._internal += 1
         self.send(Internal(self._internal, body))
         return self._internal
+
+    def silent_time(self, asked_s: float) -> SilentTime:
+        """Measures for how long it is stopped, or makes no progress in its start, or with what it was asked.
+
+        It sends heartbeats from when its engine is open, just before it says that it is ready.
+        """
+        page, wait = self.claims, Wait(asked_s, asked_s)
+
+        def is_silent() -> bool:
+            claimed = Claimed(page.since_ns / 1e9, page.built_ns / 1e9)
+            idle_s = time.monotonic() - stalled_since(wait, 0.0, claimed)
+            return is_stopped(self.pid) or (page.beat_ns > 0 and idle_s > 2 * LOOK_EVERY_S)
+
+        return SilentTime(is_silent)
+
+    def how_it_hangs(self, hang_after_s: float) -> str:
+        """What is told of one that has been silent for so long in its start."""
+        how = "was stopped" if is_stopped(self.pid) else "made no progress"
+        return f"{how} for {hang_after_s:g} s in its start"
 
     def take_descriptor(self) -> int:
         """The descriptor that came with the frame just received. Raises `BadFrame`, `OSError`."""

@@ -7,6 +7,7 @@ import logging
 import threading
 
 import pytest
+from structlog.typing import EventDict
 
 from cudnn_actor import (
     Allocate,
@@ -23,7 +24,8 @@ from cudnn_actor import (
 from cudnn_actor.protocol.messages import Message
 from tests.service.rigs import SOON_S, Trio, in_thread, outcome, seen, single
 
-from .crash_rigs import PATIENCE_S, Points, kill, sent, service_of, workers
+from ..log_lines import line
+from .crash_rigs import PATIENCE_S, Points, gone, kill, pid_of, sent, service_of, workers
 
 pytestmark = pytest.mark.usefixtures("a_forkserver")
 LARGE = TensorSpec.packed((1, 1, 4096, 5120))
@@ -88,6 +90,24 @@ async def test_a_worker_whose_word_that_it_is_ready_is_lost_is_replaced(first: b
             if first:
                 assert event.cause.kind is ExitKind.START_FAILED
                 assert "made no progress for 0.5 s in its start" in event.cause.cause
+    finally:
+        points.close()
+
+
+async def test_a_standby_whose_word_that_it_is_ready_is_lost_is_replaced_before_it_is_needed(
+    logs: list[EventDict],
+) -> None:
+    points = Points()
+    points.order("after open", "go", "lose the ready")
+    try:
+        async with Spawning(service_of(points, standby=1, hang_after_s=SOON_S)) as gpu:
+            died = await line(logs, "standby.died")
+            assert died["why"] == "made no progress for 0.5 s in its start"
+            await gone(died["pid"])
+            other = (await line(logs, "standby.ready"))["pid"]
+            assert (await gpu.ping(), (await gpu.statistics()).restarts) == (1, 0)
+            kill(gpu)
+            assert (await gpu.ping(), pid_of(gpu)) == (2, other)
     finally:
         points.close()
 

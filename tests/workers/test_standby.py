@@ -195,6 +195,22 @@ async def test_a_standby_that_dies_in_its_start_is_replaced(point: str, logs: li
         assert (await gpu.ping(), restarts_told(gpu)) == (1, 0)
 
 
+async def test_a_standby_that_is_stopped_in_its_start_is_replaced_before_it_is_needed(
+    logs: list[EventDict],
+) -> None:
+    async with workers(standby=1, hang_after_s=HANG_AFTER_S) as (gpu, points):
+        first = (await line(logs, "standby.ready"))["pid"]
+        points.hold("open")
+        os.kill(first, signal.SIGKILL)
+        starting = await in_thread(lambda: points.arrival("open"))
+        os.kill(starting.pid, signal.SIGSTOP)
+        points.let_go()
+        died = await line(logs, "standby.died", 2)
+        assert (died["pid"], died["why"]) == (starting.pid, "was stopped for 0.5 s in its start")
+        await line(logs, "standby.ready", 2)
+        assert (await gpu.ping(), restarts_told(gpu)) == (1, 0)
+
+
 async def known_as_standby(gpu: CudnnRef, pid: int) -> None:
     """Wait until the service knows of a worker that it has launched as its standby."""
     source = gpu._service._isolation._source  # type: ignore[attr-defined]  # of processes
