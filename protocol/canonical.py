@@ -8,6 +8,7 @@ and -0.0 differ and a NaN equals itself.
 from __future__ import annotations
 
 import enum
+import functools
 import hashlib
 import struct
 from collections.abc import Callable, Sequence
@@ -50,6 +51,7 @@ def blake(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=32).hexdigest()
 
 
+@functools.lru_cache(1 << 16)  # the tensors' numbers occur again and again
 def _integer(value: int) -> bytes:
     digits = b"%d" % value
     return b"I" + _length(len(digits)) + digits
@@ -59,13 +61,15 @@ def _float(value: float) -> bytes:
     return b"D" + struct.pack("<d", value)
 
 
+@functools.lru_cache(1 << 12)  # the names of fields and of operands
 def _text(value: str) -> bytes:
     text = value.encode()
     return b"S" + _length(len(text)) + text
 
 
 def _sequence(value: Sequence[object]) -> bytes:
-    return b"L" + _length(len(value)) + b"".join(map(canonical_bytes, value))
+    parts = [encode(one) if (encode := _ENCODERS.get(type(one))) else canonical_bytes(one) for one in value]
+    return b"L" + _length(len(value)) + b"".join(parts)
 
 
 _length = struct.Struct("<Q").pack

@@ -9,6 +9,7 @@ a crash tears, how the operation is encoded, checked and run on the CPU.
 from __future__ import annotations
 
 import enum
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar, Generic, TypeVar
@@ -103,6 +104,12 @@ class GraphTensor(Record):
         return meaning if self.value is None else (*meaning, self.value)
 
 
+@functools.lru_cache(256)
+def _numbered(field: str, count: int) -> tuple[str, ...]:
+    """The names of the operands in a tuple."""
+    return tuple(f"{field}[{number}]" for number in range(count))
+
+
 class Operation(Record, Generic[T], tag=True):
     """The base of all operations. An operand's field holds `T`, a tuple of `T`, or None if it is left out.
 
@@ -150,20 +157,29 @@ class Operation(Record, Generic[T], tag=True):
     @property
     def reads(self) -> tuple[T, ...]:
         """The operands read, in order; those left out are skipped."""
-        return tuple(operand for _, operand in self.named(self.inputs))
+        return self._in(self.inputs)
 
     @property
     def writes(self) -> tuple[T, ...]:
         """The operands written, in order; those left out are skipped."""
-        return tuple(operand for _, operand in self.named(self.outputs))
+        return self._in(self.outputs)
+
+    def _in(self, fields: tuple[str, ...]) -> tuple[T, ...]:
+        found: list[T] = []
+        for name in fields:
+            value = getattr(self, name)
+            if isinstance(value, tuple):
+                found += value
+            elif value is not None:
+                found.append(value)
+        return tuple(found)
 
     def named(self, fields: tuple[str, ...] | None = None) -> Iterator[tuple[str, T]]:
         """(name, operand) of each operand in these fields, by default of all; of a tuple as `operands[0]`."""
         for name in (*self.inputs, *self.outputs) if fields is None else fields:
             value = getattr(self, name)
             if isinstance(value, tuple):
-                for number, operand in enumerate(value):
-                    yield f"{name}[{number}]", operand
+                yield from zip(_numbered(name, len(value)), value, strict=True)
             elif value is not None:
                 yield name, value
 
