@@ -448,7 +448,10 @@ class Model:
         """Raise `InvalidRequest` unless the inputs' dims fit what the model says, and each other."""
         named: dict[str, int] = {}
         for feature in features:
-            dims = _spec(given[feature.name]).dims
+            try:
+                dims = _spec(given[feature.name]).dims
+            except InvalidRequest as error:  # it has too many
+                raise error.about(feature.name) from None
             if feature.dims is None:
                 continue
             problem = of_name = ""

@@ -322,6 +322,10 @@ async def test_only_what_decides_is_computed_while_a_model_is_imported() -> None
         ({"image": np.zeros((1, 3, 8, 8), np.float32), "other": np.zeros(1)}, "is no input of the model"),
         ({"imgae": np.zeros((1, 3, 8, 8), np.float32)}, 'no input of the model; did you mean "image"'),
         ({"image": np.zeros((1, 3, 8, 8))}, "is not the dtype of the input, which is float32"),
+        (
+            {"image": np.zeros((1,) * 9, np.float32)},
+            r"^image=\(1, 1, 1, 1, 1, 1, 1, 1, 1\): must be a tuple of 0",
+        ),
         ({"image": np.zeros((1, 3, 8, 9), np.float32)}, "dim 3 is 9, not 8"),
         (
             {"image": np.zeros((3, 8, 8), np.float32)},
