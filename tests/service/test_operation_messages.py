@@ -146,10 +146,10 @@ BAD: dict[str, tuple[Callable[[Operands], Any], str, str]] = {
     "dims of an average's dx": (lambda o: o.avg_pool_backward(dx=o.y), "dy", "or give dx other dims"),
     "dtype of dx": (lambda o: o.max_pool_backward(dx=o.whole64), "dx", "use float32"),
     "mean of integers": (lambda o: o.avg_pool(x=o.whole64, y=o.index), "x", "use float64 or"),
-    "window past x": (lambda o: o.max_pool(window=WIDE), "window", "size 7: extends over 7 elements in"),
+    "window past x": (lambda o: o.max_pool(window=WIDE), "window.size", "=(7,): extends over 7 elements in"),
     "window in the padding": (
         lambda o: o.avg_pool(window=PADDED),
-        "window",
+        "window.pre_padding",
         "window 0 in spatial dim 0 covers only",
     ),
     "rank of the window": (lambda o: o.max_pool(window=Window.symmetric(2, size=2)), "x", "(1, 1, 6)"),
@@ -182,19 +182,19 @@ BAD: dict[str, tuple[Callable[[Operands], Any], str, str]] = {
     "dict as numerics": (lambda o: o.max_pool(numerics={"tf32": True}), "numerics", "pass a Numerics"),
     "padding without end": (
         lambda o: o.max_pool(window=Window.symmetric(1, size=1 << 30, pad=(1 << 30) - 1, stride=1)),
-        "window",
+        "window.pre_padding",
         "use less padding",
     ),
     "padding that no tensor needs": (
         lambda o: o.max_pool(window=Window.symmetric(1, size=1 << 30, pad=(1 << 30) - 1)),
-        "window",
-        "at most 65,536",
+        "window.pre_padding",
+        "more than 65,536",
     ),
     "padding for a window's far end": (
         lambda o: o.avg_pool(
             window=Window.symmetric(1, size=2, pad=1 << 17, stride=1 << 17, dilation=1 << 17)
         ),
-        "window",
+        "window.pre_padding",
         "use less padding",
     ),
     "list of operands": (lambda o: o.pointwise(operands=[o.x, o.x]), "operands", "pass a tuple"),
