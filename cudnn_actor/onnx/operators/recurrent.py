@@ -15,7 +15,7 @@ from cudnn_actor.onnx.unrolling import Unrolling
 from cudnn_actor.onnx.values import Declined
 from cudnn_actor.protocol.graph_builder import GraphBuilder, Tensor
 
-__all__: list[str] = []
+__all__ = ["run_lstm"]
 
 _State = tuple[Tensor, ...]
 _Function = Callable[[Any], Tensor]
@@ -30,13 +30,16 @@ _PARAMETERS: dict[str, tuple[float, float | None]] = {
 """Activations with parameters, and what alpha and beta are if they are left out."""
 _Step = Callable[[Tensor, _State], _State]
 """From the input's part of a step, and the state before it: the state behind it. The first is the output."""
+_Product = Callable[[Tensor, Tensor, int, int], Tensor]
+"""Of an operand and turned weights, which are those of an input of the node, in a direction."""
 
 
 class _Network:
     """One node: its parameters, and how its directions are run."""
 
-    def __init__(self, node: Node, g: GraphBuilder, *defaults: str) -> None:
+    def __init__(self, node: Node, g: GraphBuilder, *defaults: str, product: _Product | None = None) -> None:
         self.node, self.g = node, g
+        self.product = product or (lambda x, weights, *_: g.matmul(x, weights))
         self.gates, self.states = {"RNN": (1, 1), "GRU": (3, 1), "LSTM": (4, 2)}[node.op]
         x = node.tensor(0)
         self.batch_first = bool(node.attribute("layout", 0))
@@ -108,7 +111,7 @@ class _Network:
         """The input's part of each step, dims (steps, batch, gates * hidden)."""
         weights, bias = self.part(1, direction), self.part(3, direction)
         assert weights is not None
-        made = self.g.matmul(self.x, turned(self.g, weights))
+        made = self.product(self.x, turned(self.g, weights), 1, direction)
         return (
             made if bias is None else self.g.add(made, self.g.slice(bias, slice(0, self.gates * self.hidden)))
         )
@@ -208,7 +211,12 @@ def gru(node: Node, g: GraphBuilder) -> Result:
 
 @operator("LSTM", since=7)
 def lstm(node: Node, g: GraphBuilder) -> Result:
-    network = _Network(node, g, "Sigmoid", "Tanh", "Tanh")
+    return run_lstm(node, g)
+
+
+def run_lstm(node: Node, g: GraphBuilder, product: _Product | None = None) -> Result:
+    """An LSTM. `product`: how its input and its states are multiplied with weights, else as matrices."""
+    network = _Network(node, g, "Sigmoid", "Tanh", "Tanh", product=product)
 
     def step_of(direction: int) -> _Step:
         weights, bias = network.recurrence(direction)
@@ -219,7 +227,7 @@ def lstm(node: Node, g: GraphBuilder) -> Result:
 
         def step(x: Tensor, state: _State) -> _State:
             before, cell = state
-            gates = _plus(g, g.add(x, g.matmul(before, weights)), bias)
+            gates = _plus(g, g.add(x, network.product(before, weights, 2, direction)), bias)
 
             def seen(number: int, place: int, of: Tensor) -> Tensor:
                 peephole = p[place]

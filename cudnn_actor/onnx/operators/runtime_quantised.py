@@ -10,11 +10,13 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from cudnn_actor.onnx.nodes import Node, Result
 from cudnn_actor.onnx.operator_table import operator
 from cudnn_actor.onnx.operators.pooling import average_pool, max_pool
 from cudnn_actor.onnx.operators.quantised import dequantize_linear, qlinear_conv, quantised, quantize_linear
-from cudnn_actor.onnx.operators.recurrent import lstm
+from cudnn_actor.onnx.operators.recurrent import run_lstm
 from cudnn_actor.onnx.operators.runtime import attended
 from cudnn_actor.onnx.runtime_schemas import MICROSOFT
 from cudnn_actor.onnx.values import Declined, Value
@@ -28,6 +30,7 @@ microsoft("QuantizeLinear")(quantize_linear)
 microsoft("DequantizeLinear")(dequantize_linear)
 _EXACT = 1 << 24
 """Whole numbers up to this one are float32."""
+_TINY = float(np.finfo(np.float32).tiny)
 
 
 def _one(g: GraphBuilder, x: Tensor) -> Tensor:
@@ -153,11 +156,9 @@ def _moved(node: Node, g: GraphBuilder, number: int, zero: int) -> Tensor:
 def _dynamic(g: GraphBuilder, x: Tensor) -> tuple[Tensor, Tensor]:
     """Floats as bytes minus their zero point, and the scale that both have: see `DynamicQuantizeLinear`."""
     high, low = g.maximum(g.max(x), 0.0), g.minimum(g.min(x), 0.0)
-    width = g.subtract(high, low)
-    scale = g.where(g.equal(width, 0.0), 1.0, width / 255.0)
-    zero = g.clip(g.round(g.divide(-low, scale)), 0.0, 255.0)
-    codes = g.clip(g.add(g.round(g.divide(x, scale)), zero), 0.0, 255.0)
-    return g.subtract(codes, zero), scale
+    scale = g.maximum(g.subtract(high, low) / 255.0, _TINY)  # of zeros alone, which are 0 with any scale
+    most = g.add(g.round(g.divide(low, scale)), 255.0)  # the zero point is what the lowest is rounded to
+    return g.minimum(g.round(g.divide(x, scale)), most), scale
 
 
 @microsoft("DynamicQuantizeMatMul")
@@ -202,15 +203,24 @@ def attention(node: Node, g: GraphBuilder) -> Result:
 
 @microsoft("DynamicQuantizeLSTM")
 def dynamic_lstm(node: Node, g: GraphBuilder) -> Result:
-    """With the filters' floats. Its input and its states are not quantised, as they are in ONNX Runtime."""
-    filters = [_value(_filters(node, g, number, scale)) for number, scale in ((1, 8), (2, 10))]
-    return lstm(node.of([node.inputs[0], *filters, *node.inputs[3:8]], "LSTM"), g)
+    """Its input is quantised as a whole, and its states at each step."""
+    scales = {1: node.tensor(8), 2: node.tensor(10)}
+
+    @functools.cache
+    def scale_of(number: int, direction: int) -> Tensor:
+        """Of all weights, or of the weights of each element of each gate."""
+        return g.slice(scales[number], direction)
+
+    def product(x: Tensor, weights: Tensor, number: int, direction: int) -> Tensor:
+        codes, scale = _dynamic(g, x)
+        return g.multiply(_product(g, codes, weights), g.multiply(scale_of(number, direction), scale))
+
+    filters = [_value(_turned_codes(node, g, number, zero)) for number, zero in ((1, 9), (2, 11))]
+    return run_lstm(node.of([node.inputs[0], *filters, *node.inputs[3:8]], "LSTM"), g, product)
 
 
-def _filters(node: Node, g: GraphBuilder, number: int, scale: int) -> Tensor:
-    """Dims (directions, inputs, gates) of bytes, as floats of (directions, gates, inputs)."""
-    x, by, zero = node.tensor(number), node.tensor(scale), node.tensor(scale + 1)
-    dims = (x.dims[0], 1, -1)
-    by, zero = g.reshape(by, dims), g.reshape(g.astype(zero, DType.FLOAT32), dims)
-    floats = g.multiply(g.subtract(g.astype(x, DType.FLOAT32), zero), by)
-    return g.transpose(floats, (0, 2, 1))
+def _turned_codes(node: Node, g: GraphBuilder, number: int, zero: int) -> Tensor:
+    """Weights of dims (directions, inputs, gates) minus their zero points, of (directions, gates, inputs)."""
+    x = g.astype(node.tensor(number), DType.FLOAT32)
+    points = g.reshape(g.astype(node.tensor(zero), DType.FLOAT32), (x.dims[0], 1, -1))
+    return g.transpose(g.subtract(x, points), (0, 2, 1))
