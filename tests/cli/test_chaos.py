@@ -540,6 +540,10 @@ def test_an_interrupt_ends_the_run_early_and_it_is_reported() -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
         assert run.stdout is not None
         assert run.stdout.readline().startswith("cudnn-actor chaos seed 0")
+        while not (line := run.stdout.readline()).startswith(
+            "the load begins"
+        ):  # before, nothing is reported
+            assert line, run.communicate(timeout=60)
         run.send_signal(signal.SIGINT)
         output, errors = run.communicate(timeout=60)
     assert (run.returncode, errors) == (130, "")

@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 
@@ -62,6 +63,7 @@ class Harness:
         self._finish = finish
         self._tally = Tally(injected_errors(settings))
         self._ending = threading.Event()
+        self._began_s = time.monotonic()
         self._interrupted = False
         self._alarms = 0
         self._ground: Ground | None = None
@@ -121,6 +123,8 @@ class Harness:
         self._over.set()
 
     def _note_ready(self, ground: Ground) -> None:
+        took_s = time.monotonic() - self._began_s
+        self._console.print(f"the load begins: the service has started and is warm after {took_s:.1f} s")
         if LoadKind.ALARMS in self._settings.load:
             ground.others.add("main")
             self._ground = ground
