@@ -296,8 +296,8 @@ class Node:
         others = [each for each in self.inputs if each is not None and each is not value and not each.fixed]
         if not value.fixed or value.size != 1 or not any(each.rank >= value.rank for each in others):
             return value.tensor
-        one = value.array.reshape(()).astype(np.float64 if value.dtype.kind not in "iub" else np.int64)[()]
-        return float(one) if value.dtype.kind not in "iub" else int(one)
+        one = value.array.reshape(())
+        return int(one) if value.dtype.kind in "iub" else float(one.astype(np.float64))
 
     def operands(self) -> list[Any]:
         """All inputs of a pointwise operation."""

@@ -204,6 +204,16 @@ def test_means_and_variances_are_of_float64_too() -> None:
     assert run("MeanVarianceNormalization", x[:0], axes=[1], opset=12).shape == (0, 2)
 
 
+@pytest.mark.parametrize("op", ["Add", "Sub", "Mul", "Div", "Mod", "Max", "BitwiseXor"])
+def test_constants_of_uint64_beyond_int64_are_themselves(op: str) -> None:
+    x, by = np.array([3, 1 << 63, (1 << 64) - 5], np.uint64), np.array((1 << 64) - 7, np.uint64)
+    port: Any = {"x": (TensorProto.UINT64, [3])}, {"y": (TensorProto.UINT64, [3])}
+    (y,) = backend.run_model(model_of([node(op, "x by", "y")], *port, {"by": by}), [x])
+    names = {"Sub": "subtract", "Mul": "multiply", "Div": "floor_divide", "BitwiseXor": "bitwise_xor"}
+    of = getattr(np, names.get(op, {"Add": "add", "Mod": "remainder", "Max": "maximum"}.get(op, op)))
+    np.testing.assert_array_equal(y, of(x, by))
+
+
 @pytest.mark.parametrize("opset", [9, 13, 18])
 def test_a_norm_along_no_axes_is_one_of_all_elements(opset: int) -> None:
     x = np.arange(6, dtype=np.float32).reshape(2, 1, 3, 1)

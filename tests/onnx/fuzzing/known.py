@@ -559,7 +559,7 @@ REFUSALS: Sequence[Refusal] = (
     Refusal("text is not computed", "what is refused, docs/onnx.md"),
     Refusal("is not a dtype that", "the dtypes of operations, docs/operations.md", alone=True),
     Refusal(
-        "window: |spans . inputs, but the padded input|covers only padding",
+        r"window(\.size)?: |spans . inputs, but the padded input|covers only padding",
         "a window that reaches beyond its padded input, or lies in its padding, docs/onnx.md",
     ),
     Refusal("logarithm of a sum of nothing", '"minus infinity (if supported by the datatype)", docs/onnx.md'),
