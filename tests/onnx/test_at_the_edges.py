@@ -207,8 +207,9 @@ def test_means_and_variances_are_of_float64_too() -> None:
 @pytest.mark.parametrize("op", ["Add", "Sub", "Mul", "Div", "Mod", "Max", "BitwiseXor"])
 def test_constants_of_uint64_beyond_int64_are_themselves(op: str) -> None:
     x, by = np.array([3, 1 << 63, (1 << 64) - 5], np.uint64), np.array((1 << 64) - 7, np.uint64)
-    port: Any = {"x": (TensorProto.UINT64, [3])}, {"y": (TensorProto.UINT64, [3])}
-    (y,) = backend.run_model(model_of([node(op, "x by", "y")], *port, {"by": by}), [x])
+    port = (TensorProto.UINT64, [3])
+    proto = model_of([node(op, "x by", "y")], {"x": port}, {"y": port}, {"by": by})
+    (y,) = backend.run_model(proto, [x])
     names = {"Sub": "subtract", "Mul": "multiply", "Div": "floor_divide", "BitwiseXor": "bitwise_xor"}
     of = getattr(np, names.get(op, {"Add": "add", "Mod": "remainder", "Max": "maximum"}.get(op, op)))
     np.testing.assert_array_equal(y, of(x, by))
