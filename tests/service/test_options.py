@@ -97,7 +97,7 @@ def test_a_bad_option_is_named_and_nothing_is_started(way: Any, name: str, value
     assert caught.value.field == name
     assert caught.value.fix in str(caught.value)
     for thread in threading.enumerate():
-        if thread.name == "cudnn-device":
+        if thread.name == "engine_for":
             thread.join(10.0)  # it has answered, and has not ended yet
     assert threading.active_count() == threads
 
