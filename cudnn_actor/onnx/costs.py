@@ -12,14 +12,12 @@ from typing import NamedTuple
 import numpy as np
 import onnx
 
+from cudnn_actor.onnx.reading import MOST_DIMS, too_many_dims
 from cudnn_actor.onnx.values import Declined
 
 __all__ = ["Cost", "cost_of"]
 
 _Arrays = Sequence[np.ndarray | None]
-
-
-_MOST_LISTED = 256
 
 
 class Cost(NamedTuple):
@@ -56,9 +54,9 @@ def _given(arrays: _Arrays, number: int) -> np.ndarray:
 
 
 def _listed(arrays: _Arrays, number: int) -> list[int]:
-    """Numbers for dims. Longer lists than an array can have dims are not looked at."""
+    """Numbers for dims. Longer lists than an array can have dims are not looked at, but for two of each."""
     array = _given(arrays, number)
-    if array.size > _MOST_LISTED:
+    if array.size > 2 * MOST_DIMS:
         raise Declined(f"has {array.size:,} numbers for dims")
     return [int(each) for each in array.reshape(-1)]
 
@@ -80,6 +78,8 @@ def _little(node: onnx.NodeProto, arrays: _Arrays) -> int:
 def _constant(node: onnx.NodeProto, arrays: _Arrays) -> int:
     """What the file has, or a sparse tensor as a dense one. A raw byte is an eighth of an element or more."""
     del arrays
+    if problem := next(filter(None, (too_many_dims(each.sparse_tensor.dims) for each in node.attribute)), ""):
+        raise Declined(problem)
     raw = any(each.t.HasField("raw_data") for each in node.attribute)
     dense = sum(_count(each.sparse_tensor.dims) for each in node.attribute)
     return int(node.ByteSize()) // (8 if raw else 1) + dense

@@ -473,6 +473,10 @@ class _Import:
         known = DType.of(dtype)
         if known is None or 0 in dims:
             return _UNKNOWN
+        try:
+            TensorSpec.packed(dims, known)
+        except InvalidRequest:  # no tensor can have these dims: the fault is this node's
+            return _UNKNOWN
 
         def unknowable() -> np.ndarray:
             raise _Unknowable

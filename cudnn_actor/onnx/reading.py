@@ -27,6 +27,7 @@ from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.errors import InvalidRequest, Words
 
 __all__ = [
+    "MOST_DIMS",
     "ModelFile",
     "ModelLimits",
     "array_of",
@@ -37,6 +38,7 @@ __all__ = [
     "label_of",
     "numpy_dtype",
     "read",
+    "too_many_dims",
 ]
 
 Opsets = Mapping[str, int]
@@ -45,6 +47,8 @@ _NAMES = {code: name.lower() for name, code in onnx.TensorProto.DataType.items()
 """ONNX's dtypes."""
 _AI_ONNX = ("", "ai.onnx")
 _UNKNOWN = "cudnn_actor.unknown"
+MOST_DIMS = 64
+"""How many dims a NumPy array can have."""
 _PACKED = 8
 """The most elements that one byte, or one number, stands for."""
 _UNKNOWN_DIMS = (None, -1, "", "-1", "?")
@@ -509,6 +513,8 @@ def array_of(
     """
     if tensor.data_type != onnx.TensorProto.STRING and numpy_dtype(tensor.data_type) is None:
         raise InvalidModel(where=where, problem=f"has an unknown dtype, number {tensor.data_type}")
+    if problem := too_many_dims(tensor.dims):
+        raise InvalidModel(where=where, problem=problem)
     if any(dim < 0 for dim in tensor.dims):
         raise InvalidModel(where=where, problem=f"has a dim below 0: {tuple(tensor.dims)}")
     if tensor.data_location == onnx.TensorProto.EXTERNAL:
@@ -525,6 +531,14 @@ def array_of(
             where=where, problem=f"has values of dims {array.shape}, but says {tuple(tensor.dims)}"
         )
     return array
+
+
+def too_many_dims(dims: Sequence[int]) -> str:
+    """What is wrong with dims that are more than an array can have; empty if they are not.
+
+    To be asked first: the product of very many large numbers takes minutes.
+    """
+    return f"has {len(dims):,} dims, where an array has at most {MOST_DIMS}" if len(dims) > MOST_DIMS else ""
 
 
 def _check_count(tensor: onnx.TensorProto, where: str) -> None:

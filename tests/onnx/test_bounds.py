@@ -361,6 +361,41 @@ def test_data_over_the_limit_is_refused_before_it_is_read(tmp_path: Path) -> Non
         OnnxModel(external(tmp_path, "w.bin", 1 << 38))
 
 
+@pytest.mark.parametrize("place", ["initialiser", "data in a file", "sparse constant"])
+def test_a_tensor_of_more_dims_than_an_array_has_is_refused_by_their_number(
+    place: str, tmp_path: Path
+) -> None:
+    """Their product has more digits than Python writes, and takes minutes. In 64 bits it is 1."""
+    dims = [(1 << 62) + 1] * 100_000
+    if place == "sparse constant":
+        values = helper.make_tensor("v", FLOAT, [1], [1.0])
+        sparse = helper.make_sparse_tensor(values, helper.make_tensor("i", INT64, [1], [0]), [1])
+        sparse.dims[:] = dims
+        constant = helper.make_node("Constant", [], ["w"], name="w", sparse_value=sparse)
+        path = tmp_path / "model.onnx"
+        path.write_bytes(model_of([constant, node("Add", "x w", "y")], *PORTS).SerializeToString())
+    else:
+        path = external(tmp_path, "w.bin", 1)
+        proto = onnx.load(path, load_external_data=False)
+        tensor = proto.graph.initializer[0]
+        tensor.dims[:] = dims
+        if place == "initialiser":
+            tensor.ClearField("data_location")
+            tensor.raw_data = bytes(12)
+        path.write_bytes(proto.SerializeToString())
+    with pytest.raises((InvalidModel, UnsupportedModel), match=r"'w'.* has 100,000 dims") as caught:
+        OnnxModel(path).specialised(SPECS, {})
+    assert len(str(caught.value)) < 1000
+
+
+def test_a_shape_of_more_dims_than_an_array_has_is_told_as_one() -> None:
+    """What it would take has more digits than Python writes."""
+    dims = np.full(256, 1 << 62)
+    proto = model_of([node("ConstantOfShape", "d", "w"), node("Add", "x w", "y")], *PORTS, {"d": dims})
+    with pytest.raises(UnsupportedModel, match=r"1 node .*\(ConstantOfShape\): dims: .* 0 to 8 whole"):
+        OnnxModel(proto).specialised(SPECS, {})
+
+
 def test_links_in_a_circle_are_no_data(tmp_path: Path) -> None:
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to("a")
