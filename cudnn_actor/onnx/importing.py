@@ -61,6 +61,7 @@ _LARGE = 1024
 _DEEPEST = 32
 """How deep functions may lie in each other."""
 _T = TypeVar("_T")
+_Part = onnx.TensorProto | onnx.NodeProto | onnx.GraphProto | onnx.FunctionProto
 
 
 class OnnxModel:
@@ -490,7 +491,8 @@ class _Import:
         attributes = _resolved(node, place.attributes)
         own = self._file.functions.get((node.domain, node.op_type, node.overload))
         if own is not None:
-            return self._expanded(own, attributes, inputs, place, label)
+            nodes = self._read_once(own, lambda: in_order(own.node, set(own.input)))
+            return self._expanded(own, nodes, attributes, inputs, replace(place, label=label))
         schema = schema_of(node.op_type, place.opsets.get(domain, 1), domain)
         if schema is None:
             raise Declined(operators.unknown(domain, node.op_type, place.opsets.get(domain, 1)))
@@ -522,7 +524,9 @@ class _Import:
             if problem := misfit(proto, schema, inputs, place.opsets):  # which the function may not say
                 dims = ", ".join(str(each.dims) for each in inputs if each is not None)
                 raise Unfit(f"has inputs of dims {dims}: {problem}")
-            return self._expanded(body, {**_defaults(schema), **attributes}, inputs, place, label)
+            attributes = {**_defaults(schema), **attributes}
+            nodes = in_order(body.node, set(body.input))
+            return self._expanded(body, nodes, attributes, inputs, replace(place, label=label))
         return found
 
     def _agreeing(
@@ -638,20 +642,20 @@ class _Import:
     def _expanded(
         self,
         function: onnx.FunctionProto,
+        nodes: Sequence[onnx.NodeProto],
         attributes: Mapping[str, onnx.AttributeProto],
         inputs: Sequence[Value | None],
         place: _Place,
-        label: str,
     ) -> Sequence[Value | _Unknown | None]:
-        """A node by the function that defines it."""
+        """A node by the function that defines it, whose nodes are in order. `place` has the node's label."""
         if place.depth >= _DEEPEST:
-            raise InvalidModel(where=label, problem=f"lies in {_DEEPEST} functions, one in the other")
+            raise InvalidModel(where=place.label, problem=f"lies in {_DEEPEST} functions, one in the other")
         defaults = {each.name: each for each in function.attribute_proto}
         names: Scope = ChainMap(dict.fromkeys(function.input))
         names.update(zip(function.input, inputs, strict=False))
         opsets = {**place.opsets, **versions(function.opset_import)}  # ONNX's own do not name all
-        inner = _Place(names, opsets, {**defaults, **attributes}, label, place.depth + 1)
-        self._walk(in_order(function.node, set(names)), inner)
+        inner = _Place(names, opsets, {**defaults, **attributes}, place.label, place.depth + 1)
+        self._walk(nodes, inner)
         return [names.get(name) for name in function.output]
 
     def inlined(self, graph: onnx.GraphProto, given: Sequence[Value | None], place: _Place) -> list[Value]:
@@ -664,7 +668,8 @@ class _Import:
         )
         for tensor in graph.initializer:
             names[tensor.name] = self._read_once(tensor, functools.partial(self._inner, tensor))
-        self._walk(in_order(graph.node, set()), replace(place, names=names))
+        nodes = self._read_once(graph, lambda: in_order(graph.node, set()))
+        self._walk(nodes, replace(place, names=names))
         found = [names.get(output.name) for output in graph.output]
         if any(isinstance(value, _Unknown) for value in found):
             raise _Unknowable
@@ -678,13 +683,14 @@ class _Import:
         self._budget.keep(array.nbytes)
         return self.constant(array)
 
-    def _read_once(self, part: onnx.TensorProto | onnx.NodeProto, read: Callable[[], _T]) -> _T:
+    def _read_once(self, part: _Part, read: Callable[[], _T]) -> _T:
         """What a part of the file is read as."""
-        if part.ByteSize() < _LARGE:
-            return read()
-        if id(part) not in self._once:
-            self._once[id(part)] = part, read()
-        return self._once[id(part)][1]  # type: ignore[no-any-return]
+        if (known := self._once.get(id(part))) is not None:  # first: to measure it takes as long as it is
+            return known[1]  # type: ignore[no-any-return]
+        found = read()
+        if part.ByteSize() >= _LARGE:
+            self._once[id(part)] = part, found
+        return found
 
     def constant(self, array: np.ndarray) -> Value:
         """A constant of the model."""

@@ -264,6 +264,39 @@ def scan(steps: int) -> onnx.ModelProto:
     )
 
 
+def branches(count: int) -> tuple[onnx.NodeProto, onnx.NodeProto]:
+    """A truth, and a choice of a node by it, from `s`. The other branch, of as many nodes, is never taken."""
+    value = onnx.helper.make_tensor_value_info
+    other = [node("Relu", f"{f'r{n}' if n else 's'}", f"r{n + 1}") for n in range(count)]
+    taken = onnx.helper.make_graph([node("Relu", "s", "r")], "then", [], [value("r", FLOAT, [4])])
+    missed = onnx.helper.make_graph(other, "else", [], [value(f"r{count}", FLOAT, [4])])
+    true = onnx.numpy_helper.from_array(np.array(True))
+    choice = node("If", "true", "o", then_branch=taken, else_branch=missed)
+    return node("Constant", "", "true", value=true), choice
+
+
+def calls_with_a_branch_that_is_not_taken(count: int) -> onnx.ModelProto:
+    opsets = [onnx.helper.make_opsetid("", 21), onnx.helper.make_opsetid("own", 1)]
+    function = onnx.helper.make_function("own", "F", ["s"], ["o"], branches(count), opsets)
+    calls = [
+        onnx.helper.make_node("F", [f"x{n}" if n else "x"], [f"x{n + 1}"], domain="own") for n in range(count)
+    ]
+    ports = {"x": (FLOAT, [4])}, {f"x{count}": (FLOAT, [4])}
+    return model_of(calls, *ports, functions=[function], opset_imports=opsets)
+
+
+def loop_with_a_branch_that_is_not_taken(count: int) -> onnx.ModelProto:
+    value, boolean = onnx.helper.make_tensor_value_info, onnx.TensorProto.BOOL
+    body = onnx.helper.make_graph(
+        [*branches(count), node("Identity", "going", "still")],
+        "body",
+        [value("step", onnx.TensorProto.INT64, []), value("going", boolean, []), value("s", FLOAT, [4])],
+        [value("still", boolean, []), value("o", FLOAT, [4])],
+    )
+    ports = {"x": (FLOAT, [4])}, {"y": (FLOAT, [4])}
+    return model_of([node("Loop", "most - x", "y", body=body)], *ports, {"most": np.array(count)})
+
+
 MODELS: dict[str, tuple[Callable[[int], onnx.ModelProto], int]] = {
     "nodes in a row": (nodes_in_a_row, 150),
     "a sum of many": (a_sum_of_many, 150),
@@ -272,6 +305,8 @@ MODELS: dict[str, tuple[Callable[[int], onnx.ModelProto], int]] = {
     "RNN": (recurrence("RNN", 1), 40),
     "Loop": (loop, 40),
     "Scan": (scan, 40),
+    "calls with a branch that is not taken": (calls_with_a_branch_that_is_not_taken, 200),
+    "Loop with a branch that is not taken": (loop_with_a_branch_that_is_not_taken, 200),
 }
 
 
