@@ -189,6 +189,49 @@ def test_values_that_decide_may_come_from_a_long_chain_of_nodes() -> None:
     assert special.graph.outputs[0].spec.dims == (5,)
 
 
+SMALL = ModelLimits(constants=8 * MIB)
+
+
+def test_places_of_frames_are_bounded_where_there_is_no_frame() -> None:
+    """The signal is shorter than a frame, so that no array of both is large."""
+    tensors = {"length": np.array(1 << 22), "step": np.array(1 << 22)}
+    proto = model_of(
+        [node("STFT", "x step - length", "y")], {"x": (FLOAT, [1, 8, 1])}, {"y": (FLOAT, None)}, tensors
+    )
+    with pytest.raises(UnsupportedModel, match=r"ModelLimits\(constants"):
+        OnnxModel(proto, SMALL).specialised({"x": TensorSpec.packed((1, 8, 1), DType.FLOAT32)}, {})
+
+
+def test_what_attention_hides_is_bounded() -> None:
+    """Of as many queries as there are keys, behind those of before."""
+    dims = {"x": [1, 4000, 8], "past": [1, 2, 3, 4]}
+    call = node("MultiHeadAttention", "x x x - - - past past", "y", num_heads=2, unidirectional=1)
+    call.domain = "com.microsoft"
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
+    ports = {name: (FLOAT, each) for name, each in dims.items()}
+    proto = model_of([call], ports, {"y": (FLOAT, None)}, opset_imports=opsets)
+    specs = {name: TensorSpec.packed(tuple(each), DType.FLOAT32) for name, each in dims.items()}
+    with pytest.raises(UnsupportedModel, match=r"ModelLimits\(constants"):
+        OnnxModel(proto, SMALL).specialised(specs, {})
+
+
+def test_products_that_are_sums_of_nothing_are_not_computed() -> None:
+    dims = {"a": [2, 4000, 0], "b": [0, 4000]}
+    ports = {name: (TensorProto.UINT8, each) for name, each in dims.items()}
+    proto = model_of([node("MatMulInteger", "a b", "y")], ports, {"y": (TensorProto.INT32, None)})
+    specs = {name: TensorSpec.packed(tuple(each), DType.UINT8) for name, each in dims.items()}
+    model = OnnxModel(proto)
+    tracemalloc.start()
+    try:
+        special = model.specialised(specs, {})
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert special.graph is not None
+    assert [port.spec.dims for port in special.graph.outputs] == [(2, 4000, 4000)]
+    assert peak < 8 * MIB
+
+
 def test_text_is_not_computed() -> None:
     """Sixty nodes that each double a text would make one of 2^60 letters."""
     text = numpy_helper.from_array(np.array(["ab"], object), "t0")

@@ -141,7 +141,7 @@ def deform_conv(node: Node, g: GraphBuilder) -> Result:
     spatial = spec.output_dims(x.dims, w.dims)[2:]
     rank, count, shared = len(taps), math.prod(taps), node.attribute("offset_group")
     rows = (count * spatial[0], *spatial[1:])  # of all taps, as one image
-    node.reserve(rank, count, *spatial)
+    node.reserve(rank, *taps, *spatial)
     base, scale = _places(spec, sizes, taps, spatial)
     moved = g.reshape(offset, (images * shared, count, rank, *spatial))
     moved = g.transpose(moved, (0, 1, *range(3, 3 + rank), 2))[..., ::-1]

@@ -283,7 +283,7 @@ def _targets(node: Node, image: Sequence[int], block: Sequence[int]) -> np.ndarr
     spec = ConvSpec(pre_padding=pads[:rank], post_padding=pads[rank:], stride=strides, dilation=dilations)
     found, inside = np.zeros((1, 1), np.int64), np.ones((1, 1), bool)
     blocks = spec.output_dims((1, 1, *image), (1, 1, *block))[2:]
-    node.reserve(math.prod(block), math.prod(blocks), itemsize=9)
+    node.reserve(*block, *blocks, itemsize=9)
     for size, taps, count, by, apart, before in zip(
         image, block, blocks, strides, dilations, pads[:rank], strict=True
     ):

@@ -6,6 +6,7 @@ https://onnx.ai/onnx/operators/onnx__QuantizeLinear.html
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from cudnn_actor.onnx.nodes import Node, Result
 from cudnn_actor.onnx.operator_table import operator
 from cudnn_actor.onnx.operators.casts import dtype_of
 from cudnn_actor.onnx.operators.convolution import conv_spec, with_bias
-from cudnn_actor.onnx.values import Declined
+from cudnn_actor.onnx.values import Declined, Unfit
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.graph_builder import GraphBuilder, Tensor
 from cudnn_actor.protocol.operations import ConvolutionForward
@@ -98,12 +99,19 @@ def _moved(node: Node, g: GraphBuilder, number: int, zero: Tensor | None, terms:
     return x if zero is None else g.subtract(x, g.astype(zero, dtype))
 
 
+def _dims_of_product(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...]:
+    """Those of a product of matrices. Raises `Unfit`."""
+    if a[-1] != b[-2:][0]:
+        raise Unfit(f"has a product of dims {tuple(a)} and {tuple(b)}")
+    batch = np.broadcast_shapes(tuple(a[:-2]), tuple(b[:-2]))
+    return (*batch, *a[-2:-1], *(b[-1:] if len(b) > 1 else ()))
+
+
 def _product(node: Node, g: GraphBuilder, operands: _Operands) -> Tensor:
     """The product of matrices of bytes, int32 or floats that are whole."""
     a, a_zero, b, b_zero = operands
     if not node.dims(a)[-1]:  # sums of nothing
-        dims = (np.empty(node.dims(a), bool) @ np.empty(node.dims(b), bool)).shape
-        return g.full(dims, 0, DType.INT32)
+        return g.full(_dims_of_product(node.dims(a), node.dims(b)), 0, DType.INT32)
     of_a, of_b = _zero_point(node, a_zero), _zero_point(node, b_zero)
     if not of_a and not of_b and node.dtype(a) is node.dtype(b) and node.rank(a) > 1 < node.rank(b):
         return g.matmul(node.tensor(a), node.tensor(b))

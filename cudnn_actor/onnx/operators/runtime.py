@@ -170,6 +170,7 @@ def embed_norm(node: Node, g: GraphBuilder) -> Result:
     if node.has(1) and node.has(4):
         total = g.add(total, g.take(node.tensor(4), node.tensor(1), 0))
     y = g.layer_norm(total, node.tensor(5), node.tensor(6), epsilon=node.attribute("epsilon"))
+    node.reserve(batch, itemsize=4)
     mask: Any = np.zeros(batch, np.int32)
     if node.has(7):
         mask = g.astype(g.sum(node.tensor(7), 1), DType.INT32)
@@ -248,6 +249,7 @@ def _attended(
         bias = more if bias is None else g.add(bias, more)
     causal = bool(node.attribute("unidirectional"))
     if causal and past is not None:  # the last query sees all keys
+        node.reserve(length, total, itemsize=4, passing=1)
         later = np.triu(np.ones((length, total), bool), total - length + 1)
         hidden = np.where(later, np.float32(np.finfo(np.float32).min / 2), np.float32(0))
         of = g.astype(node.weight(hidden[None, None]), q.dtype)
@@ -264,6 +266,7 @@ def _bias(node: Node, g: GraphBuilder, x: Tensor, dtype: DType, total: int) -> T
     """What a mask adds to scores: of dims (B,), how many keys count; (B, T) or (B, S, T), which ones do."""
     if x.rank == 1 and x.dims[0] == node.dims(0)[0]:
         ends = g.reshape(g.astype(x, DType.INT64), (-1, 1))
+        node.reserve(total)
         x = g.less(node.weight(np.arange(total, dtype=np.int64)), ends)
     elif x.rank in (2, 3):
         x = g.not_equal(x, 0)
