@@ -209,7 +209,7 @@ def _value(host: WorkerHost, request: WorkerRequest, answer: Answer) -> Any:
     cached = request.cached
     if type(answer) is Done and cached is not None:
         if host.keeps_recent:
-            host.note_use(cached, request.number)
+            host.note_use(request, cached)
         return host.receipt(request.envelope, answer)
     if type(answer) is Given and type(request.message) is Ping and not request.injects:
         try:

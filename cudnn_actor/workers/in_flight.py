@@ -71,6 +71,8 @@ class WorkerRequest(Work, eq=False):
         Whether its caller has been promised that it never begins.
     sent_s
         When it was dispatched to its present worker, in `time.monotonic()` seconds.
+    forgotten
+        Whether its plan was dropped from all caches while it was in flight.
     """
 
     body: bytes = b""
@@ -81,6 +83,7 @@ class WorkerRequest(Work, eq=False):
     claims: Claims | None = None
     gone: bool = False
     sent_s: float = 0.0
+    forgotten: bool = False
 
     def withdraw(self) -> bool:
         """See `actors.envelope.Elsewhere`. The status page decides; once the worker has ended, nothing can.

@@ -365,6 +365,9 @@ class WorkerHost:
             self._have_forgotten(identity)
         for digest in message.plans.intersection(self.recent):
             self._forget_recent(digest)
+        for request in self.in_flight.requests.values():  # none waits to run again: nothing would be begun
+            if request.cached is not None and request.cached.lowered.graph.digest() in message.plans:
+                request.forgotten = True
         if message.plans:
             self._tell_all(ForgetPlans(sorted(message.plans)))
 
@@ -650,7 +653,7 @@ class WorkerHost:
             self.in_flight.complete(request)
             self.state.memory.release_all(request.slots)
             if self.keeps_recent:
-                self.note_use(cached, answer.number)
+                self.note_use(request, cached)
             self.broker.succeed(request.envelope, self.receipt(request.envelope, answer))
             return
         value = self._value(request, answer)
@@ -759,19 +762,21 @@ class WorkerHost:
         self.memory.release_all(request.slots)
         self._discharge(request, end_ref=end_ref)
 
-    def note_use(self, cached: CachedMessage, number: int) -> None:
+    def note_use(self, request: WorkerRequest, cached: CachedMessage) -> None:
         """Note that a request has run a plan, for the warming of other workers. May be interrupted and
         repeated."""
         plan = cached.recent
         if plan is not None and plan.kept:
-            plan.last = number
+            plan.last = request.number
+            return
+        if request.forgotten:
             return
         digest = cached.lowered.graph.digest()
         plan = self.recent.get(digest)
         new = plan is None
         if plan is None:
             plan = RecentPlan(cached.message, cached.nbytes)
-        plan.last = number
+        plan.last = request.number
         self.recent[digest] = cached.recent = plan
         if new:
             self._drop_old()

@@ -46,6 +46,7 @@ from cudnn_actor.workers.wire import (
     CreateArena,
     Done,
     Dropped,
+    ForgetPlans,
     FromParent,
     FromWorker,
     Given,
@@ -175,6 +176,8 @@ class SimulatedWorker:
                 for request in frame.requests:
                     message = MESSAGES.decode(request.body)
                     self._put(Task(request.number, request.place, message, request.fault))
+            case ForgetPlans():
+                pass  # it keeps none
             case _:
                 raise AssertionError(f"{frame} is nothing that a host says")
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from cudnn_actor.actors import Envelope
+from cudnn_actor.broker.service_state import Forget
 from cudnn_actor.protocol import (
     Allocate,
     BufferRef,
@@ -72,6 +73,21 @@ def read(office: Office, ref: BufferRef) -> Any:
 
 def error_of(office: Office, envelope: Envelope) -> BaseException | None:
     return office.answers[envelope.number][1]
+
+
+def test_a_plan_that_was_forgotten_while_it_ran_is_in_no_standby(office: Office) -> None:
+    """A model may be closed behind a run that was given up and goes on, or that runs again after a crash."""
+    office.host.keeps_recent = True
+    x, y = buffer(office), buffer(office)
+    product = ConvFwd(x=x, w=buffer(office, spec=WEIGHT), y=y, conv=CONV)
+    digest = office.state.lowered(product).graph.digest()
+    (running,) = begun(office, product)
+    office.ask(Forget(identities=frozenset(), plans=frozenset({digest})))
+    replaced(office)
+    assert error_of(office, running) is None
+    assert not office.host.recent
+    office.ask(ConvFwd(x=x, w=buffer(office, spec=WEIGHT), y=y, conv=CONV))  # another message: wanted again
+    assert list(office.host.recent) == [digest]
 
 
 # What becomes of a buffer at a crash.
