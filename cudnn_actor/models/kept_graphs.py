@@ -42,6 +42,8 @@ class KeptGraphs:
 
         What another model keeps stays.
         """
+        if not graphs and not plans:  # after almost every run
+            return
         others = [
             each.graph
             for kept in tuple(self._of_models.values())

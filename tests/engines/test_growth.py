@@ -17,6 +17,8 @@ from cudnn_actor.engines.cuda.plans.partition import cut
 from cudnn_actor.engines.cuda.plans.recipe import Buffer, GraphStep, Source
 from cudnn_actor.engines.cuda.plans.scratch_places import places
 from cudnn_actor.engines.cuda.plans.steps import finish
+from cudnn_actor.models.kept_graphs import KeptGraphs
+from cudnn_actor.models.model import Specialised
 from cudnn_actor.onnx.importing import OnnxModel
 from cudnn_actor.protocol import Concat, Graph, GraphBuilder, GraphLimits, Tensor, TensorSpec
 from cudnn_actor.protocol.graph import OperationGraph
@@ -325,3 +327,27 @@ def test_an_import_takes_as_long_as_the_unrolled_model_is_large(
         return imported
 
     takes_in_proportion(prepare, size)
+
+
+def test_the_end_of_a_run_looks_at_no_other_model() -> None:
+    """As many runs as there are models, each of which gives nothing back."""
+    g = GraphBuilder()
+    graph = g.build({"y": g.relu(g.input("x", (4,)))})
+
+    def prepare(count: int) -> Work:
+        models = KeptGraphs(lambda identities, plans: None, limit=1)
+        kept = [
+            {0: Specialised(graph=graph, inputs={}, outputs={}, weights={}, constants={})}
+            for _ in range(count)
+        ]
+        for each in kept:
+            models.add(each)
+
+        def runs() -> object:
+            for _ in range(count):
+                models.release([], [])
+            return kept
+
+        return runs
+
+    takes_in_proportion(prepare, 500)
