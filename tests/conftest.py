@@ -40,6 +40,17 @@ def pytest_report_header() -> str:
 
 def pytest_collection_finish() -> None:
     """Spare the garbage collector all modules and tests: it runs behind thousands of the tests."""
+    _spare_the_collector()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def what_a_module_leaves_is_spared_the_collector() -> Iterator[None]:
+    """Caches, and what pytest and hypothesis remember: a collection would take half a second in the end."""
+    yield
+    _spare_the_collector()
+
+
+def _spare_the_collector() -> None:
     gc.collect()
     gc.freeze()
 
@@ -151,7 +162,11 @@ def no_loop_is_blocked(blocking_calls: Any) -> Iterator[None]:
 
 def _what_stays(look: Callable[[], set[str]], before: set[str]) -> list[str]:
     deadline = time.monotonic() + SETTLED_WITHIN_S
+    unfrozen = False
     while left := look() - before:
+        if not unfrozen and time.monotonic() > deadline - SETTLED_WITHIN_S / 2:
+            gc.unfreeze()  # it may be garbage since, of a service that outlived its module
+            unfrozen = True
         gc.collect()
         _MAPS.look()
         if time.monotonic() > deadline:
