@@ -366,8 +366,9 @@ class _Import:
 
     # Nodes.
 
-    def _walk(self, nodes: Sequence[onnx.NodeProto], place: _Place) -> None:
-        self._walked += len(nodes) or 1
+    def _walk(self, nodes: Sequence[onnx.NodeProto], place: _Place, names: int = 1) -> None:
+        """Import nodes. `names`: how many are set around them, which counts if it is more than the nodes."""
+        self._walked += max(len(nodes), names)
         if self._walked > (most := self._file.limits.nodes):
             problem = f"expands the model to more than {most:,} nodes, the limit ModelLimits.nodes"
             raise UnsupportedModel(nodes=[f"{place.label}: {problem}"])
@@ -655,27 +656,34 @@ class _Import:
         names.update(zip(function.input, inputs, strict=False))
         opsets = {**place.opsets, **versions(function.opset_import)}  # ONNX's own do not name all
         inner = _Place(names, opsets, {**defaults, **attributes}, place.label, place.depth + 1)
-        self._walk(nodes, inner)
+        self._walk(nodes, inner, max(len(function.input), len(function.output), len(defaults), 1))
         return [names.get(name) for name in function.output]
 
     def inlined(self, graph: onnx.GraphProto, given: Sequence[Value | None], place: _Place) -> list[Value]:
         """A subgraph, which sees the names around it."""
         if len(given) != len(graph.input):
             raise Declined(f"has a subgraph with {len(graph.input)} inputs, and gives it {len(given)}")
-        # A layer of its own: a loop of many steps copies none of the names around it.
-        names: Scope = place.names.new_child(
-            dict(zip((each.name for each in graph.input), given, strict=True))
+        nodes, constants = self._read_once(
+            graph, lambda: (in_order(graph.node, set()), self._inner_constants(graph))
         )
-        for tensor in graph.initializer:
-            names[tensor.name] = self._read_once(tensor, functools.partial(self._inner, tensor))
-        nodes = self._read_once(graph, lambda: in_order(graph.node, set()))
-        self._walk(nodes, replace(place, names=names))
+        # Layers of its own: a loop of many steps copies none of the names around it, nor its constants.
+        names = place.names.new_child(constants) if constants else place.names
+        names = names.new_child(dict(zip((each.name for each in graph.input), given, strict=True)))
+        self._walk(nodes, replace(place, names=names), max(len(given), len(graph.output), 1))
         found = [names.get(output.name) for output in graph.output]
         if any(isinstance(value, _Unknown) for value in found):
             raise _Unknowable
         if not all(isinstance(value, Value) for value in found):
             raise Declined("has an output that nothing writes")
         return found  # type: ignore[return-value]
+
+    def _inner_constants(self, graph: onnx.GraphProto) -> dict[str, Value | _Unknown | None]:
+        """The initialisers of a subgraph."""
+        found: dict[str, Value | _Unknown | None] = {}
+        for tensor in graph.initializer:
+            check_wanted()
+            found[tensor.name] = self._read_once(tensor, functools.partial(self._inner, tensor))
+        return found
 
     def _inner(self, tensor: onnx.TensorProto) -> Value:
         """An initialiser of a subgraph."""

@@ -64,7 +64,7 @@ class ModelLimits(msgspec.Struct, frozen=True, kw_only=True):
         Bytes of its file, and of all its tensors.
     nodes
         Its nodes, those of its functions and subgraphs included; and those of an import, where functions are
-        expanded and loops unrolled.
+        expanded and loops unrolled. A call or a turn with more inputs or outputs than nodes counts as those.
     constants
         Bytes of the arrays that an import may make by itself, beside 16 for each byte of the file and of its
         tensors. What would need more is left to the service, or refused if its values decide over shapes.

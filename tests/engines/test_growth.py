@@ -299,6 +299,21 @@ def loop_with_a_branch_that_is_not_taken(count: int) -> onnx.ModelProto:
     return model_of([node("Loop", "most - x", "y", body=body)], *ports, {"most": np.array(count)})
 
 
+def loop_with_constants(count: int) -> onnx.ModelProto:
+    """As many in its body as it has turns. They have no elements, and so take no bytes."""
+    value, boolean = onnx.helper.make_tensor_value_info, onnx.TensorProto.BOOL
+    nothing = np.empty(0, np.float32)
+    body = onnx.helper.make_graph(
+        [node("Identity", "going", "still"), node("Relu", "s", "o")],
+        "body",
+        [value("step", onnx.TensorProto.INT64, []), value("going", boolean, []), value("s", FLOAT, [4])],
+        [value("still", boolean, []), value("o", FLOAT, [4])],
+        [onnx.numpy_helper.from_array(nothing, f"c{n}") for n in range(count)],
+    )
+    ports = {"x": (FLOAT, [4])}, {"y": (FLOAT, [4])}
+    return model_of([node("Loop", "most - x", "y", body=body)], *ports, {"most": np.array(count)})
+
+
 MODELS: dict[str, tuple[Callable[[int], onnx.ModelProto], int]] = {
     "nodes in a row": (nodes_in_a_row, 150),
     "a sum of many": (a_sum_of_many, 150),
@@ -309,6 +324,7 @@ MODELS: dict[str, tuple[Callable[[int], onnx.ModelProto], int]] = {
     "Scan": (scan, 40),
     "calls with a branch that is not taken": (calls_with_a_branch_that_is_not_taken, 200),
     "Loop with a branch that is not taken": (loop_with_a_branch_that_is_not_taken, 200),
+    "Loop with constants": (loop_with_constants, 150),
 }
 
 

@@ -314,6 +314,28 @@ def test_an_import_of_functions_has_no_more_nodes_than_the_limit() -> None:
         model.specialised({"x": TensorSpec.packed((3,), DType.FLOAT32)}, {})
 
 
+def test_what_each_call_is_given_counts_like_nodes() -> None:
+    """A function of many inputs, whose calls leave them out; and a loop of many states that stay the same."""
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("own", 1)]
+    names = [f"i{n}" for n in range(1000)]
+    function = helper.make_function("own", "F", names, ["o"], [node("Relu", "i0", "o")], opsets)
+    calls = [helper.make_node("F", [f"x{n}" if n else "x"], [f"x{n + 1}"], domain="own") for n in range(20)]
+    calls[-1].output[0] = "y"
+    called = model_of(calls, *PORTS, functions=[function], opset_imports=opsets)
+    ports = [helper.make_tensor_value_info(name, FLOAT, [3]) for name in names]
+    step = helper.make_tensor_value_info("step", INT64, [])
+    going = helper.make_tensor_value_info("going", TensorProto.BOOL, [])
+    body = helper.make_graph([node("Identity", "going", "still")], "body", [step, going, *ports], [])
+    body.output.add().CopyFrom(helper.make_tensor_value_info("still", TensorProto.BOOL, []))
+    body.output.extend(ports)
+    loop = node("Loop", "most - " + "x " * 1000, " ".join(["y", *names[1:]]), body=body)
+    looped = model_of([loop], *PORTS, {"most": np.array(20)})
+    for proto in (called, looped):
+        assert OnnxModel(proto).specialised(SPECS, {}).outputs
+        with pytest.raises(UnsupportedModel, match="more than 10,000 nodes, the limit"):
+            OnnxModel(proto, ModelLimits(nodes=10_000)).specialised(SPECS, {})
+
+
 # A load that nobody waits for.
 
 
