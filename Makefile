@@ -20,7 +20,7 @@ GPU_READY := $(if $(filter $(GPU_VENV)/bin/python,$(GPU_PYTHON)),$(GPU_VENV)/.re
 CUDNN ?= 9.28
 SUPPORT_VENV := .venv-support-$(CUDNN)
 
-.PHONY: help test suite check wheel demo bench test-support test-gpu bench-gpu fmt coverage clean
+.PHONY: help test suite check wheel demo bench support-venv test-support test-gpu bench-gpu fmt coverage clean
 help:
 	@echo "make demo      photographs, gradients and a crash that nobody notices: writes demo.png"
 	@echo "make test      lint, types, layers, tests, and a wheel that installs and imports"
@@ -86,6 +86,8 @@ $(SUPPORT_VENV)/.ready: pyproject.toml tests/support/stub_libcuda.c
 	mkdir -p $(SUPPORT_VENV)/stub
 	gcc -shared -fPIC -Wl,-soname,libcuda.so.1 -o $(SUPPORT_VENV)/stub/libcuda.so.1 tests/support/stub_libcuda.c
 	@touch $@
+
+support-venv: $(SUPPORT_VENV)/.ready
 
 test-support: $(SUPPORT_VENV)/.ready
 	LD_LIBRARY_PATH=$(CURDIR)/$(SUPPORT_VENV)/stub \

@@ -39,6 +39,10 @@ def of_onnx(op_type: str, version: int, domain: str) -> Schema | None:
         return None
 
 
+_UNKNOWN = (*NOT_INFERRED, LookupError, MemoryError, RuntimeError, TypeError, ValueError)
+"""Raised by ONNX where it cannot tell the results of a node."""
+
+
 def inferred_types(
     schema: Schema,
     node: onnx.NodeProto,
@@ -49,7 +53,7 @@ def inferred_types(
     """What ONNX infers of a node's results, by name; nothing if it cannot, or is not to be asked."""
     try:
         return _inferred(schema, node, types, data, opsets)
-    except (*NOT_INFERRED, LookupError, MemoryError, RuntimeError, TypeError, ValueError):
+    except _UNKNOWN:
         return {}
 
 
@@ -68,7 +72,7 @@ def contradiction(
         _inferred(schema, node, types, data, opsets)
     except shape_inference.InferenceError as error:
         return str(error).split("] ", 1)[-1].split("\n", 1)[0]
-    except (*NOT_INFERRED, LookupError, MemoryError, RuntimeError, TypeError, ValueError):
+    except _UNKNOWN:
         pass
     return ""
 
