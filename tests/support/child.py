@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import multiprocessing
+import multiprocessing.connection
+import os
+import threading
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -69,6 +72,7 @@ class Child:
 
 
 def _serve(connection: Connection) -> None:
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     while True:
         try:
             function, arguments = connection.recv()
@@ -79,3 +83,11 @@ def _serve(connection: Connection) -> None:
         except Exception:  # noqa: BLE001 - the caller gets it as text
             answer = False, traceback.format_exc()
         connection.send(answer)
+
+
+def _end_with_parent() -> None:
+    """A long call does not see the end of its connection, and would go on for nobody."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    multiprocessing.connection.wait([parent.sentinel])
+    os._exit(1)
