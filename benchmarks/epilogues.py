@@ -116,7 +116,8 @@ def _images(g: GraphBuilder) -> Tensor:
 
 
 def _tokens(g: GraphBuilder) -> Tensor:
-    return _scaled(g, (4096, 768), (1, 768), Layout.NCHW)
+    """In three dims, as cuDNN takes products: a tensor has the same in every operation of its graph."""
+    return _scaled(g, (1, 4096, 768), (1, 1, 768), Layout.NCHW)
 
 
 def _convolved(g: GraphBuilder, x: Tensor) -> Tensor:
@@ -124,7 +125,7 @@ def _convolved(g: GraphBuilder, x: Tensor) -> Tensor:
 
 
 def _multiplied(g: GraphBuilder, x: Tensor) -> Tensor:
-    return x @ g.input("w", (768, 3072), "bfloat16")
+    return x @ g.input("w", (1, 768, 3072), "bfloat16")
 
 
 def _given(dims: tuple[int, ...], layout: Layout = Layout.NCHW) -> _Part:
@@ -138,11 +139,11 @@ PAIRS: dict[str, tuple[_Part, _After, _Part]] = {
         _convolved,
         _given(_DIMS, Layout.NHWC),
     ),
-    "scale, bias and relu before a product": (_tokens, _multiplied, _given((4096, 768))),
+    "scale, bias and relu before a product": (_tokens, _multiplied, _given((1, 4096, 768))),
     "a product and the largest of each row": (
-        lambda g: _multiplied(g, g.input("x", (4096, 768), "bfloat16")),
+        lambda g: _multiplied(g, g.input("x", (1, 4096, 768), "bfloat16")),
         lambda g, x: g.max(x, -1, keepdims=True),
-        _given((4096, 3072)),
+        _given((1, 4096, 3072)),
     ),
 }
 """Each first part, the second part on its result, and the second part's input where it stands alone."""
