@@ -276,13 +276,13 @@ def _candidate(name: str, number: int) -> Row:
         if row["fault"] is None:
             row["us"] = best(lambda: time_plan(check, plan, _RUNS))
         if any(isinstance(operation, MatMul) for operation in graph.operations):
-            row |= {"error": _error(graph, plan, context), "service_error": _error(graph, chosen, context)}
+            row |= {"off": _off(graph, plan, context), "service_off": _off(graph, chosen, context)}
     except EngineFailure as failure:  # a dead context, in which nothing more can be done
         row["fault"] = f"{type(failure).__name__}: {failure}"
     return row
 
 
-def _error(graph: OperationGraph, plan: CudaPlan, context: BuildContext) -> float:
+def _off(graph: OperationGraph, plan: CudaPlan, context: BuildContext) -> float:
     """The largest error of a product of normal values, in units of what one rounding of a float32 sum allows.
 
     At most 1 if products are summed in float32, and the sum is rounded once.
@@ -389,7 +389,7 @@ def _put(address: int, spec: TensorSpec, values: np.ndarray) -> None:
 def _sheet(found: list[Row]) -> Table:
     table = Table("problem", "plan", "fault", "error, beside the service's", "µs, beside the service's")
     for row in found:
-        errors = f"{row['error']}, {row['service_error']}" if "error" in row else ""
+        errors = f"{row['off']}, {row['service_off']}" if "off" in row else ""
         times = f"{row['us']}, {row['service_us']}" if "us" in row else ""
         if "runs" in row:
             without, with_ = row["different_without"], row["different_with"]
