@@ -42,12 +42,7 @@ def test_a_header_is_read_as_c_declares_it() -> None:
 
 def test_every_function_of_the_installed_headers_is_found() -> None:
     found = prototypes(include_folder())
-    assert {header: len(functions) for header, functions in found.items()} == {
-        "cudnn_graph": 23,
-        "cudnn_ops": 100,
-        "cudnn_cnn": 50,
-        "cudnn_adv": 47,
-    }
+    assert {"cudnn_graph", "cudnn_ops", "cudnn_cnn", "cudnn_adv"} <= set(found)
     for header, functions in found.items():
         text = (include_folder() / f"{header}.h").read_text()
         declared = set(re.findall(r"CUDNNWINAPI\s+(cudnn\w+)\s*\(", text))
