@@ -55,7 +55,8 @@ def product(
         pytest.param([convolution(batch) for batch in (2, 5, 8, 32)], id="batches"),
         pytest.param([convolution(size=size) for size in (14, 56)], id="sizes of images"),
         pytest.param([convolution(channels=channels) for channels in (64, 256)], id="channels"),
-        pytest.param([product(rows) for rows in (2, 127, 4096)], id="rows"),
+        pytest.param([product(rows) for rows in (65, 127, 4096)], id="rows"),
+        pytest.param([product(rows) for rows in (2, 17, 64)], id="few rows"),
         pytest.param([product(inner=inner) for inner in (64, 768)], id="lengths of sums"),
     ],
 )
@@ -73,6 +74,8 @@ def test_sizes_alone_are_no_difference(others: list[OperationGraph]) -> None:
             product(inner=96, columns=96), product(inner=96, columns=96, transposed=True), id="square"
         ),
         pytest.param(product(), product(rows=1), id="a single row"),
+        pytest.param(product(), product(rows=64), id="few rows"),
+        pytest.param(product(), product(columns=64), id="few columns"),
         pytest.param(product(), product(inner=13), id="odd rows"),
         pytest.param(product(1 << 20, 64), product(1 << 26, 64), id="offsets beyond 32 bits"),
     ],

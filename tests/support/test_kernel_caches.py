@@ -15,7 +15,8 @@ from .kernels import Built, built
     "graphs",
     [
         pytest.param([convolution(8), convolution(5), convolution(1, 256, 56)], id="convolution"),
-        pytest.param([product(4096), product(127), product(2, 768)], id="product"),
+        pytest.param([product(4096), product(127), product(65, 768)], id="product"),
+        pytest.param([product(2), product(4096), product(4096, columns=64)], id="narrow"),
     ],
 )
 def test_graphs_of_a_class_get_the_kernel_that_they_would_have(

@@ -3,8 +3,8 @@
 cuDNN compiles the kernel of a fused convolution or matrix product when a plan is built, in up to a second.
 Kernels for dynamic shapes take dims and strides as arguments, so cuDNN's kernel cache can give one to a graph
 of other dims. The cache itself does not distinguish enough: it also gives a kernel to a graph whose operands
-are transposed, for which it is wrong (cuDNN 9.19). So there is one cache for each class of graphs, and what
-differs within a class does not change the kernel.
+are transposed, for which it is wrong (cuDNN 9.19), and one for a product of few rows to one of many (9.28).
+So there is one cache for each class of graphs, and what differs within a class does not change the kernel.
 
 https://docs.nvidia.com/deeplearning/cudnn/frontend/latest/utilities/dynamic-kernel-cache.html
 """
@@ -34,6 +34,8 @@ _VECTOR = 16
 """Elements of the longest access: a kernel depends on which of its divisors divide dims and strides."""
 _SMALL = 1 << 31
 """Offsets below this fit into 32 bits."""
+_NARROW = 64
+"""cuDNN 9.28 compiles another kernel for products of matrices with no more rows than this, or columns."""
 _MOST = 256
 """Caches kept at most. A kernel takes about 100 kB."""
 
@@ -93,7 +95,9 @@ def class_of(graph: OperationGraph) -> Hashable:
         (op.attributes(), tuple(uids[u] for u in op.reads), tuple(uids[u] for u in op.writes))
         for op in graph.operations
     )
-    return operations, tuple(_tensor(graph.tensor(uid)) for uid in uids), graph.numerics
+    products = (op for op in graph.operations if isinstance(op, MatMul))
+    narrow = tuple(min(graph.tensor(op.y).dims[-2:]) <= _NARROW for op in products)
+    return operations, tuple(_tensor(graph.tensor(uid)) for uid in uids), narrow, graph.numerics
 
 
 def _tensor(tensor: GraphTensor) -> Hashable:
