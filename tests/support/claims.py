@@ -48,8 +48,10 @@ from cudnn_actor.protocol.operations import (
 from ..gpu.families import FAMILIES
 from ..gpu.support_record import latest
 
-__all__ = ["Row", "attention", "biased", "channel_norms", "graph_of", "norms", "product", "rows"]
+__all__ = ["EVERY", "Row", "attention", "biased", "channel_norms", "graph_of", "norms", "product", "rows"]
 
+EVERY = int(os.environ.get("SUPPORT_EVERY", "1"))
+"""Each of this number of claims is held against cuDNN. A prime passes over no dtype, layout or rank."""
 HALVES = (DType.FLOAT16, DType.BFLOAT16)
 _PADDED = ("lengths_q", "lengths_kv")
 _ENGINE = re.compile(r"\beng\d")
@@ -75,13 +77,9 @@ class Row(NamedTuple):
 
 
 def rows() -> Iterator[Row]:
-    """Every claim, always in the same order; of the recorded ones, each `SUPPORT_EVERY`th."""
-    yield from itertools.islice(_recorded(), 0, None, int(os.environ.get("SUPPORT_EVERY", "1")))
-    yield from _norms()
-    yield from _channel_norms()
-    yield from _attentions()
-    yield from _products()
-    yield from _sums()
+    """Each `EVERY`th claim, always in the same order."""
+    every = itertools.chain(_recorded(), _norms(), _channel_norms(), _attentions(), _products(), _sums())
+    yield from itertools.islice(every, 0, None, EVERY)
 
 
 def _recorded() -> Iterator[Row]:
