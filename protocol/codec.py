@@ -6,6 +6,7 @@ nothing else. Decoding never runs code that the sender chose.
 
 from __future__ import annotations
 
+import functools
 import numbers
 from typing import Any
 
@@ -58,7 +59,7 @@ def encode_message(message: Travelling) -> bytes:
 
 def decode_message(frame: bytes | memoryview) -> Travelling:
     """The message in `frame`. Raises `MalformedMessage`."""
-    return _decode(_MESSAGES, frame)  # type: ignore[no-any-return]
+    return _decode(Travelling, frame)  # type: ignore[no-any-return]
 
 
 def encode_reply(reply: object) -> bytes:
@@ -71,11 +72,11 @@ def encode_reply(reply: object) -> bytes:
 
 def decode_reply(frame: bytes | memoryview) -> ReplyValue | ErrorRecord:
     """The reply in `frame`. Raises `MalformedMessage`."""
-    reply = _decode(_REPLIES, frame)
-    decoder = _BODIES.get(reply.kind)
-    if decoder is None:
+    reply = _decode(_Reply, frame)
+    wanted = _REPLY_TYPES.get(reply.kind)
+    if wanted is None:
         raise MalformedMessage(detail=f"unknown kind of reply {reply.kind!r}")
-    return _decode(decoder, reply.body)  # type: ignore[no-any-return]
+    return _decode(wanted, reply.body)  # type: ignore[no-any-return]
 
 
 def _encode(value: object) -> bytes:
@@ -85,9 +86,9 @@ def _encode(value: object) -> bytes:
         raise TypeError(str(error)) from error
 
 
-def _decode(decoder: msgspec.msgpack.Decoder[Any], frame: Any) -> Any:
+def _decode(wanted: Any, frame: Any) -> Any:
     try:
-        return decoder.decode(frame)
+        return _decoder(wanted).decode(frame)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise MalformedMessage(detail=str(error)) from error
 
@@ -118,9 +119,9 @@ def _unpack_array(wanted: type, value: object) -> object:
 
 
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=_pack)
-_MESSAGES = msgspec.msgpack.Decoder(Travelling, dec_hook=_unpack_array, strict=True)
-_REPLIES = msgspec.msgpack.Decoder(_Reply, strict=True)
-_BODIES: dict[str, msgspec.msgpack.Decoder[Any]] = {
-    kind: msgspec.msgpack.Decoder(cls, dec_hook=_unpack_array, strict=True)
-    for kind, cls in _REPLY_TYPES.items()
-}
+
+
+@functools.cache
+def _decoder(wanted: Any) -> msgspec.msgpack.Decoder[Any]:
+    """Made at its first use: that of messages takes a fifth of the package's whole import."""
+    return msgspec.msgpack.Decoder(wanted, dec_hook=_unpack_array, strict=True)

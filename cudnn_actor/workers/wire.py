@@ -40,10 +40,8 @@ from cudnn_actor.protocol.named_graph import Graph
 from cudnn_actor.supervision import FaultRule
 
 __all__ = [
-    "FROM_PARENT",
     "FROM_WORKER",
     "LONGEST_MESSAGE",
-    "MESSAGES",
     "Answer",
     "Answers",
     "ArenaMade",
@@ -431,12 +429,8 @@ class Dying(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, ta
 
 FromWorker = Ready | Answers | InternalDone | ArenaMade | ArenaRefused | Logged | Dying
 
-FROM_PARENT: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(FromParent)
-"""Decodes what the parent sends."""
 FROM_WORKER: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(FromWorker)
 """Decodes what the worker sends."""
-MESSAGES: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Asked)
-"""Decodes the message in a `Request`."""
 
 
 def encode_message(message: Asked) -> bytes:

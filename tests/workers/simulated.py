@@ -33,12 +33,11 @@ from cudnn_actor.protocol.errors import ExecutionFailed, OutOfMemory, Unsupporte
 from cudnn_actor.protocol.operands import operands
 from cudnn_actor.supervision import Fault, FaultInjector, FaultPlan, FaultRule
 from cudnn_actor.workers.generations import GenerationTable, GenerationView
+from cudnn_actor.workers.process.decoders import FROM_PARENT, MESSAGES
 from cudnn_actor.workers.process.stages import Stages
 from cudnn_actor.workers.status import StatusPage
 from cudnn_actor.workers.wire import (
-    FROM_PARENT,
     FROM_WORKER,
-    MESSAGES,
     Answer,
     Answers,
     ArenaMade,

@@ -19,10 +19,11 @@ from cudnn_actor.engines.remote.connection import Connection
 from cudnn_actor.processes.channel import Channel, channel_pair
 from cudnn_actor.processes.frames import LONGEST
 from cudnn_actor.protocol.explanation import PieceOfPlan
+from cudnn_actor.workers.process.decoders import FROM_PARENT
 from cudnn_actor.workers.process.outbox import Outbox
 from cudnn_actor.workers.process.task import WorkerTask
 from cudnn_actor.workers.status import StatusPage
-from cudnn_actor.workers.wire import FROM_PARENT, FROM_WORKER, Refused
+from cudnn_actor.workers.wire import FROM_WORKER, Refused
 from tests.service.rigs import in_thread, single
 
 from ..log_lines import line

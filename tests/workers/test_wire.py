@@ -7,7 +7,8 @@ import pytest
 
 from cudnn_actor import BufferRef, GraphBuilder, RunGraph
 from cudnn_actor.protocol import Graph
-from cudnn_actor.workers.wire import MESSAGES, RunKnown, encode_message
+from cudnn_actor.workers.process.decoders import MESSAGES
+from cudnn_actor.workers.wire import RunKnown, encode_message
 
 
 def graph_of(inputs: int) -> Graph:

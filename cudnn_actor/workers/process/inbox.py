@@ -20,11 +20,11 @@ from cudnn_actor.processes.channel import Channel
 from cudnn_actor.protocol.errors import MalformedMessage
 from cudnn_actor.protocol.messages import COMPUTE, RunGraph
 from cudnn_actor.protocol.named_graph import Graph
+from cudnn_actor.workers.process.decoders import MESSAGES
 from cudnn_actor.workers.process.outbox import Outbox
 from cudnn_actor.workers.process.task import InternalTask, WorkerTask
 from cudnn_actor.workers.status import StatusPage
 from cudnn_actor.workers.wire import (
-    MESSAGES,
     Internal,
     KnowGraph,
     Request,

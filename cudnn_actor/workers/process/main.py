@@ -32,6 +32,7 @@ from cudnn_actor.processes.process_state import call_this_process
 from cudnn_actor.protocol.errors import CudnnActorError
 from cudnn_actor.workers.generations import GenerationView
 from cudnn_actor.workers.process.borrowed_table import BorrowedTable
+from cudnn_actor.workers.process.decoders import FROM_PARENT
 from cudnn_actor.workers.process.heartbeat import Heartbeat, end_with
 from cudnn_actor.workers.process.inbox import Inbox
 from cudnn_actor.workers.process.log_forwarding import forward_logs
@@ -40,7 +41,6 @@ from cudnn_actor.workers.process.outbox import Outbox
 from cudnn_actor.workers.process.stages import Stages
 from cudnn_actor.workers.status import StatusPage
 from cudnn_actor.workers.wire import (
-    FROM_PARENT,
     ArenaMade,
     ArenaRefused,
     CreateArena,
