@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import re
 import subprocess
 import sys
@@ -53,6 +54,7 @@ from cudnn_actor.protocol import (
     TensorSpec,
 )
 from cudnn_actor.protocol.lowering import lower
+from tests.gpu.bounds import UNIT
 from tests.gpu.cases import Case, Kind
 
 from .blocks import Block, bottleneck, transformer
@@ -283,9 +285,9 @@ def _candidate(name: str, number: int) -> Row:
 
 
 def _off(graph: OperationGraph, plan: CudaPlan, context: BuildContext) -> float:
-    """The largest error of a product of normal values, in units of what one rounding of a float32 sum allows.
+    """The largest error of a product of normal values; at most 1 if it is rounded once, from float32 sums.
 
-    At most 1 if products are summed in float32, and the sum is rounded once.
+    In terms of that rounding, and of what a float32 sum may be off by: see `tests.gpu.bounds`.
     """
     cupy = libraries().cupy
     rng = np.random.default_rng(0)
@@ -308,8 +310,8 @@ def _off(graph: OperationGraph, plan: CudaPlan, context: BuildContext) -> float:
         raw = cupy.asnumpy(memory[y.uid]).view(y.dtype.numpy)
     got = _view(raw, y.spec).astype(np.float64)
     a, b = given[operation.a], given[operation.b]
-    rounding = 2.0 ** -(9 if y.dtype is DType.BFLOAT16 else 12 if y.dtype is DType.FLOAT16 else 24)
-    allowed = rounding * np.abs(a @ b) + a.shape[1] * 2.0**-23 * (np.abs(a) @ np.abs(b))
+    walk = 4 * math.sqrt(a.shape[1]) * UNIT[DType.FLOAT32]
+    allowed = UNIT[y.dtype] * np.abs(a @ b) + walk * (np.abs(a) @ np.abs(b))
     return round(float((np.abs(got - a @ b) / allowed).max()), 3)
 
 
