@@ -49,18 +49,16 @@ from .fork_rigs import (
 )
 
 
-def children_look_around(isolation: Isolation, way: str, loop: str = "asyncio") -> None:
-    """Three children of a process whose load goes on, on event loops of asyncio or uvloop."""
+def children_look_around(isolation: Isolation, loop: str = "asyncio") -> None:
+    """A child of each way to fork, of a process whose load goes on, on event loops of asyncio or uvloop."""
     if loop == "uvloop":
         import uvloop
 
         asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
     service = start(device="cpu", isolation=isolation)
     load = Load(service)
-    children = [WAYS[way](lambda: look_around(service, load.kept)) for _ in range(3)]
-    statuses = [wait() for wait in children]
+    end_well([fork(lambda: look_around(service, load.kept)) for fork in WAYS.values()])
     load.end()
-    assert statuses == [0, 0, 0], f"exit statuses of the children: {statuses}"
     service.stop(PATIENCE_S)
 
 
@@ -75,8 +73,8 @@ def many_children(isolation: Isolation) -> None:
     service.stop(PATIENCE_S)
 
 
-def child_serves_itself(isolation: Isolation, way: str) -> None:
-    """A child starts services of its own, beside its parent's."""
+def children_serve_themselves(isolation: Isolation, *ways: str) -> None:
+    """Children start services of their own, beside their parent's."""
     service = start(device="cpu", isolation=isolation)
     load = Load(service)
 
@@ -97,7 +95,7 @@ def child_serves_itself(isolation: Isolation, way: str) -> None:
         asyncio.run(_spawns())
         signal.alarm(0)
 
-    end_well([WAYS[way](child)])
+    end_well([WAYS[way](child) for way in ways])
     load.end()
     service.stop(PATIENCE_S)
 
@@ -172,13 +170,18 @@ def locks_are_held(isolation: Isolation) -> None:
     """
     service = start(device="cpu", isolation=isolation)
     load = Load(service)
-    for lock in _locks(service):
+    kept = load.kept
+    children = [
+        *[(lock, lambda: look_around(service, kept, rounds=1)) for lock in _locks_of(service)],
+        *[(lock, lambda: _looks_and_serves(service, kept, isolation)) for lock in _locks_of_all_services()],
+    ]
+    for lock, child in children:
         taken, done = threading.Event(), threading.Event()
         thread = threading.Thread(target=_holds, args=(lock, taken, done))
         thread.start()
         assert taken.wait(PATIENCE_S)
         try:
-            end_well([by_fork_and_exit(lambda: _looks_and_serves(service, load.kept))])
+            end_well([by_fork_and_exit(child)])
         finally:
             done.set()
             thread.join()
@@ -187,11 +190,13 @@ def locks_are_held(isolation: Isolation) -> None:
     service.stop(PATIENCE_S)
 
 
-def _locks(service: CudnnService) -> list[Any]:
+def _locks_of(service: CudnnService) -> list[Any]:
+    return [service.state.mailbox._lock, service.events._lock, service._turning]
+
+
+def _locks_of_all_services() -> list[Any]:
+    """Those that a child's own services take too."""
     return [
-        service.state.mailbox._lock,
-        service.events._lock,
-        service._turning,
         pykka.ActorRegistry._actor_refs_lock,
         in_flight.claims_lock,
         Launcher._shared_lock,
@@ -205,17 +210,17 @@ def _holds(lock: Any, taken: threading.Event, done: threading.Event) -> None:
         done.wait(PATIENCE_S)
 
 
-def _looks_and_serves(service: CudnnService, kept: BufferRef) -> None:
+def _looks_and_serves(service: CudnnService, kept: BufferRef, isolation: Isolation) -> None:
     look_around(service, kept, rounds=1)
     signal.alarm(PATIENCE_S)
-    own = start(device="cpu", isolation="process")
+    own = start(device="cpu", isolation=isolation)
     assert own.actor_ref.ask(Ping(), timeout=PATIENCE_S) == 1
     own.stop(PATIENCE_S)
     signal.alarm(0)
 
 
 def services_come_and_go(isolation: Isolation) -> None:
-    """Children of a process that starts and stops services all the time."""
+    """Children of a process that starts and stops services all the time; some start one of their own."""
     ends, rounds = threading.Event(), threading.Semaphore(0)
 
     def come_and_go() -> None:
@@ -230,7 +235,11 @@ def services_come_and_go(isolation: Isolation) -> None:
     thread = threading.Thread(target=come_and_go, daemon=True)
     thread.start()
     for _ in range(3):
-        end_well([by_fork_and_exit(lambda: _looks_and_serves(first, load.kept)) for _ in range(2)])
+        children = [
+            by_fork_and_exit(lambda: look_around(first, load.kept, rounds=1)),
+            by_fork_and_exit(lambda: _looks_and_serves(first, load.kept, isolation)),
+        ]
+        end_well(children)
         assert rounds.acquire(timeout=PATIENCE_S)
     ends.set()
     thread.join(PATIENCE_S)
@@ -239,7 +248,7 @@ def services_come_and_go(isolation: Isolation) -> None:
     first.stop(PATIENCE_S)
 
 
-def directory_of_plans(way: str) -> None:
+def directory_of_plans() -> None:
     """Workers on a device share a directory of plans, which goes with the service and not with a child.
 
     The CPU engine's arenas pass for a device's, since only those have plans that are worth keeping.
@@ -256,7 +265,7 @@ def directory_of_plans(way: str) -> None:
     service.launch()
     service.started.result(PATIENCE_S)
     (directory,) = Path(tempfile.gettempdir()).glob("cudnn-actor-plans-*")
-    end_well([WAYS[way](lambda: None)])
+    end_well([fork(lambda: None) for fork in WAYS.values()])
     assert directory.is_dir(), "a child has deleted it"
     service.stop(PATIENCE_S)
     assert not directory.exists()

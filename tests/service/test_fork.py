@@ -17,7 +17,6 @@ PATIENCE_S = 100.0
 HERE = "tests.service.fork_programs"
 
 both = pytest.mark.parametrize("isolation", ["thread", "process"])
-ways = pytest.mark.parametrize("way", ["fork", "fork_and_exit", "multiprocessing"])
 
 
 def run(*command: str, **environment: str) -> None:
@@ -37,15 +36,14 @@ def run(*command: str, **environment: str) -> None:
 
 
 @both
-@ways
-def test_a_child_is_refused_everything_and_its_parent_s_load_goes_on(isolation: str, way: str) -> None:
-    run("children_look_around", isolation, way)
+def test_children_are_refused_everything_and_their_parent_s_load_goes_on(isolation: str) -> None:
+    run("children_look_around", isolation)
 
 
 @both
 def test_the_same_with_uvloop(isolation: str) -> None:
     pytest.importorskip("uvloop")
-    run("children_look_around", isolation, "fork", "uvloop")
+    run("children_look_around", isolation, "uvloop")
 
 
 @both
@@ -53,10 +51,11 @@ def test_whatever_the_other_threads_are_at_when_a_child_is_forked(isolation: str
     run("many_children", isolation)
 
 
-@both
-@ways
-def test_a_child_has_services_of_its_own_beside_its_parent_s(isolation: str, way: str) -> None:
-    run("child_serves_itself", isolation, way)
+@pytest.mark.parametrize(
+    ("isolation", "ways"), [("thread", ["fork"]), ("process", ["fork", "fork_and_exit", "multiprocessing"])]
+)
+def test_a_child_has_services_of_its_own_beside_its_parent_s(isolation: str, ways: list[str]) -> None:
+    run("children_serve_themselves", isolation, *ways)
 
 
 @both
@@ -74,9 +73,8 @@ def test_a_child_of_a_process_that_starts_and_stops_services(isolation: str) -> 
     run("services_come_and_go", isolation)
 
 
-@ways
-def test_a_child_s_end_leaves_its_parent_s_directory_of_plans(way: str, tmp_path: Path) -> None:
-    run("directory_of_plans", way, TMPDIR=str(tmp_path))
+def test_a_child_s_end_leaves_its_parent_s_directory_of_plans(tmp_path: Path) -> None:
+    run("directory_of_plans", TMPDIR=str(tmp_path))
     assert not list(tmp_path.glob("cudnn-actor-plans-*"))
 
 
