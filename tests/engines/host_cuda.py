@@ -177,11 +177,19 @@ def library(code: str) -> ctypes.CDLL:
     if compiler is None:
         pytest.skip("there is no C++ compiler")
 
-    def make(folder: Path) -> None:
-        (folder / "kernels.cpp").write_text(_DEVICE + code)
-        command = [compiler, *_OPTIONS, *_CHECKED, _APART, "-w", "kernels.cpp", "-o", "kernels.so"]
+    def compile_in(folder: Path, *words: str) -> None:
+        command = [compiler, *_OPTIONS, *_CHECKED, _APART, "-w", *words]
         subprocess.run(command, cwd=folder, check=True, timeout=300)
 
+    def make_header(folder: Path) -> None:
+        (folder / "device.h").write_text(_DEVICE)
+        compile_in(folder, "-x", "c++-header", "device.h")
+
+    def make(folder: Path) -> None:
+        (folder / "kernels.cpp").write_text(code)
+        compile_in(folder, "-include", str(header), "kernels.cpp", "-o", "kernels.so")
+
+    header = once(PATHS[0], "kernels-device", make_header) / "device.h"  # precompiled: half of the time
     name = hashlib.sha256(code.encode()).hexdigest()[:24]
     return ctypes.CDLL(str(once(PATHS[0], f"kernels-{name}", make) / "kernels.so"))
 
