@@ -26,7 +26,7 @@ from .launching_rigs import HERE, PATIENCE_S, PRELOAD, Situation, launch_and_hea
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="module")
 def launchers_are_closed() -> Iterator[None]:
     yield
     close_launchers()
@@ -117,6 +117,7 @@ def test_a_worker_shows_deprecations_as_any_process_does(launcher: Launcher) -> 
 def test_a_worker_has_the_environment_in_which_the_server_was_started(
     launcher: Launcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    launcher.close()
     monkeypatch.setenv("CUDNN_ACTOR_TEST", "at the start")
     assert description(launcher).variable == "at the start"
     monkeypatch.setenv("CUDNN_ACTOR_TEST", "later")
@@ -173,22 +174,21 @@ def test_a_worker_that_runs_has_not_ended(launcher: Launcher) -> None:
     child.close()
 
 
-@pytest.mark.parametrize(
-    ("main", "says"),
-    [
+def test_a_main_that_fails_or_is_nowhere_is_told_on_stderr(
+    launcher: Launcher, capfd: pytest.CaptureFixture[str]
+) -> None:
+    launcher.close()  # the next server has what is stderr now
+    for main, says in (
         (f"{HERE}:raises", "LookupError: the main of this worker fails"),
         (f"{HERE}:no_such_function", "AttributeError"),
         ("no_such_package.module:main", "ModuleNotFoundError"),
         ("", "ValueError"),
-    ],
-)
-def test_a_main_that_fails_or_is_nowhere_is_told_on_stderr(
-    launcher: Launcher, main: str, says: str, capfd: pytest.CaptureFixture[str]
-) -> None:
-    assert ended(launcher.launch(main, [])) == "exited with status 1"
-    printed = capfd.readouterr().err
-    assert says in printed
-    assert "Traceback" in printed
+    ):
+        assert ended(launcher.launch(main, [])) == "exited with status 1"
+        printed = capfd.readouterr().err
+        assert says in printed
+        assert "Traceback" in printed
+    launcher.close()
 
 
 def test_a_child_that_is_gone_or_closed_takes_signals_in_silence(launcher: Launcher) -> None:
@@ -346,6 +346,7 @@ def test_the_end_of_a_worker_is_not_waited_for_by_way_of_a_server_that_is_stoppe
     child.signal(signal.SIGKILL)
     assert child.how_it_ended(3600.0) == "has ended"
     child.close()
+    launcher.close()
 
 
 def test_what_is_no_descriptor_is_refused_and_nothing_else_suffers(launcher: Launcher) -> None:
@@ -361,10 +362,11 @@ def test_what_is_no_descriptor_is_refused_and_nothing_else_suffers(launcher: Lau
 
 
 @pytest.fixture
-def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Where a module of the name `preloaded_late` is looked for."""
     monkeypatch.syspath_prepend(tmp_path)
-    return tmp_path / "preloaded_late.py"
+    yield tmp_path / "preloaded_late.py"
+    close_launchers()  # whose servers have imported this one
 
 
 @pytest.fixture
