@@ -26,7 +26,7 @@ from cudnn_actor.protocol import (
 from cudnn_actor.protocol.lowering import lower
 from cudnn_actor.protocol.reproduction import token
 
-from .terminal import cudnn_actor
+from .terminal import cudnn_actor_here
 
 PROBLEM = "conv_fwd x=1x4x6x6 w=4x4x3x3"
 UNSUPPORTED = "conv_bwd_data x=1x4x6x6 w=4x4x3x3 dtype=int8"
@@ -155,7 +155,9 @@ def test_progress_is_told_to_whoever_asks(engine: CpuEngine, tmp_path: Path) -> 
 
 
 def test_on_the_cpu_there_is_nothing_to_tune(tmp_path: Path) -> None:
-    done = cudnn_actor("autotune", "--store", str(tmp_path / "store"), "--device", "cpu", *PROBLEM.split())
+    done = cudnn_actor_here(
+        "autotune", "--store", str(tmp_path / "store"), "--device", "cpu", *PROBLEM.split()
+    )
     assert (done.returncode, done.stdout) == (2, "")
     assert "there is nothing to tune" in done.stderr
     assert done.stderr.count("\n") == 1
@@ -173,14 +175,14 @@ def test_a_bad_file_is_one_line(content: str | None, words: str, tmp_path: Path)
     path = tmp_path / "problems.txt"
     if content is not None:
         path.write_text(content)
-    done = cudnn_actor("autotune", "--store", str(tmp_path / "store"), str(path))
+    done = cudnn_actor_here("autotune", "--store", str(tmp_path / "store"), str(path))
     assert (done.returncode, done.stdout) == (2, "")
     assert words in done.stderr
     assert done.stderr.count("\n") == 1
 
 
 def test_a_word_that_is_neither_a_problem_nor_a_file_is_told_so(tmp_path: Path) -> None:
-    done = cudnn_actor("autotune", "--store", str(tmp_path / "store"), "problems.txt")
+    done = cudnn_actor_here("autotune", "--store", str(tmp_path / "store"), "problems.txt")
     assert done.returncode == 2
     assert "'problems.txt' is not a problem" in done.stderr
     assert "no file of that name" in done.stderr
@@ -189,13 +191,13 @@ def test_a_word_that_is_neither_a_problem_nor_a_file_is_told_so(tmp_path: Path) 
 def test_a_store_that_others_may_write_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
     (tmp_path / "store").mkdir()
     (tmp_path / "store").chmod(0o777)
-    done = cudnn_actor("autotune", "--store", str(tmp_path / "store"), PROBLEM)
+    done = cudnn_actor_here("autotune", "--store", str(tmp_path / "store"), PROBLEM)
     assert done.returncode == 2
     assert "choose a directory that you can write" in done.stderr
 
 
 def test_a_store_that_is_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "store").touch()
-    done = cudnn_actor("autotune", "--store", str(tmp_path / "store"), PROBLEM)
+    done = cudnn_actor_here("autotune", "--store", str(tmp_path / "store"), PROBLEM)
     assert done.returncode == 2
     assert "cannot be created" in done.stderr

@@ -56,7 +56,7 @@ from .chaos_rigs import (
     two_outputs,
     values,
 )
-from .terminal import cudnn_actor, python
+from .terminal import cudnn_actor, cudnn_actor_here, python
 from .test_demo import INTERRUPTIBLE
 
 WITHOUT_WORKERS = """
@@ -611,7 +611,7 @@ def without_forkserver(folder: Path) -> dict[str, str]:
     ],
 )
 def test_what_cannot_be_carried_out_is_one_line(words: tuple[str, ...], problem: str) -> None:
-    done = cudnn_actor("chaos", *words)
+    done = cudnn_actor_here("chaos", *words)
     assert done.returncode == 2
     assert problem in done.stderr
     assert done.stderr.count("\n") == 1
@@ -629,7 +629,7 @@ def test_what_cannot_be_carried_out_is_one_line(words: tuple[str, ...], problem:
     ],
 )
 def test_words_that_mean_nothing_are_told_so(words: tuple[str, ...]) -> None:
-    done = cudnn_actor("chaos", *words)
+    done = cudnn_actor_here("chaos", *words)
     assert done.returncode == 2
     assert words[0] in done.stderr
     assert "Traceback" not in done.stderr

@@ -21,7 +21,7 @@ from cudnn_actor.onnx import OnnxModel
 from cudnn_actor.protocol import ExecutionFailed, OutcomeUnknown, OutOfMemory
 
 from ..onnx.small_models import FLOAT, image_model, model_of, node
-from .terminal import cudnn_actor
+from .terminal import cudnn_actor, cudnn_actor_here
 
 
 @pytest.fixture
@@ -135,7 +135,7 @@ def test_a_run_that_a_later_worker_was_sent_ends_a_fault(path: Path) -> None:
 
 
 def test_models_need_a_file() -> None:
-    done = cudnn_actor("chaos", "--load", "models", "--seconds", "1")
+    done = cudnn_actor_here("chaos", "--load", "models", "--seconds", "1")
     assert done.returncode == 2
     assert "there is no model; give one with --model FILE" in done.stderr
 
@@ -153,7 +153,7 @@ def test_a_model_that_cannot_be_run_is_one_line(operator: str | None, problem: s
     if operator is not None:
         port: Any = (FLOAT, ["N", 3])
         onnx.save(model_of([node(operator, "x", "y", name="n")], {"x": port}, {"y": port}), path)
-    done = cudnn_actor("chaos", "--model", str(path), "--seconds", "1", "--load", "models")
+    done = cudnn_actor_here("chaos", "--model", str(path), "--seconds", "1", "--load", "models")
     assert done.returncode == 2
     assert problem in done.stderr
     assert done.stderr.count("\n") == 1

@@ -13,7 +13,7 @@ from cudnn_actor.cli import _run, main
 from cudnn_actor.cli.logbook import LogBook
 from cudnn_actor.protocol import ServiceStopped
 
-from .terminal import cudnn_actor, python
+from .terminal import cudnn_actor, cudnn_actor_here, python
 
 
 @pytest.mark.parametrize(
@@ -21,14 +21,14 @@ from .terminal import cudnn_actor, python
     [("sing",), ("demo", "--seed", "x"), ("demo", "--seed", "-1"), ("demo", "a", "b"), ("doctor", "-x")],
 )
 def test_words_that_mean_nothing_end_with_status_2_and_the_usage(words: tuple[str, ...]) -> None:
-    done = cudnn_actor(*words)
+    done = cudnn_actor_here(*words)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("usage: cudnn-actor")
     assert "Traceback" not in done.stderr
 
 
 def test_without_a_command_the_help_names_all_of_them() -> None:
-    done = cudnn_actor()
+    done = cudnn_actor_here()
     assert done.returncode == 2
     for command in ("demo", "doctor", "bench", "reproduce", "explain", "autotune"):
         assert command in done.stderr
@@ -40,7 +40,7 @@ def test_the_version_is_told() -> None:
 
 
 def test_a_number_that_is_none_is_named_with_what_would_be_one() -> None:
-    assert "x must be a whole number from 0" in cudnn_actor("demo", "--seed", "x").stderr
+    assert "x must be a whole number from 0" in cudnn_actor_here("demo", "--seed", "x").stderr
 
 
 @pytest.mark.parametrize(

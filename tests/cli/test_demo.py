@@ -13,8 +13,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from cudnn_actor.cli.user_error import UserError
+
 from ..once import once
-from .terminal import CLONE, cudnn_actor, python
+from .terminal import CLONE, cudnn_actor, cudnn_actor_here, python
 
 WITHOUT_MATPLOTLIB = """
 import importlib.abc, sys
@@ -169,10 +171,20 @@ def tiny(path: Path) -> Path:
         (text, "is not an image that Pillow can read"),
         (cut_off, "cannot be read"),
         (tiny, "whose sides are both 48 pixels or more"),
-        (blank, "no detail to learn from"),
         (lambda path: path.parent, "cannot be read: Is a directory"),
     ],
 )
+def test_an_image_that_cannot_be_used_is_told_with_why(
+    make: Callable[[Path], Path], words: str, tmp_path: Path
+) -> None:
+    from cudnn_actor.cli.photograph import read_photograph
+
+    with pytest.raises(UserError, match=words) as caught:
+        read_photograph(make(tmp_path / "image.png"))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("make", "words"), [(text, "Pillow can read"), (blank, "no detail to learn from")])
 def test_a_bad_image_is_one_line(make: Callable[[Path], Path], words: str, tmp_path: Path) -> None:
     done = cudnn_actor("demo", str(make(tmp_path / "image.png")), "--out", str(tmp_path / "out.png"))
     assert done.returncode == 2
@@ -187,7 +199,7 @@ def test_a_bad_image_is_one_line(make: Callable[[Path], Path], words: str, tmp_p
 )
 def test_a_picture_that_cannot_be_written_is_one_line(out: str, words: str, tmp_path: Path) -> None:
     (tmp_path / "dir.png").mkdir()
-    done = cudnn_actor("demo", "--out", str(tmp_path / out))
+    done = cudnn_actor_here("demo", "--out", str(tmp_path / out))
     assert (done.returncode, done.stdout) == (2, "")
     assert words in done.stderr
     assert done.stderr.count("\n") == 1

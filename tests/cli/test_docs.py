@@ -6,11 +6,11 @@ import re
 
 import pytest
 
-from .terminal import CLONE, cudnn_actor
+from .terminal import CLONE, cudnn_actor_here
 
 
 def test_it_lists_the_pages_with_their_titles() -> None:
-    done = cudnn_actor("docs")
+    done = cudnn_actor_here("docs")
     assert (done.returncode, done.stderr) == (0, "")
     names = [line.split()[0] for line in done.stdout.splitlines()]
     assert names == sorted(path.stem for path in (CLONE / "docs").glob("*.md"))
@@ -19,12 +19,12 @@ def test_it_lists_the_pages_with_their_titles() -> None:
 
 @pytest.mark.parametrize("name", ["support", "docs/support.md"])
 def test_it_prints_a_page(name: str) -> None:
-    done = cudnn_actor("docs", name)
+    done = cudnn_actor_here("docs", name)
     assert (done.returncode, done.stdout) == (0, (CLONE / "docs/support.md").read_text())
 
 
 def test_a_page_that_there_is_not_is_refused_with_those_that_there_are() -> None:
-    done = cudnn_actor("docs", "suport")
+    done = cudnn_actor_here("docs", "suport")
     assert done.returncode == 2
     assert 'did you mean "support"? they are architecture, ' in done.stderr
 

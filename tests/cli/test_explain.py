@@ -9,7 +9,7 @@ import pytest
 from cudnn_actor import GraphBuilder
 from cudnn_actor.cli import main
 
-from .terminal import cudnn_actor
+from .terminal import cudnn_actor_here
 
 
 def test_a_graph_is_explained_and_drawn(tmp_path: Path) -> None:
@@ -17,7 +17,7 @@ def test_a_graph_is_explained_and_drawn(tmp_path: Path) -> None:
     path, dot, picture = (tmp_path / name for name in ("graph.json", "graph.dot", "graph.svg"))
     path.write_bytes(g.build(y=g.softmax(g.input("x", (4, 8)) * 2.0)).to_json())
     options = ("--device", "cpu", "--dot", str(dot), "--picture", str(picture))
-    done = cudnn_actor("explain", str(path), *options)
+    done = cudnn_actor_here("explain", str(path), *options)
     assert (done.returncode, done.stderr) == (0, "")
     assert "2 operations in 2 pieces" in done.stdout
     assert "softmax at test_explain.py:" in done.stdout

@@ -34,21 +34,21 @@ from cudnn_actor.protocol.lowering import lower
 from cudnn_actor.protocol.reproduction import token
 
 from ..engines.single_precision import SinglePrecision
-from .terminal import cudnn_actor
+from .terminal import cudnn_actor_here
 
 PROBLEM = "conv_fwd x=2x6x7x7 w=4x3x3x3 pad=1 groups=2 dtype=float16 layout=NHWC bias=yes beta=2"
 
 
 @pytest.mark.parametrize("form", [PROBLEM.split(), [PROBLEM], [token(read_problem(PROBLEM).graph)]])
 def test_a_problem_runs_and_agrees_in_every_form(form: list[str]) -> None:
-    done = cudnn_actor("reproduce", *form, "--device", "cpu")
+    done = cudnn_actor_here("reproduce", *form, "--device", "cpu")
     assert (done.returncode, done.stderr) == (0, "")
     for words in ("x: float16[2x6x7x7]", "cpu/conv_fwd/", "workspace:", "us a run", "agrees"):
         assert words in done.stdout
 
 
 def test_a_graph_that_the_engine_cannot_run_is_shown_with_all_that_the_error_says() -> None:
-    done = cudnn_actor("reproduce", "conv_bwd_data x=1x4x5x5 w=4x4x3x3 dtype=int8", "--device", "cpu")
+    done = cudnn_actor_here("reproduce", "conv_bwd_data x=1x4x5x5 w=4x4x3x3 dtype=int8", "--device", "cpu")
     assert done.returncode == 1
     for words in ("UnsupportedGraph", "engine:", "digest:", "detail:"):
         assert words in done.stdout
@@ -64,7 +64,7 @@ def test_a_graph_that_the_engine_cannot_run_is_shown_with_all_that_the_error_say
     ],
 )
 def test_what_cannot_be_carried_out_is_one_line(words: tuple[str, ...], problem: str) -> None:
-    done = cudnn_actor("reproduce", *words)
+    done = cudnn_actor_here("reproduce", *words)
     assert done.returncode == 2
     assert problem in done.stderr
     assert "Traceback" not in done.stderr
@@ -72,7 +72,7 @@ def test_what_cannot_be_carried_out_is_one_line(words: tuple[str, ...], problem:
 
 def test_what_does_not_fit_the_machine_is_refused_before_the_system_ends_us() -> None:
     problem = "conv_fwd x=1x1x1000x999999999 w=1x1x1x1 dtype=float64"
-    done = cudnn_actor("reproduce", problem, "--device", "cpu")
+    done = cudnn_actor_here("reproduce", problem, "--device", "cpu")
     assert done.returncode == 2
     assert "GB of memory" in done.stderr
 
@@ -225,6 +225,6 @@ def test_a_token_of_42_kb_is_accepted() -> None:
     steps = (Pointwise(mode=PointwiseMode.RELU, operands=(uid,), result=uid + 1) for uid in range(count - 1))
     text = token(OperationGraph(tensors=tuple(tensors), operations=tuple(steps)))
     assert len(text) > 42_000
-    done = cudnn_actor("reproduce", text, "--device", "cpu")
+    done = cudnn_actor_here("reproduce", text, "--device", "cpu")
     assert (done.returncode, done.stderr) == (0, "")
     assert "error of last:  0.00e+00" in done.stdout

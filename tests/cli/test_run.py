@@ -12,7 +12,7 @@ import pytest
 from cudnn_actor.cli import main
 
 from ..onnx.small_models import FLOAT, INT64, image_model, model_of, node
-from .terminal import cudnn_actor
+from .terminal import cudnn_actor_here
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def test_a_model_runs_is_timed_and_explained(path: Path, tmp_path: Path) -> None
     image, out = tmp_path / "image.npy", tmp_path / "out.npz"
     np.save(image, np.ones((2, 3, 8, 8), np.float32))
     options = ("--device", "cpu", "--input", f"image={image}", "--time", "--explain", "--out", str(out))
-    done = cudnn_actor("run", str(path), *options)
+    done = cudnn_actor_here("run", str(path), *options)
     assert (done.returncode, done.stderr) == (0, "")
     assert "scores: float32 (2, 5), from " in done.stdout
     assert "(median of 20)" in done.stdout
