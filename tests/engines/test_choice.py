@@ -19,52 +19,70 @@ from .broken_machines import CLONE, WITHOUT_DRIVER, Machine, bare_machine, whole
 from .devices import why_not
 
 ASK = """
-import json, sys
+import json, os, sys
 from pathlib import Path
 from tests.log_lines import capture_logs
 from cudnn_actor.engines import choose_engine
 from cudnn_actor.protocol import InvalidRequest
-started = []
-sys.addaudithook(lambda event, _: started.append(event) if event == "subprocess.Popen" else None)
-with capture_logs() as lines:
-    for _ in range(2):  # the second time from what is remembered
-        del lines[:]
-        try:
-            choice = choose_engine(sys.argv[1], apart=sys.argv[2] == "apart")
-            answer = [choice.device, choice.reason, choice.outlives_context, choice.adopt is not None]
-        except InvalidRequest as error:
-            answer = str(error)
-names = {line.rpartition("/")[2] for line in Path("/proc/self/maps").read_text().splitlines()}
-print(json.dumps({
-    "answer": answer,
-    "lines": [[line["log_level"], line["device"], line["reason"]] for line in lines],
-    "started": len(started),
-    "imported": sorted({"cupy", "cudnn", "cuda"} & {name.partition(".")[0] for name in sys.modules}),
-    "mapped": sorted(name for name in names if name.startswith(("libcuda", "libcudnn", "libcudart"))),
-}))
+def ask(how):
+    started = []
+    sys.addaudithook(lambda event, _: started.append(event) if event == "subprocess.Popen" else None)
+    with capture_logs() as lines:
+        for _ in range(2):  # the second time from what is remembered
+            del lines[:]
+            try:
+                choice = choose_engine(sys.argv[1], apart=how == "apart")
+                answer = [choice.device, choice.reason, choice.outlives_context, choice.adopt is not None]
+            except InvalidRequest as error:
+                answer = str(error)
+    names = {line.rpartition("/")[2] for line in Path("/proc/self/maps").read_text().splitlines()}
+    return {
+        "answer": answer,
+        "lines": [[line["log_level"], line["device"], line["reason"]] for line in lines],
+        "started": len(started),
+        "imported": sorted({"cupy", "cudnn", "cuda"} & {name.partition(".")[0] for name in sys.modules}),
+        "mapped": sorted(name for name in names if name.startswith(("libcuda", "libcudnn", "libcudart"))),
+    }
+for how in sys.argv[2:]:
+    if (pid := os.fork()) == 0:  # a process that has asked nothing yet
+        print(json.dumps(ask(how)), flush=True)
+        os._exit(0)
+    os.waitpid(pid, 0)
 """
 
 
-def report(machine: Machine, device: str, how: str, program: str = ASK, **environment: str) -> dict[str, Any]:
-    """What a process chooses, what it logs, and what it started and loaded for that."""
-    done = machine.run("-c", program, device, how, **environment)
-    assert done.returncode == 0, done.stderr
-    said: dict[str, Any] = json.loads(done.stdout)
+def reports(
+    machine: Machine, device: str, *hows: str, program: str = ASK, **environment: str
+) -> list[dict[str, Any]]:
+    """What a process chooses, what it logs, and what it started and loaded for that; one for each way."""
+    done = machine.run("-c", program, device, *hows, **environment)
+    said: list[dict[str, Any]] = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(said) == len(hows), done.stderr
     return said
 
 
-def asked(machine: Machine, device: str, how: str, **environment: str) -> tuple[object, list[list[str]]]:
-    """What a process on a machine chooses, and what it logs; if it asks apart, it has loaded nothing."""
-    said = report(machine, device, how, **environment)
-    if how == "apart":
-        assert (said["imported"], said["mapped"]) == ([], [])
-    return said["answer"], said["lines"]
+def report(machine: Machine, device: str, program: str = ASK) -> dict[str, Any]:
+    """What a process chooses that has the driver asked by another one."""
+    (said,) = reports(machine, device, "apart", program=program)
+    return said
 
 
-@pytest.fixture(params=["here", "apart"])
-def how(request: pytest.FixtureRequest) -> str:
-    """Where the driver is asked: the answers are the same."""
-    return str(request.param)
+def asked(machine: Machine, device: str, **environment: str) -> tuple[Any, list[list[str]]]:
+    """What a process on a machine chooses, and what it logs.
+
+    The same whether it asks the driver itself or apart, but for `adopt`, the answer's last; if apart, it has
+    loaded nothing.
+    """
+    here, apart = reports(machine, device, "here", "apart", **environment)
+    assert (apart["imported"], apart["mapped"]) == ([], [])
+    assert here["lines"] == apart["lines"]
+    if isinstance(here["answer"], str):
+        assert here["answer"] == apart["answer"]
+        return here["answer"], here["lines"]
+    *answer, can_adopt = here["answer"]
+    assert apart["answer"] == [*answer, False]
+    assert can_adopt == (answer[0] != "cpu")
+    return answer, here["lines"]
 
 
 @pytest.mark.parametrize(
@@ -82,45 +100,44 @@ def test_the_cpu_is_there_for_the_asking() -> None:
     assert [(line["event"], line["device"]) for line in lines] == [("device.chosen", "cpu")]
 
 
-def test_on_a_whole_machine_auto_is_the_first_gpu(tmp_path: Path, how: str) -> None:
+def test_on_a_whole_machine_auto_is_the_first_gpu(tmp_path: Path) -> None:
     machine = whole_machine(tmp_path, gpus=2)
-    answer, lines = asked(machine, "auto", how)
-    assert answer == ["cuda:0", "Toy GPU is the first GPU here", False, how == "here"]
+    answer, lines = asked(machine, "auto")
+    assert answer == ["cuda:0", "Toy GPU is the first GPU here", False]
     assert lines == [["info", "cuda:0", "Toy GPU is the first GPU here"]]
 
 
 @pytest.mark.parametrize(("device", "chosen"), [("cuda", "cuda:0"), ("cuda:1", "cuda:1")])
-def test_a_gpu_is_there_for_the_asking(device: str, chosen: str, tmp_path: Path, how: str) -> None:
-    answer, _ = asked(whole_machine(tmp_path, gpus=2), device, how)
-    assert answer == [chosen, "it was asked for: Toy GPU", False, how == "here"]
+def test_a_gpu_is_there_for_the_asking(device: str, chosen: str, tmp_path: Path) -> None:
+    answer, _ = asked(whole_machine(tmp_path, gpus=2), device)
+    assert answer == [chosen, "it was asked for: Toy GPU", False]
 
 
-def test_a_gpu_past_the_last_is_refused_with_their_number(tmp_path: Path, how: str) -> None:
-    answer, lines = asked(whole_machine(tmp_path, gpus=2), "cuda:2", how)
+def test_a_gpu_past_the_last_is_refused_with_their_number(tmp_path: Path) -> None:
+    answer, lines = asked(whole_machine(tmp_path, gpus=2), "cuda:2")
     assert answer == (
         "device='cuda:2': is not a GPU of this machine, which has 2, cuda:0 to cuda:1; use \"cuda:0\""
     )
     assert lines == []
 
 
-def test_hidden_gpus_do_not_count(tmp_path: Path, how: str) -> None:
-    answer, _ = asked(whole_machine(tmp_path, gpus=1), "cuda:1", how, CUDA_VISIBLE_DEVICES="3")
+def test_hidden_gpus_do_not_count(tmp_path: Path) -> None:
+    answer, _ = asked(whole_machine(tmp_path, gpus=1), "cuda:1", CUDA_VISIBLE_DEVICES="3")
     assert "which by CUDA_VISIBLE_DEVICES=3 shows 1, cuda:0" in str(answer)
 
 
 def test_a_gpu_without_the_packages_is_refused_with_the_command_that_installs_them(
-    tmp_path: Path, how: str
+    tmp_path: Path,
 ) -> None:
     machine = bare_machine(tmp_path)
-    answer, _ = asked(machine, "cuda:0", how)
+    answer, _ = asked(machine, "cuda:0")
     assert "CuPy is not installed" in str(answer)
     assert f'pip install -e "{CLONE}[cuda13]"; cudnn-actor doctor says more' in str(answer)
 
 
-def test_a_gpu_that_auto_cannot_use_is_a_warning(tmp_path: Path, how: str) -> None:
+def test_a_gpu_that_auto_cannot_use_is_a_warning(tmp_path: Path) -> None:
     machine = bare_machine(tmp_path)
-    answer, ((level, device, reason),) = asked(machine, "auto", how)
-    assert isinstance(answer, list)
+    answer, ((level, device, reason),) = asked(machine, "auto")
     assert answer[0] == "cpu"
     assert (level, device) == ("warning", "cpu")
     assert reason.startswith("there is a GPU (Toy GPU), but CuPy is not installed")
@@ -128,21 +145,20 @@ def test_a_gpu_that_auto_cannot_use_is_a_warning(tmp_path: Path, how: str) -> No
 
 
 @pytest.mark.parametrize("status", [803, 999])
-def test_a_driver_that_does_not_work_is_a_warning(status: int, tmp_path: Path, how: str) -> None:
+def test_a_driver_that_does_not_work_is_a_warning(status: int, tmp_path: Path) -> None:
     machine = Machine(tmp_path)
     machine.driver(gpus=0, status=status)
-    _, ((level, _, reason),) = asked(machine, "auto", how)
+    _, ((level, _, reason),) = asked(machine, "auto")
     assert level == "warning"
     assert reason.startswith(
         f"the NVIDIA driver does not work (cuInit returned CUDA_ERROR_OF_A_TOY ({status})): "
     )
 
 
-def test_without_a_gpu_auto_is_the_cpu_and_nobody_is_warned(tmp_path: Path, how: str) -> None:
+def test_without_a_gpu_auto_is_the_cpu_and_nobody_is_warned(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
     machine.driver(gpus=0)
-    answer, ((level, _, reason),) = asked(machine, "auto", how)
-    assert isinstance(answer, list)
+    answer, ((level, _, reason),) = asked(machine, "auto")
     assert answer[0] == "cpu"
     assert level == "info"
     assert reason.startswith("there is no GPU")
@@ -152,17 +168,17 @@ def test_without_a_gpu_auto_is_the_cpu_and_nobody_is_warned(tmp_path: Path, how:
 
 
 def test_a_gpu_that_was_found_apart_is_remembered(tmp_path: Path) -> None:
-    assert report(whole_machine(tmp_path), "auto", "apart")["started"] == 1
+    assert report(whole_machine(tmp_path), "auto")["started"] == 1
 
 
 def test_a_machine_without_a_gpu_is_asked_again(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
     machine.driver(gpus=0)
-    assert report(machine, "auto", "apart")["started"] == 2
+    assert report(machine, "auto")["started"] == 2
 
 
 def test_where_there_is_no_driver_no_process_is_started(tmp_path: Path) -> None:
-    said = report(Machine(tmp_path), "auto", "apart", WITHOUT_DRIVER + ASK)
+    said = report(Machine(tmp_path), "auto", WITHOUT_DRIVER + ASK)
     assert said["answer"][0] == "cpu"
     assert "there is no libcuda-of-no-machine.so" in said["answer"][1]
     assert (said["started"], said["imported"], said["mapped"]) == (0, [], [])
