@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import platform
@@ -15,16 +16,17 @@ import numpy as np
 import pytest
 
 from cudnn_actor.cli import diagnosis
+from cudnn_actor.processes.launching import close_launchers
 
 from ..engines.broken_machines import WITHOUT_DRIVER, Machine, bare_machine, whole_machine
-from .terminal import CLONE, cudnn_actor, python
+from .terminal import CLONE, cudnn_actor_here, python
 from .test_chaos import HANGING_FORKSERVER
 
 TRIED = diagnosis.Check(isolation="thread", ok=True, detail="not tried here", device="cpu")
 
 
 def test_the_doctor_tries_the_service_and_says_what_serves() -> None:
-    done = cudnn_actor("doctor", "--device", "cpu")
+    done = cudnn_actor_here("doctor", "--device", "cpu")
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
     for words in ("service", "in a thread", "in a process"):
@@ -33,7 +35,7 @@ def test_the_doctor_tries_the_service_and_says_what_serves() -> None:
 
 
 def test_the_findings_are_data_too() -> None:
-    done = cudnn_actor("doctor", "--json", "--device", "cpu")
+    done = cudnn_actor_here("doctor", "--json", "--device", "cpu")
     assert (done.returncode, done.stderr) == (0, "")
     found = json.loads(done.stdout)
     assert found["check"]["ok"]
@@ -60,21 +62,41 @@ sys.exit(main(["doctor", "--json", "--device", "cpu"]))
 """
 
 
+def denied(*_: object, **__: object) -> None:
+    raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+
 @pytest.mark.parametrize(
-    ("denial", "call", "what", "works"),
+    ("name", "value", "what", "works"),
     [
-        ("sys.executable = '/nowhere/python'", "", "there is no Python for worker", ["thread"]),
-        ("sys.frozen = True", "", "there is no Python for worker", ["thread"]),
-        ("os.devnull = '/nowhere/null'", "", "/nowhere/null cannot be used", ["thread"]),
-        ("", "os.pidfd_open = denied", "pidfd_open is denied", ["thread"]),
-        ("", "os.memfd_create = denied", "memfd_create is denied", []),
-        ("", "del os.memfd_create", "memfd_create is denied", []),
+        ("sys.executable", "/nowhere/python", "there is no Python for worker", ["thread"]),
+        ("sys.frozen", True, "there is no Python for worker", ["thread"]),
+        ("os.pidfd_open", denied, "pidfd_open is denied", ["thread"]),
+        ("os.memfd_create", denied, "memfd_create is denied", []),
     ],
 )
 def test_where_no_worker_can_start_it_says_which_isolation_works_and_the_fix(
+    name: str, value: object, what: str, works: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    close_launchers()  # what has been started already does not ask again
+    monkeypatch.setattr(name, value, raising=False)
+    _says_what_works_and_the_fix(cudnn_actor_here("doctor", "--json", "--device", "cpu"), what, works)
+
+
+@pytest.mark.parametrize(
+    ("denial", "call", "what", "works"),
+    [
+        ("os.devnull = '/nowhere/null'", "", "/nowhere/null cannot be used", ["thread"]),
+        ("", "del os.memfd_create", "memfd_create is denied", []),
+    ],
+)
+def test_what_was_missing_before_the_imports_is_told_as_well(
     denial: str, call: str, what: str, works: list[str]
 ) -> None:
-    done = python("-c", DENIED.format(denial=denial, call=call))
+    _says_what_works_and_the_fix(python("-c", DENIED.format(denial=denial, call=call)), what, works)
+
+
+def _says_what_works_and_the_fix(done: subprocess.CompletedProcess[str], what: str, works: list[str]) -> None:
     found = json.loads(done.stdout)
     assert done.returncode == 1
     assert [name for name, check in found["isolations"].items() if check["ok"]] == works
@@ -238,7 +260,7 @@ def test_hidden_gpus_are_no_failure(tmp_path: Path) -> None:
 
 
 def test_a_device_that_is_not_there_fails_with_the_reason() -> None:
-    done = cudnn_actor("doctor", "--device", "cuda:77")
+    done = cudnn_actor_here("doctor", "--device", "cuda:77")
     assert done.returncode == 1
     assert "device='cuda:77'" in done.stdout
 
