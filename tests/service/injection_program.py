@@ -1,9 +1,10 @@
 """A program that raises at every place in turn where CPython could run a signal's handler in our code.
 
-Run as `python -m tests.service.injection_program ISOLATION ENTRY [BUFFERS]`; writes what has come of it as
-JSON. The main thread makes one call again and again, of a convolution; a trace function raises at the n-th
-place (the entry of a function of ours, or the instruction behind a call or a back-edge) of the n-th call,
-until calls have no n-th place. After each, another thread must get an answer, and so must the main thread.
+Run as `python -m tests.service.injection_program ISOLATION ENTRIES [BUFFERS]`; writes what has come of each
+entry, with a service of its own, as JSON. The main thread makes one call again and again, of a convolution; a
+trace function raises at the n-th place (the entry of a function of ours, or the instruction behind a call or
+a back-edge) of the n-th call, until calls have no n-th place. After each, another thread must get an answer,
+and so must the main thread.
 
 With BUFFERS, each call is a graph with so many, and no other thread asks: so the main thread has the socket.
 """
@@ -170,4 +171,6 @@ def main(isolation: Any, entry: str, buffers: str = "0") -> dict[str, Any]:
 
 if __name__ == "__main__":
     faulthandler.dump_traceback_later(150.0, exit=True)
-    sys.stdout.write(json.dumps(main(*sys.argv[1:])) + "\n")
+    isolation, entries, *buffers = sys.argv[1:]
+    outcomes = {entry: main(isolation, entry, *buffers) for entry in entries.split(",")}
+    sys.stdout.write(json.dumps(outcomes) + "\n")
