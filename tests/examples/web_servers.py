@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -66,11 +67,12 @@ class Server:
         size = {"height": height, "width": width}
         return self._client.post("/blur", params=size, content=content)
 
-    def until(self, what: str, condition: Callable[[], bool]) -> None:
-        """Wait for something that must come about while the server lives."""
+    def until(self, what: str, condition: Callable[[], bool], pause_s: float = 0.0) -> None:
+        """Wait for what must come about while the server lives; with a pause, for what then lasts."""
         deadline = time.monotonic() + PATIENCE_S
         while not condition():
             assert time.monotonic() < deadline, f"not {what}:\n{self.log}"
+            threading.Event().wait(pause_s)
 
     def ready(self) -> dict[str, Any]:
         """Wait until it is ready; what it says then."""
@@ -82,7 +84,7 @@ class Server:
             found.append(body)
             return status == 200
 
-        self.until("ready", look)
+        self.until("ready", look, pause_s=0.05)
         return found[-1]
 
     def ends(self) -> int:
