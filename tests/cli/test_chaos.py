@@ -525,7 +525,7 @@ def test_nothing_is_lost_or_wrong_in_a_thread(tmp_path: Path) -> None:
 @pytest.mark.parametrize("standby", ["0", "1"])
 def test_nothing_is_lost_or_wrong_in_a_process(standby: str, tmp_path: Path) -> None:
     out = tmp_path / "chaos.json"
-    done = chaos("--standby", standby, "--seconds", "3", "--kill-every", "0.3", "--out", str(out))
+    done = chaos("--standby", standby, "--seconds", "2", "--kill-every", "0.2", "--out", str(out))
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
     record = json.loads(out.read_text())
     assert record["counts"]["finished"] > 0
