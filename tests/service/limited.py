@@ -72,8 +72,8 @@ def _limited(what: int, soft: int) -> Iterator[None]:
 
 
 LIMITS: dict[str, tuple[Any, type[Exception]]] = {
-    "memory": (little_memory, OutOfMemory),
     "descriptors": (no_descriptors, OutOfDescriptors),
+    "memory": (little_memory, OutOfMemory),
 }
 
 
@@ -186,7 +186,12 @@ async def _starve(place: str) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "starve":
-        asyncio.run(_starve(sys.argv[2]))
-    else:
-        asyncio.run(_fill_up(sys.argv[1]) if len(sys.argv) == 2 else _check(*sys.argv[1:]))
+    what, place = sys.argv[1:]
+    match what:
+        case "starve":
+            asyncio.run(_starve(place))
+        case "fill_up":
+            asyncio.run(_fill_up(place))
+        case _:
+            for limit in LIMITS:
+                asyncio.run(_check(place, limit))

@@ -123,7 +123,7 @@ def test_device_files_whose_driver_finds_no_gpu_are_a_sign_too(tmp_path: Path) -
 
 
 def test_a_gpu_whose_packages_are_missing_is_warned_of(tmp_path: Path) -> None:
-    done = bare_machine(tmp_path).run("-c", SPAWN, "process", warnings="default")
+    done = bare_machine(tmp_path).run("-c", SPAWN, "thread", warnings="default")
     text, level, _ = shown(done)
     assert level == "warning"
     assert "CuPy is not installed" in text

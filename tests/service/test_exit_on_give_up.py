@@ -79,9 +79,11 @@ def where(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def test_a_program_that_knows_no_signals_ends_by_sigterm(where: str) -> None:
-    status, _, errors = ends(where, "asyncio.run(main())")
+def test_a_program_that_knows_no_signals_ends_by_sigterm_and_its_log_says_why(where: str) -> None:
+    status, output, errors = ends(where, "asyncio.run(main())")
     assert status == -signal.SIGTERM, errors
+    [line] = [line for line in (output + errors).splitlines() if "process.ending" in line]
+    assert "INJECTED_STICKY_ERROR" in line
 
 
 def test_one_that_answers_sigterm_ends_as_it_likes(where: str) -> None:
@@ -106,10 +108,10 @@ def test_one_that_answers_sigterm_ends_as_it_likes(where: str) -> None:
     assert "Traceback" not in errors
 
 
-def test_one_that_will_not_go_is_ended_with_status_70(where: str) -> None:
+def test_one_that_will_not_go_is_ended_with_status_70() -> None:
     """The limit of 30 s is set to less here: nothing of its way is different."""
     status, output, errors = ends(
-        where,
+        "process",  # whose worker has to end, too
         """
         giving_up.EXIT_WITHIN_S = 0.5
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -120,9 +122,9 @@ def test_one_that_will_not_go_is_ended_with_status_70(where: str) -> None:
     assert "process.exit_forced" in output + errors
 
 
-def test_one_that_hangs_in_its_own_end_is_too(where: str) -> None:
+def test_one_that_hangs_in_its_own_end_is_too() -> None:
     status, _, errors = ends(
-        where,
+        "process",
         """
         giving_up.EXIT_WITHIN_S = 0.5
 
@@ -149,9 +151,9 @@ def test_a_program_of_threads_ends_too(where: str) -> None:
     assert status == -signal.SIGTERM, errors
 
 
-def test_so_does_one_whose_service_has_a_supervisor_of_its_own(where: str) -> None:
+def test_so_does_one_whose_service_has_a_supervisor_of_its_own() -> None:
     status, _, errors = ends(
-        where,
+        "process",
         """
         from cudnn_actor.supervision import Supervisor
 
@@ -163,9 +165,3 @@ def test_so_does_one_whose_service_has_a_supervisor_of_its_own(where: str) -> No
         """,
     )
     assert status == -signal.SIGTERM, errors
-
-
-def test_the_log_says_why(where: str) -> None:
-    _, output, errors = ends(where, "asyncio.run(main())")
-    [line] = [line for line in (output + errors).splitlines() if "process.ending" in line]
-    assert "INJECTED_STICKY_ERROR" in line

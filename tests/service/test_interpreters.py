@@ -25,7 +25,8 @@ async def main(options):
     except InvalidRequest as error:
         print("said", error.field, error)
 
-asyncio.run(main(eval(sys.argv[3])))
+for options in sys.argv[3:]:
+    asyncio.run(main(eval(options)))
 """
 
 
@@ -40,8 +41,14 @@ def application(tmp_path: Path) -> Path:
 
 def said_by(application: Path, kind: str, **options: object) -> str:
     """What a program says that spawns a service; it has not been started a second time."""
+    (said,) = said_of_each(application, kind, options)
+    return said
+
+
+def said_of_each(application: Path, kind: str, *services: dict[str, object]) -> list[str]:
+    """The same of several services, one after the other."""
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, application, kind, repr(options)],
+        [sys.executable, "-c", PROGRAM, application, kind, *map(repr, services)],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, sys.path)])},
         capture_output=True,
@@ -51,8 +58,7 @@ def said_by(application: Path, kind: str, **options: object) -> str:
     )
     assert done.returncode == 0, done.stderr
     assert not (application.parent / "started").exists()
-    (line,) = [line for line in done.stdout.splitlines() if line.startswith("said ")]
-    return line.removeprefix("said ")
+    return [line[len("said ") :] for line in done.stdout.splitlines() if line.startswith("said ")]
 
 
 def test_where_python_is_embedded_its_own_installation_runs_the_processes(application: Path) -> None:
@@ -67,11 +73,13 @@ def test_a_frozen_application_is_refused_worker_processes_in_plain_words(applica
     assert 'isolation="thread"' in said
 
 
-@pytest.mark.parametrize(
-    "options", [{"device": "cpu"}, {"device": "cpu", "isolation": "thread"}, {"isolation": "thread"}]
-)
-def test_a_frozen_application_has_threads(application: Path, options: dict[str, object]) -> None:
-    assert said_by(application, "frozen", **options) == "thread 1"
+def test_a_frozen_application_has_threads(application: Path) -> None:
+    services: list[dict[str, object]] = [
+        {"device": "cpu"},
+        {"device": "cpu", "isolation": "thread"},
+        {"isolation": "thread"},
+    ]
+    assert said_of_each(application, "frozen", *services) == 3 * ["thread 1"]
 
 
 @pytest.mark.parametrize("kind", ["frozen", "embedded"])

@@ -12,14 +12,13 @@ PLACES = ["thread", "process", "apart"]
 
 
 @pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("limit", ["memory", "descriptors"])
-def test_requests_past_a_limit_of_the_process_are_refused_alone(place: str, limit: str) -> None:
-    run(place, limit)
+def test_requests_past_a_limit_of_the_process_are_refused_alone(place: str) -> None:
+    run("check", place)
 
 
 @pytest.mark.parametrize("place", PLACES)
 def test_a_service_that_starts_under_a_limit_refuses_what_is_past_it(place: str) -> None:
-    run(place)
+    run("fill_up", place)
 
 
 @pytest.mark.parametrize("place", PLACES)
