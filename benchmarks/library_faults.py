@@ -3,9 +3,9 @@
     python -m benchmarks.library_faults --out benchmarks/results
 
 Needs a GPU. For each erratum (`engines/cuda/plans/errata.py`) there are problems for which it excludes
-engines. Of each one candidate is built all the same. It runs on the self-check's values, products of
-matrices on normal values too, and is timed beside the plan that a service uses. An illegal address ends the
-CUDA context, so each candidate has a process of its own.
+engines. Of each one candidate is built all the same. It runs on the self-check's values, products and
+convolutions alone on normal values too, and is timed beside the plan that a service uses. An illegal address
+ends the CUDA context, so each candidate has a process of its own.
 
 Then blocks of networks run without the barriers that stand before cuDNN's kernels
 (`engines/cuda/plans/barriers.py`), and the runs whose results differ from those with barriers are counted.
@@ -19,7 +19,7 @@ import math
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -54,8 +54,10 @@ from cudnn_actor.protocol import (
     TensorSpec,
 )
 from cudnn_actor.protocol.lowering import lower
-from tests.gpu.bounds import UNIT
-from tests.gpu.cases import Case, Kind
+from cudnn_actor.protocol.operations import Convolution
+from tests.gpu.bounds import UNIT, error_over_bound
+from tests.gpu.cases import Case, Kind, arrays
+from tests.gpu.oracle import truth
 
 from .blocks import Block, bottleneck, transformer
 from .gpu.setting import gpu_versions
@@ -94,7 +96,7 @@ def _convolution(
     groups: int = 1,
     odd: str = "",
     **extras: Any,
-) -> OperationGraph:
+) -> Case:
     """With 3x3 filters' padding; of the tensors named in `odd`, rows are an element further apart."""
     conv = ConvSpec.symmetric(2, pad=w[2] // 2, groups=groups)
     dims = {"x": x, "w": w, "y": conv.output_dims(x, w)}
@@ -103,7 +105,7 @@ def _convolution(
         _, c, h, width = dims[name]
         row = width * c + 1
         specs[name] = TensorSpec.strided(dims[name], (h * row, 1, row, c), dtype)
-    return Case(kind=kind, conv=conv, **specs, **extras).graph()
+    return Case(kind=kind, conv=conv, **specs, **extras)
 
 
 def _everything(dtype: DType, channels: int) -> dict[str, Any]:
@@ -111,7 +113,7 @@ def _everything(dtype: DType, channels: int) -> dict[str, Any]:
     return {"alpha": 1.5, "beta": 0.5, "bias": bias, "epilogue": Epilogue(activation=Activation.RELU)}
 
 
-def _two_channels() -> OperationGraph:
+def _two_channels() -> Case:
     """Pixels lie ten elements apart, and rows 251."""
     x, w = (2, 2, 25, 25), (8, 2, 3, 3)
     spec = TensorSpec.strided(x, (251 * 25, 1, 251, 10), DType.BFLOAT16)
@@ -120,7 +122,7 @@ def _two_channels() -> OperationGraph:
         name: TensorSpec.packed(dims, DType.BFLOAT16, Layout.NHWC)
         for name, dims in (("w", w), ("y", conv.output_dims(x, w)))
     }
-    return Case(kind=Kind.FORWARD, conv=conv, x=spec, **others).graph()
+    return Case(kind=Kind.FORWARD, conv=conv, x=spec, **others)
 
 
 def _layer_norm_backward() -> OperationGraph:
@@ -136,7 +138,7 @@ def _layer_norm_backward() -> OperationGraph:
     return graph_of(LayerNormBackward, names | {"dx": x, "dscale": weights, "dbias": weights})
 
 
-def _float32_and_relu() -> OperationGraph:
+def _float32_and_relu() -> Case:
     return _convolution(
         Kind.FORWARD,
         DType.FLOAT32,
@@ -147,7 +149,16 @@ def _float32_and_relu() -> OperationGraph:
     )
 
 
-PROBLEMS: dict[str, OperationGraph] = {
+_PROBLEMS: dict[str, Case | OperationGraph] = {
+    **{
+        f"gradient of {name}": _convolution(Kind.BACKWARD_FILTER, dtype, x, w, layout=layout, groups=w[0])
+        for name, dtype, x, w, layout in (
+            ("2x1 depthwise filters, float16", DType.FLOAT16, (6, 16, 16, 18), (16, 1, 2, 1), Layout.NHWC),
+            ("1x1 depthwise filters, float16", DType.FLOAT16, (8, 32, 15, 11), (32, 1, 1, 1), Layout.NCHW),
+            ("4x2 depthwise filters, bfloat16", DType.BFLOAT16, (8, 2, 14, 6), (2, 1, 4, 2), Layout.NHWC),
+            ("5x5 depthwise filters, float32", DType.FLOAT32, (7, 19, 15, 10), (19, 1, 5, 5), Layout.NCHW),
+        )
+    },
     **{f"product with gaps, {dtype.value}": _product(256, 512, 128, dtype, gap=8) for dtype in _HALF},
     "long product, bfloat16": _product(31, 1418, 24, DType.BFLOAT16),
     "long product, float16": _product(15, 1113, 29, DType.FLOAT16),
@@ -182,6 +193,8 @@ PROBLEMS: dict[str, OperationGraph] = {
     "layer norm backward, 100,352 rows of 96, bfloat16": _layer_norm_backward(),
     "3x3, 64 channels, a number and relu, float32": _float32_and_relu(),
 }
+
+PROBLEMS = {name: of.graph() if isinstance(of, Case) else of for name, of in _PROBLEMS.items()}
 
 
 def excluded(graph: OperationGraph, names: list[str]) -> list[int]:
@@ -277,42 +290,61 @@ def _candidate(name: str, number: int) -> Row:
         row["fault"] = check.fault(plan)
         if row["fault"] is None:
             row["us"] = best(lambda: time_plan(check, plan, _RUNS))
-        if any(isinstance(operation, MatMul) for operation in graph.operations):
-            row |= {"off": _off(graph, plan, context), "service_off": _off(graph, chosen, context)}
+        problem = _PROBLEMS[name]
+        if isinstance(graph.operations[0], MatMul) or (isinstance(problem, Case) and problem.plain):
+            row |= {"off": _off(problem, plan, context), "service_off": _off(problem, chosen, context)}
     except EngineFailure as failure:  # a dead context, in which nothing more can be done
         row["fault"] = f"{type(failure).__name__}: {failure}"
     return row
 
 
-def _off(graph: OperationGraph, plan: CudaPlan, context: BuildContext) -> float:
-    """The largest error of a product of normal values; at most 1 if it is rounded once, from float32 sums.
+def _off(problem: Case | OperationGraph, plan: CudaPlan, context: BuildContext) -> float:
+    """The error for normal values, over that of one rounding of a sum in float32: see `tests.gpu.bounds`.
 
-    In terms of that rounding, and of what a float32 sum may be off by: see `tests.gpu.bounds`.
+    Of a product, of the element that is worst; of a convolution, of all elements together.
     """
-    cupy = libraries().cupy
+    if isinstance(problem, Case):
+        given = arrays(problem)
+        graph = problem.graph()
+        operation = graph.operations[0]
+        assert isinstance(operation, Convolution), "it is a convolution alone"
+        uids = dict(zip("xwy", operation.of_shape, strict=True))
+        got = _ran(graph, {uids[name]: values for name, values in given.items()}, plan, context)
+        return round(error_over_bound(problem, got, truth(problem)), 3)
+    (product,) = problem.operations
+    assert isinstance(product, MatMul), "it is a product alone"
     rng = np.random.default_rng(0)
-    memory, given = {}, {}
+    values = {
+        uid: rng.standard_normal(problem.tensor(uid).dims).astype(problem.tensor(uid).dtype.numpy)
+        for uid in (product.a, product.b)
+    }
+    got = _ran(problem, values, plan, context).astype(np.float64)
+    a, b = (values[uid].astype(np.float64) for uid in (product.a, product.b))
+    walk = 4 * math.sqrt(a.shape[1]) * UNIT[DType.FLOAT32]
+    unit = UNIT[problem.tensor(problem.results[0]).dtype]
+    allowed = unit * np.abs(a @ b) + walk * (np.abs(a) @ np.abs(b))
+    return round(float((np.abs(got - a @ b) / allowed).max()), 3)
+
+
+def _ran(
+    graph: OperationGraph, given: Mapping[int, np.ndarray], plan: CudaPlan, context: BuildContext
+) -> np.ndarray:
+    """What a plan makes of these operands; the graph's only result."""
+    cupy, memory = libraries().cupy, {}
     with context.stream:
         for uid in graph.bound:
             spec = graph.tensor(uid).spec
-            values = np.zeros(spec.nbytes // spec.dtype.itemsize, spec.dtype.numpy)
-            seen = _view(values, spec)
-            seen[...] = rng.standard_normal(spec.dims)
-            given[uid] = seen.astype(np.float64)
-            memory[uid] = cupy.asarray(values.view(np.uint8))
+            raw = np.zeros(spec.nbytes // spec.dtype.itemsize, spec.dtype.numpy)
+            if uid in given:
+                _view(raw, spec)[...] = given[uid]
+            memory[uid] = cupy.asarray(raw.view(np.uint8))
         workspace = cupy.zeros(max(1, plan.workspace), cupy.uint8)
         pointers = [memory[uid].data.ptr for uid in graph.bound]
         Program(plan, context.handle, context.stream).run((), pointers, (), workspace.data.ptr)
         context.stream.synchronize()
-        (operation,) = graph.operations
-        assert isinstance(operation, MatMul), "it is a product alone"
-        y = graph.tensor(graph.results[0])
-        raw = cupy.asnumpy(memory[y.uid]).view(y.dtype.numpy)
-    got = _view(raw, y.spec).astype(np.float64)
-    a, b = given[operation.a], given[operation.b]
-    walk = 4 * math.sqrt(a.shape[1]) * UNIT[DType.FLOAT32]
-    allowed = UNIT[y.dtype] * np.abs(a @ b) + walk * (np.abs(a) @ np.abs(b))
-    return round(float((np.abs(got - a @ b) / allowed).max()), 3)
+        (uid,) = graph.results
+        spec = graph.tensor(uid).spec
+        return np.ascontiguousarray(_view(cupy.asnumpy(memory[uid]).view(spec.dtype.numpy), spec))
 
 
 def _view(values: np.ndarray, spec: TensorSpec) -> np.ndarray:

@@ -23,8 +23,8 @@ from cudnn_actor.protocol.graph import OperationGraph
 
 __all__ = ["CudaBuilder"]
 
-_FORMAT = 10
-"""Version of the format of exported plans. Increase it when a recipe, or the code that runs it, changes."""
+_FORMAT = 11
+"""Version of the format of exported plans. Increase it when a recipe, what runs it or an erratum changes."""
 
 
 class CudaBuilder:

@@ -1,13 +1,15 @@
 """Candidates that are never run, because a self-check cannot find what is wrong with them.
 
 A plan that computes wrong results fails its self-check (`self_check`). But one
-that reads or writes an illegal address destroys the device context, and one that
-takes many times as long as what would run in its place passes. Each entry was
-observed, or is in cuDNN's release notes, and applies to every device, and to
-every version of cuDNN before the one that fixed it. That costs little: there are
-other candidates, and without any a graph runs in steps. Engines that are wrong
-only after another plan has run would pass, too: tests/gpu/test_depthwise_sequences.py
-looks for those.
+that reads or writes an illegal address destroys the device context. One that
+rounds where it should not is right for the self-check's whole numbers, and one
+that takes many times as long as what would run in its place passes, too. Each
+entry was observed, or is in cuDNN's release notes, and applies to every device,
+and to every version of cuDNN before the one that fixed it. That costs little:
+there are other candidates, and without any a graph runs in steps.
+`python -m benchmarks.library_faults` asks an installed cuDNN which of them it has.
+Engines that are wrong only after another plan has run would pass, too:
+tests/gpu/test_depthwise_sequences.py looks for those.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.graph import OperationGraph
 from cudnn_actor.protocol.operations import (
     Convolution,
+    ConvolutionBackwardFilter,
     GraphTensor,
     LayerNorm,
     LayerNormBackward,
@@ -65,7 +68,26 @@ _ERRATA = (
             isinstance(op, MatMul) and graph.tensor(op.a).dtype.is_half for op in graph.operations
         ),
         what="rounds parts of a long sum of products to the operands' half type",
-        seen="cuDNN 9.19 on sm_90: bfloat16 (31, 1418) @ (1418, 24), float16 (15, 1113) @ (1113, 29)",
+        seen="cuDNN 9.19 and 9.28 on sm_90: "
+        "bfloat16 (31, 1418) @ (1418, 24), float16 (15, 1113) @ (1113, 29)",
+    ),
+    _Erratum(
+        engines=("eng61",),
+        applies=lambda graph: _is_grouped_filter_gradient(graph, DType.FLOAT16),
+        what="rounds parts of sums to float16 in the gradient of a filter in groups",
+        seen="cuDNN 9.19 and 9.28 on sm_90: float16, one channel in a group, in 8 of 8 problems",
+    ),
+    _Erratum(
+        engines=("eng47",),
+        applies=lambda graph: _is_grouped_filter_gradient(graph, DType.BFLOAT16),
+        what="rounds parts of sums to bfloat16 in the gradient of a filter in groups",
+        seen="cuDNN 9.19 and 9.28 on sm_90: bfloat16, one channel in a group, in 1 of 26 problems",
+    ),
+    _Erratum(
+        engines=("eng17",),
+        applies=lambda graph: not graph.numerics.tf32 and _is_grouped_filter_gradient(graph, DType.FLOAT32),
+        what="computes the gradient of a filter in groups as exactly as TF32, where float32 is asked for",
+        seen="cuDNN 9.19 and 9.28 on sm_90: float32, 5x5, one channel in a group",
     ),
     _Erratum(
         engines=("eng0",),
@@ -73,7 +95,7 @@ _ERRATA = (
             len(graph.operations) > 1 and any(isinstance(op, Convolution | MatMul) for op in graph.operations)
         ),
         what="reads an illegal address if the graph has more than a convolution",
-        seen="cuDNN 9.19 on sm_90: grouped float32 NCHW, alpha, beta, bias and relu",
+        seen="cuDNN 9.19 and 9.28 on sm_90: grouped float32 NCHW, alpha, beta, bias and relu",
     ),
     _Erratum(
         engines=(),
@@ -95,7 +117,7 @@ _ERRATA = (
         applies=lambda graph: any(_is_off_vectors(graph, op) for op in graph.operations),
         what="reads a misaligned address if the channels of a half type are contiguous, and the strides of "
         "pixels or rows are not multiples of the vector length",
-        seen="cuDNN 9.19 on sm_90: eng71, bfloat16 with 2 channels and strides (10, 1, 251, 10)",
+        seen="cuDNN 9.19 and 9.28 on sm_90: eng71, bfloat16 with 2 channels and strides (10, 1, 251, 10)",
     ),
     _Erratum(
         engines=("eng1",),
@@ -103,7 +125,7 @@ _ERRATA = (
             isinstance(op, _ROW_NORMS) and graph.tensor(op.x).spec.size > _LARGE for op in graph.operations
         ),
         what="takes up to 40 times as long as a kernel of our own",
-        seen="cuDNN 9.19 on an H200: layer norm backward, bfloat16, 100,352 rows of 96",
+        seen="cuDNN 9.19 and 9.28, H100 and H200: layer norm backward, bfloat16, 100,352 rows of 96",
     ),
     _Erratum(
         engines=("eng8",),
@@ -112,8 +134,9 @@ _ERRATA = (
             and any(isinstance(op, Convolution) for op in graph.operations)
             and any(graph.tensor(uid).dtype is DType.FLOAT32 for uid in graph.operations[0].reads)
         ),
-        what="takes 30 times as long as a convolution alone and a kernel for what follows",
-        seen="cuDNN 9.19 on an H200: float32 without TF32, 3x3, 64 channels, NHWC, a number and relu",
+        what="takes 8 to 30 times as long as a convolution alone and a kernel for what follows",
+        seen="cuDNN 9.19 and 9.28, H100 and H200: "
+        "float32 without TF32, 3x3, 64 channels, NHWC, a number and relu",
     ),
 )
 
@@ -134,6 +157,15 @@ def _is_packed(tensor: GraphTensor) -> bool:
 
 def _is_dense(tensor: GraphTensor) -> bool:
     return tensor.spec.nbytes == tensor.spec.size * tensor.dtype.itemsize
+
+
+def _is_grouped_filter_gradient(graph: OperationGraph, dtype: DType) -> bool:
+    return any(
+        isinstance(op, ConvolutionBackwardFilter)
+        and op.conv.groups > 1
+        and graph.tensor(op.reads[0]).dtype is dtype
+        for op in graph.operations
+    )
 
 
 def _is_uneven(graph: OperationGraph, operation: Node) -> bool:
