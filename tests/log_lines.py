@@ -6,10 +6,12 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-
-from structlog.typing import EventDict
+from typing import TYPE_CHECKING
 
 from cudnn_actor.actors.logs import ROOT, EventRecord
+
+if TYPE_CHECKING:
+    from structlog.typing import EventDict  # which takes programs of the tests a while to import
 
 __all__ = ["capture_logs", "handled_by", "line"]
 

@@ -56,7 +56,6 @@ from cudnn_actor.workers.wire import (
     Ready,
     Refused,
 )
-from tests.service.rigs import in_thread
 
 HERE = "tests.workers.crash_rigs"
 PRELOAD = ("cudnn_actor.workers.process.main", HERE)
@@ -659,7 +658,7 @@ async def gone(pid: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         pidfd = os.pidfd_open(pid)
         try:
-            assert await in_thread(lambda: readable(pidfd, PATIENCE_S)), f"process {pid} does not end"
+            assert await asyncio.to_thread(readable, pidfd, PATIENCE_S), f"process {pid} does not end"
         finally:
             os.close(pidfd)
 
