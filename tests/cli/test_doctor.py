@@ -225,12 +225,12 @@ def test_a_gpu_that_should_work_and_does_not_is_a_failure(tmp_path: Path) -> Non
 def test_a_cudnn_whose_parts_do_not_fit_is_found_and_never_run(tmp_path: Path) -> None:
     machine = whole_machine(tmp_path)
     machine.cudnn(status=5003)
-    done = machine.run("-m", "cudnn_actor.cli", "doctor")
-    assert done.returncode == 1
-    assert "cuDNN's libraries do not match each other" in done.stdout
-    assert "cudnnGraphVersionCheck returned CUDNN_STATUS_SUBLIBRARY_VERSION_MISMATCH" in done.stdout
-    assert "LD_LIBRARY_PATH" in done.stdout
-    _, found = doctor(machine)
+    status, found = doctor(machine)
+    assert status == 1
+    (problem,) = found["problems"]
+    assert problem["what"] == "cuDNN's libraries do not match each other"
+    assert "cudnnGraphVersionCheck returned CUDNN_STATUS_SUBLIBRARY_VERSION_MISMATCH" in problem["detail"]
+    assert "LD_LIBRARY_PATH" in problem["fix"]
     assert found["check"]["device"] == "cpu"
     assert found["cudnn"]["version"] == "9.28.0"
     assert Path(found["cudnn"]["path"]).parent == machine.lib
