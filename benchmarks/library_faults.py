@@ -159,9 +159,12 @@ _PROBLEMS: dict[str, Case | OperationGraph] = {
             ("2x1 depthwise filters, float16", DType.FLOAT16, (6, 16, 16, 18), (16, 1, 2, 1), Layout.NHWC),
             ("1x1 depthwise filters, float16", DType.FLOAT16, (8, 32, 15, 11), (32, 1, 1, 1), Layout.NCHW),
             ("4x2 depthwise filters, bfloat16", DType.BFLOAT16, (8, 2, 14, 6), (2, 1, 4, 2), Layout.NHWC),
-            ("5x5 depthwise filters, float32", DType.FLOAT32, (1, 15, 6, 15), (15, 1, 5, 5), Layout.NHWC),
+            ("5x5 depthwise filters, float16", DType.FLOAT16, (3, 18, 17, 24), (18, 1, 5, 5), Layout.NHWC),
         )
     },
+    "5x5 filters in 3 groups, float16": _convolution(
+        Kind.FORWARD, DType.FLOAT16, (4, 24, 18, 22), (24, 8, 5, 5), layout=Layout.NCHW, groups=3, pad=2
+    ),
     **{f"product with gaps, {dtype.value}": _product(256, 512, 128, dtype, gap=8) for dtype in _HALF},
     "long product, bfloat16": _product(31, 1418, 24, DType.BFLOAT16),
     "long product, float16": _product(15, 1113, 29, DType.FLOAT16),

@@ -19,18 +19,24 @@ def test_of_each_excluded_engine_one_candidate_is_tried() -> None:
 
 
 @pytest.mark.parametrize(
-    ("problem", "engine"),
+    ("engine", "dtype", "gradients"),
     [
-        ("gradient of 2x1 depthwise filters, float16", "eng61"),
-        ("gradient of 4x2 depthwise filters, bfloat16", "eng47"),
-        ("gradient of 5x5 depthwise filters, float32", "eng17"),
+        ("eng61", "float16", True),
+        ("eng24", "bfloat16", True),
+        ("eng47", "bfloat16", True),
+        ("eng17", "float16", True),
+        ("eng6", "float16", False),
     ],
 )
-def test_an_engine_that_rounds_parts_of_sums_is_excluded_for_its_dtype_alone(
-    problem: str, engine: str
+def test_an_engine_that_rounds_more_than_a_sum_is_excluded_for_its_dtype_and_direction_alone(
+    engine: str, dtype: str, gradients: bool
 ) -> None:
-    others = {name: graph for name, graph in PROBLEMS.items() if "depthwise filters" in name}
-    of_dtype = {name for name in others if name.split(", ")[1] == problem.split(", ")[1]}
+    in_groups = {name: graph for name, graph in PROBLEMS.items() if "filters" in name}
+    wanted = {
+        name
+        for name in in_groups
+        if name.split(", ")[1] == dtype and name.startswith("gradient of") is gradients
+    }
+    assert wanted
     for version in (91900, 92801):
-        found = {name for name, graph in others.items() if erratum(graph, f"{engine}_k2=0", version)}
-        assert found == of_dtype
+        assert {name for name, of in in_groups.items() if erratum(of, f"{engine}_k2=0", version)} == wanted

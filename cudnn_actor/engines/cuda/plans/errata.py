@@ -23,6 +23,7 @@ from cudnn_actor.protocol.graph import OperationGraph
 from cudnn_actor.protocol.operations import (
     Convolution,
     ConvolutionBackwardFilter,
+    ConvolutionForward,
     GraphTensor,
     LayerNorm,
     LayerNormBackward,
@@ -73,21 +74,27 @@ _ERRATA = (
     ),
     _Erratum(
         engines=("eng61",),
-        applies=lambda graph: _is_grouped_filter_gradient(graph, DType.FLOAT16),
+        applies=lambda graph: _is_grouped(graph, ConvolutionBackwardFilter, DType.FLOAT16),
         what="rounds parts of sums to float16 in the gradient of a filter in groups",
-        seen="cuDNN 9.19 and 9.28 on sm_90: float16, one channel in a group, in 8 of 8 problems",
+        seen="cuDNN 9.19 and 9.28 on sm_90: one channel in a group, in 8 of 8 problems",
     ),
     _Erratum(
-        engines=("eng47",),
-        applies=lambda graph: _is_grouped_filter_gradient(graph, DType.BFLOAT16),
+        engines=("eng24", "eng47"),
+        applies=lambda graph: _is_grouped(graph, ConvolutionBackwardFilter, DType.BFLOAT16),
         what="rounds parts of sums to bfloat16 in the gradient of a filter in groups",
-        seen="cuDNN 9.19 and 9.28 on sm_90: bfloat16, one channel in a group, in 1 of 26 problems",
+        seen="cuDNN 9.19 and 9.28 on sm_90: one channel in a group, in 1 of 20 problems",
     ),
     _Erratum(
         engines=("eng17",),
-        applies=lambda graph: not graph.numerics.tf32 and _is_grouped_filter_gradient(graph, DType.FLOAT32),
-        what="computes the gradient of a filter in groups as exactly as TF32, where float32 is asked for",
-        seen="cuDNN 9.19 and 9.28 on sm_90: float32, 5x5, one channel in a group",
+        applies=lambda graph: _is_grouped(graph, ConvolutionBackwardFilter, DType.FLOAT16),
+        what="computes the gradient of a filter in groups by a transform that rounds more than a sum does",
+        seen="cuDNN 9.19 and 9.28 on sm_90: filters of 5x5; in float32 the self-check finds it",
+    ),
+    _Erratum(
+        engines=("eng6",),
+        applies=lambda graph: _is_grouped(graph, ConvolutionForward, DType.FLOAT16),
+        what="computes a convolution in groups by a transform that rounds more than a sum does",
+        seen="cuDNN 9.19 and 9.28 on sm_90: filters of 5x5",
     ),
     _Erratum(
         engines=("eng0",),
@@ -159,11 +166,9 @@ def _is_dense(tensor: GraphTensor) -> bool:
     return tensor.spec.nbytes == tensor.spec.size * tensor.dtype.itemsize
 
 
-def _is_grouped_filter_gradient(graph: OperationGraph, dtype: DType) -> bool:
+def _is_grouped(graph: OperationGraph, kind: type[Convolution], dtype: DType) -> bool:
     return any(
-        isinstance(op, ConvolutionBackwardFilter)
-        and op.conv.groups > 1
-        and graph.tensor(op.reads[0]).dtype is dtype
+        isinstance(op, kind) and op.conv.groups > 1 and graph.tensor(op.reads[0]).dtype is dtype
         for op in graph.operations
     )
 
