@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.graph import OperationGraph
@@ -166,7 +166,7 @@ def _is_dense(tensor: GraphTensor) -> bool:
     return tensor.spec.nbytes == tensor.spec.size * tensor.dtype.itemsize
 
 
-def _is_grouped(graph: OperationGraph, kind: type[Convolution], dtype: DType) -> bool:
+def _is_grouped(graph: OperationGraph, kind: type[Convolution[Any]], dtype: DType) -> bool:
     return any(
         isinstance(op, kind) and op.conv.groups > 1 and graph.tensor(op.reads[0]).dtype is dtype
         for op in graph.operations
