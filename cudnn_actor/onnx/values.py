@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,10 +11,21 @@ import numpy as np
 import onnx
 
 from cudnn_actor.protocol.dtypes import DType
+from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.graph_builder import GraphBuilder, Tensor
 from cudnn_actor.protocol.tensor import Layout
 
-__all__ = ["Contradiction", "Declined", "Empty", "Pending", "Refused", "Undecided", "Unfit", "Value"]
+__all__ = [
+    "Contradiction",
+    "Declined",
+    "Empty",
+    "Pending",
+    "Refused",
+    "Undecided",
+    "Unfit",
+    "Value",
+    "fitting",
+]
 
 
 class Contradiction(Exception):
@@ -30,6 +42,17 @@ class Refused(Declined):
 
 class Unfit(Refused):
     """Raised for a node whose inputs have dims that its operator does not take. Its text says why."""
+
+
+@contextlib.contextmanager
+def fitting(field: str) -> Iterator[None]:
+    """Raise `Unfit` where a graph's function says that this argument does not fit the others."""
+    try:
+        yield
+    except InvalidRequest as error:
+        if error.field != field:
+            raise
+        raise Unfit(f"has {error.field} {error.value}, which {error.problem}") from error
 
 
 class Empty(Exception):

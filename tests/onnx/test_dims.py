@@ -33,6 +33,8 @@ CASES: list[tuple[str, list[tuple[int, ...]], dict[str, Any], str]] = [
     ("LSTM", [(2, 1, 3), (1, 8, 4), (1, 8, 2)], {"hidden_size": 2}, r"input 1 of dims .*\[1, 8, 3\]"),
     ("GRU", [(2, 1, 3), (1, 6, 3), (1, 6, 2), (1, 6)], {"hidden_size": 2}, r"input 3 of dims .*\[1, 12\]"),
     ("Det", [(2, 3)], {}, "a determinant of dims"),
+    ("Einsum", [(2, 3), (4, 5)], {"equation": "ij,jk->ik"}, "one label to dims of 3 and 4"),
+    ("Einsum", [(2, 3), (4,)], {"equation": "ij,jk->ik"}, "a label for each of 1 dims"),
     ("SwiGLU", [(2, 3), (2, 1)], {}, r"has inputs of dims \(2, 3\), \(2, 1\)"),
 ]
 """Operators, dims of their inputs that contradict it, attributes, and what the error says."""
@@ -65,6 +67,44 @@ async def test_dims_of_inputs_that_do_not_fit_are_a_fault_of_what_was_given(
         given = {f"x{number}": np.ones(each, np.float32) for number, each in enumerate(dims)}
         with pytest.raises(InvalidRequest, match=rf"^inputs=x0 .* do not fit .*{problem}"):
             await gpu.run(loaded, given)
+        await loaded.close()
+
+
+def of_indices(op: str, dims: list[Any], indices: list[Any], **attributes: Any) -> onnx.ModelProto:
+    inputs = {"x": (FLOAT, dims), "i": (onnx.TensorProto.INT64, indices)}
+    if op == "ScatterElements":
+        inputs["u"] = (FLOAT, indices)
+    one = node(op, " ".join(inputs), "y", name="one", **attributes)
+    return model_of([one], inputs, {"y": (FLOAT, None)}, opset_imports=[helper.make_opsetid("", 28)])
+
+
+@pytest.mark.parametrize(
+    ("op", "indices"),
+    [
+        ("GatherElements", (5,)),
+        ("GatherElements", (2, 7)),
+        ("ScatterElements", (5,)),
+        ("ScatterElements", (2, 7)),
+        ("GatherND", (2, 5)),
+    ],
+)
+async def test_indices_that_do_not_fit_are_a_fault_of_the_file_or_of_what_was_given(
+    op: str, indices: tuple[int, ...]
+) -> None:
+    async with spawn(device="cpu") as gpu:
+        with pytest.raises(
+            InvalidModel, match=rf"node 'one' \({op}\).* has indices \({indices[0]},.*which do not"
+        ):
+            await gpu.load(of_indices(op, [2, 3], list(indices)))
+        names = [f"d{axis}" for axis in range(len(indices))]
+        loaded = await gpu.load(of_indices(op, [2, 3], names))
+        with pytest.raises(InvalidRequest, match=r"^inputs=.* do not fit .*has indices"):
+            await gpu.run(
+                loaded,
+                x=np.ones((2, 3), np.float32),
+                i=np.zeros(indices, np.int64),
+                **({"u": np.ones(indices, np.float32)} if op == "ScatterElements" else {}),
+            )
         await loaded.close()
 
 

@@ -6,6 +6,7 @@ from cudnn_actor.onnx.nodes import Node, Result
 from cudnn_actor.onnx.operator_table import operator
 from cudnn_actor.onnx.operators.matmul import product
 from cudnn_actor.onnx.operators.reduction import reduced
+from cudnn_actor.onnx.values import fitting
 from cudnn_actor.protocol import einsum as summation
 from cudnn_actor.protocol.graph_builder import GraphBuilder, Tensor
 from cudnn_actor.protocol.operations import ReductionMode
@@ -21,4 +22,5 @@ def einsum(node: Node, g: GraphBuilder) -> Result:
     def of_matrices(a: Tensor, b: Tensor) -> Tensor:
         return product(g, a, b)
 
-    return summation.einsum(g, node.attribute("equation"), node.tensors(), of_matrices, total)
+    with fitting("equation"):
+        return summation.einsum(g, node.attribute("equation"), node.tensors(), of_matrices, total)

@@ -9,7 +9,7 @@ import numpy as np
 from cudnn_actor.onnx.nodes import Node, Result
 from cudnn_actor.onnx.operator_table import operator
 from cudnn_actor.onnx.operators.casts import wrapped
-from cudnn_actor.onnx.values import Declined
+from cudnn_actor.onnx.values import Declined, fitting
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.graph_builder import GraphBuilder, Tensor
 from cudnn_actor.protocol.operations import GatherElements, ScatterReduction
@@ -44,12 +44,14 @@ def gather(node: Node, g: GraphBuilder) -> Result:
 def gather_elements(node: Node, g: GraphBuilder) -> Result:
     # `take_along_axis` would broadcast the indices, as NumPy does.
     operation = GatherElements(x=node.tensor(0), indices=_indices(node, g, 1), axis=node.axis())
-    return g.apply(operation)
+    with fitting("indices"):
+        return g.apply(operation)
 
 
 @operator("GatherND", since=11)
 def gather_nd(node: Node, g: GraphBuilder) -> Result:
-    return g.gather_nd(node.tensor(0), _indices(node, g, 1), batch_dims=node.attribute("batch_dims", 0))
+    with fitting("indices"):
+        return g.gather_nd(node.tensor(0), _indices(node, g, 1), batch_dims=node.attribute("batch_dims", 0))
 
 
 def _reduction(node: Node) -> ScatterReduction:
@@ -73,7 +75,8 @@ def _narrow(dtype: DType) -> bool:
 @operator("ScatterElements", since=11)
 def scatter_elements(node: Node, g: GraphBuilder) -> Result:
     x, updates = _summands(node, g)
-    y = g.put_along_axis(x, _indices(node, g, 1), updates, node.axis(), reduction=_reduction(node))
+    with fitting("indices"):
+        y = g.put_along_axis(x, _indices(node, g, 1), updates, node.axis(), reduction=_reduction(node))
     return wrapped(g, y, node.dtype(0)) if x.dtype is not node.dtype(0) else y
 
 
