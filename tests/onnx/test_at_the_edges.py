@@ -255,3 +255,11 @@ def test_quantised_sums_of_nothing_are_zero_points() -> None:
     y = run("QLinearMatMul", a, scale, np.uint8(3), b, scale, np.uint8(2), scale, np.uint8(5))
     assert y.tolist() == [[5, 5, 5]] * 2
     assert run("MatMulInteger", a, b).tolist() == [[0, 0, 0]] * 2
+
+
+@pytest.mark.parametrize("b", [(), (3,), (3, 4), (4, 0, 3)])
+def test_a_quantised_sum_of_nothing_that_does_not_fit_is_told_with_its_dims(b: tuple[int, ...]) -> None:
+    given = {"a": (TensorProto.UINT8, [2, 3, 0]), "b": (TensorProto.UINT8, list(b))}
+    model = model_of([node("MatMulInteger", "a b", "y")], given, {"y": (TensorProto.INT32, None)})
+    with pytest.raises(InvalidModel, match=r"has a product of dims \(2, 3, 0\) and \("):
+        backend.run_model(model, [np.empty((2, 3, 0), np.uint8), np.ones(b, np.uint8)])

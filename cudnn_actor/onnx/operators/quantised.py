@@ -101,9 +101,12 @@ def _moved(node: Node, g: GraphBuilder, number: int, zero: Tensor | None, terms:
 
 def _dims_of_product(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...]:
     """Those of a product of matrices. Raises `Unfit`."""
-    if a[-1] != b[-2:][0]:
+    try:
+        batch = np.broadcast_shapes(tuple(a[:-2]), tuple(b[:-2]))
+    except ValueError:
+        batch = None
+    if batch is None or a[-1:] != b[-2:][:1]:
         raise Unfit(f"has a product of dims {tuple(a)} and {tuple(b)}")
-    batch = np.broadcast_shapes(tuple(a[:-2]), tuple(b[:-2]))
     return (*batch, *a[-2:-1], *(b[-1:] if len(b) > 1 else ()))
 
 
