@@ -192,6 +192,8 @@ if __name__ == "__main__":
             asyncio.run(_starve(place))
         case "fill_up":
             asyncio.run(_fill_up(place))
-        case _:
+        case "check":
             for limit in LIMITS:
                 asyncio.run(_check(place, limit))
+        case _:
+            raise SystemExit(f"there is no program {what!r}")
