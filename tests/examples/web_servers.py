@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -68,11 +67,12 @@ class Server:
         return self._client.post("/blur", params=size, content=content)
 
     def until(self, what: str, condition: Callable[[], bool], pause_s: float = 0.0) -> None:
-        """Wait for what must come about while the server lives; with a pause, for what then lasts."""
+        """Wait until a condition holds. Between two looks, pause: for conditions that go on holding."""
         deadline = time.monotonic() + PATIENCE_S
         while not condition():
             assert time.monotonic() < deadline, f"not {what}:\n{self.log}"
-            threading.Event().wait(pause_s)
+            with contextlib.suppress(subprocess.TimeoutExpired):  # its end cuts the pause short
+                self.process.wait(pause_s)
 
     def ready(self) -> dict[str, Any]:
         """Wait until it is ready; what it says then."""
