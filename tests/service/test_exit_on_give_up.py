@@ -86,7 +86,7 @@ def test_a_program_that_knows_no_signals_ends_by_sigterm_and_its_log_says_why(wh
     assert "INJECTED_STICKY_ERROR" in line
 
 
-def test_one_that_answers_sigterm_ends_as_it_likes(where: str) -> None:
+def test_a_program_that_handles_sigterm_ends_as_it_likes(where: str) -> None:
     status, output, errors = ends(
         where,
         """
@@ -108,7 +108,7 @@ def test_one_that_answers_sigterm_ends_as_it_likes(where: str) -> None:
     assert "Traceback" not in errors
 
 
-def test_one_that_will_not_go_is_ended_with_status_70() -> None:
+def test_a_program_that_ignores_sigterm_is_ended_with_status_70() -> None:
     """The limit of 30 s is set to less here: nothing of its way is different."""
     status, output, errors = ends(
         "process",  # whose worker has to end, too
@@ -122,7 +122,7 @@ def test_one_that_will_not_go_is_ended_with_status_70() -> None:
     assert "process.exit_forced" in output + errors
 
 
-def test_one_that_hangs_in_its_own_end_is_too() -> None:
+def test_a_program_that_hangs_in_its_own_end_is_ended_too() -> None:
     status, _, errors = ends(
         "process",
         """
@@ -151,7 +151,7 @@ def test_a_program_of_threads_ends_too(where: str) -> None:
     assert status == -signal.SIGTERM, errors
 
 
-def test_so_does_one_whose_service_has_a_supervisor_of_its_own() -> None:
+def test_a_program_whose_service_has_a_supervisor_of_its_own_ends_too() -> None:
     status, _, errors = ends(
         "process",
         """

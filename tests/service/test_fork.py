@@ -41,7 +41,7 @@ def test_children_are_refused_everything_and_their_parent_s_load_goes_on(isolati
 
 
 @both
-def test_the_same_with_uvloop(isolation: str) -> None:
+def test_children_on_uvloop_are_refused_everything_too(isolation: str) -> None:
     pytest.importorskip("uvloop")
     run("children_look_around", isolation, "uvloop")
 
