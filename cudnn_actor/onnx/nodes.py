@@ -255,8 +255,8 @@ class Node:
     def reserve(self, *dims: int, itemsize: int = 8, passing: int = 3) -> None:
         """Count an array that the handler is about to make. Raises `TooMuch` if it would be too large.
 
-        `passing`: how many others of its size there are for a moment. A dim of 0 counts as 1: there may be
-        an array along each of the others on the way.
+        `passing`: how many others of its size there are for a moment. A dim of 0 counts as 1: arrays along
+        the other dims may be made on the way.
         """
         count = math.prod(max(1, dim) for dim in dims)
         self._budget.check((1 + passing) * count * itemsize, _STEPS * count)

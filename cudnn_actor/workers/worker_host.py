@@ -365,7 +365,8 @@ class WorkerHost:
             self._have_forgotten(identity)
         for digest in message.plans.intersection(self.recent):
             self._forget_recent(digest)
-        for request in self.in_flight.requests.values():  # none waits to run again: nothing would be begun
+        # A `Forget` begins only while no request waits to run again, so all are in flight here.
+        for request in self.in_flight.requests.values():
             if request.cached is not None and request.cached.lowered.graph.digest() in message.plans:
                 request.forgotten = True
         if message.plans:

@@ -51,7 +51,7 @@ from ..gpu.support_record import latest
 __all__ = ["EVERY", "Row", "attention", "biased", "channel_norms", "graph_of", "norms", "product", "rows"]
 
 EVERY = int(os.environ.get("SUPPORT_EVERY", "1"))
-"""Each of this number of claims is held against cuDNN. A prime passes over no dtype, layout or rank."""
+"""One in so many claims is held against cuDNN. With a prime, no dtype, layout or rank is passed over."""
 HALVES = (DType.FLOAT16, DType.BFLOAT16)
 _PADDED = ("lengths_q", "lengths_kv")
 _ENGINE = re.compile(r"\beng\d")

@@ -1,7 +1,7 @@
 """Compiles CUDA C++ for compute capability 9.0 with NVRTC, which needs no device. Used in a child.
 
-The code is never run, so its optimiser is told to be quick, and the headers of textures and surfaces are left
-out: that halves the time. What is refused does not depend on either.
+The code is never run. So NVRTC optimises little, and leaves out what it declares for textures and surfaces,
+which our kernels do not use: that halves the time. It refuses the same sources.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ class DoesNotCompile(Exception):
 
 @functools.cache
 def compile_cuda(source: str, assembled: bool = True) -> int:
-    """Compile a kernel's source, once; returns the code's size in bytes.
+    """Compile a kernel's source, once; returns the code's size in bytes. Raises `DoesNotCompile`.
 
-    To machine code, or else to PTX, in a third of the time: then nothing looks at what is in `asm`, nor at
-    how much shared memory there is. Raises `DoesNotCompile`.
+    `assembled`: to machine code. Without, to PTX, which takes a third of the time, and checks neither inline
+    assembly nor how much shared memory a kernel takes.
     """
     from cuda.bindings import nvrtc
 

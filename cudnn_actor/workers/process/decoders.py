@@ -1,7 +1,7 @@
-"""What decodes the parent's frames, and the messages in them.
+"""Decoders of the frames that the parent sends, and of the messages in them.
 
-Made at the import, which a forkserver does once for all its workers. The parent never needs them, and they
-take as long to make as a fifth of its own import.
+To make them takes tens of milliseconds. So they have a module of their own, which the parent never imports,
+and a forkserver only once for all its workers. Both raise `msgspec.DecodeError`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,6 @@ from cudnn_actor.workers.wire import Asked, FromParent
 __all__ = ["FROM_PARENT", "MESSAGES"]
 
 FROM_PARENT: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(FromParent)
-"""Decodes what the parent sends."""
+"""Decodes a frame, to one of the records of `FromParent`."""
 MESSAGES: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Asked)
-"""Decodes the message in a `Request`."""
+"""Decodes the body of a `Request`, to a message."""

@@ -3,7 +3,8 @@
 cuDNN compiles the kernel of a fused convolution or matrix product when a plan is built, in up to a second.
 Kernels for dynamic shapes take dims and strides as arguments, so cuDNN's kernel cache can give one to a graph
 of other dims. The cache itself does not distinguish enough: it also gives a kernel to a graph whose operands
-are transposed, for which it is wrong (cuDNN 9.19), and one for a product of few rows to one of many (9.28).
+are transposed, for which it is wrong (cuDNN 9.19), and the kernel of a product of few rows to one of many
+(9.28).
 So there is one cache for each class of graphs, and what differs within a class does not change the kernel.
 
 https://docs.nvidia.com/deeplearning/cudnn/frontend/latest/utilities/dynamic-kernel-cache.html
@@ -35,7 +36,7 @@ _VECTOR = 16
 _SMALL = 1 << 31
 """Offsets below this fit into 32 bits."""
 _NARROW = 64
-"""cuDNN 9.28 compiles another kernel for products of matrices with no more rows than this, or columns."""
+"""Products of at most so many rows or columns get another kernel from cuDNN 9.28 than larger ones."""
 _MOST = 256
 """Caches kept at most. A kernel takes about 100 kB."""
 
