@@ -103,7 +103,8 @@ test-gpu: $(GPU_READY)
 	$(GPU_PYTHON) -m pytest -m gpu --timeout 600 tests
 
 bench-gpu: $(GPU_READY)
-	@failed=; for part in gpu networks operations movement building "models --device cuda:0" depthwise epilogues; do \
+	@failed=; for part in gpu networks operations movement building "models --device cuda:0" depthwise epilogues \
+	    library_faults; do \
 	  echo "benchmarks.$$part"; $(GPU_PYTHON) -m benchmarks.$$part --out benchmarks/results || failed="$$failed $$part"; \
 	done; test -z "$$failed" || { echo "failed:$$failed"; false; }
 

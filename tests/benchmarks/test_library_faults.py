@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.library_faults import PROBLEMS, excluded
+from benchmarks.library_faults.candidates import excluded
+from benchmarks.library_faults.problems import PROBLEMS
 from cudnn_actor.engines.cuda.plans.errata import _ERRATA, _Erratum, erratum
 
 

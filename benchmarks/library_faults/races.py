@@ -1,0 +1,110 @@
+"""Blocks of networks that run without the barriers before cuDNN's kernels.
+
+`engines/cuda/plans/barriers.py` says what the barriers are for.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+from cudnn_actor.engines.cuda.library.libraries import libraries
+from cudnn_actor.engines.cuda.plans import program
+from cudnn_actor.engines.cuda.plans.barriers import waits
+from cudnn_actor.engines.cuda.plans.cuda_builder import CudaBuilder
+from cudnn_actor.engines.cuda.plans.plan import CudaPlan
+from cudnn_actor.engines.cuda.plans.program import Program
+from cudnn_actor.engines.cuda.plans.self_check import SelfCheck
+from cudnn_actor.protocol import DType, TensorSpec
+
+from ..blocks import Block, bottleneck, transformer
+from ..recording import Row
+
+__all__ = ["BLOCKS", "without_barriers"]
+
+_REPEATS = 300
+"""Runs of a block, one behind another."""
+
+BLOCKS: dict[str, Block] = {
+    f"{name}, {dtype.value}": make
+    for dtype in (DType.BFLOAT16, DType.FLOAT32)
+    for name, make in (
+        ("bottleneck of one image, 56", bottleneck(batch=1, dtype=dtype, inference=True)),
+        (
+            "bottleneck of one image, 14",
+            bottleneck(batch=1, channels=1024, width=256, size=14, dtype=dtype, inference=True),
+        ),
+        ("transformer, 1 x 128", transformer(batch=1, length=128, dtype=dtype)),
+    )
+}
+
+
+def without_barriers(name: str) -> Row:
+    """How many runs of a block differ without barriers, each on other values than the one before."""
+    graph = BLOCKS[name].forward
+    builder = CudaBuilder(0)
+    builder.open()
+    context = builder.context
+    plan = builder.build(graph.body, workspace_limit=None)
+    check = SelfCheck(graph.body, context)
+    waiting = Program(plan, context.handle, context.stream)
+    with mock.patch.object(program, "waits", lambda steps: [False] * len(steps)):
+        hurrying = Program(plan, context.handle, context.stream)
+    row: Row = {"problem": name, "plan": plan.tag, "barriers": sum(waits(plan.recipe.steps))}
+    wanted = _results(graph, waiting, check, plan)
+    again = _results(graph, waiting, check, plan)
+    got = _results(graph, hurrying, check, plan)
+    different = [int((one != other).any(axis=1).sum()) for one, other in ((wanted, again), (wanted, got))]
+    return row | {
+        "runs": _REPEATS,
+        "different_with": different[0],
+        "different_without": different[1],
+        "fault": None,
+    }
+
+
+def _results(graph: Any, runner: Program, check: SelfCheck, plan: CudaPlan) -> np.ndarray:
+    """The bytes of the output of each run, none of which is waited for."""
+    cupy, runtime = libraries().cupy, libraries().runtime
+    stream = check.context.stream
+    places = dict(zip(graph.body.bound, check.pointers, strict=True))
+    ports = {port.name: port for port in (*graph.inputs, *graph.outputs)}
+    workspace = check.room_for(plan)
+    rng = np.random.default_rng(1)
+    key = tuple(check.pointers)
+    on_device = runtime.memcpyDeviceToDevice
+    with stream:
+        for port in graph.inputs:
+            fan = np.prod(port.spec.dims[1:]) if len(port.spec.dims) == 4 else port.spec.dims[0]
+            scale = 1.0 if port.name == "x" or len(port.spec.dims) == 1 else float(fan) ** -0.5
+            _put(places[port.uid], port.spec, rng.standard_normal(port.spec.dims) * scale)
+        x, y = ports["x"], ports["y"]
+        xs = [
+            cupy.asarray(
+                (rng.standard_normal(x.spec.dims)).astype(x.spec.dtype.numpy).reshape(-1).view(np.uint8)
+            )
+            for _ in range(8)
+        ]
+        ys = cupy.zeros((_REPEATS, y.spec.nbytes), cupy.uint8)
+        stream.synchronize()
+        for number in range(_REPEATS):
+            source = xs[number % len(xs)]
+            runtime.memcpyAsync(places[x.uid], source.data.ptr, source.nbytes, on_device, stream.ptr)
+            replay = runner.replays.get(key)
+            if replay is None:
+                runner.run(key, check.pointers, check.scalars, workspace.pointer)
+            else:
+                replay.launch(behind=0)
+            row = ys[number]
+            runtime.memcpyAsync(row.data.ptr, places[y.uid], row.nbytes, on_device, stream.ptr)
+        stream.synchronize()
+    result: np.ndarray = cupy.asnumpy(ys)
+    return result
+
+
+def _put(address: int, spec: TensorSpec, values: np.ndarray) -> None:
+    runtime = libraries().runtime
+    raw = values.astype(spec.dtype.numpy).reshape(-1).view(np.uint8)
+    runtime.memcpy(address, raw.ctypes.data, raw.nbytes, runtime.memcpyHostToDevice)
