@@ -1,9 +1,10 @@
 """Where a kernel of cuDNN's must wait for the kernels before it.
 
-cuDNN 9.19 launches kernels so that they may begin before the one in front of them on the stream has ended
+cuDNN launches kernels so that they may begin before the one in front of them on the stream has ended
 (programmatic dependent launch), and has them wait before they read the operands of a convolution or a
 product. Operands of the pointwise operations behind it are read without waiting: a residual that the kernel
-in front had just written was partly an old one, in most runs of ResNet-50 in bfloat16 for one image (H200).
+in front had just written was partly an old one, in most runs of ResNet-50 in bfloat16 for one image (cuDNN
+9.19, H200), and in some of a transformer's block (9.19 and 9.28, H100: `benchmarks.library_faults`).
 Scales, biases, masks and lengths of norms and of attention are treated alike; those were not seen wrong.
 A kernel that is launched in the ordinary way begins when all work before it has ended, and its results are
 there when it has ended itself. So an empty one in between is a barrier.
