@@ -21,7 +21,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import msgspec
 import pykka
@@ -79,6 +79,9 @@ class CudnnService:
 
     Create it with `start`, or with `child_spec` for a supervisor of yours. In asyncio code use `spawn`, or
     wrap an existing service: `CudnnRef(service)`.
+
+    `with start(...) as service:` stops it at the end of the body, as `stop` does. What the body raises is
+    raised then.
 
     Parameters
     ----------
@@ -298,6 +301,13 @@ class CudnnService:
         """
         self.end().result(timeout)
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Stop, and block until the service has ended. Requests that still wait get `ServiceStopped`."""
+        self.stop()
+
     def values(self, array: Any) -> Values:
         """Convert `array` for `Allocate.data` and `Upload.data`, for code that sends messages itself.
 
@@ -464,7 +474,9 @@ class _StartOptions(Options, frozen=True, kw_only=True):
 
 @takes_options(_StartOptions)
 def start(options: _StartOptions) -> CudnnService:
-    """Start a service from code without asyncio. Blocks until its actor is ready.
+    """Start a service from code without asyncio: `with start(...) as service:`, or `stop` it yourself.
+
+    Blocks until its actor is ready.
 
     Raises
     ------

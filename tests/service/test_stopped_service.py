@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pykka
 import pytest
 
@@ -22,6 +24,7 @@ from cudnn_actor import (
 )
 from cudnn_actor.service.service import CudnnService
 
+from ..onnx.small_models import image_model
 from .rigs import PATIENCE_S, Gate, Trio, gated_service, in_thread, spawn, start
 
 pytestmark = pytest.mark.usefixtures("isolation")
@@ -50,6 +53,43 @@ async def test_every_way_of_asking_a_stopped_service_says_so() -> None:
         await gpu.download(trio.y)
     with pytest.raises(ServiceStopped):
         await gpu.drain()
+
+
+def test_a_with_statement_ends_once_the_service_has_stopped() -> None:
+    with start(device="cpu") as service:
+        buffer: Any = service.actor_ref.ask(Allocate(spec=SPEC))
+        assert buffer.dims == (1, 1, 1, 1)
+    assert service.stopped.done()
+    assert not service.alive
+    with pytest.raises(pykka.ActorDeadError):
+        service.actor_ref.ask(Ping())
+
+
+def test_a_with_statement_stops_the_service_and_raises_what_its_body_raises() -> None:
+    with pytest.raises(LookupError, match="of the body"), start(device="cpu") as service:
+        raise LookupError("of the body")
+    assert service.stopped.done()
+
+
+def test_a_with_statement_may_stop_its_service_itself() -> None:
+    with start(device="cpu") as service:
+        service.stop(timeout=PATIENCE_S)
+    assert not service.alive
+
+
+def test_coroutines_of_a_handle_run_on_any_thread_that_has_no_event_loop() -> None:
+    with start(device="cpu") as service, concurrent.futures.ThreadPoolExecutor(4) as threads:
+        gpu = CudnnRef(service)
+        model = asyncio.run(gpu.load(image_model().SerializeToString()))
+
+        def run(value: int) -> np.ndarray:
+            image = np.full((1 + value % 3, 3, 8, 8), value, "float32")
+            scores: np.ndarray = asyncio.run(gpu.run(model, image=image))["scores"]
+            return scores
+
+        together = list(threads.map(run, range(24)))
+        for value, scores in enumerate(together):
+            np.testing.assert_array_equal(scores, run(value))
 
 
 @pytest.mark.parametrize("closed", ["before the replies", "with the replies on their way"])
