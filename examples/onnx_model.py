@@ -1,7 +1,8 @@
 """An ONNX model, run with two batch sizes.
 
-    python examples/onnx_model.py             # a small model, built here
-    python examples/onnx_model.py MODEL.onnx  # a model of yours, with random inputs
+    python examples/onnx_model.py                    # a small model, built here
+    python examples/onnx_model.py MODEL.onnx         # a model of yours, with random inputs
+    python examples/onnx_model.py --save MODEL.onnx  # only write the small model to that file
 
 It needs the package onnx: `pip install -e ".[onnx]"` in a clone.
 """
@@ -13,6 +14,7 @@ import sys
 from typing import Any
 
 import numpy as np
+import onnx
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from cudnn_actor import Feature, logging, spawn
@@ -68,5 +70,9 @@ def small_model() -> ModelProto:
 
 
 if __name__ == "__main__":
-    logging.configure()  # the service's log lines, on stderr
-    asyncio.run(main(sys.argv[1] if len(sys.argv) > 1 else small_model()))
+    match sys.argv[1:]:
+        case ["--save", path]:
+            onnx.save(small_model(), path)
+        case given:
+            logging.configure()  # the service's log lines, on stderr
+            asyncio.run(main(given[0] if given else small_model()))

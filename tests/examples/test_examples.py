@@ -67,6 +67,8 @@ def test_a_model_runs_with_two_batch_sizes(tmp_path: Path) -> None:
     ):
         assert line in output
     path = tmp_path / "model.onnx"
+    assert run(str(EXAMPLES / "onnx_model.py"), "--save", str(path)) == ""
+    assert "batch 8: scores (8, 5)" in run(str(EXAMPLES / "onnx_model.py"), str(path))
     onnx.save(image_model(2), path)
     assert "batch 8: scores (2, 5), features (2, 4, 2, 2)" in run(str(EXAMPLES / "onnx_model.py"), str(path))
 
