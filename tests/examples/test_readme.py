@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -23,9 +24,10 @@ def programs(page: Path) -> list[str]:
 
 SHOWN = {
     "lines": r"c(pu|uda)/conv_fwd/\w{8}\S* \(1, 8, 222, 222\) \(1, 8, 111, 111\)",
-    "server": r"200 \['scores', 'features'\]",
+    "server": r"^200 \['scores'\]\n(422 \['detail'\]\n){4}$",
     "notebook": r"\(1, 4, 8, 8\) 27\.0",
-    "script": r"27\.0",
+    "script": r"\{'scores': \(1, 5\)\}",
+    "messages": r"27\.0",
     "kill": r"\{1, 2\} 72\.0",
 }
 """What each prints, in the README's order; the server, when it is asked by `CLIENT`."""
@@ -33,11 +35,17 @@ CLIENT = """
 import asyncio
 import httpx
 
+JSON = {"Content-Type": "application/json"}
+
 async def client():
     async with app.router.lifespan_context(app):
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
-            answer = await http.post("/scores", json=np.ones((1, 3, 8, 8)).tolist())
-            print(answer.status_code, list(answer.json()))
+            with open("image.json") as image:
+                right = image.read()
+            unequal, narrow, misspelt, broken = "[[[[1], [1, 2]]]]", "[[[[1]]]]", '{"a": 1}', "[[[["
+            for body in (right, unequal, narrow, misspelt, broken):
+                answer = await http.post("/scores", content=body, headers=JSON)
+                print(answer.status_code, list(answer.json()))
 
 asyncio.run(client())
 """
@@ -47,7 +55,10 @@ asyncio.run(client())
     ("name", "program"), list(zip(SHOWN, programs(README), strict=True)), ids=list(SHOWN)
 )
 def test_the_readme_s_programs_run_as_they_stand(name: str, program: str, tmp_path: Path) -> None:
-    onnx.save(image_model(), tmp_path / "model.onnx")
+    if name in ("server", "script"):
+        (tmp_path / "examples").symlink_to(README.parent / "examples")
+        for line in commands("python "):
+            in_shell(line, tmp_path)
     if name == "server":
         program += CLIENT
     if name == "notebook":  # its cells run in an event loop
@@ -69,6 +80,25 @@ def test_the_program_of_the_page_of_models_runs_as_it_stands(tmp_path: Path) -> 
 def test_the_programs_of_the_pages_print_what_the_page_says(program: str, tmp_path: Path) -> None:
     said = program.rstrip().rpartition("  # ")[2]
     assert printed(program, tmp_path) == f"{said}\n"
+
+
+def commands(start: str) -> list[str]:
+    """The README's command lines for a model to try that start so."""
+    section = README.read_text(encoding="utf-8").partition("## Serve a model")[2].partition("\n## ")[0]
+    found = [
+        line
+        for block in re.findall(r"```sh\n(.*?)```", section, flags=re.DOTALL)
+        for line in block.splitlines()
+        if line.startswith(start)
+    ]
+    assert found
+    return found
+
+
+def in_shell(line: str, folder: Path) -> None:
+    """Run a command line in `folder`, where `python` is this interpreter."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    subprocess.run(["sh", "-c", line], cwd=folder, env={**os.environ, "PATH": path}, timeout=60, check=True)
 
 
 def printed(program: str, tmp_path: Path) -> str:
