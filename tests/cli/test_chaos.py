@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 from structlog.typing import EventDict
 
 from cudnn_actor import CudnnRef, spawn
@@ -24,8 +25,9 @@ from cudnn_actor.cli.chaos.computations import message, updated
 from cudnn_actor.cli.chaos.graph_computation import GraphComputation
 from cudnn_actor.cli.chaos.graphs import LOAD
 from cudnn_actor.cli.chaos.injector import fault_plan
-from cudnn_actor.cli.chaos.one_run import run_once
+from cudnn_actor.cli.chaos.one_run import Outcome, run_once
 from cudnn_actor.cli.chaos.oracle import Alarmed, Contents, Deed, Model, Oracle, Torn, Wrong
+from cudnn_actor.cli.chaos.report import faults_met, print_report, report_of
 from cudnn_actor.cli.chaos.settings import STALL_S, FaultKind, LoadKind, Settings
 from cudnn_actor.cli.chaos.tally import Tally
 from cudnn_actor.cli.chaos.task_program import program
@@ -336,6 +338,28 @@ def test_a_request_that_takes_too_long_is_a_stall_before_it_ends_and_after() -> 
     assert [stall.took_s for stall in tally.stalled()] == [STALL_S + 1]
     assert tally.longest_s == STALL_S + 1
     assert tally.senders == {LoadKind.PYKKA: 1, LoadKind.TASKS: 1}
+
+
+def test_a_stall_is_told_with_the_faults_of_processes_that_it_met(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    now = 0.5
+    tally = Tally(clock=lambda: now)
+    tally.note_fault(FaultKind.KILL)
+    now = 1.0
+    request = Asked()
+    tally.sent(request, fill(buffer(1), 7), LoadKind.PYKKA, task=3, burst=4)
+    for kind in (FaultKind.KILL, FaultKind.HANG_STANDBY, FaultKind.FAIL):
+        now += 1.0
+        tally.note_fault(kind)
+    now += STALL_S
+    tally.ended(request, RECEIPT)
+    report = report_of(Settings(), tally, Outcome("cpu", [], {}, None, "", now, ()))
+    assert faults_met(report, report.stalls[0]) == {"kill": 1, "hang-standby": 1}
+    print_report(report, Console(width=300))
+    said = capsys.readouterr().out
+    assert "it met kill: 1, hang-standby: 1)" in said
+    assert "each stalled request met at least 2 faults of processes" in said
 
 
 def test_time_in_which_the_harness_did_not_run_is_no_stall() -> None:

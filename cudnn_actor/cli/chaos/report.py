@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from cudnn_actor.cli.chaos.settings import STALL_S, FaultKind, LoadKind, Setting
 from cudnn_actor.cli.chaos.tally import BIN_S, InjectedFault, LostRequest, Recovery, Stall, Tally, WrongAnswer
 from cudnn_actor.cli.measure import percentile
 
-__all__ = ["Report", "print_report", "report_of", "write"]
+__all__ = ["Report", "faults_met", "print_report", "report_of", "write"]
 
 _PACKAGES = ("cudnn-actor", "numpy", "pykka", "msgspec", "cupy-cuda13x", "nvidia-cudnn-frontend")
 _SHOWN = 10
@@ -190,13 +191,27 @@ def print_report(report: Report, console: Console) -> None:
             console.print(f"  [dim]before   {escape(line)}[/]", soft_wrap=True)
     for stall in report.stalls[:_SHOWN]:
         where = f"{stall.sender} task {stall.task}, burst {stall.burst}, sent after {stall.sent_s:.2f} s"
-        words = f"{escape(stall.request)} took {stall.took_s:.1f} s ({where})"
+        met = _numbers(faults_met(report, stall)) or "no fault of a process"
+        words = f"{escape(stall.request)} took {stall.took_s:.1f} s ({where}; it met {met})"
         console.print(f"[red]stalled[/]: {words}", soft_wrap=True)
+    if report.stalls:
+        fewest = min(sum(faults_met(report, stall).values()) for stall in report.stalls)
+        console.print(f"each stalled request met at least {fewest} faults of processes", soft_wrap=True)
     for stuck in report.stuck:
         console.print(f"[red]not ended[/]: {escape(stuck)}", soft_wrap=True)
     if report.stopped:
         console.print(f"[red]the service ended before its time[/]: {escape(report.stopped)}", soft_wrap=True)
     console.print(f"[bold]{verdict(report)}[/]", soft_wrap=True)
+
+
+def faults_met(report: Report, stall: Stall) -> Counter[str]:
+    """The faults of processes, and of starts of them, that came while a request waited, by their kind."""
+    until = stall.sent_s + stall.took_s
+    return Counter(
+        str(fault.kind)
+        for fault in report.faults
+        if fault.kind not in (FaultKind.FAIL, FaultKind.MEMORY) and stall.sent_s <= fault.at_s <= until
+    )
 
 
 def verdict(report: Report) -> str:
