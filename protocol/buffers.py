@@ -57,5 +57,5 @@ class BufferRef(
     def __array__(self, *_: Any, **__: Any) -> NoReturn:
         raise NoValues(what=str(self), fix="download it: array = await gpu.download(buffer)")
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return f"<buffer {self.slot}.{self.generation & 0xFFFFFFFF} {self.spec} on {self.device}>"

@@ -117,14 +117,14 @@ def _nearest(given: object, known: Mapping[str, str]) -> str:
     return folded[near[0]] if near else ""
 
 
-def require_whole(field: str, value: object, least: int) -> None:
-    """Raise `InvalidRequest` unless `value` is an int from `least` to 2**63 - 1."""
+def require_whole(field: str, value: object, least: int, *, of_bytes: bool = False) -> None:
+    """Raise `InvalidRequest` unless `value` is an int from `least` to 2**63 - 1: a number `of_bytes`."""
     if type(value) is not int or not least <= value <= _LARGEST:
         raise InvalidRequest(
             field=field,
             value=value,
-            problem=f"must be a whole number from {least} to 2**63 - 1",
-            fix="use a number in that range",
+            problem=f"must be a whole number{' of bytes' * of_bytes} from {least} to 2**63 - 1",
+            fix=f"use a number in that range{', as in 1 << 30' * of_bytes}",
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from cudnn_actor.protocol.checks import check_result
 from cudnn_actor.protocol.dtypes import DType
@@ -20,7 +20,7 @@ from cudnn_actor.protocol.operations import (
     PointwiseMode,
     TensorRole,
 )
-from cudnn_actor.protocol.operations.convolution import type_of_sums
+from cudnn_actor.protocol.operations.convolution import Convolution, type_of_sums
 from cudnn_actor.protocol.tensor import Layout, TensorSpec
 from cudnn_actor.protocol.validation import check_bias, check_dtypes, check_scalars, check_types
 
@@ -85,16 +85,19 @@ def assemble(message: Composite) -> Assembled:
     if isinstance(message, ConvFwd):
         specs = {"x": message.x.spec, "w": message.w.spec, "y": message.y.spec}
         x, w, y = specs.values()
+        operation: type[Convolution[Any]] = ConvolutionForward
         check_result("y", y.dims, message.conv.output_dims(x.dims, w.dims), "of conv(x, w)")
     elif isinstance(message, ConvBwdData):
         specs = {"dy": message.dy.spec, "w": message.w.spec, "dx": message.dx.spec}
         y, w, x = specs.values()
+        operation = ConvolutionBackwardData
         check_result("dy", y.dims, message.conv.output_dims(x.dims, w.dims), "of conv(dx, w)", gradient="dx")
     else:
         specs = {"x": message.x.spec, "dy": message.dy.spec, "dw": message.dw.spec}
         x, y, w = specs.values()
+        operation = ConvolutionBackwardFilter
         check_result("dy", y.dims, message.conv.output_dims(x.dims, w.dims), "of conv(x, dw)", gradient="dw")
-    check_dtypes(specs)
+    check_dtypes(specs, operation)
     return _Builder(message, specs).build()
 
 

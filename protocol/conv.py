@@ -11,7 +11,15 @@ from typing import ClassVar
 from cudnn_actor.protocol.checks import is_whole
 from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.records import Parameters
-from cudnn_actor.protocol.spatial import LARGEST, Padding, check_spatial, check_spatial_dims, sides, spread
+from cudnn_actor.protocol.spatial import (
+    LARGEST,
+    Padding,
+    check_spatial,
+    check_spatial_dims,
+    rearranged,
+    sides,
+    spread,
+)
 
 __all__ = ["ConvSpec", "Padding"]
 
@@ -164,6 +172,9 @@ class ConvSpec(Parameters):
         return (dy[0], w[1] * self.groups, *spatial)
 
     def _check_ranks(self, **operands: Sequence[int]) -> None:
+        (name, dims), (other, filters) = operands.items()
+        if len(dims) != len(filters):
+            raise _other_rank(name, dims, other, filters, self.groups)
         for name, dims in operands.items():
             if len(dims) != self.spatial_dims + 2:
                 raise _rank_error(name, dims, self.spatial_dims)
@@ -197,10 +208,36 @@ def _channels_first(x: Sequence[int], w: Sequence[int], groups: int) -> str:
     """How an input becomes one of dims (N, C, spatial), if its last dim alone fits the filters."""
     if x[-1] != w[1] * groups or x[1] == w[1]:  # the second: filters that should have a group's channels only
         return ""
-    order = (0, len(x) - 1, *range(1, len(x) - 1))
+    way = rearranged("x", x, lambda dims: len(dims) == len(w) and dims[1] == x[-1])
     return (
-        f"x seems to have its channels last: pass x.transpose{order}, since dims are N, C, spatial "
+        f"x seems to have its channels last: pass {way}, since dims are N, C, spatial "
         'whatever the layout (layout="NHWC" is only the order in memory)'
+    )
+
+
+def _other_rank(
+    name: str, dims: Sequence[int], other: str, filters: Sequence[int], groups: int
+) -> InvalidRequest:
+    """The error about operands that have not as many dims: about the one that has fewer."""
+    if len(dims) > len(filters):
+        return InvalidRequest(
+            field=other,
+            value=tuple(filters),
+            problem=f"has {len(filters)} dims, and {name} has {len(dims)}",
+            fix="give both dims N, C, spatial: a filter (K, C / groups, spatial)",
+        )
+    channels = filters[1] * groups if name == "x" else filters[0]
+    way = rearranged(name, dims, lambda made: len(made) == len(filters) and made[1] == channels)
+    fix = f"dims are N, C, spatial: pass {way}"
+    if not way:
+        fix = "give both dims N, C, spatial"
+        if len(dims) == 3:
+            fix += f": an image (H, W, C) becomes (1, C, H, W) by {name}.transpose(2, 0, 1)[None]"
+    return InvalidRequest(
+        field=name,
+        value=tuple(dims),
+        problem=f"has {len(dims)} dims, and {other} has {len(filters)}",
+        fix=fix,
     )
 
 

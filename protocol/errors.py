@@ -213,7 +213,8 @@ _STALE_FIX = {
     StaleReason.FREED: "nothing can use it after its free; allocate a new one if you need one",
     StaleReason.TORN: "a crash interrupted a write to it; upload or compute it again",
     StaleReason.CONTEXT_LOST: "its device context died and its memory is lost; upload it again",
-    StaleReason.FOREIGN: "another service created it, or this service did before a restart; upload it here",
+    StaleReason.FOREIGN: "another service created it (was spawn called again?), or this one did before its "
+    "supervisor started it anew; upload it here",
 }
 
 
@@ -287,10 +288,11 @@ class OutOfMemory(OperationError, MemoryError):
 
     Carries, all in bytes, `requested`; `in_use`, which buffers take, and `arena_bytes`, which the service has
     taken from the system for them; `limit`, the limit that was met (None: the system, or the device, has no
-    more); `most`, the largest that this limit allows (None: no limit), and `largest`, the largest that fits
-    now (None: not known). `workspace` says whether it is about a plan's workspace; then the limit is
-    `workspace_limit`, else `memory_limit`. `ulimit` is the letter of the process's own limit that may be the
-    cause: "v", address space, or "f", the size of files, which holds for files in memory, too.
+    more); `most`, the largest that this limit, or the machine, allows (None: no limit, or not known), and
+    `largest`, the largest that fits now (None: not known). `workspace` says whether it is about a plan's
+    workspace; then the limit is `workspace_limit`, else `memory_limit`. `ulimit` is the letter of the
+    process's own limit that may be the cause: "v", address space, or "f", the size of files, which holds for
+    files in memory, too. It is empty if that is unlimited, or not known.
     """
 
     retry_safe = True
@@ -315,7 +317,7 @@ class OutOfMemory(OperationError, MemoryError):
         workspace: bool = False,
         operations: Sequence[int] = (),
         where: str = "",
-        ulimit: str = "v",
+        ulimit: str = "",
     ) -> None:
         requested = min(requested, (1 << 63) - 1)  # more does not fit into a record for the wire
         most = limit if most is None else most
@@ -356,16 +358,20 @@ def _of_memory(
     """What does not fit, why, and what to do: the text of an `OutOfMemory`."""
     what = f"a workspace of {requested:,} bytes" if workspace else f"{requested:,} bytes"
     option = "workspace_limit" if workspace else "memory_limit"
+    less = "send less at once (a smaller batch)"
     if most is not None and requested > most:
-        return f"{what} requested, and {option}={limit:,} allows {most:,} at most; raise {option}"
+        if limit is None:
+            return f"{what} requested, and the machine has {most:,}; {less}"
+        return f"{what} requested, and {option}={limit:,} allows {most:,} at most; raise {option}, or {less}"
     if workspace and limit is None:
-        return f"{what} requested, and the device or the system has no more; free buffers"
+        return f"{what} requested, and the device or the system has no more; free buffers, or {less}"
     arenas = f" in arenas of {arena_bytes:,}" if arena_bytes else ""
     now = f", and at most {largest:,} fit now" if largest is not None else ""
     said = f"{what} requested; buffers take {in_use:,} bytes{arenas}"
     if limit is None:
-        own = f"the process's own limit (ulimit -{ulimit})"
-        return f"{said}, and the system has no more{now}; free buffers, or raise {own}"
+        fixes = ["free buffers"] if in_use else []
+        fixes += [f"raise the process's own limit (ulimit -{ulimit})"] if ulimit else []
+        return f"{said}, and the system has no more{now}; {', or '.join([*fixes, less])}"
     return f"{said}, {option} is {limit:,}{now}; free buffers or raise {option}"
 
 

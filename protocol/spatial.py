@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -16,6 +16,7 @@ __all__ = [
     "are_several",
     "check_spatial",
     "check_spatial_dims",
+    "rearranged",
     "sides",
     "spatial_dims_of",
     "spread",
@@ -75,6 +76,20 @@ def check_spatial(name: str, values: object, least: int, rank: int | None = None
             problem=f"has {len(values)} values, but there are {rank} spatial dims",
             fix="give one value per spatial dim",
         )
+
+
+def rearranged(name: str, dims: Sequence[int], fits: Callable[[tuple[int, ...]], bool]) -> str:
+    """What makes an array fit that lacks its batch, or has its channels last: `x.transpose(2, 0, 1)[None]`.
+
+    `fits` says whether dims do. Empty if none of these arrays fits.
+    """
+    last = len(dims) - 1
+    ways = {
+        f"{name}[None]": (1, *dims),
+        f"{name}.transpose{(last, *range(last))}[None]": (1, *dims[-1:], *dims[:-1]),
+        f"{name}.transpose{(0, last, *range(1, last))}": (*dims[:1], *dims[-1:], *dims[1:-1]),
+    }
+    return next((way for way, made in ways.items() if last > 0 and fits(made)), "")
 
 
 def are_several(value: object) -> TypeGuard[Sequence[Any]]:

@@ -14,7 +14,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from cudnn_actor.protocol.checks import as_index, did_you_mean, is_whole
+from cudnn_actor.protocol.checks import as_index, did_you_mean, is_whole, require_awaited
 from cudnn_actor.protocol.dtypes import DType, DTypeLike
 from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.records import Parameters
@@ -237,6 +237,7 @@ def whole_numbers(field: str, values: object) -> tuple[int, ...]:
     try:
         return tuple(as_index(value) for value in values)  # type: ignore[attr-defined]
     except TypeError:
+        require_awaited(field, values)
         raise InvalidRequest(
             field=field,
             value=values,

@@ -25,6 +25,7 @@ from cudnn_actor.protocol.errors import InvalidRequest, Words
 from cudnn_actor.protocol.messages import ConvBwdData, ConvBwdFilter, ConvFwd
 from cudnn_actor.protocol.numerics import Numerics
 from cudnn_actor.protocol.operations import Operation, Window
+from cudnn_actor.protocol.operations.convolution import Convolution
 from cudnn_actor.protocol.tensor import TensorSpec
 
 __all__ = [
@@ -65,9 +66,8 @@ _RESULT_DTYPES = {
     DType.BFLOAT16: (DType.BFLOAT16, DType.FLOAT32),
     DType.INT8: (DType.INT32, DType.INT8, DType.FLOAT32),
     DType.UINT8: (DType.INT32, DType.UINT8, DType.FLOAT32),
-    DType.INT32: (DType.INT32,),
-    DType.INT64: (DType.INT64,),
 }
+"""What can hold the results of a convolution of these."""
 
 
 def check_types(message: ConvFwd | ConvBwdData | ConvBwdFilter) -> None:
@@ -213,8 +213,12 @@ def check_scalars(message: ConvFwd | ConvBwdData | ConvBwdFilter) -> None:
             raise InvalidRequest(field=name, value=value, problem="must be a finite number", fix=fix)
 
 
-def check_dtypes(specs: dict[str, TensorSpec]) -> None:
-    """Raise `InvalidRequest` unless both operands have one dtype and the result's dtype is allowed for it."""
+def check_dtypes(specs: dict[str, TensorSpec], operation: type[Convolution[Any]]) -> None:
+    """Raise `InvalidRequest` unless both operands have one dtype, which a convolution takes, and the result's
+    dtype is allowed for it.
+
+    Integers that only the forward one takes are refused by the others with their graph, as the engine does.
+    """
     (first, a), (second, b), (result, out) = specs.items()
     if a.dtype is not b.dtype:
         raise InvalidRequest(
@@ -228,8 +232,9 @@ def check_dtypes(specs: dict[str, TensorSpec]) -> None:
         raise InvalidRequest(
             field=first,
             value=Words(a.dtype),
-            problem="is not a dtype that can be convolved",
-            fix=f"convert both operands to one of {', '.join(_RESULT_DTYPES)}",
+            problem=f"is not a dtype that {operation.kind} takes",
+            fix=f"convert both operands to one of {', '.join(operation.dtypes)}, "
+            'as in upload(array, dtype="float32")',
         )
     if out.dtype not in allowed:
         raise InvalidRequest(

@@ -355,6 +355,7 @@ class Broker(Generic[W]):
                     in_use=self.memory.live_bytes,
                     arena_bytes=self.memory.arena_bytes,
                     limit=None,
+                    most=error.most,
                     ulimit=error.ulimit,
                 )
             self.fail(envelope, error)

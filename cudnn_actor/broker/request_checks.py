@@ -8,7 +8,7 @@ import numpy as np
 
 from cudnn_actor.actors import Envelope
 from cudnn_actor.memory import Slot
-from cudnn_actor.protocol.checks import require_fits_message, require_type
+from cudnn_actor.protocol.checks import require_awaited, require_fits_message, require_type
 from cudnn_actor.protocol.device_array import DeviceArray
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.errors import InvalidRequest, Words
@@ -35,6 +35,7 @@ __all__ = [
 
 def not_a_message(given: object, fix: str | None = None) -> InvalidRequest:
     """The error for an object that was sent and is not a message of a service; `fix` if that is known."""
+    require_awaited("message", given)
     is_class = isinstance(given, type)
     if isinstance(given, Graph | GraphBuilder):
         fix = "run the graph that g.build(...) gives: await gpu.apply(graph, x=x)"
@@ -48,6 +49,7 @@ def not_a_message(given: object, fix: str | None = None) -> InvalidRequest:
 
 def no_plan(field: str, given: object) -> InvalidRequest:
     """The error for an object that is to be planned and has no plan."""
+    require_awaited(field, given)
     fix = "give a graph, a convolution or another operation; or, to `warm`, a sequence of them"
     if isinstance(given, GraphBuilder):
         fix = "build the graph: graph = g.build(y=y)"

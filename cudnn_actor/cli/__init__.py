@@ -10,6 +10,7 @@ exit status  meaning
 1            the service failed; its log is printed
 2            the command can't be carried out as given; one line says why
 130          interrupted (Ctrl-C); `chaos` prints what it has found so far
+141          nobody reads the output any more, as in `cudnn-actor docs | head`
 ===========  =========================================================
 """
 
@@ -18,6 +19,8 @@ from __future__ import annotations
 import argparse
 import importlib
 import io
+import os
+import select
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -62,8 +65,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     if run is None:
         parser.print_help(sys.stderr)
         return 2
-    with LogBook(live=args.verbose) as logbook:
-        return _run(run, args, logbook)
+    try:
+        with LogBook(live=args.verbose) as logbook:
+            status = _run(run, args, logbook)
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        if not _output_is_shut():
+            raise
+        return 141  # as a shell says of what SIGPIPE has ended
+    return status
+
+
+def _output_is_shut() -> bool:
+    """Whether nobody reads the output. If so, what is left of it goes nowhere."""
+    output = select.poll()
+    output.register(sys.stdout, 0)  # errors are always told
+    if not any(event & select.POLLERR for _, event in output.poll(0)):
+        return False
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+    return True
 
 
 def _run(run: Callable[[argparse.Namespace], int], args: argparse.Namespace, logbook: LogBook) -> int:

@@ -72,6 +72,8 @@ def _gpus(found: Diagnosis) -> Iterator[_Row]:
     broken = driver.library and not driver.found
     mark = _GOOD if driver.found else _BAD if broken else _ABSENT
     detail = f"does not work: {driver.detail}" if broken else driver.detail
+    if not driver.library and not found.gpu_wanted:
+        detail += "; if this machine has an NVIDIA GPU, install its driver"
     version = driver.version or ("unknown" if driver.library else "none")
     yield mark, "NVIDIA driver", version, detail
     for number, gpu in enumerate(driver.gpus):

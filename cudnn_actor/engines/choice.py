@@ -132,15 +132,17 @@ def check_device(device: str) -> None:
         hint = did_you_mean(device, ("auto", "cpu", "cuda:0"))
         if str(device).casefold().startswith("gpu"):  # "gpu" is closest to "cpu" in spelling
             hint = 'did you mean "cuda:0"? '
-        raise _refused(device, "is not a device", f'{hint}use "auto", "cpu" or "cuda:0"')
+        raise _refused(device, "is not a device", f'{hint}use "auto", "cpu", "cuda" or "cuda:0"')
 
 
 def _automatic(setting: _Setting) -> EngineChoice:
     driver, problem = _examined(setting)
     if problem is None:
         return _cuda(0, driver, f"{_gpu(driver, 0)} is the first GPU here", setting)
+    if not expects_gpu(driver):
+        return _cpu(f"there is no GPU to use: {problem.what} ({problem.detail})")
     there = f"there is a GPU ({_gpu(driver, 0)}), but " if driver.gpus else ""
-    return _cpu(f"{there}{problem}", unused_gpu=expects_gpu(driver))
+    return _cpu(f"{there}{problem}", unused_gpu=True)
 
 
 def _examined(setting: _Setting) -> tuple[Driver, Problem | None]:

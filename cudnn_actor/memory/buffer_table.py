@@ -21,6 +21,7 @@ from cudnn_actor.memory.lending import BufferOwner
 from cudnn_actor.memory.pool import ArenaPool
 from cudnn_actor.memory.slot import Slot
 from cudnn_actor.protocol.buffers import BufferRef
+from cudnn_actor.protocol.checks import require_awaited
 from cudnn_actor.protocol.errors import (
     InvalidRequest,
     OutOfMemory,
@@ -368,6 +369,7 @@ class MemoryTable:
         It looks again, since another thread may have changed the table meanwhile: the second look decides.
         """
         if not _is_reference(ref):
+            require_awaited(field, ref)
             raise InvalidRequest(
                 field=field,
                 value=ref,

@@ -48,7 +48,10 @@ def exhaustion(
 def ulimit_of(error: BaseException) -> str:
     """The letter of the process's limit that may be the cause of a lack of memory, as `OutOfMemory` has it.
 
-    Arenas and staging memory are files, so the limit on the size of files holds for them.
+    Empty if this process has no such limit. Arenas and staging memory are files, so the limit on the size of
+    files holds for them.
     """
     reasons = (error, error.__cause__)
-    return "f" if any(getattr(each, "errno", None) == errno.EFBIG for each in reasons) else "v"
+    of_files = any(getattr(each, "errno", None) == errno.EFBIG for each in reasons)
+    letter, limit = ("f", resource.RLIMIT_FSIZE) if of_files else ("v", resource.RLIMIT_AS)
+    return "" if resource.getrlimit(limit)[0] == resource.RLIM_INFINITY else letter

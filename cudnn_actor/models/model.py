@@ -7,6 +7,7 @@ import warnings
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,12 +18,13 @@ from cudnn_actor.models.kept_graphs import KeptGraphs
 from cudnn_actor.models.turns import Turns
 from cudnn_actor.plans.cache import CAPACITY
 from cudnn_actor.protocol.buffers import BufferRef
-from cudnn_actor.protocol.checks import did_you_mean, require_names
+from cudnn_actor.protocol.checks import did_you_mean, require_awaited, require_names
 from cudnn_actor.protocol.device_array import DeviceArray
 from cudnn_actor.protocol.dtypes import DType
-from cudnn_actor.protocol.errors import InvalidRequest, Words
+from cudnn_actor.protocol.errors import InvalidRequest, OutOfMemory, Words
 from cudnn_actor.protocol.explanation import Explanation
 from cudnn_actor.protocol.named_graph import Graph
+from cudnn_actor.protocol.spatial import rearranged
 from cudnn_actor.protocol.tensor import Layout, TensorSpec
 
 __all__ = ["Draw", "Feature", "Model", "NeedsValues", "Source", "Specialised"]
@@ -74,6 +76,22 @@ def fixed_specs(features: Sequence[Feature]) -> dict[str, TensorSpec] | None:
 
 def _shown(dims: Dims) -> str:
     return f"({', '.join('?' if dim is None else str(dim) for dim in dims)})"
+
+
+def _named_once(inputs: object, named: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A model's inputs, given in a mapping and as keywords. Raises `InvalidRequest` if one is in both."""
+    if not named or not (inputs is None or isinstance(inputs, Mapping)):
+        return {} if inputs is None else inputs  # type: ignore[return-value]  # another type is refused
+    for name in named.keys() & (inputs or {}).keys():
+        raise InvalidRequest(field=name, value=named[name], problem="is given twice", fix="give it once")
+    return {**(inputs or {}), **named}
+
+
+def _fits(wanted: Dims, dims: Sequence[int]) -> bool:
+    """Whether dims have the rank and the numbers that are wanted, whatever sizes have names."""
+    return len(dims) == len(wanted) and all(
+        size == dim for size, dim in zip(dims, wanted, strict=True) if isinstance(dim, int)
+    )
 
 
 @dataclass(frozen=True)
@@ -273,10 +291,16 @@ class Model:
         self._release(kept)
 
     async def run(
-        self, inputs: Mapping[str, Any], *, keep: Collection[str] = (), timeout: float | None = None
+        self,
+        inputs: Mapping[str, Any] | None = None,
+        /,
+        *,
+        keep: Collection[str] = (),
+        timeout: float | None = None,
+        **named: Any,
     ) -> dict[str, Any]:
-        """See `CudnnRef.run`."""
-        given = self._checked(inputs, keep)
+        """See `CudnnRef.run`: `run(image=x)`, or `run({"image": x})`."""
+        given = self._checked(_named_once(inputs, named), keep)
         specs = {name: _spec(value) for name, value in given.items()}
         with within(timeout) as deadline:
             kept = await self._acquire(specs, given, deadline)
@@ -351,7 +375,7 @@ class Model:
                 for name, port in kept.of.inputs.items():
                     value = given[name]
                     if not isinstance(value, BufferRef):
-                        value = await self._gpu.upload(value, timeout=deadline.left_s)
+                        value = await self._uploaded(name, value, deadline)
                         made.append(value)
                     buffers[port] = value
                 if (random := kept.of.random) is not None:
@@ -375,6 +399,13 @@ class Model:
             for ref in made:
                 self._discard(ref)
 
+    async def _uploaded(self, name: str, value: Any, deadline: Deadline) -> BufferRef:
+        try:
+            ref: BufferRef = await self._gpu.upload(value, timeout=deadline.left_s)
+        except OutOfMemory as error:
+            raise error.at(error.operations, f"input {name!r}") from error
+        return ref
+
     def _drawn_before(self, draw: Draw) -> int:
         """How many random numbers earlier runs have drawn; this one draws its own, too."""
         with self._lock:
@@ -390,8 +421,9 @@ class Model:
         self._check_dims(chosen, given)
         return given
 
-    def _check_names(self, inputs: Mapping[str, Any], keep: Collection[str]) -> None:
+    def _check_names(self, inputs: object, keep: Collection[str]) -> None:
         if not isinstance(inputs, Mapping):
+            require_awaited("inputs", inputs)
             raise InvalidRequest(
                 field="inputs",
                 value=Words(type(inputs).__name__),
@@ -416,6 +448,7 @@ class Model:
         """An input: a reference, or an array of the input's dtype."""
         kind = ""  # of what has no dtype until it is an array
         if not isinstance(value, BufferRef):
+            require_awaited(feature.name, value)
             kind = "" if hasattr(value, "dtype") else type(value).__name__
             try:
                 value = self._values(value)
@@ -464,11 +497,12 @@ class Model:
                     as_it_is = f", as {dim} is in other dims" if of_name else ""
                     problem = f"dim {place} is {size}, not {wanted}{as_it_is}"
             if problem:
+                way = rearranged("array", dims, partial(_fits, feature.dims))
                 raise InvalidRequest(
                     field=feature.name,
                     value=dims,
                     problem=f"does not fit {_shown(feature.dims)}: {problem}",
-                    fix=f"give an array that fits{of_name}",
+                    fix=f"give {way or 'an array that fits'}{of_name}",
                 )
 
     # Specialised graphs and weights.

@@ -22,7 +22,7 @@ from cudnn_actor.actors.aside import check_wanted
 from cudnn_actor.models.errors import InvalidModel, ModelNotFound
 from cudnn_actor.models.model import Feature
 from cudnn_actor.onnx.schemas import of_onnx
-from cudnn_actor.protocol.checks import require_whole
+from cudnn_actor.protocol.checks import require_awaited, require_whole
 from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.errors import InvalidRequest, Words
 
@@ -339,7 +339,10 @@ def _opened(model: Any, limits: ModelLimits) -> tuple[onnx.ModelProto, Path | No
             data = _bytes_of(path, 0, size)
         except FileNotFoundError as error:
             raise ModelNotFound(
-                field="model", value=where, problem="is no file", fix="give the path of a file that there is"
+                field="model",
+                value=where,
+                problem=f"is no file in {path.absolute().parent}",
+                fix="give the path of a file that there is",
             ) from error
         except (OSError, ValueError) as error:  # a path with a zero byte is a ValueError
             problem = f"cannot be read: {getattr(error, 'strerror', None) or error}"
@@ -349,6 +352,7 @@ def _opened(model: Any, limits: ModelLimits) -> tuple[onnx.ModelProto, Path | No
         data = bytes(model)
         _check_bytes(len(data), limits)
     else:
+        require_awaited("model", model)
         raise InvalidRequest(
             field="model",
             value=Words(type(model).__name__),
@@ -598,7 +602,8 @@ def _size_of(path: Path) -> int:
     """Bytes of a regular file; a pipe would block, and a device has no end."""
     found = path.stat()
     if not stat.S_ISREG(found.st_mode):
-        raise OSError(f"{path.name!r} is not a regular file")
+        kind = "a folder, not a file" if stat.S_ISDIR(found.st_mode) else "not a regular file"
+        raise OSError(f"{str(path.absolute())!r} is {kind}")
     return found.st_size
 
 

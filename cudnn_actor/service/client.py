@@ -17,7 +17,7 @@ from cudnn_actor.broker.request_checks import no_plan
 from cudnn_actor.broker.warm_batches import cut
 from cudnn_actor.models import Model, Source
 from cudnn_actor.protocol.buffers import BufferRef
-from cudnn_actor.protocol.checks import require_seconds
+from cudnn_actor.protocol.checks import require_awaited, require_seconds
 from cudnn_actor.protocol.conv import ConvSpec, Padding
 from cudnn_actor.protocol.dtypes import DType, DTypeLike
 from cudnn_actor.protocol.epilogue import Epilogue
@@ -58,7 +58,6 @@ from cudnn_actor.service.sending import (
     convolution_of,
     missing_outputs,
     missing_ports,
-    named_once,
     outputs_of,
     require_operands,
 )
@@ -660,13 +659,14 @@ class CudnnRef:
         """
         given: object = model
         if not (isinstance(given, Model) and given.belongs_to(self._service)):
+            require_awaited("model", model)
             raise InvalidRequest(
                 field="model",
                 value=model,
                 problem="is not a model that this service loaded",
                 fix="load it: model = await gpu.load(path)",
             )
-        return await model.run(named_once(inputs, named), keep=keep, timeout=timeout)
+        return await model.run(inputs, keep=keep, timeout=timeout, **named)
 
     # Control.
 

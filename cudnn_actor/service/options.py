@@ -133,11 +133,12 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
             raise _invalid("standby", self.standby, "is neither 0 nor 1", "use 1 for a standby, 0 for none")
         require_whole("mailbox", self.mailbox, 1)
         require_whole("max_restarts", self.max_restarts, 0)
-        require_whole("cache_limit", self.cache_limit, 0)
+        require_whole("cache_limit", self.cache_limit, 0, of_bytes=True)
         if self.workspace_limit is not None:
-            require_whole("workspace_limit", self.workspace_limit, 1)
+            require_whole("workspace_limit", self.workspace_limit, 1, of_bytes=True)
         if self.memory_limit is not None:
-            require_whole("memory_limit", self.memory_limit, ARENA_STEP)  # with less, no buffer fits
+            # with less, no buffer fits
+            require_whole("memory_limit", self.memory_limit, ARENA_STEP, of_bytes=True)
         if type(self.graph_limits) not in (GraphLimits, type(None)):
             fix = "give GraphLimits(operations=..., nbytes=...)"
             raise _invalid("graph_limits", self.graph_limits, "is not a GraphLimits", fix)

@@ -48,7 +48,6 @@ __all__ = [
     "convolution_of",
     "missing_outputs",
     "missing_ports",
-    "named_once",
     "outputs_of",
     "require_operands",
 ]
@@ -155,15 +154,6 @@ def convolution_of(name: str, dims: Sequence[int], conv: object, **numbers: Any)
     return conv
 
 
-def named_once(inputs: object, named: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A model's inputs, given in a mapping and as keywords. Raises `InvalidRequest` if one is in both."""
-    if not named or not (inputs is None or isinstance(inputs, Mapping)):
-        return {} if inputs is None else inputs  # type: ignore[return-value]  # the model refuses another type
-    for name in named.keys() & (inputs or {}).keys():
-        raise InvalidRequest(field=name, value=named[name], problem="is given twice", fix="give it once")
-    return {**(inputs or {}), **named}
-
-
 def missing_ports(graph: Graph, given: Mapping[str, BufferRef]) -> dict[str, TensorSpec]:
     """The specs of a graph's outputs that are not given. Raises `InvalidRequest` if an input is not given."""
     for port in graph.inputs:
@@ -186,6 +176,7 @@ def missing_outputs(
     optional output, or an output's dims do not follow from the inputs.
     """
     if type(operation) not in OPERATIONS:
+        require_awaited("operation", operation)
         raise InvalidRequest(
             field="operation",
             value=kind_of(operation),

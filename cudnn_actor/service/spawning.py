@@ -78,6 +78,10 @@ class Spawning:
             f"the result of spawn() has no {name!r} before it is awaited or entered: {_START}"
         )
 
+    def __repr__(self) -> str:  # `asyncio.run(spawn(...))` says nothing but this
+        starts = "which starts a service when it is awaited"
+        return f"<the result of spawn(), {starts}: inside an `async def`, {_START}>"
+
     def __enter__(self, *_: object) -> NoReturn:
         raise TypeError(f"the result of spawn() cannot be entered by a plain `with`: {_START}")
 

@@ -149,6 +149,7 @@ class Executor(Generic[T]):
                 arena_bytes=arenas,
                 limit=None,
                 operations=blamed(error),
+                ulimit=ulimit_of(error),
             )
         status, detail = type(error).__name__, str(error)
         if isinstance(error, EngineFailure):
@@ -173,6 +174,8 @@ class Executor(Generic[T]):
         """Have the engine make an arena. The caller owns its descriptor. Raises `OutOfMemory`, `Crash`."""
         try:
             return self.engine.create_arena(number, nbytes)
+        except OutOfMemory:
+            raise
         except MemoryError as error:
             raise OutOfMemory(requested=nbytes, in_use=0, limit=None, ulimit=ulimit_of(error)) from None
         except Exception as error:

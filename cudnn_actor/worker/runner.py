@@ -353,7 +353,11 @@ class Runner(Generic[T]):
         except OutOfMemory as error:  # for the array; the engine does not say how large it would have been
             in_use, arenas = self._memory.live_bytes, self._memory.arena_bytes
             raise OutOfMemory(
-                requested=slot.spec.nbytes, in_use=in_use, arena_bytes=arenas, limit=None
+                requested=slot.spec.nbytes,
+                in_use=in_use,
+                arena_bytes=arenas,
+                limit=None,
+                ulimit=error.ulimit,
             ) from error
         self._settle_passed(executor)  # first answer all earlier work, also what has written the buffer
         return array

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -27,6 +29,16 @@ def test_a_page_that_there_is_not_is_refused_with_those_that_there_are() -> None
     done = cudnn_actor_here("docs", "suport")
     assert done.returncode == 2
     assert 'did you mean "support"? they are architecture, ' in done.stderr
+
+
+def test_a_reader_that_leaves_early_ends_it_quietly() -> None:
+    command = [sys.executable, "-m", "cudnn_actor.cli", "docs", "onnx"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait(100) == 141
 
 
 def test_what_the_code_says_names_pages_by_the_command_that_prints_them() -> None:

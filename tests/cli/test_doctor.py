@@ -181,6 +181,15 @@ def test_without_driver_and_packages_nothing_is_wrong_and_what_is_missing_has_it
     assert missing["command"] == f'pip install -e "{CLONE}[cuda13]"'
 
 
+def test_a_machine_without_a_gpu_is_told_that_the_cpu_serves_and_given_no_order(tmp_path: Path) -> None:
+    program = WITHOUT_DRIVER + "import sys\nfrom cudnn_actor.cli import main\nsys.exit(main(['doctor']))\n"
+    done = Machine(tmp_path).run("-c", program)
+    assert re.search(
+        r"✓ device +cpu +there is no GPU to use: there is no NVIDIA driver \([^()]+\)$", done.stdout, re.M
+    )
+    assert re.search(r"- NVIDIA driver +none .*; if this machine has an NVIDIA GPU, install its", done.stdout)
+
+
 def test_packages_that_only_some_commands_need_have_their_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(diagnosis, "_first_version", lambda names: None)
     monkeypatch.setattr(diagnosis, "_try_both", lambda device: {"thread": TRIED, "process": TRIED})

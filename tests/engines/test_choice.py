@@ -89,7 +89,7 @@ def asked(machine: Machine, device: str, **environment: str) -> tuple[Any, list[
     "device", ["", "gpu", "CPU", "cuda:", "cuda:-1", "cuda:x", "cuda:0 ", "cpu:0", None, 0]
 )
 def test_what_is_no_device_is_refused(device: object) -> None:
-    with pytest.raises(InvalidRequest, match=r'is not a device; .*use "auto", "cpu" or "cuda:0"'):
+    with pytest.raises(InvalidRequest, match=r'is not a device; .*use "auto", "cpu", "cuda" or "cuda:0"'):
         choose_engine(device)  # type: ignore[arg-type]
 
 

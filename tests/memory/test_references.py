@@ -36,6 +36,23 @@ def test_a_live_reference_resolves_to_its_place(grown: Grown) -> None:
     assert ref.device == "cpu"
 
 
+def test_a_reference_is_shown_alike_alone_and_in_a_list(grown: Grown) -> None:
+    grown.allocate(1)
+    ref = grown.table.allocate(TensorSpec.packed((1, 3, 8, 8), "float32"))
+    assert repr(ref) == str(ref) == "<buffer 1.1 float32[1x3x8x8] NCHW on cpu>"
+    assert repr([ref]) == f"[{ref}]"
+
+
+def test_a_foreign_reference_says_what_makes_one_foreign(grown: Grown) -> None:
+    ref = msgspec.structs.replace(grown.allocate(1), generation=(NONCE + 1) << 32 | 1)
+    with pytest.raises(StaleBufferError) as caught:
+        grown.table.resolve(ref)
+    assert str(caught.value).endswith(
+        "is stale (foreign): another service created it (was spawn called again?), or this one did before "
+        "its supervisor started it anew; upload it here"
+    )
+
+
 def test_a_generation_is_the_nonce_over_a_count(grown: Grown) -> None:
     assert grown.allocate(1).generation == NONCE << 32 | 1
 

@@ -329,8 +329,17 @@ async def test_only_what_decides_is_computed_while_a_model_is_imported() -> None
         ({"image": np.zeros((1, 3, 8, 9), np.float32)}, "dim 3 is 9, not 8"),
         (
             {"image": np.zeros((3, 8, 8), np.float32)},
-            r"\(N, 3, 8, 8\): it has 3 dims, not 4; give an array that fits$",
+            r"\(N, 3, 8, 8\): it has 3 dims, not 4; give array\[None\]$",
         ),
+        (
+            {"image": np.zeros((8, 8, 3), np.float32)},
+            r"not 4; give array\.transpose\(2, 0, 1\)\[None\]$",
+        ),
+        (
+            {"image": np.zeros((2, 8, 8, 3), np.float32)},
+            r"dim 1 is 8, not 3; give array\.transpose\(0, 3, 1, 2\)$",
+        ),
+        ({"image": np.zeros((8, 8), np.float32)}, "it has 2 dims, not 4; give an array that fits$"),
         (
             {"image": np.zeros((1, 2, 8, 9), np.float32)},
             r"does not fit \(N, 3, 8, 8\): dim 1 is 2, not 3; give",
@@ -400,6 +409,19 @@ async def test_a_buffer_of_another_dtype_is_told_how_to_be_converted() -> None:
         )
         x = await gpu.upload((await gpu.download(x)).astype("float32"))
         assert (await gpu.run(model, x=x))["y"].shape == (6, 1)
+        await model.close()
+
+
+async def test_an_input_or_a_model_that_was_never_awaited_is_told_so() -> None:
+    async with spawn(device="cpu") as gpu:
+        model = await gpu.load(image_model())
+        forgotten: Any = gpu.upload(images(1))
+        for inputs, field in (({"image": forgotten}, "image"), (forgotten, "inputs")):
+            with pytest.raises(
+                InvalidRequest, match=f"^{field}=coroutine: was never awaited; write {field} ="
+            ):
+                await gpu.run(model, inputs)
+        await forgotten
         await model.close()
 
 
@@ -615,6 +637,24 @@ async def test_without_the_package_the_error_says_what_to_install(monkeypatch: p
     async with spawn(device="cpu") as gpu:
         with pytest.raises(ImportError, match=r"models need the package onnx: pip install .*\[onnx\]"):
             await gpu.load("model.onnx")
+
+
+async def test_a_model_takes_its_inputs_by_name_as_its_service_does() -> None:
+    async with spawn(device="cpu") as gpu:
+        model, image = await gpu.load(image_model()), images(1)
+        by_name, given = await model.run(image=image), await gpu.run(model, {"image": image})
+        np.testing.assert_array_equal(by_name["scores"], given["scores"])
+        with pytest.raises(InvalidRequest, match="is given twice"):
+            await model.run({"image": image}, image=image)
+        await model.close()
+
+
+async def test_a_batch_that_does_not_fit_into_memory_is_named_by_its_input() -> None:
+    async with spawn(device="cpu", memory_limit=4 << 20) as gpu:
+        model = await gpu.load(image_model())
+        with pytest.raises(OutOfMemory, match=r"^out of memory: input 'image': 7,680,000 bytes requested"):
+            await gpu.run(model, image=images(10_000))
+        await model.close()
 
 
 async def test_inputs_may_be_given_by_name() -> None:

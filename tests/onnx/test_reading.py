@@ -133,7 +133,7 @@ def test_a_name_that_is_not_utf_8_is_one_of_a_node(name: str, label: str) -> Non
 
 
 def test_a_file_that_is_not_there_or_no_model(tmp_path: Path) -> None:
-    with pytest.raises(ModelNotFound, match=r"^model='.*gone.onnx': is no file; give") as missing:
+    with pytest.raises(ModelNotFound, match=r"^model='.*gone.onnx': is no file in /.*; give") as missing:
         OnnxModel(tmp_path / "gone.onnx")
     assert isinstance(missing.value, FileNotFoundError)
     assert isinstance(missing.value, InvalidRequest)
@@ -275,9 +275,22 @@ def test_data_of_attributes_is_read_from_the_folder_alone(
     assert OnnxModel(path).specialised(specs, {}).constants["w"].flat[0] == 3
 
 
+def test_a_path_that_holds_no_model_is_shown_as_a_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ModelNotFound) as missing:
+        OnnxModel("gone.onnx")
+    assert str(missing.value).startswith(f"model='gone.onnx': is no file in {tmp_path}; ")
+    for given in (".", tmp_path):
+        with pytest.raises(InvalidModel) as folder:
+            OnnxModel(given)
+        assert f"'{tmp_path}' is a folder, not a file" in str(folder.value)
+
+
 def test_a_pipe_has_no_data(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "w.bin")
-    with pytest.raises(InvalidModel, match=r"cannot be read: 'w\.bin' is not a regular file"):
+    with pytest.raises(InvalidModel, match=r"cannot be read: '/.*/w\.bin' is not a regular file"):
         OnnxModel(external(tmp_path, "w.bin"))
 
 

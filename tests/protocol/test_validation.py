@@ -51,7 +51,7 @@ BAD: dict[str, tuple[Compute, str, str, str]] = {
         "convert both operands to one of float64",
     ),
     "no taps": (forward(w=ref((6, 4, 0, 3))), "w", "(6, 4, 0, 3)", "at least 1"),
-    "no dims": (forward(x=ref(())), "x", "()", "ConvSpec.symmetric(2)"),
+    "no dims": (forward(x=ref(())), "x", "()", "give both dims N, C, spatial"),
     "a bias of another dtype": (forward(bias=ref((6,), "int8")), "bias", "int8", "use float32"),
     "alpha nan": (forward(alpha=float("nan")), "alpha", "nan", "as in alpha=1.0"),
     "alpha inf": (forward(alpha=float("inf")), "alpha", "inf", "as in alpha=1.0"),

@@ -21,6 +21,7 @@ from cudnn_actor import (
     Copy,
     CudnnRef,
     Download,
+    DType,
     Fill,
     Free,
     Graph,
@@ -33,6 +34,7 @@ from cudnn_actor import (
     StaleBufferError,
     StaleReason,
     TensorSpec,
+    UnsupportedGraph,
     Upload,
     Warm,
 )
@@ -400,3 +402,80 @@ async def test_a_workspace_past_all_addresses_is_memory_that_is_not_there() -> N
         await gpu.drain()
         assert (await gpu.statistics()).live_buffers == before
         assert gpu.generation == 1
+
+
+CONVOLUTIONS: dict[str, Callable[[Any, BufferRef, dict[str, Any]], Awaitable[BufferRef]]] = {
+    "conv_fwd": lambda gpu, x, more: gpu.conv_fwd(x, x, **more),
+    "conv_bwd_data": lambda gpu, x, more: gpu.conv_bwd_data(x, x, **more),
+    "conv_bwd_filter": lambda gpu, x, more: gpu.conv_bwd_filter(x, x, dims=(1, 1, 1, 1), **more),
+}
+
+
+@pytest.mark.parametrize("kind", CONVOLUTIONS)
+async def test_a_convolution_names_the_operand_whose_dtype_it_does_not_take_and_those_that_run(
+    kind: str,
+) -> None:
+    first = "dy" if kind == "conv_bwd_data" else "x"
+    said = f"{first}={{}}: is not a dtype that {kind} takes; convert both operands to one of "
+    run = CONVOLUTIONS[kind]
+    taken: set[str] = set()
+    proposed: set[frozenset[str]] = set()
+    async with spawn(device="cpu") as gpu:
+        for dtype in DType:
+            operand = await gpu.empty((1, 1, 1, 1), dtype=dtype)
+            options: list[dict[str, Any]] = [{}, {"dtype": dtype}] if kind == "conv_fwd" else [{}]
+            for more in options:
+                try:
+                    await run(gpu, operand, more)
+                    taken.add(str(dtype))
+                except (InvalidRequest, UnsupportedGraph) as error:
+                    _, found, listed = str(error).partition(said.format(dtype))
+                    proposed.add(frozenset([found[:2], *re.split(", as in |; ", listed)[0].split(", ")]))
+
+    assert proposed == {frozenset([said[:2], *taken])}
+
+
+@pytest.mark.parametrize(
+    ("dims", "said"),
+    [
+        ((8, 8, 3), r"x=\(8, 8, 3\): has 3 dims, and w has 4; .* pass x\.transpose\(2, 0, 1\)\[None\]$"),
+        ((3, 8, 8), r"x=\(3, 8, 8\): has 3 dims, and w has 4; .* pass x\[None\]$"),
+        ((5, 8, 8), r"x=\(5, 8, 8\): has 3 dims, and w has 4; .* by x\.transpose\(2, 0, 1\)\[None\]$"),
+        ((1, 1, 3, 8, 8), r"w=\(4, 3, 3, 3\): has 4 dims, and x has 5; give both dims N, C, spatial"),
+    ],
+)
+@pytest.mark.parametrize("given", [{}, {"conv": ConvSpec.symmetric(2)}], ids=["numbers", "conv"])
+async def test_an_image_without_its_batch_is_told_how_to_get_one(
+    dims: tuple[int, ...], said: str, given: dict[str, Any]
+) -> None:
+    async with spawn(device="cpu") as gpu:
+        x, w = await gpu.empty(dims), await gpu.empty((4, 3, 3, 3))
+        with pytest.raises(InvalidRequest, match=f"^{said}"):
+            await gpu.conv_fwd(x, w, **given)
+
+
+FORGOTTEN: dict[str, tuple[str, Callable[[Any, Any], Awaitable[Any]]]] = {
+    "download": ("src", lambda gpu, given: gpu.download(given)),
+    "view": ("buffer", lambda gpu, given: gpu.view(given)),
+    "free": ("buffer", lambda gpu, given: gpu.free(given)),
+    "fill": ("dst", lambda gpu, given: gpu.fill(given, 1)),
+    "write": ("dst", lambda gpu, given: gpu.write(given, ARRAY)),
+    "run": ("model", lambda gpu, given: gpu.run(given, {})),
+    "load": ("model", lambda gpu, given: gpu.load(given)),
+    "explain": ("what", lambda gpu, given: gpu.explain(given)),
+    "warm": ("messages", lambda gpu, given: gpu.warm(given)),
+    "warm several": ("messages", lambda gpu, given: gpu.warm([given])),
+    "apply": ("operation", lambda gpu, given: gpu.apply(given)),
+    "ask": ("message", lambda gpu, given: gpu.ask(given)),
+    "dims": ("dims", lambda gpu, given: gpu.empty(given)),
+}
+
+
+async def test_a_forgotten_await_is_told_of_wherever_it_shows() -> None:
+    async with spawn(device="cpu") as gpu:
+        forgotten = gpu.upload(ARRAY)
+        for field, send in FORGOTTEN.values():
+            said = f"^{field}=coroutine: was never awaited; write {field} = await"
+            with pytest.raises(InvalidRequest, match=said):
+                await send(gpu, forgotten)
+        await forgotten

@@ -81,3 +81,11 @@ def test_one_that_is_used_says_how_to_start_it() -> None:
         never_started.upload()
     with pytest.raises(TypeError, match="plain `with`: use `async with spawn"), never_started:
         pass
+
+
+def test_one_that_is_run_in_place_of_a_coroutine_says_what_to_write() -> None:
+    never_started = spawn(device="cpu")
+    assert repr(never_started) == (
+        "<the result of spawn(), which starts a service when it is awaited: inside an `async def`, "
+        "use `async with spawn(...) as gpu`, or `gpu = await spawn(...)`>"
+    )

@@ -105,8 +105,22 @@ def test_a_bad_option_is_named_and_nothing_is_started(way: Any, name: str, value
 @pytest.mark.parametrize(("name", "least"), [("mailbox", 1), ("memory_limit", 2 << 20), ("max_restarts", 0)])
 def test_a_whole_number_of_more_than_64_bits_is_told_the_range(name: str, least: int) -> None:
     options: dict[str, Any] = {"device": "cpu", name: 10**30}
-    with pytest.raises(InvalidRequest, match=rf"must be a whole number from {least} to 2\*\*63 - 1;"):
+    with pytest.raises(
+        InvalidRequest, match=rf"must be a whole number( of bytes)? from {least} to 2\*\*63 - 1;"
+    ):
         spawn(**options)
+
+
+@pytest.mark.parametrize("name", ["memory_limit", "workspace_limit", "cache_limit"])
+def test_a_limit_of_bytes_is_told_how_they_are_written(name: str) -> None:
+    options: dict[str, Any] = {"device": "cpu", name: "1GB"}
+    with pytest.raises(InvalidRequest, match=r"a whole number of bytes from .*; .* as in 1 << 30$"):
+        spawn(**options)
+
+
+def test_a_device_that_is_none_is_told_all_that_there_are() -> None:
+    with pytest.raises(InvalidRequest, match=r'use "auto", "cpu", "cuda" or "cuda:0"$'):
+        spawn(device="gpu")
 
 
 MISSPELT: list[tuple[str, Any, str]] = [

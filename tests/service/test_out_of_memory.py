@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import pytest
 
@@ -83,3 +85,17 @@ def test_a_limit_that_holds_no_buffer_is_refused(limit: int) -> None:
 async def test_the_least_limit_holds_a_buffer() -> None:
     async with spawn(device="cpu", memory_limit=2 * MIB) as gpu:
         await gpu.empty(floats(2 * MIB))
+
+
+async def test_what_the_machine_never_has_is_told_to_send_less_and_nothing_that_cannot_help() -> None:
+    async with spawn(device="cpu", memory_limit=1 << 46) as gpu:
+        await gpu.empty((1,))
+        with pytest.raises(OutOfMemory) as caught:
+            await gpu.empty((1 << 43,))
+    error = caught.value
+    assert error.most == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert not error.retry_safe
+    assert str(error) == (
+        f"out of memory: {4 << 43:,} bytes requested, and the machine has {error.most:,}; "
+        "send less at once (a smaller batch)"
+    )

@@ -10,7 +10,7 @@ import sys
 import numpy as np
 
 from cudnn_actor.memory.exhaustion import exhaustion
-from cudnn_actor.protocol.errors import OutOfDescriptors
+from cudnn_actor.protocol.errors import OutOfDescriptors, OutOfMemory
 from cudnn_actor.protocol.tensor import TensorSpec
 
 __all__ = ["FIXED_SIZE", "Arenas", "is_whole"]
@@ -33,7 +33,7 @@ class Arenas:
         """
         machine = os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE
         if nbytes > machine:
-            raise MemoryError(f"no room for an arena of {nbytes:,} bytes: the machine has {machine:,}")
+            raise OutOfMemory(requested=nbytes, in_use=0, limit=None, most=machine)
         try:
             return self._create(arena, nbytes)
         except (OSError, OverflowError) as error:
