@@ -140,8 +140,8 @@ class CudnnService:
         self._escalated: Escalated | None = None
         self._cause: ExitReason | None = None
         """Why the last restart was made, or why the service has ended."""
-        self.asked_to_end = False
-        """Whether `end` was called: from then on, nobody needs to close the service."""
+        self.ending = False
+        """Whether its end has begun, by a call of `end` or by itself: from then on, nobody needs to close it."""
         self._telling: int | None = None
         """The thread that runs the `on_give_up` callable; None while none does."""
         forks.watch(self)
@@ -279,7 +279,7 @@ class CudnnService:
         """
         if self.forked:
             return self.stopped
-        self.asked_to_end = True
+        self.ending = True
         # Called by the `on_give_up` callable: the service has ended, and `stopped` is resolved afterwards.
         if self._telling == threading.get_ident():
             return _kept(self._escalated)
@@ -322,6 +322,8 @@ class CudnnService:
         with self._turning:
             if self._supervisor is not supervisor:
                 return  # a supervisor thread that was given up has resumed: its life has ended already
+            if isinstance(event, Stopped) and event.child is None:
+                self.ending = True  # before the event: code that reads it may drop its handle at once
             self.events.append(event)  # first: code that waits for a start or an end then finds the event
             tell = self._take(supervisor, event)
         tell()
@@ -369,7 +371,7 @@ class CudnnService:
 
     def _renew(self) -> None:
         self._escalated = self._cause = None
-        self.asked_to_end = False
+        self.ending = False
         self.events = EventLog()
         self.started, self.stopped = _promise(), _promise()
         self.state.memory = self._isolation.memory(self.device)

@@ -154,7 +154,7 @@ class Spawning:
 
 def _warn_if_unclosed(service: CudnnService) -> None:
     """Warn of a service whose handle was collected while it ran: it goes on, and nobody can close it."""
-    if service.alive and not service.asked_to_end:
+    if service.alive and not service.ending:
         warnings.warn(
             f"unclosed service {service.name!r}: use `async with spawn(...) as gpu`, or `await gpu.aclose()`",
             ResourceWarning,

@@ -27,7 +27,9 @@ from .synthetic_gpu_run import gpu_run
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "measurements.md"
 WIDTH = 100
-LIMIT_S = 110.0
+LIMIT_S = 380.0
+"""Of a benchmark that hangs: on a busy machine one takes minutes."""
+pytestmark = pytest.mark.timeout(LIMIT_S + 20)
 
 
 def python(*words: str) -> subprocess.CompletedProcess[str]:

@@ -20,7 +20,9 @@ from benchmarks.recording import Row, attempted, keep
 from cudnn_actor.engines.cuda.plans.partition import cut
 
 ROOT = Path(__file__).parents[2]
-LIMIT_S = 110.0
+LIMIT_S = 380.0
+"""Of a benchmark that hangs: on a busy machine one takes minutes."""
+pytestmark = pytest.mark.timeout(LIMIT_S + 20)
 
 
 def recorded(tmp_path: Path, *words: str) -> tuple[str, bytes]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from cudnn_actor import CudnnRef, NoEventLoop, Ping, child_spec, spawn, start
+from cudnn_actor import CudnnRef, NoEventLoop, Ping, Stopped, child_spec, spawn, start
 
 
 def descriptors() -> set[str]:
@@ -64,6 +64,30 @@ async def test_one_that_is_closed_and_dropped_gives_none() -> None:
         warnings.simplefilter("error")
         del gpu
         gc.collect()
+
+
+async def test_one_that_is_dropped_when_its_events_end_gives_none() -> None:
+    """Code that reads the events gets the last one before the service has done all that its end takes."""
+    gpu = await spawn(device="cpu")
+    service, actor = gpu._service, gpu.actor_ref
+    handle = [gpu]
+    del gpu
+    told: list[warnings.WarningMessage] = []
+    read = service.events.append
+
+    def append(event: Any) -> None:
+        read(event)
+        if isinstance(event, Stopped) and event.child is None:
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                handle.clear()
+            told.extend(caught)
+
+    service.events.append = append  # type: ignore[method-assign]
+    actor.stop()
+    service.stopped.result(20)
+    assert not handle
+    assert told == []
 
 
 def test_a_request_that_is_awaited_without_asyncio_is_not_admitted() -> None:
