@@ -141,7 +141,7 @@ class CudnnService:
         self._cause: ExitReason | None = None
         """Why the last restart was made, or why the service has ended."""
         self.ending = False
-        """Whether its end has begun, by a call of `end` or by itself: from then on, nobody needs to close it."""
+        """Whether its end has begun, by `end` or by itself: from then on, nobody needs to close it."""
         self._telling: int | None = None
         """The thread that runs the `on_give_up` callable; None while none does."""
         forks.watch(self)
