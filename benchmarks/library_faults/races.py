@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -43,7 +42,8 @@ BLOCKS: dict[str, Block] = {
 
 def without_barriers(name: str) -> Row:
     """How many runs of a block differ without barriers, each on other values than the one before."""
-    graph = BLOCKS[name].forward
+    block = BLOCKS[name]
+    graph = block.forward
     builder = CudaBuilder(0)
     builder.open()
     context = builder.context
@@ -53,9 +53,9 @@ def without_barriers(name: str) -> Row:
     with mock.patch.object(program, "waits", lambda steps: [False] * len(steps)):
         hurrying = Program(plan, context.handle, context.stream)
     row: Row = {"problem": name, "plan": plan.tag, "barriers": sum(waits(plan.recipe.steps))}
-    wanted = _results(graph, waiting, check, plan)
-    again = _results(graph, waiting, check, plan)
-    got = _results(graph, hurrying, check, plan)
+    wanted = _results(block, waiting, check, plan)
+    again = _results(block, waiting, check, plan)
+    got = _results(block, hurrying, check, plan)
     different = [int((one != other).any(axis=1).sum()) for one, other in ((wanted, again), (wanted, got))]
     return row | {
         "runs": _REPEATS,
@@ -65,46 +65,41 @@ def without_barriers(name: str) -> Row:
     }
 
 
-def _results(graph: Any, runner: Program, check: SelfCheck, plan: CudaPlan) -> np.ndarray:
+def _results(block: Block, runner: Program, check: SelfCheck, plan: CudaPlan) -> np.ndarray:
     """The bytes of the output of each run, none of which is waited for."""
     cupy, runtime = libraries().cupy, libraries().runtime
+    graph, values = block.forward, block.values(seed=1)
     stream = check.context.stream
-    places = dict(zip(graph.body.bound, check.pointers, strict=True))
+    pointers = dict(zip(graph.body.bound, check.pointers, strict=True))
     ports = {port.name: port for port in (*graph.inputs, *graph.outputs)}
+    places = {name: pointers[port.uid] for name, port in ports.items() if port.uid is not None}
     workspace = check.room_for(plan)
     rng = np.random.default_rng(1)
     key = tuple(check.pointers)
     on_device = runtime.memcpyDeviceToDevice
     with stream:
         for port in graph.inputs:
-            fan = np.prod(port.spec.dims[1:]) if len(port.spec.dims) == 4 else port.spec.dims[0]
-            scale = 1.0 if port.name == "x" or len(port.spec.dims) == 1 else float(fan) ** -0.5
-            _put(places[port.uid], port.spec, rng.standard_normal(port.spec.dims) * scale)
+            raw = _memory_of(values[port.name], port.spec)
+            runtime.memcpy(places[port.name], raw.ctypes.data, raw.nbytes, runtime.memcpyHostToDevice)
         x, y = ports["x"], ports["y"]
-        xs = [
-            cupy.asarray(
-                (rng.standard_normal(x.spec.dims)).astype(x.spec.dtype.numpy).reshape(-1).view(np.uint8)
-            )
-            for _ in range(8)
-        ]
+        xs = [cupy.asarray(_memory_of(rng.standard_normal(x.spec.dims), x.spec)) for _ in range(8)]
         ys = cupy.zeros((_REPEATS, y.spec.nbytes), cupy.uint8)
         stream.synchronize()
         for number in range(_REPEATS):
             source = xs[number % len(xs)]
-            runtime.memcpyAsync(places[x.uid], source.data.ptr, source.nbytes, on_device, stream.ptr)
+            runtime.memcpyAsync(places["x"], source.data.ptr, source.nbytes, on_device, stream.ptr)
             replay = runner.replays.get(key)
             if replay is None:
                 runner.run(key, check.pointers, check.scalars, workspace.pointer)
             else:
                 replay.launch(behind=0)
             row = ys[number]
-            runtime.memcpyAsync(row.data.ptr, places[y.uid], row.nbytes, on_device, stream.ptr)
+            runtime.memcpyAsync(row.data.ptr, places["y"], row.nbytes, on_device, stream.ptr)
         stream.synchronize()
     result: np.ndarray = cupy.asnumpy(ys)
     return result
 
 
-def _put(address: int, spec: TensorSpec, values: np.ndarray) -> None:
-    runtime = libraries().runtime
-    raw = values.astype(spec.dtype.numpy).reshape(-1).view(np.uint8)
-    runtime.memcpy(address, raw.ctypes.data, raw.nbytes, runtime.memcpyHostToDevice)
+def _memory_of(values: np.ndarray, spec: TensorSpec) -> np.ndarray:
+    """The bytes of values in the order of their dims. Layouts are passed over: any values will do here."""
+    return values.astype(spec.dtype.numpy).reshape(-1).view(np.uint8)
