@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from cudnn_actor.protocol.errors import NoEventLoop
+from cudnn_actor.protocol.types.errors import NoEventLoop
 
 __all__ = ["running_loop"]
 

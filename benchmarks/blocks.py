@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cudnn_actor.protocol import DType, Graph, GraphBuilder, Layout, Tensor
-from cudnn_actor.protocol.dtypes import DTypeLike
+from cudnn_actor.protocol.types.dtypes import DTypeLike
 
 __all__ = ["BLOCKS", "Block", "bottleneck", "convnext", "transformer"]
 

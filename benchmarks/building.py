@@ -77,7 +77,7 @@ _TOLD = {
     "plans/self_check_memory.py read": "  guards and NaN: waits for the device",
     "plans/self_check.py _compare": "  results computed and compared",
     "plans/convolution_reference.py compute": "    of convolutions, by definition",
-    "protocol/graph.py evaluate": "    of others, by definition",
+    "protocol/graphs/operation_graph.py evaluate": "    of others, by definition",
     "plans/comparison.py suspected": "    compared on the device",
     "plans/comparison.py difference": "    compared on the host",
     "plans/self_check.py close": "self-check: memory freed",

@@ -65,7 +65,7 @@ from cudnn_actor.protocol import (
     TensorSpec,
     Window,
 )
-from cudnn_actor.protocol.lowering import lower
+from cudnn_actor.protocol.messages.lowering import lower
 
 from .gpu.setting import gpu_versions
 from .recording import Row, attempted, keep

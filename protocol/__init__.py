@@ -2,39 +2,13 @@
 
 from __future__ import annotations
 
-from cudnn_actor.protocol.buffers import BufferRef
-from cudnn_actor.protocol.codec import decode_message, decode_reply, encode_message, encode_reply
-from cudnn_actor.protocol.conv import ConvSpec
-from cudnn_actor.protocol.device_array import DeviceArray
-from cudnn_actor.protocol.dtypes import DType
-from cudnn_actor.protocol.epilogue import Activation, Epilogue
-from cudnn_actor.protocol.errors import (
-    ContextLost,
-    CudnnActorError,
-    DeadlineExceeded,
-    ErrorRecord,
-    ExecutionFailed,
-    InvalidRequest,
-    MailboxFull,
-    MalformedMessage,
-    NoEventLoop,
-    NoValues,
-    OutcomeUnknown,
-    OutOfDescriptors,
-    OutOfMemory,
-    QuarantinedRequest,
-    ReentrantAsk,
-    ServiceStopped,
-    StaleBufferError,
-    StaleReason,
-    StartFailed,
-    UnsupportedGraph,
-)
-from cudnn_actor.protocol.explanation import Explanation, Measured, PieceOfPlan, ScratchTensor
-from cudnn_actor.protocol.graph import OperationGraph
-from cudnn_actor.protocol.graph_builder import GraphBuilder, Tensor
-from cudnn_actor.protocol.limits import GraphLimits
-from cudnn_actor.protocol.messages import (
+from cudnn_actor.protocol.graphs.explanation import Explanation, Measured, PieceOfPlan, ScratchTensor
+from cudnn_actor.protocol.graphs.graph_builder import GraphBuilder, Tensor
+from cudnn_actor.protocol.graphs.limits import GraphLimits
+from cudnn_actor.protocol.graphs.named_graph import Graph, Port
+from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
+from cudnn_actor.protocol.messages.codec import decode_message, decode_reply, encode_message, encode_reply
+from cudnn_actor.protocol.messages.messages import (
     Allocate,
     Compute,
     ConvBwdData,
@@ -54,8 +28,7 @@ from cudnn_actor.protocol.messages import (
     View,
     Warm,
 )
-from cudnn_actor.protocol.named_graph import Graph, Port
-from cudnn_actor.protocol.numerics import Numerics
+from cudnn_actor.protocol.messages.receipts import CacheStatistics, PlanStatistics, Receipt, Statistics
 from cudnn_actor.protocol.operations import (
     AdaptiveWindow,
     ArgReduction,
@@ -129,8 +102,35 @@ from cudnn_actor.protocol.operations import (
     Window,
     alibi_slopes,
 )
-from cudnn_actor.protocol.receipts import CacheStatistics, PlanStatistics, Receipt, Statistics
-from cudnn_actor.protocol.tensor import Layout, TensorSpec, packed_strides
+from cudnn_actor.protocol.types.buffers import BufferRef
+from cudnn_actor.protocol.types.conv import ConvSpec
+from cudnn_actor.protocol.types.device_array import DeviceArray
+from cudnn_actor.protocol.types.dtypes import DType
+from cudnn_actor.protocol.types.epilogue import Activation, Epilogue
+from cudnn_actor.protocol.types.errors import (
+    ContextLost,
+    CudnnActorError,
+    DeadlineExceeded,
+    ErrorRecord,
+    ExecutionFailed,
+    InvalidRequest,
+    MailboxFull,
+    MalformedMessage,
+    NoEventLoop,
+    NoValues,
+    OutcomeUnknown,
+    OutOfDescriptors,
+    OutOfMemory,
+    QuarantinedRequest,
+    ReentrantAsk,
+    ServiceStopped,
+    StaleBufferError,
+    StaleReason,
+    StartFailed,
+    UnsupportedGraph,
+)
+from cudnn_actor.protocol.types.numerics import Numerics
+from cudnn_actor.protocol.types.tensor import Layout, TensorSpec, packed_strides
 
 __all__ = [
     "Activation",

@@ -10,14 +10,14 @@ import enum
 
 import msgspec
 
-from cudnn_actor.protocol.checks import (
+from cudnn_actor.protocol.types.checks import (
     require_fraction,
     require_member,
     require_name,
     require_seconds,
     require_whole,
 )
-from cudnn_actor.protocol.errors import InvalidRequest
+from cudnn_actor.protocol.types.errors import InvalidRequest
 from cudnn_actor.supervision.exits import Restart
 
 __all__ = [

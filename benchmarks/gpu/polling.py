@@ -14,7 +14,7 @@ from benchmarks.gpu.setting import Setting, actor_thread, cpu_s
 from benchmarks.gpu.sheet import Sheet, median, number
 from benchmarks.gpu.small import placed
 from cudnn_actor import CudnnRef
-from cudnn_actor.protocol.messages import Compute
+from cudnn_actor.protocol.messages.messages import Compute
 
 __all__ = ["Polling", "measure", "sheets"]
 

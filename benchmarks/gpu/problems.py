@@ -7,9 +7,9 @@ import math
 from typing import NamedTuple
 
 from cudnn_actor import BufferRef, ConvBwdData, ConvBwdFilter, ConvFwd, ConvSpec, Numerics, TensorSpec
-from cudnn_actor.protocol.dtypes import DTypeName
-from cudnn_actor.protocol.messages import Compute
-from cudnn_actor.protocol.tensor import LayoutName
+from cudnn_actor.protocol.messages.messages import Compute
+from cudnn_actor.protocol.types.dtypes import DTypeName
+from cudnn_actor.protocol.types.tensor import LayoutName
 
 __all__ = ["RESNET50", "Conv", "Direction", "Problem", "small"]
 

@@ -17,8 +17,8 @@ from benchmarks.gpu.rates import burst_us, on_loop
 from benchmarks.gpu.setting import Setting
 from benchmarks.gpu.stage import Call, Stage, random_values, staged
 from cudnn_actor import BufferRef, CudnnRef
-from cudnn_actor.protocol.dtypes import DTypeName
-from cudnn_actor.protocol.tensor import LayoutName
+from cudnn_actor.protocol.types.dtypes import DTypeName
+from cudnn_actor.protocol.types.tensor import LayoutName
 
 __all__ = ["Measured", "Resnet", "Series", "measure"]
 

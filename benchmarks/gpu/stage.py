@@ -18,10 +18,10 @@ from cudnn_actor import BufferRef, TensorSpec
 from cudnn_actor.engines import choose_engine
 from cudnn_actor.engines.base import Builder, Engine, Plan
 from cudnn_actor.engines.remote import BuilderHost
-from cudnn_actor.protocol.dtypes import DType
-from cudnn_actor.protocol.graph import OperationGraph
-from cudnn_actor.protocol.lowering import lower
-from cudnn_actor.protocol.messages import Compute
+from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
+from cudnn_actor.protocol.messages.lowering import lower
+from cudnn_actor.protocol.messages.messages import Compute
+from cudnn_actor.protocol.types.dtypes import DType
 
 __all__ = ["Placed", "Stage", "random_values", "staged"]
 

@@ -16,7 +16,7 @@ from benchmarks.gpu.setting import Setting
 from benchmarks.gpu.sheet import Sheet, median, number, ratio
 from benchmarks.gpu.stage import random_values
 from cudnn_actor import CudnnRef
-from cudnn_actor.protocol.tensor import LayoutName
+from cudnn_actor.protocol.types.tensor import LayoutName
 
 __all__ = ["SIZES", "Moved", "Transfers", "measure", "sheets"]
 

@@ -16,7 +16,7 @@ from cudnn_actor.protocol import (
     OperationGraph,
     TensorSpec,
 )
-from cudnn_actor.protocol.lowering import lower
+from cudnn_actor.protocol.messages.lowering import lower
 from tests.gpu.cases import Case, Kind
 
 from ..operations import graph_of

@@ -38,23 +38,8 @@ from cudnn_actor.broker.service_state import Discard, Forget, ServiceState
 from cudnn_actor.broker.work import Work
 from cudnn_actor.memory import Memory
 from cudnn_actor.memory.exhaustion import exhaustion
-from cudnn_actor.protocol.buffers import BufferRef
-from cudnn_actor.protocol.checks import require_type
-from cudnn_actor.protocol.errors import (
-    ContextLost,
-    CudnnActorError,
-    DeadlineExceeded,
-    ExecutionFailed,
-    InvalidRequest,
-    OutcomeUnknown,
-    OutOfMemory,
-    QuarantinedRequest,
-    StaleBufferError,
-    StaleReason,
-    Words,
-)
-from cudnn_actor.protocol.graph import OperationGraph
-from cudnn_actor.protocol.messages import (
+from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
+from cudnn_actor.protocol.messages.messages import (
     COMPUTE,
     Allocate,
     Compute,
@@ -70,8 +55,23 @@ from cudnn_actor.protocol.messages import (
     View,
     Warm,
 )
-from cudnn_actor.protocol.operands import operands, operands_named
-from cudnn_actor.protocol.tensor import TensorSpec
+from cudnn_actor.protocol.messages.operands import operands, operands_named
+from cudnn_actor.protocol.types.buffers import BufferRef
+from cudnn_actor.protocol.types.checks import require_type
+from cudnn_actor.protocol.types.errors import (
+    ContextLost,
+    CudnnActorError,
+    DeadlineExceeded,
+    ExecutionFailed,
+    InvalidRequest,
+    OutcomeUnknown,
+    OutOfMemory,
+    QuarantinedRequest,
+    StaleBufferError,
+    StaleReason,
+    Words,
+)
+from cudnn_actor.protocol.types.tensor import TensorSpec
 from cudnn_actor.supervision import Fault
 
 __all__ = ["Broker", "Host", "bind"]

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from cudnn_actor.broker.hazards import NOTHING, Footprint
-from cudnn_actor.protocol.lowering import Lowered
-from cudnn_actor.protocol.messages import COMPUTE, Compute, Copy, Download
-from cudnn_actor.protocol.operands import operands, operands_named
+from cudnn_actor.protocol.messages.lowering import Lowered
+from cudnn_actor.protocol.messages.messages import COMPUTE, Compute, Copy, Download
+from cudnn_actor.protocol.messages.operands import operands, operands_named
 
 __all__ = ["compute_footprint", "footprint", "memory_footprint", "overwritten"]
 

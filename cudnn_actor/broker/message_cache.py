@@ -9,10 +9,10 @@ import msgspec
 
 from cudnn_actor.memory import Slot
 from cudnn_actor.plans.least_recent import LeastRecent
-from cudnn_actor.protocol.lowering import Lowered, Signature, lower, signature
-from cudnn_actor.protocol.messages import Compute, RunGraph
-from cudnn_actor.protocol.named_graph import Graph
-from cudnn_actor.protocol.receipts import CacheStatistics
+from cudnn_actor.protocol.graphs.named_graph import Graph
+from cudnn_actor.protocol.messages.lowering import Lowered, Signature, lower, signature
+from cudnn_actor.protocol.messages.messages import Compute, RunGraph
+from cudnn_actor.protocol.messages.receipts import CacheStatistics
 
 __all__ = ["Bound", "CachedMessage", "MessageCache", "RecentPlan"]
 

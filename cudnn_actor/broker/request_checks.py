@@ -8,16 +8,16 @@ import numpy as np
 
 from cudnn_actor.actors import Envelope
 from cudnn_actor.memory import Slot
-from cudnn_actor.protocol.checks import require_awaited, require_fits_message, require_type
-from cudnn_actor.protocol.device_array import DeviceArray
-from cudnn_actor.protocol.dtypes import DType
-from cudnn_actor.protocol.errors import InvalidRequest, Words
-from cudnn_actor.protocol.graph_builder import GraphBuilder
-from cudnn_actor.protocol.lowering import Lowered
-from cudnn_actor.protocol.messages import COMPUTE, Compute, Copy, Warm
-from cudnn_actor.protocol.named_graph import Graph
-from cudnn_actor.protocol.operands import operand
-from cudnn_actor.protocol.tensor import TensorSpec
+from cudnn_actor.protocol.graphs.graph_builder import GraphBuilder
+from cudnn_actor.protocol.graphs.named_graph import Graph
+from cudnn_actor.protocol.messages.lowering import Lowered
+from cudnn_actor.protocol.messages.messages import COMPUTE, Compute, Copy, Warm
+from cudnn_actor.protocol.messages.operands import operand
+from cudnn_actor.protocol.types.checks import require_awaited, require_fits_message, require_type
+from cudnn_actor.protocol.types.device_array import DeviceArray
+from cudnn_actor.protocol.types.dtypes import DType
+from cudnn_actor.protocol.types.errors import InvalidRequest, Words
+from cudnn_actor.protocol.types.tensor import TensorSpec
 
 __all__ = [
     "check_copy",

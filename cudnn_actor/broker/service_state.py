@@ -15,15 +15,15 @@ from cudnn_actor.broker.recovery import MOST_CRASHES
 from cudnn_actor.engines.base import BuilderAccess
 from cudnn_actor.memory import Memory
 from cudnn_actor.plans.store import PlanStore
-from cudnn_actor.protocol.buffers import BufferRef
-from cudnn_actor.protocol.errors import QuarantinedRequest
-from cudnn_actor.protocol.graph import OperationGraph
-from cudnn_actor.protocol.limits import GraphLimits
-from cudnn_actor.protocol.lowering import Lowered
-from cudnn_actor.protocol.messages import Compute, Free, Warm
-from cudnn_actor.protocol.named_graph import Graph
-from cudnn_actor.protocol.receipts import CacheStatistics, PlanStatistics, Statistics
-from cudnn_actor.protocol.reproduction import token
+from cudnn_actor.protocol.graphs.limits import GraphLimits
+from cudnn_actor.protocol.graphs.named_graph import Graph
+from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
+from cudnn_actor.protocol.graphs.reproduction import token
+from cudnn_actor.protocol.messages.lowering import Lowered
+from cudnn_actor.protocol.messages.messages import Compute, Free, Warm
+from cudnn_actor.protocol.messages.receipts import CacheStatistics, PlanStatistics, Statistics
+from cudnn_actor.protocol.types.buffers import BufferRef
+from cudnn_actor.protocol.types.errors import QuarantinedRequest
 from cudnn_actor.supervision import FaultSource
 
 __all__ = ["CACHE_BYTES", "Discard", "Forget", "ServiceState"]

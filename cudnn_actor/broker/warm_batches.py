@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, TypeVar
 
-from cudnn_actor.protocol.messages import Compute, RunGraph, Warm
-from cudnn_actor.protocol.named_graph import Graph
+from cudnn_actor.protocol.graphs.named_graph import Graph
+from cudnn_actor.protocol.messages.messages import Compute, RunGraph, Warm
 
 __all__ = ["MOST_BYTES", "cut", "warm_of"]
 

@@ -10,7 +10,7 @@ import msgspec
 from cudnn_actor.actors import Envelope
 from cudnn_actor.broker.message_cache import CachedMessage
 from cudnn_actor.memory import Slot
-from cudnn_actor.protocol.buffers import BufferRef
+from cudnn_actor.protocol.types.buffers import BufferRef
 from cudnn_actor.supervision import FaultRule
 
 __all__ = ["Work"]

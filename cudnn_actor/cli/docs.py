@@ -7,7 +7,7 @@ from pathlib import Path
 
 import cudnn_actor
 from cudnn_actor.cli.user_error import UserError
-from cudnn_actor.protocol.checks import did_you_mean
+from cudnn_actor.protocol.types.checks import did_you_mean
 
 __all__ = ["add_arguments", "run"]
 

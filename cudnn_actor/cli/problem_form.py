@@ -26,9 +26,9 @@ from cudnn_actor.protocol import (
     OperationGraph,
     TensorSpec,
 )
-from cudnn_actor.protocol.lowering import lower
-from cudnn_actor.protocol.messages import Compute
-from cudnn_actor.protocol.reproduction import graph_of
+from cudnn_actor.protocol.graphs.reproduction import graph_of
+from cudnn_actor.protocol.messages.lowering import lower
+from cudnn_actor.protocol.messages.messages import Compute
 
 __all__ = ["FORM", "Problem", "read_problem", "read_problems"]
 

@@ -15,9 +15,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from cudnn_actor.actors import Crash
-from cudnn_actor.protocol.explanation import Explanation
-from cudnn_actor.protocol.graph import OperationGraph
-from cudnn_actor.protocol.tensor import TensorSpec
+from cudnn_actor.protocol.graphs.explanation import Explanation
+from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
+from cudnn_actor.protocol.types.tensor import TensorSpec
 
 __all__ = [
     "Binding",

@@ -13,9 +13,9 @@ from typing import Protocol
 from cudnn_actor.memory.arena import Arena
 from cudnn_actor.memory.lending import BufferOwner
 from cudnn_actor.memory.slot import Slot
-from cudnn_actor.protocol.buffers import BufferRef
-from cudnn_actor.protocol.errors import StaleReason
-from cudnn_actor.protocol.tensor import TensorSpec
+from cudnn_actor.protocol.types.buffers import BufferRef
+from cudnn_actor.protocol.types.errors import StaleReason
+from cudnn_actor.protocol.types.tensor import TensorSpec
 
 __all__ = ["Memory", "Mirror"]
 

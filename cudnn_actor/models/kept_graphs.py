@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from cudnn_actor.protocol.named_graph import Graph
+from cudnn_actor.protocol.graphs.named_graph import Graph
 
 __all__ = ["KeptGraphs"]
 

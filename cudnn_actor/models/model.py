@@ -17,15 +17,15 @@ from cudnn_actor.actors.aside import aside
 from cudnn_actor.models.kept_graphs import KeptGraphs
 from cudnn_actor.models.turns import Turns
 from cudnn_actor.plans.cache import CAPACITY
-from cudnn_actor.protocol.buffers import BufferRef
-from cudnn_actor.protocol.checks import did_you_mean, require_awaited, require_names
-from cudnn_actor.protocol.device_array import DeviceArray
-from cudnn_actor.protocol.dtypes import DType
-from cudnn_actor.protocol.errors import InvalidRequest, OutOfMemory, Words
-from cudnn_actor.protocol.explanation import Explanation
-from cudnn_actor.protocol.named_graph import Graph
-from cudnn_actor.protocol.spatial import rearranged
-from cudnn_actor.protocol.tensor import Layout, TensorSpec
+from cudnn_actor.protocol.graphs.explanation import Explanation
+from cudnn_actor.protocol.graphs.named_graph import Graph
+from cudnn_actor.protocol.types.buffers import BufferRef
+from cudnn_actor.protocol.types.checks import did_you_mean, require_awaited, require_names
+from cudnn_actor.protocol.types.device_array import DeviceArray
+from cudnn_actor.protocol.types.dtypes import DType
+from cudnn_actor.protocol.types.errors import InvalidRequest, OutOfMemory, Words
+from cudnn_actor.protocol.types.spatial import rearranged
+from cudnn_actor.protocol.types.tensor import Layout, TensorSpec
 
 __all__ = ["Draw", "Feature", "Model", "NeedsValues", "Source", "Specialised"]
 

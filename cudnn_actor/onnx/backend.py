@@ -30,7 +30,7 @@ from cudnn_actor.onnx.importing import OnnxModel
 from cudnn_actor.onnx.operator_table import NO_WAY
 from cudnn_actor.onnx.reading import first_line, label_of
 from cudnn_actor.onnx.schemas import schema_of
-from cudnn_actor.protocol.errors import CudnnActorError, InvalidRequest, ServiceStopped, Words
+from cudnn_actor.protocol.types.errors import CudnnActorError, InvalidRequest, ServiceStopped, Words
 from cudnn_actor.service.client import CudnnRef
 from cudnn_actor.service.service import start
 

@@ -42,13 +42,13 @@ from cudnn_actor.onnx.reading import (
 )
 from cudnn_actor.onnx.schemas import Schema, schema_of
 from cudnn_actor.onnx.values import Contradiction, Declined, Empty, Pending, Refused, Undecided, Unfit, Value
-from cudnn_actor.protocol.checks import require_whole
-from cudnn_actor.protocol.dtypes import DType
-from cudnn_actor.protocol.errors import InvalidRequest, Words
-from cudnn_actor.protocol.graph_builder import GraphBuilder, Tensor
-from cudnn_actor.protocol.limits import GraphLimits
-from cudnn_actor.protocol.named_graph import Graph
-from cudnn_actor.protocol.tensor import Layout, TensorSpec
+from cudnn_actor.protocol.graphs.graph_builder import GraphBuilder, Tensor
+from cudnn_actor.protocol.graphs.limits import GraphLimits
+from cudnn_actor.protocol.graphs.named_graph import Graph
+from cudnn_actor.protocol.types.checks import require_whole
+from cudnn_actor.protocol.types.dtypes import DType
+from cudnn_actor.protocol.types.errors import InvalidRequest, Words
+from cudnn_actor.protocol.types.tensor import Layout, TensorSpec
 
 __all__ = ["OnnxModel"]
 

@@ -18,9 +18,9 @@ from cudnn_actor.onnx.folding import fold
 from cudnn_actor.onnx.schemas import Schema
 from cudnn_actor.onnx.unrolling import Unrolling
 from cudnn_actor.onnx.values import Contradiction, Declined, Refused, Unfit, Value
-from cudnn_actor.protocol.dtypes import DType
-from cudnn_actor.protocol.graph_builder import GraphBuilder, Tensor
-from cudnn_actor.protocol.tensor import Layout
+from cudnn_actor.protocol.graphs.graph_builder import GraphBuilder, Tensor
+from cudnn_actor.protocol.types.dtypes import DType
+from cudnn_actor.protocol.types.tensor import Layout
 
 __all__ = ["MOST_NUMBERS", "Node", "Result"]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from cudnn_actor.onnx.nodes import Node, Result
 from cudnn_actor.onnx.schemas import of_onnx
-from cudnn_actor.protocol.graph_builder import GraphBuilder
+from cudnn_actor.protocol.graphs.graph_builder import GraphBuilder
 
 __all__ = ["HANDLERS", "NO_WAY", "RANDOM", "UNSEEDED", "Handler", "handler_of", "operator", "unknown"]
 

@@ -22,9 +22,9 @@ from cudnn_actor.actors.aside import check_wanted
 from cudnn_actor.models.errors import InvalidModel, ModelNotFound
 from cudnn_actor.models.model import Feature
 from cudnn_actor.onnx.schemas import of_onnx
-from cudnn_actor.protocol.checks import require_awaited, require_whole
-from cudnn_actor.protocol.dtypes import DType
-from cudnn_actor.protocol.errors import InvalidRequest, Words
+from cudnn_actor.protocol.types.checks import require_awaited, require_whole
+from cudnn_actor.protocol.types.dtypes import DType
+from cudnn_actor.protocol.types.errors import InvalidRequest, Words
 
 __all__ = [
     "MOST_DIMS",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cudnn_actor.onnx.values import Refused
-from cudnn_actor.protocol.graph_builder import GraphBuilder
+from cudnn_actor.protocol.graphs.graph_builder import GraphBuilder
 
 __all__ = ["Unrolling"]
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 from cudnn_actor.engines.base import Plan
 from cudnn_actor.plans.least_recent import LeastRecent
-from cudnn_actor.protocol.errors import UnsupportedGraph
-from cudnn_actor.protocol.receipts import PlanStatistics
+from cudnn_actor.protocol.messages.receipts import PlanStatistics
+from cudnn_actor.protocol.types.errors import UnsupportedGraph
 
 __all__ = ["CAPACITY", "PlanCache"]
 

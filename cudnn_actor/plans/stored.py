@@ -6,7 +6,7 @@ from cudnn_actor.actors.logs import Log
 from cudnn_actor.engines.base import Builder, EngineFailure, Plan, ProgressCallback, StickyError, unheard
 from cudnn_actor.plans.file import PlanKey, StoredPlan
 from cudnn_actor.plans.store import PlanStore
-from cudnn_actor.protocol.graph import OperationGraph
+from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 
 __all__ = ["KeptPlans", "NotKept", "StoredPlans"]
 

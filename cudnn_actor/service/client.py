@@ -16,14 +16,9 @@ from cudnn_actor.actors.aside import aside
 from cudnn_actor.broker.request_checks import no_plan
 from cudnn_actor.broker.warm_batches import cut
 from cudnn_actor.models import Model, Source
-from cudnn_actor.protocol.buffers import BufferRef
-from cudnn_actor.protocol.checks import require_awaited, require_seconds
-from cudnn_actor.protocol.conv import ConvSpec, Padding
-from cudnn_actor.protocol.dtypes import DType, DTypeLike
-from cudnn_actor.protocol.epilogue import Epilogue
-from cudnn_actor.protocol.errors import CudnnActorError, InvalidRequest
-from cudnn_actor.protocol.explanation import Explanation
-from cudnn_actor.protocol.messages import (
+from cudnn_actor.protocol.graphs.explanation import Explanation
+from cudnn_actor.protocol.graphs.named_graph import Graph
+from cudnn_actor.protocol.messages.messages import (
     COMPUTE,
     Allocate,
     Compute,
@@ -45,12 +40,17 @@ from cudnn_actor.protocol.messages import (
     Warm,
     bound_names,
 )
-from cudnn_actor.protocol.named_graph import Graph
-from cudnn_actor.protocol.numerics import Numerics
+from cudnn_actor.protocol.messages.receipts import Receipt, Statistics
 from cudnn_actor.protocol.operations import Operation
-from cudnn_actor.protocol.receipts import Receipt, Statistics
-from cudnn_actor.protocol.spelling import spelled
-from cudnn_actor.protocol.tensor import Layout, LayoutLike, TensorSpec
+from cudnn_actor.protocol.types.buffers import BufferRef
+from cudnn_actor.protocol.types.checks import require_awaited, require_seconds
+from cudnn_actor.protocol.types.conv import ConvSpec, Padding
+from cudnn_actor.protocol.types.dtypes import DType, DTypeLike
+from cudnn_actor.protocol.types.epilogue import Epilogue
+from cudnn_actor.protocol.types.errors import CudnnActorError, InvalidRequest
+from cudnn_actor.protocol.types.numerics import Numerics
+from cudnn_actor.protocol.types.spelling import spelled
+from cudnn_actor.protocol.types.tensor import Layout, LayoutLike, TensorSpec
 from cudnn_actor.service.arrays import about_array, packed_like
 from cudnn_actor.service.health import Health
 from cudnn_actor.service.sending import (

@@ -20,7 +20,7 @@ from cudnn_actor.engines import EngineChoice
 from cudnn_actor.engines.remote import SERVING, BuilderHost
 from cudnn_actor.memory import MemoryTable
 from cudnn_actor.processes.interpreter import find_python
-from cudnn_actor.protocol.errors import StartFailed
+from cudnn_actor.protocol.types.errors import StartFailed
 from cudnn_actor.service.options import Options
 from cudnn_actor.supervision import Backoff
 from cudnn_actor.worker.cudnn_actor import CudnnActor

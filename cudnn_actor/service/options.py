@@ -13,9 +13,9 @@ import msgspec
 
 from cudnn_actor.broker.service_state import CACHE_BYTES
 from cudnn_actor.memory import ARENA_STEP
-from cudnn_actor.protocol.checks import did_you_mean, require_name, require_seconds, require_whole
-from cudnn_actor.protocol.errors import InvalidRequest
-from cudnn_actor.protocol.limits import GraphLimits
+from cudnn_actor.protocol.graphs.limits import GraphLimits
+from cudnn_actor.protocol.types.checks import did_you_mean, require_name, require_seconds, require_whole
+from cudnn_actor.protocol.types.errors import InvalidRequest
 from cudnn_actor.service.giving_up import OnGiveUp
 from cudnn_actor.supervision import Fault, FaultPlan
 

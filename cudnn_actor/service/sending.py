@@ -9,13 +9,11 @@ from cudnn_actor.broker.broker import bind
 from cudnn_actor.broker.request_checks import check_device_array, check_warm, kind_of, not_a_message
 from cudnn_actor.broker.service_state import ServiceState
 from cudnn_actor.models.model import Model
-from cudnn_actor.protocol.buffers import BufferRef
-from cudnn_actor.protocol.checks import require_awaited, require_names, require_type
-from cudnn_actor.protocol.conv import ConvSpec
-from cudnn_actor.protocol.errors import InvalidRequest, StaleBufferError
-from cudnn_actor.protocol.graph import OperationGraph
-from cudnn_actor.protocol.graph_builder import GraphBuilder
-from cudnn_actor.protocol.messages import (
+from cudnn_actor.protocol.graphs.graph_builder import GraphBuilder
+from cudnn_actor.protocol.graphs.named_graph import Graph
+from cudnn_actor.protocol.graphs.named_outputs import named_outputs
+from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
+from cudnn_actor.protocol.messages.messages import (
     COMPUTE,
     Allocate,
     ConvBwdData,
@@ -35,13 +33,15 @@ from cudnn_actor.protocol.messages import (
     View,
     Warm,
 )
-from cudnn_actor.protocol.named_graph import Graph
-from cudnn_actor.protocol.named_outputs import named_outputs
-from cudnn_actor.protocol.operands import operand
+from cudnn_actor.protocol.messages.operands import operand
 from cudnn_actor.protocol.operations import OPERATIONS, Operation
-from cudnn_actor.protocol.spatial import spatial_dims_of
-from cudnn_actor.protocol.tensor import TensorSpec
-from cudnn_actor.protocol.validation import check_inputs
+from cudnn_actor.protocol.operations.field_checks import check_inputs
+from cudnn_actor.protocol.types.buffers import BufferRef
+from cudnn_actor.protocol.types.checks import require_awaited, require_names, require_type
+from cudnn_actor.protocol.types.conv import ConvSpec
+from cudnn_actor.protocol.types.errors import InvalidRequest, StaleBufferError
+from cudnn_actor.protocol.types.spatial import spatial_dims_of
+from cudnn_actor.protocol.types.tensor import TensorSpec
 
 __all__ = [
     "check_message",

@@ -33,9 +33,9 @@ from cudnn_actor.broker.service_state import ServiceState
 from cudnn_actor.engines import EngineChoice, choose_engine
 from cudnn_actor.models.kept_graphs import KeptGraphs
 from cudnn_actor.plans.store import PlanStore
-from cudnn_actor.protocol.errors import InvalidRequest, ServiceStopped, StartFailed, Words
-from cudnn_actor.protocol.limits import GraphLimits
-from cudnn_actor.protocol.messages import Values
+from cudnn_actor.protocol.graphs.limits import GraphLimits
+from cudnn_actor.protocol.messages.messages import Values
+from cudnn_actor.protocol.types.errors import InvalidRequest, ServiceStopped, StartFailed, Words
 from cudnn_actor.service.arrays import as_values
 from cudnn_actor.service.event_log import EventLog
 from cudnn_actor.service.giving_up import act_on

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from cudnn_actor.actors.logs import Log, carrying
 from cudnn_actor.actors.threads import start_thread
 from cudnn_actor.engines.base import Builder, Plan, StickyError
-from cudnn_actor.protocol.graph import OperationGraph
+from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 
 __all__ = ["BuildThread", "Job", "Result"]
 

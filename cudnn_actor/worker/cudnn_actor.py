@@ -18,14 +18,7 @@ from cudnn_actor.broker.footprints import footprint
 from cudnn_actor.broker.progress import Progress
 from cudnn_actor.broker.service_state import Forget, ServiceState
 from cudnn_actor.engines.base import Engine
-from cudnn_actor.protocol.buffers import BufferRef
-from cudnn_actor.protocol.errors import (
-    ContextLost,
-    CudnnActorError,
-    OutcomeUnknown,
-    ServiceStopped,
-)
-from cudnn_actor.protocol.messages import (
+from cudnn_actor.protocol.messages.messages import (
     Allocate,
     Copy,
     Download,
@@ -38,8 +31,15 @@ from cudnn_actor.protocol.messages import (
     View,
     Warm,
 )
-from cudnn_actor.protocol.operands import operands
-from cudnn_actor.protocol.receipts import Receipt
+from cudnn_actor.protocol.messages.operands import operands
+from cudnn_actor.protocol.messages.receipts import Receipt
+from cudnn_actor.protocol.types.buffers import BufferRef
+from cudnn_actor.protocol.types.errors import (
+    ContextLost,
+    CudnnActorError,
+    OutcomeUnknown,
+    ServiceStopped,
+)
 from cudnn_actor.worker.injection import fail_start
 from cudnn_actor.worker.planning import BuildCrash
 from cudnn_actor.worker.runner import Runner

@@ -18,10 +18,10 @@ from cudnn_actor.broker.footprints import compute_footprint, memory_footprint
 from cudnn_actor.broker.hazards import NOTHING, Entry, Footprint, HazardQueue
 from cudnn_actor.broker.request_checks import check_no_overlap, check_warm
 from cudnn_actor.broker.service_state import ServiceState
-from cudnn_actor.protocol.graph import OperationGraph
-from cudnn_actor.protocol.lowering import Lowered
-from cudnn_actor.protocol.messages import COMPUTE, Compute, Drain, Explain, Warm
-from cudnn_actor.protocol.operands import operands, operands_named
+from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
+from cudnn_actor.protocol.messages.lowering import Lowered
+from cudnn_actor.protocol.messages.messages import COMPUTE, Compute, Drain, Explain, Warm
+from cudnn_actor.protocol.messages.operands import operands, operands_named
 from cudnn_actor.worker.planning import Outcome, Planner
 
 __all__ = ["DeferredWork"]

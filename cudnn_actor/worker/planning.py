@@ -20,8 +20,8 @@ from cudnn_actor.broker.service_state import ServiceState
 from cudnn_actor.engines.base import Engine, Plan
 from cudnn_actor.plans.cache import CAPACITY, PlanCache
 from cudnn_actor.plans.stored import KeptPlans, NotKept, StoredPlans
-from cudnn_actor.protocol.errors import CudnnActorError, OutOfMemory, UnsupportedGraph
-from cudnn_actor.protocol.graph import OperationGraph
+from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
+from cudnn_actor.protocol.types.errors import CudnnActorError, OutOfMemory, UnsupportedGraph
 from cudnn_actor.worker.building import BuildThread, Job, Result
 from cudnn_actor.worker.executor import Executor
 

@@ -19,16 +19,16 @@ from cudnn_actor.broker.service_state import ServiceState
 from cudnn_actor.engines.base import Engine, Plan
 from cudnn_actor.memory import Slot
 from cudnn_actor.plans.cache import PlanCache
-from cudnn_actor.protocol.errors import (
+from cudnn_actor.protocol.graphs.explanation import Explanation
+from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
+from cudnn_actor.protocol.messages.messages import Explain, Warm
+from cudnn_actor.protocol.types.errors import (
     CudnnActorError,
     OperationError,
     OutOfMemory,
     QuarantinedRequest,
     UnsupportedGraph,
 )
-from cudnn_actor.protocol.explanation import Explanation
-from cudnn_actor.protocol.graph import OperationGraph
-from cudnn_actor.protocol.messages import Explain, Warm
 from cudnn_actor.supervision import FaultRule
 from cudnn_actor.worker.deferred import DeferredWork
 from cudnn_actor.worker.executor import LATER, RECEIPT, Enqueued, Executor, described

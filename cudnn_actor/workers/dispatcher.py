@@ -52,7 +52,7 @@ from cudnn_actor.actors.logs import Log, speaking_for
 from cudnn_actor.actors.pykka_seam import is_stop
 from cudnn_actor.processes.channel import Channel
 from cudnn_actor.processes.frames import BadFrame
-from cudnn_actor.protocol.errors import MailboxFull, ReentrantAsk
+from cudnn_actor.protocol.types.errors import MailboxFull, ReentrantAsk
 from cudnn_actor.workers.fast_path import Reply, complete, hand_over
 from cudnn_actor.workers.in_flight import Violation
 from cudnn_actor.workers.wire import Answers

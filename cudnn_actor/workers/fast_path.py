@@ -20,9 +20,9 @@ from typing import Any
 from cudnn_actor.actors import Envelope, Mailbox
 from cudnn_actor.memory import Slot
 from cudnn_actor.processes.channel import Channel
-from cudnn_actor.protocol.codec import decode_reply
-from cudnn_actor.protocol.errors import CudnnActorError, MalformedMessage
-from cudnn_actor.protocol.messages import COMPUTE, Ping
+from cudnn_actor.protocol.messages.codec import decode_reply
+from cudnn_actor.protocol.messages.messages import COMPUTE, Ping
+from cudnn_actor.protocol.types.errors import CudnnActorError, MalformedMessage
 from cudnn_actor.workers.in_flight import WorkerRequest, claims_lock
 from cudnn_actor.workers.wire import Answer, Answers, Done, Given, Request, encode_message
 from cudnn_actor.workers.worker_host import BULKY_BYTES, WorkerHost

@@ -34,7 +34,7 @@ from cudnn_actor.broker.warm_batches import cut, warm_of
 from cudnn_actor.processes.frames import BadFrame
 from cudnn_actor.processes.launching import Launcher
 from cudnn_actor.processes.process_state import LOOK_EVERY_S, SilentTime, is_stopped
-from cudnn_actor.protocol.errors import ErrorRecord
+from cudnn_actor.protocol.types.errors import ErrorRecord
 from cudnn_actor.supervision import Backoff
 from cudnn_actor.workers.generations import GenerationTable
 from cudnn_actor.workers.in_flight import Violation

@@ -12,7 +12,7 @@ import numpy as np
 
 from cudnn_actor.actors.logs import Log
 from cudnn_actor.memory import Slot
-from cudnn_actor.protocol.buffers import BufferRef
+from cudnn_actor.protocol.types.buffers import BufferRef
 from cudnn_actor.workers.checksums import checksum
 from cudnn_actor.workers.staging import Block
 from cudnn_actor.workers.wire import ReadStaged, Staged, encode_message

@@ -23,10 +23,9 @@ from typing import Any, Final, Literal
 import msgspec
 
 from cudnn_actor.processes.frames import LONGEST
-from cudnn_actor.protocol import codec
-from cudnn_actor.protocol.buffers import BufferRef
-from cudnn_actor.protocol.errors import ErrorRecord
-from cudnn_actor.protocol.messages import (
+from cudnn_actor.protocol.graphs.named_graph import Graph
+from cudnn_actor.protocol.messages import codec
+from cudnn_actor.protocol.messages.messages import (
     Compute,
     Copy,
     Explain,
@@ -36,7 +35,8 @@ from cudnn_actor.protocol.messages import (
     RunGraph,
     Warm,
 )
-from cudnn_actor.protocol.named_graph import Graph
+from cudnn_actor.protocol.types.buffers import BufferRef
+from cudnn_actor.protocol.types.errors import ErrorRecord
 from cudnn_actor.supervision import FaultRule
 
 __all__ = [

@@ -37,17 +37,10 @@ from cudnn_actor.engines.cpu import transfer
 from cudnn_actor.engines.cpu.arenas import Arenas, is_whole
 from cudnn_actor.memory import Slot
 from cudnn_actor.memory.exhaustion import exhaustion
-from cudnn_actor.protocol.codec import decode_reply
-from cudnn_actor.protocol.errors import (
-    CudnnActorError,
-    InvalidRequest,
-    MalformedMessage,
-    OutcomeUnknown,
-    OutOfMemory,
-    Words,
-)
-from cudnn_actor.protocol.explanation import Explanation
-from cudnn_actor.protocol.messages import (
+from cudnn_actor.protocol.graphs.explanation import Explanation
+from cudnn_actor.protocol.graphs.named_graph import Graph
+from cudnn_actor.protocol.messages.codec import decode_reply
+from cudnn_actor.protocol.messages.messages import (
     Allocate,
     Compute,
     Download,
@@ -58,9 +51,16 @@ from cudnn_actor.protocol.messages import (
     Upload,
     Warm,
 )
-from cudnn_actor.protocol.named_graph import Graph
-from cudnn_actor.protocol.receipts import Receipt, Statistics
-from cudnn_actor.protocol.tensor import TensorSpec
+from cudnn_actor.protocol.messages.receipts import Receipt, Statistics
+from cudnn_actor.protocol.types.errors import (
+    CudnnActorError,
+    InvalidRequest,
+    MalformedMessage,
+    OutcomeUnknown,
+    OutOfMemory,
+    Words,
+)
+from cudnn_actor.protocol.types.tensor import TensorSpec
 from cudnn_actor.workers.checksums import Checksums
 from cudnn_actor.workers.in_flight import Claims, InFlightTable, Violation, WorkerRequest
 from cudnn_actor.workers.staging import Block, Staging

@@ -16,12 +16,12 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 import msgspec
 
-from cudnn_actor.protocol.checks import as_index, check_result
-from cudnn_actor.protocol.dtypes import DType
-from cudnn_actor.protocol.errors import InvalidRequest, Words
-from cudnn_actor.protocol.numerics import Numerics
-from cudnn_actor.protocol.records import Record
-from cudnn_actor.protocol.tensor import TensorSpec
+from cudnn_actor.protocol.types.checks import as_index, check_result
+from cudnn_actor.protocol.types.dtypes import DType
+from cudnn_actor.protocol.types.errors import InvalidRequest, Words
+from cudnn_actor.protocol.types.numerics import Numerics
+from cudnn_actor.protocol.types.records import Record
+from cudnn_actor.protocol.types.tensor import TensorSpec
 
 __all__ = [
     "ALLOCATED",

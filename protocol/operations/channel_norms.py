@@ -13,8 +13,6 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar
 
-from cudnn_actor.protocol.checks import is_finite, is_whole
-from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.operations.base import (
     ALLOCATED,
     Array,
@@ -30,7 +28,9 @@ from cudnn_actor.protocol.operations.normalization import (
     gradient_of_rows,
     through_statistics,
 )
-from cudnn_actor.protocol.tensor import Layout, TensorSpec
+from cudnn_actor.protocol.types.checks import is_finite, is_whole
+from cudnn_actor.protocol.types.errors import InvalidRequest
+from cudnn_actor.protocol.types.tensor import Layout, TensorSpec
 
 __all__ = [
     "BatchNorm",

@@ -9,12 +9,12 @@ import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
-from cudnn_actor.protocol.checks import check_result
-from cudnn_actor.protocol.conv import ConvSpec
-from cudnn_actor.protocol.dtypes import DType
-from cudnn_actor.protocol.errors import InvalidRequest, Words
 from cudnn_actor.protocol.operations.base import ALLOCATED, Array, Operation, Specs, T
-from cudnn_actor.protocol.tensor import TensorSpec
+from cudnn_actor.protocol.types.checks import check_result
+from cudnn_actor.protocol.types.conv import ConvSpec
+from cudnn_actor.protocol.types.dtypes import DType
+from cudnn_actor.protocol.types.errors import InvalidRequest, Words
+from cudnn_actor.protocol.types.tensor import TensorSpec
 
 __all__ = [
     "Convolution",

@@ -9,9 +9,9 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
-from cudnn_actor.protocol.dtypes import DType
-from cudnn_actor.protocol.epilogue import DEFAULTS, Activation
 from cudnn_actor.protocol.operations.base import Array
+from cudnn_actor.protocol.types.dtypes import DType
+from cudnn_actor.protocol.types.epilogue import DEFAULTS, Activation
 
 __all__ = ["FUNCTIONS", "SELU", "SELU_ALPHA", "TRUTH", "Function", "PointwiseMode", "limited"]
 

@@ -19,9 +19,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cudnn_actor.protocol.checks import is_whole, require_member
-from cudnn_actor.protocol.dtypes import DType
-from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.operations.base import (
     ALLOCATED,
     Array,
@@ -32,7 +29,10 @@ from cudnn_actor.protocol.operations.base import (
     axis_of,
     require,
 )
-from cudnn_actor.protocol.tensor import TensorSpec
+from cudnn_actor.protocol.types.checks import is_whole, require_member
+from cudnn_actor.protocol.types.dtypes import DType
+from cudnn_actor.protocol.types.errors import InvalidRequest
+from cudnn_actor.protocol.types.tensor import TensorSpec
 
 __all__ = ["Gather", "GatherElements", "GatherND", "Gathering", "Places", "Scatter", "ScatterElements"]
 __all__ += ["ScatterND", "ScatterReduction", "Scattering"]

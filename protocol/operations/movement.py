@@ -11,9 +11,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
-from cudnn_actor.protocol.checks import is_finite
-from cudnn_actor.protocol.dtypes import DType
-from cudnn_actor.protocol.errors import InvalidRequest, Words
 from cudnn_actor.protocol.operations.base import (
     ALLOCATED,
     Array,
@@ -24,7 +21,10 @@ from cudnn_actor.protocol.operations.base import (
     axis_of,
     require,
 )
-from cudnn_actor.protocol.tensor import TensorSpec, packed_strides
+from cudnn_actor.protocol.types.checks import is_finite
+from cudnn_actor.protocol.types.dtypes import DType
+from cudnn_actor.protocol.types.errors import InvalidRequest, Words
+from cudnn_actor.protocol.types.tensor import TensorSpec, packed_strides
 
 __all__ = [
     "BitCast",

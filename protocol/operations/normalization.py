@@ -11,8 +11,6 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from cudnn_actor.protocol.checks import is_finite
-from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.operations.base import (
     ALLOCATED,
     Array,
@@ -23,7 +21,9 @@ from cudnn_actor.protocol.operations.base import (
     require,
     require_floating,
 )
-from cudnn_actor.protocol.tensor import TensorSpec
+from cudnn_actor.protocol.types.checks import is_finite
+from cudnn_actor.protocol.types.errors import InvalidRequest
+from cudnn_actor.protocol.types.tensor import TensorSpec
 
 __all__ = [
     "LayerNorm",

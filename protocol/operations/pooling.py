@@ -15,9 +15,6 @@ import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
-from cudnn_actor.protocol.checks import is_finite
-from cudnn_actor.protocol.dtypes import DType
-from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.operations.base import (
     ALLOCATED,
     Array,
@@ -27,9 +24,12 @@ from cudnn_actor.protocol.operations.base import (
     require,
     require_floating,
 )
-from cudnn_actor.protocol.records import Parameters
-from cudnn_actor.protocol.spatial import check_spatial, check_spatial_dims, spread
-from cudnn_actor.protocol.tensor import Layout, TensorSpec
+from cudnn_actor.protocol.types.checks import is_finite
+from cudnn_actor.protocol.types.dtypes import DType
+from cudnn_actor.protocol.types.errors import InvalidRequest
+from cudnn_actor.protocol.types.records import Parameters
+from cudnn_actor.protocol.types.spatial import check_spatial, check_spatial_dims, spread
+from cudnn_actor.protocol.types.tensor import Layout, TensorSpec
 
 __all__ = ["AdaptiveWindow", "AvgPool", "AvgPoolBackward", "LpPool", "LpPoolBackward"]
 __all__ += ["MaxPool", "MaxPoolBackward", "Window"]

@@ -17,8 +17,6 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from cudnn_actor.protocol.dtypes import DType
-from cudnn_actor.protocol.errors import InvalidRequest, Words
 from cudnn_actor.protocol.operations.base import (
     ALLOCATED,
     Array,
@@ -29,7 +27,9 @@ from cudnn_actor.protocol.operations.base import (
     axis_of,
     require,
 )
-from cudnn_actor.protocol.tensor import TensorSpec
+from cudnn_actor.protocol.types.dtypes import DType
+from cudnn_actor.protocol.types.errors import InvalidRequest, Words
+from cudnn_actor.protocol.types.tensor import TensorSpec
 
 __all__ = ["ArgReduction", "Cumulative", "Reduction", "ReductionMode"]
 

@@ -16,8 +16,6 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from cudnn_actor.protocol.checks import is_finite, is_whole, require_member
-from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.operations.base import (
     ALLOCATED,
     Array,
@@ -27,7 +25,9 @@ from cudnn_actor.protocol.operations.base import (
     require,
     require_floating,
 )
-from cudnn_actor.protocol.tensor import TensorSpec
+from cudnn_actor.protocol.types.checks import is_finite, is_whole, require_member
+from cudnn_actor.protocol.types.errors import InvalidRequest
+from cudnn_actor.protocol.types.tensor import TensorSpec
 
 __all__ = ["Coordinates", "Lists", "NearestRounding", "Resample", "ResampleBackward", "ResampleMode", "Taps"]
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from cudnn_actor.protocol.checks import is_finite, is_whole
-from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.operations.base import (
     ALLOCATED,
     Array,
@@ -20,7 +18,9 @@ from cudnn_actor.protocol.operations.base import (
     require,
     require_floating,
 )
-from cudnn_actor.protocol.tensor import Layout, TensorSpec
+from cudnn_actor.protocol.types.checks import is_finite, is_whole
+from cudnn_actor.protocol.types.errors import InvalidRequest
+from cudnn_actor.protocol.types.tensor import Layout, TensorSpec
 
 __all__ = ["LocalResponseNorm", "LocalResponseNormBackward"]
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.operations.base import (
     ALLOCATED,
     Array,
@@ -20,7 +19,8 @@ from cudnn_actor.protocol.operations.base import (
     require,
     require_floating,
 )
-from cudnn_actor.protocol.tensor import TensorSpec
+from cudnn_actor.protocol.types.dtypes import DType
+from cudnn_actor.protocol.types.tensor import TensorSpec
 
 __all__ = ["Softmax", "SoftmaxBackward"]
 

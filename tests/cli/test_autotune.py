@@ -23,8 +23,8 @@ from cudnn_actor.protocol import (
     OperationGraph,
     UnsupportedGraph,
 )
-from cudnn_actor.protocol.lowering import lower
-from cudnn_actor.protocol.reproduction import token
+from cudnn_actor.protocol.graphs.reproduction import token
+from cudnn_actor.protocol.messages.lowering import lower
 
 from .terminal import cudnn_actor_here
 

@@ -15,10 +15,10 @@ from cudnn_actor.protocol import (
     Numerics,
     TensorSpec,
 )
-from cudnn_actor.protocol.dtypes import DTypeName
-from cudnn_actor.protocol.lowering import lower
-from cudnn_actor.protocol.reproduction import token
-from cudnn_actor.protocol.tensor import LayoutName
+from cudnn_actor.protocol.graphs.reproduction import token
+from cudnn_actor.protocol.messages.lowering import lower
+from cudnn_actor.protocol.types.dtypes import DTypeName
+from cudnn_actor.protocol.types.tensor import LayoutName
 
 
 def buffer(*dims: int, dtype: DTypeName = "float32", layout: LayoutName = "NCHW") -> BufferRef:

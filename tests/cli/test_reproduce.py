@@ -30,8 +30,8 @@ from cudnn_actor.protocol import (
     TensorRole,
     TensorSpec,
 )
-from cudnn_actor.protocol.lowering import lower
-from cudnn_actor.protocol.reproduction import token
+from cudnn_actor.protocol.graphs.reproduction import token
+from cudnn_actor.protocol.messages.lowering import lower
 
 from ..engines.single_precision import SinglePrecision
 from .terminal import cudnn_actor_here

@@ -17,9 +17,9 @@ from cudnn_actor.protocol import (
     TensorSpec,
     Transpose,
 )
-from cudnn_actor.protocol.dtypes import DTypeLike
-from cudnn_actor.protocol.named_graph import Port
-from cudnn_actor.protocol.tensor import LayoutLike
+from cudnn_actor.protocol.graphs.named_graph import Port
+from cudnn_actor.protocol.types.dtypes import DTypeLike
+from cudnn_actor.protocol.types.tensor import LayoutLike
 
 __all__ = ["CONCATENATED", "IN_ROWS", "TRANSPOSED"]
 

@@ -20,7 +20,7 @@ from cudnn_actor.protocol import (
     TensorSpec,
     alibi_slopes,
 )
-from cudnn_actor.protocol.lowering import lower
+from cudnn_actor.protocol.messages.lowering import lower
 
 from .problems import normal
 from .references import TOLERANCES, assert_close

@@ -28,7 +28,7 @@ from cudnn_actor.protocol import (
     LocalResponseNormBackward,
     TensorSpec,
 )
-from cudnn_actor.protocol.lowering import lower
+from cudnn_actor.protocol.messages.lowering import lower
 
 from .problems import normal
 from .references import TOLERANCES

@@ -58,7 +58,7 @@ def test_the_sum_is_rounded_once_not_term_by_term(bench: Workbench) -> None:
 
 
 def test_a_plan_says_what_it_runs(bench: Workbench) -> None:
-    from cudnn_actor.protocol.lowering import lower
+    from cudnn_actor.protocol.messages.lowering import lower
 
     one = TensorSpec.packed((1, 1, 1, 1), DType.FLOAT32)
     message = ConvFwd(x=bench.empty(one), w=bench.empty(one), y=bench.empty(one), conv=ConvSpec.symmetric(2))

@@ -13,7 +13,7 @@ from cudnn_actor.protocol import (
     Layout,
     TensorSpec,
 )
-from cudnn_actor.protocol.lowering import lower
+from cudnn_actor.protocol.messages.lowering import lower
 from cudnn_actor.protocol.operations import (
     OPERATIONS,
     Pointwise,

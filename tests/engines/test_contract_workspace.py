@@ -13,8 +13,8 @@ from cudnn_actor.protocol import (
     OutOfMemory,
     TensorSpec,
 )
-from cudnn_actor.protocol.lowering import lower
-from cudnn_actor.protocol.messages import Compute
+from cudnn_actor.protocol.messages.lowering import lower
+from cudnn_actor.protocol.messages.messages import Compute
 
 from .problems import PROBLEMS, Problem, normal
 from .references import assert_close

@@ -12,7 +12,7 @@ import pytest
 
 from cudnn_actor.engines.cpu import CpuEngine
 from cudnn_actor.protocol import DType, UnsupportedGraph
-from cudnn_actor.protocol.graph import OperationGraph
+from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 
 from ..gpu.cases import Kind
 from ..gpu.drawing import MOST_PRODUCTS, MOST_VALUES, draw

@@ -14,8 +14,8 @@ from cudnn_actor.protocol import (
     TensorSpec,
     UnsupportedGraph,
 )
-from cudnn_actor.protocol.graph import OperationGraph
-from cudnn_actor.protocol.lowering import lower
+from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
+from cudnn_actor.protocol.messages.lowering import lower
 from cudnn_actor.protocol.operations import (
     ConvolutionForward,
     GraphTensor,

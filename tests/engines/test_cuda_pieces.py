@@ -55,9 +55,9 @@ from cudnn_actor.protocol import (
     Layout,
     TensorSpec,
 )
-from cudnn_actor.protocol.graph import OperationGraph
-from cudnn_actor.protocol.lowering import lower
-from cudnn_actor.protocol.messages import Compute
+from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
+from cudnn_actor.protocol.messages.lowering import lower
+from cudnn_actor.protocol.messages.messages import Compute
 from cudnn_actor.protocol.operations import (
     OPERATIONS,
     AvgPool,
@@ -73,7 +73,7 @@ from cudnn_actor.protocol.operations import (
     TensorRole,
     Window,
 )
-from cudnn_actor.protocol.tensor import packed_strides
+from cudnn_actor.protocol.types.tensor import packed_strides
 
 from .workbench import spread
 

@@ -19,8 +19,8 @@ from cudnn_actor.engines.cuda.device import pinned_ring as staging
 from cudnn_actor.engines.cuda.device.fences import Fences
 from cudnn_actor.engines.cuda.device.transfer import Transfer
 from cudnn_actor.protocol import InvalidRequest, TensorSpec
-from cudnn_actor.protocol.dtypes import DTypeName
-from cudnn_actor.protocol.tensor import LayoutName
+from cudnn_actor.protocol.types.dtypes import DTypeName
+from cudnn_actor.protocol.types.tensor import LayoutName
 
 from ..log_lines import capture_logs
 

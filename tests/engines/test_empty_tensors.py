@@ -36,9 +36,9 @@ from cudnn_actor.protocol import (
     TensorSpec,
     Window,
 )
-from cudnn_actor.protocol.dtypes import DTypeLike
-from cudnn_actor.protocol.lowering import lower
-from cudnn_actor.protocol.messages import ConvBwdFilter, ConvFwd
+from cudnn_actor.protocol.messages.lowering import lower
+from cudnn_actor.protocol.messages.messages import ConvBwdFilter, ConvFwd
+from cudnn_actor.protocol.types.dtypes import DTypeLike
 
 from .workbench import Workbench
 

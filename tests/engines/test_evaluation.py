@@ -26,9 +26,9 @@ from cudnn_actor.protocol import (
     Epilogue,
     TensorSpec,
 )
-from cudnn_actor.protocol.graph import OperationGraph
-from cudnn_actor.protocol.lowering import lower
-from cudnn_actor.protocol.operands import operand
+from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
+from cudnn_actor.protocol.messages.lowering import lower
+from cudnn_actor.protocol.messages.operands import operand
 from cudnn_actor.protocol.operations import (
     GraphTensor,
     MaxPool,

@@ -19,7 +19,7 @@ from cudnn_actor.protocol import (
     InvalidRequest,
     TensorSpec,
 )
-from cudnn_actor.protocol.lowering import lower
+from cudnn_actor.protocol.messages.lowering import lower
 
 from .problems import FLOATS, normal
 from .references import assert_close

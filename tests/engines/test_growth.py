@@ -21,8 +21,8 @@ from cudnn_actor.models.kept_graphs import KeptGraphs
 from cudnn_actor.models.model import Specialised
 from cudnn_actor.onnx.importing import OnnxModel
 from cudnn_actor.protocol import Concat, Graph, GraphBuilder, GraphLimits, Tensor, TensorSpec
-from cudnn_actor.protocol.graph import OperationGraph
-from cudnn_actor.protocol.reproduction import token
+from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
+from cudnn_actor.protocol.graphs.reproduction import token
 
 from ..growth import takes_in_proportion
 from ..onnx.small_models import FLOAT, model_of, node

@@ -22,7 +22,7 @@ from cudnn_actor.protocol import (
     Tensor,
     TensorSpec,
 )
-from cudnn_actor.protocol.lowering import lower
+from cudnn_actor.protocol.messages.lowering import lower
 
 from .differences import check_gradients, computed
 from .onnx_reference import reference

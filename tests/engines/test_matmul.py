@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from cudnn_actor.protocol import DType, InvalidRequest, Layout, MatMul, TensorSpec
-from cudnn_actor.protocol.lowering import lower
+from cudnn_actor.protocol.messages.lowering import lower
 
 from .problems import integers, normal
 from .references import assert_close

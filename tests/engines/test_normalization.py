@@ -17,7 +17,7 @@ from cudnn_actor.protocol import (
     RMSNormBackward,
     TensorSpec,
 )
-from cudnn_actor.protocol.lowering import lower
+from cudnn_actor.protocol.messages.lowering import lower
 
 from .problems import normal
 from .references import assert_close

@@ -28,7 +28,7 @@ from cudnn_actor.protocol import (
     RandomUniform,
     TensorSpec,
 )
-from cudnn_actor.protocol.lowering import lower
+from cudnn_actor.protocol.messages.lowering import lower
 from cudnn_actor.protocol.operations.random import Randomness, philox, quantile
 
 from .workbench import Workbench, spread

@@ -23,7 +23,7 @@ from cudnn_actor.protocol import (
     Tensor,
     TensorSpec,
 )
-from cudnn_actor.protocol.lowering import lower
+from cudnn_actor.protocol.messages.lowering import lower
 
 from . import host_cuda
 from .differences import check_gradients, computed

@@ -12,7 +12,7 @@ import scipy.special
 
 from cudnn_actor.engines.cpu.evaluation import NumPy
 from cudnn_actor.protocol import BufferRef, DType, InvalidRequest, Softmax, SoftmaxBackward, TensorSpec
-from cudnn_actor.protocol.lowering import lower
+from cudnn_actor.protocol.messages.lowering import lower
 
 from .problems import normal
 from .references import TOLERANCES

@@ -11,7 +11,7 @@ import pytest
 
 from cudnn_actor.engines.cuda.operations import sorting
 from cudnn_actor.protocol import DType, GraphBuilder, GraphTensor, InvalidRequest, Tensor, TensorSpec, TopK
-from cudnn_actor.protocol.lowering import lower
+from cudnn_actor.protocol.messages.lowering import lower
 
 from . import host_cuda
 from .differences import check_gradients, computed

@@ -13,11 +13,11 @@ import pytest
 
 from cudnn_actor.engines.base import Engine, Plan
 from cudnn_actor.protocol import BufferRef, DType, TensorSpec, UnsupportedGraph
-from cudnn_actor.protocol.dtypes import DTypeLike
-from cudnn_actor.protocol.graph import OperationGraph
-from cudnn_actor.protocol.lowering import lower
-from cudnn_actor.protocol.messages import Compute
-from cudnn_actor.protocol.operands import operand
+from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
+from cudnn_actor.protocol.messages.lowering import lower
+from cudnn_actor.protocol.messages.messages import Compute
+from cudnn_actor.protocol.messages.operands import operand
+from cudnn_actor.protocol.types.dtypes import DTypeLike
 
 from .refusals import may_refuse
 

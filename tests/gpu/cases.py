@@ -22,9 +22,9 @@ from cudnn_actor.protocol import (
     Numerics,
     TensorSpec,
 )
-from cudnn_actor.protocol.graph import OperationGraph
-from cudnn_actor.protocol.lowering import lower
-from cudnn_actor.protocol.messages import Compute
+from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
+from cudnn_actor.protocol.messages.lowering import lower
+from cudnn_actor.protocol.messages.messages import Compute
 
 from ..engines.workbench import Workbench, workbench
 

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from cudnn_actor import CudnnRef, DType, InvalidRequest, Layout, spawn
-from cudnn_actor.protocol.tensor import LayoutName
+from cudnn_actor.protocol.types.tensor import LayoutName
 
 pytestmark = pytest.mark.gpu
 

@@ -32,7 +32,7 @@ from cudnn_actor.protocol import (
     OutOfMemory,
     TensorSpec,
 )
-from cudnn_actor.protocol.lowering import lower
+from cudnn_actor.protocol.messages.lowering import lower
 from cudnn_actor.protocol.operations import PointwiseMode
 
 from ..engines.references import assert_close

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from cudnn_actor import ConvFwd, ConvSpec, DType, View, spawn
-from cudnn_actor.protocol.dtypes import DTypeName
-from cudnn_actor.protocol.tensor import LayoutName
+from cudnn_actor.protocol.types.dtypes import DTypeName
+from cudnn_actor.protocol.types.tensor import LayoutName
 
 from ..service.full_memory import FULL, LIMIT, fill_memory, has_room
 

@@ -23,7 +23,7 @@ from cudnn_actor.engines.base import Binding, Engine
 from cudnn_actor.engines.cuda import CudaEngine
 from cudnn_actor.engines.remote import BuilderHost
 from cudnn_actor.protocol import BufferRef, ConvFwd, ConvSpec, DType, Layout, TensorSpec
-from cudnn_actor.protocol.lowering import lower
+from cudnn_actor.protocol.messages.lowering import lower
 
 from ..engines.shared_memory import SharedMemory, shared_memory
 from ..engines.test_contract_shared import settle, spec_of, values_of
@@ -242,7 +242,7 @@ import numpy as np
 
 from cudnn_actor.engines import choose_engine
 from cudnn_actor.protocol import BufferRef, ConvFwd, ConvSpec, TensorSpec
-from cudnn_actor.protocol.lowering import lower
+from cudnn_actor.protocol.messages.lowering import lower
 
 choice = choose_engine("cuda:0", apart=True)
 for name in choice.preload:

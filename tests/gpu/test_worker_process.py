@@ -36,7 +36,7 @@ from cudnn_actor import (
     StaleBufferError,
     spawn,
 )
-from cudnn_actor.protocol.tensor import LayoutName
+from cudnn_actor.protocol.types.tensor import LayoutName
 
 from ..engines.references import relative_error
 from .bounds import UNIT

@@ -30,7 +30,7 @@ from cudnn_actor import (
     StaleBufferError,
     Upload,
 )
-from cudnn_actor.protocol.errors import StaleReason
+from cudnn_actor.protocol.types.errors import StaleReason
 from cudnn_actor.service.options import make_options
 from cudnn_actor.service.service import CudnnService
 

@@ -8,8 +8,8 @@ from cudnn_actor.engines.base import EngineFailure, Plan, ProgressCallback, unhe
 from cudnn_actor.engines.cpu.compiler import compile_plan
 from cudnn_actor.plans.file import PlanKey, StoredPlan
 from cudnn_actor.protocol import BufferRef, ConvFwd, ConvSpec, TensorSpec
-from cudnn_actor.protocol.graph import OperationGraph
-from cudnn_actor.protocol.lowering import lower
+from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
+from cudnn_actor.protocol.messages.lowering import lower
 
 
 def key(number: int = 0, fingerprint: str = "cudnn 9.19 on sm_90", limit: int | None = None) -> PlanKey:

@@ -13,7 +13,7 @@ from cudnn_actor.plans.file import PlanKey
 from cudnn_actor.plans.store import PlanStore
 from cudnn_actor.plans.stored import StoredPlans
 from cudnn_actor.protocol import UnsupportedGraph
-from cudnn_actor.protocol.graph import OperationGraph
+from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 
 from .kept_plans import GraphBuilder, graph, plan
 

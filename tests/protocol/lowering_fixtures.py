@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from cudnn_actor.protocol import BufferRef, ConvBwdData, ConvBwdFilter, ConvFwd, ConvSpec, TensorSpec
-from cudnn_actor.protocol.dtypes import DTypeName
-from cudnn_actor.protocol.tensor import LayoutName
+from cudnn_actor.protocol.types.dtypes import DTypeName
+from cudnn_actor.protocol.types.tensor import LayoutName
 
 CONV = ConvSpec.symmetric(2, pad=1)
 

@@ -42,7 +42,7 @@ from cudnn_actor.protocol import (
     Upload,
     Warm,
 )
-from cudnn_actor.protocol.messages import Travelling
+from cudnn_actor.protocol.messages.messages import Travelling
 from cudnn_actor.protocol.operations import (
     OPERATIONS,
     AdaptiveWindow,

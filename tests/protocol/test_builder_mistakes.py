@@ -26,8 +26,8 @@ from cudnn_actor.protocol import (
     Tensor,
     Window,
     alibi_slopes,
-    other_names,
 )
+from cudnn_actor.protocol.types import other_names
 
 
 class Wrong(NamedTuple):

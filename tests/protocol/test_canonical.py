@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from cudnn_actor.protocol.canonical import canonical_bytes
+from cudnn_actor.protocol.graphs.canonical import canonical_bytes
 
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),

@@ -31,7 +31,7 @@ from cudnn_actor.protocol import (
     encode_message,
     encode_reply,
 )
-from cudnn_actor.protocol.messages import Travelling
+from cudnn_actor.protocol.messages.messages import Travelling
 
 from .protocol_strategies import MESSAGES, arrays, messages, refs, replies
 

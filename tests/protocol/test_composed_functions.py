@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from cudnn_actor.protocol import DType, GraphBuilder, InvalidRequest, Tensor
-from cudnn_actor.protocol.dtypes import DTypeName
+from cudnn_actor.protocol.types.dtypes import DTypeName
 
 from ..engines.differences import check_gradients
 from ..engines.problems import normal

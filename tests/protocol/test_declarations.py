@@ -23,9 +23,9 @@ from cudnn_actor.protocol import (
     TensorRole,
     TensorSpec,
 )
-from cudnn_actor.protocol.lowering import lower
-from cudnn_actor.protocol.messages import Message
-from cudnn_actor.protocol.operands import operands
+from cudnn_actor.protocol.messages.lowering import lower
+from cudnn_actor.protocol.messages.messages import Message
+from cudnn_actor.protocol.messages.operands import operands
 from cudnn_actor.protocol.operations import OPERATIONS, Operation
 
 FORMS = [(problem, operation) for problem in PROBLEMS for operation in problem.forms]

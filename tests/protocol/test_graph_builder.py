@@ -25,7 +25,7 @@ from cudnn_actor.protocol import (
     TensorRole,
     Window,
 )
-from cudnn_actor.protocol.dtypes import DTypeName
+from cudnn_actor.protocol.types.dtypes import DTypeName
 
 SQUARES = Window.symmetric(2, size=2)
 

@@ -27,7 +27,7 @@ from cudnn_actor.protocol import (
     PointwiseMode,
     TensorRole,
 )
-from cudnn_actor.protocol.lowering import lower
+from cudnn_actor.protocol.messages.lowering import lower
 
 from .lowering_fixtures import forward, ref
 

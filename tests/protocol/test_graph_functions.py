@@ -12,7 +12,7 @@ import pytest
 
 from cudnn_actor.engines.cpu.evaluation import EvaluatedPlan
 from cudnn_actor.protocol import DType, GraphBuilder, Tensor
-from cudnn_actor.protocol.dtypes import DTypeName
+from cudnn_actor.protocol.types.dtypes import DTypeName
 
 A = np.array([[-2.0, -0.5, 0.0], [0.25, 1.5, 3.0]])
 B = np.array([[1.0], [-2.0]])

@@ -15,7 +15,7 @@ from cudnn_actor.engines.cuda.plans.composition import compose, scratch_bytes
 from cudnn_actor.engines.cuda.plans.partition import cut
 from cudnn_actor.engines.cuda.plans.steps import finish
 from cudnn_actor.protocol import Graph, GraphBuilder, GraphLimits, InvalidRequest, Tensor
-from cudnn_actor.protocol.reproduction import token
+from cudnn_actor.protocol.graphs.reproduction import token
 
 
 def chain(count: int) -> Graph:
@@ -148,7 +148,7 @@ def test_a_limit_is_a_whole_number(limits: dict[str, Any]) -> None:
 def test_a_token_that_no_command_line_takes_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     body = chain(20).body
     length = len(token(body))
-    monkeypatch.setattr("cudnn_actor.protocol.reproduction._LONGEST", length)
+    monkeypatch.setattr("cudnn_actor.protocol.graphs.reproduction._LONGEST", length)
     assert len(token(body)) == length
-    monkeypatch.setattr("cudnn_actor.protocol.reproduction._LONGEST", length - 1)
+    monkeypatch.setattr("cudnn_actor.protocol.graphs.reproduction._LONGEST", length - 1)
     assert token(body) == ""

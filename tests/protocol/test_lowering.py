@@ -20,8 +20,8 @@ from cudnn_actor.protocol import (
     Pointwise,
     TensorRole,
 )
-from cudnn_actor.protocol.dtypes import DTypeName
-from cudnn_actor.protocol.lowering import lower, signature
+from cudnn_actor.protocol.messages.lowering import lower, signature
+from cudnn_actor.protocol.types.dtypes import DTypeName
 
 from .lowering_fixtures import CONV, backward_data, backward_filter, forward, ref
 

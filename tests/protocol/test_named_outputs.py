@@ -6,7 +6,7 @@ import gc
 import pickle
 import weakref
 
-from cudnn_actor.protocol.named_outputs import named_outputs
+from cudnn_actor.protocol.graphs.named_outputs import named_outputs
 
 
 def test_classes_of_names_that_are_used_no_more_are_collected() -> None:

@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cudnn_actor.protocol import Explanation, Graph, GraphBuilder, MaxPool, PieceOfPlan, Window
-from cudnn_actor.protocol.box_placement import Size, place
-from cudnn_actor.protocol.explanation import piece_of
-from cudnn_actor.protocol.step_kinds import StepKind
+from cudnn_actor.protocol.graphs.box_placement import Size, place
+from cudnn_actor.protocol.graphs.explanation import piece_of
+from cudnn_actor.protocol.graphs.step_kinds import StepKind
 
 SVG = "{http://www.w3.org/2000/svg}"
 

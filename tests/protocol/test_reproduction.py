@@ -21,9 +21,9 @@ from cudnn_actor.protocol import (
     OperationGraph,
     TensorSpec,
 )
-from cudnn_actor.protocol.epilogue import Activation
-from cudnn_actor.protocol.lowering import lower
-from cudnn_actor.protocol.reproduction import graph_of, token
+from cudnn_actor.protocol.graphs.reproduction import graph_of, token
+from cudnn_actor.protocol.messages.lowering import lower
+from cudnn_actor.protocol.types.epilogue import Activation
 
 
 def buffer(*dims: int) -> BufferRef:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 
 from cudnn_actor.protocol import DType, InvalidRequest, Layout, TensorSpec, packed_strides
-from cudnn_actor.protocol.tensor import LayoutName
+from cudnn_actor.protocol.types.tensor import LayoutName
 
 DIMS = st.lists(st.integers(0, 7), min_size=3, max_size=5).map(tuple)
 OF_ANY_RANK = st.lists(st.integers(0, 4), max_size=8).map(tuple)

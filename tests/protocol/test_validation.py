@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cudnn_actor.protocol import BufferRef, Compute, ConvSpec, InvalidRequest
-from cudnn_actor.protocol.lowering import lower
+from cudnn_actor.protocol.messages.lowering import lower
 from cudnn_actor.protocol.operations import Attention, LayerNorm
 
 from .lowering_fixtures import CONV, backward_data, backward_filter, forward, ref

@@ -19,7 +19,7 @@ from cudnn_actor import (
 )
 from cudnn_actor.engines.cpu.evaluation import EvaluatedPlan
 from cudnn_actor.protocol import Tensor
-from cudnn_actor.protocol.dtypes import DTypeName
+from cudnn_actor.protocol.types.dtypes import DTypeName
 
 __all__ = ["GRAPHS", "Values", "assert_close", "bottleneck", "defined", "downloaded", "updated", "uploaded"]
 __all__ += ["values_for"]

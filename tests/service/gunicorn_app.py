@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from cudnn_actor import Allocate, BufferRef, CudnnService, Download, Fill, ServiceStopped, start
-from cudnn_actor.protocol.tensor import TensorSpec
+from cudnn_actor.protocol.types.tensor import TensorSpec
 from tests.service.fork_rigs import Load, look_around
 
 ISOLATION: Any = os.environ["TEST_ISOLATION"]

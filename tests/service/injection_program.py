@@ -26,7 +26,7 @@ import numpy as np
 
 import cudnn_actor
 from cudnn_actor import BufferRef, ConvFwd, ConvSpec, CudnnRef, GraphBuilder, Ping, RunGraph
-from cudnn_actor.protocol.messages import Compute
+from cudnn_actor.protocol.messages.messages import Compute
 
 PATIENCE_S = 20.0
 _OURS = tuple(f"{cudnn_actor.__path__[0]}/{part}/" for part in ("actors", "broker", "processes", "workers"))

@@ -26,7 +26,7 @@ from cudnn_actor import (
     TensorSpec,
     Upload,
 )
-from cudnn_actor.protocol.messages import Message
+from cudnn_actor.protocol.messages.messages import Message
 
 from .rigs import AsynchronousEngine, Device, Trio, in_thread, outcome, seen, single, spawn_on
 

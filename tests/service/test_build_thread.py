@@ -11,7 +11,7 @@ import pytest
 
 from cudnn_actor import BufferRef, ConvFwd, TensorSpec
 from cudnn_actor.engines.base import StickyError
-from cudnn_actor.protocol.lowering import lower
+from cudnn_actor.protocol.messages.lowering import lower
 from cudnn_actor.worker.building import BuildThread, Job, Result
 from cudnn_actor.worker.planning import less_workspace
 

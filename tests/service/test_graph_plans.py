@@ -26,7 +26,7 @@ from cudnn_actor import (
 from cudnn_actor.cli import main
 from cudnn_actor.cli.graph_bench import graph_bench, made_up_values
 from cudnn_actor.engines.cpu import CpuEngine
-from cudnn_actor.protocol.reproduction import token
+from cudnn_actor.protocol.graphs.reproduction import token
 
 from ..engines.devices import why_not
 from .example_graphs import GRAPHS, assert_close, bottleneck, defined, downloaded, uploaded, values_for

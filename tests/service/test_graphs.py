@@ -19,7 +19,7 @@ from cudnn_actor import (
     StaleBufferError,
     spawn,
 )
-from cudnn_actor.protocol.dtypes import DTypeName
+from cudnn_actor.protocol.types.dtypes import DTypeName
 
 from ..engines.devices import why_not
 from .example_graphs import (

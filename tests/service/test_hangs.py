@@ -33,7 +33,7 @@ from cudnn_actor import (
     Upload,
 )
 from cudnn_actor.engines.cpu import CpuEngine
-from cudnn_actor.protocol.messages import Message
+from cudnn_actor.protocol.messages.messages import Message
 from cudnn_actor.supervision import supervisor
 
 from .rigs import (

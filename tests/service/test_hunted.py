@@ -14,7 +14,7 @@ from cudnn_actor.engines.cuda.plans.plan import CudaPlan
 from cudnn_actor.engines.cuda.plans.program import Program
 from cudnn_actor.engines.cuda.plans.recipe import Buffer, GraphStep, Number, Recipe
 from cudnn_actor.memory import MemoryTable
-from cudnn_actor.protocol.errors import OutOfMemory
+from cudnn_actor.protocol.types.errors import OutOfMemory
 from cudnn_actor.service.spawning import Spawning
 from cudnn_actor.worker.executor import Enqueued, Executor
 

@@ -25,7 +25,7 @@ from cudnn_actor import (
     Warm,
 )
 from cudnn_actor.broker.footprints import footprint
-from cudnn_actor.protocol.lowering import lower
+from cudnn_actor.protocol.messages.lowering import lower
 from cudnn_actor.protocol.operations import (
     Attention,
     ConvolutionBackwardData,

@@ -32,7 +32,7 @@ from cudnn_actor import (
     Warm,
     spawn,
 )
-from cudnn_actor.protocol.messages import Message
+from cudnn_actor.protocol.messages.messages import Message
 
 from .rigs import ONE_BY_ONE, Device, outcome, single, spawn_on
 from .workshops import AsynchronousBuildingEngine, BuildingEngine, Workshop

@@ -9,9 +9,9 @@ import pytest
 from cudnn_actor import ExecutionFailed
 from cudnn_actor.engines.base import EngineFailure
 from cudnn_actor.engines.cpu import CpuEngine
-from cudnn_actor.protocol.graph import OperationGraph
-from cudnn_actor.protocol.lowering import lower
-from cudnn_actor.protocol.reproduction import graph_of
+from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
+from cudnn_actor.protocol.graphs.reproduction import graph_of
+from cudnn_actor.protocol.messages.lowering import lower
 
 from .families import FORMS, Form, Stage
 from .rigs import Trio, spawn_on

@@ -12,8 +12,8 @@ import pytest
 import scipy.sparse
 
 from cudnn_actor import DType, InvalidRequest, Layout
-from cudnn_actor.protocol.dtypes import DTypeName
-from cudnn_actor.protocol.tensor import LayoutLike
+from cudnn_actor.protocol.types.dtypes import DTypeName
+from cudnn_actor.protocol.types.tensor import LayoutLike
 
 from .rigs import spawn
 

@@ -22,8 +22,8 @@ from cudnn_actor import (
     spawn,
 )
 from cudnn_actor.engines.cpu import CpuEngine
-from cudnn_actor.protocol.dtypes import DTypeName
-from cudnn_actor.protocol.tensor import LayoutName
+from cudnn_actor.protocol.types.dtypes import DTypeName
+from cudnn_actor.protocol.types.tensor import LayoutName
 
 from .full_memory import FULL, LIMIT, fill_memory, has_room
 from .rigs import (

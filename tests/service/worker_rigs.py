@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from cudnn_actor.engines.cpu import CpuEngine
-from cudnn_actor.protocol.graph import OperationGraph
+from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 
 __all__ = ["GatedEngine", "Passage", "RemoteGate", "gated_in_worker"]
 

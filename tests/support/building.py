@@ -25,7 +25,7 @@ from cudnn_actor.engines.cuda.plans.recipe import (
 from cudnn_actor.engines.cuda.plans.row_kernels import row_source
 from cudnn_actor.engines.cuda.plans.tiled_kernels import tiled_source
 from cudnn_actor.protocol import Explanation
-from cudnn_actor.protocol.graph import OperationGraph
+from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 
 from .device import h200
 from .nvrtc import compile_cuda

@@ -10,7 +10,7 @@ from cudnn_actor.engines.cuda.plans.compiler import WORKSPACE_BYTES, possible_pl
 from cudnn_actor.engines.cuda.plans.kernel_caches import KernelCaches
 from cudnn_actor.engines.cuda.plans.plan import CudaPlan
 from cudnn_actor.engines.cuda.plans.recipe import GraphStep
-from cudnn_actor.protocol.graph import OperationGraph
+from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 
 from .device import h200
 

@@ -38,9 +38,9 @@ from cudnn_actor.engines.cpu import CpuEngine
 from cudnn_actor.engines.cpu.compiler import compile_plan
 from cudnn_actor.processes.frames import encode
 from cudnn_actor.processes.launching import Launcher
-from cudnn_actor.protocol.codec import encode_reply
-from cudnn_actor.protocol.errors import ErrorRecord
-from cudnn_actor.protocol.graph import OperationGraph
+from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
+from cudnn_actor.protocol.messages.codec import encode_reply
+from cudnn_actor.protocol.types.errors import ErrorRecord
 from cudnn_actor.service.options import make_options
 from cudnn_actor.workers.process.loop import WorkerLoop
 from cudnn_actor.workers.wire import (

@@ -28,9 +28,9 @@ from cudnn_actor.engines.cpu.arenas import Arenas
 from cudnn_actor.memory import MemoryTable
 from cudnn_actor.processes.frames import LENGTH, BadFrame, encode
 from cudnn_actor.protocol import BufferRef, ConvFwd, Copy, CudnnActorError, Fill, Ping, Warm
-from cudnn_actor.protocol.codec import encode_reply
-from cudnn_actor.protocol.errors import ExecutionFailed, OutOfMemory, UnsupportedGraph
-from cudnn_actor.protocol.operands import operands
+from cudnn_actor.protocol.messages.codec import encode_reply
+from cudnn_actor.protocol.messages.operands import operands
+from cudnn_actor.protocol.types.errors import ExecutionFailed, OutOfMemory, UnsupportedGraph
 from cudnn_actor.supervision import Fault, FaultInjector, FaultPlan, FaultRule
 from cudnn_actor.workers.generations import GenerationTable, GenerationView
 from cudnn_actor.workers.process.decoders import FROM_PARENT, MESSAGES

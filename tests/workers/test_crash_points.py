@@ -32,7 +32,7 @@ from cudnn_actor import (
     Upload,
     Warm,
 )
-from cudnn_actor.protocol.messages import Message
+from cudnn_actor.protocol.messages.messages import Message
 from tests.service.rigs import ONE_BY_ONE, Trio, in_thread, outcome, single
 
 from .crash_rigs import (

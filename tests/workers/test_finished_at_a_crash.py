@@ -22,7 +22,7 @@ from cudnn_actor import (
     StaleBufferError,
     spawn,
 )
-from cudnn_actor.protocol.messages import Message
+from cudnn_actor.protocol.messages.messages import Message
 from tests.service.rigs import ONE_BY_ONE, Trio, in_thread, outcome, single
 
 from .crash_rigs import PATIENCE_S, Points, freeze, kill, sent, workers

@@ -18,7 +18,7 @@ from cudnn_actor.engines.remote.builder_messages import Build, Open
 from cudnn_actor.engines.remote.connection import Connection
 from cudnn_actor.processes.channel import Channel, channel_pair
 from cudnn_actor.processes.frames import LONGEST
-from cudnn_actor.protocol.explanation import PieceOfPlan
+from cudnn_actor.protocol.graphs.explanation import PieceOfPlan
 from cudnn_actor.workers.process.decoders import FROM_PARENT
 from cudnn_actor.workers.process.outbox import Outbox
 from cudnn_actor.workers.process.task import WorkerTask

@@ -21,7 +21,7 @@ from cudnn_actor import (
     Spawning,
     TensorSpec,
 )
-from cudnn_actor.protocol.messages import Message
+from cudnn_actor.protocol.messages.messages import Message
 from tests.service.rigs import SOON_S, Trio, in_thread, outcome, seen, single
 
 from ..log_lines import line

@@ -23,7 +23,7 @@ from cudnn_actor import (
     TensorSpec,
     Warm,
 )
-from cudnn_actor.protocol.messages import Message
+from cudnn_actor.protocol.messages.messages import Message
 from tests.service.rigs import Trio, in_thread, outcome, seen, single
 
 from ..log_lines import line

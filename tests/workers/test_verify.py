@@ -25,7 +25,7 @@ from cudnn_actor import (
 )
 from cudnn_actor.engines import choose_engine
 from cudnn_actor.processes import channel
-from cudnn_actor.protocol.errors import StaleReason
+from cudnn_actor.protocol.types.errors import StaleReason
 from cudnn_actor.service.options import make_options
 from cudnn_actor.service.service import CudnnService
 

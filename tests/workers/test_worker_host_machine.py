@@ -35,7 +35,7 @@ from cudnn_actor.protocol import (
     View,
     Warm,
 )
-from cudnn_actor.protocol.operands import operands
+from cudnn_actor.protocol.messages.operands import operands
 from cudnn_actor.supervision import Fault, FaultPlan
 from cudnn_actor.workers.wire import InjectFault
 from cudnn_actor.workers.worker_host import PendingReclaim

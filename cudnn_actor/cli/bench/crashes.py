@@ -12,7 +12,7 @@ from cudnn_actor import ConvFwd, CudnnRef, Fault, FaultPlan, spawn
 from cudnn_actor.cli.bench.convolutions import crash
 from cudnn_actor.cli.bench.durations import Plan
 from cudnn_actor.cli.bench.hops import trivial_convolution
-from cudnn_actor.protocol.messages import Compute
+from cudnn_actor.protocol.messages.messages import Compute
 
 __all__ = ["FOR_EVER", "after_kills", "recoveries", "standby_ready"]
 

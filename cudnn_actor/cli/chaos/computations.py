@@ -89,8 +89,8 @@ from cudnn_actor.protocol import (
     Window,
     alibi_slopes,
 )
-from cudnn_actor.protocol.messages import Compute
-from cudnn_actor.protocol.tensor import LayoutName
+from cudnn_actor.protocol.messages.messages import Compute
+from cudnn_actor.protocol.types.tensor import LayoutName
 
 __all__ = [
     "HEAVY",

@@ -16,7 +16,7 @@ from cudnn_actor.cli.chaos.processes import Found, Role
 from cudnn_actor.cli.chaos.settings import FaultKind, Settings
 from cudnn_actor.cli.chaos.tally import Tally
 from cudnn_actor.protocol import ExecutionFailed, OutOfMemory
-from cudnn_actor.protocol.messages import COMPUTE
+from cudnn_actor.protocol.messages.messages import COMPUTE
 from cudnn_actor.service.client import CudnnRef
 from cudnn_actor.supervision import ExitKind, Fault, FaultPlan, FaultRule, Restarting
 

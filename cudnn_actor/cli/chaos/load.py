@@ -39,8 +39,8 @@ from cudnn_actor.protocol import (
     TensorSpec,
     Upload,
 )
-from cudnn_actor.protocol.dtypes import DType
-from cudnn_actor.protocol.messages import COMPUTE
+from cudnn_actor.protocol.messages.messages import COMPUTE
+from cudnn_actor.protocol.types.dtypes import DType
 from cudnn_actor.service.client import CudnnRef
 
 __all__ = ["Ground", "Task"]

@@ -56,8 +56,8 @@ from cudnn_actor.protocol import (
     StaleReason,
     TensorSpec,
 )
-from cudnn_actor.protocol.messages import Allocate, Download
-from cudnn_actor.protocol.operands import operands
+from cudnn_actor.protocol.messages.messages import Allocate, Download
+from cudnn_actor.protocol.messages.operands import operands
 
 __all__ = [
     "MOST_CONTENTS",

@@ -22,7 +22,7 @@ from cudnn_actor.cli.chaos.oracle import Alarmed, Deed
 from cudnn_actor.cli.chaos.settings import LoadKind
 from cudnn_actor.cli.chaos.tally import Waiting
 from cudnn_actor.protocol import RunGraph, ServiceStopped
-from cudnn_actor.protocol.operands import operands
+from cudnn_actor.protocol.messages.operands import operands
 from cudnn_actor.service.client import CudnnRef
 
 __all__ = [

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from cudnn_actor import Allocate, BufferRef, CudnnActorError, CudnnRef
 from cudnn_actor.cli.chaos.computations import Problem, accumulates, message
-from cudnn_actor.protocol.messages import Compute
+from cudnn_actor.protocol.messages.messages import Compute
 
 __all__ = ["warm"]
 

@@ -1,7 +1,7 @@
 """Pointwise functions in float64, stable for arguments of any size.
 
 Each reads its operands and writes `out`, which may be one of the operands. The formulas are those of
-`cudnn_actor.protocol.epilogue.Activation`, rearranged where they would overflow or lose digits.
+`cudnn_actor.protocol.types.epilogue.Activation`, rearranged where they would overflow or lose digits.
 """
 
 from __future__ import annotations

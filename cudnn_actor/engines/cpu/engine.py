@@ -15,9 +15,9 @@ from cudnn_actor.engines.cpu.evaluation import EvaluatedPlan, Evaluation
 from cudnn_actor.engines.cpu.kept import keeping
 from cudnn_actor.engines.cpu.plan import CpuPlan, Program
 from cudnn_actor.engines.cpu.scratch import aligned_bytes
-from cudnn_actor.protocol.errors import OutOfMemory
-from cudnn_actor.protocol.graph import OperationGraph
-from cudnn_actor.protocol.tensor import TensorSpec
+from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
+from cudnn_actor.protocol.types.errors import OutOfMemory
+from cudnn_actor.protocol.types.tensor import TensorSpec
 
 __all__ = ["CpuEngine"]
 

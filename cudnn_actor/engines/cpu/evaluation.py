@@ -17,12 +17,12 @@ from cudnn_actor.engines.base import blame, no_progress
 from cudnn_actor.engines.cpu.rounding import clipped, rounding_to
 from cudnn_actor.engines.cpu.scratch import Bytes
 from cudnn_actor.engines.cpu.special import erf, erfc
-from cudnn_actor.protocol.dtypes import DType
-from cudnn_actor.protocol.explanation import Explanation, piece_of
-from cudnn_actor.protocol.graph import OperationGraph
+from cudnn_actor.protocol.graphs.explanation import Explanation, piece_of
+from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
+from cudnn_actor.protocol.graphs.step_kinds import StepKind
 from cudnn_actor.protocol.operations import Node, TensorRole
 from cudnn_actor.protocol.operations.base import Array
-from cudnn_actor.protocol.step_kinds import StepKind
+from cudnn_actor.protocol.types.dtypes import DType
 
 __all__ = ["EvaluatedPlan", "Evaluation", "NumPy", "exact", "round_into"]
 

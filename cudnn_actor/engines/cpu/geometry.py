@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from cudnn_actor.engines.cpu.boxes import Box, Dims
-from cudnn_actor.protocol.conv import ConvSpec
+from cudnn_actor.protocol.types.conv import ConvSpec
 
 __all__ = ["ConvGeometry", "Overlap", "Span", "spans"]
 

@@ -21,10 +21,10 @@ from cudnn_actor.engines.cpu.pointwise import Elementwise
 from cudnn_actor.engines.cpu.rounding import Rounding
 from cudnn_actor.engines.cpu.scratch import Array, Bytes, Scratch, footprint
 from cudnn_actor.engines.cpu.steps import Step, rounded, store
-from cudnn_actor.protocol.dtypes import DType
-from cudnn_actor.protocol.explanation import Explanation, piece_of
-from cudnn_actor.protocol.graph import OperationGraph
-from cudnn_actor.protocol.step_kinds import StepKind
+from cudnn_actor.protocol.graphs.explanation import Explanation, piece_of
+from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
+from cudnn_actor.protocol.graphs.step_kinds import StepKind
+from cudnn_actor.protocol.types.dtypes import DType
 
 __all__ = ["Convolved", "CpuPlan", "Mapped", "Program", "Stage", "Target"]
 

@@ -12,7 +12,7 @@ from typing import Any
 from cudnn_actor.engines.cpu.boxes import Box, Dims, whole
 from cudnn_actor.engines.cpu.rounding import Rounding, rounding_to
 from cudnn_actor.engines.cpu.scratch import Array
-from cudnn_actor.protocol.dtypes import DType
+from cudnn_actor.protocol.types.dtypes import DType
 
 __all__ = ["Step", "Values", "load", "rounded", "store"]
 

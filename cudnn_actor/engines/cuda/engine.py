@@ -37,9 +37,9 @@ from cudnn_actor.engines.cuda.plans.plan import CudaPlan
 from cudnn_actor.engines.cuda.plans.program import Program
 from cudnn_actor.engines.cuda.plans.self_check import BuildContext
 from cudnn_actor.engines.remote import RemoteBuilder
-from cudnn_actor.protocol.errors import OutOfMemory
-from cudnn_actor.protocol.graph import OperationGraph
-from cudnn_actor.protocol.tensor import TensorSpec
+from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
+from cudnn_actor.protocol.types.errors import OutOfMemory
+from cudnn_actor.protocol.types.tensor import TensorSpec
 
 __all__ = ["CudaEngine"]
 

@@ -57,7 +57,7 @@ from cudnn_actor.engines.remote.connection import (
     ProcessSilent,
     ProcessStopped,
 )
-from cudnn_actor.protocol.graph import OperationGraph
+from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.supervision.policy import RestartIntensity
 
 __all__ = ["DIED", "INTERRUPTED", "SILENT", "RemoteBuilder"]

@@ -10,12 +10,12 @@ import numpy as np
 from cudnn_actor.onnx.nodes import Node, Result
 from cudnn_actor.onnx.operator_table import operator
 from cudnn_actor.onnx.values import Declined, Unfit
-from cudnn_actor.protocol.conv import ConvSpec
-from cudnn_actor.protocol.convolution_functions import transposed
-from cudnn_actor.protocol.dtypes import DType
-from cudnn_actor.protocol.graph_builder import GraphBuilder, Tensor
+from cudnn_actor.protocol.graphs.convolution_functions import transposed
+from cudnn_actor.protocol.graphs.graph_builder import GraphBuilder, Tensor
 from cudnn_actor.protocol.operations import ConvolutionForward
-from cudnn_actor.protocol.tensor import Layout
+from cudnn_actor.protocol.types.conv import ConvSpec
+from cudnn_actor.protocol.types.dtypes import DType
+from cudnn_actor.protocol.types.tensor import Layout
 
 __all__ = ["conv_spec", "pads_of", "with_bias"]
 

@@ -12,8 +12,8 @@ import numpy as np
 from cudnn_actor.onnx.nodes import Node, Result
 from cudnn_actor.onnx.operator_table import operator
 from cudnn_actor.onnx.values import Declined
-from cudnn_actor.protocol.dtypes import DType
-from cudnn_actor.protocol.graph_builder import GraphBuilder
+from cudnn_actor.protocol.graphs.graph_builder import GraphBuilder
+from cudnn_actor.protocol.types.dtypes import DType
 
 __all__: list[str] = []
 

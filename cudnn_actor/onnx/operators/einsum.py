@@ -7,8 +7,8 @@ from cudnn_actor.onnx.operator_table import operator
 from cudnn_actor.onnx.operators.matmul import product
 from cudnn_actor.onnx.operators.reduction import reduced
 from cudnn_actor.onnx.values import fitting
-from cudnn_actor.protocol import einsum as summation
-from cudnn_actor.protocol.graph_builder import GraphBuilder, Tensor
+from cudnn_actor.protocol.graphs import einsum as summation
+from cudnn_actor.protocol.graphs.graph_builder import GraphBuilder, Tensor
 from cudnn_actor.protocol.operations import ReductionMode
 
 __all__: list[str] = []

@@ -14,10 +14,10 @@ from cudnn_actor.onnx.nodes import Node, Result
 from cudnn_actor.onnx.operator_table import operator
 from cudnn_actor.onnx.operators.casts import converted, dtype_of
 from cudnn_actor.onnx.values import Contradiction, Declined, Unfit
-from cudnn_actor.protocol.conv import ConvSpec
-from cudnn_actor.protocol.dtypes import DType
-from cudnn_actor.protocol.graph_builder import GraphBuilder
+from cudnn_actor.protocol.graphs.graph_builder import GraphBuilder
 from cudnn_actor.protocol.operations import ScatterReduction
+from cudnn_actor.protocol.types.conv import ConvSpec
+from cudnn_actor.protocol.types.dtypes import DType
 
 __all__: list[str] = []
 

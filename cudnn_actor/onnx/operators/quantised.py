@@ -16,9 +16,9 @@ from cudnn_actor.onnx.operator_table import operator
 from cudnn_actor.onnx.operators.casts import dtype_of
 from cudnn_actor.onnx.operators.convolution import conv_spec, with_bias
 from cudnn_actor.onnx.values import Declined, Unfit
-from cudnn_actor.protocol.dtypes import DType
-from cudnn_actor.protocol.graph_builder import GraphBuilder, Tensor
+from cudnn_actor.protocol.graphs.graph_builder import GraphBuilder, Tensor
 from cudnn_actor.protocol.operations import ConvolutionForward
+from cudnn_actor.protocol.types.dtypes import DType
 
 __all__ = ["quantised"]
 

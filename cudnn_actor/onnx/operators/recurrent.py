@@ -13,7 +13,7 @@ from cudnn_actor.onnx.operator_table import operator
 from cudnn_actor.onnx.operators.matmul import turned
 from cudnn_actor.onnx.unrolling import Unrolling
 from cudnn_actor.onnx.values import Declined
-from cudnn_actor.protocol.graph_builder import GraphBuilder, Tensor
+from cudnn_actor.protocol.graphs.graph_builder import GraphBuilder, Tensor
 
 __all__ = ["run_lstm"]
 

@@ -9,10 +9,10 @@ from cudnn_actor.onnx.nodes import Node, Result
 from cudnn_actor.onnx.operator_table import operator
 from cudnn_actor.onnx.operators.casts import converted
 from cudnn_actor.onnx.values import Refused
-from cudnn_actor.protocol.dtypes import DType
-from cudnn_actor.protocol.graph_builder import GraphBuilder, Tensor
-from cudnn_actor.protocol.integer_division import truncated
+from cudnn_actor.protocol.graphs.graph_builder import GraphBuilder, Tensor
+from cudnn_actor.protocol.graphs.integer_division import truncated
 from cudnn_actor.protocol.operations import ReductionMode
+from cudnn_actor.protocol.types.dtypes import DType
 
 __all__ = ["reduced"]
 

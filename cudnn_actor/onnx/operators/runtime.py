@@ -18,8 +18,8 @@ from cudnn_actor.onnx.operators.matmul import gemm, turned
 from cudnn_actor.onnx.operators.norms import rms_norm
 from cudnn_actor.onnx.runtime_schemas import MICROSOFT
 from cudnn_actor.onnx.values import Declined
-from cudnn_actor.protocol.dtypes import DType
-from cudnn_actor.protocol.graph_builder import GraphBuilder, Tensor
+from cudnn_actor.protocol.graphs.graph_builder import GraphBuilder, Tensor
+from cudnn_actor.protocol.types.dtypes import DType
 
 __all__ = ["attended"]
 

@@ -20,8 +20,8 @@ from cudnn_actor.onnx.operators.recurrent import run_lstm
 from cudnn_actor.onnx.operators.runtime import attended
 from cudnn_actor.onnx.runtime_schemas import MICROSOFT
 from cudnn_actor.onnx.values import Declined, Value
-from cudnn_actor.protocol.dtypes import DType
-from cudnn_actor.protocol.graph_builder import GraphBuilder, Tensor
+from cudnn_actor.protocol.graphs.graph_builder import GraphBuilder, Tensor
+from cudnn_actor.protocol.types.dtypes import DType
 
 __all__: list[str] = []
 

@@ -9,7 +9,7 @@ import numpy as np
 from cudnn_actor.onnx.nodes import Node, Result
 from cudnn_actor.onnx.operator_table import operator
 from cudnn_actor.onnx.values import Contradiction, Declined
-from cudnn_actor.protocol.graph_builder import GraphBuilder, Tensor
+from cudnn_actor.protocol.graphs.graph_builder import GraphBuilder, Tensor
 
 __all__: list[str] = []
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from cudnn_actor.onnx.nodes import Node, Result
 from cudnn_actor.onnx.operator_table import operator
-from cudnn_actor.protocol.graph_builder import GraphBuilder
+from cudnn_actor.protocol.graphs.graph_builder import GraphBuilder
 
 __all__: list[str] = []
 

@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from typing import NoReturn, cast
 
 from cudnn_actor.memory import Arena, BufferOwner, Slot
-from cudnn_actor.protocol.buffers import BufferRef
-from cudnn_actor.protocol.errors import InvalidRequest, StaleBufferError, StaleReason, Words
-from cudnn_actor.protocol.tensor import TensorSpec
+from cudnn_actor.protocol.types.buffers import BufferRef
+from cudnn_actor.protocol.types.errors import InvalidRequest, StaleBufferError, StaleReason, Words
+from cudnn_actor.protocol.types.tensor import TensorSpec
 from cudnn_actor.workers.generations import GenerationView
 
 __all__ = ["BorrowedTable"]

@@ -17,9 +17,9 @@ import msgspec
 
 from cudnn_actor.plans.least_recent import LeastRecent
 from cudnn_actor.processes.channel import Channel
-from cudnn_actor.protocol.errors import MalformedMessage
-from cudnn_actor.protocol.messages import COMPUTE, RunGraph
-from cudnn_actor.protocol.named_graph import Graph
+from cudnn_actor.protocol.graphs.named_graph import Graph
+from cudnn_actor.protocol.messages.messages import COMPUTE, RunGraph
+from cudnn_actor.protocol.types.errors import MalformedMessage
 from cudnn_actor.workers.process.decoders import MESSAGES
 from cudnn_actor.workers.process.outbox import Outbox
 from cudnn_actor.workers.process.task import InternalTask, WorkerTask

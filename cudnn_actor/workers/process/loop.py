@@ -13,8 +13,8 @@ from cudnn_actor.broker.broker import bind
 from cudnn_actor.broker.service_state import ServiceState
 from cudnn_actor.engines.base import ContextDead, Engine
 from cudnn_actor.memory import Slot
-from cudnn_actor.protocol.errors import MalformedMessage
-from cudnn_actor.protocol.messages import COMPUTE, Copy, Explain, Fill, GetStatistics, Ping, Warm
+from cudnn_actor.protocol.messages.messages import COMPUTE, Copy, Explain, Fill, GetStatistics, Ping, Warm
+from cudnn_actor.protocol.types.errors import MalformedMessage
 from cudnn_actor.worker.executor import LATER
 from cudnn_actor.worker.injection import fail_start
 from cudnn_actor.worker.planning import BuildCrash

@@ -29,7 +29,7 @@ from cudnn_actor.memory.exhaustion import exhaustion
 from cudnn_actor.plans.store import PlanStore
 from cudnn_actor.processes.channel import Channel
 from cudnn_actor.processes.process_state import call_this_process
-from cudnn_actor.protocol.errors import CudnnActorError
+from cudnn_actor.protocol.types.errors import CudnnActorError
 from cudnn_actor.workers.generations import GenerationView
 from cudnn_actor.workers.process.borrowed_table import BorrowedTable
 from cudnn_actor.workers.process.decoders import FROM_PARENT

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from cudnn_actor.processes.channel import Channel
-from cudnn_actor.protocol.codec import encode_reply
-from cudnn_actor.protocol.errors import CudnnActorError, ExecutionFailed, InvalidRequest, Words
+from cudnn_actor.protocol.messages.codec import encode_reply
+from cudnn_actor.protocol.types.errors import CudnnActorError, ExecutionFailed, InvalidRequest, Words
 from cudnn_actor.workers.process.task import WorkerTask
 from cudnn_actor.workers.status import StatusPage
 from cudnn_actor.workers.wire import (

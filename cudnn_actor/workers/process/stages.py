@@ -9,8 +9,8 @@ import numpy as np
 
 from cudnn_actor.engines.base import Engine
 from cudnn_actor.processes.frames import BadFrame
-from cudnn_actor.protocol.errors import CudnnActorError
-from cudnn_actor.protocol.tensor import TensorSpec
+from cudnn_actor.protocol.types.errors import CudnnActorError
+from cudnn_actor.protocol.types.tensor import TensorSpec
 from cudnn_actor.workers.staging import map_segment
 from cudnn_actor.workers.wire import Staged
 

@@ -25,8 +25,8 @@ from cudnn_actor.engines.base import EngineFailure, Plan, ProgressCallback, Stic
 from cudnn_actor.engines.cpu.compiler import compile_plan
 from cudnn_actor.engines.remote.serving import _Server
 from cudnn_actor.protocol import BufferRef, ConvFwd, ConvSpec, TensorSpec, UnsupportedGraph
-from cudnn_actor.protocol.graph import OperationGraph
-from cudnn_actor.protocol.lowering import lower
+from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
+from cudnn_actor.protocol.messages.lowering import lower
 
 log = Log("cudnn_actor")
 MAKE = f"{__name__}:Craft"

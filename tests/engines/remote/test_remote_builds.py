@@ -18,7 +18,7 @@ from cudnn_actor.engines.base import Builder, EngineFailure, blamed
 from cudnn_actor.engines.cpu import CpuEngine
 from cudnn_actor.engines.remote import RemoteBuilder
 from cudnn_actor.protocol import OutOfMemory, TensorSpec, UnsupportedGraph
-from cudnn_actor.protocol.graph import OperationGraph
+from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 
 from .conftest import NewBuilder, processes
 from .craft import PATIENCE_S, Craft, Player, Stage, graph, maker_of, wait_for_exit

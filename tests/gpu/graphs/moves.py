@@ -17,10 +17,11 @@ import numpy as np
 
 from cudnn_actor.engines.cpu.evaluation import exact
 from cudnn_actor.protocol import ConvSpec, DType, Layout, TensorSpec
-from cudnn_actor.protocol.graph_builder import GraphBuilder
-from cudnn_actor.protocol.graph_functions import Functions
-from cudnn_actor.protocol.indexing_functions import IndexingFunctions
-from cudnn_actor.protocol.network_functions import NetworkFunctions
+from cudnn_actor.protocol.graphs.graph_builder import GraphBuilder
+from cudnn_actor.protocol.graphs.graph_functions import Functions
+from cudnn_actor.protocol.graphs.indexing_functions import IndexingFunctions
+from cudnn_actor.protocol.graphs.network_functions import NetworkFunctions
+from cudnn_actor.protocol.graphs.random_functions import RandomFunctions
 from cudnn_actor.protocol.operations import (
     FUNCTIONS,
     ConvolutionBackwardData,
@@ -32,7 +33,6 @@ from cudnn_actor.protocol.operations import (
     ResampleMode,
     ScatterReduction,
 )
-from cudnn_actor.protocol.random_functions import RandomFunctions
 
 from ..operations import ROWS
 from ..operations.cases import Arrays, OperationCase, arrays

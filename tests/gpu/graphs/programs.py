@@ -25,7 +25,7 @@ from cudnn_actor.protocol import (
     OperationGraph,
     TensorSpec,
 )
-from cudnn_actor.protocol.graph_builder import Tensor
+from cudnn_actor.protocol.graphs.graph_builder import Tensor
 
 __all__ = ["Built", "Call", "Input", "Of", "Program", "mapped", "operands_of"]
 

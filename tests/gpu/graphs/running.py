@@ -8,7 +8,7 @@ import numpy as np
 
 from cudnn_actor.engines.base import Builder, Engine
 from cudnn_actor.protocol import RunGraph
-from cudnn_actor.protocol.lowering import lower
+from cudnn_actor.protocol.messages.lowering import lower
 
 from ...engines.workbench import workbench
 from ..operations.cases import place, untouchable

@@ -13,8 +13,8 @@ from cudnn_actor.engines.base import Builder, Engine
 from cudnn_actor.engines.cpu.evaluation import NumPy, exact
 from cudnn_actor.engines.cpu.rounding import clipped, integer_range, rounding_to
 from cudnn_actor.protocol import BufferRef, DType, TensorSpec
-from cudnn_actor.protocol.graph import OperationGraph
-from cudnn_actor.protocol.lowering import lower
+from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
+from cudnn_actor.protocol.messages.lowering import lower
 from cudnn_actor.protocol.operations import Operation
 from cudnn_actor.protocol.operations.base import Array
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto, helper
 
-from cudnn_actor.protocol.dtypes import DType
+from cudnn_actor.protocol.types.dtypes import DType
 
 __all__ = ["FLOATS", "Draw", "dtype_of"]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from cudnn_actor.engines.cuda.device.arenas import Mapping
 from cudnn_actor.engines.cuda.library.libraries import libraries
-from cudnn_actor.protocol.tensor import TensorSpec
+from cudnn_actor.protocol.types.tensor import TensorSpec
 
 __all__ = ["Place", "memory_order"]
 

@@ -29,7 +29,7 @@ from cudnn_actor.engines.cuda.device.pinned_ring import Piece, StagingRing
 from cudnn_actor.engines.cuda.device.pinning import PinnedMemory, address_of
 from cudnn_actor.engines.cuda.device.place import Place, memory_order
 from cudnn_actor.engines.cuda.library.libraries import libraries
-from cudnn_actor.protocol.tensor import TensorSpec
+from cudnn_actor.protocol.types.tensor import TensorSpec
 
 __all__ = ["PIECE_BYTES", "Transfer", "blocks"]
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from cudnn_actor.engines.base import EngineFailure
 from cudnn_actor.engines.cuda.library.cudnn_files import MAIN, mapped_cudnn
-from cudnn_actor.protocol.dtypes import DType
+from cudnn_actor.protocol.types.dtypes import DType
 
 __all__ = ["PROTOTYPES", "Descriptor", "factor", "libcudnn", "pooling_descriptor", "tensor_descriptor"]
 

@@ -32,7 +32,6 @@ from cudnn_actor.engines.cuda.plans.kernels import (
     load,
     store,
 )
-from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.operations import (
     Attention,
     AttentionBackward,
@@ -42,6 +41,7 @@ from cudnn_actor.protocol.operations import (
 )
 from cudnn_actor.protocol.operations.attention import alibi_slopes
 from cudnn_actor.protocol.operations.random import keeping
+from cudnn_actor.protocol.types.dtypes import DType
 
 __all__ = ["FEW_KEYS", "attention_kernels", "attention_masks", "attention_operands", "attention_workspace"]
 __all__ += ["lower_attention", "source"]

@@ -14,7 +14,6 @@ from typing import Any
 from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.engines.cuda.operations.norm_kernels import ELEMENTS, Described, Pass, backward, forward
 from cudnn_actor.engines.cuda.plans.frontend_graph import FrontendGraph, Refused
-from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.operations import (
     BatchNorm,
     BatchNormBackward,
@@ -26,7 +25,8 @@ from cudnn_actor.protocol.operations import (
     InstanceNorm,
     InstanceNormBackward,
 )
-from cudnn_actor.protocol.tensor import Layout
+from cudnn_actor.protocol.types.dtypes import DType
+from cudnn_actor.protocol.types.tensor import Layout
 
 __all__ = ["described", "lower_channel_norm"]
 

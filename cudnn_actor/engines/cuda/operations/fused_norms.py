@@ -19,7 +19,6 @@ from cudnn_actor.engines.cuda.operations.norm_kernels import (
     workspace_of,
 )
 from cudnn_actor.engines.cuda.plans.kernels import Earlier, Expression, Leaf, Result, Scalar
-from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.operations import (
     BatchNorm,
     BatchNormBackward,
@@ -36,6 +35,7 @@ from cudnn_actor.protocol.operations import (
     RMSNorm,
     RMSNormBackward,
 )
+from cudnn_actor.protocol.types.dtypes import DType
 
 __all__ = ["FUSED", "Normed", "NormedKernel", "alone", "beside", "elements", "norm_of"]
 __all__ += ["norm_launch", "norm_workspace", "sources"]

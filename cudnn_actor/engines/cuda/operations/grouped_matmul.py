@@ -16,8 +16,8 @@ from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.engines.cuda.operations.lines import compiled
 from cudnn_actor.engines.cuda.operations.matmul import MOST_BLOCKS, THREADS, TILE, tile_source
 from cudnn_actor.engines.cuda.plans.kernels import C_TYPES, PREAMBLE, store
-from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.operations import GraphTensor, GroupedMatMul, GroupedMatMulBackwardWeights
+from cudnn_actor.protocol.types.dtypes import DType
 
 __all__ = ["INSTRUCTIONS", "grouped_kernels", "grouped_workspace", "source"]
 

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 from cudnn_actor.engines.cpu.rounding import integer_range
 from cudnn_actor.engines.cuda.plans.kernels import C_TYPES, DIVISION, PREAMBLE, load, merged, store
-from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.operations import GraphTensor
+from cudnn_actor.protocol.types.dtypes import DType
 
 __all__ = ["COMBINING", "Form", "Launch", "Lines", "beginning", "combined", "compiled", "header", "lines_of"]
 __all__ += ["rounded", "value_of"]

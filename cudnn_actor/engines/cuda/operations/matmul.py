@@ -21,8 +21,8 @@ from cudnn_actor.engines.cuda.library.libcublas import thread_handle
 from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.engines.cuda.plans.frontend_graph import FrontendGraph, Refused
 from cudnn_actor.engines.cuda.plans.kernels import C_TYPES, PREAMBLE, Axis, load, merged_axes, store
-from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.operations import GraphTensor, MatMul
+from cudnn_actor.protocol.types.dtypes import DType
 
 __all__ = ["MOST_BLOCKS", "THREADS", "TILE", "CublasCall", "cublas_call", "cublas_product", "lower_matmul"]
 __all__ += ["matmul_kernel", "source", "tile_source"]

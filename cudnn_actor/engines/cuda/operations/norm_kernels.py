@@ -43,7 +43,7 @@ from cudnn_actor.engines.cuda.plans.kernels import (
     store,
     value_type,
 )
-from cudnn_actor.protocol.dtypes import DType
+from cudnn_actor.protocol.types.dtypes import DType
 
 __all__ = ["ELEMENTS", "Described", "Norm", "Normal", "Operand", "Pass"]
 __all__ += ["backward", "forward", "launch_of", "sources_of", "workspace_of"]

@@ -20,7 +20,7 @@ from cudnn_actor.protocol.operations import (
     RMSNorm,
     RMSNormBackward,
 )
-from cudnn_actor.protocol.tensor import Layout
+from cudnn_actor.protocol.types.tensor import Layout
 
 __all__ = ["described", "lower_normalization"]
 

@@ -22,7 +22,6 @@ from cudnn_actor.engines.cuda.library.libcudnn import (
 from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.engines.cuda.plans.frontend_graph import Refused, spatial
 from cudnn_actor.engines.cuda.plans.kernels import C_TYPES, PREAMBLE, load, store
-from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.operations import (
     AdaptiveWindow,
     AvgPool,
@@ -33,6 +32,7 @@ from cudnn_actor.protocol.operations import (
     MaxPool,
     MaxPoolBackward,
 )
+from cudnn_actor.protocol.types.dtypes import DType
 
 __all__ = ["library_pooling", "pooling_kernel", "source"]
 

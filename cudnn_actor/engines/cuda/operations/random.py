@@ -13,7 +13,6 @@ from typing import Any
 
 from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.engines.cuda.plans.kernels import C_TYPES, PREAMBLE, merged_axes, store
-from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.operations import (
     GraphTensor,
     RandomBernoulli,
@@ -31,6 +30,7 @@ from cudnn_actor.protocol.operations.random import (
     WEYL,
     keeping,
 )
+from cudnn_actor.protocol.types.dtypes import DType
 
 __all__ = ["PHILOX", "random_kernel", "source"]
 

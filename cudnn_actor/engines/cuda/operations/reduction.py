@@ -28,8 +28,8 @@ from cudnn_actor.engines.cuda.operations.lines import (
 )
 from cudnn_actor.engines.cuda.plans.frontend_graph import FrontendGraph, Refused
 from cudnn_actor.engines.cuda.plans.kernels import C_TYPES
-from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.operations import ArgReduction, Cumulative, GraphTensor, Reduction, ReductionMode
+from cudnn_actor.protocol.types.dtypes import DType
 
 __all__ = ["RESULTS", "cumulative_kernel", "lower_reduction", "reduction_kernels", "reduction_workspace"]
 __all__ += ["sources", "state_of"]

@@ -16,8 +16,8 @@ from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.engines.cuda.operations.indexing import Walk
 from cudnn_actor.engines.cuda.operations.lines import compiled
 from cudnn_actor.engines.cuda.plans.kernels import DIVISION
-from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.operations import GraphTensor, TopK
+from cudnn_actor.protocol.types.dtypes import DType
 
 __all__ = ["top_k_kernel", "top_k_source", "top_k_workspace"]
 

@@ -19,9 +19,9 @@ from cudnn_actor.engines.cuda.plans.kernels import (
     Value,
     expression,
 )
-from cudnn_actor.protocol.dtypes import DType
-from cudnn_actor.protocol.graph import OperationGraph
+from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.operations import GraphTensor, Node, Pointwise, PointwiseMode, TensorRole
+from cudnn_actor.protocol.types.dtypes import DType
 
 __all__ = ["Body", "broadcast"]
 

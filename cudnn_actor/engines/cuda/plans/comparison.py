@@ -15,9 +15,9 @@ import numpy as np
 from cudnn_actor.engines.cpu.rounding import clipped, integer_range
 from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.engines.cuda.plans.self_check_memory import enqueue
-from cudnn_actor.protocol.dtypes import DType
-from cudnn_actor.protocol.graph import OperationGraph
+from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.operations.base import Array
+from cudnn_actor.protocol.types.dtypes import DType
 
 __all__ = [
     "Accuracy",

@@ -31,9 +31,9 @@ from cudnn_actor.engines.cuda.plans.splitting import MOST_FORMS, compile_split, 
 from cudnn_actor.engines.cuda.plans.steps import finish, given_sources, graph_step
 from cudnn_actor.engines.cuda.plans.widening import compile_widened, is_widened
 from cudnn_actor.engines.support import check_graph, unsupported
-from cudnn_actor.protocol.errors import OutOfMemory
-from cudnn_actor.protocol.graph import OperationGraph
+from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.operations import Convolution, Pointwise
+from cudnn_actor.protocol.types.errors import OutOfMemory
 
 __all__ = ["WORKSPACE_BYTES", "compile_plan", "compile_whole"]
 

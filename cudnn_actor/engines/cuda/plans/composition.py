@@ -29,8 +29,8 @@ from cudnn_actor.engines.cuda.plans.recipe import (
 )
 from cudnn_actor.engines.cuda.plans.scratch_places import places, spans
 from cudnn_actor.engines.cuda.plans.steps import finish
-from cudnn_actor.protocol.errors import OperationError
-from cudnn_actor.protocol.graph import OperationGraph
+from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
+from cudnn_actor.protocol.types.errors import OperationError
 
 __all__ = ["compose", "largest", "scratch_bytes"]
 

@@ -36,8 +36,7 @@ from cudnn_actor.engines.cuda.plans.kernels import (
     preamble,
     value_type,
 )
-from cudnn_actor.protocol.dtypes import DType
-from cudnn_actor.protocol.graph import OperationGraph
+from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.operations import (
     Convolution,
     ConvolutionBackwardData,
@@ -47,6 +46,7 @@ from cudnn_actor.protocol.operations import (
     Pointwise,
     TensorRole,
 )
+from cudnn_actor.protocol.types.dtypes import DType
 
 __all__ = ["Reference", "References"]
 

@@ -19,7 +19,7 @@ from cudnn_actor.engines.cuda.plans.plan import CudaPlan
 from cudnn_actor.engines.cuda.plans.recipe import GraphStep, OperationStep, Recipe
 from cudnn_actor.engines.cuda.plans.self_check import BuildContext
 from cudnn_actor.engines.cuda.plans.tuning import tune
-from cudnn_actor.protocol.graph import OperationGraph
+from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 
 __all__ = ["CudaBuilder"]
 

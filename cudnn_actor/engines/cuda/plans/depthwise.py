@@ -11,8 +11,7 @@ from cudnn_actor.engines.cuda.plans.kernels import Leaf, Result
 from cudnn_actor.engines.cuda.plans.plan import CudaPlan
 from cudnn_actor.engines.cuda.plans.recipe import DepthwiseStep, Scratch, aligned
 from cudnn_actor.engines.cuda.plans.steps import finish, given_sources
-from cudnn_actor.protocol.dtypes import DType
-from cudnn_actor.protocol.graph import OperationGraph
+from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.operations import (
     Convolution,
     ConvolutionBackwardData,
@@ -23,6 +22,7 @@ from cudnn_actor.protocol.operations import (
     Pointwise,
     TensorRole,
 )
+from cudnn_actor.protocol.types.dtypes import DType
 
 __all__ = ["compile_depthwise", "is_depthwise", "ways_of_depthwise"]
 

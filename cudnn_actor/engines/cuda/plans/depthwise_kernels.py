@@ -20,8 +20,8 @@ from typing import NamedTuple
 import msgspec
 
 from cudnn_actor.engines.cuda.plans.kernels import Expression, Result, Scalar
-from cudnn_actor.protocol.conv import ConvSpec
-from cudnn_actor.protocol.dtypes import DType
+from cudnn_actor.protocol.types.conv import ConvSpec
+from cudnn_actor.protocol.types.dtypes import DType
 
 __all__ = ["THREADS", "Depthwise", "Line", "Pass", "Tile", "tiles"]
 

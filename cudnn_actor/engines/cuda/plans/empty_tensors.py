@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from cudnn_actor.protocol.dtypes import DType
-from cudnn_actor.protocol.graph import OperationGraph
+from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.operations import GraphTensor, Node, Pointwise, PointwiseMode, TensorRole
-from cudnn_actor.protocol.tensor import packed_strides
+from cudnn_actor.protocol.types.dtypes import DType
+from cudnn_actor.protocol.types.tensor import packed_strides
 
 __all__ = ["Filled", "filled"]
 

@@ -21,8 +21,7 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from cudnn_actor.protocol.dtypes import DType
-from cudnn_actor.protocol.graph import OperationGraph
+from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.operations import (
     Convolution,
     ConvolutionBackwardFilter,
@@ -36,7 +35,8 @@ from cudnn_actor.protocol.operations import (
     RMSNormBackward,
     TensorRole,
 )
-from cudnn_actor.protocol.tensor import Layout
+from cudnn_actor.protocol.types.dtypes import DType
+from cudnn_actor.protocol.types.tensor import Layout
 
 __all__ = ["erratum"]
 

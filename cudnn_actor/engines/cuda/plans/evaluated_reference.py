@@ -28,8 +28,7 @@ from cudnn_actor.engines.cuda.plans.comparison import (
 )
 from cudnn_actor.engines.cuda.plans.kernels import Kernel, Leaf, elementwise
 from cudnn_actor.engines.cuda.plans.self_check_memory import drawn
-from cudnn_actor.protocol.dtypes import DType
-from cudnn_actor.protocol.graph import OperationGraph
+from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.operations import (
     BitCast,
     Concat,
@@ -47,7 +46,8 @@ from cudnn_actor.protocol.operations import (
     TopK,
 )
 from cudnn_actor.protocol.operations.base import Array, Region
-from cudnn_actor.protocol.tensor import packed_strides
+from cudnn_actor.protocol.types.dtypes import DType
+from cudnn_actor.protocol.types.tensor import packed_strides
 
 __all__ = [
     "EvaluatedReference",

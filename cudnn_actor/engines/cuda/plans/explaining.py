@@ -21,9 +21,9 @@ from cudnn_actor.engines.cuda.plans.recipe import (
     Step,
     TiledStep,
 )
-from cudnn_actor.protocol.explanation import Explanation, Measured, PieceOfPlan, ScratchTensor
-from cudnn_actor.protocol.graph import OperationGraph
-from cudnn_actor.protocol.step_kinds import StepKind
+from cudnn_actor.protocol.graphs.explanation import Explanation, Measured, PieceOfPlan, ScratchTensor
+from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
+from cudnn_actor.protocol.graphs.step_kinds import StepKind
 
 __all__ = ["LAUNCHERS", "explanation"]
 

@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from cudnn_actor.engines.cuda.library.libraries import libraries
-from cudnn_actor.protocol.dtypes import DType
-from cudnn_actor.protocol.graph import OperationGraph
-from cudnn_actor.protocol.numerics import Numerics
+from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.operations import Convolution, GraphTensor, Node, TensorRole
+from cudnn_actor.protocol.types.dtypes import DType
+from cudnn_actor.protocol.types.numerics import Numerics
 
 __all__ = ["FrontendGraph", "Refused", "data_type", "frontend_uids", "spatial"]
 

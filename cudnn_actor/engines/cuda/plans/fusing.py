@@ -18,8 +18,7 @@ from cudnn_actor.engines.cuda.plans.line_kernels import Reduced, fits, lined
 from cudnn_actor.engines.cuda.plans.plan import CudaPlan
 from cudnn_actor.engines.cuda.plans.recipe import LinedStep, NormStep, Scratch, aligned
 from cudnn_actor.engines.cuda.plans.steps import finish, given_sources
-from cudnn_actor.protocol.dtypes import DType
-from cudnn_actor.protocol.graph import OperationGraph
+from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.operations import (
     GraphTensor,
     Node,
@@ -29,6 +28,7 @@ from cudnn_actor.protocol.operations import (
     ReductionMode,
     TensorRole,
 )
+from cudnn_actor.protocol.types.dtypes import DType
 
 __all__ = ["compile_fused", "is_lined", "lines_of_operation"]
 

@@ -18,7 +18,7 @@ from itertools import starmap
 from typing import Any
 
 from cudnn_actor.engines.cuda.library.libraries import libraries
-from cudnn_actor.protocol.graph import OperationGraph
+from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.operations import (
     Convolution,
     ConvolutionForward,

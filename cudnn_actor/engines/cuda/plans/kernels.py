@@ -25,9 +25,9 @@ import msgspec
 import numpy as np
 
 from cudnn_actor.engines.cuda.library.libraries import libraries
-from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.operations import FUNCTIONS, Operation, Pointwise, PointwiseMode
 from cudnn_actor.protocol.operations.functions import limited
+from cudnn_actor.protocol.types.dtypes import DType
 
 __all__ = ["C_TYPES", "PREAMBLE", "THREADS", "Computed", "Constant", "Elementwise", "Expression", "Kernel"]
 __all__ += [

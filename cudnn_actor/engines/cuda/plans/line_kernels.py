@@ -41,8 +41,8 @@ from cudnn_actor.engines.cuda.plans.kernels import (
     store,
     value_type,
 )
-from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.operations import PointwiseMode, ReductionMode
+from cudnn_actor.protocol.types.dtypes import DType
 
 __all__ = ["Lined", "LinedKernel", "Reduced", "fits", "lined", "source"]
 

@@ -43,8 +43,7 @@ from cudnn_actor.engines.cuda.plans.depthwise import is_depthwise
 from cudnn_actor.engines.cuda.plans.empty_tensors import filled
 from cudnn_actor.engines.cuda.plans.fusing import is_lined, lines_of_operation
 from cudnn_actor.engines.cuda.plans.indexed_reads import is_indexed_read
-from cudnn_actor.protocol.dtypes import DType
-from cudnn_actor.protocol.graph import OperationGraph
+from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.operations import (
     Attention,
     AttentionBackward,
@@ -60,7 +59,8 @@ from cudnn_actor.protocol.operations import (
     TensorRole,
     Transpose,
 )
-from cudnn_actor.protocol.tensor import packed_strides, settled_strides
+from cudnn_actor.protocol.types.dtypes import DType
+from cudnn_actor.protocol.types.tensor import packed_strides, settled_strides
 
 __all__ = ["Cut", "Piece", "Stored", "cut"]
 

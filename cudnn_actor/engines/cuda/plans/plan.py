@@ -9,8 +9,8 @@ import msgspec
 
 from cudnn_actor.engines.cuda.plans.explaining import explanation
 from cudnn_actor.engines.cuda.plans.recipe import Recipe
-from cudnn_actor.protocol.explanation import Explanation
-from cudnn_actor.protocol.graph import OperationGraph
+from cudnn_actor.protocol.graphs.explanation import Explanation
+from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 
 __all__ = ["CudaPlan"]
 

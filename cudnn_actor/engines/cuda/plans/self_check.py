@@ -30,8 +30,8 @@ from cudnn_actor.engines.cuda.plans.kernel_caches import KernelCaches
 from cudnn_actor.engines.cuda.plans.plan import CudaPlan
 from cudnn_actor.engines.cuda.plans.program import Program
 from cudnn_actor.engines.cuda.plans.self_check_memory import CheckedTensor, Findings, Guarded
-from cudnn_actor.protocol.graph import OperationGraph
-from cudnn_actor.protocol.tensor import TensorSpec
+from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
+from cudnn_actor.protocol.types.tensor import TensorSpec
 
 __all__ = ["BuildContext", "SelfCheck"]
 

@@ -15,8 +15,8 @@ import numpy as np
 
 from cudnn_actor.engines.cpu.evaluation import round_into
 from cudnn_actor.engines.cuda.library.libraries import libraries
-from cudnn_actor.protocol.dtypes import DType
 from cudnn_actor.protocol.operations import GraphTensor
+from cudnn_actor.protocol.types.dtypes import DType
 
 __all__ = ["CheckedTensor", "Findings", "Guarded", "drawn", "enqueue"]
 

@@ -41,8 +41,7 @@ from cudnn_actor.engines.cuda.plans.recipe import (
 from cudnn_actor.engines.cuda.plans.row_kernels import copied_rows, rows_side_by_side
 from cudnn_actor.engines.cuda.plans.steps import finish, given_sources, graph_step
 from cudnn_actor.engines.cuda.plans.tiled_kernels import tiled
-from cudnn_actor.protocol.dtypes import DType
-from cudnn_actor.protocol.graph import OperationGraph
+from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.operations import (
     Concat,
     Convolution,
@@ -55,7 +54,8 @@ from cudnn_actor.protocol.operations import (
     PointwiseMode,
     TensorRole,
 )
-from cudnn_actor.protocol.tensor import Layout, TensorSpec, packed_strides
+from cudnn_actor.protocol.types.dtypes import DType
+from cudnn_actor.protocol.types.tensor import Layout, TensorSpec, packed_strides
 
 __all__ = ["MOST_FORMS", "compile_split", "is_elementwise", "ways"]
 

@@ -27,9 +27,9 @@ from cudnn_actor.engines.cuda.plans.recipe import (
     TiledStep,
 )
 from cudnn_actor.engines.support import kind_of
-from cudnn_actor.protocol.dtypes import DType
-from cudnn_actor.protocol.graph import OperationGraph
+from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.operations import Node, Pointwise
+from cudnn_actor.protocol.types.dtypes import DType
 
 __all__ = ["finish", "given_sources", "graph_step"]
 

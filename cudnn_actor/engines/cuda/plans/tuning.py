@@ -26,7 +26,7 @@ from cudnn_actor.engines.cuda.plans.recipe import Tuning
 from cudnn_actor.engines.cuda.plans.self_check import BuildContext, SelfCheck
 from cudnn_actor.engines.cuda.plans.splitting import compile_split, ways
 from cudnn_actor.engines.cuda.plans.widening import compile_widened, is_widened
-from cudnn_actor.protocol.graph import OperationGraph
+from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.operations import Convolution
 
 __all__ = ["time_plan", "tune"]

@@ -17,9 +17,9 @@ from cudnn_actor.engines.cuda.plans.kernels import Leaf, Result, fused
 from cudnn_actor.engines.cuda.plans.plan import CudaPlan
 from cudnn_actor.engines.cuda.plans.recipe import KernelStep, OperationStep, Scratch, Source, Step, aligned
 from cudnn_actor.engines.cuda.plans.steps import finish, given_sources, graph_step
-from cudnn_actor.protocol.graph import OperationGraph
+from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.operations import Convolution, GraphTensor, Pad, Pointwise, TensorRole
-from cudnn_actor.protocol.tensor import Layout, TensorSpec, settled_strides
+from cudnn_actor.protocol.types.tensor import Layout, TensorSpec, settled_strides
 
 __all__ = ["compile_widened", "is_widened"]
 

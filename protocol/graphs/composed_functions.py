@@ -1,0 +1,180 @@
+"""The functions of a `GraphBuilder` that are compositions of others: each has the gradients of its parts."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from cudnn_actor.protocol.graphs.einsum import einsum
+from cudnn_actor.protocol.graphs.expressions import Axes, Tensor
+from cudnn_actor.protocol.graphs.graph_functions import Functions
+from cudnn_actor.protocol.graphs.graph_recorder import as_called
+from cudnn_actor.protocol.graphs.indexing_functions import IndexingFunctions
+from cudnn_actor.protocol.graphs.integer_division import floored
+from cudnn_actor.protocol.graphs.network_functions import NetworkFunctions
+from cudnn_actor.protocol.operations.base import axis_of
+from cudnn_actor.protocol.types.checks import as_number, is_finite, is_whole, require_choice
+from cudnn_actor.protocol.types.dtypes import DType
+from cudnn_actor.protocol.types.errors import InvalidRequest, Words
+
+if TYPE_CHECKING:
+    from cudnn_actor.protocol.graphs.graph_builder import GraphBuilder
+
+__all__ = ["ComposedFunctions"]
+
+
+class ComposedFunctions(Functions, IndexingFunctions, NetworkFunctions):
+    """Each adds operations to the graph, and raises `InvalidRequest` if its operands do not fit together."""
+
+    def linear(self, x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
+        """x @ w.T + bias, with w of dims (features of the result, features of x), as PyTorch stores it."""
+        self._own("x", x)
+        self._own("w", w)
+        if bias is not None:
+            self._own("bias", bias)
+        if w.rank != 2 or x.rank < 1 or x.dims[-1] != w.dims[1]:
+            raise InvalidRequest(
+                field="w",
+                value=w.dims,
+                problem=f"does not fit x, of dims {x.dims}",
+                fix=f"give it dims (features of the result, {x.dims[-1] if x.rank else 'those of x'}); "
+                "for the other order, write x @ w",
+            )
+        if bias is not None and bias.dims != w.dims[:1]:
+            raise InvalidRequest(
+                field="bias",
+                value=bias.dims,
+                problem="must have one value for each feature of the result",
+                fix=f"give it dims {w.dims[:1]}",
+            )
+        try:
+            y = self.matmul(x, self.transpose(w))
+        except InvalidRequest as error:
+            raise as_called(error, {"a": "x", "b": "w"}) from None
+        return y if bias is None else self.add(y, bias)
+
+    def einsum(self, equation: str, *tensors: Tensor) -> Tensor:
+        """The sum of products that an equation names, as `numpy.einsum`: `g.einsum("bij,bjk->bik", a, b)`.
+
+        Tensors are joined from the left, by products of matrices.
+        """
+        for number, x in enumerate(tensors):
+            self._own(f"tensors[{number}]", x)
+            if not x.dtype.is_floating or x.dtype is not tensors[0].dtype:
+                raise InvalidRequest(
+                    field=f"tensors[{number}]",
+                    value=Words(x.dtype),
+                    problem="is not the dtype of the first, which must be one of floats",
+                    fix="convert it: x.astype(dtype)",
+                )
+        return einsum(cast("GraphBuilder", self), equation, tensors, self.matmul, self.sum)
+
+    def var(self, x: Tensor, axis: Axes = None, *, ddof: float = 0, keepdims: bool = False) -> Tensor:
+        """The mean squared distance from the mean along these dims, as NumPy's `var`.
+
+        The squares are summed up in float32, or float64, and divided by their number less `ddof`.
+        """
+        if not is_finite(ddof):
+            raise InvalidRequest(
+                field="ddof",
+                value=ddof,
+                problem="must be a finite number",
+                fix="use 1 for a sample's variance, or 0",
+            )
+        self._own("x", x)
+        wide = self.astype(x, DType.FLOAT32) if x.dtype.is_half else x
+        total = self.sum(self.square(wide - self.mean(wide, axis, keepdims=True)), axis, keepdims=keepdims)
+        count = math.prod(x.dims) // max(1, math.prod(total.dims))
+        made = self.divide(total, max(count - ddof, 0))
+        return self._converted(made, x.dtype, kept=False) if x.dtype.is_half else made
+
+    def std(self, x: Tensor, axis: Axes = None, *, ddof: float = 0, keepdims: bool = False) -> Tensor:
+        """The square root of `var`. Its gradient is not finite where all elements are equal."""
+        self._own("x", x)
+        wide = self.astype(x, DType.FLOAT32) if x.dtype.is_half else x
+        made = self.sqrt(self.var(wide, axis, ddof=ddof, keepdims=keepdims))
+        return self._converted(made, x.dtype, kept=False) if x.dtype.is_half else made
+
+    def cross_entropy(
+        self,
+        logits: Tensor,
+        targets: Tensor,
+        axis: int = -1,
+        *,
+        ignore: int | None = None,
+        reduction: Literal["mean", "sum", "none"] = "mean",
+    ) -> Tensor:
+        """-log of the softmax of logits at the targets, as PyTorch's `cross_entropy`.
+
+        Parameters
+        ----------
+        logits
+            Floats, with the classes along `axis`.
+        targets
+            int32 or int64: the class of each, of the dims of `logits` without `axis`; from 0 to the number of
+            classes - 1. Or floats of the dims of `logits`: the weight of each class.
+        axis
+            The dim of the classes: the last one, unless it is given. PyTorch's is 1.
+        ignore
+            A class whose targets count nothing, also not in the mean.
+        reduction
+            The mean of all, their sum, or "none" for each one.
+        """
+        self._own("logits", logits)
+        self._own("targets", targets)
+        axis = axis_of("axis", axis, logits.rank, "logits")
+        without = (*logits.dims[:axis], *logits.dims[axis + 1 :])
+        require_choice("reduction", reduction, ("mean", "sum", "none"))
+        if not logits.dtype.is_floating:
+            raise InvalidRequest(
+                field="logits",
+                value=Words(logits.dtype),
+                problem="is no floating-point dtype",
+                fix='convert it: logits.astype("float32")',
+            )
+        wanted = logits.dims if targets.dtype.is_floating else without
+        if targets.dims != wanted or not (
+            targets.dtype.is_floating or targets.dtype in (DType.INT32, DType.INT64)
+        ):
+            raise InvalidRequest(
+                field="targets",
+                value=Words(f"{targets.dtype} {targets.dims}"),
+                problem=f"does not fit logits, of dims {logits.dims}, with their classes along dim {axis}",
+                fix=f"give classes, int64 {without}, or their weights, floats {logits.dims}",
+            )
+        if ignore is not None and (targets.dtype.is_floating or not is_whole(ignore)):
+            raise InvalidRequest(
+                field="ignore",
+                value=ignore,
+                problem="is no class that could be ignored",
+                fix="give a whole number, and targets of int64",
+            )
+        if ignore is not None:
+            as_number("ignore", ignore)
+        losses = self._losses(logits, targets, axis, ignore)
+        if reduction == "none":
+            made = losses
+        elif reduction == "sum" or ignore is None:
+            made = self.sum(losses) if reduction == "sum" else self.mean(losses)
+        else:
+            made = self.sum(losses) / self.sum(self.astype(targets != ignore, losses.dtype))
+        return self._converted(made, logits.dtype, kept=False) if logits.dtype.is_half else made
+
+    def _losses(self, logits: Tensor, targets: Tensor, axis: int, ignore: int | None) -> Tensor:
+        """The loss of each target, float32 or float64."""
+        logits = self.astype(logits, DType.FLOAT32) if logits.dtype.is_half else logits
+        logs = self.log_softmax(logits, axis)
+        if targets.dtype.is_floating:
+            return -self.sum(self.astype(targets, logits.dtype) * logs, axis)
+        counted = None if ignore is None else targets != ignore
+        chosen = targets if counted is None else self.where(counted, targets, 0)
+        dims = (*targets.dims[:axis], 1, *targets.dims[axis:])
+        losses = -self.reshape(self.take_along_axis(logs, self.reshape(chosen, dims), axis), targets.dims)
+        return losses if counted is None else self.where(counted, losses, 0.0)
+
+    def floor_divide(self, a: Any, b: Any) -> Tensor:
+        """The largest whole number that is not above a / b, as Python's `//`. Integers stay integers.
+
+        An integer divided by 0 is any number.
+        """
+        return floored(cast("GraphBuilder", self), a, b)

@@ -1,0 +1,290 @@
+"""The tensors of a graph that is being built, with NumPy's operators and methods."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+
+import numpy as np
+
+from cudnn_actor.protocol.operations import TensorRole
+from cudnn_actor.protocol.types.dtypes import DType, DTypeLike
+from cudnn_actor.protocol.types.errors import NoValues
+from cudnn_actor.protocol.types.other_names import no_attribute
+from cudnn_actor.protocol.types.spelling import spelled
+from cudnn_actor.protocol.types.tensor import TensorSpec
+
+if TYPE_CHECKING:
+    from cudnn_actor.protocol.graphs.graph_builder import GraphBuilder
+
+__all__ = ["Axes", "Made", "Number", "Tensor"]
+
+Number = float | int
+Axes = int | Sequence[int] | None
+"""One dim, several, or None for all."""
+
+
+class Made(NamedTuple):
+    """What is known of a tensor while the graph is built.
+
+    `spec` has the dtype that it has where it is stored. `role`: bound for an input. `label`: for people.
+    `kept`: it has that dtype wherever it is read, since the user asked for it.
+    """
+
+    spec: TensorSpec
+    role: TensorRole
+    label: str
+    value: Number | None = None
+    kept: bool = False
+
+
+class Tensor:
+    """A tensor of a graph that is being built. Made by a `GraphBuilder`; holds no values.
+
+    Arithmetic, comparisons, indexing and the methods below add operations to the graph.
+    """
+
+    __slots__ = ("builder", "number")
+
+    def __init__(self, builder: GraphBuilder, number: int) -> None:
+        self.builder = builder
+        self.number = number
+
+    @property
+    def _made(self) -> Made:
+        return self.builder._tensors[self.number]
+
+    @property
+    def dims(self) -> tuple[int, ...]:
+        """Its dims."""
+        return self._made.spec.dims
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its dims, by NumPy's name."""
+        return self.dims
+
+    @property
+    def dtype(self) -> DType:
+        """The element type that it has where it is stored."""
+        return self._made.spec.dtype
+
+    @property
+    def rank(self) -> int:
+        """How many dims it has."""
+        return len(self.dims)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        raise AttributeError(no_attribute("Tensor", name, dir(type(self.builder)), dir(type(self))))
+
+    def __repr__(self) -> str:
+        return f"<{self._made.label or 'tensor'}: {self.dtype} {self.dims}>"
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        if not self.dims:
+            raise TypeError("a tensor without dims cannot be iterated")
+        return (self[place] for place in range(self.dims[0]))
+
+    def __len__(self) -> int:
+        if not self.dims:
+            raise TypeError("a tensor without dims has no len()")
+        return self.dims[0]
+
+    def __array__(self, *_: Any, **__: Any) -> NoReturn:  # else NumPy would read element after element
+        raise NoValues(what=repr(self), fix="build the graph, run it, and download its output")
+
+    def __array_ufunc__(self, function: Any, method: str, *operands: Any, **options: Any) -> Tensor:
+        """Take part in operators of NumPy's numbers, `np.float32(2) * x`; functions of NumPy raise."""
+        name = {"remainder": "mod"}.get(function.__name__, function.__name__)
+        own = getattr(type(self.builder), name, None)
+        if method != "__call__" or options or own is None or function.nin == 1:
+            raise self._unreadable(f"numpy.{function.__name__}", "" if own is None else name)
+        # NumPy has made arrays without dims of its numbers.
+        numbers = [one[()] if isinstance(one, np.ndarray) and not one.shape else one for one in operands]
+        return own(self.builder, *numbers)  # type: ignore[no-any-return]
+
+    def __array_function__(self, function: Any, *_: Any) -> NoReturn:
+        name = function.__name__
+        raise self._unreadable(f"numpy.{name}", name if hasattr(type(self.builder), name) else "")
+
+    def _unreadable(self, function: str, own: str) -> NoValues:
+        instead = f"use g.{own}, of the builder, in the place of {function}"
+        return NoValues(
+            what=repr(self), fix=instead if own else f"a graph has no {function}: help(GraphBuilder)"
+        )
+
+    def __bool__(self) -> bool:
+        raise TypeError("a tensor of a graph has no truth value while the graph is built; use g.where")
+
+    # Operators.
+
+    def __add__(self, other: Any) -> Tensor:
+        return self.builder.add(self, other)
+
+    def __radd__(self, other: Any) -> Tensor:
+        return self.builder.add(other, self)
+
+    def __sub__(self, other: Any) -> Tensor:
+        return self.builder.subtract(self, other)
+
+    def __rsub__(self, other: Any) -> Tensor:
+        return self.builder.subtract(other, self)
+
+    def __mul__(self, other: Any) -> Tensor:
+        return self.builder.multiply(self, other)
+
+    def __rmul__(self, other: Any) -> Tensor:
+        return self.builder.multiply(other, self)
+
+    def __truediv__(self, other: Any) -> Tensor:
+        return self.builder.divide(self, other)
+
+    def __rtruediv__(self, other: Any) -> Tensor:
+        return self.builder.divide(other, self)
+
+    def __floordiv__(self, other: Any) -> Tensor:
+        return self.builder.floor_divide(self, other)
+
+    def __rfloordiv__(self, other: Any) -> Tensor:
+        return self.builder.floor_divide(other, self)
+
+    def __mod__(self, other: Any) -> Tensor:
+        return self.builder.mod(self, other)
+
+    def __rmod__(self, other: Any) -> Tensor:
+        return self.builder.mod(other, self)
+
+    def __pow__(self, other: Any) -> Tensor:
+        return self.builder.power(self, other)
+
+    def __rpow__(self, other: Any) -> Tensor:
+        return self.builder.power(other, self)
+
+    def __and__(self, other: Any) -> Tensor:
+        return self.builder.bitwise_and(self, other)
+
+    def __rand__(self, other: Any) -> Tensor:
+        return self.builder.bitwise_and(other, self)
+
+    def __or__(self, other: Any) -> Tensor:
+        return self.builder.bitwise_or(self, other)
+
+    def __ror__(self, other: Any) -> Tensor:
+        return self.builder.bitwise_or(other, self)
+
+    def __xor__(self, other: Any) -> Tensor:
+        return self.builder.bitwise_xor(self, other)
+
+    def __rxor__(self, other: Any) -> Tensor:
+        return self.builder.bitwise_xor(other, self)
+
+    def __lshift__(self, other: Any) -> Tensor:
+        return self.builder.left_shift(self, other)
+
+    def __rlshift__(self, other: Any) -> Tensor:
+        return self.builder.left_shift(other, self)
+
+    def __rshift__(self, other: Any) -> Tensor:
+        return self.builder.right_shift(self, other)
+
+    def __rrshift__(self, other: Any) -> Tensor:
+        return self.builder.right_shift(other, self)
+
+    def __eq__(self, other: Any) -> Tensor:  # type: ignore[override]
+        return self.builder.equal(self, other)
+
+    def __ne__(self, other: Any) -> Tensor:  # type: ignore[override]
+        return self.builder.not_equal(self, other)
+
+    def __lt__(self, other: Any) -> Tensor:
+        return self.builder.less(self, other)
+
+    def __le__(self, other: Any) -> Tensor:
+        return self.builder.less_equal(self, other)
+
+    def __gt__(self, other: Any) -> Tensor:
+        return self.builder.greater(self, other)
+
+    def __ge__(self, other: Any) -> Tensor:
+        return self.builder.greater_equal(self, other)
+
+    def __neg__(self) -> Tensor:
+        return self.builder.negative(self)
+
+    def __abs__(self) -> Tensor:
+        return self.builder.abs(self)
+
+    def __invert__(self) -> Tensor:
+        return self.builder.bitwise_not(self)
+
+    def __matmul__(self, other: Tensor) -> Tensor:
+        return self.builder.matmul(self, other)
+
+    def __rmatmul__(self, other: Tensor) -> Tensor:
+        return self.builder.matmul(other, self)
+
+    def __getitem__(self, index: Any) -> Tensor:
+        return self.builder.slice(self, index)
+
+    @spelled
+    def astype(self, dtype: DTypeLike) -> Tensor:
+        """Rounded to another type: integers saturate, and NaN becomes 0."""
+        return self.builder.astype(self, dtype)
+
+    # Movement.
+
+    @spelled
+    def reshape(self, *dims: int | Sequence[int]) -> Tensor:
+        """With other dims, as NumPy's `reshape`; one of them may be -1."""
+        return self.builder.reshape(self, _flat(dims))
+
+    @spelled
+    def transpose(self, *axes: int | Sequence[int]) -> Tensor:
+        """With its axes in another order; without any, reversed. As NumPy's `transpose`."""
+        return self.builder.transpose(self, _flat(axes) or None)
+
+    # Reductions.
+
+    @spelled
+    def sum(self, axis: Axes = None, *, keepdims: bool = False) -> Tensor:
+        """The sum of the elements along these dims."""
+        return self.builder.sum(self, axis, keepdims=keepdims)
+
+    @spelled
+    def mean(self, axis: Axes = None, *, keepdims: bool = False) -> Tensor:
+        """The mean of the elements along these dims."""
+        return self.builder.mean(self, axis, keepdims=keepdims)
+
+    @spelled
+    def max(self, axis: Axes = None, *, keepdims: bool = False) -> Tensor:
+        """The largest element along these dims."""
+        return self.builder.max(self, axis, keepdims=keepdims)
+
+    @spelled
+    def min(self, axis: Axes = None, *, keepdims: bool = False) -> Tensor:
+        """The smallest element along these dims."""
+        return self.builder.min(self, axis, keepdims=keepdims)
+
+    @spelled
+    def var(self, axis: Axes = None, *, ddof: float = 0, keepdims: bool = False) -> Tensor:
+        """The variance along these dims."""
+        return self.builder.var(self, axis, ddof=ddof, keepdims=keepdims)
+
+    @spelled
+    def std(self, axis: Axes = None, *, ddof: float = 0, keepdims: bool = False) -> Tensor:
+        """The standard deviation along these dims."""
+        return self.builder.std(self, axis, ddof=ddof, keepdims=keepdims)
+
+    @property
+    def T(self) -> Tensor:  # noqa: N802 - as in NumPy
+        """With its axes reversed."""
+        return self.transpose()
+
+
+def _flat(given: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(given[0]) if len(given) == 1 and isinstance(given[0], Sequence) else given

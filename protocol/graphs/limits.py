@@ -1,0 +1,57 @@
+"""How large a graph may be."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from cudnn_actor.protocol.types.checks import require_whole
+from cudnn_actor.protocol.types.errors import InvalidRequest, Words
+from cudnn_actor.protocol.types.records import Parameters
+
+__all__ = ["GraphLimits"]
+
+
+class GraphLimits(Parameters):
+    """How large a graph may be, where it is built, read from a file, or sent to a service.
+
+    What lies between the pieces of a graph counts towards `spawn(workspace_limit=)`.
+
+    Parameters
+    ----------
+    operations
+        Its operations.
+    nbytes
+        Bytes of a graph's encoding: of the text that `Graph.from_json` reads, and of what a worker is sent.
+
+    Raises
+    ------
+    InvalidRequest
+        A limit is no whole number of at least 1.
+    """
+
+    example: ClassVar[str] = "GraphLimits(operations=20_000)"
+    operations: int = 10_000
+    nbytes: int = 16 << 20
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            require_whole(name, getattr(self, name), 1)
+
+    def check_operations(self, count: int) -> None:
+        """Raise `InvalidRequest` for a graph of so many operations, if they are too many."""
+        if count > self.operations:
+            raise _over("operations", f"{count:,} operations", self.operations)
+
+    def check_nbytes(self, count: int) -> None:
+        """Raise `InvalidRequest` for a graph whose encoding is so long, if that is too long."""
+        if count > self.nbytes:
+            raise _over("nbytes", f"{count:,} bytes", self.nbytes)
+
+
+def _over(name: str, value: str, limit: int) -> InvalidRequest:
+    return InvalidRequest(
+        field="graph",
+        value=Words(value),
+        problem=f"are over the limit GraphLimits.{name}, which is {limit:,}",
+        fix=f"cut it into several graphs, or raise the limit: GraphLimits({name}=...)",
+    )

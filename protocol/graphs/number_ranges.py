@@ -1,0 +1,86 @@
+"""Whole numbers beyond the range of the integer tensors that they meet.
+
+Integers are computed in int64, or in uint64 if one is. A number that this type does not hold is compared as
+NumPy compares it, by its value. All else that it would take part in is refused, where NumPy raises
+`OverflowError`.
+"""
+
+from __future__ import annotations
+
+import numbers
+from typing import Any
+
+import numpy as np
+
+from cudnn_actor.protocol.operations import PointwiseMode
+from cudnn_actor.protocol.types.dtypes import DType
+from cudnn_actor.protocol.types.errors import InvalidRequest
+
+__all__ = ["as_compared", "exact_bounds", "require_unsigned"]
+
+_M = PointwiseMode
+_LESS = {_M.EQ: _M.LT, _M.NE: _M.GE, _M.LT: _M.LT, _M.LE: _M.LT, _M.GT: _M.GE, _M.GE: _M.GE}
+"""A comparison of a tensor with a number below all integers → the same with the least of them."""
+_MORE = {_M.EQ: _M.GT, _M.NE: _M.LE, _M.LT: _M.LE, _M.LE: _M.LE, _M.GT: _M.GT, _M.GE: _M.GT}
+"""And with a number above all integers → with the largest of them."""
+_REVERSED = {_M.EQ: _M.EQ, _M.NE: _M.NE, _M.LT: _M.GT, _M.LE: _M.GE, _M.GT: _M.LT, _M.GE: _M.LE}
+_TRUTHS = {_M.LOGICAL_AND: 2, _M.LOGICAL_OR: 2, _M.LOGICAL_XOR: 2, _M.SELECT: 1}
+"""Functions → how many of their operands, from the first, are read as truth values."""
+
+
+def as_compared(mode: str, operands: tuple[Any, ...], dtype: DType) -> tuple[str, tuple[Any, ...]]:
+    """The same function where its numbers are compared, or read as truth values, with numbers that fit.
+
+    `dtype`: what the integers among the operands promote to.
+    """
+    known = PointwiseMode(mode)
+    range_ = np.iinfo(np.uint64 if dtype is DType.UINT64 else np.int64)
+    outside = [
+        isinstance(one, numbers.Integral) and not range_.min <= int(one) <= range_.max for one in operands
+    ]
+    if not any(outside):
+        return mode, operands
+    if known in _TRUTHS:
+        truths = _TRUTHS[known]
+        pairs = enumerate(zip(operands, outside, strict=True))
+        return mode, tuple(1 if out and place < truths else one for place, (one, out) in pairs)
+    if known not in _LESS:
+        return mode, operands
+    x, number = operands
+    if outside[0]:
+        known, x, number = _REVERSED[known], number, x
+    if number < range_.min:
+        return _LESS[known], (x, range_.min)
+    return _MORE[known], (x, range_.max)
+
+
+def exact_bounds(lower: object, upper: object, dtype: DType) -> tuple[int | None, int | None] | None:
+    """Bounds of integers as numbers of their dtype, if they are whole and float64 may not hold them.
+
+    None for bounds that `Pointwise` takes, or refuses.
+    """
+    given = [bound for bound in (lower, upper) if bound is not None]
+    whole = [int(bound) for bound in given if isinstance(bound, numbers.Integral)]
+    if (
+        dtype.numpy.kind not in "iu"
+        or bool in map(type, given)
+        or len(whole) < len(given)
+        or whole != sorted(whole)
+    ):
+        return None
+    if all(abs(bound) <= 1 << 53 for bound in whole):
+        return None
+    range_ = np.iinfo(str(dtype))
+    held = iter([max(range_.min, min(bound, range_.max)) for bound in whole])
+    return None if lower is None else next(held), None if upper is None else next(held)
+
+
+def require_unsigned(name: str, number: float, dtype: DType) -> None:
+    """Raise `InvalidRequest` for a negative number among integers of uint64."""
+    if dtype is DType.UINT64 and number < 0:
+        raise InvalidRequest(
+            field=name,
+            value=number,
+            problem="is no number of uint64",
+            fix='use one ≥ 0, or convert the tensor: x.astype("int64"), which saturates',
+        )

@@ -1,0 +1,1 @@
+"""Messages and replies, and how a message becomes a graph."""

@@ -1,0 +1,1 @@
+"""What the rest is made of: dtypes, tensors, buffers, settings of convolutions, errors and checks."""

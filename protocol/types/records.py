@@ -1,0 +1,70 @@
+"""What records of parameters, operations and messages have in common.
+
+They are frozen, their fields are given by name, and none is unknown. msgspec's own errors about arguments do
+not name the class: a metaclass does. It takes part only where Python code calls the class, which then takes
+up to a microsecond longer; decoding and `msgspec.structs.replace` do not call it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any, dataclass_transform
+
+import msgspec
+
+from cudnn_actor.protocol.types.spelling import own_name
+
+__all__ = ["Parameters", "Record"]
+
+_OPTIONS = {"frozen": True, "kw_only": True, "forbid_unknown_fields": True}
+
+
+class _RecordMeta(msgspec.StructMeta):
+    """Makes classes of records: their options, and the errors about arguments that are not their fields."""
+
+    def __new__(
+        cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **options: Any
+    ) -> _RecordMeta:
+        return super().__new__(cls, name, bases, namespace, **(_OPTIONS | options))
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Make a record."""
+        try:
+            return super().__call__(*args, **kwargs)
+        except TypeError as error:
+            problem = _problem(cls, args, kwargs)
+            if problem is None:
+                raise
+            raise TypeError(problem) from error.__cause__
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(msgspec.field,))
+class Record(msgspec.Struct, frozen=True, metaclass=_RecordMeta):
+    """The base of records. The constructor's `TypeError` names the class, its fields, and a fix.
+
+    A class attribute `example` is the fix: how such a record is made.
+    """
+
+
+class Parameters(Record, cache_hash=True, gc=False):
+    """The base of records that hold no other records, and are hashed often."""
+
+
+def _problem(cls: type, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
+    """What is wrong with the arguments, and how to mend it; None if they are the fields'."""
+    name, parameters = cls.__name__, inspect.signature(cls).parameters
+    if not parameters:
+        return f"{name} has no fields: write {name}()"
+    needed = [each for each, one in parameters.items() if one.default is one.empty]
+    inputs = getattr(cls, "inputs", ())  # an operation's come first
+    first = sorted(needed, key=lambda each: each not in inputs) or [next(iter(parameters))]
+    example = getattr(cls, "example", f"{name}({', '.join(f'{each}=...' for each in first)})")
+    if args:
+        return f"{name} takes its fields by name, not by position: write {example}"
+    for given in kwargs:
+        if given not in parameters:
+            hint = own_name(given, parameters)
+            return f"{name} has no field {given!r}; {hint}its fields are {', '.join(parameters)}: {example}"
+    missing = [each for each in needed if each not in kwargs]
+    return f"{name} needs {', '.join(missing)}: {example}" if missing else None

@@ -1,0 +1,77 @@
+"""What is said about an argument that a function or a record does not have: its own name for it."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Collection
+from types import FunctionType
+from typing import Any, ParamSpec, TypeVar, cast
+
+from cudnn_actor.protocol.types.checks import did_you_mean
+from cudnn_actor.protocol.types.other_names import ARGUMENTS
+
+__all__ = ["own_name", "spelled"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def own_name(given: str, known: Collection[str]) -> str:
+    """The start of a fix for an argument that is none of the known ones: "use size: ", or what it resembles.
+
+    Empty if neither another library nor a slip of the pen explains it.
+    """
+    for name, others in ARGUMENTS.items():
+        if name in known and given in others:
+            return f"use {name}; "
+    return did_you_mean(given, known)
+
+
+def spelled(function: Callable[P, R]) -> Callable[P, R]:
+    """The same function, whose `TypeError` for arguments that it does not have tells those that it has."""
+    called: Callable[..., Any]
+    if inspect.iscoroutinefunction(function):
+
+        async def called_later(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return await function(*args, **kwargs)
+            except TypeError as error:
+                problem = _problem(error, function, args, kwargs)
+                if problem is None:
+                    raise
+                raise TypeError(problem) from None
+
+        called = called_later
+    else:
+
+        def called_now(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return function(*args, **kwargs)
+            except TypeError as error:
+                problem = _problem(error, function, args, kwargs)
+                if problem is None:
+                    raise
+                raise TypeError(problem) from None
+
+        called = called_now
+    return cast("Callable[P, R]", functools.wraps(function)(called))
+
+
+def _problem(
+    error: TypeError, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> str | None:
+    """What is wrong with arguments that a method does not have; None for any other error."""
+    if error.__traceback__ is None or error.__traceback__.tb_next is not None:  # raised inside of it
+        return None
+    parameters = list(inspect.signature(method).parameters.values())[1:]
+    names = [each.name for each in parameters]
+    name = f"{cast('FunctionType', method).__qualname__}()"
+    for given in kwargs:
+        if given not in names:
+            return f"{name} has no argument {given!r}; {own_name(given, names)}it has {', '.join(names)}"
+    by_place = [each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
+    by_name = [each.name for each in parameters if each.kind is each.KEYWORD_ONLY]
+    if len(args) - 1 > len(by_place) and by_name:
+        return f"{name} takes {', '.join(by_place)} by position, and by name {', '.join(by_name)}"
+    return None
