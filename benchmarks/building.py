@@ -46,8 +46,8 @@ from cudnn_actor.engines.cuda.plans.plan import CudaPlan
 from cudnn_actor.engines.cuda.plans.program import Program
 from cudnn_actor.engines.cuda.plans.self_check import SelfCheck
 from cudnn_actor.engines.cuda.plans.tuning import time_plan
-from cudnn_actor.plans.file import PlanKey, StoredPlan
-from cudnn_actor.plans.store import PlanStore
+from cudnn_actor.plan_store.file import PlanKey, StoredPlan
+from cudnn_actor.plan_store.store import PlanStore
 from cudnn_actor.protocol import Graph, GraphBuilder, OperationGraph
 
 from .blocks import bottleneck

@@ -27,7 +27,7 @@ from cudnn_actor import CudnnRef, CudnnService, Ping
 from cudnn_actor.actors import Envelope
 from cudnn_actor.cli.bench.hops import trivial_convolution
 from cudnn_actor.cli.logbook import LogBook
-from cudnn_actor.service.options import Options
+from cudnn_actor.options import Options
 
 IN_FLIGHT = 64
 console = Console()

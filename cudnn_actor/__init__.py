@@ -13,6 +13,7 @@ from __future__ import annotations
 from cudnn_actor import _linux  # noqa: F401 - first: on other systems it raises a clear error
 from cudnn_actor import logging as logging
 from cudnn_actor.models import Feature, InvalidModel, Model, ModelNotFound, UnsupportedModel
+from cudnn_actor.options import Options
 from cudnn_actor.protocol import (
     Activation,
     AdaptiveWindow,
@@ -135,7 +136,6 @@ from cudnn_actor.protocol import (
 )
 from cudnn_actor.service.client import CudnnRef
 from cudnn_actor.service.health import Health, HealthState
-from cudnn_actor.service.options import Options
 from cudnn_actor.service.service import CudnnService, child_spec, start
 from cudnn_actor.service.spawning import Spawning, spawn
 from cudnn_actor.supervision import (

@@ -12,7 +12,7 @@ from benchmarks.gpu.problems import Problem, small
 from cudnn_actor import Spawning, spawn
 from cudnn_actor.cli.bench.cpu_time import actor_thread
 from cudnn_actor.cli.bench.cpu_time import thread_cpu_s as cpu_s
-from cudnn_actor.service.options import Isolation
+from cudnn_actor.options import Isolation
 
 __all__ = ["Setting", "actor_thread", "cpu_s", "cudnn", "cupy", "gpu_versions", "torch"]
 

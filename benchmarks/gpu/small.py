@@ -22,8 +22,8 @@ from cudnn_actor import CudnnRef
 from cudnn_actor.cli.bench.cpu_time import worker_cpu_s
 from cudnn_actor.cli.bench.record import ISOLATIONS
 from cudnn_actor.cli.measure import Timing, one_by_one, rate
+from cudnn_actor.options import Isolation
 from cudnn_actor.protocol.messages.messages import Compute
-from cudnn_actor.service.options import Isolation
 
 __all__ = ["Small", "measure", "placed", "sheets"]
 

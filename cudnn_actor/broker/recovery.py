@@ -10,7 +10,7 @@ any                         1                       `QuarantinedRequest`        
 writes, may still write     0                       `OutcomeUnknown`                torn, withheld
 ==========================  ======================  ==============================  ===============
 
-A worker that the kernel has not ended in time (`workers.monitor.KILLED_S`) may
+A worker that the kernel has not ended in time (`monitor.KILLED_S`) may
 still write. The outputs of its last requests are torn, and no other buffer gets
 their bytes until it has ended.
 

@@ -14,7 +14,7 @@ from cudnn_actor.broker.message_cache import CachedMessage, MessageCache
 from cudnn_actor.broker.recovery import MOST_CRASHES
 from cudnn_actor.engines.base import BuilderAccess
 from cudnn_actor.memory import Memory
-from cudnn_actor.plans.store import PlanStore
+from cudnn_actor.plan_store.store import PlanStore
 from cudnn_actor.protocol.graphs.limits import GraphLimits
 from cudnn_actor.protocol.graphs.named_graph import Graph
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph

@@ -16,7 +16,7 @@ from cudnn_actor.actors import Deadline, forks, within
 from cudnn_actor.actors.aside import aside
 from cudnn_actor.models.kept_graphs import KeptGraphs
 from cudnn_actor.models.turns import Turns
-from cudnn_actor.plans.cache import CAPACITY
+from cudnn_actor.plan_store.cache import CAPACITY
 from cudnn_actor.protocol.graphs.explanation import Explanation
 from cudnn_actor.protocol.graphs.named_graph import Graph
 from cudnn_actor.protocol.types.buffers import BufferRef

@@ -9,15 +9,12 @@ import os
 import signal
 import threading
 from collections.abc import Callable
-from typing import Literal
 
 from cudnn_actor.actors.logs import Log
+from cudnn_actor.options import OnGiveUp
 from cudnn_actor.supervision import Escalated
 
-__all__ = ["EXIT_STATUS", "EXIT_WITHIN_S", "OnGiveUp", "act_on"]
-
-OnGiveUp = Literal["raise", "exit"] | Callable[[Escalated], object]
-"""The values of `Options.on_give_up`."""
+__all__ = ["EXIT_STATUS", "EXIT_WITHIN_S", "act_on"]
 
 EXIT_WITHIN_S = 30.0
 """How long a process may take to end after SIGTERM."""

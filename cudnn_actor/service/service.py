@@ -31,8 +31,11 @@ from cudnn_actor.actors.logs import speaking_for
 from cudnn_actor.actors.threads import ThreadRefused
 from cudnn_actor.broker.service_state import ServiceState
 from cudnn_actor.engines import EngineChoice, choose_engine
+from cudnn_actor.isolation.selection import isolation_for
+from cudnn_actor.isolation.thread.cudnn_actor import CudnnActor
 from cudnn_actor.models.kept_graphs import KeptGraphs
-from cudnn_actor.plans.store import PlanStore
+from cudnn_actor.options import NAME, Options, takes_options
+from cudnn_actor.plan_store.store import PlanStore
 from cudnn_actor.protocol.graphs.limits import GraphLimits
 from cudnn_actor.protocol.messages.messages import Values
 from cudnn_actor.protocol.types.errors import InvalidRequest, ServiceStopped, StartFailed, Words
@@ -40,8 +43,6 @@ from cudnn_actor.service.arrays import as_values
 from cudnn_actor.service.event_log import EventLog
 from cudnn_actor.service.giving_up import act_on
 from cudnn_actor.service.health import Health, HealthState, health_state
-from cudnn_actor.service.isolation import isolation_for
-from cudnn_actor.service.options import NAME, Options, takes_options
 from cudnn_actor.supervision import (
     ChildPolicy,
     ChildSpec,
@@ -59,7 +60,6 @@ from cudnn_actor.supervision import (
     Supervisor,
 )
 from cudnn_actor.supervision.events import stamped
-from cudnn_actor.worker.cudnn_actor import CudnnActor
 
 __all__ = ["CudnnService", "child_spec", "engine_for", "start"]
 

@@ -14,9 +14,9 @@ from cudnn_actor.actors.closed_loops import tolerating_closed
 from cudnn_actor.actors.event_loop import running_loop
 from cudnn_actor.actors.threads import ThreadRefused
 from cudnn_actor.engines import EngineChoice, check_device
+from cudnn_actor.options import Options, takes_options
 from cudnn_actor.protocol.types.errors import ServiceStopped, StartFailed
 from cudnn_actor.service.client import CudnnRef
-from cudnn_actor.service.options import Options, takes_options
 from cudnn_actor.service.service import CudnnService, engine_for
 
 __all__ = ["Spawning", "spawn"]

@@ -18,8 +18,8 @@ from benchmarks.gpu.small import IN_FLIGHT, PUBLIC, TORCH, Calls, Requests, Smal
 from benchmarks.gpu.transfers import LAYOUTS, SIZES, WAYS, Moved, Transfers
 from cudnn_actor.cli.bench.record import ISOLATIONS
 from cudnn_actor.cli.measure import Timing
+from cudnn_actor.options import Isolation
 from cudnn_actor.protocol.types.tensor import LayoutName
-from cudnn_actor.service.options import Isolation
 
 __all__ = ["gpu_run"]
 

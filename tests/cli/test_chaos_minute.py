@@ -15,7 +15,7 @@ from .terminal import python
 
 CHAOS = {
     "the CPU engine": ["cudnn_actor.cli", "chaos"],
-    "one that works as a GPU does": ["tests.workers.device_chaos"],
+    "one that works as a GPU does": ["tests.isolation.device_chaos"],
 }
 
 

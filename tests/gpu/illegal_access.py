@@ -29,7 +29,7 @@ from cudnn_actor import (
     StaleBufferError,
     Upload,
 )
-from cudnn_actor.service.options import make_options
+from cudnn_actor.options import make_options
 from cudnn_actor.service.service import CudnnService
 
 TASKS, BEFORE, WITHIN_S = 64, 500, 30.0

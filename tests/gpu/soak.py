@@ -44,7 +44,7 @@ from cudnn_actor import (
     UnsupportedGraph,
     spawn,
 )
-from cudnn_actor.service.options import Isolation
+from cudnn_actor.options import Isolation
 
 from ..engines.refusals import may_refuse
 from .bounds import error_over_bound

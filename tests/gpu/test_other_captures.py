@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cudnn_actor import ConvSpec, spawn
-from cudnn_actor.service.options import Isolation
+from cudnn_actor.options import Isolation
 
 torch = pytest.importorskip("torch")
 

@@ -30,8 +30,8 @@ from cudnn_actor import (
     StaleBufferError,
     Upload,
 )
+from cudnn_actor.options import make_options
 from cudnn_actor.protocol.types.errors import StaleReason
-from cudnn_actor.service.options import make_options
 from cudnn_actor.service.service import CudnnService
 
 from .worker_faults import ILLEGAL, PREPARING, SPINNING, Ammunition, choice_of

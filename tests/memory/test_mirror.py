@@ -9,10 +9,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant
 
+from cudnn_actor.isolation.process.generations import GenerationTable, GenerationView
 from cudnn_actor.memory import MemoryTable, Slot
 from cudnn_actor.memory.base import Memory
 from cudnn_actor.protocol import BufferRef, OutOfMemory, StaleBufferError, StaleReason
-from cudnn_actor.workers.generations import GenerationTable, GenerationView
 
 from .memory_fixtures import MIB, NONCE, Descriptors, Grown
 from .test_memory_machine import MemoryMachine

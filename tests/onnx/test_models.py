@@ -37,8 +37,8 @@ from cudnn_actor import (
 from cudnn_actor.models import model as models
 from cudnn_actor.onnx import OnnxModel
 from cudnn_actor.onnx.operator_table import NO_WAY, UNSEEDED
+from cudnn_actor.options import Isolation
 from cudnn_actor.protocol.messages.messages import Message
-from cudnn_actor.service.options import Isolation
 
 from .small_models import FLOAT, INT64, image_model, model_of, node
 

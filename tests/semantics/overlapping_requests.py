@@ -11,8 +11,8 @@ import pytest
 
 from cudnn_actor import Fill
 
+from ..isolation.crash_rigs import after, kill
 from ..service.rigs import AsynchronousEngine, Device, in_thread, service_on
-from ..workers.crash_rigs import after, kill
 from .scenarios import Logs
 from .scripted_workers import scripted_workers
 from .setups import Session, Setup, session_on

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from ..workers.crash_rigs import Points, workers
+from ..isolation.crash_rigs import Points, workers
 from .scenarios import Logs
 from .setups import Session, Setup, session_of
 

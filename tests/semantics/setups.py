@@ -29,8 +29,8 @@ from cudnn_actor import (
 )
 from cudnn_actor.engines import EngineChoice
 from cudnn_actor.engines.cpu import CpuEngine
+from cudnn_actor.options import make_options
 from cudnn_actor.protocol.messages.messages import Message
-from cudnn_actor.service.options import make_options
 
 from ..engines.devices import why_not
 from ..log_lines import line

@@ -11,8 +11,8 @@ import pytest
 
 from cudnn_actor import Allocate, ConvBwdData, Fault, FaultPlan, Fill, Receipt, StartFailed, TensorSpec
 
+from ..isolation.crash_rigs import gone, kill
 from ..service.rigs import ONE_BY_ONE, outcome
-from ..workers.crash_rigs import gone, kill
 from .page import words
 from .scenarios import IN_PROCESS, REPLACED, Case, Logs, Scenarios
 from .scripted_workers import scripted_workers

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from cudnn_actor import InvalidRequest, Warm
+from cudnn_actor.isolation.process.child.decoders import FROM_PARENT
+from cudnn_actor.isolation.process.wire import FROM_WORKER, Request, Requests, encode_message
 from cudnn_actor.processes.channel import Channel, channel_pair
 from cudnn_actor.processes.frames import LONGEST
-from cudnn_actor.workers.process.decoders import FROM_PARENT
-from cudnn_actor.workers.wire import FROM_WORKER, Request, Requests, encode_message
 
 from .scenarios import Logs
 from .setups import COLUMNS, open_session

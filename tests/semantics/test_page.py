@@ -14,18 +14,21 @@ import pytest
 
 import cudnn_actor
 from cudnn_actor import Health, HealthState
+from cudnn_actor.isolation.process import staging
+from cudnn_actor.isolation.process.parent import monitor, process_isolation, source, worker_host
+from cudnn_actor.isolation.process.parent.process_isolation import ProcessIsolation
+from cudnn_actor.isolation.thread.cudnn_actor import CudnnActor
+from cudnn_actor.isolation.thread.thread_isolation import ThreadIsolation
 from cudnn_actor.memory import ARENA_STEP, MemoryTable
+from cudnn_actor.options import Options
 from cudnn_actor.processes import channel, frames
 from cudnn_actor.protocol.graphs.limits import GraphLimits
 from cudnn_actor.protocol.messages.messages import Message
 from cudnn_actor.protocol.operations import Operation
 from cudnn_actor.protocol.types import errors
 from cudnn_actor.protocol.types.errors import StaleReason
-from cudnn_actor.service import giving_up, isolation
-from cudnn_actor.service.options import Options
+from cudnn_actor.service import giving_up
 from cudnn_actor.supervision import Fault, LifecycleEvent
-from cudnn_actor.worker.cudnn_actor import CudnnActor
-from cudnn_actor.workers import monitor, source, staging, worker_host
 
 from .page import PAGE, ROOT, figures, table, words
 
@@ -195,7 +198,7 @@ def test_the_time_limits_for_ending_a_worker_are_those_of_the_code() -> None:
 
 
 PAUSES = source._PAUSES
-IN_PROCESS, ON_THREAD = isolation.ProcessIsolation.backoff, isolation.ThreadIsolation.backoff
+IN_PROCESS, ON_THREAD = ProcessIsolation.backoff, ThreadIsolation.backoff
 ARENA_BYTES = inspect.signature(MemoryTable).parameters["arena_bytes"].default
 NUMBERS = [
     f"which has at most {worker_host.WINDOW} at a time",
@@ -206,7 +209,7 @@ NUMBERS = [
     f"Arrays of over {worker_host.HEAVY_BYTES >> 10} KiB are copied on a thread",
     f"A frame is {frames.LONGEST >> 20} MiB at most",
     f"{channel._MOST_DESCRIPTORS} descriptors may wait for their frames",
-    f"a heartbeat every {isolation._LONGEST_BEAT_S} s, or eight in `hang_after_s`",
+    f"a heartbeat every {process_isolation._LONGEST_BEAT_S} s, or eight in `hang_after_s`",
     f"is given at least {monitor.BUILT_S:g} s for it",
     f"the most recently used plans built (at most {worker_host.WINDOW})",
     f"first {PAUSES.initial_s} s, then twice as long each time, at most {PAUSES.cap_s:g} s",
@@ -227,7 +230,7 @@ def test_a_number_on_the_page_is_that_of_the_code(sentence: str) -> None:
 
 
 def test_the_numbers_in_words_are_those_of_the_code() -> None:
-    assert (isolation._BEATS_PER_HANG, source._SILENT_BEATS) == (8, 8), "the page says eight"
+    assert (process_isolation._BEATS_PER_HANG, source._SILENT_BEATS) == (8, 8), "the page says eight"
     assert (PAUSES.factor, PAUSES.at_once) == (2.0, 1), (
         "the page says: the first at once, then twice as long each time"
     )

@@ -7,11 +7,11 @@ import asyncio
 import pytest
 
 from cudnn_actor import Copy, CudnnActorError, Fault, FaultPlan, Fill
-from cudnn_actor.workers import monitor
+from cudnn_actor.isolation.process.parent import monitor
 
+from ..isolation.crash_rigs import sent
+from ..isolation.slow_death import dying_slowly
 from ..service.rigs import SOON_S, outcome
-from ..workers.crash_rigs import sent
-from ..workers.slow_death import dying_slowly
 from .hung_thread import hung_thread
 from .overlapping_requests import product_whose_input_is_written
 from .scenarios import IN_PROCESS, ON_THREAD, REPLACED, Case, Logs, Scenarios

@@ -15,8 +15,8 @@ import pytest
 
 from cudnn_actor import CudnnActorError, ExecutionFailed, Fault, FaultPlan, Fill, Receipt, ServiceStopped
 
+from ..isolation.crash_rigs import gone, kill
 from ..service.rigs import in_thread, outcome
-from ..workers.crash_rigs import gone, kill
 from .hung_thread import hung_thread
 from .scenarios import IN_PROCESS, ON_THREAD, REPLACED, Case, Logs, Scenarios
 from .scripted_workers import scripted_workers

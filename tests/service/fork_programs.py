@@ -29,9 +29,9 @@ from cudnn_actor import (
 )
 from cudnn_actor.engines import EngineChoice
 from cudnn_actor.engines.cpu import CpuEngine
+from cudnn_actor.isolation.process.parent import in_flight
+from cudnn_actor.options import Isolation, make_options
 from cudnn_actor.processes.launching import Launcher
-from cudnn_actor.service.options import Isolation, make_options
-from cudnn_actor.workers import in_flight
 
 from .fork_rigs import (
     PATIENCE_S,

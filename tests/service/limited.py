@@ -16,7 +16,7 @@ import numpy as np
 
 from cudnn_actor import CudnnRef, OutOfDescriptors, OutOfMemory, Ping, Spawning, Upload
 from cudnn_actor.engines import choose_engine
-from cudnn_actor.service.options import make_options
+from cudnn_actor.options import make_options
 from cudnn_actor.service.service import CudnnService
 
 LARGE = (1, 1, 5120, 4096)

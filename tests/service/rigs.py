@@ -20,7 +20,7 @@ from cudnn_actor import BufferRef, ConvFwd, ConvSpec, CudnnRef, LifecycleEvent, 
 from cudnn_actor.engines import EngineChoice
 from cudnn_actor.engines.base import Engine, StickyError
 from cudnn_actor.engines.cpu import CpuEngine
-from cudnn_actor.service.options import make_options
+from cudnn_actor.options import make_options
 from cudnn_actor.service.service import CudnnService
 from cudnn_actor.supervision import ChildSpec
 

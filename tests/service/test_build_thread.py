@@ -11,9 +11,9 @@ import pytest
 
 from cudnn_actor import BufferRef, ConvFwd, TensorSpec
 from cudnn_actor.engines.base import StickyError
+from cudnn_actor.execution.building import BuildThread, Job, Result
+from cudnn_actor.execution.planning import less_workspace
 from cudnn_actor.protocol.messages.lowering import lower
-from cudnn_actor.worker.building import BuildThread, Job, Result
-from cudnn_actor.worker.planning import less_workspace
 
 from .rigs import ONE_BY_ONE, PATIENCE_S
 from .workshops import Workshop, WorkshopBuilder

@@ -26,8 +26,8 @@ from cudnn_actor import (
     spawn,
 )
 from cudnn_actor.engines import EngineChoice
+from cudnn_actor.options import make_options
 from cudnn_actor.protocol import DeviceArray
-from cudnn_actor.service.options import make_options
 from cudnn_actor.service.service import CudnnService
 
 from .rigs import AsynchronousEngine, Device, in_thread

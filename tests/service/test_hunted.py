@@ -13,10 +13,10 @@ from cudnn_actor.engines.base import EngineFailure
 from cudnn_actor.engines.cuda.plans.plan import CudaPlan
 from cudnn_actor.engines.cuda.plans.program import Program
 from cudnn_actor.engines.cuda.plans.recipe import Buffer, GraphStep, Number, Recipe
+from cudnn_actor.execution.executor import Enqueued, Executor
 from cudnn_actor.memory import MemoryTable
 from cudnn_actor.protocol.types.errors import OutOfMemory
 from cudnn_actor.service.spawning import Spawning
-from cudnn_actor.worker.executor import Enqueued, Executor
 
 from .rigs import AsynchronousEngine, Device, Trio, in_thread, seen, service_on, spawn_on
 from .workshops import BuildingEngine, Workshop

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from cudnn_actor import Fault, FaultPlan, InvalidRequest, Spawning, child_spec, spawn, start
-from cudnn_actor.service.options import Isolation, Options
+from cudnn_actor.options import Isolation, Options
 
 from .rigs import Trio
 

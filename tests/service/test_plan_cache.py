@@ -25,7 +25,7 @@ from cudnn_actor import (
     UnsupportedGraph,
     spawn,
 )
-from cudnn_actor.plans.cache import CAPACITY, PlanCache
+from cudnn_actor.plan_store.cache import CAPACITY, PlanCache
 from cudnn_actor.protocol import OperationGraph
 
 from .rigs import ONE_BY_ONE, Gate, Trio, in_thread, outcome, spawn_gated

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from cudnn_actor.worker.polling import AT_ONCE_S, LONGEST_PAUSE_S, pause_s
+from cudnn_actor.execution.polling import AT_ONCE_S, LONGEST_PAUSE_S, pause_s
 
 
 def test_a_small_kernel_is_looked_at_without_a_pause() -> None:

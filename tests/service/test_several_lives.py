@@ -22,7 +22,7 @@ from cudnn_actor import (
     Stopped,
 )
 from cudnn_actor.actors import ActorStopped
-from cudnn_actor.service.options import make_options
+from cudnn_actor.options import make_options
 from cudnn_actor.service.service import CudnnService
 
 from .rigs import (

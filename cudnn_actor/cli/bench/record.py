@@ -10,7 +10,7 @@ import msgspec
 
 from cudnn_actor.cli.measure import Timing
 from cudnn_actor.cli.user_error import UserError
-from cudnn_actor.service.options import Isolation
+from cudnn_actor.options import Isolation
 
 __all__ = [
     "APART",

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cudnn_actor.engines.remote.serving import NAME as BUILDER
+from cudnn_actor.isolation.process.child.main import NAME as WORKER
 from cudnn_actor.processes.forkserver import NAME as LAUNCHER
-from cudnn_actor.workers.process.main import NAME as WORKER
 
 __all__ = ["Found", "Role", "end_all", "find", "marked", "send_signal"]
 

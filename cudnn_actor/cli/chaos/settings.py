@@ -6,7 +6,7 @@ import enum
 
 import msgspec
 
-from cudnn_actor.service.options import Isolation
+from cudnn_actor.options import Isolation
 
 __all__ = ["STALL_S", "FaultKind", "LoadKind", "Settings", "possible_faults"]
 

@@ -1,0 +1,217 @@
+"""Deferred messages: those that cannot start yet. They keep their place in the order.
+
+A message is deferred if its plan is being built or if it conflicts with a deferred message. A `Drain` is
+deferred if any message is. All other messages start, and overtake the deferred ones. If nothing is deferred
+and the plan is there, this costs one lookup.
+
+A deferred message has not started. So its caller can still cancel it, its `DeadlineExceeded` says that it had
+not started, a stop answers it with `ServiceStopped`, and after a crash the successor runs it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from cudnn_actor.broker.footprints import compute_footprint, memory_footprint
+from cudnn_actor.broker.hazards import NOTHING, Entry, Footprint, HazardQueue
+from cudnn_actor.broker.request_checks import check_no_overlap, check_warm
+from cudnn_actor.broker.service_state import ServiceState
+from cudnn_actor.execution.planning import Outcome, Planner
+from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
+from cudnn_actor.protocol.messages.lowering import Lowered
+from cudnn_actor.protocol.messages.messages import COMPUTE, Compute, Drain, Explain, Warm
+from cudnn_actor.protocol.messages.operands import operands, operands_named
+
+__all__ = ["DeferredWork"]
+
+Defer = Callable[[], None]
+
+
+class _Waiting:
+    """A deferred message, and the outcomes of the builds that it waits for."""
+
+    __slots__ = ("item", "lowered", "missing", "outcomes")
+
+    def __init__(self, item: Any, lowered: Lowered | None = None) -> None:
+        self.item = item
+        self.lowered = lowered
+        self.missing = 0
+        self.outcomes: dict[str, Outcome] = {}
+
+
+class DeferredWork:
+    """The messages that one incarnation has deferred. Used by the runner's thread only.
+
+    Parameters
+    ----------
+    state
+        The service's state.
+    planner
+        Gets the plans.
+    """
+
+    def __init__(self, state: ServiceState, planner: Planner) -> None:
+        self._state = state
+        self._planner = planner
+        self._cache = planner.cache
+        self._hazards: HazardQueue[_Waiting] = HazardQueue()
+        self._found: tuple[Any, Outcome] | None = None
+        self._warmed: tuple[Any, dict[str, Outcome]] | None = None
+
+    def found_for(self, item: Any) -> Outcome | None:
+        """The plan of the request about to run, if it has been looked up. Returned once."""
+        found, self._found = self._found, None
+        return found[1] if found is not None and found[0] is item else None
+
+    def warmed_for(self, item: Any) -> dict[str, Outcome]:
+        """The outcomes, by digest, of the builds that the `Warm` or `Explain` about to be answered has
+        asked for."""
+        warmed, self._warmed = self._warmed, None
+        return warmed[1] if warmed is not None and warmed[0] is item else {}
+
+    # Going in.
+
+    def defers(self, item: Any) -> Defer | None:
+        """The call that defers a message which must wait; None if it can start. See `Actor.defers`."""
+        message = item.message
+        kind = type(message)
+        if kind in COMPUTE:
+            return self._for_compute(item, message)
+        if kind is Warm or kind is Explain:
+            return self._for_warm(item, message)
+        if not self._hazards:
+            return None
+        if kind is Drain:
+            return functools.partial(self._behind_all, _Waiting(item))
+        return self._for_memory(item, message)
+
+    def _for_memory(self, item: Any, message: Any) -> Defer | None:
+        try:
+            for ref in operands(message).values():
+                self._state.memory.resolve(ref)
+            footprint = memory_footprint(message)
+        except Exception:  # noqa: BLE001 - it starts, and fails there with its own error
+            return None
+        if self._hazards.conflicts(footprint):
+            return functools.partial(self._behind, _Waiting(item), footprint)
+        return None
+
+    def _for_compute(self, item: Any, message: Compute) -> Defer | None:
+        try:
+            lowered = self._state.cached(message).lowered
+        except Exception:  # noqa: BLE001 - as above
+            return None
+        known = self._cache.find(lowered.graph.digest())
+        if known is None or self._hazards:
+            return self._for_slow_compute(item, message, lowered, known)
+        self._found = item, known
+        return None
+
+    def _for_slow_compute(
+        self, item: Any, message: Compute, lowered: Lowered, known: Outcome | None
+    ) -> Defer | None:
+        if lowered.graph.digest() in self._state.quarantined or not self._is_valid(message, lowered):
+            return None
+        footprint = compute_footprint(message, lowered)
+        waiting = _Waiting(item, lowered)
+        if known is None:
+            return functools.partial(self._for_plans, waiting, footprint, [lowered.graph], [])
+        if self._hazards.conflicts(footprint):
+            waiting.outcomes[lowered.graph.digest()] = known
+            return functools.partial(self._behind, waiting, footprint)
+        self._found = item, known
+        return None
+
+    def _is_valid(self, message: Compute, lowered: Lowered) -> bool:
+        try:
+            refs = operands_named(message, lowered.buffers)
+            slots = list(map(self._state.memory.resolve, refs, lowered.buffers))
+            check_no_overlap(message, lowered, slots)
+        except Exception:  # noqa: BLE001 - as above
+            return False
+        return True
+
+    def _for_warm(self, item: Any, message: Warm | Explain) -> Defer | None:
+        tunes = isinstance(message, Warm)
+        try:
+            graphs = self._graphs_of(message)
+        except Exception:  # noqa: BLE001 - as above
+            return None
+        wanted = [one for one in graphs.items() if one[0] not in self._state.quarantined]
+        missing = [graph for digest, graph in wanted if digest not in self._cache]
+        untuned = [graph for digest, graph in wanted if tunes and self._planner.wants_tuning(digest)]
+        if not missing and not untuned:
+            return None
+        return functools.partial(self._for_plans, _Waiting(item), NOTHING, missing, untuned)
+
+    def _graphs_of(self, message: Warm | Explain) -> dict[str, OperationGraph]:
+        """The graphs whose plans a message is about, by digest. Raises `InvalidRequest`."""
+        if isinstance(message, Explain):
+            return {message.graph.digest(): message.graph}
+        check_warm(message)
+        return self._state.warmed(message)
+
+    # Deferring.
+
+    def _behind(self, waiting: _Waiting, footprint: Footprint) -> None:
+        self._hazards.add(waiting, footprint)
+        self._count()
+
+    def _behind_all(self, waiting: _Waiting) -> None:
+        self._hazards.add_barrier(waiting)
+        self._count()
+
+    def _for_plans(
+        self,
+        waiting: _Waiting,
+        footprint: Footprint,
+        missing: list[OperationGraph],
+        untuned: list[OperationGraph],
+    ) -> None:
+        waiting.missing = len(missing) + len(untuned)
+        entry = self._hazards.add(waiting, footprint, ready=False)
+        for graph in missing:
+            self._planner.wait_for(graph, functools.partial(self._came, entry))
+        for graph in untuned:
+            self._planner.wait_for_tuned(graph, functools.partial(self._was_tuned, entry))
+        self._count()
+
+    def _count(self) -> None:
+        self._state.mailbox.deferred = len(self._hazards)
+
+    # Coming out.
+
+    def _came(self, entry: Entry[_Waiting], digest: str, outcome: Outcome) -> None:
+        entry.item.outcomes[digest] = outcome
+        self._was_tuned(entry, digest, outcome)
+
+    def _was_tuned(self, entry: Entry[_Waiting], _digest: str, _outcome: Outcome) -> None:
+        entry.item.missing -= 1
+        if not entry.item.missing:
+            self._hazards.make_ready(entry)
+
+    @property
+    def may_resume(self) -> bool:
+        """Whether any deferred message can start now."""
+        return bool(self._hazards) and self._hazards.may_run()
+
+    def take(self) -> Any:
+        """Remove and return the next message that can start; None if there is none."""
+        waiting = self._hazards.take()
+        if waiting is None:
+            return None
+        self._count()
+        if waiting.lowered is not None:
+            outcome = waiting.outcomes[waiting.lowered.graph.digest()]
+            self._found = waiting.item, outcome
+        elif waiting.outcomes:
+            self._warmed = waiting.item, waiting.outcomes
+        return waiting.item
+
+    def clear(self) -> list[Any]:
+        """Remove and return all deferred messages, in order."""
+        waiting: list[Any] = self._hazards.clear()
+        self._count()
+        return [one.item for one in waiting]

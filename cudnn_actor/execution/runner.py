@@ -1,0 +1,431 @@
+"""The runner: enqueues work on an engine in order, sets fences, and reports the work that has finished.
+
+It is the same in both isolations: the actor's thread has a runner, and so has a worker. The runner's host
+receives the results and makes the receipts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, Protocol, TypeVar
+
+from cudnn_actor.actors import Crash
+from cudnn_actor.actors.logs import Log
+from cudnn_actor.broker.message_cache import CachedMessage
+from cudnn_actor.broker.service_state import ServiceState
+from cudnn_actor.engines.base import Engine, Plan
+from cudnn_actor.execution.deferred import DeferredWork
+from cudnn_actor.execution.executor import LATER, RECEIPT, Enqueued, Executor, described
+from cudnn_actor.execution.injection import Injection
+from cudnn_actor.execution.planning import Outcome, Planner
+from cudnn_actor.execution.polling import pause_s
+from cudnn_actor.memory import Slot
+from cudnn_actor.plan_store.cache import PlanCache
+from cudnn_actor.protocol.graphs.explanation import Explanation
+from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
+from cudnn_actor.protocol.messages.messages import Explain, Warm
+from cudnn_actor.protocol.types.errors import (
+    CudnnActorError,
+    OperationError,
+    OutOfMemory,
+    QuarantinedRequest,
+    UnsupportedGraph,
+)
+from cudnn_actor.supervision import FaultRule
+
+__all__ = ["Runner", "RunnerHost", "Task"]
+
+_LONG_RUN_NS = 200_000
+"""Before a synchronous plan that took longer than this last time, the earlier answers are delivered."""
+_MOST_LONG_RUNS = 4096
+_STOPPING_POLL_S = 50e-6
+"""Seconds between two looks at the fences while the runner stops."""
+
+log = Log("cudnn_actor")
+
+
+class Task(Protocol):
+    """A request that a runner runs."""
+
+    @property
+    def number(self) -> int:
+        """The request's number."""
+
+    @property
+    def fault(self) -> FaultRule | None:
+        """The fault to inject; None for none."""
+
+    @property
+    def started_ns(self) -> int:
+        """When it began, on `time.perf_counter_ns`'s clock."""
+
+
+T = TypeVar("T", bound=Task)
+T_contra = TypeVar("T_contra", bound=Task, contravariant=True)
+
+
+class RunnerHost(Protocol[T_contra]):
+    """The owner of a runner.
+
+    Each task is answered exactly once: by what the `Runner` method returns or raises, or, where it returned
+    `LATER`, by `answer` or `refuse`.
+    """
+
+    def proof(self, task: T_contra, tag: str, now_ns: int) -> Any:
+        """The receipt of a task that finished at `now_ns`. `tag` names its plan."""
+
+    def answer(self, task: T_contra, value: Any) -> None:
+        """Answer a task that returned `LATER`. Several answers may follow each other before `flush`."""
+
+    def refuse(self, task: T_contra, error: Exception) -> None:
+        """Fail a task that returned `LATER`."""
+
+    def flush(self) -> None:
+        """Deliver the answers so far, because the next step may take long."""
+
+    def note_progress(self) -> None:
+        """Note for the watchdog that the current task made progress."""
+
+
+class Runner(Generic[T]):
+    """Owns an engine from its start to its end. Used by one thread.
+
+    Parameters
+    ----------
+    state
+        The service's state.
+    make
+        Makes the engine.
+    host
+        See `RunnerHost`.
+    abandoned
+        Set when the host is given up. Ends a scripted hang, and the wait for a device.
+    nudge
+        Wakes the host when a build has a result. Called on any thread.
+    """
+
+    def __init__(
+        self,
+        state: ServiceState,
+        make: Callable[[], Engine],
+        host: RunnerHost[T],
+        *,
+        abandoned: threading.Event,
+        nudge: Callable[[], None],
+    ) -> None:
+        self.plans = PlanCache(nbytes=state.cache_limit)
+        self.busy_since: float | None = None
+        """When the current step that belongs to no task began; None between such steps."""
+        self._state = state
+        self._memory = state.memory
+        self._make = make
+        self._host = host
+        self._abandoned = abandoned
+        self._nudge = nudge
+        self.faults = Injection(host.flush, abandoned)
+        """The host sets its `rule` before it runs a task."""
+        self._executor: Executor[T] | None = None
+        self._planner: Planner | None = None
+        self._long_runs: set[str] = set()
+        """Tags whose last run, on a synchronous engine, took longer than `_LONG_RUN_NS`."""
+        self.deferred: DeferredWork | None = None
+        """Requests that wait for plans. The host asks it before it starts a request. None if the runner's own
+        thread builds plans when they are needed."""
+
+    # Life.
+
+    def open(self) -> None:
+        """Open the engine, map the existing arenas, and start the build thread."""
+        executor: Executor[T] = Executor(self._make(), self._memory)
+        self._executor = executor
+        executor.engine.on_progress = self._host.note_progress
+        executor.open()
+        self._planner = Planner(executor, self.plans, self._state, self._nudge)
+        if self._planner.builds_elsewhere:
+            self.deferred = DeferredWork(self._state, self._planner)
+
+    def close(self, *, wait: bool) -> None:
+        """End the build thread, and close the engine. `wait`: give the running build a moment to finish."""
+        self.abandon_builds(wait=wait)
+        executor, self._executor = self._executor, None
+        if executor is not None:
+            try:
+                executor.engine.close()
+            except Exception:  # its context may be dead; nothing more can be done with it
+                log.exception("engine.close_failed")
+
+    def abandon_builds(self, *, wait: bool = False) -> None:
+        """End the build thread only."""
+        if self._planner is not None:
+            self._planner.close(wait=wait)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the engine has been opened and not yet closed."""
+        return self._executor is not None
+
+    @property
+    def executor(self) -> Executor[T]:
+        """The executor of the open engine."""
+        assert self._executor is not None, "requests come only between `open` and `close`"
+        return self._executor
+
+    def outlast(self) -> None:
+        """Wait for all work, and answer it. Raises `Crash` if the host is given up meanwhile."""
+        executor = self.executor
+        executor.fence()
+        while executor.busy:
+            self._settle_passed(executor)
+            if self._abandoned.wait(_STOPPING_POLL_S):
+                raise Crash("its device had not finished when it was given up")
+
+    # For the watchdog, on its thread.
+
+    def working_since(self) -> float | None:
+        """Since when the device, the current step or a build thread has made no progress: the earliest."""
+        executor, planner = self._executor, self._planner
+        mine = self.busy_since
+        if mine is None and executor is not None:
+            mine = executor.working_since()
+        built = None if planner is None else planner.working_since()
+        if mine is None or built is None:
+            return mine if built is None else built
+        return min(mine, built)
+
+    def builds_since(self) -> float | None:
+        """Since when a build thread has made no progress; None while none builds."""
+        return None if self._planner is None else self._planner.working_since()
+
+    @property
+    def digest_in_work(self) -> str | None:
+        """The digest of the graph that is being built; None for none."""
+        return None if self._planner is None else self._planner.digest_in_work
+
+    # Deferred requests.
+
+    def take_deferred(self) -> list[Any]:
+        """Remove and return the deferred items, in order. None of them has started."""
+        return [] if self.deferred is None else self.deferred.clear()
+
+    def next_resumed(self) -> Any:
+        """Remove and return the next deferred item that can start; None if there is none."""
+        return None if self.deferred is None else self.deferred.take()
+
+    @property
+    def may_resume(self) -> bool:
+        """Whether any deferred item can start now."""
+        return self.deferred is not None and self.deferred.may_resume
+
+    def collect_builds(self) -> None:
+        """Take the results of the build threads. Raises `Crash`."""
+        if self._planner is not None and self._planner.has_results:
+            self.busy_since = time.monotonic()  # allocating their workspace may wait for the device
+            self._planner.collect()
+            self.busy_since = None
+
+    # Fences.
+
+    def fence(self) -> None:
+        """Put one fence behind all that was enqueued."""
+        if self._executor is not None and self._executor.busy:
+            self.busy_since = time.monotonic()  # for the watchdog: setting a fence may hang too
+            self._executor.fence()
+            self.busy_since = None
+
+    def settle(self) -> float | None:
+        """Answer what the device has finished. Returns seconds until the next look; None if it is idle."""
+        executor = self._executor
+        if executor is None or not executor.busy:
+            return None
+        self._settle_passed(executor)
+        since = executor.working_since()
+        return None if since is None else pause_s(time.monotonic() - since)
+
+    def settle_done(self) -> None:
+        """Answer work that is known to have finished and has not been answered."""
+        if self._executor is not None:
+            self._settle_done(self._executor)
+
+    def _settle_passed(self, executor: Executor[T]) -> None:
+        while executor.passed():
+            self._settle_done(executor)
+            while (late := executor.first_late()) is not None:
+                self._settle_late(executor, late)
+                self._settle_done(executor)
+        self._host.flush()
+
+    def _settle_done(self, executor: Executor[T]) -> None:
+        now_ns = time.perf_counter_ns()
+        host = self._host
+        while (work := executor.take_done()) is not None:
+            task = work.task
+            host.answer(task, host.proof(task, work.tag, now_ns) if work.reply is RECEIPT else work.reply)
+
+    def _settle_late(self, executor: Executor[T], work: Enqueued[T]) -> None:
+        """Make an answer that is computed after the fence. Until it is there, the executor keeps the work, so
+        that a crash finds it."""
+        assert work.late is not None
+        self.busy_since = time.monotonic()
+        value, error = None, None
+        try:
+            value = executor.call(work.tag, work.late)
+        except Crash:
+            raise
+        except Exception as failure:  # noqa: BLE001 - the answer to this one request
+            error = failure
+        executor.take_late()
+        if error is None:
+            self._host.answer(work.task, value)
+        else:
+            self._host.refuse(work.task, error)
+        self.busy_since = None
+
+    # Running. Each method returns the answer or `LATER`. It raises the request's own error, or `Crash`.
+
+    def compute(self, task: T, cached: CachedMessage, key: object) -> Any:
+        """Run a plan on the message's buffers. `key` is the item that was passed to `DeferredWork.defers`."""
+        bound, executor, deferred = cached.bound, self._executor, self.deferred
+        assert bound is not None, "a checked message is bound"
+        assert executor is not None
+        graph = cached.lowered.graph
+        try:
+            plan = self._plan(graph, None if deferred is None else deferred.found_for(key))
+            if self._long_runs and plan.tag in self._long_runs:
+                self._host.flush()
+            slots = bound.slots
+            if not bound.has_bindings:
+                for slot in slots:
+                    executor.binding(slot)
+                bound.has_bindings = True
+            buffers = [slot.binding for slot in slots]
+            for place, spec in cached.lowered.views:
+                buffers[place] = executor.bind(slots[place], spec)
+            if self.faults.rule is not None:
+                self.faults.inject(plan.tag)
+            executor.call(plan.tag, executor.engine.execute, plan, buffers, bound.scalars)
+            return self._enqueued(task, plan.tag, slots)
+        except OperationError as error:
+            raise described(error, graph) from error
+
+    def explain(self, message: Explain, key: object) -> Explanation:
+        """How the plan of a graph runs it. Raises as `compute`, if there is none."""
+        graph = message.graph
+        outcomes = {} if self.deferred is None else self.deferred.warmed_for(key)
+        self.faults.inject("explain")
+        try:
+            return self._plan(graph, outcomes.get(graph.digest())).explain(graph)
+        except OperationError as error:
+            raise described(error, graph) from error
+
+    def _plan(self, graph: OperationGraph, known: Outcome | None) -> Plan:
+        if self.faults.rule is not None:
+            self.faults.reject(self.executor.engine.name, graph)
+        if known is None:
+            known = self.plans.find(graph.digest())
+        if known is None:
+            assert self._planner is not None
+            return self._planner.here(graph)
+        if isinstance(known, CudnnActorError):
+            raise known.again()
+        return known
+
+    def write(self, task: T, slot: Slot, data: Any, reply: Any = RECEIPT) -> Any:
+        """Write the values of a host array or a device array to a buffer."""
+        place = self.executor.binding(slot)
+        return self._enqueue(task, "upload", [slot], self.executor.engine.write, place, data, reply=reply)
+
+    def read(self, task: T, slot: Slot, into: Any = None) -> Any:
+        """A buffer's values, in `into` if given: now, or `LATER`, when all earlier work has run."""
+        self.faults.inject("download")
+        executor, place = self.executor, self.executor.binding(slot)
+        if not executor.synchronous:
+            late = executor.call("download", executor.engine.fetch, place, into)
+            if late is not None:
+                executor.defer(Enqueued(task, "download", [slot], late=late))
+                return LATER
+        self._host.flush()  # the next call waits for all that was enqueued before it
+        executor.fence()
+        try:
+            array = executor.call("download", executor.engine.read, place, into)
+        except OutOfMemory as error:  # for the array; the engine does not say how large it would have been
+            in_use, arenas = self._memory.live_bytes, self._memory.arena_bytes
+            raise OutOfMemory(
+                requested=slot.spec.nbytes,
+                in_use=in_use,
+                arena_bytes=arenas,
+                limit=None,
+                ulimit=error.ulimit,
+            ) from error
+        self._settle_passed(executor)  # first answer all earlier work, also what has written the buffer
+        return array
+
+    def view(self, task: T, slot: Slot) -> Any:
+        """The buffer's own memory, as an array."""
+        executor = self.executor
+        place = executor.binding(slot)
+        owner = self._memory.lend(slot)
+        array = executor.call("view", executor.engine.view, place, owner)
+        if not executor.busy:
+            return array
+        executor.defer(Enqueued(task, "view", [slot], array))
+        return LATER
+
+    def copy(self, task: T, src: Slot, dst: Slot) -> Any:
+        """Copy a buffer's values to another."""
+        places = self.executor.binding(src), self.executor.binding(dst)
+        return self._enqueue(task, "copy", [src, dst], self.executor.engine.copy, *places)
+
+    def fill(self, task: T, slot: Slot, value: float) -> Any:
+        """Set every element of a buffer."""
+        place = self.executor.binding(slot)
+        return self._enqueue(task, "fill", [slot], self.executor.engine.fill, place, value)
+
+    def warm(self, message: Warm, key: object) -> int:
+        """Build the plans that are missing. Returns how many."""
+        wanted = self._state.warmed(message)
+        outcomes = {} if self.deferred is None else self.deferred.warmed_for(key)
+        self.faults.inject("warm")
+        built = 0
+        for digest, graph in wanted.items():
+            known = outcomes.get(digest)
+            if known is not None or digest not in self.plans:
+                self._host.note_progress()  # each build is progress
+                with contextlib.suppress(UnsupportedGraph, OutOfMemory, QuarantinedRequest):
+                    self._plan(graph, known)
+                    built += 1
+        return built
+
+    def _enqueue(
+        self,
+        task: T,
+        tag: str,
+        slots: Sequence[Slot],
+        call: Callable[..., object],
+        *args: Any,
+        reply: Any = RECEIPT,
+    ) -> Any:
+        if self.faults.rule is not None:
+            self.faults.inject(tag)
+        self.executor.call(tag, call, *args)
+        return self._enqueued(task, tag, slots, reply)
+
+    def _enqueued(self, task: T, tag: str, slots: Sequence[Slot], reply: Any = RECEIPT) -> Any:
+        """The answer to work that the engine was called for: now if it has run, else `LATER`."""
+        executor = self._executor
+        assert executor is not None
+        if not executor.synchronous:
+            executor.defer(Enqueued(task, tag, slots, reply))
+            return LATER
+        if reply is not RECEIPT:
+            return reply
+        now_ns = time.perf_counter_ns()
+        if now_ns - task.started_ns > _LONG_RUN_NS:
+            if len(self._long_runs) >= _MOST_LONG_RUNS:
+                self._long_runs.clear()  # most belong to evicted plans; the others are soon known again
+            self._long_runs.add(tag)
+        elif self._long_runs:
+            self._long_runs.discard(tag)
+        return self._host.proof(task, tag, now_ns)

@@ -1,0 +1,76 @@
+"""What both kinds of isolation have in common.
+
+Both supply the same parts: the mailbox, the memory, the actor that the supervisor starts, and the backoff
+between restarts.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol, TypeVar
+
+from cudnn_actor.actors import Actor, Mailbox
+from cudnn_actor.broker.progress import Progress
+from cudnn_actor.broker.service_state import ServiceState
+from cudnn_actor.engines import EngineChoice
+from cudnn_actor.memory import MemoryTable
+from cudnn_actor.options import Options
+from cudnn_actor.protocol.types.errors import StartFailed
+from cudnn_actor.supervision import Backoff
+
+__all__ = ["Isolation", "check_lost_thread", "if_lost", "limit_arenas"]
+
+A = TypeVar("A", bound=Actor)
+
+
+class Isolation(Protocol):
+    """The interface of both kinds of isolation."""
+
+    name: str
+    replaceable: bool
+    """Whether a successor can continue with the state of an ended incarnation."""
+    backoff: Backoff
+
+    @property
+    def worker_pid(self) -> int | None:
+        """Process id of the serving worker; None if there is none."""
+
+    def mailbox(self) -> Mailbox:
+        """The service's mailbox; the same for all its lives."""
+
+    def memory(self, device: str) -> MemoryTable:
+        """A new memory table, for a new life of the service."""
+
+    def begin(self, state: ServiceState) -> None:
+        """Prepare for a new life; `state` has its table. Never blocks."""
+
+    def actor(self, incarnation: int) -> Actor:
+        """The actor that the supervisor starts as this incarnation.
+
+        Raises `StartFailed` while a thread that was given up lives: it may still write the same state.
+        """
+
+    def progress(self) -> Progress:
+        """Progress of the current incarnation's work. Any thread; never blocks."""
+
+    def end(self) -> None:
+        """Release the resources of the life that has ended. Blocks until its process, if any, is killed."""
+
+
+def limit_arenas(memory: MemoryTable, options: Options, engine: EngineChoice) -> None:
+    """Limit the arenas as the engine does by default, unless the options do or there are arenas already.
+
+    Called on the supervisor's thread, which may read files, before a worker is there to make an arena.
+    """
+    if options.memory_limit is None and not memory.arena_bytes:
+        memory.limit = engine.default_limit()
+
+
+def if_lost(actor: A | None) -> A | None:
+    """The actor if it was given up, since it must be remembered; else None."""
+    return actor if actor is not None and actor.lost else None
+
+
+def check_lost_thread(before: Actor | None) -> None:
+    """Raise `StartFailed` if the previous actor was given up and its thread has not ended."""
+    if before is not None and before.lost and not before.join(0.0):
+        raise StartFailed(detail="an actor thread of this service hung, was given up, and has not ended")

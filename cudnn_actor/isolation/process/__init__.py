@@ -1,0 +1,1 @@
+"""Process isolation: the engine runs in a worker process, which may die without harm to its parent."""

@@ -1,0 +1,114 @@
+"""A worker's heartbeat, and its end when its parent ends."""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+import time
+from collections.abc import Callable
+
+from cudnn_actor.actors.threads import start_thread
+from cudnn_actor.isolation.process.status import StatusPage
+
+__all__ = ["Heartbeat", "end_with"]
+
+
+class Heartbeat:
+    """A thread that writes heartbeats to the status page.
+
+    It writes none while the worker is stopped or a library holds the interpreter's lock.
+
+    Parameters
+    ----------
+    page
+        The status page, which the parent reads.
+    every_s
+        Seconds between two heartbeats.
+    since
+        Returns since when the work has made no progress, in `time.monotonic()` seconds; None without work.
+    builds_since
+        The same of builds and tuning alone, which are part of the work.
+    clock
+        Returns nanoseconds of `time.monotonic_ns()`'s clock.
+    """
+
+    def __init__(
+        self,
+        page: StatusPage,
+        every_s: float,
+        since: Callable[[], float | None],
+        builds_since: Callable[[], float | None],
+        clock: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self._page = page
+        self._every_s = every_s
+        self._since = since
+        self._builds_since = builds_since
+        self._clock = clock
+        self._idle_s: float | None = None
+        """Since when there is no work, as far as the heartbeats have seen; None while there is."""
+        self._built_s = 0.0
+        self._builds = False
+        self._ended = threading.Event()
+
+    def start(self) -> None:
+        """Write a first heartbeat, and start the thread. Raises `ThreadRefused`."""
+        self.beat()
+        start_thread(threading.Thread(target=self._run, name="heartbeat", daemon=True))
+
+    def _run(self) -> None:
+        while not self._ended.wait(self._every_s):
+            self.beat()
+
+    def beat(self) -> None:
+        """Write a heartbeat."""
+        now_ns = self._clock()
+        now = now_ns / 1e9
+        self._page.built_ns = int(self._last_built(now) * 1e9)
+        self._page.since_ns = int(self._last_progress(now) * 1e9)
+        self._page.beat_ns = now_ns
+
+    def _last_progress(self, now: float) -> float:
+        """Since when the work has made no progress; without work, since when it was first missing."""
+        since = self._since()
+        if since is not None:
+            self._idle_s = None
+            return since
+        if self._idle_s is None:
+            self._idle_s = now
+        return self._idle_s
+
+    def _last_built(self, now: float) -> float:
+        """When a build last made progress, or was first missing."""
+        since = self._builds_since()
+        if since is not None:
+            self._built_s = since
+        elif self._builds:
+            self._built_s = now
+        self._builds = since is not None
+        return self._built_s
+
+    def stop(self) -> None:
+        """Stop the heartbeats."""
+        self._ended.set()
+
+
+def end_with(parent: int) -> None:
+    """Have this process end when its parent does, by watching the parent's pidfd.
+
+    This is the second safeguard. The first is the lifeline: the kernel kills a worker whose lifeline is cut.
+    But a process that was forked from the parent without Python's knowledge may hold a copy of the lifeline's
+    other end. Then the parent's end does not cut the lifeline, and this thread ends the worker. Unlike the
+    lifeline, it needs the interpreter to run.
+
+    Raises `ThreadRefused`.
+    """
+    start_thread(threading.Thread(target=_outlive, args=(parent,), name="parent", daemon=True))
+
+
+def _outlive(parent: int) -> None:
+    poll = select.poll()
+    poll.register(parent, select.POLLIN)
+    poll.poll()
+    os._exit(0)

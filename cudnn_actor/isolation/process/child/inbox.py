@@ -1,0 +1,160 @@
+"""The inbox: the frames that a worker gets from its parent.
+
+The worker's main thread reads the socket when it has nothing left to do, so a request costs no thread hop. It
+waits for the socket and for an eventfd, by which other threads of the worker wake it (the one that builds
+plans, and any that logs). Frames that are not requests are handled at once, by registered handlers.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import msgspec
+
+from cudnn_actor.isolation.process.child.decoders import MESSAGES
+from cudnn_actor.isolation.process.child.outbox import Outbox
+from cudnn_actor.isolation.process.child.task import InternalTask, WorkerTask
+from cudnn_actor.isolation.process.status import StatusPage
+from cudnn_actor.isolation.process.wire import (
+    Internal,
+    KnowGraph,
+    Request,
+    Requests,
+    RunKnown,
+)
+from cudnn_actor.plan_store.least_recent import LeastRecent
+from cudnn_actor.processes.channel import Channel
+from cudnn_actor.protocol.graphs.named_graph import Graph
+from cudnn_actor.protocol.messages.messages import COMPUTE, RunGraph
+from cudnn_actor.protocol.types.errors import MalformedMessage
+
+__all__ = ["Inbox"]
+
+_MOST_KNOWN = 1024
+"""How many decoded messages are cached, by their bytes."""
+_MESSAGE_BYTES, _BYTES_PER_BYTE = 1024, 5
+"""About what a message takes in memory: so much, and so much for each of its bytes."""
+
+
+class Inbox:
+    """Requests from the parent, in order. Used by the main thread, except `nudge`.
+
+    Parameters
+    ----------
+    channel
+        The worker's end of the socket.
+    outbox
+        The outbox, whose log lines are sent before a wait.
+    page
+        The status page, where tasks note that they have begun.
+    device
+        The device in buffer references.
+    cache_limit
+        About the bytes of memory for decoded messages.
+    """
+
+    def __init__(
+        self, channel: Channel, outbox: Outbox, page: StatusPage, device: str, cache_limit: int
+    ) -> None:
+        self.on_frame: dict[type, Callable[[Any], None]] = {
+            Internal: self._put_internal,
+            KnowGraph: self._keep_graph,
+        }
+        """The handlers for frames that are not requests."""
+        self._channel = channel
+        self._outbox = outbox
+        self._page = page
+        self._device = device
+        self._tasks: deque[WorkerTask | InternalTask] = deque()
+        self._urgent: deque[WorkerTask | InternalTask] = deque()
+        self._known: LeastRecent[bytes, Any] = LeastRecent(most=_MOST_KNOWN, nbytes=cache_limit)
+        self._graphs: dict[str, Graph | MalformedMessage] = {}
+        self._early: list[Any] = []
+        self._wake_event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._waited_for = (channel.fileno(), self._wake_event)
+
+    def take(self, most: int, timeout: float | None = None) -> list[WorkerTask | InternalTask]:
+        """The next requests in order, control messages first; waits up to `timeout` seconds for one.
+
+        Raises `SystemExit` when the parent has gone, and `BadFrame` for a frame of invalid bytes.
+        """
+        if not (self._tasks or self._urgent or self._early):
+            self._wait(timeout)
+        self._read()
+        urgent, tasks = self._urgent, self._tasks
+        batch = [urgent.popleft() for _ in range(min(most, len(urgent)))]
+        batch.extend([tasks.popleft() for _ in range(min(most - len(batch), len(tasks)))])
+        return batch
+
+    def nudge(self) -> None:
+        """Wake the main thread. Any thread."""
+        os.eventfd_write(self._wake_event, 1)
+
+    def put_back(self, frames: Iterable[Any]) -> None:
+        """Add frames that were read before this object was made. The next `take` handles them."""
+        self._early.extend(frames)
+
+    def _wait(self, timeout: float | None) -> None:
+        if self._outbox.has_lines:
+            self._outbox.send_lines()
+        if timeout is not None and timeout <= 0.0:
+            return
+        # Not poll: its timeouts are whole milliseconds, and a device is polled every few microseconds.
+        ready, _, _ = select.select(self._waited_for, (), (), timeout)
+        if self._wake_event in ready:
+            os.eventfd_read(self._wake_event)
+
+    def _read(self) -> None:
+        frames = self._channel.receive()
+        if self._early:
+            frames, self._early = [*self._early, *frames], []
+        for frame in frames:
+            if type(frame) is Requests:
+                for request in frame.requests:
+                    self._put(request)
+            else:
+                self.on_frame[type(frame)](frame)
+        if self._channel.ended:
+            raise SystemExit(0)  # the parent has gone
+
+    def _put(self, request: Request) -> None:
+        message = self._known.get(request.body)
+        if message is None:
+            message = self._decoded(request.body)
+        task = WorkerTask(message, request.number, request.place, request.fault, self._page)
+        (self._urgent if getattr(message, "control", False) else self._tasks).append(task)
+
+    def _put_internal(self, frame: Internal) -> None:
+        self._tasks.append(InternalTask(self._decoded(frame.body), frame.number))
+
+    def _keep_graph(self, frame: KnowGraph) -> None:
+        try:
+            self._graphs[frame.identity] = Graph.received(frame.body, frame.identity)
+        except (msgspec.DecodeError, ValueError, RecursionError) as error:
+            self._graphs[frame.identity] = MalformedMessage(detail=str(error))
+
+    def forget_graph(self, identity: str) -> None:
+        """Drop a graph, and the messages that run it. Requests that were taken before have it still."""
+        graph = self._graphs.pop(identity)
+        for body, message in self._known.items():
+            if type(message) is RunGraph and message.graph is graph:
+                self._known.pop(body)
+
+    def _decoded(self, body: bytes) -> Any:
+        """The message; or, if there is none, the error with which its request is refused."""
+        try:
+            message = MESSAGES.decode(body)
+            if type(message) is RunKnown:
+                graph = self._graphs[message.graph]
+                if isinstance(graph, MalformedMessage):
+                    return graph
+                message = message.message(graph, self._device)
+        except (msgspec.DecodeError, ValueError, IndexError, RecursionError) as error:
+            return MalformedMessage(detail=str(error))
+        if type(message) in COMPUTE:
+            self._known.put(body, message, _MESSAGE_BYTES + _BYTES_PER_BYTE * len(body))
+        return message

@@ -1,0 +1,262 @@
+"""A worker's main loop: it takes requests from the parent, runs them, and answers."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from cudnn_actor.actors import Crash
+from cudnn_actor.broker.broker import bind
+from cudnn_actor.broker.service_state import ServiceState
+from cudnn_actor.engines.base import ContextDead, Engine
+from cudnn_actor.execution.executor import LATER
+from cudnn_actor.execution.injection import fail_start
+from cudnn_actor.execution.planning import BuildCrash
+from cudnn_actor.execution.runner import Runner
+from cudnn_actor.isolation.process.child.inbox import Inbox
+from cudnn_actor.isolation.process.child.outbox import Outbox
+from cudnn_actor.isolation.process.child.stages import Stages
+from cudnn_actor.isolation.process.child.task import InternalTask, WorkerTask
+from cudnn_actor.isolation.process.wire import Done, Dying, InjectFault, ReadStaged, WriteStaged
+from cudnn_actor.memory import Slot
+from cudnn_actor.protocol.messages.messages import COMPUTE, Copy, Explain, Fill, GetStatistics, Ping, Warm
+from cudnn_actor.protocol.types.errors import MalformedMessage
+
+__all__ = ["WorkerLoop"]
+
+_BATCH = 64
+"""Requests taken at a time."""
+
+Task = WorkerTask | InternalTask
+
+
+class WorkerLoop:
+    """Runs requests of a parent and answers them. When it ends, it says why; the parent judges the requests.
+
+    It is the host of its runner. Other threads may call only `working_since`, `builds_since` and
+    `number_in_work`.
+
+    Parameters
+    ----------
+    state
+        The worker's part of the service's state.
+    engine
+        Makes the engine.
+    inbox, outbox
+        Receive from the parent, and send to it.
+    stages
+        Staging memory for values.
+    fails
+        Whether its start must fail.
+    """
+
+    def __init__(
+        self,
+        state: ServiceState,
+        engine: Callable[[], Engine],
+        inbox: Inbox,
+        outbox: Outbox,
+        stages: Stages,
+        *,
+        fails: bool,
+    ) -> None:
+        self.current: Task | None = None
+        """The current request; None between requests."""
+        self._state = state
+        self._inbox = inbox
+        self._outbox = outbox
+        self._stages = stages
+        self._fails = fails
+        self._busy_since: float | None = None
+        self._stopping = False
+        self._runner: Runner[Task] = Runner(
+            state, engine, self, abandoned=threading.Event(), nudge=inbox.nudge
+        )
+        self._ways: dict[type, Callable[[Any], Any]] = {
+            **dict.fromkeys(COMPUTE, self._compute),
+            WriteStaged: self._write,
+            ReadStaged: self._read,
+            Copy: lambda task: self._runner.copy(
+                task, self._resolved(task.message.src, "src"), self._resolved(task.message.dst, "dst")
+            ),
+            Fill: lambda task: self._runner.fill(
+                task, self._resolved(task.message.dst, "dst"), task.message.value
+            ),
+            Warm: lambda task: self._runner.warm(task.message, task),
+            Explain: lambda task: self._runner.explain(task.message, task),
+            InjectFault: lambda task: self._runner.faults.inject(task.message.tag),
+            Ping: lambda _: state.generation,
+            GetStatistics: lambda _: state.statistics(self._runner.plans.statistics()),
+            MalformedMessage: self._malformed,
+        }
+
+    @property
+    def engine(self) -> Engine:
+        """The open engine."""
+        return self._runner.executor.engine
+
+    def create_arena(self, number: int, nbytes: int) -> int:
+        """Make an arena. The caller owns its descriptor. Raises `CudnnActorError`, `Crash`."""
+        return self._runner.executor.create_arena(number, nbytes)
+
+    def forget_plans(self, digests: Iterable[str]) -> None:
+        """Drop the plans of these graphs. A request that needs one has it built again."""
+        for digest in digests:
+            self._runner.plans.drop(digest)
+
+    def stop(self) -> None:
+        """End after the current request."""
+        self._stopping = True
+
+    def working_since(self) -> float | None:
+        """Since when the current request, the device or a build thread has made no progress. Any thread."""
+        mine, runs = self._busy_since, self._runner.working_since()
+        if mine is None or runs is None:
+            return runs if mine is None else mine
+        return min(mine, runs)
+
+    def builds_since(self) -> float | None:
+        """Since when a build thread has made no progress; None while none builds. Any thread."""
+        return self._runner.builds_since()
+
+    def number_in_work(self) -> int:
+        """The number of the current request; 0 for none. Any thread."""
+        task = self.current
+        return task.number if isinstance(task, WorkerTask) else 0
+
+    def run(self, on_ready: Callable[[], None]) -> None:
+        """Open the engine, call `on_ready`, and serve until the parent asks for the end.
+
+        Any other reason to end is sent to the parent, and not raised.
+        """
+        runner = self._runner
+        try:
+            if self._fails:
+                fail_start()
+            runner.open()
+            self._outbox.notes = self.engine.synchronous
+            on_ready()
+            while not self._stopping:
+                self._turn(self._poll())
+            runner.outlast()
+            self.flush()
+            runner.close(wait=True)
+        except BaseException as error:  # noqa: BLE001 - also SystemExit, when the parent has gone
+            self._die(error)
+
+    def _turn(self, wait: float | None) -> None:
+        batch: deque[Task] = deque(self._inbox.take(_BATCH, wait))
+        while batch and not self._stopping:
+            self._take_up(batch.popleft())
+        self._runner.fence()
+        self.flush()
+
+    def _poll(self) -> float | None:
+        """Collect builds, start the requests that waited for them, and check the device's fences."""
+        runner = self._runner
+        runner.collect_builds()
+        if runner.may_resume:
+            for _ in range(_BATCH):
+                if self._stopping or (task := runner.next_resumed()) is None:
+                    break
+                self._start(task)
+            runner.fence()
+            self.flush()
+        pause = runner.settle()
+        return 0.0 if runner.may_resume else pause
+
+    def _take_up(self, task: Task) -> None:
+        deferred = self._runner.deferred
+        defer = None if deferred is None else deferred.defers(task)
+        if defer is not None:
+            defer()
+        else:
+            self._start(task)
+
+    def _start(self, task: Task) -> None:
+        if not task.begin():
+            assert isinstance(task, WorkerTask), "the service's own work is never withdrawn"
+            self._outbox.dropped(task)
+            return
+        self.current = task
+        self._busy_since = time.monotonic()
+        self._runner.faults.rule = task.fault
+        try:
+            value = self._ways[type(task.message)](task)
+        except Crash:
+            raise
+        except Exception as error:  # noqa: BLE001 - the answer to this one request
+            self.refuse(task, error)
+        else:
+            if value is not LATER:
+                self.answer(task, value)
+        self.current = self._busy_since = None
+
+    def _die(self, error: BaseException) -> None:
+        """Send the answers that are there, then the cause of the end. The process ends after this."""
+        runner = self._runner
+        digest = error.digest if isinstance(error, BuildCrash) else runner.digest_in_work
+        runner.settle_done()
+        self.flush()
+        self._outbox.say(Dying(str(error) or repr(error), isinstance(error, ContextDead), digest))
+
+    # Requests.
+
+    def _resolved(self, ref: Any, field: str) -> Slot:
+        return self._state.memory.resolve(ref, field)
+
+    def _compute(self, task: Task) -> Any:
+        message = task.message
+        cached, memory = self._state.cached(message), self._state.memory
+        if cached.bound is None or cached.bound.epoch != memory.epoch:
+            bind(cached, memory)
+        return self._runner.compute(task, cached, task)
+
+    def _write(self, task: Task) -> Any:
+        message: WriteStaged = task.message
+        slot = self._resolved(message.dst, "dst")
+        return self._runner.write(task, slot, self._stages.array(message.values, slot.spec))
+
+    def _read(self, task: Task) -> Any:
+        message: ReadStaged = task.message
+        slot = self._resolved(message.src, "src")
+        return self._runner.read(task, slot, self._stages.array(message.values, slot.spec))
+
+    def _malformed(self, task: Task) -> Any:
+        raise task.message
+
+    # As the host of the runner.
+
+    def proof(self, task: Task, tag: str, now_ns: int) -> Any:
+        """The facts of which the parent makes a receipt."""
+        if isinstance(task, InternalTask):
+            return None
+        started_ns = task.started_ns
+        return Done(task.number, task.place, tag, started_ns, (now_ns - started_ns) / 1e3)
+
+    def answer(self, task: Task, value: Any) -> None:
+        """Queue an answer."""
+        if isinstance(task, InternalTask):
+            self._outbox.internal_done(task.number, None)
+        elif type(value) is Done:
+            self._outbox.done(value)
+        else:
+            self._outbox.given(task, value)
+
+    def refuse(self, task: Task, error: Exception) -> None:
+        """Send an error."""
+        if isinstance(task, InternalTask):
+            self._outbox.internal_done(task.number, error)
+        else:
+            self._outbox.refused(task, error)
+
+    def note_progress(self) -> None:
+        """Note for the watchdog that the current request made progress."""
+        self._busy_since = time.monotonic()
+
+    def flush(self) -> None:
+        """Send the queued answers and log lines, because the next step may take long or end the process."""
+        self._outbox.flush()

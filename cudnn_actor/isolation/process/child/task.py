@@ -1,0 +1,71 @@
+"""A request in a worker."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from cudnn_actor.isolation.process.status import StatusPage
+from cudnn_actor.supervision import FaultRule
+
+__all__ = ["InternalTask", "WorkerTask"]
+
+
+class WorkerTask:
+    """One request, with its place in the window and its fault.
+
+    Parameters
+    ----------
+    message
+        The decoded message.
+    number, place, fault
+        As in the `Request`.
+    page
+        The status page, where it notes that it has begun.
+    """
+
+    __slots__ = ("fault", "message", "number", "page", "place", "started_ns")
+
+    def __init__(
+        self, message: Any, number: int, place: int, fault: FaultRule | None, page: StatusPage
+    ) -> None:
+        self.message = message
+        self.number = number
+        self.place = place
+        self.fault = fault
+        self.page = page
+        self.started_ns = 0
+        """When it began, on `time.perf_counter_ns`'s clock; 0 if it has not."""
+
+    def begin(self) -> bool:
+        """Start it, unless it was withdrawn. See `StatusPage.begin`."""
+        if not self.page.begin(self.place, self.number):
+            return False
+        self.started_ns = time.perf_counter_ns()
+        return True
+
+
+class InternalTask:
+    """Work of the service itself. It has no place in the window, so its begin is not noted on the page.
+
+    Parameters
+    ----------
+    message
+        The decoded message.
+    number
+        As in the `Internal` frame. Its `InternalDone` has the same number.
+    """
+
+    fault = None
+
+    __slots__ = ("message", "number", "started_ns")
+
+    def __init__(self, message: Any, number: int) -> None:
+        self.message = message
+        self.number = number
+        self.started_ns = 0
+
+    def begin(self) -> bool:
+        """Start it. It is never withdrawn, so this always returns True."""
+        self.started_ns = time.perf_counter_ns()
+        return True

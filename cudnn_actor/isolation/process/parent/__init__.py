@@ -1,0 +1,1 @@
+"""The side of a worker process that the service's own process has."""

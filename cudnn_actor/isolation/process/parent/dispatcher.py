@@ -1,0 +1,620 @@
+"""The dispatcher: the mailbox in process isolation. It sends requests to the worker and reads the answers.
+
+A **turn** encodes the waiting messages, sends them, and completes the requests whose answers have come. It
+works on the worker host (`worker_host`; "the host" below). The thread that takes the turns is the **owner**
+of the socket:
+
+- The first event loop that sends becomes the owner. Its turns run on its own thread, so a request costs no
+  hop to another thread and back, and one turn serves all messages that have gathered since the last turn.
+- The first request from anywhere else (another loop, or a pykka caller, also before any loop) makes the
+  monitor's thread the owner, for the rest of the service's life. From then on, senders only put messages into
+  the mailbox and wake it.
+- A `tell` from another thread changes nothing: the monitor sends it, and the owner reads on. While such a
+  message waits for room and the loop does not read, the monitor reads too.
+
+The monitor also takes turns while a loop is the owner. It watches the worker, and does what would hold up the
+loop: copies of large arrays, and sending to a full socket. So two threads may want the host. Only the thread
+that has set `_taken` may touch it; testing and setting that flag is one step under the GIL. A loop never
+waits for the host; the monitor does.
+
+No wanted turn is lost. A thread that wants a turn notes this first, and tests second whether the host is
+free. The holder frees the host first, and looks at the notes second. So if the thread finds the host taken,
+the holder has not looked at the notes yet, and takes that turn itself.
+
+Correctness does not depend on which thread is the owner: a loop that has just lost the socket may still take
+a turn, because it too must find the host free. The owner's duty is that the socket is read. A loop reads from
+its first turn until it is told to stop. The monitor checks before each of its waits who the owner is, and is
+woken when that changes. So a loop that is blocked, or has stopped, delays only its own callers: a request
+from anywhere else takes the socket away from it.
+
+On the main thread, a signal handler may raise an exception anywhere in a turn (`actors.interrupts`). There a
+turn takes only the fast path (`fast_path`), which keeps the host consistent wherever it is interrupted, and
+leaves the rest to the monitor. An interrupted turn frees the host and wakes the monitor in the same step. The
+monitor then finishes the turn: it completes the answers that were read, delivers the replies, and sends the
+requests that were dispatched. So the exception costs the interrupted caller its answer, and no other caller
+anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar
+
+from cudnn_actor.actors import ActorStopped, Envelope, LoopBridge, Mailbox
+from cudnn_actor.actors.interrupts import is_interruptible, is_of_a_handler
+from cudnn_actor.actors.logs import Log, speaking_for
+from cudnn_actor.actors.pykka_seam import is_stop
+from cudnn_actor.isolation.process.parent.fast_path import Reply, complete, hand_over
+from cudnn_actor.isolation.process.parent.in_flight import Violation
+from cudnn_actor.isolation.process.parent.worker_host import WorkerHost
+from cudnn_actor.isolation.process.wire import Answers
+from cudnn_actor.processes.channel import Channel
+from cudnn_actor.processes.frames import BadFrame
+from cudnn_actor.protocol.types.errors import MailboxFull, ReentrantAsk
+
+__all__ = ["Dispatcher"]
+
+LEAST_GATHERED, MOST_GATHERED = 4, 32
+SHARE = 3
+"""A loop sends at once when the gathered messages are at least 1/SHARE of those in flight. The two numbers
+above bound this threshold."""
+
+log = Log("cudnn_actor")
+
+
+class Dispatcher(Mailbox):
+    """See the module's docstring. `host` is set once, right after construction.
+
+    Parameters
+    ----------
+    capacity
+        As of `Mailbox`.
+    """
+
+    starts_elsewhere: ClassVar[bool] = True
+
+    host: WorkerHost
+
+    def __init__(self, capacity: int = 1024) -> None:
+        super().__init__(capacity)
+        self.needs_thread = (
+            False  # until anyone but a single event loop asks: then the monitor owns the socket
+        )
+        self.wake_monitor: Callable[[], Any] = bool
+        """Wakes the monitor's thread, in a single call of a C function. If there is no monitor, this does
+        nothing: the next monitor begins with a turn."""
+        self.begun: Callable[[], int] = _none_begun
+        """How many of the requests dispatched to the present worker it has begun."""
+        self.channel: Channel | None = None
+        """The present worker's socket. Written with the host held."""
+        self.read_s = 0.0
+        """When the socket was last read to its end, in `time.monotonic()` seconds. Any thread may read it."""
+        self.why_condemned = ""
+        """How the worker has broken the protocol; empty if it has not."""
+        self.short_of_memory = False
+        """Whether this process had too little memory to finish something since the monitor's last turn."""
+        self.on_stop_asked: Callable[[], None] = _nothing
+        self._taken = False
+        self._waiting: list[Any] = []
+        """One lock for each thread that waits for the host. It is released when the host becomes free."""
+        self._wants_turn = self._wants_reading = False
+        self._heavy = False
+        """Whether the next message is one that loops leave to the monitor (`WorkerHost.is_heavy`)."""
+        self._left = False
+        """Whether the monitor was woken for work that the main thread leaves to other threads."""
+        self._stop: Envelope | None = None
+        """pykka's stop message, which ends the service in its turn. Later messages are not started."""
+        self._stop_told = False
+        self._owner: _OwningLoop | None = None
+        """Written under the lock. None before the first request, and when the monitor owns the socket."""
+        self._outbox: deque[Reply] = deque()
+        """Replies that have not been delivered yet; the leftmost is next."""
+        self._loops_to_wake: set[LoopBridge] = set()
+        """Loops for which replies have been posted. They are woken before the host is freed."""
+        self._here: LoopBridge | None = None
+        """The bridge of the loop whose thread has the host; None for a thread without a loop."""
+
+    # Senders.
+
+    def admit(self, envelope: Envelope, *, waits: bool = True) -> None:
+        """Accept a message, and arrange the turn that sends it. See `Mailbox.admit`."""
+        owner = self._owner
+        if owner is None or envelope.bridge is not owner.bridge:
+            owner = self._owner_for(envelope)  # before the admission: after an error nothing was sent
+        try:
+            super().admit(envelope, waits=waits)
+            if self._afterwards:
+                # A finalizer or a signal handler sent it during a mailbox operation on this same thread.
+                # No turn is possible now. The interrupted operation will admit the message at its end.
+                self.wake_monitor()
+            elif owner is not None:
+                owner.schedule()
+            elif not self._wants_turn:  # else a turn is already wanted, and will find the message
+                self._wants_turn = True
+                self.wake_monitor()
+        except (ActorStopped, MailboxFull, ReentrantAsk):
+            raise
+        except BaseException:
+            self.wake_monitor()  # in the same step as the exception: the monitor sends what was admitted
+            raise
+
+    def waiting_elsewhere(self) -> int:
+        """Requests that were dispatched, or wait to be dispatched again, and that the worker has not begun,
+        according to its status page."""
+        table = self.host.in_flight
+        return max(0, table.handed - self.begun()) + table.waiting_again
+
+    def _owner_for(self, envelope: Envelope) -> _OwningLoop | None:
+        """The owner after a message that the present owner did not send; None for the monitor."""
+        bridge = envelope.bridge
+        with self._lock:
+            owner = self._owner
+            shared = self.needs_thread
+            if bridge is not None and not shared and (owner is None or owner.bridge.loop.is_closed()):
+                before, self._owner = owner, _OwningLoop(self, bridge)
+                if before is not None:
+                    before.close()
+            elif envelope.wants_reply and not shared and (owner is None or bridge is not owner.bridge):
+                # One step, with the wake-up: the monitor reads from here on, whatever the loop does.
+                self._owner, self.needs_thread = None, True
+                self.wake_monitor()
+                if owner is not None:
+                    owner.follow_soon()
+            elif owner is not None and bridge is not owner.bridge and not owner.is_running_here():
+                return None
+            return self._owner
+
+    def is_owner(self, loop: _OwningLoop) -> bool:
+        """Whether a loop owns the socket."""
+        return self._owner is loop
+
+    # Turns.
+
+    def turn(self, bridge: LoopBridge | None = None, *, read: bool = False) -> None:
+        """Take a turn. If another thread has the host, that thread takes the turn instead. Any thread.
+
+        Parameters
+        ----------
+        bridge
+            The bridge of this thread's event loop; None for a thread without a loop.
+        read
+            Whether answers may have come.
+        """
+        if read:
+            self._wants_reading = True
+        self._wants_turn = True
+        mine = False
+        try:
+            while True:
+                # Testing and taking are one step. Therefore the test is not the condition of the loop: after
+                # the condition comes the loop's back-edge, where another thread could run and take the host
+                # too. Threads that wait for the host go first.
+                if not self._wants_turn or self._taken or self._waiting:
+                    return
+                self._taken = mine = True
+                self._here = bridge
+                self._serve()
+                # One step, like the handler below.
+                self._taken = mine = False
+                try:
+                    if self._waiting:
+                        self._waiting[0].release()
+                except RuntimeError:  # the lock has been released already
+                    pass
+        except BaseException:
+            # One step: the host becomes free, and another thread finishes the turn.
+            if mine:
+                self._taken = False
+            self._wants_turn = self._wants_reading = True
+            try:
+                if self._waiting:
+                    self._waiting[0].release()
+                else:
+                    self.wake_monitor()
+            except RuntimeError:  # the lock has been released already
+                pass
+            raise
+
+    def _serve(self, *, monitor: bool = False) -> None:
+        """The work of a turn. With the host held. Raises what a signal handler raises, and nothing else."""
+        fast_only = is_interruptible()
+        self._wants_turn = False
+        if not fast_only:
+            self._left = False
+        if monitor:
+            self._heavy = False
+        leaves = False
+        channel = self.channel
+        if channel is not None:
+            try:
+                leaves = self._exchange(channel, fast_only=fast_only, monitor=monitor)
+            except (Violation, BadFrame) as error:
+                self.condemn(str(error))
+            except MemoryError:
+                # This process is out of memory; the worker is not to blame. Answers that have come, and
+                # requests to be sent, are where they were. The monitor tries again until there is memory.
+                self.short_of_memory = self._wants_reading = True
+                self.wake_monitor()
+            except Exception as error:  # a bug in this library must not silently end a loop's callback
+                if fast_only:
+                    raise  # perhaps a signal handler's; if it is a bug, the monitor meets and logs it
+                with speaking_for(self.host.state.name):
+                    log.exception("dispatcher.failed")
+                self.condemn(repr(error))
+        if self._outbox:
+            leaves |= self._deliver(fast_only=fast_only)
+        if self._loops_to_wake:
+            self._wake()
+        if leaves and not self._left:
+            self._left = True
+            self.wake_monitor()
+
+    def _exchange(self, channel: Channel, *, fast_only: bool, monitor: bool) -> bool:
+        """Read answers and send requests. Returns whether anything is left to other threads."""
+        leaves = False
+        self.host.finish_sending()
+        began_s = time.monotonic() if self._wants_reading else 0.0
+        if self._wants_reading:
+            self._wants_reading = False
+            channel.fetch()
+        if channel.frames or self.host.broker.has_drains_due:
+            leaves = self._complete(channel, fast_only=fast_only)
+        if began_s and channel.drained and not channel.frames:
+            self.read_s = began_s
+        if channel.ended:
+            self.wake_monitor()
+        if self._ordinary or self._control or self._stop is not None or self.host.in_flight.waiting_again:
+            leaves |= self._hand_over(fast_only=fast_only, monitor=monitor)
+        self.host.flush()
+        if not channel.flush():
+            self.wake_monitor()
+        return leaves
+
+    def _complete(self, channel: Channel, *, fast_only: bool) -> bool:
+        host = self.host
+        while complete(channel, host, self._outbox):
+            if fast_only:
+                return True
+            frame = channel.frames[0]
+            if type(frame) is Answers:
+                host.complete(frame.answers[channel.taken])
+                channel.taken += 1
+            else:
+                channel.frames.popleft()
+                host.receive((frame,))
+        if host.broker.has_drains_due:
+            if fast_only:
+                return True
+            host.broker.settle_drains()
+        return False
+
+    def read_to_the_end(self, channel: Channel) -> None:
+        """Take every answer that a worker has sent. With the host held. Raises `Violation`, `BadFrame`."""
+        self._complete(channel, fast_only=False)
+        while channel.fetch():
+            self._complete(channel, fast_only=False)
+
+    def _hand_over(self, *, fast_only: bool, monitor: bool) -> bool:
+        host = self.host
+        if fast_only and (self._stop is not None or host.in_flight.waiting_again):
+            return True
+        host.hand_again()
+        while self._stop is None and not self._heavy and hand_over(self, host) and host.room and len(self):
+            if fast_only:
+                return True
+            self._take_up_next(monitor=monitor)
+            host.hand_again()
+        if self._stop is not None:
+            self._stop_in_its_turn(self._stop)
+        return False
+
+    def _take_up_next(self, *, monitor: bool) -> None:
+        for envelope in self.take(1, 0.0):
+            if is_stop(envelope.message):
+                self._stop = envelope
+            elif not monitor and self.host.is_heavy(envelope.message):
+                self.restore([envelope])
+                self._heavy = True
+                self.wake_monitor()
+            else:
+                self.host.take_up(envelope)
+
+    def _stop_in_its_turn(self, stop: Envelope) -> None:
+        """Stop the service for pykka's stop message, once all earlier messages have been answered."""
+        if not self._stop_told and not self.host.broker.is_awaited(stop.number):
+            self._stop_told = True
+            self.on_stop_asked()
+            self.reply(stop, None, None)
+
+    def condemn(self, why: str) -> None:
+        """Stop using the present worker, and tell the monitor why. With the host held."""
+        # One step.
+        self.channel = None
+        self.why_condemned = why
+        self.wake_monitor()
+
+    # Replies. With the host held.
+
+    def reply(self, envelope: Envelope, value: Any, error: BaseException | None) -> None:
+        """Put a reply into the outbox. It is delivered before the host is freed."""
+        self._outbox.append((envelope, value, error))
+
+    def _deliver(self, *, fast_only: bool) -> bool:
+        """Deliver the replies in the outbox: at once to this thread's loop, to other loops by their bridges.
+
+        A reply leaves the outbox after it has been delivered. If an interrupted turn leaves a delivered reply
+        there, delivering it again has no effect. Returns whether a reply is left to other threads: settling a
+        pykka future takes more than one step.
+        """
+        outbox, here = self._outbox, self._here
+        while outbox:
+            reply = outbox[0]
+            envelope, value, error = reply
+            bridge = envelope.bridge
+            if bridge is None:
+                if fast_only and envelope.reply_to is not None:
+                    return True
+                envelope.settle(value, error)
+                del outbox[0]
+            elif bridge is here and not bridge.posted:
+                if error is None and (future := envelope.future) is not None and not future.done():
+                    future.set_result(value)
+                else:
+                    envelope.deliver(value, error)
+                # One step.
+                bridge.awaited -= 1
+                del outbox[0]
+            else:
+                entry, loop = (reply,), {bridge}
+                # One step.
+                bridge.posted += entry
+                self._loops_to_wake |= loop
+                del outbox[0]
+        return False
+
+    def _wake(self) -> None:
+        for bridge in tuple(self._loops_to_wake):
+            bridge.wake()
+        self._loops_to_wake.clear()  # last: if a wake-up is interrupted, it is made again
+
+    # The monitor's side.
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[WorkerHost]:
+        """Wait for the host, hold it, and finish with a turn. For the monitor. Never used on the main thread
+        while requests are served."""
+        self._await_host()
+        try:
+            self._here = None
+            self.host.finish_sending()
+            yield self.host
+            self._serve(monitor=True)
+        except BaseException:
+            self._wants_turn = True  # replies may have been given before it
+            raise
+        finally:
+            self._taken = False
+            with contextlib.suppress(IndexError, RuntimeError):  # none waits, or it has been woken
+                self._waiting[0].release()
+            self.turn()
+
+    def _await_host(self) -> None:
+        """Wait until the host is free, and take it.
+
+        A waiting thread joins the list first and tests `_taken` second. The holder frees the host first and
+        looks at the list second. So at least one of the two sees the other.
+        """
+        freed = threading.Lock()
+        freed.acquire(blocking=False)
+        self._waiting.append(freed)
+        try:
+            while self._taken:
+                freed.acquire()
+            self._taken = True  # one step with the test above
+        finally:
+            self._waiting.remove(freed)
+
+    @contextlib.contextmanager
+    def monitors_turn(self) -> Iterator[WorkerHost]:
+        """Take a full turn, which includes the work that loops leave to the monitor, and hold the host.
+
+        The monitor waits for the host. If it only tried to take it, every try could coincide with a loop's
+        turn, and the work that the loop has left to it, and woken it for only once, would never be done.
+        """
+        self._wants_reading = True
+        self.short_of_memory = False
+        with self.held() as host:
+            self._serve(monitor=True)
+            yield host
+
+    def monitor_reads(self) -> bool:
+        """Whether the monitor must read the socket.
+
+        True if no loop owns the socket, or if the owning loop does not read this socket yet. Also true if
+        another sender's message waits because too many requests are in flight: only answers make room for
+        it, and the loop, which should read them, may be blocked.
+        """
+        owner = self._owner
+        return owner is None or not owner.reads(self.channel) or self._holds_up_others(owner)
+
+    def _holds_up_others(self, owner: _OwningLoop) -> bool:
+        try:
+            first = (self._control or self._ordinary)[0]
+        except IndexError:  # nothing waits
+            return False
+        return not self.host.in_flight.room and first.bridge is not owner.bridge
+
+    @property
+    def needs_writer(self) -> bool:
+        """Whether the socket was full, so that frames are still to be sent."""
+        channel = self.channel
+        return channel is not None and channel.backed_up
+
+    def connect(self, channel: Channel, begun: Callable[[], int]) -> None:
+        """Use this worker from now on. With the host held."""
+        self.channel = channel
+        self.begun = begun
+        self.why_condemned = ""
+        self._heavy = False
+        if (owner := self._owner) is not None:
+            owner.follow_soon()
+
+    def disconnect(self) -> None:
+        """Use no worker. With the host held."""
+        stop, told, self._stop, self._stop_told = self._stop, self._stop_told, None, False
+        if stop is not None and not told:
+            self.restore([stop])
+        self.channel = None
+        self.begun = _none_begun
+        if (owner := self._owner) is not None:
+            owner.follow_soon()
+
+    def forget_parent(self) -> None:
+        """In a forked child: have no worker, and leave the sockets to the parent's event loops.
+
+        If a copied loop takes a turn in the child, it finds no channel, and so does nothing.
+        """
+        super().forget_parent()
+        self._taken = False  # another thread may have had the host
+        self._waiting = []
+        self.channel = self._stop = self._here = None
+        self.wake_monitor, self.on_stop_asked = bool, _nothing
+        self.begun = _none_begun
+        self._outbox.clear()  # the parent answers them
+        self._loops_to_wake.clear()
+        if (owner := self._owner) is not None:
+            owner.forget_parent()
+
+    def forget_owner(self) -> None:
+        """Drop the references to the owning loop and the last monitor, because the service has ended."""
+        self.wake_monitor = bool
+        with self._lock:
+            owner, self._owner, self.needs_thread = self._owner, None, False
+        if owner is not None:
+            owner.follow_soon()
+
+
+class _OwningLoop:
+    """The event loop that owns the socket: it schedules turns and reads.
+
+    Methods run on the loop's own thread unless they say otherwise.
+    """
+
+    def __init__(self, dispatcher: Dispatcher, bridge: LoopBridge) -> None:
+        self._dispatcher = dispatcher
+        self.bridge = bridge
+        self._scheduled = False
+        self._gathered = 0
+        """Messages since the last turn."""
+        self._channel: Channel | None = None
+        self._descriptors: list[int] = []
+        """The duplicated descriptor of the socket that the loop reads: one, or none."""
+
+    def schedule(self) -> None:
+        """Take a turn: at once if the worker is idle or enough has gathered, else in a callback of the loop.
+
+        A loop's tasks send one after another. If one turn sent all their messages together, the worker would
+        wait for the last task, and then all tasks for the worker. In small batches the two work in parallel.
+        """
+        dispatcher = self._dispatcher
+        self._gathered = gathered = self._gathered + 1
+        in_flight = len(dispatcher.host.in_flight.requests)
+        if self._channel is dispatcher.channel and (
+            not in_flight
+            or gathered >= MOST_GATHERED
+            or (gathered >= LEAST_GATHERED and gathered * SHARE >= in_flight)
+        ):
+            self._gathered = 0
+            dispatcher.turn(self.bridge)
+        elif not self._scheduled or self._gathered > MOST_GATHERED:  # or it was lost by asyncio
+            self.bridge.loop.call_soon(self._run)
+            self._scheduled = True
+        if self._channel is not dispatcher.channel:  # it reads no answers yet, and may lose the callback
+            dispatcher.wake_monitor()
+
+    def _run(self) -> None:
+        try:
+            self._scheduled = False
+            self._gathered = 0
+            if self._channel is not self._dispatcher.channel:
+                self._follow()
+            self._dispatcher.turn(self.bridge)
+        except BaseException:
+            self._dispatcher.wake_monitor()  # in the same step as the exception
+            raise
+
+    def is_running_here(self) -> bool:
+        """Whether this loop is running on the calling thread. Any thread."""
+        return asyncio._get_running_loop() is self.bridge.loop
+
+    def reads(self, channel: Channel | None) -> bool:
+        """Whether the loop reads this socket, as far as this object knows. Any thread."""
+        return channel is not None and self._channel is channel and not self.bridge.loop.is_closed()
+
+    def follow_soon(self) -> None:
+        """Have the loop switch to the present worker's socket, or to none. Any thread."""
+        try:
+            self.bridge.loop.call_soon_threadsafe(self._follow)
+        except RuntimeError:  # it has closed, and its selector with it
+            self.close()
+
+    def _follow(self) -> None:
+        """Read the present worker's socket; none if this loop is not the owner any more."""
+        dispatcher = self._dispatcher
+        channel = dispatcher.channel if dispatcher.is_owner(self) else None
+        if channel is self._channel and (channel is not None or not self._descriptors):
+            return
+        self._let_go()
+        if channel is None:
+            if dispatcher.needs_thread and self.bridge.awaited:
+                self.bridge.sent(needs_thread=True)
+            return
+        try:
+            self._descriptors.extend(map(os.dup, (channel.fileno(),)))  # one step makes and stores it
+        except OSError as error:  # the socket is closed already: the monitor knows
+            if is_of_a_handler(error):
+                raise
+            return
+        self.bridge.loop.add_reader(self._descriptors[0], self._readable)
+        self._channel = channel  # last: so a loop that `reads` reports as reading does read
+        dispatcher.turn(self.bridge, read=True)
+
+    def _readable(self) -> None:
+        self._dispatcher.turn(self.bridge, read=True)
+        channel = self._channel  # None if an exception has interrupted `_follow` or `_let_go`
+        if channel is None or channel.ended or channel is not self._dispatcher.channel:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        self._channel = None
+        for descriptor in self._descriptors:
+            self.bridge.loop.remove_reader(descriptor)
+        self.close()
+
+    def forget_parent(self) -> None:
+        """In a forked child: read no socket. The selector is the parent's, so it is left unchanged."""
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()  # for a loop that was closed before it could run `_follow`
+
+    def close(self) -> None:
+        """Close the descriptor, which the loop does not read any more. Any thread; idempotent."""
+        self._channel = None
+        # Suppressed: no descriptor is left, or this object's construction was interrupted.
+        with contextlib.suppress(IndexError, AttributeError):
+            os.close(self._descriptors.pop())  # `pop` is one step: of two concurrent closers, one gets it
+
+
+def _nothing() -> None:
+    pass
+
+
+def _none_begun() -> int:
+    return 0

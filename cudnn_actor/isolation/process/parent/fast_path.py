@@ -1,0 +1,220 @@
+"""The fast path: dispatches a request that runs a plan, or completes it, in one step each.
+
+Nearly all requests take it. All others take the slow path, by the host's own methods: messages that allocate
+or free, requests that fail or wait, and all requests after a crash or with a fault plan. Both paths have the
+same effect, so this module uses the internals of the mailbox, the host and the in-flight table.
+
+The main thread takes only this path, because a signal handler may raise an exception there
+(`actors.interrupts`). Everything before a step changes only caches, and the next turn repeats it. After a
+step, a request has left the mailbox and is in flight, or it is complete and its reply is in the outbox.
+Another thread takes the slow path.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from cudnn_actor.actors import Envelope, Mailbox
+from cudnn_actor.isolation.process.parent.in_flight import WorkerRequest, claims_lock
+from cudnn_actor.isolation.process.parent.worker_host import BULKY_BYTES, WorkerHost
+from cudnn_actor.isolation.process.wire import Answer, Answers, Done, Given, Request, encode_message
+from cudnn_actor.memory import Slot
+from cudnn_actor.processes.channel import Channel
+from cudnn_actor.protocol.messages.codec import decode_reply
+from cudnn_actor.protocol.messages.messages import COMPUTE, Ping
+from cudnn_actor.protocol.types.errors import CudnnActorError, MalformedMessage
+
+__all__ = ["Reply", "complete", "hand_over"]
+
+Reply = tuple[Envelope, Any, BaseException | None]
+
+_NOBODY = Slot(-1, 0)
+"""Pads a request's slots to the fixed number that a step counts, because a step contains no loop."""
+_NOBODY.live = True
+_FEW = 6
+_FILL = tuple((_NOBODY,) * (_FEW - n) for n in range(_FEW + 1))
+_run_through = deque[None](maxlen=0).extend
+"""Runs an iterator to its end in a single call of a C function."""
+
+
+def hand_over(mailbox: Mailbox, host: WorkerHost) -> bool:
+    """Dispatch the waiting requests, in order, while the window has room. With the host held.
+
+    Returns
+    -------
+    bool
+        Whether the next message, if there is one, must take the slow path.
+    """
+    worker, table = host.worker, host.in_flight
+    if worker is None or _takes_long(host):
+        return True
+    claims, in_flight, places, unsent = worker.claims, table.requests, table._places, host._unsent
+    now = table.clock()
+    while places:
+        queue = mailbox._control or mailbox._ordinary
+        if not queue:
+            return False
+        envelope = queue[0]
+        request = _prepared(host, envelope)
+        if request is None:
+            return True
+        slots = request.slots
+        many = _counting(slots, 1) if len(slots) > _FEW else None
+        a, b, c, d, e, f = (*slots, *_FILL[len(slots)]) if many is None else _FILL[0]
+        number, place, claim = request.number, places[-1], envelope.claim
+        entry = [Request(number, place, request.body)]
+        request.sent_s = now
+        if not in_flight:
+            table.note_first(request)
+        with mailbox._lock:
+            queue = mailbox._control or mailbox._ordinary
+            if not queue or queue[0] is not envelope:
+                continue  # a control message has overtaken it; or the mailbox was closed, and has answered it
+            if not claim:
+                return True  # its deadline has passed, and its caller has been told
+            # One step.
+            del claim[0]
+            request.place = place
+            request.claims = claims
+            envelope.elsewhere = request
+            a.users += 1
+            b.users += 1
+            c.users += 1
+            d.users += 1
+            e.users += 1
+            f.users += 1
+            in_flight[number] = request
+            table.handed += 1
+            del places[-1]
+            unsent += entry
+            del queue[0]
+            if many is not None:
+                _run_through(many)
+    return False
+
+
+def _counting(slots: Sequence[Slot], change: int) -> Iterator[None]:
+    """Counts more slots than a step counts one by one: the step's last line runs through it.
+
+    That is a single call, which stays in C and creates no objects: nothing comes between two slots.
+    """
+    users: dict[Slot, int] = {}
+    for slot in slots:
+        users[slot] = users.get(slot, slot.users) + change
+    return map(setattr, tuple(users), itertools.repeat("users"), tuple(users.values()))
+
+
+def _takes_long(host: WorkerHost) -> bool:
+    """Whether no request can take the fast path at the moment."""
+    table, state = host.in_flight, host.state
+    return bool(
+        table._again
+        or table._alone
+        or host.stopping
+        or host.broker.awaiting_arena
+        or state.quarantined
+        or state.faults is not None
+        or host.checksums is not None
+    )
+
+
+def _prepared(host: WorkerHost, envelope: Envelope) -> WorkerRequest | None:
+    """A request ready to be dispatched; None for one that needs the slow path. Changes only caches."""
+    message, future = envelope.message, envelope.future
+    if envelope.started_ns or (future is not None and future.done()):
+        return None
+    if envelope.deadline is not None and envelope.expired:
+        return None
+    try:
+        if type(message) in COMPUTE:
+            if not host.knows(message):
+                return None
+            request = host.prepared(envelope, message)
+        elif type(message) is Ping:
+            request = WorkerRequest(envelope, envelope.number, message)
+            request.body = encode_message(message)
+        else:
+            return None
+    except (CudnnActorError, TypeError, MemoryError):  # the slow path raises and answers it
+        return None
+    return None if len(request.body) > BULKY_BYTES else request
+
+
+def complete(channel: Channel, host: WorkerHost, outbox: deque[Reply]) -> bool:
+    """Complete the requests whose answers have come, in order. With the host held.
+
+    Returns
+    -------
+    bool
+        Whether the next answer, or the next frame, must take the slow path.
+    """
+    table, frames, counters = host.in_flight, channel.frames, host.state.counters
+    in_flight, places = table.requests, table._places
+    while frames:
+        if type(frames[0]) is not Answers:
+            return True
+        answers = frames[0].answers
+        finished = None
+        while channel.taken < len(answers):
+            answer = answers[channel.taken]
+            number = answer.number
+            request = in_flight.get(number)
+            if request is None or request.place != answer.place:
+                return True
+            value = _value(host, request, answer)
+            if value is None:
+                return True
+            slots = request.slots
+            many = _counting(slots, -1) if len(slots) > _FEW else None
+            a, b, c, d, e, f = (*slots, *_FILL[len(slots)]) if many is None else _FILL[0]
+            if not (a.live and b.live and c.live and d.live and e.live and f.live) or (
+                many is not None and not all(slot.live for slot in slots)
+            ):
+                return True  # a freed buffer: releasing it may free its bytes
+            if type(answer) is Done:
+                finished = request
+            place = [request.place]
+            reply = ((request.envelope, value, None),)
+            with claims_lock:
+                # One step.
+                del in_flight[number]
+                request.claims = None
+                places += place
+                table._alone = False
+                a.users -= 1
+                b.users -= 1
+                c.users -= 1
+                d.users -= 1
+                e.users -= 1
+                f.users -= 1
+                counters.finished += 1
+                outbox += reply
+                channel.taken += 1
+                if many is not None:
+                    _run_through(many)
+        if finished is not None:
+            table.note_finished(finished)
+        table.note_progress()
+        # One step.
+        channel.taken = 0
+        del frames[0]
+    return False
+
+
+def _value(host: WorkerHost, request: WorkerRequest, answer: Answer) -> Any:
+    """The reply for an answer; None for one that needs the slow path."""
+    cached = request.cached
+    if type(answer) is Done and cached is not None:
+        if host.keeps_recent:
+            host.note_use(request, cached)
+        return host.receipt(request.envelope, answer)
+    if type(answer) is Given and type(request.message) is Ping and not request.injects:
+        try:
+            value = decode_reply(answer.body)
+        except MalformedMessage:
+            return None
+        return value if type(value) is int else None
+    return None

@@ -1,0 +1,96 @@
+"""Since when a worker has made no progress with what its parent waits for, as a pure decision.
+
+What the parent has sent, and has no answer to, decides whether there is work: a worker that has lost a frame,
+or has got half of one, believes that it is idle. So the time is counted from when the oldest unanswered frame
+was sent or, if that was later, from when the one before it was answered. What the worker claims moves it on:
+
+- the progress of a build or of tuning, always: a request may wait for a plan while later ones overtake it;
+- the progress of its other work, unless that frame is **lost**: the worker has finished a request that was
+  sent later, and after the last build. A worker reads frames in the order in which they were sent, and
+  begins requests in that order, except those that wait for a plan, which begin before it reads on. Requests
+  that have begun finish in the order in which they began. So the work that it claims is not what the parent
+  waits for.
+
+All times are `time.monotonic()` seconds, which all processes of the machine share. 0 stands for never.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from cudnn_actor.isolation.process.parent.in_flight import Claims, Oldest
+
+__all__ = ["Claimed", "FirstSeen", "Wait", "stalled_since", "unless_unread"]
+
+
+class Wait(NamedTuple):
+    """What the parent waits for.
+
+    Parameters
+    ----------
+    since_s
+        When it became the oldest unanswered frame.
+    before_s
+        A time such that the worker handles this before anything that is sent later: when it was sent or, of
+        a request that has begun, when that was first seen.
+    """
+
+    since_s: float
+    before_s: float
+
+
+class Claimed(NamedTuple):
+    """What a worker claims.
+
+    Parameters
+    ----------
+    since_s
+        Since when its work has made no progress; while it has none, since when it is idle.
+    built_s
+        When a build or tuning last made progress, or ended.
+    """
+
+    since_s: float
+    built_s: float
+
+
+def stalled_since(wait: Wait, answered_s: float, claimed: Claimed) -> float:
+    """Since when the worker has made no progress with what the parent waits for.
+
+    `answered_s`: when the latest request was sent that the worker has finished.
+    """
+    is_lost = answered_s > max(wait.before_s, claimed.built_s)
+    return max(wait.since_s, claimed.built_s, 0.0 if is_lost else claimed.since_s)
+
+
+def unless_unread(since_s: float, read_s: float, now: float, *, limit_s: float, every_s: float) -> float:
+    """`since_s` or, as long as an answer may have come that the parent has not read, a time that is no hang.
+
+    Not `now` in that case: the watchdog would forget when it was stopped before that, and count those times
+    once the answers have been read.
+
+    Parameters
+    ----------
+    since_s
+        Since when the worker has made no progress.
+    read_s
+        When the parent had last read all that the worker had sent.
+    limit_s, every_s
+        For how long it may make none, and how often the watchdog looks and has the parent read.
+    """
+    is_proven = read_s >= since_s + limit_s and read_s >= now - 2 * every_s
+    return since_s if is_proven else max(since_s, now - limit_s + every_s / 4)
+
+
+class FirstSeen:
+    """Remembers when the oldest request in flight was first seen to have begun."""
+
+    def __init__(self) -> None:
+        self._request: Oldest | None = None
+        self._at_s = 0.0
+
+    def wait_for(self, oldest: Oldest, claims: Claims, now: float) -> Wait:
+        """The wait for this request at the time `now`."""
+        if oldest != self._request and claims.has_begun(oldest.place, oldest.number):
+            self._request, self._at_s = oldest, now
+        return Wait(oldest.since_s, self._at_s if oldest == self._request else oldest.sent_s)

@@ -1,0 +1,186 @@
+"""Process isolation: the actor runs in a worker process that the service's own process looks after."""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import tempfile
+import weakref
+from typing import Any
+
+from cudnn_actor.actors import forks
+from cudnn_actor.broker.progress import Progress
+from cudnn_actor.broker.service_state import ServiceState
+from cudnn_actor.engines import EngineChoice
+from cudnn_actor.engines.remote import SERVING, BuilderHost
+from cudnn_actor.isolation.base import check_lost_thread, if_lost, limit_arenas
+from cudnn_actor.isolation.process.generations import GenerationTable
+from cudnn_actor.isolation.process.parent.checksums import Checksums
+from cudnn_actor.isolation.process.parent.dispatcher import Dispatcher
+from cudnn_actor.isolation.process.parent.monitor import WorkerMonitor
+from cudnn_actor.isolation.process.parent.source import Source
+from cudnn_actor.isolation.process.parent.worker import Recipe
+from cudnn_actor.isolation.process.parent.worker_host import WINDOW, WorkerHost
+from cudnn_actor.isolation.process.wire import Hello
+from cudnn_actor.memory import MemoryTable
+from cudnn_actor.options import Options
+from cudnn_actor.processes.interpreter import find_python
+from cudnn_actor.protocol.types.errors import StartFailed
+from cudnn_actor.supervision import Backoff
+
+__all__ = ["ProcessIsolation"]
+
+_MAIN = "cudnn_actor.isolation.process.child.main"
+_LONGEST_BEAT_S = 0.25
+_BEATS_PER_HANG = 8
+
+
+class ProcessIsolation:
+    """The actor in a worker process that a `WorkerMonitor` looks after.
+
+    Parameters
+    ----------
+    options, engine
+        The service's.
+
+    Raises
+    ------
+    InvalidRequest
+        No Python was found to run the workers with: see `find_python`.
+    """
+
+    name = "process"
+    replaceable = True
+    backoff = Backoff(at_once=1, cap_s=1.0, reset_after_s=0.0)
+    """An incarnation that was ready is replaced at once. Failing starts wait longer each time, up to a
+    second: a start takes less than that, so longer waits would save little."""
+
+    def __init__(self, options: Options, engine: EngineChoice) -> None:
+        self._executable = None if options.executable is None else os.fspath(options.executable)
+        find_python(self._executable)  # raise now, not when a worker starts: retrying would not help
+        self._options = options
+        self._engine = engine
+        self._dispatcher = Dispatcher(options.mailbox)
+        self._monitor: WorkerMonitor | None = None
+        self._remove_plans: weakref.finalize[..., Any] | None = None
+        """Removes the plans' directory, when called or when this object is collected; None for none."""
+        forks.watch(self)
+
+    def forget_parent(self) -> None:
+        """In a forked child there is no worker: it belongs to the parent."""
+        self._monitor = None
+
+    @property
+    def worker_pid(self) -> int | None:
+        """Process id of the current worker; None while none serves."""
+        monitor = self._monitor
+        worker = None if monitor is None else monitor.worker
+        return None if worker is None or not worker.ready else worker.pid
+
+    def mailbox(self) -> Dispatcher:
+        """A mailbox whose senders dispatch their messages to the worker themselves."""
+        return self._dispatcher
+
+    def memory(self, device: str) -> MemoryTable:
+        """A table whose entries a worker can read. Raises `StartFailed`."""
+        try:
+            self._generations = GenerationTable()
+        except OSError as error:
+            raise StartFailed(detail=f"cannot create a file in memory (memfd_create): {error}") from error
+        limit = self._options.memory_limit
+        self._memory = MemoryTable(device, limit=limit, mirror=self._generations)
+        return self._memory
+
+    def begin(self, state: ServiceState) -> None:
+        """Create the worker host, the builder host and the source of workers."""
+        self._state = state
+        dispatcher = self._dispatcher
+        host_arenas = self._engine.host_arenas
+        dispatcher.host = WorkerHost(state, dispatcher.reply, host_arenas=host_arenas)
+        dispatcher.host.keeps_recent = self._options.standby > 0
+        if self._options.verify:
+            dispatcher.host.checksums = Checksums()
+        self._builders = BuilderHost(self._preload, self._executable)
+        self._source = Source(
+            self._recipe,
+            self._generations,
+            standby=self._options.standby > 0,
+            hang_after_s=self._options.hang_after_s,
+        )
+
+    def _recipe(self) -> Recipe:
+        builders = None if self._engine.host_arenas else self._builders.start()
+        options, (make, arguments) = self._options, self._engine.worker
+        hello = Hello(
+            make=make,
+            arguments=arguments,
+            device=self._engine.device,
+            generation=0,
+            window=WINDOW,
+            workspace_limit=options.workspace_limit,
+            plan_store=self._plan_store(),
+            autotune=options.autotune,
+            cache_limit=options.cache_limit,
+            beat_s=min(_LONGEST_BEAT_S, options.hang_after_s / _BEATS_PER_HANG),
+            journal=self._builders.journal,
+            scripted=self._state.faults is not None,
+            fails=False,
+        )
+        return Recipe(
+            preload=self._preload,
+            executable=self._executable,
+            hello=hello,
+            builders=-1 if builders is None else builders.fileno(),
+        )
+
+    @property
+    def _preload(self) -> tuple[str, ...]:
+        """Modules to preload: the same for workers and builder processes, so that they share one
+        forkserver."""
+        return (_MAIN, SERVING, *self._engine.preload)
+
+    def _plan_store(self) -> str | None:
+        """The directory where workers store plans, so that a successor and a standby find earlier plans."""
+        if self._options.plan_store is not None:
+            return str(self._options.plan_store)
+        if self._engine.host_arenas:  # the CPU engine: its plans take no time to build
+            return None
+        directory = tempfile.mkdtemp(prefix="cudnn-actor-plans-")
+        remove = functools.partial(shutil.rmtree, ignore_errors=True)
+        self._remove_plans = forks.finalize(self, remove, directory)
+        return directory
+
+    def actor(self, incarnation: int) -> WorkerMonitor:
+        """A monitor for a new worker."""
+        check_lost_thread(self._monitor)
+        with self._dispatcher.held():  # whoever sends uses the table
+            limit_arenas(self._memory, self._options, self._engine)
+        self._monitor = WorkerMonitor(
+            self._state,
+            self._dispatcher,
+            self._source,
+            generation=incarnation,
+            hang_after_s=self._options.hang_after_s,
+        )
+        return self._monitor
+
+    def progress(self) -> Progress:
+        """Progress according to the in-flight table and the worker."""
+        monitor = self._monitor
+        return Progress() if monitor is None else monitor.progress()
+
+    def end(self) -> None:
+        """Kill the standby, answer remaining requests, forget the loop, release transfer memory and table."""
+        self._monitor = if_lost(self._monitor)
+        dispatcher = self._dispatcher
+        with dispatcher.held() as host:
+            self._source.close(host)
+            host.retire()  # requests that were to run again never will: the closed mailbox answers them
+            host.close()
+            self._generations.close()
+        self._builders.close()
+        dispatcher.forget_owner()
+        remove, self._remove_plans = self._remove_plans, None
+        if remove is not None:
+            remove()

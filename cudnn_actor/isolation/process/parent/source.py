@@ -1,0 +1,395 @@
+"""The source of a service's workers: it launches the next worker and the standby, and reaps dying workers.
+
+One monitor uses it at a time; its successor takes it over when it ends. It keeps what outlives a worker, and
+so cannot belong to a monitor:
+
+- the **standby**: a worker that has its engine open, the arenas mapped and the recent plans built, and waits.
+  Its death is only a line in the log, and so is a start in which it hangs. Another standby is started after
+  a pause that grows;
+- **dying** workers: their context is known to be dead, so their successor has not waited for their end. The
+  memory that they may still have mapped for writing is released when they have certainly ended;
+- the **forkserver**, which many services share. The first monitor that notices its death starts another.
+
+Two things may block: launching a standby, and waiting for a lost standby's end. These run on a separate
+thread, one job at a time (`_job`). The thread writes only the job's result, and the monitor takes the result
+while it holds the host. So neither the host nor the monitor waits for a forkserver that is stopped."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import functools
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+
+from cudnn_actor.actors.logs import Log
+from cudnn_actor.broker.message_cache import RecentPlan
+from cudnn_actor.broker.warm_batches import cut, warm_of
+from cudnn_actor.isolation.process.generations import GenerationTable
+from cudnn_actor.isolation.process.parent.in_flight import Violation
+from cudnn_actor.isolation.process.parent.worker import Recipe, Worker
+from cudnn_actor.isolation.process.parent.worker_host import PendingReclaim, WorkerHost
+from cudnn_actor.isolation.process.wire import (
+    LONGEST_MESSAGE,
+    Dying,
+    InternalDone,
+    Logged,
+    Promote,
+    Ready,
+    encode_message,
+)
+from cudnn_actor.processes.frames import BadFrame
+from cudnn_actor.processes.launching import Launcher
+from cudnn_actor.processes.process_state import LOOK_EVERY_S, SilentTime, is_stopped
+from cudnn_actor.protocol.types.errors import ErrorRecord
+from cudnn_actor.supervision import Backoff
+
+__all__ = ["Source"]
+
+_PAUSES = Backoff(initial_s=0.2, factor=2.0, cap_s=10.0, reset_after_s=30.0, at_once=1)
+"""The pauses between the death of a standby and the start of the next."""
+_WARMED_AT_ONCE = 16
+_TRIED_ALONE = 3
+"""How often the standby tries to build a plan by itself, after it has failed together with others."""
+_UNTIL_KILLED_S = 5.0
+_BEHIND_S = 0.05
+"""Seconds from a promotion to the start of the next standby, because the recovery goes first."""
+_SILENT_BEATS = 8
+"""A standby that has missed this many heartbeats in a row is not used."""
+
+log = Log("cudnn_actor")
+
+
+class Dead(NamedTuple):
+    """A worker that is dying, and what it may still write."""
+
+    worker: Worker
+    pending: PendingReclaim
+
+
+class _Lost(NamedTuple):
+    """A standby that has ended, or could not be started."""
+
+    why: str
+    pid: int | None = None
+
+
+class Source:
+    """See the module's docstring. Used by successive monitors' threads, one at a time.
+
+    Parameters
+    ----------
+    recipe
+        Returns how workers are made. Called once, by the first monitor.
+    generations
+        The service's generation table, which each worker maps.
+    standby
+        Whether to keep a standby.
+    hang_after_s
+        As in `Options`: after as long without progress in its start, the standby is replaced.
+    """
+
+    def __init__(
+        self,
+        recipe: Callable[[], Recipe],
+        generations: GenerationTable,
+        *,
+        standby: bool,
+        hang_after_s: float,
+    ) -> None:
+        self._ask_recipe = recipe
+        self._generations = generations
+        self._keeps_standby = standby
+        self._hang_after_s = hang_after_s
+        self.standby: Worker | None = None
+        self.dying: list[Dead] = []
+        self._deaths = 0
+        self._next_at = 0.0
+        self._building: tuple[str, ...] = ()
+        """Digests of the plans that the standby is building now."""
+        self._built: set[str] = set()
+        """Those of the recent plans that it has built."""
+        self._failed: dict[str, int] = {}
+        """Those that it could not build → how often it has tried, with others first and then alone."""
+        self._silent: SilentTime
+        """Of the standby, in its start."""
+        self._job: concurrent.futures.Future[Worker | _Lost] | None = None
+        """The job on the separate thread: a standby's start or end. Its result is the outcome."""
+        self._closed = threading.Event()
+
+    def launch(self, generation: int, unwanted: Callable[[], bool], *, fails: bool) -> Worker:
+        """Launch a worker. Raises `OSError`, also if `unwanted` becomes true before the worker is there.
+
+        Blocks for milliseconds, or for the forkserver's imports.
+        """
+        return Worker(self._recipe, generation, self._generations.fd, unwanted, fails=fails)
+
+    @functools.cached_property
+    def _recipe(self) -> Recipe:
+        return self._ask_recipe()
+
+    # The forkserver.
+
+    @functools.cached_property
+    def forkserver(self) -> Launcher:
+        """The launcher of the workers. Its descriptor is readable when the forkserver has died."""
+        return self._recipe.launcher
+
+    def mind_forkserver(self) -> None:
+        """Start another forkserver if it has died, so that the next worker does not wait for the imports.
+
+        Blocks for the start of a process. The host need not be held.
+        """
+        if (end := self.forkserver.revive()) is not None:
+            log.warning("forkserver.died", why=end)
+
+    # The standby.
+
+    def take_standby(self, host: WorkerHost, generation: int) -> Worker | None:
+        """The standby, promoted to the next incarnation; it may still be starting. None if none is usable.
+
+        With the host held.
+        """
+        self._take_in(host)
+        worker, self.standby, host.standby = self.standby, None, None
+        self._forget_warming()
+        self._next_at = time.monotonic() + _BEHIND_S
+        if worker is None:
+            return None
+        if worker.child.wait(0.0) or is_stopped(worker.pid) or (worker.ready and self._is_silent(worker)):
+            self.let_die(worker, PendingReclaim())  # it has never had a request, so it writes nothing
+            return None
+        worker.send(Promote(generation))
+        return worker
+
+    def _is_silent(self, worker: Worker) -> bool:
+        """Whether its last heartbeat is too old."""
+        return time.monotonic() - worker.claims.beat_ns / 1e9 > _SILENT_BEATS * self._recipe.hello.beat_s
+
+    def tend(self, host: WorkerHost, now: float, wake: Callable[[], None]) -> float | None:
+        """Start a standby if one is due, and lose one that hangs in its start.
+
+        Returns the seconds until this is due again; None for never. Never blocks. With the host held. `wake`
+        wakes the monitor when the job is done.
+        """
+        self._take_in(host)
+        if (worker := self.standby) is not None and not worker.ready:
+            if self._silent.look() < self._hang_after_s:
+                return LOOK_EVERY_S
+            self._lose(host, wake, worker.how_it_hangs(self._hang_after_s))
+        if not self._keeps_standby or self.standby is not None or self._job is not None:
+            return None
+        if now < self._next_at:
+            return self._next_at - now
+        try:
+            recipe, generations = self._own_copies()
+        except OSError as error:
+            return self._note_death(f"it could not be started: {error}", now)
+        self._begin(functools.partial(self._launch_standby, recipe, generations), wake)
+        return None
+
+    def _own_copies(self) -> tuple[Recipe, int]:
+        """The recipe and the table's descriptor, with duplicated descriptors for the thread.
+
+        The service may end meanwhile, and close its own. Raises `OSError`.
+        """
+        generations = os.dup(self._generations.fd)
+        recipe = self._recipe
+        if recipe.builders >= 0:
+            try:
+                recipe = msgspec.structs.replace(recipe, builders=os.dup(recipe.builders))
+            except OSError:
+                os.close(generations)
+                raise
+        return recipe, generations
+
+    def _launch_standby(self, recipe: Recipe, generations: int) -> Worker | _Lost:
+        try:
+            return Worker(recipe, 0, generations, self._closed.is_set)
+        except OSError as error:
+            return _Lost(f"it could not be started: {error}")
+        finally:
+            os.close(generations)
+            if recipe.builders >= 0:
+                os.close(recipe.builders)
+
+    def _begin(self, job: Callable[[], Worker | _Lost], wake: Callable[[], None]) -> None:
+        result: concurrent.futures.Future[Worker | _Lost] = concurrent.futures.Future()
+        self._job = result
+
+        def run() -> None:
+            try:
+                result.set_result(job())
+            except BaseException as error:  # noqa: BLE001 - the monitor raises it
+                result.set_exception(error)
+            wake()  # last: the monitor finds the result
+
+        try:
+            threading.Thread(target=run, name="standby", daemon=True).start()
+        except RuntimeError:  # the system gives no thread: run it here, or its descriptors would stay open
+            run()
+
+    def _take_in(self, host: WorkerHost) -> None:
+        """Take the result of a finished job."""
+        job = self._job
+        if job is None or not job.done():
+            return
+        self._job = None
+        match job.result():
+            case Worker() as worker:
+                try:
+                    host.introduce(worker)
+                except OSError as error:
+                    self.let_die(worker, PendingReclaim())  # it has never had a request, so it writes nothing
+                    why = f"it could not be given the memory: {error}"
+                    self._note_death(why, time.monotonic(), pid=worker.pid)
+                else:
+                    self.standby = host.standby = worker
+                    self._silent = worker.silent_time(worker.started)
+            case lost:
+                self._note_death(lost.why, time.monotonic(), pid=lost.pid)
+
+    def hear_standby(self, host: WorkerHost, wake: Callable[[], None]) -> None:
+        """Handle the standby's frames, and check whether it lives. Never blocks. With the host held."""
+        worker = self.standby
+        if worker is None:
+            return
+        worker.channel.flush()
+        try:
+            for frame in worker.channel.receive():
+                self._take(worker, frame, host)
+        except (Violation, BadFrame) as error:
+            self._lose(host, wake, str(error))
+            return
+        if worker.child.wait(0.0) or worker.channel.ended:
+            self._lose(host, wake)
+
+    def _take(self, worker: Worker, frame: Any, host: WorkerHost) -> None:
+        match frame:
+            case Ready(generation=0) if not worker.ready:
+                worker.ready = True
+                log.info("standby.ready", pid=worker.pid, after_s=round(time.monotonic() - worker.started, 3))
+                self.warm(host)
+            case InternalDone():
+                self._note_warmed(frame.error)
+                self.warm(host)
+            case Logged():
+                host.write_log(frame)
+            case Dying():
+                log.warning("standby.dying", pid=worker.pid, cause=frame.cause)
+            case _:
+                raise Violation(f"it sent {type(frame).__name__}, which was not asked for")
+
+    def warm(self, host: WorkerHost) -> None:
+        """Ask the standby to build recent plans that it lacks, some at a time: those used last go first."""
+        worker = self.standby
+        if worker is None or not worker.ready:
+            return
+        while not self._building and (batch := self._next_batch(host.recent)):
+            body = encode_message(warm_of([host.recent[digest].message for digest in batch]))
+            if len(body) <= LONGEST_MESSAGE:
+                self._building = batch
+                worker.ask(body)
+            else:  # of a single graph, which is as long as a frame
+                log.info("standby.not_warmed", graph=batch[0][:8], nbytes=len(body))
+                self._failed[batch[0]] = _TRIED_ALONE + 1
+
+    def _next_batch(self, recent: Mapping[str, RecentPlan]) -> tuple[str, ...]:
+        """The digests of the plans to build next.
+
+        One that fails keeps the others of its message from being built. So plans of a message that has failed
+        are tried again one by one, after all others.
+        """
+        self._built.intersection_update(recent)
+        self._failed = {digest: tries for digest, tries in self._failed.items() if digest in recent}
+        order = sorted(recent.keys() - self._built, key=lambda digest: -recent[digest].last)
+        fresh = [digest for digest in order if digest not in self._failed][:_WARMED_AT_ONCE]
+        if fresh:
+            return tuple(fresh[: len(next(cut([recent[digest].message for digest in fresh])))])
+        again = [digest for digest in order if self._failed[digest] <= _TRIED_ALONE]
+        return tuple(sorted(again, key=self._failed.__getitem__)[:1])
+
+    def _note_warmed(self, error: ErrorRecord | None) -> None:
+        """Note what has become of the plans that the standby was asked to build."""
+        asked, self._building = self._building, ()
+        if error is None:
+            self._built.update(asked)
+            return
+        for digest in asked:
+            self._failed[digest] = self._failed.get(digest, 0) + 1
+            if self._failed[digest] > _TRIED_ALONE:
+                log.warning("standby.build_failed", graph=digest[:8], error=error.kind)
+
+    def _forget_warming(self) -> None:
+        """Begin anew, with another standby."""
+        self._building = ()
+        self._built.clear()
+        self._failed.clear()
+
+    def _lose(self, host: WorkerHost, wake: Callable[[], None], why: str = "") -> None:
+        worker, self.standby, host.standby = self.standby, None, None
+        assert worker is not None
+        self._forget_warming()
+        stable = time.monotonic() - worker.started >= _PAUSES.reset_after_s
+        self._deaths = 0 if stable else self._deaths
+
+        def end() -> _Lost:
+            cause = why or worker.child.how_it_ended(1.0)
+            self._end(worker)
+            return _Lost(cause, worker.pid)
+
+        self._begin(end, wake)  # there is no other job: its start is done, and no other standby is due
+
+    def _note_death(self, why: str, now: float, pid: int | None = None) -> float:
+        self._deaths += 1
+        pause_s = _PAUSES.delay(self._deaths, random.random())
+        self._next_at = now + pause_s
+        log.warning("standby.died", pid=pid, why=why, next_in_s=pause_s)
+        return pause_s
+
+    # Dying workers.
+
+    def let_die(self, worker: Worker, pending: PendingReclaim) -> None:
+        """Kill a worker, and do not wait for its end. `pending` is what it may still write."""
+        worker.child.signal(signal.SIGKILL)
+        worker.channel.close()
+        self.dying.append(Dead(worker, pending))
+
+    def reap(self, host: WorkerHost) -> None:
+        """Reap the dying workers that have ended, and release their memory. With the host held."""
+        for dead in tuple(self.dying):
+            if dead.worker.child.wait(0.0):
+                self.dying.remove(dead)
+                host.reclaim(dead.pending)
+                dead.worker.close()
+
+    def close(self, host: WorkerHost) -> None:
+        """End the standby, and wait for dying workers, because the service has ended. Blocks."""
+        self._closed.set()
+        worker, self.standby, host.standby = self.standby, None, None
+        if worker is not None:
+            self._end(worker)
+        job, self._job = self._job, None
+        if job is not None:
+            job.add_done_callback(self._end_late)  # called now, or later on the job's thread
+        for dead in self.dying:
+            dead.worker.child.wait(_UNTIL_KILLED_S)
+            dead.worker.close()
+        self.dying.clear()
+
+    @classmethod
+    def _end_late(cls, job: concurrent.futures.Future[Worker | _Lost]) -> None:
+        if job.exception() is None and isinstance(worker := job.result(), Worker):
+            cls._end(worker)
+
+    @staticmethod
+    def _end(worker: Worker) -> None:
+        worker.child.signal(signal.SIGKILL)
+        worker.child.wait(_UNTIL_KILLED_S)
+        worker.close()

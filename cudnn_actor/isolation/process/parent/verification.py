@@ -1,0 +1,61 @@
+"""Verification after a crash: do the buffers still hold the values that were uploaded?
+
+Only buffers that nothing has written since their upload are checked; for others, the right values are not
+known. A buffer that holds other values is torn, with a log line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from cudnn_actor.actors.logs import Log
+from cudnn_actor.isolation.process.parent.checksums import checksum
+from cudnn_actor.isolation.process.parent.worker_host import WorkerHost
+from cudnn_actor.isolation.process.staging import Block
+from cudnn_actor.isolation.process.wire import ReadStaged, Staged, encode_message
+from cudnn_actor.memory import Slot
+from cudnn_actor.protocol.types.buffers import BufferRef
+
+__all__ = ["compare", "verification"]
+
+log = Log("cudnn_actor")
+
+
+def verification(host: WorkerHost) -> Iterator[tuple[Slot, bytes, Block | None]]:
+    """For each buffer to check: its slot, the message that makes a worker copy it, and the copy's block.
+
+    The message is encoded. The block is None if this process has the buffer mapped itself. `compare` frees
+    the block. Raises `OutOfMemory`.
+    """
+    assert host.checksums is not None
+    for slot, _ in host.checksums.held():
+        if host.arenas is not None:
+            yield slot, b"", None
+            continue
+        spec = slot.spec
+        block = host.staging.take(spec.size * spec.dtype.itemsize)
+        ref = BufferRef(slot=slot.index, generation=slot.generation, spec=spec, device=host.memory.device)
+        staged = Staged(block.segment, block.offset)
+        yield slot, encode_message(ReadStaged(src=ref, values=staged)), block
+
+
+def compare(host: WorkerHost, slot: Slot, block: Block | None) -> None:
+    """Mark a buffer as torn if its values are not those that were uploaded."""
+    assert host.checksums is not None
+    spec = slot.spec
+    values: np.ndarray
+    if block is None:
+        assert host.arenas is not None
+        values = host.arenas.bind(slot.arena.number, slot.offset, spec)
+    else:
+        values = host.staging.array(block, spec.dims, spec.dtype.numpy)
+    found = checksum(values)
+    if block is not None:
+        host.staging.give_back(block)
+    known = {held.index: value for held, value in host.checksums.held()}
+    if found != known[slot.index]:
+        log.error("buffer.corrupted", slot=slot.index, spec=str(spec))
+        host.checksums.forget(slot)
+        host.memory.tear(slot)

@@ -1,0 +1,345 @@
+"""The actor of thread isolation: one thread with the broker, the engine, its stream and the plan cache.
+
+Messages come in batches and are started in order. The broker answers messages that need only bookkeeping. It
+checks every other message just before it is enqueued, against the memory table that only this thread writes.
+So a `Free` takes effect before any request that was sent after it is checked. The runner does the rest.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from cudnn_actor.actors import DEFERRED, Actor, Crash, Envelope
+from cudnn_actor.broker import Broker, Work
+from cudnn_actor.broker.footprints import footprint
+from cudnn_actor.broker.progress import Progress
+from cudnn_actor.broker.service_state import Forget, ServiceState
+from cudnn_actor.engines.base import Engine
+from cudnn_actor.execution.injection import fail_start
+from cudnn_actor.execution.planning import BuildCrash
+from cudnn_actor.execution.runner import Runner
+from cudnn_actor.protocol.messages.messages import (
+    Allocate,
+    Copy,
+    Download,
+    Explain,
+    Fill,
+    Free,
+    GetStatistics,
+    Ping,
+    Upload,
+    View,
+    Warm,
+)
+from cudnn_actor.protocol.messages.operands import operands
+from cudnn_actor.protocol.messages.receipts import Receipt
+from cudnn_actor.protocol.types.buffers import BufferRef
+from cudnn_actor.protocol.types.errors import (
+    ContextLost,
+    CudnnActorError,
+    OutcomeUnknown,
+    ServiceStopped,
+)
+
+__all__ = ["CudnnActor"]
+
+
+class CudnnActor(Actor):
+    """Owns an engine and answers a service's messages. Started by its supervisor, once per incarnation.
+
+    It is the host of its broker and of its runner.
+
+    Parameters
+    ----------
+    state
+        The state that outlives this incarnation.
+    engine
+        Makes the engine; called on the actor's thread.
+    generation
+        Which incarnation this is, counted from 1.
+    """
+
+    has_views = True
+
+    def __init__(self, state: ServiceState, engine: Callable[[], Engine], generation: int = 1) -> None:
+        super().__init__(mailbox=state.mailbox)
+        self.counters = state.counters
+        self.service = state.name
+        self._state = state
+        self._generation = generation
+        self._broker: Broker[Work] = Broker(state, self._post, self, Work)
+        self._runner: Runner[Work] = Runner(
+            state, engine, self, abandoned=self.abandoned, nudge=state.mailbox.nudge
+        )
+        self._faults = self._runner.faults
+        self._work: Work | None = None
+        """The work that is running, or ran last in this batch."""
+        self._crashed = False
+        self._ways: dict[type, Callable[[Work], Any]] = {
+            Allocate: lambda work: self._runner.write(work, work.slots[0], work.request.data, work.ref),
+            Upload: lambda work: self._runner.write(work, work.slots[0], work.request.data),
+            Download: lambda work: self._runner.read(work, work.slots[0]),
+            View: lambda work: self._runner.view(work, work.slots[0]),
+            Copy: lambda work: self._runner.copy(work, *work.slots),
+            Fill: lambda work: self._runner.fill(work, work.slots[0], work.request.value),
+            Warm: lambda work: self._runner.warm(work.request, work.envelope),
+            Explain: lambda work: self._runner.explain(work.request, work.envelope),
+            Ping: lambda _: self._generation,
+            GetStatistics: lambda _: state.statistics(self._runner.plans.statistics()),
+        }
+
+    # Life.
+
+    def on_start(self) -> None:
+        """Open the engine, map the memory that earlier incarnations left, and start the build thread."""
+        faults = self._state.faults
+        if faults is not None and faults.on_start() is not None:
+            fail_start()
+        self._runner.open()
+        self._state.generation = self._generation
+
+    def on_stop(self) -> None:
+        """Finish what is enqueued and close the engine. Deferred messages go back to the mailbox."""
+        if self._build_hangs():
+            self._blame_build(self._runner.digest_in_work, "its build did not end")
+        self._runner.outlast()
+        self._broker.settle_drains()
+        self.flush()
+        self._runner.close(wait=not self.abandoned.is_set())
+
+    def on_crash(self, error: BaseException, current: Envelope | None, waiting: list[Envelope]) -> None:
+        """Judge every request that was running, and leave the others, in order, to the successor.
+
+        There is no successor in two cases. If the memory died with the context, everything pending fails with
+        `ContextLost`. If the thread does not end, the service stops.
+        """
+        runner, mailbox = self._runner, self._state.mailbox
+        if self.lost:
+            self._answer_for_lost_thread(_cause(error), current, waiting)
+            return
+        self._crashed = True
+        cause = _cause(error)
+        if isinstance(error, BuildCrash):
+            self._blame_build(error.digest, cause)
+        elif self._build_hangs():
+            self._blame_build(runner.digest_in_work, cause)
+        survives = not runner.is_open or runner.executor.engine.outlives_context
+        runner.settle_done()
+        running = self._running(current)
+        again, _ = self._broker.crashed(running, cause, may_still_write=False, memory_survives=survives)
+        freed = self._revived(again)
+        for work in again:
+            self._broker.end_unreceived(work)
+        if runner.is_open:
+            runner.executor.forget()
+        begun = [one for one in self._broker.take_waiting() if one is not current]
+        mailbox.restore(sorted([*begun, *waiting], key=lambda envelope: envelope.number))
+        mailbox.restore([Envelope(Free(buffer=ref)) for ref in freed])
+        mailbox.restore([work.envelope for work in again])
+        if not survives:
+            self._lose_all(cause)
+        self.flush()
+        runner.close(wait=False)
+
+    def _running(self, current: Envelope | None) -> list[Work]:
+        """The requests that have begun, in order: those on the device, and the one being handled."""
+        runner = self._runner
+        running = [one.task for one in runner.executor.unfinished()] if runner.is_open else []
+        if current is not None and all(current is not work.envelope for work in running):
+            work = self._work
+            if work is None or work.envelope is not current:
+                work = Work(current, current.number, current.message)
+            running.append(work)
+        return running
+
+    def _revived(self, again: Sequence[Work]) -> list[BufferRef]:
+        """Undo the frees of buffers that these requests use. They are freed once these have run again."""
+        memory = self._state.memory
+        used = {ref.slot: ref for work in again for ref in operands(work.message).values()}
+        return [ref for ref in used.values() if memory.revive(ref) and memory.is_live(ref)]
+
+    def _lose_all(self, cause: str) -> None:
+        mailbox = self._state.mailbox
+        self._state.memory.lose_all()
+        lost = ContextLost(status="context lost", detail=cause)
+        for envelope in mailbox.take(len(mailbox), 0.0):
+            self.settle(envelope, None, lost)
+
+    def _answer_for_lost_thread(self, cause: str, current: Envelope | None, waiting: list[Envelope]) -> None:
+        """Fail the requests that may still be writing. The others are answered when the service ends.
+
+        Runs on the supervisor's thread. The memory table and the engine still belong to the lost thread, so
+        this leaves them untouched.
+        """
+        ended: list[Envelope] = []
+        for work in self._running(current):
+            if footprint(work.message, self._state.lowered).writes:
+                why = "its thread has not ended and may still write"
+                error = OutcomeUnknown(request_id=work.number, cause=cause, why=why)
+                self.settle(work.envelope, None, error)
+            else:
+                ended.append(work.envelope)
+        waiting_here = [one for one in self._broker.take_waiting() if one is not current]
+        self._state.mailbox.restore([*ended, *waiting_here, *waiting])
+        self._runner.abandon_builds()
+
+    def on_late_end(self) -> None:
+        """Close the engine."""
+        self._runner.close(wait=False)
+
+    def working_since(self) -> float | None:
+        """Since when the current message, the device or a build thread has made no progress: the earliest."""
+        mine, runs = self.busy_since, self._runner.working_since()
+        if mine is None or runs is None:
+            return runs if mine is None else mine
+        return min(mine, runs)
+
+    def progress(self) -> Progress:
+        """The progress of its work. Any thread; never blocks."""
+        since = self.working_since()
+        return Progress(working=since is not None, last_s=self.last_turn_s if since is None else since)
+
+    def _build_hangs(self) -> bool:
+        """Whether this actor was given up because the build thread made no progress."""
+        since = self._runner.builds_since()
+        return self.abandoned.is_set() and since is not None and since == self.working_since()
+
+    def _blame_build(self, digest: str | None, cause: str) -> None:
+        """Note which graph's build ended this incarnation. The second time, the graph is quarantined."""
+        if digest is not None:
+            self._state.blame_build(digest, cause)
+
+    # Turns.
+
+    def defers(self, envelope: Envelope) -> Callable[[], None] | None:
+        """The call that defers a message which must wait for a plan or behind a deferred one; else None."""
+        deferred = self._runner.deferred
+        return None if deferred is None else deferred.defers(envelope)
+
+    def take_deferred(self) -> list[Envelope]:
+        """Remove and return the deferred messages, in order. None of them has started."""
+        return self._runner.take_deferred()
+
+    def on_batch_end(self) -> None:
+        """Put one fence behind all that the batch enqueued."""
+        self._work = None  # keep nothing of a batch after its turn
+        self._runner.fence()
+
+    def poll(self) -> float | None:
+        """Collect builds, start the requests that waited for them, and check the device's fences."""
+        runner = self._runner
+        runner.collect_builds()
+        if runner.may_resume:
+            for _ in range(self.batch_limit):
+                if not self.resume(runner.next_resumed):
+                    break
+            self.on_batch_end()
+            self.flush()
+        pause = runner.settle()
+        if self._broker.has_drains:
+            self._broker.settle_drains()
+            self.flush()
+        return 0.0 if runner.may_resume else pause
+
+    # Messages.
+
+    def on_receive(self, message: Any) -> Any:
+        """Answer the current message. Raises the error for its caller."""
+        envelope = self.current
+        assert envelope is not None, "a message is handled in its turn"
+        broker, injected = self._broker, False
+        work: Work | None = None
+        try:
+            while True:
+                work = self._work = broker.take_up(envelope, injected=injected)
+                if work is None:
+                    if not broker.take_awaiting():
+                        return DEFERRED  # the broker has answered it
+                else:
+                    self._faults.rule = work.fault
+                    if not work.injects:
+                        break
+                    self._faults.inject(type(message).__name__.lower())
+                injected = True  # start it again: its fault has been injected, or its arena has been made
+            if work.cached is not None:
+                return self._runner.compute(work, work.cached, envelope)
+            return self._ways[type(work.request)](work)
+        except Crash:
+            raise  # `on_crash` judges it
+        except Exception as error:
+            work = work or Work(envelope, envelope.number, message)
+            broker.end_unreceived(work)
+            if envelope.crashes and isinstance(error, CudnnActorError):
+                raise broker.refused_again(work, error) from error
+            raise
+
+    # As the host of the broker.
+
+    def waits_for(self, number: int) -> bool:
+        """Whether any work with a lower number than this one is unfinished."""
+        if not self._runner.is_open:
+            return False
+        return any(one.task.number < number for one in self._runner.executor.unfinished())
+
+    def create_arena(self, number: int, nbytes: int) -> None:
+        """Have the engine make an arena, now. Raises `Crash`."""
+        broker = self._broker
+        try:
+            descriptor = self._runner.executor.create_arena(number, nbytes)
+        except CudnnActorError as error:
+            if self.lost:
+                raise Crash("came back after it had been given up") from error
+            broker.arena_refused(error)
+            return
+        if self.lost:
+            os.close(descriptor)
+            raise Crash("came back after it had been given up")
+        try:
+            broker.arena_made(descriptor)
+        except ServiceStopped:  # it has been given up since
+            os.close(descriptor)
+            raise
+
+    def forget(self, message: Forget) -> None:
+        """Drop plans. Graphs are kept by the service's own cache alone."""
+        for digest in message.plans:
+            self._runner.plans.drop(digest)
+
+    def drop_arena(self, number: int) -> None:
+        """Have the engine unmap an arena. After a crash, closing the engine unmaps all of them."""
+        if not self._crashed:
+            self._runner.executor.drop_arena(number)
+
+    # As the host of the runner.
+
+    def note_progress(self) -> None:
+        """Note for the watchdog that the current message made progress."""
+        self.busy_since = time.monotonic()
+
+    def proof(self, task: Work, tag: str, now_ns: int) -> Receipt:
+        """The receipt of a finished request."""
+        envelope = task.envelope
+        started_ns = envelope.started_ns
+        return Receipt(
+            request_id=envelope.number,
+            generation=self._generation,
+            plan=tag,
+            queue_us=(started_ns - envelope.admitted_ns) / 1e3,
+            run_us=(now_ns - started_ns) / 1e3,
+        )
+
+    def answer(self, task: Work, value: Any) -> None:
+        """Answer a request."""
+        self.settle_together(task.envelope, value)
+
+    def refuse(self, task: Work, error: Exception) -> None:
+        """Fail a request."""
+        self._answer_error(task.envelope, error)
+
+
+def _cause(error: BaseException) -> str:
+    """Why the actor ended, as text. If it was given up, the reason that was given then."""
+    return error.reason if isinstance(error, ServiceStopped) else str(error) or repr(error)

@@ -1,0 +1,145 @@
+"""Builders on top of a plan store: with a builder behind it, and without one."""
+
+from __future__ import annotations
+
+from cudnn_actor.actors.logs import Log
+from cudnn_actor.engines.base import Builder, EngineFailure, Plan, ProgressCallback, StickyError, unheard
+from cudnn_actor.plan_store.file import PlanKey, StoredPlan
+from cudnn_actor.plan_store.store import PlanStore
+from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
+
+__all__ = ["KeptPlans", "NotKept", "StoredPlans"]
+
+log = Log("cudnn_actor")
+
+
+class StoredPlans:
+    """A `Builder` that looks into a plan store before it builds, and stores what it builds.
+
+    Parameters
+    ----------
+    store
+        The plan store.
+    builder
+        Builds, exports and restores plans. Opened, used and closed only through this object.
+    """
+
+    def __init__(self, store: PlanStore, builder: Builder) -> None:
+        self._store = store
+        self._builder = builder
+
+    @property
+    def fingerprint(self) -> str:
+        """The builder's fingerprint."""
+        return self._builder.fingerprint
+
+    def expect_builds(self) -> None:
+        """Call the builder's `expect_builds`, unless the store has plans: then no build may be needed."""
+        if self._store.is_empty():
+            self._builder.expect_builds()
+
+    def open(self) -> None:
+        """Open the builder. Raises `EngineFailure`. Blocks."""
+        self._builder.open()
+
+    def close(self) -> None:
+        """Close the builder. Safe to call twice."""
+        self._builder.close()
+
+    def build(
+        self, graph: OperationGraph, *, workspace_limit: int | None, progress: ProgressCallback = unheard
+    ) -> Plan:
+        """The stored plan, tuned or not; else a new one, which is then stored.
+
+        Raises and blocks like `Builder.build`.
+        """
+        plan = self.kept(graph, workspace_limit)
+        if plan is None:
+            plan = self._builder.build(graph, workspace_limit=workspace_limit, progress=progress)
+            self._keep(self._key(graph, workspace_limit), plan, tuned=False)
+        return plan
+
+    def kept(self, graph: OperationGraph, workspace_limit: int | None) -> Plan | None:
+        """The stored plan, tuned or not; None if there is none. Raises `StickyError`."""
+        key = self._key(graph, workspace_limit)
+        return self._restored(graph, key, self._store.load(key))
+
+    def tune(self, graph: OperationGraph, *, workspace_limit: int | None, progress: ProgressCallback) -> Plan:
+        """The stored tuned plan; else the winner of a new measurement, which is then stored.
+
+        Raises and blocks like `Builder.tune`. A stored plan is not measured again; `progress` is not called
+        then.
+        """
+        key = self._key(graph, workspace_limit)
+        stored = self._store.load(key)
+        plan = self._restored(graph, key, stored) if stored is not None and stored.tuned else None
+        if plan is None:
+            plan = self._builder.tune(graph, workspace_limit=workspace_limit, progress=progress)
+            self._keep(key, plan, tuned=True)
+        return plan
+
+    def interrupt(self) -> None:
+        """Call the builder's `interrupt`. Any thread."""
+        self._builder.interrupt()
+
+    def export(self, plan: Plan) -> bytes | None:
+        """As the builder does."""
+        return self._builder.export(plan)
+
+    def restore(self, graph: OperationGraph, data: bytes) -> Plan:
+        """As the builder does. Raises `EngineFailure`."""
+        return self._builder.restore(graph, data)
+
+    def _key(self, graph: OperationGraph, workspace_limit: int | None) -> PlanKey:
+        return PlanKey(graph=graph.digest(), fingerprint=self.fingerprint, workspace_limit=workspace_limit)
+
+    def _restored(self, graph: OperationGraph, key: PlanKey, stored: StoredPlan | None) -> Plan | None:
+        if stored is None:
+            return None
+        try:
+            return self._builder.restore(graph, stored.data)
+        except EngineFailure as error:
+            self._store.reject(key, f"the library refuses it: {error}")
+            if isinstance(
+                error, StickyError
+            ):  # the plan may have caused it: it has been rejected, so the next start does not load it
+                raise
+            return None
+
+    def _keep(self, key: PlanKey, plan: Plan, *, tuned: bool) -> None:
+        if not plan.checked:
+            return  # the next process may have the memory for a self-check
+        try:
+            data = self._builder.export(plan)
+        except EngineFailure as error:  # the plan itself can still be used
+            log.warning("plan_store.not_exported", plan=plan.tag, error=str(error))
+            return
+        if data is not None:
+            self._store.save(key, StoredPlan(data=data, workspace=plan.workspace, tuned=tuned))
+
+
+class NotKept(Exception):
+    """Raised when the store does not have a plan, so that it must be built."""
+
+
+class KeptPlans(StoredPlans):
+    """Serves only stored plans; builds none.
+
+    Used on its own thread, so that loading a stored plan never waits for a build, however long it takes.
+    """
+
+    def expect_builds(self) -> None:
+        """Do nothing: it never builds."""
+
+    def build(
+        self,
+        graph: OperationGraph,
+        *,
+        workspace_limit: int | None,
+        progress: ProgressCallback = unheard,  # noqa: ARG002 - it tries none
+    ) -> Plan:
+        """The stored plan. Raises `NotKept`, `StickyError`. Blocks for the disk and for restoring."""
+        plan = self.kept(graph, workspace_limit)
+        if plan is None:
+            raise NotKept(graph.digest())
+        return plan

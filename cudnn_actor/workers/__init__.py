@@ -1,3 +1,0 @@
-"""Process isolation: the engine runs in a worker process, which may die without harm to its parent."""
-
-from __future__ import annotations

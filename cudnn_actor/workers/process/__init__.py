@@ -1,3 +1,0 @@
-"""What runs in a worker process."""
-
-from __future__ import annotations

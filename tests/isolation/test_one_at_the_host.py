@@ -1,0 +1,253 @@
+"""Of the owning loop and the monitor one has the host, wherever the interpreter changes threads."""
+
+from __future__ import annotations
+
+import asyncio
+import dis
+import itertools
+import os
+import select
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from types import CodeType, FrameType
+from typing import Any
+
+import pytest
+
+from cudnn_actor import CudnnRef, CudnnService, Ping, start
+from cudnn_actor.isolation.process.parent.dispatcher import Dispatcher
+
+PATIENCE_S = 30.0
+LOOKS = 2000
+"""A thread that has waited for so many looks at it is stuck."""
+SERVE = Dispatcher._serve.__code__
+
+
+def behind_calls(code: CodeType) -> frozenset[int]:
+    """Offsets of the instructions that stand behind a call."""
+    steps = list(dis.get_instructions(code))
+    return frozenset(
+        step.offset for last, step in itertools.pairwise(steps) if last.opname.startswith("CALL")
+    )
+
+
+class Mark:
+    """Something that happens once. Waiting for it is no use of a lock, which tests refuse event loops."""
+
+    def __init__(self) -> None:
+        self._descriptor = os.eventfd(0, os.EFD_CLOEXEC)
+
+    def make(self, *_: object) -> None:
+        os.eventfd_write(self._descriptor, 1)
+
+    @property
+    def is_there(self) -> bool:
+        return self._polled(0.0)
+
+    def wait(self) -> None:
+        assert self._polled(PATIENCE_S)
+
+    def _polled(self, within_s: float) -> bool:
+        poll = select.poll()
+        poll.register(self._descriptor, select.POLLIN)
+        return bool(poll.poll(1000 * within_s))
+
+    def __del__(self) -> None:
+        os.close(self._descriptor)
+
+
+class Loop:
+    """The event loop that owns the socket, on a thread of its own."""
+
+    def __init__(self, service: CudnnService) -> None:
+        self._gpu = CudnnRef(service)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self._asked: list[asyncio.Future[int]] = []
+
+    def start_a_turn(self, trace: Any) -> Mark:
+        """Have it send a ping, traced; made when it has been sent."""
+
+        async def send() -> None:
+            sys.settrace(trace)
+            try:
+                self._asked.append(self._gpu.submit(Ping()))
+            finally:
+                sys.settrace(None)
+
+        sent = Mark()
+        asyncio.run_coroutine_threadsafe(send(), self._loop).add_done_callback(sent.make)
+        return sent
+
+    def answers(self) -> list[int]:
+        """What has been asked, all of it answered."""
+
+        async def gather() -> list[int]:
+            return await asyncio.wait_for(asyncio.gather(*self._asked), PATIENCE_S)
+
+        got = asyncio.run_coroutine_threadsafe(gather(), self._loop).result(PATIENCE_S)
+        self._asked.clear()
+        return got
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(PATIENCE_S)
+        self._loop.close()
+
+
+class Monitor:
+    """A thread that takes the turns of a monitor: it waits until the host is free."""
+
+    def __init__(self, service: CudnnService) -> None:
+        mailbox = service.state.mailbox
+        assert isinstance(mailbox, Dispatcher)
+        self._dispatcher = mailbox
+
+    def start_a_turn(self, trace: Any) -> Mark:
+        done = Mark()
+
+        def take_it() -> None:
+            sys.settrace(trace)
+            try:
+                with self._dispatcher.monitors_turn():
+                    pass
+            finally:
+                sys.settrace(None)
+                done.make()
+
+        threading.Thread(target=take_it, daemon=True).start()
+        return done
+
+    @property
+    def waits(self) -> bool:
+        return bool(self._dispatcher._waiting)
+
+
+class Encounter:
+    """One takes a turn, and at its n-th place, where the interpreter may go to another thread, another comes.
+
+    Parameters
+    ----------
+    steps
+        The function in which places are counted.
+    place
+        Which one it is.
+    comes
+        Begins the other's turn.
+    goes_away
+        Whether the other is done, or waits, without having had the host.
+    """
+
+    def __init__(
+        self,
+        steps: CodeType,
+        place: int,
+        comes: Callable[[Any], Mark],
+        goes_away: Callable[[Mark], bool],
+    ) -> None:
+        self._steps, self._place = steps, place
+        self._places = behind_calls(steps)
+        self._comes, self._goes_away = comes, goes_away
+        self._at = -1
+        self._visit: Mark | None = None
+        self._came, self._go_on = Mark(), Mark()
+        self._inside = False
+        self.passed = 0
+        self.met = False
+
+    def happen(self, start: Callable[[Any], Mark], is_stuck: Callable[[], bool]) -> None:
+        """Have one begin, and both end. The other keeps the host until the one is done, or is stuck."""
+        done, stuck = start(self._trace_one), 0
+        while not done.is_there and stuck < LOOKS:
+            stuck = stuck + 1 if is_stuck() else 0
+        self._go_on.make()
+        done.wait()
+        if self._visit is not None:
+            self._visit.wait()
+
+    def _trace_one(self, frame: FrameType, _event: str, _: Any) -> Any:
+        if frame.f_code is SERVE:
+            self.met |= self._inside
+        if frame.f_code is not self._steps:
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        return self._step
+
+    def _step(self, frame: FrameType, event: str, _: Any) -> Any:
+        # Behind a call, and after a jump back, the interpreter may go to another thread.
+        before, self._at = self._at, frame.f_lasti
+        if event == "opcode" and (self._at in self._places or self._at < before):
+            self.passed += 1
+            if self.passed == self._place:
+                self._visit = self._comes(self._trace_other)
+                while not (self._came.is_there or self._goes_away(self._visit)):
+                    pass
+        return self._step
+
+    def _trace_other(self, frame: FrameType, _event: str, _: Any) -> Any:
+        return self._stay if frame.f_code is SERVE else None
+
+    def _stay(self, _frame: FrameType, event: str, _: Any) -> Any:
+        if event == "line" and not self._came.is_there:
+            self._inside = True
+            self._came.make()
+            self._go_on.wait()
+        if event == "return":
+            self._inside = False
+        return self._stay
+
+
+@pytest.fixture
+def service() -> Iterator[CudnnService]:
+    service = start(device="cpu", isolation="process")
+    yield service
+    service.stop(PATIENCE_S)
+
+
+def met_at(loop: Loop, encounter_at: Callable[[int], Encounter]) -> list[int]:
+    """The places at which both had the host, of encounters at one place after another."""
+    met, place, clean = [], 0, 0
+    while clean < 3:
+        loop.start_a_turn(None).wait()
+        assert loop.answers() == [1]  # it reads the socket, and nothing is in flight
+        place += 1
+        encounter = encounter_at(place)
+        assert {*loop.answers()} <= {1}
+        met += [place] if encounter.met else []
+        clean = clean + 1 if encounter.passed < place else 0  # in a row: a turn may find nothing to do
+    assert place > 4
+    return met
+
+
+def test_a_monitor_that_comes_amid_a_turn_of_the_loop_waits_for_its_end(service: CudnnService) -> None:
+    loop, monitor = Loop(service), Monitor(service)
+
+    def encounter_at(place: int) -> Encounter:
+        steps = Dispatcher.turn.__code__
+        encounter = Encounter(
+            steps, place, monitor.start_a_turn, lambda visit: visit.is_there or monitor.waits
+        )
+        encounter.happen(loop.start_a_turn, lambda: False)
+        return encounter
+
+    assert not met_at(loop, encounter_at)
+    loop.close()
+    assert service.health().restarts == 0
+
+
+@pytest.mark.parametrize("steps", [Dispatcher._await_host, Dispatcher.held.__wrapped__, Dispatcher.turn])  # type: ignore[attr-defined]
+def test_a_loop_that_comes_amid_a_turn_of_the_monitor_leaves_it_to_him(
+    service: CudnnService, steps: Callable[..., Any]
+) -> None:
+    loop, monitor = Loop(service), Monitor(service)
+
+    def encounter_at(place: int) -> Encounter:
+        encounter = Encounter(steps.__code__, place, loop.start_a_turn, lambda visit: visit.is_there)
+        encounter.happen(monitor.start_a_turn, lambda: monitor.waits)
+        return encounter
+
+    assert not met_at(loop, encounter_at)
+    loop.close()
+    assert service.health().restarts == 0

@@ -1,0 +1,266 @@
+"""The end of a service: what had begun is finished, what had not says so, no worker holds it up for long."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from structlog.typing import EventDict
+
+from cudnn_actor import (
+    Allocate,
+    BufferRef,
+    Copy,
+    CudnnRef,
+    CudnnService,
+    Drain,
+    OutcomeUnknown,
+    Ping,
+    Receipt,
+    Restarting,
+    ServiceStopped,
+    StartFailed,
+    TensorSpec,
+)
+from cudnn_actor.isolation.process.parent import monitor
+from tests.service.rigs import Trio, in_thread, outcome
+
+from .crash_rigs import PATIENCE_S, Points, freeze, gone, kill, pid_of, sent, service_of
+
+pytestmark = pytest.mark.usefixtures("a_forkserver")
+ASKED_S, TERMINATED_S = 0.4, 0.2
+
+
+@pytest.fixture
+def short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So long a worker may take that is asked, and then one that is told."""
+    monkeypatch.setattr(monitor, "ASKED_S", ASKED_S)
+    monkeypatch.setattr(monitor, "TERMINATED_S", TERMINATED_S)
+
+
+@asynccontextmanager
+async def ending(
+    engine: str = "BarrierEngine", *arguments: bool
+) -> AsyncIterator[tuple[CudnnService, CudnnRef, Points, Trio]]:
+    """A service that the test ends; no worker of it is left afterwards."""
+    points = Points()
+    try:
+        service = service_of(points, engine, *arguments)
+        service.launch()
+        await asyncio.wrap_future(service.started)
+        gpu = CudnnRef(service)
+        trio = await Trio.on(gpu)
+        worker = pid_of(gpu)
+        yield service, gpu, points, trio
+        await asyncio.wait_for(asyncio.wrap_future(service.end()), PATIENCE_S)
+        await gone(worker)
+        assert gpu.worker_pid is None
+    finally:
+        points.close()
+
+
+def signals(logs: list[EventDict]) -> list[str]:
+    return [entry["signal"] for entry in logs if entry["event"] == "worker.slow_to_stop"]
+
+
+# Asked.
+
+
+async def test_what_had_begun_is_finished_and_what_had_not_says_so(logs: list[EventDict]) -> None:
+    async with ending() as (service, gpu, points, trio):
+        points.hold("execute")
+        begun = gpu.submit(trio.sum())
+        await in_thread(lambda: points.arrival("execute"))
+        waiting = [gpu.submit(Copy(src=trio.x, dst=trio.w)) for _ in range(300)]
+        drained = gpu.submit(Drain())
+        asked = gpu.actor_ref.ask(Ping(), block=False)
+        stopped = service.end("enough")
+        await asking_is_over(gpu)
+        points.let_go()
+        await asyncio.wrap_future(stopped)
+        assert isinstance(await outcome(begun), Receipt)
+        ends = [await outcome(future) for future in waiting]
+        assert all(isinstance(end, ServiceStopped) for end in ends)
+        assert isinstance(await outcome(drained), ServiceStopped)
+        with pytest.raises(ServiceStopped):
+            await in_thread(lambda: asked.get(timeout=PATIENCE_S))
+        assert signals(logs) == []
+
+
+async def asking_is_over(gpu: CudnnRef) -> None:
+    """Until the worker has been sent its `Stop`."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not gpu._service.state.mailbox.host.stopping:  # type: ignore[attr-defined]  # noqa: ASYNC110
+            await asyncio.sleep(0)
+
+
+async def test_what_was_enqueued_is_waited_for(logs: list[EventDict]) -> None:
+    async with ending("LateEngine") as (service, gpu, points, trio):
+        points.hold("finished")
+        begun = [gpu.submit(message) for message in (trio.sum(), Copy(src=trio.x, dst=trio.w))]
+        await in_thread(lambda: points.wait_for_visits("after copy", 1))
+        stopped = service.end("enough")
+        await asking_is_over(gpu)
+        points.let_go()
+        await asyncio.wrap_future(stopped)
+        assert all([isinstance(await outcome(future), Receipt) for future in begun])
+        assert signals(logs) == []
+
+
+async def test_closing_drains_first() -> None:
+    async with ending() as (_, gpu, points, trio):
+        points.hold("execute")
+        futures = [gpu.submit(trio.product()) for _ in range(100)]
+        stopped = await in_thread(lambda: points.arrival("execute"))
+        closing = asyncio.ensure_future(gpu.aclose())
+        points.let_go()
+        assert stopped.pid
+        await closing
+        assert all([isinstance(await outcome(future), Receipt) for future in futures])
+
+
+async def test_pykka_s_stop_ends_the_service_behind_what_was_sent_before() -> None:
+    async with ending() as (service, gpu, _, trio):
+        before = gpu.submit(trio.product())
+        await sent(gpu)
+        assert await in_thread(lambda: gpu.actor_ref.stop(timeout=PATIENCE_S))
+        await asyncio.wait_for(asyncio.wrap_future(service.stopped), PATIENCE_S)
+        assert isinstance(await outcome(before), Receipt | ServiceStopped)
+        with pytest.raises(ServiceStopped):
+            await gpu.ping()
+
+
+async def test_an_arena_that_is_being_taken_is_finished_too() -> None:
+    async with ending() as (service, gpu, points, _):
+        points.hold("create_arena")
+        wanted = gpu.submit(Allocate(spec=TensorSpec.packed((1, 1, 4096, 5120))))
+        await in_thread(lambda: points.arrival("create_arena"))
+        stopped = service.end("enough")
+        await asking_is_over(gpu)
+        points.let_go()
+        await asyncio.wrap_future(stopped)
+        assert isinstance(await outcome(wanted), BufferRef)
+
+
+# Told, and killed.
+
+
+@pytest.mark.usefixtures("short_patience")
+async def test_a_worker_that_does_not_end_when_asked_is_told_by_a_signal(logs: list[EventDict]) -> None:
+    async with ending() as (service, gpu, points, trio):
+        points.hold("close")
+        begun = gpu.submit(trio.product())
+        assert isinstance(await outcome(begun), Receipt)
+        await asyncio.wrap_future(service.end("enough"))
+        assert signals(logs) == ["SIGTERM"]
+
+
+@pytest.mark.usefixtures("short_patience")
+@pytest.mark.parametrize("engine", ["BarrierEngine", "deaf"])
+async def test_a_worker_in_the_middle_of_a_run_is_killed_in_the_end(
+    engine: str, logs: list[EventDict]
+) -> None:
+    async with ending("BarrierEngine", *([True] if engine == "deaf" else [])) as (service, gpu, points, trio):
+        points.hold("close" if engine == "deaf" else "execute")
+        begun = gpu.submit(trio.sum())
+        if engine != "deaf":
+            await in_thread(lambda: points.arrival("execute"))
+        behind = [gpu.submit(trio.product()) for _ in range(10)] if engine != "deaf" else []
+        assert engine != "deaf" or isinstance(await outcome(begun), Receipt)
+        await asyncio.wrap_future(service.end("enough"))
+        assert signals(logs) == ["SIGTERM", "SIGKILL"]
+        assert isinstance(await outcome(begun), Receipt if engine == "deaf" else OutcomeUnknown)
+        assert all([isinstance(await outcome(future), ServiceStopped) for future in behind])
+
+
+@pytest.mark.usefixtures("short_patience")
+async def test_a_frozen_worker_does_not_hold_up_the_end(logs: list[EventDict]) -> None:
+    async with ending() as (service, gpu, _, trio):
+        freeze(gpu)
+        future = gpu.submit(trio.product())
+        await sent(gpu)
+        await asyncio.wrap_future(service.end("enough"))
+        assert isinstance(await outcome(future), ServiceStopped)
+        assert signals(logs) == ["SIGTERM", "SIGKILL"]
+
+
+async def test_a_worker_that_dies_while_it_stops_ends_the_service_all_the_same() -> None:
+    async with ending() as (service, gpu, points, trio):
+        points.hold("execute")
+        begun = gpu.submit(trio.sum())
+        stopped_at = await in_thread(lambda: points.arrival("execute"))
+        behind = [gpu.submit(trio.product()) for _ in range(10)]
+        stopped = service.end("enough")
+        await asking_is_over(gpu)
+        stopped_at.kill()
+        await asyncio.wait_for(asyncio.wrap_future(stopped), PATIENCE_S)
+        assert isinstance(await outcome(begun), OutcomeUnknown)
+        assert all([isinstance(await outcome(future), ServiceStopped) for future in behind])
+        assert not [event for event in service.events.all if isinstance(event, Restarting)]
+
+
+# Stops at odd moments.
+
+
+@pytest.mark.parametrize("point", ["open", "after open"])
+async def test_a_stop_while_the_worker_starts(point: str) -> None:
+    points = Points()
+    try:
+        service = service_of(points)
+        points.hold(point)
+        service.launch()
+        worker = (await in_thread(lambda: points.arrival(point))).pid
+        await asyncio.wait_for(asyncio.wrap_future(service.end("never mind")), PATIENCE_S)
+        with pytest.raises(StartFailed):
+            service.started.result(0)
+        await gone(worker)
+    finally:
+        points.close()
+
+
+async def test_a_stop_while_a_successor_starts_answers_what_was_to_run_again() -> None:
+    async with ending() as (service, gpu, points, trio):
+        points.hold("execute")
+        begun = gpu.submit(trio.product())
+        dying = await in_thread(lambda: points.arrival("execute"))
+        points.hold("open")
+        dying.kill()
+        waiting = [gpu.submit(trio.product()) for _ in range(300)]
+        successor = (await in_thread(lambda: points.arrival("open"))).pid
+        await asyncio.wait_for(asyncio.wrap_future(service.end("enough")), PATIENCE_S)
+        await gone(successor)
+        for future in (begun, *waiting):
+            assert isinstance(await outcome(future), ServiceStopped)
+
+
+async def test_a_stop_right_behind_a_crash_answers_everybody() -> None:
+    async with ending() as (service, gpu, _, trio):
+        futures = [gpu.submit(trio.product()) for _ in range(100)]
+        await sent(gpu)
+        kill(gpu)
+        futures += [gpu.submit(Copy(src=trio.x, dst=trio.w)) for _ in range(100)]
+        stopped = service.end("enough")
+        await asyncio.wait_for(asyncio.wrap_future(stopped), PATIENCE_S)
+        for future in futures:
+            assert isinstance(await outcome(future), Receipt | ServiceStopped)
+
+
+async def test_a_service_that_was_stopped_can_be_started_again_by_its_supervisor_s_spec() -> None:
+    async with ending() as (service, gpu, points, trio):
+        points.hold("execute")
+        lost = gpu.submit(trio.product())
+        dying = await in_thread(lambda: points.arrival("execute"))
+        points.hold("open")
+        dying.kill()
+        await in_thread(lambda: points.arrival("open"))  # so the next one has begun nothing
+        await asyncio.wrap_future(service.end("the first life is over"))
+        points.let_go()
+        assert isinstance(await outcome(lost), ServiceStopped)
+        service.launch()
+        await asyncio.wrap_future(service.started)
+        again = await Trio.on(gpu)
+        await gpu.ask(again.product())
+        assert await again.result() == 6.0
+        assert await gpu.ping() == 1

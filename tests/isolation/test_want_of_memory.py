@@ -1,0 +1,102 @@
+"""Where this process has no memory for what a worker says, the worker goes on, and answers come later."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cudnn_actor import CudnnRef, OutOfMemory, Ping, Spawning
+from cudnn_actor.engines import choose_engine
+from cudnn_actor.isolation.process.staging import Staging
+from cudnn_actor.isolation.process.wire import encode_message
+from cudnn_actor.options import make_options
+from cudnn_actor.processes.channel import Channel
+from cudnn_actor.service.service import CudnnService
+from tests.service.rigs import Trio, in_thread
+
+PATIENCE_S = 30.0
+
+
+@asynccontextmanager
+async def unharmed(*, host_arenas: bool = True) -> AsyncIterator[CudnnRef]:
+    """A service whose worker is the same at the end."""
+    options = make_options({"device": "cpu", "isolation": "process"})
+    chosen = await asyncio.to_thread(choose_engine, "cpu")  # it reads the container's limits
+    engine = chosen._replace(host_arenas=host_arenas)
+    async with Spawning(CudnnService(options, engine=engine)) as gpu:
+        worker = gpu.worker_pid
+        async with asyncio.timeout(PATIENCE_S):
+            yield gpu
+            assert ((await gpu.statistics()).restarts, gpu.worker_pid) == (0, worker)
+
+
+def wanting(function: Callable[..., Any], times: int) -> tuple[Callable[..., Any], list[int]]:
+    """A function for which there is no memory the next so many times; which of those are left."""
+    left = list(range(times))
+
+    def tried(*arguments: Any, **named: Any) -> Any:
+        if left:
+            left.pop()
+            raise MemoryError
+        return function(*arguments, **named)
+
+    return tried, left
+
+
+async def by_this_loop(gpu: CudnnRef) -> Any:
+    return await gpu.ping()
+
+
+async def by_a_loop_on_another_thread(gpu: CudnnRef) -> Any:
+    return await in_thread(lambda: asyncio.run(gpu.ping()))
+
+
+async def by_no_loop(gpu: CudnnRef) -> Any:
+    return await in_thread(lambda: gpu.actor_ref.ask(Ping(), timeout=PATIENCE_S))
+
+
+@pytest.mark.parametrize("asked", [by_this_loop, by_a_loop_on_another_thread, by_no_loop])
+async def test_an_answer_that_cannot_be_decoded_for_want_of_memory_comes_when_there_is_some(
+    asked: Callable[[CudnnRef], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with unharmed() as gpu:
+        decoded, left = wanting(Channel._decoded, 7)
+        monkeypatch.setattr(Channel, "_decoded", decoded)
+        assert await asked(gpu) == 1
+        assert not left
+
+
+@pytest.mark.parametrize("edge", [8, 256], ids=["copied", "handed over"])
+async def test_a_result_that_there_is_no_memory_for_is_refused_alone(
+    edge: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with unharmed(host_arenas=False) as gpu:
+        values = np.arange(edge * edge, dtype=np.float32).reshape(1, 1, edge, edge)
+        ref = await gpu.upload(values)
+        for _ in range(2):
+            shown, left = wanting(Staging.array, 1)
+            monkeypatch.setattr(Staging, "array", shown)
+            with pytest.raises(OutOfMemory):
+                await gpu.download(ref)
+            assert not left
+            np.testing.assert_array_equal(await gpu.download(ref), values)
+            monkeypatch.undo()
+
+
+async def test_a_request_that_there_is_no_memory_to_send_is_refused_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with unharmed() as gpu:
+        trio = await Trio.on(gpu)
+        encoded, left = wanting(encode_message, 100)  # as often as it is tried, by either way
+        monkeypatch.setattr("cudnn_actor.isolation.process.parent.worker_host.encode_message", encoded)
+        with pytest.raises(OutOfMemory):
+            await gpu.ask(trio.product())
+        assert left
+        monkeypatch.undo()
+        await gpu.ask(trio.product())

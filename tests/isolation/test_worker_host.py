@@ -1,0 +1,239 @@
+"""What the host does at a crash that tests/semantics does not show, and what the random machine has found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cudnn_actor.actors import Envelope
+from cudnn_actor.broker.service_state import Forget
+from cudnn_actor.isolation.process.parent.in_flight import Violation
+from cudnn_actor.isolation.process.wire import Answers, ArenaMade, Done
+from cudnn_actor.protocol import (
+    Allocate,
+    BufferRef,
+    ConvFwd,
+    ConvSpec,
+    Copy,
+    Download,
+    Drain,
+    Fill,
+    Free,
+    OutcomeUnknown,
+    StaleBufferError,
+    TensorSpec,
+    Upload,
+)
+from cudnn_actor.supervision import Fault, FaultPlan
+
+from .simulated import GARBAGE, Office
+
+SPEC = TensorSpec.packed((1, 1, 1, 16), "float32")
+WEIGHT = TensorSpec.packed((1, 1, 1, 1), "float32")
+CONV = ConvSpec.symmetric(2)
+
+
+@pytest.fixture(params=[True, False], ids=["host arenas", "device arenas"])
+def office(request: pytest.FixtureRequest) -> Iterator[Office]:
+    office = Office(host=request.param)
+    office.attach()
+    yield office
+    office.close()
+
+
+def buffer(office: Office, value: float = 3.0, spec: TensorSpec = SPEC) -> BufferRef:
+    ref = office.ask(Allocate(spec=spec, data=np.full(spec.dims, value, "float32")))
+    assert isinstance(ref, BufferRef)
+    return ref
+
+
+def begun(office: Office, *messages: Any) -> list[Envelope]:
+    """Messages that the worker has begun, all of them, and not finished."""
+    envelopes = [office.send(message) for message in messages]
+    office.turn()
+    while office.worker.queue:
+        office.worker.begin()
+    return envelopes
+
+
+def replaced(office: Office) -> None:
+    """The worker dies, and another does what is left."""
+    pending = office.crash()
+    office.host.reclaim(pending)
+    office.attach()
+    office.settle()
+
+
+def read(office: Office, ref: BufferRef) -> Any:
+    return office.ask(Download(src=ref)).reshape(-1)[0]
+
+
+def error_of(office: Office, envelope: Envelope) -> BaseException | None:
+    return office.answers[envelope.number][1]
+
+
+def test_a_plan_that_was_forgotten_while_it_ran_is_in_no_standby(office: Office) -> None:
+    """A model may be closed behind a run that was given up and goes on, or that runs again after a crash."""
+    office.host.keeps_recent = True
+    x, y = buffer(office), buffer(office)
+    product = ConvFwd(x=x, w=buffer(office, spec=WEIGHT), y=y, conv=CONV)
+    digest = office.state.lowered(product).graph.digest()
+    (running,) = begun(office, product)
+    office.ask(Forget(identities=frozenset(), plans=frozenset({digest})))
+    replaced(office)
+    assert error_of(office, running) is None
+    assert not office.host.recent
+    office.ask(ConvFwd(x=x, w=buffer(office, spec=WEIGHT), y=y, conv=CONV))  # another message: wanted again
+    assert list(office.host.recent) == [digest]
+
+
+# What becomes of a buffer at a crash.
+
+
+def test_a_pure_request_whose_input_may_be_overwritten_is_not_run_again(office: Office) -> None:
+    src, dst = buffer(office, 3.0), buffer(office, 4.0)
+    copy, _ = begun(office, Copy(src=src, dst=dst), Fill(dst=src, value=9.0))
+    replaced(office)
+    assert isinstance(error_of(office, copy), OutcomeUnknown)
+
+
+def test_what_a_process_may_still_write_is_withheld_until_it_has_gone(office: Office) -> None:
+    ref = buffer(office)
+    place = office.memory.resolve(ref).offset
+    (fill,) = begun(office, Fill(dst=ref, value=7.0))
+    pending = office.crash(may_still_write=True)
+    office.attach()
+    office.settle()
+    assert isinstance(error_of(office, fill), OutcomeUnknown)
+    assert office.memory.resolve(buffer(office)).offset != place
+    office.host.reclaim(pending)
+    assert office.memory.resolve(buffer(office)).offset == place
+
+
+# What goes with it.
+
+
+def test_a_free_behind_a_request_does_not_keep_it_from_running_again(office: Office) -> None:
+    src, dst = buffer(office, 5.0), buffer(office)
+    begun(office, Copy(src=src, dst=dst), Free(buffer=src))
+    replaced(office)
+    assert read(office, dst) == 5.0
+
+
+def test_what_reads_a_torn_buffer_fails_also_when_that_was_freed_behind_it(office: Office) -> None:
+    x, w, y, z = buffer(office), buffer(office, spec=WEIGHT), buffer(office), buffer(office)
+    begun(office, ConvFwd(x=x, w=w, y=y, conv=CONV, beta=1.0))
+    copy = office.send(Copy(src=y, dst=z))
+    office.send(Free(buffer=y))
+    office.turn()
+    replaced(office)
+    assert isinstance(error_of(office, copy), StaleBufferError)
+    assert read(office, z) == 3.0
+
+
+def test_what_is_half_written_is_made_whole_for_callers_that_have_gone(office: Office) -> None:
+    ref = buffer(office)
+    (fill,) = begun(office, Fill(dst=ref, value=7.0))
+    assert fill.future is not None
+    fill.future.cancel()
+    fill.withdraw()
+    replaced(office)
+    assert read(office, ref) == 7.0
+
+
+def test_one_that_was_promised_never_to_begin_does_not_though_the_worker_met_it(office: Office) -> None:
+    ref = buffer(office)
+    fill = office.send(Fill(dst=ref, value=7.0), timeout_s=1e6)
+    office.turn()
+    fill.expire()
+    assert office.worker.begin() is None
+    replaced(office)
+    assert read(office, ref) == 3.0
+
+
+def test_a_drain_waits_for_an_allocation_that_waits_for_an_arena(office: Office) -> None:
+    ref = buffer(office)
+    begun(office, Fill(dst=ref, value=1.0))
+    allocate = office.send(Allocate(spec=TensorSpec.packed((1, 1, 1, 600_000), "float32")))
+    drain = office.send(Drain())
+    office.turn()
+    office.host.reclaim(office.crash())
+    office.attach()
+    office.turn()
+    office.worker.begin()
+    office.worker.finish()
+    office.hear(office.worker.say(1))
+    assert drain.number not in office.answers
+    office.settle()
+    assert list(office.answers)[-2:] == [allocate.number, drain.number]
+
+
+def test_allocations_that_wait_for_an_arena_do_not_pass_the_window(office: Office) -> None:
+    data = np.ones(SPEC.dims, "float32")
+    waiting = [office.send(Allocate(spec=SPEC, data=data)) for _ in range(3 * office.window)]
+    office.settle()
+    assert all(isinstance(office.answer(envelope), BufferRef) for envelope in waiting)
+
+
+def test_the_last_crash_leaves_nobody_without_an_answer(office: Office) -> None:
+    ref = buffer(office)
+    waiting = begun(office, Fill(dst=ref, value=7.0), Download(src=ref))
+    office.host.reclaim(office.crash())
+    office.mailbox.close("it gave up")
+    office.host.retire()
+    assert all(envelope.number in office.answers for envelope in waiting)
+
+
+def test_values_that_a_fault_holds_up_keep_their_turn() -> None:
+    office = Office(host=True, faults=FaultPlan().at(1, Fault.SLOW, of=Upload, seconds=0.0))
+    office.attach()
+    src, dst = buffer(office), buffer(office)
+    office.send(Upload(dst=src, data=np.full(SPEC.dims, 9.0, "float32")))
+    office.send(Copy(src=src, dst=dst))
+    office.settle()
+    assert read(office, dst) == 9.0
+    office.close()
+
+
+def test_a_message_that_follows_its_fault_has_not_begun_with_it() -> None:
+    """It comes under the number of its fault, and may get its place on the status page."""
+    office = Office(host=False, faults=FaultPlan().at(2, Fault.SLOW, of=Allocate, seconds=0.0))
+    office.attach()
+    buffer(office)
+    (asked,) = begun(office, Allocate(spec=SPEC, data=np.full(SPEC.dims, 3.0, "float32")))
+    office.worker.finish()  # its fault
+    office.hear(office.worker.say(1))
+    office.turn()
+    assert office.worker.queue  # the message itself
+    office.crash(may_still_write=True)
+    office.attach()
+    office.settle()
+    assert read(office, office.answer(asked)) == 3.0
+    office.close()
+
+
+LIES: dict[str, Callable[[], Any]] = {
+    "an answer to nothing": lambda: Answers([Done(99, 0, "plan", 0, 0.0)]),
+    "an arena unasked for": lambda: ArenaMade(5),
+}
+
+
+@pytest.mark.parametrize("lie", sorted(LIES))
+def test_a_worker_that_lies_is_found_out(office: Office, lie: str) -> None:
+    with pytest.raises(Violation):
+        office.hear(LIES[lie]())
+
+
+def test_a_half_written_buffer_is_half_written(office: Office) -> None:
+    """The simulation itself: without this, none of the above would show anything."""
+    ref = buffer(office)
+    begun(office, Fill(dst=ref, value=7.0))
+    (task,) = office.worker.running
+    office.worker.die()
+    assert office.worker._array(task, ref).reshape(-1)[0] == GARBAGE
+    office.host.reclaim(office.host.crash("it died", may_still_write=False))
+    office.attach()
+    office.settle()

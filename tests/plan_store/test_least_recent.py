@@ -1,0 +1,87 @@
+"""The bounded cache keeps what was used last, within both of its bounds, whoever uses it."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections import OrderedDict
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cudnn_actor.plan_store.least_recent import LeastRecent
+
+STEPS = st.lists(
+    st.tuples(st.sampled_from(["put", "get", "peek", "pop"]), st.integers(0, 6), st.integers(0, 50)),
+    max_size=40,
+)
+
+
+@given(st.integers(1, 5), st.integers(0, 100), STEPS)
+def test_any_use_leaves_what_a_list_in_order_of_use_would(
+    most: int, limit: int, steps: list[tuple[str, int, int]]
+) -> None:
+    cache: LeastRecent[int, int] = LeastRecent(most=most, nbytes=limit)
+    wanted: OrderedDict[int, int] = OrderedDict()  # key → size; the value is the key
+    for step, key, size in steps:
+        match step:
+            case "put":
+                cache.put(key, key, size)
+                wanted[key] = size
+                wanted.move_to_end(key)
+                while len(wanted) > 1 and (len(wanted) > most or sum(wanted.values()) > limit):
+                    wanted.popitem(last=False)
+            case "get":
+                assert cache.get(key) == (key if key in wanted else None)
+                if key in wanted:
+                    wanted.move_to_end(key)
+            case "peek":
+                assert cache.peek(key) == (key if key in wanted else None)
+            case "pop":
+                cache.pop(key)
+                wanted.pop(key, None)
+        assert list(cache) == list(cache.values()) == list(wanted)
+        assert cache.nbytes == sum(wanted.values())
+
+
+def test_threads_that_use_it_together_leave_a_right_sum_within_the_bounds() -> None:
+    cache: LeastRecent[int, object] = LeastRecent(most=20, nbytes=500)
+
+    def use(start: int) -> None:
+        for number in range(start, start + 3000):
+            cache.put(number % 61, object(), number % 97)
+            cache.get((number * 7) % 61)
+            cache.pop((number * 5) % 61)
+
+    threads = [threading.Thread(target=use, args=(start,)) for start in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert cache.nbytes == sum(size for _, size in cache._entries.values()) <= 500
+    assert len(cache) <= 20
+    cache.clear()
+    assert (len(cache), cache.nbytes) == (0, 0)
+
+
+class Leaver:
+    """Uses the cache when it is collected, as a finalizer may, in the midst of another use."""
+
+    def __init__(self, cache: LeastRecent[int, object]) -> None:
+        self._cache = cache
+
+    def __del__(self) -> None:
+        self._cache.pop(1)
+        self._cache.put(2, None, 5)
+
+
+def test_a_finalizer_that_uses_it_in_the_midst_of_a_use_finds_it_whole() -> None:
+    cache: LeastRecent[int, object] = LeastRecent(most=4, nbytes=50)
+    for number in range(200):
+        cache.put(number % 5, Leaver(cache), 7)
+        cache.put(1, object(), 3)
+    gc.collect()
+    assert cache.nbytes == sum(size for _, size in cache._entries.values()) <= 50
+    assert len(cache) <= 4
+    cache.clear()
+    assert list(cache.values()) in ([], [None])  # as the last of them has left it
