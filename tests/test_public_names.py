@@ -1,0 +1,26 @@
+"""Names, signatures and members of the public packages stay as they are, unless a change is meant."""
+
+from __future__ import annotations
+
+import difflib
+import subprocess
+import sys
+
+from .public_names import SNAPSHOT
+
+REMEDY = "if this is meant, run `python -m tests.public_names`"
+
+
+def test_the_public_names_are_those_of_the_snapshot() -> None:
+    """In a process of its own: completion also offers the modules that others have imported."""
+    program = "from tests import public_names; print(public_names.listing(), end='')"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=SNAPSHOT.parents[1],
+    )
+    kept, found = SNAPSHOT.read_text().splitlines(), done.stdout.splitlines()
+    difference = difflib.unified_diff(kept, found, "kept", "found", lineterm="", n=1)
+    assert kept == found, "\n".join([REMEDY, *difference])
