@@ -38,14 +38,14 @@ from rich.table import Table
 
 from cudnn_actor.cli.bench.machine import machine, versions
 from cudnn_actor.engines.cpu import CpuEngine
+from cudnn_actor.engines.cuda.checking.self_check import SelfCheck
+from cudnn_actor.engines.cuda.cudnn.frontend_graph import Refused
 from cudnn_actor.engines.cuda.library.libraries import libraries
-from cudnn_actor.engines.cuda.plans import compiler
-from cudnn_actor.engines.cuda.plans.cuda_builder import CudaBuilder
-from cudnn_actor.engines.cuda.plans.frontend_graph import Refused
-from cudnn_actor.engines.cuda.plans.plan import CudaPlan
-from cudnn_actor.engines.cuda.plans.program import Program
-from cudnn_actor.engines.cuda.plans.self_check import SelfCheck
-from cudnn_actor.engines.cuda.plans.tuning import time_plan
+from cudnn_actor.engines.cuda.planning import compiler
+from cudnn_actor.engines.cuda.planning.cuda_builder import CudaBuilder
+from cudnn_actor.engines.cuda.planning.tuning import time_plan
+from cudnn_actor.engines.cuda.running.plan import CudaPlan
+from cudnn_actor.engines.cuda.running.program import Program
 from cudnn_actor.plan_store.file import PlanKey, StoredPlan
 from cudnn_actor.plan_store.store import PlanStore
 from cudnn_actor.protocol import Graph, GraphBuilder, OperationGraph
@@ -62,25 +62,25 @@ _RUNS = 20
 _PROFILED = 48
 """The batch size of the build that is profiled."""
 _TOLD = {
-    "plans/composition.py compose": "all pieces",
-    "plans/partition.py cut": "the cut into pieces",
-    "plans/candidates.py candidates": "cuDNN's candidates",
-    "plans/candidates.py build_candidate": "cuDNN's plans",
-    "plans/self_check.py __init__": "self-check: prepared",
-    "plans/convolution_reference.py _source": "  sources of references of convolutions",
-    "plans/evaluated_reference.py covers": "  sizes of other references",
-    "plans/self_check_memory.py fill": "  tensors filled",
-    "plans/self_check.py _put_samples": "  values that operations ask for",
-    "plans/self_check.py _input_sums": "  checksums of inputs, before and behind: waits for the device",
-    "plans/self_check.py fault": "self-check: run and comparison",
-    "plans/program.py __init__": "  launches prepared",
-    "plans/self_check_memory.py read": "  guards and NaN: waits for the device",
-    "plans/self_check.py _compare": "  results computed and compared",
-    "plans/convolution_reference.py compute": "    of convolutions, by definition",
+    "planning/composition.py compose": "all pieces",
+    "planning/partition.py cut": "the cut into pieces",
+    "planning/candidates.py candidates": "cuDNN's candidates",
+    "planning/candidates.py build_candidate": "cuDNN's plans",
+    "checking/self_check.py __init__": "self-check: prepared",
+    "checking/convolution_reference.py _source": "  sources of references of convolutions",
+    "checking/evaluated_reference.py covers": "  sizes of other references",
+    "checking/self_check_memory.py fill": "  tensors filled",
+    "checking/self_check.py _put_samples": "  values that operations ask for",
+    "checking/self_check.py _input_sums": "  checksums of inputs, before and behind: waits for the device",
+    "checking/self_check.py fault": "self-check: run and comparison",
+    "running/program.py __init__": "  launches prepared",
+    "checking/self_check_memory.py read": "  guards and NaN: waits for the device",
+    "checking/self_check.py _compare": "  results computed and compared",
+    "checking/convolution_reference.py compute": "    of convolutions, by definition",
     "protocol/graphs/operation_graph.py evaluate": "    of others, by definition",
-    "plans/comparison.py suspected": "    compared on the device",
-    "plans/comparison.py difference": "    compared on the host",
-    "plans/self_check.py close": "self-check: memory freed",
+    "checking/comparison.py suspected": "    compared on the device",
+    "checking/comparison.py difference": "    compared on the host",
+    "checking/self_check.py close": "self-check: memory freed",
     "benchmarks/building.py malloc": "memory taken, in all of it",
     "cuda/compiler.py compile_using_nvrtc": "kernels compiled, but for cuDNN's, in all of it",
 }

@@ -18,16 +18,16 @@ from typing import Any, NamedTuple
 
 from rich.table import Table
 
-from cudnn_actor.engines.cuda.plans.candidates import candidates, names_of
-from cudnn_actor.engines.cuda.plans.compiler import compile_whole
-from cudnn_actor.engines.cuda.plans.cuda_builder import CudaBuilder
-from cudnn_actor.engines.cuda.plans.depthwise import compile_depthwise, ways_of_depthwise
-from cudnn_actor.engines.cuda.plans.frontend_graph import Refused
-from cudnn_actor.engines.cuda.plans.partition import cut
-from cudnn_actor.engines.cuda.plans.plan import CudaPlan
-from cudnn_actor.engines.cuda.plans.self_check import BuildContext, SelfCheck
-from cudnn_actor.engines.cuda.plans.splitting import compile_split
-from cudnn_actor.engines.cuda.plans.tuning import time_plan
+from cudnn_actor.engines.cuda.checking.self_check import BuildContext, SelfCheck
+from cudnn_actor.engines.cuda.cudnn.frontend_graph import Refused
+from cudnn_actor.engines.cuda.planning.candidates import candidates, names_of
+from cudnn_actor.engines.cuda.planning.compiler import compile_whole
+from cudnn_actor.engines.cuda.planning.cuda_builder import CudaBuilder
+from cudnn_actor.engines.cuda.planning.depthwise import compile_depthwise, ways_of_depthwise
+from cudnn_actor.engines.cuda.planning.partition import cut
+from cudnn_actor.engines.cuda.planning.splitting import compile_split
+from cudnn_actor.engines.cuda.planning.tuning import time_plan
+from cudnn_actor.engines.cuda.running.plan import CudaPlan
 from cudnn_actor.protocol import ConvSpec, DType, GraphBuilder, OperationGraph, Tensor
 from cudnn_actor.protocol.operations import (
     ConvolutionBackwardData,

@@ -19,14 +19,14 @@ from rich.table import Table
 
 from benchmarks.operations import best, run_alone
 from benchmarks.recording import Row, attempted
+from cudnn_actor.engines.cuda.checking.self_check import SelfCheck
+from cudnn_actor.engines.cuda.cudnn.frontend_graph import Refused
 from cudnn_actor.engines.cuda.library.libraries import libraries
-from cudnn_actor.engines.cuda.plans.compiler import compile_whole
-from cudnn_actor.engines.cuda.plans.cuda_builder import CudaBuilder
-from cudnn_actor.engines.cuda.plans.frontend_graph import Refused
-from cudnn_actor.engines.cuda.plans.partition import cut
-from cudnn_actor.engines.cuda.plans.plan import CudaPlan
-from cudnn_actor.engines.cuda.plans.self_check import SelfCheck
-from cudnn_actor.engines.cuda.plans.tuning import time_plan
+from cudnn_actor.engines.cuda.planning.compiler import compile_whole
+from cudnn_actor.engines.cuda.planning.cuda_builder import CudaBuilder
+from cudnn_actor.engines.cuda.planning.partition import cut
+from cudnn_actor.engines.cuda.planning.tuning import time_plan
+from cudnn_actor.engines.cuda.running.plan import CudaPlan
 from cudnn_actor.protocol import GraphBuilder, Layout, OperationGraph, PointwiseMode, Tensor
 from cudnn_actor.protocol.operations import FUNCTIONS
 

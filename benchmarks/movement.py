@@ -18,9 +18,9 @@ from rich.table import Table
 
 from benchmarks.operations import beside_copy, best, each, graph_of, run_alone
 from benchmarks.recording import Row
-from cudnn_actor.engines.cuda.plans.cuda_builder import CudaBuilder
-from cudnn_actor.engines.cuda.plans.self_check import SelfCheck
-from cudnn_actor.engines.cuda.plans.tuning import time_plan
+from cudnn_actor.engines.cuda.checking.self_check import SelfCheck
+from cudnn_actor.engines.cuda.planning.cuda_builder import CudaBuilder
+from cudnn_actor.engines.cuda.planning.tuning import time_plan
 from cudnn_actor.protocol import (
     DType,
     Graph,

@@ -24,11 +24,11 @@ from typing import Any, NamedTuple
 
 from rich.table import Table
 
+from cudnn_actor.engines.cuda.checking.self_check import SelfCheck
 from cudnn_actor.engines.cuda.library.libraries import libraries
-from cudnn_actor.engines.cuda.plans.cuda_builder import CudaBuilder
-from cudnn_actor.engines.cuda.plans.program import Program
-from cudnn_actor.engines.cuda.plans.self_check import SelfCheck
-from cudnn_actor.engines.cuda.plans.tuning import time_plan
+from cudnn_actor.engines.cuda.planning.cuda_builder import CudaBuilder
+from cudnn_actor.engines.cuda.planning.tuning import time_plan
+from cudnn_actor.engines.cuda.running.program import Program
 from cudnn_actor.protocol import Graph, GraphBuilder, Layout, Tensor, TensorSpec
 
 from .blocks import BLOCKS, Block

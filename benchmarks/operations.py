@@ -28,12 +28,12 @@ from typing import Any, NamedTuple
 
 from rich.table import Table
 
+from cudnn_actor.engines.cuda.checking.self_check import SelfCheck
+from cudnn_actor.engines.cuda.cudnn.frontend_graph import Refused
 from cudnn_actor.engines.cuda.library.libraries import libraries
-from cudnn_actor.engines.cuda.plans.cuda_builder import CudaBuilder
-from cudnn_actor.engines.cuda.plans.frontend_graph import Refused
-from cudnn_actor.engines.cuda.plans.self_check import SelfCheck
-from cudnn_actor.engines.cuda.plans.splitting import compile_split, ways
-from cudnn_actor.engines.cuda.plans.tuning import time_plan
+from cudnn_actor.engines.cuda.planning.cuda_builder import CudaBuilder
+from cudnn_actor.engines.cuda.planning.splitting import compile_split, ways
+from cudnn_actor.engines.cuda.planning.tuning import time_plan
 from cudnn_actor.protocol import (
     AdaptiveWindow,
     Attention,

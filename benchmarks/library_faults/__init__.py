@@ -2,7 +2,7 @@
 
     python -m benchmarks.library_faults --out benchmarks/results
 
-Needs a GPU. For each erratum (`engines/cuda/plans/errata.py`) there are problems for which it excludes
+Needs a GPU. For each erratum (`engines/cuda/cudnn/errata.py`) there are problems for which it excludes
 engines. Of each excluded engine, one candidate is built all the same (`candidates`). It runs on the
 self-check's values, and is timed beside the plan that a service uses. Products and convolutions alone run on
 normal values, too. An illegal address ends the CUDA context, so each candidate has a process of its own.

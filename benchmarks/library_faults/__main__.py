@@ -13,9 +13,9 @@ from pathlib import Path
 
 from rich.table import Table
 
-from cudnn_actor.engines.cuda.plans.candidates import candidates, names_of
-from cudnn_actor.engines.cuda.plans.cuda_builder import CudaBuilder
-from cudnn_actor.engines.cuda.plans.frontend_graph import Refused
+from cudnn_actor.engines.cuda.cudnn.frontend_graph import Refused
+from cudnn_actor.engines.cuda.planning.candidates import candidates, names_of
+from cudnn_actor.engines.cuda.planning.cuda_builder import CudaBuilder
 
 from ..gpu.setting import gpu_versions
 from ..recording import Row, keep

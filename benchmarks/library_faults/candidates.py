@@ -8,15 +8,15 @@ from collections.abc import Mapping
 import numpy as np
 
 from cudnn_actor.engines.base import EngineFailure
+from cudnn_actor.engines.cuda.checking.self_check import BuildContext, SelfCheck
+from cudnn_actor.engines.cuda.cudnn.errata import erratum
 from cudnn_actor.engines.cuda.library.libraries import libraries
-from cudnn_actor.engines.cuda.plans.candidates import candidates, names_of
-from cudnn_actor.engines.cuda.plans.cuda_builder import CudaBuilder
-from cudnn_actor.engines.cuda.plans.errata import erratum
-from cudnn_actor.engines.cuda.plans.plan import CudaPlan
-from cudnn_actor.engines.cuda.plans.program import Program
-from cudnn_actor.engines.cuda.plans.self_check import BuildContext, SelfCheck
-from cudnn_actor.engines.cuda.plans.steps import finish, given_sources, graph_step
-from cudnn_actor.engines.cuda.plans.tuning import time_plan
+from cudnn_actor.engines.cuda.planning.candidates import candidates, names_of
+from cudnn_actor.engines.cuda.planning.cuda_builder import CudaBuilder
+from cudnn_actor.engines.cuda.planning.steps import finish, given_sources, graph_step
+from cudnn_actor.engines.cuda.planning.tuning import time_plan
+from cudnn_actor.engines.cuda.running.plan import CudaPlan
+from cudnn_actor.engines.cuda.running.program import Program
 from cudnn_actor.protocol import DType, MatMul, OperationGraph, TensorSpec
 from cudnn_actor.protocol.operations import Convolution
 from tests.gpu.bounds import UNIT, error_over_bound

@@ -1,6 +1,6 @@
 """Blocks of networks that run without the barriers before cuDNN's kernels.
 
-`engines/cuda/plans/barriers.py` says what the barriers are for.
+`engines/cuda/running/barriers.py` says what the barriers are for.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from unittest import mock
 
 import numpy as np
 
+from cudnn_actor.engines.cuda.checking.self_check import SelfCheck
 from cudnn_actor.engines.cuda.library.libraries import libraries
-from cudnn_actor.engines.cuda.plans import program
-from cudnn_actor.engines.cuda.plans.barriers import waits
-from cudnn_actor.engines.cuda.plans.cuda_builder import CudaBuilder
-from cudnn_actor.engines.cuda.plans.plan import CudaPlan
-from cudnn_actor.engines.cuda.plans.program import Program
-from cudnn_actor.engines.cuda.plans.self_check import SelfCheck
+from cudnn_actor.engines.cuda.planning.cuda_builder import CudaBuilder
+from cudnn_actor.engines.cuda.running import program
+from cudnn_actor.engines.cuda.running.barriers import waits
+from cudnn_actor.engines.cuda.running.plan import CudaPlan
+from cudnn_actor.engines.cuda.running.program import Program
 from cudnn_actor.protocol import DType, TensorSpec
 
 from ..blocks import Block, bottleneck, transformer

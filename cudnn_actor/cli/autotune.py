@@ -18,7 +18,7 @@ from cudnn_actor.cli.graph_bench import GraphBench, graph_bench, made_up_values,
 from cudnn_actor.cli.problem_form import FORM, Problem, read_problem, read_problems
 from cudnn_actor.cli.user_error import UserError, whole_number
 from cudnn_actor.engines import Builder, Engine, EngineFailure, Plan
-from cudnn_actor.engines.cuda.plans.recipe import Tuning
+from cudnn_actor.engines.cuda.running.recipe import Tuning
 from cudnn_actor.engines.remote import BuilderHost
 from cudnn_actor.plan_store.file import PlanKey
 from cudnn_actor.plan_store.store import PlanStore

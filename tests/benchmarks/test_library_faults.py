@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.library_faults.candidates import excluded
 from benchmarks.library_faults.problems import PROBLEMS
-from cudnn_actor.engines.cuda.plans.errata import _ERRATA, _Erratum, erratum
+from cudnn_actor.engines.cuda.cudnn.errata import _ERRATA, _Erratum, erratum
 
 
 @pytest.mark.parametrize("fault", _ERRATA, ids=[known.what[:40] for known in _ERRATA])

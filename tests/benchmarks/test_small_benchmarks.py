@@ -17,7 +17,7 @@ from rich.table import Table
 from benchmarks import building, floor, two_gpus
 from benchmarks.against import environment
 from benchmarks.recording import Row, attempted, keep
-from cudnn_actor.engines.cuda.plans.partition import cut
+from cudnn_actor.engines.cuda.planning.partition import cut
 
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 380.0

@@ -8,9 +8,9 @@ from typing import TypeVar
 
 import numpy as np
 
-from cudnn_actor.engines.cuda.plans.fusing import compile_fused
-from cudnn_actor.engines.cuda.plans.partition import cut
-from cudnn_actor.engines.cuda.plans.recipe import Buffer, LinedStep, NormStep
+from cudnn_actor.engines.cuda.planning.fusing import compile_fused
+from cudnn_actor.engines.cuda.planning.partition import cut
+from cudnn_actor.engines.cuda.running.recipe import Buffer, LinedStep, NormStep
 from cudnn_actor.protocol import DType, Graph
 
 from .test_partition import array_in, evaluated, filled

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from cudnn_actor.engines.cuda.plans.barriers import waits, waits_at_start
-from cudnn_actor.engines.cuda.plans.kernels import Leaf, elementwise
-from cudnn_actor.engines.cuda.plans.recipe import (
+from cudnn_actor.engines.cuda.kernels.elementwise import Leaf, elementwise
+from cudnn_actor.engines.cuda.running.barriers import waits, waits_at_start
+from cudnn_actor.engines.cuda.running.recipe import (
     Buffer,
     GraphStep,
     KernelStep,

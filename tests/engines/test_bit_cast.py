@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from cudnn_actor.engines.cuda.plans import kernels
+from cudnn_actor.engines.cuda.kernels import elementwise as kernels
 from cudnn_actor.protocol import BitCast, DType, GraphBuilder, InvalidRequest, Layout, TensorSpec
 
 from . import host_cuda

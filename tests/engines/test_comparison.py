@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cudnn_actor.engines.cuda.plans.comparison import Accuracy, difference, sampling_step
+from cudnn_actor.engines.cuda.checking.comparison import Accuracy, difference, sampling_step
 from cudnn_actor.protocol import DType
 
 

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cudnn_actor.engines.cuda.plans import joined_kernels
-from cudnn_actor.engines.cuda.plans.joined_kernels import JoinedKernel, joined_source
-from cudnn_actor.engines.cuda.plans.partition import cut
-from cudnn_actor.engines.cuda.plans.recipe import Buffer, JoinedStep
-from cudnn_actor.engines.cuda.plans.splitting import compile_split
+from cudnn_actor.engines.cuda.kernels import joined_kernels
+from cudnn_actor.engines.cuda.kernels.joined_kernels import JoinedKernel, joined_source
+from cudnn_actor.engines.cuda.planning.partition import cut
+from cudnn_actor.engines.cuda.planning.splitting import compile_split
+from cudnn_actor.engines.cuda.running.recipe import Buffer, JoinedStep
 from cudnn_actor.protocol import Concat, DType, Graph, GraphBuilder, InvalidRequest, Tensor, TensorSpec
 
 from . import host_cuda

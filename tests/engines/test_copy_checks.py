@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from cudnn_actor.engines.cuda.plans.partition import cut
-from cudnn_actor.engines.cuda.plans.plan import CudaPlan
-from cudnn_actor.engines.cuda.plans.recipe import Buffer, JoinedStep, RowStep, TiledStep
-from cudnn_actor.engines.cuda.plans.self_check import BuildContext, SelfCheck
-from cudnn_actor.engines.cuda.plans.splitting import compile_split
+from cudnn_actor.engines.cuda.checking.self_check import BuildContext, SelfCheck
+from cudnn_actor.engines.cuda.planning.partition import cut
+from cudnn_actor.engines.cuda.planning.splitting import compile_split
+from cudnn_actor.engines.cuda.running.plan import CudaPlan
+from cudnn_actor.engines.cuda.running.recipe import Buffer, JoinedStep, RowStep, TiledStep
 from cudnn_actor.protocol import GraphBuilder, OperationGraph, Pad, PadMode, Tensor
 
 from .host_cuda import Stream

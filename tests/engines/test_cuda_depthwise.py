@@ -8,14 +8,14 @@ import msgspec
 import numpy as np
 import pytest
 
-from cudnn_actor.engines.cuda.plans.convolution_reference import Reference
-from cudnn_actor.engines.cuda.plans.cuda_builder import CudaBuilder
-from cudnn_actor.engines.cuda.plans.depthwise import compile_depthwise, ways_of_depthwise
-from cudnn_actor.engines.cuda.plans.depthwise_kernels import Tile
-from cudnn_actor.engines.cuda.plans.depthwise_sources import launched
-from cudnn_actor.engines.cuda.plans.frontend_graph import Refused
-from cudnn_actor.engines.cuda.plans.partition import Stored, cut
-from cudnn_actor.engines.cuda.plans.recipe import Buffer, DepthwiseStep
+from cudnn_actor.engines.cuda.checking.convolution_reference import Reference
+from cudnn_actor.engines.cuda.cudnn.frontend_graph import Refused
+from cudnn_actor.engines.cuda.kernels.depthwise_kernels import Tile
+from cudnn_actor.engines.cuda.kernels.depthwise_sources import launched
+from cudnn_actor.engines.cuda.planning.cuda_builder import CudaBuilder
+from cudnn_actor.engines.cuda.planning.depthwise import compile_depthwise, ways_of_depthwise
+from cudnn_actor.engines.cuda.planning.partition import Stored, cut
+from cudnn_actor.engines.cuda.running.recipe import Buffer, DepthwiseStep
 from cudnn_actor.protocol import DType, Graph, GraphBuilder, Layout, OperationGraph
 
 from . import host_cuda

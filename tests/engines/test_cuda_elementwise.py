@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from cudnn_actor.engines.cuda.plans import kernels
-from cudnn_actor.engines.cuda.plans.kernels import (
+from cudnn_actor.engines.cuda.kernels import elementwise as kernels
+from cudnn_actor.engines.cuda.kernels.elementwise import (
     Elementwise,
     Kernel,
     Leaf,
@@ -18,8 +18,8 @@ from cudnn_actor.engines.cuda.plans.kernels import (
     fused,
     source,
 )
-from cudnn_actor.engines.cuda.plans.recipe import Buffer, KernelStep
-from cudnn_actor.engines.cuda.plans.splitting import compile_split
+from cudnn_actor.engines.cuda.planning.splitting import compile_split
+from cudnn_actor.engines.cuda.running.recipe import Buffer, KernelStep
 from cudnn_actor.protocol import DType, Graph
 
 from . import host_cuda

@@ -11,14 +11,16 @@ import pytest
 from cudnn_actor.engines.base import EngineFailure, blame, blamed
 from cudnn_actor.engines.cuda.library.failures import reported
 from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS
-from cudnn_actor.engines.cuda.plans import explaining
-from cudnn_actor.engines.cuda.plans.compiler import in_pieces, possible_plans
-from cudnn_actor.engines.cuda.plans.composition import compose, scratch_bytes
-from cudnn_actor.engines.cuda.plans.cuda_builder import CudaBuilder
-from cudnn_actor.engines.cuda.plans.partition import Cut, cut
-from cudnn_actor.engines.cuda.plans.plan import CudaPlan
-from cudnn_actor.engines.cuda.plans.program import Program
-from cudnn_actor.engines.cuda.plans.recipe import (
+from cudnn_actor.engines.cuda.planning.compiler import in_pieces, possible_plans
+from cudnn_actor.engines.cuda.planning.composition import compose, scratch_bytes
+from cudnn_actor.engines.cuda.planning.cuda_builder import CudaBuilder
+from cudnn_actor.engines.cuda.planning.partition import Cut, cut
+from cudnn_actor.engines.cuda.planning.splitting import compile_split
+from cudnn_actor.engines.cuda.planning.steps import finish
+from cudnn_actor.engines.cuda.running import explaining
+from cudnn_actor.engines.cuda.running.plan import CudaPlan
+from cudnn_actor.engines.cuda.running.program import Program
+from cudnn_actor.engines.cuda.running.recipe import (
     Buffer,
     GraphStep,
     KernelStep,
@@ -26,8 +28,6 @@ from cudnn_actor.engines.cuda.plans.recipe import (
     Scratch,
     Tuning,
 )
-from cudnn_actor.engines.cuda.plans.splitting import compile_split
-from cudnn_actor.engines.cuda.plans.steps import finish
 from cudnn_actor.protocol import DType, Explanation, Graph, GraphBuilder, OperationGraph, OutOfMemory
 from cudnn_actor.protocol.operations import Cumulative, MatMul, Movement, Pointwise
 from cudnn_actor.protocol.types.errors import UnsupportedGraph

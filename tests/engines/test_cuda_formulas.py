@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from cudnn_actor.engines.cpu.evaluation import NumPy, round_into
+from cudnn_actor.engines.cuda.kernels import elementwise as kernels
+from cudnn_actor.engines.cuda.kernels.elementwise import Expression, Leaf, formula, value_type
 from cudnn_actor.engines.cuda.operations.pointwise import IN_C, PREAMBLE
-from cudnn_actor.engines.cuda.plans import kernels
-from cudnn_actor.engines.cuda.plans.kernels import Expression, Leaf, formula, value_type
 from cudnn_actor.protocol import DType
 from cudnn_actor.protocol.operations import FUNCTIONS, PointwiseMode
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from cudnn_actor.engines.cuda.operations.lines import Form
-from cudnn_actor.engines.cuda.plans import line_kernels
-from cudnn_actor.engines.cuda.plans.frontend_graph import Refused
-from cudnn_actor.engines.cuda.plans.fusing import compile_fused
-from cudnn_actor.engines.cuda.plans.line_kernels import LinedKernel, source
-from cudnn_actor.engines.cuda.plans.recipe import LinedStep
+from cudnn_actor.engines.cuda.cudnn.frontend_graph import Refused
+from cudnn_actor.engines.cuda.kernels import line_kernels
+from cudnn_actor.engines.cuda.kernels.line_kernels import LinedKernel, source
+from cudnn_actor.engines.cuda.kernels.lines import Form
+from cudnn_actor.engines.cuda.planning.fusing import compile_fused
+from cudnn_actor.engines.cuda.running.recipe import LinedStep
 from cudnn_actor.protocol import GraphBuilder
 
 from . import host_cuda

@@ -6,12 +6,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from cudnn_actor.engines.cuda.operations import norm_kernels
+from cudnn_actor.engines.cuda.kernels import norm_kernels
 from cudnn_actor.engines.cuda.operations.fused_norms import NormedKernel, sources
-from cudnn_actor.engines.cuda.plans.composition import compose
-from cudnn_actor.engines.cuda.plans.fusing import compile_fused
-from cudnn_actor.engines.cuda.plans.partition import cut
-from cudnn_actor.engines.cuda.plans.recipe import NormStep, Recipe
+from cudnn_actor.engines.cuda.planning.composition import compose
+from cudnn_actor.engines.cuda.planning.fusing import compile_fused
+from cudnn_actor.engines.cuda.planning.partition import cut
+from cudnn_actor.engines.cuda.running.recipe import NormStep, Recipe
 from cudnn_actor.protocol import DType
 
 from . import host_cuda

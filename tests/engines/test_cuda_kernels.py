@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cudnn_actor.engines.cuda.operations import norm_kernels, random
+from cudnn_actor.engines.cuda.kernels import norm_kernels
+from cudnn_actor.engines.cuda.operations import random
 from cudnn_actor.protocol import (
     DType,
     LayerNorm,

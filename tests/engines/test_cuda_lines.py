@@ -7,11 +7,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from cudnn_actor.engines.cuda.kernels.lines import Form, Lines, lines_of
 from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS, Implementation, Launcher
-from cudnn_actor.engines.cuda.operations.lines import Form, Lines, lines_of
 from cudnn_actor.engines.cuda.operations.reduction import _lines, _matrix, reduction_workspace, sources
-from cudnn_actor.engines.cuda.plans.recipe import Buffer, OperationStep, Scratch
-from cudnn_actor.engines.cuda.plans.splitting import compile_split
+from cudnn_actor.engines.cuda.planning.splitting import compile_split
+from cudnn_actor.engines.cuda.running.recipe import Buffer, OperationStep, Scratch
 from cudnn_actor.protocol import DType, GraphTensor, Layout, OperationGraph, TensorSpec
 from cudnn_actor.protocol.operations import Reduction, ReductionMode
 

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from cudnn_actor.engines.cpu.evaluation import NumPy
+from cudnn_actor.engines.cuda.checking.evaluated_reference import first_byte, sampled
+from cudnn_actor.engines.cuda.cudnn.errata import erratum
+from cudnn_actor.engines.cuda.cudnn.frontend_graph import Refused
 from cudnn_actor.engines.cuda.operations.matmul import CublasCall, cublas_call
-from cudnn_actor.engines.cuda.plans.errata import erratum
-from cudnn_actor.engines.cuda.plans.evaluated_reference import first_byte, sampled
-from cudnn_actor.engines.cuda.plans.frontend_graph import Refused
 from cudnn_actor.protocol import (
     DType,
     GraphTensor,

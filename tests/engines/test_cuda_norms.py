@@ -7,14 +7,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from cudnn_actor.engines.cuda.operations import norm_kernels
+from cudnn_actor.engines.cuda.cudnn.errata import erratum
+from cudnn_actor.engines.cuda.cudnn.frontend_graph import FrontendGraph, Refused
+from cudnn_actor.engines.cuda.kernels import norm_kernels
+from cudnn_actor.engines.cuda.kernels.lines import Form
+from cudnn_actor.engines.cuda.kernels.norm_kernels import Norm
 from cudnn_actor.engines.cuda.operations.channel_norms import lower_channel_norm
 from cudnn_actor.engines.cuda.operations.fused_norms import alone, norm_of, norm_workspace, sources
-from cudnn_actor.engines.cuda.operations.lines import Form
-from cudnn_actor.engines.cuda.operations.norm_kernels import Norm
-from cudnn_actor.engines.cuda.plans.candidates import check_whole
-from cudnn_actor.engines.cuda.plans.errata import erratum
-from cudnn_actor.engines.cuda.plans.frontend_graph import FrontendGraph, Refused
+from cudnn_actor.engines.cuda.planning.candidates import check_whole
 from cudnn_actor.protocol import (
     BatchNorm,
     BatchNormBackward,

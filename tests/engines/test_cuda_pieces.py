@@ -15,17 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cudnn_actor.engines.base import EngineFailure
+from cudnn_actor.engines.cuda.checking.convolution_reference import Reference
+from cudnn_actor.engines.cuda.checking.journal import Journal
+from cudnn_actor.engines.cuda.cudnn import frontend_graph
+from cudnn_actor.engines.cuda.cudnn.errata import erratum
+from cudnn_actor.engines.cuda.cudnn.frontend_graph import Refused
 from cudnn_actor.engines.cuda.device.place import memory_order
 from cudnn_actor.engines.cuda.device.transfer import blocks
-from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS, pooling
-from cudnn_actor.engines.cuda.plans import frontend_graph
-from cudnn_actor.engines.cuda.plans.candidates import check_whole, takes_bytes
-from cudnn_actor.engines.cuda.plans.convolution_reference import Reference
-from cudnn_actor.engines.cuda.plans.cuda_builder import CudaBuilder
-from cudnn_actor.engines.cuda.plans.errata import erratum
-from cudnn_actor.engines.cuda.plans.frontend_graph import Refused
-from cudnn_actor.engines.cuda.plans.journal import Journal
-from cudnn_actor.engines.cuda.plans.kernels import (
+from cudnn_actor.engines.cuda.kernels.elementwise import (
     Constant,
     Expression,
     Leaf,
@@ -34,7 +31,11 @@ from cudnn_actor.engines.cuda.plans.kernels import (
     formula,
     source,
 )
-from cudnn_actor.engines.cuda.plans.recipe import (
+from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS, pooling
+from cudnn_actor.engines.cuda.planning.candidates import check_whole, takes_bytes
+from cudnn_actor.engines.cuda.planning.cuda_builder import CudaBuilder
+from cudnn_actor.engines.cuda.planning.splitting import ways
+from cudnn_actor.engines.cuda.running.recipe import (
     Buffer,
     GraphStep,
     KernelStep,
@@ -43,7 +44,6 @@ from cudnn_actor.engines.cuda.plans.recipe import (
     Recipe,
     Scratch,
 )
-from cudnn_actor.engines.cuda.plans.splitting import ways
 from cudnn_actor.protocol import (
     BufferRef,
     ConvBwdData,

@@ -8,11 +8,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from cudnn_actor.engines.cuda.plans import kernels, row_kernels
-from cudnn_actor.engines.cuda.plans.partition import cut
-from cudnn_actor.engines.cuda.plans.recipe import Buffer, JoinedStep, RowStep
-from cudnn_actor.engines.cuda.plans.row_kernels import RowKernel, copied_rows, row_source, rows_side_by_side
-from cudnn_actor.engines.cuda.plans.splitting import compile_split
+from cudnn_actor.engines.cuda.kernels import elementwise as kernels
+from cudnn_actor.engines.cuda.kernels import row_copies
+from cudnn_actor.engines.cuda.kernels.row_copies import RowKernel, copied_rows, row_source, rows_side_by_side
+from cudnn_actor.engines.cuda.planning.partition import cut
+from cudnn_actor.engines.cuda.planning.splitting import compile_split
+from cudnn_actor.engines.cuda.running.recipe import Buffer, JoinedStep, RowStep
 from cudnn_actor.protocol import Graph, GraphBuilder, TensorSpec
 
 from . import host_cuda
@@ -33,7 +34,7 @@ def compiled() -> None:
 
 def run(graph: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compare what the kernel writes, bit by bit."""
-    host_cuda.use(monkeypatch, row_kernels)
+    host_cuda.use(monkeypatch, row_copies)
     wanted, memories = filled(graph), filled(graph)
     tensors = [graph.body.tensor(uid) for uid in graph.body.bound]
     evaluated(graph.body, [array_in(memory, tensor) for memory, tensor in zip(wanted, tensors, strict=True)])
@@ -62,7 +63,7 @@ def test_a_thread_may_have_many_rows(name: str, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_places_may_need_64_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(row_kernels, "_SMALL", 0)
+    monkeypatch.setattr(row_copies, "_SMALL", 0)
     assert step_of(IN_ROWS["inner halves"]).kernel.wide
     run(IN_ROWS["inner halves"], monkeypatch)
 

@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from cudnn_actor.engines.cuda.plans import tiled_kernels
-from cudnn_actor.engines.cuda.plans.kernels import merged
-from cudnn_actor.engines.cuda.plans.recipe import Buffer, TiledStep
-from cudnn_actor.engines.cuda.plans.skewed_tiles import skewed
-from cudnn_actor.engines.cuda.plans.splitting import compile_split
-from cudnn_actor.engines.cuda.plans.tiled_kernels import Tiled, TiledKernel, tiled, tiled_source
+from cudnn_actor.engines.cuda.kernels import transposes
+from cudnn_actor.engines.cuda.kernels.elementwise import merged
+from cudnn_actor.engines.cuda.kernels.skewed_tiles import skewed
+from cudnn_actor.engines.cuda.kernels.transposes import Tiled, TiledKernel, tiled, tiled_source
+from cudnn_actor.engines.cuda.planning.splitting import compile_split
+from cudnn_actor.engines.cuda.running.recipe import Buffer, TiledStep
 from cudnn_actor.protocol import DType, Graph, TensorSpec
 
 from . import host_cuda
@@ -36,7 +36,7 @@ def compiled() -> None:
 @pytest.mark.parametrize("name", TRANSPOSED)
 @pytest.mark.usefixtures("compiled")
 def test_every_element_is_moved(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    host_cuda.use(monkeypatch, tiled_kernels)
+    host_cuda.use(monkeypatch, transposes)
     graph, step = TRANSPOSED[name], step_of(TRANSPOSED[name])
     wanted, memories = filled(graph), filled(graph)
     tensors = [graph.body.tensor(uid) for uid in graph.body.bound]
@@ -86,7 +86,7 @@ def around(case: Case) -> list[tuple[int, int]]:
 
 
 def constants(patch: pytest.MonkeyPatch, case: Case) -> None:
-    patch.setattr(tiled_kernels, "_SMALL", 0 if case.wide else 1 << 31)
+    patch.setattr(transposes, "_SMALL", 0 if case.wide else 1 << 31)
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +102,7 @@ def compiled_skewed() -> None:
 @pytest.mark.parametrize("name", SKEWED)
 @pytest.mark.usefixtures("compiled_skewed")
 def test_skewed_tiles_end_anywhere(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    host_cuda.use(monkeypatch, tiled_kernels)
+    host_cuda.use(monkeypatch, transposes)
     case = SKEWED[name]
     constants(monkeypatch, case)
     dtype = np.dtype(f"u{case.itemsize}")

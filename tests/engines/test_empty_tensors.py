@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from cudnn_actor.engines.cuda.plans.compiler import in_pieces
-from cudnn_actor.engines.cuda.plans.empty_tensors import filled
-from cudnn_actor.engines.cuda.plans.partition import cut
+from cudnn_actor.engines.cuda.planning.compiler import in_pieces
+from cudnn_actor.engines.cuda.planning.empty_tensors import filled
+from cudnn_actor.engines.cuda.planning.partition import cut
 from cudnn_actor.protocol import (
     AdaptiveWindow,
     Attention,

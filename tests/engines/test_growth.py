@@ -11,12 +11,12 @@ import pytest
 
 from cudnn_actor.engines.cpu.compiler import compile_plan
 from cudnn_actor.engines.cpu.scratch import aligned_bytes
-from cudnn_actor.engines.cuda.plans.barriers import waits
-from cudnn_actor.engines.cuda.plans.composition import compose
-from cudnn_actor.engines.cuda.plans.partition import cut
-from cudnn_actor.engines.cuda.plans.recipe import Buffer, GraphStep, Source
-from cudnn_actor.engines.cuda.plans.scratch_places import places
-from cudnn_actor.engines.cuda.plans.steps import finish
+from cudnn_actor.engines.cuda.planning.composition import compose
+from cudnn_actor.engines.cuda.planning.partition import cut
+from cudnn_actor.engines.cuda.planning.scratch_places import places
+from cudnn_actor.engines.cuda.planning.steps import finish
+from cudnn_actor.engines.cuda.running.barriers import waits
+from cudnn_actor.engines.cuda.running.recipe import Buffer, GraphStep, Source
 from cudnn_actor.models.kept_graphs import KeptGraphs
 from cudnn_actor.models.model import Specialised
 from cudnn_actor.onnx.importing import OnnxModel

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from cudnn_actor.engines.cuda.plans.kernel_caches import class_of, compiles
-from cudnn_actor.engines.cuda.plans.partition import cut
+from cudnn_actor.engines.cuda.cudnn.kernel_caches import class_of, compiles
+from cudnn_actor.engines.cuda.planning.partition import cut
 from cudnn_actor.protocol import DType, Graph, GraphBuilder, OperationGraph
 from cudnn_actor.protocol.operations import Convolution
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from cudnn_actor.engines.cuda.operations import padding
 from cudnn_actor.engines.cuda.operations.padding import source
-from cudnn_actor.engines.cuda.plans.recipe import OperationStep
-from cudnn_actor.engines.cuda.plans.splitting import compile_split
+from cudnn_actor.engines.cuda.planning.splitting import compile_split
+from cudnn_actor.engines.cuda.running.recipe import OperationStep
 from cudnn_actor.protocol import (
     BorderPad,
     DType,

@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cudnn_actor.engines.cpu.evaluation import EvaluatedPlan
-from cudnn_actor.engines.cuda.plans.errata import erratum
-from cudnn_actor.engines.cuda.plans.indexed_reads import indices_of
-from cudnn_actor.engines.cuda.plans.kernels import source
-from cudnn_actor.engines.cuda.plans.partition import Cut, cut
-from cudnn_actor.engines.cuda.plans.recipe import KernelStep
-from cudnn_actor.engines.cuda.plans.scratch_places import places
-from cudnn_actor.engines.cuda.plans.splitting import compile_split
+from cudnn_actor.engines.cuda.cudnn.errata import erratum
+from cudnn_actor.engines.cuda.kernels.elementwise import source
+from cudnn_actor.engines.cuda.planning.indexed_reads import indices_of
+from cudnn_actor.engines.cuda.planning.partition import Cut, cut
+from cudnn_actor.engines.cuda.planning.scratch_places import places
+from cudnn_actor.engines.cuda.planning.splitting import compile_split
+from cudnn_actor.engines.cuda.running.recipe import KernelStep
 from cudnn_actor.protocol import (
     Graph,
     GraphBuilder,

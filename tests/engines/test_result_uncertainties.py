@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from cudnn_actor.engines.cuda.plans.comparison import Accuracy, difference
-from cudnn_actor.engines.cuda.plans.evaluated_reference import OnHost, evaluated, result_uncertainties
+from cudnn_actor.engines.cuda.checking.comparison import Accuracy, difference
+from cudnn_actor.engines.cuda.checking.evaluated_reference import OnHost, evaluated, result_uncertainties
 from cudnn_actor.protocol import DType, GraphBuilder, Tensor
 
 X = np.array([-3.0, -1.0, 0.0, 1.0, 4.0, 12.0])

@@ -11,17 +11,22 @@ import msgspec
 import numpy as np
 import pytest
 
+from cudnn_actor.engines.cuda.checking import comparison, evaluated_reference, self_check_memory
+from cudnn_actor.engines.cuda.checking.comparison import _TOLERANCES, Accuracy, difference, some, suspected
+from cudnn_actor.engines.cuda.checking.convolution_reference import Reference, References
+from cudnn_actor.engines.cuda.checking.evaluated_reference import (
+    OnDevice,
+    OnDeviceApart,
+    OwnProducts,
+    place_of,
+)
+from cudnn_actor.engines.cuda.checking.self_check import BuildContext, SelfCheck
+from cudnn_actor.engines.cuda.checking.self_check_memory import CheckedTensor, Findings, drawn
 from cudnn_actor.engines.cuda.library import libraries
-from cudnn_actor.engines.cuda.plans import comparison, evaluated_reference, self_check_memory
-from cudnn_actor.engines.cuda.plans.comparison import _TOLERANCES, Accuracy, difference, some, suspected
-from cudnn_actor.engines.cuda.plans.compiler import compile_plan
-from cudnn_actor.engines.cuda.plans.convolution_reference import Reference, References
-from cudnn_actor.engines.cuda.plans.evaluated_reference import OnDevice, OnDeviceApart, OwnProducts, place_of
-from cudnn_actor.engines.cuda.plans.plan import CudaPlan
-from cudnn_actor.engines.cuda.plans.recipe import OperationStep
-from cudnn_actor.engines.cuda.plans.self_check import BuildContext, SelfCheck
-from cudnn_actor.engines.cuda.plans.self_check_memory import CheckedTensor, Findings, drawn
-from cudnn_actor.engines.cuda.plans.splitting import compile_split
+from cudnn_actor.engines.cuda.planning.compiler import compile_plan
+from cudnn_actor.engines.cuda.planning.splitting import compile_split
+from cudnn_actor.engines.cuda.running.plan import CudaPlan
+from cudnn_actor.engines.cuda.running.recipe import OperationStep
 from cudnn_actor.protocol import (
     AttentionBackward,
     BatchNormTraining,

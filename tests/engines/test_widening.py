@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from cudnn_actor.engines.cuda.plans.partition import cut
-from cudnn_actor.engines.cuda.plans.widening import is_widened
+from cudnn_actor.engines.cuda.planning.partition import cut
+from cudnn_actor.engines.cuda.planning.widening import is_widened
 from cudnn_actor.protocol import DType, Graph, GraphBuilder, Layout, Tensor
 
 BFLOAT16, FLOAT16, FLOAT32 = DType.BFLOAT16, DType.FLOAT16, DType.FLOAT32

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cudnn_actor.engines.cuda import CudaEngine
-from cudnn_actor.engines.cuda.plans.self_check import BuildContext
+from cudnn_actor.engines.cuda.checking.self_check import BuildContext
 
 from ..engines.test_copy_checks import CASES, GRAPHS, fault
 

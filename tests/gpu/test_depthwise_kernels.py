@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from cudnn_actor.engines.cuda import CudaEngine
+from cudnn_actor.engines.cuda.checking.self_check import BuildContext, SelfCheck
 from cudnn_actor.engines.cuda.library.libraries import libraries
-from cudnn_actor.engines.cuda.plans.depthwise import compile_depthwise, ways_of_depthwise
-from cudnn_actor.engines.cuda.plans.partition import cut
-from cudnn_actor.engines.cuda.plans.program import Program
-from cudnn_actor.engines.cuda.plans.self_check import BuildContext, SelfCheck
+from cudnn_actor.engines.cuda.planning.depthwise import compile_depthwise, ways_of_depthwise
+from cudnn_actor.engines.cuda.planning.partition import cut
+from cudnn_actor.engines.cuda.running.program import Program
 from cudnn_actor.protocol import DType, OperationGraph
 
 from ..engines.depthwise_graphs import DEPTHWISE, ONLY_COMPILED, alone, data, of_filter

@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 
 from cudnn_actor.engines.cuda import CudaEngine
+from cudnn_actor.engines.cuda.checking.self_check import BuildContext, SelfCheck
+from cudnn_actor.engines.cuda.cudnn.errata import erratum
 from cudnn_actor.engines.cuda.library.libraries import libraries
-from cudnn_actor.engines.cuda.plans.candidates import candidates
-from cudnn_actor.engines.cuda.plans.errata import erratum
-from cudnn_actor.engines.cuda.plans.plan import CudaPlan
-from cudnn_actor.engines.cuda.plans.self_check import BuildContext, SelfCheck
-from cudnn_actor.engines.cuda.plans.steps import finish, given_sources, graph_step
+from cudnn_actor.engines.cuda.planning.candidates import candidates
+from cudnn_actor.engines.cuda.planning.steps import finish, given_sources, graph_step
+from cudnn_actor.engines.cuda.running.plan import CudaPlan
 from cudnn_actor.protocol import ConvSpec, DType, Layout, OperationGraph, TensorSpec
 
 from .cases import Case, Kind

@@ -10,7 +10,7 @@ import pytest
 from cudnn_actor import spawn
 from cudnn_actor.cli.graph_bench import graph_bench, made_up_values, opened
 from cudnn_actor.engines.cuda import CudaEngine
-from cudnn_actor.engines.cuda.plans.barriers import waits
+from cudnn_actor.engines.cuda.running.barriers import waits
 from cudnn_actor.protocol import DType, Graph, GraphBuilder, OperationGraph, Tensor
 
 from ..engines.differences import computed

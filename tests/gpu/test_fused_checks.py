@@ -13,16 +13,16 @@ import msgspec
 import pytest
 
 from cudnn_actor.engines.cuda import CudaEngine
+from cudnn_actor.engines.cuda.checking.self_check import BuildContext, SelfCheck
+from cudnn_actor.engines.cuda.kernels.elementwise import Constant, Expression, Leaf, Result
+from cudnn_actor.engines.cuda.kernels.line_kernels import Reduced
+from cudnn_actor.engines.cuda.kernels.norm_kernels import Normal
 from cudnn_actor.engines.cuda.operations.fused_norms import beside
-from cudnn_actor.engines.cuda.operations.norm_kernels import Normal
-from cudnn_actor.engines.cuda.plans.fusing import compile_fused
-from cudnn_actor.engines.cuda.plans.kernels import Constant, Expression, Leaf, Result
-from cudnn_actor.engines.cuda.plans.line_kernels import Reduced
-from cudnn_actor.engines.cuda.plans.partition import cut
-from cudnn_actor.engines.cuda.plans.plan import CudaPlan
-from cudnn_actor.engines.cuda.plans.recipe import KernelStep, LinedStep, NormStep
-from cudnn_actor.engines.cuda.plans.self_check import BuildContext, SelfCheck
-from cudnn_actor.engines.cuda.plans.splitting import compile_split
+from cudnn_actor.engines.cuda.planning.fusing import compile_fused
+from cudnn_actor.engines.cuda.planning.partition import cut
+from cudnn_actor.engines.cuda.planning.splitting import compile_split
+from cudnn_actor.engines.cuda.running.plan import CudaPlan
+from cudnn_actor.engines.cuda.running.recipe import KernelStep, LinedStep, NormStep
 from cudnn_actor.protocol import OperationGraph, PointwiseMode, ReductionMode
 
 from ..engines import fused_graphs

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from benchmarks.blocks import bottleneck
-from cudnn_actor.engines.cuda.plans.cuda_builder import CudaBuilder
-from cudnn_actor.engines.cuda.plans.plan import CudaPlan
-from cudnn_actor.engines.cuda.plans.recipe import GraphStep
-from cudnn_actor.engines.cuda.plans.self_check import SelfCheck
+from cudnn_actor.engines.cuda.checking.self_check import SelfCheck
+from cudnn_actor.engines.cuda.planning.cuda_builder import CudaBuilder
+from cudnn_actor.engines.cuda.running.plan import CudaPlan
+from cudnn_actor.engines.cuda.running.recipe import GraphStep
 from cudnn_actor.protocol import OperationGraph
 
 from ..engines.test_kernel_caches import convolution, product

@@ -14,13 +14,13 @@ import pytest
 from cudnn_actor.engines.base import EngineFailure
 from cudnn_actor.engines.cpu import CpuEngine
 from cudnn_actor.engines.cuda import CudaEngine
+from cudnn_actor.engines.cuda.checking.self_check import BuildContext, SelfCheck
 from cudnn_actor.engines.cuda.library.libraries import libraries
-from cudnn_actor.engines.cuda.plans.candidates import candidates
-from cudnn_actor.engines.cuda.plans.cuda_builder import CudaBuilder
-from cudnn_actor.engines.cuda.plans.plan import CudaPlan
-from cudnn_actor.engines.cuda.plans.program import fast_launch
-from cudnn_actor.engines.cuda.plans.recipe import Buffer
-from cudnn_actor.engines.cuda.plans.self_check import BuildContext, SelfCheck
+from cudnn_actor.engines.cuda.planning.candidates import candidates
+from cudnn_actor.engines.cuda.planning.cuda_builder import CudaBuilder
+from cudnn_actor.engines.cuda.running.plan import CudaPlan
+from cudnn_actor.engines.cuda.running.program import fast_launch
+from cudnn_actor.engines.cuda.running.recipe import Buffer
 from cudnn_actor.protocol import (
     Activation,
     BufferRef,

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from cudnn_actor.engines.cuda import CudaEngine
+from cudnn_actor.engines.cuda.checking.comparison import Accuracy, difference, suspected
+from cudnn_actor.engines.cuda.checking.self_check import SelfCheck
+from cudnn_actor.engines.cuda.checking.self_check_memory import drawn
 from cudnn_actor.engines.cuda.library.libraries import libraries
-from cudnn_actor.engines.cuda.plans.comparison import Accuracy, difference, suspected
-from cudnn_actor.engines.cuda.plans.cuda_builder import CudaBuilder
-from cudnn_actor.engines.cuda.plans.self_check import SelfCheck
-from cudnn_actor.engines.cuda.plans.self_check_memory import drawn
+from cudnn_actor.engines.cuda.planning.cuda_builder import CudaBuilder
 from cudnn_actor.protocol import DType, GraphBuilder, OperationGraph
 
 from .test_operation_checks import builder

@@ -11,9 +11,9 @@ import pytest
 
 from cudnn_actor.engines.cpu.compiler import compile_plan
 from cudnn_actor.engines.cpu.scratch import aligned_bytes
-from cudnn_actor.engines.cuda.plans.composition import compose, scratch_bytes
-from cudnn_actor.engines.cuda.plans.partition import cut
-from cudnn_actor.engines.cuda.plans.steps import finish
+from cudnn_actor.engines.cuda.planning.composition import compose, scratch_bytes
+from cudnn_actor.engines.cuda.planning.partition import cut
+from cudnn_actor.engines.cuda.planning.steps import finish
 from cudnn_actor.protocol import Graph, GraphBuilder, GraphLimits, InvalidRequest, Tensor
 from cudnn_actor.protocol.graphs.reproduction import token
 

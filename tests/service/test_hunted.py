@@ -10,9 +10,9 @@ from typing import Any
 
 from cudnn_actor import Restarting
 from cudnn_actor.engines.base import EngineFailure
-from cudnn_actor.engines.cuda.plans.plan import CudaPlan
-from cudnn_actor.engines.cuda.plans.program import Program
-from cudnn_actor.engines.cuda.plans.recipe import Buffer, GraphStep, Number, Recipe
+from cudnn_actor.engines.cuda.running.plan import CudaPlan
+from cudnn_actor.engines.cuda.running.program import Program
+from cudnn_actor.engines.cuda.running.recipe import Buffer, GraphStep, Number, Recipe
 from cudnn_actor.execution.executor import Enqueued, Executor
 from cudnn_actor.memory import MemoryTable
 from cudnn_actor.protocol.types.errors import OutOfMemory

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import itertools
 
-from cudnn_actor.engines.cuda.plans.barriers import waits
-from cudnn_actor.engines.cuda.plans.candidates import candidates, names_of
-from cudnn_actor.engines.cuda.plans.compiler import WORKSPACE_BYTES, possible_plans
-from cudnn_actor.engines.cuda.plans.composition import compose
-from cudnn_actor.engines.cuda.plans.depthwise_sources import launched
-from cudnn_actor.engines.cuda.plans.frontend_graph import Refused
-from cudnn_actor.engines.cuda.plans.joined_kernels import joined_source
-from cudnn_actor.engines.cuda.plans.kernels import source
-from cudnn_actor.engines.cuda.plans.partition import cut
-from cudnn_actor.engines.cuda.plans.plan import CudaPlan
-from cudnn_actor.engines.cuda.plans.recipe import (
+from cudnn_actor.engines.cuda.cudnn.frontend_graph import Refused
+from cudnn_actor.engines.cuda.kernels.depthwise_sources import launched
+from cudnn_actor.engines.cuda.kernels.elementwise import source
+from cudnn_actor.engines.cuda.kernels.joined_kernels import joined_source
+from cudnn_actor.engines.cuda.kernels.row_copies import row_source
+from cudnn_actor.engines.cuda.kernels.transposes import tiled_source
+from cudnn_actor.engines.cuda.planning.candidates import candidates, names_of
+from cudnn_actor.engines.cuda.planning.compiler import WORKSPACE_BYTES, possible_plans
+from cudnn_actor.engines.cuda.planning.composition import compose
+from cudnn_actor.engines.cuda.planning.partition import cut
+from cudnn_actor.engines.cuda.running.barriers import waits
+from cudnn_actor.engines.cuda.running.plan import CudaPlan
+from cudnn_actor.engines.cuda.running.recipe import (
     DepthwiseStep,
     GraphStep,
     JoinedStep,
@@ -22,8 +24,6 @@ from cudnn_actor.engines.cuda.plans.recipe import (
     RowStep,
     TiledStep,
 )
-from cudnn_actor.engines.cuda.plans.row_kernels import row_source
-from cudnn_actor.engines.cuda.plans.tiled_kernels import tiled_source
 from cudnn_actor.protocol import Explanation
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 

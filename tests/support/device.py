@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from cudnn_actor.engines.cuda.library.libraries import libraries
-from cudnn_actor.engines.cuda.plans.candidates import AbsentDevice
+from cudnn_actor.engines.cuda.planning.candidates import AbsentDevice
 
 __all__ = ["h200"]
 

@@ -6,10 +6,10 @@ import base64
 import json
 from typing import Any, NamedTuple
 
-from cudnn_actor.engines.cuda.plans.compiler import WORKSPACE_BYTES, possible_plans
-from cudnn_actor.engines.cuda.plans.kernel_caches import KernelCaches
-from cudnn_actor.engines.cuda.plans.plan import CudaPlan
-from cudnn_actor.engines.cuda.plans.recipe import GraphStep
+from cudnn_actor.engines.cuda.cudnn.kernel_caches import KernelCaches
+from cudnn_actor.engines.cuda.planning.compiler import WORKSPACE_BYTES, possible_plans
+from cudnn_actor.engines.cuda.running.plan import CudaPlan
+from cudnn_actor.engines.cuda.running.recipe import GraphStep
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 
 from .device import h200

@@ -7,6 +7,22 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from cudnn_actor.engines.cuda.checking import self_check_memory
+from cudnn_actor.engines.cuda.checking.convolution_reference import Reference
+from cudnn_actor.engines.cuda.kernels import line_kernels
+from cudnn_actor.engines.cuda.kernels.depthwise_sources import launched
+from cudnn_actor.engines.cuda.kernels.elementwise import (
+    Constant,
+    Expression,
+    Leaf,
+    Scalar,
+    Value,
+    elementwise,
+    source,
+)
+from cudnn_actor.engines.cuda.kernels.joined_kernels import joined_source
+from cudnn_actor.engines.cuda.kernels.row_copies import row_source
+from cudnn_actor.engines.cuda.kernels.transposes import Tiled, tiled_source
 from cudnn_actor.engines.cuda.operations import (
     IMPLEMENTATIONS,
     bit_cast,
@@ -24,23 +40,11 @@ from cudnn_actor.engines.cuda.operations import pooling as poolings
 from cudnn_actor.engines.cuda.operations import random as randoms
 from cudnn_actor.engines.cuda.operations import reduction as reductions
 from cudnn_actor.engines.cuda.operations import response_norm as response_norms
-from cudnn_actor.engines.cuda.plans import line_kernels, self_check_memory
-from cudnn_actor.engines.cuda.plans.compiler import possible_plans
-from cudnn_actor.engines.cuda.plans.convolution_reference import Reference
-from cudnn_actor.engines.cuda.plans.depthwise import compile_depthwise, ways_of_depthwise
-from cudnn_actor.engines.cuda.plans.depthwise_sources import launched
-from cudnn_actor.engines.cuda.plans.joined_kernels import joined_source
-from cudnn_actor.engines.cuda.plans.kernels import (
-    Constant,
-    Expression,
-    Leaf,
-    Scalar,
-    Value,
-    elementwise,
-    source,
-)
-from cudnn_actor.engines.cuda.plans.partition import cut
-from cudnn_actor.engines.cuda.plans.recipe import (
+from cudnn_actor.engines.cuda.planning.compiler import possible_plans
+from cudnn_actor.engines.cuda.planning.depthwise import compile_depthwise, ways_of_depthwise
+from cudnn_actor.engines.cuda.planning.partition import cut
+from cudnn_actor.engines.cuda.planning.splitting import compile_split
+from cudnn_actor.engines.cuda.running.recipe import (
     DepthwiseStep,
     JoinedStep,
     KernelStep,
@@ -49,9 +53,6 @@ from cudnn_actor.engines.cuda.plans.recipe import (
     RowStep,
     TiledStep,
 )
-from cudnn_actor.engines.cuda.plans.row_kernels import row_source
-from cudnn_actor.engines.cuda.plans.splitting import compile_split
-from cudnn_actor.engines.cuda.plans.tiled_kernels import Tiled, tiled_source
 from cudnn_actor.protocol import DType, InvalidRequest, Layout, OperationGraph, TensorSpec, Window
 from cudnn_actor.protocol.operations import (
     FUNCTIONS,

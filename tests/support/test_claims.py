@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from cudnn_actor.engines.cuda.plans.widening import is_widened
+from cudnn_actor.engines.cuda.planning.widening import is_widened
 
 from .building import first_plan
 from .child import Child

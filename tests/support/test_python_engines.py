@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from cudnn_actor.engines.cuda.plans.candidates import build_candidate, candidates
-from cudnn_actor.engines.cuda.plans.frontend_graph import Refused
+from cudnn_actor.engines.cuda.cudnn.frontend_graph import Refused
+from cudnn_actor.engines.cuda.planning.candidates import build_candidate, candidates
 from cudnn_actor.protocol import DType
 
 from .child import Child

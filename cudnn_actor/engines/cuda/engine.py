@@ -17,6 +17,8 @@ from cudnn_actor.engines.base import (
     StickyError,
     no_progress,
 )
+from cudnn_actor.engines.cuda.checking.self_check import BuildContext
+from cudnn_actor.engines.cuda.cudnn.kernel_caches import KernelCaches
 from cudnn_actor.engines.cuda.device.arenas import Arenas
 from cudnn_actor.engines.cuda.device.fences import Fences
 from cudnn_actor.engines.cuda.device.place import Place
@@ -30,12 +32,10 @@ from cudnn_actor.engines.cuda.library.failures import (
     translate,
 )
 from cudnn_actor.engines.cuda.library.libraries import libraries
-from cudnn_actor.engines.cuda.plans.compiler import compile_plan
-from cudnn_actor.engines.cuda.plans.cuda_builder import CudaBuilder
-from cudnn_actor.engines.cuda.plans.kernel_caches import KernelCaches
-from cudnn_actor.engines.cuda.plans.plan import CudaPlan
-from cudnn_actor.engines.cuda.plans.program import Program
-from cudnn_actor.engines.cuda.plans.self_check import BuildContext
+from cudnn_actor.engines.cuda.planning.compiler import compile_plan
+from cudnn_actor.engines.cuda.planning.cuda_builder import CudaBuilder
+from cudnn_actor.engines.cuda.running.plan import CudaPlan
+from cudnn_actor.engines.cuda.running.program import Program
 from cudnn_actor.engines.remote import RemoteBuilder
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.types.errors import OutOfMemory

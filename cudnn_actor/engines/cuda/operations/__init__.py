@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from cudnn_actor.engines.cuda.cudnn.frontend_graph import FrontendGraph
+from cudnn_actor.engines.cuda.kernels.elementwise import Computed
 from cudnn_actor.engines.cuda.library.libcublas import WORKSPACE_BYTES
 from cudnn_actor.engines.cuda.operations.attention import (
     attention_kernels,
@@ -36,8 +38,6 @@ from cudnn_actor.engines.cuda.operations.resampling import resample_kernel
 from cudnn_actor.engines.cuda.operations.response_norm import response_kernels, response_workspace
 from cudnn_actor.engines.cuda.operations.softmax import library_softmax
 from cudnn_actor.engines.cuda.operations.sorting import top_k_kernel, top_k_workspace
-from cudnn_actor.engines.cuda.plans.frontend_graph import FrontendGraph
-from cudnn_actor.engines.cuda.plans.kernels import Computed
 from cudnn_actor.protocol.operations import (
     ArgReduction,
     Attention,

@@ -18,10 +18,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from cudnn_actor.engines.cuda.library.libraries import libraries
-from cudnn_actor.engines.cuda.operations.random import PHILOX
-from cudnn_actor.engines.cuda.plans.frontend_graph import FrontendGraph, Refused, data_type
-from cudnn_actor.engines.cuda.plans.kernels import (
+from cudnn_actor.engines.cuda.cudnn.frontend_graph import FrontendGraph, Refused, data_type
+from cudnn_actor.engines.cuda.kernels.elementwise import (
     C_TYPES,
     PREAMBLE,
     Computed,
@@ -32,6 +30,8 @@ from cudnn_actor.engines.cuda.plans.kernels import (
     load,
     store,
 )
+from cudnn_actor.engines.cuda.library.libraries import libraries
+from cudnn_actor.engines.cuda.operations.random import PHILOX
 from cudnn_actor.protocol.operations import (
     Attention,
     AttentionBackward,

@@ -5,7 +5,7 @@ https://docs.nvidia.com/deeplearning/cudnn/frontend/latest/operations/Convolutio
 
 from __future__ import annotations
 
-from cudnn_actor.engines.cuda.plans.frontend_graph import FrontendGraph
+from cudnn_actor.engines.cuda.cudnn.frontend_graph import FrontendGraph
 from cudnn_actor.protocol.operations import (
     Convolution,
     ConvolutionBackwardData,

@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from cudnn_actor.engines.cuda.operations import channel_norms, normalization
-from cudnn_actor.engines.cuda.operations.norm_kernels import (
+from cudnn_actor.engines.cuda.kernels.elementwise import Earlier, Expression, Leaf, Result, Scalar
+from cudnn_actor.engines.cuda.kernels.norm_kernels import (
     ELEMENTS,
     Described,
     Norm,
@@ -18,7 +18,7 @@ from cudnn_actor.engines.cuda.operations.norm_kernels import (
     sources_of,
     workspace_of,
 )
-from cudnn_actor.engines.cuda.plans.kernels import Earlier, Expression, Leaf, Result, Scalar
+from cudnn_actor.engines.cuda.operations import channel_norms, normalization
 from cudnn_actor.protocol.operations import (
     BatchNorm,
     BatchNormBackward,

@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from cudnn_actor.engines.cuda.kernels.elementwise import C_TYPES, PREAMBLE, store
+from cudnn_actor.engines.cuda.kernels.lines import compiled
 from cudnn_actor.engines.cuda.library.libraries import libraries
-from cudnn_actor.engines.cuda.operations.lines import compiled
 from cudnn_actor.engines.cuda.operations.matmul import MOST_BLOCKS, THREADS, TILE, tile_source
-from cudnn_actor.engines.cuda.plans.kernels import C_TYPES, PREAMBLE, store
 from cudnn_actor.protocol.operations import GraphTensor, GroupedMatMul, GroupedMatMulBackwardWeights
 from cudnn_actor.protocol.types.dtypes import DType
 

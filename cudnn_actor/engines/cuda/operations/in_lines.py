@@ -1,7 +1,7 @@
 """Operations on the lines of a tensor, in terms of pointwise operations and reductions.
 
 So described, an operation becomes part of a kernel that computes what stands
-around it as well: see `plans.line_kernels`.
+around it as well: see `kernels.line_kernels`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
-from cudnn_actor.engines.cuda.plans.kernels import Constant, Value
+from cudnn_actor.engines.cuda.kernels.elementwise import Constant, Value
 from cudnn_actor.protocol.operations import (
     LayerNorm,
     Node,

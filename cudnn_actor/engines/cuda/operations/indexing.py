@@ -18,9 +18,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from cudnn_actor.engines.cuda.library.libraries import libraries
-from cudnn_actor.engines.cuda.operations.lines import beginning, rounded, value_of
-from cudnn_actor.engines.cuda.plans.kernels import (
+from cudnn_actor.engines.cuda.kernels.elementwise import (
     C_TYPES,
     DIVISION,
     PLACED,
@@ -30,6 +28,8 @@ from cudnn_actor.engines.cuda.plans.kernels import (
     merged,
     merged_axes,
 )
+from cudnn_actor.engines.cuda.kernels.lines import beginning, rounded, value_of
+from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.protocol.operations import GraphTensor
 from cudnn_actor.protocol.operations.indexing import Gathering, Places, Scattering, ScatterReduction
 

@@ -17,10 +17,10 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+from cudnn_actor.engines.cuda.cudnn.frontend_graph import FrontendGraph, Refused
+from cudnn_actor.engines.cuda.kernels.elementwise import C_TYPES, PREAMBLE, Axis, load, merged_axes, store
 from cudnn_actor.engines.cuda.library.libcublas import thread_handle
 from cudnn_actor.engines.cuda.library.libraries import libraries
-from cudnn_actor.engines.cuda.plans.frontend_graph import FrontendGraph, Refused
-from cudnn_actor.engines.cuda.plans.kernels import C_TYPES, PREAMBLE, Axis, load, merged_axes, store
 from cudnn_actor.protocol.operations import GraphTensor, MatMul
 from cudnn_actor.protocol.types.dtypes import DType
 

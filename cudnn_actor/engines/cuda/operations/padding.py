@@ -13,8 +13,16 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from cudnn_actor.engines.cuda.kernels.elementwise import (
+    C_TYPES,
+    DIVISION,
+    PACK,
+    PREAMBLE,
+    divided,
+    divisor,
+    store,
+)
 from cudnn_actor.engines.cuda.library.libraries import libraries
-from cudnn_actor.engines.cuda.plans.kernels import C_TYPES, DIVISION, PACK, PREAMBLE, divided, divisor, store
 from cudnn_actor.protocol.operations import BorderPad, GraphTensor, Pad
 
 __all__ = ["padding_kernel", "source"]

@@ -13,6 +13,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from cudnn_actor.engines.cuda.cudnn.frontend_graph import Refused, spatial
+from cudnn_actor.engines.cuda.kernels.elementwise import C_TYPES, PREAMBLE, load, store
 from cudnn_actor.engines.cuda.library.libcudnn import (
     factor,
     libcudnn,
@@ -20,8 +22,6 @@ from cudnn_actor.engines.cuda.library.libcudnn import (
     tensor_descriptor,
 )
 from cudnn_actor.engines.cuda.library.libraries import libraries
-from cudnn_actor.engines.cuda.plans.frontend_graph import Refused, spatial
-from cudnn_actor.engines.cuda.plans.kernels import C_TYPES, PREAMBLE, load, store
 from cudnn_actor.protocol.operations import (
     AdaptiveWindow,
     AvgPool,

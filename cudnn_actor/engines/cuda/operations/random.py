@@ -11,8 +11,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from cudnn_actor.engines.cuda.kernels.elementwise import C_TYPES, PREAMBLE, merged_axes, store
 from cudnn_actor.engines.cuda.library.libraries import libraries
-from cudnn_actor.engines.cuda.plans.kernels import C_TYPES, PREAMBLE, merged_axes, store
 from cudnn_actor.protocol.operations import (
     GraphTensor,
     RandomBernoulli,

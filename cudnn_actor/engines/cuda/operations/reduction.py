@@ -14,8 +14,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from cudnn_actor.engines.cuda.library.libraries import libraries
-from cudnn_actor.engines.cuda.operations.lines import (
+from cudnn_actor.engines.cuda.cudnn.frontend_graph import FrontendGraph, Refused
+from cudnn_actor.engines.cuda.kernels.elementwise import C_TYPES
+from cudnn_actor.engines.cuda.kernels.lines import (
     COMBINING,
     Form,
     Lines,
@@ -26,8 +27,7 @@ from cudnn_actor.engines.cuda.operations.lines import (
     rounded,
     value_of,
 )
-from cudnn_actor.engines.cuda.plans.frontend_graph import FrontendGraph, Refused
-from cudnn_actor.engines.cuda.plans.kernels import C_TYPES
+from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.protocol.operations import ArgReduction, Cumulative, GraphTensor, Reduction, ReductionMode
 from cudnn_actor.protocol.types.dtypes import DType
 

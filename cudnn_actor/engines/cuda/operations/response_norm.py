@@ -10,9 +10,9 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from cudnn_actor.engines.cuda.kernels.elementwise import C_TYPES
+from cudnn_actor.engines.cuda.kernels.lines import Lines, compiled, header, lines_of, rounded, value_of
 from cudnn_actor.engines.cuda.library.libraries import libraries
-from cudnn_actor.engines.cuda.operations.lines import Lines, compiled, header, lines_of, rounded, value_of
-from cudnn_actor.engines.cuda.plans.kernels import C_TYPES
 from cudnn_actor.protocol.operations import GraphTensor, LocalResponseNorm, LocalResponseNormBackward
 from cudnn_actor.protocol.types.dtypes import DType
 from cudnn_actor.protocol.types.tensor import TensorSpec

@@ -11,12 +11,12 @@ import ctypes
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from cudnn_actor.engines.cuda.library.libcudnn import factor, libcudnn, tensor_descriptor
-from cudnn_actor.engines.cuda.operations.lines import (
+from cudnn_actor.engines.cuda.cudnn.frontend_graph import Refused
+from cudnn_actor.engines.cuda.kernels.lines import (
     Lines,
     lines_of,
 )
-from cudnn_actor.engines.cuda.plans.frontend_graph import Refused
+from cudnn_actor.engines.cuda.library.libcudnn import factor, libcudnn, tensor_descriptor
 from cudnn_actor.protocol.operations import GraphTensor, Softmax, SoftmaxBackward
 
 __all__ = ["library_softmax"]

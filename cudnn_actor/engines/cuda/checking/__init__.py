@@ -1,0 +1,1 @@
+"""The self-check of a plan: its results on the device, compared with references."""

@@ -1,0 +1,169 @@
+"""What a self-check allows results to differ by, and where they differ by more.
+
+The many elements of a large result are compared on the device. It is only known
+there whether all are as they should be. What may be wrong is judged on the host.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import NamedTuple, Self
+
+import numpy as np
+
+from cudnn_actor.engines.cpu.rounding import clipped, integer_range
+from cudnn_actor.engines.cuda.checking.self_check_memory import enqueue
+from cudnn_actor.engines.cuda.library.libraries import libraries
+from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
+from cudnn_actor.protocol.operations.base import Array
+from cudnn_actor.protocol.types.dtypes import DType
+
+__all__ = [
+    "Accuracy",
+    "Compared",
+    "difference",
+    "rounding",
+    "sampling_step",
+    "some",
+    "suspected",
+]
+
+_MOST_COMPARED = 1 << 20
+"""The most elements of a result that are compared on the host, about."""
+
+
+class _Tolerance(NamedTuple):
+    own: float
+    """Relative to the value itself: its rounding."""
+    sums: float
+    """Relative to the root mean square of all values, which is as large as if their terms did not cancel: the
+    error of transforms such as Winograd's."""
+    underflow: float
+    """Absolute: the smallest number, or the smallest normal one where subnormal ones may become zero."""
+
+
+_TOLERANCES = {
+    DType.FLOAT64: _Tolerance(1e-12, 1e-11, 2.0**-1022),
+    DType.FLOAT32: _Tolerance(1e-5, 1e-4, 2.0**-126),
+    DType.FLOAT16: _Tolerance(2**-9, 4e-3, 2.0**-24),
+    DType.BFLOAT16: _Tolerance(2**-6, 4e-3, 2.0**-126),
+}
+_LARGEST = {
+    DType.FLOAT64: math.inf,
+    DType.FLOAT32: 2.0**128 - 2.0**104,
+    DType.FLOAT16: 65504.0,
+    DType.BFLOAT16: 2.0**128 - 2.0**120,
+}
+"""Finite values from the largest on are not compared: they may be stored as infinite."""
+
+
+Compared = tuple[np.ndarray, np.ndarray]
+"""(wanted, got) of those elements of a result that `difference` has to judge: on the host, as computed."""
+
+
+class Accuracy(NamedTuple):
+    """How accurate a result is: as a dtype is, and `Operation.slack`."""
+
+    dtype: DType
+    slack: float = 1.0
+
+    @classmethod
+    def of(cls, graph: OperationGraph, uid: int) -> Self:
+        """A result's: as float32 if some of the graph is computed in that."""
+        dtype = graph.tensor(uid).dtype
+        if dtype is DType.FLOAT64 and any(graph.compute(op) is DType.FLOAT32 for op in graph.operations):
+            dtype = DType.FLOAT32
+        return cls(dtype, max(operation.slack for operation in graph.operations))
+
+    @property
+    def of_sums(self) -> float:
+        """What a sum may be off by, relative to what it would be if its terms did not cancel."""
+        return self.slack * _TOLERANCES.get(self.dtype, _TOLERANCES[DType.FLOAT32]).sums
+
+
+def rounding(compute: DType) -> float:
+    """What a value within a graph may be off by, relative to itself. `compute`: what it is computed in."""
+    return 64 * (2.0**-53 if compute is DType.FLOAT64 else 2.0**-24)
+
+
+def difference(
+    wanted: np.ndarray, got: np.ndarray, accuracy: Accuracy, uncertainty: np.ndarray | float = 0.0
+) -> str | None:
+    """How a result differs from the wanted one by more than rounding explains; None if it does not.
+
+    `uncertainty`: what each element may be off by in addition, since later operations magnify roundings.
+    """
+    dtype = accuracy.dtype
+    exact = dtype in (DType.INT64, DType.UINT64) and "f" not in wanted.dtype.kind + got.dtype.kind
+    wrong = got != clipped(wanted, dtype.numpy) if exact else _beyond(wanted, got, accuracy, uncertainty)
+    if not wrong.any():
+        return None
+    first = int(np.argmax(wrong))
+    share = float(np.mean(wrong))
+    form = "d" if exact else "g"
+    told = f"it computes {got[first]:{form}} instead of {wanted[first]:{form}}"
+    return f"{share:.1%} of its results are wrong: {told}"
+
+
+def _beyond(
+    wanted: np.ndarray, got: np.ndarray, accuracy: Accuracy, uncertainty: np.ndarray | float
+) -> np.ndarray:
+    """Where a result differs from the wanted one by more than rounding explains."""
+    dtype = accuracy.dtype
+    wanted, got = wanted.astype(np.float64), got.astype(np.float64)
+    compared = np.ones(len(wanted), np.bool_)
+    if dtype.is_floating:
+        own, _, underflow = _TOLERANCES[dtype]
+        finite = np.isfinite(wanted)
+        compared = ~finite | (np.abs(wanted) < _LARGEST[dtype])
+        scaling = wanted[finite & compared]
+        scale = float(np.sqrt(np.mean(np.square(scaling)))) if len(scaling) else 0.0
+        allowed = np.where(finite, own * np.abs(wanted) + accuracy.of_sums * scale + underflow, -1.0)
+    else:  # rounding to a whole number, and float32 rounding before that
+        if dtype is DType.BOOL:
+            wanted = np.asarray(wanted != 0, np.float64)
+        wanted = np.clip(np.where(np.isnan(wanted), 0, wanted), *integer_range(dtype.numpy))
+        allowed = 0.5 + 1e-3 + 1e-6 * np.abs(wanted)
+    with np.errstate(invalid="ignore"):
+        wrong = np.logical_not(np.abs(got - wanted) <= allowed + uncertainty)
+    alike = (got == wanted) | (np.isnan(got) & np.isnan(wanted)) | np.isinf(uncertainty)
+    return np.asarray(wrong & compared & ~alike)
+
+
+def some(values: Array) -> np.ndarray:
+    """Evenly spaced elements. Blocks."""
+    return _on_host(values.ravel()[:: sampling_step(values.size)])
+
+
+def suspected(wanted: Array, got: Array, accuracy: Accuracy) -> Compared:
+    """`some` of arrays on the device, or none if these agree, as far as that can be said there. Blocks."""
+    assert wanted.size == got.size
+    if accuracy.dtype.is_floating and wanted.dtype == got.dtype == np.float64:
+        wanted, got = wanted.ravel(), got.ravel()  # contiguous
+        if _agree(wanted, got, accuracy):
+            return np.empty(0), np.empty(0)
+    return some(wanted), some(got)
+
+
+def _agree(wanted: Array, got: Array, accuracy: Accuracy) -> bool:
+    """Whether `difference` finds no fault where it looks. False if an element is not finite. Blocks."""
+    own, _, underflow = _TOLERANCES[accuracy.dtype]
+    cupy, step = libraries().cupy, sampling_step(got.size)
+    count = -(-got.size // step)
+    found = cupy.zeros(2, np.float64)
+    enqueue("squares", count, (wanted, count, step, found))
+    tolerance = own, accuracy.of_sums, underflow, _LARGEST[accuracy.dtype]
+    enqueue("apart", count, (wanted, got, count, step, *tolerance, found))
+    _, apart = cupy.asnumpy(found).tolist()
+    return not apart
+
+
+def _on_host(array: Array) -> np.ndarray:
+    return array if isinstance(array, np.ndarray) else np.asarray(libraries().cupy.asnumpy(array))
+
+
+def sampling_step(count: int) -> int:
+    """The distance of the elements compared. It has no common divisor with a dim: places in rows vary."""
+    least = max(1, count // _MOST_COMPARED)
+    return next(step for step in itertools.count(least) if math.gcd(step, count) == 1)

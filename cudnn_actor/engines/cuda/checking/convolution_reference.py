@@ -1,0 +1,372 @@
+"""A convolution computed directly from its definition, in double, at a sample of its result's elements.
+
+One thread block sums up one element. This is slow, but self-checks compare
+cuDNN's plans with it, so it is independent of layouts, tiles and cuDNN engines.
+The definitions are those of `ConvSpec`; one or two spatial dims are extended to three.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from cudnn_actor.engines.cuda.checking.comparison import (
+    Accuracy,
+    Compared,
+    rounding,
+    some,
+    suspected,
+)
+from cudnn_actor.engines.cuda.kernels.elementwise import (
+    C_TYPES,
+    Constant,
+    Earlier,
+    Expression,
+    Leaf,
+    Scalar,
+    Value,
+    expression,
+    formula,
+    load,
+    preamble,
+    value_type,
+)
+from cudnn_actor.engines.cuda.library.libraries import libraries
+from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
+from cudnn_actor.protocol.operations import (
+    Convolution,
+    ConvolutionBackwardData,
+    ConvolutionBackwardFilter,
+    ConvolutionForward,
+    GraphTensor,
+    Pointwise,
+    TensorRole,
+)
+from cudnn_actor.protocol.types.dtypes import DType
+
+__all__ = ["Reference", "References"]
+
+_THREADS = 128
+_MOST_PRODUCTS = 1 << 29
+"""The most products summed up for one reference: a few milliseconds of work."""
+_LEAST_SAMPLES, _MOST_SAMPLES = 512, 1 << 17
+_RANK = 5
+
+
+class References:
+    """The correct values of all results of a graph, at a sample of their elements; see `Reference.covers`."""
+
+    def __init__(self, graph: OperationGraph) -> None:
+        self._graph = graph
+        self._each = [Reference(graph, result) for result in graph.results]
+
+    def compare(self, address: Callable[[int], int], scalars: Sequence[float]) -> dict[int, Compared]:
+        """What to compare of each result. Blocks. `address` locates each bound tensor."""
+        computed = {reference.result: reference.compute(address, scalars) for reference in self._each}
+        return {
+            uid: suspected(wanted, got, Accuracy.of(self._graph, uid))
+            for uid, (wanted, got, _) in computed.items()
+        }
+
+    def uncertainties(self, address: Callable[[int], int], scalars: Sequence[float]) -> dict[int, np.ndarray]:
+        """What each of these elements may be off by since later operations magnify roundings. Blocks.
+
+        The parameters are those of `compare`.
+        """
+        return {reference.result: some(reference.compute(address, scalars)[2]) for reference in self._each}
+
+
+class Reference:
+    """The correct values of one of a graph's results, at a sample of its elements.
+
+    Parameters
+    ----------
+    graph
+        One convolution and pointwise operations after it; see `covers`.
+    result
+        The result's uid.
+    """
+
+    def __init__(self, graph: OperationGraph, result: int) -> None:
+        self._graph = graph
+        (self._convolution,) = _convolutions(graph)
+        self.result = result
+        self._leaves: list[GraphTensor] = []
+        self._body: list[Expression] = []
+        self._values: dict[int, Value] = {}
+        """The values of tensors that have been found."""
+        self._roundings: list[float] = []
+        """What each expression of the body may be off by, relative to its value."""
+        value = self._node(self.result)
+        self._names = [*self._convolution.reads, *(leaf.uid for leaf in self._leaves)]
+        self.source = self._source(value)
+        """The kernel in CUDA C++."""
+        total = math.prod(graph.tensor(self.result).dims)
+        length = max(self.length, 1)
+        self.samples = min(total, _MOST_SAMPLES, max(_LEAST_SAMPLES, _MOST_PRODUCTS // length))
+        self._scalars = len(graph.scalars)
+
+    @staticmethod
+    def covers(graph: OperationGraph) -> bool:
+        """Whether a reference can be computed for a graph."""
+        others = [operation for operation in graph.operations if not isinstance(operation, Pointwise)]
+        if len(others) != 1:
+            return False
+        (operation,) = others
+        bound = all(graph.tensor(uid).role is TensorRole.BOUND for uid in operation.reads)
+        dims = {graph.tensor(uid).dims for uid in (*operation.writes, *graph.results)}
+        return isinstance(operation, Convolution) and bound and len(dims) == 1
+
+    @functools.cached_property
+    def _kernel(self) -> Any:
+        return libraries().cupy.RawKernel(self.source, "reference", options=("--std=c++17",))
+
+    @property
+    def length(self) -> int:
+        """How many products are summed up for one element, padding included."""
+        filters = self._shapes()[1].dims
+        if isinstance(self._convolution, ConvolutionForward):
+            return math.prod(filters[1:])
+        if isinstance(self._convolution, ConvolutionBackwardData):
+            return math.prod(filters[2:]) * filters[0] // self._convolution.conv.groups
+        gradient = self._shapes()[2].dims
+        return gradient[0] * math.prod(gradient[2:])
+
+    def compute(self, address: Callable[[int], int], scalars: Sequence[float]) -> Any:
+        """Three arrays on the device, as float64 at the sampled elements: (wanted, got, uncertainty).
+
+        The last is what they may be off by since later operations magnify the roundings of others.
+        `address` locates each bound tensor. Does not block.
+        """
+        cupy = libraries().cupy
+        found = cupy.empty((3, self.samples), cupy.float64)
+        pointers = [address(uid) for uid in self._names]
+        numbers = [cupy.float64(scalars[i]) for i in range(self._scalars)]
+        geometry = cupy.asarray(np.array(self._numbers(), np.int64))
+        arguments = (found, self.samples, geometry, address(self.result), *pointers, *numbers)
+        self._kernel((self.samples,), (_THREADS,), arguments)
+        return found
+
+    # The kernel.
+
+    def _node(self, uid: int) -> Value:
+        """The expression that computes a tensor; the convolution's own result is leaf 0."""
+        if uid not in self._values:
+            self._values[uid] = self._computed(uid)
+        return self._values[uid]
+
+    def _computed(self, uid: int) -> Value:
+        writer = next((op for op in self._graph.operations if uid in op.writes), None)
+        tensor = self._graph.tensor(uid)
+        if isinstance(writer, Pointwise):
+            # All in double, and not rounded in between, but to integers. The result itself is not rounded.
+            own = self._graph.compute(writer)
+            compute = DType.FLOAT64 if own.is_floating else own
+            operands = tuple(self._node(uid) for uid in writer.operands)
+            whole = uid != self.result and not tensor.dtype.is_floating
+            self._body.append(expression(writer, operands, compute, tensor.dtype, used=whole))
+            self._roundings.append(rounding(own))
+            return Earlier(len(self._body) - 1)
+        if writer is not None:
+            return Leaf(0, DType.FLOAT64)
+        if tensor.role is TensorRole.SCALAR:
+            return Scalar(self._graph.scalars.index(uid))
+        if tensor.value is not None:
+            return Constant(tensor.value)
+        if tensor not in self._leaves:
+            self._leaves.append(tensor)
+        return Leaf(1 + self._leaves.index(tensor), tensor.dtype)
+
+    def _tensor(self, uid: int) -> GraphTensor:
+        return self._graph.tensor(uid)
+
+    def _numbers(self) -> list[int]:
+        """The geometry, in the order of the kernel's `g` array."""
+        operation = self._convolution
+        x, w, y = self._shapes()
+        conv = operation.conv
+        numbers = [*_dims(x), *_dims(w), *_dims(y), conv.groups, self.length]
+        for values, other in ((conv.pre_padding, 0), (conv.stride, 1), (conv.dilation, 1)):
+            numbers += [*[other] * (3 - len(values)), *values]
+        out = self._tensor(self.result)
+        operands = [self._tensor(uid) for uid in self._names]
+        for tensor in (out, *operands[:2]):
+            numbers += _strides(tensor)
+        for tensor in operands[2:]:
+            numbers += _broadcast(tensor, out)
+        return numbers
+
+    def _shapes(self) -> tuple[GraphTensor, GraphTensor, GraphTensor]:
+        x, w, y = map(self._tensor, self._convolution.of_shape)
+        return x, w, y
+
+    def _source(self, value: Value) -> str:
+        out = self._tensor(self.result)
+        operands = [self._tensor(uid) for uid in self._names]
+        pointers = [f"const {C_TYPES[t.dtype]}* in{i}" for i, t in enumerate(operands)]
+        arguments = ["double* found", "long long samples", "const long long* g"]
+        arguments += [f"const {C_TYPES[out.dtype]}* result", *pointers]
+        arguments += [f"double scalar{i}" for i in range(len(self._graph.scalars))]
+        names = [f"{t}{i}" for t in ("x", "w", "y") for i in range(_RANK)] + ["groups", "length"]
+        names += [f"{t}{i}" for t in ("pre", "stride", "dilation") for i in range(3)]
+        names += [f"s_{t}{i}" for t in ("out", *range(len(operands))) for i in range(_RANK)]
+        geometry = "\n    ".join(f"const long long {name} = g[{i}];" for i, name in enumerate(names))
+        loads = [
+            f"const {value_type(t.dtype)} v{i - 1} = {load(t.dtype, f'in{i}[{_place(str(i))}]')};"
+            for i, t in enumerate(operands)
+            if i >= 2
+        ]
+        shape, body = _BODIES[type(self._convolution)]
+        steps: list[str] = []
+        known: dict[int, tuple[str, str]] = {}
+        for n, (node, share) in enumerate(zip(self._body, self._roundings, strict=True)):
+            name, kind = formula(node, steps, known=known), value_type(node.dtype or node.compute)
+            if kind == "double":
+                steps.append(f"const double r{n} = rounded_off({name}, {share!r}, sample, {n}, draw);")
+                name = f"r{n}"
+            known[n] = name, kind
+        final = formula(value, steps, known=known)
+        return _TEMPLATE.format(
+            preamble=preamble(),
+            arguments=", ".join(arguments),
+            geometry=geometry,
+            total=" * ".join(f"{shape}{i}" for i in range(_RANK)),
+            decode=_decode([f"{shape}{i}" for i in range(_RANK)]),
+            body=body.format(a=load(operands[0].dtype, "in0[a]"), b=load(operands[1].dtype, "in1[b]")),
+            loads="\n        ".join(loads),
+            draws=_DRAWS,
+            steps="\n            ".join(steps),
+            final=final,
+            got=load(out.dtype, f"result[{_place('out')}]"),
+        )
+
+
+def _place(tensor: str) -> str:
+    return " + ".join(f"i{axis} * s_{tensor}{axis}" for axis in range(_RANK))
+
+
+def _decode(dims: Sequence[str]) -> str:
+    steps = [f"long long i{axis} = rest % {dims[axis]}; rest /= {dims[axis]};" for axis in range(4, 0, -1)]
+    return " ".join([*steps, "long long i0 = rest;"])
+
+
+_DRAWS = 6
+"""How often a result is computed with other roundings: all away from 0, all towards it, and at random."""
+_TEMPLATE = """{preamble}
+// A value off by a share of itself: by 0, away from 0, towards it, then at random.
+__device__ double rounded_off(double value, double share, unsigned long long sample, int step, int draw) {{
+    if (draw == 0 || value - value != 0) return value;  // or not finite
+    if (draw <= 2) return value + value * (draw == 1 ? share : -share);
+    unsigned long long bits = (sample * 64 + step) * 64 + draw;
+    bits = (bits ^ (bits >> 30)) * 0xbf58476d1ce4e5b9ull;
+    bits = (bits ^ (bits >> 27)) * 0x94d049bb133111ebull;
+    return value + value * (bits >> 63 ? share : -share);
+}}
+extern "C" __global__ void reference({arguments}) {{
+    {geometry}
+    const long long x_channels = x1 / groups, y_channels = y1 / groups;
+    const long long total = {total};
+    const unsigned long long sample = blockIdx.x;
+    // Every element if all are sampled; else the first, the last, and others picked by a multiplicative hash.
+    long long rest = samples == total ? (long long)sample
+        : sample == 0 ? 0 : sample == 1 ? total - 1
+        : (long long)((sample * 11400714819323198485ull) % (unsigned long long)total);
+    {decode}
+    double sum = 0;
+    for (long long l = threadIdx.x; l < length; l += blockDim.x) {{
+        long long left = l;
+        {body}
+    }}
+    __shared__ double sums[128];
+    sums[threadIdx.x] = sum;
+    __syncthreads();
+    for (int half = blockDim.x / 2; half; half /= 2) {{
+        if (threadIdx.x < half) sums[threadIdx.x] += sums[threadIdx.x + half];
+        __syncthreads();
+    }}
+    if (threadIdx.x == 0) {{
+        const double v0 = sums[0];
+        {loads}
+        double wanted = 0, apart = 0;
+        for (int draw = 0; draw <= {draws}; ++draw) {{
+            {steps}
+            const double value = {final};
+            if (draw == 0) wanted = value;
+            if (value == wanted || (value != value && wanted != wanted)) continue;
+            const double distance = fabs(value - wanted);
+            apart = fmax(apart, distance - distance == 0 ? distance : (double)__int_as_float(0x7f800000));
+        }}
+        found[sample] = wanted;
+        found[samples + sample] = (double){got};
+        found[2 * samples + sample] = apart;
+    }}
+}}
+"""
+_TAPS = "long long t2 = left % w4; left /= w4; long long t1 = left % w3; left /= w3;"
+_BODIES: dict[type, tuple[str, str]] = {
+    ConvolutionForward: (
+        "y",
+        _TAPS
+        + """ long long t0 = left % w2; long long c = left / w2;
+        long long p0 = i2 * stride0 - pre0 + t0 * dilation0;
+        long long p1 = i3 * stride1 - pre1 + t1 * dilation1;
+        long long p2 = i4 * stride2 - pre2 + t2 * dilation2;
+        if (p0 < 0 || p0 >= x2 || p1 < 0 || p1 >= x3 || p2 < 0 || p2 >= x4) continue;
+        long long channel = i1 / y_channels * x_channels + c;
+        long long a = i0 * s_00 + channel * s_01 + p0 * s_02 + p1 * s_03 + p2 * s_04;
+        long long b = i1 * s_10 + c * s_11 + t0 * s_12 + t1 * s_13 + t2 * s_14;
+        sum += (double){a} * (double){b};""",
+    ),
+    ConvolutionBackwardData: (
+        "x",
+        _TAPS
+        + """ long long t0 = left % w2; long long k = left / w2 + i1 / x_channels * y_channels;
+        long long q0 = i2 + pre0 - t0 * dilation0;
+        long long q1 = i3 + pre1 - t1 * dilation1;
+        long long q2 = i4 + pre2 - t2 * dilation2;
+        if (q0 < 0 || q1 < 0 || q2 < 0 || q0 % stride0 || q1 % stride1 || q2 % stride2) continue;
+        q0 /= stride0; q1 /= stride1; q2 /= stride2;
+        if (q0 >= y2 || q1 >= y3 || q2 >= y4) continue;
+        long long a = i0 * s_00 + k * s_01 + q0 * s_02 + q1 * s_03 + q2 * s_04;
+        long long b = k * s_10 + i1 % x_channels * s_11 + t0 * s_12 + t1 * s_13 + t2 * s_14;
+        sum += (double){a} * (double){b};""",
+    ),
+    ConvolutionBackwardFilter: (
+        "w",
+        """long long o2 = left % y4; left /= y4; long long o1 = left % y3; left /= y3;
+        long long o0 = left % y2; long long n = left / y2;
+        long long p0 = o0 * stride0 - pre0 + i2 * dilation0;
+        long long p1 = o1 * stride1 - pre1 + i3 * dilation1;
+        long long p2 = o2 * stride2 - pre2 + i4 * dilation2;
+        if (p0 < 0 || p0 >= x2 || p1 < 0 || p1 >= x3 || p2 < 0 || p2 >= x4) continue;
+        long long channel = i0 / y_channels * x_channels + i1;
+        long long a = n * s_00 + channel * s_01 + p0 * s_02 + p1 * s_03 + p2 * s_04;
+        long long b = n * s_10 + i0 * s_11 + o0 * s_12 + o1 * s_13 + o2 * s_14;
+        sum += (double){a} * (double){b};""",
+    ),
+}
+
+
+def _convolutions(graph: OperationGraph) -> list[Convolution[int]]:
+    return [operation for operation in graph.operations if isinstance(operation, Convolution)]
+
+
+def _dims(tensor: GraphTensor) -> list[int]:
+    dims = list(tensor.dims)
+    return [*dims[:2], *[1] * (_RANK - len(dims)), *dims[2:]]
+
+
+def _strides(tensor: GraphTensor) -> list[int]:
+    strides = list(tensor.strides)
+    return [*strides[:2], *[0] * (_RANK - len(strides)), *strides[2:]]
+
+
+def _broadcast(tensor: GraphTensor, to: GraphTensor) -> list[int]:
+    return [
+        0 if own == 1 and wanted != 1 else stride
+        for own, wanted, stride in zip(_dims(tensor), _dims(to), _strides(tensor), strict=True)
+    ]

@@ -1,0 +1,475 @@
+"""The correct results of any graph: its operations' definitions, in double.
+
+Small graphs are computed on the host: on the device, CuPy compiles each of its
+functions at the first use, which takes seconds on a new machine. Of large
+products, only a part is computed: evenly spaced rows and columns.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from cudnn_actor.engines.cpu.evaluation import NumPy, exact, round_into
+from cudnn_actor.engines.cuda.checking.comparison import (
+    Accuracy,
+    Compared,
+    rounding,
+    some,
+    suspected,
+)
+from cudnn_actor.engines.cuda.checking.self_check_memory import drawn
+from cudnn_actor.engines.cuda.kernels.elementwise import Kernel, Leaf, elementwise
+from cudnn_actor.engines.cuda.library.libraries import libraries
+from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
+from cudnn_actor.protocol.operations import (
+    BitCast,
+    Concat,
+    Gather,
+    GatherElements,
+    GatherND,
+    GraphTensor,
+    MatMul,
+    Movement,
+    Node,
+    Pointwise,
+    Reduction,
+    ReductionMode,
+    TensorRole,
+    TopK,
+)
+from cudnn_actor.protocol.operations.base import Array, Region
+from cudnn_actor.protocol.types.dtypes import DType
+from cudnn_actor.protocol.types.tensor import packed_strides
+
+__all__ = [
+    "EvaluatedReference",
+    "OnDevice",
+    "OnHost",
+    "evaluated",
+    "first_byte",
+    "place_of",
+    "result_uncertainties",
+    "sampled",
+]
+
+_MOST_ELEMENTS, _COPIES = 1 << 30, 10
+"""The most elements of all tensors together, and how often they may lie on the device as double at once."""
+_MOST_PLACES, _LEAST_PLACES = 1 << 12, 16
+"""How many places of each dim of a result are evaluated where all of them are too much."""
+_FEW_ELEMENTS = 1 << 17
+"""Of the tensors of a graph that is computed on the host, in some milliseconds."""
+_DRAWS = 6
+"""How often a graph is evaluated with other roundings: all up, all down, and at random."""
+_EXACT = (BitCast, Concat, Gather, GatherElements, GatherND, Movement, TopK)
+"""Operations that round nothing."""
+_SELECTED = (ReductionMode.MAX, ReductionMode.MIN, ReductionMode.ABSOLUTE_MAX)
+"""Modes of reductions that round nothing."""
+
+
+class CuPy:
+    """CuPy, and the functions that it lacks and that operations are defined with."""
+
+    def __getattr__(self, name: str) -> Any:
+        special = name in ("erf", "erfc")  # imported late: few graphs need it
+        return getattr(importlib.import_module("cupyx.scipy.special") if special else libraries().cupy, name)
+
+
+class OwnProducts(CuPy):
+    """CuPy with products of matrices of float64 by a kernel of our own: cuBLAS is not to judge itself."""
+
+    @staticmethod
+    def matmul(a: Array, b: Array) -> Array:
+        """As CuPy's, of operands with at least two dims."""
+        cupy = libraries().cupy
+        (*of_a, m, k), (*of_b, _, n) = a.shape, b.shape
+        dims = np.broadcast_shapes(tuple(of_a), tuple(of_b))
+        numbers = (np.arange(math.prod(of)).reshape(of) for of in (of_a, of_b))
+        places = [np.broadcast_to(each, dims).ravel() for each in numbers]
+        y = cupy.empty((*dims, m, n), np.float64)
+        blocks = min(-(-y.size // _THREADS), _MOST_BLOCKS)
+        operands = (cupy.ascontiguousarray(each) for each in (a, b))
+        _product()((blocks,), (_THREADS,), (*operands, y, *map(cupy.asarray, places), y.size, m, n, k))
+        return y
+
+
+@functools.cache
+def _product() -> Any:
+    return libraries().cupy.RawKernel(_PRODUCT, "product", options=("--std=c++17",))
+
+
+_THREADS, _MOST_BLOCKS = 128, 1 << 20
+_PRODUCT = """
+extern "C" __global__ void product(
+    const double* a, const double* b, double* y, const long long* of_a, const long long* of_b,
+    long long count, long long m, long long n, long long k) {
+    const long long step = (long long)gridDim.x * blockDim.x;
+    for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < count; i += step) {
+        const long long batch = i / (m * n), row = i / n % m, column = i % n;
+        const double* in_row = a + (of_a[batch] * m + row) * k;
+        const double* in_column = b + of_b[batch] * k * n + column;
+        double sum = 0;
+        for (long long l = 0; l < k; ++l) sum += in_row[l] * in_column[l * n];
+        y[i] = sum;
+    }
+}
+"""
+
+
+class OnDevice:
+    """Values in CuPy's arrays: packed, and of the types that `exact` gives."""
+
+    xp = CuPy()
+    most_work = 1 << 36
+    """The most steps that are evaluated, as `Operation.work` counts them."""
+
+    @staticmethod
+    def draw(dims: tuple[int, ...], seed: int) -> Array:
+        """Random whole numbers from -3 to 4, as float64."""
+        return drawn(dims, seed)
+
+    compared = staticmethod(suspected)
+
+    @staticmethod
+    def store(values: Array, tensor: GraphTensor, address: int) -> None:
+        """Enqueue a rounding of values into a tensor's memory."""
+        values = libraries().cupy.ascontiguousarray(values)
+        kind = DType.of(values.dtype)
+        assert kind is not None
+        strides = [tensor.strides, packed_strides(tensor.dims)]
+        kernel = Kernel(elementwise(Leaf(0, kind), tensor.dtype, tensor.dims, strides))
+        kernel.launch((address, int(values.data.ptr)), ())
+
+    @staticmethod
+    def load(tensor: GraphTensor, address: int) -> Array:
+        """A tensor's values."""
+        kind = DType.FLOAT64 if tensor.dtype.is_floating else DType.INT64
+        if tensor.dtype is DType.UINT64:
+            kind = DType.UINT64
+        values = libraries().cupy.empty(tensor.dims, kind.numpy)
+        strides = [packed_strides(tensor.dims), tensor.strides]
+        kernel = Kernel(elementwise(Leaf(0, tensor.dtype), kind, tensor.dims, strides))
+        kernel.launch((int(values.data.ptr), address), ())
+        return values
+
+    @classmethod
+    def rounded(cls, values: Array, tensor: GraphTensor) -> Array:
+        """The values as they are where a tensor has passed them on."""
+        if values.dtype == tensor.dtype.numpy:
+            return values
+        place = libraries().cupy.empty(tensor.spec.nbytes, np.uint8)
+        cls.store(values, tensor, int(place.data.ptr))
+        return cls.load(tensor, int(place.data.ptr))
+
+
+class OnDeviceApart(OnDevice):
+    """The same with products of our own, which take longer."""
+
+    xp = OwnProducts()
+    most_work = 1 << 33
+
+
+class OnHost:
+    """Values in NumPy's arrays. Each copy waits for the stream."""
+
+    xp = NumPy()
+    most_work = OnDevice.most_work
+
+    @staticmethod
+    def draw(dims: tuple[int, ...], seed: int) -> Array:
+        """Random whole numbers from -3 to 4, as float64."""
+        return np.random.default_rng(seed).integers(-3, 5, dims).astype(np.float64)
+
+    @staticmethod
+    def compared(wanted: Array, got: Array, accuracy: Accuracy) -> Compared:
+        """Evenly spaced elements."""
+        del accuracy
+        return some(wanted), some(got)
+
+    @classmethod
+    def store(cls, values: Array, tensor: GraphTensor, address: int) -> None:
+        """Round values into a tensor's memory. What lies between its elements stays."""
+        data = cls._copied(tensor, address)
+        round_into(values, tensor.dtype, _elements(data, tensor))
+        stream = libraries().cupy.cuda.get_current_stream()
+        kind = libraries().runtime.memcpyHostToDevice
+        libraries().runtime.memcpyAsync(address, data.ctypes.data, data.nbytes, kind, stream.ptr)
+        stream.synchronize()
+
+    @classmethod
+    def load(cls, tensor: GraphTensor, address: int) -> Array:
+        """A tensor's values."""
+        return exact(_elements(cls._copied(tensor, address), tensor))
+
+    @staticmethod
+    def _copied(tensor: GraphTensor, address: int) -> np.ndarray:
+        data = np.empty(tensor.spec.nbytes, np.uint8)
+        stream = libraries().cupy.cuda.get_current_stream()
+        kind = libraries().runtime.memcpyDeviceToHost
+        libraries().runtime.memcpyAsync(data.ctypes.data, address, data.nbytes, kind, stream.ptr)
+        stream.synchronize()
+        return data
+
+    @staticmethod
+    def rounded(values: Array, tensor: GraphTensor) -> Array:
+        """The values as they are where a tensor has passed them on."""
+        place = np.empty(tensor.dims, tensor.dtype.numpy)
+        round_into(values, tensor.dtype, place)
+        return exact(place)
+
+
+def _elements(data: np.ndarray, tensor: GraphTensor) -> np.ndarray:
+    """A tensor's elements in its bytes."""
+    steps = [stride * tensor.dtype.itemsize for stride in tensor.strides]
+    return np.lib.stride_tricks.as_strided(data.view(tensor.dtype.numpy), tensor.dims, steps)
+
+
+Place = type[OnDevice] | type[OnHost]
+"""Where values are computed."""
+
+
+def place_of(graph: OperationGraph) -> Place:
+    """Where a graph's values are computed: on the host if they are few."""
+    if _elements_of(graph) <= _FEW_ELEMENTS:
+        return OnHost
+    double = (graph.compute(op) is DType.FLOAT64 for op in graph.operations if isinstance(op, MatMul))
+    return OnDeviceApart if any(double) else OnDevice
+
+
+def _elements_of(graph: OperationGraph) -> int:
+    return sum(math.prod(tensor.dims) for tensor in graph.tensors)
+
+
+class EvaluatedReference:
+    """A graph's results by `Operation.evaluate`, or a part of them.
+
+    Parameters
+    ----------
+    graph
+        See `covers`.
+    """
+
+    def __init__(self, graph: OperationGraph) -> None:
+        self._graph = graph
+        self._place = place_of(graph)
+        self._part, self._regions = sampled(graph, self._place.most_work, _room())
+
+    @staticmethod
+    def covers(graph: OperationGraph) -> bool:
+        """Whether what is evaluated of a graph is small enough for the device's free memory."""
+        room = _room()
+        part, _ = sampled(graph, place_of(graph).most_work, room)
+        return _elements_of(part) <= room
+
+    def compare(self, address: Callable[[int], int], scalars: Sequence[float]) -> dict[int, Compared]:
+        """What to compare of each result. Blocks.
+
+        What reads a result is evaluated for the result as it was stored: rounded to the other side of 0, it
+        would be compared with what follows from another sign.
+        `address` locates each bound tensor. Raises CuPy's `OutOfMemoryError`.
+        """
+        wanted = self._wanted(address, scalars)
+        return {
+            uid: self._place.compared(values, self._load(uid, address), Accuracy.of(self._graph, uid))
+            for uid, values in wanted.items()
+        }
+
+    def uncertainties(self, address: Callable[[int], int], scalars: Sequence[float]) -> dict[int, np.ndarray]:
+        """`result_uncertainties` of what is compared. The parameters are those of `compare`. Blocks."""
+        wanted = self._wanted(address, scalars)
+        found = result_uncertainties(
+            self._part, self._place, lambda uid: self._load(uid, address), scalars, wanted
+        )
+        return {uid: some(values) for uid, values in found.items()}
+
+    def _wanted(self, address: Callable[[int], int], scalars: Sequence[float]) -> dict[int, Array]:
+        return evaluated(self._part, self._place, lambda uid: self._load(uid, address), scalars, stored=True)
+
+    def _load(self, uid: int, address: Callable[[int], int]) -> Array:
+        """The part of a bound tensor that is evaluated."""
+        whole, part = self._graph.tensor(uid), self._part.tensor(uid)
+        return self._place.load(part, address(uid) + first_byte(whole, self._regions.get(uid)))
+
+
+def evaluated(
+    graph: OperationGraph,
+    place: Place,
+    load: Callable[[int], Array],
+    scalars: Sequence[float],
+    *,
+    stored: bool = False,
+    draw: int | None = None,
+) -> dict[int, Array]:
+    """A graph's results, not rounded to their dtypes.
+
+    `load` gives the values of bound tensors: of inputs, and where `stored`, also of results for what reads
+    them. `draw`: the number of an evaluation with other roundings; None for none.
+    """
+    xp, values, found = place.xp, graph.given_values(place.xp, scalars), dict[int, Array]()
+    seeds = itertools.count(draw or 0, _DRAWS)
+    with np.errstate(all="ignore"):
+        for operation in graph.operations:
+            values |= {uid: load(uid) for uid in operation.reads if uid not in values}
+            results = graph.evaluate(xp, operation, values)
+            errors = {} if draw is None else _errors(graph, xp, operation, values, results)
+            for uid, result in results.items():
+                if uid in errors:
+                    error = xp.where(xp.isfinite(errors[uid]), errors[uid], 0.0)
+                    if draw == 1:
+                        error = -error
+                    elif draw:
+                        error = xp.where(place.draw(result.shape, next(seeds)) > 0, error, -error)
+                    result = result + error  # noqa: PLW2901 - the result of this draw
+                tensor = graph.tensor(uid)
+                bound = tensor.role is TensorRole.BOUND
+                values[uid] = load(uid) if bound and stored else place.rounded(result, tensor)
+                if bound:
+                    found[uid] = result
+    return found
+
+
+def result_uncertainties(
+    graph: OperationGraph,
+    place: Place,
+    load: Callable[[int], Array],
+    scalars: Sequence[float],
+    wanted: Mapping[int, Array],
+) -> dict[int, Array]:
+    """What each element of the results may be off by since operations magnify the roundings of others.
+
+    This is Monte Carlo arithmetic (D. S. Parker, 1997): the graph is evaluated several times more, with other
+    roundings each time. Infinite where an element is not finite in all of them. `wanted`: the results
+    without roundings; the other parameters are those of `evaluated`.
+    """
+    xp = place.xp
+    found = {uid: xp.zeros(values.shape) for uid, values in wanted.items()}
+    for draw in range(_DRAWS):
+        for uid, values in evaluated(graph, place, load, scalars, draw=draw).items():
+            found[uid] = xp.maximum(found[uid], _apart(xp, values, wanted[uid]))
+    return found
+
+
+def _errors(
+    graph: OperationGraph,
+    xp: Any,
+    operation: Node,
+    values: Mapping[int, Array],
+    results: Mapping[int, Array],
+) -> dict[int, Array]:
+    """What an operation's results may be off by."""
+    if isinstance(operation, _EXACT) or (isinstance(operation, Reduction) and operation.mode in _SELECTED):
+        return {}
+    share = rounding(graph.compute(operation))
+    found = {uid: share * abs(result) for uid, result in results.items() if result.dtype.kind == "f"}
+    if isinstance(operation, Pointwise):
+        # What a function selects is exact, and so is a number much larger than what is added to it.
+        for uid, error in found.items():
+            size = abs(results[uid])
+            exact = functools.reduce(xp.logical_or, (size == abs(values[read]) for read in operation.reads))
+            found[uid] = xp.where(exact, 0.0, error)
+        return found
+    sums = max(Accuracy.of(graph, uid).of_sums for uid in graph.results)
+    magnitudes = graph.magnitudes(xp, operation, values)
+    uncentred = graph.uncentred(xp, operation, values)
+    for uid, error in found.items():
+        # Where the terms of an element cancel, its error is still as large as that of the others.
+        own = xp.maximum(error, share * _typical(xp, results[uid]))
+        found[uid] = own + sums * magnitudes.get(uid, 0.0) + share * uncentred.get(uid, 0.0)
+    return found
+
+
+def _typical(xp: Any, values: Array) -> Array | float:
+    """The root mean square of the finite ones."""
+    finite = values[xp.isfinite(values)]
+    return xp.sqrt((finite * finite).mean()) if finite.size else 0.0
+
+
+def _apart(xp: Any, one: Array, other: Array) -> Array:
+    """How far apart values are; infinite where one is not finite and the other is another value."""
+    alike = (one == other) | (xp.isnan(one) & xp.isnan(other))
+    with np.errstate(all="ignore"):
+        found = abs(one.astype(np.float64) - other)
+    return xp.where(alike, 0.0, xp.where(xp.isfinite(found), found, xp.inf))
+
+
+def _room() -> int:
+    """The most elements that may be evaluated now."""
+    free, _ = libraries().runtime.memGetInfo()
+    return min(_MOST_ELEMENTS, int(free) // (_COPIES * DType.FLOAT64.itemsize))
+
+
+def sampled(graph: OperationGraph, work: int, elements: int) -> tuple[OperationGraph, Mapping[int, Region]]:
+    """The part of a graph that is evaluated, for so much work and so many elements; and that of its tensors.
+
+    Tensors that have no region are evaluated as a whole. If one operation can only be evaluated as a whole,
+    or two operations need different parts of one tensor, all of the graph is.
+    """
+    places = _MOST_PLACES
+    found: dict[int, Region] = {}
+    part = _part_of(graph, found)
+    while places >= _LEAST_PLACES and _is_more(part, work, elements):
+        of_places = _regions(graph, places)
+        if of_places is None:
+            return _part_of(graph, {}), {}
+        found, places = of_places, places // 2
+        part = _part_of(graph, found)
+    return part, found
+
+
+def _regions(graph: OperationGraph, places: int) -> dict[int, Region] | None:
+    """What is needed of each tensor for so many places of each dim of the results."""
+    found = {uid: tuple(_places(size, places) for size in graph.tensor(uid).dims) for uid in graph.results}
+    for operation in reversed(graph.operations):
+        names = dict(operation.named())
+        specs = {name: graph.tensor(uid).spec for name, uid in names.items()}
+        wanted = {name: found[uid] for name, uid in operation.named(operation.outputs) if uid in found}
+        needed = operation.needs(specs, wanted) if len(wanted) == len(operation.writes) else None
+        if needed is None:
+            return None
+        for name, region in needed.items():
+            if found.setdefault(names[name], region) != region:
+                return None
+    return found
+
+
+def _places(size: int, most: int) -> slice:
+    """Evenly spaced places, the last among them; an odd number apart, so that each place in a tile occurs."""
+    step = -(-size // most) | 1
+    return slice((size - 1) % step, None, step) if size > most else slice(None)
+
+
+def _part_of(graph: OperationGraph, found: Mapping[int, Region]) -> OperationGraph:
+    """The graph on parts of its tensors. Which buffers are shared does not matter: it is only evaluated."""
+    tensors = (_cut(tensor, found.get(tensor.uid)) for tensor in graph.tensors)
+    return OperationGraph(tensors=tuple(tensors), operations=graph.operations, numerics=graph.numerics)
+
+
+def _cut(tensor: GraphTensor, region: Region | None) -> GraphTensor:
+    if region is None:
+        return msgspec.structs.replace(tensor, overwrites=None)
+    ranges = [range(size)[part] for size, part in zip(tensor.dims, region, strict=True)]
+    return msgspec.structs.replace(
+        tensor,
+        dims=tuple(map(len, ranges)),
+        strides=tuple(step * r.step for r, step in zip(ranges, tensor.strides, strict=True)),
+        overwrites=None,
+    )
+
+
+def first_byte(tensor: GraphTensor, region: Region | None) -> int:
+    """Where the first element of a part lies, in bytes after the tensor's first."""
+    starts = (part.start or 0 for part in region or ())
+    return tensor.dtype.itemsize * sum(n * step for n, step in zip(starts, tensor.strides, strict=False))
+
+
+def _is_more(graph: OperationGraph, work: int, elements: int) -> bool:
+    specs = ({name: graph.tensor(uid).spec for name, uid in op.named()} for op in graph.operations)
+    steps = sum(op.work(given) for op, given in zip(graph.operations, specs, strict=True))
+    return steps > work or _elements_of(graph) > elements

@@ -1,0 +1,223 @@
+"""The self-check of a plan before its first use: it must compute its graph and write nothing else.
+
+cuDNN accepts some graphs that its engines then compute wrongly: int8 in NCHW,
+results wider than the operands in NCHW, float32 epilogues with scalars, filters
+that reach mostly into padding (cuDNN 9.19). No list of such cases is complete,
+so every plan runs once on known numbers: small integers, whose sums every type
+holds, or those that an operation asks for (`Operation.samples`). Outputs and
+workspace are filled with NaN beforehand, and have guard bytes before and after
+them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+
+from cudnn_actor.actors.logs import Log
+from cudnn_actor.engines.base import EngineFailure, StickyError
+from cudnn_actor.engines.cuda.checking.comparison import Accuracy, Compared, difference
+from cudnn_actor.engines.cuda.checking.convolution_reference import Reference, References
+from cudnn_actor.engines.cuda.checking.evaluated_reference import EvaluatedReference, place_of
+from cudnn_actor.engines.cuda.checking.journal import Journal
+from cudnn_actor.engines.cuda.checking.self_check_memory import CheckedTensor, Findings, Guarded
+from cudnn_actor.engines.cuda.cudnn.kernel_caches import KernelCaches
+from cudnn_actor.engines.cuda.library.failures import translate
+from cudnn_actor.engines.cuda.library.libraries import libraries
+from cudnn_actor.engines.cuda.running.plan import CudaPlan
+from cudnn_actor.engines.cuda.running.program import Program
+from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
+from cudnn_actor.protocol.types.tensor import TensorSpec
+
+__all__ = ["BuildContext", "SelfCheck"]
+
+log = Log("cudnn_actor")
+V = TypeVar("V")
+_Said = Callable[[Callable[[int], int], list[float]], dict[int, V]]
+
+
+class BuildContext(NamedTuple):
+    """What plans are built and checked with.
+
+    Parameters
+    ----------
+    handle, stream
+        A cuDNN handle, and the CuPy stream set on it.
+    journal
+        Where checks are recorded.
+    trying
+        Called with the tag of each plan that a build tries.
+    kernels
+        Compiled kernels for graphs of other sizes; None to compile each plan's own.
+    """
+
+    handle: Any
+    stream: Any
+    journal: Journal = Journal(None)
+    trying: Callable[[str], None] = lambda _: None
+    kernels: KernelCaches | None = None
+
+
+class SelfCheck:
+    """A second set of a graph's tensors, between guards, and the results that plans must compute from them.
+
+    Parameters
+    ----------
+    graph
+        The graph that the plans compute.
+    context
+        What the plans run on. Checks wait for its stream.
+
+    Raises
+    ------
+    MemoryError
+        The device has no room for a second set of the graph's tensors.
+    """
+
+    def __init__(self, graph: OperationGraph, context: BuildContext) -> None:
+        self._graph = graph
+        self.context = context
+        self._pool = libraries().cupy.cuda.MemoryPool()
+        self.scalars = [0.5 + 0.25 * number for number in range(len(graph.scalars))]
+        self._reference: References | EvaluatedReference | None = None
+        try:
+            with self._working():
+                if Reference.covers(graph):
+                    self._reference = References(graph)
+                elif EvaluatedReference.covers(graph):
+                    self._reference = EvaluatedReference(graph)
+                self._tensors = {
+                    uid: CheckedTensor(self._pool, graph.tensor(uid), seed)
+                    for seed, uid in enumerate(graph.bound)
+                }
+                self._put_samples()
+                self._sums = self._input_sums()
+        except libraries().cupy.cuda.memory.OutOfMemoryError as error:
+            self._pool.free_all_blocks()
+            raise MemoryError(str(error)) from error
+        self._overwritten = {
+            before: uid for uid in graph.results if (before := graph.tensor(uid).overwrites) is not None
+        }
+        """Uid of a tensor that a result overwrites → uid of that result. Both are bound to one buffer."""
+        self.pointers = [self._tensors[self._overwritten.get(uid, uid)].pointer for uid in graph.bound]
+
+    @contextlib.contextmanager
+    def _working(self) -> Iterator[None]:
+        """Use the build context's stream, and a memory pool that `close` frees."""
+        with self.context.stream, libraries().cupy.cuda.using_allocator(self._pool.malloc):
+            yield
+
+    def _input_sums(self) -> list[int]:
+        """A checksum of each input. Blocks."""
+        cupy = libraries().cupy
+        inputs = [tensor for uid, tensor in self._tensors.items() if uid not in self._graph.written]
+        sums = cupy.zeros(max(1, len(inputs)), cupy.uint64)
+        for number, tensor in enumerate(inputs):
+            tensor.add_up(int(sums.data.ptr) + sums.itemsize * number)
+        return np.asarray(cupy.asnumpy(sums)).tolist()  # type: ignore[no-any-return]
+
+    def _put_samples(self) -> None:
+        """Give the graph's inputs the values that its operations ask for."""
+        graph, place = self._graph, place_of(self._graph)
+        seeds = itertools.count(len(graph.bound))  # those below are the tensors' own
+
+        def draw(spec: TensorSpec) -> Any:
+            return place.draw(spec.dims, next(seeds))
+
+        with np.errstate(all="ignore"):
+            for uid, values in graph.samples(place.xp, draw).items():
+                place.store(values, graph.tensor(uid), self._tensors[uid].pointer)
+
+    def close(self) -> None:
+        """Wait for running work and free the memory."""
+        self.context.stream.synchronize()
+        self._reference = None
+        self._tensors.clear()
+        self._pool.free_all_blocks()
+
+    def fault(self, plan: CudaPlan) -> str | None:
+        """What is wrong with a plan; None if it passes. Blocks for milliseconds.
+
+        If there is no reference for the graph, only NaN and the guards are checked.
+        """
+        journal = self.context.journal
+        if journal.killed(plan.tag):
+            return "its self-check killed an earlier process"
+        with journal.trying(plan.tag):
+            fault = self._fault(plan)
+        if fault is not None:
+            with self._working():
+                for tensor in self._tensors.values():
+                    tensor.fill()  # it may have written anywhere: the next plan must not be blamed for that
+                self._put_samples()
+        return fault
+
+    def _fault(self, plan: CudaPlan) -> str | None:
+        with self._working():
+            for uid in self._graph.results:
+                self._tensors[uid].poison()
+            for read, result in self._overwritten.items():
+                self._tensors[result].copy_from(self._tensors[read])
+            try:
+                workspace = self.room_for(plan)
+                workspace.poison()
+                program = Program(plan, self.context.handle, self.context.stream)
+                program.run((), self.pointers, self.scalars, workspace.pointer)
+                self.context.stream.synchronize()
+            except (EngineFailure, RuntimeError, ValueError) as error:
+                known = translate(error)
+                if isinstance(known, StickyError):
+                    raise known from error
+                return f"failed: {known}"
+            except MemoryError:
+                return f"its workspace of {plan.workspace:,} bytes does not fit on the device"
+            return self._judge(workspace)
+
+    def room_for(self, plan: CudaPlan) -> Guarded:
+        """A workspace for a plan, between guards. Raises `MemoryError`."""
+        with self._working():
+            return Guarded(self._pool, plan.workspace)
+
+    def _judge(self, workspace: Guarded) -> str | None:
+        findings = Findings(self._pool)
+        for memory in (*self._tensors.values(), workspace):
+            memory.check(findings)
+        for uid in self._graph.results:
+            self._tensors[uid].look_for_nan(findings)
+        strayed, nan = findings.read()
+        if strayed:
+            return "it writes outside its outputs and its workspace"
+        if self._input_sums() != self._sums:
+            return "it writes to its inputs"
+        compared = self._computed(lambda reference: reference.compare)
+        if nan and not any(np.isnan(wanted).any() for wanted, _ in compared.values()):
+            return "it leaves NaN in its outputs"
+        suspected = {uid: compared[uid] for uid in self._faults(compared)}
+        if not suspected:
+            return None
+        uncertainties = self._computed(lambda reference: reference.uncertainties)
+        return next(iter(self._faults(suspected, uncertainties).values()), None)
+
+    def _faults(
+        self, compared: Mapping[int, Compared], uncertainties: Mapping[int, np.ndarray] = {}
+    ) -> dict[int, str]:
+        """How results differ, of those that do."""
+        found = {
+            uid: difference(wanted, got, Accuracy.of(self._graph, uid), uncertainties.get(uid, 0.0))
+            for uid, (wanted, got) in compared.items()
+        }
+        return {uid: fault for uid, fault in found.items() if fault is not None}
+
+    def _computed(self, of: Callable[[References | EvaluatedReference], _Said[V]]) -> dict[int, V]:
+        """What the reference says of each result; nothing if there is none, or no room for it."""
+        if self._reference is None:
+            return {}
+        try:
+            return of(self._reference)(lambda uid: self._tensors[uid].pointer, self.scalars)
+        except libraries().cupy.cuda.memory.OutOfMemoryError:
+            log.warning("plan.unchecked", reason="no room on the device to compute what it should compute")
+            return {}

@@ -1,0 +1,501 @@
+"""The CUDA C++ of kernels for depthwise convolutions, and their launches. See `depthwise_kernels`."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from cudnn_actor.engines.cuda.kernels.depthwise_kernels import THREADS, Depthwise, Pass
+from cudnn_actor.engines.cuda.kernels.elementwise import (
+    C_TYPES,
+    PACK,
+    PREAMBLE,
+    formula,
+    functions,
+    load,
+    store,
+    value_type,
+)
+from cudnn_actor.engines.cuda.kernels.lines import compiled
+from cudnn_actor.engines.cuda.library.libraries import libraries
+
+__all__ = ["DepthwiseKernel", "Launched", "launched"]
+
+_THREADS_OF_SUMS = 256
+
+
+class Launched(NamedTuple):
+    """One of the launches of a kernel.
+
+    Parameters
+    ----------
+    name, source
+        The function, and its CUDA C++.
+    grid, block
+        How many blocks and threads.
+    tensors
+        The indices of the tensors that it takes: operands, then results, then the workspace.
+    numbers
+        What it takes then, by name; and then the scalars, if it stores results.
+    """
+
+    name: str
+    source: str
+    grid: tuple[int, ...]
+    block: tuple[int, ...]
+    tensors: tuple[int, ...]
+    numbers: Mapping[str, int]
+    stores: bool = True
+
+
+class DepthwiseKernel:
+    """The compiled launches of a kernel. `launch` enqueues them on the current stream."""
+
+    def __init__(self, kernel: Depthwise) -> None:
+        cupy = libraries().cupy
+        self._number, self._scalars = cupy.float64, kernel.scalars()
+        self._launches = [
+            (compiled(one.source, one.name, cupy, "--fmad=false"), one, tuple(one.numbers.values()))
+            for one in launched(kernel)
+        ]
+
+    def launch(self, pointers: Sequence[int], scalars: Sequence[float]) -> None:
+        """Enqueue a run. `pointers`: each operand's, the results', the workspace's; `scalars`: the plan's."""
+        taken = tuple(self._number(scalars[place]) for place in self._scalars)
+        for function, one, numbers in self._launches:
+            given = (*(pointers[tensor] for tensor in one.tensors), *numbers)
+            function(one.grid, one.block, (*given, *taken) if one.stores else given)
+
+
+def launched(kernel: Depthwise) -> tuple[Launched, ...]:
+    """The launches of a kernel, in order."""
+    if kernel.of is Pass.FILTER:
+        return _parts_of_filter(kernel), _sums_of_filter(kernel)
+    return (_gathered(kernel),)
+
+
+def _gathered(kernel: Depthwise) -> Launched:
+    """The kernel of forward and backward data."""
+    behind = _Behind(kernel, ("n", "first", "h0 + i", "w0 + j"), kernel.tile.vector)
+    w = kernel.strides[1]
+    (_, spread), given = kernel.spread, kernel.y if kernel.of is Pass.DATA else kernel.x
+    down, across = (-(-all_ // some) for all_, some in zip(kernel.groups, kernel.spread, strict=True))
+    numbers = {
+        "tiles": kernel.blocks,
+        "down": down,
+        "across": across,
+        "rows_of_block": kernel.spread[0],
+        "columns_of_block": spread,
+        "channels": kernel.channels,
+        "height": kernel.made[2],
+        "width": kernel.made[3],
+        "given_height": given[2],
+        "given_width": given[3],
+        "x_n": kernel.strides[0][0],
+        "x_h": kernel.strides[0][2],
+        "filters": kernel.w[0],
+        "w_k": w[0],
+        "w_r": w[2],
+        "w_s": w[3],
+        **behind.numbers,
+    }
+    body = "\n".join(_gather(kernel, behind))
+    return _launch(kernel, body, "depthwise", kernel.grid, block=kernel.block, numbers=numbers)
+
+
+def _launch(
+    kernel: Depthwise,
+    body: str,
+    name: str,
+    grid: tuple[int, ...],
+    *,
+    block: tuple[int, ...],
+    numbers: Mapping[str, int],
+    tensors: tuple[int, ...] | None = None,
+    stores: bool = True,
+) -> Launched:
+    """A launch of these statements; by default it takes all operands and results."""
+    tensors = tuple(range(len(kernel.strides))) if tensors is None else tensors
+    arguments = [*_pointers(kernel, tensors), *(f"long long {number}" for number in numbers)]
+    if stores:
+        arguments += [f"double scalar{number}" for number in kernel.scalars()]
+    element = kernel.operands[0]
+    times = kernel.multiplier if kernel.of is Pass.DATA else 1
+    reading = _READING.format(element=C_TYPES[element], value=load(element, "bits"), times=times)
+    most = THREADS if len(block) > 1 else _THREADS_OF_SUMS
+    text = f"""typedef {"long long" if kernel.wide else "int"} I;
+{PREAMBLE}{functions()}{PACK}{reading}
+extern "C" __global__ void __launch_bounds__({most}) {name}({", ".join(arguments)}) {{
+{body}
+}}
+"""
+    return Launched(name, text, grid, block, tensors, numbers, stores)
+
+
+_READING = """
+typedef {element} E;
+__device__ __forceinline__ float value(E bits) {{ return {value}; }}
+template <int N> __device__ __forceinline__ void read(float* to, const E* from) {{
+    const Pack<E, N> pack = *(const Pack<E, N>*)from;
+    #pragma unroll
+    for (int v = 0; v < N; ++v) to[v] = value(pack.of[v]);
+}}
+template <int N> __device__ __forceinline__ void read_apart(float* to, const E* from) {{
+    #pragma unroll
+    for (int v = 0; v < N; ++v) to[v] = value(from[v * {times}]);
+}}
+template <int N> __device__ __forceinline__ void zero(float* to) {{
+    #pragma unroll
+    for (int v = 0; v < N; ++v) to[v] = 0;
+}}
+// `N` sums take the products of their factors with `M` values, each of which is that of some neighbours.
+template <int N, int M> __device__ __forceinline__ void add(float* sums, const float* x, const float* w) {{
+    #pragma unroll
+    for (int v = 0; v < N; ++v) sums[v] = fmaf(x[v * M / N], w[v], sums[v]);
+}}
+"""
+
+
+def _pointers(kernel: Depthwise, tensors: Sequence[int]) -> list[str]:
+    """The parameters for tensors."""
+    count, every = len(kernel.operands), len(kernel.strides)
+    return [
+        "float* parts"
+        if tensor == every
+        else f"const {C_TYPES[kernel.dtypes[tensor]]}* in{tensor}"
+        if tensor < count
+        else f"{C_TYPES[kernel.dtypes[tensor]]}* out{tensor - count}"
+        for tensor in tensors
+    ]
+
+
+def _values(kernel: Depthwise) -> int:
+    """How many values of the first operand's channels a thread has for each place."""
+    return kernel.tile.vector if kernel.of is Pass.DATA else kernel.read
+
+
+def _gather(kernel: Depthwise, behind: _Behind) -> Iterator[str]:
+    """The statements of forward and backward data."""
+    (packs, _), tile, (down, across) = kernel.block, kernel.tile, kernel.lines
+    times = kernel.multiplier if kernel.of is Pass.DATA else 1
+    taps = down.taps * across.taps
+    pack = f"Pack<float, {tile.vector}>"
+    own = packs * tile.vector * times
+    yield f"""    __shared__ {pack} taps[{times * taps * (packs + 1)}];
+    const int pack = threadIdx.x, group = threadIdx.y;
+    for (int i = group * {packs} + pack; i < {own * taps}; i += {packs} * blockDim.y) {{
+        const int of = i / {taps}, tap = i % {taps}, channel = of / {times};
+        const I k = (I)blockIdx.y * {own} + of;
+        const I place = k * (I)w_k + tap / {across.taps} * (I)w_r + tap % {across.taps} * (I)w_s;
+        {pack}& to = taps[(of % {times} * {taps} + tap) * {packs + 1} + channel / {tile.vector}];
+        to.of[channel % {tile.vector}] = k < (I)filters ? value(in1[place]) : 0;
+    }}
+    __syncthreads();
+    const I first = ((I)blockIdx.y * {packs} + pack) * {tile.vector};
+    if (first >= (I)channels) return;"""
+    yield from behind.before()
+    divided = [line.stride if line.back else 1 for line in (down, across)]
+    multiplied = [1 if line.back else line.stride for line in (down, across)]
+    yield f"""    for (long long tile = blockIdx.x; tile < tiles; tile += gridDim.x) {{
+        const I rest = (I)(tile / across), n = rest / (I)down;
+        const I h0 = (rest % (I)down * (I)rows_of_block + group / (I)columns_of_block) * {tile.rows};
+        const I group_across = (I)(tile % across) * (I)columns_of_block + group % (I)columns_of_block;
+        const I w0 = group_across * {tile.columns};
+        if (h0 >= (I)height || w0 >= (I)width) continue;
+        const I row = h0 * {multiplied[0]} / {divided[0]}, column = w0 * {multiplied[1]} / {divided[1]};
+        const I start = n * (I)x_n + {_first_read(kernel)};
+        float sums[{tile.rows}][{tile.columns}][{tile.vector}] = {{}};"""
+    offsets, rows = across.offsets(tile.columns), down.offsets(tile.rows)
+    if offsets and rows:
+        yield f"""        const bool inside = {_inside(offsets)};
+        #pragma unroll 1
+        for (I d = {rows[0]}; d <= {rows[-1]}; d += {_step(rows)}) {{
+            const I h = row + d;
+            if (h < 0 || h >= (I)given_height) continue;"""
+        if times > 1:
+            yield f"            for (int m = 0; m < {times}; ++m) {{"
+        place = f"start + h * (I)x_h + column * {_far(kernel.strides[0][3])}{' + m' if times > 1 else ''}"
+        yield f"            const E* line = in0 + {place};"
+        yield from _row(kernel, offsets)
+        for n in range(tile.rows):
+            yield f"            {{ const I q = {_tap_row(kernel, n)};"
+            yield f"            if (q >= 0 && q < {down.taps * down.dilation} && q % {down.dilation} == 0) {{"
+            which = f"{'m * ' + str(down.taps) + ' + ' if times > 1 else ''}(int)q / {down.dilation}"
+            yield f"            const {pack}* tap = taps + ({which}) * {across.taps * (packs + 1)} + pack;"
+            for s in range(across.taps):
+                yield f"            {{ const {pack} w = tap[{s * (packs + 1)}];"
+                for t in range(tile.columns):
+                    offset = across.offset(t, s)
+                    if offset is not None:
+                        at = offsets.index(offset)
+                        yield f"            {_add(kernel)}(sums[{n}][{t}], x[{at}], w.of);"
+                yield "            }"
+            yield "            } }"
+        yield "            }" + (" }" if times > 1 else "")
+    yield f"""        #pragma unroll
+        for (int i = 0; i < {tile.rows}; ++i)
+            #pragma unroll
+            for (int j = 0; j < {tile.columns}; ++j) {{
+                if (h0 + i >= (I)height || w0 + j >= (I)width) continue;"""
+    yield from behind.each("sums[i][j][v]")
+    yield "            }\n    }"
+
+
+def _first_read(kernel: Depthwise) -> str:
+    """The first of the channels that a thread reads of the first operand."""
+    return f"first * {kernel.multiplier}" if kernel.of is Pass.DATA else f"first / {kernel.multiplier}"
+
+
+def _add(kernel: Depthwise) -> str:
+    return f"add<{kernel.tile.vector}, {_values(kernel)}>"
+
+
+def _far(offset: int) -> str:
+    """A distance in C, of a type that holds it."""
+    return f"{offset}ll" if abs(offset) >= 1 << 31 else f"({offset})"
+
+
+def _inside(offsets: Sequence[int]) -> str:
+    """In C: whether all columns from the first to the last are there."""
+    return f"column + {_far(offsets[0])} >= 0 && column + {_far(offsets[-1])} < (I)given_width"
+
+
+def _step(places: Sequence[int]) -> int:
+    """The distance of places, if it is always the same; else 1."""
+    steps = {after - before for before, after in itertools.pairwise(places)}
+    return steps.pop() if len(steps) == 1 else 1
+
+
+def _tap_row(kernel: Depthwise, result: int) -> str:
+    """In C: the distance of a result's row from its first tap's, for `d`; see `Line.offset`."""
+    down = kernel.lines[0]
+    if down.back:
+        return f"{result + down.padding} - d * {down.stride}"
+    return f"d + {down.padding - result * down.stride}"
+
+
+def _row(kernel: Depthwise, offsets: Sequence[int]) -> Iterator[str]:
+    """The statements that read what a thread needs of a line, which begins at `line`: `x`."""
+    count, step = _values(kernel), kernel.strides[0][3]
+    apart = kernel.of is Pass.DATA and kernel.multiplier > 1
+    read = f"read{'_apart' if apart else ''}<{count}>"
+    yield f"            float x[{len(offsets)}][{count}];"
+    reads = [f"{read}(x[{n}], line + {_far(offset * step)});" for n, offset in enumerate(offsets)]
+    yield "            if (inside) {"
+    yield from (f"                {one}" for one in reads)
+    yield "            } else {"
+    for n, (offset, one) in enumerate(zip(offsets, reads, strict=True)):
+        yield f"                if ({_inside([offset])}) {one} else zero<{count}>(x[{n}]);"
+    yield "            }"
+
+
+# Backward filter.
+
+
+def _parts_of_filter(kernel: Depthwise) -> Launched:
+    """The launch that sums up parts of the places."""
+    x, dy = kernel.strides[:2]
+    places = kernel.y[0] * math.prod(kernel.groups)
+    numbers = {
+        "places": places,
+        "places_of_part": -(-places // kernel.parts),
+        "across": kernel.groups[1],
+        "channels": kernel.channels,
+        "height": kernel.y[2],
+        "width": kernel.y[3],
+        "given_height": kernel.x[2],
+        "given_width": kernel.x[3],
+        "x_n": x[0],
+        "x_h": x[2],
+        "y_n": dy[0],
+        "y_h": dy[2],
+    }
+    return _launch(
+        kernel,
+        "\n".join(_parts(kernel)),
+        "depthwise_parts",
+        kernel.grid,
+        block=kernel.block,
+        numbers=numbers,
+        tensors=(0, 1, len(kernel.strides)),
+        stores=False,
+    )
+
+
+def _parts(kernel: Depthwise) -> Iterator[str]:
+    (packs, groups), tile, (down, across) = kernel.block, kernel.tile, kernel.lines
+    beside, threads, vector = -(-down.taps // tile.rows), packs * groups, tile.vector
+    sums = tile.rows * across.taps * vector
+    offsets = across.offsets(tile.columns)
+    yield f"""    __shared__ float shared[{sums * threads}];
+    const int pack = threadIdx.x, group = threadIdx.y, r0 = blockIdx.y % {beside} * {tile.rows};
+    const I chunk = blockIdx.y / {beside} * {packs}, first = (chunk + pack) * {vector};
+    const long long begin = blockIdx.x * places_of_part;
+    const long long most = first < channels ? places : 0;
+    const long long end = begin + places_of_part < most ? begin + places_of_part : most;
+    float sums[{tile.rows}][{across.taps}][{vector}] = {{}};
+    for (long long place = begin + group; place < end; place += {groups}) {{
+        const I w0 = (I)(place % across) * {tile.columns}, rest = (I)(place / across);
+        const I h0 = rest % (I)height, n = rest / (I)height;
+        const I count = (I)width - w0;
+        float dy[{tile.columns}][{vector}];
+        const E* gradient = in1 + n * (I)y_n + h0 * (I)y_h + w0 * {_far(kernel.strides[1][3])} + first;"""
+    for t in range(tile.columns):
+        read = f"read<{vector}>(dy[{t}], gradient + {_far(t * kernel.strides[1][3])});"
+        yield f"        if ({t} < count) {read} else zero<{vector}>(dy[{t}]);"
+    yield f"""        const I column = w0 * {across.stride};
+        const I start = n * (I)x_n + {_first_read(kernel)};
+        const bool inside = {_inside(offsets)};"""
+    for n in range(tile.rows):
+        place = f"start + h * (I)x_h + column * {_far(kernel.strides[0][3])}"
+        yield f"""        if (r0 + {n} < {down.taps}) {{
+            const I h = h0 * {down.stride} + (I)(r0 + {n}) * {down.dilation} - {down.padding};
+            if (h >= 0 && h < (I)given_height) {{
+            const E* line = in0 + {place};"""
+        yield from _row(kernel, offsets)
+        for t in range(tile.columns):
+            # What is beside the last column may be infinite: it is not multiplied with 0.
+            yield f"            if ({t} < count) {{" if kernel.y[3] % tile.columns else "            {"
+            for s in range(across.taps):
+                offset = across.offset(t, s)
+                assert offset is not None, "none is between two places"
+                yield f"            {_add(kernel)}(sums[{n}][{s}], x[{offsets.index(offset)}], dy[{t}]);"
+            yield "            }"
+        yield "            } }"
+    yield f"""    }}
+    #pragma unroll
+    for (int i = 0; i < {sums}; ++i)
+        shared[i * {threads} + group * {packs} + pack] =
+            sums[i / {across.taps * vector}][i / {vector} % {across.taps}][i % {vector}];
+    __syncthreads();
+    for (int i = group * {packs} + pack; i < {sums * packs}; i += {threads}) {{
+        const int which = i / {packs}, of = i % {packs};
+        float total = 0;
+        for (int g = 0; g < {groups}; ++g) total += shared[which * {threads} + g * {packs} + of];
+        const I k = (chunk + of) * {vector} + which % {vector};
+        const int s = which / {vector} % {across.taps}, r = r0 + which / {vector * across.taps};
+        if (k < (I)channels && r < {down.taps})
+            parts[(blockIdx.x * channels + k) * {down.taps * across.taps} + r * {across.taps} + s] = total;
+    }}"""
+
+
+def _sums_of_filter(kernel: Depthwise) -> Launched:
+    """The launch that adds up the parts, and computes the results."""
+    every = len(kernel.strides)
+    behind = _Behind(kernel, ("k", "0", "r", "s"), 1)
+    taps, across, total = math.prod(kernel.w[2:]), kernel.w[3], math.prod(kernel.w)
+    numbers = {"total": total, "count": kernel.parts, **behind.numbers}
+    body = [
+        f"""    const I e = (I)blockIdx.x * {_THREADS_OF_SUMS} + threadIdx.x;
+    if (e >= (I)total) return;
+    const I k = e / {taps}, r = e % {taps} / {across}, s = e % {across};
+    float sum = 0;
+    #pragma unroll 8
+    for (long long part = 0; part < count; ++part) sum += parts[part * total + e];""",
+        *behind.each("sum"),
+    ]
+    return _launch(
+        kernel,
+        "\n".join(body),
+        "depthwise_sums",
+        (-(-total // _THREADS_OF_SUMS),),
+        block=(_THREADS_OF_SUMS,),
+        numbers=numbers,
+        tensors=(*range(2, every), every),
+    )
+
+
+# What is behind.
+
+
+class _Behind:
+    """The pointwise operations behind a convolution, and its results.
+
+    Parameters
+    ----------
+    kernel
+        What they are behind.
+    indices
+        In C: the place of a result in each of its dims.
+    vector
+        How many neighbouring channels are computed together, from the second of the indices on.
+    """
+
+    def __init__(self, kernel: Depthwise, indices: tuple[str, ...], vector: int) -> None:
+        self._kernel, self._indices, self._vector = kernel, indices, vector
+        self._leaves = range(2, len(kernel.operands))
+        self._results = range(len(kernel.operands), len(kernel.strides))
+        self.numbers = {
+            f"s{tensor}_{axis}": step
+            for tensor in (*self._leaves, *self._results)
+            for axis, step in enumerate(kernel.strides[tensor])
+        }
+
+    def _place(self, tensor: int) -> str:
+        steps = self._kernel.strides[tensor]
+        parts = [f"({i}) * (I)s{tensor}_{n}" for n, i in enumerate(self._indices) if steps[n]]
+        return " + ".join(parts) or "0"
+
+    def _pack(self, tensor: int) -> str:
+        return f"Pack<{C_TYPES[self._kernel.dtypes[tensor]]}, {self._vector}>"
+
+    def _packed(self, tensor: int) -> bool:
+        return self._vector > 1 and self._kernel.packs(tensor, self._vector)
+
+    def _single(self, tensor: int) -> bool:
+        """Whether one element is for all channels that are computed together."""
+        return self._vector == 1 or not self._kernel.strides[tensor][1]
+
+    def _read(self, tensor: int) -> str | None:
+        """The statement that reads an operand before the channels; None if each is read by itself."""
+        dtype = self._kernel.dtypes[tensor]
+        if self._single(tensor):
+            element = load(dtype, f"in{tensor}[{self._place(tensor)}]")
+            return f"const {value_type(dtype)} v{tensor - 1} = {element};"
+        if self._packed(tensor):
+            pack = self._pack(tensor)
+            return f"const {pack} p{tensor} = *(const {pack}*)&in{tensor}[{self._place(tensor)}];"
+        return None
+
+    def _fixed(self, tensor: int) -> bool:
+        """Whether it is the same at all places of a thread's channels."""
+        steps = self._kernel.strides[tensor]
+        return self._vector > 1 and not any(step for axis, step in enumerate(steps) if axis != 1)
+
+    def before(self) -> Iterator[str]:
+        """The statements before all places."""
+        reads = (self._read(tensor) for tensor in self._leaves if self._fixed(tensor))
+        yield from (f"    {read}" for read in reads if read is not None)
+
+    def each(self, value: str) -> Iterator[str]:
+        """The statements for a place. `value`: what the convolution computes there, for channel `v`."""
+        kernel, several = self._kernel, self._vector > 1
+        steps: list[str] = [f"const float v0 = {value};"]
+        for tensor in self._leaves:
+            dtype, read = kernel.dtypes[tensor], self._read(tensor)
+            if read is not None and not self._fixed(tensor):
+                yield f"                {read}"
+            if not self._single(tensor):
+                far = f"in{tensor}[{self._place(tensor)} + v * (I)s{tensor}_1]"
+                element = f"p{tensor}.of[v]" if self._packed(tensor) else far
+                steps.append(f"const {value_type(dtype)} v{tensor - 1} = {load(dtype, element)};")
+        known: dict[int, tuple[str, str]] = {}
+        for n, node in enumerate(kernel.body):
+            known[n] = formula(node, steps, known=known), value_type(node.dtype or node.compute)
+        after: list[str] = []
+        for n, (tensor, result) in enumerate(zip(self._results, kernel.results, strict=True)):
+            stored = store(result.dtype, formula(result.value, steps, known=known))
+            if several:
+                yield f"                {self._pack(tensor)} r{n};"
+                steps.append(f"r{n}.of[v] = {stored};")
+                after.append(f"*({self._pack(tensor)}*)&out{n}[{self._place(tensor)}] = r{n};")
+            else:
+                steps.append(f"out{n}[{self._place(tensor)}] = {stored};")
+        inner = "\n                    ".join(steps)
+        if several:
+            yield "                #pragma unroll"
+        loop = f"for (int v = 0; v < {self._vector}; ++v) " if several else "const int v = 0; "
+        yield f"                {loop}{{\n                    {inner}\n                }}"
+        yield from (f"                {one}" for one in after)

@@ -1,0 +1,416 @@
+"""Generates kernels for reductions, norms and softmaxes together with the pointwise operations around them.
+
+A kernel goes over the lines of some tensors (see `lines`). A value is
+either one number for each element of a line, or one for the whole line: what a
+reduction gives, and what is computed from such numbers alone. The elements of a
+line are read once for the reductions of the elements themselves, again for those
+that need the results of these, and a last time for the results. Short lines stay
+in registers meanwhile, and so do the values of costly functions. Values are
+computed and rounded as in `elementwise`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from cudnn_actor.engines.cuda.kernels.elementwise import (
+    C_TYPES,
+    Earlier,
+    Expression,
+    Leaf,
+    Result,
+    Scalar,
+    Value,
+    formula,
+    functions,
+    load,
+    store,
+    value_type,
+)
+from cudnn_actor.engines.cuda.kernels.lines import (
+    COMBINING,
+    Form,
+    Launch,
+    Lines,
+    compiled,
+    header,
+    lines_of,
+)
+from cudnn_actor.engines.cuda.library.libraries import libraries
+from cudnn_actor.engines.cuda.operations.reduction import RESULTS, state_of
+from cudnn_actor.protocol.operations import PointwiseMode, ReductionMode
+from cudnn_actor.protocol.types.dtypes import DType
+
+__all__ = ["Lined", "LinedKernel", "Reduced", "fits", "lined", "source"]
+
+_MOST_HELD, _THREADS = 8, 256
+"""How many packs of all tensors together a thread keeps in registers."""
+_M = PointwiseMode
+_CHEAP = frozenset({_M.IDENTITY, _M.ABS, _M.NEG, _M.ADD, _M.SUB, _M.MUL, _M.MIN, _M.MAX, _M.SQUARE, _M.RELU})
+_CHEAP |= {_M.EQ, _M.NE, _M.LT, _M.LE, _M.GT, _M.GE, _M.SELECT, _M.CLIP}
+"""Functions that are computed again in each pass."""
+_FEW_ELEMENTS, _LONG, _MANY_LINES = 1 << 16, 1 << 15, 256
+
+
+class Reduced(msgspec.Struct, frozen=True, tag="reduced"):
+    """A reduction of a value along the lines, not rounded."""
+
+    mode: ReductionMode
+    operand: Value
+
+
+class Lined(msgspec.Struct, frozen=True):
+    """A kernel as data.
+
+    Parameters
+    ----------
+    body
+        What is computed, in this order; `Earlier` is the index of one before.
+    results
+        What it stores.
+    operands
+        The element types of the leaves, by number.
+    compute
+        The type of sums: float32 or float64.
+    lines
+        Of the operands, then the results.
+    """
+
+    body: tuple[Expression | Reduced, ...]
+    results: tuple[Result, ...]
+    operands: tuple[DType, ...]
+    compute: DType
+    lines: Lines
+
+    def scalars(self) -> tuple[int, ...]:
+        """The indices of the plan's scalars that the kernel takes, in the kernel's own order."""
+        nodes = (operand for node in self.body if isinstance(node, Expression) for operand in node.operands)
+        return tuple(sorted({node.number for node in nodes if isinstance(node, Scalar)}))
+
+    def moves(self, tensor: int) -> bool:
+        """Whether a tensor has an element for each element of a line."""
+        return any(steps[tensor] for _, steps in self.lines.along)
+
+    @property
+    def held(self) -> int:
+        """How many packs of each operand a thread keeps in registers; 0 if it reads them again."""
+        threads = 32 if self.lines.form is Form.WARP else self.launch().block[-1]
+        fits = self._fits(threads) and any(isinstance(node, Reduced) for node in self.body)
+        return -(-self.lines.packs // threads) if fits else 0
+
+    def _fits(self, threads: int) -> bool:
+        """Whether a line stays in the registers of so many threads."""
+        inner = sum(map(self.moves, range(len(self.operands))))
+        return -(-self.lines.packs // threads) * inner <= _MOST_HELD
+
+    def launch(self) -> Launch:
+        """Grid and block: so many threads that a line stays in their registers, if that is possible."""
+        launch = self.lines.launch()
+        match self.lines.form:
+            case Form.BLOCK:
+                sizes = (threads for threads in (256, 512, 1024) if threads >= launch.block[0])
+                return launch._replace(block=(next(filter(self._fits, sizes), launch.block[0]),))
+            case Form.COLUMN:  # neighbouring lines for each warp; few threads have to wait for each other
+                rows = next(filter(self._fits, (1, 2, 4, 8, 16, 32)), None)
+                return launch if rows is None else self.lines.columns(max(32, _THREADS // rows), rows)
+            case _:
+                return launch
+
+
+def lined(
+    body: Sequence[Expression | Reduced],
+    results: Sequence[Result],
+    operands: Sequence[DType],
+    compute: DType,
+    geometry: tuple[Sequence[int], Sequence[int], Sequence[Sequence[int]]],
+) -> Lined:
+    """A kernel over lines. `geometry`: the dims, the axes of a line, and the strides of operands and results.
+
+    The first operand has an element for each place of the dims; its memory decides the form.
+    """
+    dims, axes, strides = geometry
+    dtypes = (*operands, *(result.dtype for result in results))
+    inner = [t for t, steps in enumerate(strides) if any(steps[axis] for axis in axes)]
+    return Lined(
+        body=tuple(body),
+        results=tuple(results),
+        operands=tuple(operands),
+        compute=compute,
+        lines=lines_of(dims, strides, axes, dtypes, vectors=inner),
+    )
+
+
+class LinedKernel:
+    """A compiled kernel. `launch` enqueues it on the current stream."""
+
+    def __init__(self, description: Lined) -> None:
+        cupy = libraries().cupy
+        self._function = compiled(source(description), "lined", cupy, "--fmad=false")
+        self._launch = description.launch()
+        self._numbers = description.lines.numbers
+        self._scalars, self._number = description.scalars(), cupy.float64
+        self._empty = not description.lines.total
+
+    def launch(self, pointers: Sequence[int], scalars: Sequence[float]) -> None:
+        """Enqueue a run. `pointers`: each operand's, then the results'; `scalars`: all of the plan's."""
+        if self._empty:
+            return
+        numbers = [self._number(scalars[place]) for place in self._scalars]
+        self._function(*self._launch, (*pointers, *self._numbers, *numbers))
+
+
+def source(description: Lined) -> str:
+    """The kernel in CUDA C++."""
+    return _Source(description).text()
+
+
+class _Source:
+    """The source of one kernel."""
+
+    def __init__(self, kernel: Lined) -> None:
+        self._kernel, self._lines = kernel, kernel.lines
+        count = len(kernel.operands)
+        self._moves = [kernel.moves(t) for t in range(count + len(kernel.results))]
+        self._names = [*(f"in{n}" for n in range(count)), *(f"out{n}" for n in range(len(kernel.results)))]
+        self._single: list[bool] = []
+        """Whether a value is one for the whole line."""
+        self._level: list[int] = []
+        """How many reductions must end, one after the other, before a value is known."""
+        for node in kernel.body:
+            operands = (node.operand,) if isinstance(node, Reduced) else node.operands
+            level = max(map(self._level_of, operands), default=0)
+            self._single.append(isinstance(node, Reduced) or all(map(self._is_single, operands)))
+            self._level.append(level + isinstance(node, Reduced))
+        self._passes = max(
+            (
+                level
+                for node, level in zip(kernel.body, self._level, strict=True)
+                if isinstance(node, Reduced)
+            ),
+            default=0,
+        )
+        self._known: dict[int, tuple[str, str]] = {}
+        """Name and C type of the values that are known, by their index."""
+        self._steps: list[str] = []
+        """The statements that compute numbers of a line."""
+        self._held = kernel.held
+        self._keeping = self._costly() if self._held else set()
+        """The expressions of elements whose values stay in registers."""
+        self._kept: set[int] = set()
+        """Those of them that have been computed."""
+
+    def _level_of(self, value: Value) -> int:
+        return self._level[value.number] if isinstance(value, Earlier) else 0
+
+    def _is_single(self, value: Value) -> bool:
+        match value:
+            case Earlier(number=number):
+                return self._single[number]
+            case Leaf(number=number):
+                return not self._moves[number]
+            case _:
+                return True
+
+    def _costly(self) -> set[int]:
+        """Expressions of elements that need a costly function and are known before the last pass."""
+        return {
+            n
+            for n, node in enumerate(self._kernel.body)
+            if isinstance(node, Expression)
+            and not self._single[n]
+            and self._level[n] < self._passes
+            and node.mode not in _CHEAP
+        }
+
+    def _kind(self, n: int) -> str:
+        """The C type of an expression's value."""
+        node = self._kernel.body[n]
+        assert isinstance(node, Expression)
+        return value_type(node.dtype or node.compute)
+
+    def text(self) -> str:
+        kernel, lines = self._kernel, self._lines
+        reductions = [(n, node) for n, node in enumerate(kernel.body) if isinstance(node, Reduced)]
+        states = "".join(
+            f"namespace r{n} {{ {state_of(node.mode, kernel.compute)} }}\n" for n, node in reductions
+        )
+        pointers = [f"const {C_TYPES[dtype]}* in{n}" for n, dtype in enumerate(kernel.operands)]
+        pointers += [f"{C_TYPES[result.dtype]}* out{n}" for n, result in enumerate(kernel.results)]
+        scalars = "".join(f", double scalar{number}" for number in kernel.scalars())
+        body = "\n        ".join(self._body())
+        start = header(lines, kernel.compute) + functions() + states + COMBINING
+        return start + lines.kernel("lined", ", ".join(pointers), body, scalars)
+
+    def _body(self) -> Iterable[str]:
+        """The statements for a line."""
+        kernel, lines = self._kernel, self._lines
+        yield lines.base({name: t for t, name in enumerate(self._names)})
+        yield f"const I end = there ? (I)length / {lines.vector} : 0;"
+        for n, dtype in enumerate(kernel.operands):
+            if not self._moves[n]:
+                yield f"{value_type(dtype)} v{n} = 0; if (there) v{n} = {load(dtype, f'in{n}[in{n}_base]')};"
+        if self._held:
+            yield from self._hold()
+        yield from self._numbers(0)
+        for level in range(self._passes):
+            yield from self._reduce(level)
+            yield from self._numbers(level + 1)
+        elements = [n for n in range(len(kernel.results)) if self._moves[len(kernel.operands) + n]]
+        if elements:
+            yield from self._store(elements)
+        stored = [
+            f"out{n}[out{n}_base] = {self._stored(result, self._steps)};"
+            for n, result in enumerate(kernel.results)
+            if n not in elements
+        ]
+        if stored:
+            yield f"if (there && lane == 0) {{ {' '.join(stored)} }}"
+
+    def _inner(self) -> list[int]:
+        return [n for n in range(len(self._kernel.operands)) if self._moves[n]]
+
+    def _pack(self, dtype: DType) -> str:
+        return f"Pack<{C_TYPES[dtype]}, {self._lines.vector}>"
+
+    def _hold(self) -> Iterable[str]:
+        """Read all elements of the line that this thread works on."""
+        kernel, inner = self._kernel, self._inner()
+        for n in inner:
+            yield f"{self._pack(kernel.operands[n])} held{n}[{self._held}];"
+        reads = " ".join(
+            f"held{n}[k] = *(const {self._pack(kernel.operands[n])}*)(in{n} + in{n}_at);" for n in inner
+        )
+        yield f"{self._each_held()} {{ {self._lines.at({f'in{n}': n for n in inner})} {reads} }}"
+        for n in sorted(self._keeping):
+            yield f"{self._kind(n)} kept{n}[{self._held}][{self._lines.vector}];"
+
+    def _each_held(self) -> str:
+        return (
+            f"#pragma unroll\n        for (int k = 0; k < {self._held}; ++k) "
+            f"if (const I p = lane + k * lanes, j = p * {self._lines.vector}; p < end)"
+        )
+
+    def _numbers(self, level: int) -> Iterable[str]:
+        """The numbers of the line that are known after so many passes."""
+        start = len(self._steps)
+        for n, node in enumerate(self._kernel.body):
+            if isinstance(node, Expression) and self._single[n] and self._level[n] == level:
+                self._compute(n, node, self._steps, self._known)
+        yield from self._steps[start:]
+
+    @staticmethod
+    def _compute(n: int, node: Expression, steps: list[str], known: dict[int, tuple[str, str]]) -> None:
+        known[n] = formula(node, steps, known=known), value_type(node.dtype or node.compute)
+
+    def _needed(self, values: Iterable[Value]) -> tuple[list[int], list[int]]:
+        """The expressions of elements that values follow from, in order, and the operands that they read."""
+        nodes: set[int] = set()
+        leaves: set[int] = set()
+        waiting = list(values)
+        while waiting:
+            value = waiting.pop()
+            if isinstance(value, Leaf) and self._moves[value.number]:
+                leaves.add(value.number)
+            elif isinstance(value, Earlier) and not self._single[value.number] and value.number not in nodes:
+                nodes.add(value.number)
+                if value.number in self._kept:
+                    continue
+                node = self._kernel.body[value.number]
+                assert isinstance(node, Expression), "a reduction is one number"
+                waiting += node.operands
+        return sorted(nodes), sorted(leaves)
+
+    def _loop(self, values: Sequence[Value], results: Sequence[int]) -> tuple[str, list[str], list[str]]:
+        """A loop over packs: its head, the statements for each element, and those for each pack before.
+
+        `results`: the numbers of the results that are written.
+        """
+        kernel, vector = self._kernel, self._lines.vector
+        nodes, leaves = self._needed(values)
+        tensors = {} if self._held else {f"in{n}": n for n in leaves}
+        tensors |= {f"out{n}": len(kernel.operands) + n for n in results}
+        before = [self._lines.at(tensors)] if tensors else []
+        known, steps = dict(self._known), list(self._steps)
+        start = len(steps)
+        for n in sorted(self._kept & set(nodes)):
+            kind = self._kind(n)
+            steps.append(f"const {kind} u{n} = kept{n}[k][v];")
+            known[n] = f"u{n}", kind
+        for n in leaves:
+            dtype, place = kernel.operands[n], f"held{n}[k]"
+            if not self._held:
+                pack = self._pack(dtype)
+                before.append(f"const {pack} p{n} = *(const {pack}*)(in{n} + in{n}_at);")
+                place = f"p{n}"
+            steps.append(f"const {value_type(dtype)} v{n} = {load(dtype, f'{place}.of[v]')};")
+        for n in nodes:
+            node = kernel.body[n]
+            assert isinstance(node, Expression)
+            if n in self._kept:
+                continue
+            self._compute(n, node, steps, known)
+            if n in self._keeping:
+                steps.append(f"kept{n}[k][v] = {known[n][0]};")
+                self._kept.add(n)
+        self._here = known
+        if self._held:
+            return self._each_held(), steps[start:], before
+        head = f"for (I p = lane; p < end; p += lanes) if (const I j = p * {vector}; true)"
+        return head, steps[start:], before
+
+    def _block(self, head: str, inside: Sequence[str], before: Sequence[str], behind: str) -> str:
+        lines = "\n                ".join(inside)
+        first = "\n            ".join(before)
+        return f"""{head} {{
+            {first}
+            #pragma unroll
+            for (int v = 0; v < {self._lines.vector}; ++v) {{
+                {lines}
+            }}
+            {behind}
+        }}"""
+
+    def _reduce(self, level: int) -> Iterable[str]:
+        """A pass over the line, and its reductions' results."""
+        kernel = self._kernel
+        now = [
+            (n, node)
+            for n, node in enumerate(kernel.body)
+            if isinstance(node, Reduced) and self._level[n] == level + 1
+        ]
+        for n, _ in now:
+            yield f"r{n}::State s{n} = r{n}::State::none();"
+        head, inside, before = self._loop([node.operand for _, node in now], [])
+        takes = [f"s{n}.take({formula(node.operand, inside, 'T', self._here)}, j + v);" for n, node in now]
+        yield self._block(head, [*inside, *takes], before, "")
+        for n, node in now:
+            yield f"s{n} = over_{self._lines.form.value}(s{n});"
+            value = RESULTS.get(node.mode, "state.value").replace("state", f"s{n}")
+            kind = value_type(kernel.compute)
+            yield f"const {kind} x{n} = {value};"
+            self._known[n] = f"x{n}", kind
+
+    def _stored(self, result: Result, steps: list[str]) -> str:
+        return store(result.dtype, formula(result.value, steps, known=self._known))
+
+    def _store(self, elements: Sequence[int]) -> Iterable[str]:
+        """The last pass over the line, which writes the results of its elements."""
+        results = self._kernel.results
+        head, inside, before = self._loop([results[n].value for n in elements], elements)
+        for n in elements:
+            value = store(results[n].dtype, formula(results[n].value, inside, known=self._here))
+            before.append(f"{self._pack(results[n].dtype)} r{n};")
+            inside.append(f"r{n}.of[v] = {value};")
+        writes = " ".join(f"*({self._pack(results[n].dtype)}*)(out{n} + out{n}_at) = r{n};" for n in elements)
+        yield self._block(head, inside, before, writes)
+
+
+def fits(dims: Sequence[int], axes: Sequence[int]) -> bool:
+    """Whether one kernel is a good way to reduce lines: there are many, or few elements altogether."""
+    length = math.prod(dims[axis] for axis in axes)
+    elements = math.prod(dims)
+    few = elements <= _FEW_ELEMENTS or (length <= _LONG and elements >= length * _MANY_LINES)
+    return elements > 0 and few

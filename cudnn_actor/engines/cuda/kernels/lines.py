@@ -1,0 +1,327 @@
+"""Lines: the groups of a tensor's elements that are reduced, normalised or scanned together, in CUDA C++.
+
+A line has elements along some dims, and there is one for each place across the
+others. Short lines that are contiguous have a warp each, longer ones a block,
+and of lines that lie side by side a block takes up to 32. Every thread combines its
+elements in order, and then the threads' parts are combined in a fixed order:
+the result is the same each time. Contiguous elements are read 16 bytes at a
+time. Dims and strides are arguments, so few kernels serve many shapes.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from cudnn_actor.engines.cpu.rounding import integer_range
+from cudnn_actor.engines.cuda.kernels.elementwise import C_TYPES, DIVISION, PREAMBLE, load, merged, store
+from cudnn_actor.protocol.operations import GraphTensor
+from cudnn_actor.protocol.types.dtypes import DType
+
+__all__ = ["COMBINING", "Form", "Launch", "Lines", "beginning", "combined", "compiled", "header", "lines_of"]
+__all__ += ["rounded", "value_of"]
+
+_THREADS, _WARP, _MOST_BLOCKS = 256, 32, 1 << 16
+_LONG, _MANY_THREADS = 1 << 13, 1024
+"""Lines of so many elements have larger blocks if there are few of them."""
+_FEW_LINES = 264
+_VECTOR = 16
+_FEW = 1 << 30
+"""Numbers below this, and sums of two of them, fit into 32 bits."""
+_PACKS_OF_A_WARP = 128
+
+Axis = tuple[int, tuple[int, ...]]
+"""A size, and a stride in each tensor."""
+
+
+class Form(enum.Enum):
+    """Which threads have a line."""
+
+    WARP = "warp"
+    BLOCK = "block"
+    COLUMN = "column"
+    """The threads of a block with the same x."""
+
+
+class Lines(NamedTuple):
+    """The lines of some tensors.
+
+    Parameters
+    ----------
+    across, along
+        The axes from line to line, and those of a line, the slowest first. A tensor without elements along a
+        line has a stride of 0 there.
+    form
+        Which threads have a line.
+    vector
+        How many elements are read at a time.
+    wide
+        Whether offsets need 64 bits.
+    """
+
+    across: tuple[Axis, ...]
+    along: tuple[Axis, ...]
+    form: Form
+    vector: int
+    wide: bool
+
+    @property
+    def total(self) -> int:
+        """How many lines there are."""
+        return math.prod(size for size, _ in self.across)
+
+    @property
+    def length(self) -> int:
+        """The elements of a line."""
+        return math.prod(size for size, _ in self.along)
+
+    @property
+    def packs(self) -> int:
+        """How often a line is read from."""
+        return self.length // self.vector
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """The arguments of `parameters`."""
+        sizes = (size for size, _ in (*self.across[1:], *self.along[1:]))
+        return (
+            self.total,
+            self.length,
+            *sizes,
+            *(s for _, steps in (*self.across, *self.along) for s in steps),
+        )
+
+    @property
+    def parameters(self) -> str:
+        """The parameters of a kernel that describe the lines."""
+        names = ["lines", "length"]
+        for name, axes in (("c", self.across), ("e", self.along)):
+            names += [f"{name}{n}_size" for n in range(1, len(axes))]
+        for name, axes in (("c", self.across), ("e", self.along)):
+            names += [f"{name}{n}_step{t}" for n, (_, steps) in enumerate(axes) for t in range(len(steps))]
+        return ", ".join(f"long long {name}" for name in names)
+
+    def base(self, tensors: Mapping[str, int]) -> str:
+        """Statements that define where a line begins in each tensor, by name: its place in `steps`."""
+        return self._offsets(
+            "c", self.across, "line", {f"{name}_base": ("0", t) for name, t in tensors.items()}
+        )
+
+    def at(self, tensors: Mapping[str, int]) -> str:
+        """Statements that define where the element `j` of a line is, as an offset in each tensor."""
+        return self._offsets("e", self.along, "j", {f"{n}_at": (f"{n}_base", t) for n, t in tensors.items()})
+
+    @staticmethod
+    def _offsets(letter: str, axes: Sequence[Axis], number: str, names: Mapping[str, tuple[str, int]]) -> str:
+        steps = [f"I {letter}_rest = (I){number};"]
+        for n in range(len(axes) - 1, 0, -1):
+            size = f"(I){letter}{n}_size"
+            steps.append(f"const I {letter}{n} = {letter}_rest % {size}; {letter}_rest /= {size};")
+        if axes:
+            steps.append(f"const I {letter}0 = {letter}_rest;")
+        for name, (start, t) in names.items():
+            parts = [start, *(f"{letter}{n} * (I){letter}{n}_step{t}" for n in range(len(axes)))]
+            steps.append(f"const I {name} = {' + '.join(parts)};")
+        return " ".join(steps)
+
+    def kernel(self, name: str, pointers: str, body: str, more: str = "", most: int = _MANY_THREADS) -> str:
+        """A kernel that runs a body for each line, with `line`, `there`, `lane` and `lanes` defined.
+
+        All threads of a line's group run the body, also for lines that are not there. `more`: parameters
+        after those of the lines. `most`: as in `launch`.
+        """
+        threads = {Form.WARP: _THREADS, Form.COLUMN: most}.get(self.form, _MANY_THREADS)
+        start = f'extern "C" __global__ void __launch_bounds__({threads}) {name}'
+        loop = _EACH_LINE[self.form].format(body=body)
+        return f"{start}({pointers}, {self.parameters}{more}) {{{loop}\n}}\n"
+
+    def launch(self, parts: int = 1, most: int = _MANY_THREADS) -> Launch:
+        """Grid and block of a kernel with that loop. `most`: threads of a block that has columns."""
+        if self.form is Form.COLUMN:
+            rows = min(most, _power_of_two(self.length))
+            columns = min(_WARP, max(_power_of_two(self.across[-1][0]), most // rows))
+            return self.columns(columns, min(most // columns, rows), parts)
+        if self.form is Form.WARP:
+            return Launch((min(-(-self.total * _WARP // _THREADS), _MOST_BLOCKS), parts), (_THREADS,))
+        many = self.length >= _LONG and self.total * parts < _FEW_LINES
+        return Launch((min(self.total, _MOST_BLOCKS), parts), (_MANY_THREADS if many else _THREADS,))
+
+    def columns(self, columns: int, rows: int, parts: int = 1) -> Launch:
+        """Grid and block where a block has so many lines, and so many threads have a line."""
+        return Launch((min(-(-self.total // columns), _MOST_BLOCKS), parts), (columns, rows))
+
+
+def _power_of_two(least: int) -> int:
+    return 1 << max(0, least - 1).bit_length()
+
+
+class Launch(NamedTuple):
+    """How many blocks and threads."""
+
+    grid: tuple[int, ...]
+    block: tuple[int, ...]
+
+
+def lines_of(
+    dims: Sequence[int],
+    strides: Sequence[Sequence[int]],
+    axes: Sequence[int],
+    dtypes: Sequence[DType],
+    *,
+    vectors: Sequence[int],
+) -> Lines:
+    """The lines along some axes of tensors with these strides; the first tensor's memory decides the form.
+
+    `vectors`: the numbers of the tensors that are read or written along a line, several elements at a time if
+    that is possible.
+    """
+    kept = [axis for axis in range(len(dims)) if axis not in axes]
+    across, along = (
+        tuple(merged([dims[axis] for axis in some], [[of[axis] for axis in some] for of in strides]))
+        for some in (kept, axes)
+    )
+    spans = (1 + sum((size - 1) * steps[t] for size, steps in (*across, *along)) for t in range(len(strides)))
+    wide = max(*spans, math.prod(dims)) >= _FEW
+    fastest = [min((steps[0] for _, steps in axes), default=_FEW) for axes in (across, along)]
+    if fastest[0] < fastest[1]:
+        return Lines(across, along, Form.COLUMN, 1, wide)
+    vector = _VECTOR // max((dtypes[t].itemsize for t in vectors), default=_VECTOR)
+    last = along[-1] if along else (1, (0,) * len(strides))
+    whole = all(steps[t] % vector == 0 for _, steps in (*across, *along[:-1]) for t in vectors)
+    if not whole or last[0] % vector or any(last[1][t] != 1 for t in vectors):
+        vector = 1
+    short = math.prod(size for size, _ in along) <= _PACKS_OF_A_WARP * vector
+    return Lines(across, along, Form.WARP if short else Form.BLOCK, vector, wide)
+
+
+def header(lines: Lines, dtype: DType) -> str:
+    """What a kernel's source begins with: the types T of sums and I of offsets, and functions."""
+    return beginning(dtype, wide=lines.wide)
+
+
+def beginning(dtype: DType, *, wide: bool) -> str:
+    """The same of a kernel whose offsets need 64 bits, or not."""
+    other = DType.FLOAT32 if dtype.is_floating else DType.INT64
+    number = C_TYPES[dtype if dtype in (DType.FLOAT64, DType.UINT64) else other]
+    offset = "long long" if wide else "int"
+    return f"typedef {number} T;\ntypedef {offset} I;\n{PREAMBLE}{DIVISION}{_COMMON}"
+
+
+def value_of(tensor: GraphTensor, element: str) -> str:
+    """The C expression of a stored element's value."""
+    return f"(T)({load(tensor.dtype, element)})"
+
+
+def rounded(tensor: GraphTensor, value: str, *, exact: bool = False) -> str:
+    """The C expression of what is stored for a value; `exact`: it is a 64-bit integer, which saturates."""
+    dtype = tensor.dtype
+    if not exact or dtype is DType.BOOL:
+        return store(dtype, value)
+    least, most = integer_range(dtype.numpy)
+    return f"({C_TYPES[dtype]})limited({value}, {least + 1}ll - 1, {most}ull)"
+
+
+def combined(expression: str, none: str, taken: str = "x") -> str:
+    """A state of one value: `expression` of a and b, `none` for no elements, `taken` of an element x."""
+    return _STATE.format(expression=expression, none=none, taken=taken)
+
+
+def compiled(source: str, name: str, cupy: Any, *options: str) -> Any:
+    """A kernel of a source."""
+    return cupy.RawModule(code=source, options=("--std=c++17", *options)).get_function(name)
+
+
+_STATE = """
+struct State {{
+    T value;
+    static __device__ State none() {{ return {{{none}}}; }}
+    __device__ State with(const State& other) const {{
+        const T a = value, b = other.value;
+        return {{{expression}}};
+    }}
+    __device__ State from(int apart) const {{ return {{__shfl_xor_sync(~0u, value, apart)}}; }}
+    __device__ void take(T x, long long) {{ *this = with({{{taken}}}); }}
+}};
+"""
+COMBINING = """
+template <class S> __device__ __forceinline__ S over_warp(S part) {
+    #pragma unroll
+    for (int apart = 16; apart; apart /= 2) part = part.with(part.from(apart));
+    return part;
+}
+template <class S> __device__ S over_block(S part) {
+    __shared__ S parts[32];
+    __syncthreads();  // nobody still reads the parts of the call before
+    part = over_warp(part);
+    if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = part;
+    __syncthreads();
+    return over_warp(threadIdx.x % 32 < blockDim.x / 32 ? parts[threadIdx.x % 32] : S::none());
+}
+template <class S> __device__ S over_column(S part) {
+    __shared__ S parts[1024];
+    S* mine = parts + threadIdx.y * blockDim.x + threadIdx.x;
+    __syncthreads();
+    *mine = part;
+    for (int apart = blockDim.y / 2; apart; apart /= 2) {
+        __syncthreads();
+        if (threadIdx.y < apart) *mine = mine->with(mine[apart * blockDim.x]);
+    }
+    __syncthreads();
+    return parts[threadIdx.x];
+}
+"""
+"""Combines the parts of a warp's threads, a block's, or of those with the same x; all get the result."""
+_COMMON = """
+#define INFINITE ((T)__int_as_float(0x7f800000))
+template <class E, int N> struct alignas(sizeof(E) * N) Pack { E of[N]; };
+typedef unsigned long long Natural;
+__device__ __forceinline__ long long limited(long long value, long long least, Natural most) {
+    return value < least ? least : value > 0 && (Natural)value > most ? (long long)most : value;
+}
+__device__ __forceinline__ Natural limited(Natural value, long long, Natural most) {
+    return value > most ? most : value;
+}
+__device__ __forceinline__ Natural magnitude(Natural value) { return value; }
+__device__ __forceinline__ long long magnitude(long long value) {
+    return value >= 0 ? value : value < -0x7fffffffffffffffll ? 0x7fffffffffffffffll : -value;
+}
+__device__ __forceinline__ float magnitude(float value) { return fabsf(value); }
+__device__ __forceinline__ double magnitude(double value) { return fabs(value); }
+__device__ __forceinline__ float sum(float a, float b) { return a + b; }
+__device__ __forceinline__ double sum(double a, double b) { return a + b; }
+__device__ __forceinline__ long long sum(long long a, long long b) {
+    return (long long)((Natural)a + (Natural)b);  // wraps around
+}
+__device__ __forceinline__ Natural sum(Natural a, Natural b) { return a + b; }
+__device__ __forceinline__ float product(float a, float b) { return a * b; }
+__device__ __forceinline__ double product(double a, double b) { return a * b; }
+__device__ __forceinline__ long long product(long long a, long long b) {
+    return (long long)((Natural)a * (Natural)b);
+}
+__device__ __forceinline__ Natural product(Natural a, Natural b) { return a * b; }
+"""
+_EACH_LINE = {
+    Form.WARP: """
+    const int lane = threadIdx.x % 32, lanes = 32, warps = blockDim.x / 32;
+    constexpr bool there = true;
+    for (long long line = blockIdx.x * (long long)warps + threadIdx.x / 32; line < lines;
+         line += gridDim.x * (long long)warps) {{
+        {body}
+    }}""",
+    Form.BLOCK: """
+    const int lane = threadIdx.x, lanes = blockDim.x;
+    constexpr bool there = true;
+    for (long long line = blockIdx.x; line < lines; line += gridDim.x) {{
+        {body}
+    }}""",
+    Form.COLUMN: """
+    const int lane = threadIdx.y, lanes = blockDim.y;
+    const long long columns = blockDim.x;
+    for (long long first = blockIdx.x * columns; first < lines; first += gridDim.x * columns) {{
+        const long long line = first + threadIdx.x;
+        const bool there = line < lines;
+        {body}
+    }}""",
+}

@@ -1,0 +1,651 @@
+"""Kernels of norms and of their gradients with what is around them, of any dtype, layout and strides.
+
+The elements that are normalised together are a line (see `lines`). A line is
+reduced to its mean and the squares of what differs from it, over running means,
+or to two sums; then its elements are changed. One kernel does both where there
+are enough lines. A few long lines are cut into parts: one kernel reduces the
+parts, a second combines them, and a third changes the elements. Where lines lie
+side by side, a thread takes as many of them as it reads at a time. Sums are
+float32 (float64 of float64), and nothing is added in an order that varies.
+
+Pointwise operations before a norm are computed as its elements are read, in each
+pass; those behind it as they are changed. There may be several results. These
+values are computed and rounded as in `elementwise`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from cudnn_actor.engines.cuda.kernels.elementwise import (
+    C_TYPES,
+    Earlier,
+    Expression,
+    Leaf,
+    Result,
+    Value,
+    formula,
+    functions,
+    load,
+    store,
+    value_type,
+)
+from cudnn_actor.engines.cuda.kernels.lines import (
+    COMBINING,
+    Form,
+    Launch,
+    Lines,
+    compiled,
+    header,
+    lines_of,
+)
+from cudnn_actor.engines.cuda.library.libraries import libraries
+from cudnn_actor.protocol.types.dtypes import DType
+
+__all__ = ["ELEMENTS", "Described", "Norm", "Normal", "Operand", "Pass"]
+__all__ += ["backward", "forward", "launch_of", "sources_of", "workspace_of"]
+
+_ENOUGH_BLOCKS, _LEAST_PACKS = 528, 4
+"""Lines are cut into parts where there are fewer blocks than four for each multiprocessor of an H200. Each
+thread reads at least so often."""
+_BLOCK_THREADS, _MANY_THREADS = 256, 1024
+_STATE_NUMBERS, _VALUES = 3, 2
+"""The most numbers of a part of a line, and those that its elements are changed with."""
+_VECTOR = 16
+
+
+class Operand(NamedTuple):
+    """A tensor as a norm sees it, with a stride of 0 in dims that it does not have.
+
+    `whole`: it has all of x's elements, and is read and written several at a time.
+    """
+
+    dtype: DType
+    strides: tuple[int, ...]
+    whole: bool
+    written: bool
+
+
+class Normal(msgspec.Struct, frozen=True, tag="normal"):
+    """In a kernel's body: what the norm makes of each element, not rounded.
+
+    `given`: the values of its inputs of x's dims, in the order of its operation's.
+    """
+
+    given: tuple[Value, ...]
+
+
+class Pass(NamedTuple):
+    """One reduction of lines, with what follows it; as C expressions of elements and of a line's numbers.
+
+    In them, `{name}` stands for an operand's value, `{state}` for what a line was reduced to, `{low}` and
+    `{high}` for the two numbers that its elements are changed with, and `n0` to `n2` are the norm's numbers.
+
+    Parameters
+    ----------
+    axes
+        The dims along a line.
+    moments
+        The expression whose mean and squares are wanted; None if it is sums, or nothing.
+    sums
+        The two expressions whose sums are wanted; empty if nothing is reduced.
+    values
+        Those two numbers.
+    results
+        Operand → what is stored once for each line.
+    changed
+        What becomes of each element, in the last pass; None if the norm does not change them.
+    """
+
+    axes: tuple[int, ...]
+    moments: str | None = None
+    sums: tuple[str, ...] = ()
+    values: tuple[str, str] = ("(T)0", "(T)0")
+    results: Mapping[str, str] = {}
+    changed: str | None = None
+
+    @property
+    def reduces(self) -> bool:
+        """Whether it has a reduction."""
+        return self.moments is not None or bool(self.sums)
+
+
+ELEMENTS = ("x", "y", "dy", "dx")
+"""The operands that have all of x's elements."""
+
+
+class Described(NamedTuple):
+    """A norm without what is around it.
+
+    Parameters
+    ----------
+    dims, passes, numbers
+        As in `Norm`.
+    split
+        Makes strides over `dims` of those over x's dims.
+    beside
+        The strides over `dims` of the operands that are not of x's dims, by name.
+    """
+
+    dims: tuple[int, ...]
+    split: Callable[[Sequence[int]], tuple[int, ...]]
+    beside: Mapping[str, tuple[int, ...]]
+    passes: tuple[Pass, ...]
+    numbers: tuple[float, float, float] = (0.0, 0.0, 0.0)
+
+
+class Norm(NamedTuple):
+    """All that a norm's kernels are made of.
+
+    Parameters
+    ----------
+    dims
+        Those of x, of which some may be parts.
+    operands
+        By name, in the order of their addresses; the first is whole. Those of the body's leaves are "in0",
+        "in1", ...
+    passes
+        In the order in which they run. The last one stores the results.
+    compute
+        The type of sums: float32 or float64.
+    given
+        The values of the norm's inputs of x's dims, by name.
+    body
+        What is computed of each element, in this order; `Earlier` is the index of one before.
+    results
+        Operand → what is stored for each element.
+    numbers
+        Values of the kernels' parameters `n0`, `n1` and `n2`.
+    scalars
+        The indices of the plan's scalars that the kernels take.
+    in_place
+        Whether results may overwrite what is read at the same places.
+    """
+
+    dims: tuple[int, ...]
+    operands: Mapping[str, Operand]
+    passes: tuple[Pass, ...]
+    compute: DType
+    given: Mapping[str, Value]
+    body: tuple[Expression | Normal, ...]
+    results: Mapping[str, Result]
+    numbers: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    scalars: tuple[int, ...] = ()
+    in_place: bool = False
+
+
+_NORMAL = "(({x} - {mean}) * {inverse_deviation})", "({x} * {inverse_rms})"
+"""A normalised element, of both kinds of norms."""
+
+
+def forward(names: Collection[str], axes: tuple[int, ...], *, centred: bool, **results: str) -> Pass:
+    """A norm of lines along some axes, with these operands; `n0` is its epsilon. `results`: more of them.
+
+    `centred`: less the mean, by the deviation from it; else by the root mean square.
+    """
+    scale, bias = " * {scale}" * ("scale" in names), " + {bias}" * ("bias" in names)
+    if not centred:
+        inverse = "1 / sqrt({state}.first / (T)length + n0)"
+        changed = f"{{x}} * {{high}}{scale}"
+        return Pass(axes, None, ("{x} * {x}", "(T)0"), ("(T)0", inverse), {"inverse_rms": "{high}"}, changed)
+    inverse = "1 / sqrt({state}.squares / (T)length + n0)"
+    statistics = {"mean": "{low}", "inverse_deviation": "{high}"}
+    changed = f"({{x}} - {{low}}) * {{high}}{scale}{bias}"
+    return Pass(axes, "{x}", (), ("{state}.mean", inverse), statistics | results, changed)
+
+
+def backward(names: Collection[str], axes: tuple[int, ...], weights: tuple[int, ...]) -> tuple[Pass, ...]:
+    """The gradients of such a norm. `weights`: the axes along which dscale and dbias are sums."""
+    centred = "mean" in names
+    normal, inverse = _NORMAL[not centred], "{inverse_deviation}" if centred else "{inverse_rms}"
+    sums, of_weights = ("{dy}", f"{{dy}} * {normal}"), {"dscale": "{state}.second", "dbias": "{state}.first"}
+    scale = " * {scale}" * ("scale" in names)
+    changed = f"({{dy}}{scale} - {{low}} - {normal} * {{high}}) * {inverse}"
+    if weights == axes:  # the scale is one number for each line
+        low, high = (f"{{state}}.{name}{scale} / (T)length" for name in ("first", "second"))
+        return (Pass(axes, None, sums, (low, high), of_weights, changed),)
+    low = "{state}.first / (T)length" if centred else "(T)0"
+    slopes = tuple(f"{{dy}}{scale}{text}" for text in ("", f" * {normal}"))
+    found = Pass(axes, None, slopes, (low, "{state}.second / (T)length"), {}, changed)
+    if not {"dscale", "dbias"} & {*names}:
+        return (found,)
+    return Pass(weights, None, sums, results=of_weights), found
+
+
+def launch_of(norm: Norm) -> Callable[[Sequence[int], Sequence[float]], None]:
+    """Compile a norm; the launch takes the operands' addresses, the workspace's, and the plan's scalars."""
+    cupy = libraries().cupy
+    number = cupy.float64 if norm.compute is DType.FLOAT64 else cupy.float32
+    numbers = tuple(map(number, norm.numbers))
+    # A contracted multiplication and addition would not round in between.
+    steps = [(compiled(one.source, one.name, cupy, "--fmad=false"), one) for one in _kernels(norm)]
+
+    def launch(addresses: Sequence[int], scalars: Sequence[float]) -> None:
+        pointers = (*addresses, 0)[: len(norm.operands) + 1]
+        given = [cupy.float64(scalars[place]) for place in norm.scalars]
+        for kernel, one in steps:
+            if one.lines.total:
+                kernel(*one.launch, (*pointers, *one.lines.numbers, *numbers, one.last, *given))
+
+    return launch
+
+
+def sources_of(norm: Norm) -> tuple[str, ...]:
+    """The kernels in CUDA C++."""
+    return tuple(one.source for one in _kernels(norm))
+
+
+def workspace_of(norm: Norm) -> int:
+    """Bytes for the parts of lines, which one pass after the other uses."""
+    return max(_Kernels(norm, each).workspace for each in norm.passes)
+
+
+class _Kernel(NamedTuple):
+    """`last`: its last number: the packs of a part, or how many parts there are."""
+
+    name: str
+    source: str
+    lines: Lines
+    launch: Launch
+    last: int
+
+
+def _kernels(norm: Norm) -> Iterator[_Kernel]:
+    for each in norm.passes:
+        yield from _Kernels(norm, each).kernels()
+
+
+class _Kernels:
+    """The kernels of one pass."""
+
+    def __init__(self, norm: Norm, one: Pass) -> None:
+        self._norm, self._pass = norm, one
+        self._places = {name: number for number, name in enumerate(norm.operands)}
+        self._single, self.lines, self._width, self._apart = _side_by_side(norm, one.axes)
+        self._stores = bool(norm.results) and one is norm.passes[-1]
+
+    @property
+    def workspace(self) -> int:
+        """Bytes."""
+        if not self._cut:
+            return 0
+        numbers = _STATE_NUMBERS * self._parts + _VALUES
+        return self._single.total * numbers * self._norm.compute.itemsize
+
+    @property
+    def _parts(self) -> int:
+        """How many parts each line is cut into."""
+        if self.lines.form is Form.WARP or not self.lines.total:
+            return 1
+        _, block = self.lines.launch()
+        if self._share(block) > 1:  # then smaller blocks, whose threads wait less for each other
+            grid, block = self.lines.launch(most=_BLOCK_THREADS)
+            return min(-(-_ENOUGH_BLOCKS // grid[0]), self._share(block))
+        return 1
+
+    def _share(self, block: tuple[int, ...]) -> int:
+        """Into how many parts such blocks may cut a line."""
+        threads = block[1] if self.lines.form is Form.COLUMN else _BLOCK_THREADS
+        return self.lines.packs // (threads * _LEAST_PACKS)
+
+    @property
+    def _most(self) -> int:
+        """The most threads of a block that has columns."""
+        return _BLOCK_THREADS if self._parts > 1 else _MANY_THREADS
+
+    @property
+    def _cut(self) -> bool:
+        return self._pass.reduces and self._parts > 1
+
+    def kernels(self) -> Iterator[_Kernel]:
+        """In the order in which they run."""
+        parts = self._parts
+        chunk = -(-self.lines.packs // parts)
+        launch = self.lines.launch(parts, self._most)
+        numbers = (self._values(), self._results())
+
+        def of_lines(name: str, *steps: str) -> _Kernel:
+            return _Kernel(name, self._source(name, *steps), self.lines, launch, chunk)
+
+        if not self._cut:
+            yield of_lines("whole", _RANGE, self._reduce(), *numbers, self._change())
+            return
+        yield of_lines("reduce", _RANGE, self._reduce(), _KEEP)
+        one = self._single._replace(form=Form.WARP)
+        combine = self._source("combine", _COMBINE, *numbers, _SAVE, lines=one)
+        yield _Kernel("combine", combine, one, one.launch(), parts)
+        if self._stores:
+            yield of_lines("change", _RANGE, _RESTORE, self._change())
+
+    def _source(self, name: str, *steps: str, lines: Lines | None = None) -> str:
+        """A kernel that does this for each line, one at a time if `lines` are given."""
+        operands = self._norm.operands.items()
+        pointers = [
+            f"{'' if operand.written else 'const '}{C_TYPES[operand.dtype]}*{self._restrict(name)} {name}"
+            for name, operand in operands
+        ]
+        width, lines = (self._width, self.lines) if lines is None else (1, lines)
+        body = "\n        ".join([lines.base(self._places), self._of_lines(), *filter(None, steps)])
+        last = ", T n0, T n1, T n2, long long last"
+        last += "".join(f", double scalar{number}" for number in self._norm.scalars)
+        computes = any(isinstance(node, Expression) for node in self._norm.body)
+        return (
+            header(lines, self._norm.compute)
+            + f"constexpr int W = {width}, V = {lines.vector};\n"
+            + (functions() if computes else "")
+            + (_SUMS if self._pass.moments is None else _MOMENTS)
+            + _BESIDE
+            + COMBINING
+            + _OVER_COLUMNS
+            + lines.kernel(name, ", ".join([*pointers, "State* parts"]), body, last, self._most)
+        )
+
+    def _restrict(self, name: str) -> str:
+        """New running statistics may lie in the place of the old ones, also of a norm alone."""
+        return "" if self._norm.in_place or "running" in name else " __restrict__"
+
+    # The steps of kernels.
+
+    def _of_lines(self) -> str:
+        """Read what all elements of a line share."""
+        names = [n for n, operand in self._norm.operands.items() if not operand.written and self._shared(n)]
+        if not names:
+            return ""
+        declared = " ".join(f"{self._kind(name)} {name}_of[W];" for name in names)
+        reads = " ".join(
+            f"{name}_of[s] = 0; "
+            f"if (there) {name}_of[s] = {self._loaded(name, f'{name}_base + s * {self._apart[name]}')};"
+            for name in names
+        )
+        return f"{declared}{_each(reads)}"
+
+    def _reduce(self) -> str:
+        moments, sums = self._pass.moments, self._pass.sums
+        if not self._pass.reduces:
+            return ""
+        element = _Element(self)
+        if moments is not None:
+            element.steps.append(f"taken[v] = {element.text(moments)};")
+            take = _TAKE.format(element="\n                ".join(element.steps))
+            loop = self._loop(element, "count += V; const T share = V / count;", take)
+        else:
+            element.steps.append(f"state[s].take({element.text(sums[0])}, {element.text(sums[1])});")
+            loop = self._loop(element, "", element.of_each())
+        total = _each(f"state[s] = over_{self.lines.form.value}(state[s]);")
+        if self.lines.form is Form.COLUMN and self._cut:
+            total = "over_columns<W>(state);"
+        none = _each("state[s] = State::none();")
+        return f"State state[W];{none}\n        T count = 0;\n        {loop}{total}"
+
+    def _values(self) -> str:
+        low, high = map(self._of_line, self._pass.values)
+        return f"T low[W], high[W];{_each(f'low[s] = {low}; high[s] = {high};')}"
+
+    def _results(self) -> str:
+        stores = [
+            f"{name}[{name}_base + s * {self._apart[name]}] = "
+            f"{store(self._norm.operands[name].dtype, self._of_line(text))};"
+            for name, text in self._pass.results.items()
+            if name in self._norm.operands
+        ]
+        return f"if (there && lane == 0) {{{_each(' '.join(stores))} }}" if stores else ""
+
+    def _change(self) -> str:
+        """Compute and store the results of elements."""
+        if not self._stores:
+            return ""
+        element, changed = _Element(self), self._pass.changed
+        if changed is not None:
+            element.define(changed)
+        before, after = [], []
+        for name, (value, dtype) in ((n, (r.value, r.dtype)) for n, r in self._norm.results.items()):
+            pack = f"Pack<{C_TYPES[dtype]}, V * W>"
+            element.steps.append(f"{name}_new.of[s + v] = {store(dtype, element.value(value))};")
+            before.append(f"{pack} {name}_new;")
+            after.append(f"*({pack}*)({name} + {name}_at) = {name}_new;")
+        return self._loop(element, " ".join(before), element.of_each(), " ".join(after))
+
+    def _loop(self, element: _Element, before: str, body: str, after: str = "") -> str:
+        """Over the packs of a part of a line, with what is read of these operands."""
+        names = [*element.names, *(self._norm.results if after else ())]
+        operands = {name: self._norm.operands[name] for name in self._norm.operands if name in names}
+        at = self.lines.at({name: self._places[name] for name in operands if not self._shared(name)})
+        loads = " ".join(
+            f"const {pack} of_{name} = *(const {pack}*)({name} + {name}_at);"
+            for name, pack in ((name, self._pack(name)) for name in operands)
+            if pack and not operands[name].written
+        )
+        return _LOOP.format(at=at, loads=loads, before=before, body=_each(body), after=after)
+
+    # Values in C.
+
+    def _shared(self, name: str) -> bool:
+        """Whether an operand has one element for each line."""
+        dims, (_, strides, whole, _) = self._norm.dims, self._norm.operands[name]
+        return not whole and all(dims[axis] == 1 or strides[axis] == 0 for axis in self._pass.axes)
+
+    def _pack(self, name: str) -> str:
+        """What is read of an operand at a time, in C; empty if it is single elements."""
+        operand, (*slow, last) = self._norm.operands[name], self.lines.along or ((1, ()),)
+        kind, place, vector = C_TYPES[operand.dtype], self._places[name], self.lines.vector
+        if operand.whole:
+            return f"Pack<{kind}, V * W>"
+        if vector == 1 or self._width > 1 or self._shared(name) or last[1][place] != 1:
+            return ""
+        aligned = all(steps[place] % vector == 0 for _, steps in (*slow, *self.lines.across))
+        return f"Beside<{kind}, V>" if aligned else ""
+
+    def _of_line(self, text: str) -> str:
+        names = {name: f"{name}_of[s]" for name in self._norm.operands if f"{{{name}}}" in text}
+        return text.format(state="state[s]", low="low[s]", high="high[s]", **names)
+
+    def _element(self, name: str) -> str:
+        if self._pack(name):
+            value = load(self._norm.operands[name].dtype, f"of_{name}.of[s + v]")
+            return f"({self._kind(name)})({value})"
+        if self._shared(name):
+            return f"{name}_of[s]"
+        if self._width > 1 or self.lines.vector == 1:
+            return self._loaded(name, f"{name}_at + s * {self._apart[name]}")
+        last = len(self.lines.along) - 1
+        if not self.lines.along[last][1][self._places[name]]:
+            return self._loaded(name, f"{name}_at")
+        return self._loaded(name, f"{name}_at + v * e{last}_step{self._places[name]}")
+
+    def _loaded(self, name: str, place: str) -> str:
+        return f"({self._kind(name)})({load(self._norm.operands[name].dtype, f'{name}[{place}]')})"
+
+    def _kind(self, name: str) -> str:
+        """The C type of an operand's values: those of the norm itself are its own."""
+        leaf = name.startswith("in") and name[2:].isdigit()
+        return value_type(self._norm.operands[name].dtype) if leaf else "T"
+
+
+class _Element:
+    """The statements that compute what there is of one element."""
+
+    def __init__(self, kernels: _Kernels) -> None:
+        self._kernels, self._norm = kernels, kernels._norm
+        self.steps: list[str] = []
+        self.names: set[str] = set()
+        """The operands that are read."""
+        self._known: dict[int, tuple[str, str]] = {}
+
+    def of_each(self) -> str:
+        """The statements for each of the elements that are read together."""
+        return f"for (int v = 0; v < V; ++v) {{\n                {' '.join(self.steps)}\n            }}"
+
+    def text(self, text: str) -> str:
+        """An expression of a pass."""
+        names = {}
+        for name in (*self._norm.given, *self._norm.operands):
+            if f"{{{name}}}" not in text:
+                continue
+            if name in self._norm.given:
+                names[name] = f"((T){self.value(self._norm.given[name])})"
+            else:
+                self.names.add(name)
+                names[name] = self._kernels._element(name)
+        return text.format(low="low[s]", high="high[s]", **names)
+
+    def define(self, text: str) -> None:
+        """Compute what the norm makes of the element."""
+        self.steps.append(f"const T normal = {self.text(text)};")
+        place = next(n for n, node in enumerate(self._norm.body) if isinstance(node, Normal))
+        self._known[place] = "normal", value_type(self._norm.compute)
+
+    def value(self, value: Value) -> str:
+        """A value of the body."""
+        for n in sorted(self._needed([value])):
+            node = self._norm.body[n]
+            assert isinstance(node, Expression), "a norm is computed before what follows it"
+            self._known[n] = (
+                formula(node, self.steps, known=self._known),
+                value_type(node.dtype or node.compute),
+            )
+        return formula(value, self.steps, known=self._known)
+
+    def _needed(self, values: Iterable[Value]) -> set[int]:
+        """The expressions that are still to be computed. Reads the leaves of them."""
+        found: set[int] = set()
+        waiting = list(values)
+        while waiting:
+            value = waiting.pop()
+            if isinstance(value, Leaf):
+                self._read(value)
+            elif isinstance(value, Earlier) and value.number not in self._known | dict.fromkeys(found):
+                found.add(value.number)
+                node = self._norm.body[value.number]
+                waiting += node.operands if isinstance(node, Expression) else ()
+        return found
+
+    def _read(self, leaf: Leaf) -> None:
+        name = f"in{leaf.number}"
+        if name not in self.names:
+            self.names.add(name)
+            kind = value_type(leaf.dtype)
+            self.steps.append(f"const {kind} v{leaf.number} = {self._kernels._element(name)};")
+
+
+def _each(body: str) -> str:
+    """For each of the lines that a thread takes at a time."""
+    return f"\n        #pragma unroll\n        for (int s = 0; s < W; ++s) {{ {body} }}"
+
+
+def _side_by_side(norm: Norm, axes: Sequence[int]) -> tuple[Lines, Lines, int, dict[str, int]]:
+    """The lines; those that a thread takes at a time as one, how many, and their distance in each operand."""
+    dims, operands = norm.dims, norm.operands
+    dtypes = [operand.dtype for operand in operands.values()]
+    strides = [operand.strides for operand in operands.values()]
+    whole = [number for number, operand in enumerate(operands.values()) if operand.whole]
+    lines = lines_of(dims, strides, axes, dtypes, vectors=whole)
+    width = _VECTOR // max(dtypes[number].itemsize for number in whole)
+    sides = (axis for axis, size in enumerate(dims) if axis not in axes and size > 1)
+    for axis in sides if lines.form is Form.COLUMN and width > 1 else ():
+        others = [other for other, size in enumerate(dims) if other != axis and size > 1]
+        aligned = all(strides[n][axis] == 1 and not any(strides[n][o] % width for o in others) for n in whole)
+        if aligned and dims[axis] % width == 0:
+            fewer = [size // width if other == axis else size for other, size in enumerate(dims)]
+            wider = [[s * width if other == axis else s for other, s in enumerate(of)] for of in strides]
+            found = lines_of(fewer, wider, axes, dtypes, vectors=())
+            apart = {name: of[axis] for name, of in zip(operands, strides, strict=True)}
+            return lines, found._replace(vector=1), width, apart
+    return lines, lines, 1, dict.fromkeys(operands, 0)
+
+
+_MOMENTS = """
+struct State {  // of so many elements
+    T count, mean, squares;
+    static __device__ State none() { return {0, 0, 0}; }
+    __device__ void take(T middle, T apart, T more, T share) {
+        const T delta = middle - mean;
+        squares = fma(delta * delta, count * share, squares + apart);
+        mean = fma(delta, share, mean);
+        count += more;
+    }
+    __device__ State with(const State& other) const {
+        State both = *this;
+        const T share = other.count / (count + other.count);
+        if (other.count > 0) both.take(other.mean, other.squares, other.count, share);
+        return both;
+    }
+    __device__ State from(int apart) const {
+        return {
+            __shfl_xor_sync(~0u, count, apart), __shfl_xor_sync(~0u, mean, apart),
+            __shfl_xor_sync(~0u, squares, apart)
+        };
+    }
+};
+"""
+"""T. F. Chan, G. H. Golub, R. J. LeVeque, "Algorithms for computing the sample variance", The American
+Statistician 37 (1983)."""
+_SUMS = """
+struct State {
+    T first, second;
+    static __device__ State none() { return {0, 0}; }
+    __device__ void take(T a, T b) { first += a; second += b; }
+    __device__ State with(const State& other) const { return {first + other.first, second + other.second}; }
+    __device__ State from(int apart) const {
+        return {__shfl_xor_sync(~0u, first, apart), __shfl_xor_sync(~0u, second, apart)};
+    }
+};
+"""
+_BESIDE = """
+template <class E, int N> struct alignas(sizeof(E) * N < 16 ? sizeof(E) * N : 16) Beside { E of[N]; };
+"""
+"""Neighbours of a wider type than x's."""
+_OVER_COLUMNS = f"""
+template <int N, class S> __device__ void over_columns(S* state) {{
+    __shared__ S parts[N][{_BLOCK_THREADS}];
+    const int me = threadIdx.y * blockDim.x + threadIdx.x;
+    __syncthreads();
+    #pragma unroll
+    for (int s = 0; s < N; ++s) parts[s][me] = state[s];
+    for (int apart = blockDim.y / 2; apart; apart /= 2) {{
+        __syncthreads();
+        #pragma unroll
+        for (int s = 0; s < N; ++s)
+            if (threadIdx.y < apart) parts[s][me] = parts[s][me].with(parts[s][me + apart * blockDim.x]);
+    }}
+    __syncthreads();
+    #pragma unroll
+    for (int s = 0; s < N; ++s) state[s] = parts[s][threadIdx.x];
+}}
+"""
+"""As `over_column`, of several lines at once: threads wait for each other once for all of them."""
+_TAKE = """T middle = 0, apart = 0, taken[V];
+            for (int v = 0; v < V; ++v) {{
+                {element}
+                middle += taken[v];
+            }}
+            middle /= V;
+            if (V > 1) for (int v = 0; v < V; ++v) {{
+                const T d = taken[v] - middle;
+                apart = fma(d, d, apart);
+            }}
+            state[s].take(middle, apart, V, share);"""
+_RANGE = """const I begin = blockIdx.y * (I)last, all = (I)length / V;
+        const I end = there ? min(all, begin + (I)last) : 0;"""
+_LOOP = """#pragma unroll 2
+        for (I p = begin + lane; p < end; p += lanes) {{
+            const I j = p * V;
+            {at}
+            {loads} {before}{body}
+            {after}
+        }}"""
+_KEEP = f"if (there && lane == 0) {{{_each('parts[(line * W + s) * gridDim.y + blockIdx.y] = state[s];')} }}"
+_COMBINE = "State state[W];" + _each(
+    """const State* own = parts + (line * W + s) * last;
+            State sum = State::none();
+            for (int part = lane; part < (int)last; part += lanes) sum = sum.with(own[part]);
+            state[s] = over_warp(sum);"""
+)
+_SAVE = f"""T* values = (T*)(parts + lines * W * last) + line * W * 2;
+        if (lane == 0) {{{_each("values[s * 2] = low[s]; values[s * 2 + 1] = high[s];")} }}"""
+_RESTORE = """const T* values = (const T*)(parts + lines * W * gridDim.y) + line * W * 2;
+        T low[W], high[W];""" + _each(
+    "low[s] = there ? values[s * 2] : (T)0; high[s] = there ? values[s * 2 + 1] : (T)0;"
+)

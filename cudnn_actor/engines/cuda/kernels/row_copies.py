@@ -1,0 +1,269 @@
+"""Copies of one or more tensors side by side to rows of a result, where vectors of 16 bytes do not fit.
+
+They are for concatenations and slices with rows that are short, or begin at no multiple
+of 16 bytes. What is called an element here is the longest word, of up to 8 bytes, that
+divides all sizes, strides and alignments. A thread writes the same columns of many rows,
+and finds out once where they come from. It writes units of up to 4 bytes, or of one
+element if that is larger, and reads their elements one by one. Threads beside each
+other write neighbours: so all parts of a row are written at once, and no sector of 32
+bytes twice. If the result's rows are no multiples of units, but lie one behind the
+other, two or four of them count as one. Elements are moved as bits. The source depends
+on their size, and on how many elements a unit has, and on the parts, operands and axes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+
+from cudnn_actor.engines.cuda.kernels.elementwise import (
+    C_TYPES,
+    DIVISION,
+    PACK,
+    THREADS,
+    WORDS,
+    Axis,
+    divided,
+    divisor,
+    in_turns,
+    merged,
+    merged_axes,
+)
+from cudnn_actor.engines.cuda.library.libraries import libraries
+
+__all__ = ["RowKernel", "Rows", "Segment", "copied_rows", "row_source", "rows_side_by_side"]
+
+_UNIT, _PACK_BYTES = 4, 16
+"""Bytes of a unit of small elements, and how many a thread has under way."""
+_MOST_PARTS = 16
+_LEAST_ROWS = 8
+"""With fewer, finding out where a column comes from takes most of the time."""
+_SMALL = 1 << 31
+"""Places below this fit into 32 bits."""
+
+
+class Segment(msgspec.Struct, frozen=True):
+    """Columns of a row: how many, of which operand, and how many elements behind the row's place there."""
+
+    size: int
+    operand: int
+    offset: int = 0
+
+
+class Rows(msgspec.Struct, frozen=True):
+    """A kernel as data.
+
+    Parameters
+    ----------
+    itemsize
+        Bytes of an element: of the words that are copied, not of the tensors' dtype.
+    together
+        The elements of a unit. Every row of the result begins at a multiple of it, and has a multiple of it.
+    parts
+        Those of a row, side by side.
+    axes
+        Those of the rows, slowest first: the size, and the strides of the result and of each operand.
+    """
+
+    itemsize: int
+    together: int
+    parts: tuple[Segment, ...]
+    axes: tuple[Axis, ...]
+
+    @property
+    def rows(self) -> int:
+        """How many there are."""
+        return math.prod(size for size, _ in self.axes)
+
+    @property
+    def units(self) -> int:
+        """How many a row has."""
+        return sum(part.size for part in self.parts) // self.together
+
+    @property
+    def unrolled(self) -> int:
+        """How many units a thread reads before it stores them."""
+        return max(1, _PACK_BYTES // (self.itemsize * self.together))
+
+    @property
+    def row_step(self) -> int:
+        """From a thread's row to its next one. So many rows have a thread for each unit."""
+        blocks = in_turns(-(-self.rows * self.units // (THREADS * self.unrolled)))
+        return max(1, min(blocks * THREADS // self.units, self.rows))
+
+    @property
+    def blocks(self) -> int:
+        """How many blocks of threads it is launched with."""
+        return -(-self.row_step * self.units // THREADS)
+
+    @property
+    def wide(self) -> bool:
+        """Whether places need 64 bits."""
+        tensors = range(len(self.axes[0][1]))
+        spans = [sum((size - 1) * abs(steps[n]) for size, steps in self.axes) for n in tensors]
+        behind = max(part.size + abs(part.offset) for part in self.parts) + self.units * self.together
+        return max(self.rows * self.units, *spans) + behind >= _SMALL
+
+    @property
+    def arguments(self) -> list[int]:
+        """The kernel's, behind the pointers."""
+        found = [self.rows, self.row_step, self.units, divisor(self.units)]
+        found += [number for size, _ in self.axes[1:] for number in (size, divisor(size))]
+        found += [step for _, steps in self.axes for step in steps]
+        starts = [sum(before.size for before in self.parts[:n]) for n in range(len(self.parts))]
+        found += [part.offset - start for part, start in zip(self.parts, starts, strict=True)]
+        return found + starts[1:]
+
+
+def copied_rows(
+    dims: Sequence[int], strides: Sequence[Sequence[int]], alignments: Sequence[int], itemsize: int
+) -> Rows | None:
+    """A copy as rows; None if it is none of rows. The result's strides and alignment, then the operand's."""
+    axes = merged(dims, strides)
+    if not axes or axes[-1][1] != (1, 1):
+        return None
+    *slow, (size, _) = axes
+    return _rows([size], slow, alignments, itemsize)
+
+
+def rows_side_by_side(
+    axis: int,
+    result: Sequence[int],
+    operands: Sequence[tuple[Sequence[int], Sequence[int]]],
+    alignments: Sequence[int],
+    itemsize: int,
+) -> Rows | None:
+    """A concatenation as rows; None if the operands are no parts of rows.
+
+    `result`: its strides. `operands`: their dims and strides; none is empty. `alignments`: the result's, then
+    theirs.
+    """
+    if not operands:
+        return None
+    dims, _ = operands[0]
+    order = [n for n in sorted(range(len(dims)), key=lambda n: -result[n]) if n != axis and dims[n] != 1]
+    inside = [n for n in order if result[n] < result[axis]]
+    across = math.prod(dims[n] for n in inside)
+    if result[axis] != across:
+        return None
+    for of, steps in operands:
+        alike = [n for n in (*inside, axis) if of[n] != 1]
+        if any(steps[n] != result[n] for n in alike):
+            return None
+    slow = [(dims[n], (result[n], *(steps[n] for _, steps in operands))) for n in order if n not in inside]
+    return _rows([of[axis] * across for of, _ in operands], merged_axes(slow), alignments, itemsize)
+
+
+def _rows(
+    sizes: Sequence[int], axes: Sequence[Axis], alignments: Sequence[int], itemsize: int
+) -> Rows | None:
+    """Rows with parts of these sizes; None if they are few, or if 16 bytes can be read at a time."""
+    numbers = [*sizes, *(step for _, steps in axes for step in steps)]
+    word = math.gcd(_PACK_BYTES, *alignments, *(number * itemsize for number in numbers))
+    if word == _PACK_BYTES or not any(sizes) or math.prod(size for size, _ in axes) < _LEAST_ROWS:
+        return None
+    count = word // itemsize
+    parts = [Segment(size // count, number) for number, size in enumerate(sizes)]
+    slow = [(size, tuple(step // count for step in steps)) for size, steps in axes]
+    for together in (4, 2, 1):
+        if together * word <= max(_UNIT, word) and alignments[0] % (together * word) == 0:
+            found = _in_units(word, together, parts, slow)
+            if found is not None:
+                return found
+    return None
+
+
+def _in_units(itemsize: int, together: int, parts: Sequence[Segment], axes: Sequence[Axis]) -> Rows | None:
+    """Rows in units of so many elements, if need be several as one; None if they do not divide into such."""
+    columns = sum(part.size for part in parts)
+    count = together // math.gcd(together, columns)
+    *slow, (size, (step, *steps)) = axes
+    if count > 1 and (step != columns or size % count):
+        return None
+    several = (size // count, (step * count, *(of * count for of in steps)))
+    made = [
+        Segment(part.size, part.operand, row * steps[part.operand]) for row in range(count) for part in parts
+    ]
+    aligned = all(of[0] % together == 0 for _, of in (*slow, several))
+    if not aligned or len(made) > _MOST_PARTS:
+        return None
+    return Rows(itemsize, together, tuple(made), (*slow, several))
+
+
+class RowKernel:
+    """A compiled kernel. `launch` enqueues it on the current stream."""
+
+    def __init__(self, description: Rows) -> None:
+        code = row_source(description)
+        self._function = libraries().cupy.RawKernel(code, "rows", options=("--std=c++17",))
+        self._function.compile()
+        self._grid = (description.blocks,)
+        self._arguments = description.arguments
+
+    def launch(self, pointers: Sequence[int], _: Sequence[float]) -> None:
+        """Enqueue a run. `pointers`: the result's and each operand's."""
+        self._function(self._grid, (THREADS,), (*pointers, *self._arguments))
+
+
+def row_source(description: Rows) -> str:
+    """The kernel in CUDA C++."""
+    axes, operands = range(len(description.axes)), range(len(description.axes[0][1]) - 1)
+    parameters = [f"const E* x{operand}" for operand in operands]
+    parameters += [f"const long long {name}" for name in ("count", "row_step", "units", "units_by")]
+    parameters += [f"const long long {name}{axis}" for axis in axes[1:] for name in ("size", "by")]
+    parameters += [
+        f"const long long {name}"
+        for axis in axes
+        for name in (f"to{axis}", *(f"of{n}_{axis}" for n in operands))
+    ]
+    parameters += [f"const long long from{part}" for part in range(len(description.parts))]
+    parameters += [f"const long long start{part}" for part in range(1, len(description.parts))]
+    columns = [
+        f"of[v] = x{part.operand}; first[v] = column + (I)from{n};"
+        + "".join(f" steps[v][{axis}] = (I)of{part.operand}_{axis};" for axis in axes)
+        for n, part in enumerate(description.parts)
+    ]
+    columns[1:] = [f"if (column >= (I)start{n}) {{ {text} }}" for n, text in enumerate(columns[1:], 1)]
+    found = "\n        ".join(columns)
+    places = [divided(f"i{axis}", "rest", f"size{axis}", f"by{axis}") for axis in reversed(axes[1:])]
+    read = " + ".join(f"i{axis} * steps[v][{axis}]" for axis in axes)
+    written = " + ".join(f"i{axis} * (I)to{axis}" for axis in axes)
+    number = "long long" if description.wide else "unsigned"
+    element = C_TYPES[WORDS[description.itemsize]]
+    return f"""{PACK}{DIVISION}
+typedef {element} E;
+typedef {"long long" if description.wide else "int"} I;
+constexpr int TOGETHER = {description.together}, COUNT = {description.unrolled};
+typedef Pack<E, TOGETHER> Unit;
+extern "C" __global__ void __launch_bounds__({THREADS}) rows(E* y, {", ".join(parameters)}) {{
+    I row = (I)(blockIdx.x * (long long)blockDim.x + threadIdx.x);
+    {divided("unit", "row", "units", "units_by")}
+    if (row >= (I)row_step) return;
+    const E* of[TOGETHER];
+    I first[TOGETHER], steps[TOGETHER][{len(axes)}];
+    #pragma unroll
+    for (int v = 0; v < TOGETHER; ++v) {{
+        const I column = unit * TOGETHER + v;
+        {found}
+    }}
+    const {number} last = ({number})count, step = ({number})row_step;
+    #pragma unroll 1
+    for ({number} begin = ({number})row; begin < last; begin += step * COUNT) {{
+        Unit read[COUNT];
+        I at[COUNT];
+        #pragma unroll
+        for (int u = 0; u < COUNT; ++u) {{
+            I rest = (I)min(begin + u * step, last - 1);
+            {" ".join(places)}
+            const I i0 = rest;
+            at[u] = unit * TOGETHER + {written};
+            #pragma unroll
+            for (int v = 0; v < TOGETHER; ++v) read[u].of[v] = of[v][first[v] + {read}];
+        }}
+        #pragma unroll
+        for (int u = 0; u < COUNT; ++u) if (begin + u * step < last) *(Unit*)(y + at[u]) = read[u];
+    }}
+}}
+"""

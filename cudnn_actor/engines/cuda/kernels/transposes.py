@@ -1,0 +1,450 @@
+"""Copies of tensors whose neighbours in the result are no neighbours in the operand: transposes and the like.
+
+A block moves tiles by way of shared memory, so that it reads along the operand's
+fastest axes and writes along the result's, up to 16 bytes at a time. Where rows
+begin at addresses that are no multiples of 4, whole words of 32 bits are still
+read and written: what is read keeps its place in the word in shared memory, and
+only the ends of what is written are written by elements. A thread reads all that
+it has of a tile before it stores any of it. The tile's rows in shared memory have
+an odd number of words, and the lanes of a warp are spread over rows, so that
+few of them want one bank. Elements are moved as bits. The source depends on their
+size, on the tile's shape, and on how many are read and written at once.
+
+Matrices that fill tiles, but have rows of which no more than a word can be read or
+written at once, are moved by `skewed_tiles`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+
+from cudnn_actor.engines.cuda.kernels.elementwise import (
+    C_TYPES,
+    DIVISION,
+    PACK,
+    WORDS,
+    Axis,
+    divided,
+    divisor,
+    merged,
+)
+from cudnn_actor.engines.cuda.kernels.skewed_tiles import COPY, LANES, THREADS, Skewed, skewed
+from cudnn_actor.engines.cuda.library.libraries import libraries
+
+__all__ = ["Tiled", "TiledKernel", "tiled", "tiled_source"]
+
+_WARPS = THREADS // LANES
+_MOST_BLOCKS = 1 << 16
+_PACK_BYTES, _WORD = 16, 4
+_LEAST = 16
+"""Elements along both axes that are worth a tile which they do not fill."""
+_SMALL = 1 << 31
+
+
+class Tiled(msgspec.Struct, frozen=True):
+    """A kernel as data.
+
+    Parameters
+    ----------
+    itemsize
+        Bytes of an element.
+    rows, columns
+        Sizes of the axes of the tiles: that along which the result's elements lie side by side, and that
+        along which the operand's do.
+    row_step, column_step
+        The operand's stride from row to row, and the result's from column to column, in elements.
+    batch
+        The other axes, slowest first: the size, the result's stride, the operand's stride.
+    read, written
+        How many neighbours are read and written at once.
+    rows_within, columns_within
+        So many neighbouring rows, or columns, lie another stride apart, and `row_step` is that between
+        groups of them.
+    """
+
+    itemsize: int
+    rows: int
+    columns: int
+    row_step: int
+    column_step: int
+    batch: tuple[tuple[int, int, int], ...]
+    read: int
+    written: int
+    rows_within: tuple[int, int] = (1, 0)
+    columns_within: tuple[int, int] = (1, 0)
+
+    @property
+    def word(self) -> int:
+        """How many elements a word of 32 bits has, or 1."""
+        return max(_WORD // self.itemsize, 1)
+
+    @property
+    def shifted(self) -> tuple[bool, bool]:
+        """Whether words are read, and written, whose first elements may belong to the row before."""
+        return self.read < self.word, self.written < self.word
+
+    @property
+    def skewed(self) -> Skewed | None:
+        """The tiles, if they are skewed."""
+        together = min(self.read, self.written)
+        if together > self.word or self.rows_within[0] > 1 or self.columns_within[0] > 1:
+            return None
+        return skewed(self.itemsize, self.rows, self.columns, self.row_step)
+
+    @property
+    def tile(self) -> tuple[int, int]:
+        """How many rows and columns a tile has: about as many of both, if there are."""
+        if self.skewed is not None:
+            return self.skewed.rows, self.skewed.columns
+        side = _side(self.itemsize) if not any(self.shifted) else 128
+        narrow = min(self.rows, self.columns) < side
+        count = side * {1: side, 2: 128 if narrow else 64, 4: 64, 8: 32}[self.itemsize]
+        few, least = max(self.word, 2), self.word * (2 if self.shifted[0] else 1)
+        columns = max(least, 2, min(side, _power_of_two(self.columns)))
+        if self.itemsize == 2 and self.shifted[0] and columns == least:
+            count //= 2  # each row takes a word more, so all of them too much of shared memory
+        rows = max(few, min(count // columns, _power_of_two(self.rows)))
+        if columns == side:
+            columns = min(count // rows, _power_of_two(self.columns))
+        # Each thread reads and writes at least once.
+        rows = max(rows, THREADS * _PACK_BYTES // self.itemsize // columns)
+        return rows, columns
+
+    @property
+    def tiles(self) -> int:
+        """How many there are."""
+        return math.prod(self.counts) * math.prod(size for size, *_ in self.batch)
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """How many there are along the columns and along the rows."""
+        rows, columns = self.tile
+        down = -(-self.rows // rows) if self.skewed is None else self.skewed.count(self.rows)
+        return -(-self.columns // columns), down
+
+    @property
+    def wide(self) -> bool:
+        """Whether places need 64 bits, those of a tile's elements behind the last included."""
+        rows, columns = self.tile
+        read = (self.rows + rows) * abs(self.row_step) + self.columns + columns
+        written = (self.columns + columns) * abs(self.column_step) + self.rows + rows
+        read += math.prod(map(abs, self.rows_within)) + sum(size * abs(of) for size, _, of in self.batch)
+        written += math.prod(map(abs, self.columns_within)) + sum(
+            size * abs(to) for size, to, _ in self.batch
+        )
+        return max(read, written, self.tiles) + _PACK_BYTES >= _SMALL
+
+    @property
+    def lanes(self) -> tuple[int, int]:
+        """How many lanes lie beside each other in a row that is read, and in a column that is written."""
+        rows, columns = self.tile
+        read = LANES * _WORD // (self.read * self.itemsize)
+        written = (LANES if self.itemsize <= _WORD else LANES // 2) // max(self.written, 1 + self.shifted[1])
+        return (
+            min(max(min(read, LANES), LANES // rows), columns // self.read),
+            min(max(written, LANES // columns), rows // max(self.written, self.word)),
+        )
+
+    @property
+    def pitch(self) -> int:
+        """Elements from row to row of the tile in shared memory: an odd number of words."""
+        words = self.tile[1] * self.itemsize // _WORD
+        each = max(self.itemsize // _WORD, 1)
+        words = words // each + (1 if words // each % 2 == 0 else 2 * self.shifted[0])
+        return words * self.word
+
+    @property
+    def skew(self) -> int:
+        """By how many elements 32 rows are moved against those before, if a warp writes from so many."""
+        columns = self.tile[1]
+        return columns if columns < max(self.written, self.word) else 0
+
+    @property
+    def stored(self) -> int:
+        """Elements that the tile takes in shared memory."""
+        if self.skewed is not None:
+            return self.skewed.stored
+        rows, _ = self.tile
+        return rows * self.pitch + (rows // LANES + 1) * self.skew
+
+    @property
+    def resident(self) -> int:
+        """How many blocks are to run on a multiprocessor at once: the registers for more do not suffice.
+
+        Bytes were measured slower with fewer: a thread has the more to do between reads and writes.
+        """
+        if self.skewed is not None:
+            return self.skewed.resident
+        return 3 if any(self.shifted) else {1: 6, 2: 4, 4: 4, 8: 3}[self.itemsize]
+
+    @property
+    def arguments(self) -> list[int]:
+        """The kernel's, behind the pointers."""
+        across, down = self.counts
+        found = [self.tiles]
+        for size in (across, down, self.rows_within[0], self.columns_within[0]):
+            found += [size, divisor(size)]
+        found += [self.rows, self.columns, self.row_step, self.column_step]
+        found += [self.rows_within[1], self.columns_within[1]]
+        for size, to, of in self.batch:
+            found += [size, divisor(size), to, of]
+        return found
+
+
+def _power_of_two(least: int) -> int:
+    return 1 << (least - 1).bit_length()
+
+
+def _side(itemsize: int) -> int:
+    """The most elements of a tile along an axis, if it has as many along the other."""
+    return 128 if itemsize == 1 else 64
+
+
+def tiled(
+    dims: Sequence[int], strides: Sequence[Sequence[int]], alignments: Sequence[int], itemsize: int
+) -> Tiled | None:
+    """A copy by tiles; None if there is no need. The result's strides and alignment, then the operand's."""
+    axes = merged(dims, strides)
+    if 0 in dims or not axes or axes[-1][1][0] != 1 or axes[-1][1][1] == 1:
+        return None
+    fastest = next((axis for axis in axes if axis[1][1] == 1), None)
+    if fastest is None or (axes[-1][1][1] == 0 and axes[-1][0] >= _side(itemsize)):
+        return None  # there are no neighbours in the operand, or one of its elements is many of the result
+    rows, columns = [axes.pop()], [fastest]
+    axes.remove(fastest)
+    # If they do not fill a tile, they are taken together with an axis whose elements lie behind them.
+    side = _side(itemsize)
+    groups = ((1, columns, rows), (0, rows, columns))
+    for place, group, other in sorted(groups, key=lambda each: each[1][0][0]):
+        behind = next((axis for axis in axes if axis[1][place] == group[0][0]), None)
+        if behind is not None and group[0][0] < side * side // min(_count(other), side):
+            group.insert(0, behind)
+            axes.remove(behind)
+    (row_step, rows_within), (column_step, columns_within) = _steps(rows, 1), _steps(columns, 0)
+    counts = _count(rows), _count(columns)
+    to, of = ([axis[1][place] for axis in (*axes, *group)] for place, group in ((0, columns), (1, rows)))
+    found = Tiled(
+        itemsize=itemsize,
+        rows=counts[0],
+        columns=counts[1],
+        row_step=row_step,
+        column_step=column_step,
+        batch=tuple((size, to, of) for size, (to, of) in axes),
+        read=_together(counts[1], of, alignments[1], itemsize),
+        written=_together(counts[0], to, alignments[0], itemsize),
+        rows_within=rows_within,
+        columns_within=columns_within,
+    )
+    tile = found.tile
+    filled = math.prod(map(min, counts, tile)) * 4 >= math.prod(tile)
+    return found if filled or min(counts) >= _LEAST else None
+
+
+def _count(axes: Sequence[Axis]) -> int:
+    return math.prod(size for size, _ in axes)
+
+
+def _steps(group: Sequence[Axis], tensor: int) -> tuple[int, tuple[int, int]]:
+    """The stride of one or two axes in a tensor, the slower one first, and the size and stride within it."""
+    *slow, (size, steps) = group
+    return (slow[0][1][tensor], (size, steps[tensor])) if slow else (steps[tensor], (1, 0))
+
+
+def _together(size: int, steps: Sequence[int], alignment: int, itemsize: int) -> int:
+    """How many neighbours along an axis can be accessed at once."""
+    counts = (_PACK_BYTES // itemsize >> shift for shift in range(5))
+    return next(
+        count
+        for count in counts
+        if count == 1
+        or (size % count == 0 == alignment % (count * itemsize) and all(step % count == 0 for step in steps))
+    )
+
+
+class TiledKernel:
+    """A compiled kernel. `launch` enqueues it on the current stream."""
+
+    def __init__(self, description: Tiled) -> None:
+        code = tiled_source(description)
+        self._function = libraries().cupy.RawKernel(code, "tiled", options=("--std=c++17",))
+        self._function.compile()
+        self._grid = (min(description.tiles, _MOST_BLOCKS),)
+        self._arguments = description.arguments
+
+    def launch(self, pointers: Sequence[int], _: Sequence[float]) -> None:
+        """Enqueue a run. `pointers`: the result's and the operand's."""
+        self._function(self._grid, (THREADS,), (*pointers, *self._arguments))
+
+
+def tiled_source(description: Tiled) -> str:
+    """The kernel in CUDA C++."""
+    size = description.itemsize
+    tile_rows, tile_columns = description.tile
+    batch = range(len(description.batch))
+    names = [f"const long long {name}{n}" for n in batch for name in ("size", "by", "to", "of")]
+    parameters = "".join(f", {name}" for name in names)
+    places = [
+        f"{{ {divided('at', 'rest', f'size{n}', f'by{n}')} x += at * (I)of{n}; z += at * (I)to{n}; }}"
+        for n in reversed(batch)
+    ]
+    row = _place("i", "rows_within", "row_step", description.rows_within)
+    column = _place("i", "columns_within", "column_step", description.columns_within)
+    tiles = description.skewed
+    return f"""{PACK}{DIVISION}{"" if tiles is None else COPY}
+typedef {C_TYPES[WORDS[size]]} E;
+typedef {"long long" if description.wide else "int"} I;
+typedef unsigned {"long long" if description.wide else "int"} U;
+constexpr int ROWS = {tile_rows}, COLUMNS = {tile_columns}, WORD = {description.word};
+// As numbers: the compiler keeps each element of a struct of several small ones in a register of its own.
+typedef {C_TYPES[WORDS[max(size, _WORD)]]} Bits;
+extern "C" __global__ void __launch_bounds__({THREADS}, {description.resident}) tiled(
+    E* y, const E* from, const long long tiles, const long long across, const long long across_by,
+    const long long down, const long long down_by,
+    const long long rows_within, const long long rows_within_by,
+    const long long columns_within, const long long columns_within_by,
+    const long long rows, const long long columns, const long long row_step, const long long column_step,
+    const long long rows_within_step, const long long columns_within_step{parameters}
+) {{
+    alignas({_PACK_BYTES}) __shared__ Bits words[{-(-description.stored // description.word)}];
+    E* const tile = (E*)words;
+    const unsigned thread = threadIdx.x, warp = thread / {LANES}, lane = thread % {LANES};
+    // Where elements are in the operand without `x`, and in the result without `z`, and in the tile.
+    const auto x_of = [&](I i) {{ return {row}; }};
+    const auto z_of = [&](I i) {{ return {column}; }};
+    const unsigned from_at = (unsigned)((unsigned long long)from / {size});
+    const unsigned y_at = (unsigned)((unsigned long long)y / {size});
+    for (long long t = blockIdx.x; t < tiles; t += gridDim.x) {{
+        I rest = (I)t;
+        {divided("tile_column", "rest", "across", "across_by")}
+        {divided("tile_row", "rest", "down", "down_by")}
+        const I row = tile_row * ROWS, column = tile_column * COLUMNS;
+        I x = column, z = row;
+        {" ".join(places)}
+        const int below = (int)min((I)rows - row, (I)ROWS);
+        const int beside = (int)min((I)columns - column, (I)COLUMNS);
+        {_moved(description) if tiles is None else tiles.body()}
+        __syncthreads();
+    }}
+}}
+"""
+
+
+def _place(number: str, within: str, step: str, of: tuple[int, int]) -> str:
+    """The C expression of where a row or column begins."""
+    if of[0] == 1:
+        return f"{number} * (I){step}"
+    group = f"over({number}, {within}, {within}_by)"
+    return f"{group} * (I){step} + ({number} - {group} * (I){within}) * (I){within}_step"
+
+
+def _moved(description: Tiled) -> str:
+    """A tile is moved, from the same columns of each row."""
+    skew = f" + (int)((unsigned)r / {LANES}) * {description.skew}" if description.skew else ""
+    read_shifted, written_shifted = description.shifted
+    shift = " + (int)((from_at + (unsigned)(x + x_of(row + r))) & (WORD - 1))" if read_shifted else ""
+    return f"""const auto stored = [&](int r, int c) {{ return r * {description.pitch}{skew} + c; }};
+        const auto at = [&](int r, int c) {{ return stored(r, c){shift}; }};
+        {_shifted_reads(description) if read_shifted else _reads(description)}
+        __syncthreads();
+        {_shifted_writes(description) if written_shifted else _writes(description)}"""
+
+
+def _reads(description: Tiled) -> str:
+    """A thread reads up to 16 bytes at a time, all that it has, and stores them as words."""
+    rows, columns = description.tile
+    lanes, read = description.lanes[0], description.read
+    beside = columns // (lanes * read)
+    words = read // description.word
+    return f"""struct alignas({read * description.itemsize}) Read {{ Bits of[{words}]; }};
+        constexpr int READS = {rows * columns // (THREADS * read)};
+        Read packs[READS];
+        const auto reads = [&](int k, auto use) {{
+            const unsigned s = warp + k * {_WARPS};
+            const unsigned r = s / {beside} * {LANES // lanes} + lane / {lanes};
+            use((int)r, (int)((s % {beside} * {lanes} + lane % {lanes}) * {read}));
+        }};
+        #pragma unroll
+        for (int k = 0; k < READS; ++k) reads(k, [&](int r, int c) {{
+            if (r < below && c < beside) packs[k] = *(const Read*)(from + (x + x_of(row + r) + c));
+        }});
+        #pragma unroll
+        for (int k = 0; k < READS; ++k) reads(k, [&](int r, int c) {{
+            #pragma unroll
+            for (int v = 0; v < {words}; ++v) words[stored(r, c) / WORD + v] = packs[k].of[v];
+        }});"""
+
+
+def _shifted_reads(description: Tiled) -> str:
+    """A thread reads all words that have elements of the tile's rows."""
+    rows, columns = description.tile
+    beside = columns // description.word
+    full = rows * beside // THREADS
+    return f"""constexpr int READS = {full + -(-rows // THREADS)};
+        Bits packs[READS];
+        // At first so many words of each row, and then the one behind them.
+        const auto reads = [&](int k, auto use) {{
+            const unsigned p = thread + (k < {full} ? k : k - {full}) * {THREADS};
+            if (k < {full}) use((int)(p / {beside}), (int)(p % {beside}) * WORD);
+            else use((int)p, COLUMNS);
+        }};
+        #pragma unroll
+        for (int k = 0; k < READS; ++k) reads(k, [&](int r, int c) {{
+            const I place = x + x_of(row + r);
+            const int before = (int)((from_at + (unsigned)place) & (WORD - 1));
+            if (r < below && c - before < beside) packs[k] = *(const Bits*)(from + (place - before + c));
+        }});
+        #pragma unroll
+        for (int k = 0; k < READS; ++k) reads(k, [&](int r, int c) {{
+            if (r < ROWS) words[stored(r, c) / WORD] = packs[k];
+        }});"""
+
+
+def _writes(description: Tiled) -> str:
+    """A thread writes up to 16 bytes at a time."""
+    rows, columns = description.tile
+    lanes, written = description.lanes[1], description.written
+    below = rows // (lanes * written)
+    return f"""typedef Pack<E, {written}> Written;
+        #pragma unroll
+        for (int k = 0; k < {rows * columns // (THREADS * written)}; ++k) {{
+            const unsigned s = warp + k * {_WARPS};
+            const int r = (int)((s % {below} * {lanes} + lane % {lanes}) * {written});
+            const int c = (int)(s / {below} * {LANES // lanes} + lane / {lanes});
+            Written pack;
+            #pragma unroll
+            for (int v = 0; v < {written}; ++v) pack.of[v] = tile[at(r + v, c)];
+            if (r < below && c < beside) *(Written*)(y + (z + z_of(column + c) + r)) = pack;
+        }}"""
+
+
+def _shifted_writes(description: Tiled) -> str:
+    """A thread writes words, from the first one of a column that has no other elements; then their ends."""
+    rows, columns = description.tile
+    lanes, word = description.lanes[1], description.word
+    below = rows // (lanes * word)
+    return f"""const auto start = [&](int c) {{ return z + z_of(column + c); }};
+        const auto head = [&](I place) {{ return (int)(-(y_at + (unsigned)place) & (WORD - 1)); }};
+        #pragma unroll 4
+        for (int k = 0; k < {rows * columns // (THREADS * word)}; ++k) {{
+            const unsigned s = warp + k * {_WARPS};
+            const int c = (int)(s / {below} * {LANES // lanes} + lane / {lanes});
+            const I place = start(c);
+            const int r = (int)((s % {below} * {lanes} + lane % {lanes}) * WORD) + head(place);
+            if (c < beside && r + WORD <= below) {{
+                Pack<E, WORD> pack;
+                #pragma unroll
+                for (int v = 0; v < WORD; ++v) pack.of[v] = tile[at(r + v, c)];
+                *(Pack<E, WORD>*)(y + (place + r)) = pack;
+            }}
+        }}
+        for (int k = (int)thread; k < COLUMNS * 2 * WORD; k += {THREADS}) {{
+            const int c = k / (2 * WORD), v = k % (2 * WORD);
+            const I place = start(c);
+            const int before = head(place), behind = before + (below - before) / WORD * WORD;
+            const int r = v < WORD ? v : behind + v - WORD;
+            const bool ends = v < WORD ? v < before : below > before;
+            if (c < beside && ends && r < below) y[place + r] = tile[at(r, c)];
+        }}"""

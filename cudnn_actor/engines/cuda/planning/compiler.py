@@ -1,0 +1,264 @@
+"""Compiles an operation graph into a plan: in one piece if cuDNN accepts it, else in several steps.
+
+cuDNN's candidates are checked first, in cuDNN's order, then the ways to run the
+graph in steps. The first that passes its self-check becomes the plan.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from cudnn_actor.actors.logs import Log
+from cudnn_actor.engines.base import StickyError
+from cudnn_actor.engines.cuda.checking.self_check import BuildContext, SelfCheck
+from cudnn_actor.engines.cuda.cudnn.frontend_graph import Refused
+from cudnn_actor.engines.cuda.cudnn.kernel_caches import KernelCaches
+from cudnn_actor.engines.cuda.library.failures import translate
+from cudnn_actor.engines.cuda.planning.candidates import build_candidate, candidates, check_whole, serialised
+from cudnn_actor.engines.cuda.planning.composition import compose, largest, scratch_bytes
+from cudnn_actor.engines.cuda.planning.depthwise import compile_depthwise, is_depthwise
+from cudnn_actor.engines.cuda.planning.fusing import compile_fused
+from cudnn_actor.engines.cuda.planning.partition import Cut, cut
+from cudnn_actor.engines.cuda.planning.splitting import MOST_FORMS, compile_split, is_elementwise, ways
+from cudnn_actor.engines.cuda.planning.steps import finish, given_sources, graph_step
+from cudnn_actor.engines.cuda.planning.widening import compile_widened, is_widened
+from cudnn_actor.engines.cuda.running.loading import load, loaded
+from cudnn_actor.engines.cuda.running.plan import CudaPlan
+from cudnn_actor.engines.cuda.running.recipe import GraphStep
+from cudnn_actor.engines.support import check_graph, unsupported
+from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
+from cudnn_actor.protocol.operations import Convolution, Pointwise
+from cudnn_actor.protocol.types.errors import OutOfMemory
+
+__all__ = ["WORKSPACE_BYTES", "compile_plan", "compile_whole"]
+
+log = Log("cudnn_actor")
+
+WORKSPACE_BYTES = 4 << 30
+"""The most workspace that a plan may use if no limit is set."""
+_CHOICES = 3
+"""How many candidates are tried for each form of a convolution's tensors."""
+
+
+def compile_plan(graph: OperationGraph, context: BuildContext, workspace_limit: int | None) -> CudaPlan:
+    """A checked plan for a graph. Blocks for milliseconds, or for seconds if kernels are compiled.
+
+    Raises `UnsupportedGraph`, `OutOfMemory` if only plans over the limit can run it, `EngineFailure`.
+    """
+    check_graph(graph, "cuda")
+    limit = WORKSPACE_BYTES if workspace_limit is None else workspace_limit
+    parts = cut(graph)
+    if parts is not None:
+        return in_pieces(graph, parts, limit, lambda piece: compile_plan(piece, context, limit))
+    try:
+        return _first_good(graph, context, limit)
+    except Refused as refusal:
+        reason = refusal
+    try:
+        unlimited = next(possible_plans(graph, context.handle, None))
+    except Refused:
+        unlimited = None
+    context.stream.synchronize()  # raises if the context is dead: then cuDNN refuses everything
+    if unlimited is None or unlimited.workspace <= limit:
+        raise unsupported(graph, "cuda", str(reason)) from reason
+    numbers = range(len(graph.operations))
+    needed = unlimited.workspace
+    raise OutOfMemory(requested=needed, in_use=0, limit=limit, workspace=True, operations=numbers)
+
+
+def in_pieces(
+    graph: OperationGraph, parts: Cut, limit: int, build: Callable[[OperationGraph], CudaPlan]
+) -> CudaPlan:
+    """The plan of a graph in pieces, each made by `build`. Raises as `build`, and `OutOfMemory`."""
+    between = scratch_bytes(parts)
+    if between > limit:  # before any piece is built
+        numbers = largest(graph, parts)
+        raise OutOfMemory(requested=between, in_use=0, limit=limit, workspace=True, operations=numbers)
+    plan = compose(graph, parts, build)
+    if plan.workspace > limit:
+        most = max(plan.recipe.parts, key=lambda part: part.workspace)
+        numbers = most.operations
+        needed = plan.workspace
+        raise OutOfMemory(requested=needed, in_use=0, limit=limit, workspace=True, operations=numbers)
+    return plan
+
+
+def _first_good(graph: OperationGraph, context: BuildContext, limit: int) -> CudaPlan:
+    """The first plan that passes its self-check. Raises `Refused` if none does.
+
+    If the device has no room for the self-check, the first plan, unchecked.
+    """
+    check: SelfCheck | None = None
+    last = "cuDNN has no plan for it"
+    reasons: list[str] = []
+    try:
+        for found in possible_plans(graph, context.handle, limit, reasons, context.kernels):
+            plan = found.instead_of(reasons)
+            context.trying(plan.tag)
+            try:
+                check = check or SelfCheck(graph, context)
+            except MemoryError:
+                if _shares_kernels(plan):
+                    continue  # unchecked, only a plan compiled for itself is used
+                log.warning(
+                    "plan.unchecked", plan=plan.tag, reason="the device has no room for its self-check"
+                )
+                return CudaPlan(msgspec.structs.replace(plan.recipe, checked=False), plan.graphs)
+            plan, fault = _checked(plan, check)
+            if fault is None:
+                return plan
+            log.info("plan.discarded", plan=plan.tag, reason=fault)
+            last = f"{plan.tag}: {fault}"
+            reasons.append(f"{plan.tag.rpartition('/')[2]} failed its self-check: {fault}")
+    finally:
+        if check is not None:
+            check.close()
+    raise Refused(last)
+
+
+def _checked(plan: CudaPlan, check: SelfCheck) -> tuple[CudaPlan, str | None]:
+    """A plan, and what is wrong with it.
+
+    A plan with the kernel of another size is loaded from its bytes before, so that what is checked is what
+    the plan store and other processes get: the bytes have the arguments of the graph that the kernel was
+    compiled for, which cuDNN has to update when it runs the plan.
+    """
+    if not _shares_kernels(plan):
+        return plan, check.fault(plan)
+    journal = check.context.journal
+    if journal.killed(plan.tag):
+        return plan, "to load it killed an earlier process"
+    with journal.trying(plan.tag):
+        try:
+            plan = loaded(plan.recipe, partial(load, context=check.context))
+        except Exception as error:
+            known = translate(error)
+            if isinstance(known, StickyError):
+                raise known from error
+            return plan, f"cuDNN does not load it: {known}"
+    return plan, check.fault(plan)
+
+
+def _shares_kernels(plan: CudaPlan) -> bool:
+    """Whether a plan that has just been built has kernels from a cache: only then do its steps have bytes."""
+    return any(isinstance(step, GraphStep) and step.plan for step in plan.recipe.steps)
+
+
+def possible_plans(
+    graph: OperationGraph,
+    handle: Any,
+    limit: int | None,
+    refusals: list[str] | None = None,
+    kernels: KernelCaches | None = None,
+) -> Iterator[CudaPlan]:
+    """Every plan for a graph, each built when the iterator reaches it: in one piece first, then in steps.
+
+    Pointwise operations, perhaps with gathers and the like before them, reductions and the like with such
+    around them, and depthwise convolutions with such behind them are one kernel of our own, which comes
+    first; so do convolutions of few channels with channels of zeros. With `kernels`, cuDNN's first candidate
+    for dynamic shapes comes before the others. Appends the reasons why there are no others to `refusals`.
+    Raises `Refused`, with cuDNN's reason, if there is no plan at all.
+    """
+    refusals = [] if refusals is None else refusals
+    found = False
+    whole = _in_one_piece(graph, handle, limit, refusals, kernels)
+    steps = _in_steps(graph, handle, limit)
+    if is_elementwise(graph):
+        makes = itertools.chain(steps, whole)
+    else:
+        makes = itertools.chain(_of_our_own(graph, handle, limit), whole, steps)
+    for make in makes:
+        try:
+            plan = make()
+        except Refused as refusal:
+            refusals.append(str(refusal))
+        else:
+            found = True
+            yield plan
+    if not found:
+        raise Refused(refusals[0])
+
+
+_Make = Callable[[], CudaPlan]
+
+
+def _of_our_own(graph: OperationGraph, handle: Any, limit: int | None) -> Iterator[_Make]:
+    """The graph as one kernel of our own, if there may be one, or with channels of zeros."""
+    others = [operation for operation in graph.operations if not isinstance(operation, Pointwise)]
+    if any(is_depthwise(operation, graph.tensor) for operation in others):
+        yield partial(compile_depthwise, graph, limit)
+    elif others and not any(isinstance(operation, Convolution) for operation in others):
+        yield partial(compile_fused, graph, limit)
+    elif is_widened(graph):
+        for candidate in range(_CHOICES):
+            yield partial(compile_widened, graph, handle, limit, candidate)
+
+
+def _in_one_piece(
+    graph: OperationGraph, handle: Any, limit: int | None, refusals: list[str], kernels: KernelCaches | None
+) -> Iterator[_Make]:
+    """The graph as a single cuDNN graph: each of cuDNN's candidates, in cuDNN's order, its fallbacks last.
+
+    Asking for fallbacks takes most of the time, and they are seldom needed.
+    """
+    cache = None if kernels is None else kernels.cache(graph)
+    if cache is not None:
+        yield partial(_dynamic, graph, handle, limit, cache)
+    done, refusal = 0, ""
+    for fallbacks in (False, True):
+        try:
+            check_whole(graph)
+            lowered = candidates(graph, handle, limit, fallbacks=fallbacks)
+        except Refused as error:
+            refusal = str(error)
+            continue
+        count = lowered.get_execution_plan_count()
+        if count > done:
+            yield partial(_whole, graph, lowered, limit, done)
+        for index in range(done + 1, count):
+            yield partial(compile_whole, graph, handle, limit, index, fallbacks=fallbacks)
+        done = count
+    if not done:
+        refusals.append(refusal)
+
+
+def _in_steps(graph: OperationGraph, handle: Any, limit: int | None) -> Iterator[_Make]:
+    """The graph in steps: a few choices for each form of the convolutions' tensors, or each way."""
+    convolves = any(isinstance(operation, Convolution) for operation in graph.operations)
+    for form in range(MOST_FORMS if convolves else 1):
+        for choice in range(_CHOICES if convolves else ways(graph)):
+            yield partial(compile_split, graph, handle, limit, form, choice)
+
+
+def compile_whole(
+    graph: OperationGraph, handle: Any, limit: int | None, candidate: int, *, fallbacks: bool = True
+) -> CudaPlan:
+    """The graph as a single cuDNN graph, built with the candidate of that index. Raises `Refused`.
+
+    `fallbacks`: whether that may be one of cuDNN's fallbacks.
+    """
+    return _whole(graph, candidates(graph, handle, limit, fallbacks=fallbacks), limit, candidate)
+
+
+def _dynamic(graph: OperationGraph, handle: Any, limit: int | None, cache: Any) -> CudaPlan:
+    """The graph as a single cuDNN graph with cuDNN's first candidate for dynamic shapes. Raises `Refused`.
+
+    Its step has the plan's bytes, too, and a name that says what it is.
+    """
+    check_whole(graph)
+    lowered = candidates(graph, handle, limit, fallbacks=False, cache=cache)
+    build_candidate(graph, lowered, 0)
+    step = graph_step(graph, lowered, given_sources(graph))
+    step = msgspec.structs.replace(step, engine=f"{step.engine}-dynamic", plan=serialised(lowered))
+    return finish(graph, [step], [lowered], 0, limit)
+
+
+def _whole(graph: OperationGraph, lowered: Any, limit: int | None, candidate: int) -> CudaPlan:
+    build_candidate(graph, lowered, candidate)
+    step = graph_step(graph, lowered, given_sources(graph))
+    return finish(graph, [step], [lowered], 0, limit)

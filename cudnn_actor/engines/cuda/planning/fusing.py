@@ -1,0 +1,194 @@
+"""Runs reductions, norms and softmaxes with the pointwise operations around them as kernels of our own.
+
+One kernel over lines is the first choice: see `line_kernels`. Norms of channels and their gradients have
+kernels of their own: see `kernels.norm_kernels`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from cudnn_actor.engines.cuda.cudnn.frontend_graph import Refused
+from cudnn_actor.engines.cuda.kernels.elementwise import Expression, Result, Value
+from cudnn_actor.engines.cuda.kernels.line_kernels import Reduced, fits, lined
+from cudnn_actor.engines.cuda.kernels.norm_kernels import Normal
+from cudnn_actor.engines.cuda.operations.fused_norms import FUSED, Normed, beside, elements
+from cudnn_actor.engines.cuda.operations.in_lines import IN_LINES
+from cudnn_actor.engines.cuda.planning.bodies import Body, broadcast
+from cudnn_actor.engines.cuda.planning.steps import finish, given_sources
+from cudnn_actor.engines.cuda.running.plan import CudaPlan
+from cudnn_actor.engines.cuda.running.recipe import LinedStep, NormStep, Scratch, aligned
+from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
+from cudnn_actor.protocol.operations import (
+    GraphTensor,
+    Node,
+    Pointwise,
+    PointwiseMode,
+    Reduction,
+    ReductionMode,
+    TensorRole,
+)
+from cudnn_actor.protocol.types.dtypes import DType
+
+__all__ = ["compile_fused", "is_lined", "lines_of_operation"]
+
+
+def lines_of_operation(
+    graph: OperationGraph, operation: Node
+) -> tuple[tuple[int, ...], tuple[int, ...], DType] | None:
+    """The dims of what an operation reduces or normalises, the axes of a line, and the type of its sums.
+
+    None if it is no such operation, or one of integers, which are reduced exactly.
+    """
+    row = IN_LINES.get(type(operation))
+    x = graph.tensor(operation.reads[0])
+    if row is None or not x.dtype.is_floating:
+        return None
+    return x.dims, row.axes(operation, len(x.dims)), graph.compute(operation)
+
+
+def compile_fused(graph: OperationGraph, limit: int | None) -> CudaPlan:
+    """The graph as one kernel over the lines of its tensors, or as the kernels of a norm.
+
+    Raises `Refused` if there are none, or for a single operation that is better run otherwise.
+    """
+    if len(graph.operations) == 1 and not isinstance(graph.operations[0], Pointwise):
+        row = IN_LINES.get(type(graph.operations[0]))
+        if row is None or not row.alone:
+            raise Refused("it has no neighbours to be fused")
+    norms = [operation for operation in graph.operations if type(operation) in FUSED]
+    if len(norms) == 1:
+        return _normed(graph, norms[0], limit)
+    return _Fuser(graph).plan(limit)
+
+
+def is_lined(graph: OperationGraph, operation: Node) -> bool:
+    """Whether one kernel over lines is a good way to reduce or normalise what an operation does."""
+    found = lines_of_operation(graph, operation)
+    return found is not None and fits(*found[:2])
+
+
+def _normed(graph: OperationGraph, norm: Node, limit: int | None) -> CudaPlan:
+    """The graph as the kernels of its norm. Raises `Refused`."""
+    if any(operation is not norm and not isinstance(operation, Pointwise) for operation in graph.operations):
+        raise Refused("a norm's kernels compute no other reductions")
+    x, compute = graph.tensor(dict(norm.named())["x"]), graph.compute(norm)
+    apart = beside(norm)
+    if any(graph.tensor(uid).role is not TensorRole.BOUND for uid in apart) or not (
+        graph.written.isdisjoint(set(apart) & {*norm.reads})
+    ):
+        raise Refused("weights or statistics of the norm are computed with it")
+    results = [graph.tensor(uid) for uid in graph.results if uid not in apart]
+    if any(tensor.dims != x.dims for tensor in results):
+        raise Refused("a result has other dims than the norm's")
+    body = Body(graph, graph.operations, x.dims)
+    read_first(graph, body, x.dims, x.uid)
+    for operation in graph.operations:
+        if isinstance(operation, Pointwise):
+            body.add(operation)
+            continue
+        value = body.put(Normal(tuple(map(body.value, elements(norm)))))
+        for uid in norm.writes:
+            if uid not in apart:
+                body.define(uid, value, compute)
+    uids = [tensor.uid for tensor in results]
+    values = zip(body.of(uids), results, strict=True)
+    named = dict(norm.named())
+    kernel = Normed(
+        operation=norm.with_operands([*named].index),
+        tensors=tuple(map(graph.tensor, named.values())),
+        body=tuple(body.nodes),
+        results=tuple(Result(value, tensor.dtype) for value, tensor in values),
+        operands=tuple(tensor.dtype for tensor, _ in body.leaves),
+        strides=(*(steps for _, steps in body.leaves), *(broadcast(tensor, x.dims) for tensor in results)),
+        in_place=any(tensor.overwrites is not None for tensor in graph.tensors),
+    )
+    sources = given_sources(graph)
+    tensors = (*(tensor.uid for tensor, _ in body.leaves), *apart, *uids)
+    located = [sources[uid] for uid in tensors]
+    if kernel.workspace:
+        located.append(Scratch(0))
+    step = NormStep(kernel, tuple(located))
+    return finish(graph, [step], [], aligned(kernel.workspace), limit)
+
+
+class _Fuser:
+    """Describes one graph as a kernel. It is the `Computing` that operations describe themselves with."""
+
+    def __init__(self, graph: OperationGraph) -> None:
+        self._graph = graph
+        found = {
+            None if isinstance(operation, Pointwise) else lines_of_operation(graph, operation)
+            for operation in graph.operations
+        } - {None}
+        others = [operation for operation in graph.operations if not isinstance(operation, Pointwise)]
+        if len(found) != 1 or any(lines_of_operation(graph, operation) is None for operation in others):
+            raise Refused("its operations have no lines in common")
+        ((self._dims, self._axes, self._compute),) = found  # type: ignore[misc]
+        self._body = Body(graph, graph.operations, self._dims)
+
+    def plan(self, limit: int | None) -> CudaPlan:
+        graph, body = self._graph, self._body
+        read_first(graph, body, self._dims)
+        for operation in graph.operations:
+            if isinstance(operation, Pointwise):
+                body.add(operation)
+            else:
+                self._add(operation)
+        results = [graph.tensor(uid) for uid in graph.results]
+        strides = [*(steps for _, steps in body.leaves), *(self._result_steps(tensor) for tensor in results)]
+        values = zip(body.of(graph.results), results, strict=True)
+        kernel = lined(
+            body.nodes,
+            [Result(value, tensor.dtype) for value, tensor in values],
+            [tensor.dtype for tensor, _ in body.leaves],
+            self._compute,
+            (self._dims, self._axes, strides),
+        )
+        sources = given_sources(graph)
+        tensors = [*(tensor for tensor, _ in body.leaves), *results]
+        step = LinedStep(kernel, tuple(sources[tensor.uid] for tensor in tensors))
+        return finish(graph, [step], [], 0, limit)
+
+    # `Computing`.
+
+    def apply(self, mode: PointwiseMode, *operands: Value) -> Value:
+        return self._body.put(Expression(mode, operands, (), self._compute))
+
+    def reduce(self, mode: ReductionMode, operand: Value) -> Value:
+        return self._body.put(Reduced(mode, operand))
+
+    # Operations.
+
+    def _add(self, operation: Node) -> None:
+        given = {
+            name: self._body.value(uid, None if name == "x" else self._weights(uid))
+            for name, uid in operation.named(operation.inputs)
+        }
+        found: Mapping[str, Value] = IN_LINES[type(operation)].compute(operation, given, self)
+        for name, uid in operation.named(operation.outputs):
+            self._body.define(uid, found[name], self._compute)
+
+    def _weights(self, uid: int) -> tuple[int, ...]:
+        """The strides of a number for each element of a line."""
+        strides = self._graph.tensor(uid).strides
+        return (0,) * (len(self._dims) - len(strides)) + strides
+
+    def _result_steps(self, tensor: GraphTensor) -> tuple[int, ...]:
+        writer = next(op for op in self._graph.operations if tensor.uid in op.writes)
+        if isinstance(writer, Reduction) and not writer.keep_dims:
+            steps = iter(tensor.strides)
+            return tuple(0 if axis in self._axes else next(steps) for axis in range(len(self._dims)))
+        one = tuple(1 if axis in self._axes else size for axis, size in enumerate(self._dims))
+        if tensor.dims not in (self._dims, one):
+            raise Refused("a result has neither an element for each place nor one for each line")
+        return broadcast(tensor, self._dims)
+
+
+def read_first(graph: OperationGraph, body: Body, dims: tuple[int, ...], *preferred: int) -> None:
+    """Have a body read a tensor with an element for each place first. Raises `Refused` if there is none."""
+    inputs = [uid for uid in (*preferred, *graph.bound) if uid in graph.bound and uid not in graph.written]
+    whole = next((uid for uid in inputs if graph.tensor(uid).dims == dims), None)
+    if whole is None:
+        raise Refused("nothing that it reads has an element for each place")
+    body.value(whole)

@@ -1,0 +1,106 @@
+"""Where in the workspace what lies between a graph's pieces has its place.
+
+The largest are placed first, each as low as it fits: that takes little more memory than
+the most that is held at once. Each is compared with all that are held at the same time,
+so the work grows with how many those are. Where they are very many, as where a gradient
+keeps the values of thousands of layers, places are given in the order of the pieces
+instead: with so many, that takes no more memory.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from cudnn_actor.engines.cuda.planning.partition import Cut
+from cudnn_actor.engines.cuda.running.recipe import aligned
+from cudnn_actor.memory.free_list import FreeList
+
+__all__ = ["places", "spans"]
+
+_MOST_COMPARED = 128
+"""How many others may be held at the same time as each, on average."""
+
+
+def spans(parts: Cut) -> dict[int, tuple[int, int]]:
+    """The first and the last piece that use each tensor, or a view of it."""
+    found: dict[int, tuple[int, int]] = {}
+    for number, piece in enumerate(parts.pieces):
+        for uid in piece.tensors:
+            root = parts.stored[uid].root
+            found[root] = found.get(root, (number, number))[0], number
+    return found
+
+
+def places(parts: Cut) -> tuple[dict[int, int], int]:
+    """Where in the workspace each tensor between pieces lies, and how many bytes they take together.
+
+    A tensor has its place from the piece that writes it to the last that reads it, or a view of it.
+    """
+    of = spans(parts)
+    held = [
+        _Held(tensor.uid, aligned(max(tensor.spec.nbytes, 1)), *of[tensor.uid])
+        for tensor in sorted(parts.between, key=lambda tensor: -tensor.spec.nbytes)
+    ]
+    together = _held_together(held, _MOST_COMPARED * len(held))
+    offsets = _in_order(held) if together is None else _largest_first(held, together)
+    return offsets, max((offsets[one.uid] + one.size for one in held), default=0)
+
+
+class _Held(NamedTuple):
+    """A tensor between pieces: its bytes, and the first and the last piece that use it."""
+
+    uid: int
+    size: int
+    first: int
+    last: int
+
+
+def _held_together(held: Sequence[_Held], most: int) -> dict[int, list[_Held]] | None:
+    """By each tensor's uid, those that are held at the same time; None if there are over `most` pairs."""
+    found: dict[int, list[_Held]] = {one.uid: [] for one in held}
+    earlier: list[tuple[int, int, _Held]] = []
+    for one in sorted(held, key=lambda one: one.first):
+        while earlier and earlier[0][0] < one.first:
+            heapq.heappop(earlier)
+        most -= len(earlier)
+        if most < 0:
+            return None
+        for _, _, other in earlier:
+            found[one.uid].append(other)
+            found[other.uid].append(one)
+        heapq.heappush(earlier, (one.last, one.uid, one))
+    return found
+
+
+def _largest_first(held: Sequence[_Held], together: dict[int, list[_Held]]) -> dict[int, int]:
+    """The offset of each tensor, by its uid, in this order."""
+    offsets: dict[int, int] = {}
+    for one in held:
+        taken = [(offsets[other.uid], other.size) for other in together[one.uid] if other.uid in offsets]
+        offset = 0
+        for begin, size in sorted(taken):
+            if begin < offset + one.size and offset < begin + size:
+                offset = begin + size
+        offsets[one.uid] = offset
+    return offsets
+
+
+def _in_order(held: Sequence[_Held]) -> dict[int, int]:
+    """The offset of each tensor, by its uid: the smallest gap that is there when its first piece runs."""
+    offsets: dict[int, int] = {}
+    gaps = FreeList(sum(one.size for one in held))
+    ending: defaultdict[int, list[int]] = defaultdict(list)
+    running = 0
+    for one in sorted(held, key=lambda one: (one.first, -one.size)):
+        for piece in range(running, one.first):
+            for uid in ending.pop(piece, ()):
+                gaps.release(offsets[uid])
+        running = one.first
+        offset = gaps.allocate(one.size)
+        assert offset is not None, "there is room for all at once"
+        offsets[one.uid] = offset
+        ending[one.last].append(one.uid)
+    return offsets

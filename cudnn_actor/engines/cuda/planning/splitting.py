@@ -1,0 +1,527 @@
+"""Runs a graph in several steps where cuDNN does not accept it as a whole.
+
+Each operation but the pointwise ones runs alone, if necessary on packed or wider
+copies of its operands. Pointwise operations become one kernel for all results of
+the same dims, at first with gathers and the like before them. All data stays on
+the device.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from cudnn_actor.engines.base import EngineFailure
+from cudnn_actor.engines.cuda.cudnn.frontend_graph import Refused
+from cudnn_actor.engines.cuda.kernels.elementwise import Result, copied, elementwise, fused
+from cudnn_actor.engines.cuda.kernels.joined_kernels import launches
+from cudnn_actor.engines.cuda.kernels.row_copies import copied_rows, rows_side_by_side
+from cudnn_actor.engines.cuda.kernels.transposes import tiled
+from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS
+from cudnn_actor.engines.cuda.planning.bodies import Body, broadcast
+from cudnn_actor.engines.cuda.planning.candidates import (
+    build_candidate,
+    candidates,
+    computed_first,
+    takes_bytes,
+)
+from cudnn_actor.engines.cuda.planning.indexed_reads import is_indexed_read
+from cudnn_actor.engines.cuda.planning.steps import finish, given_sources, graph_step
+from cudnn_actor.engines.cuda.running.plan import CudaPlan
+from cudnn_actor.engines.cuda.running.recipe import (
+    Buffer,
+    JoinedStep,
+    KernelStep,
+    OperationStep,
+    RowStep,
+    Scratch,
+    Source,
+    Step,
+    TiledStep,
+    aligned,
+)
+from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
+from cudnn_actor.protocol.operations import (
+    Concat,
+    Convolution,
+    GraphTensor,
+    Movement,
+    Node,
+    Operation,
+    Placed,
+    Pointwise,
+    PointwiseMode,
+    TensorRole,
+)
+from cudnn_actor.protocol.types.dtypes import DType
+from cudnn_actor.protocol.types.tensor import Layout, TensorSpec, packed_strides
+
+__all__ = ["MOST_FORMS", "compile_split", "is_elementwise", "ways"]
+
+MOST_FORMS = 9
+"""The most forms (layouts and dtypes) that `_forms` yields for a convolution's tensors."""
+
+
+def ways(graph: OperationGraph) -> int:
+    """How many choices a graph without convolutions has: the ways of that operation which has the most."""
+    others = [operation for operation in graph.operations if not isinstance(operation, Pointwise)]
+    most = max((IMPLEMENTATIONS[type(operation)].ways for operation in others), default=1) or 1
+    return most + any(_is_fused(graph, operation) for operation in others)
+
+
+def is_elementwise(graph: OperationGraph) -> bool:
+    """Whether a graph is one kernel: pointwise operations, perhaps with gathers and the like before them."""
+    return all(isinstance(each, Pointwise) or _is_fused(graph, each) for each in graph.operations)
+
+
+def compile_split(
+    graph: OperationGraph, handle: Any, limit: int | None, form: int = 0, choice: int = 0
+) -> CudaPlan:
+    """The graph in steps: each operation alone, and a kernel for pointwise results of the same dims.
+
+    `form` is the index of the form of the convolutions' tensors (see `_forms`). `choice` is the index of the
+    candidate to use for a convolution, of those that can be built, and of the way to run another operation:
+    its last way, if it has fewer. Raises `Refused` if there is no such form or candidate.
+    """
+    return _Splitter(graph, handle, limit, form, choice).plan()
+
+
+def _is_fused(graph: OperationGraph, operation: Node) -> bool:
+    """Whether an operation can be computed in one kernel with pointwise ones: see `partition`."""
+    x, y = graph.tensor(operation.reads[0]), graph.tensor(operation.writes[0])
+    return len(graph.operations) > 1 and is_indexed_read(operation, x, y)
+
+
+class _Splitter:
+    """Splits one graph into steps."""
+
+    def __init__(self, graph: OperationGraph, handle: Any, limit: int | None, form: int, choice: int) -> None:
+        self._graph = graph
+        self._handle = handle
+        self._limit = limit
+        self._form = form
+        self._choice = choice
+        self._sources = given_sources(graph)
+        self._forms = {tensor.uid: tensor for tensor in graph.tensors}
+        """Each tensor as stored at its place in `_sources`: a virtual one as its step wrote it."""
+        self._waiting: dict[int, Node] = {}
+        """Pointwise operations, and gathers and the like, that are in no step yet, by their results."""
+        self._steps: list[Step] = []
+        self._graphs: list[Any] = []
+        self._scratch = 0
+        self._workspaces: dict[int, Scratch] = {}
+
+    def plan(self) -> CudaPlan:
+        for operation in self._graph.operations:
+            if isinstance(operation, Pointwise):
+                self._waiting[operation.result] = operation
+                continue
+            self._compute([uid for uid in operation.reads if uid in self._waiting])
+            if not self._choice and _is_fused(self._graph, operation):
+                self._waiting[operation.writes[0]] = operation
+            elif isinstance(operation, Convolution):
+                self._convolve(operation)
+            elif isinstance(operation, Concat):
+                self._concatenate(operation)
+            elif isinstance(operation, Movement) and not IMPLEMENTATIONS[type(operation)].ways:
+                self._move(operation)
+            else:
+                self._run(operation)
+        bound = (uid for uid in self._waiting if self._graph.tensor(uid).role is TensorRole.BOUND)
+        self._compute(list(bound))
+        return finish(self._graph, self._steps, self._graphs, self._scratch, self._limit)
+
+    # Convolutions.
+
+    def _convolve(self, operation: Convolution[int]) -> None:
+        """Add a convolution on tensors of the wanted form, copied where they differ. Raises `Refused`."""
+        tensors = [self._forms[uid] for _, uid in operation.named()]
+        forms = next(itertools.islice(_forms(tensors), self._form, None), None)
+        if forms is None:
+            raise Refused("there is no other form for its tensors")
+        alone, lowered = self._built(operation, tensors, forms)
+        *inputs, (result, form) = zip(tensors, forms, strict=True)
+        sources = {number: self._packed(*pair) for number, pair in enumerate(inputs)}
+        place = self._sources.get(result.uid)
+        target = place if place is not None and _serves(result, form) else self._take(form)
+        self._steps.append(graph_step(alone, lowered, {**sources, len(inputs): target}))
+        self._graphs.append(lowered)
+        if place is None:
+            self._sources[result.uid], self._forms[result.uid] = target, form
+        elif place != target:
+            self._copy(form, target, result, place)
+
+    def _built(
+        self, operation: Convolution[int], tensors: Sequence[GraphTensor], forms: Sequence[GraphTensor]
+    ) -> tuple[OperationGraph, Any]:
+        """A convolution of those forms as its own graph, and cuDNN's built graph. Raises `Refused`.
+
+        Each operand is a tensor of its own there, with its number as uid: see `check_whole`.
+        """
+        # Values of half types and bytes are exact in float32, and in TF32, with ten bits and float32's range.
+        numerics = self._graph.numerics
+        if tensors[0].dtype is not forms[0].dtype:
+            numerics = msgspec.structs.replace(numerics, tf32=True)
+        numbers = {name: number for number, (name, _) in enumerate(operation.named())}
+        alone = OperationGraph(
+            tensors=tuple(
+                msgspec.structs.replace(form, uid=number, overwrites=None)
+                for number, form in enumerate(forms)
+            ),
+            operations=(operation.with_operands(numbers.__getitem__),),
+            numerics=numerics,
+        )
+        return alone, self._candidate(alone, self._choice)
+
+    def _candidate(self, alone: OperationGraph, choice: int) -> Any:
+        """cuDNN's graph, built with the candidate of that index, of those that can be built."""
+        lowered = candidates(alone, self._handle, self._limit)
+        left = choice
+        for index in range(lowered.get_execution_plan_count()):
+            try:
+                build_candidate(alone, lowered, index)
+            except Refused:
+                continue
+            if not left:
+                return lowered
+            left -= 1
+        raise Refused(f"cuDNN has no candidate {choice} for {alone.operations[0].kind}")
+
+    def _packed(self, tensor: GraphTensor, form: GraphTensor) -> Source:
+        """An input in the wanted form: the tensor itself, or a copy."""
+        if _serves(tensor, form):
+            return self._sources[tensor.uid]
+        copy = self._take(form)
+        self._copy(tensor, self._sources[tensor.uid], form, copy)
+        return copy
+
+    # Other operations.
+
+    def _run(self, operation: Node) -> None:
+        """Add the steps that run an operation, in the chosen way. Raises `Refused`."""
+        for uid in operation.writes:
+            if uid not in self._sources:
+                self._sources[uid] = self._take(self._graph.tensor(uid))
+        implementation = IMPLEMENTATIONS[type(operation)]
+        run: list[Callable[[Node], None]] = []
+        if implementation.lower is not None:
+            run += [partial(self._by_graph, packed=packed) for packed in (False, True)]
+        run += [partial(self._by_step, launcher=name) for name in implementation.launchers]
+        run[min(self._choice, len(run) - 1)](operation)
+
+    def _by_graph(self, operation: Node, *, packed: bool) -> None:
+        """Add an operation as a graph of cuDNN's of its own."""
+        computed = computed_first(self._graph, operation)
+        with self._placed(operation, packed=packed) as placed:
+            # Each operand is a tensor of its own here, even if two are one in the graph: see `check_whole`.
+            names = (*placed, *(name for name in computed if name not in placed))
+            numbers = {name: number for number, name in enumerate(names)}
+            operands = dict(placed)
+            for name, wanted in computed.items():
+                spec = TensorSpec.packed(wanted.dims, wanted.dtype)
+                form = GraphTensor(uid=-1, dims=spec.dims, strides=spec.strides, dtype=spec.dtype)
+                operands[name] = form, self._take(form)
+                if isinstance(wanted.value, Operation):
+                    self._steps.append(_generating(wanted.value, {**placed, "y": operands[name]}))
+                    continue
+                strides = [spec.strides, *(placed[read][0].strides for read in wanted.operands)]
+                kernel = elementwise(wanted.value, wanted.dtype, wanted.dims, strides)
+                places = (operands[name][1], *(placed[read][1] for read in wanted.operands))
+                self._steps.append(KernelStep(kernel, places))
+            changes = {name: numbers[name] for name in computed}
+            alone = OperationGraph(
+                tensors=tuple(
+                    msgspec.structs.replace(_given(form), uid=numbers[name], overwrites=None)
+                    for name, (form, _) in operands.items()
+                ),
+                operations=(
+                    msgspec.structs.replace(operation.with_operands(numbers.__getitem__), **changes),
+                ),
+                numerics=self._graph.numerics,
+            )
+            lowered = self._candidate(alone, 0)
+            sources = {numbers[name]: source for name, (_, source) in operands.items()}
+            self._steps.append(graph_step(alone, lowered, sources))
+            self._graphs.append(lowered)
+
+    def _by_step(self, operation: Node, *, launcher: str) -> None:
+        """Add an operation as a step of its own."""
+        found = IMPLEMENTATIONS[type(operation)].launchers[launcher]
+        with self._placed(operation, packed=found.packed) as placed:
+            numbers = {name: number for number, name in enumerate(placed)}
+            alone = msgspec.structs.replace(
+                operation.with_operands(numbers.__getitem__), numerics=self._graph.numerics
+            )
+            tensors = [form for form, _ in placed.values()]
+            nbytes = 0 if found.workspace is None else found.workspace(alone, tensors)
+            step = OperationStep(
+                operation=alone,
+                tensors=tuple(tensors),
+                sources=(*(source for _, source in placed.values()), *self._workspace(nbytes)),
+                launcher=launcher,
+            )
+            try:
+                found.make(step.operation, step.tensors, self._handle)
+            except EngineFailure as failure:
+                raise Refused(str(failure)) from failure
+            self._steps.append(step)
+
+    def _workspace(self, nbytes: int) -> tuple[Scratch, ...]:
+        """Where a step has its workspace, if it needs any. Steps that need as much share it."""
+        if nbytes and nbytes not in self._workspaces:
+            self._workspaces[nbytes] = self._reserve(nbytes)
+        return (self._workspaces[nbytes],) if nbytes else ()
+
+    @contextlib.contextmanager
+    def _placed(self, operation: Node, *, packed: bool) -> Iterator[dict[str, tuple[GraphTensor, Source]]]:
+        """An operation's operands by name, each in the wanted form and where it is stored.
+
+        Inputs are copied before where they must be packed, and results afterwards.
+        """
+        placed: dict[str, tuple[GraphTensor, Source]] = {}
+        for name, uid in operation.named():
+            tensor = self._forms[uid]
+            form = _repacked(tensor, Layout.NCHW) if packed else tensor
+            copied = uid in operation.writes and not _serves(tensor, form)
+            placed[name] = form, self._take(form) if copied else self._packed(tensor, form)
+        yield placed
+        for name, uid in operation.named(operation.outputs):
+            form, source = placed[name]
+            if source != self._sources[uid]:
+                self._copy(form, source, self._forms[uid], self._sources[uid])
+
+    def _move(self, operation: Movement[int]) -> None:
+        """Add the step that moves elements: a copy of the operand as the result sees it.
+
+        None if the result is not bound: then what reads it sees the operand so, too.
+        """
+        tensor, result = self._forms[operation.x], self._graph.tensor(operation.y)
+        source = self._sources[operation.x]
+        placed = operation.view(tensor.dims, tensor.strides)
+        if result.role is TensorRole.VIRTUAL and placed is not None:
+            seen, self._sources[result.uid] = _seen(tensor, source, result.dims, placed)
+            self._forms[result.uid] = msgspec.structs.replace(seen, uid=result.uid)
+            return
+        if placed is None:  # a reshape: packed, its elements lie as the result's
+            packed = _repacked(tensor, Layout.NCHW)
+            if result.strides == packed_strides(result.dims):  # so it is the operand, packed
+                packed = msgspec.structs.replace(packed, dtype=result.dtype)
+                self._copy(tensor, source, packed, self._sources[result.uid])
+                return
+            tensor, source = packed, self._packed(tensor, packed)
+            placed = operation.view(tensor.dims, tensor.strides)
+            assert placed is not None
+        seen, start = _seen(tensor, source, result.dims, placed)
+        self._copy(seen, start, result, self._sources[result.uid])
+
+    def _concatenate(self, operation: Concat[int]) -> None:
+        """Add the steps that copy each operand to its part of the result: as few as possible."""
+        result, target = self._graph.tensor(operation.y), self._sources[operation.y]
+        tensors = [self._forms[uid] for uid in operation.operands if 0 not in self._forms[uid].dims]
+        rows = rows_side_by_side(
+            operation.axis % len(result.dims),
+            result.strides,
+            [(tensor.dims, tensor.strides) for tensor in tensors],
+            [result.alignment, *(tensor.alignment for tensor in tensors)],
+            result.dtype.itemsize,
+        )
+        if rows is not None:
+            self._steps.append(RowStep(rows, (target, *(self._sources[tensor.uid] for tensor in tensors))))
+            return
+        tensors = [self._forms[uid] for uid in operation.operands]
+        starts = operation.starts([tensor.dims for tensor in tensors])
+        copies: list[KernelStep] = []
+        for tensor, start in zip(tensors, starts, strict=True):
+            placed = Placed(result.strides, start * result.strides[operation.axis])
+            part, place = _seen(result, target, tensor.dims, placed)
+            step = _copying(tensor, self._sources[tensor.uid], part, place)
+            if isinstance(step, KernelStep):
+                copies.append(step)
+            else:
+                self._steps.append(step)
+        for numbers in launches([step.kernel for step in copies]) if copies else ():
+            steps = [copies[number] for number in numbers]
+            sources = tuple(source for step in steps for source in step.sources)
+            self._steps.append(JoinedStep(tuple(step.kernel for step in steps), sources))
+
+    # Pointwise.
+
+    def _compute(self, results: Sequence[int]) -> None:
+        """Add the kernels that compute pointwise results which are in no step yet: one for each dims."""
+        by_dims: dict[tuple[int, ...], list[int]] = {}
+        for uid in results:
+            by_dims.setdefault(self._graph.tensor(uid).dims, []).append(uid)
+
+        def overwrites(uids: list[int]) -> bool:
+            return any(self._graph.tensor(uid).overwrites is not None for uid in uids)
+
+        for dims, uids in sorted(by_dims.items(), key=lambda one: overwrites(one[1])):
+            self._add_kernel(dims, uids)
+            for uid in uids:
+                del self._waiting[uid]
+
+    def _add_kernel(self, dims: tuple[int, ...], uids: Sequence[int]) -> None:
+        """Add the kernel that computes these results, of these dims."""
+        wanted = set(uids)
+        operations: list[Node] = []
+        for uid, operation in reversed(self._waiting.items()):
+            if uid in wanted:
+                operations.insert(0, operation)
+                wanted.update(operation.reads)
+        stored = [self._graph.tensor(uid) for uid in uids]
+        for tensor in stored:
+            if tensor.uid not in self._sources:
+                self._sources[tensor.uid] = self._take(tensor)
+        copied = self._copied(operations, uids)
+        if copied is not None:
+            (result,) = stored
+            self._copy(copied, self._sources[copied.uid], result, self._sources[result.uid])
+            return
+        body = Body(self._graph, operations, dims, form=self._forms.__getitem__)
+        for operation in operations:
+            if isinstance(operation, Pointwise):
+                body.add(operation)
+            else:
+                body.read(operation)
+        tensors = [*stored, *(tensor for tensor, _ in body.leaves)]
+        kernel = fused(
+            [Result(value, tensor.dtype) for value, tensor in zip(body.of(uids), stored, strict=True)],
+            body.nodes,
+            dims,
+            [*(tensor.strides for tensor in stored), *(steps for _, steps in body.leaves)],
+            [tensor.alignment for tensor in tensors],
+            tables=body.tables,
+        )
+        self._steps.append(KernelStep(kernel, tuple(self._sources[tensor.uid] for tensor in tensors)))
+
+    def _copied(self, operations: Sequence[Node], results: Sequence[int]) -> GraphTensor | None:
+        """The tensor that operations only bring into another layout, or broadcast, as the result sees it.
+
+        None if they do something else.
+        """
+        (uid, *others), dtypes = results, set[DType]()
+        for operation in reversed(operations):
+            dtypes.add(self._graph.tensor(uid).dtype)
+            match operation:
+                case Pointwise(mode=PointwiseMode.IDENTITY, operands=(x,)) if operation.result == uid:
+                    uid = x
+                case Pointwise(mode=PointwiseMode.MUL, operands=(x, one)) if operation.result == uid:
+                    if self._graph.tensor(one).value != 1 or self._graph.tensor(x).dtype is DType.BOOL:
+                        return None
+                    uid = x
+                case _:
+                    return None
+        copied, result = self._forms.get(uid), self._graph.tensor(results[0])
+        if others or copied is None or copied.value is not None or copied.role is TensorRole.SCALAR:
+            return None
+        exact = {copied.dtype, DType.FLOAT32} if copied.dtype.is_half else {copied.dtype}
+        if copied.dtype is not result.dtype or not dtypes <= exact or len(copied.dims) != len(result.dims):
+            return None
+        return msgspec.structs.replace(copied, dims=result.dims, strides=broadcast(copied, result.dims))
+
+    def _copy(self, tensor: GraphTensor, source: Source, to: GraphTensor, target: Source) -> None:
+        """Add the step that copies a tensor to another of the same dims: of whole rows where they fit."""
+        step: Step = _copying(tensor, source, to, target)
+        if isinstance(step, KernelStep) and tensor.dtype is to.dtype:
+            strides, alignments = [to.strides, tensor.strides], [to.alignment, tensor.alignment]
+            rows = copied_rows(to.dims, strides, alignments, to.dtype.itemsize)
+            step = step if rows is None else RowStep(rows, step.sources)
+        self._steps.append(step)
+
+    def _take(self, tensor: GraphTensor) -> Scratch:
+        """Reserve scratch memory for a tensor between steps."""
+        return self._reserve(tensor.spec.nbytes)
+
+    def _reserve(self, nbytes: int) -> Scratch:
+        place = Scratch(self._scratch)
+        self._scratch += aligned(nbytes)
+        return place
+
+
+def _copying(tensor: GraphTensor, source: Source, to: GraphTensor, target: Source) -> KernelStep | TiledStep:
+    """The step that copies a tensor, perhaps converted, to another of the same dims."""
+    strides, alignments = [to.strides, tensor.strides], [to.alignment, tensor.alignment]
+    if tensor.dtype is to.dtype:
+        tiles = tiled(to.dims, strides, alignments, to.dtype.itemsize)
+        if tiles is not None:
+            return TiledStep(tiles, (target, source))
+    return KernelStep(copied((to.dtype, tensor.dtype), to.dims, strides, alignments), (target, source))
+
+
+def _seen(
+    tensor: GraphTensor, source: Source, dims: tuple[int, ...], placed: Placed
+) -> tuple[GraphTensor, Source]:
+    """A part of a tensor, and where it begins."""
+    assert isinstance(source, Buffer | Scratch)
+    start = placed.offset * tensor.dtype.itemsize
+    part = msgspec.structs.replace(
+        tensor, dims=dims, strides=placed.strides, alignment=math.gcd(tensor.alignment, start)
+    )
+    return part, msgspec.structs.replace(source, offset=source.offset + start)
+
+
+def _generating(operation: Operation[str], placed: Mapping[str, tuple[GraphTensor, Source]]) -> OperationStep:
+    """A kernel's step that computes an operand of another operation. `placed`: the operands by name."""
+    named = dict(operation.named())
+    operands = [placed[name] for name in named.values()]
+    return OperationStep(
+        operation=operation.with_operands([*named].index),
+        tensors=tuple(form for form, _ in operands),
+        sources=tuple(source for _, source in operands),
+        launcher="kernel",
+    )
+
+
+def _serves(tensor: GraphTensor, form: GraphTensor) -> bool:
+    """Whether a tensor already has the wanted form."""
+    same = (tensor.dims, tensor.strides, tensor.dtype) == (form.dims, form.strides, form.dtype)
+    return same and tensor.alignment >= form.alignment
+
+
+def _forms(tensors: Sequence[GraphTensor]) -> Iterator[list[GraphTensor]]:
+    """Forms to try for a convolution's tensors, the result last.
+
+    In order: as given; packed; packed with a wider result; packed with all tensors wider.
+    """
+    bound = [_given(tensor) for tensor in tensors]
+    narrow = tensors[0].dtype not in (DType.FLOAT32, DType.FLOAT64)
+    wider = DType.FLOAT32 if tensors[0].dtype.is_floating else DType.INT32
+    if takes_bytes(bound):
+        yield bound
+    for layout in (Layout.NHWC, Layout.NCHW) if narrow else (Layout.NCHW, Layout.NHWC):
+        packed = [_repacked(tensor, layout) for tensor in bound]
+        if takes_bytes(packed):
+            yield packed
+            if packed[-1].dtype not in (wider, DType.FLOAT64):
+                yield [*packed[:-1], _repacked(packed[-1], layout, wider)]
+    if narrow:
+        for dtype in _wider(tensors):
+            for layout in (Layout.NCHW, Layout.NHWC):
+                yield [_repacked(tensor, layout, dtype) for tensor in bound]
+
+
+def _wider(tensors: Sequence[GraphTensor]) -> Sequence[DType]:
+    """Types that hold half-type and byte operands exactly, and in which sums of byte products are exact."""
+    largest = {DType.INT8: 128, DType.UINT8: 255}.get(tensors[0].dtype)
+    if largest is None:
+        return (DType.FLOAT32,)
+    exact = math.prod(tensors[1].dims[1:]) * largest**2 < 1 << 24
+    return (DType.FLOAT32, DType.FLOAT64) if exact else (DType.FLOAT64,)
+
+
+def _given(tensor: GraphTensor) -> GraphTensor:
+    """A tensor as a bound tensor of a separate graph."""
+    return msgspec.structs.replace(tensor, role=TensorRole.BOUND)
+
+
+def _repacked(tensor: GraphTensor, layout: Layout, dtype: DType | None = None) -> GraphTensor:
+    spec = TensorSpec.packed(tensor.dims, dtype or tensor.dtype, layout)
+    return GraphTensor(
+        uid=tensor.uid, dims=spec.dims, strides=spec.strides, dtype=spec.dtype, name=tensor.name
+    )

@@ -1,0 +1,111 @@
+"""Makes steps, and plans from steps: shared by plans in one piece and plans in several steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from cudnn_actor.engines.cuda.cudnn.frontend_graph import Refused, frontend_uids
+from cudnn_actor.engines.cuda.running.plan import CudaPlan
+from cudnn_actor.engines.cuda.running.recipe import (
+    Buffer,
+    DepthwiseStep,
+    GraphStep,
+    JoinedStep,
+    KernelStep,
+    LinedStep,
+    NormStep,
+    Number,
+    OperationStep,
+    Part,
+    Recipe,
+    RowStep,
+    Source,
+    Step,
+    TiledStep,
+)
+from cudnn_actor.engines.support import kind_of
+from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
+from cudnn_actor.protocol.operations import Node, Pointwise
+from cudnn_actor.protocol.types.dtypes import DType
+
+__all__ = ["finish", "given_sources", "graph_step"]
+
+_AWAITED = frozenset(("a", "b", "w", "x", "y", "dy", "q", "k", "v"))
+"""What a convolution, a product, attention or a norm is of: cuDNN's kernels wait before they read these."""
+
+
+def given_sources(graph: OperationGraph) -> dict[int, Source]:
+    """The location of each buffer and scalar that a run takes, by uid."""
+    bound: dict[int, Source] = {uid: Buffer(number) for number, uid in enumerate(graph.bound)}
+    given: dict[int, Source] = {
+        uid: Number(number, graph.tensor(uid).dtype is DType.FLOAT64)
+        for number, uid in enumerate(graph.scalars)
+    }
+    return bound | given
+
+
+def graph_step(graph: OperationGraph, lowered: Any, sources: dict[int, Source]) -> GraphStep:
+    """A step from a built frontend graph; `sources` by the operation graph's uids."""
+    given = sorted((number, uid) for uid, number in frontend_uids(graph).items() if uid in sources)
+    index = getattr(lowered, "_plan_index", 0)
+    beside = {uid for operation in graph.operations for uid in _beside(operation)}
+    return GraphStep(
+        engine=lowered.get_plan_name_at_index(index),
+        workspace=int(lowered.get_workspace_size()),
+        uids=tuple(number for number, _ in given),
+        sources=tuple(sources[uid] for _, uid in given),
+        beside=tuple(place for place, (_, uid) in enumerate(given) if uid in beside),
+    )
+
+
+def _beside(operation: Node) -> Iterator[int]:
+    """The operands that cuDNN's kernel may read before those before it have ended: see `barriers`."""
+    for name, uid in operation.named():
+        if uid in operation.reads and (isinstance(operation, Pointwise) or name not in _AWAITED):
+            yield uid
+
+
+def finish(
+    graph: OperationGraph, steps: Sequence[Step], graphs: Sequence[Any], scratch: int, limit: int | None
+) -> CudaPlan:
+    """The plan with those steps. Raises `Refused` if it needs more workspace than the limit."""
+    names = [_name(step) for step in steps] or ["nothing"]
+    recipe = Recipe(
+        tag=f"cuda/{kind_of(graph)}/{graph.digest()[:8]}/{'+'.join(names)}",
+        steps=tuple(steps),
+        scratch=scratch,
+        buffers=len(graph.bound),
+        scalars=len(graph.scalars),
+    )
+    part = Part(tuple(range(len(graph.operations))), len(steps), recipe.tag, recipe.workspace)
+    recipe = msgspec.structs.replace(recipe, parts=(part,))
+    if limit is not None and recipe.workspace > limit:
+        raise Refused(f"it needs {recipe.workspace:,} bytes of workspace, over the limit of {limit:,}")
+    return CudaPlan(recipe, tuple(graphs))
+
+
+_NAMES = {
+    LinedStep: "lines",
+    JoinedStep: "copies",
+    RowStep: "rows",
+    TiledStep: "tiles",
+    KernelStep: "elementwise",
+}
+
+
+def _name(step: Step) -> str:
+    match step:
+        case GraphStep():
+            return step.engine
+        case OperationStep():
+            return f"{step.operation.kind}-{step.launcher}"
+        case NormStep():
+            return f"{step.kernel.operation.kind}-fused"
+        case DepthwiseStep(kernel=kernel):
+            tile = kernel.tile
+            return f"depthwise-{tile.vector}x{tile.columns}x{tile.rows}"
+        case _:
+            return _NAMES[type(step)]

@@ -1,1 +1,0 @@
-"""Compiles graphs into plans and checks the plans on the device."""

@@ -1,0 +1,1 @@
+"""Plans: as data, explained, loaded from bytes, and launched."""

@@ -1,0 +1,112 @@
+"""Explains a plan: from its recipe, which has all that is needed, also when it comes from a store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from cudnn_actor.engines.cuda.operations.fused_norms import sources
+from cudnn_actor.engines.cuda.running.recipe import (
+    DepthwiseStep,
+    GraphStep,
+    JoinedStep,
+    KernelStep,
+    LinedStep,
+    NormStep,
+    OperationStep,
+    Part,
+    Recipe,
+    RowStep,
+    Step,
+    TiledStep,
+)
+from cudnn_actor.protocol.graphs.explanation import Explanation, Measured, PieceOfPlan, ScratchTensor
+from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
+from cudnn_actor.protocol.graphs.step_kinds import StepKind
+
+__all__ = ["LAUNCHERS", "explanation"]
+
+LAUNCHERS = {
+    "kernel": StepKind.KERNEL,
+    "library": StepKind.LIBRARY,
+    "cublas": StepKind.CUBLAS,
+    "cublas_packed": StepKind.CUBLAS_PACKED,
+}
+"""The kinds of steps that the launchers of operations are, by the launchers' names."""
+
+
+def explanation(recipe: Recipe, graph: OperationGraph) -> Explanation:
+    """How a recipe runs a graph of the digest that it was made for."""
+    uids = {number: uid for uid, number in graph.canonical_uids.items()}
+    writers = {uid: number for number, operation in enumerate(graph.operations) for uid in operation.writes}
+    run = {number for part in recipe.parts for number in part.operations}
+    return Explanation(
+        plan=recipe.tag,
+        digest=graph.digest(),
+        pieces=tuple(_pieces(recipe, graph)),
+        views=tuple(graph.label(number) for number in range(len(graph.operations)) if number not in run),
+        scratch=tuple(
+            ScratchTensor(
+                label=graph.label(writers[uids[one.tensor]]),
+                nbytes=one.nbytes,
+                offset=one.offset,
+                first=one.first,
+                last=one.last,
+            )
+            for one in recipe.between
+        ),
+        scratch_bytes=max((one.offset + one.nbytes for one in recipe.between), default=0),
+        workspace=recipe.workspace,
+    )
+
+
+def _pieces(recipe: Recipe, graph: OperationGraph) -> Iterator[PieceOfPlan]:
+    steps = iter(recipe.steps)
+    parts = recipe.parts
+    if len(parts) == 1:  # what has become of it is noted on the whole
+        parts = (msgspec.structs.replace(parts[0], checked=recipe.checked, tuning=recipe.tuning),)
+    for part in parts:
+        yield PieceOfPlan(
+            operations=part.operations,
+            labels=tuple(graph.label(number) for number in part.operations),
+            steps=tuple(_runs(next(steps)) for _ in range(part.steps)),
+            plan=part.tag,
+            why=part.refused,
+            workspace=part.workspace,
+            checked=part.checked,
+            measured=_measured(part),
+        )
+
+
+_GENERATED = {
+    LinedStep: StepKind.LINES,
+    DepthwiseStep: StepKind.DEPTHWISE,
+    JoinedStep: StepKind.COPIES,
+    RowStep: StepKind.COPY,
+    TiledStep: StepKind.COPY,
+    KernelStep: StepKind.ELEMENTWISE,
+}
+
+
+def _runs(step: Step) -> str:
+    match step:
+        case GraphStep():
+            return StepKind.CUDNN.named(step.engine)
+        case OperationStep():
+            return LAUNCHERS[step.launcher].named(step.operation.kind)
+        case NormStep(kernel=kernel):
+            return StepKind.NORM.named(f"{kernel.operation.kind}: {len(sources(kernel))}")
+        case RowStep() if len(step.sources) > 2:
+            return StepKind.COPIES.named()
+        case KernelStep() if not step.kernel.body:
+            return StepKind.COPY.named()
+        case _:
+            return _GENERATED[type(step)].named()
+
+
+def _measured(part: Part) -> Measured | None:
+    found = part.tuning
+    if found is None:
+        return None
+    return Measured(heuristic_us=found.heuristic_us, tuned_us=found.tuned_us, timed=found.timed)

@@ -1,0 +1,49 @@
+"""A plan of the CUDA engine: its recipe, and cuDNN's live graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from cudnn_actor.engines.cuda.running.explaining import explanation
+from cudnn_actor.engines.cuda.running.recipe import Recipe
+from cudnn_actor.protocol.graphs.explanation import Explanation
+from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
+
+__all__ = ["CudaPlan"]
+
+_MOST_REASONS = 8
+
+
+class CudaPlan:
+    """A recipe, and the frontend's built graph for each of its graph steps.
+
+    Parameters
+    ----------
+    recipe
+        What to run.
+    graphs
+        The frontend's graphs of the `GraphStep`s, in order; built, or restored from bytes.
+    """
+
+    def __init__(self, recipe: Recipe, graphs: tuple[Any, ...]) -> None:
+        self.recipe = recipe
+        self.graphs = graphs
+        self.tag = recipe.tag
+        self.workspace = recipe.workspace
+        self.checked = recipe.checked
+        self.program: Any = None
+        """The plan bound to the engine that runs it. Only that engine uses it."""
+        self.tuning = recipe.tuning
+
+    def instead_of(self, refused: Sequence[str]) -> CudaPlan:
+        """The plan, which runs because of these reasons against what would have been preferred."""
+        reasons = tuple(dict.fromkeys(refused))[:_MOST_REASONS]
+        parts = tuple(msgspec.structs.replace(part, refused=reasons) for part in self.recipe.parts)
+        return CudaPlan(msgspec.structs.replace(self.recipe, parts=parts), self.graphs)
+
+    def explain(self, graph: OperationGraph) -> Explanation:
+        """How it runs the graph; see `engines.base.Plan`."""
+        return explanation(self.recipe, graph)

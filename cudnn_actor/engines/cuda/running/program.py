@@ -1,0 +1,340 @@
+"""A plan bound to one engine: launches its steps, or replays a captured CUDA graph instead.
+
+For a small convolution, the launch costs more than the device's work, so it
+must be short. The frontend's own `execute` describes every tensor on each call
+(30 us of host time). The frontend's lowered graph takes an array of addresses
+instead (7 us), through private methods; if they are missing, the public
+`execute` is used. A run that is repeated with the same addresses and scalars is
+captured as a CUDA graph and replayed (4 us).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from cudnn_actor.engines.base import blame
+from cudnn_actor.engines.cuda.kernels.depthwise_sources import DepthwiseKernel
+from cudnn_actor.engines.cuda.kernels.elementwise import Kernel
+from cudnn_actor.engines.cuda.kernels.joined_kernels import JoinedKernel
+from cudnn_actor.engines.cuda.kernels.line_kernels import LinedKernel
+from cudnn_actor.engines.cuda.kernels.row_copies import RowKernel
+from cudnn_actor.engines.cuda.kernels.transposes import TiledKernel
+from cudnn_actor.engines.cuda.library.failures import check_status
+from cudnn_actor.engines.cuda.library.libraries import libraries
+from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS
+from cudnn_actor.engines.cuda.operations import Launch as OperationLaunch
+from cudnn_actor.engines.cuda.operations.fused_norms import NormedKernel
+from cudnn_actor.engines.cuda.running.barriers import barrier, waits, waits_at_start
+from cudnn_actor.engines.cuda.running.plan import CudaPlan
+from cudnn_actor.engines.cuda.running.recipe import (
+    Buffer,
+    DepthwiseStep,
+    GraphStep,
+    JoinedStep,
+    KernelStep,
+    LinedStep,
+    NormStep,
+    Number,
+    OperationStep,
+    RowStep,
+    Source,
+    TiledStep,
+)
+
+__all__ = ["Program", "fast_launch", "public_launch"]
+
+Launch = Callable[[Sequence[int], int], None]
+"""Enqueues one of cuDNN's graphs: takes addresses in the order of its uids, and the workspace's address."""
+
+_CAPTURE_AT = 4
+"""The run with the same addresses at which a graph is captured. A capture costs as much as six runs save."""
+_MOST_KEYS = 256
+"""The most sets of addresses and scalars remembered for a plan."""
+_FAR_BEHIND = 256
+"""A stream queues 1,024 launches before the next launch blocks; one run makes a few launches."""
+
+
+def public_launch(graph: Any, uids: Sequence[int], handle: Any) -> Launch:
+    """Launch through the frontend's documented `execute`."""
+
+    def launch(addresses: Sequence[int], workspace: int) -> None:
+        graph.execute(dict(zip(uids, addresses, strict=True)), workspace, handle=handle)
+
+    return launch
+
+
+def fast_launch(graph: Any, uids: Sequence[int], handle: Any) -> Launch | None:
+    """Launch through the lowered graph, without the frontend's Python; None if this version cannot."""
+    lowered: Any = getattr(graph, "_lowered_graph", None)
+    names = ("_execute_with_raw_ptrs", "_prepare_variant_pack_template", "_get_variant_pack_uids_sorted")
+    backend_handle = getattr(handle, "backend_handle", None)
+    if backend_handle is None or not all(hasattr(lowered, name) for name in names):
+        return None
+    lowered._prepare_variant_pack_template()
+    if list(lowered._get_variant_pack_uids_sorted()) != list(uids):
+        return None
+    execute, count, index = lowered._execute_with_raw_ptrs, len(uids), _backend_index(graph)
+    row = (ctypes.c_void_p * count)()
+    address = ctypes.addressof(row)
+
+    def launch(addresses: Sequence[int], workspace: int) -> None:
+        row[:] = addresses  # type: ignore[call-overload]
+        execute(address, count, workspace, backend_handle, index)
+
+    return launch
+
+
+def _backend_index(graph: Any) -> int:
+    """Index of the lowered graph's plan that was built; -1, its own choice, if restored from bytes."""
+    plans = getattr(graph, "_plans", None)
+    index = plans[graph._plan_index].cpp_index if plans else None
+    return -1 if index is None else int(index)
+
+
+class Replay:
+    """A captured CUDA graph, and the call that launches it.
+
+    The call does not release the interpreter's lock. It takes 4 us; releasing the lock for each request of a
+    batch would switch to the event loop's thread and back each time, which costs more. But the call blocks if
+    the device is about a thousand launches behind, so `launch` uses a call that releases the lock then.
+    """
+
+    def __init__(self, graph: Any, stream: Any) -> None:
+        self._graph = graph
+        self._stream = stream
+        self._arguments = ctypes.c_void_p(int(graph.graphExec)), ctypes.c_void_p(stream.ptr)
+
+    def launch(self, behind: int) -> None:
+        """Enqueue it. `behind` is an upper bound on the launches that the device has not finished."""
+        if behind > _FAR_BEHIND:
+            self._graph.launch(self._stream)
+        else:
+            check_status(_launch_graph()(*self._arguments))
+
+
+@functools.cache
+def _launch_graph() -> Callable[..., int]:
+    launch = ctypes.PyDLL("libcuda.so.1").cuGraphLaunch
+    launch.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+    return launch
+
+
+class _Kernel(Protocol):
+    """Kernels of our own, compiled."""
+
+    def launch(self, pointers: Sequence[int], scalars: Sequence[float], /) -> None:
+        """Enqueue a run on the current stream."""
+
+
+_KERNELS: dict[type, Callable[[Any], _Kernel]] = {
+    KernelStep: Kernel,
+    RowStep: RowKernel,
+    TiledStep: TiledKernel,
+    LinedStep: LinedKernel,
+    NormStep: NormedKernel,
+    DepthwiseStep: DepthwiseKernel,
+}
+
+
+def _compiled(
+    step: KernelStep | JoinedStep | RowStep | TiledStep | LinedStep | NormStep | DepthwiseStep,
+) -> _Kernel:
+    return JoinedKernel(step.kernels) if isinstance(step, JoinedStep) else _KERNELS[type(step)](step.kernel)
+
+
+_NUMBERS, _WORKSPACE = -2, -1
+"""Where the addresses of the numbers and of the workspace stand, behind those of the plan's buffers."""
+_Run = Callable[[Sequence[int], Sequence[float]], None]
+"""Enqueues a step, given the addresses that sources are counted from (`Program._find`), and the scalars."""
+
+
+def _behind_barrier(run: _Run, stream: Any) -> _Run:
+    """A step behind all work before it: see `barriers`."""
+
+    def both(bases: Sequence[int], scalars: Sequence[float]) -> None:
+        with stream:
+            barrier()((1,), (1,), ())
+        run(bases, scalars)
+
+    return both
+
+
+class Program:
+    """A plan with its launches, for one engine. Used by one thread only.
+
+    Parameters
+    ----------
+    plan
+        Built or restored.
+    handle
+        The engine's cuDNN handle, set to `stream`.
+    stream
+        The stream to run on.
+    fast
+        Whether to launch without the frontend's Python where that is possible.
+    """
+
+    def __init__(self, plan: CudaPlan, handle: Any, stream: Any, *, fast: bool = True) -> None:
+        recipe = plan.recipe
+        self.recipe = recipe
+        self.stream = stream
+        self._numbers = (ctypes.c_double * max(recipe.scalars, 1))()
+        self._number_address = ctypes.addressof(self._numbers)
+        self._steps: list[_Run] = []
+        waiting = waits(recipe.steps)
+        self._waits_at_start = waits_at_start(recipe.steps, waiting)
+        if self._waits_at_start or any(waiting):
+            barrier().compile()
+        graphs = iter(plan.graphs)
+        for step, waits_here in zip(recipe.steps, waiting, strict=True):
+            if isinstance(step, GraphStep):
+                graph = next(graphs)
+                launch = fast_launch(graph, step.uids, handle) if fast else None
+                launch = launch or public_launch(graph, step.uids, handle)
+                self._steps.append(self._graph_step(launch, step.sources, recipe.own_workspace))
+            elif isinstance(step, OperationStep):
+                launcher = IMPLEMENTATIONS[type(step.operation)].launchers[step.launcher]
+                operation_launch = launcher.make(step.operation, step.tensors, handle)
+                self._steps.append(self._operation_step(operation_launch, step.sources, recipe.own_workspace))
+            else:
+                kernel = _compiled(step)
+                self._steps.append(self._kernel_step(kernel, step.sources, recipe.own_workspace))
+            if waits_here:
+                self._steps[-1] = _behind_barrier(self._steps[-1], stream)
+        self._doubles = {
+            source.number: source.double
+            for step in recipe.steps
+            for source in step.sources
+            if isinstance(source, Number)
+        }
+        self._times: dict[tuple[float, ...], int] = {}
+        self._capturable = True
+        self.replays: dict[tuple[float, ...], Replay] = {}
+        """CUDA graphs by the addresses and scalars that they were captured with."""
+
+    def _graph_step(self, launch: Launch, sources: Sequence[Source], scratch: int) -> _Run:
+        find = self._finder(sources, scratch)
+
+        def run(bases: Sequence[int], _: Sequence[float]) -> None:
+            launch(find(bases), bases[_WORKSPACE])
+
+        return run
+
+    def _kernel_step(self, kernel: _Kernel, sources: Sequence[Source], scratch: int) -> _Run:
+        find, stream = self._finder(sources, scratch), self.stream
+
+        def run(bases: Sequence[int], scalars: Sequence[float]) -> None:
+            with stream:
+                kernel.launch(find(bases), scalars)
+
+        return run
+
+    def _operation_step(self, launch: OperationLaunch, sources: Sequence[Source], scratch: int) -> _Run:
+        find, stream = self._finder(sources, scratch), self.stream
+
+        def run(bases: Sequence[int], _: Sequence[float]) -> None:
+            with stream:
+                launch(find(bases))
+
+        return run
+
+    def _finder(self, sources: Sequence[Source], scratch: int) -> Callable[[Sequence[int]], Sequence[int]]:
+        """A function that gives a step's addresses, from those that its sources are counted from."""
+        # The steps must not refer to the program. In a reference cycle, its captured and built graphs would
+        # be destroyed by the garbage collector, on whatever thread that runs.
+        places = [self._find(source, scratch) for source in sources]
+        if places == [(number, 0) for number in range(len(places))]:
+            return lambda bases: bases[: len(places)]
+        return lambda bases: [bases[base] + offset for base, offset in places]
+
+    @staticmethod
+    def _find(source: Source, scratch: int) -> tuple[int, int]:
+        """Which address a source is counted from (a buffer's, `_NUMBERS` or `_WORKSPACE`), and how many
+        bytes it is away from that."""
+        match source:
+            case Buffer(number=number, offset=offset):
+                return number, offset
+            case Number(number=number):
+                return _NUMBERS, number * ctypes.sizeof(ctypes.c_double)
+            case _:
+                return _WORKSPACE, scratch + source.offset
+
+    def run(
+        self, key: tuple[float, ...], pointers: Sequence[int], scalars: Sequence[float], workspace: int
+    ) -> None:
+        """Enqueue a run that has no replay yet. Count it, and capture it at its `_CAPTURE_AT`th time."""
+        self._put(scalars)
+        times = self._times.get(key, 0) + 1
+        if times < _CAPTURE_AT or not self._capturable:
+            if len(self._times) >= _MOST_KEYS:
+                self._times.clear()
+            self._times[key] = times
+            self._launch_behind_others(pointers, scalars, workspace)
+            return
+        del self._times[key]
+        graph = self._capture(pointers, scalars, workspace)
+        if graph is None:
+            self._launch_behind_others(pointers, scalars, workspace)
+        else:
+            if len(self.replays) >= _MOST_KEYS:
+                self.replays.clear()
+            self.replays[key] = Replay(graph, self.stream)
+            graph.launch(self.stream)
+
+    def _put(self, scalars: Sequence[float]) -> None:
+        """Store the scalars where cuDNN reads them. It has read them when the launch returns."""
+        for number, double in self._doubles.items():
+            if double:
+                self._numbers[number] = scalars[number]
+            else:
+                place = self._number_address + number * ctypes.sizeof(ctypes.c_double)
+                ctypes.c_float.from_address(place).value = scalars[number]
+
+    def _launch_behind_others(
+        self, pointers: Sequence[int], scalars: Sequence[float], workspace: int
+    ) -> None:
+        if self._waits_at_start:
+            with self.stream:
+                barrier()((1,), (1,), ())
+        self._launch(pointers, scalars, workspace)
+
+    def _launch(self, pointers: Sequence[int], scalars: Sequence[float], workspace: int) -> None:
+        number = 0
+        # Once for all steps: there may be thousands of each.
+        bases = (*pointers, self._number_address, workspace)
+        try:
+            for number, step in enumerate(self._steps):  # noqa: B007 - which one fails is told
+                step(bases, scalars)
+        except Exception as error:
+            blame(error, self._operations_of(number))
+            raise
+
+    def _operations_of(self, step: int) -> tuple[int, ...]:
+        """The numbers of the graph's operations that a step computes."""
+        for part in self.recipe.parts:
+            if step < part.steps:
+                return part.operations
+            step -= part.steps
+        return ()
+
+    def _capture(self, pointers: Sequence[int], scalars: Sequence[float], workspace: int) -> Any:
+        """The run as a CUDA graph, not launched; None if the plan cannot be captured, now or later."""
+        stream = self.stream
+        stream.begin_capture(libraries().runtime.streamCaptureModeThreadLocal)
+        try:
+            self._launch(pointers, scalars, workspace)
+        except Exception:  # noqa: BLE001 - a plan may do anything that a capture forbids
+            self._capturable = False
+        try:
+            graph = stream.end_capture()
+        except Exception:  # noqa: BLE001
+            self._capturable = False
+        return graph if self._capturable else None
+
+    def forget_replays(self) -> None:
+        """Drop captured graphs, because the workspace that they write to has moved."""
+        self.replays.clear()
+        self._times.clear()

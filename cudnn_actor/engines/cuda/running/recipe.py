@@ -1,0 +1,286 @@
+"""A plan as data: the steps that run one after the other, and the location of each step's tensors.
+
+A plan has one step if cuDNN accepts the whole graph, else several: kernels of
+our own that pack tensors whose layout cuDNN does not read, one step for each
+operation, and a kernel for each pointwise result. Tensors between steps are in
+the workspace.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from cudnn_actor.engines.cuda.kernels.depthwise_kernels import Depthwise
+from cudnn_actor.engines.cuda.kernels.elementwise import Elementwise
+from cudnn_actor.engines.cuda.kernels.line_kernels import Lined
+from cudnn_actor.engines.cuda.kernels.row_copies import Rows
+from cudnn_actor.engines.cuda.kernels.transposes import Tiled
+from cudnn_actor.engines.cuda.operations.fused_norms import Normed
+from cudnn_actor.protocol.operations import GraphTensor, Node
+
+__all__ = [
+    "Between",
+    "Buffer",
+    "DepthwiseStep",
+    "GraphStep",
+    "JoinedStep",
+    "KernelStep",
+    "LinedStep",
+    "NormStep",
+    "Number",
+    "OperationStep",
+    "Part",
+    "Recipe",
+    "RowStep",
+    "Scratch",
+    "Source",
+    "Step",
+    "TiledStep",
+    "Tuning",
+    "aligned",
+]
+
+_ALIGNMENT = 256
+
+
+def aligned(nbytes: int) -> int:
+    """`nbytes` rounded up to a multiple of the alignment of device memory."""
+    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+
+
+class Buffer(msgspec.Struct, frozen=True, tag="buffer"):
+    """One of the plan's buffers, by its index in `graph.bound`, from this byte on."""
+
+    number: int
+    offset: int = 0
+
+
+class Number(msgspec.Struct, frozen=True, tag="number"):
+    """One of the plan's scalars, by its index in `graph.scalars`; cuDNN reads it on the host."""
+
+    number: int
+    double: bool
+
+
+class Scratch(msgspec.Struct, frozen=True, tag="scratch"):
+    """A place in the workspace, in bytes after the part that cuDNN's own steps use."""
+
+    offset: int
+
+
+Source = Buffer | Number | Scratch
+
+
+class GraphStep(msgspec.Struct, frozen=True, tag="graph"):
+    """A step that runs one of cuDNN's plans.
+
+    Parameters
+    ----------
+    engine
+        cuDNN's name for what runs: "eng45_k2=5".
+    workspace
+        Bytes that it needs.
+    uids, sources
+        Its tensors' uids in cuDNN's graph, ascending, and the location of each.
+    plan
+        The plan as serialised by cuDNN. Empty if it has just been built, unless its kernels come from a
+        kernel cache: the compiler then loads it from these bytes before its self-check.
+    beside
+        Which sources its kernel may read too early; see `barriers.waits`.
+    """
+
+    engine: str
+    workspace: int
+    uids: tuple[int, ...]
+    sources: tuple[Source, ...]
+    plan: bytes = b""
+    beside: tuple[int, ...] = ()
+
+
+class KernelStep(msgspec.Struct, frozen=True, tag="kernel"):
+    """A step that runs an elementwise kernel. `sources`: its results' locations, then its operands'."""
+
+    kernel: Elementwise
+    sources: tuple[Source, ...]
+
+
+class JoinedStep(msgspec.Struct, frozen=True, tag="joined"):
+    """A step that runs several elementwise kernels in one launch.
+
+    `sources`: each kernel's, as those of a `KernelStep`.
+    """
+
+    kernels: tuple[Elementwise, ...]
+    sources: tuple[Source, ...]
+
+
+class RowStep(msgspec.Struct, frozen=True, tag="rows"):
+    """A step that copies tensors to parts of rows. `sources`: its result's location, and its operands'."""
+
+    kernel: Rows
+    sources: tuple[Source, ...]
+
+
+class TiledStep(msgspec.Struct, frozen=True, tag="tiled"):
+    """A step that runs a copy by tiles. `sources`: its result's location, and its operand's."""
+
+    kernel: Tiled
+    sources: tuple[Source, ...]
+
+
+class LinedStep(msgspec.Struct, frozen=True, tag="lined"):
+    """A step that runs a kernel over lines. `sources`: its operands' locations, then its results'."""
+
+    kernel: Lined
+    sources: tuple[Source, ...]
+
+
+class NormStep(msgspec.Struct, frozen=True, tag="norm"):
+    """A step that runs a norm with what is around it.
+
+    `sources`: the locations of its leaves, of the norm's operands `beside`, of its results, and of its
+    workspace if it needs any.
+    """
+
+    kernel: Normed
+    sources: tuple[Source, ...]
+
+
+class DepthwiseStep(msgspec.Struct, frozen=True, tag="depthwise"):
+    """A step that runs a depthwise convolution and what is behind it.
+
+    `sources`: its operands' locations, then its results', and its workspace's if it needs any.
+    """
+
+    kernel: Depthwise
+    sources: tuple[Source, ...]
+
+
+class OperationStep(msgspec.Struct, frozen=True, tag="operation"):
+    """A step that runs one operation by one of its launchers: our own kernels, or libcudnn's functions.
+
+    Parameters
+    ----------
+    operation
+        Its operands are indices in `tensors`. It has its graph's numerics.
+    tensors, sources
+        Its operands as they are stored, in the order of its fields, and the location of each. One more
+        location, if there is one, is that of the launcher's workspace.
+    launcher
+        Which of the operation's launchers runs it.
+    """
+
+    operation: Node
+    tensors: tuple[GraphTensor, ...]
+    sources: tuple[Source, ...]
+    launcher: str
+
+
+Step = (
+    GraphStep
+    | KernelStep
+    | JoinedStep
+    | RowStep
+    | TiledStep
+    | LinedStep
+    | NormStep
+    | DepthwiseStep
+    | OperationStep
+)
+
+
+class Tuning(msgspec.Struct, frozen=True):
+    """The result of tuning.
+
+    Parameters
+    ----------
+    heuristic_us, tuned_us
+        Device time of the heuristic's plan and of the fastest plan, in microseconds.
+    timed
+        How many plans were timed.
+    discarded
+        Why candidates failed their self-check: "engine: reason".
+    """
+
+    heuristic_us: float
+    tuned_us: float
+    timed: int
+    discarded: tuple[str, ...]
+
+
+class Part(msgspec.Struct, frozen=True):
+    """A piece of the graph that a plan runs, for explanations and errors.
+
+    Parameters
+    ----------
+    operations
+        Its operations' numbers in the graph.
+    steps
+        How many of the recipe's steps run it.
+    tag, workspace, checked, tuning
+        Those of its own plan.
+    refused
+        Why what would have been preferred to this plan does not run.
+    """
+
+    operations: tuple[int, ...]
+    steps: int
+    tag: str
+    workspace: int
+    refused: tuple[str, ...] = ()
+    checked: bool = True
+    tuning: Tuning | None = None
+
+
+class Between(msgspec.Struct, frozen=True):
+    """A tensor between parts: its canonical number, its bytes and place, and its first and last part."""
+
+    tensor: int
+    nbytes: int
+    offset: int
+    first: int
+    last: int
+
+
+class Recipe(msgspec.Struct, frozen=True):
+    """Everything in a plan except its live library objects.
+
+    Parameters
+    ----------
+    tag
+        The plan's tag, as in receipts.
+    steps
+        In the order in which they run.
+    scratch
+        Bytes for tensors between the steps.
+    buffers, scalars
+        How many of each a run takes.
+    tuning
+        The measurements, if the plan was chosen by tuning.
+    checked
+        Whether it has passed its self-check.
+    parts
+        The pieces of the graph, in the order in which they run.
+    between
+        The tensors between them.
+    """
+
+    tag: str
+    steps: tuple[Step, ...]
+    scratch: int
+    buffers: int
+    scalars: int
+    tuning: Tuning | None = None
+    checked: bool = True
+    parts: tuple[Part, ...] = ()
+    between: tuple[Between, ...] = ()
+
+    @property
+    def own_workspace(self) -> int:
+        """Bytes that cuDNN's steps need; they run one after the other and share this memory."""
+        return aligned(max((step.workspace for step in self.steps if isinstance(step, GraphStep)), default=0))
+
+    @property
+    def workspace(self) -> int:
+        """Bytes in total."""
+        return self.own_workspace + self.scratch
