@@ -36,7 +36,6 @@ __all__ = [
     "BatchNorm",
     "BatchNormBackward",
     "BatchNormTraining",
-    "ChannelNorm",
     "GenStats",
     "GroupNorm",
     "GroupNormBackward",

@@ -30,7 +30,7 @@ from cudnn_actor.protocol.types.dtypes import DType
 from cudnn_actor.protocol.types.errors import InvalidRequest
 from cudnn_actor.protocol.types.tensor import Layout, TensorSpec
 
-__all__ = ["CUBIC", "FARTHEST", "GridPadding", "GridSample"]
+__all__ = ["GridPadding", "GridSample"]
 
 CUBIC = -0.75
 """The coefficient of the cubic convolution."""

@@ -34,8 +34,8 @@ from cudnn_actor.protocol.types.dtypes import DType
 from cudnn_actor.protocol.types.errors import InvalidRequest
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
-__all__ = ["Gather", "GatherElements", "GatherND", "Gathering", "Places", "Scatter", "ScatterElements"]
-__all__ += ["ScatterND", "ScatterReduction", "Scattering"]
+__all__ = ["Gather", "GatherElements", "GatherND", "Scatter", "ScatterElements", "ScatterND"]
+__all__ += ["ScatterReduction"]
 
 _SPREAD = 7919
 """A prime: its multiples, modulo a dim, are places all over it."""

@@ -26,18 +26,7 @@ from cudnn_actor.protocol.types.dtypes import DType
 from cudnn_actor.protocol.types.errors import InvalidRequest, Words
 from cudnn_actor.protocol.types.tensor import TensorSpec, packed_strides
 
-__all__ = [
-    "BitCast",
-    "BorderPad",
-    "Concat",
-    "Movement",
-    "Pad",
-    "PadMode",
-    "Placed",
-    "Reshape",
-    "Slice",
-    "Transpose",
-]
+__all__ = ["BitCast", "BorderPad", "Concat", "Pad", "PadMode", "Reshape", "Slice", "Transpose"]
 
 
 class Placed(NamedTuple):

@@ -25,16 +25,7 @@ from cudnn_actor.protocol.types.checks import is_finite
 from cudnn_actor.protocol.types.errors import InvalidRequest
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
-__all__ = [
-    "LayerNorm",
-    "LayerNormBackward",
-    "RMSNorm",
-    "RMSNormBackward",
-    "check_epsilon",
-    "given_gradients",
-    "gradient_of_rows",
-    "through_statistics",
-]
+__all__ = ["LayerNorm", "LayerNormBackward", "RMSNorm", "RMSNormBackward"]
 
 
 def check_epsilon(epsilon: float) -> None:

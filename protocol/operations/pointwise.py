@@ -14,7 +14,7 @@ from cudnn_actor.protocol.types.dtypes import DType
 from cudnn_actor.protocol.types.errors import InvalidRequest
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
-__all__ = ["Pointwise"]
+__all__ = ["Pointwise", "PointwiseMode"]
 
 _FIELDS = ("parameter", "lower", "upper")
 _INTEGERS = tuple(dtype for dtype in DType if not dtype.is_floating)

@@ -22,24 +22,7 @@ from cudnn_actor.protocol.types.dtypes import DType
 from cudnn_actor.protocol.types.errors import InvalidRequest, Words
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
-__all__ = [
-    "LN2",
-    "LOGARITHM",
-    "MULTIPLIERS",
-    "QUANTILE",
-    "ROUNDS",
-    "STATE",
-    "WEYL",
-    "RandomBernoulli",
-    "RandomIntegers",
-    "RandomNormal",
-    "RandomUniform",
-    "Randomness",
-    "keeping",
-    "philox",
-    "state_sample",
-    "words",
-]
+__all__ = ["RandomBernoulli", "RandomIntegers", "RandomNormal", "RandomUniform"]
 
 ROUNDS, MULTIPLIERS, WEYL = 10, (0xD2511F53, 0xCD9E8D57), (0x9E3779B9, 0xBB67AE85)
 """Philox4x32's constants."""

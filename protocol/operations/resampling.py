@@ -29,7 +29,7 @@ from cudnn_actor.protocol.types.checks import is_finite, is_whole, require_membe
 from cudnn_actor.protocol.types.errors import InvalidRequest
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
-__all__ = ["Coordinates", "Lists", "NearestRounding", "Resample", "ResampleBackward", "ResampleMode", "Taps"]
+__all__ = ["Coordinates", "NearestRounding", "Resample", "ResampleBackward", "ResampleMode"]
 
 _MOST_TAPS = 1 << 16
 """The most elements along a dim that one of a result is made of."""
