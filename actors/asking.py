@@ -33,11 +33,12 @@ async def ask(
     *,
     timeout: float | None = None,
     discard: Callable[[Any], None] | None = None,
+    found: Any = None,
 ) -> Any:
     """Send a message, queueing it even when the mailbox is full, and await the reply.
 
     Cancelling the wait withdraws a message that has not started. One that has started runs to its end, and
-    its result is given to `discard`.
+    its result is given to `discard`. `found` is the envelope's.
 
     Raises
     ------
@@ -49,7 +50,7 @@ async def ask(
         Whatever the handler raised.
     """
     bridge = LoopBridge.of_running_loop()
-    envelope = _envelope(bridge, message, timeout, discard)
+    envelope = _envelope(bridge, message, timeout, discard, found)
     future = envelope.future
     assert future is not None
     timer = None
@@ -77,13 +78,14 @@ def submit(
     *,
     timeout: float | None = None,
     discard: Callable[[Any], None] | None = None,
+    found: Any = None,
 ) -> asyncio.Future[Any]:
     """Send a message and return the future of its reply at once. Cancelling the future withdraws the message.
 
     Raises `MailboxFull` or `ActorStopped`. The future raises what `ask` raises.
     """
     bridge = LoopBridge.of_running_loop()
-    envelope = _envelope(bridge, message, timeout, discard)
+    envelope = _envelope(bridge, message, timeout, discard, found)
     future = envelope.future
     assert future is not None
     try:
@@ -100,13 +102,17 @@ def submit(
     return future
 
 
-def tell(mailbox: Mailbox, message: Any) -> None:
+def tell(mailbox: Mailbox, message: Any, *, found: Any = None) -> None:
     """Send a message that nobody waits for. Any thread. Raises `MailboxFull` or `ActorStopped`."""
-    mailbox.admit(Envelope(message, context=contextvars.copy_context()), waits=False)
+    mailbox.admit(Envelope(message, context=contextvars.copy_context(), found=found), waits=False)
 
 
 def _envelope(
-    bridge: LoopBridge, message: Any, timeout: float | None, discard: Callable[[Any], None] | None
+    bridge: LoopBridge,
+    message: Any,
+    timeout: float | None,
+    discard: Callable[[Any], None] | None,
+    found: Any,
 ) -> Envelope:
     require_timeout(timeout)
     return Envelope(
@@ -116,6 +122,7 @@ def _envelope(
         timeout_s=timeout,
         context=contextvars.copy_context(),
         discard=discard,
+        found=found,
     )
 
 

@@ -53,6 +53,9 @@ class Envelope:
         The sender's context variables, for the handler's log lines.
     discard
         Called with a result that nobody receives any more. On any thread; must not block.
+    found
+        What its sender found out about the message, for the handler; None for nothing. The sender writes it
+        before the message is admitted, and from then on only whoever handles the message.
     """
 
     __slots__ = (
@@ -64,6 +67,7 @@ class Envelope:
         "deadline",
         "discard",
         "elsewhere",
+        "found",
         "future",
         "mailbox",
         "message",
@@ -84,8 +88,10 @@ class Envelope:
         timeout_s: float | None = None,
         context: contextvars.Context | None = None,
         discard: Callable[[Any], None] | None = None,
+        found: Any = None,
     ) -> None:
         self.message = message
+        self.found = found
         self.future = future
         self.bridge = bridge
         self.reply_to = reply_to

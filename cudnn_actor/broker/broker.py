@@ -23,22 +23,14 @@ from typing import Any, Generic, Protocol, TypeVar
 from cudnn_actor.actors import ActorStopped, Envelope
 from cudnn_actor.actors.logs import Log, speaking_for
 from cudnn_actor.broker.footprints import footprint, overwritten
-from cudnn_actor.broker.message_cache import Bound, CachedMessage
+from cudnn_actor.broker.message_cache import CachedMessage
 from cudnn_actor.broker.recovery import Verdict, judge
-from cudnn_actor.broker.request_checks import (
-    check_copy,
-    check_fill,
-    check_no_overlap,
-    check_values,
-    check_warm,
-    not_a_message,
-    require_asker,
-)
+from cudnn_actor.broker.request_checks import bound, check_allocate, check_explain, require_asker, slots_of
 from cudnn_actor.broker.service_state import Discard, Forget, ServiceState
 from cudnn_actor.broker.work import Work
 from cudnn_actor.memory import Memory
 from cudnn_actor.memory.exhaustion import exhaustion
-from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
+from cudnn_actor.protocol.messages.message_checks import check_warm, not_a_message
 from cudnn_actor.protocol.messages.messages import (
     COMPUTE,
     Allocate,
@@ -55,9 +47,8 @@ from cudnn_actor.protocol.messages.messages import (
     View,
     Warm,
 )
-from cudnn_actor.protocol.messages.operands import operands, operands_named
+from cudnn_actor.protocol.messages.operands import operands
 from cudnn_actor.protocol.types.buffers import BufferRef
-from cudnn_actor.protocol.types.checks import require_type
 from cudnn_actor.protocol.types.errors import (
     ContextLost,
     CudnnActorError,
@@ -74,7 +65,7 @@ from cudnn_actor.protocol.types.errors import (
 from cudnn_actor.protocol.types.tensor import TensorSpec
 from cudnn_actor.supervision import Fault
 
-__all__ = ["Broker", "Host", "bind"]
+__all__ = ["Broker", "Host"]
 
 W = TypeVar("W", bound=Work)
 
@@ -84,16 +75,6 @@ _BOOKKEEPING = frozenset({Allocate, Free, Discard, Drain, View})
 """Messages that may never reach the engine. A fault for one of them is therefore run as separate work."""
 
 log = Log("cudnn_actor")
-
-
-def bind(cached: CachedMessage, memory: Memory) -> Bound:
-    """Find a message's slots and scalars, and cache them. Raises `StaleBufferError`, `InvalidRequest`."""
-    epoch, message, lowered = memory.epoch, cached.message, cached.lowered
-    slots = list(map(memory.resolve, operands_named(message, lowered.buffers), lowered.buffers))
-    check_no_overlap(message, lowered, slots)
-    bound = Bound(epoch, slots, [float(getattr(message, name)) for name in lowered.scalars])
-    cached.bound = bound
-    return bound
 
 
 class Host(Protocol):
@@ -151,11 +132,8 @@ class Broker(Generic[W]):
         self._handlers: dict[type, Callable[[Envelope, Any], W | None]] = {
             **dict.fromkeys(COMPUTE, self.prepared),
             Allocate: self._allocate,
-            Upload: self._upload,
-            Download: self._download,
+            **dict.fromkeys((Upload, Download, Copy, Fill), self._on_slots),
             View: self._view,
-            Copy: self._copy,
-            Fill: self._fill,
             Free: self._free,
             Discard: self._discard,
             Forget: self._forget,
@@ -215,13 +193,11 @@ class Broker(Generic[W]):
 
     def prepared(self, envelope: Envelope, message: Compute) -> W:
         """The work for a request that runs a plan. Changes caches only. Raises what is wrong with it."""
-        cached = self.state.cached(message)
+        cached = self.state.found(envelope)
         if self.state.quarantined:
             self._refuse_quarantined(cached, envelope.number)
-        bound = cached.bound
-        if bound is None or bound.epoch != self.memory.epoch:
-            bound = bind(cached, self.memory)
-        return self._work(envelope, envelope.number, message, bound.slots, cached)
+        slots = bound(cached, self.memory).slots
+        return self._work(envelope, envelope.number, message, slots, cached)
 
     def _refuse_quarantined(self, cached: CachedMessage, number: int) -> None:
         if (error := self.state.why_quarantined(cached.lowered.graph, number)) is not None:
@@ -238,22 +214,17 @@ class Broker(Generic[W]):
         return self._work(envelope, envelope.number, Warm(messages=messages, graphs=graphs))
 
     def _explain(self, envelope: Envelope, message: Explain) -> W:
-        require_type("graph", message.graph, OperationGraph)
+        check_explain(message)
         require_asker(envelope, "explanation")
         if (error := self.state.why_quarantined(message.graph, envelope.number)) is not None:
             raise error
         return self._work(envelope, envelope.number, message)
 
-    def _upload(self, envelope: Envelope, message: Upload) -> W:
-        slot = self.memory.resolve(message.dst, "dst")
-        check_values(message.data, slot.spec, self.memory.device)
-        return self._work(envelope, envelope.number, message, (slot,))
-
-    def _download(self, envelope: Envelope, message: Download) -> W:
-        return self._work(envelope, envelope.number, message, (self.memory.resolve(message.src, "src"),))
+    def _on_slots(self, envelope: Envelope, message: Upload | Download | Copy | Fill) -> W:
+        return self._work(envelope, envelope.number, message, slots_of(self.memory, message))
 
     def _view(self, envelope: Envelope, message: View) -> W:
-        slot = self.memory.resolve(message.buffer, "buffer")
+        slots = slots_of(self.memory, message)
         if not self._host.has_views:
             raise InvalidRequest(
                 field="message",
@@ -262,25 +233,13 @@ class Broker(Generic[W]):
                 fix='download the buffer, or spawn with isolation="thread"',
             )
         require_asker(envelope, "array")
-        return self._work(envelope, envelope.number, message, (slot,))
-
-    def _copy(self, envelope: Envelope, message: Copy) -> W:
-        src, dst = self.memory.resolve(message.src, "src"), self.memory.resolve(message.dst, "dst")
-        check_copy(message, src, dst)
-        return self._work(envelope, envelope.number, message, (src, dst))
-
-    def _fill(self, envelope: Envelope, message: Fill) -> W:
-        slot = self.memory.resolve(message.dst, "dst")
-        check_fill(message.value, slot.spec)
-        return self._work(envelope, envelope.number, message, (slot,))
+        return self._work(envelope, envelope.number, message, slots)
 
     # Buffers.
 
     def _allocate(self, envelope: Envelope, message: Allocate) -> W | None:
-        require_type("spec", message.spec, TensorSpec)
+        check_allocate(self.memory, message)
         require_asker(envelope, "buffer")
-        if message.data is not None:
-            check_values(message.data, message.spec, self.memory.device)
         if self.awaiting_arena or not self.memory.room_for(message.spec):
             self._await_arena(envelope, message.spec)
         elif message.data is not None:

@@ -1,68 +1,153 @@
-"""Checks of single messages that need more than shapes: the types of fields, and overlapping buffers."""
+"""Checks of messages that need the service's state: its buffers, and the limits of its graphs.
+
+A message is checked twice by the same functions: by its sender, who gets the error at once, and when it
+starts, because a buffer may have been freed since. What the sender computed is kept in the envelope
+(`Envelope.found`) and in the cache entry of the message, so the second check costs a comparison of epochs.
+"""
 
 from __future__ import annotations
 
-import numbers
-
-import numpy as np
+from collections.abc import Callable
+from typing import Any
 
 from cudnn_actor.actors import Envelope
-from cudnn_actor.memory import Slot
-from cudnn_actor.protocol.graphs.graph_builder import GraphBuilder
-from cudnn_actor.protocol.graphs.named_graph import Graph
+from cudnn_actor.broker.message_cache import Bound, CachedMessage
+from cudnn_actor.broker.service_state import ServiceState
+from cudnn_actor.memory import Memory, Slot
+from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.messages.lowering import Lowered
-from cudnn_actor.protocol.messages.messages import COMPUTE, Compute, Copy, Warm
-from cudnn_actor.protocol.messages.operands import operand
-from cudnn_actor.protocol.types.checks import require_awaited, require_fits_message, require_type
-from cudnn_actor.protocol.types.device_array import DeviceArray
-from cudnn_actor.protocol.types.dtypes import DType
-from cudnn_actor.protocol.types.errors import InvalidRequest, Words
+from cudnn_actor.protocol.messages.message_checks import (
+    check_fill,
+    check_values,
+    check_warm,
+    not_a_message,
+)
+from cudnn_actor.protocol.messages.messages import (
+    COMPUTE,
+    Allocate,
+    Compute,
+    Copy,
+    Download,
+    Drain,
+    Explain,
+    Fill,
+    Free,
+    GetStatistics,
+    Message,
+    Ping,
+    Upload,
+    View,
+    Warm,
+)
+from cudnn_actor.protocol.messages.operands import operand, operands_named
+from cudnn_actor.protocol.types.checks import require_type
+from cudnn_actor.protocol.types.errors import InvalidRequest, StaleBufferError, Words
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
-__all__ = [
-    "check_copy",
-    "check_device_array",
-    "check_fill",
-    "check_no_overlap",
-    "check_values",
-    "check_warm",
-    "kind_of",
-    "no_plan",
-    "not_a_message",
-    "require_asker",
-]
+__all__ = ["bound", "check_allocate", "check_explain", "check_message", "require_asker", "slots_of"]
 
 
-def not_a_message(given: object, fix: str | None = None) -> InvalidRequest:
-    """The error for an object that was sent and is not a message of a service; `fix` if that is known."""
-    require_awaited("message", given)
-    is_class = isinstance(given, type)
-    if isinstance(given, Graph | GraphBuilder):
-        fix = "run the graph that g.build(...) gives: await gpu.apply(graph, x=x)"
-    return InvalidRequest(
-        field="message",
-        value=kind_of(given),
-        problem="is a class, not a message" if is_class else "is not a message of this service",
-        fix=fix or "send an object of a message's class, as in Ping(): see cudnn_actor.protocol.messages",
-    )
+def check_message(state: ServiceState, message: Message) -> CachedMessage | None:
+    """Check a message before it is sent: its fields and shapes, that no reference is stale already, and that
+    no output is another operand's buffer.
+
+    Returns the cache entry of a message that runs a plan, for `Envelope.found`; None for other messages.
+
+    Raises `InvalidRequest`, `StaleBufferError`, `ActorStopped`. Never blocks: it takes under a millisecond
+    for the first message of a shape, and some microseconds for later ones.
+    """
+    state.mailbox.check_open()
+    kind = type(message)
+    try:
+        if kind in COMPUTE:
+            cached = state.cached(message)  # type: ignore[arg-type]
+            bound(cached, state.memory)
+            return cached
+        check = _CHECKS.get(kind)
+        if check is None:
+            raise not_a_message(message)
+        check(state, message)
+    except StaleBufferError:
+        # A service that ends closes its mailbox, then frees its buffers: report the end, not the freed
+        # buffer.
+        state.mailbox.check_open()
+        raise
+    return None
 
 
-def no_plan(field: str, given: object) -> InvalidRequest:
-    """The error for an object that is to be planned and has no plan."""
-    require_awaited(field, given)
-    fix = "give a graph, a convolution or another operation; or, to `warm`, a sequence of them"
-    if isinstance(given, GraphBuilder):
-        fix = "build the graph: graph = g.build(y=y)"
-    elif isinstance(given, str | bytes):
-        fix = "read the graph: Graph.from_json(path.read_bytes())"
-    return InvalidRequest(
-        field=field, value=kind_of(given), problem="has no plan that could be built", fix=fix
-    )
+def bound(cached: CachedMessage, memory: Memory) -> Bound:
+    """A message's slots and scalars: the cached ones, unless a buffer has ended since they were found.
+
+    Raises `StaleBufferError`, and `InvalidRequest` if an output is another operand's buffer.
+    """
+    known = cached.bound
+    if known is not None and known.epoch == memory.epoch:
+        return known
+    epoch, message, lowered = memory.epoch, cached.message, cached.lowered
+    slots = list(map(memory.resolve, operands_named(message, lowered.buffers), lowered.buffers))
+    _check_no_overlap(message, lowered, slots)
+    cached.bound = known = Bound(epoch, slots, [float(getattr(message, name)) for name in lowered.scalars])
+    return known
 
 
-def kind_of(given: object) -> Words:
-    """What an object is, for people: the name of its class; its own if it is a class."""
-    return Words(given.__name__ if isinstance(given, type) else type(given).__name__)
+def slots_of(memory: Memory, message: Any) -> tuple[Slot, ...]:
+    """The slots that a message about buffers works on, once it is checked.
+
+    Raises `StaleBufferError`, `InvalidRequest`.
+    """
+    names = _REFERENCES[type(message)]
+    slots = tuple(memory.resolve(getattr(message, name), name) for name in names)
+    match message:
+        case Upload():
+            check_values(message.data, slots[0].spec, memory.device)
+        case Copy():
+            _check_copy(message, *slots)
+        case Fill():
+            check_fill(message.value, slots[0].spec)
+    return slots
+
+
+_REFERENCES: dict[type, tuple[str, ...]] = {
+    Upload: ("dst",),
+    Download: ("src",),
+    Copy: ("src", "dst"),
+    View: ("buffer",),
+    Fill: ("dst",),
+    Free: ("buffer",),
+}
+"""The fields of the messages about buffers that refer to buffers."""
+
+
+def check_allocate(memory: Memory, message: Allocate) -> None:
+    """Raise `InvalidRequest` unless a buffer of that kind can be made, and can hold the data."""
+    require_type("spec", message.spec, TensorSpec)
+    if message.data is not None:
+        check_values(message.data, message.spec, memory.device)
+
+
+def check_explain(message: Explain) -> None:
+    """Raise `InvalidRequest` unless it is about a graph."""
+    require_type("graph", message.graph, OperationGraph)
+
+
+def _check_warm(state: ServiceState, message: Warm) -> None:
+    check_warm(message)
+    for graph in message.graphs:
+        state.check_graph(graph)
+
+
+def _nothing(state: ServiceState, message: object) -> None:
+    """These have no fields."""
+
+
+_CHECKS: dict[type, Callable[[ServiceState, Any], object]] = {
+    **dict.fromkeys(_REFERENCES, lambda state, message: slots_of(state.memory, message)),
+    **dict.fromkeys((Ping, GetStatistics, Drain), _nothing),
+    Allocate: lambda state, message: check_allocate(state.memory, message),
+    Warm: _check_warm,
+    Explain: lambda _, message: check_explain(message),
+}
+"""How messages that run no plan are checked, by their class."""
 
 
 def require_asker(envelope: Envelope, what: str) -> None:
@@ -76,18 +161,7 @@ def require_asker(envelope: Envelope, what: str) -> None:
         )
 
 
-def check_fill(value: object, spec: TensorSpec) -> None:
-    """Raise `InvalidRequest` unless a value is a number, or a bool for bool, and can be encoded.
-
-    The engine checks whether the dtype can hold it.
-    """
-    if spec.dtype is DType.BOOL and isinstance(value, bool | np.bool_):
-        return
-    require_type("value", value, numbers.Real)
-    require_fits_message("value", value)
-
-
-def check_no_overlap(message: Compute, lowered: Lowered, slots: list[Slot]) -> None:
+def _check_no_overlap(message: Compute, lowered: Lowered, slots: list[Slot]) -> None:
     """Raise `InvalidRequest` if an output is the same buffer as another operand."""
     if len(set(map(id, slots))) == len(slots):
         return
@@ -106,39 +180,7 @@ def check_no_overlap(message: Compute, lowered: Lowered, slots: list[Slot]) -> N
                 )
 
 
-def check_values(values: object, spec: TensorSpec, device: str) -> None:
-    """Raise `InvalidRequest` if the types show that these values cannot be written to a buffer of `spec`."""
-    if not isinstance(values, np.ndarray | DeviceArray):
-        raise InvalidRequest(
-            field="data",
-            value=values,
-            problem=f"is {type(values).__name__} where an array belongs",
-            fix="pass a NumPy array; gpu.upload, gpu.write and service.values convert what they are given",
-        )
-    check_device_array(values, spec, device)
-
-
-def check_device_array(values: object, spec: object, device: str) -> None:
-    """Raise `InvalidRequest` for a device array whose device, dims or dtype differ from those of `spec`.
-
-    The engine checks everything else.
-    """
-    if not isinstance(values, DeviceArray) or not isinstance(spec, TensorSpec):
-        return
-    if values.device != device:
-        problem, fix = f"is on {values.device}, but this service runs on {device}", f"move it to {device}"
-    elif values.dims != spec.dims:
-        problem = f"has other dims than the buffer, {spec.dims}"
-        fix = "reshape it, or upload it to a new buffer"
-    elif values.dtype is not spec.dtype:
-        problem = f"does not hold {spec.dtype}, as the buffer does"
-        fix = "cast it on the device first: x.to(dtype) in PyTorch, x.astype(dtype) in CuPy and JAX"
-    else:
-        return
-    raise InvalidRequest(field="data", value=Words(values), problem=problem, fix=fix)
-
-
-def check_copy(message: Copy, src: Slot, dst: Slot) -> None:
+def _check_copy(message: Copy, src: Slot, dst: Slot) -> None:
     """Raise `InvalidRequest` unless a copy names two different buffers of the same dims and dtype."""
     if src is dst:
         raise InvalidRequest(
@@ -151,12 +193,3 @@ def check_copy(message: Copy, src: Slot, dst: Slot) -> None:
             problem=f"has other dims or another dtype than src, {src.spec}",
             fix="allocate one with the dims and dtype of src; only the layout may differ",
         )
-
-
-def check_warm(message: Warm) -> None:
-    """Raise `InvalidRequest` unless a `Warm` holds only requests that run a plan, and graphs."""
-    for field, kinds in (("messages", COMPUTE), ("graphs", (Graph,))):
-        given: object = getattr(message, field)
-        wrong = [one for one in given if type(one) not in kinds] if isinstance(given, tuple) else [given]
-        if wrong:
-            raise no_plan(field, wrong[0])

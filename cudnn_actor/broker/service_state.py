@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -117,6 +117,13 @@ class ServiceState:
         self.restarts = 0
         self.cache_limit = cache_limit
         self.messages = MessageCache(cache_limit, self.check_graph)
+
+    def found(self, item: Any) -> CachedMessage:
+        """The cache entry of an envelope's or a task's message, kept in it. Raises `InvalidRequest`."""
+        cached: CachedMessage | None = item.found
+        if cached is None:
+            item.found = cached = self.messages.of(item.message)
+        return cached
 
     def lowered(self, message: Compute) -> Lowered:
         """The graph of a message, cached. Any thread. Raises `InvalidRequest`."""

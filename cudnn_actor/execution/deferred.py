@@ -16,13 +16,15 @@ from typing import Any
 
 from cudnn_actor.broker.footprints import compute_footprint, memory_footprint
 from cudnn_actor.broker.hazards import NOTHING, Entry, Footprint, HazardQueue
-from cudnn_actor.broker.request_checks import check_no_overlap, check_warm
+from cudnn_actor.broker.message_cache import CachedMessage
+from cudnn_actor.broker.request_checks import bound
 from cudnn_actor.broker.service_state import ServiceState
 from cudnn_actor.execution.planning import Outcome, Planner
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.messages.lowering import Lowered
+from cudnn_actor.protocol.messages.message_checks import check_warm
 from cudnn_actor.protocol.messages.messages import COMPUTE, Compute, Drain, Explain, Warm
-from cudnn_actor.protocol.messages.operands import operands, operands_named
+from cudnn_actor.protocol.messages.operands import operands
 
 __all__ = ["DeferredWork"]
 
@@ -100,19 +102,20 @@ class DeferredWork:
 
     def _for_compute(self, item: Any, message: Compute) -> Defer | None:
         try:
-            lowered = self._state.cached(message).lowered
+            cached = self._state.found(item)
         except Exception:  # noqa: BLE001 - as above
             return None
-        known = self._cache.find(lowered.graph.digest())
+        known = self._cache.find(cached.lowered.graph.digest())
         if known is None or self._hazards:
-            return self._for_slow_compute(item, message, lowered, known)
+            return self._for_slow_compute(item, message, cached, known)
         self._found = item, known
         return None
 
     def _for_slow_compute(
-        self, item: Any, message: Compute, lowered: Lowered, known: Outcome | None
+        self, item: Any, message: Compute, cached: CachedMessage, known: Outcome | None
     ) -> Defer | None:
-        if lowered.graph.digest() in self._state.quarantined or not self._is_valid(message, lowered):
+        lowered = cached.lowered
+        if lowered.graph.digest() in self._state.quarantined or not self._is_valid(cached):
             return None
         footprint = compute_footprint(message, lowered)
         waiting = _Waiting(item, lowered)
@@ -124,11 +127,9 @@ class DeferredWork:
         self._found = item, known
         return None
 
-    def _is_valid(self, message: Compute, lowered: Lowered) -> bool:
+    def _is_valid(self, cached: CachedMessage) -> bool:
         try:
-            refs = operands_named(message, lowered.buffers)
-            slots = list(map(self._state.memory.resolve, refs, lowered.buffers))
-            check_no_overlap(message, lowered, slots)
+            bound(cached, self._state.memory)
         except Exception:  # noqa: BLE001 - as above
             return False
         return True

@@ -13,11 +13,13 @@ import pykka
 
 from cudnn_actor.actors import ask, submit, tell, within
 from cudnn_actor.actors.aside import aside
-from cudnn_actor.broker.request_checks import no_plan
+from cudnn_actor.broker.message_cache import CachedMessage
+from cudnn_actor.broker.request_checks import check_message
 from cudnn_actor.broker.warm_batches import cut
 from cudnn_actor.models import Model, Source
 from cudnn_actor.protocol.graphs.explanation import Explanation
 from cudnn_actor.protocol.graphs.named_graph import Graph
+from cudnn_actor.protocol.messages.message_checks import no_plan, not_a_message
 from cudnn_actor.protocol.messages.messages import (
     COMPUTE,
     Allocate,
@@ -53,8 +55,7 @@ from cudnn_actor.protocol.types.spelling import spelled
 from cudnn_actor.protocol.types.tensor import Layout, LayoutLike, TensorSpec
 from cudnn_actor.service.arrays import about_array, packed_like
 from cudnn_actor.service.health import Health
-from cudnn_actor.service.sending import (
-    check_message,
+from cudnn_actor.service.outputs import (
     convolution_of,
     missing_outputs,
     missing_ports,
@@ -217,9 +218,9 @@ class CudnnRef:
         CudnnActorError
             Any other failure of the request; see `protocol.errors`.
         """
-        check_message(self._state, message)
+        found = self._checked(message)
         discard = self._state.discard if type(message) is Allocate else None
-        return await ask(self._state.mailbox, message, timeout=timeout, discard=discard)
+        return await ask(self._state.mailbox, message, timeout=timeout, discard=discard, found=found)
 
     @overload
     def submit(
@@ -246,14 +247,19 @@ class CudnnRef:
 
         Raises `MailboxFull` when there is no room, and what `ask` raises before it sends.
         """
-        check_message(self._state, message)
+        found = self._checked(message)
         discard = self._state.discard if type(message) is Allocate else None
-        return submit(self._state.mailbox, message, timeout=timeout, discard=discard)
+        return submit(self._state.mailbox, message, timeout=timeout, discard=discard, found=found)
 
     def tell(self, message: Message) -> None:
         """Send a request without waiting for its answer; a failure is logged. Raises as `submit` does."""
-        check_message(self._state, message)
-        tell(self._state.mailbox, message)
+        tell(self._state.mailbox, message, found=self._checked(message))
+
+    def _checked(self, message: Message) -> CachedMessage | None:
+        given: object = message
+        if type(given) is Model:
+            raise not_a_message(message, "run it: await gpu.run(model, inputs)")
+        return check_message(self._state, message)
 
     # Memory. `timeout` is that of `ask`, everywhere.
 

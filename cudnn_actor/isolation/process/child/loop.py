@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from cudnn_actor.actors import Crash
-from cudnn_actor.broker.broker import bind
+from cudnn_actor.broker.request_checks import bound
 from cudnn_actor.broker.service_state import ServiceState
 from cudnn_actor.engines.base import ContextDead, Engine
 from cudnn_actor.execution.executor import LATER
@@ -209,10 +209,8 @@ class WorkerLoop:
         return self._state.memory.resolve(ref, field)
 
     def _compute(self, task: Task) -> Any:
-        message = task.message
-        cached, memory = self._state.cached(message), self._state.memory
-        if cached.bound is None or cached.bound.epoch != memory.epoch:
-            bind(cached, memory)
+        cached = self._state.found(task)
+        bound(cached, self._state.memory)
         return self._runner.compute(task, cached, task)
 
     def _write(self, task: Task) -> Any:

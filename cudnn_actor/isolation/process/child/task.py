@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from cudnn_actor.broker.message_cache import CachedMessage
 from cudnn_actor.isolation.process.status import StatusPage
 from cudnn_actor.supervision import FaultRule
 
@@ -24,7 +25,7 @@ class WorkerTask:
         The status page, where it notes that it has begun.
     """
 
-    __slots__ = ("fault", "message", "number", "page", "place", "started_ns")
+    __slots__ = ("fault", "found", "message", "number", "page", "place", "started_ns")
 
     def __init__(
         self, message: Any, number: int, place: int, fault: FaultRule | None, page: StatusPage
@@ -34,6 +35,8 @@ class WorkerTask:
         self.place = place
         self.fault = fault
         self.page = page
+        self.found: CachedMessage | None = None
+        """The cache entry of its message, once it was looked up: see `ServiceState.found`."""
         self.started_ns = 0
         """When it began, on `time.perf_counter_ns`'s clock; 0 if it has not."""
 

@@ -1,50 +1,27 @@
-"""Checks on the caller's side, before a message is sent."""
+"""What the client's calls compute before they make a message: convolutions, and outputs to allocate."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cudnn_actor.broker.broker import bind
-from cudnn_actor.broker.request_checks import check_device_array, check_warm, kind_of, not_a_message
-from cudnn_actor.broker.service_state import ServiceState
 from cudnn_actor.models.model import Model
 from cudnn_actor.protocol.graphs.graph_builder import GraphBuilder
 from cudnn_actor.protocol.graphs.named_graph import Graph
 from cudnn_actor.protocol.graphs.named_outputs import named_outputs
-from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
-from cudnn_actor.protocol.messages.messages import (
-    COMPUTE,
-    Allocate,
-    ConvBwdData,
-    ConvBwdFilter,
-    ConvFwd,
-    Copy,
-    Download,
-    Drain,
-    Explain,
-    Fill,
-    Free,
-    GetStatistics,
-    Message,
-    Ping,
-    RunGraph,
-    Upload,
-    View,
-    Warm,
-)
+from cudnn_actor.protocol.messages.message_checks import kind_of
+from cudnn_actor.protocol.messages.messages import ConvBwdData, ConvBwdFilter, ConvFwd, RunGraph
 from cudnn_actor.protocol.messages.operands import operand
 from cudnn_actor.protocol.operations import OPERATIONS, Operation
 from cudnn_actor.protocol.operations.field_checks import check_inputs
 from cudnn_actor.protocol.types.buffers import BufferRef
-from cudnn_actor.protocol.types.checks import require_awaited, require_names, require_type
+from cudnn_actor.protocol.types.checks import require_awaited, require_names
 from cudnn_actor.protocol.types.conv import ConvSpec
-from cudnn_actor.protocol.types.errors import InvalidRequest, StaleBufferError
+from cudnn_actor.protocol.types.errors import InvalidRequest
 from cudnn_actor.protocol.types.spatial import spatial_dims_of
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
 __all__ = [
-    "check_message",
     "convolution_of",
     "missing_outputs",
     "missing_ports",
@@ -52,14 +29,6 @@ __all__ = [
     "require_operands",
 ]
 
-_REFERENCES: dict[type, tuple[str, ...]] = {
-    Upload: ("dst",),
-    Download: ("src",),
-    Copy: ("src", "dst"),
-    View: ("buffer",),
-    Fill: ("dst",),
-    Free: ("buffer",),
-}
 _METHODS: dict[type, str] = {
     ConvFwd: "use `await gpu.conv_fwd(x, w, conv=...)`",
     ConvBwdData: "use `await gpu.conv_bwd_data(dy, w, conv=...)`",
@@ -69,53 +38,6 @@ _METHODS: dict[type, str] = {
     ConvBwdFilter: "use `await gpu.conv_bwd_filter(x, dy, conv=..., dims=...)`",
 }
 """What allocates the output of a message that `apply` does not take."""
-_UNCHECKED = frozenset({Ping, GetStatistics, Drain})
-"""Messages with nothing to check. They come before the calls of `isinstance`, which take several times as
-long as a look-up here: these classes have a metaclass, msgspec's."""
-
-
-def check_message(state: ServiceState, message: Message) -> None:
-    """Check shapes, that no reference is stale already, and that no output is another operand's buffer.
-
-    The actor checks again what may have changed since. Of a `Copy`, it alone checks the buffers' dims.
-
-    Raises `InvalidRequest`, `StaleBufferError`, `ActorStopped`. Never blocks: it takes under a millisecond
-    for the first message of a shape, and some microseconds for later ones.
-    """
-    state.mailbox.check_open()
-    kind = type(message)
-    if kind in COMPUTE:
-        cached = state.cached(message)  # type: ignore[arg-type]
-        bound = cached.bound
-        if bound is None or bound.epoch != state.memory.epoch:
-            _look_up(state, bind, cached, state.memory)
-    elif kind in _REFERENCES:
-        for name in _REFERENCES[kind]:
-            _look_up(state, state.memory.resolve, operand(message, name), name)
-        if isinstance(message, Upload):
-            check_device_array(message.data, message.dst.spec, state.memory.device)
-    elif kind in _UNCHECKED:
-        return
-    elif isinstance(message, Allocate):
-        check_device_array(message.data, message.spec, state.memory.device)
-    elif isinstance(message, Warm):
-        check_warm(message)
-        for graph in message.graphs:
-            state.check_graph(graph)
-    elif isinstance(message, Explain):
-        require_type("graph", message.graph, OperationGraph)
-    else:
-        raise not_a_message(message, _METHODS.get(Model) if isinstance(message, Model) else None)
-
-
-def _look_up(state: ServiceState, look_up: Callable[..., object], *arguments: object) -> None:
-    try:
-        look_up(*arguments)
-    except StaleBufferError:
-        # A service that ends closes its mailbox, then frees its buffers: report the end, not the freed
-        # buffer.
-        state.mailbox.check_open()
-        raise
 
 
 def require_operands(**fields: object) -> None:
