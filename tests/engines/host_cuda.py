@@ -24,7 +24,7 @@ import numpy as np
 import pytest
 
 from cudnn_actor.engines.cpu.evaluation import NumPy, exact, round_into
-from cudnn_actor.engines.cuda.kernels.elementwise import PREAMBLE as DEVICE_PREAMBLE
+from cudnn_actor.engines.cuda.kernels.element_types import CONVERSIONS as DEVICE_PREAMBLE
 from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS
 from cudnn_actor.protocol import GraphTensor, TensorSpec
 from cudnn_actor.protocol.operations import Operation

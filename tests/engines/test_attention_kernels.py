@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cudnn_actor.engines.cuda.operations import attention
+from cudnn_actor.engines.cuda.operations import flash_attention
 from cudnn_actor.protocol import (
     Attention,
     AttentionBackward,
@@ -58,7 +58,7 @@ def _compiled() -> None:
     sources = []
     with pytest.MonkeyPatch.context() as patch:
         for enough, cases in ((LARGE, CASES), (SMALL, SMALL_TILES)):
-            patch.setattr(attention, "_ENOUGH_BLOCKS", enough)
+            patch.setattr(flash_attention, "_ENOUGH_BLOCKS", enough)
             for dtype, problem in cases:
                 given = operands(problem, dtype)
                 results = (np.zeros(problem.dims(name)) for name in ("y", "statistics"))
@@ -67,14 +67,14 @@ def _compiled() -> None:
                         GraphTensor(uid=uid, dims=spec.dims, strides=spec.strides, dtype=spec.dtype)
                         for uid, spec in enumerate(specs.values())
                     ]
-                    sources.append(attention.source(operation.with_operands([*specs].index), tensors))
+                    sources.append(flash_attention.source(operation.with_operands([*specs].index), tensors))
     compile_together(sources)
 
 
 @pytest.fixture(autouse=True)
 def _on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    use(monkeypatch, attention)
-    monkeypatch.setattr(attention, "_ENOUGH_BLOCKS", LARGE)
+    use(monkeypatch, flash_attention)
+    monkeypatch.setattr(flash_attention, "_ENOUGH_BLOCKS", LARGE)
 
 
 def operands(problem: Problem, dtype: DType) -> Arrays:
@@ -137,7 +137,7 @@ def test_the_formula_s_values(dtype: DType, problem: Problem) -> None:
 def test_the_formula_s_values_by_many_blocks(
     monkeypatch: pytest.MonkeyPatch, dtype: DType, problem: Problem
 ) -> None:
-    monkeypatch.setattr(attention, "_ENOUGH_BLOCKS", 1 << 30)
+    monkeypatch.setattr(flash_attention, "_ENOUGH_BLOCKS", 1 << 30)
     test_the_formula_s_values(dtype, problem)
 
 

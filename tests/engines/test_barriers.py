@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from cudnn_actor.engines.cuda.kernels.elementwise import Leaf, elementwise
+from cudnn_actor.engines.cuda.kernels.elementwise import elementwise
+from cudnn_actor.engines.cuda.kernels.expressions import Leaf
 from cudnn_actor.engines.cuda.running.barriers import waits, waits_at_start
 from cudnn_actor.engines.cuda.running.recipe import (
     Buffer,

@@ -11,12 +11,9 @@ import msgspec
 import pytest
 
 from cudnn_actor.engines.cuda.cudnn.frontend_graph import Refused
-from cudnn_actor.engines.cuda.kernels.elementwise import Constant, Expression, Leaf, Value
+from cudnn_actor.engines.cuda.kernels.expressions import Constant, Expression, Leaf, Value
 from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS
-from cudnn_actor.engines.cuda.operations.attention import (
-    attention_masks,
-    attention_operands,
-)
+from cudnn_actor.engines.cuda.operations.attention import attention_masks, attention_operands
 from cudnn_actor.protocol import Attention, AttentionBackward, DType, TensorSpec
 from cudnn_actor.protocol.operations import (
     GraphTensor,

@@ -8,16 +8,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from cudnn_actor.engines.cuda.kernels import elementwise as kernels
-from cudnn_actor.engines.cuda.kernels.elementwise import (
-    Elementwise,
-    Kernel,
-    Leaf,
-    Result,
-    divisor,
-    fused,
-    source,
-)
+from cudnn_actor.engines.cuda.kernels import elementwise
+from cudnn_actor.engines.cuda.kernels.axes import divisor
+from cudnn_actor.engines.cuda.kernels.elementwise import Elementwise, Kernel, fused, source
+from cudnn_actor.engines.cuda.kernels.expressions import Leaf, Result
 from cudnn_actor.engines.cuda.planning.splitting import compile_split
 from cudnn_actor.engines.cuda.running.recipe import Buffer, KernelStep
 from cudnn_actor.protocol import DType, Graph
@@ -64,7 +58,7 @@ def compiled() -> None:
 @pytest.fixture
 def launch(compiled: None, monkeypatch: pytest.MonkeyPatch) -> Launch:
     del compiled
-    host_cuda.use(monkeypatch, kernels)
+    host_cuda.use(monkeypatch, elementwise)
     return lambda kernel, addresses: Kernel(kernel).launch(addresses, ())
 
 
@@ -163,8 +157,8 @@ def test_words_of_eight_bytes_are_copied_where_memory_allows() -> None:
         (DType.FLOAT32, 6, 256, DType.UINT64),
         (DType.FLOAT64, 6, 256, DType.FLOAT64),
     ):
-        kernel = kernels.copied((dtype, dtype), (3, last), [(last, 1), (4 * last, 1)], [256, start])
+        kernel = elementwise.copied((dtype, dtype), (3, last), [(last, 1), (4 * last, 1)], [256, start])
         assert kernel.operands() == (word,)
         assert math.prod(kernel.dims) * word.itemsize == 3 * last * dtype.itemsize
-    converted = kernels.copied((DType.FLOAT32, DType.INT32), (4, 8), [(8, 1), (16, 1)], [256, 256])
+    converted = elementwise.copied((DType.FLOAT32, DType.INT32), (4, 8), [(8, 1), (16, 1)], [256, 256])
     assert converted.operands() == (DType.INT32,)

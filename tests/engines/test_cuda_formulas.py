@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from cudnn_actor.engines.cpu.evaluation import NumPy, round_into
-from cudnn_actor.engines.cuda.kernels import elementwise as kernels
-from cudnn_actor.engines.cuda.kernels.elementwise import Expression, Leaf, formula, value_type
-from cudnn_actor.engines.cuda.operations.pointwise import IN_C, PREAMBLE
+from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES, store, value_type
+from cudnn_actor.engines.cuda.kernels.expressions import Expression, Leaf, Value
+from cudnn_actor.engines.cuda.kernels.formulas import FORMULA_FUNCTIONS, FORMULAS, formula
 from cudnn_actor.protocol import DType
 from cudnn_actor.protocol.operations import FUNCTIONS, PointwiseMode
 
@@ -52,7 +52,7 @@ def named(mode: PointwiseMode, compute: DType, number: int = 0) -> str:
     return f"{mode}_{compute}_{number}"
 
 
-def function(name: str, value: kernels.Value, operands: Sequence[DType], out: DType, stored: str = "") -> str:
+def function(name: str, value: Value, operands: Sequence[DType], out: DType, stored: str = "") -> str:
     """A C function that computes a value for many elements. `stored`: how it is stored in `out`."""
     steps: list[str] = []
     result = formula(value, steps)
@@ -60,7 +60,7 @@ def function(name: str, value: kernels.Value, operands: Sequence[DType], out: DT
     arguments = ", ".join(f"const {kind}* in{n}" for n, kind in enumerate(types))
     loads = " ".join(f"const {kind} v{n} = in{n}[i];" for n, kind in enumerate(types))
     body = f"{loads} {' '.join(steps)} out[i] = {stored.format(result) if stored else result};"
-    kind = kernels.C_TYPES[out] if stored else value_type(out)
+    kind = C_TYPES[out] if stored else value_type(out)
     loop = f"for (long i = 0; i < n; ++i) {{{body}}}"
     return f'extern "C" void {name}({arguments}, {kind}* out, long n) {{{loop}}}'
 
@@ -75,8 +75,8 @@ def sources() -> list[str]:
             value = Expression(mode, operands, parameters, compute)
             parts.append(function(named(mode, compute, number), value, leaves, compute))
     for dtype, compute in itertools.product(INTS, COMPUTED):
-        store = kernels.store(dtype, "{}")
-        parts.append(function(f"store_{dtype}_{compute}", Leaf(0, compute), [compute], dtype, store))
+        name, stored = f"store_{dtype}_{compute}", store(dtype, "{}")
+        parts.append(function(name, Leaf(0, compute), [compute], dtype, stored))
     ratio = Expression(PointwiseMode.DIV, (Leaf(0, LONG), Leaf(1, LONG)), (), SINGLE)
     parts.append(function("ratio", ratio, [LONG, LONG], SINGLE))
     for dtype in INTS:
@@ -94,7 +94,7 @@ INTS = [d for d in DType if d.numpy.kind == "i" or d in (DType.UINT8, DType.UINT
 @pytest.fixture(scope="module")
 def compiled() -> Compiled:
     """Runs one of the functions, from its name, its operands, and what it gives."""
-    loaded = host_cuda.library("\n".join([host_cuda.PREAMBLE, PREAMBLE, *sources()]))
+    loaded = host_cuda.library("\n".join([host_cuda.PREAMBLE, FORMULA_FUNCTIONS, *sources()]))
 
     def run(name: str, operands: Sequence[np.ndarray], out: DType) -> np.ndarray:
         result = np.empty(operands[0].shape, out.numpy)
@@ -172,6 +172,6 @@ def test_integers_are_converted_before_they_are_divided(compiled: Compiled) -> N
 
 
 def test_every_function_has_a_formula_for_what_it_is_computed_in() -> None:
-    assert set(IN_C) == set(PointwiseMode)
-    assert all(bool(IN_C[mode].formula) is not FUNCTIONS[mode].bits for mode in PointwiseMode)
-    assert not [mode for mode in PointwiseMode if IN_C[mode].whole and not FUNCTIONS[mode].whole]
+    assert set(FORMULAS) == set(PointwiseMode)
+    assert all(bool(FORMULAS[mode].floating) is not FUNCTIONS[mode].bits for mode in PointwiseMode)
+    assert not [mode for mode in PointwiseMode if FORMULAS[mode].whole and not FUNCTIONS[mode].whole]

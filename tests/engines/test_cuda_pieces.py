@@ -22,15 +22,9 @@ from cudnn_actor.engines.cuda.cudnn.errata import erratum
 from cudnn_actor.engines.cuda.cudnn.frontend_graph import Refused
 from cudnn_actor.engines.cuda.device.place import memory_order
 from cudnn_actor.engines.cuda.device.transfer import blocks
-from cudnn_actor.engines.cuda.kernels.elementwise import (
-    Constant,
-    Expression,
-    Leaf,
-    Scalar,
-    elementwise,
-    formula,
-    source,
-)
+from cudnn_actor.engines.cuda.kernels.elementwise import elementwise, source
+from cudnn_actor.engines.cuda.kernels.expressions import Constant, Expression, Leaf, Scalar
+from cudnn_actor.engines.cuda.kernels.formulas import formula
 from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS, pooling
 from cudnn_actor.engines.cuda.planning.candidates import check_whole, takes_bytes
 from cudnn_actor.engines.cuda.planning.cuda_builder import CudaBuilder

@@ -8,8 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from cudnn_actor.engines.cuda.kernels import elementwise as kernels
-from cudnn_actor.engines.cuda.kernels import row_copies
+from cudnn_actor.engines.cuda.kernels import elementwise, row_copies
 from cudnn_actor.engines.cuda.kernels.row_copies import RowKernel, copied_rows, row_source, rows_side_by_side
 from cudnn_actor.engines.cuda.planning.partition import cut
 from cudnn_actor.engines.cuda.planning.splitting import compile_split
@@ -56,7 +55,7 @@ def test_every_element_is_copied(name: str, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("name", ["odd channels", "three tensors", "halves in an even number of rows"])
 @pytest.mark.usefixtures("compiled")
 def test_a_thread_may_have_many_rows(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "_MANY_BLOCKS", 1)
+    monkeypatch.setattr(elementwise, "_MANY_BLOCKS", 1)
     kernel = step_of(IN_ROWS[name]).kernel
     assert kernel.rows > kernel.row_step * kernel.unrolled
     run(IN_ROWS[name], monkeypatch)

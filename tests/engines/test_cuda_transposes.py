@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from cudnn_actor.engines.cuda.kernels import transposes
-from cudnn_actor.engines.cuda.kernels.elementwise import merged
+from cudnn_actor.engines.cuda.kernels.axes import merged
 from cudnn_actor.engines.cuda.kernels.skewed_tiles import skewed
 from cudnn_actor.engines.cuda.kernels.transposes import Tiled, TiledKernel, tiled, tiled_source
 from cudnn_actor.engines.cuda.planning.splitting import compile_split

@@ -14,7 +14,7 @@ import pytest
 
 from cudnn_actor.engines.cuda import CudaEngine
 from cudnn_actor.engines.cuda.checking.self_check import BuildContext, SelfCheck
-from cudnn_actor.engines.cuda.kernels.elementwise import Constant, Expression, Leaf, Result
+from cudnn_actor.engines.cuda.kernels.expressions import Constant, Expression, Leaf, Result
 from cudnn_actor.engines.cuda.kernels.line_kernels import Reduced
 from cudnn_actor.engines.cuda.kernels.norm_kernels import Normal
 from cudnn_actor.engines.cuda.operations.fused_norms import beside

@@ -11,27 +11,20 @@ from cudnn_actor.engines.cuda.checking import self_check_memory
 from cudnn_actor.engines.cuda.checking.convolution_reference import Reference
 from cudnn_actor.engines.cuda.kernels import line_kernels
 from cudnn_actor.engines.cuda.kernels.depthwise_sources import launched
-from cudnn_actor.engines.cuda.kernels.elementwise import (
-    Constant,
-    Expression,
-    Leaf,
-    Scalar,
-    Value,
-    elementwise,
-    source,
-)
+from cudnn_actor.engines.cuda.kernels.elementwise import elementwise, source
+from cudnn_actor.engines.cuda.kernels.expressions import Constant, Expression, Leaf, Scalar, Value
 from cudnn_actor.engines.cuda.kernels.joined_kernels import joined_source
 from cudnn_actor.engines.cuda.kernels.row_copies import row_source
 from cudnn_actor.engines.cuda.kernels.transposes import Tiled, tiled_source
 from cudnn_actor.engines.cuda.operations import (
     IMPLEMENTATIONS,
     bit_cast,
+    flash_attention,
     grid_sampling,
     indexing,
     resampling,
     sorting,
 )
-from cudnn_actor.engines.cuda.operations import attention as attentions
 from cudnn_actor.engines.cuda.operations import fused_norms as norms_of_ours
 from cudnn_actor.engines.cuda.operations import grouped_matmul as grouped
 from cudnn_actor.engines.cuda.operations import matmul as products
@@ -117,7 +110,7 @@ _SOURCES: dict[Callable[..., Any], Callable[..., str | tuple[str, ...]]] = {
         norms_of_ours.alone(operation, tensors)
     ),
     response_norms.response_kernels: response_norms.sources,
-    attentions.attention_kernels: attentions.source,
+    flash_attention.attention_kernels: flash_attention.source,
     products.matmul_kernel: products.source,
     randoms.random_kernel: randoms.source,
     paddings.padding_kernel: paddings.source,

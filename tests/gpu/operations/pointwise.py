@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from cudnn_actor.engines.cpu.evaluation import NumPy
-from cudnn_actor.engines.cuda.operations.pointwise import IN_C
+from cudnn_actor.engines.cuda.operations.pointwise import FRONTEND
 from cudnn_actor.protocol import DType
 from cudnn_actor.protocol.operations import FUNCTIONS, Pointwise, PointwiseMode, Specs
 from cudnn_actor.protocol.operations.base import Array
@@ -177,7 +177,7 @@ def _bound(operation: Pointwise[str], values: Exact, specs: Specs) -> Exact:
             found = (2 * _UNITS[mode] + 1) * y
         else:
             found = _COMPOSED[mode](x, y, p) if mode in _COMPOSED else y
-        if IN_C[mode].frontend and mode not in _ROUNDED_ONCE:
+        if mode in FRONTEND and mode not in _ROUNDED_ONCE:
             found = np.maximum(found, 60 * (y + 1) + 4 * np.abs(x) * y)
     least = SUBNORMAL if operation.mode in _EXPONENTIALS else _PARTS
     return {"result": np.where(np.isfinite(found), found, 0.0) + least}

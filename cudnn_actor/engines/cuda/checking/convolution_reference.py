@@ -21,8 +21,8 @@ from cudnn_actor.engines.cuda.checking.comparison import (
     some,
     suspected,
 )
-from cudnn_actor.engines.cuda.kernels.elementwise import (
-    C_TYPES,
+from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES, load, value_type
+from cudnn_actor.engines.cuda.kernels.expressions import (
     Constant,
     Earlier,
     Expression,
@@ -30,11 +30,8 @@ from cudnn_actor.engines.cuda.kernels.elementwise import (
     Scalar,
     Value,
     expression,
-    formula,
-    load,
-    preamble,
-    value_type,
 )
+from cudnn_actor.engines.cuda.kernels.formulas import PREAMBLE, formula
 from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.operations import (
@@ -231,7 +228,7 @@ class Reference:
             known[n] = name, kind
         final = formula(value, steps, known=known)
         return _TEMPLATE.format(
-            preamble=preamble(),
+            preamble=PREAMBLE,
             arguments=", ".join(arguments),
             geometry=geometry,
             total=" * ".join(f"{shape}{i}" for i in range(_RANK)),
@@ -256,7 +253,7 @@ def _decode(dims: Sequence[str]) -> str:
 
 _DRAWS = 6
 """How often a result is computed with other roundings: all away from 0, all towards it, and at random."""
-_TEMPLATE = """{preamble}
+_TEMPLATE = """{PREAMBLE}
 // A value off by a share of itself: by 0, away from 0, towards it, then at random.
 __device__ double rounded_off(double value, double share, unsigned long long sample, int step, int draw) {{
     if (draw == 0 || value - value != 0) return value;  // or not finite

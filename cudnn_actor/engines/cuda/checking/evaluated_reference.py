@@ -26,7 +26,8 @@ from cudnn_actor.engines.cuda.checking.comparison import (
     suspected,
 )
 from cudnn_actor.engines.cuda.checking.self_check_memory import drawn
-from cudnn_actor.engines.cuda.kernels.elementwise import Kernel, Leaf, elementwise
+from cudnn_actor.engines.cuda.kernels.elementwise import Kernel, elementwise
+from cudnn_actor.engines.cuda.kernels.expressions import Leaf
 from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.operations import (

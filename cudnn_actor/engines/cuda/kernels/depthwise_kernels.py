@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from cudnn_actor.engines.cuda.kernels.elementwise import Expression, Result, Scalar
+from cudnn_actor.engines.cuda.kernels.expressions import Expression, Result, Scalar
 from cudnn_actor.protocol.types.conv import ConvSpec
 from cudnn_actor.protocol.types.dtypes import DType
 

@@ -8,16 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from cudnn_actor.engines.cuda.kernels.depthwise_kernels import THREADS, Depthwise, Pass
-from cudnn_actor.engines.cuda.kernels.elementwise import (
-    C_TYPES,
-    PACK,
-    PREAMBLE,
-    formula,
-    functions,
-    load,
-    store,
-    value_type,
-)
+from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES, CONVERSIONS, PACK, load, store, value_type
+from cudnn_actor.engines.cuda.kernels.formulas import FORMULA_FUNCTIONS, formula
 from cudnn_actor.engines.cuda.kernels.lines import compiled
 from cudnn_actor.engines.cuda.library.libraries import libraries
 
@@ -126,7 +118,7 @@ def _launch(
     reading = _READING.format(element=C_TYPES[element], value=load(element, "bits"), times=times)
     most = THREADS if len(block) > 1 else _THREADS_OF_SUMS
     text = f"""typedef {"long long" if kernel.wide else "int"} I;
-{PREAMBLE}{functions()}{PACK}{reading}
+{CONVERSIONS}{FORMULA_FUNCTIONS}{PACK}{reading}
 extern "C" __global__ void __launch_bounds__({most}) {name}({", ".join(arguments)}) {{
 {body}
 }}

@@ -15,282 +15,63 @@ as the nearest in range, or those of a table, which the kernel has.
 
 from __future__ import annotations
 
-import importlib
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
 
 import msgspec
 import numpy as np
 
+from cudnn_actor.engines.cuda.kernels.axes import DIVISION, PLACED, divided, divisor, merged
+from cudnn_actor.engines.cuda.kernels.element_types import (
+    C_TYPES,
+    PACK,
+    WORDS,
+    literal,
+    load,
+    store,
+    value_type,
+)
+from cudnn_actor.engines.cuda.kernels.expressions import (
+    Expression,
+    Leaf,
+    Result,
+    Scalar,
+    Selection,
+    Table,
+    Tabled,
+    Value,
+)
+from cudnn_actor.engines.cuda.kernels.formulas import PREAMBLE, formula
 from cudnn_actor.engines.cuda.library.libraries import libraries
-from cudnn_actor.protocol.operations import FUNCTIONS, Operation, Pointwise, PointwiseMode
-from cudnn_actor.protocol.operations.functions import limited
 from cudnn_actor.protocol.types.dtypes import DType
 
-__all__ = ["C_TYPES", "PREAMBLE", "THREADS", "Computed", "Constant", "Elementwise", "Expression", "Kernel"]
-__all__ += [
-    "Axis",
-    "Earlier",
-    "Leaf",
-    "Result",
-    "Scalar",
-    "Selection",
+__all__ = [
+    "THREADS",
+    "Elementwise",
+    "Kernel",
     "Source",
-    "Table",
-    "Tabled",
-    "Value",
     "blocks",
     "copied",
     "elementwise",
-    "expression",
-    "formula",
-    "functions",
     "fused",
-    "load",
-    "merged",
-    "merged_axes",
+    "in_turns",
+    "source",
 ]
-__all__ += ["DIVISION", "PACK", "PLACED", "WORDS", "divided", "divisor", "in_turns", "preamble", "source"]
-__all__ += ["store", "value_type"]
 
 THREADS, _MOST_BLOCKS = 256, 1 << 16
 _PACK_BYTES, _MOST_TOGETHER = 16, 8
 """The most bytes of one access, and the most elements that a thread computes together."""
 _FEW_STEPS = 4
 """Of a body, if its values for several places are to fit into the registers."""
-WORDS = {1: DType.UINT8, 2: DType.UINT16, 4: DType.UINT32, 8: DType.UINT64}
-"""What neighbours of so many bytes are copied as."""
-_MANY_BLOCKS, _MOST_TURNS = 2048, 4
-"""As many blocks keep a GPU busy; if there are more, each does as much as so many at most."""
 _SMALL = 1 << 31
 """Offsets below this fit into 32 bits."""
-
-C_TYPES = {
-    DType.FLOAT64: "double",
-    DType.FLOAT32: "float",
-    DType.FLOAT16: "unsigned short",
-    DType.BFLOAT16: "unsigned short",
-    DType.INT8: "signed char",
-    DType.INT16: "short",
-    DType.INT32: "int",
-    DType.INT64: "long long",
-    DType.UINT8: "unsigned char",
-    DType.UINT16: "unsigned short",
-    DType.UINT32: "unsigned int",
-    DType.UINT64: "unsigned long long",
-    DType.BOOL: "unsigned char",
-}
-_LOADS = {
-    DType.FLOAT16: "from_half({})",
-    DType.BFLOAT16: "__int_as_float((int)({}) << 16)",
-    DType.BOOL: "(({}) != 0)",
-}
-_STORES = {
-    DType.FLOAT16: "to_half({})",
-    DType.BFLOAT16: "to_bfloat16({})",
-    DType.INT8: "(signed char)whole({}, -128.0, 127.0)",
-    DType.INT16: "(short)whole({}, -32768.0, 32767.0)",
-    DType.INT32: "(int)whole({}, -2147483648.0, 2147483647.0)",
-    DType.INT64: "(long long)whole({}, -9223372036854775808.0, 9223372036854774784.0)",
-    DType.UINT8: "(unsigned char)whole({}, 0.0, 255.0)",
-    DType.UINT16: "(unsigned short)whole({}, 0.0, 65535.0)",
-    DType.UINT32: "(unsigned int)whole({}, 0.0, 4294967295.0)",
-    DType.UINT64: "to_uint64({})",
-    DType.BOOL: "(({}) != 0)",
-}
-PREAMBLE = r"""
-__device__ __forceinline__ float from_half(unsigned short bits) {
-    float value; asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits)); return value;
-}
-__device__ __forceinline__ unsigned short to_half(float value) {
-    unsigned short bits; asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value)); return bits;
-}
-__device__ __forceinline__ unsigned short to_half(double value) {
-    unsigned short bits; asm("cvt.rn.f16.f64 %0, %1;" : "=h"(bits) : "d"(value)); return bits;
-}
-__device__ __forceinline__ unsigned short to_bfloat16(float value) {
-#if __CUDA_ARCH__ >= 800
-    unsigned short found; asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(found) : "f"(value)); return found;
-#endif
-    if (value != value) return 0x7fff;
-    unsigned int bits = __float_as_uint(value);
-    return (unsigned short)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
-}
-__device__ __forceinline__ unsigned short to_bfloat16(double value) {
-    float towards_zero = __double2float_rz(value);  // round to odd: the second rounding then rounds correctly
-    unsigned int bits = __float_as_uint(towards_zero);
-    if ((double)towards_zero != value) bits |= 1;
-    return to_bfloat16(value != value ? (float)value : __uint_as_float(bits));
-}
-__device__ __forceinline__ unsigned short to_half(long long value) { return to_half((double)value); }
-__device__ __forceinline__ unsigned short to_bfloat16(long long value) { return to_bfloat16((double)value); }
-__device__ __forceinline__ unsigned short to_half(unsigned long long value) { return to_half((double)value); }
-__device__ __forceinline__ unsigned short to_bfloat16(unsigned long long value) {
-    return to_bfloat16((double)value);
-}
-__device__ __forceinline__ double whole(double value, double least, double largest) {
-    return value != value ? 0.0 : fmin(fmax(rint(value), least), largest);
-}
-__device__ __forceinline__ long long whole(long long value, double least, double largest) {
-    if (largest > 9.2e18) return value;  // its own range, which double does not hold
-    return min(max(value, (long long)least), (long long)largest);
-}
-__device__ __forceinline__ unsigned long long to_uint64(double value) {
-    return value > 0 ? (unsigned long long)fmin(rint(value), 18446744073709549568.0) : 0;
-}
-__device__ __forceinline__ unsigned long long to_uint64(long long value) { return max(value, 0ll); }
-__device__ __forceinline__ unsigned long long to_uint64(unsigned long long value) { return value; }
-__device__ __forceinline__ unsigned long long whole(unsigned long long value, double, double largest) {
-    return min(value, largest > 9.2e18 ? 9223372036854775807ull : (unsigned long long)largest);
-}
-"""
-
-
-PLACED = """
-// An index below 0 counts from the end; one out of range counts as the nearest.
-__device__ __forceinline__ long long placed(long long index, long long size) {
-    if (index < 0) index += size;
-    return index < 0 ? 0 : index < size ? index : size - 1;
-}
-"""
-
-
-DIVISION = """
-// n / size. Of 32 bits, and not below 0: by the host's `divisor`, a factor and, above it, a shift.
-__device__ __forceinline__ int over(int n, long long, long long by) {
-    return (int)((unsigned long long)(unsigned)n * (unsigned)by >> (by >> 32));
-}
-__device__ __forceinline__ long long over(long long n, long long size, long long) { return n / size; }
-"""
-
-
-def divisor(size: int) -> int:
-    """A factor and a shift by which `over` divides numbers from 0 to 2**31 by a size from 1 on.
-
-    That is exact: T. Granlund, P. Montgomery, "Division by invariant integers using multiplication", PLDI
-    1994, theorem 4.2.
-    """
-    size = min(max(size, 1), _SMALL)  # larger ones only divide numbers of 64 bits
-    shift = 31 + (size - 1).bit_length()
-    return -(-(1 << shift) // size) | shift << 32
+_MANY_BLOCKS, _MOST_TURNS = 2048, 4
+"""As many blocks keep a GPU busy; if there are more, each does as much as so many at most."""
 
 
 def in_turns(needed: int) -> int:
     """How many blocks do the work of so many."""
     return max(min(needed, _MANY_BLOCKS), -(-needed // _MOST_TURNS))
-
-
-def divided(name: str, rest: str, size: str, by: str, times: int = 1) -> str:
-    """Statements that define `name` as `times` as much as `rest` modulo `size`, and divide `rest` by it."""
-    modulo = f"{rest} - {name}_over * (I){size}"
-    modulo = f"({modulo}) * {times}" if times > 1 else modulo
-    return f"const I {name}_over = over({rest}, {size}, {by}), {name} = {modulo}; {rest} = {name}_over;"
-
-
-class Leaf(msgspec.Struct, frozen=True, tag="leaf"):
-    """A tensor that the kernel reads.
-
-    Parameters
-    ----------
-    number
-        Its index among the operands.
-    dtype
-        The element type.
-    offset
-        How many elements further its first one lies.
-    selects
-        Indices that select along further axes of it.
-    filling
-        The value where an index of a table is below 0; None if none is.
-    """
-
-    number: int
-    dtype: DType
-    offset: int = 0
-    selects: tuple[Selection, ...] = ()
-    filling: float | int | None = None
-
-
-class Tabled(msgspec.Struct, frozen=True, tag="tabled"):
-    """What the kernel reads of a table: its index among the tables."""
-
-    number: int
-
-
-class Selection(msgspec.Struct, frozen=True):
-    """Indices that select along an axis: what is read of them, the axis' size, and its stride in elements."""
-
-    indices: Leaf | Tabled
-    size: int
-    step: int
-
-
-class Table(msgspec.Struct, frozen=True):
-    """Indices that are known beforehand, in range or below 0, and their strides over all dims."""
-
-    indices: tuple[int, ...]
-    steps: tuple[int, ...]
-
-
-class Scalar(msgspec.Struct, frozen=True, tag="scalar"):
-    """A number passed with each run: its index among the plan's scalars."""
-
-    number: int
-
-
-class Constant(msgspec.Struct, frozen=True, tag="constant"):
-    """A number."""
-
-    value: int | float
-
-
-class Earlier(msgspec.Struct, frozen=True, tag="earlier"):
-    """The value of an expression before, by its index in `Elementwise.body`."""
-
-    number: int
-
-
-class Expression(msgspec.Struct, frozen=True, tag="expression"):
-    """A pointwise mode applied to operands.
-
-    Parameters
-    ----------
-    mode, operands
-        As in `Pointwise`.
-    parameters
-        Its parameters, in the order of its row of the table.
-    compute
-        The type that it is computed in: float32, float64, int64 or uint64.
-    dtype
-        The type that the value is rounded to before it is used; None for the type that is computed in.
-    """
-
-    mode: PointwiseMode
-    operands: tuple[Expression | Leaf | Scalar | Constant | Earlier, ...]
-    parameters: tuple[float, ...] = ()
-    compute: DType = DType.FLOAT32
-    dtype: DType | None = None
-
-
-def expression(
-    operation: Pointwise[int], operands: tuple[Value, ...], compute: DType, dtype: DType, *, used: bool
-) -> Expression:
-    """An operation, computed in `compute`. `dtype`: its result's; `used`: whether something reads the value.
-
-    If nothing does, it is only stored, which rounds it.
-    """
-    rounded = FUNCTIONS[operation.mode].bits or (used and dtype is not compute)
-    parameters = tuple(operation.effective_parameters.values())
-    return Expression(operation.mode, operands, parameters, compute, dtype if rounded else None)
-
-
-class Result(msgspec.Struct, frozen=True):
-    """What a kernel stores in each element of one of its results, and the element type."""
-
-    value: Expression | Leaf | Scalar | Constant | Earlier
-    dtype: DType
 
 
 class Elementwise(msgspec.Struct, frozen=True):
@@ -398,25 +179,6 @@ def _is_read(select: Selection) -> bool:
     return isinstance(select.indices, Leaf)
 
 
-Value = Expression | Leaf | Scalar | Constant | Earlier
-Known = Mapping[int, tuple[str, str]]
-Axis = tuple[int, tuple[int, ...]]
-"""A dim's size, and the stride of each of several tensors in it."""
-
-
-class Computed(NamedTuple):
-    """A packed tensor that a kernel computes from an operation's operands before the operation runs.
-
-    `value`: elementwise, or an operation with names of operands, one of whose launchers is "kernel".
-    `operands`: the names of what the value's leaves read, in the order of their numbers, or of its inputs.
-    """
-
-    value: Value | Operation[str]
-    operands: tuple[str, ...]
-    dims: tuple[int, ...]
-    dtype: DType
-
-
 def elementwise(
     value: Value, dtype: DType, dims: Sequence[int], strides: Sequence[Sequence[int]]
 ) -> Elementwise:
@@ -501,28 +263,6 @@ def copied(
     return fused([Result(Leaf(0, of), to)], [], dims, strides, alignments)
 
 
-def merged(dims: Sequence[int], strides: Sequence[Sequence[int]]) -> list[Axis]:
-    """Axes of more than one element, each with its size and its stride in every tensor.
-
-    They are sorted by the first tensor's strides, the slowest first; adjacent ones become one where possible.
-    """
-    order = sorted(range(len(dims)), key=lambda axis: -strides[0][axis])
-    return merged_axes((dims[axis], tuple(of[axis] for of in strides)) for axis in order)
-
-
-def merged_axes(axes: Iterable[Axis]) -> list[Axis]:
-    """The axes, slowest first, without those of size 1, and with neighbours that are one axis as one."""
-    merged: list[Axis] = []
-    for size, steps in axes:
-        if size == 1:
-            continue
-        if merged and all(outer == size * inner for outer, inner in zip(merged[-1][1], steps, strict=True)):
-            merged[-1] = (merged[-1][0] * size, steps)
-        else:
-            merged.append((size, steps))
-    return merged
-
-
 class Kernel:
     """A compiled kernel with its dims and strides. `launch` enqueues it on the current stream."""
 
@@ -572,7 +312,7 @@ class Source:
         """The kernel alone."""
         packs = PACK if self._together > 1 or self._kernel.unrolled > 1 else ""
         placed = PLACED if any(_is_read(select) for leaf in self._read for select in leaf.selects) else ""
-        return f"""{preamble()}{packs}{placed}{DIVISION}
+        return f"""{PREAMBLE}{packs}{placed}{DIVISION}
 typedef {self._index()} I;
 extern "C" __global__ void elementwise({", ".join(self.arguments())}) {{
     const long long stride = (long long)gridDim.x * blockDim.x, last = count;
@@ -686,7 +426,7 @@ struct {name} {{
                 at += f" + at{i}"
             place, filled = f"in{i}[{at}]", ""
             if leaf.filling is not None:
-                value = _literal(leaf.filling, value_type(leaf.dtype))
+                value = literal(leaf.filling, value_type(leaf.dtype))
                 filled = f"({C_TYPES[leaf.dtype]}){store(leaf.dtype, value)}"
             if alike and step == 1:
                 pack = f"Pack<{C_TYPES[leaf.dtype]}, {together}>"
@@ -712,7 +452,7 @@ struct {name} {{
         steps: list[str] = []
         known: dict[int, tuple[str, str]] = {}
         for n, node in enumerate(self._kernel.body):
-            known[n] = _step(node, steps, known), value_type(node.dtype or node.compute)
+            known[n] = formula(node, steps, known=known), value_type(node.dtype or node.compute)
         for i, result in enumerate(self._kernel.results):
             value = result.value
             if isinstance(value, Leaf) and value.dtype is result.dtype:
@@ -742,99 +482,3 @@ struct {name} {{
 
     def _place(self, tensor: int) -> str:
         return " + ".join(f"i{axis} * (I)s{tensor}_{axis}" for axis in range(self._rank))
-
-
-PACK = """
-template <class E, int N> struct alignas(sizeof(E) * N < 16 ? sizeof(E) * N : 16) Pack { E of[N]; };
-"""
-
-
-def load(dtype: DType, element: str) -> str:
-    """The C expression that converts a stored element, itself a C expression, to its value."""
-    return _LOADS.get(dtype, "{}").format(element)
-
-
-def store(dtype: DType, value: str) -> str:
-    """The C expression that rounds a value, itself a C expression, to the stored element type."""
-    return _STORES.get(dtype, "{}").format(value)
-
-
-def value_type(dtype: DType) -> str:
-    """The C type that holds the values of an element type, and that they are computed in."""
-    if dtype is DType.UINT64:
-        return "unsigned long long"
-    if not dtype.is_floating:
-        return "long long"
-    return "double" if dtype is DType.FLOAT64 else "float"
-
-
-def preamble() -> str:
-    """What a source with formulas begins with."""
-    return PREAMBLE + functions()
-
-
-def functions() -> str:
-    """The functions that formulas call."""
-    found: str = _pointwise().PREAMBLE
-    return found
-
-
-def _pointwise() -> Any:
-    """The operations' module of formulas: late, because those import this one."""
-    return importlib.import_module("cudnn_actor.engines.cuda.operations.pointwise")
-
-
-def formula(node: Value, steps: list[str], wanted: str = "", known: Known = MappingProxyType({})) -> str:
-    """A node's value in C, of the type `wanted` if one is given.
-
-    Appends the statements that compute it to `steps`. `known`: name and C type of the values before.
-    """
-    match node:
-        case Constant(value=number):
-            return _literal(number, wanted or "double")
-        case Leaf(number=number, dtype=dtype):
-            name, found = f"v{number}", value_type(dtype)
-        case Scalar(number=number):
-            name, found = f"scalar{number}", "double"
-        case Earlier(number=number):
-            name, found = known[number]
-        case Expression():
-            name, found = _step(node, steps, known), value_type(node.dtype or node.compute)
-    return name if wanted in ("", found) else f"(({wanted}){name})"
-
-
-def _step(node: Expression, steps: list[str], known: Known) -> str:
-    """The name of an expression's value, which the statements appended to `steps` compute."""
-    function, in_c = FUNCTIONS[node.mode], _pointwise().IN_C[node.mode]
-    kind, parameters = value_type(node.compute), node.parameters
-    if not node.compute.is_floating:
-        parameters = tuple(limited(parameters, unsigned=node.compute is DType.UINT64))
-    given = {
-        name: formula(value, steps, kind, known) for name, value in zip("abc", node.operands, strict=False)
-    }
-    given |= {
-        name: _literal(value, kind) for name, value in zip(function.parameters, parameters, strict=True)
-    }
-    text = in_c.formula if node.compute.is_floating else in_c.whole or in_c.formula
-    name = f"t{len(steps)}"
-    steps.append(f"const {kind} {name} = {text.format(**given, T=kind)};")
-    if node.dtype is None:
-        return name
-    stored = store(node.dtype, name)
-    if FUNCTIONS[node.mode].bits and not node.dtype.is_floating:  # it keeps the lowest bits
-        stored = f"({name} & 1)" if node.dtype is DType.BOOL else f"({C_TYPES[node.dtype]}){name}"
-    steps.append(f"const {value_type(node.dtype)} {name}r = {load(node.dtype, stored)};")
-    return f"{name}r"
-
-
-def _literal(value: float, kind: str) -> str:
-    """A number in C, of a type; of long long it saturates, and of unsigned long long it is modulo 2**64."""
-    if kind == "long long":
-        (whole,) = limited((value,), unsigned=False)
-        return f"({whole + 1}ll - 1)" if whole < 0 else f"{whole}ll"
-    if kind == "unsigned long long":
-        return f"{int(value) % (1 << 64)}ull"
-    if math.isfinite(value):
-        return f"(({kind}){float(value)!r})"
-    bits = 0x7FFFFFFF if math.isnan(value) else 0x7F800000
-    return f"({'-' if value < 0 else ''}({kind})__int_as_float({bits}))"

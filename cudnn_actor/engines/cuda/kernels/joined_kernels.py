@@ -9,15 +9,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 
-from cudnn_actor.engines.cuda.kernels.elementwise import (
-    DIVISION,
-    PACK,
-    THREADS,
-    Elementwise,
-    Source,
-    in_turns,
-    preamble,
-)
+from cudnn_actor.engines.cuda.kernels.axes import DIVISION
+from cudnn_actor.engines.cuda.kernels.element_types import PACK
+from cudnn_actor.engines.cuda.kernels.elementwise import THREADS, Elementwise, Source, in_turns
+from cudnn_actor.engines.cuda.kernels.formulas import PREAMBLE
 from cudnn_actor.engines.cuda.library.libraries import libraries
 
 __all__ = ["JoinedKernel", "joined_source", "launches"]
@@ -83,7 +78,7 @@ def joined_source(kernels: Sequence[Elementwise]) -> str:
         calls.append(f"{name}::run(block * share{n} + threadIdx.x, blockDim.x, {last}, {passed});")
     body = "\n    ".join(calls)
     functions = "".join(text.replace("struct Part ", f"struct {name} ") for text, name in found.items())
-    return f"""{preamble()}{PACK}{DIVISION}{functions}
+    return f"""{PREAMBLE}{PACK}{DIVISION}{functions}
 extern "C" __global__ void joined({", ".join(arguments)}) {{
     const long long block = blockIdx.x;
     {body}

@@ -5,7 +5,7 @@ either one number for each element of a line, or one for the whole line: what a
 reduction gives, and what is computed from such numbers alone. The elements of a
 line are read once for the reductions of the elements themselves, again for those
 that need the results of these, and a last time for the results. Short lines stay
-in registers meanwhile, and so do the values of costly functions. Values are
+in registers meanwhile, and so do the values of costly FORMULA_FUNCTIONS. Values are
 computed and rounded as in `elementwise`.
 """
 
@@ -16,31 +16,12 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from cudnn_actor.engines.cuda.kernels.elementwise import (
-    C_TYPES,
-    Earlier,
-    Expression,
-    Leaf,
-    Result,
-    Scalar,
-    Value,
-    formula,
-    functions,
-    load,
-    store,
-    value_type,
-)
-from cudnn_actor.engines.cuda.kernels.lines import (
-    COMBINING,
-    Form,
-    Launch,
-    Lines,
-    compiled,
-    header,
-    lines_of,
-)
+from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES, load, store, value_type
+from cudnn_actor.engines.cuda.kernels.expressions import Earlier, Expression, Leaf, Result, Scalar, Value
+from cudnn_actor.engines.cuda.kernels.formulas import FORMULA_FUNCTIONS, formula
+from cudnn_actor.engines.cuda.kernels.lines import COMBINING, Form, Launch, Lines, compiled, header, lines_of
+from cudnn_actor.engines.cuda.kernels.reduction_states import RESULTS, state_of
 from cudnn_actor.engines.cuda.library.libraries import libraries
-from cudnn_actor.engines.cuda.operations.reduction import RESULTS, state_of
 from cudnn_actor.protocol.operations import PointwiseMode, ReductionMode
 from cudnn_actor.protocol.types.dtypes import DType
 
@@ -241,7 +222,7 @@ class _Source:
         pointers += [f"{C_TYPES[result.dtype]}* out{n}" for n, result in enumerate(kernel.results)]
         scalars = "".join(f", double scalar{number}" for number in kernel.scalars())
         body = "\n        ".join(self._body())
-        start = header(lines, kernel.compute) + functions() + states + COMBINING
+        start = header(lines, kernel.compute) + FORMULA_FUNCTIONS + states + COMBINING
         return start + lines.kernel("lined", ", ".join(pointers), body, scalars)
 
     def _body(self) -> Iterable[str]:

@@ -16,11 +16,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from cudnn_actor.engines.cpu.rounding import integer_range
-from cudnn_actor.engines.cuda.kernels.elementwise import C_TYPES, DIVISION, PREAMBLE, load, merged, store
+from cudnn_actor.engines.cuda.kernels.axes import DIVISION, merged
+from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES, CONVERSIONS, load, store
 from cudnn_actor.protocol.operations import GraphTensor
 from cudnn_actor.protocol.types.dtypes import DType
 
-__all__ = ["COMBINING", "Form", "Launch", "Lines", "beginning", "combined", "compiled", "header", "lines_of"]
+__all__ = ["COMBINING", "Form", "Launch", "Lines", "beginning", "compiled", "header", "lines_of"]
 __all__ += ["rounded", "value_of"]
 
 _THREADS, _WARP, _MOST_BLOCKS = 256, 32, 1 << 16
@@ -206,7 +207,7 @@ def beginning(dtype: DType, *, wide: bool) -> str:
     other = DType.FLOAT32 if dtype.is_floating else DType.INT64
     number = C_TYPES[dtype if dtype in (DType.FLOAT64, DType.UINT64) else other]
     offset = "long long" if wide else "int"
-    return f"typedef {number} T;\ntypedef {offset} I;\n{PREAMBLE}{DIVISION}{_COMMON}"
+    return f"typedef {number} T;\ntypedef {offset} I;\n{CONVERSIONS}{DIVISION}{_COMMON}"
 
 
 def value_of(tensor: GraphTensor, element: str) -> str:
@@ -223,28 +224,11 @@ def rounded(tensor: GraphTensor, value: str, *, exact: bool = False) -> str:
     return f"({C_TYPES[dtype]})limited({value}, {least + 1}ll - 1, {most}ull)"
 
 
-def combined(expression: str, none: str, taken: str = "x") -> str:
-    """A state of one value: `expression` of a and b, `none` for no elements, `taken` of an element x."""
-    return _STATE.format(expression=expression, none=none, taken=taken)
-
-
 def compiled(source: str, name: str, cupy: Any, *options: str) -> Any:
     """A kernel of a source."""
     return cupy.RawModule(code=source, options=("--std=c++17", *options)).get_function(name)
 
 
-_STATE = """
-struct State {{
-    T value;
-    static __device__ State none() {{ return {{{none}}}; }}
-    __device__ State with(const State& other) const {{
-        const T a = value, b = other.value;
-        return {{{expression}}};
-    }}
-    __device__ State from(int apart) const {{ return {{__shfl_xor_sync(~0u, value, apart)}}; }}
-    __device__ void take(T x, long long) {{ *this = with({{{taken}}}); }}
-}};
-"""
 COMBINING = """
 template <class S> __device__ __forceinline__ S over_warp(S part) {
     #pragma unroll

@@ -15,38 +15,19 @@ values are computed and rounded as in `elementwise`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
 
-from cudnn_actor.engines.cuda.kernels.elementwise import (
-    C_TYPES,
-    Earlier,
-    Expression,
-    Leaf,
-    Result,
-    Value,
-    formula,
-    functions,
-    load,
-    store,
-    value_type,
-)
-from cudnn_actor.engines.cuda.kernels.lines import (
-    COMBINING,
-    Form,
-    Launch,
-    Lines,
-    compiled,
-    header,
-    lines_of,
-)
+from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES, load, store, value_type
+from cudnn_actor.engines.cuda.kernels.expressions import Earlier, Expression, Leaf, Result, Value
+from cudnn_actor.engines.cuda.kernels.formulas import FORMULA_FUNCTIONS, formula
+from cudnn_actor.engines.cuda.kernels.lines import COMBINING, Form, Launch, Lines, compiled, header, lines_of
 from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.protocol.types.dtypes import DType
 
-__all__ = ["ELEMENTS", "Described", "Norm", "Normal", "Operand", "Pass"]
-__all__ += ["backward", "forward", "launch_of", "sources_of", "workspace_of"]
+__all__ = ["Norm", "Normal", "Operand", "Pass", "launch_of", "sources_of", "workspace_of"]
 
 _ENOUGH_BLOCKS, _LEAST_PACKS = 528, 4
 """Lines are cut into parts where there are fewer blocks than four for each multiprocessor of an H200. Each
@@ -113,30 +94,6 @@ class Pass(NamedTuple):
         return self.moments is not None or bool(self.sums)
 
 
-ELEMENTS = ("x", "y", "dy", "dx")
-"""The operands that have all of x's elements."""
-
-
-class Described(NamedTuple):
-    """A norm without what is around it.
-
-    Parameters
-    ----------
-    dims, passes, numbers
-        As in `Norm`.
-    split
-        Makes strides over `dims` of those over x's dims.
-    beside
-        The strides over `dims` of the operands that are not of x's dims, by name.
-    """
-
-    dims: tuple[int, ...]
-    split: Callable[[Sequence[int]], tuple[int, ...]]
-    beside: Mapping[str, tuple[int, ...]]
-    passes: tuple[Pass, ...]
-    numbers: tuple[float, float, float] = (0.0, 0.0, 0.0)
-
-
 class Norm(NamedTuple):
     """All that a norm's kernels are made of.
 
@@ -175,44 +132,6 @@ class Norm(NamedTuple):
     numbers: tuple[float, float, float] = (0.0, 0.0, 0.0)
     scalars: tuple[int, ...] = ()
     in_place: bool = False
-
-
-_NORMAL = "(({x} - {mean}) * {inverse_deviation})", "({x} * {inverse_rms})"
-"""A normalised element, of both kinds of norms."""
-
-
-def forward(names: Collection[str], axes: tuple[int, ...], *, centred: bool, **results: str) -> Pass:
-    """A norm of lines along some axes, with these operands; `n0` is its epsilon. `results`: more of them.
-
-    `centred`: less the mean, by the deviation from it; else by the root mean square.
-    """
-    scale, bias = " * {scale}" * ("scale" in names), " + {bias}" * ("bias" in names)
-    if not centred:
-        inverse = "1 / sqrt({state}.first / (T)length + n0)"
-        changed = f"{{x}} * {{high}}{scale}"
-        return Pass(axes, None, ("{x} * {x}", "(T)0"), ("(T)0", inverse), {"inverse_rms": "{high}"}, changed)
-    inverse = "1 / sqrt({state}.squares / (T)length + n0)"
-    statistics = {"mean": "{low}", "inverse_deviation": "{high}"}
-    changed = f"({{x}} - {{low}}) * {{high}}{scale}{bias}"
-    return Pass(axes, "{x}", (), ("{state}.mean", inverse), statistics | results, changed)
-
-
-def backward(names: Collection[str], axes: tuple[int, ...], weights: tuple[int, ...]) -> tuple[Pass, ...]:
-    """The gradients of such a norm. `weights`: the axes along which dscale and dbias are sums."""
-    centred = "mean" in names
-    normal, inverse = _NORMAL[not centred], "{inverse_deviation}" if centred else "{inverse_rms}"
-    sums, of_weights = ("{dy}", f"{{dy}} * {normal}"), {"dscale": "{state}.second", "dbias": "{state}.first"}
-    scale = " * {scale}" * ("scale" in names)
-    changed = f"({{dy}}{scale} - {{low}} - {normal} * {{high}}) * {inverse}"
-    if weights == axes:  # the scale is one number for each line
-        low, high = (f"{{state}}.{name}{scale} / (T)length" for name in ("first", "second"))
-        return (Pass(axes, None, sums, (low, high), of_weights, changed),)
-    low = "{state}.first / (T)length" if centred else "(T)0"
-    slopes = tuple(f"{{dy}}{scale}{text}" for text in ("", f" * {normal}"))
-    found = Pass(axes, None, slopes, (low, "{state}.second / (T)length"), {}, changed)
-    if not {"dscale", "dbias"} & {*names}:
-        return (found,)
-    return Pass(weights, None, sums, results=of_weights), found
 
 
 def launch_of(norm: Norm) -> Callable[[Sequence[int], Sequence[float]], None]:
@@ -335,7 +254,7 @@ class _Kernels:
         return (
             header(lines, self._norm.compute)
             + f"constexpr int W = {width}, V = {lines.vector};\n"
-            + (functions() if computes else "")
+            + (FORMULA_FUNCTIONS if computes else "")
             + (_SUMS if self._pass.moments is None else _MOMENTS)
             + _BESIDE
             + COMBINING

@@ -18,19 +18,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from cudnn_actor.engines.cuda.kernels.elementwise import (
-    C_TYPES,
-    DIVISION,
-    PACK,
-    THREADS,
-    WORDS,
-    Axis,
-    divided,
-    divisor,
-    in_turns,
-    merged,
-    merged_axes,
-)
+from cudnn_actor.engines.cuda.kernels.axes import DIVISION, Axis, divided, divisor, merged, merged_axes
+from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES, PACK, WORDS
+from cudnn_actor.engines.cuda.kernels.elementwise import THREADS, in_turns
 from cudnn_actor.engines.cuda.library.libraries import libraries
 
 __all__ = ["RowKernel", "Rows", "Segment", "copied_rows", "row_source", "rows_side_by_side"]

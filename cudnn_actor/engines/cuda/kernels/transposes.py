@@ -21,16 +21,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from cudnn_actor.engines.cuda.kernels.elementwise import (
-    C_TYPES,
-    DIVISION,
-    PACK,
-    WORDS,
-    Axis,
-    divided,
-    divisor,
-    merged,
-)
+from cudnn_actor.engines.cuda.kernels.axes import DIVISION, Axis, divided, divisor, merged
+from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES, PACK, WORDS
 from cudnn_actor.engines.cuda.kernels.skewed_tiles import COPY, LANES, THREADS, Skewed, skewed
 from cudnn_actor.engines.cuda.library.libraries import libraries
 

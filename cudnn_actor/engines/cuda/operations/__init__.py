@@ -7,17 +7,13 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from cudnn_actor.engines.cuda.cudnn.frontend_graph import FrontendGraph
-from cudnn_actor.engines.cuda.kernels.elementwise import Computed
 from cudnn_actor.engines.cuda.library.libcublas import WORKSPACE_BYTES
-from cudnn_actor.engines.cuda.operations.attention import (
-    attention_kernels,
-    attention_operands,
-    attention_workspace,
-    lower_attention,
-)
+from cudnn_actor.engines.cuda.operations.attention import attention_operands, lower_attention
 from cudnn_actor.engines.cuda.operations.bit_cast import bit_cast_kernel
 from cudnn_actor.engines.cuda.operations.channel_norms import lower_channel_norm
+from cudnn_actor.engines.cuda.operations.computed import Computed
 from cudnn_actor.engines.cuda.operations.convolution import lower_convolution
+from cudnn_actor.engines.cuda.operations.flash_attention import attention_kernels, attention_workspace
 from cudnn_actor.engines.cuda.operations.fused_norms import norm_launch, norm_workspace
 from cudnn_actor.engines.cuda.operations.grid_sampling import grid_sample_kernel
 from cudnn_actor.engines.cuda.operations.grouped_matmul import grouped_kernels, grouped_workspace

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from cudnn_actor.engines.cuda.kernels.elementwise import Elementwise, Kernel, Leaf, Result, fused, source
+from cudnn_actor.engines.cuda.kernels.elementwise import Elementwise, Kernel, fused, source
+from cudnn_actor.engines.cuda.kernels.expressions import Leaf, Result
 from cudnn_actor.protocol.operations import BitCast, GraphTensor
 
 __all__ = ["bit_cast_kernel", "bit_cast_source"]

@@ -12,8 +12,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cudnn_actor.engines.cuda.cudnn.frontend_graph import FrontendGraph, Refused
-from cudnn_actor.engines.cuda.kernels.norm_kernels import ELEMENTS, Described, Pass, backward, forward
+from cudnn_actor.engines.cuda.kernels.norm_kernels import Pass
 from cudnn_actor.engines.cuda.library.libraries import libraries
+from cudnn_actor.engines.cuda.operations.norm_passes import ELEMENTS, Described, backward, forward
 from cudnn_actor.protocol.operations import (
     BatchNorm,
     BatchNormBackward,

@@ -7,10 +7,8 @@ from typing import Any
 
 import msgspec
 
-from cudnn_actor.engines.cuda.kernels.elementwise import Earlier, Expression, Leaf, Result, Scalar
+from cudnn_actor.engines.cuda.kernels.expressions import Earlier, Expression, Leaf, Result, Scalar
 from cudnn_actor.engines.cuda.kernels.norm_kernels import (
-    ELEMENTS,
-    Described,
     Norm,
     Normal,
     Operand,
@@ -19,6 +17,7 @@ from cudnn_actor.engines.cuda.kernels.norm_kernels import (
     workspace_of,
 )
 from cudnn_actor.engines.cuda.operations import channel_norms, normalization
+from cudnn_actor.engines.cuda.operations.norm_passes import ELEMENTS, Described
 from cudnn_actor.protocol.operations import (
     BatchNorm,
     BatchNormBackward,

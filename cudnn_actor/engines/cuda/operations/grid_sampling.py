@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from cudnn_actor.engines.cuda.kernels.elementwise import C_TYPES
+from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES
 from cudnn_actor.engines.cuda.kernels.lines import beginning, compiled, rounded, value_of
+from cudnn_actor.engines.cuda.kernels.walks import Walk, launcher
 from cudnn_actor.engines.cuda.library.libraries import libraries
-from cudnn_actor.engines.cuda.operations.indexing import Walk, launcher
 from cudnn_actor.protocol.operations import GraphTensor, GridPadding, GridSample, ResampleMode
 from cudnn_actor.protocol.operations.grid_sampling import CUBIC, FARTHEST
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from cudnn_actor.engines.cuda.kernels.elementwise import C_TYPES, PREAMBLE, store
+from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES, CONVERSIONS, store
 from cudnn_actor.engines.cuda.kernels.lines import compiled
 from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.engines.cuda.operations.matmul import MOST_BLOCKS, THREADS, TILE, tile_source
@@ -198,7 +198,7 @@ def _tile_source(operation: Grouped, tensors: Sequence[GraphTensor]) -> str:
     constants = " ".join(f"constexpr int {name} = {value};" for name, value in numbers.items())
     instructions = INSTRUCTIONS.replace("{type}", "bf16" if dtype is DType.BFLOAT16 else "f16")
     tile = _TENSOR_TILE.replace("{y}", C_TYPES[y]).replace("{store}", store(y, "sum"))
-    return f"{PREAMBLE}\n{constants}\n{instructions}{tile}"
+    return f"{CONVERSIONS}\n{constants}\n{instructions}{tile}"
 
 
 def _is_wide(tensor: GraphTensor) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
-from cudnn_actor.engines.cuda.kernels.elementwise import Constant, Value
+from cudnn_actor.engines.cuda.kernels.expressions import Constant, Value
 from cudnn_actor.protocol.operations import (
     LayerNorm,
     Node,

@@ -18,25 +18,19 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from cudnn_actor.engines.cuda.kernels.elementwise import (
-    C_TYPES,
+from cudnn_actor.engines.cuda.kernels.axes import (
     DIVISION,
     PLACED,
-    Axis,
-    divided,
-    divisor,
-    merged,
-    merged_axes,
 )
+from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES
 from cudnn_actor.engines.cuda.kernels.lines import beginning, rounded, value_of
+from cudnn_actor.engines.cuda.kernels.walks import Walk, launcher
 from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.protocol.operations import GraphTensor
 from cudnn_actor.protocol.operations.indexing import Gathering, Places, Scattering, ScatterReduction
 
-__all__ = ["Walk", "gather_kernel", "gather_source", "launcher", "scatter_kernels", "scatter_source"]
-__all__ += ["scatter_workspace"]
+__all__ = ["gather_kernel", "gather_source", "scatter_kernels", "scatter_source", "scatter_workspace"]
 
-_THREADS, _MOST_BLOCKS = 256, 1 << 16
 _UNROLLED = 4
 """How often a gather's loop is unrolled: so many reads wait for their indices and for memory at once."""
 _FEW = 1 << 30
@@ -49,99 +43,6 @@ _MOVED = {
     16: "Sixteen",
 }
 """What so many bytes are moved as."""
-
-
-class Walk(NamedTuple):
-    """Places that are numbered, and where each lies in some tensors, in CUDA C++.
-
-    Parameters
-    ----------
-    letter
-        What the names of its variables begin with.
-    names
-        Of the tensors.
-    axes
-        The slowest first, with each tensor's strides.
-    """
-
-    letter: str
-    names: tuple[str, ...]
-    axes: tuple[Axis, ...]
-
-    @classmethod
-    def over(cls, letter: str, dims: Sequence[int], **strides: Sequence[int]) -> Walk:
-        """Over dims, in the order in which the first tensor's elements lie in memory."""
-        axes = merged(dims, [*strides.values()]) or [(1, (0,) * len(strides))]
-        return cls(letter, tuple(strides), tuple(axes))
-
-    @classmethod
-    def in_order(cls, letter: str, dims: Sequence[int], **strides: Sequence[int]) -> Walk:
-        """Over dims, in the order of their indices."""
-        steps = zip(*strides.values(), strict=True) if dims else ()
-        axes = merged_axes(zip(dims, steps, strict=True)) or [(1, (0,) * len(strides))]
-        return cls(letter, tuple(strides), tuple(axes))
-
-    @property
-    def total(self) -> int:
-        """How many places there are."""
-        return math.prod(size for size, _ in self.axes)
-
-    @property
-    def span(self) -> int:
-        """More than any number that is computed for it."""
-        reach = (
-            sum((size - 1) * steps[n] for size, steps in self.axes if size) for n in range(len(self.names))
-        )
-        return max(self.total, *reach) + 1
-
-    @property
-    def numbers(self) -> tuple[int, ...]:
-        """The arguments of `parameters`."""
-        return (
-            self.total,
-            *(n for size, _ in self.axes[1:] for n in (size, divisor(size))),
-            *(step for _, steps in self.axes for step in steps),
-        )
-
-    @property
-    def parameters(self) -> str:
-        """The parameters of a kernel that describe the places."""
-        names = [f"{self.letter}_count"]
-        names += [f"{self.letter}{n}_{name}" for n in range(1, len(self.axes)) for name in ("size", "by")]
-        names += [f"{self.letter}{n}_{name}" for n in range(len(self.axes)) for name in self.names]
-        return ", ".join(f"long long {name}" for name in names)
-
-    def at(self, number: str) -> str:
-        """Statements that define where a place lies in each tensor: `x_at` for x."""
-        letter, text = self.letter, [f"I {self.letter}_rest = (I){number};"]
-        text += [
-            divided(f"{letter}{n}", f"{letter}_rest", f"{letter}{n}_size", f"{letter}{n}_by")
-            for n in range(len(self.axes) - 1, 0, -1)
-        ]
-        text.append(f"const I {letter}0 = {letter}_rest;")
-        for name in self.names:
-            parts = (f"{letter}{n} * (I){letter}{n}_{name}" for n in range(len(self.axes)))
-            text.append(f"const I {name}_at = {' + '.join(parts)};")
-        return " ".join(text)
-
-    def loop(self, body: str, unrolled: int = 1) -> str:
-        """A loop of all threads over the places, for a body to which `{letter}_number` is known."""
-        number = f"{self.letter}_number"
-        start = f"long long {number} = blockIdx.x * (long long)blockDim.x + threadIdx.x"
-        step = f"{number} += (long long)gridDim.x * blockDim.x"
-        return f"""#pragma unroll {unrolled}
-    for ({start}; {number} < {self.letter}_count; {step}) {{ {self.at(number)} {body} }}"""
-
-
-def launcher(kernel: Any, count: int, arguments: tuple[Any, ...]) -> Callable[[Sequence[int]], None]:
-    """The launch of a kernel with a thread for each of so many places; without any, nothing."""
-    grid = (min(-(-count // _THREADS), _MOST_BLOCKS),)
-
-    def launch(addresses: Sequence[int]) -> None:
-        if count:
-            kernel(grid, (_THREADS,), (*addresses, *arguments))
-
-    return launch
 
 
 class _Gather(NamedTuple):

@@ -18,7 +18,8 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from cudnn_actor.engines.cuda.cudnn.frontend_graph import FrontendGraph, Refused
-from cudnn_actor.engines.cuda.kernels.elementwise import C_TYPES, PREAMBLE, Axis, load, merged_axes, store
+from cudnn_actor.engines.cuda.kernels.axes import Axis, merged_axes
+from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES, CONVERSIONS, load, store
 from cudnn_actor.engines.cuda.library.libcublas import thread_handle
 from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.protocol.operations import GraphTensor, MatMul
@@ -358,7 +359,7 @@ def tile_source(tensors: Sequence[GraphTensor], compute: DType) -> str:
     }.get(compute, ("float", "float"))
     return f"""typedef {element} E;
 typedef {total} T;
-{PREAMBLE}
+{CONVERSIONS}
 __device__ __forceinline__ void multiply(
     const {C_TYPES[a]}* a, const {C_TYPES[b]}* b, {C_TYPES[y]}* y, long long row, long long column,
     long long rows, long long columns, long long inner,

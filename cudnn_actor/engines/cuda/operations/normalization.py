@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from cudnn_actor.engines.cuda.cudnn.frontend_graph import FrontendGraph, Refused
-from cudnn_actor.engines.cuda.kernels.norm_kernels import Described, backward, forward
 from cudnn_actor.engines.cuda.library.libraries import libraries
+from cudnn_actor.engines.cuda.operations.norm_passes import Described, backward, forward
 from cudnn_actor.protocol.operations import (
     GraphTensor,
     LayerNorm,

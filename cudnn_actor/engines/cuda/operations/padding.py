@@ -13,15 +13,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from cudnn_actor.engines.cuda.kernels.elementwise import (
-    C_TYPES,
-    DIVISION,
-    PACK,
-    PREAMBLE,
-    divided,
-    divisor,
-    store,
-)
+from cudnn_actor.engines.cuda.kernels.axes import DIVISION, divided, divisor
+from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES, CONVERSIONS, PACK, store
 from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.protocol.operations import BorderPad, GraphTensor, Pad
 
@@ -181,7 +174,7 @@ def source(operation: Pad[int] | BorderPad[int], tensors: Sequence[GraphTensor])
                 pack.of[v] = read ? x[base + m * (I)from_step{last}] : filling;
             }}"""
     place = f"at + i * (I)step{last}" if axis.step != 1 else "at + i"
-    return f"""{PREAMBLE}{PACK}{DIVISION}{_MAPS}
+    return f"""{CONVERSIONS}{PACK}{DIVISION}{_MAPS}
 typedef {"long long" if found.wide else "int"} I;
 typedef {C_TYPES[dtype]} T;
 typedef Pack<T, {found.together}> P;

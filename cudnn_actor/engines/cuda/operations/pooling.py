@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from cudnn_actor.engines.cuda.cudnn.frontend_graph import Refused, spatial
-from cudnn_actor.engines.cuda.kernels.elementwise import C_TYPES, PREAMBLE, load, store
+from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES, CONVERSIONS, load, store
 from cudnn_actor.engines.cuda.library.libcudnn import (
     factor,
     libcudnn,
@@ -143,7 +143,7 @@ def source(operation: Pooling, tensors: Sequence[GraphTensor]) -> str:
     decode = " ".join(f"const I i{axis} = rest % {dims[axis]}; rest /= {dims[axis]};" for axis in order)
     return f"""typedef {_accumulator(tensors[0].dtype)} T;
 typedef {"int" if largest < _FEW else "long long"} I;
-{PREAMBLE}
+{CONVERSIONS}
 {_COUNT}
 extern "C" __global__ void pooling({arguments}) {{
     {constants}

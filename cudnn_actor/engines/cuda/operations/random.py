@@ -11,7 +11,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from cudnn_actor.engines.cuda.kernels.elementwise import C_TYPES, PREAMBLE, merged_axes, store
+from cudnn_actor.engines.cuda.kernels.axes import merged_axes
+from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES, CONVERSIONS, store
 from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.protocol.operations import (
     GraphTensor,
@@ -95,7 +96,7 @@ def source(operation: Randomness[int], tensors: Sequence[GraphTensor]) -> str:
         places=" ".join(places),
         place=place,
     )
-    return PREAMBLE + PHILOX + (_QUANTILE if isinstance(operation, RandomNormal) else "") + body
+    return CONVERSIONS + PHILOX + (_QUANTILE if isinstance(operation, RandomNormal) else "") + body
 
 
 def _axes(y: GraphTensor) -> list[tuple[int, int]]:

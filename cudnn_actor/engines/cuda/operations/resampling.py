@@ -19,11 +19,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cudnn_actor.engines.cuda.kernels.elementwise import C_TYPES, Axis
+from cudnn_actor.engines.cuda.kernels.axes import Axis
+from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES
 from cudnn_actor.engines.cuda.kernels.lines import beginning, compiled, value_of
 from cudnn_actor.engines.cuda.kernels.lines import rounded as stored
+from cudnn_actor.engines.cuda.kernels.walks import Walk, launcher
 from cudnn_actor.engines.cuda.library.libraries import libraries
-from cudnn_actor.engines.cuda.operations.indexing import Walk, launcher
 from cudnn_actor.protocol.operations import GraphTensor, Resample, ResampleBackward, ResampleMode
 from cudnn_actor.protocol.operations.resampling import Lists, Taps
 from cudnn_actor.protocol.types.dtypes import DType

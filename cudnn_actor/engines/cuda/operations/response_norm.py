@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from cudnn_actor.engines.cuda.kernels.elementwise import C_TYPES
+from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES
 from cudnn_actor.engines.cuda.kernels.lines import Lines, compiled, header, lines_of, rounded, value_of
 from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.protocol.operations import GraphTensor, LocalResponseNorm, LocalResponseNormBackward

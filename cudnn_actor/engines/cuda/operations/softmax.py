@@ -12,10 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from cudnn_actor.engines.cuda.cudnn.frontend_graph import Refused
-from cudnn_actor.engines.cuda.kernels.lines import (
-    Lines,
-    lines_of,
-)
+from cudnn_actor.engines.cuda.kernels.lines import Lines, lines_of
 from cudnn_actor.engines.cuda.library.libcudnn import factor, libcudnn, tensor_descriptor
 from cudnn_actor.protocol.operations import GraphTensor, Softmax, SoftmaxBackward
 

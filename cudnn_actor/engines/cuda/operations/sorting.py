@@ -12,10 +12,10 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from cudnn_actor.engines.cuda.kernels.elementwise import DIVISION
+from cudnn_actor.engines.cuda.kernels.axes import DIVISION
 from cudnn_actor.engines.cuda.kernels.lines import compiled
+from cudnn_actor.engines.cuda.kernels.walks import Walk
 from cudnn_actor.engines.cuda.library.libraries import libraries
-from cudnn_actor.engines.cuda.operations.indexing import Walk
 from cudnn_actor.protocol.operations import GraphTensor, TopK
 from cudnn_actor.protocol.types.dtypes import DType
 

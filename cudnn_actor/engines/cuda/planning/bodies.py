@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from cudnn_actor.engines.cuda.cudnn.frontend_graph import Refused
-from cudnn_actor.engines.cuda.kernels.elementwise import (
+from cudnn_actor.engines.cuda.kernels.expressions import (
     Constant,
     Earlier,
     Expression,

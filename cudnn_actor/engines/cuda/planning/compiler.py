@@ -130,12 +130,12 @@ def _checked(plan: CudaPlan, check: SelfCheck) -> tuple[CudaPlan, str | None]:
     """
     if not _shares_kernels(plan):
         return plan, check.fault(plan)
-    journal = check.context.journal
+    handle, stream, journal, *_ = check.context
     if journal.killed(plan.tag):
         return plan, "to load it killed an earlier process"
     with journal.trying(plan.tag):
         try:
-            plan = loaded(plan.recipe, partial(load, context=check.context))
+            plan = loaded(plan.recipe, partial(load, handle=handle, stream=stream))
         except Exception as error:
             known = translate(error)
             if isinstance(known, StickyError):

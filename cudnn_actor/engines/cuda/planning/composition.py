@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from cudnn_actor.engines.base import blame, blamed
-from cudnn_actor.engines.cuda.kernels.elementwise import Expression, Result, Scalar
+from cudnn_actor.engines.cuda.kernels.expressions import Expression, Result, Scalar
 from cudnn_actor.engines.cuda.kernels.line_kernels import Reduced
 from cudnn_actor.engines.cuda.kernels.norm_kernels import Normal
 from cudnn_actor.engines.cuda.planning.partition import Cut, Piece

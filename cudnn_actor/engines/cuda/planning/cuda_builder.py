@@ -131,4 +131,5 @@ class CudaBuilder:
                 kind, launchers = step.operation.kind, IMPLEMENTATIONS[type(step.operation)].launchers
                 if step.launcher not in launchers:
                     raise EngineFailure("BAD_PLAN", f"{kind} has no launcher {step.launcher!r}")
-        return loaded(recipe, lambda data: load(data, self.context))
+        context = self.context
+        return loaded(recipe, lambda data: load(data, context.handle, context.stream))

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from cudnn_actor.engines.cuda.cudnn.frontend_graph import Refused
 from cudnn_actor.engines.cuda.kernels.depthwise_kernels import Depthwise, Pass, Tile, tiles
-from cudnn_actor.engines.cuda.kernels.elementwise import Leaf, Result
+from cudnn_actor.engines.cuda.kernels.expressions import Leaf, Result
 from cudnn_actor.engines.cuda.planning.bodies import Body, broadcast
 from cudnn_actor.engines.cuda.planning.steps import finish, given_sources
 from cudnn_actor.engines.cuda.running.plan import CudaPlan

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from cudnn_actor.engines.cuda.cudnn.frontend_graph import Refused
-from cudnn_actor.engines.cuda.kernels.elementwise import Expression, Result, Value
+from cudnn_actor.engines.cuda.kernels.expressions import Expression, Result, Value
 from cudnn_actor.engines.cuda.kernels.line_kernels import Reduced, fits, lined
 from cudnn_actor.engines.cuda.kernels.norm_kernels import Normal
 from cudnn_actor.engines.cuda.operations.fused_norms import FUSED, Normed, beside, elements

@@ -19,7 +19,8 @@ import msgspec
 
 from cudnn_actor.engines.base import EngineFailure
 from cudnn_actor.engines.cuda.cudnn.frontend_graph import Refused
-from cudnn_actor.engines.cuda.kernels.elementwise import Result, copied, elementwise, fused
+from cudnn_actor.engines.cuda.kernels.elementwise import copied, elementwise, fused
+from cudnn_actor.engines.cuda.kernels.expressions import Result
 from cudnn_actor.engines.cuda.kernels.joined_kernels import launches
 from cudnn_actor.engines.cuda.kernels.row_copies import copied_rows, rows_side_by_side
 from cudnn_actor.engines.cuda.kernels.transposes import tiled

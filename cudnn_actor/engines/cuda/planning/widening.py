@@ -12,7 +12,8 @@ from typing import Any
 import msgspec
 
 from cudnn_actor.engines.cuda.cudnn.frontend_graph import Refused
-from cudnn_actor.engines.cuda.kernels.elementwise import Leaf, Result, fused
+from cudnn_actor.engines.cuda.kernels.elementwise import fused
+from cudnn_actor.engines.cuda.kernels.expressions import Leaf, Result
 from cudnn_actor.engines.cuda.planning.candidates import build_candidate, candidates, check_whole
 from cudnn_actor.engines.cuda.planning.steps import finish, given_sources, graph_step
 from cudnn_actor.engines.cuda.running.plan import CudaPlan

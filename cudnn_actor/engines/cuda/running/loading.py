@@ -7,7 +7,6 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from cudnn_actor.engines.cuda.checking.self_check import BuildContext
 from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.engines.cuda.running.plan import CudaPlan
 from cudnn_actor.engines.cuda.running.recipe import GraphStep, Recipe
@@ -26,16 +25,16 @@ def loaded(recipe: Recipe, load: Callable[[bytes], Any]) -> CudaPlan:
     )
 
 
-def load(data: bytes, context: BuildContext) -> Any:
+def load(data: bytes, handle: Any, stream: Any) -> Any:
     """cuDNN's graph of a plan. Raises what cuDNN does."""
-    lowered = libraries().cudnn.pygraph(handle=context.handle)
+    lowered = libraries().cudnn.pygraph(handle=handle)
     try:
-        lowered.deserialize(context.handle, data)
+        lowered.deserialize(handle, data)
     except Exception:
         # To load the kernels, the frontend captures a run. If a call during the capture fails, such as
         # its cudaMalloc on a full device, the stream is left capturing (1.32, `Graph::warmup`).
         with contextlib.suppress(Exception):
-            if context.stream.is_capturing():
-                context.stream.end_capture()
+            if stream.is_capturing():
+                stream.end_capture()
         raise
     return lowered

@@ -1,0 +1,71 @@
+"""Norms and their gradients as passes over lines: see `kernels.norm_kernels`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import NamedTuple
+
+from cudnn_actor.engines.cuda.kernels.norm_kernels import Pass
+
+__all__ = ["ELEMENTS", "Described", "backward", "forward"]
+
+ELEMENTS = ("x", "y", "dy", "dx")
+"""The operands that have all of x's elements."""
+
+
+class Described(NamedTuple):
+    """A norm without what is around it.
+
+    Parameters
+    ----------
+    dims, passes, numbers
+        As in `Norm`.
+    split
+        Makes strides over `dims` of those over x's dims.
+    beside
+        The strides over `dims` of the operands that are not of x's dims, by name.
+    """
+
+    dims: tuple[int, ...]
+    split: Callable[[Sequence[int]], tuple[int, ...]]
+    beside: Mapping[str, tuple[int, ...]]
+    passes: tuple[Pass, ...]
+    numbers: tuple[float, float, float] = (0.0, 0.0, 0.0)
+
+
+_NORMAL = "(({x} - {mean}) * {inverse_deviation})", "({x} * {inverse_rms})"
+"""A normalised element, of both kinds of norms."""
+
+
+def forward(names: Collection[str], axes: tuple[int, ...], *, centred: bool, **results: str) -> Pass:
+    """A norm of lines along some axes, with these operands; `n0` is its epsilon. `results`: more of them.
+
+    `centred`: less the mean, by the deviation from it; else by the root mean square.
+    """
+    scale, bias = " * {scale}" * ("scale" in names), " + {bias}" * ("bias" in names)
+    if not centred:
+        inverse = "1 / sqrt({state}.first / (T)length + n0)"
+        changed = f"{{x}} * {{high}}{scale}"
+        return Pass(axes, None, ("{x} * {x}", "(T)0"), ("(T)0", inverse), {"inverse_rms": "{high}"}, changed)
+    inverse = "1 / sqrt({state}.squares / (T)length + n0)"
+    statistics = {"mean": "{low}", "inverse_deviation": "{high}"}
+    changed = f"({{x}} - {{low}}) * {{high}}{scale}{bias}"
+    return Pass(axes, "{x}", (), ("{state}.mean", inverse), statistics | results, changed)
+
+
+def backward(names: Collection[str], axes: tuple[int, ...], weights: tuple[int, ...]) -> tuple[Pass, ...]:
+    """The gradients of such a norm. `weights`: the axes along which dscale and dbias are sums."""
+    centred = "mean" in names
+    normal, inverse = _NORMAL[not centred], "{inverse_deviation}" if centred else "{inverse_rms}"
+    sums, of_weights = ("{dy}", f"{{dy}} * {normal}"), {"dscale": "{state}.second", "dbias": "{state}.first"}
+    scale = " * {scale}" * ("scale" in names)
+    changed = f"({{dy}}{scale} - {{low}} - {normal} * {{high}}) * {inverse}"
+    if weights == axes:  # the scale is one number for each line
+        low, high = (f"{{state}}.{name}{scale} / (T)length" for name in ("first", "second"))
+        return (Pass(axes, None, sums, (low, high), of_weights, changed),)
+    low = "{state}.first / (T)length" if centred else "(T)0"
+    slopes = tuple(f"{{dy}}{scale}{text}" for text in ("", f" * {normal}"))
+    found = Pass(axes, None, slopes, (low, "{state}.second / (T)length"), {}, changed)
+    if not {"dscale", "dbias"} & {*names}:
+        return (found,)
+    return Pass(weights, None, sums, results=of_weights), found
