@@ -36,7 +36,6 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from cudnn_actor.cli.bench.machine import machine, versions
 from cudnn_actor.engines.cpu import CpuEngine
 from cudnn_actor.engines.cuda.checking.self_check import SelfCheck
 from cudnn_actor.engines.cuda.cudnn.frontend_graph import Refused
@@ -49,6 +48,7 @@ from cudnn_actor.engines.cuda.running.program import Program
 from cudnn_actor.plan_store.file import PlanKey, StoredPlan
 from cudnn_actor.plan_store.store import PlanStore
 from cudnn_actor.protocol import Graph, GraphBuilder, OperationGraph
+from cudnn_actor.trials.bench.machine import machine, versions
 
 from .blocks import bottleneck
 from .gpu.setting import gpu_versions

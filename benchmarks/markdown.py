@@ -16,11 +16,11 @@ from typing import Any
 
 import msgspec
 
-from cudnn_actor.cli.bench.isolation_sheets import others_sheet, sheets
-from cudnn_actor.cli.bench.record import APART, IN_FLIGHT, SUBJECTS, Hop, Report, Starving
-from cudnn_actor.cli.bench.sheet import Sheet
-from cudnn_actor.cli.measure import median_ratio
-from cudnn_actor.cli.placement import PLACEMENTS
+from cudnn_actor.trials.bench.isolation_sheets import others_sheet, sheets
+from cudnn_actor.trials.bench.record import APART, IN_FLIGHT, SUBJECTS, Hop, Report, Starving
+from cudnn_actor.trials.bench.sheet import Sheet
+from cudnn_actor.trials.measure import median_ratio
+from cudnn_actor.trials.placement import PLACEMENTS
 
 __all__ = [
     "BEGIN",

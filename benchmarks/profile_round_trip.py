@@ -25,9 +25,9 @@ from rich.table import Table
 
 from cudnn_actor import CudnnRef, CudnnService, Ping
 from cudnn_actor.actors import Envelope
-from cudnn_actor.cli.bench.hops import trivial_convolution
 from cudnn_actor.cli.logbook import LogBook
 from cudnn_actor.options import Options
+from cudnn_actor.trials.bench.hops import trivial_convolution
 
 IN_FLIGHT = 64
 console = Console()

@@ -61,13 +61,18 @@ def without_links(archive: Path) -> Path:
     return archive
 
 
-def test_an_archive_without_links_installs_and_imports(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["full", "minimal"])
+def test_an_archive_without_links_installs_and_imports(kind: str, tmp_path: Path) -> None:
     pytest.importorskip("build", reason="the wheel is built with it: it is in the group `check`")
     archive, wheels, installed = tmp_path / "archive", tmp_path / "wheels", tmp_path / "installed"
     archive.mkdir()
     command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(wheels)]
     built = subprocess.run(
-        [*command, str(without_links(archive))], capture_output=True, text=True, check=False
+        [*command, str(without_links(archive))],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | ({"CUDNN_ACTOR_MINIMAL": "1"} if kind == "minimal" else {}),
     )
     assert built.returncode == 0, built.stdout + built.stderr
     (wheel,) = wheels.glob("*.whl")
@@ -75,6 +80,7 @@ def test_an_archive_without_links_installs_and_imports(tmp_path: Path) -> None:
     assert {file.relative_to(installed) for file in installed.rglob("*.py")} == {
         Path(package.replace(".", "/"), file.name)
         for package, folder in declared().items()
+        if kind == "full" or not package.startswith("cudnn_actor.trials")
         for file in (ROOT / folder).glob("*.py")
     }
     program = (
@@ -84,6 +90,14 @@ def test_an_archive_without_links_installs_and_imports(tmp_path: Path) -> None:
     imports = [sys.executable, "-I", "-c", program, str(installed)]
     done = subprocess.run(imports, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
+    program = (
+        "import sys; sys.path.insert(0, sys.argv[1]); import cudnn_actor.cli; "
+        "sys.exit(cudnn_actor.cli.main(['bench', '--help']))"
+    )
+    command = [sys.executable, "-I", "-c", program, str(installed)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == (0 if kind == "full" else 2)
+    assert ("minimal" in done.stderr) == (kind == "minimal")
     pages = {file.name for file in (installed / "cudnn_actor" / "docs").iterdir()}
     assert pages == {file.name for file in (ROOT / "docs").glob("*.md")}
 

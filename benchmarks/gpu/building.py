@@ -15,8 +15,8 @@ from benchmarks.gpu.setting import Setting
 from benchmarks.gpu.sheet import Sheet, median, number, ratio
 from benchmarks.gpu.small import placed
 from cudnn_actor import CudnnRef
-from cudnn_actor.cli.measure import Timing, rate
 from cudnn_actor.protocol.messages.messages import Compute
+from cudnn_actor.trials.measure import Timing, rate
 
 __all__ = ["Building", "measure", "sheets"]
 

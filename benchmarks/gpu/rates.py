@@ -12,8 +12,8 @@ from typing import Any
 
 from benchmarks.gpu.stage import Call
 from cudnn_actor import CudnnRef
-from cudnn_actor.cli.measure import Timing
 from cudnn_actor.protocol.messages.messages import Compute
+from cudnn_actor.trials.measure import Timing
 
 __all__ = ["burst_us", "call_rate", "loops", "on_loop", "one_call_at_a_time", "submit_rate"]
 

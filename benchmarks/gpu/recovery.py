@@ -24,12 +24,12 @@ from benchmarks.gpu.sheet import Sheet, median, number
 from benchmarks.gpu.small import placed
 from benchmarks.gpu.stage import staged
 from cudnn_actor import CudnnRef, Fill, Spawning
-from cudnn_actor.cli.bench.crashes import FOR_EVER, after_kills, standby_ready
-from cudnn_actor.cli.bench.isolation_sheets import recovery_row
 from cudnn_actor.options import make_options
 from cudnn_actor.processes.launching import close_launchers
 from cudnn_actor.service.service import CudnnService
 from cudnn_actor.supervision import Restarting
+from cudnn_actor.trials.bench.crashes import FOR_EVER, after_kills, standby_ready
+from cudnn_actor.trials.bench.isolation_sheets import recovery_row
 from tests.gpu.worker_faults import ILLEGAL, PREPARING, SPINNING, Ammunition, choice_of
 
 __all__ = ["Recovery", "measure", "sheets"]

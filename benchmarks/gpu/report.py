@@ -13,8 +13,8 @@ import msgspec
 from benchmarks.gpu import building, cold, polling, recovery, resnet, resnet_sheets, small, transfers
 from benchmarks.gpu.setting import Setting, cudnn, cupy, torch
 from benchmarks.gpu.sheet import Sheet
-from cudnn_actor.cli.bench.machine import machine, versions
 from cudnn_actor.engines.cuda.library.versions import version_text
+from cudnn_actor.trials.bench.machine import machine, versions
 
 __all__ = ["PARTS", "Part", "Platform", "Report", "new_report", "platform_of", "sheets", "write"]
 

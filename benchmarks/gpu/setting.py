@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 from benchmarks.gpu.problems import Problem, small
 from cudnn_actor import Spawning, spawn
-from cudnn_actor.cli.bench.cpu_time import actor_thread
-from cudnn_actor.cli.bench.cpu_time import thread_cpu_s as cpu_s
 from cudnn_actor.options import Isolation
+from cudnn_actor.trials.bench.cpu_time import actor_thread
+from cudnn_actor.trials.bench.cpu_time import thread_cpu_s as cpu_s
 
 __all__ = ["Setting", "actor_thread", "cpu_s", "cudnn", "cupy", "gpu_versions", "torch"]
 

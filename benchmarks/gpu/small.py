@@ -19,11 +19,11 @@ from benchmarks.gpu.setting import Setting, actor_thread
 from benchmarks.gpu.sheet import Sheet, median, number, ratio, verdict
 from benchmarks.gpu.stage import Call, random_values, staged
 from cudnn_actor import CudnnRef
-from cudnn_actor.cli.bench.cpu_time import worker_cpu_s
-from cudnn_actor.cli.bench.record import ISOLATIONS
-from cudnn_actor.cli.measure import Timing, one_by_one, rate
 from cudnn_actor.options import Isolation
 from cudnn_actor.protocol.messages.messages import Compute
+from cudnn_actor.trials.bench.cpu_time import worker_cpu_s
+from cudnn_actor.trials.bench.record import ISOLATIONS
+from cudnn_actor.trials.measure import Timing, one_by_one, rate
 
 __all__ = ["Small", "measure", "placed", "sheets"]
 

@@ -32,6 +32,8 @@ from cudnn_actor.protocol.types.errors import CudnnActorError
 
 __all__ = ["main"]
 
+_TRIALS = ("bench", "chaos")
+"""The commands in `cudnn_actor.trials`, which a minimal installation does not have."""
 _COMMANDS = {
     "demo": "filter a photograph and undo a camera shake, while the worker is killed once",
     "doctor": "report what was found, what is missing, and whether the service works",
@@ -60,7 +62,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     _never_fail_over_a_character()
     words = list(sys.argv[1:] if argv is None else argv)
-    parser, run = _parser(words)
+    try:
+        parser, run = _parser(words)
+    except UserError as error:
+        print(f"cudnn-actor: {error}", file=sys.stderr)
+        return 2
     args = parser.parse_args(words)
     if run is None:
         parser.print_help(sys.stderr)
@@ -117,11 +123,23 @@ def _parser(words: Sequence[str]) -> tuple[argparse.ArgumentParser, Callable[...
     for name, summary in _COMMANDS.items():
         command = commands.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
         if name == asked:
-            module: Any = importlib.import_module(f"cudnn_actor.cli.{name}")
+            module = _module_of(name)
             module.add_arguments(command)
             command.add_argument("-v", "--verbose", action="store_true", help="show the log as it is written")
             run = module.run
     return parser, run
+
+
+def _module_of(command: str) -> Any:
+    """The module of a command. Raises `UserError` for a command that this installation does not have."""
+    try:
+        return importlib.import_module(f"cudnn_actor.{'trials' if command in _TRIALS else 'cli'}.{command}")
+    except ModuleNotFoundError as error:
+        if error.name != "cudnn_actor.trials":
+            raise
+    raise UserError(
+        f"this installation is a minimal one, without `{command}`: build it without CUDNN_ACTOR_MINIMAL"
+    )
 
 
 def _never_fail_over_a_character() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from cudnn_actor.cli.bench.record import (
+from cudnn_actor.trials.bench.record import (
     APART,
     ISOLATIONS,
     SIDE_SUBJECTS,
@@ -13,7 +13,7 @@ from cudnn_actor.cli.bench.record import (
     Report,
     Side,
 )
-from cudnn_actor.cli.measure import Timing
+from cudnn_actor.trials.measure import Timing
 
 __all__ = ["cpu_run"]
 

@@ -16,10 +16,10 @@ from benchmarks.gpu.report import Platform, Report, new_report
 from benchmarks.gpu.resnet import Measured, Resnet, Series
 from benchmarks.gpu.small import IN_FLIGHT, PUBLIC, TORCH, Calls, Requests, Small
 from benchmarks.gpu.transfers import LAYOUTS, SIZES, WAYS, Moved, Transfers
-from cudnn_actor.cli.bench.record import ISOLATIONS
-from cudnn_actor.cli.measure import Timing
 from cudnn_actor.options import Isolation
 from cudnn_actor.protocol.types.tensor import LayoutName
+from cudnn_actor.trials.bench.record import ISOLATIONS
+from cudnn_actor.trials.measure import Timing
 
 __all__ = ["gpu_run"]
 

@@ -19,12 +19,12 @@ from rich.console import Console
 from benchmarks import markdown
 from benchmarks.markdown import BEGIN, END, exchange, isolation_section
 from cudnn_actor.cli import main
-from cudnn_actor.cli.bench import PARTS
-from cudnn_actor.cli.bench.cpu_time import process_cpu_s
-from cudnn_actor.cli.bench.isolation_sheets import sheets
-from cudnn_actor.cli.bench.record import ISOLATIONS, LOADS, SIDE_SUBJECTS, SUBJECTS, Report, write
-from cudnn_actor.cli.bench.tables import tables
-from cudnn_actor.cli.placement import PLACEMENTS
+from cudnn_actor.trials.bench import PARTS
+from cudnn_actor.trials.bench.cpu_time import process_cpu_s
+from cudnn_actor.trials.bench.isolation_sheets import sheets
+from cudnn_actor.trials.bench.record import ISOLATIONS, LOADS, SIDE_SUBJECTS, SUBJECTS, Report, write
+from cudnn_actor.trials.bench.tables import tables
+from cudnn_actor.trials.placement import PLACEMENTS
 
 from ..once import once
 from .synthetic_cpu_run import cpu_run

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from cudnn_actor.cli.chaos.oracle import After, Contents, Deed, Model
 from cudnn_actor.protocol import (
     BufferRef,
     ConvFwd,
@@ -17,6 +16,7 @@ from cudnn_actor.protocol import (
     TensorSpec,
     Window,
 )
+from cudnn_actor.trials.chaos.oracle import After, Contents, Deed, Model
 
 __all__ = [
     "RECEIPT",

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from cudnn_actor.cli.autotune import Tuned, Tuner, tune_all
-from cudnn_actor.cli.chaos.computations import PROBLEMS, message
 from cudnn_actor.cli.problem_form import Problem, read_problem
 from cudnn_actor.engines.base import Plan, ProgressCallback, unheard
 from cudnn_actor.engines.cpu import CpuEngine
@@ -25,6 +24,7 @@ from cudnn_actor.protocol import (
 )
 from cudnn_actor.protocol.graphs.reproduction import token
 from cudnn_actor.protocol.messages.lowering import lower
+from cudnn_actor.trials.chaos.computations import PROBLEMS, message
 
 from .terminal import cudnn_actor_here
 

@@ -20,17 +20,6 @@ from rich.console import Console
 from structlog.typing import EventDict
 
 from cudnn_actor import CudnnRef, spawn
-from cudnn_actor.cli.chaos.answers import VALUES, Answers
-from cudnn_actor.cli.chaos.computations import message, updated
-from cudnn_actor.cli.chaos.graph_computation import GraphComputation
-from cudnn_actor.cli.chaos.graphs import LOAD
-from cudnn_actor.cli.chaos.injector import fault_plan
-from cudnn_actor.cli.chaos.one_run import Outcome, run_once
-from cudnn_actor.cli.chaos.oracle import Alarmed, Contents, Deed, Model, Oracle, Torn, Wrong
-from cudnn_actor.cli.chaos.report import faults_met, print_report, report_of
-from cudnn_actor.cli.chaos.settings import STALL_S, FaultKind, LoadKind, Settings
-from cudnn_actor.cli.chaos.tally import Tally
-from cudnn_actor.cli.chaos.task_program import program
 from cudnn_actor.protocol import (
     Allocate,
     DeadlineExceeded,
@@ -45,6 +34,17 @@ from cudnn_actor.protocol import (
 )
 from cudnn_actor.protocol.operations import OPERATIONS
 from cudnn_actor.supervision import Fault, FaultPlan
+from cudnn_actor.trials.chaos.answers import VALUES, Answers
+from cudnn_actor.trials.chaos.computations import message, updated
+from cudnn_actor.trials.chaos.graph_computation import GraphComputation
+from cudnn_actor.trials.chaos.graphs import LOAD
+from cudnn_actor.trials.chaos.injector import fault_plan
+from cudnn_actor.trials.chaos.one_run import Outcome, run_once
+from cudnn_actor.trials.chaos.oracle import Alarmed, Contents, Deed, Model, Oracle, Torn, Wrong
+from cudnn_actor.trials.chaos.report import faults_met, print_report, report_of
+from cudnn_actor.trials.chaos.settings import STALL_S, FaultKind, LoadKind, Settings
+from cudnn_actor.trials.chaos.tally import Tally
+from cudnn_actor.trials.chaos.task_program import program
 
 from ..log_lines import line
 from .chaos_rigs import (

@@ -13,12 +13,12 @@ import numpy as np
 import onnx
 import pytest
 
-from cudnn_actor.cli.chaos.models import ModelLoad, cases_of
-from cudnn_actor.cli.chaos.settings import FaultKind
-from cudnn_actor.cli.chaos.tally import Tally
 from cudnn_actor.cli.user_error import UserError
 from cudnn_actor.onnx import OnnxModel
 from cudnn_actor.protocol import ExecutionFailed, OutcomeUnknown, OutOfMemory
+from cudnn_actor.trials.chaos.models import ModelLoad, cases_of
+from cudnn_actor.trials.chaos.settings import FaultKind
+from cudnn_actor.trials.chaos.tally import Tally
 
 from ..onnx.small_models import FLOAT, image_model, model_of, node
 from .terminal import cudnn_actor, cudnn_actor_here

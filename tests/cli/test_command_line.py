@@ -73,7 +73,7 @@ def test_importing_the_command_line_imports_no_command() -> None:
     code = "import sys, cudnn_actor.cli; print(*sys.modules)"
     imported = set(python("-c", code).stdout.split())
     names = ("demo", "story", "doctor", "bench", "reproduce", "explain", "autotune")
-    commands = {f"cudnn_actor.cli.{name}" for name in names}
+    commands = {f"cudnn_actor.{room}.{name}" for name in names for room in ("cli", "trials")}
     assert not imported & {"matplotlib", "PIL", *commands}
     assert "cudnn_actor.cli" in imported
 

@@ -119,7 +119,7 @@ def test_the_fit_goes_on_after_the_kill(told: str) -> None:
 
 @pytest.mark.parametrize("mode", ["L", "LA", "RGBA", "P", "I;16", "CMYK"])
 def test_photographs_of_every_kind_are_read(mode: str, tmp_path: Path) -> None:
-    from cudnn_actor.cli.photograph import read_photograph
+    from cudnn_actor.cli.demo.photograph import read_photograph
 
     path = tmp_path / ("photo.tiff" if mode == "CMYK" else "photo.png")
     grey = scene()[:, :, 0]
@@ -135,7 +135,7 @@ def test_photographs_of_every_kind_are_read(mode: str, tmp_path: Path) -> None:
 
 
 def test_a_photograph_is_turned_the_way_the_camera_was_held(tmp_path: Path) -> None:
-    from cudnn_actor.cli.photograph import read_photograph
+    from cudnn_actor.cli.demo.photograph import read_photograph
 
     exif = Image.Exif()
     exif[0x0112] = 6  # rotate by a quarter
@@ -177,7 +177,7 @@ def tiny(path: Path) -> Path:
 def test_an_image_that_cannot_be_used_is_told_with_why(
     make: Callable[[Path], Path], words: str, tmp_path: Path
 ) -> None:
-    from cudnn_actor.cli.photograph import read_photograph
+    from cudnn_actor.cli.demo.photograph import read_photograph
 
     with pytest.raises(UserError, match=words) as caught:
         read_photograph(make(tmp_path / "image.png"))

@@ -14,7 +14,6 @@ import pytest
 from cudnn_actor.cli import graph_bench as graph_benches
 from cudnn_actor.cli import main
 from cudnn_actor.cli.agreement import allowed_error, relative_error
-from cudnn_actor.cli.chaos.computations import PROBLEMS, Computation, Problem, message
 from cudnn_actor.cli.graph_bench import graph_bench, made_up_values
 from cudnn_actor.cli.problem_form import read_problem
 from cudnn_actor.engines.cpu import CpuEngine
@@ -32,6 +31,7 @@ from cudnn_actor.protocol import (
 )
 from cudnn_actor.protocol.graphs.reproduction import token
 from cudnn_actor.protocol.messages.lowering import lower
+from cudnn_actor.trials.chaos.computations import PROBLEMS, Computation, Problem, message
 
 from ..engines.single_precision import SinglePrecision
 from .terminal import cudnn_actor_here

@@ -40,7 +40,7 @@ from cudnn_actor import (
     TensorSpec,
     UnsupportedGraph,
 )
-from cudnn_actor.cli.bench.cpu_time import process_cpu_s
+from cudnn_actor.trials.bench.cpu_time import process_cpu_s
 
 from ..engines.references import direct_forward, relative_error
 from ..service.rigs import THREAD_ONLY, isolated, spawn, start

@@ -10,10 +10,10 @@ from typing import Any
 
 from cudnn_actor import CudnnService, Spawning
 from cudnn_actor.cli import main
-from cudnn_actor.cli.chaos import one_run
 from cudnn_actor.engines import EngineChoice
 from cudnn_actor.engines.cpu import CpuEngine
 from cudnn_actor.options import make_options
+from cudnn_actor.trials.chaos import one_run
 
 ENGINES = "tests.isolation.device_engine"
 

@@ -12,7 +12,6 @@ import msgspec
 import numpy as np
 import pytest
 
-from cudnn_actor.cli.chaos.computations import PROBLEMS, Computation, Problem
 from cudnn_actor.engines.cpu.evaluation import NumPy
 from cudnn_actor.protocol import (
     BufferRef,
@@ -27,6 +26,7 @@ from cudnn_actor.protocol.messages.lowering import lower
 from cudnn_actor.protocol.messages.messages import Message
 from cudnn_actor.protocol.messages.operands import operands
 from cudnn_actor.protocol.operations import OPERATIONS, Operation
+from cudnn_actor.trials.chaos.computations import PROBLEMS, Computation, Problem
 
 FORMS = [(problem, operation) for problem in PROBLEMS for operation in problem.forms]
 each_form = pytest.mark.parametrize(("problem", "operation"), FORMS, ids=lambda one: getattr(one, "kind", ""))

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cudnn_actor import Allocate, BufferRef, CudnnRef
-from cudnn_actor.cli.chaos.answers import Answers
-from cudnn_actor.cli.chaos.computations import PROBLEMS, Computation, Problem
+from cudnn_actor.trials.chaos.answers import Answers
+from cudnn_actor.trials.chaos.computations import PROBLEMS, Computation, Problem
 
 __all__ = ["FAMILIES", "FORMS", "Form", "Stage"]
 

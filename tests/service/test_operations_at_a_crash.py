@@ -20,13 +20,13 @@ from cudnn_actor import (
     StaleBufferError,
     StaleReason,
 )
-from cudnn_actor.cli.chaos.computations import PROBLEMS
 from cudnn_actor.engines import EngineChoice
 from cudnn_actor.engines.cpu import CpuEngine
 from cudnn_actor.options import make_options
 from cudnn_actor.protocol.graphs.reproduction import graph_of
 from cudnn_actor.protocol.operations import MaxPool, Pointwise, PointwiseMode
 from cudnn_actor.service.service import CudnnService
+from cudnn_actor.trials.chaos.computations import PROBLEMS
 
 from .families import FAMILIES, FORMS, Form, Stage
 from .operation_rigs import LARGEST, DyingEngine, Operands

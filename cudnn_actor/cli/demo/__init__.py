@@ -1,0 +1,63 @@
+"""`cudnn-actor demo`: its arguments, and checks before the start. The demo itself is in `story`."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+from pathlib import Path
+
+from cudnn_actor.cli.user_error import UserError, whole_number
+from cudnn_actor.extras import install_command
+
+__all__ = ["add_arguments", "run"]
+
+_DRAWING = {"matplotlib", "PIL"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument(
+        "image", nargs="?", type=Path, metavar="IMAGE", help="a photograph; without one, matplotlib's sample"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("demo.png"), help="the picture to write (%(default)s)"
+    )
+    parser.add_argument(
+        "--seed", type=whole_number(), default=0, help="determines the camera shake (%(default)s)"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the demo; returns the exit status.
+
+    Raises
+    ------
+    UserError
+        The image can't be read, the picture can't be written, or matplotlib is not installed.
+    CudnnActorError
+        The service failed.
+    """
+    try:
+        # Imported late: neither `demo --help` nor the other commands need matplotlib.
+        from cudnn_actor.cli.demo.story import tell  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in _DRAWING:
+            raise
+        raise UserError(
+            f"the demo draws with matplotlib, which is not installed: {install_command('demo')}"
+        ) from None
+    _check_writable(args.out)
+    return asyncio.run(tell(args.image, args.out, args.seed))
+
+
+def _check_writable(out: Path) -> None:
+    """Fail before the work, not after it."""
+    if out.suffix.lower() != ".png":
+        raise UserError(f"--out {out} is not a PNG; give a name that ends in .png")
+    if out.is_dir():
+        raise UserError(f"--out {out} is a directory; give a file name in it")
+    if not out.parent.is_dir():
+        raise UserError(f"--out {out}: there is no directory {out.parent}; create it first")
+    if not os.access(out if out.exists() else out.parent, os.W_OK):
+        raise UserError(f"--out {out} cannot be written; give a path that you can write")

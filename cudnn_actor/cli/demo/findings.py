@@ -1,0 +1,89 @@
+"""The demo's results as data: `story` fills them in, the table and the picture show them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from cudnn_actor.cli.demo.filters import Filter
+from cudnn_actor.cli.demo.recorder import Sample
+
+__all__ = ["Findings", "Kill"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kill:
+    """The kill of the worker, and its effects.
+
+    Parameters
+    ----------
+    pid
+        The process that was killed.
+    killed_s
+        The time of the kill, on the recorder's clock.
+    kills
+        How often a worker was killed until a kill hit requests that had begun. All other fields describe the
+        last kill.
+    step
+        The step of the fit that was running at that time.
+    in_flight
+        Unanswered requests at the time of the kill, besides the fit's own.
+    run_again
+        Requests that were interrupted and run again.
+    generation
+        The incarnation that serves afterwards.
+    downtime_s
+        The downtime that the service reports.
+    answered_s
+        Seconds from the kill to the first answer of the new incarnation.
+    buffers, nbytes
+        Buffers in use afterwards, and their bytes: none was uploaded again.
+    """
+
+    pid: int
+    killed_s: float
+    kills: int
+    step: int
+    in_flight: int
+    run_again: int
+    generation: int
+    downtime_s: float
+    answered_s: float
+    buffers: int
+    nbytes: int
+
+
+@dataclass(kw_only=True)
+class Findings:
+    """Everything that the demo shows at the end. Images are (height, width) or (3, height, width)."""
+
+    photo: np.ndarray
+    true_taps: np.ndarray
+    responses: list[tuple[Filter, np.ndarray]] = field(default_factory=list)
+    found_taps: np.ndarray = field(default_factory=lambda: np.zeros((5, 5)))
+    filter_losses: list[float] = field(default_factory=list)
+    photo_losses: list[float] = field(default_factory=list)
+    sharp: np.ndarray = field(default_factory=lambda: np.zeros((3, 1, 1)))
+    shaken: np.ndarray = field(default_factory=lambda: np.zeros((3, 1, 1)))
+    restored: np.ndarray = field(default_factory=lambda: np.zeros((3, 1, 1)))
+    kill: Kill | None = None
+    changed: int = 0
+    """Responses of the filter bank that were not bit-for-bit equal when they were computed again."""
+    compared: int = 0
+    """Responses that were computed again."""
+    samples: list[Sample] = field(default_factory=list)
+    restarts: int = 0
+    replayed: int = 0
+    errors: int = 0
+    device: str = ""
+
+    @property
+    def filter_error(self) -> float:
+        """The largest difference between a recovered tap and the true one."""
+        return float(np.abs(self.found_taps - self.true_taps).max())
+
+    def quality_db(self, image: np.ndarray) -> float:
+        """Peak signal-to-noise ratio of an image relative to the sharp one, in decibels."""
+        error = float(np.mean(np.square(image - self.sharp, dtype=np.float64)))
+        return -10 * float(np.log10(max(error, 1e-12)))

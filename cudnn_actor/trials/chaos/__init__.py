@@ -1,0 +1,204 @@
+"""`cudnn-actor chaos`: full load, continuous faults, and every answer checked.
+
+The command's options are here; `harness` and `one_run` do the run, `report` prints it. A correct service
+loses no request, gives no wrong answer and lets no caller wait for long, whatever faults come. The exit
+status is 1 if it did.
+"""
+
+from __future__ import annotations
+
+import argparse
+import enum
+import math
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TypeVar
+
+from rich.console import Console
+
+from cudnn_actor.cli.user_error import UserError, whole_number
+from cudnn_actor.trials.chaos import processes
+from cudnn_actor.trials.chaos.harness import Harness
+from cudnn_actor.trials.chaos.report import Report, print_report, write
+from cudnn_actor.trials.chaos.settings import FaultKind, LoadKind, Settings, possible_faults
+
+__all__ = ["add_arguments", "run"]
+
+K = TypeVar("K", bound=enum.StrEnum)
+
+_DEFAULTS = Settings()
+_LEAST_PAUSE_S = 0.01
+_KINDS = """
+Faults: kill and hang send SIGKILL and SIGSTOP to the worker that serves; kill-standby, hang-forkserver and
+their like to the process that they name. poison ends the device context in the middle of a request. start
+fails a start of a worker, fail one run, memory one allocation.
+Load: tasks are tasks of one event loop; loops have event loops on threads of their own; threads and pykka are
+plain threads; alarms is the main thread, interrupted by a signal handler that raises; models run the model of
+--model. With uploads all of them also send large arrays, with cancels also cancellations and tiny timeouts.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.epilog = _KINDS
+    parser.add_argument("--seconds", type=_seconds, default=_DEFAULTS.seconds, help="how long (%(default)s)")
+    parser.add_argument("--engine", choices=("cpu", "cuda"), default="cpu", help="what runs (%(default)s)")
+    parser.add_argument(
+        "--isolation", choices=("process", "thread"), default="process", help="where it runs (%(default)s)"
+    )
+    parser.add_argument(
+        "--standby", type=int, choices=(0, 1), default=0, help="number of standby workers (%(default)s)"
+    )
+    parser.add_argument(
+        "--kill-every",
+        type=_pause,
+        default=_DEFAULTS.kill_every,
+        metavar="SECONDS",
+        help="mean time between two signals to processes (%(default)s)",
+    )
+    parser.add_argument(
+        "--faults",
+        type=_kinds(FaultKind),
+        metavar="KINDS",
+        help=f"faults to inject, from {', '.join(FaultKind)}, or none; default: all that are possible",
+    )
+    parser.add_argument(
+        "--load",
+        type=_kinds(LoadKind),
+        metavar="KINDS",
+        help=f"kinds of callers, from {', '.join(LoadKind)}; default: all",
+    )
+    parser.add_argument(
+        "--without",
+        type=_either,
+        default=(),
+        metavar="KINDS",
+        help="kinds of faults and of load to leave out",
+    )
+    parser.add_argument(
+        "--tasks",
+        type=whole_number(1, 1000),
+        default=_DEFAULTS.tasks,
+        help="tasks that send requests (%(default)s)",
+    )
+    parser.add_argument(
+        "--model", type=Path, metavar="FILE", help="an ONNX model that is run, too; needs the package onnx"
+    )
+    parser.add_argument(
+        "--seed", type=whole_number(), default=0, help="determines programs, faults and pauses (%(default)s)"
+    )
+    parser.add_argument("--out", type=Path, metavar="FILE", help="also write all results as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the harness; the exit status is 1 if a request was lost or stalled, or an answer was wrong.
+
+    It is 130 after a Ctrl-C: the first ends the load, and the results so far are reported; the second ends
+    this process at once.
+
+    Raises
+    ------
+    UserError
+        The arguments cannot be combined, the file cannot be written, or such a service cannot run here.
+    CudnnActorError
+        The service did not start.
+    """
+    settings = _settings(args)
+    _check_file(args.out)
+    console = Console(highlight=False)
+    with processes.marked():
+        harness = Harness(settings, console, finish=lambda report: _finish(report, args, console))
+        return harness.run()
+
+
+def _finish(report: Report, args: argparse.Namespace, console: Console) -> None:
+    """Print the report, and write the requested file."""
+    print_report(report, console)
+    if args.out is not None:
+        write(report, args.out)
+        console.print(f"wrote {args.out}", soft_wrap=True)
+
+
+def _settings(args: argparse.Namespace) -> Settings:
+    why_not = possible_faults(args.engine, args.isolation, args.standby)
+    possible = tuple(kind for kind in FaultKind if not why_not[kind])
+    for kind in args.faults or ():
+        if why_not[kind]:
+            raise UserError(f"--faults {kind}: {why_not[kind]}; leave {kind} out, or choose another service")
+    faults = possible if args.faults is None else args.faults
+    callers = [kind for kind in LoadKind if kind is not LoadKind.MODELS or args.model is not None]
+    if LoadKind.MODELS in (args.load or ()) and args.model is None:
+        raise UserError("--load models: there is no model; give one with --model FILE")
+    load = tuple(callers) if args.load is None else args.load
+    settings = Settings(
+        seconds=args.seconds,
+        engine=args.engine,
+        isolation=args.isolation,
+        standby=args.standby,
+        kill_every=args.kill_every,
+        faults=tuple(kind for kind in faults if kind not in args.without),
+        load=tuple(kind for kind in load if kind not in args.without),
+        tasks=args.tasks,
+        model="" if args.model is None else str(args.model),
+        seed=args.seed,
+    )
+    if not set(settings.load) - {LoadKind.UPLOADS, LoadKind.CANCELS}:
+        raise UserError("--load: no caller is selected; choose some of tasks,loops,threads,pykka,alarms")
+    return settings
+
+
+def _check_file(path: Path | None) -> None:
+    """Fail before the work, not after it."""
+    if path is None:
+        return
+    if path.is_dir():
+        raise UserError(f"--out {path} is a directory; give a file name in it")
+    if not path.parent.is_dir():
+        raise UserError(f"--out {path}: there is no directory {path.parent}; create it first")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise UserError(f"--out {path} cannot be written; give a path that you can write")
+
+
+def _kinds(enumeration: type[K]) -> Callable[[str], tuple[K, ...]]:
+    def read(words: str) -> tuple[K, ...]:
+        if words == "none":
+            return ()
+        try:
+            return tuple(dict.fromkeys(enumeration(word.strip()) for word in words.split(",")))
+        except ValueError:
+            raise _unknown(words, enumeration) from None
+
+    return read
+
+
+def _either(words: str) -> tuple[FaultKind | LoadKind, ...]:
+    if words in ("", "none"):
+        return ()
+    known: dict[str, FaultKind | LoadKind] = {kind.value: kind for kind in (*FaultKind, *LoadKind)}
+    try:
+        return tuple(known[word.strip()] for word in words.split(","))
+    except KeyError:
+        raise _unknown(words, known) from None
+
+
+def _unknown(words: str, known: Iterable[str]) -> argparse.ArgumentTypeError:
+    listed = ", ".join(known)
+    return argparse.ArgumentTypeError(f"{words!r}: give kinds separated by commas, from {listed}; or none")
+
+
+def _pause(word: str) -> float:
+    seconds = _seconds(word)
+    if seconds < _LEAST_PAUSE_S:
+        raise argparse.ArgumentTypeError(f"{word} must be at least {_LEAST_PAUSE_S}: a start takes longer")
+    return seconds
+
+
+def _seconds(word: str) -> float:
+    try:
+        seconds = float(word)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"{word} must be a number of seconds > 0")
+    return seconds

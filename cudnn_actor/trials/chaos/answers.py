@@ -1,0 +1,100 @@
+"""The values of the load's inputs, and the expected results, computed here by the operations' definitions.
+
+The few inputs of each problem are made once and the results are cached: in the long run the oracle only looks
+up what the service has to compute.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+
+import numpy as np
+
+from cudnn_actor.engines.cpu.evaluation import NumPy, exact
+from cudnn_actor.protocol import TensorSpec
+from cudnn_actor.trials.chaos.computations import Computation, Problem, updated
+from cudnn_actor.trials.chaos.graphs import LOAD
+
+__all__ = ["VALUES", "Answers"]
+
+VALUES = 3
+"""Number of different inputs of each operand."""
+_LARGEST = 3
+_XP = NumPy()
+
+
+class Answers:
+    """The inputs of every problem, and the results of every combination of them.
+
+    Equal arrays are one object, which lives as long as this. So results are found by the ids of inputs, also
+    if these are results themselves.
+
+    Parameters
+    ----------
+    seed
+        Decides the inputs.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._known: dict[tuple[object, ...], np.ndarray] = {}
+        self._inputs = {
+            (number, role): [self._keep(array) for array in _inputs(problem, role, [seed, number, place])]
+            for number, problem in enumerate(LOAD)
+            for place, role in enumerate(problem.inputs)
+        }
+        self._results: dict[tuple[object, ...], dict[str, np.ndarray]] = {}
+
+    def value(self, problem: int, role: str, number: int) -> np.ndarray:
+        """One of the values of an input. Do not write to it."""
+        return self._inputs[problem, role][number]
+
+    def results(
+        self, problem: int, operation: Computation, values: Mapping[str, np.ndarray]
+    ) -> dict[str, np.ndarray]:
+        """The outputs for values of the inputs, by the operands' names.
+
+        This has given out these values, unless some of them are state, which is never the same again.
+        """
+        if updated(operation):
+            return _evaluated(LOAD[problem], operation, values)
+        key = (problem, operation, *map(id, values.values()))
+        results = self._results.get(key)
+        if results is None:
+            computed = _evaluated(LOAD[problem], operation, values)
+            results = self._results[key] = {name: self._keep(array) for name, array in computed.items()}
+        return results
+
+    def _keep(self, array: np.ndarray) -> np.ndarray:
+        array.setflags(write=False)
+        digest = hashlib.sha256(array.tobytes()).digest()
+        return self._known.setdefault((array.dtype, array.shape, digest), array)
+
+
+def _inputs(problem: Problem, role: str, seed: list[int]) -> list[np.ndarray]:
+    """Small whole numbers, or what an operation that reads the tensor asks for."""
+    rng = np.random.default_rng(seed)
+
+    def draw(spec: TensorSpec) -> np.ndarray:
+        return rng.integers(-_LARGEST, _LARGEST + 1, spec.dims).astype(np.float64)
+
+    arrays = []
+    for _ in range(VALUES):
+        array = draw(problem.specs[role])
+        for operation in problem.operations:
+            samples = operation.samples(_XP, problem.specs_of(operation), draw)
+            for name, operand in operation.named(operation.inputs):
+                if operand == role and name in samples:
+                    array = samples[name]
+        arrays.append(array.astype(problem.specs[role].dtype.numpy))
+    return arrays
+
+
+def _evaluated(
+    problem: Problem, operation: Computation, values: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    inputs = {name: exact(array) for name, array in values.items()}
+    specs = {name: problem.specs[role] for name, role in operation.named(operation.outputs)}
+    with np.errstate(all="ignore"):
+        results = operation.evaluate(_XP, inputs, specs)
+        return {name: results[name].astype(spec.dtype.numpy) for name, spec in specs.items()}

@@ -1,0 +1,207 @@
+"""When which fault is injected.
+
+Signals come from outside, after random pauses. Other faults are injected inside the service by a fault plan,
+with a probability per message: so they hit the service in the middle of requests, also of those that
+accumulate. Everything is drawn from the seed; which request a signal hits depends on timing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+
+from cudnn_actor.protocol import ExecutionFailed, OutOfMemory
+from cudnn_actor.protocol.messages.messages import COMPUTE
+from cudnn_actor.service.client import CudnnRef
+from cudnn_actor.supervision import ExitKind, Fault, FaultPlan, FaultRule, Restarting
+from cudnn_actor.trials.chaos import processes
+from cudnn_actor.trials.chaos.processes import Found, Role
+from cudnn_actor.trials.chaos.settings import FaultKind, Settings
+from cudnn_actor.trials.chaos.tally import Tally
+
+__all__ = ["Injector", "fault_plan", "injected_errors", "watch"]
+
+_KILLS = {
+    FaultKind.KILL: Role.WORKER,
+    FaultKind.KILL_STANDBY: Role.WORKER,
+    FaultKind.KILL_FORKSERVER: Role.FORKSERVER,
+    FaultKind.KILL_BUILDER: Role.BUILDER,
+}
+_HANGS = {
+    FaultKind.HANG: Role.WORKER,
+    FaultKind.HANG_STANDBY: Role.WORKER,
+    FaultKind.HANG_FORKSERVER: Role.FORKSERVER,
+    FaultKind.HANG_BUILDER: Role.BUILDER,
+}
+_TARGETS = _KILLS | _HANGS
+_OF_THE_SERVING = (FaultKind.KILL, FaultKind.HANG)
+_WEIGHTS = dict.fromkeys(_HANGS, 1) | dict.fromkeys(_KILLS, 2) | {FaultKind.KILL: 5}
+_OUTLASTED = 0.75
+"""The fraction of stopped serving workers that are left to the watchdog; the others are killed, or continued,
+before. Of the other stopped processes, the same fraction stays stopped until something ends them."""
+_CONTINUED_WITHIN_S = 2.0
+_LOOK_S, _SEARCH_S = 0.002, 0.05
+"""Seconds between two checks of the serving worker, and between two of all processes."""
+_PATIENCE_S = 1.0
+"""How long to look for a process of a kind before another kind of fault is chosen."""
+_IDLE_S = 0.25
+"""A forkserver that has been idle this long has imported its modules. Before that it gets no signal: if it
+were hit again and again during its start, nothing could start all that time."""
+_FAILING_STARTS = 0.2
+_MOST_STARTS = 5000
+_MESSAGES_PER_S = {"cpu": 3000, "cuda": 15000}
+"""Rough rate of a service under faults: only this is known of the rates beforehand."""
+_PER_STRIKE = {FaultKind.POISON: 0.5, FaultKind.FAIL: 4.0, FaultKind.MEMORY: 4.0}
+"""Approximate number of injected faults per signal."""
+_INJECTED = {
+    FaultKind.POISON: Fault.STICKY,
+    FaultKind.FAIL: Fault.FAIL_EXECUTION,
+    FaultKind.MEMORY: Fault.OUT_OF_MEMORY,
+}
+_FALLIBLE = (
+    *sorted(message.__name__ for message in COMPUTE),
+    "Allocate",
+    "Upload",
+    "Download",
+    "Copy",
+    "Fill",
+)
+_STRUCK: dict[FaultKind, tuple[str | None, ...]] = {
+    FaultKind.POISON: (None,),
+    FaultKind.FAIL: _FALLIBLE,
+    FaultKind.MEMORY: _FALLIBLE,
+}
+"""The messages affected; None: all. No `Free` is made to fail: for a buffer that no caller received, no one
+would repeat it."""
+_FELT = ((ExecutionFailed, FaultKind.FAIL), (OutOfMemory, FaultKind.MEMORY))
+"""The error that a caller gets for each kind of fault that affects one request."""
+_CAUSES = (
+    (ExitKind.CRASH, "INJECTED_STICKY_ERROR", FaultKind.POISON),
+    (ExitKind.START_FAILED, "injected crash in start", FaultKind.START),
+)
+"""The cause that a restart has if it was injected."""
+
+
+def fault_plan(settings: Settings) -> FaultPlan:
+    """The faults that are injected inside the service."""
+    per_message = 1 / (_MESSAGES_PER_S[settings.engine] * settings.kill_every)
+    rules = [
+        FaultRule(fault=_INJECTED[kind], probability=min(1.0, _PER_STRIKE[kind] * per_message), of=name)
+        for kind in settings.faults
+        for name in _STRUCK.get(kind, ())
+    ]
+    if FaultKind.START in settings.faults:
+        chance = random.Random(f"{settings.seed} starts")
+        starts = min(_MOST_STARTS, 50 + int(8 * settings.seconds / settings.kill_every))
+        rules += [
+            FaultRule(fault=Fault.CRASH_IN_START, at=number, times=1)
+            for number in range(2, starts)
+            if chance.random() < _FAILING_STARTS
+        ]
+    return FaultPlan(seed=settings.seed, rules=tuple(rules))
+
+
+def injected_errors(settings: Settings) -> dict[type[Exception], FaultKind]:
+    """The errors that callers get from injected faults, and the kind of each."""
+    return {error: kind for error, kind in _FELT if kind in settings.faults}
+
+
+async def watch(gpu: CudnnRef, tally: Tally, *, pauses: bool) -> None:
+    """Count a service's events, and the faults that only events reveal.
+
+    `pauses`: the service waits before its restarts, as it does on a thread: up to 5 s, which do not count as
+    a stall.
+    """
+    async for event in gpu.events():
+        tally.events[type(event).__name__] += 1
+        if isinstance(event, Restarting):
+            if pauses:
+                tally.excuse(event.delay_s)
+            for exit, words, kind in _CAUSES:
+                if event.cause.kind is exit and words in event.cause.cause:
+                    tally.note_fault(kind, event.generation)
+
+
+class Injector:
+    """Sends signals to the processes of a service.
+
+    Parameters
+    ----------
+    gpu, tally
+        The service, and the counters.
+    settings
+        Which signals, and how often.
+    """
+
+    def __init__(self, gpu: CudnnRef, tally: Tally, settings: Settings) -> None:
+        self._gpu = gpu
+        self._tally = tally
+        self._every = settings.kill_every
+        self._kinds = [kind for kind in settings.faults if kind in _TARGETS]
+        self._chance = random.Random(f"{settings.seed} strikes")
+        self._continuing: set[asyncio.Task[None]] = set()
+        self._idle: dict[tuple[int, int], float] = {}
+        """When a process was first seen with a given amount of CPU time used; by its id and that amount."""
+
+    async def run(self) -> None:
+        """Inject until cancelled: each kind once, then at random."""
+        first = self._chance.sample(self._kinds, len(self._kinds))
+        try:
+            while self._kinds:
+                await asyncio.sleep(self._every * self._chance.uniform(0.5, 1.5))
+                (kind,) = self._chance.choices(self._kinds, [_WEIGHTS[kind] for kind in self._kinds])
+                kind = first.pop() if first else kind
+                outlasted = self._chance.random() < _OUTLASTED
+                struck = await self._strike(kind)
+                if struck is None:
+                    continue
+                if kind is FaultKind.HANG and outlasted:
+                    await self._until_replaced(struck.pid)
+                elif kind in _HANGS and not outlasted:
+                    self._continue_later(struck)
+        finally:
+            for task in self._continuing:
+                task.cancel()
+
+    async def _strike(self, kind: FaultKind) -> Found | None:
+        """Send one signal to a process of this kind; None if none was found for a while."""
+        patience_s = self._tally.now_s + _PATIENCE_S
+        number = signal.SIGSTOP if kind in _HANGS else signal.SIGKILL
+        while True:
+            generation = self._gpu.generation
+            target = self._target(kind)
+            if target is not None and processes.send_signal(target, number):
+                self._tally.note_fault(kind, generation if kind in _OF_THE_SERVING else None, signal=True)
+                return target
+            if kind not in _OF_THE_SERVING and self._tally.now_s > patience_s:
+                return None
+            await asyncio.sleep(_LOOK_S if kind in _OF_THE_SERVING else _SEARCH_S)
+
+    def _target(self, kind: FaultKind) -> Found | None:
+        serving = self._gpu.worker_pid
+        if kind in _OF_THE_SERVING:
+            return None if serving is None else Found(serving, Role.WORKER)
+        running = [each for each in processes.find() if each.role is _TARGETS[kind] and each.pid != serving]
+        if _TARGETS[kind] is Role.FORKSERVER:
+            running = [each for each in running if self._is_idle(each)]
+        return self._chance.choice(running) if running else None
+
+    def _is_idle(self, found: Found) -> bool:
+        now_s = self._tally.now_s
+        return now_s - self._idle.setdefault((found.pid, found.ticks), now_s) > _IDLE_S
+
+    async def _until_replaced(self, worker: int) -> None:
+        while True:  # polls, since no event reports it at once: a standby takes over without one
+            if self._gpu.worker_pid != worker:
+                return
+            await asyncio.sleep(_LOOK_S)
+
+    def _continue_later(self, stopped: Found) -> None:
+        async def go_on() -> None:
+            await asyncio.sleep(self._chance.uniform(0.0, _CONTINUED_WITHIN_S))
+            processes.send_signal(stopped, signal.SIGCONT)
+
+        task = asyncio.create_task(go_on())
+        self._continuing.add(task)
+        task.add_done_callback(self._continuing.discard)

@@ -1,0 +1,172 @@
+"""The program of each task: random, but determined by the seed alone.
+
+A program does not depend on outcomes: with one seed it is the same in every run, whatever faults come. `load`
+handles a step whose buffer has been torn, or whose plan has been quarantined.
+"""
+
+from __future__ import annotations
+
+import enum
+import random
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from cudnn_actor.trials.chaos.answers import VALUES
+from cudnn_actor.trials.chaos.computations import HEAVY
+from cudnn_actor.trials.chaos.graphs import LIGHT, LOAD
+
+__all__ = ["PLACES", "Action", "Step", "program"]
+
+PLACES = 2
+"""Buffers that a task has of each kind."""
+_LONGEST_BURST = 8
+_MOST_OUTPUTS = 12
+"""Divisible by the numbers of outputs that there are."""
+_BARE = 0.2
+_CANCELLED, _HURRIED = 0.04, 0.04
+_SHORT_S = (0.0, 0.0, 0.0005, 0.002, 0.01)
+"""After how many seconds a caller gives up."""
+_FILLS = (-2.0, 0.0, 1.0, 5.0)
+_HEAVY = 0.1
+"""The fraction of bursts with large arrays, if there are any."""
+
+
+class Action(enum.StrEnum):
+    """What a step does. All but `APPLY` and `RENEW` are one request."""
+
+    COMPUTE = "compute"
+    ACCUMULATE = "accumulate"
+    """Add to the result; where no message does that, the same as `COMPUTE`."""
+    APPLY = "apply"
+    """Compute into buffers that the service allocates, and that replace the task's own."""
+    UPLOAD = "upload"
+    FILL = "fill"
+    COPY = "copy"
+    DOWNLOAD = "download"
+    INSPECT = "inspect"
+    """Download one of the shared inputs."""
+    RENEW = "renew"
+    """Read the buffer back, free it and allocate another."""
+
+
+_WEIGHTS = {
+    Action.COMPUTE: 30,
+    Action.ACCUMULATE: 30,
+    Action.APPLY: 3,
+    Action.UPLOAD: 8,
+    Action.FILL: 6,
+    Action.COPY: 8,
+    Action.DOWNLOAD: 14,
+    Action.INSPECT: 2,
+    Action.RENEW: 2,
+}
+_HEAVY_WEIGHTS = {Action.COMPUTE: 5, Action.ACCUMULATE: 5, Action.UPLOAD: 60, Action.DOWNLOAD: 30}
+
+
+class Step(NamedTuple):
+    """One step.
+
+    Parameters
+    ----------
+    action
+        What is done.
+    problem, operation
+        What is computed: a problem, and which of its operations. For other requests they name the buffer: one
+        that this operation writes.
+    output
+        Which of them, if it writes several: this one, modulo their number.
+    bare
+        Whether optional operands are left out.
+    first, second
+        Which value of the first input, and of all others.
+    own_input
+        Whether the operation reads the task's own buffers, which are sometimes overwritten, and not shared
+        ones: the problem's source, and what other operations hand on. For an upload, a fill, a copy and a
+        download: whether they use the source.
+    place
+        Which of the task's buffers of this role.
+    value
+        The value of a fill.
+    filled
+        Whether a buffer that must be allocated first is uploaded with contents.
+    timeout_s, cancel_after_s
+        When the caller gives up; None for never.
+    """
+
+    action: Action
+    problem: int
+    operation: int
+    output: int
+    bare: bool
+    first: int
+    second: int
+    own_input: bool
+    place: int
+    value: float
+    filled: bool
+    timeout_s: float | None
+    cancel_after_s: float | None
+
+
+def program(
+    seed: int, task: int, *, heavy: bool = True, impatient: bool = True
+) -> Iterator[tuple[Step, ...]]:
+    """An endless program: bursts of steps, each sent without waiting for the previous one.
+
+    The steps of a burst have one problem, and mostly one operation: so they often use the same buffers.
+
+    Parameters
+    ----------
+    seed, task
+        They determine the program.
+    heavy
+        Whether some bursts use large arrays, mostly uploads.
+    impatient
+        Whether callers sometimes give up.
+    """
+    chance = random.Random(f"{seed} program {task}")
+    while True:
+        large = chance.random() < _HEAVY and heavy
+        problem = HEAVY if large else chance.choice(LIGHT)
+        operations = range(len(LOAD[problem].operations))
+        operation = chance.choice(operations)
+        length = 1 if chance.random() < 0.3 else chance.randint(2, _LONGEST_BURST)
+        steps = [
+            _step(
+                chance,
+                problem,
+                operation if chance.random() < 0.8 else chance.choice(operations),
+                _HEAVY_WEIGHTS if large else _WEIGHTS,
+            )
+            for _ in range(length)
+        ]
+        yield (
+            tuple(steps)
+            if impatient
+            else tuple(step._replace(timeout_s=None, cancel_after_s=None) for step in steps)
+        )
+
+
+def _step(chance: random.Random, problem: int, operation: int, weights: dict[Action, int]) -> Step:
+    (action,) = chance.choices(tuple(weights), tuple(weights.values()))
+    timeout_s = cancel_after_s = None
+    mood = chance.random()
+    if mood < _CANCELLED:
+        cancel_after_s = chance.choice(_SHORT_S)
+    elif mood < _CANCELLED + _HURRIED:
+        timeout_s = chance.choice(_SHORT_S)
+    return Step(
+        action=action,
+        problem=problem,
+        operation=operation,
+        output=chance.randrange(_MOST_OUTPUTS),
+        bare=chance.random() < _BARE,
+        first=chance.randrange(VALUES),
+        second=chance.randrange(VALUES),
+        own_input=chance.random() < 0.3,
+        place=0 if chance.random() < 0.8 else 1,
+        value=chance.choice(_FILLS),
+        filled=chance.random() < 0.5,
+        timeout_s=timeout_s,
+        cancel_after_s=cancel_after_s,
+    )
