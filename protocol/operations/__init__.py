@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Union
 
 from cudnn_actor.protocol.operations import families
@@ -18,6 +20,7 @@ from cudnn_actor.protocol.operations.convolution import (
     ConvolutionBackwardFilter as ConvolutionBackwardFilter,
     ConvolutionForward as ConvolutionForward,
 )
+from cudnn_actor.protocol.operations.example import Example as Example
 from cudnn_actor.protocol.operations.families import *
 from cudnn_actor.protocol.operations.functions import FUNCTIONS as FUNCTIONS
 from cudnn_actor.protocol.operations.movement import Movement as Movement, Placed as Placed
@@ -36,3 +39,9 @@ if TYPE_CHECKING:
     """An operation in a graph."""
 else:
     Node = Union[tuple(operation[int] for operation in OPERATIONS)]  # noqa: UP007 - for the codec
+
+
+def examples() -> Iterator[Example]:
+    """Small examples of every operation, by families."""
+    for family in dict.fromkeys(operation.__module__ for operation in OPERATIONS):
+        yield from sys.modules[family].examples()

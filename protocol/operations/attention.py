@@ -24,6 +24,7 @@ from cudnn_actor.protocol.operations.base import (
     require_elements,
     require_floating,
 )
+from cudnn_actor.protocol.operations.example import ROUNDED, Example
 from cudnn_actor.protocol.operations.random import STATE, keeping, state_sample, words
 from cudnn_actor.protocol.types.checks import is_finite, is_whole
 from cudnn_actor.protocol.types.dtypes import DType
@@ -491,3 +492,36 @@ class AttentionBackward(_Attention[T], tag=True):
                 dbias[places] += slopes.sum(axis=summed, keepdims=True)
         found = {"dq": dq, "dk": dk, "dv": dv}
         return found if dbias is None else found | {"dbias": dbias}
+
+
+def _with_bias(
+    q: tuple[int, ...], k: tuple[int, ...], *, heads_of_bias: int = 1, causal: bool = False
+) -> Example:
+    # Of a batch of 1: in a check, the last of several has no keys, and no meaning without the lengths.
+    given: dict[str, Any] = {name: name for name in ("q", "k", "v", "bias", "lengths_kv", "statistics")}
+    operations = (
+        Attention(**given, y="y", causal=causal),
+        AttentionBackward(**given, dy="dy", y="y", dq="dq", dk="dk", dv="dv", dbias="dbias", causal=causal),
+    )
+    dims = {"q": q, "k": k, "v": k, "bias": (1, heads_of_bias, q[2], k[2]), "lengths_kv": q[:1]}
+    dtypes = {"lengths_kv": DType.INT32}
+    return Example(dims=dims, dtypes=dtypes, operations=operations, tolerance=ROUNDED)
+
+
+def _local(dims: tuple[int, ...]) -> Example:
+    given: dict[str, Any] = {name: name for name in ("q", "k", "v", "statistics")}
+    given |= {"window_left": 3, "window_right": 1, "slopes": alibi_slopes(dims[1])}
+    operations = (
+        Attention(**given, y="y"),
+        AttentionBackward(**given, dy="dy", y="y", dq="dq", dk="dk", dv="dv"),
+    )
+    return Example(dims=dict.fromkeys("qkv", dims), operations=operations, tolerance=ROUNDED)
+
+
+def examples() -> tuple[Example, ...]:
+    """With a bias and lengths; causal; in a window, with slopes."""
+    return (
+        _with_bias((1, 4, 9, 8), (1, 2, 16, 8)),
+        _with_bias((1, 2, 32, 8), (1, 2, 32, 8), heads_of_bias=2, causal=True),
+        _local((1, 2, 16, 8)),
+    )

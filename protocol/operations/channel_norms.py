@@ -22,6 +22,7 @@ from cudnn_actor.protocol.operations.base import (
     require,
     require_floating,
 )
+from cudnn_actor.protocol.operations.example import ROUNDED, Example
 from cudnn_actor.protocol.operations.normalization import (
     check_epsilon,
     given_gradients,
@@ -30,7 +31,7 @@ from cudnn_actor.protocol.operations.normalization import (
 )
 from cudnn_actor.protocol.types.checks import is_finite, is_whole
 from cudnn_actor.protocol.types.errors import InvalidRequest
-from cudnn_actor.protocol.types.tensor import Layout, TensorSpec
+from cudnn_actor.protocol.types.tensor import Layout, LayoutName, TensorSpec
 
 __all__ = [
     "BatchNorm",
@@ -543,3 +544,32 @@ class GenStats(ChannelNorm[T], tag=True):
         if "sum_of_squares" in d:
             found.append(self._beside(d["sum_of_squares"], x) * x * 2.0)
         return {"x": sum(found[1:], found[0])}
+
+
+def _example(x: tuple[int, ...], groups: int, layout: LayoutName = "NCHW") -> Example:
+    """Batch, instance and group norm, each with statistics of its own, and sums over channels."""
+    weights: dict[str, Any] = {"x": "x", "scale": "scale"}
+    running: dict[str, Any] = {"running_mean": "mean", "running_variance": "variance"}
+    new: dict[str, Any] = {f"new_{name}": f"new_{name}" for name in running}
+    of_batch, of_instances, of_groups = (
+        dict[str, Any]({"mean": f"mean_of_{name}", "inverse_deviation": f"inverse_of_{name}"})
+        for name in ("batch", "instances", "groups")
+    )
+    sums: dict[str, Any] = {"dy": "dy", "dx": "dx", "dscale": "dscale", "dbias": "dbias"}
+    operations = (
+        BatchNorm(**weights, bias="bias", mean="mean", variance="variance", y="y"),
+        BatchNormTraining(**weights, bias="bias", y="y", **running, **new, **of_batch),
+        BatchNormBackward(**weights, **sums, **of_batch),
+        InstanceNorm(**weights, bias="bias", y="y", **of_instances),
+        InstanceNormBackward(**weights, **sums, **of_instances),
+        GroupNorm(**weights, bias="bias", y="y", **of_groups, groups=groups),
+        GroupNormBackward(**weights, **sums, **of_groups, groups=groups),
+        GenStats(x="x", sum="sum", sum_of_squares="sum_of_squares"),
+    )
+    dims = {"x": x} | dict.fromkeys(("scale", "bias", "mean", "variance"), x[1:2])
+    return Example(dims=dims, operations=operations, layout=layout, tolerance=ROUNDED)
+
+
+def examples() -> tuple[Example, ...]:
+    """In either layout."""
+    return _example((2, 8, 5, 4), 2), _example((3, 16, 6, 6), 4, "NHWC")

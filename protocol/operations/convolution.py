@@ -10,11 +10,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 from cudnn_actor.protocol.operations.base import ALLOCATED, Array, Operation, Specs, T
+from cudnn_actor.protocol.operations.example import Example
 from cudnn_actor.protocol.types.checks import check_result
 from cudnn_actor.protocol.types.conv import ConvSpec
 from cudnn_actor.protocol.types.dtypes import DType
 from cudnn_actor.protocol.types.errors import InvalidRequest, Words
-from cudnn_actor.protocol.types.tensor import TensorSpec
+from cudnn_actor.protocol.types.tensor import LayoutName, TensorSpec
 
 __all__ = [
     "Convolution",
@@ -212,3 +213,33 @@ def _flat(values: Array) -> Array:
 def _filters(w: Array, groups: int) -> Array:
     """(K, C / groups) as (groups, K / groups, C / groups)."""
     return w.reshape(groups, w.shape[0] // groups, w.shape[1])
+
+
+def example(
+    x: tuple[int, ...], w: tuple[int, ...], layout: LayoutName = "NCHW", **parameters: int
+) -> Example:
+    """A convolution of two spatial dims and its gradients, with the parameters of `ConvSpec.symmetric`."""
+    conv = ConvSpec.symmetric(2, **parameters)
+    operations = (
+        ConvolutionForward(x="x", w="w", y="y", conv=conv),
+        ConvolutionBackwardData(dy="dy", w="w", dx="dx", conv=conv),
+        ConvolutionBackwardFilter(x="x", dy="dy", dw="dw", conv=conv),
+    )
+    return Example(dims={"x": x, "w": w}, operations=operations, layout=layout)
+
+
+def examples() -> tuple[Example, ...]:
+    """The last one writes much and computes little."""
+    return (
+        example((1, 2, 6, 6), (3, 2, 3, 3), pad=1),
+        example((2, 3, 8, 8), (4, 3, 3, 3)),
+        example((1, 4, 7, 7), (4, 2, 3, 3), pad=1, groups=2),
+        example((2, 4, 9, 9), (2, 4, 3, 3), pad=1, stride=2),
+        example((1, 3, 10, 10), (2, 3, 3, 3), dilation=2),
+        example((4, 8, 5, 5), (8, 8, 1, 1)),
+        example((1, 6, 12, 12), (6, 1, 3, 3), pad=1, groups=6),
+        example((2, 8, 8, 8), (8, 8, 3, 3), "NHWC", pad=1),
+        example((1, 8, 16, 16), (16, 8, 3, 3), pad=1),
+        example((3, 4, 6, 8), (4, 4, 5, 3), "NHWC", pad=2),
+        example((2, 1, 160, 160), (2, 1, 1, 1)),
+    )

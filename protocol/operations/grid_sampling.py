@@ -23,6 +23,7 @@ from cudnn_actor.protocol.operations.base import (
     require_elements,
     require_floating,
 )
+from cudnn_actor.protocol.operations.example import ROUNDED, Example
 from cudnn_actor.protocol.operations.indexing import ScatterReduction
 from cudnn_actor.protocol.operations.resampling import ResampleMode
 from cudnn_actor.protocol.types.checks import require_member
@@ -249,3 +250,10 @@ class GridSample(Operation[T], tag=True):
             return ((CUBIC * apart - 5 * CUBIC) * apart + 8 * CUBIC) * apart - 4 * CUBIC
 
         return [far(ratio + 1), near(ratio), near(1 - ratio), far(2 - ratio)]
+
+
+def examples() -> tuple[Example, ...]:
+    """An image, read between its elements."""
+    operations = (GridSample(x="x", grid="grid", y="y"),)
+    dims = {"x": (2, 3, 6, 7), "grid": (2, 5, 4, 2)}
+    return (Example(dims=dims, operations=operations, tolerance=ROUNDED),)

@@ -19,6 +19,7 @@ from cudnn_actor.protocol.operations.base import (
     require,
     require_floating,
 )
+from cudnn_actor.protocol.operations.example import Example
 from cudnn_actor.protocol.types.dtypes import DType
 from cudnn_actor.protocol.types.errors import InvalidRequest
 from cudnn_actor.protocol.types.tensor import TensorSpec
@@ -188,3 +189,14 @@ class GroupedMatMulBackwardWeights(_Grouped[T], tag=True):
             "tokens": g.grouped_matmul(self.dy, turned, self.offsets),
             "dy": g.grouped_matmul(self.tokens, d["dweights"], self.offsets),
         }
+
+
+def examples() -> tuple[Example, ...]:
+    """Rows of five experts."""
+    given: dict[str, Any] = {"tokens": "tokens", "offsets": "offsets"}
+    operations = (
+        GroupedMatMul(**given, weights="weights", y="y"),
+        GroupedMatMulBackwardWeights(**given, dy="dy", dweights="dweights"),
+    )
+    dims = {"tokens": (40, 24), "weights": (5, 24, 16), "offsets": (5,)}
+    return (Example(dims=dims, dtypes={"offsets": DType.INT32}, operations=operations),)

@@ -29,6 +29,7 @@ from cudnn_actor.protocol.operations.base import (
     axis_of,
     require,
 )
+from cudnn_actor.protocol.operations.example import Example
 from cudnn_actor.protocol.types.checks import is_whole, require_member
 from cudnn_actor.protocol.types.dtypes import DType
 from cudnn_actor.protocol.types.errors import InvalidRequest
@@ -504,3 +505,18 @@ def _batch_dims(batch: int, x: tuple[int, ...], indices: tuple[int, ...], *most:
             fix="give them, or use fewer batch_dims",
         )
     return batch
+
+
+def examples() -> tuple[Example, ...]:
+    """By one tensor of indices: rows, elements and parts of rows, read and written."""
+    sums, largest = ScatterReduction.ADD, ScatterReduction.MAX
+    operations = (
+        Gather(x="x", indices="indices", y="rows"),
+        GatherElements(x="x", indices="indices", y="elements"),
+        GatherND(x="x", indices="indices", y="parts"),
+        Scatter(x="x", indices="indices", updates="rows", y="written"),
+        ScatterElements(x="x", indices="indices", updates="elements", y="sums", reduction=sums),
+        ScatterND(x="x", indices="indices", updates="parts", y="largest", reduction=largest),
+    )
+    dims = {"x": (20, 24, 6), "indices": (9, 2, 2)}
+    return (Example(dims=dims, dtypes={"indices": DType.INT32}, operations=operations),)

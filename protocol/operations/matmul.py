@@ -20,6 +20,7 @@ from cudnn_actor.protocol.operations.base import (
     require,
 )
 from cudnn_actor.protocol.operations.convolution import type_of_sums
+from cudnn_actor.protocol.operations.example import Example
 from cudnn_actor.protocol.types.dtypes import DType
 from cudnn_actor.protocol.types.errors import InvalidRequest, Words
 from cudnn_actor.protocol.types.tensor import TensorSpec
@@ -152,3 +153,10 @@ def _of_batch(wanted: list[slice], dims: tuple[int, ...]) -> tuple[slice, ...]:
     sizes = dims[:-2]
     own = wanted[len(wanted) - len(sizes) :]
     return tuple(_ALL if size == 1 else part for size, part in zip(sizes, own, strict=True))
+
+
+def examples() -> tuple[Example, ...]:
+    """Matrices, and stacks of them that are broadcast. The last one writes much and computes little."""
+    operands = (((24, 40), (40, 16)), ((2, 3, 9, 16), (3, 16, 5)), ((160, 8), (8, 160)))
+    product = MatMul(a="a", b="b", y="y")
+    return tuple(Example(dims={"a": a, "b": b}, operations=(product,)) for a, b in operands)

@@ -21,6 +21,7 @@ from cudnn_actor.protocol.operations.base import (
     axis_of,
     require,
 )
+from cudnn_actor.protocol.operations.example import Example
 from cudnn_actor.protocol.types.checks import is_finite
 from cudnn_actor.protocol.types.dtypes import DType
 from cudnn_actor.protocol.types.errors import InvalidRequest, Words
@@ -542,3 +543,18 @@ def _values(xp: Any, bits: Array, dtype: DType) -> Array:
     else:
         found = bits.view(dtype.value)
     return found.astype(xp.float64 if dtype.is_floating else found.dtype).reshape(bits.shape)
+
+
+def examples() -> tuple[Example, ...]:
+    """All of one tensor."""
+    x, ones = (4, 6, 8), (1, 1, 1)
+    operations = (
+        Reshape(x="x", y="reshaped", dims=(24, 8)),
+        Transpose(x="x", y="transposed", axes=(2, 0, 1)),
+        Slice(x="x", y="sliced", starts=(0, 0, 0), steps=(2, 2, 2), sizes=(2, 3, 4)),
+        Pad(x="x", y="padded", before=ones, after=(2, 2, 2), steps=(-1, -1, -1), value=5.0),
+        BorderPad(x="x", y="bordered", before=(3, 3, 3), after=ones, mode=PadMode.REFLECT),
+        Concat(operands=("x", "x"), y="joined", axis=1),
+        BitCast(x="x", y="bits", source=DType.FLOAT32, dtype=DType.INT32),
+    )
+    return (Example(dims={"x": x}, operations=operations),)

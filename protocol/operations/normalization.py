@@ -21,6 +21,7 @@ from cudnn_actor.protocol.operations.base import (
     require,
     require_floating,
 )
+from cudnn_actor.protocol.operations.example import ROUNDED, Example
 from cudnn_actor.protocol.types.checks import is_finite
 from cudnn_actor.protocol.types.errors import InvalidRequest
 from cudnn_actor.protocol.types.tensor import TensorSpec
@@ -371,3 +372,35 @@ class RMSNormBackward(_BackwardNorm[T], tag=True):
         self.infer(specs)
         require(specs, "dx", specs["x"].dims, specs["x"].dtype)
         self._check_weights(specs, "dscale")
+
+
+def _layer_norms(x: tuple[int, ...], axis: int) -> Example:
+    statistics: dict[str, Any] = {"mean": "mean", "inverse_deviation": "inverse_deviation", "axis": axis}
+    operations = (
+        LayerNorm(x="x", scale="scale", bias="bias", y="y", **statistics),
+        LayerNormBackward(
+            dy="dy", x="x", scale="scale", dx="dx", dscale="dscale", dbias="dbias", **statistics
+        ),
+    )
+    dims = {"x": x, "scale": x[axis:], "bias": x[axis:]}
+    return Example(dims=dims, operations=operations, tolerance=ROUNDED)
+
+
+def _rms_norms(x: tuple[int, ...], axis: int) -> Example:
+    statistics: dict[str, Any] = {"inverse_rms": "inverse_rms", "axis": axis}
+    operations = (
+        RMSNorm(x="x", scale="scale", y="y", **statistics),
+        RMSNormBackward(dy="dy", x="x", scale="scale", dx="dx", dscale="dscale", **statistics),
+    )
+    return Example(dims={"x": x, "scale": x[axis:]}, operations=operations, tolerance=ROUNDED)
+
+
+def examples() -> tuple[Example, ...]:
+    """Of one normalized dim and of several."""
+    return (
+        _layer_norms((4, 3, 40), -1),
+        _layer_norms((2, 5, 4, 6), 2),
+        _layer_norms((64, 128), 1),
+        _rms_norms((4, 3, 40), -1),
+        _rms_norms((3, 2, 4, 6), 1),
+    )

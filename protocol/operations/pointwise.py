@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from cudnn_actor.protocol.operations.base import ALLOCATED, Array, Operation, Region, Specs, T, require
+from cudnn_actor.protocol.operations.example import Example
 from cudnn_actor.protocol.operations.functions import FUNCTIONS, TRUTH, PointwiseMode
 from cudnn_actor.protocol.operations.gradients import gradients
 from cudnn_actor.protocol.types.checks import is_finite
@@ -167,3 +168,14 @@ class Pointwise(Operation[T], tag=True):
         if function.bits and not spec.dtype.is_floating:
             result = result & 1 if spec.dtype is DType.BOOL else result.astype(spec.dtype.numpy)
         return {"result": xp.broadcast_to(result, spec.dims)}
+
+
+def examples() -> tuple[Example, ...]:
+    """A sum with broadcasting; a comparison and a choice by it."""
+    add = Pointwise(mode=PointwiseMode.ADD, operands=("x", "other"), result="result")
+    greater = Pointwise(mode=PointwiseMode.GT, operands=("x", "other"), result="greater")
+    select = Pointwise(mode=PointwiseMode.SELECT, operands=("greater", "x", "other"), result="chosen")
+    return (
+        Example(dims={"x": (2, 3, 5, 7), "other": (1, 3, 1, 1)}, operations=(add,)),
+        Example(dims={"x": (3, 4, 6), "other": (3, 1, 6)}, operations=(greater, select)),
+    )

@@ -24,12 +24,13 @@ from cudnn_actor.protocol.operations.base import (
     require,
     require_floating,
 )
+from cudnn_actor.protocol.operations.example import ROUNDED, Example
 from cudnn_actor.protocol.types.checks import is_finite
 from cudnn_actor.protocol.types.dtypes import DType
 from cudnn_actor.protocol.types.errors import InvalidRequest
 from cudnn_actor.protocol.types.records import Parameters
 from cudnn_actor.protocol.types.spatial import check_spatial, check_spatial_dims, spread
-from cudnn_actor.protocol.types.tensor import Layout, TensorSpec
+from cudnn_actor.protocol.types.tensor import Layout, LayoutName, TensorSpec
 
 __all__ = ["AdaptiveWindow", "AvgPool", "AvgPoolBackward", "LpPool", "LpPoolBackward"]
 __all__ += ["MaxPool", "MaxPoolBackward", "Window"]
@@ -606,3 +607,42 @@ def _sums(xp: Any, window: Window | AdaptiveWindow, x: Array, places: Sequence[i
     for axis, count in enumerate(places):
         x = sum(window.seen(xp, axis, x, 0, count))
     return x
+
+
+def _max_pools(x: tuple[int, ...], window: Window, layout: LayoutName = "NCHW") -> Example:
+    operations = (
+        MaxPool(x="x", y="y", index="index", window=window),
+        MaxPoolBackward(dy="dy", index="index", dx="dx", window=window),
+    )
+    return Example(dims={"x": x}, operations=operations, layout=layout)
+
+
+def _avg_pools(
+    x: tuple[int, ...], window: Window | AdaptiveWindow, *, include_padding: bool = False
+) -> Example:
+    operations = (
+        AvgPool(x="x", y="y", window=window, include_padding=include_padding),
+        AvgPoolBackward(dy="dy", dx="dx", window=window, include_padding=include_padding),
+    )
+    return Example(dims={"x": x}, operations=operations, tolerance=ROUNDED)
+
+
+def _lp_pools(x: tuple[int, ...], window: Window, p: float) -> Example:
+    operations = (
+        LpPool(x="x", y="y", window=window, p=p),
+        LpPoolBackward(dy="dy", x="x", y="y", dx="dx", window=window, p=p),
+    )
+    return Example(dims={"x": x}, operations=operations, tolerance=ROUNDED)
+
+
+def examples() -> tuple[Example, ...]:
+    """The third one writes much and computes little."""
+    return (
+        _max_pools((2, 3, 8, 8), Window.symmetric(2, size=3, pad=1, stride=2)),
+        _max_pools((1, 4, 9, 6), Window.symmetric(2, size=2, stride=1), "NHWC"),
+        _max_pools((2, 1, 160, 160), Window.symmetric(2, size=1)),
+        _avg_pools((2, 3, 8, 8), Window.symmetric(2, size=3, pad=1, stride=2)),
+        _avg_pools((1, 2, 12), Window.symmetric(1, size=4, pad=2), include_padding=True),
+        _avg_pools((2, 3, 7, 5), AdaptiveWindow(output=(3, 4))),
+        _lp_pools((2, 2, 9, 7), Window.symmetric(2, size=3, pad=1, stride=2), 3.0),
+    )

@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from cudnn_actor.protocol.operations.base import ALLOCATED, Array, Operation, Specs, T, require
+from cudnn_actor.protocol.operations.example import Example
 from cudnn_actor.protocol.types.checks import is_finite, is_whole, require_fraction, require_member
 from cudnn_actor.protocol.types.dtypes import DType
 from cudnn_actor.protocol.types.errors import InvalidRequest, Words
@@ -443,3 +444,15 @@ def _logarithm(xp: Any, x: Array) -> Array:
     series = z * _polynomial(w, odd) + w * _polynomial(w, even)
     half = 0.5 * f * f
     return power * LN2[0] - ((half - (s * (half + series) + power * LN2[1])) - f)
+
+
+def examples() -> tuple[Example, ...]:
+    """Every kind of random number, of one state. All of them are exact."""
+    given: dict[str, Any] = {"state": "state", "dims": (6, 5, 40)}
+    operations = (
+        RandomUniform(**given, y="uniform", low=-1.0),
+        RandomNormal(**given, y="normal", deviation=0.5),
+        RandomBernoulli(**given, y="coins", dtype=DType.INT8, probability=0.3),
+        RandomIntegers(**given, y="whole", dtype=DType.INT32, low=-7, high=100),
+    )
+    return (Example(dims={"state": (2,)}, dtypes={"state": DType.INT64}, operations=operations),)

@@ -27,6 +27,7 @@ from cudnn_actor.protocol.operations.base import (
     axis_of,
     require,
 )
+from cudnn_actor.protocol.operations.example import Example
 from cudnn_actor.protocol.types.dtypes import DType
 from cudnn_actor.protocol.types.errors import InvalidRequest, Words
 from cudnn_actor.protocol.types.tensor import TensorSpec
@@ -445,3 +446,18 @@ class _Groups:
     @property
     def _signed(self) -> bool:
         return self._dtype.is_floating or np.dtype(self._dtype.numpy).kind == "i"
+
+
+def _example(x: tuple[int, ...], axis: int) -> Example:
+    operations = (
+        Reduction(x="x", y="sums", mode=ReductionMode.SUM, axes=(axis,)),
+        Reduction(x="x", y="largest", mode=ReductionMode.ABSOLUTE_MAX, keep_dims=True),
+        ArgReduction(x="x", y="places", mode=ReductionMode.MAX, axis=axis),
+        Cumulative(x="x", y="running", mode=ReductionMode.SUM, axis=axis, reverse=True),
+    )
+    return Example(dims={"x": x}, operations=operations)
+
+
+def examples() -> tuple[Example, ...]:
+    """Along the last dim and along the first; of small whole numbers, all of them are exact."""
+    return _example((6, 5, 40), -1), _example((32, 12, 10), 0)

@@ -25,6 +25,7 @@ from cudnn_actor.protocol.operations.base import (
     require,
     require_floating,
 )
+from cudnn_actor.protocol.operations.example import ROUNDED, Example
 from cudnn_actor.protocol.types.checks import is_finite, is_whole, require_member
 from cudnn_actor.protocol.types.errors import InvalidRequest
 from cudnn_actor.protocol.types.tensor import TensorSpec
@@ -422,3 +423,14 @@ def _weights(mode: ResampleMode, ratio: np.ndarray, scale: float | None, cubic: 
         weights = np.where(apart <= 1, inner, np.where(apart < 2, outer, 0.0))
     found: np.ndarray = weights if scale is None else weights / weights.sum(axis=1, keepdims=True)
     return found
+
+
+def examples() -> tuple[Example, ...]:
+    """To larger and smaller sizes."""
+    sizes = (2, 3, 9, 5)
+    operations = (
+        Resample(x="x", y="y", sizes=sizes, mode=ResampleMode.LINEAR),
+        Resample(x="x", y="nearest", sizes=sizes),
+        ResampleBackward(dy="dy", dx="dx", sizes=sizes, mode=ResampleMode.LINEAR),
+    )
+    return (Example(dims={"x": (2, 3, 6, 7)}, operations=operations, tolerance=ROUNDED),)

@@ -18,6 +18,7 @@ from cudnn_actor.protocol.operations.base import (
     require,
     require_floating,
 )
+from cudnn_actor.protocol.operations.example import ROUNDED, Example
 from cudnn_actor.protocol.types.checks import is_finite, is_whole
 from cudnn_actor.protocol.types.errors import InvalidRequest
 from cudnn_actor.protocol.types.tensor import Layout, TensorSpec
@@ -137,3 +138,12 @@ class LocalResponseNormBackward(_Response[T], tag=True):
         after, before = self.reach  # a channel is in the windows of those around it
         shared = self._windows(xp, dy * x * base ** (-self.beta - 1), before, after)
         return {"dx": dy * base**-self.beta - 2 * self.alpha * self.beta / self.size * x * shared}
+
+
+def examples() -> tuple[Example, ...]:
+    """A window of three channels."""
+    operations = (
+        LocalResponseNorm(x="x", y="y", size=3, alpha=0.5),
+        LocalResponseNormBackward(dy="dy", x="x", dx="dx", size=3, alpha=0.5),
+    )
+    return (Example(dims={"x": (2, 6, 5, 4)}, operations=operations, tolerance=ROUNDED),)

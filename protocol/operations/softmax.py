@@ -19,6 +19,7 @@ from cudnn_actor.protocol.operations.base import (
     require,
     require_floating,
 )
+from cudnn_actor.protocol.operations.example import ROUNDED, Example
 from cudnn_actor.protocol.types.dtypes import DType
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
@@ -138,3 +139,16 @@ class SoftmaxBackward(Operation[T], tag=True):
         if self.log:
             return {"dx": dy - xp.exp(y) * dy.sum(axis=self.axis, keepdims=True)}
         return {"dx": y * (dy - (dy * y).sum(axis=self.axis, keepdims=True))}
+
+
+def _example(x: tuple[int, ...], axis: int, *, log: bool) -> Example:
+    operations = (
+        Softmax(x="x", y="y", axis=axis, log=log),
+        SoftmaxBackward(dy="dy", y="y", dx="dx", axis=axis, log=log),
+    )
+    return Example(dims={"x": x}, operations=operations, tolerance=ROUNDED)
+
+
+def examples() -> tuple[Example, ...]:
+    """Along the last dim, and the logarithm along another."""
+    return _example((8, 3, 50), -1, log=False), _example((2, 9, 6, 5), 1, log=True)

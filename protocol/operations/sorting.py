@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from cudnn_actor.protocol.operations.base import ALLOCATED, Array, Operation, Specs, T, axis_of
+from cudnn_actor.protocol.operations.example import Example
 from cudnn_actor.protocol.operations.indexing import ScatterElements, ScatterReduction
 from cudnn_actor.protocol.types.checks import is_whole
 from cudnn_actor.protocol.types.dtypes import DType
@@ -100,3 +101,12 @@ class TopK(Operation[T], tag=True):
         zeros, indices = g.full(x.dims, 0.0, x.dtype), g.output(self, "indices")
         where: Any = {"indices": indices, "axis": self.axis, "reduction": ScatterReduction.ADD}
         return {"x": g.apply(ScatterElements(x=zeros, updates=d["values"], **where))}
+
+
+def examples() -> tuple[Example, ...]:
+    """The largest along the last dim, and all along the first."""
+    operations = (
+        TopK(x="x", values="values", indices="places", k=20),
+        TopK(x="x", values="sorted", k=12, axis=0, largest=False),
+    )
+    return (Example(dims={"x": (12, 3, 300)}, operations=operations),)

@@ -42,6 +42,10 @@ def message(problem: Problem, operation: Computation) -> Operation[BufferRef]:
     return found  # type: ignore[no-any-return]
 
 
+def test_every_operation_has_an_example() -> None:
+    assert {type(operation) for _, operation in FORMS} == {*OPERATIONS}
+
+
 # Buffers.
 
 

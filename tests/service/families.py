@@ -1,6 +1,6 @@
-"""Requests for every operation, with their results: from the table of the chaos load.
+"""Requests for every operation, with their results: from the examples of the operations.
 
-A new operation is one row of that table, and all these tests apply to it.
+All these tests apply to a new operation: its file has examples.
 """
 
 from __future__ import annotations

@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from cudnn_actor.protocol import Graph, GraphBuilder, MaxPool, Window
+from cudnn_actor.protocol.operations.example import ROUNDED
 from cudnn_actor.trials.chaos.computations import HEAVY, PROBLEMS, Problem
 from cudnn_actor.trials.chaos.graph_computation import GraphComputation
 
 __all__ = ["GRAPHS", "LIGHT", "LOAD"]
-
-_ROUNDED = 1e-4
 
 
 def _several_outputs(g: GraphBuilder) -> Graph:
@@ -71,10 +70,10 @@ def _problem(build: Callable[[GraphBuilder], Graph], tolerance: float = 0.0) -> 
 
 GRAPHS = (
     _problem(_several_outputs),
-    _problem(_mixed, _ROUNDED),
-    _problem(_running_statistics, _ROUNDED),
+    _problem(_mixed, ROUNDED),
+    _problem(_running_statistics, ROUNDED),
     _problem(_counting),
-    _problem(_drawing, _ROUNDED),
+    _problem(_drawing, ROUNDED),
 )
 
 LOAD = (*PROBLEMS, *GRAPHS)
