@@ -28,7 +28,8 @@ from cudnn_actor.engines.cpu.arenas import Arenas
 from cudnn_actor.isolation.process.child.decoders import FROM_PARENT, MESSAGES
 from cudnn_actor.isolation.process.child.stages import Stages
 from cudnn_actor.isolation.process.generations import GenerationTable, GenerationView
-from cudnn_actor.isolation.process.parent.worker_host import PendingReclaim, WorkerHost
+from cudnn_actor.isolation.process.parent.crash import PendingReclaim
+from cudnn_actor.isolation.process.parent.worker_host import WorkerHost
 from cudnn_actor.isolation.process.status import StatusPage
 from cudnn_actor.isolation.process.wire import (
     FROM_WORKER,
@@ -443,22 +444,22 @@ class Office:
     def turn(self) -> None:
         """Hand over, and take up, as much as the host has room for."""
         host = self.host
-        if host.worker is None:
+        if host.workers.serving is None:
             return
-        host.hand_again()
+        host.sender.dispatch_again()
         while (room := host.room) and len(self.mailbox):
             for envelope in self.mailbox.take(room, 0.0):
                 self.taken[envelope.number] = envelope
-                host.take_up(envelope)
-            host.hand_again()
-        host.flush()
+                host.start(envelope)
+            host.sender.dispatch_again()
+        host.sender.flush()
 
     # The monitor's.
 
     @property
     def worker(self) -> SimulatedWorker:
         """The one that serves."""
-        worker = self.host.worker
+        worker = self.host.workers.serving
         assert isinstance(worker, SimulatedWorker)
         return worker
 
@@ -472,14 +473,14 @@ class Office:
     def attach(self, worker: SimulatedWorker | None = None) -> SimulatedWorker:
         """Serve with a worker; a new one unless given."""
         worker = worker or self.hire()
-        self.host.attach(worker)
+        self.host.workers.attach(worker)
         return worker
 
     def crash(self, *, may_still_write: bool = False) -> PendingReclaim:
         """Have the worker die at once; what it had sent is heard, and what it had is judged."""
         self.hear(self.worker.take_sent())
         self.worker.die()
-        return self.host.crash("it died", may_still_write=may_still_write)
+        return self.host.recovery.judge("it died", may_still_write=may_still_write)
 
     def hear(self, frame: Any) -> None:
         """Have the host take what the worker says."""
@@ -524,7 +525,7 @@ class Office:
         """End as a service does: nobody follows the last worker."""
         self.mailbox.close("the test is over")
         self.memory.close()
-        self.host.retire()
+        self.host.recovery.retire()
         self.host.close()
         self.generations.close()
         for worker in self.workers:

@@ -92,7 +92,7 @@ async def test_what_had_begun_is_finished_and_what_had_not_says_so(logs: list[Ev
 async def asking_is_over(gpu: CudnnRef) -> None:
     """Until the worker has been sent its `Stop`."""
     async with asyncio.timeout(PATIENCE_S):
-        while not gpu._service.state.mailbox.host.stopping:  # type: ignore[attr-defined]  # noqa: ASYNC110
+        while not gpu._service.state.mailbox.host.workers.stopping:  # type: ignore[attr-defined]  # noqa: ASYNC110
             await asyncio.sleep(0)
 
 

@@ -126,7 +126,7 @@ async def test_a_standby_has_the_plans_that_were_used_last(
     logs: list[EventDict], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two at most are noted: of those that ran last, not of those that ran for the first time last."""
-    monkeypatch.setattr("cudnn_actor.isolation.process.parent.worker_host.WINDOW", 2)
+    monkeypatch.setattr("cudnn_actor.isolation.process.parent.recent_plans.MOST_RECENT", 2)
     async with workers(standby=1) as (gpu, points):
         async with a_standby_is_held(logs, points):
             hot, second, third = await three_products(gpu)

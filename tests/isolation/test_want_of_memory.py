@@ -94,7 +94,7 @@ async def test_a_request_that_there_is_no_memory_to_send_is_refused_alone(
     async with unharmed() as gpu:
         trio = await Trio.on(gpu)
         encoded, left = wanting(encode_message, 100)  # as often as it is tried, by either way
-        monkeypatch.setattr("cudnn_actor.isolation.process.parent.worker_host.encode_message", encoded)
+        monkeypatch.setattr("cudnn_actor.isolation.process.parent.sender.encode_message", encoded)
         with pytest.raises(OutOfMemory):
             await gpu.ask(trio.product())
         assert left

@@ -62,7 +62,7 @@ def begun(office: Office, *messages: Any) -> list[Envelope]:
 def replaced(office: Office) -> None:
     """The worker dies, and another does what is left."""
     pending = office.crash()
-    office.host.reclaim(pending)
+    office.host.recovery.reclaim(pending)
     office.attach()
     office.settle()
 
@@ -77,7 +77,7 @@ def error_of(office: Office, envelope: Envelope) -> BaseException | None:
 
 def test_a_plan_that_was_forgotten_while_it_ran_is_in_no_standby(office: Office) -> None:
     """A model may be closed behind a run that was given up and goes on, or that runs again after a crash."""
-    office.host.keeps_recent = True
+    office.host.recent.kept = True
     x, y = buffer(office), buffer(office)
     product = ConvFwd(x=x, w=buffer(office, spec=WEIGHT), y=y, conv=CONV)
     digest = office.state.lowered(product).graph.digest()
@@ -85,9 +85,9 @@ def test_a_plan_that_was_forgotten_while_it_ran_is_in_no_standby(office: Office)
     office.ask(Forget(identities=frozenset(), plans=frozenset({digest})))
     replaced(office)
     assert error_of(office, running) is None
-    assert not office.host.recent
+    assert not office.host.recent.plans
     office.ask(ConvFwd(x=x, w=buffer(office, spec=WEIGHT), y=y, conv=CONV))  # another message: wanted again
-    assert list(office.host.recent) == [digest]
+    assert list(office.host.recent.plans) == [digest]
 
 
 # What becomes of a buffer at a crash.
@@ -109,7 +109,7 @@ def test_what_a_process_may_still_write_is_withheld_until_it_has_gone(office: Of
     office.settle()
     assert isinstance(error_of(office, fill), OutcomeUnknown)
     assert office.memory.resolve(buffer(office)).offset != place
-    office.host.reclaim(pending)
+    office.host.recovery.reclaim(pending)
     assert office.memory.resolve(buffer(office)).offset == place
 
 
@@ -160,7 +160,7 @@ def test_a_drain_waits_for_an_allocation_that_waits_for_an_arena(office: Office)
     allocate = office.send(Allocate(spec=TensorSpec.packed((1, 1, 1, 600_000), "float32")))
     drain = office.send(Drain())
     office.turn()
-    office.host.reclaim(office.crash())
+    office.host.recovery.reclaim(office.crash())
     office.attach()
     office.turn()
     office.worker.begin()
@@ -181,9 +181,9 @@ def test_allocations_that_wait_for_an_arena_do_not_pass_the_window(office: Offic
 def test_the_last_crash_leaves_nobody_without_an_answer(office: Office) -> None:
     ref = buffer(office)
     waiting = begun(office, Fill(dst=ref, value=7.0), Download(src=ref))
-    office.host.reclaim(office.crash())
+    office.host.recovery.reclaim(office.crash())
     office.mailbox.close("it gave up")
-    office.host.retire()
+    office.host.recovery.retire()
     assert all(envelope.number in office.answers for envelope in waiting)
 
 
@@ -234,6 +234,6 @@ def test_a_half_written_buffer_is_half_written(office: Office) -> None:
     (task,) = office.worker.running
     office.worker.die()
     assert office.worker._array(task, ref).reshape(-1)[0] == GARBAGE
-    office.host.reclaim(office.host.crash("it died", may_still_write=False))
+    office.host.recovery.reclaim(office.host.recovery.judge("it died", may_still_write=False))
     office.attach()
     office.settle()

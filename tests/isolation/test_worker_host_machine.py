@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from cudnn_actor.actors import Envelope
 from cudnn_actor.broker.recovery import MOST_CRASHES
-from cudnn_actor.isolation.process.parent.worker_host import PendingReclaim
+from cudnn_actor.isolation.process.parent.crash import PendingReclaim
 from cudnn_actor.isolation.process.wire import InjectFault
 from cudnn_actor.protocol import (
     Allocate,
@@ -306,7 +306,7 @@ class WorkerHostMachine(RuleBasedStateMachine):
 
     @property
     def serving(self) -> bool:
-        return self.office.host.worker is not None
+        return self.office.host.workers.serving is not None
 
     def turn(self) -> None:
         self.office.turn()
@@ -386,17 +386,17 @@ class WorkerHostMachine(RuleBasedStateMachine):
     @rule(standby=st.booleans())
     def the_next_worker_comes(self, standby: bool) -> None:
         host = self.office.host
-        worker = host.standby if standby else None
+        worker = host.workers.standby if standby else None
         if worker is not None:
-            host.standby = None
+            host.workers.standby = None
             assert isinstance(worker, SimulatedWorker)
         self.office.attach(worker)
         self.turn()
 
-    @precondition(lambda self: self.office.host.standby is None)
+    @precondition(lambda self: self.office.host.workers.standby is None)
     @rule()
     def a_standby_is_hired(self) -> None:
-        self.office.host.standby = self.office.hire()
+        self.office.host.workers.standby = self.office.hire()
 
     @precondition(lambda self: any(ghost.writes for ghost in self.ghosts))
     @rule()
@@ -410,7 +410,7 @@ class WorkerHostMachine(RuleBasedStateMachine):
     @rule()
     def a_dying_process_has_gone(self) -> None:
         ghost = self.ghosts.pop(0)
-        self.office.host.reclaim(ghost.pending)
+        self.office.host.recovery.reclaim(ghost.pending)
         self.note_death(ghost.worker)
 
     def note_death(self, worker: SimulatedWorker) -> None:
@@ -600,7 +600,7 @@ class WorkerHostMachine(RuleBasedStateMachine):
 
     def every_worker_has_all_memory_mapped(self) -> None:
         host = self.office.host
-        for worker in (host.worker, host.standby):
+        for worker in (host.workers.serving, host.workers.standby):
             if worker is not None:
                 assert isinstance(worker, SimulatedWorker)
                 assert set(worker.arenas) >= {arena.number for arena in self.office.memory.arenas()}
@@ -672,7 +672,7 @@ class WorkerHostMachine(RuleBasedStateMachine):
         """End with everything as it is: after a worker was asked to stop, or after the last crash."""
         host = self.office.host
         if self.serving and self.ending == "stop":
-            host.stopping = True
+            host.workers.stopping = True
             while self.office.worker.running and self.office.worker.finish():
                 pass
             self.office.hear(self.office.worker.say(self.office.window))

@@ -15,7 +15,14 @@ import pytest
 import cudnn_actor
 from cudnn_actor import Health, HealthState
 from cudnn_actor.isolation.process import staging
-from cudnn_actor.isolation.process.parent import monitor, process_isolation, source, worker_host
+from cudnn_actor.isolation.process.parent import (
+    in_flight,
+    monitor,
+    process_isolation,
+    recent_plans,
+    source,
+    values,
+)
 from cudnn_actor.isolation.process.parent.process_isolation import ProcessIsolation
 from cudnn_actor.isolation.thread.cudnn_actor import CudnnActor
 from cudnn_actor.isolation.thread.thread_isolation import ThreadIsolation
@@ -201,17 +208,17 @@ PAUSES = source._PAUSES
 IN_PROCESS, ON_THREAD = ProcessIsolation.backoff, ThreadIsolation.backoff
 ARENA_BYTES = inspect.signature(MemoryTable).parameters["arena_bytes"].default
 NUMBERS = [
-    f"which has at most {worker_host.WINDOW} at a time",
+    f"which has at most {in_flight.WINDOW} at a time",
     f"the (at most {CudnnActor.batch_limit}) messages of the present turn",
     f"in arenas of {ARENA_BYTES >> 20} MiB",
     f"Shared memory comes in pieces of {staging.SEGMENT_BYTES >> 20} MiB",
     f"A result of over {staging._COPY_BYTES >> 10} KiB",
-    f"Arrays of over {worker_host.HEAVY_BYTES >> 10} KiB are copied on a thread",
+    f"Arrays of over {values.HEAVY_BYTES >> 10} KiB are copied on a thread",
     f"A frame is {frames.LONGEST >> 20} MiB at most",
     f"{channel._MOST_DESCRIPTORS} descriptors may wait for their frames",
     f"a heartbeat every {process_isolation._LONGEST_BEAT_S} s, or eight in `hang_after_s`",
     f"is given at least {monitor.BUILT_S:g} s for it",
-    f"the most recently used plans built (at most {worker_host.WINDOW})",
+    f"the most recently used plans built (at most {recent_plans.MOST_RECENT})",
     f"first {PAUSES.initial_s} s, then twice as long each time, at most {PAUSES.cap_s:g} s",
     f"Once a standby has lived for {PAUSES.reset_after_s:g} s, the delays start anew",
     f"{ON_THREAD.initial_s * 1e3:g} ms, times {ON_THREAD.factor:g} for each failure in a row",

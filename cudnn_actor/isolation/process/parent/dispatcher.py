@@ -105,7 +105,7 @@ class Dispatcher(Mailbox):
         """One lock for each thread that waits for the host. It is released when the host becomes free."""
         self._wants_turn = self._wants_reading = False
         self._heavy = False
-        """Whether the next message is one that loops leave to the monitor (`WorkerHost.is_heavy`)."""
+        """Whether the next message is one that loops leave to the monitor (`Values.is_heavy`)."""
         self._left = False
         """Whether the monitor was woken for work that the main thread leaves to other threads."""
         self._stop: Envelope | None = None
@@ -258,7 +258,7 @@ class Dispatcher(Mailbox):
     def _exchange(self, channel: Channel, *, fast_only: bool, monitor: bool) -> bool:
         """Read answers and send requests. Returns whether anything is left to other threads."""
         leaves = False
-        self.host.finish_sending()
+        self.host.sender.finish_sending()
         began_s = time.monotonic() if self._wants_reading else 0.0
         if self._wants_reading:
             self._wants_reading = False
@@ -271,7 +271,7 @@ class Dispatcher(Mailbox):
             self.wake_monitor()
         if self._ordinary or self._control or self._stop is not None or self.host.in_flight.waiting_again:
             leaves |= self._hand_over(fast_only=fast_only, monitor=monitor)
-        self.host.flush()
+        self.host.sender.flush()
         if not channel.flush():
             self.wake_monitor()
         return leaves
@@ -283,7 +283,7 @@ class Dispatcher(Mailbox):
                 return True
             frame = channel.frames[0]
             if type(frame) is Answers:
-                host.complete(frame.answers[channel.taken])
+                host.answers.complete(frame.answers[channel.taken])
                 channel.taken += 1
             else:
                 channel.frames.popleft()
@@ -304,12 +304,12 @@ class Dispatcher(Mailbox):
         host = self.host
         if fast_only and (self._stop is not None or host.in_flight.waiting_again):
             return True
-        host.hand_again()
+        host.sender.dispatch_again()
         while self._stop is None and not self._heavy and hand_over(self, host) and host.room and len(self):
             if fast_only:
                 return True
             self._take_up_next(monitor=monitor)
-            host.hand_again()
+            host.sender.dispatch_again()
         if self._stop is not None:
             self._stop_in_its_turn(self._stop)
         return False
@@ -318,12 +318,12 @@ class Dispatcher(Mailbox):
         for envelope in self.take(1, 0.0):
             if is_stop(envelope.message):
                 self._stop = envelope
-            elif not monitor and self.host.is_heavy(envelope.message):
+            elif not monitor and self.host.values.is_heavy(envelope.message):
                 self.restore([envelope])
                 self._heavy = True
                 self.wake_monitor()
             else:
-                self.host.take_up(envelope)
+                self.host.start(envelope)
 
     def _stop_in_its_turn(self, stop: Envelope) -> None:
         """Stop the service for pykka's stop message, once all earlier messages have been answered."""
@@ -392,7 +392,7 @@ class Dispatcher(Mailbox):
         self._await_host()
         try:
             self._here = None
-            self.host.finish_sending()
+            self.host.sender.finish_sending()
             yield self.host
             self._serve(monitor=True)
         except BaseException:

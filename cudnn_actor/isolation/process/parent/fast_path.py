@@ -2,7 +2,7 @@
 
 Nearly all requests take it. All others take the slow path, by the host's own methods: messages that allocate
 or free, requests that fail or wait, and all requests after a crash or with a fault plan. Both paths have the
-same effect, so this module uses the internals of the mailbox, the host and the in-flight table.
+same effect, so this module uses the internals of the mailbox, the sender and the in-flight table.
 
 The main thread takes only this path, because a signal handler may raise an exception there
 (`actors.interrupts`). Everything before a step changes only caches, and the next turn repeats it. After a
@@ -19,7 +19,8 @@ from typing import Any
 
 from cudnn_actor.actors import Envelope, Mailbox
 from cudnn_actor.isolation.process.parent.in_flight import WorkerRequest, claims_lock
-from cudnn_actor.isolation.process.parent.worker_host import BULKY_BYTES, WorkerHost
+from cudnn_actor.isolation.process.parent.sender import BULKY_BYTES, Sender
+from cudnn_actor.isolation.process.parent.worker_host import WorkerHost
 from cudnn_actor.isolation.process.wire import Answer, Answers, Done, Given, Request, encode_message
 from cudnn_actor.memory import Slot
 from cudnn_actor.processes.channel import Channel
@@ -48,17 +49,17 @@ def hand_over(mailbox: Mailbox, host: WorkerHost) -> bool:
     bool
         Whether the next message, if there is one, must take the slow path.
     """
-    worker, table = host.worker, host.in_flight
+    worker, table, sender = host.workers.serving, host.in_flight, host.sender
     if worker is None or _takes_long(host):
         return True
-    claims, in_flight, places, unsent = worker.claims, table.requests, table._places, host._unsent
+    claims, in_flight, places, unsent = worker.claims, table.requests, table._places, sender._unsent
     now = table.clock()
     while places:
         queue = mailbox._control or mailbox._ordinary
         if not queue:
             return False
         envelope = queue[0]
-        request = _prepared(host, envelope)
+        request = _prepared(sender, envelope)
         if request is None:
             return True
         slots = request.slots
@@ -113,7 +114,7 @@ def _takes_long(host: WorkerHost) -> bool:
     return bool(
         table._again
         or table._alone
-        or host.stopping
+        or host.workers.stopping
         or host.broker.awaiting_arena
         or state.quarantined
         or state.faults is not None
@@ -121,7 +122,7 @@ def _takes_long(host: WorkerHost) -> bool:
     )
 
 
-def _prepared(host: WorkerHost, envelope: Envelope) -> WorkerRequest | None:
+def _prepared(sender: Sender, envelope: Envelope) -> WorkerRequest | None:
     """A request ready to be dispatched; None for one that needs the slow path. Changes only caches."""
     message, future = envelope.message, envelope.future
     if envelope.started_ns or (future is not None and future.done()):
@@ -130,9 +131,9 @@ def _prepared(host: WorkerHost, envelope: Envelope) -> WorkerRequest | None:
         return None
     try:
         if type(message) in COMPUTE:
-            if not host.knows(message):
+            if not sender.knows(message):
                 return None
-            request = host.prepared(envelope, message)
+            request = sender.prepared(envelope, message)
         elif type(message) is Ping:
             request = WorkerRequest(envelope, envelope.number, message)
             request.body = encode_message(message)
@@ -208,9 +209,9 @@ def _value(host: WorkerHost, request: WorkerRequest, answer: Answer) -> Any:
     """The reply for an answer; None for one that needs the slow path."""
     cached = request.cached
     if type(answer) is Done and cached is not None:
-        if host.keeps_recent:
-            host.note_use(request, cached)
-        return host.receipt(request.envelope, answer)
+        if host.recent.kept:
+            host.recent.note(request, cached)
+        return request.receipt(host.state.generation, answer)
     if type(answer) is Given and type(request.message) is Ping and not request.injects:
         try:
             value = decode_reply(answer.body)

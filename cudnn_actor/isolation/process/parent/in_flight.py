@@ -15,7 +15,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from cudnn_actor.actors import forks
@@ -23,9 +23,13 @@ from cudnn_actor.broker import Work
 from cudnn_actor.isolation.process.parent.checksums import Sum
 from cudnn_actor.isolation.process.staging import Block
 from cudnn_actor.isolation.process.status import Finished
+from cudnn_actor.isolation.process.wire import Done
+from cudnn_actor.protocol.messages.receipts import Receipt
 
-__all__ = ["Claims", "InFlightTable", "Oldest", "Violation", "WorkerRequest", "claims_lock"]
+__all__ = ["WINDOW", "Claims", "InFlightTable", "Oldest", "Violation", "WorkerRequest", "claims_lock"]
 
+WINDOW = 256
+"""Requests that a worker may have at once."""
 
 claims_lock: Any = threading.RLock()
 """Guards each request's place and claims. Reentrant, because a finalizer that withdraws a request may run
@@ -99,6 +103,17 @@ class WorkerRequest(Work, eq=False):
             if claims is not None and claims.withdraw(self.place, self.number):
                 self.gone = True
             return self.gone
+
+    def receipt(self, generation: int, done: Done) -> Receipt:
+        """The receipt for its caller, once it has finished."""
+        envelope = self.envelope
+        return Receipt(
+            request_id=envelope.number,
+            generation=generation,
+            plan=done.plan,
+            queue_us=(done.started_ns - envelope.admitted_ns) / 1e3,
+            run_us=done.run_us,
+        )
 
 
 class Oldest(NamedTuple):
@@ -209,6 +224,15 @@ class InFlightTable:
         named, oldest = (first.number, first.place, first.sent_s), self.oldest
         if oldest is None or oldest[:3] != named:
             self.oldest = Oldest(*named, now)
+
+    def forget_plans(self, digests: Collection[str]) -> None:
+        """Note that the plans of these graphs are dropped from all caches.
+
+        A `Forget` begins only while no request waits to be dispatched again, so all are in flight here.
+        """
+        for request in self.requests.values():
+            if request.cached is not None and request.cached.lowered.graph.digest() in digests:
+                request.forgotten = True
 
     def take_back(self) -> list[WorkerRequest]:
         """Remove and return all requests in flight, in order, after the worker's end.

@@ -32,6 +32,7 @@ from cudnn_actor.actors import Actor, Crash, Envelope, Mailbox
 from cudnn_actor.actors.logs import Log
 from cudnn_actor.broker.progress import Progress
 from cudnn_actor.broker.service_state import ServiceState
+from cudnn_actor.isolation.process.parent.crash import PendingReclaim
 from cudnn_actor.isolation.process.parent.dispatcher import Dispatcher
 from cudnn_actor.isolation.process.parent.in_flight import InFlightTable, Violation
 from cudnn_actor.isolation.process.parent.liveness import (
@@ -44,7 +45,7 @@ from cudnn_actor.isolation.process.parent.liveness import (
 from cudnn_actor.isolation.process.parent.source import Source
 from cudnn_actor.isolation.process.parent.verification import compare, verification
 from cudnn_actor.isolation.process.parent.worker import WakeEvent, Worker
-from cudnn_actor.isolation.process.parent.worker_host import PendingReclaim, WorkerHost
+from cudnn_actor.isolation.process.parent.worker_host import WorkerHost
 from cudnn_actor.isolation.process.staging import Block
 from cudnn_actor.isolation.process.wire import Dying, InternalDone, Stop
 from cudnn_actor.processes.frames import BadFrame
@@ -184,8 +185,8 @@ class WorkerMonitor(Actor):
 
     @staticmethod
     def _wait_for_arena(host: WorkerHost) -> Wait | None:
-        asked_s = host.arena_asked_s
-        return None if host.broker.arena is None else Wait(asked_s, asked_s)
+        asked_s = host.workers.arena_asked_s
+        return None if asked_s is None else Wait(asked_s, asked_s)
 
     def progress(self) -> Progress:
         """The progress of the worker's requests. Any thread. Never blocks: it does not ask the kernel."""
@@ -208,7 +209,7 @@ class WorkerMonitor(Actor):
             log.info("fault.injected", fault="crash in start", plan="start")
         with self._held() as host:
             self.worker = None if fails else self._source.take_standby(host, self._generation)
-            host.starting = self.worker
+            host.workers.starting = self.worker
         if self.worker is None:
             self._launch(fails=fails)
         else:
@@ -238,8 +239,8 @@ class WorkerMonitor(Actor):
             raise Crash(str(error)) from error
         self.worker = worker
         with self._held() as host:
-            host.last_word = None
-            host.starting = worker  # first: from here on, it is sent every new arena and segment
+            host.workers.last_word = None
+            host.workers.starting = worker  # first: from here on, it is sent every new arena and segment
             try:
                 host.introduce(worker)
             except OSError as error:
@@ -297,9 +298,9 @@ class WorkerMonitor(Actor):
                 host.receive(frames)
         except (Violation, BadFrame) as error:
             raise Crash(f"worker {worker.pid} broke the protocol in its start: {error}") from error
-        last = host.last_word
+        last = host.workers.last_word
         if last is not None:
-            host.last_word = None
+            host.workers.last_word = None
             raise Crash(last.cause)
         if worker.channel.ended and not worker.ready:
             raise Crash(f"worker {worker.pid} {worker.child.how_it_ended(1.0)} in its start")
@@ -340,8 +341,8 @@ class WorkerMonitor(Actor):
         dispatcher.on_stop_asked = lambda: self.end("stopped")
         claims = worker.claims
         dispatcher.connect(worker.channel, lambda: claims.begun_count)
-        host.on_new_plan = self._wake_event.wake
-        host.attach(worker)
+        host.recent.on_new = self._wake_event.wake
+        host.workers.attach(worker)
         self._serving = True
         self._wake_event.wake()  # for a first look around
 
@@ -415,7 +416,7 @@ class WorkerMonitor(Actor):
         gone = worker.child.wait(0.0) or worker.channel.ended
         if gone:  # its `Dying` frame may still be unread
             self._read_to_the_end(worker)
-        if (last := host.last_word) is not None:
+        if (last := host.workers.last_word) is not None:
             raise Crash(last.cause)
         if gone:
             raise Crash(f"worker {worker.pid} {worker.child.how_it_ended(KILLED_S)}")
@@ -429,7 +430,7 @@ class WorkerMonitor(Actor):
         worker = self.worker
         assert worker is not None
         with self._dispatcher.held() as host:
-            host.stopping = True
+            host.workers.stopping = True
             worker.send(Stop())
         for number, within_s in ((None, ASKED_S), (signal.SIGTERM, TERMINATED_S), (signal.SIGKILL, KILLED_S)):
             if number is not None:
@@ -441,11 +442,11 @@ class WorkerMonitor(Actor):
             self._read_to_the_end(worker)
             self._dispatcher.disconnect()
             gone = worker.child.wait(0.0)
-            pending = host.crash("it was killed while it stopped", may_still_write=not gone)
+            pending = host.recovery.judge("it was killed while it stopped", may_still_write=not gone)
             if gone:
-                host.reclaim(pending)
-            host.retire()
-            host.stopping = False
+                host.recovery.reclaim(pending)
+            host.recovery.retire()
+            host.workers.stopping = False
         self._close(worker)
 
     def _ends_within(self, worker: Worker, within_s: float) -> bool:
@@ -472,7 +473,7 @@ class WorkerMonitor(Actor):
         if worker is None:
             self._wake_event.close()
             return
-        last = self._dispatcher.host.last_word
+        last = self._dispatcher.host.workers.last_word
         dead = last is not None and last.context_dead
         worker.child.signal(signal.SIGKILL)
         gone = dead or worker.child.wait(KILLED_S)
@@ -484,7 +485,7 @@ class WorkerMonitor(Actor):
                 self._source.let_die(worker, pending)
                 self.worker = None
             else:
-                host.reclaim(pending)
+                host.recovery.reclaim(pending)
         if self.worker is not None:
             self._close(worker)
         self._wake_event.close()
@@ -493,20 +494,20 @@ class WorkerMonitor(Actor):
         self, host: WorkerHost, worker: Worker, cause: str, *, may_still_write: bool
     ) -> PendingReclaim:
         if not self._serving:
-            host.starting = None
+            host.workers.starting = None
             pending = PendingReclaim()
             pending.blocks.extend(() if self._read_into is None else (self._read_into,))
             return pending
         if not self._dispatcher.why_condemned:
             self._read_to_the_end(worker)
-        last: Dying | None = host.last_word
+        last: Dying | None = host.workers.last_word
         if last is not None:
             cause = last.cause
             if last.digest is not None:
                 host.state.blame_build(last.digest, cause)
         self._dispatcher.disconnect()
         self._serving = False
-        return host.crash(cause, may_still_write=may_still_write)
+        return host.recovery.judge(cause, may_still_write=may_still_write)
 
     def _read_to_the_end(self, worker: Worker) -> None:
         """Read every answer that the worker has sent. With the host held."""

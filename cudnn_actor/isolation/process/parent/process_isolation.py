@@ -16,12 +16,12 @@ from cudnn_actor.engines import EngineChoice
 from cudnn_actor.engines.remote import SERVING, BuilderHost
 from cudnn_actor.isolation.base import check_lost_thread, if_lost, limit_arenas
 from cudnn_actor.isolation.process.generations import GenerationTable
-from cudnn_actor.isolation.process.parent.checksums import Checksums
 from cudnn_actor.isolation.process.parent.dispatcher import Dispatcher
+from cudnn_actor.isolation.process.parent.in_flight import WINDOW
 from cudnn_actor.isolation.process.parent.monitor import WorkerMonitor
 from cudnn_actor.isolation.process.parent.source import Source
 from cudnn_actor.isolation.process.parent.worker import Recipe
-from cudnn_actor.isolation.process.parent.worker_host import WINDOW, WorkerHost
+from cudnn_actor.isolation.process.parent.worker_host import WorkerHost
 from cudnn_actor.isolation.process.wire import Hello
 from cudnn_actor.memory import MemoryTable
 from cudnn_actor.options import Options
@@ -97,10 +97,13 @@ class ProcessIsolation:
         self._state = state
         dispatcher = self._dispatcher
         host_arenas = self._engine.host_arenas
-        dispatcher.host = WorkerHost(state, dispatcher.reply, host_arenas=host_arenas)
-        dispatcher.host.keeps_recent = self._options.standby > 0
-        if self._options.verify:
-            dispatcher.host.checksums = Checksums()
+        dispatcher.host = WorkerHost(
+            state,
+            dispatcher.reply,
+            host_arenas=host_arenas,
+            verifies=self._options.verify,
+            keeps_recent=self._options.standby > 0,
+        )
         self._builders = BuilderHost(self._preload, self._executable)
         self._source = Source(
             self._recipe,
@@ -176,7 +179,7 @@ class ProcessIsolation:
         dispatcher = self._dispatcher
         with dispatcher.held() as host:
             self._source.close(host)
-            host.retire()  # requests that were to run again never will: the closed mailbox answers them
+            host.recovery.retire()  # what was to run again never will: the closed mailbox answers it
             host.close()
             self._generations.close()
         self._builders.close()

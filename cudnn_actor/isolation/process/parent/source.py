@@ -32,9 +32,10 @@ from cudnn_actor.actors.logs import Log
 from cudnn_actor.broker.message_cache import RecentPlan
 from cudnn_actor.broker.warm_batches import cut, warm_of
 from cudnn_actor.isolation.process.generations import GenerationTable
+from cudnn_actor.isolation.process.parent.crash import PendingReclaim
 from cudnn_actor.isolation.process.parent.in_flight import Violation
 from cudnn_actor.isolation.process.parent.worker import Recipe, Worker
-from cudnn_actor.isolation.process.parent.worker_host import PendingReclaim, WorkerHost
+from cudnn_actor.isolation.process.parent.worker_host import WorkerHost
 from cudnn_actor.isolation.process.wire import (
     LONGEST_MESSAGE,
     Dying,
@@ -157,7 +158,7 @@ class Source:
         With the host held.
         """
         self._take_in(host)
-        worker, self.standby, host.standby = self.standby, None, None
+        worker, self.standby, host.workers.standby = self.standby, None, None
         self._forget_warming()
         self._next_at = time.monotonic() + _BEHIND_S
         if worker is None:
@@ -250,7 +251,7 @@ class Source:
                     why = f"it could not be given the memory: {error}"
                     self._note_death(why, time.monotonic(), pid=worker.pid)
                 else:
-                    self.standby = host.standby = worker
+                    self.standby = host.workers.standby = worker
                     self._silent = worker.silent_time(worker.started)
             case lost:
                 self._note_death(lost.why, time.monotonic(), pid=lost.pid)
@@ -291,8 +292,8 @@ class Source:
         worker = self.standby
         if worker is None or not worker.ready:
             return
-        while not self._building and (batch := self._next_batch(host.recent)):
-            body = encode_message(warm_of([host.recent[digest].message for digest in batch]))
+        while not self._building and (batch := self._next_batch(host.recent.plans)):
+            body = encode_message(warm_of([host.recent.plans[digest].message for digest in batch]))
             if len(body) <= LONGEST_MESSAGE:
                 self._building = batch
                 worker.ask(body)
@@ -333,7 +334,7 @@ class Source:
         self._failed.clear()
 
     def _lose(self, host: WorkerHost, wake: Callable[[], None], why: str = "") -> None:
-        worker, self.standby, host.standby = self.standby, None, None
+        worker, self.standby, host.workers.standby = self.standby, None, None
         assert worker is not None
         self._forget_warming()
         stable = time.monotonic() - worker.started >= _PAUSES.reset_after_s
@@ -366,13 +367,13 @@ class Source:
         for dead in tuple(self.dying):
             if dead.worker.child.wait(0.0):
                 self.dying.remove(dead)
-                host.reclaim(dead.pending)
+                host.recovery.reclaim(dead.pending)
                 dead.worker.close()
 
     def close(self, host: WorkerHost) -> None:
         """End the standby, and wait for dying workers, because the service has ended. Blocks."""
         self._closed.set()
-        worker, self.standby, host.standby = self.standby, None, None
+        worker, self.standby, host.workers.standby = self.standby, None, None
         if worker is not None:
             self._end(worker)
         job, self._job = self._job, None

@@ -12,6 +12,7 @@ import numpy as np
 
 from cudnn_actor.actors.logs import Log
 from cudnn_actor.isolation.process.parent.checksums import checksum
+from cudnn_actor.isolation.process.parent.values import nbytes_of
 from cudnn_actor.isolation.process.parent.worker_host import WorkerHost
 from cudnn_actor.isolation.process.staging import Block
 from cudnn_actor.isolation.process.wire import ReadStaged, Staged, encode_message
@@ -31,12 +32,12 @@ def verification(host: WorkerHost) -> Iterator[tuple[Slot, bytes, Block | None]]
     """
     assert host.checksums is not None
     for slot, _ in host.checksums.held():
-        if host.arenas is not None:
+        if host.values.arenas is not None:
             yield slot, b"", None
             continue
-        spec = slot.spec
-        block = host.staging.take(spec.size * spec.dtype.itemsize)
-        ref = BufferRef(slot=slot.index, generation=slot.generation, spec=spec, device=host.memory.device)
+        spec, device = slot.spec, host.state.memory.device
+        block = host.staging.take(nbytes_of(spec))
+        ref = BufferRef(slot=slot.index, generation=slot.generation, spec=spec, device=device)
         staged = Staged(block.segment, block.offset)
         yield slot, encode_message(ReadStaged(src=ref, values=staged)), block
 
@@ -47,8 +48,7 @@ def compare(host: WorkerHost, slot: Slot, block: Block | None) -> None:
     spec = slot.spec
     values: np.ndarray
     if block is None:
-        assert host.arenas is not None
-        values = host.arenas.bind(slot.arena.number, slot.offset, spec)
+        values = host.values.bytes_of(slot)
     else:
         values = host.staging.array(block, spec.dims, spec.dtype.numpy)
     found = checksum(values)
@@ -58,4 +58,4 @@ def compare(host: WorkerHost, slot: Slot, block: Block | None) -> None:
     if found != known[slot.index]:
         log.error("buffer.corrupted", slot=slot.index, spec=str(spec))
         host.checksums.forget(slot)
-        host.memory.tear(slot)
+        host.state.memory.tear(slot)

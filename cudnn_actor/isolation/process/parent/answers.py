@@ -1,0 +1,151 @@
+"""The worker's answers: each one is checked, and completes the request that it names.
+
+An answer that does not fit is a `Violation`: the worker is replaced. So every check comes before the first
+change. Then the request is still in flight, and is judged at the crash with all the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from cudnn_actor.actors import Envelope
+from cudnn_actor.broker import Broker
+from cudnn_actor.isolation.process.parent.in_flight import InFlightTable, Violation, WorkerRequest
+from cudnn_actor.isolation.process.parent.recent_plans import RecentPlans
+from cudnn_actor.isolation.process.parent.sender import Sender
+from cudnn_actor.isolation.process.parent.values import Values
+from cudnn_actor.isolation.process.wire import Answer, Done, Dropped, Given, Refused
+from cudnn_actor.protocol.graphs.explanation import Explanation
+from cudnn_actor.protocol.messages.codec import decode_reply
+from cudnn_actor.protocol.messages.messages import Explain, GetStatistics, Ping, Warm
+from cudnn_actor.protocol.messages.receipts import Statistics
+from cudnn_actor.protocol.types.errors import CudnnActorError, MalformedMessage, OutOfMemory
+
+__all__ = ["AnswerTaker"]
+
+_REPLY_TYPES: dict[type, type] = {Ping: int, Warm: int, GetStatistics: Statistics, Explain: Explanation}
+"""The types of a worker's answers to these messages."""
+
+
+class AnswerTaker:
+    """Completes requests. Used with the host held.
+
+    The fast path completes most requests itself, with the same effect (`fast_path`).
+
+    Parameters
+    ----------
+    broker, in_flight, sender, values, recent
+        The host's own.
+    start_again
+        Called with an envelope whose fault has been injected, to start its message.
+    """
+
+    def __init__(
+        self,
+        broker: Broker[WorkerRequest],
+        in_flight: InFlightTable,
+        sender: Sender,
+        values: Values,
+        *,
+        recent: RecentPlans,
+        start_again: Callable[[Envelope], None],
+    ) -> None:
+        self._broker = broker
+        self._state = broker.state
+        self._in_flight = in_flight
+        self._sender = sender
+        self._values = values
+        self._recent = recent
+        self._start_again = start_again
+
+    def complete(self, answer: Answer) -> None:
+        """Complete the request that an answer names. Raises `Violation`."""
+        request = self._in_flight.find(answer.number, answer.place)
+        cached, memory = request.cached, self._state.memory
+        if type(answer) is Done:
+            self._in_flight.note_finished(request)
+        if type(answer) is Done and cached is not None:
+            self._in_flight.complete(request)
+            memory.release_all(request.slots)
+            if self._recent.kept:
+                self._recent.note(request, cached)
+            self._broker.succeed(request.envelope, request.receipt(self._state.generation, answer))
+            return
+        value = self._decoded(request, answer)
+        self._in_flight.complete(request)
+        if request.suspect and type(answer) is Refused:
+            value = self._broker.refused_again(request, value)
+        memory.release_all(request.slots)
+        self._settle(request, answer, value)
+
+    def note_completed(self) -> None:
+        """Note that a frame of answers has been handled."""
+        self._in_flight.note_progress()
+        if self._broker.has_drains:
+            self._broker.settle_drains()
+
+    def _settle(self, request: WorkerRequest, answer: Answer, value: Any) -> None:
+        """Tell the caller of a request that has left the in-flight table, or start its message."""
+        envelope, broker, sender = request.envelope, self._broker, self._sender
+        match answer:
+            case Dropped():
+                sender.discharge(request, end_ref=True)
+                if envelope.withdrawn:
+                    broker.withdraw(envelope)
+                else:
+                    broker.expire(envelope)
+            case Refused():
+                sender.discharge(request, end_ref=True)
+                broker.fail(envelope, value)
+            case _ if request.injects:
+                envelope.hand_back(begun=True)
+                self._start_again(envelope)
+            case Done():
+                try:
+                    value = self._values.result(request, answer)
+                except MemoryError as error:  # this process has no room for the result
+                    broker.refuse(envelope, error)
+                else:
+                    broker.succeed(envelope, value)
+            case Given():
+                sender.discharge(request, end_ref=False)
+                broker.succeed(envelope, value)
+
+    def _decoded(self, request: WorkerRequest, answer: Answer) -> Any:
+        """The decoded value or error of an answer. Raises `Violation` for an answer that does not fit."""
+        match answer:
+            case Refused():
+                return self._error(answer)
+            case Given() if not request.injects:
+                return self._reply(answer, request.envelope)
+            case Done() if request.injects or type(request.message) in _REPLY_TYPES:
+                asked = "InjectFault" if request.injects else type(request.message).__name__
+                raise Violation(f"it answered {asked} with a receipt")
+            case Dropped() if not request.unwanted:
+                raise Violation(f"it dropped request {answer.number}, which was not withdrawn")
+        return None
+
+    def _reply(self, answer: Given, envelope: Envelope) -> Any:
+        wanted = _REPLY_TYPES.get(type(envelope.message))
+        try:
+            value = decode_reply(answer.body)
+        except MalformedMessage as error:
+            raise Violation(f"its answer to request {answer.number} does not decode: {error}") from error
+        if wanted is None or type(value) is not wanted:
+            asked = type(envelope.message).__name__
+            raise Violation(f"it answered {asked} with {type(value).__name__}")
+        # Of the service's counters, the worker keeps those of its caches; this process counts the rest.
+        return self._state.statistics(value.plans, value.graphs) if isinstance(value, Statistics) else value
+
+    def _error(self, answer: Refused) -> CudnnActorError:
+        try:
+            error = answer.error.to_error()
+        except MalformedMessage as odd:
+            raise Violation(
+                f"its answer to request {answer.number} is not an error of this package: {odd}"
+            ) from odd
+        if isinstance(error, OutOfMemory):  # the worker does not know what the buffers take
+            memory = self._state.memory
+            return error.beside(in_use=memory.live_bytes, arena_bytes=memory.arena_bytes)
+        return error

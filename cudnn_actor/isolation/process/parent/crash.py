@@ -1,0 +1,163 @@
+"""The end of a worker: what becomes of its requests and of their memory.
+
+A worker may end anywhere in a request. `CrashRecovery.judge` decides for each request that it had: answer it,
+dispatch it again before all others, or lose it. Which of these is right depends on what the status page says
+about the request, and on what its second run would read and write (`broker.recovery`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cudnn_actor.actors import Envelope
+from cudnn_actor.actors.logs import Log
+from cudnn_actor.broker import Broker
+from cudnn_actor.isolation.process.parent.answers import AnswerTaker
+from cudnn_actor.isolation.process.parent.in_flight import Claims, InFlightTable, Violation, WorkerRequest
+from cudnn_actor.isolation.process.parent.sender import Sender
+from cudnn_actor.isolation.process.parent.workers import Workers
+from cudnn_actor.isolation.process.staging import Block, Staging
+from cudnn_actor.isolation.process.wire import Done
+from cudnn_actor.memory import Slot
+from cudnn_actor.protocol.types.errors import OutcomeUnknown
+
+__all__ = ["CrashRecovery", "PendingReclaim"]
+
+log = Log("cudnn_actor")
+
+
+class PendingReclaim:
+    """Memory that a dying process may still write. It is held until the process has certainly ended."""
+
+    def __init__(self) -> None:
+        self.slots: list[Slot] = []
+        self.blocks: list[Block] = []
+
+    def __bool__(self) -> bool:
+        return bool(self.slots or self.blocks)
+
+    def add(self, request: WorkerRequest) -> None:
+        """Add all that a lost request held."""
+        self.slots.extend(request.slots)
+        if request.block is not None:
+            self.blocks.append(request.block)
+
+
+class CrashRecovery:
+    """Judges the requests of workers that have ended. Used with the host held.
+
+    Parameters
+    ----------
+    broker, in_flight, workers, staging, sender, answers
+        The host's own.
+    """
+
+    def __init__(
+        self,
+        broker: Broker[WorkerRequest],
+        in_flight: InFlightTable,
+        workers: Workers,
+        *,
+        staging: Staging,
+        sender: Sender,
+        answers: AnswerTaker,
+    ) -> None:
+        self._broker = broker
+        self._in_flight = in_flight
+        self._workers = workers
+        self._staging = staging
+        self._sender = sender
+        self._answers = answers
+
+    def judge(self, cause: str, *, may_still_write: bool) -> PendingReclaim:
+        """Judge every request that the worker had. Those that may run again are dispatched first.
+
+        Returns the memory of lost requests, to which the process may still write. Pass it to `reclaim` once
+        the process has certainly ended.
+
+        Parameters
+        ----------
+        cause
+            What happened, as text for people.
+        may_still_write
+            Whether the process could not be ended.
+        """
+        begun, others = self._take_back()
+        again, lost = self._broker.crashed(begun, cause, may_still_write=may_still_write)
+        if may_still_write:
+            for request in [each for each in again if each.block is not None]:
+                why = "its process may still use its place in staging memory"
+                again.remove(request)
+                lost.append(request)
+                self._broker.lose(request, OutcomeUnknown(request_id=request.number, cause=cause, why=why))
+        pending = PendingReclaim()
+        for request in lost:
+            pending.add(request)
+        self._in_flight.first([*again, *others])
+        # Drains, too: an allocation that waits for an arena must be answered before a drain sent after it.
+        self._restore(self._broker.take_waiting())
+        return pending
+
+    def reclaim(self, pending: PendingReclaim) -> None:
+        """Release the memory of a process that has certainly ended."""
+        self._broker.memory.release_all(pending.slots)
+        for block in pending.blocks:
+            self._staging.give_back(block)
+        pending.slots.clear()
+        pending.blocks.clear()
+
+    def retire(self) -> None:
+        """After `judge`, give all unfinished requests back to the mailbox, because no worker may follow.
+
+        If a request that had begun does not run again, its `ServiceStopped` says that it had begun.
+        """
+        left = self._in_flight.give_up()
+        for request in left:
+            self._sender.release(request)
+        self._restore([*(request.envelope for request in left), *self._broker.take_waiting()])
+
+    def _take_back(self) -> tuple[list[WorkerRequest], list[WorkerRequest]]:
+        """Take back all requests in flight: those that the worker had begun, and the others."""
+        worker = self._workers.serving
+        unsaid = set() if worker is None else self._complete_finished(worker.claims)
+        self._workers.detach()
+        self._sender.forget_worker()
+        begun: list[WorkerRequest] = []
+        others: list[WorkerRequest] = []
+        for request in self._in_flight.take_back():
+            # A withdrawn request that the worker skipped is marked as begun, too. `gone` excludes it here.
+            began = (
+                worker is not None
+                and not request.gone
+                and worker.claims.has_begun(request.place, request.number)
+            )
+            request.envelope.hand_back(begun=began)
+            # These cannot have killed the worker: they had finished, or are control messages. They run again.
+            harmless = request.number in unsaid or request.message.control
+            (begun if began and not harmless else others).append(request)
+        return begun, others
+
+    def _complete_finished(self, claims: Claims) -> set[int]:
+        """Answer requests that the worker had finished and not answered, so that they do not run again.
+
+        This is needed for two more reasons. A later request of the same worker may have overwritten their
+        input, so that they could not run again. And they did not kill the worker. Returns the numbers of
+        finished requests whose answers are lost with the worker (a `Warm`'s, for example): these run again.
+        """
+        unsaid = set()
+        for request in tuple(self._in_flight.requests.values()):
+            found = claims.finished(request.place, request.number)
+            if found is None or request.gone:
+                continue
+            if not found.started_ns:
+                unsaid.add(request.number)
+                continue
+            try:
+                self._answers.complete(Done(request.number, request.place, *found))
+            except Violation as lie:  # the page is wrong: the request is judged with those that have begun
+                log.warning("worker.broke_the_protocol", why=str(lie))
+        return unsaid
+
+    def _restore(self, envelopes: Sequence[Envelope]) -> None:
+        mailbox = self._broker.state.mailbox
+        mailbox.restore(sorted(envelopes, key=lambda envelope: envelope.number))

@@ -1,0 +1,79 @@
+"""The plans that have run lately, with which a standby is warmed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from cudnn_actor.broker.message_cache import CachedMessage, RecentPlan
+from cudnn_actor.isolation.process.parent.in_flight import WINDOW, WorkerRequest
+
+__all__ = ["MOST_RECENT", "RecentPlans"]
+
+MOST_RECENT = WINDOW
+
+
+class RecentPlans:
+    """The recent plans of a service. Used with the host held.
+
+    Parameters
+    ----------
+    kept
+        Whether plans are noted at all: only if there is a standby.
+    nbytes
+        About the most bytes that the requests which run them may keep in memory.
+    """
+
+    def __init__(self, *, kept: bool, nbytes: int) -> None:
+        self.kept = kept
+        self.plans: dict[str, RecentPlan] = {}
+        """The plans, by the digests of their graphs."""
+        self.on_new: Callable[[], None] = _nothing
+        """Called when a plan has been added."""
+        self._nbytes = nbytes
+
+    def note(self, request: WorkerRequest, cached: CachedMessage) -> None:
+        """Note that a request has run a plan.
+
+        The fast path calls this before its step, so it may be interrupted anywhere, and is then repeated.
+        """
+        plan = cached.recent
+        if plan is not None and plan.kept:
+            plan.last = request.number
+            return
+        if request.forgotten:
+            return
+        digest = cached.lowered.graph.digest()
+        plan = self.plans.get(digest)
+        new = plan is None
+        if plan is None:
+            plan = RecentPlan(cached.message, cached.nbytes)
+        plan.last = request.number
+        self.plans[digest] = cached.recent = plan
+        if new:
+            self._drop_old()
+            self.on_new()
+
+    def forget(self, digests: Iterable[str]) -> None:
+        """Drop the plans of these graphs, if they are there."""
+        for digest in digests:
+            plan = self.plans.pop(digest, None)
+            if plan is not None:
+                plan.kept = False
+
+    def clear(self) -> None:
+        """Drop all plans, because the service has ended."""
+        self.plans.clear()
+
+    def _drop_old(self) -> None:
+        """Drop the plans that were used the longest ago, until the others are within the bounds."""
+        oldest = sorted(self.plans, key=lambda digest: self.plans[digest].last)[:-1]
+        nbytes = sum(plan.nbytes for plan in self.plans.values())
+        for digest in oldest:
+            if len(self.plans) <= MOST_RECENT and nbytes <= self._nbytes:
+                return
+            nbytes -= self.plans[digest].nbytes
+            self.forget((digest,))
+
+
+def _nothing() -> None:
+    pass

@@ -1,0 +1,250 @@
+"""The sender: encodes requests, sends them to the worker, and holds their buffers until they are complete.
+
+It is used with the host held (`dispatcher`), so by one thread at a time. On the main thread, a signal
+handler may raise an exception in it; only `flush`, `finish_sending` and what the fast path calls run there.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Collection
+from typing import Any
+
+from cudnn_actor.actors import Envelope
+from cudnn_actor.broker import Broker
+from cudnn_actor.broker.footprints import footprint
+from cudnn_actor.isolation.process.parent.checksums import Checksums
+from cudnn_actor.isolation.process.parent.in_flight import InFlightTable, WorkerRequest
+from cudnn_actor.isolation.process.parent.workers import Workers
+from cudnn_actor.isolation.process.staging import Staging
+from cudnn_actor.isolation.process.wire import (
+    LONGEST_MESSAGE,
+    ForgetGraph,
+    KnowGraph,
+    Request,
+    Requests,
+    encode_message,
+)
+from cudnn_actor.protocol.graphs.named_graph import Graph
+from cudnn_actor.protocol.messages.messages import Compute, Explain, RunGraph
+from cudnn_actor.protocol.types.errors import InvalidRequest, Words
+
+__all__ = ["BULKY_BYTES", "Sender"]
+
+BULKY_BYTES = 64 << 10
+"""A longer message gets its own frame. So a frame has room for four whole windows of the others."""
+
+_MOST_GRAPHS = 256
+"""Graphs that a worker keeps, as many as plans."""
+
+
+class Sender:
+    """Sends requests to the worker that serves.
+
+    Parameters
+    ----------
+    broker, in_flight, workers, staging
+        The host's own.
+    checksums
+        Checksums of uploads; None if none are kept.
+    """
+
+    def __init__(
+        self,
+        broker: Broker[WorkerRequest],
+        in_flight: InFlightTable,
+        workers: Workers,
+        staging: Staging,
+        checksums: Checksums | None,
+    ) -> None:
+        self._broker = broker
+        self._state = broker.state
+        self._in_flight = in_flight
+        self._workers = workers
+        self._staging = staging
+        self._checksums = checksums
+        self._unsent: list[Request] = []
+        """Requests in flight whose frame has not been made. The fast path adds to it in its step."""
+        self._sending: Requests | None = None
+        """The frame that is being sent. It stays set if the sender is interrupted."""
+        self._graphs: OrderedDict[str, int] = OrderedDict()
+        """Identities of the graphs that the worker keeps → their bytes, the least recently used first."""
+
+    # Encoding.
+
+    def prepared(self, envelope: Envelope, message: Compute) -> WorkerRequest:
+        """A request that runs a plan, ready to be dispatched. Changes only caches. Raises what is wrong with
+        it."""
+        request = self._broker.prepared(envelope, message)
+        self.encode(request)
+        return request
+
+    def encode(self, request: WorkerRequest) -> None:
+        """Encode a request; one that runs a plan, only the first time. Raises `InvalidRequest`."""
+        cached = request.cached
+        if cached is not None:
+            if cached.body is None:
+                if type(request.request) is RunGraph:
+                    graph = request.request.graph
+                    _check_length(len(graph.encoded), len(graph.body.operations))
+                cached.body = encode_message(request.request)
+            request.body = cached.body
+            return
+        request.body = body = encode_message(request.request)
+        if type(request.request) is Explain:
+            _check_length(len(body), len(request.request.graph.operations))
+        elif len(body) > LONGEST_MESSAGE:
+            raise InvalidRequest(
+                field="messages",
+                value=Words(f"{len(request.request.messages) + len(request.request.graphs):,} requests"),
+                problem=f"take {len(body):,} bytes, and a worker accepts at most {LONGEST_MESSAGE:,}",
+                fix="warm fewer requests at a time",
+            )
+
+    # The graphs that the worker keeps.
+
+    def knows(self, message: Any) -> bool:
+        """Whether the worker has the graph of a message, if it is a `RunGraph`: then it counts as used."""
+        if type(message) is not RunGraph:
+            return True
+        identity = message.graph.identity
+        if identity not in self._graphs:
+            return False
+        self._graphs.move_to_end(identity)
+        return True
+
+    def _make_known(self, graph: Graph) -> None:
+        """Send the worker a graph, and have it forget the least recently used if they are too many."""
+        assert self._workers.serving is not None
+        self._workers.serving.send(KnowGraph(graph.identity, graph.encoded))
+        self._graphs[graph.identity] = graph.footprint
+        while len(self._graphs) > 1 and (
+            len(self._graphs) > _MOST_GRAPHS or sum(self._graphs.values()) > self._state.cache_limit
+        ):
+            self._have_forgotten(next(iter(self._graphs)))
+
+    def forget_graphs(self, identities: Collection[str]) -> None:
+        """Have the worker drop these graphs, if it keeps them."""
+        for identity in tuple(self._graphs):
+            if identity in identities:
+                self._have_forgotten(identity)
+
+    def _have_forgotten(self, identity: str) -> None:
+        assert self._workers.serving is not None
+        self.flush()  # requests that name it go first
+        del self._graphs[identity]
+        self._workers.serving.send(ForgetGraph(identity))
+
+    # Dispatching.
+
+    def dispatch(self, request: WorkerRequest) -> None:
+        """Dispatch a request to the worker, and hold its buffers until it is complete."""
+        envelope = request.envelope
+        if not envelope.hand_over(request):
+            self._broker.expire(envelope)
+            self.discharge(request, end_ref=True)
+            return
+        if self._checksums is not None:
+            self._checksums.note_writes(footprint(request.message, self._state.lowered).writes)
+        self._state.memory.hold_all(request.slots)
+        self._queue(request)
+
+    def dispatch_again(self) -> None:
+        """Dispatch the requests that go first after a crash, as far as they may go now."""
+        while (
+            self._workers.serving is not None
+            and not self._workers.stopping
+            and (request := self._in_flight.next_again()) is not None
+        ):
+            self._dispatch_again(request)
+
+    def _dispatch_again(self, request: WorkerRequest) -> None:
+        """Dispatch a request that a worker had when it died.
+
+        A request that had begun runs again even if no caller waits any more: its output may be half-written,
+        so it must be completed or marked as torn.
+        """
+        envelope, broker, faults = request.envelope, self._broker, self._state.faults
+        if not request.suspect and (envelope.withdrawn or request.gone):
+            broker.withdraw(envelope)
+            self.release(request)
+        elif not request.suspect and envelope.expired:
+            broker.expire(envelope)
+            self.release(request)
+        elif (error := broker.why_not_again(request)) is not None:
+            if request.suspect:
+                error = broker.refused_again(request, error)
+            self.release(request)
+            broker.fail(envelope, error)
+        elif not envelope.hand_over(request):
+            broker.expire(envelope)
+            self.release(request)
+        else:
+            if faults is not None and request.suspect:  # it runs again, so it counts as a message
+                request.fault = faults.on_message(type(request.message).__name__)
+            self._queue(request)
+
+    def _queue(self, request: WorkerRequest) -> None:
+        """Put a request in flight, and add it to the next frame."""
+        assert self._workers.serving is not None
+        if not self.knows(request.request):
+            self._make_known(request.request.graph)
+        place = self._in_flight.hand_over(request, self._workers.serving.claims)
+        bulky = len(request.body) > BULKY_BYTES
+        if bulky:
+            self.flush()
+        self._unsent.append(Request(request.number, place, request.body, request.fault))
+        if bulky:
+            self.flush()
+
+    def flush(self) -> None:
+        """Send the requests that were dispatched since the last call."""
+        if self._unsent and (worker := self._workers.serving) is not None:
+            fresh: list[Request] = []
+            frame = Requests(self._unsent)
+            # One step, up to the call: the requests are in the list, or in the frame that `finish_sending`
+            # sends. The list is replaced and not cleared, because the frame is made of it.
+            self._sending = frame
+            self._unsent = fresh
+            worker.send(frame)
+            self._sending = None
+
+    def finish_sending(self) -> None:
+        """Complete a `flush` that was interrupted. Must be called before anything else is sent.
+
+        If the frame is the last one that was passed to the worker's `send`, it is not queued again.
+        """
+        if self._sending is not None and (worker := self._workers.serving) is not None:
+            worker.send(self._sending)
+            self._sending = None
+
+    def forget_worker(self) -> None:
+        """Drop what was meant for the worker, and what it knew: it has ended, or another serves now."""
+        self._unsent.clear()
+        self._sending = None
+        self._graphs.clear()
+
+    # What a request holds.
+
+    def discharge(self, request: WorkerRequest, *, end_ref: bool) -> None:
+        """Give back a request's block. `end_ref`: also free the buffer that no caller will receive."""
+        if request.block is not None:
+            self._staging.give_back(request.block)
+            request.block = None
+        if end_ref:
+            self._broker.end_unreceived(request)
+
+    def release(self, request: WorkerRequest) -> None:
+        """Release all that a request holds which is not in flight and has no result."""
+        self._state.memory.release_all(request.slots)
+        self.discharge(request, end_ref=True)
+
+
+def _check_length(nbytes: int, operations: int) -> None:
+    if nbytes > LONGEST_MESSAGE:
+        raise InvalidRequest(
+            field="graph",
+            value=Words(f"{operations:,} operations"),
+            problem=f"takes {nbytes:,} bytes, and a worker accepts at most {LONGEST_MESSAGE:,}",
+            fix="cut it into several graphs",
+        )

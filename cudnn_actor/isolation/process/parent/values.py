@@ -1,0 +1,178 @@
+"""Host data on its way into buffers and out of them. It is copied once on this side.
+
+The copy is made into or out of memory that this process and the worker both map:
+
+=====================  ========================================================================
+arenas are             values go
+=====================  ========================================================================
+device memory          through staging memory (`staging`), which the engine reads and writes
+host memory            straight into the buffer, or out of it, if no unfinished request uses it;
+                       else through staging memory, in their turn
+=====================  ========================================================================
+
+A copy straight into a buffer needs no lock. The host is held, so nothing is dispatched meanwhile, and only a
+request in flight could use the buffer.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+
+from cudnn_actor.actors import Envelope
+from cudnn_actor.broker import Broker
+from cudnn_actor.engines.cpu import transfer
+from cudnn_actor.engines.cpu.arenas import Arenas
+from cudnn_actor.isolation.process.parent.checksums import Checksums
+from cudnn_actor.isolation.process.parent.in_flight import WorkerRequest
+from cudnn_actor.isolation.process.parent.sender import Sender
+from cudnn_actor.isolation.process.staging import Staging
+from cudnn_actor.isolation.process.wire import Done, ReadStaged, Staged, WriteStaged, encode_message
+from cudnn_actor.memory import Slot
+from cudnn_actor.protocol.messages.messages import Allocate, Download, Upload
+from cudnn_actor.protocol.types.tensor import TensorSpec
+
+__all__ = ["HEAVY_BYTES", "WITH_VALUES", "Values"]
+
+HEAVY_BYTES = 256 << 10
+"""A larger copy is not made on an event loop's thread. A copy of this size takes some 50 us."""
+WITH_VALUES = frozenset({Upload, Allocate, Download})
+"""The messages that carry values, or ask for them."""
+
+
+class Values:
+    """Writes the values of requests, and reads them. Used with the host held.
+
+    Parameters
+    ----------
+    broker, staging, sender
+        The host's own.
+    arenas
+        The arenas, mapped in this process; None where they are device memory.
+    checksums
+        Checksums of uploads; None if none are kept.
+    """
+
+    def __init__(
+        self,
+        broker: Broker[WorkerRequest],
+        staging: Staging,
+        sender: Sender,
+        arenas: Arenas | None,
+        checksums: Checksums | None,
+    ) -> None:
+        self.arenas = arenas
+        self.checksums = checksums
+        self._broker = broker
+        self._staging = staging
+        self._sender = sender
+
+    def is_heavy(self, message: Any) -> bool:
+        """Whether starting a message copies so much that an event loop leaves it to the monitor's thread."""
+        if type(message) not in WITH_VALUES:
+            return False
+        match message:
+            case Upload(data=data) | Allocate(data=data):
+                return getattr(data, "nbytes", 0) > HEAVY_BYTES
+            case Download(src=src):
+                spec = getattr(src, "spec", None)
+                return (
+                    self.arenas is not None and isinstance(spec, TensorSpec) and nbytes_of(spec) > HEAVY_BYTES
+                )
+        return False
+
+    def write(self, request: WorkerRequest) -> None:
+        """Write an array to a buffer: in this process, or in the worker through staging memory.
+
+        Raises what is wrong with the array, `OutOfMemory`, `OutOfDescriptors`.
+        """
+        (slot,) = request.slots
+        data, envelope, broker = request.message.data, request.envelope, self._broker
+        if not self._goes_here(request):
+            self._write_staged(request, slot, data)
+        elif request.ref is not None:
+            self._write_here(slot, data)  # no caller has the buffer yet
+            if broker.begins(envelope):
+                broker.succeed(envelope, request.ref)
+            else:
+                broker.end_unreceived(request)
+        elif broker.begins(envelope):
+            self._write_here(slot, data)
+            broker.succeed(envelope, self._upload_receipt(request, envelope))
+
+    def read(self, request: WorkerRequest) -> None:
+        """Read a buffer's values, likewise."""
+        (slot,) = request.slots
+        envelope = request.envelope
+        if self._goes_here(request):
+            if self._broker.begins(envelope):
+                self._broker.succeed(envelope, transfer.read(self.bytes_of(slot)))
+            return
+        request.block = block = self._staging.take(nbytes_of(slot.spec))
+        values = Staged(block.segment, block.offset)
+        request.body = encode_message(ReadStaged(src=request.message.src, values=values))
+        self._sender.dispatch(request)
+
+    def result(self, request: WorkerRequest, done: Done) -> Any:
+        """What the caller of a finished request receives: a reference, an array, or a receipt.
+
+        Raises `MemoryError` if this process has no room for the array.
+        """
+        if self.checksums is not None and request.sum is not None:
+            self.checksums.keep(request.slots[0], request.sum)
+        if request.ref is None and type(request.message) is Download and request.block is not None:
+            spec = request.message.src.spec
+            block, request.block = request.block, None  # the array has it from now on
+            return self._staging.result(block, spec.dims, spec.dtype.numpy)
+        self._sender.discharge(request, end_ref=False)
+        return request.receipt(self._broker.state.generation, done) if request.ref is None else request.ref
+
+    def bytes_of(self, slot: Slot) -> np.ndarray:
+        """A buffer's memory as an array, where the arenas are mapped in this process."""
+        assert self.arenas is not None
+        return self.arenas.bind(slot.arena.number, slot.offset, slot.spec)
+
+    def _goes_here(self, request: WorkerRequest) -> bool:
+        """Whether values are copied straight into the buffer, or out of it, in this process.
+
+        Not if the request has a fault, which is injected in the worker, in the request's turn.
+        """
+        return self.arenas is not None and not request.slots[0].users and request.fault is None
+
+    def _write_here(self, slot: Slot, data: Any) -> None:
+        assert isinstance(data, np.ndarray)  # host memory takes no device arrays
+        values = self.bytes_of(slot)
+        if self.checksums is not None:
+            self.checksums.note_writes([slot.index])
+        transfer.write(values, data)
+        if self.checksums is not None:
+            self.checksums.keep(slot, self.checksums.of(slot, values))
+
+    def _write_staged(self, request: WorkerRequest, slot: Slot, data: Any) -> None:
+        spec = slot.spec
+        transfer.check_values(spec.dims, spec.dtype.numpy, data)
+        block = self._staging.take(nbytes_of(spec))
+        values = self._staging.array(block, spec.dims, spec.dtype.numpy)
+        try:
+            transfer.store(values, data)
+        except BaseException:
+            self._staging.give_back(block)
+            raise
+        ref = request.message.dst if request.ref is None else request.ref
+        request.body = encode_message(WriteStaged(dst=ref, values=Staged(block.segment, block.offset)))
+        request.block = block
+        self._sender.dispatch(request)
+        if self.checksums is not None:
+            request.sum = self.checksums.of(slot, values)
+
+    def _upload_receipt(self, request: WorkerRequest, envelope: Envelope) -> Any:
+        run_us = (time.perf_counter_ns() - envelope.started_ns) / 1e3
+        done = Done(envelope.number, -1, "upload", envelope.started_ns, run_us)
+        return request.receipt(self._broker.state.generation, done)
+
+
+def nbytes_of(spec: TensorSpec) -> int:
+    """Bytes of a tensor's values, without gaps between them."""
+    return spec.size * spec.dtype.itemsize
