@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -213,6 +214,24 @@ def test_a_message_that_follows_its_fault_has_not_begun_with_it() -> None:
     office.settle()
     assert read(office, office.answer(asked)) == 3.0
     office.close()
+
+
+def owed_since(office: Office) -> float | None:
+    return office.host.workers.arena_asked_s
+
+
+def test_a_worker_owes_an_arena_from_the_request_until_its_answer_or_its_end(office: Office) -> None:
+    asked = time.monotonic()
+    for _ in range(2):  # each ends before it has answered
+        office.send(Allocate(spec=SPEC))
+        office.turn()
+        assert (owed_since(office) or 0.0) >= asked
+        office.crash()
+        assert owed_since(office) is None
+        office.attach()
+    office.turn()
+    office.make_arena()
+    assert owed_since(office) is None
 
 
 LIES: dict[str, Callable[[], Any]] = {
