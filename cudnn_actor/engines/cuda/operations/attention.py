@@ -14,6 +14,8 @@ from typing import Any
 from cudnn_actor.engines.cuda.cudnn.frontend_graph import FrontendGraph, Refused, data_type
 from cudnn_actor.engines.cuda.kernels.expressions import Constant, Expression, Leaf, Value
 from cudnn_actor.engines.cuda.operations.computed import Computed
+from cudnn_actor.engines.cuda.operations.flash_attention import attention_kernels, attention_workspace
+from cudnn_actor.engines.cuda.operations.implementation import Launcher, implement
 from cudnn_actor.protocol.operations import (
     Attention,
     AttentionBackward,
@@ -135,3 +137,12 @@ def _lengths(operation: AnyAttention, tensors: Mapping[str, GraphTensor]) -> dic
 
 def _clipped(value: Value, least: int, most: int) -> Value:
     return Expression(PointwiseMode.CLIP, (value,), (least, most), DType.INT64)
+
+
+implement(
+    Attention,
+    AttentionBackward,
+    lower=lower_attention,
+    computed=attention_operands,
+    launchers={"kernel": Launcher(attention_kernels, workspace=attention_workspace)},
+)

@@ -7,6 +7,7 @@ from typing import Any
 
 from cudnn_actor.engines.cuda.kernels.elementwise import Elementwise, Kernel, fused, source
 from cudnn_actor.engines.cuda.kernels.expressions import Leaf, Result
+from cudnn_actor.engines.cuda.operations.implementation import Launcher, implement
 from cudnn_actor.protocol.operations import BitCast, GraphTensor
 
 __all__ = ["bit_cast_kernel", "bit_cast_source"]
@@ -31,3 +32,6 @@ def _copy(tensors: Sequence[GraphTensor]) -> Elementwise:
     x, y = tensors
     result = Result(Leaf(0, x.dtype), x.dtype)  # from and to one type: it copies bits
     return fused([result], [], y.dims, [y.strides, x.strides], [y.alignment, x.alignment])
+
+
+implement(BitCast, launchers={"kernel": Launcher(bit_cast_kernel)})

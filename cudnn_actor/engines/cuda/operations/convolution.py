@@ -6,6 +6,7 @@ https://docs.nvidia.com/deeplearning/cudnn/frontend/latest/operations/Convolutio
 from __future__ import annotations
 
 from cudnn_actor.engines.cuda.cudnn.frontend_graph import FrontendGraph
+from cudnn_actor.engines.cuda.operations.implementation import implement
 from cudnn_actor.protocol.operations import (
     Convolution,
     ConvolutionBackwardData,
@@ -40,3 +41,6 @@ def lower_convolution(graph: FrontendGraph, operation: Convolution[int]) -> None
         compute_data_type=graph.compute(operation),
     )
     graph.write(operation.writes[0], output)
+
+
+implement(ConvolutionForward, ConvolutionBackwardData, ConvolutionBackwardFilter, lower=lower_convolution)

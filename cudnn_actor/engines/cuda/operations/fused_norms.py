@@ -17,6 +17,7 @@ from cudnn_actor.engines.cuda.kernels.norm_kernels import (
     workspace_of,
 )
 from cudnn_actor.engines.cuda.operations import channel_norms, normalization
+from cudnn_actor.engines.cuda.operations.implementation import Launcher, implement
 from cudnn_actor.engines.cuda.operations.norm_passes import ELEMENTS, Described
 from cudnn_actor.protocol.operations import (
     BatchNorm,
@@ -197,3 +198,29 @@ def _order(operation: Any) -> list[int]:
         [n for n in of if n in ELEMENTS and n in places] for of in (operation.inputs, operation.outputs)
     )
     return [places[name] for name in (*read, *names, *written)]
+
+
+_KERNEL = {"kernel": Launcher(norm_launch, workspace=norm_workspace)}
+implement(
+    LayerNorm,
+    LayerNormBackward,
+    RMSNorm,
+    RMSNormBackward,
+    lower=normalization.lower_normalization,
+    launchers=_KERNEL,
+)
+implement(
+    BatchNormTraining,
+    BatchNormBackward,
+    InstanceNorm,
+    GenStats,
+    lower=channel_norms.lower_channel_norm,
+    launchers=_KERNEL,
+)
+implement(
+    BatchNorm,
+    InstanceNormBackward,  # cuDNN 9.19 gives other results from run to run
+    GroupNorm,
+    GroupNormBackward,
+    launchers=_KERNEL,
+)

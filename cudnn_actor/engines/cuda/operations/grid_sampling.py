@@ -9,6 +9,7 @@ from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES
 from cudnn_actor.engines.cuda.kernels.lines import beginning, compiled, rounded, value_of
 from cudnn_actor.engines.cuda.kernels.walks import Walk, launcher
 from cudnn_actor.engines.cuda.library.libraries import libraries
+from cudnn_actor.engines.cuda.operations.implementation import Launcher, implement
 from cudnn_actor.protocol.operations import GraphTensor, GridPadding, GridSample, ResampleMode
 from cudnn_actor.protocol.operations.grid_sampling import CUBIC, FARTHEST
 
@@ -140,3 +141,6 @@ _WEIGHTS = {
     ResampleMode.LINEAR: "1 - ratio, ratio",
     ResampleMode.CUBIC: "far(ratio + 1), near(ratio), near(1 - ratio), far(2 - ratio)",
 }
+
+
+implement(GridSample, launchers={"kernel": Launcher(grid_sample_kernel)})

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES, CONVERSIONS, store
 from cudnn_actor.engines.cuda.kernels.lines import compiled
 from cudnn_actor.engines.cuda.library.libraries import libraries
+from cudnn_actor.engines.cuda.operations.implementation import Launcher, implement
 from cudnn_actor.engines.cuda.operations.matmul import MOST_BLOCKS, THREADS, TILE, tile_source
 from cudnn_actor.protocol.operations import GraphTensor, GroupedMatMul, GroupedMatMulBackwardWeights
 from cudnn_actor.protocol.types.dtypes import DType
@@ -396,3 +397,10 @@ __device__ __forceinline__ void multiply(
     __syncthreads();  // the next tile uses the memory again
 }
 """
+
+
+implement(
+    GroupedMatMul,
+    GroupedMatMulBackwardWeights,
+    launchers={"kernel": Launcher(grouped_kernels, workspace=grouped_workspace)},
+)

@@ -26,7 +26,16 @@ from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES
 from cudnn_actor.engines.cuda.kernels.lines import beginning, rounded, value_of
 from cudnn_actor.engines.cuda.kernels.walks import Walk, launcher
 from cudnn_actor.engines.cuda.library.libraries import libraries
-from cudnn_actor.protocol.operations import GraphTensor
+from cudnn_actor.engines.cuda.operations.implementation import Launcher, implement
+from cudnn_actor.protocol.operations import (
+    Gather,
+    GatherElements,
+    GatherND,
+    GraphTensor,
+    Scatter,
+    ScatterElements,
+    ScatterND,
+)
 from cudnn_actor.protocol.operations.indexing import Gathering, Places, Scattering, ScatterReduction
 
 __all__ = ["gather_kernel", "gather_source", "scatter_kernels", "scatter_source", "scatter_workspace"]
@@ -376,3 +385,12 @@ __device__ void sorted(I* first, I* next) {
     *first = list;
 }
 """
+
+
+implement(Gather, GatherElements, GatherND, launchers={"kernel": Launcher(gather_kernel)})
+implement(
+    Scatter,
+    ScatterElements,
+    ScatterND,
+    launchers={"kernel": Launcher(scatter_kernels, workspace=scatter_workspace)},
+)

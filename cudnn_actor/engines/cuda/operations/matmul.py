@@ -20,8 +20,9 @@ from typing import Any, NamedTuple
 from cudnn_actor.engines.cuda.cudnn.frontend_graph import FrontendGraph, Refused
 from cudnn_actor.engines.cuda.kernels.axes import Axis, merged_axes
 from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES, CONVERSIONS, load, store
-from cudnn_actor.engines.cuda.library.libcublas import thread_handle
+from cudnn_actor.engines.cuda.library.libcublas import WORKSPACE_BYTES, thread_handle
 from cudnn_actor.engines.cuda.library.libraries import libraries
+from cudnn_actor.engines.cuda.operations.implementation import Launcher, implement
 from cudnn_actor.protocol.operations import GraphTensor, MatMul
 from cudnn_actor.protocol.types.dtypes import DType
 
@@ -403,3 +404,14 @@ __device__ __forceinline__ void multiply(
     }}
 }}
 """
+
+
+implement(
+    MatMul,
+    lower=lower_matmul,
+    launchers={
+        "cublas": Launcher(cublas_product, workspace=lambda *_: WORKSPACE_BYTES),
+        "cublas_packed": Launcher(cublas_product, packed=True, workspace=lambda *_: WORKSPACE_BYTES),
+        "kernel": Launcher(matmul_kernel),
+    },
+)

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from cudnn_actor.engines.cuda.kernels.axes import DIVISION, divided, divisor
 from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES, CONVERSIONS, PACK, store
 from cudnn_actor.engines.cuda.library.libraries import libraries
+from cudnn_actor.engines.cuda.operations.implementation import Launcher, implement
 from cudnn_actor.protocol.operations import BorderPad, GraphTensor, Pad
 
 __all__ = ["padding_kernel", "source"]
@@ -282,3 +283,6 @@ MAP wrap(I i, I n, I) {
 MAP symmetric(I i, I n, I) { return near_symmetric<I>(wrap<I>(i, 2 * n, 1), n, 1); }
 MAP reflect(I i, I n, I) { return n == 1 ? 0 : near_reflect<I>(wrap<I>(i, 2 * n - 2, 1), n, 1); }
 """
+
+
+implement(Pad, BorderPad, launchers={"kernel": Launcher(padding_kernel)})

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from cudnn_actor.engines.cuda.cudnn.frontend_graph import FrontendGraph, Refused
 from cudnn_actor.engines.cuda.library.libraries import libraries
+from cudnn_actor.engines.cuda.operations.implementation import implement
 from cudnn_actor.protocol.operations import FUNCTIONS, Pointwise, PointwiseMode, TensorRole
 
 __all__ = ["FRONTEND", "lower_pointwise"]
@@ -114,3 +115,6 @@ def lower_pointwise(graph: FrontendGraph, operation: Pointwise[int]) -> None:
         inputs = [*inputs[1:], inputs[0]]
     call = getattr(graph.pygraph, method)
     graph.write(operation.result, call(*inputs, compute_data_type=graph.compute(operation), **options))
+
+
+implement(Pointwise, lower=lower_pointwise)

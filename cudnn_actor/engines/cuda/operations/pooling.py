@@ -22,6 +22,7 @@ from cudnn_actor.engines.cuda.library.libcudnn import (
     tensor_descriptor,
 )
 from cudnn_actor.engines.cuda.library.libraries import libraries
+from cudnn_actor.engines.cuda.operations.implementation import Launcher, implement
 from cudnn_actor.protocol.operations import (
     AdaptiveWindow,
     AvgPool,
@@ -371,3 +372,9 @@ _BODIES: dict[type, Callable[[Any, Sequence[GraphTensor]], str]] = {
     LpPool: _norm,
     LpPoolBackward: _norm_backward,
 }
+
+
+_KERNEL, _LIBRARY = {"kernel": Launcher(pooling_kernel)}, {"library": Launcher(library_pooling)}
+implement(MaxPool, AvgPool, launchers={**_KERNEL, **_LIBRARY})
+implement(AvgPoolBackward, launchers={**_LIBRARY, **_KERNEL})
+implement(MaxPoolBackward, LpPool, LpPoolBackward, launchers=_KERNEL)

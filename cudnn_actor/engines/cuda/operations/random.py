@@ -14,6 +14,7 @@ from typing import Any
 from cudnn_actor.engines.cuda.kernels.axes import merged_axes
 from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES, CONVERSIONS, store
 from cudnn_actor.engines.cuda.library.libraries import libraries
+from cudnn_actor.engines.cuda.operations.implementation import Launcher, implement
 from cudnn_actor.protocol.operations import (
     GraphTensor,
     RandomBernoulli,
@@ -243,3 +244,12 @@ extern "C" __global__ void numbers(
     }}
 }}
 """
+
+
+implement(
+    RandomUniform,
+    RandomNormal,
+    RandomBernoulli,
+    RandomIntegers,
+    launchers={"kernel": Launcher(random_kernel)},
+)

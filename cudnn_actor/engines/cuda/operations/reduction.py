@@ -28,6 +28,7 @@ from cudnn_actor.engines.cuda.kernels.lines import (
 )
 from cudnn_actor.engines.cuda.kernels.reduction_states import RESULTS, state_of
 from cudnn_actor.engines.cuda.library.libraries import libraries
+from cudnn_actor.engines.cuda.operations.implementation import Launcher, implement
 from cudnn_actor.protocol.operations import ArgReduction, Cumulative, GraphTensor, Reduction, ReductionMode
 from cudnn_actor.protocol.types.dtypes import DType
 
@@ -311,3 +312,9 @@ _SCAN_ALONE = """if (!there || lane) continue;
             const T result = {before} ? before : upto;
             y[y_at] = {stored};
         }}"""
+
+
+_KERNELS = {"kernel": Launcher(reduction_kernels, workspace=reduction_workspace)}
+implement(Reduction, lower=lower_reduction, launchers=_KERNELS)
+implement(ArgReduction, launchers=_KERNELS)
+implement(Cumulative, launchers={"kernel": Launcher(cumulative_kernel)})

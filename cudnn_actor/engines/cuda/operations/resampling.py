@@ -25,6 +25,7 @@ from cudnn_actor.engines.cuda.kernels.lines import beginning, compiled, value_of
 from cudnn_actor.engines.cuda.kernels.lines import rounded as stored
 from cudnn_actor.engines.cuda.kernels.walks import Walk, launcher
 from cudnn_actor.engines.cuda.library.libraries import libraries
+from cudnn_actor.engines.cuda.operations.implementation import Launcher, implement
 from cudnn_actor.protocol.operations import GraphTensor, Resample, ResampleBackward, ResampleMode
 from cudnn_actor.protocol.operations.resampling import Lists, Taps
 from cudnn_actor.protocol.types.dtypes import DType
@@ -472,3 +473,6 @@ def _patterned(made: _Kernel, columns: _Pattern) -> str:
         for element, weight in products
     )
     return f"{_window(made, columns, start)} {sums}"
+
+
+implement(Resample, ResampleBackward, launchers={"kernel": Launcher(resample_kernel)})

@@ -13,6 +13,7 @@ from typing import Any
 from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES
 from cudnn_actor.engines.cuda.kernels.lines import Lines, compiled, header, lines_of, rounded, value_of
 from cudnn_actor.engines.cuda.library.libraries import libraries
+from cudnn_actor.engines.cuda.operations.implementation import Launcher, implement
 from cudnn_actor.protocol.operations import GraphTensor, LocalResponseNorm, LocalResponseNormBackward
 from cudnn_actor.protocol.types.dtypes import DType
 from cudnn_actor.protocol.types.tensor import TensorSpec
@@ -127,3 +128,10 @@ _AROUND = """T total = 0;
             for (I c = max(j - (I)after, (I)0); c <= min(j + (I)before, (I)length - 1); ++c)
                 total += shared[shared_base + c * {step}];
            """
+
+
+implement(
+    LocalResponseNorm,
+    LocalResponseNormBackward,
+    launchers={"kernel": Launcher(response_kernels, workspace=response_workspace)},
+)

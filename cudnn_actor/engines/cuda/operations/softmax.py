@@ -14,6 +14,7 @@ from typing import Any
 from cudnn_actor.engines.cuda.cudnn.frontend_graph import Refused
 from cudnn_actor.engines.cuda.kernels.lines import Lines, lines_of
 from cudnn_actor.engines.cuda.library.libcudnn import factor, libcudnn, tensor_descriptor
+from cudnn_actor.engines.cuda.operations.implementation import Launcher, implement
 from cudnn_actor.protocol.operations import GraphTensor, Softmax, SoftmaxBackward
 
 __all__ = ["library_softmax"]
@@ -76,3 +77,6 @@ def _lines(operation: AnySoftmax, tensors: Sequence[GraphTensor]) -> Lines:
         [tensor.dtype for tensor in tensors],
         vectors=every,
     )
+
+
+implement(Softmax, SoftmaxBackward, launchers={"library": Launcher(library_softmax)})

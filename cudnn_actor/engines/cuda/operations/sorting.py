@@ -16,6 +16,7 @@ from cudnn_actor.engines.cuda.kernels.axes import DIVISION
 from cudnn_actor.engines.cuda.kernels.lines import compiled
 from cudnn_actor.engines.cuda.kernels.walks import Walk
 from cudnn_actor.engines.cuda.library.libraries import libraries
+from cudnn_actor.engines.cuda.operations.implementation import Launcher, implement
 from cudnn_actor.protocol.operations import GraphTensor, TopK
 from cudnn_actor.protocol.types.dtypes import DType
 
@@ -277,3 +278,6 @@ extern "C" __global__ void __launch_bounds__({threads}) top_k(
     }}
 }}
 """
+
+
+implement(TopK, launchers={"kernel": Launcher(top_k_kernel, workspace=top_k_workspace)})

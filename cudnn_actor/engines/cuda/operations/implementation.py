@@ -1,0 +1,74 @@
+"""How CUDA can run an operation: each family's file says so with `implement`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from cudnn_actor.engines.cuda.cudnn.frontend_graph import FrontendGraph
+from cudnn_actor.engines.cuda.operations.computed import Computed
+from cudnn_actor.protocol.operations import GraphTensor, Operation
+
+__all__ = ["IMPLEMENTATIONS", "Implementation", "Launch", "Launcher", "implement"]
+
+Launch = Callable[[Sequence[int]], None]
+"""Enqueues an operation on the current stream: takes its operands' addresses, in the order of its fields, and
+its workspace's if it has one."""
+
+
+class Launcher(NamedTuple):
+    """A way to run an operation as a step of its own.
+
+    Parameters
+    ----------
+    make
+        Makes the launch of an operation, which has its graph's numerics, on tensors of these specs, in that
+        order, for a handle of cuDNN's. Raises `Refused` and `EngineFailure` if it cannot.
+    packed
+        Whether the tensors must be packed in the order of their dims.
+    workspace
+        Gives the bytes of memory that the launch needs besides, from what `make` gets; None if it needs none.
+    """
+
+    make: Callable[[Any, Sequence[GraphTensor], Any], Launch]
+    packed: bool = False
+    workspace: Callable[[Any, Sequence[GraphTensor]], int] | None = None
+
+
+class Implementation(NamedTuple):
+    """The ways in which CUDA can run an operation: a graph of cuDNN's first, then the launchers in order.
+
+    Parameters
+    ----------
+    lower
+        Adds it to a graph of cuDNN's frontend. Raises `Refused`.
+    computed
+        Operands that cuDNN's graph must get in the place of those given, by name, from the operation and its
+        tensors. If there are any, the operation runs in a graph of its own.
+    launchers
+        By name, as in plan tags.
+    """
+
+    lower: Callable[[FrontendGraph, Any], None] | None = None
+    computed: Callable[[Any, Mapping[str, GraphTensor]], Mapping[str, Computed]] | None = None
+    launchers: Mapping[str, Launcher] = MappingProxyType({})
+
+    @property
+    def ways(self) -> int:
+        """How many ways there are: a graph of cuDNN's on tensors as given or packed, and each launcher."""
+        return (self.lower is not None) * 2 + len(self.launchers)
+
+
+IMPLEMENTATIONS: dict[type[Operation[Any]], Implementation] = {}
+"""That of each operation. Launchers stand in the order of their speed on most shapes, measured on an H200."""
+
+
+def implement(
+    *operations: type[Operation[Any]],
+    lower: Callable[[FrontendGraph, Any], None] | None = None,
+    computed: Callable[[Any, Mapping[str, GraphTensor]], Mapping[str, Computed]] | None = None,
+    launchers: Mapping[str, Launcher] = MappingProxyType({}),
+) -> None:
+    """Say how CUDA can run some operations, with the parameters of `Implementation`."""
+    IMPLEMENTATIONS.update(dict.fromkeys(operations, Implementation(lower, computed, launchers)))
