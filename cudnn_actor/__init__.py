@@ -10,8 +10,6 @@ Use `spawn` in async code, `start` with threads and pykka actors, `child_spec` w
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from cudnn_actor import _linux  # noqa: F401 - first: on other systems it raises a clear error
 from cudnn_actor import logging as logging
 from cudnn_actor.models import (
@@ -101,10 +99,8 @@ from cudnn_actor.supervision import (
 
 __version__ = "0.1.0"
 
-if not TYPE_CHECKING:  # type-checkers see for themselves what is imported with `*`, or as itself
-    __all__ = sorted(
-        name
-        for name, value in globals().items()
-        if name[0] != "_" and type(value).__name__ not in ("module", "_Feature")  # and not `annotations`
-    )
-del TYPE_CHECKING
+__all__ = sorted(  # type-checkers see what is imported with `*`, or as itself
+    name
+    for name, value in globals().items()
+    if name[0] != "_" and type(value).__name__ not in ("module", "_Feature")  # and not `annotations`
+)

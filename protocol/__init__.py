@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from cudnn_actor.protocol.graphs.explanation import (
     Explanation as Explanation,
     Measured as Measured,
@@ -91,10 +89,8 @@ from cudnn_actor.protocol.types.tensor import (
     packed_strides as packed_strides,
 )
 
-if not TYPE_CHECKING:  # type-checkers see for themselves what is imported with `*`, or as itself
-    __all__ = sorted(
-        name
-        for name, value in globals().items()
-        if name[0] != "_" and type(value).__name__ not in ("module", "_Feature")  # and not `annotations`
-    )
-del TYPE_CHECKING
+__all__ = sorted(  # type-checkers see what is imported with `*`, or as itself
+    name
+    for name, value in globals().items()
+    if name[0] != "_" and type(value).__name__ not in ("module", "_Feature")  # and not `annotations`
+)

@@ -13,7 +13,7 @@ _TIMES = 4
 _MOST = 2.5**2
 """How many times as long work of four times the size may take. In proportion, it takes 4 times as long; where
 it grows with the square of the size, 16 times."""
-_TRIES = 6
+_TRIES = 20
 
 
 def takes_in_proportion(prepare: Callable[[int], Callable[[], object]], size: int) -> None:

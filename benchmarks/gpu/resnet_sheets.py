@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
@@ -29,7 +30,7 @@ def total_us(series: Series, how: str, beside: Iterable[str] = ()) -> float | No
     None where there is none of them.
     """
     rows = shared(series, how, *beside)
-    return sum(median(row.us[how]) or 0.0 for row in rows) if rows else None
+    return math.fsum(median(row.us[how]) or 0.0 for row in rows) if rows else None
 
 
 def shared(series: Series, *ways: str) -> list[Measured]:
@@ -63,7 +64,7 @@ def _alone(found: Resnet) -> Sheet:
         aim = AIMS[series.direction] if series.batch == _AIMED_BATCH and not series.tf32 else 1.0
         best = tuned if len(shared(series, tuned)) == len(series.rows) else mine
         us = total_us(series, best)
-        floor = sum(row.floor_us for row in shared(series, best))
+        floor = math.fsum(row.floor_us for row in shared(series, best))
         complete = len(shared(series, best)) == len(series.rows)
         rows.append(
             (

@@ -283,6 +283,13 @@ def test_a_trial_load_tells_version_cuda_and_what_does_not_fit(tmp_path: Path) -
     assert [one.name for one in loading.mapped] == [MAIN]
 
 
+def test_where_no_process_can_be_started_the_trial_load_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.executable", "/nowhere/python")
+    assert "no process could be started to load it in" in load_apart(str(tmp_path / MAIN)).error
+
+
 def test_a_library_that_ends_its_process_is_reported(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
     machine.compile(MAIN, "__attribute__((constructor)) void f(void) { __builtin_trap(); }")

@@ -38,6 +38,7 @@ def interrupted(step: Callable[[], Any], at: int, other: Callable[[], Any]) -> b
         return trace
 
     before = sys.gettrace()
+    sys._getframe().f_trace_opcodes = True  # Python 3.12 reads it in `settrace`, not later
     sys.settrace(trace)
     try:
         step()

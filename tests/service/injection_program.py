@@ -47,6 +47,7 @@ class Injector:
 
     def arm(self, at: int) -> None:
         self.places, self._at, self.where = 0, at, ""
+        sys._getframe().f_trace_opcodes = True  # Python 3.12 reads it in `settrace`, not later
         sys.settrace(self._enter)
 
     def disarm(self) -> None:

@@ -168,7 +168,7 @@ def load_apart(path: str) -> Loading:
     try:
         command = [find_python(), "-I", trial_load.__file__, path]
         done = subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT_S, check=False)
-    except InvalidRequest as error:
+    except (InvalidRequest, OSError) as error:
         return Loading(error=f"no process could be started to load it in: {error}")
     except subprocess.TimeoutExpired:
         return Loading(error=f"loading it takes more than {_LIMIT_S:g} s")
