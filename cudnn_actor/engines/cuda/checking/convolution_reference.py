@@ -253,7 +253,7 @@ def _decode(dims: Sequence[str]) -> str:
 
 _DRAWS = 6
 """How often a result is computed with other roundings: all away from 0, all towards it, and at random."""
-_TEMPLATE = """{PREAMBLE}
+_TEMPLATE = """{preamble}
 // A value off by a share of itself: by 0, away from 0, towards it, then at random.
 __device__ double rounded_off(double value, double share, unsigned long long sample, int step, int draw) {{
     if (draw == 0 || value - value != 0) return value;  // or not finite
