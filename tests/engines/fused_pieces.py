@@ -8,29 +8,32 @@ from typing import TypeVar
 
 import numpy as np
 
+from cudnn_actor.engines.cuda.kernels.line_kernels import Lined
+from cudnn_actor.engines.cuda.operations.fused_norms import Normed
 from cudnn_actor.engines.cuda.planning.fusing import compile_fused
 from cudnn_actor.engines.cuda.planning.partition import cut
-from cudnn_actor.engines.cuda.running.recipe import Buffer, LinedStep, NormStep
+from cudnn_actor.engines.cuda.running.recipe import Buffer, KernelStep
 from cudnn_actor.protocol import DType, Graph
 
 from .test_partition import array_in, evaluated, filled
 
-__all__ = ["check_results", "only_step"]
+__all__ = ["check_results", "only_kernel"]
 
-S = TypeVar("S", LinedStep, NormStep)
+K = TypeVar("K", Lined, Normed)
 
 
-def only_step(graph: Graph, kind: type[S]) -> tuple[S, list[int]]:
-    """The step of the only piece of a graph that is not a view, and the numbers of its buffers."""
+def only_kernel(graph: Graph, kind: type[K]) -> tuple[K, list[int]]:
+    """The kernel of the only piece of a graph that is not a view, and the numbers of its buffers."""
     parts = cut(graph.body)
     body, uids = graph.body, graph.body.bound
     if parts is not None:  # what updates do is left out
         ((body, tensors, _),) = parts.pieces
         uids = tuple(parts.stored[uid].root for uid in tensors)
     (step,) = compile_fused(body, None).recipe.steps
-    assert isinstance(step, kind)
+    assert isinstance(step, KernelStep)
+    assert isinstance(step.kernel, kind)
     places = (place for place in step.sources if isinstance(place, Buffer))
-    return step, [graph.body.bound.index(uids[place.number]) for place in places]
+    return step.kernel, [graph.body.bound.index(uids[place.number]) for place in places]
 
 
 def check_results(

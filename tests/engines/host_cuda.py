@@ -24,6 +24,7 @@ import numpy as np
 import pytest
 
 from cudnn_actor.engines.cpu.evaluation import NumPy, exact, round_into
+from cudnn_actor.engines.cuda.kernels import kernel
 from cudnn_actor.engines.cuda.kernels.element_types import CONVERSIONS as DEVICE_PREAMBLE
 from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS
 from cudnn_actor.protocol import GraphTensor, TensorSpec
@@ -323,8 +324,8 @@ CUPY = SimpleNamespace(
 
 
 def use(monkeypatch: pytest.MonkeyPatch, *modules: ModuleType) -> None:
-    """Have some of the engine's modules use `CUPY`."""
-    for module in modules:
+    """Have kernels compiled by `CUPY`, which some of the engine's modules use, too."""
+    for module in (kernel, *modules):
         monkeypatch.setattr(module, "libraries", lambda: SimpleNamespace(cupy=CUPY))
 
 

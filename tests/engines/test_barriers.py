@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cudnn_actor.engines.cuda.kernels.elementwise import elementwise
+from cudnn_actor.engines.cuda.kernels.elementwise import Elementwise, elementwise
 from cudnn_actor.engines.cuda.kernels.expressions import Leaf
 from cudnn_actor.engines.cuda.running.barriers import waits, waits_at_start
 from cudnn_actor.engines.cuda.running.recipe import (
@@ -36,7 +36,7 @@ def product(*sources: Source, launcher: str = "library") -> OperationStep:
     return OperationStep(operation=MatMul(a=0, b=1, y=2), tensors=tensors, sources=sources, launcher=launcher)
 
 
-def kernel(*sources: Source, size: int = 4) -> KernelStep:
+def kernel(*sources: Source, size: int = 4) -> KernelStep[Elementwise]:
     return KernelStep(elementwise(Leaf(0, DType.FLOAT32), DType.FLOAT32, (size,), [(1,), (1,)]), sources)
 
 

@@ -7,7 +7,6 @@ import itertools
 import numpy as np
 import pytest
 
-from cudnn_actor.engines.cuda.kernels import elementwise
 from cudnn_actor.protocol import BitCast, DType, GraphBuilder, InvalidRequest, Layout, TensorSpec
 
 from . import host_cuda
@@ -47,7 +46,7 @@ def test_each_bit_is_kept(bench: Workbench, source: DType, dtype: DType) -> None
 
 @pytest.mark.parametrize(("source", "dtype"), PAIRS)
 def test_the_kernel_copies_bits(monkeypatch: pytest.MonkeyPatch, source: DType, dtype: DType) -> None:
-    host_cuda.use(monkeypatch, elementwise)
+    host_cuda.use(monkeypatch)
     x = numbers(source).reshape(2, 4)
     operation: BitCast[str] = BitCast(x="x", y="y", source=source, dtype=dtype)
     for spec in (TensorSpec.packed(x.shape, source), spread(x.shape, source)):

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cudnn_actor.engines.cuda.kernels import joined_kernels
-from cudnn_actor.engines.cuda.kernels.joined_kernels import JoinedKernel, joined_source
+from cudnn_actor.engines.cuda.kernels.joined_kernels import Joined, joined_source
+from cudnn_actor.engines.cuda.kernels.kernel import compiled
 from cudnn_actor.engines.cuda.planning.partition import cut
 from cudnn_actor.engines.cuda.planning.splitting import compile_split
-from cudnn_actor.engines.cuda.running.recipe import Buffer, JoinedStep
+from cudnn_actor.engines.cuda.running.recipe import Buffer, KernelStep
 from cudnn_actor.protocol import Concat, DType, Graph, GraphBuilder, InvalidRequest, Tensor, TensorSpec
 
 from . import host_cuda
@@ -87,23 +87,26 @@ SIZES = {"a": 3, "b": 2, "c": 1}
 # The kernels.
 
 
-def steps_of(graph: Graph) -> list[JoinedStep]:
-    steps = compile_split(graph.body, None, None).recipe.steps
-    assert all(isinstance(step, JoinedStep) for step in steps)
-    return [step for step in steps if isinstance(step, JoinedStep)]
+def steps_of(graph: Graph) -> list[KernelStep[Joined]]:
+    found = []
+    for step in compile_split(graph.body, None, None).recipe.steps:
+        assert isinstance(step, KernelStep)
+        assert isinstance(step.kernel, Joined)
+        found.append(KernelStep(step.kernel, step.sources))
+    return found
 
 
 @pytest.fixture(scope="module")
-def compiled() -> None:
+def together() -> None:
     host_cuda.compile_together(
-        joined_source(step.kernels) for graph in GRAPHS.values() for step in steps_of(graph)
+        joined_source(step.kernel.kernels) for graph in GRAPHS.values() for step in steps_of(graph)
     )
 
 
 @pytest.mark.parametrize("name", GRAPHS)
-@pytest.mark.usefixtures("compiled")
+@pytest.mark.usefixtures("together")
 def test_the_kernels_of_cuda_copy_every_element(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    host_cuda.use(monkeypatch, joined_kernels)
+    host_cuda.use(monkeypatch)
     graph = GRAPHS[name]
     wanted, memories = filled(graph), filled(graph)
     tensors = [graph.body.tensor(uid) for uid in graph.body.bound]
@@ -115,20 +118,22 @@ def test_the_kernels_of_cuda_copy_every_element(name: str, monkeypatch: pytest.M
         for source in step.sources:
             assert isinstance(source, Buffer)
             pointers.append(memories[source.number].ctypes.data + source.offset)
-        JoinedKernel(step.kernels).launch(pointers, ())
+        compiled(step.kernel)(pointers, ())
     for expected, found in zip(wanted, memories, strict=True):
         np.testing.assert_array_equal(found, expected)
 
 
 def test_copies_are_vectorised_and_their_arguments_fit() -> None:
     together = {
-        name: [kernel.together * kernel.results[0].dtype.itemsize for kernel in steps_of(graph)[0].kernels]
+        name: [
+            kernel.together * kernel.results[0].dtype.itemsize for kernel in steps_of(graph)[0].kernel.kernels
+        ]
         for name, graph in GRAPHS.items()
     }
     assert together["rows"] == [16, 16, 16]
     assert together["channels last"] == [16, 16]
     for step in steps_of(GRAPHS["many"]):
-        count = sum(1 + len(kernel.strides) + len(kernel.geometry) for kernel in step.kernels)
+        count = sum(1 + len(kernel.strides) + len(kernel.geometry) for kernel in step.kernel.kernels)
         assert 8 * count <= 4096
 
 

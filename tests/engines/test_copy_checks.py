@@ -9,10 +9,13 @@ import msgspec
 import pytest
 
 from cudnn_actor.engines.cuda.checking.self_check import BuildContext, SelfCheck
+from cudnn_actor.engines.cuda.kernels.joined_kernels import Joined
+from cudnn_actor.engines.cuda.kernels.row_copies import Rows
+from cudnn_actor.engines.cuda.kernels.transposes import Tiled
 from cudnn_actor.engines.cuda.planning.partition import cut
 from cudnn_actor.engines.cuda.planning.splitting import compile_split
 from cudnn_actor.engines.cuda.running.plan import CudaPlan
-from cudnn_actor.engines.cuda.running.recipe import Buffer, JoinedStep, RowStep, TiledStep
+from cudnn_actor.engines.cuda.running.recipe import Buffer, KernelStep
 from cudnn_actor.protocol import GraphBuilder, OperationGraph, Pad, PadMode, Tensor
 
 from .host_cuda import Stream
@@ -57,35 +60,35 @@ def swapped(step: Any) -> tuple[Any, ...]:
     return (msgspec.structs.replace(step, sources=(second, first, *others)),)
 
 
-def one_row_less(step: TiledStep) -> tuple[Any, ...]:
+def one_row_less(step: KernelStep[Tiled]) -> tuple[Any, ...]:
     return of_kernel(step, rows=step.kernel.rows - step.kernel.written)
 
 
-def one_column_less(step: TiledStep) -> tuple[Any, ...]:
+def one_column_less(step: KernelStep[Tiled]) -> tuple[Any, ...]:
     return of_kernel(step, columns=step.kernel.columns - step.kernel.read)
 
 
-def rows_apart(step: TiledStep) -> tuple[Any, ...]:
+def rows_apart(step: KernelStep[Tiled]) -> tuple[Any, ...]:
     return of_kernel(step, row_step=step.kernel.row_step - step.kernel.read)
 
 
-def columns_apart(step: TiledStep) -> tuple[Any, ...]:
+def columns_apart(step: KernelStep[Tiled]) -> tuple[Any, ...]:
     return of_kernel(step, column_step=step.kernel.column_step + step.kernel.written)
 
 
-def one_part_less(step: JoinedStep) -> tuple[Any, ...]:
-    count = len(step.kernels[0].strides)
-    return (JoinedStep(step.kernels[1:], step.sources[count:]),)
+def one_part_less(step: KernelStep[Joined]) -> tuple[Any, ...]:
+    first, *others = step.kernel.kernels
+    return (KernelStep(Joined(tuple(others)), step.sources[len(first.strides) :]),)
 
 
-def one_part_elsewhere(step: JoinedStep) -> tuple[Any, ...]:
+def one_part_elsewhere(step: KernelStep[Joined]) -> tuple[Any, ...]:
     """The last part in the place of the first."""
     sources = list(step.sources)
     sources[-2] = sources[0]
     return (msgspec.structs.replace(step, sources=tuple(sources)),)
 
 
-def one_part_twice(step: JoinedStep) -> tuple[Any, ...]:
+def one_part_twice(step: KernelStep[Joined]) -> tuple[Any, ...]:
     """The first operand in the place of the last, from 16 bytes on."""
     sources = list(step.sources)
     assert isinstance(sources[1], Buffer)
@@ -93,13 +96,13 @@ def one_part_twice(step: JoinedStep) -> tuple[Any, ...]:
     return (msgspec.structs.replace(step, sources=tuple(sources)),)
 
 
-def fewer_elements(step: JoinedStep) -> tuple[Any, ...]:
-    *kernels, last = step.kernels
+def fewer_elements(step: KernelStep[Joined]) -> tuple[Any, ...]:
+    *kernels, last = step.kernel.kernels
     dims = (*last.dims[:-1], last.dims[-1] - last.together)
-    return (msgspec.structs.replace(step, kernels=(*kernels, msgspec.structs.replace(last, dims=dims))),)
+    return of_kernel(step, kernels=(*kernels, msgspec.structs.replace(last, dims=dims)))
 
 
-def other_columns(step: RowStep) -> tuple[Any, ...]:
+def other_columns(step: KernelStep[Rows]) -> tuple[Any, ...]:
     """A unit from one part to its neighbour."""
     first, second, *others = step.kernel.parts
     one = step.kernel.together
@@ -109,18 +112,18 @@ def other_columns(step: RowStep) -> tuple[Any, ...]:
     return of_kernel(step, parts=(first, second, *others))
 
 
-def columns_further(step: RowStep) -> tuple[Any, ...]:
+def columns_further(step: KernelStep[Rows]) -> tuple[Any, ...]:
     """The last part from one column on."""
     *others, last = step.kernel.parts
     return of_kernel(step, parts=(*others, msgspec.structs.replace(last, offset=last.offset + 1)))
 
 
-def fewer_rows(step: RowStep) -> tuple[Any, ...]:
+def fewer_rows(step: KernelStep[Rows]) -> tuple[Any, ...]:
     *slow, (size, steps) = step.kernel.axes
     return of_kernel(step, axes=(*slow, (size - 1, steps)))
 
 
-def rows_elsewhere(step: RowStep) -> tuple[Any, ...]:
+def rows_elsewhere(step: KernelStep[Rows]) -> tuple[Any, ...]:
     *slow, (size, (step_, *steps)) = step.kernel.axes
     return of_kernel(step, axes=(*slow, (size, (step_, *(of - 1 for of in steps)))))
 

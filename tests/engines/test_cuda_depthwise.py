@@ -10,12 +10,13 @@ import pytest
 
 from cudnn_actor.engines.cuda.checking.convolution_reference import Reference
 from cudnn_actor.engines.cuda.cudnn.frontend_graph import Refused
-from cudnn_actor.engines.cuda.kernels.depthwise_kernels import Tile
-from cudnn_actor.engines.cuda.kernels.depthwise_sources import launched
+from cudnn_actor.engines.cuda.kernels.depthwise_geometry import Tile
+from cudnn_actor.engines.cuda.kernels.depthwise_kernels import Depthwise
+from cudnn_actor.engines.cuda.kernels.kernel import Pointer
 from cudnn_actor.engines.cuda.planning.cuda_builder import CudaBuilder
 from cudnn_actor.engines.cuda.planning.depthwise import compile_depthwise, ways_of_depthwise
 from cudnn_actor.engines.cuda.planning.partition import Stored, cut
-from cudnn_actor.engines.cuda.running.recipe import Buffer, DepthwiseStep
+from cudnn_actor.engines.cuda.running.recipe import Buffer, KernelStep
 from cudnn_actor.protocol import DType, Graph, GraphBuilder, Layout, OperationGraph
 
 from . import host_cuda
@@ -27,8 +28,8 @@ Place = tuple[int, int]
 """The number of a graph's buffer, and a byte in it."""
 
 
-def steps_of(graph: Graph) -> list[tuple[DepthwiseStep, list[Place]]]:
-    """The step of each choice for the only piece of a graph, and where its tensors lie."""
+def kernels_of(graph: Graph) -> list[tuple[Depthwise, list[Place]]]:
+    """The kernel of each choice for the only piece of a graph, and where its tensors lie."""
     body, parts = graph.body, cut(graph.body)
     stored = [Stored(uid) for uid in body.bound]
     if parts is not None:
@@ -37,28 +38,29 @@ def steps_of(graph: Graph) -> list[tuple[DepthwiseStep, list[Place]]]:
     found = []
     for choice in range(ways_of_depthwise(body)):
         (step,) = compile_depthwise(body, None, choice).recipe.steps
-        assert isinstance(step, DepthwiseStep)
+        assert isinstance(step, KernelStep)
+        assert isinstance(step.kernel, Depthwise)
         places = (stored[source.number] for source in step.sources if isinstance(source, Buffer))
-        found.append((step, [(graph.body.bound.index(root), offset) for root, offset in places]))
+        found.append((step.kernel, [(graph.body.bound.index(root), offset) for root, offset in places]))
     return found
 
 
 @pytest.fixture(scope="module", autouse=True)
 def compiled() -> None:
-    every = (step for graph in GRAPHS.values() for step, _ in steps_of(graph))
-    host_cuda.compile_together(one.source for step in every for one in launched(step.kernel))
+    every = (kernel for graph in GRAPHS.values() for kernel, _ in kernels_of(graph))
+    host_cuda.compile_together(launch.source for kernel in every for launch in kernel.launches())
 
 
 def run(name: str, choice: int, memories: list[np.ndarray], blocks: int = 0) -> None:
     """Run the kernel of that choice for a graph on its buffers; with fewer blocks, if that is given."""
-    step, places = steps_of(GRAPHS[name])[choice]
-    workspace = np.full(max(step.kernel.workspace, 1), 0x77, np.uint8)
+    kernel, places = kernels_of(GRAPHS[name])[choice]
+    workspace = np.full(max(kernel.workspace, 1), 0x77, np.uint8)
     tensors = [*(memories[number][offset:] for number, offset in places), workspace]
-    for one in launched(step.kernel):
-        given = [tensors[tensor].ctypes.data for tensor in one.tensors]
-        grid = (min(blocks, one.grid[0]), *one.grid[1:]) if blocks else one.grid
-        kernel = host_cuda.RawModule(one.source).get_function(one.name)
-        kernel(grid, one.block, (*given, *one.numbers.values()))
+    for launch in kernel.launches():
+        grid = (min(blocks, launch.grid[0]), *launch.grid[1:]) if blocks else launch.grid
+        function = host_cuda.RawModule(launch.source).get_function(launch.name)
+        given = (tensors[of.number].ctypes.data if isinstance(of, Pointer) else of for of in launch.arguments)
+        function(grid, launch.block, tuple(given))
 
 
 def compare(graph: Graph, found: list[np.ndarray], wanted: list[np.ndarray]) -> None:
@@ -76,9 +78,9 @@ def compare(graph: Graph, found: list[np.ndarray], wanted: list[np.ndarray]) -> 
 @pytest.mark.parametrize("name", GRAPHS)
 def test_a_kernel_computes_all_results_of_its_graph(name: str) -> None:
     graph = GRAPHS[name]
-    steps = steps_of(graph)
-    assert steps
-    for choice in range(len(steps)):
+    choices = len(kernels_of(graph))
+    assert choices
+    for choice in range(choices):
         found = filled(graph)
         run(name, choice, found)
         compare(graph, found, filled(graph))
@@ -86,8 +88,8 @@ def test_a_kernel_computes_all_results_of_its_graph(name: str) -> None:
 
 def test_a_block_may_have_the_work_of_several() -> None:
     for name in ("forward 3x3", "data 76 channels"):
-        ((step, _), *_) = steps_of(GRAPHS[name])
-        assert step.kernel.blocks > 1
+        ((kernel, _), *_) = kernels_of(GRAPHS[name])
+        assert kernel.blocks > 1
         found = filled(GRAPHS[name])
         run(name, 0, found, blocks=1)
         compare(GRAPHS[name], found, filled(GRAPHS[name]))
@@ -112,7 +114,7 @@ def test_what_no_result_meets_may_be_infinite() -> None:
     graph = GRAPHS[name]
     number, *_ = (n for n, uid in enumerate(graph.body.bound) if graph.body.tensor(uid).name == "x")
     x = graph.body.tensor(graph.body.bound[number])
-    uneven = [step.kernel.y[3] % step.kernel.tile.columns for step, _ in steps_of(graph)]
+    uneven = [kernel.y[3] % kernel.tile.columns for kernel, _ in kernels_of(graph)]
     assert any(uneven)
     for choice in range(len(uneven)):
         found, wanted = filled(graph), filled(graph)
@@ -124,25 +126,25 @@ def test_what_no_result_meets_may_be_infinite() -> None:
 
 def test_tiles_follow_the_channels_and_the_places() -> None:
     def tile(name: str) -> Tile:
-        return steps_of(GRAPHS[name])[0][0].kernel.tile
+        return kernels_of(GRAPHS[name])[0][0].tile
 
     vectors = {n: tile(f"forward {n} channels").vector for n in (2, 5, 6, 76)}
     assert vectors == {2: 2, 5: 1, 6: 2, 76: 4}
     assert tile("forward times 3").vector == 1
     assert tile("forward several").vector == 4
-    assert all(step.kernel.tile.columns % 4 == 0 for step, _ in steps_of(GRAPHS["data strides"]))
-    assert all(step.kernel.tile.rows % 3 == 0 for step, _ in steps_of(GRAPHS["data strides"]))
-    assert steps_of(GRAPHS["filter of many"])[0][0].kernel.parts > 1
+    assert all(kernel.tile.columns % 4 == 0 for kernel, _ in kernels_of(GRAPHS["data strides"]))
+    assert all(kernel.tile.rows % 3 == 0 for kernel, _ in kernels_of(GRAPHS["data strides"]))
+    assert kernels_of(GRAPHS["filter of many"])[0][0].parts > 1
     wide = ONLY_COMPILED["forward bfloat16 wide"], GRAPHS["forward 3x3"]
-    assert [steps_of(graph)[0][0].kernel.wide for graph in wide] == [True, False]
+    assert [kernels_of(graph)[0][0].wide for graph in wide] == [True, False]
 
 
 def test_neighbouring_channels_are_read_at_once_only_where_memory_is_aligned() -> None:
-    ((step, _), *_) = steps_of(GRAPHS["forward 3x3"])
-    assert step.kernel.packs(0, 4)
-    odd = msgspec.structs.replace(step.kernel, strides=((793, 1, 88, 8), *step.kernel.strides[1:]))
+    ((kernel, _), *_) = kernels_of(GRAPHS["forward 3x3"])
+    assert kernel.packs(0, 4)
+    odd = msgspec.structs.replace(kernel, strides=((793, 1, 88, 8), *kernel.strides[1:]))
     assert not odd.packs(0, 4)
-    halves = msgspec.structs.replace(step.kernel, alignments=(4, *step.kernel.alignments[1:]))
+    halves = msgspec.structs.replace(kernel, alignments=(4, *kernel.alignments[1:]))
     assert (halves.packs(0, 2), halves.packs(0, 4)) == (True, False)
 
 

@@ -10,8 +10,9 @@ import pytest
 
 from cudnn_actor.engines.cuda.kernels import elementwise
 from cudnn_actor.engines.cuda.kernels.axes import divisor
-from cudnn_actor.engines.cuda.kernels.elementwise import Elementwise, Kernel, fused, source
+from cudnn_actor.engines.cuda.kernels.elementwise import Elementwise, fused, source
 from cudnn_actor.engines.cuda.kernels.expressions import Leaf, Result
+from cudnn_actor.engines.cuda.kernels.kernel import compiled
 from cudnn_actor.engines.cuda.planning.splitting import compile_split
 from cudnn_actor.engines.cuda.running.recipe import Buffer, KernelStep
 from cudnn_actor.protocol import DType, Graph
@@ -23,10 +24,11 @@ from .test_partition import array_in, evaluated, filled
 Launch = Callable[[Elementwise, Sequence[int]], None]
 
 
-def kernel_of(graph: Graph) -> KernelStep:
+def kernel_of(graph: Graph) -> KernelStep[Elementwise]:
     (step,) = compile_split(graph.body, None, None).recipe.steps
     assert isinstance(step, KernelStep)
-    return step
+    assert isinstance(step.kernel, Elementwise)
+    return KernelStep(step.kernel, step.sources)
 
 
 def copied(dims: tuple[int, ...], strides: tuple[int, ...], start: int) -> Elementwise:
@@ -50,16 +52,16 @@ COPIES = {
 
 
 @pytest.fixture(scope="module")
-def compiled() -> None:
+def together() -> None:
     every = [*(kernel_of(graph).kernel for graph in GRAPHS.values()), *COPIES.values()]
     host_cuda.compile_together(map(source, every))
 
 
 @pytest.fixture
-def launch(compiled: None, monkeypatch: pytest.MonkeyPatch) -> Launch:
-    del compiled
-    host_cuda.use(monkeypatch, elementwise)
-    return lambda kernel, addresses: Kernel(kernel).launch(addresses, ())
+def launch(together: None, monkeypatch: pytest.MonkeyPatch) -> Launch:
+    del together
+    host_cuda.use(monkeypatch)
+    return lambda kernel, addresses: compiled(kernel)(addresses, ())
 
 
 @pytest.mark.parametrize("name", GRAPHS)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from cudnn_actor.engines.base import EngineFailure, blame, blamed
+from cudnn_actor.engines.cuda.kernels.elementwise import Elementwise
 from cudnn_actor.engines.cuda.library.failures import reported
 from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS
 from cudnn_actor.engines.cuda.planning.compiler import in_pieces, possible_plans
@@ -206,6 +207,7 @@ def test_a_reshape_that_no_view_can_be_is_one_copy() -> None:
     assert isinstance(step, KernelStep)
     assert step.sources == (Buffer(1), Buffer(0))
     kernel = step.kernel
+    assert isinstance(kernel, Elementwise)
     assert kernel.results[0].dtype is DType.UINT64, "four elements at a time"
     x, y = np.arange(256), np.full(256, -1)
     for index in np.ndindex(kernel.dims):

@@ -5,39 +5,39 @@ from __future__ import annotations
 import pytest
 
 from cudnn_actor.engines.cuda.cudnn.frontend_graph import Refused
-from cudnn_actor.engines.cuda.kernels import line_kernels
-from cudnn_actor.engines.cuda.kernels.line_kernels import LinedKernel, source
+from cudnn_actor.engines.cuda.kernels.kernel import compiled
+from cudnn_actor.engines.cuda.kernels.line_kernels import Lined, source
 from cudnn_actor.engines.cuda.kernels.lines import Form
 from cudnn_actor.engines.cuda.planning.fusing import compile_fused
-from cudnn_actor.engines.cuda.running.recipe import LinedStep
+from cudnn_actor.engines.cuda.running.recipe import KernelStep
 from cudnn_actor.protocol import GraphBuilder
 
 from . import host_cuda
 from .fused_graphs import IN_LINES as GRAPHS
-from .fused_pieces import check_results, only_step
+from .fused_pieces import check_results, only_kernel
 
 
 @pytest.fixture(scope="module")
-def compiled() -> None:
-    host_cuda.compile_together(source(only_step(graph, LinedStep)[0].kernel) for graph in GRAPHS.values())
+def together() -> None:
+    host_cuda.compile_together(source(only_kernel(graph, Lined)[0]) for graph in GRAPHS.values())
 
 
-@pytest.mark.usefixtures("compiled")
+@pytest.mark.usefixtures("together")
 @pytest.mark.parametrize("name", GRAPHS)
 def test_a_kernel_computes_all_results_of_its_graph(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    host_cuda.use(monkeypatch, line_kernels)
+    host_cuda.use(monkeypatch)
     graph = GRAPHS[name]
-    step, numbers = only_step(graph, LinedStep)
-    check_results(graph, numbers, lambda addresses: LinedKernel(step.kernel).launch(addresses, ()))
+    kernel, numbers = only_kernel(graph, Lined)
+    check_results(graph, numbers, lambda addresses: compiled(kernel)(addresses, ()))
 
 
 def test_each_form_of_lines_is_covered() -> None:
-    forms = {name: only_step(graph, LinedStep)[0].kernel.lines.form for name, graph in GRAPHS.items()}
+    forms = {name: only_kernel(graph, Lined)[0].lines.form for name, graph in GRAPHS.items()}
     assert forms["short"] is Form.WARP
     assert forms["long"] is Form.BLOCK
     assert forms["columns"] is Form.COLUMN
-    assert only_step(GRAPHS["long"], LinedStep)[0].kernel.launch().block == (1024,)
-    held = {name: "held0" in source(only_step(graph, LinedStep)[0].kernel) for name, graph in GRAPHS.items()}
+    assert only_kernel(GRAPHS["long"], Lined)[0].threads().block == (1024,)
+    held = {name: "held0" in source(only_kernel(graph, Lined)[0]) for name, graph in GRAPHS.items()}
     assert held["short"]
     assert held["long"]
     assert not held["longer"]
@@ -49,9 +49,10 @@ def test_neighbouring_columns_belong_to_a_warp_and_few_threads_share_one() -> No
     g = GraphBuilder()
     x = g.input("x", (8, 64, 28, 28), "bfloat16")
     (step,) = compile_fused(g.build(y=g.softmax(x, 1)).body, None).recipe.steps
-    assert isinstance(step, LinedStep)
+    assert isinstance(step, KernelStep)
+    assert isinstance(step.kernel, Lined)
     assert step.kernel.lines.form is Form.COLUMN
-    assert step.kernel.launch() == ((8 * 28 * 28 // 32, 1), (32, 8))
+    assert step.kernel.threads() == ((8 * 28 * 28 // 32, 1), (32, 8))
     assert step.kernel.held == 8
 
 

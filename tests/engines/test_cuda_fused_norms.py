@@ -6,36 +6,36 @@ import msgspec
 import numpy as np
 import pytest
 
-from cudnn_actor.engines.cuda.kernels import norm_kernels
-from cudnn_actor.engines.cuda.operations.fused_norms import NormedKernel, sources
+from cudnn_actor.engines.cuda.kernels.kernel import compiled
+from cudnn_actor.engines.cuda.operations.fused_norms import Normed
 from cudnn_actor.engines.cuda.planning.composition import compose
 from cudnn_actor.engines.cuda.planning.fusing import compile_fused
 from cudnn_actor.engines.cuda.planning.partition import cut
-from cudnn_actor.engines.cuda.running.recipe import NormStep, Recipe
+from cudnn_actor.engines.cuda.running.recipe import Recipe
 from cudnn_actor.protocol import DType
 
 from . import host_cuda
 from .fused_graphs import NORMS as GRAPHS
-from .fused_pieces import check_results, only_step
+from .fused_pieces import check_results, only_kernel
 
 
 @pytest.fixture(scope="module")
-def compiled() -> None:
-    kernels = (only_step(graph, NormStep)[0].kernel for graph in GRAPHS.values())
-    host_cuda.compile_together(text for kernel in kernels for text in sources(kernel))
+def together() -> None:
+    kernels = (only_kernel(graph, Normed)[0] for graph in GRAPHS.values())
+    host_cuda.compile_together(launch.source for kernel in kernels for launch in kernel.launches())
 
 
-@pytest.mark.usefixtures("compiled")
+@pytest.mark.usefixtures("together")
 @pytest.mark.parametrize("name", GRAPHS)
 def test_kernels_compute_all_results_of_their_graph(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    host_cuda.use(monkeypatch, norm_kernels)
+    host_cuda.use(monkeypatch)
     graph = GRAPHS[name]
-    step, numbers = only_step(graph, NormStep)
-    workspace = np.full(step.kernel.workspace, 0x77, np.uint8)
+    kernel, numbers = only_kernel(graph, Normed)
+    workspace = np.full(kernel.workspace, 0x77, np.uint8)
     check_results(
         graph,
         numbers,
-        lambda addresses: NormedKernel(step.kernel).launch([*addresses, workspace.ctypes.data], ()),
+        lambda addresses: compiled(kernel)([*addresses, workspace.ctypes.data], ()),
         {DType.BFLOAT16: 2**-7, DType.FLOAT16: 2**-10},
     )
 
@@ -54,7 +54,7 @@ def test_a_plan_survives_being_bytes_and_says_how_many_kernels_run() -> None:
 
 
 def test_lines_are_cut_where_they_are_few_and_long() -> None:
-    counts = {name: len(sources(only_step(graph, NormStep)[0].kernel)) for name, graph in GRAPHS.items()}
+    counts = {name: len(only_kernel(graph, Normed)[0].launches()) for name, graph in GRAPHS.items()}
     assert counts["training"] == counts["groups"] == counts["inference"] == 1
     cut_ones = {name for name in GRAPHS if name.endswith("cut")}
     assert {name for name, count in counts.items() if count == 3} == cut_ones

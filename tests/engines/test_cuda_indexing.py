@@ -106,7 +106,7 @@ def _compiled() -> None:
 
 @pytest.fixture(autouse=True)
 def _on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    host_cuda.use(monkeypatch, indexing)
+    host_cuda.use(monkeypatch)
 
 
 @pytest.mark.parametrize(("operation", "specs"), PROBLEMS)

@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cudnn_actor.engines.cuda.kernels import norm_kernels
-from cudnn_actor.engines.cuda.operations import random
 from cudnn_actor.protocol import (
     DType,
     LayerNorm,
@@ -34,7 +32,7 @@ BEGIN = np.array([0x0123456789ABCDEF, (1 << 34) - 5])
 
 @pytest.fixture(autouse=True)
 def _on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    use(monkeypatch, norm_kernels, random)
+    use(monkeypatch)
 
 
 DRAWN: list[tuple[Any, DType, dict[str, Any]]] = [

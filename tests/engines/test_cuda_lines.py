@@ -79,7 +79,7 @@ def test_a_block_takes_no_more_columns_than_lie_side_by_side(
     dims: tuple[int, ...], columns: int, rows: int
 ) -> None:
     """Unless they are so short that it would have few threads."""
-    assert lines(dims, (0,)).launch().block == (columns, rows)
+    assert lines(dims, (0,)).threads().block == (columns, rows)
 
 
 @pytest.mark.parametrize(("strides", "wide"), [((1 << 14, 1), False), ((1 << 31, 1), True)])

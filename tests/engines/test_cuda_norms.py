@@ -13,7 +13,7 @@ from cudnn_actor.engines.cuda.kernels import norm_kernels
 from cudnn_actor.engines.cuda.kernels.lines import Form
 from cudnn_actor.engines.cuda.kernels.norm_kernels import Norm
 from cudnn_actor.engines.cuda.operations.channel_norms import lower_channel_norm
-from cudnn_actor.engines.cuda.operations.fused_norms import alone, norm_of, norm_workspace, sources
+from cudnn_actor.engines.cuda.operations.fused_norms import alone, norm_of, norm_workspace
 from cudnn_actor.engines.cuda.planning.candidates import check_whole
 from cudnn_actor.protocol import (
     BatchNorm,
@@ -60,8 +60,12 @@ def kernels(
     found = []
     for one in norm.passes:
         of = norm_kernels._Kernels(norm, one)
-        found += [(kernel.name, of.lines.form, of._width, of.lines.vector) for kernel in of.kernels()]
+        found += [(kernel.name, of.lines.form, of._width, of.lines.vector) for kernel in of.launches(0)]
     return found
+
+
+def sources(operation: Any, tensors: Any) -> tuple[str, ...]:
+    return tuple(launch.source for launch in alone(operation, tensors).launches())
 
 
 def described(*of: Any) -> Norm:
@@ -118,7 +122,7 @@ def test_lines_that_are_cut_have_a_workspace_of_their_parts() -> None:
 
 def test_one_kernel_serves_many_shapes() -> None:
     shapes = [(32, 64, 56, 56), (8, 128, 28, 28), (64, 256, 14, 14)]
-    found = {sources(alone(*made(TRAINING, dims, BF16, Layout.NHWC))) for dims in shapes}
+    found = {sources(*made(TRAINING, dims, BF16, Layout.NHWC)) for dims in shapes}
     assert len(found) == 1
 
 
@@ -158,7 +162,7 @@ def test_inference_has_no_reduction() -> None:
 
 @pytest.mark.parametrize(("layout", "together"), [(Layout.NHWC, True), (Layout.NCHW, False)])
 def test_weights_of_neighbouring_channels_are_read_together(layout: Layout, together: bool) -> None:
-    (text,) = sources(alone(*made(GROUPS, (2, 32, 5, 8), BF16, layout)))
+    (text,) = sources(*made(GROUPS, (2, 32, 5, 8), BF16, layout))
     assert ("Beside<float, V> of_scale" in text) is together
 
 
@@ -180,7 +184,7 @@ def test_cudnn_overwrites_nothing_that_it_reads_but_a_norms_running_statistics()
 
 
 def test_the_compiler_is_told_that_new_statistics_may_lie_where_the_old_ones_do() -> None:
-    (text,) = sources(alone(*made(BatchNormTraining(x=0, y=1), (2, 8, 5, 4), F32, Layout.NHWC)))
+    (text,) = sources(*made(BatchNormTraining(x=0, y=1), (2, 8, 5, 4), F32, Layout.NHWC))
     assert "* __restrict__ in0" in text
     assert "float* running_mean" in text
     assert "float* new_running_mean" in text

@@ -8,11 +8,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from cudnn_actor.engines.cuda.kernels import elementwise, row_copies
-from cudnn_actor.engines.cuda.kernels.row_copies import RowKernel, copied_rows, row_source, rows_side_by_side
+from cudnn_actor.engines.cuda.kernels import kernel as kernels
+from cudnn_actor.engines.cuda.kernels import row_copies
+from cudnn_actor.engines.cuda.kernels.joined_kernels import Joined
+from cudnn_actor.engines.cuda.kernels.row_copies import Rows, copied_rows, row_source, rows_side_by_side
 from cudnn_actor.engines.cuda.planning.partition import cut
 from cudnn_actor.engines.cuda.planning.splitting import compile_split
-from cudnn_actor.engines.cuda.running.recipe import Buffer, JoinedStep, RowStep
+from cudnn_actor.engines.cuda.running.recipe import Buffer, KernelStep
 from cudnn_actor.protocol import Graph, GraphBuilder, TensorSpec
 
 from . import host_cuda
@@ -20,10 +22,11 @@ from .moved_graphs import IN_ROWS
 from .test_partition import array_in, check, evaluated, filled
 
 
-def step_of(graph: Graph) -> RowStep:
+def step_of(graph: Graph) -> KernelStep[Rows]:
     (step,) = compile_split(graph.body, None, None).recipe.steps
-    assert isinstance(step, RowStep)
-    return step
+    assert isinstance(step, KernelStep)
+    assert isinstance(step.kernel, Rows)
+    return KernelStep(step.kernel, step.sources)
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +36,7 @@ def compiled() -> None:
 
 def run(graph: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compare what the kernel writes, bit by bit."""
-    host_cuda.use(monkeypatch, row_copies)
+    host_cuda.use(monkeypatch)
     wanted, memories = filled(graph), filled(graph)
     tensors = [graph.body.tensor(uid) for uid in graph.body.bound]
     evaluated(graph.body, [array_in(memory, tensor) for memory, tensor in zip(wanted, tensors, strict=True)])
@@ -41,7 +44,7 @@ def run(graph: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
     for source in step.sources:
         assert isinstance(source, Buffer)
         pointers.append(memories[source.number].ctypes.data + source.offset)
-    RowKernel(step.kernel).launch(pointers, ())
+    kernels.compiled(step.kernel)(pointers, ())
     for expected, found in zip(wanted, memories, strict=True):
         np.testing.assert_array_equal(found, expected)
 
@@ -55,7 +58,7 @@ def test_every_element_is_copied(name: str, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("name", ["odd channels", "three tensors", "halves in an even number of rows"])
 @pytest.mark.usefixtures("compiled")
 def test_a_thread_may_have_many_rows(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(elementwise, "_MANY_BLOCKS", 1)
+    monkeypatch.setattr(kernels, "_MANY_BLOCKS", 1)
     kernel = step_of(IN_ROWS[name]).kernel
     assert kernel.rows > kernel.row_step * kernel.unrolled
     run(IN_ROWS[name], monkeypatch)
@@ -157,7 +160,8 @@ def test_slices_at_odd_places_are_read_by_their_concatenation() -> None:
     assert [operation.kind for operation in piece.graph.operations] == ["slice", "concat"]
     assert not parts.between
     (step,) = compile_split(piece.graph, None, None).recipe.steps
-    assert isinstance(step, RowStep)
+    assert isinstance(step, KernelStep)
+    assert isinstance(step.kernel, Rows)
 
 
 def test_they_are_copied_if_something_else_reads_them() -> None:
@@ -185,7 +189,8 @@ def test_many_parts_are_copied_one_by_one() -> None:
     g = GraphBuilder()
     parts = [g.input(f"x{n}", (20, 3)) for n in range(17)]
     (step,) = compile_split(g.build(y=g.concatenate(parts, 1)).body, None, None).recipe.steps
-    assert isinstance(step, JoinedStep)
+    assert isinstance(step, KernelStep)
+    assert isinstance(step.kernel, Joined)
 
 
 def test_graphs_of_slices_that_are_concatenated_are_one_piece() -> None:

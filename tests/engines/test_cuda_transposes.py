@@ -11,10 +11,11 @@ import pytest
 
 from cudnn_actor.engines.cuda.kernels import transposes
 from cudnn_actor.engines.cuda.kernels.axes import merged
+from cudnn_actor.engines.cuda.kernels.kernel import compiled
 from cudnn_actor.engines.cuda.kernels.skewed_tiles import skewed
-from cudnn_actor.engines.cuda.kernels.transposes import Tiled, TiledKernel, tiled, tiled_source
+from cudnn_actor.engines.cuda.kernels.transposes import Tiled, tiled, tiled_source
 from cudnn_actor.engines.cuda.planning.splitting import compile_split
-from cudnn_actor.engines.cuda.running.recipe import Buffer, TiledStep
+from cudnn_actor.engines.cuda.running.recipe import Buffer, KernelStep
 from cudnn_actor.protocol import DType, Graph, TensorSpec
 
 from . import host_cuda
@@ -22,27 +23,28 @@ from .moved_graphs import TRANSPOSED
 from .test_partition import array_in, evaluated, filled
 
 
-def step_of(graph: Graph) -> TiledStep:
+def step_of(graph: Graph) -> KernelStep[Tiled]:
     (step,) = compile_split(graph.body, None, None).recipe.steps
-    assert isinstance(step, TiledStep)
-    return step
+    assert isinstance(step, KernelStep)
+    assert isinstance(step.kernel, Tiled)
+    return KernelStep(step.kernel, step.sources)
 
 
 @pytest.fixture(scope="module")
-def compiled() -> None:
+def together() -> None:
     host_cuda.compile_together(tiled_source(step_of(graph).kernel) for graph in TRANSPOSED.values())
 
 
 @pytest.mark.parametrize("name", TRANSPOSED)
-@pytest.mark.usefixtures("compiled")
+@pytest.mark.usefixtures("together")
 def test_every_element_is_moved(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    host_cuda.use(monkeypatch, transposes)
+    host_cuda.use(monkeypatch)
     graph, step = TRANSPOSED[name], step_of(TRANSPOSED[name])
     wanted, memories = filled(graph), filled(graph)
     tensors = [graph.body.tensor(uid) for uid in graph.body.bound]
     evaluated(graph.body, [array_in(memory, tensor) for memory, tensor in zip(wanted, tensors, strict=True)])
     numbers = [source.number for source in step.sources if isinstance(source, Buffer)]
-    TiledKernel(step.kernel).launch([memories[number].ctypes.data for number in numbers], ())
+    compiled(step.kernel)([memories[number].ctypes.data for number in numbers], ())
     for expected, found in zip(wanted, memories, strict=True):
         np.testing.assert_array_equal(found, expected)
 
@@ -90,7 +92,7 @@ def constants(patch: pytest.MonkeyPatch, case: Case) -> None:
 
 
 @pytest.fixture(scope="module")
-def compiled_skewed() -> None:
+def together_skewed() -> None:
     with pytest.MonkeyPatch.context() as patch:
         sources = []
         for case in SKEWED.values():
@@ -100,9 +102,9 @@ def compiled_skewed() -> None:
 
 
 @pytest.mark.parametrize("name", SKEWED)
-@pytest.mark.usefixtures("compiled_skewed")
+@pytest.mark.usefixtures("together_skewed")
 def test_skewed_tiles_end_anywhere(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    host_cuda.use(monkeypatch, transposes)
+    host_cuda.use(monkeypatch)
     case = SKEWED[name]
     constants(monkeypatch, case)
     dtype = np.dtype(f"u{case.itemsize}")
@@ -122,7 +124,7 @@ def test_skewed_tiles_end_anywhere(name: str, monkeypatch: pytest.MonkeyPatch) -
             )
             wanted[place] = x[at]
         pointers = [y.ctypes.data + start * case.itemsize, x.ctypes.data + first * case.itemsize]
-        TiledKernel(kernel).launch(pointers, ())
+        compiled(kernel)(pointers, ())
         np.testing.assert_array_equal(y, wanted)
 
 

@@ -170,7 +170,7 @@ def test_gradients_of_halves_are_of_their_dtypes() -> None:
 
 
 def test_the_kernel_computes_its_definition(monkeypatch: pytest.MonkeyPatch) -> None:
-    host_cuda.use(monkeypatch, grid_sampling)
+    host_cuda.use(monkeypatch)
     dtypes = itertools.cycle((DType.FLOAT32, DType.FLOAT64, DType.BFLOAT16, DType.FLOAT16))
     problems: list[tuple[Any, dict[str, TensorSpec], dict[str, np.ndarray]]] = []
     for number, (one, (x, spatial)) in enumerate(zip(EVERY, itertools.cycle(DIMS), strict=False)):

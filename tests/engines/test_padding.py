@@ -140,7 +140,7 @@ def tensors_of(*specs: TensorSpec) -> list[GraphTensor]:
 @pytest.mark.parametrize("name", KERNELS)
 @pytest.mark.usefixtures("compiled")
 def test_the_kernel_of_cuda_is_numpys(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    host_cuda.use(monkeypatch, padding)
+    host_cuda.use(monkeypatch)
     spec, mode, widths = KERNELS[name]
     x = integers(spec.dims, spec.dtype)
     specs = {"x": spec, "y": y_spec(spec, mode, widths)}
@@ -153,7 +153,7 @@ def test_the_kernel_of_cuda_is_numpys(name: str, monkeypatch: pytest.MonkeyPatch
 def test_a_thread_pads_the_same_columns_of_several_rows(
     mode: str, dims: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    host_cuda.use(monkeypatch, padding)
+    host_cuda.use(monkeypatch)
     monkeypatch.setattr(padding, "_MANY_BLOCKS", 1)
     widths, x = ((3, 2), (2, 1)), integers(dims, DType.FLOAT32)
     specs = {"x": TensorSpec.packed(dims, "float32")}
@@ -173,7 +173,7 @@ def test_the_kernel_of_cuda_leaves_gaps_and_reverses(problem: tuple[TensorSpec, 
     operation = Pad(x="x", y="y", **attributes, value=VALUE)
     specs = {"x": spec, "y": operation.infer({"x": spec})["y"]}
     with pytest.MonkeyPatch.context() as patch:
-        host_cuda.use(patch, padding)
+        host_cuda.use(patch)
         found = host_cuda.launched(operation, specs, {"x": x})["y"]
     np.testing.assert_array_equal(found, padded(x, **attributes))
 

@@ -151,7 +151,7 @@ LINES: list[tuple[tuple[int, ...], int, int]] = [
 
 @pytest.fixture
 def _on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    host_cuda.use(monkeypatch, sorting)
+    host_cuda.use(monkeypatch)
 
 
 def kernels() -> list[tuple[TopK[Any], dict[str, TensorSpec]]]:

@@ -14,15 +14,16 @@ import pytest
 
 from cudnn_actor.engines.cuda import CudaEngine
 from cudnn_actor.engines.cuda.checking.self_check import BuildContext, SelfCheck
+from cudnn_actor.engines.cuda.kernels.elementwise import Elementwise
 from cudnn_actor.engines.cuda.kernels.expressions import Constant, Expression, Leaf, Result
-from cudnn_actor.engines.cuda.kernels.line_kernels import Reduced
+from cudnn_actor.engines.cuda.kernels.line_kernels import Lined, Reduced
 from cudnn_actor.engines.cuda.kernels.norm_kernels import Normal
-from cudnn_actor.engines.cuda.operations.fused_norms import beside
+from cudnn_actor.engines.cuda.operations.fused_norms import Normed, beside
 from cudnn_actor.engines.cuda.planning.fusing import compile_fused
 from cudnn_actor.engines.cuda.planning.partition import cut
 from cudnn_actor.engines.cuda.planning.splitting import compile_split
 from cudnn_actor.engines.cuda.running.plan import CudaPlan
-from cudnn_actor.engines.cuda.running.recipe import KernelStep, LinedStep, NormStep
+from cudnn_actor.engines.cuda.running.recipe import KernelStep
 from cudnn_actor.protocol import OperationGraph, PointwiseMode, ReductionMode
 
 from ..engines import fused_graphs
@@ -38,8 +39,8 @@ GRAPHS |= {
     name: OperationGraph(tensors=tuple(tensors), operations=(operation,))
     for name, (tensors, operation) in SOFTMAX.items()
 }
-Step = LinedStep | KernelStep | NormStep
-Sabotage = Callable[[Any], Step]
+OfAny = KernelStep[Elementwise] | KernelStep[Lined] | KernelStep[Normed]
+Sabotage = Callable[[Any], KernelStep[Any]]
 OTHER_MODES = {
     PointwiseMode.MUL: PointwiseMode.ADD,
     PointwiseMode.ADD: PointwiseMode.SUB,
@@ -67,37 +68,37 @@ def of_kernel(step: Any, **changes: Any) -> Any:
 # Of both sorts of kernels.
 
 
-def rotated(step: Step) -> Step:
+def rotated(step: OfAny) -> OfAny:
     """It reads from a result's place, and writes to an operand's."""
     return msgspec.structs.replace(step, sources=(*step.sources[1:], step.sources[0]))
 
 
-def another_operand(step: Step) -> Step:
+def another_operand(step: OfAny) -> OfAny:
     """One operand in the place of another."""
     sources, operands = list(step.sources), slice(0, 2)
-    if isinstance(step, KernelStep):
+    if isinstance(step.kernel, Elementwise):
         operands = slice(len(step.kernel.results), len(step.kernel.results) + 2)
     sources[operands] = sources[operands][:1] * 2
     return msgspec.structs.replace(step, sources=tuple(sources))
 
 
-def swapped_results(step: Step) -> Step:
+def swapped_results(step: OfAny) -> OfAny:
     sources = list(step.sources)
-    first = 0 if isinstance(step, KernelStep) else len(step.kernel.operands)
-    if isinstance(step, NormStep):
+    first = 0 if isinstance(step.kernel, Elementwise) else len(step.kernel.operands)
+    if isinstance(step.kernel, Normed):
         first += len(beside(step.kernel.operation))
     sources[first : first + 2] = sources[first : first + 2][::-1]
     return msgspec.structs.replace(step, sources=tuple(sources))
 
 
-def another_result(step: Step) -> Step:
+def another_result(step: OfAny) -> OfAny:
     """What the second result is, stored as the first."""
     first, second, *others = step.kernel.results
     changed = msgspec.structs.replace(first, value=second.value)
     return of_kernel(step, results=(changed, second, *others))  # type: ignore[no-any-return]
 
 
-def another_function(step: Step) -> Step:
+def another_function(step: OfAny) -> OfAny:
     """The last expression that may be another one."""
     body = list(step.kernel.body)
     at = max(n for n, node in enumerate(body) if isinstance(node, Expression) and node.mode in OTHER_MODES)
@@ -107,7 +108,7 @@ def another_function(step: Step) -> Step:
     return of_kernel(step, body=tuple(body))  # type: ignore[no-any-return]
 
 
-def larger_constants(step: Step) -> Step:
+def larger_constants(step: OfAny) -> OfAny:
     def twice(node: Any) -> Any:
         if isinstance(node, Constant):
             return Constant(2 * node.value)
@@ -121,7 +122,7 @@ def larger_constants(step: Step) -> Step:
 # Of kernels over lines.
 
 
-def another_reduction(step: LinedStep) -> LinedStep:
+def another_reduction(step: KernelStep[Lined]) -> KernelStep[Lined]:
     """The largest in the place of sums and means."""
     body = [
         msgspec.structs.replace(node, mode=ReductionMode.MAX)
@@ -137,29 +138,29 @@ def resized(axes: Any, by: int) -> Any:
     return ((size + by, steps), *others)
 
 
-def of_lines(step: LinedStep, **changes: Any) -> LinedStep:
+def of_lines(step: KernelStep[Lined], **changes: Any) -> KernelStep[Lined]:
     return of_kernel(step, lines=step.kernel.lines._replace(**changes))  # type: ignore[no-any-return]
 
 
-def shorter_lines(step: LinedStep) -> LinedStep:
+def shorter_lines(step: KernelStep[Lined]) -> KernelStep[Lined]:
     return of_lines(step, along=resized(step.kernel.lines.along, -1))
 
 
-def one_line_less(step: LinedStep) -> LinedStep:
+def one_line_less(step: KernelStep[Lined]) -> KernelStep[Lined]:
     return of_lines(step, across=resized(step.kernel.lines.across, -1))
 
 
-def one_line_more(step: LinedStep) -> LinedStep:
+def one_line_more(step: KernelStep[Lined]) -> KernelStep[Lined]:
     return of_lines(step, across=resized(step.kernel.lines.across, 1))
 
 
-def the_first_line(step: LinedStep) -> LinedStep:
+def the_first_line(step: KernelStep[Lined]) -> KernelStep[Lined]:
     """The first line of the first operand for all lines."""
     across = step.kernel.lines.across
     return of_lines(step, across=tuple((size, (0, *steps[1:])) for size, steps in across))
 
 
-def the_other_axes(step: LinedStep) -> LinedStep:
+def the_other_axes(step: KernelStep[Lined]) -> KernelStep[Lined]:
     """Lines along the axes that they should lie across."""
     lines = step.kernel.lines
     return of_lines(step, along=lines.across, across=lines.along, vector=1)
@@ -168,22 +169,22 @@ def the_other_axes(step: LinedStep) -> LinedStep:
 # Of the kernels of norms.
 
 
-def another_epsilon(step: NormStep) -> NormStep:
+def another_epsilon(step: KernelStep[Normed]) -> KernelStep[Normed]:
     operation: Any = step.kernel.operation
     found = msgspec.structs.replace(operation, epsilon=4 * operation.epsilon + 1)
     return of_kernel(step, operation=found)  # type: ignore[no-any-return]
 
 
-def another_element(step: NormStep) -> NormStep:
+def another_element(step: KernelStep[Normed]) -> KernelStep[Normed]:
     """The second of what is read, where the norm has another value."""
     other = Leaf(1, step.kernel.operands[1])
     body = [
-        Normal((other, *node.given[1:])) if isinstance(node, Normal) else node for node in step.kernel.body
+        Normal((other, *node.operands[1:])) if isinstance(node, Normal) else node for node in step.kernel.body
     ]
     return of_kernel(step, body=tuple(body))  # type: ignore[no-any-return]
 
 
-def turned(step: NormStep) -> NormStep:
+def turned(step: KernelStep[Normed]) -> KernelStep[Normed]:
     """Rows of the second of what is read in the place of columns."""
     strides = list(step.kernel.strides)
     *others, height, width = strides[1]
@@ -191,7 +192,7 @@ def turned(step: NormStep) -> NormStep:
     return of_kernel(step, strides=tuple(strides))  # type: ignore[no-any-return]
 
 
-def swapped_weights(step: NormStep) -> NormStep:
+def swapped_weights(step: KernelStep[Normed]) -> KernelStep[Normed]:
     """Of two operands beside the elements, each in the place of the other."""
     sources, first = list(step.sources), len(step.kernel.operands)
     sources[first : first + 2] = sources[first : first + 2][::-1]
@@ -201,28 +202,28 @@ def swapped_weights(step: NormStep) -> NormStep:
 # Of elementwise kernels.
 
 
-def one_place_less(step: KernelStep) -> KernelStep:
+def one_place_less(step: KernelStep[Elementwise]) -> KernelStep[Elementwise]:
     return fewer(step, 1)
 
 
-def one_place_more(step: KernelStep) -> KernelStep:
+def one_place_more(step: KernelStep[Elementwise]) -> KernelStep[Elementwise]:
     return fewer(step, -1)
 
 
-def fewer(step: KernelStep, count: int) -> KernelStep:
+def fewer(step: KernelStep[Elementwise], count: int) -> KernelStep[Elementwise]:
     size, *others = step.kernel.dims
     by = count if others else count * step.kernel.together
     return of_kernel(step, dims=(size - by, *others))  # type: ignore[no-any-return]
 
 
-def the_first_place(step: KernelStep) -> KernelStep:
+def the_first_place(step: KernelStep[Elementwise]) -> KernelStep[Elementwise]:
     """The first element of the first operand for all of them."""
     strides = list(step.kernel.strides)
     strides[len(step.kernel.results)] = (0,) * len(step.kernel.dims)
     return of_kernel(step, strides=tuple(strides))  # type: ignore[no-any-return]
 
 
-def the_first_selected(step: KernelStep) -> KernelStep:
+def the_first_selected(step: KernelStep[Elementwise]) -> KernelStep[Elementwise]:
     """Whatever indices say, the first along their axis."""
 
     def first(node: Any) -> Any:

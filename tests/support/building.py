@@ -5,25 +5,15 @@ from __future__ import annotations
 import itertools
 
 from cudnn_actor.engines.cuda.cudnn.frontend_graph import Refused
-from cudnn_actor.engines.cuda.kernels.depthwise_sources import launched
-from cudnn_actor.engines.cuda.kernels.elementwise import source
-from cudnn_actor.engines.cuda.kernels.joined_kernels import joined_source
-from cudnn_actor.engines.cuda.kernels.row_copies import row_source
-from cudnn_actor.engines.cuda.kernels.transposes import tiled_source
+from cudnn_actor.engines.cuda.kernels.line_kernels import Lined
+from cudnn_actor.engines.cuda.operations.fused_norms import Normed
 from cudnn_actor.engines.cuda.planning.candidates import candidates, names_of
 from cudnn_actor.engines.cuda.planning.compiler import WORKSPACE_BYTES, possible_plans
 from cudnn_actor.engines.cuda.planning.composition import compose
 from cudnn_actor.engines.cuda.planning.partition import cut
 from cudnn_actor.engines.cuda.running.barriers import waits
 from cudnn_actor.engines.cuda.running.plan import CudaPlan
-from cudnn_actor.engines.cuda.running.recipe import (
-    DepthwiseStep,
-    GraphStep,
-    JoinedStep,
-    KernelStep,
-    RowStep,
-    TiledStep,
-)
+from cudnn_actor.engines.cuda.running.recipe import GraphStep, KernelStep
 from cudnn_actor.protocol import Explanation
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 
@@ -36,7 +26,8 @@ __all__ = ["explanation", "first_plan", "first_plans", "ranked", "tried", "waite
 def first_plan(graph: OperationGraph) -> str:
     """The first plan that the engine would check on a device, as its tag's last part.
 
-    cuDNN has finalised every graph in it, and its generated kernels are compiled, but for those over lines.
+    cuDNN has finalised every graph in it, and its generated kernels are compiled, but for those over lines
+    and of norms.
     Raises `Refused` if no plan is cuDNN's, and `DoesNotCompile`.
     """
     try:
@@ -44,17 +35,9 @@ def first_plan(graph: OperationGraph) -> str:
     except ImportError as error:  # a launcher of kernels of our own needs CuPy
         raise Refused("cuDNN has no plan for it, only a kernel of our own could run it") from error
     for step in plan.recipe.steps:
-        if isinstance(step, KernelStep):
-            compile_cuda(source(step.kernel))
-        elif isinstance(step, TiledStep):
-            compile_cuda(tiled_source(step.kernel))
-        elif isinstance(step, RowStep):
-            compile_cuda(row_source(step.kernel))
-        elif isinstance(step, JoinedStep):
-            compile_cuda(joined_source(step.kernels))
-        elif isinstance(step, DepthwiseStep):
-            for one in launched(step.kernel):
-                compile_cuda(one.source)
+        if isinstance(step, KernelStep) and not isinstance(step.kernel, Lined | Normed):
+            for launch in step.kernel.launches():
+                compile_cuda(launch.source)
     return plan.tag.split("/", 3)[3]
 
 

@@ -9,12 +9,8 @@ from typing import Any
 
 from cudnn_actor.engines.cuda.checking import self_check_memory
 from cudnn_actor.engines.cuda.checking.convolution_reference import Reference
-from cudnn_actor.engines.cuda.kernels import line_kernels
-from cudnn_actor.engines.cuda.kernels.depthwise_sources import launched
 from cudnn_actor.engines.cuda.kernels.elementwise import elementwise, source
 from cudnn_actor.engines.cuda.kernels.expressions import Constant, Expression, Leaf, Scalar, Value
-from cudnn_actor.engines.cuda.kernels.joined_kernels import joined_source
-from cudnn_actor.engines.cuda.kernels.row_copies import row_source
 from cudnn_actor.engines.cuda.kernels.transposes import Tiled, tiled_source
 from cudnn_actor.engines.cuda.operations import (
     IMPLEMENTATIONS,
@@ -37,15 +33,7 @@ from cudnn_actor.engines.cuda.planning.compiler import possible_plans
 from cudnn_actor.engines.cuda.planning.depthwise import compile_depthwise, ways_of_depthwise
 from cudnn_actor.engines.cuda.planning.partition import cut
 from cudnn_actor.engines.cuda.planning.splitting import compile_split
-from cudnn_actor.engines.cuda.running.recipe import (
-    DepthwiseStep,
-    JoinedStep,
-    KernelStep,
-    LinedStep,
-    NormStep,
-    RowStep,
-    TiledStep,
-)
+from cudnn_actor.engines.cuda.running.recipe import KernelStep
 from cudnn_actor.protocol import DType, InvalidRequest, Layout, OperationGraph, TensorSpec, Window
 from cudnn_actor.protocol.operations import (
     FUNCTIONS,
@@ -106,8 +94,8 @@ FLOATS = tuple(dtype for dtype in DType if dtype.is_floating)
 _MOST_DIMS = 8
 _SOURCES: dict[Callable[..., Any], Callable[..., str | tuple[str, ...]]] = {
     poolings.pooling_kernel: poolings.source,
-    norms_of_ours.norm_launch: lambda operation, tensors: norms_of_ours.sources(
-        norms_of_ours.alone(operation, tensors)
+    norms_of_ours.norm_launch: lambda operation, tensors: tuple(
+        launch.source for launch in norms_of_ours.alone(operation, tensors).launches()
     ),
     response_norms.response_kernels: response_norms.sources,
     flash_attention.attention_kernels: flash_attention.source,
@@ -168,14 +156,9 @@ def _fused() -> Iterator[tuple[str, str]]:
         parts = cut(body)
         for piece in [body] if parts is None else [piece.graph for piece in parts.pieces]:
             (step,) = next(possible_plans(piece, None, None)).recipe.steps
-            if isinstance(step, LinedStep):
-                yield f"lines-{name}", line_kernels.source(step.kernel)
-            elif isinstance(step, NormStep):
-                for number, text in enumerate(norms_of_ours.sources(step.kernel)):
-                    yield f"norm-{name}-{number}".replace(" ", "_"), text
-            else:
-                assert isinstance(step, KernelStep)
-                yield f"fused-{name}", source(step.kernel)
+            assert isinstance(step, KernelStep)
+            for number, launch in enumerate(step.kernel.launches()):
+                yield f"{step.kernel.name}-{name}-{number}".replace(" ", "_"), launch.source
 
 
 def _moved() -> Iterator[tuple[str, str]]:
@@ -185,13 +168,9 @@ def _moved() -> Iterator[tuple[str, str]]:
         *moved_graphs.IN_ROWS.items(),
     ]:
         for step in compile_split(graph.body, None, None).recipe.steps:
-            if isinstance(step, TiledStep):
-                yield f"tiled-{name}", tiled_source(step.kernel)
-            elif isinstance(step, RowStep):
-                yield f"rows-{name}", row_source(step.kernel)
-            else:
-                assert isinstance(step, JoinedStep)
-                yield f"joined-{name}", joined_source(step.kernels)
+            assert isinstance(step, KernelStep)
+            for launch in step.kernel.launches():
+                yield f"{launch.name}-{name}", launch.source
     large: Any = dict.fromkeys(("rows", "columns", "row_step", "column_step"), 1 << 16)
     for many in (1, 8):
         wide = Tiled(itemsize=2, batch=(), read=many, written=many, rows_within=(2, 1), **large)
@@ -207,9 +186,9 @@ def _depthwise() -> Iterator[tuple[str, str]]:
         (piece,) = [graph.body] if parts is None else [piece.graph for piece in parts.pieces]
         for choice in range(ways_of_depthwise(piece)):
             (step,) = compile_depthwise(piece, None, choice).recipe.steps
-            assert isinstance(step, DepthwiseStep)
-            for one in launched(step.kernel):
-                yield f"{one.name}-{name}-{choice}".replace(" ", "_"), one.source
+            assert isinstance(step, KernelStep)
+            for launch in step.kernel.launches():
+                yield f"{launch.name}-{name}-{choice}".replace(" ", "_"), launch.source
 
 
 def _expression(

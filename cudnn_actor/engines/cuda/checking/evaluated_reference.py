@@ -26,8 +26,9 @@ from cudnn_actor.engines.cuda.checking.comparison import (
     suspected,
 )
 from cudnn_actor.engines.cuda.checking.self_check_memory import drawn
-from cudnn_actor.engines.cuda.kernels.elementwise import Kernel, elementwise
+from cudnn_actor.engines.cuda.kernels.elementwise import elementwise
 from cudnn_actor.engines.cuda.kernels.expressions import Leaf
+from cudnn_actor.engines.cuda.kernels.kernel import compiled
 from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.operations import (
@@ -145,8 +146,8 @@ class OnDevice:
         kind = DType.of(values.dtype)
         assert kind is not None
         strides = [tensor.strides, packed_strides(tensor.dims)]
-        kernel = Kernel(elementwise(Leaf(0, kind), tensor.dtype, tensor.dims, strides))
-        kernel.launch((address, int(values.data.ptr)), ())
+        run = compiled(elementwise(Leaf(0, kind), tensor.dtype, tensor.dims, strides))
+        run((address, int(values.data.ptr)), ())
 
     @staticmethod
     def load(tensor: GraphTensor, address: int) -> Array:
@@ -156,8 +157,8 @@ class OnDevice:
             kind = DType.UINT64
         values = libraries().cupy.empty(tensor.dims, kind.numpy)
         strides = [packed_strides(tensor.dims), tensor.strides]
-        kernel = Kernel(elementwise(Leaf(0, tensor.dtype), kind, tensor.dims, strides))
-        kernel.launch((int(values.data.ptr), address), ())
+        run = compiled(elementwise(Leaf(0, tensor.dtype), kind, tensor.dims, strides))
+        run((int(values.data.ptr), address), ())
         return values
 
     @classmethod

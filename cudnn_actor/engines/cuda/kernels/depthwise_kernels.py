@@ -1,328 +1,473 @@
-"""Describes kernels for depthwise convolutions, with the pointwise operations behind one and several results.
-
-Channels lie side by side in memory (NHWC). A thread computes a few neighbouring
-channels of several places of a few rows. It reads each row of the input once for
-all of them, and the filter, as float32, from shared memory. Backward data is such
-a sum too, of other places. Backward filter sums up parts of the places in each
-block, and then the parts, in a fixed order. Sums are float32; the values behind
-are computed and rounded as in `elementwise`.
-"""
+"""The CUDA C++ of kernels for depthwise convolutions, and their launches. See `depthwise_geometry`."""
 
 from __future__ import annotations
 
-import enum
 import itertools
 import math
-from collections.abc import Iterator
-from functools import cached_property
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Self
 
-import msgspec
+from cudnn_actor.engines.cuda.kernels.depthwise_geometry import THREADS, Geometry, Pass
+from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES, CONVERSIONS, PACK, load, store, value_type
+from cudnn_actor.engines.cuda.kernels.expressions import Scalar, renumbered, scalars_of
+from cudnn_actor.engines.cuda.kernels.formulas import FORMULA_FUNCTIONS, formula
+from cudnn_actor.engines.cuda.kernels.kernel import ROUNDING, Argument, Launch, Pointer
+from cudnn_actor.protocol.graphs.step_kinds import StepKind
 
-from cudnn_actor.engines.cuda.kernels.expressions import Expression, Result, Scalar
-from cudnn_actor.protocol.types.conv import ConvSpec
-from cudnn_actor.protocol.types.dtypes import DType
+__all__ = ["Depthwise"]
 
-__all__ = ["THREADS", "Depthwise", "Line", "Pass", "Tile", "tiles"]
-
-THREADS = 128
-"""The most threads of a block: a thread has many registers."""
-_VECTORS, _MOST_COLUMNS = (4, 2, 1), 8
-_MOST_PACKS = 8
-"""The most packs of channels that a block works on."""
-_MOST_NUMBERS = 128
-"""The most numbers that a thread keeps: inputs of a row, and sums."""
-_MOST_SHARED = 48 << 10
-_PACK_BYTES = 16
-_FULL = 1 << 15
-"""With fewer threads, a device is not busy."""
-_MOST_BLOCKS, _PARTS = 4096, 512
-"""The most blocks of a kernel; of backward filter, about how many sum up parts."""
-_SMALL = 1 << 30
-"""Sums of two numbers below this fit into 32 bits."""
+_THREADS_OF_SUMS = 256
 
 
-class Pass(enum.StrEnum):
-    """Which of the three convolutions."""
+class Depthwise(Geometry, frozen=True, tag="depthwise"):
+    """A kernel as data; backward filter has two launches. Its result is leaf 0 of its body."""
 
-    FORWARD = "forward"
-    DATA = "data"
-    FILTER = "filter"
+    # `Kernel`. Its tensors are its operands, then its results, then its workspace if it needs any.
 
-
-class Tile(msgspec.Struct, frozen=True):
-    """What a thread computes: channels, places of a row, and rows; of backward filter, the filter's rows."""
-
-    vector: int
-    columns: int
-    rows: int
-
-
-class Line(NamedTuple):
-    """A spatial dim: at which places of what is read a result finds its taps.
-
-    With `back`, what is read is the gradient of the output, and `stride` divides.
-    """
-
-    taps: int
-    stride: int
-    dilation: int
-    padding: int
-    back: bool
-
-    def offset(self, place: int, tap: int) -> int | None:
-        """The place, counted from that of result 0, where result `place` finds a tap; None if nowhere."""
-        if not self.back:
-            return place * self.stride + tap * self.dilation - self.padding
-        offset, rest = divmod(place + self.padding - tap * self.dilation, self.stride)
-        return None if rest else offset
-
-    def offsets(self, places: int) -> list[int]:
-        """All places where one of so many results finds a tap, in order."""
-        found = {self.offset(place, tap) for place in range(places) for tap in range(self.taps)}
-        return sorted(offset for offset in found if offset is not None)
+    title = StepKind.DEPTHWISE.named()
+    is_empty = False
 
     @property
-    def reach(self) -> int:
-        """How far the first and the last tap of one result are apart. It may have none."""
-        found = self.offsets(1)
-        return found[-1] - found[0] if found else 0
+    def name(self) -> str:
+        """With the tile, which tuning chooses."""
+        return f"depthwise-{self.tile.vector}x{self.tile.columns}x{self.tile.rows}"
+
+    def scalars(self) -> tuple[Scalar, ...]:
+        """The plan's scalars that it takes."""
+        return scalars_of(self.body)
+
+    def launches(self) -> tuple[Launch, ...]:
+        """One, or one for parts of sums and one for the sums of these."""
+        if self.of is Pass.FILTER:
+            return _parts_of_filter(self), _sums_of_filter(self)
+        return (_gathered(self),)
+
+    def renumbered(self, numbers: Sequence[int]) -> Self:
+        """See `Kernel.renumbered`."""
+        return renumbered(self, numbers)
 
 
-class Depthwise(msgspec.Struct, frozen=True, dict=True):
-    """A kernel as data.
+def _gathered(kernel: Depthwise) -> Launch:
+    """The kernel of forward and backward data."""
+    behind = _Behind(kernel, ("n", "first", "h0 + i", "w0 + j"), kernel.tile.vector)
+    w = kernel.strides[1]
+    (_, spread), given = kernel.spread, kernel.y if kernel.of is Pass.DATA else kernel.x
+    down, across = (-(-all_ // some) for all_, some in zip(kernel.groups, kernel.spread, strict=True))
+    numbers = {
+        "tiles": kernel.blocks,
+        "down": down,
+        "across": across,
+        "rows_of_block": kernel.spread[0],
+        "columns_of_block": spread,
+        "channels": kernel.channels,
+        "height": kernel.made[2],
+        "width": kernel.made[3],
+        "given_height": given[2],
+        "given_width": given[3],
+        "x_n": kernel.strides[0][0],
+        "x_h": kernel.strides[0][2],
+        "filters": kernel.w[0],
+        "w_k": w[0],
+        "w_r": w[2],
+        "w_s": w[3],
+        **behind.numbers,
+    }
+    body = "\n".join(_gather(kernel, behind))
+    return _launch(kernel, body, "depthwise", kernel.grid, block=kernel.block, numbers=numbers)
+
+
+def _launch(
+    kernel: Depthwise,
+    body: str,
+    name: str,
+    grid: tuple[int, ...],
+    *,
+    block: tuple[int, ...],
+    numbers: Mapping[str, int],
+    tensors: tuple[int, ...] | None = None,
+    stores: bool = True,
+) -> Launch:
+    """A launch of these statements; by default it takes all operands and results."""
+    tensors = tuple(range(len(kernel.strides))) if tensors is None else tensors
+    scalars = kernel.scalars() if stores else ()
+    parameters = [*_pointers(kernel, tensors), *(f"long long {number}" for number in numbers)]
+    parameters += [f"double scalar{one.number}" for one in scalars]
+    element = kernel.operands[0]
+    times = kernel.multiplier if kernel.of is Pass.DATA else 1
+    reading = _READING.format(element=C_TYPES[element], value=load(element, "bits"), times=times)
+    most = THREADS if len(block) > 1 else _THREADS_OF_SUMS
+    text = f"""typedef {"long long" if kernel.wide else "int"} I;
+{CONVERSIONS}{FORMULA_FUNCTIONS}{PACK}{reading}
+extern "C" __global__ void __launch_bounds__({most}) {name}({", ".join(parameters)}) {{
+{body}
+}}
+"""
+    arguments: tuple[Argument, ...] = (*map(Pointer, tensors), *numbers.values(), *scalars)
+    return Launch(name, text, grid, block, arguments, ROUNDING)
+
+
+_READING = """
+typedef {element} E;
+__device__ __forceinline__ float value(E bits) {{ return {value}; }}
+template <int N> __device__ __forceinline__ void read(float* to, const E* from) {{
+    const Pack<E, N> pack = *(const Pack<E, N>*)from;
+    #pragma unroll
+    for (int v = 0; v < N; ++v) to[v] = value(pack.of[v]);
+}}
+template <int N> __device__ __forceinline__ void read_apart(float* to, const E* from) {{
+    #pragma unroll
+    for (int v = 0; v < N; ++v) to[v] = value(from[v * {times}]);
+}}
+template <int N> __device__ __forceinline__ void zero(float* to) {{
+    #pragma unroll
+    for (int v = 0; v < N; ++v) to[v] = 0;
+}}
+// `N` sums take the products of their factors with `M` values, each of which is that of some neighbours.
+template <int N, int M> __device__ __forceinline__ void add(float* sums, const float* x, const float* w) {{
+    #pragma unroll
+    for (int v = 0; v < N; ++v) sums[v] = fmaf(x[v * M / N], w[v], sums[v]);
+}}
+"""
+
+
+def _pointers(kernel: Depthwise, tensors: Sequence[int]) -> list[str]:
+    """The parameters for tensors."""
+    count, every = len(kernel.operands), len(kernel.strides)
+    return [
+        "float* parts"
+        if tensor == every
+        else f"const {C_TYPES[kernel.dtypes[tensor]]}* in{tensor}"
+        if tensor < count
+        else f"{C_TYPES[kernel.dtypes[tensor]]}* out{tensor - count}"
+        for tensor in tensors
+    ]
+
+
+def _values(kernel: Depthwise) -> int:
+    """How many values of the first operand's channels a thread has for each place."""
+    return kernel.tile.vector if kernel.of is Pass.DATA else kernel.read
+
+
+def _gather(kernel: Depthwise, behind: _Behind) -> Iterator[str]:
+    """The statements of forward and backward data."""
+    (packs, _), tile, (down, across) = kernel.block, kernel.tile, kernel.lines
+    times = kernel.multiplier if kernel.of is Pass.DATA else 1
+    taps = down.taps * across.taps
+    pack = f"Pack<float, {tile.vector}>"
+    own = packs * tile.vector * times
+    yield f"""    __shared__ {pack} taps[{times * taps * (packs + 1)}];
+    const int pack = threadIdx.x, group = threadIdx.y;
+    for (int i = group * {packs} + pack; i < {own * taps}; i += {packs} * blockDim.y) {{
+        const int of = i / {taps}, tap = i % {taps}, channel = of / {times};
+        const I k = (I)blockIdx.y * {own} + of;
+        const I place = k * (I)w_k + tap / {across.taps} * (I)w_r + tap % {across.taps} * (I)w_s;
+        {pack}& to = taps[(of % {times} * {taps} + tap) * {packs + 1} + channel / {tile.vector}];
+        to.of[channel % {tile.vector}] = k < (I)filters ? value(in1[place]) : 0;
+    }}
+    __syncthreads();
+    const I first = ((I)blockIdx.y * {packs} + pack) * {tile.vector};
+    if (first >= (I)channels) return;"""
+    yield from behind.before()
+    divided = [line.stride if line.back else 1 for line in (down, across)]
+    multiplied = [1 if line.back else line.stride for line in (down, across)]
+    yield f"""    for (long long tile = blockIdx.x; tile < tiles; tile += gridDim.x) {{
+        const I rest = (I)(tile / across), n = rest / (I)down;
+        const I h0 = (rest % (I)down * (I)rows_of_block + group / (I)columns_of_block) * {tile.rows};
+        const I group_across = (I)(tile % across) * (I)columns_of_block + group % (I)columns_of_block;
+        const I w0 = group_across * {tile.columns};
+        if (h0 >= (I)height || w0 >= (I)width) continue;
+        const I row = h0 * {multiplied[0]} / {divided[0]}, column = w0 * {multiplied[1]} / {divided[1]};
+        const I start = n * (I)x_n + {_first_read(kernel)};
+        float sums[{tile.rows}][{tile.columns}][{tile.vector}] = {{}};"""
+    offsets, rows = across.offsets(tile.columns), down.offsets(tile.rows)
+    if offsets and rows:
+        yield f"""        const bool inside = {_inside(offsets)};
+        #pragma unroll 1
+        for (I d = {rows[0]}; d <= {rows[-1]}; d += {_step(rows)}) {{
+            const I h = row + d;
+            if (h < 0 || h >= (I)given_height) continue;"""
+        if times > 1:
+            yield f"            for (int m = 0; m < {times}; ++m) {{"
+        place = f"start + h * (I)x_h + column * {_far(kernel.strides[0][3])}{' + m' if times > 1 else ''}"
+        yield f"            const E* line = in0 + {place};"
+        yield from _row(kernel, offsets)
+        for n in range(tile.rows):
+            yield f"            {{ const I q = {_tap_row(kernel, n)};"
+            yield f"            if (q >= 0 && q < {down.taps * down.dilation} && q % {down.dilation} == 0) {{"
+            which = f"{'m * ' + str(down.taps) + ' + ' if times > 1 else ''}(int)q / {down.dilation}"
+            yield f"            const {pack}* tap = taps + ({which}) * {across.taps * (packs + 1)} + pack;"
+            for s in range(across.taps):
+                yield f"            {{ const {pack} w = tap[{s * (packs + 1)}];"
+                for t in range(tile.columns):
+                    offset = across.offset(t, s)
+                    if offset is not None:
+                        at = offsets.index(offset)
+                        yield f"            {_add(kernel)}(sums[{n}][{t}], x[{at}], w.of);"
+                yield "            }"
+            yield "            } }"
+        yield "            }" + (" }" if times > 1 else "")
+    yield f"""        #pragma unroll
+        for (int i = 0; i < {tile.rows}; ++i)
+            #pragma unroll
+            for (int j = 0; j < {tile.columns}; ++j) {{
+                if (h0 + i >= (I)height || w0 + j >= (I)width) continue;"""
+    yield from behind.each("sums[i][j][v]")
+    yield "            }\n    }"
+
+
+def _first_read(kernel: Depthwise) -> str:
+    """The first of the channels that a thread reads of the first operand."""
+    return f"first * {kernel.multiplier}" if kernel.of is Pass.DATA else f"first / {kernel.multiplier}"
+
+
+def _add(kernel: Depthwise) -> str:
+    return f"add<{kernel.tile.vector}, {_values(kernel)}>"
+
+
+def _far(offset: int) -> str:
+    """A distance in C, of a type that holds it."""
+    return f"{offset}ll" if abs(offset) >= 1 << 31 else f"({offset})"
+
+
+def _inside(offsets: Sequence[int]) -> str:
+    """In C: whether all columns from the first to the last are there."""
+    return f"column + {_far(offsets[0])} >= 0 && column + {_far(offsets[-1])} < (I)given_width"
+
+
+def _step(places: Sequence[int]) -> int:
+    """The distance of places, if it is always the same; else 1."""
+    steps = {after - before for before, after in itertools.pairwise(places)}
+    return steps.pop() if len(steps) == 1 else 1
+
+
+def _tap_row(kernel: Depthwise, result: int) -> str:
+    """In C: the distance of a result's row from its first tap's, for `d`; see `Line.offset`."""
+    down = kernel.lines[0]
+    if down.back:
+        return f"{result + down.padding} - d * {down.stride}"
+    return f"d + {down.padding - result * down.stride}"
+
+
+def _row(kernel: Depthwise, offsets: Sequence[int]) -> Iterator[str]:
+    """The statements that read what a thread needs of a line, which begins at `line`: `x`."""
+    count, step = _values(kernel), kernel.strides[0][3]
+    apart = kernel.of is Pass.DATA and kernel.multiplier > 1
+    read = f"read{'_apart' if apart else ''}<{count}>"
+    yield f"            float x[{len(offsets)}][{count}];"
+    reads = [f"{read}(x[{n}], line + {_far(offset * step)});" for n, offset in enumerate(offsets)]
+    yield "            if (inside) {"
+    yield from (f"                {one}" for one in reads)
+    yield "            } else {"
+    for n, (offset, one) in enumerate(zip(offsets, reads, strict=True)):
+        yield f"                if ({_inside([offset])}) {one} else zero<{count}>(x[{n}]);"
+    yield "            }"
+
+
+# Backward filter.
+
+
+def _parts_of_filter(kernel: Depthwise) -> Launch:
+    """The launch that sums up parts of the places."""
+    x, dy = kernel.strides[:2]
+    places = kernel.y[0] * math.prod(kernel.groups)
+    numbers = {
+        "places": places,
+        "places_of_part": -(-places // kernel.parts),
+        "across": kernel.groups[1],
+        "channels": kernel.channels,
+        "height": kernel.y[2],
+        "width": kernel.y[3],
+        "given_height": kernel.x[2],
+        "given_width": kernel.x[3],
+        "x_n": x[0],
+        "x_h": x[2],
+        "y_n": dy[0],
+        "y_h": dy[2],
+    }
+    return _launch(
+        kernel,
+        "\n".join(_parts(kernel)),
+        "depthwise_parts",
+        kernel.grid,
+        block=kernel.block,
+        numbers=numbers,
+        tensors=(0, 1, len(kernel.strides)),
+        stores=False,
+    )
+
+
+def _parts(kernel: Depthwise) -> Iterator[str]:
+    (packs, groups), tile, (down, across) = kernel.block, kernel.tile, kernel.lines
+    beside, threads, vector = -(-down.taps // tile.rows), packs * groups, tile.vector
+    sums = tile.rows * across.taps * vector
+    offsets = across.offsets(tile.columns)
+    yield f"""    __shared__ float shared[{sums * threads}];
+    const int pack = threadIdx.x, group = threadIdx.y, r0 = blockIdx.y % {beside} * {tile.rows};
+    const I chunk = blockIdx.y / {beside} * {packs}, first = (chunk + pack) * {vector};
+    const long long begin = blockIdx.x * places_of_part;
+    const long long most = first < channels ? places : 0;
+    const long long end = begin + places_of_part < most ? begin + places_of_part : most;
+    float sums[{tile.rows}][{across.taps}][{vector}] = {{}};
+    for (long long place = begin + group; place < end; place += {groups}) {{
+        const I w0 = (I)(place % across) * {tile.columns}, rest = (I)(place / across);
+        const I h0 = rest % (I)height, n = rest / (I)height;
+        const I count = (I)width - w0;
+        float dy[{tile.columns}][{vector}];
+        const E* gradient = in1 + n * (I)y_n + h0 * (I)y_h + w0 * {_far(kernel.strides[1][3])} + first;"""
+    for t in range(tile.columns):
+        read = f"read<{vector}>(dy[{t}], gradient + {_far(t * kernel.strides[1][3])});"
+        yield f"        if ({t} < count) {read} else zero<{vector}>(dy[{t}]);"
+    yield f"""        const I column = w0 * {across.stride};
+        const I start = n * (I)x_n + {_first_read(kernel)};
+        const bool inside = {_inside(offsets)};"""
+    for n in range(tile.rows):
+        place = f"start + h * (I)x_h + column * {_far(kernel.strides[0][3])}"
+        yield f"""        if (r0 + {n} < {down.taps}) {{
+            const I h = h0 * {down.stride} + (I)(r0 + {n}) * {down.dilation} - {down.padding};
+            if (h >= 0 && h < (I)given_height) {{
+            const E* line = in0 + {place};"""
+        yield from _row(kernel, offsets)
+        for t in range(tile.columns):
+            # What is beside the last column may be infinite: it is not multiplied with 0.
+            yield f"            if ({t} < count) {{" if kernel.y[3] % tile.columns else "            {"
+            for s in range(across.taps):
+                offset = across.offset(t, s)
+                assert offset is not None, "none is between two places"
+                yield f"            {_add(kernel)}(sums[{n}][{s}], x[{offsets.index(offset)}], dy[{t}]);"
+            yield "            }"
+        yield "            } }"
+    yield f"""    }}
+    #pragma unroll
+    for (int i = 0; i < {sums}; ++i)
+        shared[i * {threads} + group * {packs} + pack] =
+            sums[i / {across.taps * vector}][i / {vector} % {across.taps}][i % {vector}];
+    __syncthreads();
+    for (int i = group * {packs} + pack; i < {sums * packs}; i += {threads}) {{
+        const int which = i / {packs}, of = i % {packs};
+        float total = 0;
+        for (int g = 0; g < {groups}; ++g) total += shared[which * {threads} + g * {packs} + of];
+        const I k = (chunk + of) * {vector} + which % {vector};
+        const int s = which / {vector} % {across.taps}, r = r0 + which / {vector * across.taps};
+        if (k < (I)channels && r < {down.taps})
+            parts[(blockIdx.x * channels + k) * {down.taps * across.taps} + r * {across.taps} + s] = total;
+    }}"""
+
+
+def _sums_of_filter(kernel: Depthwise) -> Launch:
+    """The launch that adds up the parts, and computes the results."""
+    every = len(kernel.strides)
+    behind = _Behind(kernel, ("k", "0", "r", "s"), 1)
+    taps, across, total = math.prod(kernel.w[2:]), kernel.w[3], math.prod(kernel.w)
+    numbers = {"total": total, "count": kernel.parts, **behind.numbers}
+    body = [
+        f"""    const I e = (I)blockIdx.x * {_THREADS_OF_SUMS} + threadIdx.x;
+    if (e >= (I)total) return;
+    const I k = e / {taps}, r = e % {taps} / {across}, s = e % {across};
+    float sum = 0;
+    #pragma unroll 8
+    for (long long part = 0; part < count; ++part) sum += parts[part * total + e];""",
+        *behind.each("sum"),
+    ]
+    return _launch(
+        kernel,
+        "\n".join(body),
+        "depthwise_sums",
+        (-(-total // _THREADS_OF_SUMS),),
+        block=(_THREADS_OF_SUMS,),
+        numbers=numbers,
+        tensors=(*range(2, every), every),
+    )
+
+
+# What is behind.
+
+
+class _Behind:
+    """The pointwise operations behind a convolution, and its results.
 
     Parameters
     ----------
-    of, conv
-        The convolution.
-    x, w, y
-        The dims of its input, filter and output, one of which is what it computes.
-    body
-        What is computed from its result, in this order. The result is leaf 0; `Earlier` is the index of one
-        before.
-    results
-        What is stored, of the dims of the result.
-    operands
-        The element types of both operands of the convolution, then of the leaves from 1 on.
-    strides, alignments
-        Of the operands, then the results; strides of leaves are 0 where they are broadcast. Alignments in
-        bytes.
-    tile
-        What a thread computes.
+    kernel
+        What they are behind.
+    indices
+        In C: the place of a result in each of its dims.
+    vector
+        How many neighbouring channels are computed together, from the second of the indices on.
     """
 
-    of: Pass
-    conv: ConvSpec
-    x: tuple[int, ...]
-    w: tuple[int, ...]
-    y: tuple[int, ...]
-    body: tuple[Expression, ...]
-    results: tuple[Result, ...]
-    operands: tuple[DType, ...]
-    strides: tuple[tuple[int, ...], ...]
-    alignments: tuple[int, ...]
-    tile: Tile
+    def __init__(self, kernel: Depthwise, indices: tuple[str, ...], vector: int) -> None:
+        self._kernel, self._indices, self._vector = kernel, indices, vector
+        self._leaves = range(2, len(kernel.operands))
+        self._results = range(len(kernel.operands), len(kernel.strides))
+        self.numbers = {
+            f"s{tensor}_{axis}": step
+            for tensor in (*self._leaves, *self._results)
+            for axis, step in enumerate(kernel.strides[tensor])
+        }
 
-    def scalars(self) -> tuple[int, ...]:
-        """The indices of the plan's scalars that the kernel takes, in the kernel's own order."""
-        nodes = (operand for node in self.body for operand in node.operands)
-        return tuple(sorted({node.number for node in nodes if isinstance(node, Scalar)}))
+    def _place(self, tensor: int) -> str:
+        steps = self._kernel.strides[tensor]
+        parts = [f"({i}) * (I)s{tensor}_{n}" for n, i in enumerate(self._indices) if steps[n]]
+        return " + ".join(parts) or "0"
 
-    @property
-    def multiplier(self) -> int:
-        """Filters for each channel."""
-        return self.w[0] // self.x[1]
+    def _pack(self, tensor: int) -> str:
+        return f"Pack<{C_TYPES[self._kernel.dtypes[tensor]]}, {self._vector}>"
 
-    @property
-    def made(self) -> tuple[int, ...]:
-        """The dims of the results."""
-        return {Pass.FORWARD: self.y, Pass.DATA: self.x, Pass.FILTER: self.w}[self.of]
+    def _packed(self, tensor: int) -> bool:
+        return self._vector > 1 and self._kernel.packs(tensor, self._vector)
 
-    @property
-    def dtypes(self) -> tuple[DType, ...]:
-        """The element types of all tensors."""
-        return (*self.operands, *(result.dtype for result in self.results))
+    def _single(self, tensor: int) -> bool:
+        """Whether one element is for all channels that are computed together."""
+        return self._vector == 1 or not self._kernel.strides[tensor][1]
 
-    @cached_property
-    def lines(self) -> tuple[Line, Line]:
-        """Rows and columns."""
-        conv, back = self.conv, self.of is Pass.DATA
-        numbers = zip(self.w[2:], conv.stride, conv.dilation, conv.pre_padding, strict=True)
-        down, across = (Line(*of, back) for of in numbers)
-        return down, across
+    def _read(self, tensor: int) -> str | None:
+        """The statement that reads an operand before the channels; None if each is read by itself."""
+        dtype = self._kernel.dtypes[tensor]
+        if self._single(tensor):
+            element = load(dtype, f"in{tensor}[{self._place(tensor)}]")
+            return f"const {value_type(dtype)} v{tensor - 1} = {element};"
+        if self._packed(tensor):
+            pack = self._pack(tensor)
+            return f"const {pack} p{tensor} = *(const {pack}*)&in{tensor}[{self._place(tensor)}];"
+        return None
 
-    @property
-    def channels(self) -> int:
-        """Of these a thread has `tile.vector`: the results', or the output's of backward filter."""
-        return self.x[1] if self.of is Pass.DATA else self.y[1]
+    def _fixed(self, tensor: int) -> bool:
+        """Whether it is the same at all places of a thread's channels."""
+        steps = self._kernel.strides[tensor]
+        return self._vector > 1 and not any(step for axis, step in enumerate(steps) if axis != 1)
 
-    @property
-    def read(self) -> int:
-        """How many neighbouring channels of the first operand a thread reads at once."""
-        vector, times = self.tile.vector, self.multiplier
-        if self.of is Pass.DATA:
-            return vector if times == 1 else 1
-        return max(1, vector // times)
+    def before(self) -> Iterator[str]:
+        """The statements before all places."""
+        reads = (self._read(tensor) for tensor in self._leaves if self._fixed(tensor))
+        yield from (f"    {read}" for read in reads if read is not None)
 
-    def packs(self, tensor: int, count: int) -> bool:
-        """Whether so many neighbouring channels of a tensor lie side by side, at an aligned address."""
-        steps, size = self.strides[tensor], count * self.dtypes[tensor].itemsize
-        return count == 1 or (
-            steps[1] == 1
-            and all(step % count == 0 for axis, step in enumerate(steps) if axis != 1)
-            and self.alignments[tensor] % min(_PACK_BYTES, size) == 0
-        )
-
-    @cached_property
-    def wide(self) -> bool:
-        """Whether offsets need 64 bits."""
-        dims = (
-            [self.x, self.y] if self.of is Pass.FILTER else [self.y if self.lines[0].back else self.x, self.w]
-        )
-        dims += [self.made] * (len(self.strides) - 2)
-        spans = (
-            sum((size - 1) * abs(step) for size, step in zip(sizes, steps, strict=True))
-            for sizes, steps in zip(dims, self.strides, strict=True)
-        )
-        conv = self.conv
-        padded = (sum(of) for of in zip(self.x[2:], conv.pre_padding, conv.post_padding, strict=True))
-        return max(*spans, *padded, math.prod(self.w)) >= _SMALL
-
-    @property
-    def _packs(self) -> int:
-        """Packs of channels that a block has threads for."""
-        packs = self.channels // self.tile.vector
-        return -(-packs // -(-packs // _MOST_PACKS))
-
-    @property
-    def block(self) -> tuple[int, int]:
-        """Packs of channels, and groups of places, that a block has threads for."""
-        most = THREADS // self._packs
-        return self._packs, most if self.of is Pass.FILTER else math.prod(self.spread)
-
-    @property
-    def chunks(self) -> int:
-        """How many blocks are beside each other for all channels."""
-        return -(-self.channels // (self.tile.vector * self._packs))
-
-    @property
-    def groups(self) -> tuple[int, int]:
-        """How many groups of rows and of columns a thread may have."""
-        if self.of is Pass.FILTER:
-            return self.y[2], -(-self.y[3] // self.tile.columns)
-        return -(-self.made[2] // self.tile.rows), -(-self.made[3] // self.tile.columns)
-
-    @cached_property
-    def spread(self) -> tuple[int, int]:
-        """How many groups of rows and of columns a block has: few idle threads, and little read twice."""
-        down, across = self.groups
-        most = THREADS // self._packs
-
-        def cost(spread: tuple[int, int]) -> float:
-            blocks = math.prod(-(-all_ // some) for all_, some in zip(self.groups, spread, strict=True))
-            work = math.prod(spread) * self.tile.rows * self.tile.columns * math.prod(self.w[2:]) / 128
-            sizes = zip(self.lines, spread, (self.tile.rows, self.tile.columns), strict=True)
-            read = math.prod(line.reach + some * own for line, some, own in sizes)
-            return blocks * (work + read / 32)
-
-        choices = ((min(most // n, down), n) for n in range(1, min(most, across) + 1))
-        return min(choices, key=cost)
-
-    @property
-    def shared(self) -> int:
-        """Bytes of shared memory."""
-        if self.of is Pass.FILTER:
-            return math.prod(self.block) * self.tile.rows * self.w[3] * self.tile.vector * 4
-        times = self.multiplier if self.of is Pass.DATA else 1
-        return times * math.prod(self.w[2:]) * (self._packs + 1) * self.tile.vector * 4
-
-    @property
-    def numbers_kept(self) -> int:
-        """About how many numbers a thread keeps."""
-        tile, across = self.tile, self.lines[1]
-        row = len(across.offsets(tile.columns)) * self.tile.vector
-        if self.of is Pass.FILTER:
-            return row + tile.vector * (tile.columns + tile.rows * self.w[3])
-        return row + tile.vector * tile.columns * tile.rows
-
-    @property
-    def parts(self) -> int:
-        """Of backward filter: how many parts are summed up."""
-        beside = self.chunks * -(-self.w[2] // self.tile.rows)
-        places = self.y[0] * math.prod(self.groups)
-        return max(1, min(_PARTS // beside, -(-places // self.block[1])))
-
-    @property
-    def workspace(self) -> int:
-        """Bytes that it needs for the parts of sums."""
-        return self.parts * math.prod(self.w) * 4 if self.of is Pass.FILTER else 0
-
-    @property
-    def grid(self) -> tuple[int, int]:
-        """Of the kernel that sums up: blocks across places, and for all channels."""
-        if self.of is Pass.FILTER:
-            return self.parts, self.chunks * -(-self.w[2] // self.tile.rows)
-        return max(1, min(self.blocks, _MOST_BLOCKS // self.chunks)), self.chunks
-
-    @property
-    def blocks(self) -> int:
-        """How many blocks' work there is for each chunk of channels."""
-        of = zip(self.groups, self.spread, strict=True)
-        return self.made[0] * math.prod(-(-all_ // some) for all_, some in of)
-
-    @property
-    def cost(self) -> float:
-        """About how long it takes, to compare tiles: instructions of a thread, for all threads."""
-        tile, taps = self.tile, math.prod(self.w[2:])
-        inputs = len(self.lines[1].offsets(tile.columns)) * (1 + tile.vector)
-        places = math.prod(self.groups) * self.y[0] * self.channels // tile.vector
-        if self.of is Pass.FILTER:
-            beside = -(-self.w[2] // tile.rows)
-            reads = tile.columns * (1 + tile.vector) + tile.rows * inputs
-            sums = tile.rows * self.w[3] * tile.columns * tile.vector
-            return places * beside * (reads + sums + 20)
-        rows = len(self.lines[0].offsets(tile.rows))
-        steps = rows * (inputs + 20) + tile.rows * taps * (1 + tile.columns * tile.vector)
-        return steps * max(places, _FULL)
-
-
-def tiles(kernel: Depthwise) -> list[Depthwise]:
-    """The kernel with each tile that is worth trying, the one that should be fastest first; maybe none."""
-    vector = next((n for n in _VECTORS if _fits(kernel, n)), None)
-    if vector is None:
-        return []
-    found = [msgspec.structs.replace(kernel, tile=tile) for tile in _tiles(kernel, vector)]
-    fitting = [one for one in found if one.numbers_kept <= _MOST_NUMBERS and one.shared <= _MOST_SHARED]
-    ranked = sorted(fitting, key=lambda one: (one.cost, -one.tile.columns))
-    best: dict[int, Depthwise] = {}
-    for one in ranked:
-        best.setdefault(one.tile.rows, one)
-    return list(best.values())
-
-
-def _fits(kernel: Depthwise, vector: int) -> bool:
-    """Whether a thread can have that many neighbouring channels."""
-    times = kernel.multiplier
-    made = msgspec.structs.replace(kernel, tile=Tile(vector, 1, 1))
-    if made.channels % vector or (kernel.of is not Pass.DATA and vector % times and times % vector):
-        return False
-    if kernel.of is Pass.FILTER:
-        return made.packs(0, made.read) and made.packs(1, vector)
-    results = range(len(kernel.operands), len(kernel.strides))
-    return made.packs(0, made.read) and all(made.packs(tensor, vector) for tensor in results)
-
-
-def _tiles(kernel: Depthwise, vector: int) -> Iterator[Tile]:
-    down, across = kernel.lines
-    if kernel.of is Pass.FILTER:
-        rows = range(1, min(kernel.w[2], 3) + 1)
-        columns = range(1, min(_MOST_COLUMNS, kernel.y[3]) + 1)
-    else:
-        # Results of one thread in backward data begin where a stride does.
-        rows = range(down.stride, down.stride + 1) if down.back and down.stride > 1 else range(1, 3)
-        step = across.stride if across.back else 1
-        columns = range(step, max(_MOST_COLUMNS, step) + 1, step)
-    for count, row in itertools.product(columns, rows):
-        if row == 1 or kernel.of is Pass.FILTER or down.dilation == 1 or down.stride == row:
-            yield Tile(vector, count, row)
+    def each(self, value: str) -> Iterator[str]:
+        """The statements for a place. `value`: what the convolution computes there, for channel `v`."""
+        kernel, several = self._kernel, self._vector > 1
+        steps: list[str] = [f"const float v0 = {value};"]
+        for tensor in self._leaves:
+            dtype, read = kernel.dtypes[tensor], self._read(tensor)
+            if read is not None and not self._fixed(tensor):
+                yield f"                {read}"
+            if not self._single(tensor):
+                far = f"in{tensor}[{self._place(tensor)} + v * (I)s{tensor}_1]"
+                element = f"p{tensor}.of[v]" if self._packed(tensor) else far
+                steps.append(f"const {value_type(dtype)} v{tensor - 1} = {load(dtype, element)};")
+        known: dict[int, tuple[str, str]] = {}
+        for n, node in enumerate(kernel.body):
+            known[n] = formula(node, steps, known=known), value_type(node.dtype or node.compute)
+        after: list[str] = []
+        for n, (tensor, result) in enumerate(zip(self._results, kernel.results, strict=True)):
+            stored = store(result.dtype, formula(result.value, steps, known=known))
+            if several:
+                yield f"                {self._pack(tensor)} r{n};"
+                steps.append(f"r{n}.of[v] = {stored};")
+                after.append(f"*({self._pack(tensor)}*)&out{n}[{self._place(tensor)}] = r{n};")
+            else:
+                steps.append(f"out{n}[{self._place(tensor)}] = {stored};")
+        inner = "\n                    ".join(steps)
+        if several:
+            yield "                #pragma unroll"
+        loop = f"for (int v = 0; v < {self._vector}; ++v) " if several else "const int v = 0; "
+        yield f"                {loop}{{\n                    {inner}\n                }}"
+        yield from (f"                {one}" for one in after)

@@ -16,7 +16,8 @@ as the nearest in range, or those of a table, which the kernel has.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from typing import Self
 
 import msgspec
 import numpy as np
@@ -40,41 +41,27 @@ from cudnn_actor.engines.cuda.kernels.expressions import (
     Table,
     Tabled,
     Value,
+    nodes_of,
+    renumbered,
+    scalars_of,
 )
 from cudnn_actor.engines.cuda.kernels.formulas import PREAMBLE, formula
-from cudnn_actor.engines.cuda.library.libraries import libraries
+from cudnn_actor.engines.cuda.kernels.kernel import ROUNDING, THREADS, Argument, Launch, Pointer
+from cudnn_actor.protocol.graphs.step_kinds import StepKind
 from cudnn_actor.protocol.types.dtypes import DType
 
-__all__ = [
-    "THREADS",
-    "Elementwise",
-    "Kernel",
-    "Source",
-    "blocks",
-    "copied",
-    "elementwise",
-    "fused",
-    "in_turns",
-    "source",
-]
+__all__ = ["Elementwise", "Source", "blocks", "copied", "elementwise", "fused", "source"]
 
-THREADS, _MOST_BLOCKS = 256, 1 << 16
+_MOST_BLOCKS = 1 << 16
 _PACK_BYTES, _MOST_TOGETHER = 16, 8
 """The most bytes of one access, and the most elements that a thread computes together."""
 _FEW_STEPS = 4
 """Of a body, if its values for several places are to fit into the registers."""
 _SMALL = 1 << 31
 """Offsets below this fit into 32 bits."""
-_MANY_BLOCKS, _MOST_TURNS = 2048, 4
-"""As many blocks keep a GPU busy; if there are more, each does as much as so many at most."""
 
 
-def in_turns(needed: int) -> int:
-    """How many blocks do the work of so many."""
-    return max(min(needed, _MANY_BLOCKS), -(-needed // _MOST_TURNS))
-
-
-class Elementwise(msgspec.Struct, frozen=True):
+class Elementwise(msgspec.Struct, frozen=True, tag="elementwise"):
     """A kernel as data: what it computes, and over which elements.
 
     Parameters
@@ -143,7 +130,9 @@ class Elementwise(msgspec.Struct, frozen=True):
 
     def leaves(self) -> tuple[Leaf, ...]:
         """What it reads, by number."""
-        found = {node.number: node for node in self._nodes() if isinstance(node, Leaf)}
+        found = {
+            node.number: node for node in nodes_of((*self.body, *self.results)) if isinstance(node, Leaf)
+        }
         return tuple(found[number] for number in sorted(found))
 
     def operands(self) -> tuple[DType, ...]:
@@ -159,19 +148,34 @@ class Elementwise(msgspec.Struct, frozen=True):
         """Whether neighbours in the last axis have the same indices, or none."""
         return not any(self.strides[self.tensor(select.indices)][-1] for select in leaf.selects)
 
-    def scalars(self) -> tuple[int, ...]:
-        """The indices of the plan's scalars that the kernel takes, in the kernel's own order."""
-        return tuple(sorted({node.number for node in self._nodes() if isinstance(node, Scalar)}))
+    def scalars(self) -> tuple[Scalar, ...]:
+        """The plan's scalars that it takes."""
+        return scalars_of((*self.body, *self.results))
 
-    def _nodes(self) -> Iterator[Value]:
-        waiting: list[Value] = [*self.body, *(result.value for result in self.results)]
-        while waiting:
-            node = waiting.pop()
-            yield node
-            if isinstance(node, Expression):
-                waiting += node.operands
-            elif isinstance(node, Leaf):
-                waiting += (select.indices for select in node.selects if isinstance(select.indices, Leaf))
+    # `Kernel`. Its tensors are its results, then its operands.
+
+    name = "elementwise"
+
+    @property
+    def title(self) -> str:
+        """See `Kernel.title`."""
+        return (StepKind.ELEMENTWISE if self.body else StepKind.COPY).named()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there are no elements."""
+        return 0 in self.dims
+
+    def launches(self) -> tuple[Launch, ...]:
+        """Its only launch."""
+        pointers = map(Pointer, range(len(self.strides) - len(self.tables)))
+        tables = (np.asarray(indices, np.int32) for indices in self.tables)
+        arguments: tuple[Argument, ...] = (*pointers, *tables, *self.geometry, *self.scalars())
+        return (Launch("elementwise", source(self), (blocks(self),), (THREADS,), arguments, ROUNDING),)
+
+    def renumbered(self, numbers: Sequence[int]) -> Self:
+        """See `Kernel.renumbered`."""
+        return renumbered(self, numbers)
 
 
 def _is_read(select: Selection) -> bool:
@@ -263,31 +267,6 @@ def copied(
     return fused([Result(Leaf(0, of), to)], [], dims, strides, alignments)
 
 
-class Kernel:
-    """A compiled kernel with its dims and strides. `launch` enqueues it on the current stream."""
-
-    def __init__(self, description: Elementwise) -> None:
-        cupy = libraries().cupy
-        # A contracted multiplication and addition would not round in between.
-        options = ("--std=c++17", "--fmad=false")
-        self._function = cupy.RawKernel(source(description), "elementwise", options=options)
-        self._function.compile()
-        self._tables = [cupy.asarray(np.asarray(indices, np.int32)) for indices in description.tables]
-        if self._tables:
-            cupy.cuda.get_current_stream().synchronize()  # other streams read them, too
-        self._geometry = description.geometry
-        self._grid = (blocks(description),)
-        self._number = cupy.float64
-        self._scalars = description.scalars()
-
-    def launch(self, pointers: Sequence[int], scalars: Sequence[float]) -> None:
-        """Enqueue a run. `pointers`: the results', then each operand's; `scalars`: all of the plan's."""
-        if not self._grid[0]:  # there are no elements, and CUDA refuses an empty grid
-            return
-        numbers = [self._number(scalars[place]) for place in self._scalars]
-        self._function(self._grid, (THREADS,), (*pointers, *self._tables, *self._geometry, *numbers))
-
-
 def blocks(description: Elementwise) -> int:
     """How many blocks of threads a kernel is launched with: none if there are no elements."""
     places = -(-description.geometry[0] // description.unrolled) + description.rest
@@ -346,7 +325,7 @@ struct {name} {{
         selects = [(leaf, n, select) for leaf in self._read for n, select in enumerate(leaf.selects)]
         arguments += [f"long long step{leaf.number}_{n}" for leaf, n, _ in selects]
         arguments += [f"long long size{leaf.number}_{n}" for leaf, n, select in selects if _is_read(select)]
-        return arguments + [f"double scalar{number}" for number in self._kernel.scalars()]
+        return arguments + [f"double scalar{one.number}" for one in self._kernel.scalars()]
 
     def _index(self) -> str:
         return "long long" if self._kernel.wide else "int"

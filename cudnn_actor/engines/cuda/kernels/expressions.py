@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TypeVar
+
 import msgspec
 
 from cudnn_actor.protocol.operations import FUNCTIONS, Pointwise, PointwiseMode
 from cudnn_actor.protocol.types.dtypes import DType
 
-__all__ = [
-    "Constant",
-    "Earlier",
-    "Expression",
-    "Leaf",
-    "Result",
-    "Scalar",
-    "Selection",
-    "Table",
-    "Tabled",
-    "Value",
-    "expression",
-]
+__all__ = ["Constant", "Earlier", "Expression", "Leaf", "Result", "Scalar", "Selection", "Table", "Tabled"]
+__all__ += ["Value", "expression", "nodes_of", "renumbered", "scalars_of"]
+
+K = TypeVar("K")
 
 
 class Leaf(msgspec.Struct, frozen=True, tag="leaf"):
@@ -127,3 +121,38 @@ def expression(
     rounded = FUNCTIONS[operation.mode].bits or (used and dtype is not compute)
     parameters = tuple(operation.effective_parameters.values())
     return Expression(operation.mode, operands, parameters, compute, dtype if rounded else None)
+
+
+def nodes_of(roots: Iterable[Any]) -> Iterator[Any]:
+    """Everything that a body's nodes and a kernel's results are made of, themselves included, in no order."""
+    waiting = [root.value if isinstance(root, Result) else root for root in roots]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        if isinstance(node, Leaf):
+            waiting += (select.indices for select in node.selects if isinstance(select.indices, Leaf))
+        else:
+            waiting += getattr(node, "operands", ())
+
+
+def scalars_of(roots: Iterable[Any]) -> tuple[Scalar, ...]:
+    """The plan's scalars that nodes and results read, each once, in the order in which kernels take them."""
+    numbers = {node.number for node in nodes_of(roots) if isinstance(node, Scalar)}
+    return tuple(map(Scalar, sorted(numbers)))
+
+
+def renumbered(kernel: K, numbers: Sequence[int]) -> K:
+    """A kernel with a body and results, with `numbers[n]` in the place of the plan's scalar `n`."""
+
+    def of(node: Any) -> Any:
+        if isinstance(node, Scalar):
+            return Scalar(numbers[node.number])
+        if isinstance(node, Result):
+            return msgspec.structs.replace(node, value=of(node.value))
+        if hasattr(node, "operands"):
+            return msgspec.structs.replace(node, operands=tuple(map(of, node.operands)))
+        return node
+
+    changed: Any = kernel
+    body, results = (tuple(map(of, nodes)) for nodes in (changed.body, changed.results))
+    return msgspec.structs.replace(changed, body=body, results=results)  # type: ignore[no-any-return]

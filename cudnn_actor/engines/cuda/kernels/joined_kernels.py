@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
+from typing import Self
+
+import msgspec
 
 from cudnn_actor.engines.cuda.kernels.axes import DIVISION
 from cudnn_actor.engines.cuda.kernels.element_types import PACK
-from cudnn_actor.engines.cuda.kernels.elementwise import THREADS, Elementwise, Source, in_turns
+from cudnn_actor.engines.cuda.kernels.elementwise import Elementwise, Source
 from cudnn_actor.engines.cuda.kernels.formulas import PREAMBLE
-from cudnn_actor.engines.cuda.library.libraries import libraries
+from cudnn_actor.engines.cuda.kernels.kernel import ROUNDING, THREADS, Launch, Pointer, blocks_for
+from cudnn_actor.protocol.graphs.step_kinds import StepKind
 
-__all__ = ["JoinedKernel", "joined_source", "launches"]
+__all__ = ["Joined", "joined_source", "launches"]
 
 _MOST_BYTES = 4096
 """Of a launch's arguments."""
@@ -33,34 +37,42 @@ def launches(kernels: Sequence[Elementwise]) -> Iterator[range]:
     yield range(start, len(kernels))
 
 
-class JoinedKernel:
-    """Compiled kernels. `launch` enqueues them on the current stream, with one launch."""
+class Joined(msgspec.Struct, frozen=True, tag="joined"):
+    """Kernels that are one launch, as data."""
 
-    def __init__(self, kernels: Sequence[Elementwise]) -> None:
-        code = joined_source(kernels)
-        self._function = libraries().cupy.RawKernel(code, "joined", options=("--std=c++17", "--fmad=false"))
-        self._function.compile()
-        self._grid = (_blocks(kernels),)
-        self._shares = [-(-kernel.geometry[0] // max(self._grid[0], 1)) for kernel in kernels]
-        self._geometries = [kernel.geometry for kernel in kernels]
-        self._pointers = [len(kernel.strides) for kernel in kernels]
+    kernels: tuple[Elementwise, ...]
 
-    def launch(self, pointers: Sequence[int], _: Sequence[float]) -> None:
-        """Enqueue a run. `pointers`: those of each kernel, one after the other."""
-        if not self._grid[0]:
-            return
-        given = iter(pointers)
-        arguments = self._shares[:]
-        for count, geometry in zip(self._pointers, self._geometries, strict=True):
-            arguments += [*itertools.islice(given, count), *geometry]
-        self._function(self._grid, (THREADS,), arguments)
+    # `Kernel`. Its tensors are those of each kernel, one after the other.
+
+    name = "copies"
+    title = StepKind.COPIES.named()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there are no elements."""
+        return all(kernel.is_empty for kernel in self.kernels)
+
+    def launches(self) -> tuple[Launch, ...]:
+        """Its only launch."""
+        blocks, tensors = _blocks(self.kernels), itertools.count()
+        arguments: list[Pointer | int] = [-(-kernel.geometry[0] // max(blocks, 1)) for kernel in self.kernels]
+        for kernel in self.kernels:
+            arguments += (Pointer(next(tensors)) for _ in kernel.strides)
+            arguments += kernel.geometry
+        return (Launch("joined", joined_source(self.kernels), (blocks,), (THREADS,), arguments, ROUNDING),)
+
+    def renumbered(self, numbers: Sequence[int]) -> Self:
+        """See `Kernel.renumbered`."""
+        return msgspec.structs.replace(
+            self, kernels=tuple(kernel.renumbered(numbers) for kernel in self.kernels)
+        )
 
 
 def _blocks(kernels: Sequence[Elementwise]) -> int:
     """How many blocks there are: enough for the largest kernel; none if there are no elements."""
     places = max(-(-kernel.geometry[0] // kernel.unrolled) + kernel.rest for kernel in kernels)
     needed = -(-places // THREADS)
-    return in_turns(needed)
+    return blocks_for(needed)
 
 
 def joined_source(kernels: Sequence[Elementwise]) -> str:

@@ -5,7 +5,7 @@ either one number for each element of a line, or one for the whole line: what a
 reduction gives, and what is computed from such numbers alone. The elements of a
 line are read once for the reductions of the elements themselves, again for those
 that need the results of these, and a last time for the results. Short lines stay
-in registers meanwhile, and so do the values of costly FORMULA_FUNCTIONS. Values are
+in registers meanwhile, and so do the values of costly functions. Values are
 computed and rounded as in `elementwise`.
 """
 
@@ -13,19 +13,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from typing import Self
 
 import msgspec
 
 from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES, load, store, value_type
-from cudnn_actor.engines.cuda.kernels.expressions import Earlier, Expression, Leaf, Result, Scalar, Value
+from cudnn_actor.engines.cuda.kernels.expressions import (
+    Earlier,
+    Expression,
+    Leaf,
+    Result,
+    Scalar,
+    Value,
+    renumbered,
+    scalars_of,
+)
 from cudnn_actor.engines.cuda.kernels.formulas import FORMULA_FUNCTIONS, formula
-from cudnn_actor.engines.cuda.kernels.lines import COMBINING, Form, Launch, Lines, compiled, header, lines_of
+from cudnn_actor.engines.cuda.kernels.kernel import ROUNDING, Argument, Launch, Pointer
+from cudnn_actor.engines.cuda.kernels.lines import COMBINING, Form, Lines, Threads, header, lines_of
 from cudnn_actor.engines.cuda.kernels.reduction_states import RESULTS, state_of
-from cudnn_actor.engines.cuda.library.libraries import libraries
+from cudnn_actor.protocol.graphs.step_kinds import StepKind
 from cudnn_actor.protocol.operations import PointwiseMode, ReductionMode
 from cudnn_actor.protocol.types.dtypes import DType
 
-__all__ = ["Lined", "LinedKernel", "Reduced", "fits", "lined", "source"]
+__all__ = ["Lined", "Reduced", "fits", "lined", "source"]
 
 _MOST_HELD, _THREADS = 8, 256
 """How many packs of all tensors together a thread keeps in registers."""
@@ -37,13 +48,13 @@ _FEW_ELEMENTS, _LONG, _MANY_LINES = 1 << 16, 1 << 15, 256
 
 
 class Reduced(msgspec.Struct, frozen=True, tag="reduced"):
-    """A reduction of a value along the lines, not rounded."""
+    """A reduction of a value, its only operand, along the lines; not rounded."""
 
     mode: ReductionMode
-    operand: Value
+    operands: tuple[Value, ...]
 
 
-class Lined(msgspec.Struct, frozen=True):
+class Lined(msgspec.Struct, frozen=True, tag="lined"):
     """A kernel as data.
 
     Parameters
@@ -66,10 +77,9 @@ class Lined(msgspec.Struct, frozen=True):
     compute: DType
     lines: Lines
 
-    def scalars(self) -> tuple[int, ...]:
-        """The indices of the plan's scalars that the kernel takes, in the kernel's own order."""
-        nodes = (operand for node in self.body if isinstance(node, Expression) for operand in node.operands)
-        return tuple(sorted({node.number for node in nodes if isinstance(node, Scalar)}))
+    def scalars(self) -> tuple[Scalar, ...]:
+        """The plan's scalars that it takes."""
+        return scalars_of(self.body)
 
     def moves(self, tensor: int) -> bool:
         """Whether a tensor has an element for each element of a line."""
@@ -78,7 +88,7 @@ class Lined(msgspec.Struct, frozen=True):
     @property
     def held(self) -> int:
         """How many packs of each operand a thread keeps in registers; 0 if it reads them again."""
-        threads = 32 if self.lines.form is Form.WARP else self.launch().block[-1]
+        threads = 32 if self.lines.form is Form.WARP else self.threads().block[-1]
         fits = self._fits(threads) and any(isinstance(node, Reduced) for node in self.body)
         return -(-self.lines.packs // threads) if fits else 0
 
@@ -87,18 +97,38 @@ class Lined(msgspec.Struct, frozen=True):
         inner = sum(map(self.moves, range(len(self.operands))))
         return -(-self.lines.packs // threads) * inner <= _MOST_HELD
 
-    def launch(self) -> Launch:
-        """Grid and block: so many threads that a line stays in their registers, if that is possible."""
-        launch = self.lines.launch()
+    def threads(self) -> Threads:
+        """So many threads that a line stays in their registers, if that is possible."""
+        threads = self.lines.threads()
         match self.lines.form:
             case Form.BLOCK:
-                sizes = (threads for threads in (256, 512, 1024) if threads >= launch.block[0])
-                return launch._replace(block=(next(filter(self._fits, sizes), launch.block[0]),))
+                sizes = (size for size in (256, 512, 1024) if size >= threads.block[0])
+                return threads._replace(block=(next(filter(self._fits, sizes), threads.block[0]),))
             case Form.COLUMN:  # neighbouring lines for each warp; few threads have to wait for each other
                 rows = next(filter(self._fits, (1, 2, 4, 8, 16, 32)), None)
-                return launch if rows is None else self.lines.columns(max(32, _THREADS // rows), rows)
+                return threads if rows is None else self.lines.columns(max(32, _THREADS // rows), rows)
             case _:
-                return launch
+                return threads
+
+    # `Kernel`. Its tensors are its operands, then its results.
+
+    name = "lines"
+    title = StepKind.LINES.named()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there are no elements."""
+        return not self.lines.total
+
+    def launches(self) -> tuple[Launch, ...]:
+        """Its only launch."""
+        pointers = map(Pointer, range(len(self.operands) + len(self.results)))
+        arguments: tuple[Argument, ...] = (*pointers, *self.lines.numbers, *self.scalars())
+        return (Launch("lined", source(self), *self.threads(), arguments, ROUNDING),)
+
+    def renumbered(self, numbers: Sequence[int]) -> Self:
+        """See `Kernel.renumbered`."""
+        return renumbered(self, numbers)
 
 
 def lined(
@@ -124,25 +154,6 @@ def lined(
     )
 
 
-class LinedKernel:
-    """A compiled kernel. `launch` enqueues it on the current stream."""
-
-    def __init__(self, description: Lined) -> None:
-        cupy = libraries().cupy
-        self._function = compiled(source(description), "lined", cupy, "--fmad=false")
-        self._launch = description.launch()
-        self._numbers = description.lines.numbers
-        self._scalars, self._number = description.scalars(), cupy.float64
-        self._empty = not description.lines.total
-
-    def launch(self, pointers: Sequence[int], scalars: Sequence[float]) -> None:
-        """Enqueue a run. `pointers`: each operand's, then the results'; `scalars`: all of the plan's."""
-        if self._empty:
-            return
-        numbers = [self._number(scalars[place]) for place in self._scalars]
-        self._function(*self._launch, (*pointers, *self._numbers, *numbers))
-
-
 def source(description: Lined) -> str:
     """The kernel in CUDA C++."""
     return _Source(description).text()
@@ -161,9 +172,8 @@ class _Source:
         self._level: list[int] = []
         """How many reductions must end, one after the other, before a value is known."""
         for node in kernel.body:
-            operands = (node.operand,) if isinstance(node, Reduced) else node.operands
-            level = max(map(self._level_of, operands), default=0)
-            self._single.append(isinstance(node, Reduced) or all(map(self._is_single, operands)))
+            level = max(map(self._level_of, node.operands), default=0)
+            self._single.append(isinstance(node, Reduced) or all(map(self._is_single, node.operands)))
             self._level.append(level + isinstance(node, Reduced))
         self._passes = max(
             (
@@ -220,7 +230,7 @@ class _Source:
         )
         pointers = [f"const {C_TYPES[dtype]}* in{n}" for n, dtype in enumerate(kernel.operands)]
         pointers += [f"{C_TYPES[result.dtype]}* out{n}" for n, result in enumerate(kernel.results)]
-        scalars = "".join(f", double scalar{number}" for number in kernel.scalars())
+        scalars = "".join(f", double scalar{one.number}" for one in kernel.scalars())
         body = "\n        ".join(self._body())
         start = header(lines, kernel.compute) + FORMULA_FUNCTIONS + states + COMBINING
         return start + lines.kernel("lined", ", ".join(pointers), body, scalars)
@@ -364,8 +374,10 @@ class _Source:
         ]
         for n, _ in now:
             yield f"r{n}::State s{n} = r{n}::State::none();"
-        head, inside, before = self._loop([node.operand for _, node in now], [])
-        takes = [f"s{n}.take({formula(node.operand, inside, 'T', self._here)}, j + v);" for n, node in now]
+        head, inside, before = self._loop([value for _, node in now for value in node.operands], [])
+        takes = [
+            f"s{n}.take({formula(node.operands[0], inside, 'T', self._here)}, j + v);" for n, node in now
+        ]
         yield self._block(head, [*inside, *takes], before, "")
         for n, node in now:
             yield f"s{n} = over_{self._lines.form.value}(s{n});"

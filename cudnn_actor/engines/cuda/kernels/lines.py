@@ -13,7 +13,7 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from cudnn_actor.engines.cpu.rounding import integer_range
 from cudnn_actor.engines.cuda.kernels.axes import DIVISION, merged
@@ -21,7 +21,7 @@ from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES, CONVERSIONS,
 from cudnn_actor.protocol.operations import GraphTensor
 from cudnn_actor.protocol.types.dtypes import DType
 
-__all__ = ["COMBINING", "Form", "Launch", "Lines", "beginning", "compiled", "header", "lines_of"]
+__all__ = ["COMBINING", "Form", "Lines", "Threads", "beginning", "header", "lines_of"]
 __all__ += ["rounded", "value_of"]
 
 _THREADS, _WARP, _MOST_BLOCKS = 256, 32, 1 << 16
@@ -131,35 +131,35 @@ class Lines(NamedTuple):
         """A kernel that runs a body for each line, with `line`, `there`, `lane` and `lanes` defined.
 
         All threads of a line's group run the body, also for lines that are not there. `more`: parameters
-        after those of the lines. `most`: as in `launch`.
+        after those of the lines. `most`: as in `threads`.
         """
         threads = {Form.WARP: _THREADS, Form.COLUMN: most}.get(self.form, _MANY_THREADS)
         start = f'extern "C" __global__ void __launch_bounds__({threads}) {name}'
         loop = _EACH_LINE[self.form].format(body=body)
         return f"{start}({pointers}, {self.parameters}{more}) {{{loop}\n}}\n"
 
-    def launch(self, parts: int = 1, most: int = _MANY_THREADS) -> Launch:
+    def threads(self, parts: int = 1, most: int = _MANY_THREADS) -> Threads:
         """Grid and block of a kernel with that loop. `most`: threads of a block that has columns."""
         if self.form is Form.COLUMN:
             rows = min(most, _power_of_two(self.length))
             columns = min(_WARP, max(_power_of_two(self.across[-1][0]), most // rows))
             return self.columns(columns, min(most // columns, rows), parts)
         if self.form is Form.WARP:
-            return Launch((min(-(-self.total * _WARP // _THREADS), _MOST_BLOCKS), parts), (_THREADS,))
+            return Threads((min(-(-self.total * _WARP // _THREADS), _MOST_BLOCKS), parts), (_THREADS,))
         many = self.length >= _LONG and self.total * parts < _FEW_LINES
-        return Launch((min(self.total, _MOST_BLOCKS), parts), (_MANY_THREADS if many else _THREADS,))
+        return Threads((min(self.total, _MOST_BLOCKS), parts), (_MANY_THREADS if many else _THREADS,))
 
-    def columns(self, columns: int, rows: int, parts: int = 1) -> Launch:
+    def columns(self, columns: int, rows: int, parts: int = 1) -> Threads:
         """Grid and block where a block has so many lines, and so many threads have a line."""
-        return Launch((min(-(-self.total // columns), _MOST_BLOCKS), parts), (columns, rows))
+        return Threads((min(-(-self.total // columns), _MOST_BLOCKS), parts), (columns, rows))
 
 
 def _power_of_two(least: int) -> int:
     return 1 << max(0, least - 1).bit_length()
 
 
-class Launch(NamedTuple):
-    """How many blocks and threads."""
+class Threads(NamedTuple):
+    """How many blocks a kernel is launched with, and how many threads each has."""
 
     grid: tuple[int, ...]
     block: tuple[int, ...]
@@ -222,11 +222,6 @@ def rounded(tensor: GraphTensor, value: str, *, exact: bool = False) -> str:
         return store(dtype, value)
     least, most = integer_range(dtype.numpy)
     return f"({C_TYPES[dtype]})limited({value}, {least + 1}ll - 1, {most}ull)"
-
-
-def compiled(source: str, name: str, cupy: Any, *options: str) -> Any:
-    """A kernel of a source."""
-    return cupy.RawModule(code=source, options=("--std=c++17", *options)).get_function(name)
 
 
 COMBINING = """

@@ -15,19 +15,20 @@ values are computed and rounded as in `elementwise`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
+import numpy as np
 
 from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES, load, store, value_type
-from cudnn_actor.engines.cuda.kernels.expressions import Earlier, Expression, Leaf, Result, Value
+from cudnn_actor.engines.cuda.kernels.expressions import Earlier, Expression, Leaf, Result, Scalar, Value
 from cudnn_actor.engines.cuda.kernels.formulas import FORMULA_FUNCTIONS, formula
-from cudnn_actor.engines.cuda.kernels.lines import COMBINING, Form, Launch, Lines, compiled, header, lines_of
-from cudnn_actor.engines.cuda.library.libraries import libraries
+from cudnn_actor.engines.cuda.kernels.kernel import ROUNDING, Launch, Pointer
+from cudnn_actor.engines.cuda.kernels.lines import COMBINING, Form, Lines, Threads, header, lines_of
 from cudnn_actor.protocol.types.dtypes import DType
 
-__all__ = ["Norm", "Normal", "Operand", "Pass", "launch_of", "sources_of", "workspace_of"]
+__all__ = ["Norm", "Normal", "Operand", "Pass", "launches_of", "workspace_of"]
 
 _ENOUGH_BLOCKS, _LEAST_PACKS = 528, 4
 """Lines are cut into parts where there are fewer blocks than four for each multiprocessor of an H200. Each
@@ -53,10 +54,10 @@ class Operand(NamedTuple):
 class Normal(msgspec.Struct, frozen=True, tag="normal"):
     """In a kernel's body: what the norm makes of each element, not rounded.
 
-    `given`: the values of its inputs of x's dims, in the order of its operation's.
+    `operands`: the values of its inputs of x's dims, in the order of its operation's.
     """
 
-    given: tuple[Value, ...]
+    operands: tuple[Value, ...]
 
 
 class Pass(NamedTuple):
@@ -117,7 +118,7 @@ class Norm(NamedTuple):
     numbers
         Values of the kernels' parameters `n0`, `n1` and `n2`.
     scalars
-        The indices of the plan's scalars that the kernels take.
+        The plan's scalars that the kernels take.
     in_place
         Whether results may overwrite what is read at the same places.
     """
@@ -130,51 +131,20 @@ class Norm(NamedTuple):
     body: tuple[Expression | Normal, ...]
     results: Mapping[str, Result]
     numbers: tuple[float, float, float] = (0.0, 0.0, 0.0)
-    scalars: tuple[int, ...] = ()
+    scalars: tuple[Scalar, ...] = ()
     in_place: bool = False
 
 
-def launch_of(norm: Norm) -> Callable[[Sequence[int], Sequence[float]], None]:
-    """Compile a norm; the launch takes the operands' addresses, the workspace's, and the plan's scalars."""
-    cupy = libraries().cupy
-    number = cupy.float64 if norm.compute is DType.FLOAT64 else cupy.float32
-    numbers = tuple(map(number, norm.numbers))
-    # A contracted multiplication and addition would not round in between.
-    steps = [(compiled(one.source, one.name, cupy, "--fmad=false"), one) for one in _kernels(norm)]
-
-    def launch(addresses: Sequence[int], scalars: Sequence[float]) -> None:
-        pointers = (*addresses, 0)[: len(norm.operands) + 1]
-        given = [cupy.float64(scalars[place]) for place in norm.scalars]
-        for kernel, one in steps:
-            if one.lines.total:
-                kernel(*one.launch, (*pointers, *one.lines.numbers, *numbers, one.last, *given))
-
-    return launch
-
-
-def sources_of(norm: Norm) -> tuple[str, ...]:
-    """The kernels in CUDA C++."""
-    return tuple(one.source for one in _kernels(norm))
+def launches_of(norm: Norm) -> tuple[Launch, ...]:
+    """The launches of a norm's kernels. Their tensors are its operands, and its workspace if it needs any."""
+    passes = [_Kernels(norm, each) for each in norm.passes]
+    workspace = Pointer(len(norm.operands)) if any(each.workspace for each in passes) else 0
+    return tuple(launch for each in passes for launch in each.launches(workspace))
 
 
 def workspace_of(norm: Norm) -> int:
     """Bytes for the parts of lines, which one pass after the other uses."""
     return max(_Kernels(norm, each).workspace for each in norm.passes)
-
-
-class _Kernel(NamedTuple):
-    """`last`: its last number: the packs of a part, or how many parts there are."""
-
-    name: str
-    source: str
-    lines: Lines
-    launch: Launch
-    last: int
-
-
-def _kernels(norm: Norm) -> Iterator[_Kernel]:
-    for each in norm.passes:
-        yield from _Kernels(norm, each).kernels()
 
 
 class _Kernels:
@@ -199,9 +169,9 @@ class _Kernels:
         """How many parts each line is cut into."""
         if self.lines.form is Form.WARP or not self.lines.total:
             return 1
-        _, block = self.lines.launch()
+        _, block = self.lines.threads()
         if self._share(block) > 1:  # then smaller blocks, whose threads wait less for each other
-            grid, block = self.lines.launch(most=_BLOCK_THREADS)
+            grid, block = self.lines.threads(most=_BLOCK_THREADS)
             return min(-(-_ENOUGH_BLOCKS // grid[0]), self._share(block))
         return 1
 
@@ -219,23 +189,32 @@ class _Kernels:
     def _cut(self) -> bool:
         return self._pass.reduces and self._parts > 1
 
-    def kernels(self) -> Iterator[_Kernel]:
-        """In the order in which they run."""
-        parts = self._parts
-        chunk = -(-self.lines.packs // parts)
-        launch = self.lines.launch(parts, self._most)
-        numbers = (self._values(), self._results())
+    def launches(self, workspace: Pointer | int) -> Iterator[Launch]:
+        """In order. `workspace`: an address of any value if there is none."""
+        norm, parts = self._norm, self._parts
+        pointers = (*map(Pointer, range(len(norm.operands))), workspace)
+        number: type[np.floating] = np.float64 if norm.compute is DType.FLOAT64 else np.float32
+        numbers = tuple(map(number, norm.numbers))
 
-        def of_lines(name: str, *steps: str) -> _Kernel:
-            return _Kernel(name, self._source(name, *steps), self.lines, launch, chunk)
+        def launch(name: str, source: str, lines: Lines, threads: Threads, last: int) -> Launch:
+            """`last`: the packs of a part of a line, or how many parts there are."""
+            arguments = (*pointers, *lines.numbers, *numbers, last, *norm.scalars)
+            return Launch(name, source, *threads, arguments, ROUNDING)
 
+        def of_lines(name: str, *steps: str) -> Launch:
+            threads = self.lines.threads(parts, self._most)
+            return launch(
+                name, self._source(name, *steps), self.lines, threads, -(-self.lines.packs // parts)
+            )
+
+        of_line = (self._values(), self._results())
         if not self._cut:
-            yield of_lines("whole", _RANGE, self._reduce(), *numbers, self._change())
+            yield of_lines("whole", _RANGE, self._reduce(), *of_line, self._change())
             return
         yield of_lines("reduce", _RANGE, self._reduce(), _KEEP)
         one = self._single._replace(form=Form.WARP)
-        combine = self._source("combine", _COMBINE, *numbers, _SAVE, lines=one)
-        yield _Kernel("combine", combine, one, one.launch(), parts)
+        combine = self._source("combine", _COMBINE, *of_line, _SAVE, lines=one)
+        yield launch("combine", combine, one, one.threads(), parts)
         if self._stores:
             yield of_lines("change", _RANGE, _RESTORE, self._change())
 
@@ -249,7 +228,7 @@ class _Kernels:
         width, lines = (self._width, self.lines) if lines is None else (1, lines)
         body = "\n        ".join([lines.base(self._places), self._of_lines(), *filter(None, steps)])
         last = ", T n0, T n1, T n2, long long last"
-        last += "".join(f", double scalar{number}" for number in self._norm.scalars)
+        last += "".join(f", double scalar{one.number}" for one in self._norm.scalars)
         computes = any(isinstance(node, Expression) for node in self._norm.body)
         return (
             header(lines, self._norm.compute)

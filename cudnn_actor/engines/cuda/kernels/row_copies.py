@@ -15,15 +15,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Self
 
 import msgspec
 
 from cudnn_actor.engines.cuda.kernels.axes import DIVISION, Axis, divided, divisor, merged, merged_axes
 from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES, PACK, WORDS
-from cudnn_actor.engines.cuda.kernels.elementwise import THREADS, in_turns
-from cudnn_actor.engines.cuda.library.libraries import libraries
+from cudnn_actor.engines.cuda.kernels.kernel import THREADS, Argument, Launch, Pointer, blocks_for
+from cudnn_actor.protocol.graphs.step_kinds import StepKind
 
-__all__ = ["RowKernel", "Rows", "Segment", "copied_rows", "row_source", "rows_side_by_side"]
+__all__ = ["Rows", "Segment", "copied_rows", "row_source", "rows_side_by_side"]
 
 _UNIT, _PACK_BYTES = 4, 16
 """Bytes of a unit of small elements, and how many a thread has under way."""
@@ -42,7 +43,7 @@ class Segment(msgspec.Struct, frozen=True):
     offset: int = 0
 
 
-class Rows(msgspec.Struct, frozen=True):
+class Rows(msgspec.Struct, frozen=True, tag="rows"):
     """A kernel as data.
 
     Parameters
@@ -80,7 +81,7 @@ class Rows(msgspec.Struct, frozen=True):
     @property
     def row_step(self) -> int:
         """From a thread's row to its next one. So many rows have a thread for each unit."""
-        blocks = in_turns(-(-self.rows * self.units // (THREADS * self.unrolled)))
+        blocks = blocks_for(-(-self.rows * self.units // (THREADS * self.unrolled)))
         return max(1, min(blocks * THREADS // self.units, self.rows))
 
     @property
@@ -105,6 +106,29 @@ class Rows(msgspec.Struct, frozen=True):
         starts = [sum(before.size for before in self.parts[:n]) for n in range(len(self.parts))]
         found += [part.offset - start for part, start in zip(self.parts, starts, strict=True)]
         return found + starts[1:]
+
+    # `Kernel`. Its tensors are its result, then its operands.
+
+    name = "rows"
+    is_empty = False
+
+    @property
+    def title(self) -> str:
+        """See `Kernel.title`."""
+        return (StepKind.COPIES if self._tensors > 2 else StepKind.COPY).named()
+
+    def launches(self) -> tuple[Launch, ...]:
+        """Its only launch."""
+        arguments: tuple[Argument, ...] = (*map(Pointer, range(self._tensors)), *self.arguments)
+        return (Launch("rows", row_source(self), (self.blocks,), (THREADS,), arguments),)
+
+    def renumbered(self, numbers: Sequence[int]) -> Self:  # noqa: ARG002
+        """It takes no scalars."""
+        return self
+
+    @property
+    def _tensors(self) -> int:
+        return len(self.axes[0][1])
 
 
 def copied_rows(
@@ -180,21 +204,6 @@ def _in_units(itemsize: int, together: int, parts: Sequence[Segment], axes: Sequ
     if not aligned or len(made) > _MOST_PARTS:
         return None
     return Rows(itemsize, together, tuple(made), (*slow, several))
-
-
-class RowKernel:
-    """A compiled kernel. `launch` enqueues it on the current stream."""
-
-    def __init__(self, description: Rows) -> None:
-        code = row_source(description)
-        self._function = libraries().cupy.RawKernel(code, "rows", options=("--std=c++17",))
-        self._function.compile()
-        self._grid = (description.blocks,)
-        self._arguments = description.arguments
-
-    def launch(self, pointers: Sequence[int], _: Sequence[float]) -> None:
-        """Enqueue a run. `pointers`: the result's and each operand's."""
-        self._function(self._grid, (THREADS,), (*pointers, *self._arguments))
 
 
 def row_source(description: Rows) -> str:

@@ -18,15 +18,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Self
 
 import msgspec
 
 from cudnn_actor.engines.cuda.kernels.axes import DIVISION, Axis, divided, divisor, merged
 from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES, PACK, WORDS
+from cudnn_actor.engines.cuda.kernels.kernel import Argument, Launch, Pointer
 from cudnn_actor.engines.cuda.kernels.skewed_tiles import COPY, LANES, THREADS, Skewed, skewed
-from cudnn_actor.engines.cuda.library.libraries import libraries
+from cudnn_actor.protocol.graphs.step_kinds import StepKind
 
-__all__ = ["Tiled", "TiledKernel", "tiled", "tiled_source"]
+__all__ = ["Tiled", "tiled", "tiled_source"]
 
 _WARPS = THREADS // LANES
 _MOST_BLOCKS = 1 << 16
@@ -36,7 +38,7 @@ _LEAST = 16
 _SMALL = 1 << 31
 
 
-class Tiled(msgspec.Struct, frozen=True):
+class Tiled(msgspec.Struct, frozen=True, tag="tiled"):
     """A kernel as data.
 
     Parameters
@@ -185,6 +187,22 @@ class Tiled(msgspec.Struct, frozen=True):
             found += [size, divisor(size), to, of]
         return found
 
+    # `Kernel`. Its tensors are its result and its operand.
+
+    name = "tiles"
+    title = StepKind.COPY.named()
+    is_empty = False
+
+    def launches(self) -> tuple[Launch, ...]:
+        """Its only launch."""
+        grid = (min(self.tiles, _MOST_BLOCKS),)
+        arguments: tuple[Argument, ...] = (Pointer(0), Pointer(1), *self.arguments)
+        return (Launch("tiled", tiled_source(self), grid, (THREADS,), arguments),)
+
+    def renumbered(self, numbers: Sequence[int]) -> Self:  # noqa: ARG002
+        """It takes no scalars."""
+        return self
+
 
 def _power_of_two(least: int) -> int:
     return 1 << (least - 1).bit_length()
@@ -254,21 +272,6 @@ def _together(size: int, steps: Sequence[int], alignment: int, itemsize: int) ->
         if count == 1
         or (size % count == 0 == alignment % (count * itemsize) and all(step % count == 0 for step in steps))
     )
-
-
-class TiledKernel:
-    """A compiled kernel. `launch` enqueues it on the current stream."""
-
-    def __init__(self, description: Tiled) -> None:
-        code = tiled_source(description)
-        self._function = libraries().cupy.RawKernel(code, "tiled", options=("--std=c++17",))
-        self._function.compile()
-        self._grid = (min(description.tiles, _MOST_BLOCKS),)
-        self._arguments = description.arguments
-
-    def launch(self, pointers: Sequence[int], _: Sequence[float]) -> None:
-        """Enqueue a run. `pointers`: the result's and the operand's."""
-        self._function(self._grid, (THREADS,), (*pointers, *self._arguments))
 
 
 def tiled_source(description: Tiled) -> str:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from cudnn_actor.engines.cuda.kernels.elementwise import Elementwise, Kernel, fused, source
+from cudnn_actor.engines.cuda.kernels.elementwise import Elementwise, fused, source
 from cudnn_actor.engines.cuda.kernels.expressions import Leaf, Result
+from cudnn_actor.engines.cuda.kernels.kernel import compiled
 from cudnn_actor.engines.cuda.operations.implementation import Launcher, implement
 from cudnn_actor.protocol.operations import BitCast, GraphTensor
 
@@ -18,8 +19,8 @@ def bit_cast_kernel(
 ) -> Callable[[Sequence[int]], None]:
     """The launch of a copy; see `operations.Launcher`."""
     del operation, handle
-    kernel = Kernel(_copy(tensors))
-    return lambda addresses: kernel.launch((addresses[1], addresses[0]), ())
+    run = compiled(_copy(tensors))
+    return lambda addresses: run((addresses[1], addresses[0]), ())
 
 
 def bit_cast_source(operation: BitCast[int], tensors: Sequence[GraphTensor]) -> str:

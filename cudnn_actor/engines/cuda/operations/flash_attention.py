@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES, CONVERSIONS, load, store
+from cudnn_actor.engines.cuda.kernels.kernel import function_of
 from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.engines.cuda.operations.random import PHILOX
 from cudnn_actor.protocol.operations import Attention, AttentionBackward, GraphTensor
@@ -107,7 +108,7 @@ def attention_kernels(
     given = _given(operation, tensors)
     q, k = given["q"], given["k"]
     cupy = libraries().cupy
-    module = cupy.RawModule(code=source(operation, tensors), options=("--std=c++17",))
+    text = source(operation, tensors)
     number = cupy.float64 if q.dtype is DType.FLOAT64 else cupy.float32
     batch, heads, rows, _ = q.dims
     groups, columns = k.dims[1:3]
@@ -124,7 +125,7 @@ def attention_kernels(
     numbers += given["dbias"].dims[:3] if "dbias" in given else [1, 1, 1]
     # The order counts: the first kernel writes what the others read of the workspace.
     kernels = [
-        (module.get_function(name), (min(tile.blocks, _MOST_BLOCKS),), tile.blocks)
+        (function_of(text, name), (min(tile.blocks, _MOST_BLOCKS),), tile.blocks)
         for name, tile in _tiles(operation, given).items()
     ]
 

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
-from cudnn_actor.engines.cuda.kernels.expressions import Earlier, Expression, Leaf, Result, Scalar
-from cudnn_actor.engines.cuda.kernels.norm_kernels import (
-    Norm,
-    Normal,
-    Operand,
-    launch_of,
-    sources_of,
-    workspace_of,
+from cudnn_actor.engines.cuda.kernels.expressions import (
+    Earlier,
+    Expression,
+    Leaf,
+    Result,
+    renumbered,
+    scalars_of,
 )
+from cudnn_actor.engines.cuda.kernels.kernel import Launch, compiled
+from cudnn_actor.engines.cuda.kernels.norm_kernels import Norm, Normal, Operand, launches_of, workspace_of
 from cudnn_actor.engines.cuda.operations import channel_norms, normalization
 from cudnn_actor.engines.cuda.operations.implementation import Launcher, implement
 from cudnn_actor.engines.cuda.operations.norm_passes import ELEMENTS, Described
+from cudnn_actor.protocol.graphs.step_kinds import StepKind
 from cudnn_actor.protocol.operations import (
     BatchNorm,
     BatchNormBackward,
@@ -37,8 +39,7 @@ from cudnn_actor.protocol.operations import (
 )
 from cudnn_actor.protocol.types.dtypes import DType
 
-__all__ = ["FUSED", "Normed", "NormedKernel", "alone", "beside", "elements", "norm_of"]
-__all__ += ["norm_launch", "norm_workspace", "sources"]
+__all__ = ["FUSED", "Normed", "alone", "beside", "elements", "norm_launch", "norm_of", "norm_workspace"]
 
 _CHANNELS: tuple[type[Node], ...] = (BatchNorm, BatchNormTraining, BatchNormBackward, GenStats)
 _CHANNELS += (InstanceNorm, InstanceNormBackward, GroupNorm, GroupNormBackward)
@@ -54,7 +55,7 @@ Gradients of rows take three to eight times as long as cuDNN's (9.19, H200), mor
 """
 
 
-class Normed(msgspec.Struct, frozen=True):
+class Normed(msgspec.Struct, frozen=True, tag="normed"):
     """A norm's kernels with what is around it, as data.
 
     Parameters
@@ -89,24 +90,27 @@ class Normed(msgspec.Struct, frozen=True):
         """Bytes for the parts of lines."""
         return workspace_of(norm_of(self))
 
-    def scalars(self) -> tuple[int, ...]:
-        """The indices of the plan's scalars that the kernels take, in the kernels' own order."""
-        nodes = (node.given if isinstance(node, Normal) else node.operands for node in self.body)
-        return tuple(
-            sorted({one.number for operands in nodes for one in operands if isinstance(one, Scalar)})
-        )
+    # `Kernel`. Its tensors are the leaves, the norm's operands that are `beside`, the results, the workspace.
 
+    is_empty = False
 
-class NormedKernel:
-    """The compiled kernels. `launch` enqueues them on the current stream."""
+    @property
+    def name(self) -> str:
+        """See `Kernel.name`."""
+        return f"{self.operation.kind}-fused"
 
-    def __init__(self, description: Normed) -> None:
-        self.launch = launch_of(norm_of(description))
-        """Enqueue a run, with addresses and all of the plan's scalars.
+    @property
+    def title(self) -> str:
+        """See `Kernel.title`."""
+        return StepKind.NORM.named(f"{self.operation.kind}: {len(self.launches())}")
 
-        The addresses are those of the leaves, of the norm's operands that are `beside`, of the results, and
-        of the workspace.
-        """
+    def launches(self) -> tuple[Launch, ...]:
+        """One for each of the norm's kernels."""
+        return launches_of(norm_of(self))
+
+    def renumbered(self, numbers: Sequence[int]) -> Self:
+        """See `Kernel.renumbered`."""
+        return renumbered(self, numbers)
 
 
 def elements(operation: Node) -> list[int]:
@@ -117,11 +121,6 @@ def elements(operation: Node) -> list[int]:
 def beside(operation: Node) -> list[int]:
     """The operands of a norm that have other dims than x: weights and statistics."""
     return [operand for name, operand in operation.named() if name not in ELEMENTS]
-
-
-def sources(description: Normed) -> tuple[str, ...]:
-    """The kernels in CUDA C++."""
-    return sources_of(norm_of(description))
 
 
 def norm_of(of: Normed) -> Norm:
@@ -145,11 +144,11 @@ def norm_of(of: Normed) -> Norm:
         operands=operands,
         passes=found.passes,
         compute=DType.FLOAT64 if given["x"].dtype is DType.FLOAT64 else DType.FLOAT32,
-        given=dict(zip(names, normal.given, strict=True)),
+        given=dict(zip(names, normal.operands, strict=True)),
         body=of.body,
         results=results,
         numbers=found.numbers,
-        scalars=of.scalars(),
+        scalars=scalars_of(of.body),
         in_place=of.in_place,
     )
 
@@ -162,7 +161,7 @@ def norm_launch(
 ) -> Callable[[Sequence[int]], None]:
     """The launch of a norm; see `operations.Launcher`."""
     del handle
-    launch, order = launch_of(norm_of(alone(operation, tensors))), _order(operation)
+    launch, order = compiled(alone(operation, tensors)), _order(operation)
 
     def run(addresses: Sequence[int]) -> None:
         launch([*(addresses[place] for place in order), *addresses[len(order) :]], ())

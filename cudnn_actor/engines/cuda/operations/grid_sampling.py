@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES
-from cudnn_actor.engines.cuda.kernels.lines import beginning, compiled, rounded, value_of
+from cudnn_actor.engines.cuda.kernels.kernel import ROUNDING, function_of
+from cudnn_actor.engines.cuda.kernels.lines import beginning, rounded, value_of
 from cudnn_actor.engines.cuda.kernels.walks import Walk, launcher
-from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.engines.cuda.operations.implementation import Launcher, implement
 from cudnn_actor.protocol.operations import GraphTensor, GridPadding, GridSample, ResampleMode
 from cudnn_actor.protocol.operations.grid_sampling import CUBIC, FARTHEST
@@ -27,7 +27,7 @@ def grid_sample_kernel(
     x, grid, _ = tensors
     walk = _walk(tensors)
     # A contracted multiplication and addition would give another place.
-    kernel = compiled(grid_sample_source(operation, tensors), "grid_sample", libraries().cupy, "--fmad=false")
+    kernel = function_of(grid_sample_source(operation, tensors), "grid_sample", *ROUNDING)
     spatial = zip(x.dims[2:], x.strides[2:], strict=True)
     numbers = (grid.strides[-1], *(number for pair in spatial for number in pair), *walk.numbers)
     return launcher(kernel, walk.total, numbers)

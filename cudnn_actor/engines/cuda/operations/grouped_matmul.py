@@ -13,8 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES, CONVERSIONS, store
-from cudnn_actor.engines.cuda.kernels.lines import compiled
-from cudnn_actor.engines.cuda.library.libraries import libraries
+from cudnn_actor.engines.cuda.kernels.kernel import function_of
 from cudnn_actor.engines.cuda.operations.implementation import Launcher, implement
 from cudnn_actor.engines.cuda.operations.matmul import MOST_BLOCKS, THREADS, TILE, tile_source
 from cudnn_actor.protocol.operations import GraphTensor, GroupedMatMul, GroupedMatMulBackwardWeights
@@ -44,8 +43,8 @@ def grouped_kernels(
 ) -> Callable[[Sequence[int]], None]:
     """The launch of either product; see `operations.Launcher`."""
     del handle
-    cupy, text = libraries().cupy, source(operation, tensors)
-    sort, multiply = (compiled(text, name, cupy) for name in ("sort_ends", "grouped"))
+    text = source(operation, tensors)
+    sort, multiply = (function_of(text, name) for name in ("sort_ends", "grouped"))
     numbers = tuple(_numbers(operation, tensors).values())
     (experts,), (step,) = tensors[2].dims, tensors[2].strides
     rows, tile, shared = tensors[0].dims[0], _tile(tensors), _shared(operation, tensors)

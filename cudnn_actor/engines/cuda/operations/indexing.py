@@ -23,9 +23,9 @@ from cudnn_actor.engines.cuda.kernels.axes import (
     PLACED,
 )
 from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES
+from cudnn_actor.engines.cuda.kernels.kernel import ROUNDING, function_of
 from cudnn_actor.engines.cuda.kernels.lines import beginning, rounded, value_of
 from cudnn_actor.engines.cuda.kernels.walks import Walk, launcher
-from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.engines.cuda.operations.implementation import Launcher, implement
 from cudnn_actor.protocol.operations import (
     Gather,
@@ -72,10 +72,8 @@ def gather_kernel(
 ) -> Callable[[Sequence[int]], None]:
     """The launch of a gather; see `operations.Launcher`."""
     del handle
-    cupy = libraries().cupy
     gather = _gather(operation, tensors)
-    kernel = cupy.RawKernel(gather_source(operation, tensors), "gather", options=("--std=c++17",))
-    kernel.compile()
+    kernel = function_of(gather_source(operation, tensors), "gather")
     return launcher(kernel, gather.walk.total, gather.numbers)
 
 
@@ -254,13 +252,12 @@ def scatter_kernels(
 ) -> Callable[[Sequence[int]], None]:
     """The launch of a scatter; see `operations.Launcher`."""
     del handle
-    cupy = libraries().cupy
     scatter = _scatter(operation, tensors)
-    module = cupy.RawModule(code=scatter_source(operation, tensors), options=("--std=c++17", "--fmad=false"))
+    text = scatter_source(operation, tensors)
     of_indices = (*(n for pair in scatter.selects for n in pair), scatter.component)
     common = (scatter.destinations,)
     launches = [
-        launcher(module.get_function(name), count, (*common, *arguments))
+        launcher(function_of(text, name, *ROUNDING), count, (*common, *arguments))
         for name, count, arguments in (
             ("fill", scatter.destinations, ()),
             ("find", scatter.writers.total, (*scatter.writers.numbers, *of_indices)),

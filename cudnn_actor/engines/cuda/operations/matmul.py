@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from cudnn_actor.engines.cuda.cudnn.frontend_graph import FrontendGraph, Refused
 from cudnn_actor.engines.cuda.kernels.axes import Axis, merged_axes
 from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES, CONVERSIONS, load, store
+from cudnn_actor.engines.cuda.kernels.kernel import function_of
 from cudnn_actor.engines.cuda.library.libcublas import WORKSPACE_BYTES, thread_handle
 from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.engines.cuda.operations.implementation import Launcher, implement
@@ -292,8 +293,7 @@ def matmul_kernel(
     """The launch of a product on tensors of any strides; see `operations.Launcher`."""
     del handle
     product = _product(*tensors)
-    kernel = libraries().cupy.RawKernel(source(operation, tensors), "matmul", options=("--std=c++17",))
-    kernel.compile()
+    kernel = function_of(source(operation, tensors), "matmul")
     numbers = _numbers(product)
     tiles = [-(-size // TILE) for size in product.matrices[_Y][:2]]
     blocks = math.prod((*tiles, *(size for size, _ in product.batch)))

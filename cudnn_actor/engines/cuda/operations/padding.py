@@ -13,9 +13,11 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from cudnn_actor.engines.cuda.kernels.axes import DIVISION, divided, divisor
 from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES, CONVERSIONS, PACK, store
-from cudnn_actor.engines.cuda.library.libraries import libraries
+from cudnn_actor.engines.cuda.kernels.kernel import function_of
 from cudnn_actor.engines.cuda.operations.implementation import Launcher, implement
 from cudnn_actor.protocol.operations import BorderPad, GraphTensor, Pad
 
@@ -121,14 +123,13 @@ def padding_kernel(
     del handle
     if 0 in tensors[1].dims:
         return lambda _: None
-    cupy = libraries().cupy
-    kernel = cupy.RawModule(code=source(operation, tensors), options=("--std=c++17",)).get_function("pad")
+    kernel = function_of(source(operation, tensors), "pad")
     found = _padding(operation, tensors)
     value = float(operation.value) if isinstance(operation, Pad) else 0.0
     grid, numbers = (found.blocks,), found.numbers
 
     def launch(addresses: Sequence[int]) -> None:
-        kernel(grid, (_THREADS,), (*addresses, cupy.float64(value), *numbers))
+        kernel(grid, (_THREADS,), (*addresses, np.float64(value), *numbers))
 
     return launch
 

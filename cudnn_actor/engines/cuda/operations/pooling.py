@@ -15,13 +15,13 @@ from typing import Any
 
 from cudnn_actor.engines.cuda.cudnn.frontend_graph import Refused, spatial
 from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES, CONVERSIONS, load, store
+from cudnn_actor.engines.cuda.kernels.kernel import function_of
 from cudnn_actor.engines.cuda.library.libcudnn import (
     factor,
     libcudnn,
     pooling_descriptor,
     tensor_descriptor,
 )
-from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.engines.cuda.operations.implementation import Launcher, implement
 from cudnn_actor.protocol.operations import (
     AdaptiveWindow,
@@ -103,9 +103,7 @@ def pooling_kernel(
 ) -> Callable[[Sequence[int]], None]:
     """The launch of a pooling on tensors of these specs; see `operations.Launcher`."""
     del handle
-    cupy = libraries().cupy
-    kernel = cupy.RawKernel(source(operation, tensors), "pooling", options=("--std=c++17",))
-    kernel.compile()
+    kernel = function_of(source(operation, tensors), "pooling")
     grid = (min(-(-math.prod(_looped(operation, tensors).dims) // _THREADS), _MOST_BLOCKS),)
 
     def launch(addresses: Sequence[int]) -> None:

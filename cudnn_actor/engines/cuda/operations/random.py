@@ -13,7 +13,7 @@ from typing import Any
 
 from cudnn_actor.engines.cuda.kernels.axes import merged_axes
 from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES, CONVERSIONS, store
-from cudnn_actor.engines.cuda.library.libraries import libraries
+from cudnn_actor.engines.cuda.kernels.kernel import ROUNDING, function_of
 from cudnn_actor.engines.cuda.operations.implementation import Launcher, implement
 from cudnn_actor.protocol.operations import (
     GraphTensor,
@@ -46,10 +46,7 @@ def random_kernel(
 ) -> Callable[[Sequence[int]], None]:
     """The launch of random numbers; see `operations.Launcher`."""
     del handle
-    cupy = libraries().cupy
-    # A contracted multiplication and addition would not round in between.
-    options = ("--std=c++17", "--fmad=false")
-    kernel = cupy.RawModule(code=source(operation, tensors), options=options).get_function("numbers")
+    kernel = function_of(source(operation, tensors), "numbers", *ROUNDING)
     state, y = tensors
     count = math.prod(y.dims)
     axes = _axes(y)

@@ -16,11 +16,11 @@ from typing import Any
 
 from cudnn_actor.engines.cuda.cudnn.frontend_graph import FrontendGraph, Refused
 from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES
+from cudnn_actor.engines.cuda.kernels.kernel import function_of
 from cudnn_actor.engines.cuda.kernels.lines import (
     COMBINING,
     Form,
     Lines,
-    compiled,
     header,
     lines_of,
     rounded,
@@ -94,16 +94,15 @@ def reduction_kernels(
 ) -> Callable[[Sequence[int]], None]:
     """The launch of a reduction; see `operations.Launcher`."""
     del handle
-    cupy = libraries().cupy
     lines = _lines(operation, tensors)
     if not lines.total:
         return _nothing
     texts = sources(operation, tensors)
     parts = _parts(lines)
     chunk = -(-lines.packs // parts)
-    reduce, launch_of = compiled(texts[0], "reduce", cupy), lines.launch(parts)
-    finish = compiled(texts[1], "finish", cupy) if parts > 1 else None
-    finish_of = lines._replace(form=Form.WARP).launch()
+    reduce, launch_of = function_of(texts[0], "reduce"), lines.threads(parts)
+    finish = function_of(texts[1], "finish") if parts > 1 else None
+    finish_of = lines._replace(form=Form.WARP).threads()
 
     def launch(addresses: Sequence[int]) -> None:
         x, y, *workspace = addresses
@@ -171,7 +170,7 @@ def _parts(lines: Lines) -> int:
     """How many parts each line is cut into."""
     if lines.form is Form.WARP:
         return 1
-    grid, block = lines.launch()
+    grid, block = lines.threads()
     threads = block[1] if lines.form is Form.COLUMN else _BLOCK_THREADS
     return max(1, min(-(-_ENOUGH_BLOCKS // max(1, grid[0])), lines.packs // (threads * _LEAST_PACKS)))
 
@@ -235,9 +234,9 @@ def cumulative_kernel(
     if not lines.total * lines.length:
         return _nothing
     (text,) = cumulative_sources(operation, tensors)
-    kernel, launch_of = compiled(text, "scan", libraries().cupy), lines.launch()
+    kernel, launch_of = function_of(text, "scan"), lines.threads()
     if lines.form is Form.COLUMN:
-        launch_of = lines._replace(along=()).launch()
+        launch_of = lines._replace(along=()).threads()
 
     def launch(addresses: Sequence[int]) -> None:
         kernel(*launch_of, (*addresses, *lines.numbers))

@@ -21,7 +21,8 @@ import numpy as np
 
 from cudnn_actor.engines.cuda.kernels.axes import Axis
 from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES
-from cudnn_actor.engines.cuda.kernels.lines import beginning, compiled, value_of
+from cudnn_actor.engines.cuda.kernels.kernel import ROUNDING, function_of
+from cudnn_actor.engines.cuda.kernels.lines import beginning, value_of
 from cudnn_actor.engines.cuda.kernels.lines import rounded as stored
 from cudnn_actor.engines.cuda.kernels.walks import Walk, launcher
 from cudnn_actor.engines.cuda.library.libraries import libraries
@@ -283,7 +284,7 @@ def resample_kernel(
     del handle
     cupy = libraries().cupy
     made = _Kernel(operation, tensors)
-    kernel = compiled(resample_source(operation, tensors), "resample", cupy, "--fmad=false")
+    kernel = function_of(resample_source(operation, tensors), "resample", *ROUNDING)
     arguments: list[Any] = [cupy.asarray(each) for each in made.tables()]
     cupy.cuda.get_current_stream().synchronize()  # other streams read them, too
     for n in made.known:

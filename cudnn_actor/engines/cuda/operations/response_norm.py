@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES
-from cudnn_actor.engines.cuda.kernels.lines import Lines, compiled, header, lines_of, rounded, value_of
+from cudnn_actor.engines.cuda.kernels.kernel import function_of
+from cudnn_actor.engines.cuda.kernels.lines import Lines, header, lines_of, rounded, value_of
 from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.engines.cuda.operations.implementation import Launcher, implement
 from cudnn_actor.protocol.operations import GraphTensor, LocalResponseNorm, LocalResponseNormBackward
@@ -31,16 +32,14 @@ def response_kernels(
     cupy = libraries().cupy
     lines = _lines(operation, tensors)
     names = ("forward",) if isinstance(operation, LocalResponseNorm) else ("share", "backward")
-    kernels = [
-        compiled(text, name, cupy) for name, text in zip(names, sources(operation, tensors), strict=True)
-    ]
+    kernels = [function_of(text, name) for name, text in zip(names, sources(operation, tensors), strict=True)]
     number = cupy.float64 if tensors[0].dtype is DType.FLOAT64 else cupy.float32
     scale = operation.alpha / operation.size
     numbers = map(number, (scale, operation.beta, operation.bias, 2 * scale * operation.beta))
     channels = tensors[0].dims[1]
     reach = (min(part, channels) for part in operation.reach)
     given = (*lines.numbers, *numbers, *reach)
-    grid, block = lines.launch()
+    grid, block = lines.threads()
 
     def launch(addresses: Sequence[int]) -> None:
         for kernel in kernels:

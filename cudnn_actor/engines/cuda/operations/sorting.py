@@ -13,9 +13,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from cudnn_actor.engines.cuda.kernels.axes import DIVISION
-from cudnn_actor.engines.cuda.kernels.lines import compiled
+from cudnn_actor.engines.cuda.kernels.kernel import function_of
 from cudnn_actor.engines.cuda.kernels.walks import Walk
-from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.engines.cuda.operations.implementation import Launcher, implement
 from cudnn_actor.protocol.operations import GraphTensor, TopK
 from cudnn_actor.protocol.types.dtypes import DType
@@ -43,7 +42,7 @@ def top_k_kernel(
     x, axis = tensors[0], operation.axis % len(tensors[0].dims)
     walk = _lines(operation, tensors)
     length = x.dims[axis]
-    kernel = compiled(top_k_source(operation, tensors), "top_k", libraries().cupy)
+    kernel = function_of(top_k_source(operation, tensors), "top_k")
     numbers = (length, operation.k, *(tensor.strides[axis] for tensor in tensors), *walk.numbers)
     grid, block = (min(walk.total, _MOST_BLOCKS),), (_threads(length),)
 

@@ -8,9 +8,6 @@ from typing import Any
 import msgspec
 
 from cudnn_actor.engines.base import blame, blamed
-from cudnn_actor.engines.cuda.kernels.expressions import Expression, Result, Scalar
-from cudnn_actor.engines.cuda.kernels.line_kernels import Reduced
-from cudnn_actor.engines.cuda.kernels.norm_kernels import Normal
 from cudnn_actor.engines.cuda.planning.partition import Cut, Piece
 from cudnn_actor.engines.cuda.planning.scratch_places import places, spans
 from cudnn_actor.engines.cuda.planning.steps import finish
@@ -18,10 +15,7 @@ from cudnn_actor.engines.cuda.running.plan import CudaPlan
 from cudnn_actor.engines.cuda.running.recipe import (
     Between,
     Buffer,
-    DepthwiseStep,
     KernelStep,
-    LinedStep,
-    NormStep,
     Number,
     Part,
     Scratch,
@@ -139,32 +133,10 @@ def _placed(step: Step, buffers: Sequence[Source], numbers: Sequence[int], scrat
                 return Scratch(source.offset + scratch)
 
     changes: dict[str, Any] = {"sources": tuple(map(place, step.sources))}
-    if numbers and isinstance(step, KernelStep | LinedStep | NormStep | DepthwiseStep):
-        changes["kernel"] = _renumbered(step.kernel, numbers)
+    if numbers and isinstance(step, KernelStep):
+        changes["kernel"] = step.kernel.renumbered(numbers)
     placed: Step = msgspec.structs.replace(step, **changes)
     return placed
-
-
-def _renumbered(kernel: Any, numbers: Sequence[int]) -> Any:
-    """A kernel of a piece with the numbers that its scalars have in the whole."""
-
-    def of(node: Any) -> Any:
-        match node:
-            case Scalar(number=number):
-                return Scalar(numbers[number])
-            case Expression(operands=operands):
-                return msgspec.structs.replace(node, operands=tuple(map(of, operands)))
-            case Normal(given=given):
-                return Normal(tuple(map(of, given)))
-            case Reduced(operand=operand):
-                return msgspec.structs.replace(node, operand=of(operand))
-            case Result(value=value):
-                return msgspec.structs.replace(node, value=of(value))
-            case _:
-                return node
-
-    body, results = (tuple(map(of, nodes)) for nodes in (kernel.body, kernel.results))
-    return msgspec.structs.replace(kernel, body=body, results=results)
 
 
 def _tuning(plans: Iterable[CudaPlan]) -> Tuning | None:

@@ -23,7 +23,7 @@ from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 
 __all__ = ["CudaBuilder"]
 
-_FORMAT = 11
+_FORMAT = 12
 """Version of the format of exported plans. Increase it when a recipe, what runs it or an erratum changes."""
 
 
@@ -131,5 +131,4 @@ class CudaBuilder:
                 kind, launchers = step.operation.kind, IMPLEMENTATIONS[type(step.operation)].launchers
                 if step.launcher not in launchers:
                     raise EngineFailure("BAD_PLAN", f"{kind} has no launcher {step.launcher!r}")
-        context = self.context
-        return loaded(recipe, lambda data: load(data, context.handle, context.stream))
+        return loaded(recipe, lambda data: load(data, self.context.handle, self.context.stream))

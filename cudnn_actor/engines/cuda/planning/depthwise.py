@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from cudnn_actor.engines.cuda.cudnn.frontend_graph import Refused
-from cudnn_actor.engines.cuda.kernels.depthwise_kernels import Depthwise, Pass, Tile, tiles
+from cudnn_actor.engines.cuda.kernels.depthwise_geometry import Pass, Tile, tiles
+from cudnn_actor.engines.cuda.kernels.depthwise_kernels import Depthwise
 from cudnn_actor.engines.cuda.kernels.expressions import Leaf, Result
 from cudnn_actor.engines.cuda.planning.bodies import Body, broadcast
 from cudnn_actor.engines.cuda.planning.steps import finish, given_sources
 from cudnn_actor.engines.cuda.running.plan import CudaPlan
-from cudnn_actor.engines.cuda.running.recipe import DepthwiseStep, Scratch, aligned
+from cudnn_actor.engines.cuda.running.recipe import KernelStep, Scratch, aligned
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.operations import (
     Convolution,
@@ -67,7 +68,7 @@ def compile_depthwise(graph: OperationGraph, limit: int | None, choice: int = 0)
     places = [sources[tensor.uid] for tensor in tensors]
     if kernel.workspace:
         places.append(Scratch(0))
-    return finish(graph, [DepthwiseStep(kernel, tuple(places))], [], aligned(kernel.workspace), limit)
+    return finish(graph, [KernelStep(kernel, tuple(places))], [], aligned(kernel.workspace), limit)
 
 
 def ways_of_depthwise(graph: OperationGraph) -> int:

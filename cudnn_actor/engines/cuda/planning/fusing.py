@@ -17,7 +17,7 @@ from cudnn_actor.engines.cuda.operations.in_lines import IN_LINES
 from cudnn_actor.engines.cuda.planning.bodies import Body, broadcast
 from cudnn_actor.engines.cuda.planning.steps import finish, given_sources
 from cudnn_actor.engines.cuda.running.plan import CudaPlan
-from cudnn_actor.engines.cuda.running.recipe import LinedStep, NormStep, Scratch, aligned
+from cudnn_actor.engines.cuda.running.recipe import KernelStep, Scratch, aligned
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.operations import (
     GraphTensor,
@@ -108,7 +108,7 @@ def _normed(graph: OperationGraph, norm: Node, limit: int | None) -> CudaPlan:
     located = [sources[uid] for uid in tensors]
     if kernel.workspace:
         located.append(Scratch(0))
-    step = NormStep(kernel, tuple(located))
+    step = KernelStep(kernel, tuple(located))
     return finish(graph, [step], [], aligned(kernel.workspace), limit)
 
 
@@ -147,7 +147,7 @@ class _Fuser:
         )
         sources = given_sources(graph)
         tensors = [*(tensor for tensor, _ in body.leaves), *results]
-        step = LinedStep(kernel, tuple(sources[tensor.uid] for tensor in tensors))
+        step = KernelStep(kernel, tuple(sources[tensor.uid] for tensor in tensors))
         return finish(graph, [step], [], 0, limit)
 
     # `Computing`.
@@ -156,7 +156,7 @@ class _Fuser:
         return self._body.put(Expression(mode, operands, (), self._compute))
 
     def reduce(self, mode: ReductionMode, operand: Value) -> Value:
-        return self._body.put(Reduced(mode, operand))
+        return self._body.put(Reduced(mode, (operand,)))
 
     # Operations.
 

@@ -19,11 +19,11 @@ import msgspec
 
 from cudnn_actor.engines.base import EngineFailure
 from cudnn_actor.engines.cuda.cudnn.frontend_graph import Refused
-from cudnn_actor.engines.cuda.kernels.elementwise import copied, elementwise, fused
+from cudnn_actor.engines.cuda.kernels.elementwise import Elementwise, copied, elementwise, fused
 from cudnn_actor.engines.cuda.kernels.expressions import Result
-from cudnn_actor.engines.cuda.kernels.joined_kernels import launches
+from cudnn_actor.engines.cuda.kernels.joined_kernels import Joined, launches
 from cudnn_actor.engines.cuda.kernels.row_copies import copied_rows, rows_side_by_side
-from cudnn_actor.engines.cuda.kernels.transposes import tiled
+from cudnn_actor.engines.cuda.kernels.transposes import Tiled, tiled
 from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS
 from cudnn_actor.engines.cuda.planning.bodies import Body, broadcast
 from cudnn_actor.engines.cuda.planning.candidates import (
@@ -36,15 +36,13 @@ from cudnn_actor.engines.cuda.planning.indexed_reads import is_indexed_read
 from cudnn_actor.engines.cuda.planning.steps import finish, given_sources, graph_step
 from cudnn_actor.engines.cuda.running.plan import CudaPlan
 from cudnn_actor.engines.cuda.running.recipe import (
+    AnyKernel,
     Buffer,
-    JoinedStep,
     KernelStep,
     OperationStep,
-    RowStep,
     Scratch,
     Source,
     Step,
-    TiledStep,
     aligned,
 )
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
@@ -333,23 +331,24 @@ class _Splitter:
             result.dtype.itemsize,
         )
         if rows is not None:
-            self._steps.append(RowStep(rows, (target, *(self._sources[tensor.uid] for tensor in tensors))))
+            sources = (target, *(self._sources[tensor.uid] for tensor in tensors))
+            self._steps.append(KernelStep(rows, sources))
             return
         tensors = [self._forms[uid] for uid in operation.operands]
         starts = operation.starts([tensor.dims for tensor in tensors])
-        copies: list[KernelStep] = []
+        copies: list[tuple[Elementwise, tuple[Source, Source]]] = []
         for tensor, start in zip(tensors, starts, strict=True):
             placed = Placed(result.strides, start * result.strides[operation.axis])
             part, place = _seen(result, target, tensor.dims, placed)
-            step = _copying(tensor, self._sources[tensor.uid], part, place)
-            if isinstance(step, KernelStep):
-                copies.append(step)
+            kernel, places = _copying(tensor, part), (place, self._sources[tensor.uid])
+            if isinstance(kernel, Elementwise):
+                copies.append((kernel, places))
             else:
-                self._steps.append(step)
-        for numbers in launches([step.kernel for step in copies]) if copies else ():
-            steps = [copies[number] for number in numbers]
-            sources = tuple(source for step in steps for source in step.sources)
-            self._steps.append(JoinedStep(tuple(step.kernel for step in steps), sources))
+                self._steps.append(KernelStep(kernel, places))
+        for numbers in launches([kernel for kernel, _ in copies]) if copies else ():
+            joined = [copies[number] for number in numbers]
+            sources = tuple(itertools.chain.from_iterable(places for _, places in joined))
+            self._steps.append(KernelStep(Joined(tuple(kernel for kernel, _ in joined)), sources))
 
     # Pointwise.
 
@@ -428,12 +427,11 @@ class _Splitter:
 
     def _copy(self, tensor: GraphTensor, source: Source, to: GraphTensor, target: Source) -> None:
         """Add the step that copies a tensor to another of the same dims: of whole rows where they fit."""
-        step: Step = _copying(tensor, source, to, target)
-        if isinstance(step, KernelStep) and tensor.dtype is to.dtype:
+        kernel: AnyKernel = _copying(tensor, to)
+        if isinstance(kernel, Elementwise) and tensor.dtype is to.dtype:
             strides, alignments = [to.strides, tensor.strides], [to.alignment, tensor.alignment]
-            rows = copied_rows(to.dims, strides, alignments, to.dtype.itemsize)
-            step = step if rows is None else RowStep(rows, step.sources)
-        self._steps.append(step)
+            kernel = copied_rows(to.dims, strides, alignments, to.dtype.itemsize) or kernel
+        self._steps.append(KernelStep(kernel, (target, source)))
 
     def _take(self, tensor: GraphTensor) -> Scratch:
         """Reserve scratch memory for a tensor between steps."""
@@ -445,14 +443,14 @@ class _Splitter:
         return place
 
 
-def _copying(tensor: GraphTensor, source: Source, to: GraphTensor, target: Source) -> KernelStep | TiledStep:
-    """The step that copies a tensor, perhaps converted, to another of the same dims."""
+def _copying(tensor: GraphTensor, to: GraphTensor) -> Elementwise | Tiled:
+    """The kernel that copies a tensor, perhaps converted, to another of the same dims."""
     strides, alignments = [to.strides, tensor.strides], [to.alignment, tensor.alignment]
     if tensor.dtype is to.dtype:
         tiles = tiled(to.dims, strides, alignments, to.dtype.itemsize)
         if tiles is not None:
-            return TiledStep(tiles, (target, source))
-    return KernelStep(copied((to.dtype, tensor.dtype), to.dims, strides, alignments), (target, source))
+            return tiles
+    return copied((to.dtype, tensor.dtype), to.dims, strides, alignments)
 
 
 def _seen(

@@ -11,20 +11,14 @@ from cudnn_actor.engines.cuda.cudnn.frontend_graph import Refused, frontend_uids
 from cudnn_actor.engines.cuda.running.plan import CudaPlan
 from cudnn_actor.engines.cuda.running.recipe import (
     Buffer,
-    DepthwiseStep,
     GraphStep,
-    JoinedStep,
     KernelStep,
-    LinedStep,
-    NormStep,
     Number,
     OperationStep,
     Part,
     Recipe,
-    RowStep,
     Source,
     Step,
-    TiledStep,
 )
 from cudnn_actor.engines.support import kind_of
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
@@ -87,25 +81,11 @@ def finish(
     return CudaPlan(recipe, tuple(graphs))
 
 
-_NAMES = {
-    LinedStep: "lines",
-    JoinedStep: "copies",
-    RowStep: "rows",
-    TiledStep: "tiles",
-    KernelStep: "elementwise",
-}
-
-
 def _name(step: Step) -> str:
     match step:
         case GraphStep():
             return step.engine
         case OperationStep():
             return f"{step.operation.kind}-{step.launcher}"
-        case NormStep():
-            return f"{step.kernel.operation.kind}-fused"
-        case DepthwiseStep(kernel=kernel):
-            tile = kernel.tile
-            return f"depthwise-{tile.vector}x{tile.columns}x{tile.rows}"
-        case _:
-            return _NAMES[type(step)]
+        case KernelStep():
+            return step.kernel.name

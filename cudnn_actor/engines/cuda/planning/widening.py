@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from cudnn_actor.engines.cuda.cudnn.frontend_graph import Refused
-from cudnn_actor.engines.cuda.kernels.elementwise import fused
+from cudnn_actor.engines.cuda.kernels.elementwise import Elementwise, fused
 from cudnn_actor.engines.cuda.kernels.expressions import Leaf, Result
 from cudnn_actor.engines.cuda.planning.candidates import build_candidate, candidates, check_whole
 from cudnn_actor.engines.cuda.planning.steps import finish, given_sources, graph_step
@@ -111,7 +111,9 @@ def _widening(tensor: GraphTensor, source: Source, form: GraphTensor, place: Scr
     )
 
 
-def _narrowing(tensor: GraphTensor, target: Source, form: GraphTensor, place: Scratch) -> KernelStep:
+def _narrowing(
+    tensor: GraphTensor, target: Source, form: GraphTensor, place: Scratch
+) -> KernelStep[Elementwise]:
     result = Result(Leaf(0, form.dtype), tensor.dtype)
     kernel = fused([result], [], tensor.dims, [tensor.strides, form.strides])
     return KernelStep(kernel, (target, place))

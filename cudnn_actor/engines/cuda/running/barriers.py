@@ -21,9 +21,7 @@ from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.engines.cuda.running.recipe import (
     Buffer,
     GraphStep,
-    JoinedStep,
     KernelStep,
-    LinedStep,
     OperationStep,
     Scratch,
     Source,
@@ -78,13 +76,7 @@ def _overlaps(step: Step) -> bool:
         case OperationStep():
             return step.launcher != "kernel" or any(0 in tensor.dims for tensor in step.tensors)
         case KernelStep():
-            return 0 in step.kernel.dims
-        case JoinedStep():
-            return all(0 in kernel.dims for kernel in step.kernels)
-        case LinedStep():
-            return not step.kernel.lines.total
-        case _:
-            return False
+            return step.kernel.is_empty
 
 
 def _beside(step: GraphStep) -> Iterable[Source]:

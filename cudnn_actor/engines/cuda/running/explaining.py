@@ -6,21 +6,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from cudnn_actor.engines.cuda.operations.fused_norms import sources
-from cudnn_actor.engines.cuda.running.recipe import (
-    DepthwiseStep,
-    GraphStep,
-    JoinedStep,
-    KernelStep,
-    LinedStep,
-    NormStep,
-    OperationStep,
-    Part,
-    Recipe,
-    RowStep,
-    Step,
-    TiledStep,
-)
+from cudnn_actor.engines.cuda.running.recipe import GraphStep, KernelStep, OperationStep, Part, Recipe, Step
 from cudnn_actor.protocol.graphs.explanation import Explanation, Measured, PieceOfPlan, ScratchTensor
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.graphs.step_kinds import StepKind
@@ -79,30 +65,14 @@ def _pieces(recipe: Recipe, graph: OperationGraph) -> Iterator[PieceOfPlan]:
         )
 
 
-_GENERATED = {
-    LinedStep: StepKind.LINES,
-    DepthwiseStep: StepKind.DEPTHWISE,
-    JoinedStep: StepKind.COPIES,
-    RowStep: StepKind.COPY,
-    TiledStep: StepKind.COPY,
-    KernelStep: StepKind.ELEMENTWISE,
-}
-
-
 def _runs(step: Step) -> str:
     match step:
         case GraphStep():
             return StepKind.CUDNN.named(step.engine)
         case OperationStep():
             return LAUNCHERS[step.launcher].named(step.operation.kind)
-        case NormStep(kernel=kernel):
-            return StepKind.NORM.named(f"{kernel.operation.kind}: {len(sources(kernel))}")
-        case RowStep() if len(step.sources) > 2:
-            return StepKind.COPIES.named()
-        case KernelStep() if not step.kernel.body:
-            return StepKind.COPY.named()
-        case _:
-            return _GENERATED[type(step)].named()
+        case KernelStep():
+            return step.kernel.title
 
 
 def _measured(part: Part) -> Measured | None:

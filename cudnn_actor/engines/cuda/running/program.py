@@ -13,36 +13,17 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from cudnn_actor.engines.base import blame
-from cudnn_actor.engines.cuda.kernels.depthwise_sources import DepthwiseKernel
-from cudnn_actor.engines.cuda.kernels.elementwise import Kernel
-from cudnn_actor.engines.cuda.kernels.joined_kernels import JoinedKernel
-from cudnn_actor.engines.cuda.kernels.line_kernels import LinedKernel
-from cudnn_actor.engines.cuda.kernels.row_copies import RowKernel
-from cudnn_actor.engines.cuda.kernels.transposes import TiledKernel
+from cudnn_actor.engines.cuda.kernels.kernel import Run, compiled
 from cudnn_actor.engines.cuda.library.failures import check_status
 from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS
 from cudnn_actor.engines.cuda.operations import Launch as OperationLaunch
-from cudnn_actor.engines.cuda.operations.fused_norms import NormedKernel
 from cudnn_actor.engines.cuda.running.barriers import barrier, waits, waits_at_start
 from cudnn_actor.engines.cuda.running.plan import CudaPlan
-from cudnn_actor.engines.cuda.running.recipe import (
-    Buffer,
-    DepthwiseStep,
-    GraphStep,
-    JoinedStep,
-    KernelStep,
-    LinedStep,
-    NormStep,
-    Number,
-    OperationStep,
-    RowStep,
-    Source,
-    TiledStep,
-)
+from cudnn_actor.engines.cuda.running.recipe import Buffer, GraphStep, Number, OperationStep, Source
 
 __all__ = ["Program", "fast_launch", "public_launch"]
 
@@ -122,36 +103,13 @@ def _launch_graph() -> Callable[..., int]:
     return launch
 
 
-class _Kernel(Protocol):
-    """Kernels of our own, compiled."""
-
-    def launch(self, pointers: Sequence[int], scalars: Sequence[float], /) -> None:
-        """Enqueue a run on the current stream."""
-
-
-_KERNELS: dict[type, Callable[[Any], _Kernel]] = {
-    KernelStep: Kernel,
-    RowStep: RowKernel,
-    TiledStep: TiledKernel,
-    LinedStep: LinedKernel,
-    NormStep: NormedKernel,
-    DepthwiseStep: DepthwiseKernel,
-}
-
-
-def _compiled(
-    step: KernelStep | JoinedStep | RowStep | TiledStep | LinedStep | NormStep | DepthwiseStep,
-) -> _Kernel:
-    return JoinedKernel(step.kernels) if isinstance(step, JoinedStep) else _KERNELS[type(step)](step.kernel)
-
-
 _NUMBERS, _WORKSPACE = -2, -1
 """Where the addresses of the numbers and of the workspace stand, behind those of the plan's buffers."""
-_Run = Callable[[Sequence[int], Sequence[float]], None]
+_Step = Callable[[Sequence[int], Sequence[float]], None]
 """Enqueues a step, given the addresses that sources are counted from (`Program._find`), and the scalars."""
 
 
-def _behind_barrier(run: _Run, stream: Any) -> _Run:
+def _behind_barrier(run: _Step, stream: Any) -> _Step:
     """A step behind all work before it: see `barriers`."""
 
     def both(bases: Sequence[int], scalars: Sequence[float]) -> None:
@@ -183,7 +141,7 @@ class Program:
         self.stream = stream
         self._numbers = (ctypes.c_double * max(recipe.scalars, 1))()
         self._number_address = ctypes.addressof(self._numbers)
-        self._steps: list[_Run] = []
+        self._steps: list[_Step] = []
         waiting = waits(recipe.steps)
         self._waits_at_start = waits_at_start(recipe.steps, waiting)
         if self._waits_at_start or any(waiting):
@@ -200,8 +158,8 @@ class Program:
                 operation_launch = launcher.make(step.operation, step.tensors, handle)
                 self._steps.append(self._operation_step(operation_launch, step.sources, recipe.own_workspace))
             else:
-                kernel = _compiled(step)
-                self._steps.append(self._kernel_step(kernel, step.sources, recipe.own_workspace))
+                run = compiled(step.kernel)
+                self._steps.append(self._kernel_step(run, step.sources, recipe.own_workspace))
             if waits_here:
                 self._steps[-1] = _behind_barrier(self._steps[-1], stream)
         self._doubles = {
@@ -215,7 +173,7 @@ class Program:
         self.replays: dict[tuple[float, ...], Replay] = {}
         """CUDA graphs by the addresses and scalars that they were captured with."""
 
-    def _graph_step(self, launch: Launch, sources: Sequence[Source], scratch: int) -> _Run:
+    def _graph_step(self, launch: Launch, sources: Sequence[Source], scratch: int) -> _Step:
         find = self._finder(sources, scratch)
 
         def run(bases: Sequence[int], _: Sequence[float]) -> None:
@@ -223,16 +181,16 @@ class Program:
 
         return run
 
-    def _kernel_step(self, kernel: _Kernel, sources: Sequence[Source], scratch: int) -> _Run:
+    def _kernel_step(self, run: Run, sources: Sequence[Source], scratch: int) -> _Step:
         find, stream = self._finder(sources, scratch), self.stream
 
-        def run(bases: Sequence[int], scalars: Sequence[float]) -> None:
+        def run_on_stream(bases: Sequence[int], scalars: Sequence[float]) -> None:
             with stream:
-                kernel.launch(find(bases), scalars)
+                run(find(bases), scalars)
 
-        return run
+        return run_on_stream
 
-    def _operation_step(self, launch: OperationLaunch, sources: Sequence[Source], scratch: int) -> _Run:
+    def _operation_step(self, launch: OperationLaunch, sources: Sequence[Source], scratch: int) -> _Step:
         find, stream = self._finder(sources, scratch), self.stream
 
         def run(bases: Sequence[int], _: Sequence[float]) -> None:

@@ -1,17 +1,19 @@
 """A plan as data: the steps that run one after the other, and the location of each step's tensors.
 
-A plan has one step if cuDNN accepts the whole graph, else several: kernels of
-our own that pack tensors whose layout cuDNN does not read, one step for each
-operation, and a kernel for each pointwise result. Tensors between steps are in
-the workspace.
+A plan has one step if cuDNN accepts the whole graph, or if one kernel of our own computes it; else several:
+kernels that pack tensors whose layout cuDNN does not read, one step for each operation, and a kernel for each
+pointwise result. Tensors between steps are in the workspace.
 """
 
 from __future__ import annotations
+
+from typing import Generic, TypeVar
 
 import msgspec
 
 from cudnn_actor.engines.cuda.kernels.depthwise_kernels import Depthwise
 from cudnn_actor.engines.cuda.kernels.elementwise import Elementwise
+from cudnn_actor.engines.cuda.kernels.joined_kernels import Joined
 from cudnn_actor.engines.cuda.kernels.line_kernels import Lined
 from cudnn_actor.engines.cuda.kernels.row_copies import Rows
 from cudnn_actor.engines.cuda.kernels.transposes import Tiled
@@ -21,21 +23,15 @@ from cudnn_actor.protocol.operations import GraphTensor, Node
 __all__ = [
     "Between",
     "Buffer",
-    "DepthwiseStep",
     "GraphStep",
-    "JoinedStep",
     "KernelStep",
-    "LinedStep",
-    "NormStep",
     "Number",
     "OperationStep",
     "Part",
     "Recipe",
-    "RowStep",
     "Scratch",
     "Source",
     "Step",
-    "TiledStep",
     "Tuning",
     "aligned",
 ]
@@ -97,62 +93,15 @@ class GraphStep(msgspec.Struct, frozen=True, tag="graph"):
     beside: tuple[int, ...] = ()
 
 
-class KernelStep(msgspec.Struct, frozen=True, tag="kernel"):
-    """A step that runs an elementwise kernel. `sources`: its results' locations, then its operands'."""
-
-    kernel: Elementwise
-    sources: tuple[Source, ...]
+AnyKernel = Elementwise | Joined | Rows | Tiled | Lined | Normed | Depthwise
+"""The kernels of our own that plans store: each is a `Kernel`."""
+K_co = TypeVar("K_co", bound=AnyKernel, covariant=True)
 
 
-class JoinedStep(msgspec.Struct, frozen=True, tag="joined"):
-    """A step that runs several elementwise kernels in one launch.
+class KernelStep(msgspec.Struct, Generic[K_co], frozen=True, tag="kernel"):
+    """A step that runs a kernel of our own. `sources`: the locations of the kernel's tensors."""
 
-    `sources`: each kernel's, as those of a `KernelStep`.
-    """
-
-    kernels: tuple[Elementwise, ...]
-    sources: tuple[Source, ...]
-
-
-class RowStep(msgspec.Struct, frozen=True, tag="rows"):
-    """A step that copies tensors to parts of rows. `sources`: its result's location, and its operands'."""
-
-    kernel: Rows
-    sources: tuple[Source, ...]
-
-
-class TiledStep(msgspec.Struct, frozen=True, tag="tiled"):
-    """A step that runs a copy by tiles. `sources`: its result's location, and its operand's."""
-
-    kernel: Tiled
-    sources: tuple[Source, ...]
-
-
-class LinedStep(msgspec.Struct, frozen=True, tag="lined"):
-    """A step that runs a kernel over lines. `sources`: its operands' locations, then its results'."""
-
-    kernel: Lined
-    sources: tuple[Source, ...]
-
-
-class NormStep(msgspec.Struct, frozen=True, tag="norm"):
-    """A step that runs a norm with what is around it.
-
-    `sources`: the locations of its leaves, of the norm's operands `beside`, of its results, and of its
-    workspace if it needs any.
-    """
-
-    kernel: Normed
-    sources: tuple[Source, ...]
-
-
-class DepthwiseStep(msgspec.Struct, frozen=True, tag="depthwise"):
-    """A step that runs a depthwise convolution and what is behind it.
-
-    `sources`: its operands' locations, then its results', and its workspace's if it needs any.
-    """
-
-    kernel: Depthwise
+    kernel: K_co
     sources: tuple[Source, ...]
 
 
@@ -176,17 +125,7 @@ class OperationStep(msgspec.Struct, frozen=True, tag="operation"):
     launcher: str
 
 
-Step = (
-    GraphStep
-    | KernelStep
-    | JoinedStep
-    | RowStep
-    | TiledStep
-    | LinedStep
-    | NormStep
-    | DepthwiseStep
-    | OperationStep
-)
+Step = GraphStep | KernelStep[AnyKernel] | OperationStep
 
 
 class Tuning(msgspec.Struct, frozen=True):

@@ -1,0 +1,326 @@
+"""How a depthwise convolution, and the pointwise operations behind it, are cut into blocks and threads.
+
+Channels lie side by side in memory (NHWC). A thread computes a few neighbouring
+channels of several places of a few rows. It reads each row of the input once for
+all of them, and the filter, as float32, from shared memory. Backward data is such
+a sum too, of other places. Backward filter sums up parts of the places in each
+block, and then the parts, in a fixed order. Sums are float32; the values behind
+are computed and rounded as in `elementwise`.
+"""
+
+from __future__ import annotations
+
+import enum
+import itertools
+import math
+from collections.abc import Iterator
+from functools import cached_property
+from typing import NamedTuple, TypeVar
+
+import msgspec
+
+from cudnn_actor.engines.cuda.kernels.expressions import Expression, Result
+from cudnn_actor.protocol.types.conv import ConvSpec
+from cudnn_actor.protocol.types.dtypes import DType
+
+__all__ = ["THREADS", "Geometry", "Line", "Pass", "Tile", "tiles"]
+
+THREADS = 128
+"""The most threads of a block: a thread has many registers."""
+_VECTORS, _MOST_COLUMNS = (4, 2, 1), 8
+_MOST_PACKS = 8
+"""The most packs of channels that a block works on."""
+_MOST_NUMBERS = 128
+"""The most numbers that a thread keeps: inputs of a row, and sums."""
+_MOST_SHARED = 48 << 10
+_PACK_BYTES = 16
+_FULL = 1 << 15
+"""With fewer threads, a device is not busy."""
+_MOST_BLOCKS, _PARTS = 4096, 512
+"""The most blocks of a kernel; of backward filter, about how many sum up parts."""
+_SMALL = 1 << 30
+"""Sums of two numbers below this fit into 32 bits."""
+
+
+K = TypeVar("K", bound="Geometry")
+
+
+class Pass(enum.StrEnum):
+    """Which of the three convolutions."""
+
+    FORWARD = "forward"
+    DATA = "data"
+    FILTER = "filter"
+
+
+class Tile(msgspec.Struct, frozen=True):
+    """What a thread computes: channels, places of a row, and rows; of backward filter, the filter's rows."""
+
+    vector: int
+    columns: int
+    rows: int
+
+
+class Line(NamedTuple):
+    """A spatial dim: at which places of what is read a result finds its taps.
+
+    With `back`, what is read is the gradient of the output, and `stride` divides.
+    """
+
+    taps: int
+    stride: int
+    dilation: int
+    padding: int
+    back: bool
+
+    def offset(self, place: int, tap: int) -> int | None:
+        """The place, counted from that of result 0, where result `place` finds a tap; None if nowhere."""
+        if not self.back:
+            return place * self.stride + tap * self.dilation - self.padding
+        offset, rest = divmod(place + self.padding - tap * self.dilation, self.stride)
+        return None if rest else offset
+
+    def offsets(self, places: int) -> list[int]:
+        """All places where one of so many results finds a tap, in order."""
+        found = {self.offset(place, tap) for place in range(places) for tap in range(self.taps)}
+        return sorted(offset for offset in found if offset is not None)
+
+    @property
+    def reach(self) -> int:
+        """How far the first and the last tap of one result are apart. It may have none."""
+        found = self.offsets(1)
+        return found[-1] - found[0] if found else 0
+
+
+class Geometry(msgspec.Struct, frozen=True, dict=True):
+    """A kernel as data: what it computes, and how that is cut into blocks and threads.
+
+    Parameters
+    ----------
+    of, conv
+        The convolution.
+    x, w, y
+        The dims of its input, filter and output, one of which is what it computes.
+    body
+        What is computed from its result, in this order. The result is leaf 0; `Earlier` is the index of one
+        before.
+    results
+        What is stored, of the dims of the result.
+    operands
+        The element types of both operands of the convolution, then of the leaves from 1 on.
+    strides, alignments
+        Of the operands, then the results; strides of leaves are 0 where they are broadcast. Alignments in
+        bytes.
+    tile
+        What a thread computes.
+    """
+
+    of: Pass
+    conv: ConvSpec
+    x: tuple[int, ...]
+    w: tuple[int, ...]
+    y: tuple[int, ...]
+    body: tuple[Expression, ...]
+    results: tuple[Result, ...]
+    operands: tuple[DType, ...]
+    strides: tuple[tuple[int, ...], ...]
+    alignments: tuple[int, ...]
+    tile: Tile
+
+    @property
+    def multiplier(self) -> int:
+        """Filters for each channel."""
+        return self.w[0] // self.x[1]
+
+    @property
+    def made(self) -> tuple[int, ...]:
+        """The dims of the results."""
+        return {Pass.FORWARD: self.y, Pass.DATA: self.x, Pass.FILTER: self.w}[self.of]
+
+    @property
+    def dtypes(self) -> tuple[DType, ...]:
+        """The element types of all tensors."""
+        return (*self.operands, *(result.dtype for result in self.results))
+
+    @cached_property
+    def lines(self) -> tuple[Line, Line]:
+        """Rows and columns."""
+        conv, back = self.conv, self.of is Pass.DATA
+        numbers = zip(self.w[2:], conv.stride, conv.dilation, conv.pre_padding, strict=True)
+        down, across = (Line(*of, back) for of in numbers)
+        return down, across
+
+    @property
+    def channels(self) -> int:
+        """Of these a thread has `tile.vector`: the results', or the output's of backward filter."""
+        return self.x[1] if self.of is Pass.DATA else self.y[1]
+
+    @property
+    def read(self) -> int:
+        """How many neighbouring channels of the first operand a thread reads at once."""
+        vector, times = self.tile.vector, self.multiplier
+        if self.of is Pass.DATA:
+            return vector if times == 1 else 1
+        return max(1, vector // times)
+
+    def packs(self, tensor: int, count: int) -> bool:
+        """Whether so many neighbouring channels of a tensor lie side by side, at an aligned address."""
+        steps, size = self.strides[tensor], count * self.dtypes[tensor].itemsize
+        return count == 1 or (
+            steps[1] == 1
+            and all(step % count == 0 for axis, step in enumerate(steps) if axis != 1)
+            and self.alignments[tensor] % min(_PACK_BYTES, size) == 0
+        )
+
+    @cached_property
+    def wide(self) -> bool:
+        """Whether offsets need 64 bits."""
+        dims = (
+            [self.x, self.y] if self.of is Pass.FILTER else [self.y if self.lines[0].back else self.x, self.w]
+        )
+        dims += [self.made] * (len(self.strides) - 2)
+        spans = (
+            sum((size - 1) * abs(step) for size, step in zip(sizes, steps, strict=True))
+            for sizes, steps in zip(dims, self.strides, strict=True)
+        )
+        conv = self.conv
+        padded = (sum(of) for of in zip(self.x[2:], conv.pre_padding, conv.post_padding, strict=True))
+        return max(*spans, *padded, math.prod(self.w)) >= _SMALL
+
+    @property
+    def _packs(self) -> int:
+        """Packs of channels that a block has threads for."""
+        packs = self.channels // self.tile.vector
+        return -(-packs // -(-packs // _MOST_PACKS))
+
+    @property
+    def block(self) -> tuple[int, int]:
+        """Packs of channels, and groups of places, that a block has threads for."""
+        most = THREADS // self._packs
+        return self._packs, most if self.of is Pass.FILTER else math.prod(self.spread)
+
+    @property
+    def chunks(self) -> int:
+        """How many blocks are beside each other for all channels."""
+        return -(-self.channels // (self.tile.vector * self._packs))
+
+    @property
+    def groups(self) -> tuple[int, int]:
+        """How many groups of rows and of columns a thread may have."""
+        if self.of is Pass.FILTER:
+            return self.y[2], -(-self.y[3] // self.tile.columns)
+        return -(-self.made[2] // self.tile.rows), -(-self.made[3] // self.tile.columns)
+
+    @cached_property
+    def spread(self) -> tuple[int, int]:
+        """How many groups of rows and of columns a block has: few idle threads, and little read twice."""
+        down, across = self.groups
+        most = THREADS // self._packs
+
+        def cost(spread: tuple[int, int]) -> float:
+            blocks = math.prod(-(-all_ // some) for all_, some in zip(self.groups, spread, strict=True))
+            work = math.prod(spread) * self.tile.rows * self.tile.columns * math.prod(self.w[2:]) / 128
+            sizes = zip(self.lines, spread, (self.tile.rows, self.tile.columns), strict=True)
+            read = math.prod(line.reach + some * own for line, some, own in sizes)
+            return blocks * (work + read / 32)
+
+        choices = ((min(most // n, down), n) for n in range(1, min(most, across) + 1))
+        return min(choices, key=cost)
+
+    @property
+    def shared(self) -> int:
+        """Bytes of shared memory."""
+        if self.of is Pass.FILTER:
+            return math.prod(self.block) * self.tile.rows * self.w[3] * self.tile.vector * 4
+        times = self.multiplier if self.of is Pass.DATA else 1
+        return times * math.prod(self.w[2:]) * (self._packs + 1) * self.tile.vector * 4
+
+    @property
+    def numbers_kept(self) -> int:
+        """About how many numbers a thread keeps."""
+        tile, across = self.tile, self.lines[1]
+        row = len(across.offsets(tile.columns)) * self.tile.vector
+        if self.of is Pass.FILTER:
+            return row + tile.vector * (tile.columns + tile.rows * self.w[3])
+        return row + tile.vector * tile.columns * tile.rows
+
+    @property
+    def parts(self) -> int:
+        """Of backward filter: how many parts are summed up."""
+        beside = self.chunks * -(-self.w[2] // self.tile.rows)
+        places = self.y[0] * math.prod(self.groups)
+        return max(1, min(_PARTS // beside, -(-places // self.block[1])))
+
+    @property
+    def workspace(self) -> int:
+        """Bytes that it needs for the parts of sums."""
+        return self.parts * math.prod(self.w) * 4 if self.of is Pass.FILTER else 0
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Of the kernel that sums up: blocks across places, and for all channels."""
+        if self.of is Pass.FILTER:
+            return self.parts, self.chunks * -(-self.w[2] // self.tile.rows)
+        return max(1, min(self.blocks, _MOST_BLOCKS // self.chunks)), self.chunks
+
+    @property
+    def blocks(self) -> int:
+        """How many blocks' work there is for each chunk of channels."""
+        of = zip(self.groups, self.spread, strict=True)
+        return self.made[0] * math.prod(-(-all_ // some) for all_, some in of)
+
+    @property
+    def cost(self) -> float:
+        """About how long it takes, to compare tiles: instructions of a thread, for all threads."""
+        tile, taps = self.tile, math.prod(self.w[2:])
+        inputs = len(self.lines[1].offsets(tile.columns)) * (1 + tile.vector)
+        places = math.prod(self.groups) * self.y[0] * self.channels // tile.vector
+        if self.of is Pass.FILTER:
+            beside = -(-self.w[2] // tile.rows)
+            reads = tile.columns * (1 + tile.vector) + tile.rows * inputs
+            sums = tile.rows * self.w[3] * tile.columns * tile.vector
+            return places * beside * (reads + sums + 20)
+        rows = len(self.lines[0].offsets(tile.rows))
+        steps = rows * (inputs + 20) + tile.rows * taps * (1 + tile.columns * tile.vector)
+        return steps * max(places, _FULL)
+
+
+def tiles(kernel: K) -> list[K]:
+    """The kernel with each tile that is worth trying, the one that should be fastest first; maybe none."""
+    vector = next((n for n in _VECTORS if _fits(kernel, n)), None)
+    if vector is None:
+        return []
+    found = [msgspec.structs.replace(kernel, tile=tile) for tile in _tiles(kernel, vector)]
+    fitting = [one for one in found if one.numbers_kept <= _MOST_NUMBERS and one.shared <= _MOST_SHARED]
+    ranked = sorted(fitting, key=lambda one: (one.cost, -one.tile.columns))
+    best: dict[int, K] = {}
+    for one in ranked:
+        best.setdefault(one.tile.rows, one)
+    return list(best.values())
+
+
+def _fits(kernel: Geometry, vector: int) -> bool:
+    """Whether a thread can have that many neighbouring channels."""
+    times = kernel.multiplier
+    made = msgspec.structs.replace(kernel, tile=Tile(vector, 1, 1))
+    if made.channels % vector or (kernel.of is not Pass.DATA and vector % times and times % vector):
+        return False
+    if kernel.of is Pass.FILTER:
+        return made.packs(0, made.read) and made.packs(1, vector)
+    results = range(len(kernel.operands), len(kernel.strides))
+    return made.packs(0, made.read) and all(made.packs(tensor, vector) for tensor in results)
+
+
+def _tiles(kernel: Geometry, vector: int) -> Iterator[Tile]:
+    down, across = kernel.lines
+    if kernel.of is Pass.FILTER:
+        rows = range(1, min(kernel.w[2], 3) + 1)
+        columns = range(1, min(_MOST_COLUMNS, kernel.y[3]) + 1)
+    else:
+        # Results of one thread in backward data begin where a stride does.
+        rows = range(down.stride, down.stride + 1) if down.back and down.stride > 1 else range(1, 3)
+        step = across.stride if across.back else 1
+        columns = range(step, max(_MOST_COLUMNS, step) + 1, step)
+    for count, row in itertools.product(columns, rows):
+        if row == 1 or kernel.of is Pass.FILTER or down.dilation == 1 or down.stride == row:
+            yield Tile(vector, count, row)
