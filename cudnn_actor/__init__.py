@@ -22,28 +22,17 @@ from cudnn_actor.models import (
 from cudnn_actor.options import Options as Options
 from cudnn_actor.protocol import (
     Activation as Activation,
-    Allocate as Allocate,
     BufferRef as BufferRef,
     CacheStatistics as CacheStatistics,
     Compute as Compute,
     ContextLost as ContextLost,
-    ConvBwdData as ConvBwdData,
-    ConvBwdFilter as ConvBwdFilter,
-    ConvFwd as ConvFwd,
     ConvSpec as ConvSpec,
-    Copy as Copy,
     CudnnActorError as CudnnActorError,
     DeadlineExceeded as DeadlineExceeded,
-    Download as Download,
-    Drain as Drain,
     DType as DType,
     Epilogue as Epilogue,
     ExecutionFailed as ExecutionFailed,
-    Explain as Explain,
     Explanation as Explanation,
-    Fill as Fill,
-    Free as Free,
-    GetStatistics as GetStatistics,
     Graph as Graph,
     GraphBuilder as GraphBuilder,
     GraphLimits as GraphLimits,
@@ -60,12 +49,10 @@ from cudnn_actor.protocol import (
     OutOfDescriptors as OutOfDescriptors,
     OutOfMemory as OutOfMemory,
     PieceOfPlan as PieceOfPlan,
-    Ping as Ping,
     PlanStatistics as PlanStatistics,
     QuarantinedRequest as QuarantinedRequest,
     Receipt as Receipt,
     ReentrantAsk as ReentrantAsk,
-    RunGraph as RunGraph,
     ServiceStopped as ServiceStopped,
     StaleBufferError as StaleBufferError,
     StaleReason as StaleReason,
@@ -73,10 +60,8 @@ from cudnn_actor.protocol import (
     Statistics as Statistics,
     TensorSpec as TensorSpec,
     UnsupportedGraph as UnsupportedGraph,
-    Upload as Upload,
-    View as View,
-    Warm as Warm,
 )
+from cudnn_actor.protocol.messages.kinds import *
 from cudnn_actor.protocol.operations.families import *
 from cudnn_actor.service.client import CudnnRef as CudnnRef
 from cudnn_actor.service.health import Health as Health, HealthState as HealthState

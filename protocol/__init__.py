@@ -18,26 +18,8 @@ from cudnn_actor.protocol.messages.codec import (
     encode_message as encode_message,
     encode_reply as encode_reply,
 )
-from cudnn_actor.protocol.messages.messages import (
-    Allocate as Allocate,
-    Compute as Compute,
-    ConvBwdData as ConvBwdData,
-    ConvBwdFilter as ConvBwdFilter,
-    ConvFwd as ConvFwd,
-    Copy as Copy,
-    Download as Download,
-    Drain as Drain,
-    Explain as Explain,
-    Fill as Fill,
-    Free as Free,
-    GetStatistics as GetStatistics,
-    Message as Message,
-    Ping as Ping,
-    RunGraph as RunGraph,
-    Upload as Upload,
-    View as View,
-    Warm as Warm,
-)
+from cudnn_actor.protocol.messages.kinds import *
+from cudnn_actor.protocol.messages.messages import Compute as Compute, Message as Message
 from cudnn_actor.protocol.messages.receipts import (
     CacheStatistics as CacheStatistics,
     PlanStatistics as PlanStatistics,

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from cudnn_actor.protocol.messages.messages import Values
+from cudnn_actor.protocol.messages.buffer_messages import Values
 from cudnn_actor.protocol.types.buffers import BufferRef
 from cudnn_actor.protocol.types.checks import require_awaited
 from cudnn_actor.protocol.types.device_array import DeviceArray

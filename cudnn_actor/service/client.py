@@ -40,9 +40,9 @@ from cudnn_actor.protocol.messages.messages import (
     Upload,
     View,
     Warm,
-    bound_names,
 )
 from cudnn_actor.protocol.messages.receipts import Receipt, Statistics
+from cudnn_actor.protocol.messages.run_graph import bound_names
 from cudnn_actor.protocol.operations import Operation
 from cudnn_actor.protocol.types.buffers import BufferRef
 from cudnn_actor.protocol.types.checks import require_awaited, require_seconds

@@ -37,7 +37,7 @@ from cudnn_actor.models.kept_graphs import KeptGraphs
 from cudnn_actor.options import NAME, Options, takes_options
 from cudnn_actor.plan_store.store import PlanStore
 from cudnn_actor.protocol.graphs.limits import GraphLimits
-from cudnn_actor.protocol.messages.messages import Values
+from cudnn_actor.protocol.messages.buffer_messages import Values
 from cudnn_actor.protocol.types.errors import InvalidRequest, ServiceStopped, StartFailed, Words
 from cudnn_actor.service.arrays import as_values
 from cudnn_actor.service.event_log import EventLog

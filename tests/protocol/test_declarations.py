@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 import time
 from collections.abc import Mapping
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 import msgspec
 import numpy as np
 import pytest
 
+import cudnn_actor
 from cudnn_actor.engines.cpu.evaluation import NumPy
 from cudnn_actor.protocol import (
     BufferRef,
@@ -22,7 +24,9 @@ from cudnn_actor.protocol import (
     TensorRole,
     TensorSpec,
 )
+from cudnn_actor.protocol.messages import kinds
 from cudnn_actor.protocol.messages.lowering import lower
+from cudnn_actor.protocol.messages.message_checks import not_a_message
 from cudnn_actor.protocol.messages.messages import Message
 from cudnn_actor.protocol.messages.operands import operands
 from cudnn_actor.protocol.operations import OPERATIONS, Operation
@@ -44,6 +48,16 @@ def message(problem: Problem, operation: Computation) -> Operation[BufferRef]:
 
 def test_every_operation_has_an_example() -> None:
     assert {type(operation) for _, operation in FORMS} == {*OPERATIONS}
+
+
+def test_every_message_is_in_the_union_of_them() -> None:
+    listed = {each for each in vars(kinds).values() if isinstance(each, type)}
+    assert {get_origin(each) or each for each in get_args(Message)} == listed | {*OPERATIONS}
+
+
+def test_the_error_for_what_is_no_message_names_the_union() -> None:
+    (named,) = re.findall(r"cudnn_actor\.(\w+) lists them", str(not_a_message(object())))
+    assert getattr(cudnn_actor, named) is Message
 
 
 # Buffers.

@@ -1,0 +1,23 @@
+"""What is asked of the service itself: whether it answers, its counters, the end of what was sent."""
+
+from __future__ import annotations
+
+from cudnn_actor.protocol.messages.any_message import AnyMessage
+
+__all__ = ["Drain", "GetStatistics", "Ping"]
+
+
+class Ping(AnyMessage, tag=True):
+    """Check that the service responds; answered by its generation."""
+
+    control = True
+
+
+class GetStatistics(AnyMessage, tag=True):
+    """Ask for counters; answered by `Statistics`."""
+
+    control = True
+
+
+class Drain(AnyMessage, tag=True):
+    """Wait for everything sent before: answered by None once all of it has been answered."""
