@@ -4,8 +4,8 @@
 
 Needs a GPU, not PyTorch. For each function, microseconds of device time of three plans: the convolution or
 product with its bias, the function alone, and both as one graph of cuDNN's, of its first candidate. Which
-functions stand behind a convolution or a product in a plan follows from the ratio: see `partition`. The same
-for a scale, a bias and relu before them, and for the largest element of each row of a product.
+functions stand behind a convolution or a product in a plan follows from the ratio: see `fusion_rules`. The
+same for a scale, a bias and relu before them, and for the largest element of each row of a product.
 """
 
 from __future__ import annotations
