@@ -56,6 +56,8 @@ _LIMITS = GraphLimits(operations=1_000_000, nbytes=1 << 30)
 """Of a graph while it is built; a service has its own."""
 _MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 """What handlers raise for attributes and dims that contradict what the operator says of them."""
+_REFUSALS = (Declined, Empty, InvalidRequest)
+"""What is raised for a node that ONNX allows, but that cannot be run."""
 _LARGE = 1024
 """Bytes of a part of the file from which on what it was read as is kept."""
 _DEEPEST = 32
@@ -385,7 +387,6 @@ class _Import:
         inputs = self._inputs(node, place, label)
         if isinstance(inputs, _Unknown):
             return [inputs] * count
-        malformed = False
         try:
             return self._computed(node, inputs, place)
         except _Unknowable:
@@ -399,19 +400,12 @@ class _Import:
             return [_UNDECIDED] * count
         except Unfit as unfit:
             raise self._unfit(node, inputs, place, str(unfit)) from unfit
-        except Declined as declined:
-            reason = str(declined)
-        except Empty:
-            reason = "has a tensor without elements"
-        except InvalidRequest as error:
-            reason = f"{error.field}: {error.value} {error.problem}"
         except UnicodeDecodeError as error:
             raise InvalidModel(where=label, problem="has a name that is not UTF-8") from error
-        except _MALFORMED as error:
-            reason = f"does not fit its operator: {type(error).__name__}: {error}"
-            malformed = True
+        except (*_REFUSALS, *_MALFORMED) as error:
+            reason, refused = _reason(error), isinstance(error, _REFUSALS)
         if problem := self._misfit(node, inputs, place):
-            raise self._unfit(node, inputs, place, problem if malformed else reason)
+            raise self._unfit(node, inputs, place, reason if refused else problem)
         self._problems[f"{label}: {reason}"] = None
         return self._assumed(node, inputs, place) or [_UNKNOWN] * count
 
@@ -766,6 +760,19 @@ def _defaults(schema: Schema) -> dict[str, onnx.AttributeProto]:
     """The attributes that an operator has unless others are given."""
     declared = {name: each.default_value for name, each in schema.attributes.items()}
     return {name: each for name, each in declared.items() if each.type != onnx.AttributeProto.UNDEFINED}
+
+
+def _reason(error: Exception) -> str:
+    """Why a node cannot be run, of what was raised for it."""
+    match error:
+        case Declined():
+            return str(error)
+        case Empty():
+            return "has a tensor without elements"
+        case InvalidRequest():
+            return f"{error.field}: {error.value} {error.problem}"
+        case _:
+            return f"does not fit its operator: {type(error).__name__}: {error}"
 
 
 def _label(node: onnx.NodeProto, place: _Place) -> str:
