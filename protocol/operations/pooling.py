@@ -1,19 +1,16 @@
 """Max, average and Lp pooling over 1 to 3 spatial dims, and their gradients.
 
 The definitions are ONNX's, of `MaxPool`, `AveragePool` and `LpPool` without
-`ceil_mode`; adaptive windows are PyTorch's.
+`ceil_mode`.
 https://onnx.ai/onnx/operators/onnx__MaxPool.html
-https://docs.pytorch.org/docs/stable/generated/torch.nn.AdaptiveAvgPool2d.html
 """
 
 from __future__ import annotations
 
 import functools
-import itertools
 import math
-import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from cudnn_actor.protocol.operations.base import (
     ALLOCATED,
@@ -25,277 +22,14 @@ from cudnn_actor.protocol.operations.base import (
     require_floating,
 )
 from cudnn_actor.protocol.operations.example import ROUNDED, Example
+from cudnn_actor.protocol.operations.windows import AdaptiveWindow, Window, sums_in_windows
 from cudnn_actor.protocol.types.checks import is_finite
 from cudnn_actor.protocol.types.dtypes import DType
 from cudnn_actor.protocol.types.errors import InvalidRequest
-from cudnn_actor.protocol.types.records import Parameters
-from cudnn_actor.protocol.types.spatial import check_spatial, check_spatial_dims, spread
 from cudnn_actor.protocol.types.tensor import Layout, LayoutName, TensorSpec
 
 __all__ = ["AdaptiveWindow", "AvgPool", "AvgPoolBackward", "LpPool", "LpPoolBackward"]
 __all__ += ["MaxPool", "MaxPoolBackward", "Window"]
-
-_MOST_PADDING = 1 << 16
-"""The most padding before or after a spatial dim. It costs work, and no tensor has to be as large."""
-
-
-class Window(Parameters, tag=True):
-    """The windows of a pooling, with one value per spatial dim (1 to 3 of them).
-
-    Parameters
-    ----------
-    size
-        Elements that a window has, at least 1.
-    pre_padding, post_padding
-        Elements before and after the tensor that windows may reach, at least 0.
-    stride, dilation
-        Elements from one window to the next, and from one element of a window to the next, at least 1.
-
-    Raises
-    ------
-    InvalidRequest
-        A value is out of its range, or the fields' lengths differ.
-    """
-
-    example: ClassVar[str] = "Window.symmetric(2, size=2)"
-    size: tuple[int, ...]
-    pre_padding: tuple[int, ...]
-    post_padding: tuple[int, ...]
-    stride: tuple[int, ...]
-    dilation: tuple[int, ...]
-
-    def __post_init__(self) -> None:
-        check_spatial("size", self.size, 1)
-        rank = len(self.size)
-        for name, least in (("pre_padding", 0), ("post_padding", 0), ("stride", 1), ("dilation", 1)):
-            check_spatial(name, getattr(self, name), least, rank)
-
-    @classmethod
-    def symmetric(
-        cls,
-        spatial_dims: int,
-        size: int | Sequence[int],
-        pad: int | Sequence[int] = 0,
-        stride: int | Sequence[int] | None = None,
-        dilation: int | Sequence[int] = 1,
-    ) -> Window:
-        """Windows with equal padding before and after. `stride`: None for that of windows side by side.
-
-        A single number applies to every spatial dim.
-        """
-        check_spatial_dims(spatial_dims)
-        padding = spread("pad", pad, spatial_dims)
-        check_spatial("pad", padding, 0)
-        return cls(
-            size=spread("size", size, spatial_dims),
-            pre_padding=padding,
-            post_padding=padding,
-            stride=spread("stride", size if stride is None else stride, spatial_dims),
-            dilation=spread("dilation", dilation, spatial_dims),
-        )
-
-    @property
-    def spatial_dims(self) -> int:
-        """The number of spatial dims: 1, 2 or 3."""
-        return len(self.size)
-
-    def output_dims(self, x: Sequence[int]) -> tuple[int, ...]:
-        """Dims of the result for an input of dims `x` (N, C, spatial).
-
-        Per spatial dim: 1 + (pre + in + post - (dilation * (size - 1) + 1)) // stride. Raises
-        `InvalidRequest` if ranks do not match, or a window has no element of the input.
-        """
-        _check_rank(x, self.spatial_dims)
-        return (*x[:2], *(self._count(axis, size) for axis, size in enumerate(x[2:])))
-
-    def _count(self, axis: int, size: int) -> int:
-        extent = self.dilation[axis] * (self.size[axis] - 1) + 1
-        padded = self.pre_padding[axis] + size + self.post_padding[axis]
-        if extent > padded:
-            raise InvalidRequest(
-                field="window.size",
-                value=self.size,
-                problem=f"extends over {extent} elements in spatial dim {axis}, "
-                f"but the padded input has {padded}",
-                fix="pad more, dilate less, or use smaller windows",
-            )
-        count = 1 + (padded - extent) // self.stride[axis]
-        for name in ("pre_padding", "post_padding"):
-            if getattr(self, name)[axis] > _MOST_PADDING:
-                raise InvalidRequest(
-                    field=f"window.{name}",
-                    value=getattr(self, name),
-                    problem=f"has more than {_MOST_PADDING:,} elements in spatial dim {axis}",
-                    fix="use less padding",
-                )
-        early = -(-self.pre_padding[axis] // self.stride[axis])  # the windows that start before the input
-        for place in {*range(min(early, count)), count - 1}:
-            start = place * self.stride[axis] - self.pre_padding[axis]
-            first = -(min(start, 0) // self.dilation[axis])  # the first element that is not before the input
-            if first >= self.size[axis] or start + first * self.dilation[axis] >= size:
-                raise InvalidRequest(
-                    field="window.pre_padding" if start < 0 else "window.post_padding",
-                    value=self.pre_padding if start < 0 else self.post_padding,
-                    problem=f"is so large that window {place} in spatial dim {axis} covers only padding",
-                    fix="use less padding",
-                )
-        return count
-
-    def seen(self, xp: Any, axis: int, x: Array, value: float, count: int) -> Iterator[Array]:
-        """For each place in a window along one spatial dim: the elements there of all `count` windows.
-
-        Padding has that value.
-        """
-        widths = [(0, 0)] * x.ndim
-        widths[2 + axis] = (self.pre_padding[axis], self.post_padding[axis])
-        padded = xp.pad(x, widths, constant_values=value)
-        return (padded[places] for places in self._along(axis, count))
-
-    def spread(self, xp: Any, y: Array, dims: Sequence[int]) -> Array:
-        """For each element of an input of these dims, the sum of y over the windows that it is in."""
-        for axis, size in enumerate(dims[2:]):
-            count, reached, first = y.shape[2 + axis], [*y.shape], self.pre_padding[axis]
-            reached[2 + axis] = first + size + self.post_padding[axis]
-            total = xp.zeros(reached, y.dtype)
-            for places in self._along(axis, count):
-                total[places] += y
-            y = total[(*[slice(None)] * (2 + axis), slice(first, first + size))]
-        return y
-
-    def collect(self, xp: Any, term: Callable[..., Array], of_x: _Arrays, of_y: _Arrays) -> Array:
-        """For each element of the input, the sum of `term` over the windows that it is in.
-
-        `term` takes values of the element, from `of_x`, and of the window, from `of_y`.
-        """
-        dims, places = of_x[0].shape, of_y[0].shape[2:]
-        widths = ((0, 0), (0, 0), *zip(self.pre_padding, self.post_padding, strict=True))
-        padded = [xp.pad(x, widths) for x in of_x]
-        total = xp.zeros(padded[0].shape, of_y[0].dtype)
-        for seen in self._taps(places):
-            total[seen] += term(*(x[seen] for x in padded), *of_y)
-        # What has been added to the padding is left out.
-        parts = (slice(pre, pre + size) for pre, size in zip(self.pre_padding, dims[2:], strict=True))
-        return total[(slice(None), slice(None), *parts)]
-
-    def _taps(self, places: Sequence[int]) -> Iterator[tuple[slice, ...]]:
-        """For each element of a window: where it lies in the padded input for all windows."""
-        for tap in itertools.product(*map(range, self.size)):
-            slices = (
-                slice(t * d, t * d + (count - 1) * step + 1, step)
-                for t, d, count, step in zip(tap, self.dilation, places, self.stride, strict=True)
-            )
-            yield (slice(None), slice(None), *slices)
-
-    def _along(self, axis: int, count: int) -> Iterator[tuple[slice, ...]]:
-        """For each place in a window along one spatial dim: where it lies in an input padded along it."""
-        for tap in range(self.size[axis]):
-            start = tap * self.dilation[axis]
-            places = slice(start, start + (count - 1) * self.stride[axis] + 1, self.stride[axis])
-            yield (*[slice(None)] * (2 + axis), places)
-
-
-class AdaptiveWindow(Parameters, tag=True):
-    """The windows of a pooling that has a result of given dims: they cover the input, without padding.
-
-    Of `out` windows over `in` elements, number i has those from floor(i * in / out) to before
-    ceil((i + 1) * in / out). So they may differ in size by 1, or overlap by 1; where there are more windows
-    than elements, several have the same element.
-
-    Parameters
-    ----------
-    output
-        How many windows there are, one value per spatial dim (1 to 3 of them), at least 1.
-
-    Raises
-    ------
-    InvalidRequest
-        A value is out of its range.
-    """
-
-    example: ClassVar[str] = "AdaptiveWindow(output=(1, 1))"
-    output: tuple[int, ...]
-
-    def __post_init__(self) -> None:
-        check_spatial("output", self.output, 1)
-
-    @property
-    def spatial_dims(self) -> int:
-        """The number of spatial dims: 1, 2 or 3."""
-        return len(self.output)
-
-    def output_dims(self, x: Sequence[int]) -> tuple[int, ...]:
-        """Dims of the result for an input of dims `x` (N, C, spatial). Raises `InvalidRequest`."""
-        _check_rank(x, self.spatial_dims)
-        if 0 in x[2:]:
-            raise InvalidRequest(
-                field="x",
-                value=tuple(x),
-                problem="has no elements that windows could cover",
-                fix="make its spatial dims at least 1; the batch may be empty",
-            )
-        return (*x[:2], *self.output)
-
-    def seen(self, xp: Any, axis: int, x: Array, value: float, count: int) -> Iterator[Array]:
-        """For each place in a window along one spatial dim: the elements there of all windows.
-
-        Those of shorter windows have that value there.
-        """
-        rank = x.ndim - 2
-        for places, there in _members(count, x.shape[2 + axis]):
-            found = xp.take(x, xp.asarray(places), axis=2 + axis)
-            yield xp.where(_along_axis(xp, there, axis, rank), found, value)
-
-    def spread(self, xp: Any, y: Array, dims: Sequence[int]) -> Array:
-        """For each element of an input of these dims, the sum of y over the windows that it is in.
-
-        The windows that an element is in are those that it would have if it were a window over windows.
-        """
-        return _sums(xp, AdaptiveWindow(output=tuple(dims[2:])), y, dims[2:])
-
-    def collect(self, xp: Any, term: Callable[..., Array], of_x: _Arrays, of_y: _Arrays) -> Array:
-        """For each element of the input, the sum of `term` over the windows that it is in: see `Window`."""
-        dims, windows = of_x[0].shape, of_y[0].shape
-        total = xp.zeros(dims, of_y[0].dtype)
-        each = (_members(*sizes) for sizes in zip(dims[2:], windows[2:], strict=True))
-        for members in itertools.product(*each):
-            places, there = (
-                [_along_axis(xp, of[which], axis, len(members)) for axis, of in enumerate(members)]
-                for which in (0, 1)
-            )
-            at = (slice(None), slice(None), *places)
-            total += xp.where(functools.reduce(operator.and_, there), term(*of_x, *(y[at] for y in of_y)), 0)
-        return total
-
-
-_Arrays = Sequence[Array]
-
-
-def _check_rank(x: Sequence[int], spatial_dims: int) -> None:
-    if len(x) != spatial_dims + 2:
-        raise InvalidRequest(
-            field="x",
-            value=tuple(x),
-            problem=f"has rank {len(x)}, but windows of {spatial_dims} spatial dims need {spatial_dims + 2}",
-            fix="dims are N, C, spatial; give the window as many spatial dims",
-        )
-
-
-def _members(count: int, size: int) -> Iterator[tuple[list[int], list[bool]]]:
-    """For each place in a window: the element there of each of `count` adaptive windows, and if there is one.
-
-    `size`: how many elements they cover.
-    """
-    starts = [number * size // count for number in range(count)]
-    ends = [-(-(number + 1) * size // count) for number in range(count)]
-    for tap in range(max(end - start for start, end in zip(starts, ends, strict=True))):
-        places = [start + tap for start in starts]
-        there = [place < end for place, end in zip(places, ends, strict=True)]
-        yield [min(place, size - 1) for place in places], there
-
-
-def _along_axis(xp: Any, values: Sequence[int], axis: int, rank: int) -> Array:
-    """Values as an array with dims of 1 beside the given one of the spatial dims."""
-    return xp.asarray(values).reshape([-1 if other == axis else 1 for other in range(rank)])
 
 
 class _Pooling(Operation[T]):
@@ -436,7 +170,7 @@ class AvgPool(_Pooling[T], tag=True):
     def evaluate(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
         x, places = values["x"], specs["y"].dims[2:]
         counts = _counts(xp, self.window, x.shape, places, include_padding=self.include_padding)
-        return {"y": _sums(xp, self.window, x, places) / counts}
+        return {"y": sums_in_windows(xp, self.window, x, places) / counts}
 
     def gradient(self, g: Any, d: Mapping[str, Any]) -> dict[str, Any]:
         backward = AvgPoolBackward(dy=d["y"], window=self.window, include_padding=self.include_padding)
@@ -599,14 +333,7 @@ def _counts(
     """How many elements each window has, with dims that broadcast to the result's."""
     if include_padding and isinstance(window, Window):
         return xp.asarray(float(math.prod(window.size)))
-    return _sums(xp, window, xp.ones((1, 1, *x[2:])), places)
-
-
-def _sums(xp: Any, window: Window | AdaptiveWindow, x: Array, places: Sequence[int]) -> Array:
-    """The sum of each window, one dim after the other."""
-    for axis, count in enumerate(places):
-        x = sum(window.seen(xp, axis, x, 0, count))
-    return x
+    return sums_in_windows(xp, window, xp.ones((1, 1, *x[2:])), places)
 
 
 def _max_pools(x: tuple[int, ...], window: Window, layout: LayoutName = "NCHW") -> Example:
