@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import hypothesis.strategies as st
+import msgspec
 import numpy as np
 
 from cudnn_actor.protocol import (
@@ -43,26 +44,7 @@ from cudnn_actor.protocol import (
     Warm,
 )
 from cudnn_actor.protocol.messages.messages import Travelling
-from cudnn_actor.protocol.operations import (
-    OPERATIONS,
-    AdaptiveWindow,
-    BorderPad,
-    Coordinates,
-    GridPadding,
-    GridSample,
-    NearestRounding,
-    Operation,
-    PadMode,
-    Pointwise,
-    PointwiseMode,
-    RandomIntegers,
-    ReductionMode,
-    Resample,
-    ResampleBackward,
-    ResampleMode,
-    ScatterReduction,
-    Window,
-)
+from cudnn_actor.protocol.operations import OPERATIONS, AdaptiveWindow, Operation, Window
 
 COUNTS = st.integers(0, 2**63)
 NUMBERS = st.floats(allow_nan=False, width=64)
@@ -122,58 +104,41 @@ epilogues = st.one_of(
 )
 numerics = st.builds(Numerics, tf32=st.booleans(), deterministic=st.booleans())
 _common = {"conv": convs(), "alpha": NUMBERS, "beta": NUMBERS, "numerics": numerics}
-_ATTRIBUTES: dict[str, st.SearchStrategy[object]] = {
-    "conv": convs(),
-    "parameter": st.none() | NUMBERS,
-    "lower": st.none() | NUMBERS,
-    "upper": st.none() | NUMBERS,
-    "numerics": st.none() | numerics,
-    "window": windows(),
-    "include_padding": st.booleans(),
-    "axis": st.integers(-5, 5),
-    "epsilon": NUMBERS,
-    "p": NUMBERS,
-    "scale": st.none() | NUMBERS,
-    "causal": st.booleans(),
-    **dict.fromkeys(
-        ["dims", "starts", "steps", "sizes", "before", "after"], st.lists(st.integers(-9, 9)).map(tuple)
-    ),
-    "value": NUMBERS,
-    **dict.fromkeys(["window_left", "window_right"], st.none() | st.integers(0, 2**31 - 1)),
-    "slopes": st.none() | st.lists(NUMBERS, max_size=3).map(tuple),
-    **dict.fromkeys(["dropout", "probability", "mean", "deviation", "low", "high"], NUMBERS),
-    **dict.fromkeys(("dtype", "source"), st.sampled_from(DType)),
-    **{name: st.integers(-9, 9) for name in ("groups", "size", "batch_dims", "k")},
-    **dict.fromkeys(("momentum", "alpha", "beta", "bias"), NUMBERS),
-    "unbiased": st.booleans(),
-    "reduction": st.sampled_from(ScatterReduction),
-    "padding": st.sampled_from(GridPadding),
-    **dict.fromkeys(("scales", "roi"), st.none() | st.lists(NUMBERS, max_size=3).map(tuple)),
-    "coordinates": st.sampled_from(Coordinates),
-    "rounding": st.sampled_from(NearestRounding),
-    **dict.fromkeys(("cubic_coefficient", "extrapolation"), NUMBERS),
-    **dict.fromkeys(("exclude_outside", "antialias", "align_corners"), st.booleans()),
-    "axes": st.lists(st.integers(-8, 7), max_size=3).map(tuple),
-    **{name: st.booleans() for name in ("keep_dims", "exclusive", "reverse", "log", "largest", "in_order")},
+_STRUCTS: dict[type, st.SearchStrategy[object]] = {
+    BufferRef: refs,
+    ConvSpec: convs(),
+    Numerics: numerics,
+    Window: windows(),
+    AdaptiveWindow: windows(),
 }
-_SEVERAL = {"operands": st.lists(refs, min_size=1, max_size=3).map(tuple)}
 
 
-def operations(kind: type[Operation[BufferRef]]) -> st.SearchStrategy[Operation[BufferRef]]:
+_NUMBERS: dict[type, st.SearchStrategy[object]] = {
+    msgspec.inspect.NoneType: st.none(),
+    msgspec.inspect.BoolType: st.booleans(),
+    msgspec.inspect.IntType: st.integers(-(2**63), 2**64 - 1),
+    msgspec.inspect.FloatType: NUMBERS,
+}
+
+
+def _values_of(kind: msgspec.inspect.Type) -> st.SearchStrategy[Any]:
+    """Values of the type of an operation's field."""
+    match kind:
+        case msgspec.inspect.EnumType(cls=cls):
+            return st.sampled_from(cls)
+        case msgspec.inspect.StructType(cls=cls):
+            return _STRUCTS[cls]
+        case msgspec.inspect.VarTupleType(item_type=item):
+            return st.lists(_values_of(item), max_size=3).map(tuple)
+        case msgspec.inspect.UnionType(types=types):
+            return st.one_of(*map(_values_of, types))
+    return _NUMBERS[type(kind)]
+
+
+def operations(kind: Any) -> st.SearchStrategy[Operation[BufferRef]]:
     """Messages of an operation's class, with and without its optional operands."""
-    kinds: dict[type[Any], Any] = {Pointwise: PointwiseMode, BorderPad: PadMode}
-    kinds[Resample] = kinds[ResampleBackward] = kinds[GridSample] = ResampleMode
-    modes = kinds.get(kind, ReductionMode)
-    attributes = _ATTRIBUTES | {"mode": st.sampled_from(modes)}
-    if issubclass(kind, RandomIntegers):
-        attributes |= {name: st.integers(-(2**63), 2**64 - 1) for name in ("low", "high")}
-    fields: dict[str, st.SearchStrategy[object]] = {}
-    for name in kind.__struct_fields__:
-        if name in (*kind.inputs, *kind.outputs):
-            fields[name] = _SEVERAL.get(name, st.none() | refs if name in kind.optional else refs)
-        else:
-            fields[name] = attributes[name]
-    return st.builds(kind, **fields)
+    fields = msgspec.inspect.type_info(kind[BufferRef]).fields  # type: ignore[attr-defined]
+    return st.builds(kind, **{field.name: _values_of(field.type) for field in fields})
 
 
 @st.composite
