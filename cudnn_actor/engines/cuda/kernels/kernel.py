@@ -111,17 +111,17 @@ def _compiled(launch: Launch) -> Run:
     cupy = libraries().cupy
     function = function_of(launch.source, launch.name, *launch.options)
     grid, block, double = launch.grid, launch.block, cupy.float64
-    tables = [isinstance(argument, np.ndarray) for argument in launch.arguments]
-    arguments = [
-        cupy.asarray(argument) if table else argument
-        for argument, table in zip(launch.arguments, tables, strict=True)
-    ]
-    if any(tables):
-        cupy.cuda.get_current_stream().synchronize()  # other streams read them, too
-    addresses = [
-        (n, argument.number) for n, argument in enumerate(arguments) if isinstance(argument, Pointer)
-    ]
-    numbers = [(n, argument.number) for n, argument in enumerate(arguments) if isinstance(argument, Scalar)]
+    arguments: list[Any] = list(launch.arguments)
+    addresses: list[tuple[int, int]] = []
+    numbers: list[tuple[int, int]] = []
+    for place, argument in enumerate(arguments):
+        if isinstance(argument, Pointer):
+            addresses.append((place, argument.number))
+        elif isinstance(argument, Scalar):
+            numbers.append((place, argument.number))
+        elif isinstance(argument, np.ndarray):
+            arguments[place] = cupy.asarray(argument)
+            cupy.cuda.get_current_stream().synchronize()  # other streams read it, too
 
     def run(pointers: Sequence[int], scalars: Sequence[float]) -> None:
         given = arguments.copy()
