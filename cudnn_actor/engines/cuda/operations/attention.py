@@ -13,9 +13,8 @@ from typing import Any
 
 from cudnn_actor.engines.cuda.cudnn.frontend_graph import FrontendGraph, Refused, data_type
 from cudnn_actor.engines.cuda.kernels.expressions import Constant, Expression, Leaf, Value
-from cudnn_actor.engines.cuda.operations.computed import Computed
 from cudnn_actor.engines.cuda.operations.flash_attention import attention_kernels, attention_workspace
-from cudnn_actor.engines.cuda.operations.implementation import Launcher, implement
+from cudnn_actor.engines.cuda.operations.implementation import Computed, Launcher, implement
 from cudnn_actor.protocol.operations import (
     Attention,
     AttentionBackward,

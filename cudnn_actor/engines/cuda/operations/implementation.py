@@ -7,14 +7,28 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from cudnn_actor.engines.cuda.cudnn.frontend_graph import FrontendGraph
-from cudnn_actor.engines.cuda.operations.computed import Computed
+from cudnn_actor.engines.cuda.kernels.expressions import Value
 from cudnn_actor.protocol.operations import GraphTensor, Operation
+from cudnn_actor.protocol.types.dtypes import DType
 
-__all__ = ["IMPLEMENTATIONS", "Implementation", "Launch", "Launcher", "implement"]
+__all__ = ["IMPLEMENTATIONS", "Computed", "Implementation", "Launch", "Launcher", "implement"]
 
 Launch = Callable[[Sequence[int]], None]
 """Enqueues an operation on the current stream: takes its operands' addresses, in the order of its fields, and
 its workspace's if it has one."""
+
+
+class Computed(NamedTuple):
+    """A packed tensor that a kernel computes from an operation's operands before the operation runs.
+
+    `value`: elementwise, or an operation with names of operands, one of whose launchers is "kernel".
+    `operands`: the names of what the value's leaves read, in the order of their numbers, or of its inputs.
+    """
+
+    value: Value | Operation[str]
+    operands: tuple[str, ...]
+    dims: tuple[int, ...]
+    dtype: DType
 
 
 class Launcher(NamedTuple):

@@ -9,7 +9,7 @@ from cudnn_actor.engines.cuda.cudnn.errata import erratum
 from cudnn_actor.engines.cuda.cudnn.frontend_graph import FrontendGraph, Refused
 from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS
-from cudnn_actor.engines.cuda.operations.computed import Computed
+from cudnn_actor.engines.cuda.operations.implementation import Computed
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.operations import Convolution, GraphTensor, Node, Pointwise
 from cudnn_actor.protocol.types.dtypes import DType
