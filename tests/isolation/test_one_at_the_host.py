@@ -71,7 +71,6 @@ class Loop:
         """Have it send a ping, traced; made when it has been sent."""
 
         async def send() -> None:
-            sys._getframe().f_trace_opcodes = True  # Python 3.12 reads it in `settrace`, not later
             sys.settrace(trace)
             try:
                 self._asked.append(self._gpu.submit(Ping()))
@@ -110,7 +109,6 @@ class Monitor:
         done = Mark()
 
         def take_it() -> None:
-            sys._getframe().f_trace_opcodes = True  # Python 3.12 reads it in `settrace`, not later
             sys.settrace(trace)
             try:
                 with self._dispatcher.monitors_turn():
