@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from cudnn_actor.models.errors import InvalidModel, ModelNotFound, UnsupportedModel
-from cudnn_actor.models.model import Feature, Model, NeedsValues, Source, Specialised
+from cudnn_actor.models.model import Model
+from cudnn_actor.models.source import Feature, NeedsValues, Source, Specialised
 
 __all__ = [
     "Feature",

@@ -1,163 +1,33 @@
-"""Models: graphs with weights in buffers of a service, specialised to the dims of each set of inputs."""
+"""A model: graphs with weights in buffers of a service, one graph for each set of dims of its inputs."""
 
 from __future__ import annotations
 
 import threading
 import warnings
 from collections import OrderedDict, deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from cudnn_actor.actors import Deadline, forks, within
 from cudnn_actor.actors.aside import aside
+from cudnn_actor.models.inputs import Values, checked_inputs, named_once, spec_of
 from cudnn_actor.models.kept_graphs import KeptGraphs
+from cudnn_actor.models.source import Draw, Feature, NeedsValues, Source, Specialised, fixed_specs
 from cudnn_actor.models.turns import Turns
 from cudnn_actor.plan_store.cache import CAPACITY
 from cudnn_actor.protocol.graphs.explanation import Explanation
 from cudnn_actor.protocol.graphs.named_graph import Graph
 from cudnn_actor.protocol.types.buffers import BufferRef
-from cudnn_actor.protocol.types.checks import did_you_mean, require_awaited, require_names
-from cudnn_actor.protocol.types.device_array import DeviceArray
-from cudnn_actor.protocol.types.dtypes import DType
-from cudnn_actor.protocol.types.errors import InvalidRequest, OutOfMemory, Words
-from cudnn_actor.protocol.types.spatial import rearranged
-from cudnn_actor.protocol.types.tensor import Layout, TensorSpec
+from cudnn_actor.protocol.types.errors import InvalidRequest, OutOfMemory
+from cudnn_actor.protocol.types.tensor import TensorSpec
 
-__all__ = ["Draw", "Feature", "Model", "NeedsValues", "Source", "Specialised"]
+__all__ = ["Model"]
 
 MOST_KEPT = 64
 """How many specialised graphs a model keeps."""
-
-Dims = tuple[int | str | None, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Feature:
-    """An input or an output of a model.
-
-    Parameters
-    ----------
-    name
-        Its name.
-    dtype
-        The element type; None if it is of a type that no tensor of a service has.
-    dims
-        Sizes, names of sizes that inputs share, and None where nothing is known. None for an unknown rank.
-    kind
-        What it is, where `dtype` is None.
-    """
-
-    name: str
-    dtype: DType | None
-    dims: Dims | None
-    kind: str = ""
-
-    @property
-    def spec(self) -> TensorSpec | None:
-        """The spec that it must have; None unless its dims are numbers."""
-        if self.dtype is None or self.dims is None or not all(isinstance(dim, int) for dim in self.dims):
-            return None
-        return TensorSpec.packed(self.dims, self.dtype)  # type: ignore[arg-type]
-
-    def __str__(self) -> str:
-        dims = "of any rank" if self.dims is None else _shown(self.dims)
-        return f"{self.name}: {self.dtype or self.kind} {dims}"
-
-
-def fixed_specs(features: Sequence[Feature]) -> dict[str, TensorSpec] | None:
-    """The specs of inputs, by name; None unless the dims of each are numbers."""
-    specs = {each.name: each.spec for each in features}
-    return None if None in specs.values() else specs  # type: ignore[return-value]
-
-
-def _shown(dims: Dims) -> str:
-    return f"({', '.join('?' if dim is None else str(dim) for dim in dims)})"
-
-
-def _named_once(inputs: object, named: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A model's inputs, given in a mapping and as keywords. Raises `InvalidRequest` if one is in both."""
-    if not named or not (inputs is None or isinstance(inputs, Mapping)):
-        return {} if inputs is None else inputs  # type: ignore[return-value]  # another type is refused
-    for name in named.keys() & (inputs or {}).keys():
-        raise InvalidRequest(field=name, value=named[name], problem="is given twice", fix="give it once")
-    return {**(inputs or {}), **named}
-
-
-def _fits(wanted: Dims, dims: Sequence[int]) -> bool:
-    """Whether dims have the rank and the numbers that are wanted, whatever sizes have names."""
-    return len(dims) == len(wanted) and all(
-        size == dim for size, dim in zip(dims, wanted, strict=True) if isinstance(dim, int)
-    )
-
-
-@dataclass(frozen=True)
-class Draw:
-    """The random numbers that a run draws: the port of their state, the seed, and how many they are."""
-
-    port: str
-    seed: int
-    count: int
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Specialised:
-    """A model for particular dims, and for particular values of the inputs that decide over shapes.
-
-    Parameters
-    ----------
-    graph
-        What is run; None if every output is a constant.
-    inputs, outputs
-        Inputs that the graph reads, and outputs that it computes → the names of their ports.
-    weights
-        Ports → the weights bound to them: a key, equal for equal values, and the values.
-    constants
-        Outputs that need no computation.
-    random
-        What random numbers a run draws; None if it draws none.
-    """
-
-    graph: Graph | None
-    inputs: Mapping[str, str]
-    outputs: Mapping[str, str]
-    weights: Mapping[str, tuple[str, np.ndarray]]
-    constants: Mapping[str, np.ndarray]
-    random: Draw | None = None
-
-
-class NeedsValues(Exception):
-    """Raised by a source when inputs decide over shapes, and their values were not given. Carries `names`."""
-
-    def __init__(self, names: Collection[str]) -> None:
-        super().__init__(f"the values of {', '.join(sorted(names))} are needed")
-        self.names = frozenset(names)
-
-
-class Source(Protocol):
-    """What a model is made from."""
-
-    @property
-    def inputs(self) -> tuple[Feature, ...]: ...  # noqa: D102
-
-    @property
-    def defaults(self) -> tuple[Feature, ...]: ...  # noqa: D102
-
-    @property
-    def outputs(self) -> tuple[Feature, ...]: ...  # noqa: D102
-
-    def specialised(
-        self, specs: Mapping[str, TensorSpec], values: Mapping[str, np.ndarray], most_operations: int = ...
-    ) -> Specialised:
-        """The model for inputs of these specs. `values`: those of inputs that decide over shapes.
-
-        `most_operations`: how many a graph may have, which a model that needs more says at once.
-
-        Raises `NeedsValues`, and `UnsupportedModel` or `InvalidModel` for what cannot be run.
-        """
 
 
 @dataclass(eq=False)
@@ -217,7 +87,7 @@ class Model:
         gpu: Any,
         source: Source,
         discard: Callable[[BufferRef], None],
-        values: Callable[[Any], np.ndarray | DeviceArray],
+        values: Values,
         *,
         most_operations: int,
         graphs: KeptGraphs,
@@ -300,8 +170,8 @@ class Model:
         **named: Any,
     ) -> dict[str, Any]:
         """See `CudnnRef.run`: `run(image=x)`, or `run({"image": x})`."""
-        given = self._checked(_named_once(inputs, named), keep)
-        specs = {name: _spec(value) for name, value in given.items()}
+        given = checked_inputs(self._source, self._values, named_once(inputs, named), keep)
+        specs = {name: spec_of(value) for name, value in given.items()}
         with within(timeout) as deadline:
             kept = await self._acquire(specs, given, deadline)
             try:
@@ -319,8 +189,8 @@ class Model:
         given: dict[str, Any] = {}
         specs = fixed_specs(self.inputs) if inputs is None else None
         if specs is None:
-            given = self._checked({} if inputs is None else inputs)
-            specs = {name: _spec(value) for name, value in given.items()}
+            given = checked_inputs(self._source, self._values, {} if inputs is None else inputs)
+            specs = {name: spec_of(value) for name, value in given.items()}
         with within(timeout) as deadline:
             try:
                 kept = await self._acquire(specs, given, deadline)
@@ -412,98 +282,6 @@ class Model:
             before = self._drawn
             self._drawn = (before + draw.count) % (1 << 62)
             return before
-
-    def _checked(self, inputs: Mapping[str, Any], keep: Collection[str] = ()) -> dict[str, Any]:
-        """The inputs as references and arrays. Raises `InvalidRequest` if they do not fit the model."""
-        self._check_names(inputs, keep)
-        chosen = [*self.inputs, *(each for each in self.defaults if each.name in inputs)]
-        given = {each.name: self._given(each, inputs[each.name]) for each in chosen}
-        self._check_dims(chosen, given)
-        return given
-
-    def _check_names(self, inputs: object, keep: Collection[str]) -> None:
-        if not isinstance(inputs, Mapping):
-            require_awaited("inputs", inputs)
-            raise InvalidRequest(
-                field="inputs",
-                value=Words(type(inputs).__name__),
-                problem="is not a mapping of names to arrays",
-                fix=f"name each: {', '.join(each.name for each in self.inputs)}",
-            )
-        wanted = [each.name for each in self.inputs]
-        known = [*wanted, *(each.name for each in self.defaults)]
-        for name in [*inputs, *wanted]:
-            if name not in known or name not in inputs:
-                missing = name in wanted
-                hint = "" if missing else did_you_mean(name, known)
-                raise InvalidRequest(
-                    field="inputs",
-                    value=name,
-                    problem="is an input that is missing" if missing else "is no input of the model",
-                    fix=f"{hint}give {', '.join(wanted if missing else known[: max(len(wanted), 20)])}",
-                )
-        require_names("keep", keep, {each.name: each for each in self.outputs}, "the model")
-
-    def _given(self, feature: Feature, value: Any) -> Any:
-        """An input: a reference, or an array of the input's dtype."""
-        kind = ""  # of what has no dtype until it is an array
-        if not isinstance(value, BufferRef):
-            require_awaited(feature.name, value)
-            kind = "" if hasattr(value, "dtype") else type(value).__name__
-            try:
-                value = self._values(value)
-            except InvalidRequest as error:
-                raise error.about(feature.name) from error
-        if isinstance(value, DeviceArray):
-            raise InvalidRequest(
-                field=feature.name,
-                value=Words("array"),
-                problem="is on the device, where a model takes references only",
-                fix="upload it first: await gpu.upload(array)",
-            )
-        dtype = value.spec.dtype if isinstance(value, BufferRef) else DType.of(value.dtype)
-        if dtype is None or dtype is not feature.dtype:
-            found, wanted = str(dtype or value.dtype), feature.dtype or feature.kind
-            problem = f"is read as {found}, and the input is {wanted}"
-            raise InvalidRequest(
-                field=feature.name,
-                value=Words(kind or found),
-                problem=problem if kind else f"is not the dtype of the input, which is {wanted}",
-                fix=_conversion(feature.dtype, uploaded=isinstance(value, BufferRef)),
-            )
-        if isinstance(value, BufferRef) and value.spec.layout is Layout.STRIDED:
-            raise InvalidRequest(
-                field=feature.name, value=value, problem="has gaps between its elements", fix="copy it"
-            )
-        return value
-
-    def _check_dims(self, features: Sequence[Feature], given: Mapping[str, Any]) -> None:
-        """Raise `InvalidRequest` unless the inputs' dims fit what the model says, and each other."""
-        named: dict[str, int] = {}
-        for feature in features:
-            try:
-                dims = _spec(given[feature.name]).dims
-            except InvalidRequest as error:  # it has too many
-                raise error.about(feature.name) from None
-            if feature.dims is None:
-                continue
-            problem = of_name = ""
-            if len(dims) != len(feature.dims):
-                problem = f"it has {len(dims)} dims, not {len(feature.dims)}"
-            for place, (size, dim) in enumerate(zip(dims, feature.dims, strict=False)):
-                wanted = named.setdefault(dim, size) if isinstance(dim, str) else dim
-                if not problem and wanted is not None and size != wanted:
-                    of_name = "; dims with one name must be equal" if isinstance(dim, str) else ""
-                    as_it_is = f", as {dim} is in other dims" if of_name else ""
-                    problem = f"dim {place} is {size}, not {wanted}{as_it_is}"
-            if problem:
-                way = rearranged("array", dims, partial(_fits, feature.dims))
-                raise InvalidRequest(
-                    field=feature.name,
-                    value=dims,
-                    problem=f"does not fit {_shown(feature.dims)}: {problem}",
-                    fix=f"give {way or 'an array that fits'}{of_name}",
-                )
 
     # Specialised graphs and weights.
     #
@@ -648,22 +426,6 @@ def _dropped(
     graphs.release(left_graphs, [*(graph.body.digest() for graph in left_graphs), *past])
     if weights and gpu.alive:
         warnings.warn(f"unclosed {shown}: use `await model.close()`", ResourceWarning, stacklevel=2)
-
-
-def _conversion(dtype: DType | None, *, uploaded: bool) -> str:
-    """How an array gets a dtype. NumPy itself does not know bfloat16 by its name."""
-    if dtype is None:
-        return "models with such inputs cannot be run"
-    name = "ml_dtypes.bfloat16" if dtype is DType.BFLOAT16 else repr(str(dtype))
-    if uploaded:
-        return f"upload it in that dtype: await gpu.upload((await gpu.download(x)).astype({name}))"
-    return f"convert it: numpy.asarray(x, {name})"
-
-
-def _spec(value: Any) -> TensorSpec:
-    if isinstance(value, BufferRef):
-        return value.spec
-    return TensorSpec.packed(value.shape, value.dtype)
 
 
 def _key(specs: Mapping[str, TensorSpec], values: Mapping[str, np.ndarray]) -> object:

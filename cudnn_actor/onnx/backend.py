@@ -26,10 +26,11 @@ from onnx.backend.base import Backend, BackendRep, Device, DeviceType, namedtupl
 
 from cudnn_actor.actors import forks
 from cudnn_actor.models import InvalidModel, Model, UnsupportedModel
-from cudnn_actor.onnx.importing import OnnxModel
+from cudnn_actor.onnx.onnx_model import OnnxModel
 from cudnn_actor.onnx.operator_table import NO_WAY
-from cudnn_actor.onnx.reading import first_line, label_of
+from cudnn_actor.onnx.reading import label_of
 from cudnn_actor.onnx.schemas import schema_of
+from cudnn_actor.onnx.tensors import first_line
 from cudnn_actor.protocol.types.errors import CudnnActorError, InvalidRequest, ServiceStopped, Words
 from cudnn_actor.service.client import CudnnRef
 from cudnn_actor.service.service import start

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import onnx
 
-from cudnn_actor.onnx.reading import MOST_DIMS, too_many_dims
+from cudnn_actor.onnx.tensors import MOST_DIMS, too_many_dims
 from cudnn_actor.onnx.values import Declined
 
 __all__ = ["Cost", "cost_of"]

@@ -9,8 +9,7 @@ model at once.
 from __future__ import annotations
 
 import functools
-import hashlib
-from collections import ChainMap, Counter
+from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -21,38 +20,38 @@ from onnx import defs
 
 from cudnn_actor.actors.aside import check_wanted
 from cudnn_actor.models.errors import InvalidModel, UnsupportedModel
-from cudnn_actor.models.model import Draw, Feature, NeedsValues, Specialised, fixed_specs
+from cudnn_actor.models.source import NeedsValues, Specialised, fixed_specs
 from cudnn_actor.onnx import operators
+from cudnn_actor.onnx.attributes import defaults, resolved, with_attributes
 from cudnn_actor.onnx.budget import Budget
 from cudnn_actor.onnx.control import CONTROL
-from cudnn_actor.onnx.dtypes import Given, agreed, check_dtypes, dtype_code, formal
+from cudnn_actor.onnx.dtypes import Given, agreed, dtype_code, formal
 from cudnn_actor.onnx.expanding import body_of, has_body
 from cudnn_actor.onnx.folding import fold, inferred, misfit, nothing
 from cudnn_actor.onnx.lists import Listed
 from cudnn_actor.onnx.nodes import Node
+from cudnn_actor.onnx.operator_checks import domain_of, problem_of
+from cudnn_actor.onnx.ports import Ports
 from cudnn_actor.onnx.reading import (
     ModelFile,
-    ModelLimits,
     Opsets,
-    array_of,
     in_order,
     label_of,
-    read,
     versions,
 )
 from cudnn_actor.onnx.schemas import Schema, schema_of
+from cudnn_actor.onnx.tensors import array_of
 from cudnn_actor.onnx.values import Contradiction, Declined, Empty, Pending, Refused, Undecided, Unfit, Value
 from cudnn_actor.protocol.graphs.graph_builder import GraphBuilder, Tensor
 from cudnn_actor.protocol.graphs.limits import GraphLimits
 from cudnn_actor.protocol.graphs.named_graph import Graph
-from cudnn_actor.protocol.types.checks import require_whole
 from cudnn_actor.protocol.types.dtypes import DType
 from cudnn_actor.protocol.types.errors import InvalidRequest, Words
-from cudnn_actor.protocol.types.tensor import Layout, TensorSpec
+from cudnn_actor.protocol.types.tensor import TensorSpec
 
-__all__ = ["OnnxModel"]
+__all__ = ["LIMITS", "Import"]
 
-_LIMITS = GraphLimits(operations=1_000_000, nbytes=1 << 30)
+LIMITS = GraphLimits(operations=1_000_000, nbytes=1 << 30)
 """Of a graph while it is built; a service has its own."""
 _MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 """What handlers raise for attributes and dims that contradict what the operator says of them."""
@@ -64,140 +63,6 @@ _DEEPEST = 32
 """How deep functions may lie in each other."""
 _T = TypeVar("_T")
 _Part = onnx.TensorProto | onnx.NodeProto | onnx.GraphProto | onnx.FunctionProto
-
-
-class OnnxModel:
-    """An ONNX model, as what `Model` is made from. See `read` for the parameters and errors.
-
-    Parameters
-    ----------
-    model, limits
-        As of `read`.
-    random
-        The seed of nodes that draw random numbers and have none of their own; None to refuse them.
-
-    Raises
-    ------
-    UnsupportedModel
-        It has operators that cannot be run, whatever the dims of its inputs. Names all such nodes. Where
-        those dims are numbers, it also names the nodes that cannot be run with what they and their
-        attributes are.
-    """
-
-    def __init__(self, model: Any, limits: ModelLimits | None = None, *, random: int | None = None) -> None:
-        if random is not None:
-            require_whole("random", random, 0)
-        self._file = replace(read(model, limits), random=random)
-        check_dtypes(self._file)
-        check_operators(self._file)
-
-    @property
-    def inputs(self) -> tuple[Feature, ...]:
-        """The inputs that have to be given."""
-        return self._file.inputs
-
-    @property
-    def defaults(self) -> tuple[Feature, ...]:
-        """The inputs that may be left out: their defaults are initialisers of the model."""
-        return self._file.defaults
-
-    @property
-    def outputs(self) -> tuple[Feature, ...]:
-        """The outputs."""
-        return self._file.outputs
-
-    def specialised(
-        self,
-        specs: Mapping[str, TensorSpec],
-        values: Mapping[str, np.ndarray],
-        most_operations: int = GraphLimits().operations,
-    ) -> Specialised:
-        """See `Source`."""
-        return _Import(self._file, specs, values, most_operations).specialised()
-
-
-def check_operators(file: ModelFile) -> None:
-    """Raise `UnsupportedModel` for inputs, versions and nodes that can be run with no dims whatever."""
-    problems = [f"input {each.name!r}: is a {each.kind}" for each in file.inputs if each.dtype is None]
-    problems += _unknown_versions(file)
-    problems += _problems(file)
-    if not problems:
-        return
-    if (specs := fixed_specs(file.inputs)) is not None:
-        try:
-            _Import(file, specs, {}, _LIMITS.operations).specialised()
-        except NeedsValues:
-            pass  # which nobody has given: so dims and attributes add nothing to them
-        except UnsupportedModel as error:
-            problems = list(dict.fromkeys([*error.nodes, *problems]))
-    raise UnsupportedModel(nodes=problems)
-
-
-_NEWEST: Mapping[str, int] = {"": defs.onnx_opset_version(), "ai.onnx.ml": defs.onnx_ml_opset_version()}
-"""The versions of ONNX's domains that the installed package onnx knows."""
-
-
-def _unknown_versions(file: ModelFile) -> list[str]:
-    """What says that a model asks for versions of ONNX's operators that the installed onnx does not have."""
-    imports = [("opset_import", file.opsets)]
-    imports += [(f"function {each.name!r}", versions(each.opset_import)) for each in file.functions.values()]
-    return [
-        f"{where}: asks for version {opsets[domain]} of ONNX's operators{f' of {domain}' if domain else ''}, "
-        + _known_versions(opsets[domain], newest)
-        for where, opsets in imports
-        for domain, newest in _NEWEST.items()
-        if domain in opsets and not 1 <= opsets[domain] <= newest
-    ]
-
-
-def _known_versions(version: int, newest: int) -> str:
-    if version < 1:
-        return "which there is not: the first one is 1"
-    return f"and the installed package onnx {onnx.__version__} knows up to {newest}; upgrade it"
-
-
-def _problems(file: ModelFile) -> list[str]:
-    """The nodes that can be run with no dims whatever, each once, and why.
-
-    One in a function of the model is named with the first call by which it is reached: each function is
-    looked at once, since there may be exponentially many ways to it.
-    """
-    found: list[str] = []
-    reached: set[tuple[str, str, str]] = set()
-    waiting = [("", node, file.opsets) for node in reversed(file.nodes)]
-    while waiting:
-        check_wanted()
-        outer, node, opsets = waiting.pop()
-        name = node.domain, node.op_type, node.overload
-        if (own := file.functions.get(name)) is not None:
-            if name not in reached:
-                reached.add(name)
-                label, inner = outer or f"{label_of(node)}, in ", versions(own.opset_import)
-                waiting += [(label, each, inner) for each in reversed(own.node)]
-        elif problem := _problem_of(node, opsets, file):
-            found.append(f"{outer}{label_of(node)}: {problem}")
-    return found
-
-
-def _problem_of(node: onnx.NodeProto, opsets: Opsets, file: ModelFile) -> str:
-    """Why a node cannot be run, whatever its inputs are; empty if it may be."""
-    domain = _domain(node)
-    if (node.domain, node.op_type, node.overload) in file.functions or (domain, node.op_type) in CONTROL:
-        return ""
-    seeded = file.random is not None or any(each.name == "seed" for each in node.attribute)
-    if not domain and node.op_type in operators.RANDOM and not seeded:
-        return operators.UNSEEDED
-    schema = schema_of(node.op_type, opsets.get(domain, 1), domain)
-    no_way = operators.unknown(domain, node.op_type, opsets.get(domain, 1))
-    if schema is None:
-        return no_way
-    handler = operators.handler_of(domain, node.op_type, schema.since_version)
-    known = handler is not None or has_body(schema) or (domain, node.op_type) == ("", "Constant")
-    return "" if known else no_way
-
-
-def _domain(node: onnx.NodeProto) -> str:
-    return "" if node.domain == "ai.onnx" else node.domain
 
 
 class _Unknown:
@@ -233,8 +98,8 @@ class _Place:
     depth: int = 0
 
 
-class _Import:
-    """One import of a model."""
+class Import:
+    """One import of a model: `specialised` walks it once. For the parameters see `Source.specialised`."""
 
     def __init__(
         self,
@@ -244,15 +109,9 @@ class _Import:
         most_operations: int,
     ) -> None:
         self._most_operations = most_operations
-        self._file, self._specs, self._values = file, specs, values
-        self._g = GraphBuilder(limits=_LIMITS)
-        self._ports: dict[str, str] = {}
-        """Inputs that are read → ports."""
-        self._taken: set[str] = set()
-        self._numbered: Counter[str] = Counter()
-        """Names → the last number that was given to a port of that name."""
-        self._weights: dict[str, tuple[str, np.ndarray]] = {}
-        self._of_weight: dict[str, Tensor] = {}
+        self._file, self._specs = file, specs
+        self._g = GraphBuilder(limits=LIMITS)
+        self._ports = Ports(self._g, file, specs, values)
         self._problems: dict[str, None] = {}
         """Nodes that cannot be run, and why, each once."""
         self._undecided: set[str] = set()
@@ -263,18 +122,14 @@ class _Import:
         """Large parts of the file that are read at each turn of a loop or call of a function, by id; and
         what they were read as."""
         self._budget = Budget(file.limits.constants, file.limits.steps)
-        self._random = ""
-        self._state: Tensor | None = None
-        """The port and the tensor of the state of random numbers, once a node draws some."""
-        self._drawn = 0
-        """How many random numbers a run draws."""
         self._walked = 0
         """Nodes, those of each call of a function and each iteration of a loop included."""
 
     def specialised(self) -> Specialised:
-        names: Scope = ChainMap({name: self._initialiser(name) for name in self._file.tensors})
+        """The model for these inputs. Raises as `Source.specialised`, and `InvalidRequest` for their dims."""
+        names: Scope = ChainMap({name: self._ports.initialiser(name) for name in self._file.tensors})
         given = [each for each in self._file.defaults if each.name in self._specs]
-        names.update({feature.name: self._input(feature) for feature in (*self._file.inputs, *given)})
+        names.update({feature.name: self._ports.input(feature) for feature in (*self._file.inputs, *given)})
         place = _Place(names, self._file.opsets, {})
         try:
             self._walk(self._file.nodes, place)
@@ -285,86 +140,6 @@ class _Import:
         if self._undecided:
             raise NeedsValues(self._undecided)
         return self._finished(names)
-
-    # Values.
-
-    def _input(self, feature: Feature) -> Value:
-        name, spec = feature.name, self._specs[feature.name]
-        array: Any = self._values.get(name)
-        if spec.size == 0:
-            return self._constant(np.empty(spec.dims, spec.dtype.numpy), fixed=True)
-
-        def tensor() -> Tensor:
-            self._ports[name] = self._port(name)
-            return self._g.input(self._ports[name], spec.dims, spec.dtype, layout=spec.layout)
-
-        elements = Undecided(frozenset({name})) if array is None else array
-        return Value(spec.dims, spec.dtype.numpy, tensor, elements)
-
-    def _initialiser(self, name: str) -> Value:
-        return self._constant(self._file.tensors[name], fixed=True, key=f"initialiser {name}", name=name)
-
-    def _constant(
-        self,
-        array: np.ndarray,
-        *,
-        fixed: bool,
-        key: str = "",
-        name: str = "",
-    ) -> Value:
-        """A value whose elements are known. As a tensor, it is a weight."""
-
-        def weight(layout: Layout = Layout.NCHW) -> Tensor:
-            return self._weight(array, key, name, layout)
-
-        return Value(array.shape, array.dtype, weight, array, fixed=fixed, weight=weight)
-
-    def _weight(
-        self, array: np.ndarray, key: str = "", name: str = "", layout: Layout = Layout.NCHW
-    ) -> Tensor:
-        dtype = DType.of(array.dtype)
-        if dtype is None:
-            raise Declined(f"has a constant of {'text' if array.dtype.hasobject else array.dtype}")
-        if array.size == 0:
-            raise Empty
-        if not key:
-            data = np.ascontiguousarray(array)
-            digest = hashlib.blake2b(data.reshape(-1).view(np.uint8).data, digest_size=16)
-            key = f"{dtype} {array.shape} {digest.hexdigest()}"
-        key = key if layout is Layout.NCHW else f"{key}, {layout}"
-        if key not in self._of_weight:
-            port = self._port(name or f"constant {len(self._weights)}")
-            self._of_weight[key] = self._g.input(port, array.shape, dtype, layout=layout)
-            self._weights[port] = key, array
-        return self._of_weight[key]
-
-    def _random_state(self, seed: float | None, count: int) -> Tensor:
-        """A state of random numbers for a node, which draws so many: of its own seed, or of the model's.
-
-        The seed and the number of the first element are an input of the graph, which each run sets anew.
-        """
-        if seed is None and self._file.random is None:
-            raise Refused(operators.UNSEEDED)
-        if self._state is None:
-            self._random = self._port("random state")
-            self._state = self._g.input(self._random, (2,), DType.INT64)
-        state = self._state
-        if seed is not None:
-            of_node = np.array([int(np.float32(seed).view(np.int32)), 0])
-            state = self._g.add(
-                self._g.multiply(state, self._weight(np.array([0, 1]))), self._weight(of_node)
-            )
-        first, self._drawn = self._drawn, self._drawn + count
-        return self._g.advance(state, first) if first else state
-
-    def _port(self, name: str) -> str:
-        """A name that no port has yet."""
-        port = name
-        while port in self._taken:
-            self._numbered[name] += 1  # all numbers below are taken: thousands may have one name
-            port = f"{name}_{self._numbered[name]}"
-        self._taken.add(port)
-        return port
 
     # Nodes.
 
@@ -418,11 +193,11 @@ class _Import:
         """
         if any(each is not None and not each.size for each in inputs):
             return ""  # ONNX's functions of what has no elements contradict themselves
-        domain = _domain(node)
+        domain = domain_of(node)
         schema = schema_of(node.op_type, place.opsets.get(domain, 1), domain)
-        if schema is None or (domain, node.op_type) in CONTROL or _problem_of(node, place.opsets, self._file):
+        if schema is None or (domain, node.op_type) in CONTROL or problem_of(node, place.opsets, self._file):
             return ""
-        proto = _with_attributes(node, _resolved(node, place.attributes))
+        proto = with_attributes(node, resolved(node, place.attributes))
         return misfit(proto, schema, inputs, place.opsets, ranks_alone=of_file)
 
     def _unfit(
@@ -445,7 +220,7 @@ class _Import:
                 raise InvalidModel(where=label, problem=f"reads {name!r}, which nothing writes")
             value = place.names[name] if name else None
             if isinstance(value, _Unknown):
-                if problem := _problem_of(node, place.opsets, self._file):
+                if problem := problem_of(node, place.opsets, self._file):
                     self._problems[f"{label}: {problem}"] = None
                 return value
             inputs.append(value)
@@ -458,7 +233,7 @@ class _Import:
 
         The graph with them is never built. None if their dims are not known.
         """
-        domain = _domain(node)
+        domain = domain_of(node)
         schema = schema_of(node.op_type, place.opsets.get(domain, 1), domain)
         if schema is None or (domain, node.op_type) in CONTROL:
             return None
@@ -477,13 +252,13 @@ class _Import:
         def unknowable() -> np.ndarray:
             raise _Unknowable
 
-        return Value(dims, dtype, lambda: self._g.input(self._port("unknown"), dims, known), unknowable)
+        return Value(dims, dtype, lambda: self._g.input(self._ports.name("unknown"), dims, known), unknowable)
 
     def _computed(
         self, node: onnx.NodeProto, inputs: list[Value | None], place: _Place
     ) -> Sequence[Value | _Unknown | None]:
-        domain, label = _domain(node), place.label or label_of(node)
-        attributes = _resolved(node, place.attributes)
+        domain, label = domain_of(node), place.label or label_of(node)
+        attributes = resolved(node, place.attributes)
         own = self._file.functions.get((node.domain, node.op_type, node.overload))
         if own is not None:
             nodes = self._read_once(own, lambda: in_order(own.node, set(own.input)))
@@ -492,7 +267,7 @@ class _Import:
         if schema is None:
             raise Declined(operators.unknown(domain, node.op_type, place.opsets.get(domain, 1)))
         inputs = self._agreeing(node, schema, inputs)
-        proto = _with_attributes(node, attributes)
+        proto = with_attributes(node, attributes)
         view = Node(
             proto,
             schema,
@@ -500,9 +275,9 @@ class _Import:
             attributes,
             opsets=place.opsets,
             g=self._g,
-            weight=self._weight,
+            weight=self._ports.weight,
             budget=self._budget,
-            random_state=self._random_state,
+            random_state=self._ports.random_state,
             most_operations=self._most_operations,
         )
         view.check()
@@ -519,7 +294,7 @@ class _Import:
             if problem := misfit(proto, schema, inputs, place.opsets):  # which the function may not say
                 dims = ", ".join(str(each.dims) for each in inputs if each is not None)
                 raise Unfit(f"has inputs of dims {dims}: {problem}")
-            attributes = {**_defaults(schema), **attributes}
+            attributes = {**defaults(schema), **attributes}
             nodes = in_order(body.node, set(body.input))
             return self._expanded(body, nodes, attributes, inputs, replace(place, label=label))
         return found
@@ -551,7 +326,7 @@ class _Import:
         key = id(value), dtype
         if key not in self._of_half:
             self._budget.keep(value.size * dtype.itemsize)
-            half = self._constant(value.array.astype(dtype), fixed=True, name=name)
+            half = self._ports.constant(value.array.astype(dtype), fixed=True, name=name)
             self._of_half[key] = value, half
         return self._of_half[key][1]
 
@@ -568,7 +343,7 @@ class _Import:
                 )
             return self._constants(view, place, fixed=True)
         except Declined:
-            handler = operators.handler_of(_domain(view.proto), view.op, view.version)
+            handler = operators.handler_of(domain_of(view.proto), view.op, view.version)
             if handler is None and not has_body(view.schema):
                 raise
             return None
@@ -577,11 +352,11 @@ class _Import:
         """A node's results, computed now."""
         given = [None if value is None else value.array for value in view.inputs]
         arrays = fold(view.proto, given, place.opsets, self._budget)
-        return [None if each is None else self._constant(each, fixed=fixed) for each in arrays]
+        return [None if each is None else self._ports.constant(each, fixed=fixed) for each in arrays]
 
     def _added(self, view: Node, place: _Place, label: str) -> Sequence[Value | None] | None:
         """The results of a node that its handler added; None if the operator's function is to be tried."""
-        handler = operators.handler_of(_domain(view.proto), view.op, view.version)
+        handler = operators.handler_of(domain_of(view.proto), view.op, view.version)
         if handler is None:
             return None
         self._g.place = label
@@ -595,7 +370,7 @@ class _Import:
                 empty = nothing(view.proto, view.schema, view.inputs, place.opsets)
                 if empty is None:
                     raise
-                return [None if each is None else self._constant(each, fixed=True) for each in empty]
+                return [None if each is None else self._ports.constant(each, fixed=True) for each in empty]
         except Refused:
             raise
         except (Declined, InvalidRequest):
@@ -624,9 +399,9 @@ class _Import:
                 return result
             if isinstance(result, np.ndarray | np.generic):
                 array = np.asarray(result)
-                return self._constant(array, fixed=not view.looked)
+                return self._ports.constant(array, fixed=not view.looked)
             if 0 in result.dims:
-                return self._constant(np.empty(result.dims, result.dtype.numpy), fixed=True)
+                return self._ports.constant(np.empty(result.dims, result.dtype.numpy), fixed=True)
             pending = Pending(inputs, functools.partial(array_of, number))
             value = Value(result.dims, result.dtype.numpy, result, pending)
             value.made_by = view
@@ -645,12 +420,12 @@ class _Import:
         """A node by the function that defines it, whose nodes are in order. `place` has the node's label."""
         if place.depth >= _DEEPEST:
             raise InvalidModel(where=place.label, problem=f"lies in {_DEEPEST} functions, one in the other")
-        defaults = {each.name: each for each in function.attribute_proto}
+        of_function = {each.name: each for each in function.attribute_proto}
         names: Scope = ChainMap(dict.fromkeys(function.input))
         names.update(zip(function.input, inputs, strict=False))
         opsets = {**place.opsets, **versions(function.opset_import)}  # ONNX's own do not name all
-        inner = _Place(names, opsets, {**defaults, **attributes}, place.label, place.depth + 1)
-        self._walk(nodes, inner, max(len(function.input), len(function.output), len(defaults), 1))
+        inner = _Place(names, opsets, {**of_function, **attributes}, place.label, place.depth + 1)
+        self._walk(nodes, inner, max(len(function.input), len(function.output), len(of_function), 1))
         return [names.get(name) for name in function.output]
 
     def inlined(self, graph: onnx.GraphProto, given: Sequence[Value | None], place: _Place) -> list[Value]:
@@ -696,7 +471,7 @@ class _Import:
 
     def constant(self, array: np.ndarray) -> Value:
         """A constant of the model."""
-        return self._constant(array, fixed=True)
+        return self._ports.constant(array, fixed=True)
 
     # The end.
 
@@ -715,17 +490,17 @@ class _Import:
                 tensor = value.tensor
             except Declined as declined:
                 raise UnsupportedModel(nodes=[f"output {feature.name!r}: {declined}"]) from declined
-            outputs[feature.name] = self._port(feature.name)
+            outputs[feature.name] = self._ports.name(feature.name)
             ports[outputs[feature.name]] = tensor
         graph = self._built(ports) if ports else None
         read = set() if graph is None else {port.name for port in graph.inputs}
         return Specialised(
             graph=graph,
-            inputs={name: port for name, port in self._ports.items() if port in read},
+            inputs=self._ports.inputs(read),
             outputs=outputs,
-            weights={port: weight for port, weight in self._weights.items() if port in read},
+            weights=self._ports.weights(read),
             constants=constants,
-            random=Draw(self._random, self._file.random or 0, self._drawn) if self._random in read else None,
+            random=self._ports.random(read),
         )
 
     def _built(self, ports: Mapping[str, Tensor]) -> Graph:
@@ -739,7 +514,7 @@ class _Import:
 class _Inline:
     """See `Inliner`."""
 
-    imports: _Import
+    imports: Import
     place: _Place
 
     def inlined(self, graph: onnx.GraphProto, given: Sequence[Value | None]) -> list[Value]:
@@ -754,12 +529,6 @@ class _Inline:
 
     def constant(self, array: np.ndarray) -> Value:
         return self.imports.constant(array)
-
-
-def _defaults(schema: Schema) -> dict[str, onnx.AttributeProto]:
-    """The attributes that an operator has unless others are given."""
-    declared = {name: each.default_value for name, each in schema.attributes.items()}
-    return {name: each for name, each in declared.items() if each.type != onnx.AttributeProto.UNDEFINED}
 
 
 def _reason(error: Exception) -> str:
@@ -778,30 +547,3 @@ def _reason(error: Exception) -> str:
 def _label(node: onnx.NodeProto, place: _Place) -> str:
     """A node for people, with the one that it lies in."""
     return f"{place.label}, in {label_of(node)}" if place.label else label_of(node)
-
-
-def _with_attributes(node: onnx.NodeProto, attributes: Mapping[str, onnx.AttributeProto]) -> onnx.NodeProto:
-    """A node with these attributes instead of those that refer to attributes of the function around it."""
-    if not any(each.ref_attr_name for each in node.attribute):
-        return node
-    proto = onnx.NodeProto()
-    proto.CopyFrom(node)
-    del proto.attribute[:]
-    proto.attribute.extend(attributes.values())
-    return proto
-
-
-def _resolved(
-    node: onnx.NodeProto, around: Mapping[str, onnx.AttributeProto]
-) -> dict[str, onnx.AttributeProto]:
-    """A node's attributes, those that refer to attributes of the function around it replaced by them."""
-    found: dict[str, onnx.AttributeProto] = {}
-    for each in node.attribute:
-        if not each.ref_attr_name:
-            found[each.name] = each
-        elif each.ref_attr_name in around:
-            copy = onnx.AttributeProto()
-            copy.CopyFrom(around[each.ref_attr_name])
-            copy.name = each.name
-            found[each.name] = copy
-    return found

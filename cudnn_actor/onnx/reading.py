@@ -5,9 +5,7 @@ https://onnx.ai/onnx/repo-docs/IR.html
 
 from __future__ import annotations
 
-import math
 import os
-import stat
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,37 +18,34 @@ from onnx import checker, numpy_helper
 
 from cudnn_actor.actors.aside import check_wanted
 from cudnn_actor.models.errors import InvalidModel, ModelNotFound
-from cudnn_actor.models.model import Feature
+from cudnn_actor.models.source import Feature
 from cudnn_actor.onnx.schemas import of_onnx
+from cudnn_actor.onnx.tensors import (
+    array_of,
+    bytes_of,
+    dtype_name,
+    first_line,
+    numpy_dtype,
+    over_nbytes,
+    size_of,
+)
 from cudnn_actor.protocol.types.checks import require_awaited, require_whole
 from cudnn_actor.protocol.types.dtypes import DType
 from cudnn_actor.protocol.types.errors import InvalidRequest, Words
 
 __all__ = [
-    "MOST_DIMS",
     "ModelFile",
     "ModelLimits",
-    "array_of",
     "declared_in",
-    "dtype_name",
-    "first_line",
     "in_order",
     "label_of",
-    "numpy_dtype",
     "read",
-    "too_many_dims",
 ]
 
 Opsets = Mapping[str, int]
 """The version of the operators of each domain."""
-_NAMES = {code: name.lower() for name, code in onnx.TensorProto.DataType.items()}
-"""ONNX's dtypes."""
 _AI_ONNX = ("", "ai.onnx")
 _UNKNOWN = "cudnn_actor.unknown"
-MOST_DIMS = 64
-"""How many dims a NumPy array can have."""
-_PACKED = 8
-"""The most elements that one byte, or one number, stands for."""
 _UNKNOWN_DIMS = (None, -1, "", "-1", "?")
 """What exporters write for a dim of any size, which is no name that others share."""
 
@@ -238,21 +233,6 @@ def label_of(node: onnx.NodeProto) -> str:
     return f"node {name!r} ({domain}{node.op_type})"
 
 
-def dtype_name(code: int) -> str:
-    """The name of one of ONNX's dtypes."""
-    return str(_NAMES.get(code, f"dtype number {code}"))
-
-
-def numpy_dtype(code: int) -> np.dtype[Any] | None:
-    """The NumPy dtype of one of ONNX's; None for strings and those that are unknown."""
-    if code in (onnx.TensorProto.UNDEFINED, onnx.TensorProto.STRING):
-        return None
-    try:
-        return np.dtype(onnx.helper.tensor_dtype_to_np_dtype(code))
-    except (KeyError, TypeError, ValueError):
-        return None
-
-
 def in_order(nodes: Sequence[onnx.NodeProto], known: set[str]) -> list[onnx.NodeProto]:
     """The nodes, each after those whose results it reads. Raises `InvalidModel` for a cycle.
 
@@ -334,9 +314,9 @@ def _opened(model: Any, limits: ModelLimits) -> tuple[onnx.ModelProto, Path | No
         path = Path(os.fspath(model))
         where = str(path)
         try:
-            size = _size_of(path)
+            size = size_of(path)
             _check_bytes(size, limits)
-            data = _bytes_of(path, 0, size)
+            data = bytes_of(path, 0, size)
         except FileNotFoundError as error:
             raise ModelNotFound(
                 field="model",
@@ -372,17 +352,7 @@ def _opened(model: Any, limits: ModelLimits) -> tuple[onnx.ModelProto, Path | No
 
 def _check_bytes(count: int, limits: ModelLimits) -> None:
     if count > limits.nbytes:
-        raise _too_large(f"{count:,} bytes", limits.nbytes)
-
-
-def _too_large(what: str, limit: int | None = None) -> InvalidRequest:
-    which = "" if limit is None else f", which is {limit:,}"
-    return InvalidRequest(
-        field="model",
-        value=Words(what),
-        problem=f"are over the limit ModelLimits.nbytes{which}",
-        fix="raise the limit: ModelLimits(nbytes=...)",
-    )
+        raise over_nbytes(f"{count:,} bytes", limits.nbytes)
 
 
 def _check_nodes(count: int, limits: ModelLimits) -> None:
@@ -432,12 +402,6 @@ def _set_apart_unknown(checked: onnx.ModelProto) -> None:
             known = domain not in opsets or of_onnx(node.op_type, opsets[domain], domain)
             if not known and (node.domain, node.op_type, node.overload) not in own:
                 node.domain = _UNKNOWN
-
-
-def first_line(error: Exception) -> str:
-    """An error's text, without line breaks and not too long."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return " ".join(lines)[:400] if lines else type(error).__name__
 
 
 def _read_data(
@@ -499,130 +463,6 @@ def _initialisers(
                     where=f"initialiser {name!r}", problem=f"is of {array.dtype}, and declared as {wanted}"
                 )
     return found
-
-
-_VALUES = (
-    "raw_data",
-    *(f"{kind}_data" for kind in ("float", "double", "int32", "int64", "uint64", "string")),
-)
-"""The fields in which ONNX's tensors have their values."""
-
-
-def array_of(
-    tensor: onnx.TensorProto, where: str, folder: Path | None = None, most: int = 1 << 62
-) -> np.ndarray:
-    """A tensor's values. Raises `InvalidModel` if they are not as many as its dims say, or cannot be read.
-
-    `most`: bytes of another file that may be read; else `InvalidRequest`.
-    """
-    if tensor.data_type != onnx.TensorProto.STRING and numpy_dtype(tensor.data_type) is None:
-        raise InvalidModel(where=where, problem=f"has an unknown dtype, number {tensor.data_type}")
-    if problem := too_many_dims(tensor.dims):
-        raise InvalidModel(where=where, problem=problem)
-    if any(dim < 0 for dim in tensor.dims):
-        raise InvalidModel(where=where, problem=f"has a dim below 0: {tuple(tensor.dims)}")
-    if tensor.data_location == onnx.TensorProto.EXTERNAL:
-        tensor = _with_data(tensor, where, folder, most)
-    _check_count(tensor, where)
-    if 0 not in tensor.dims and not any(getattr(tensor, field) for field in _VALUES):
-        raise InvalidModel(where=where, problem="has no values: the file was written without them")
-    try:
-        array = numpy_helper.to_array(tensor)
-    except Exception as error:
-        raise InvalidModel(where=where, problem=f"cannot be read: {first_line(error)}") from error
-    if array.shape != tuple(tensor.dims):
-        raise InvalidModel(
-            where=where, problem=f"has values of dims {array.shape}, but says {tuple(tensor.dims)}"
-        )
-    return array
-
-
-def too_many_dims(dims: Sequence[int]) -> str:
-    """What is wrong with dims that are more than an array can have; empty if they are not.
-
-    To be asked first: the product of very many large numbers takes minutes.
-    """
-    return f"has {len(dims):,} dims, where an array has at most {MOST_DIMS}" if len(dims) > MOST_DIMS else ""
-
-
-def _check_count(tensor: onnx.TensorProto, where: str) -> None:
-    """Raise `InvalidModel` if there are fewer values than dims. Packed ones would be filled up with zeros."""
-    size, count = math.prod(tensor.dims), sum(len(getattr(tensor, field)) for field in _VALUES)
-    if count and size > _PACKED * count:
-        raise InvalidModel(
-            where=where, problem=f"cannot be read: it has dims {tuple(tensor.dims)}, and less data"
-        )
-
-
-def _with_data(tensor: onnx.TensorProto, where: str, folder: Path | None, most: int) -> onnx.TensorProto:
-    """A tensor with the data that lies in a file beside the model."""
-    if folder is None:
-        raise InvalidModel(where=where, problem="has its data in another file; give the model by its path")
-    given = {each.key: each.value for each in tensor.external_data}
-    location = given.get("location", "")
-    if not location or os.path.isabs(location) or ".." in Path(location).parts or "\0" in location:
-        raise InvalidModel(where=where, problem=f"has its data outside of the model's folder: {location!r}")
-    try:
-        path, inside = (folder / location).resolve(), folder.resolve()
-    except (OSError, RuntimeError, ValueError) as error:  # links in a circle; a name that is no text
-        raise InvalidModel(where=where, problem=f"has its data in no file: {first_line(error)}") from error
-    if not path.is_relative_to(inside):
-        raise InvalidModel(where=where, problem=f"has its data outside of the model's folder: {location!r}")
-    size = _nbytes(tensor)
-    try:
-        offset, length = int(given.get("offset", 0)), int(given.get("length", size))
-    except ValueError as error:
-        raise InvalidModel(where=where, problem="has an offset or a length that is no number") from error
-    if offset < 0 or length < 0:
-        raise InvalidModel(where=where, problem="has an offset or a length below 0")
-    if length != size:
-        raise InvalidModel(where=where, problem=f"has data of length {length}, and needs {size} bytes")
-    data = _bytes_in(path, offset, size, where, most)
-    copy = onnx.TensorProto()
-    copy.name, copy.data_type, copy.raw_data = tensor.name, tensor.data_type, data
-    copy.dims.extend(tensor.dims)
-    return copy
-
-
-def _bytes_in(path: Path, offset: int, size: int, where: str, most: int) -> bytes:
-    """The data of a tensor. What is not there, or too much, is refused before memory is taken for it."""
-    try:
-        there = _size_of(path) - offset
-        data = _bytes_of(path, offset, size) if size <= min(there, most) else b""
-    except (OSError, ValueError, OverflowError) as error:
-        raise InvalidModel(where=where, problem=f"has data that cannot be read: {error}") from error
-    if there < size:
-        raise InvalidModel(where=where, problem=f"has {max(0, there)} bytes of data, and needs {size}")
-    if size > most:
-        raise _too_large(f"{size:,} bytes more, of {where},")
-    return data
-
-
-def _size_of(path: Path) -> int:
-    """Bytes of a regular file; a pipe would block, and a device has no end."""
-    found = path.stat()
-    if not stat.S_ISREG(found.st_mode):
-        kind = "a folder, not a file" if stat.S_ISDIR(found.st_mode) else "not a regular file"
-        raise OSError(f"{str(path.absolute())!r} is {kind}")
-    return found.st_size
-
-
-def _bytes_of(path: Path, offset: int, count: int) -> bytes:
-    with path.open("rb") as file:
-        file.seek(offset)
-        data = file.read(count)
-    if len(data) != count:
-        raise OSError(f"{path.name!r} has changed")
-    return data
-
-
-def _nbytes(tensor: onnx.TensorProto) -> int:
-    """Bytes of a tensor's raw data; elements of less than 8 bits are packed."""
-    count: int = math.prod(tensor.dims)
-    name = _NAMES[tensor.data_type]
-    bits = next((bits for text, bits in (("int4", 4), ("float4", 4), ("int2", 2)) if text in name), 0)
-    dtype = numpy_dtype(tensor.data_type)
-    return (count * bits + 7) // 8 if bits else count * (1 if dtype is None else dtype.itemsize)
 
 
 def _feature(value: onnx.ValueInfoProto) -> Feature:

@@ -18,8 +18,8 @@ from cudnn_actor.engines.cuda.planning.steps import finish
 from cudnn_actor.engines.cuda.running.barriers import waits
 from cudnn_actor.engines.cuda.running.recipe import Buffer, GraphStep, Source
 from cudnn_actor.models.kept_graphs import KeptGraphs
-from cudnn_actor.models.model import Specialised
-from cudnn_actor.onnx.importing import OnnxModel
+from cudnn_actor.models.source import Specialised
+from cudnn_actor.onnx.onnx_model import OnnxModel
 from cudnn_actor.protocol import Concat, Graph, GraphBuilder, GraphLimits, Tensor, TensorSpec
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.graphs.reproduction import token

@@ -9,7 +9,7 @@ import numpy as np
 
 from cudnn_actor.onnx.nodes import Node, Result
 from cudnn_actor.onnx.operator_table import operator
-from cudnn_actor.onnx.reading import dtype_name, numpy_dtype
+from cudnn_actor.onnx.tensors import dtype_name, numpy_dtype
 from cudnn_actor.onnx.values import Declined
 from cudnn_actor.protocol.graphs.graph_builder import GraphBuilder, Tensor
 from cudnn_actor.protocol.types.dtypes import DType

@@ -16,7 +16,7 @@ import numpy as np
 
 from cudnn_actor.cli.user_error import UserError
 from cudnn_actor.models import Feature, Model
-from cudnn_actor.models.model import NeedsValues, Source
+from cudnn_actor.models.source import NeedsValues, Source
 from cudnn_actor.protocol import CudnnActorError, OutOfMemory, QuarantinedRequest, ServiceStopped, TensorSpec
 from cudnn_actor.service.client import CudnnRef
 from cudnn_actor.trials.chaos.oracle import ModelRun, Wrong, text, was_refused

@@ -1,0 +1,157 @@
+"""The inputs that a run of a model is given: their names, dtypes and dims."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from cudnn_actor.models.source import Dims, Feature, Source, shown
+from cudnn_actor.protocol.types.buffers import BufferRef
+from cudnn_actor.protocol.types.checks import did_you_mean, require_awaited, require_names
+from cudnn_actor.protocol.types.device_array import DeviceArray
+from cudnn_actor.protocol.types.dtypes import DType
+from cudnn_actor.protocol.types.errors import InvalidRequest, Words
+from cudnn_actor.protocol.types.spatial import rearranged
+from cudnn_actor.protocol.types.tensor import Layout, TensorSpec
+
+__all__ = ["checked_inputs", "named_once", "spec_of"]
+
+Values = Callable[[Any], np.ndarray | DeviceArray]
+"""Makes an array of what a user gives. Raises `InvalidRequest`."""
+
+
+def named_once(inputs: object, named: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A model's inputs, given in a mapping and as keywords. Raises `InvalidRequest` if one is in both."""
+    if not named or not (inputs is None or isinstance(inputs, Mapping)):
+        return {} if inputs is None else inputs  # type: ignore[return-value]  # another type is refused
+    for name in named.keys() & (inputs or {}).keys():
+        raise InvalidRequest(field=name, value=named[name], problem="is given twice", fix="give it once")
+    return {**(inputs or {}), **named}
+
+
+def checked_inputs(
+    source: Source, values: Values, inputs: Mapping[str, Any], keep: Collection[str] = ()
+) -> dict[str, BufferRef | np.ndarray]:
+    """The inputs of a run as references and arrays, by name.
+
+    Raises `InvalidRequest` if they do not fit the model, or `keep` names no output of it.
+    """
+    _check_names(source, inputs)
+    require_names("keep", keep, {each.name: each for each in source.outputs}, "the model")
+    chosen = [*source.inputs, *(each for each in source.defaults if each.name in inputs)]
+    given = {each.name: _input(each, inputs[each.name], values) for each in chosen}
+    _check_dims(chosen, given)
+    return given
+
+
+def _check_names(source: Source, inputs: object) -> None:
+    if not isinstance(inputs, Mapping):
+        require_awaited("inputs", inputs)
+        raise InvalidRequest(
+            field="inputs",
+            value=Words(type(inputs).__name__),
+            problem="is not a mapping of names to arrays",
+            fix=f"name each: {', '.join(each.name for each in source.inputs)}",
+        )
+    wanted = [each.name for each in source.inputs]
+    known = [*wanted, *(each.name for each in source.defaults)]
+    for name in [*inputs, *wanted]:
+        if name not in known or name not in inputs:
+            missing = name in wanted
+            hint = "" if missing else did_you_mean(name, known)
+            raise InvalidRequest(
+                field="inputs",
+                value=name,
+                problem="is an input that is missing" if missing else "is no input of the model",
+                fix=f"{hint}give {', '.join(wanted if missing else known[: max(len(wanted), 20)])}",
+            )
+
+
+def _input(feature: Feature, value: Any, values: Values) -> BufferRef | np.ndarray:
+    """What was given for an input, as a reference, or as an array of the input's dtype."""
+    kind = ""  # of what has no dtype until it is an array
+    if not isinstance(value, BufferRef):
+        require_awaited(feature.name, value)
+        kind = "" if hasattr(value, "dtype") else type(value).__name__
+        try:
+            value = values(value)
+        except InvalidRequest as error:
+            raise error.about(feature.name) from error
+    if isinstance(value, DeviceArray):
+        raise InvalidRequest(
+            field=feature.name,
+            value=Words("array"),
+            problem="is on the device, where a model takes references only",
+            fix="upload it first: await gpu.upload(array)",
+        )
+    dtype = value.spec.dtype if isinstance(value, BufferRef) else DType.of(value.dtype)
+    if dtype is None or dtype is not feature.dtype:
+        found, wanted = str(dtype or value.dtype), feature.dtype or feature.kind
+        problem = f"is read as {found}, and the input is {wanted}"
+        raise InvalidRequest(
+            field=feature.name,
+            value=Words(kind or found),
+            problem=problem if kind else f"is not the dtype of the input, which is {wanted}",
+            fix=_conversion(feature.dtype, uploaded=isinstance(value, BufferRef)),
+        )
+    if isinstance(value, BufferRef) and value.spec.layout is Layout.STRIDED:
+        raise InvalidRequest(
+            field=feature.name, value=value, problem="has gaps between its elements", fix="copy it"
+        )
+    return value  # type: ignore[no-any-return]
+
+
+def _check_dims(features: Sequence[Feature], given: Mapping[str, Any]) -> None:
+    """Raise `InvalidRequest` unless the inputs' dims fit what the model says, and each other."""
+    named: dict[str, int] = {}
+    for feature in features:
+        try:
+            dims = spec_of(given[feature.name]).dims
+        except InvalidRequest as error:  # it has too many
+            raise error.about(feature.name) from None
+        if feature.dims is None:
+            continue
+        problem = of_name = ""
+        if len(dims) != len(feature.dims):
+            problem = f"it has {len(dims)} dims, not {len(feature.dims)}"
+        for place, (size, dim) in enumerate(zip(dims, feature.dims, strict=False)):
+            wanted = named.setdefault(dim, size) if isinstance(dim, str) else dim
+            if not problem and wanted is not None and size != wanted:
+                of_name = "; dims with one name must be equal" if isinstance(dim, str) else ""
+                as_it_is = f", as {dim} is in other dims" if of_name else ""
+                problem = f"dim {place} is {size}, not {wanted}{as_it_is}"
+        if problem:
+            way = rearranged("array", dims, partial(_fits, feature.dims))
+            raise InvalidRequest(
+                field=feature.name,
+                value=dims,
+                problem=f"does not fit {shown(feature.dims)}: {problem}",
+                fix=f"give {way or 'an array that fits'}{of_name}",
+            )
+
+
+def _fits(wanted: Dims, dims: Sequence[int]) -> bool:
+    """Whether dims have the rank and the numbers that are wanted, whatever sizes have names."""
+    return len(dims) == len(wanted) and all(
+        size == dim for size, dim in zip(dims, wanted, strict=True) if isinstance(dim, int)
+    )
+
+
+def _conversion(dtype: DType | None, *, uploaded: bool) -> str:
+    """How an array gets a dtype. NumPy itself does not know bfloat16 by its name."""
+    if dtype is None:
+        return "models with such inputs cannot be run"
+    name = "ml_dtypes.bfloat16" if dtype is DType.BFLOAT16 else repr(str(dtype))
+    if uploaded:
+        return f"upload it in that dtype: await gpu.upload((await gpu.download(x)).astype({name}))"
+    return f"convert it: numpy.asarray(x, {name})"
+
+
+def spec_of(value: BufferRef | np.ndarray) -> TensorSpec:
+    """The spec that an input has, or will have once uploaded. Raises `InvalidRequest` for too many dims."""
+    if isinstance(value, BufferRef):
+        return value.spec
+    return TensorSpec.packed(value.shape, value.dtype)

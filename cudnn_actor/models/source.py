@@ -1,0 +1,127 @@
+"""What a model is made from: its inputs and outputs, and its graph for particular dims."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from cudnn_actor.protocol.graphs.named_graph import Graph
+from cudnn_actor.protocol.types.dtypes import DType
+from cudnn_actor.protocol.types.tensor import TensorSpec
+
+__all__ = ["Dims", "Draw", "Feature", "NeedsValues", "Source", "Specialised", "fixed_specs", "shown"]
+
+Dims = tuple[int | str | None, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Feature:
+    """An input or an output of a model.
+
+    Parameters
+    ----------
+    name
+        Its name.
+    dtype
+        The element type; None if it is of a type that no tensor of a service has.
+    dims
+        Sizes, names of sizes that inputs share, and None where nothing is known. None for an unknown rank.
+    kind
+        What it is, where `dtype` is None.
+    """
+
+    name: str
+    dtype: DType | None
+    dims: Dims | None
+    kind: str = ""
+
+    @property
+    def spec(self) -> TensorSpec | None:
+        """The spec that it must have; None unless its dims are numbers."""
+        if self.dtype is None or self.dims is None or not all(isinstance(dim, int) for dim in self.dims):
+            return None
+        return TensorSpec.packed(self.dims, self.dtype)  # type: ignore[arg-type]
+
+    def __str__(self) -> str:
+        dims = "of any rank" if self.dims is None else shown(self.dims)
+        return f"{self.name}: {self.dtype or self.kind} {dims}"
+
+
+def fixed_specs(features: Sequence[Feature]) -> dict[str, TensorSpec] | None:
+    """The specs of inputs, by name; None unless the dims of each are numbers."""
+    specs = {each.name: each.spec for each in features}
+    return None if None in specs.values() else specs  # type: ignore[return-value]
+
+
+def shown(dims: Dims) -> str:
+    """Dims for people: names as they are, and a question mark where nothing is known."""
+    return f"({', '.join('?' if dim is None else str(dim) for dim in dims)})"
+
+
+@dataclass(frozen=True)
+class Draw:
+    """The random numbers that a run draws: the port of their state, the seed, and how many they are."""
+
+    port: str
+    seed: int
+    count: int
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Specialised:
+    """A model for particular dims, and for particular values of the inputs that decide over shapes.
+
+    Parameters
+    ----------
+    graph
+        What is run; None if every output is a constant.
+    inputs, outputs
+        Inputs that the graph reads, and outputs that it computes → the names of their ports.
+    weights
+        Ports → the weights bound to them: a key, equal for equal values, and the values.
+    constants
+        Outputs that need no computation.
+    random
+        What random numbers a run draws; None if it draws none.
+    """
+
+    graph: Graph | None
+    inputs: Mapping[str, str]
+    outputs: Mapping[str, str]
+    weights: Mapping[str, tuple[str, np.ndarray]]
+    constants: Mapping[str, np.ndarray]
+    random: Draw | None = None
+
+
+class NeedsValues(Exception):
+    """Raised by a source when inputs decide over shapes, and their values were not given. Carries `names`."""
+
+    def __init__(self, names: Collection[str]) -> None:
+        super().__init__(f"the values of {', '.join(sorted(names))} are needed")
+        self.names = frozenset(names)
+
+
+class Source(Protocol):
+    """What a model is made from."""
+
+    @property
+    def inputs(self) -> tuple[Feature, ...]: ...  # noqa: D102
+
+    @property
+    def defaults(self) -> tuple[Feature, ...]: ...  # noqa: D102
+
+    @property
+    def outputs(self) -> tuple[Feature, ...]: ...  # noqa: D102
+
+    def specialised(
+        self, specs: Mapping[str, TensorSpec], values: Mapping[str, np.ndarray], most_operations: int = ...
+    ) -> Specialised:
+        """The model for inputs of these specs. `values`: those of inputs that decide over shapes.
+
+        `most_operations`: how many a graph may have, which a model that needs more says at once.
+
+        Raises `NeedsValues`, and `UnsupportedModel` or `InvalidModel` for what cannot be run.
+        """

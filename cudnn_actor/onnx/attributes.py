@@ -1,0 +1,44 @@
+"""The attributes of a node: resolved in the function around it, and the defaults of its operator."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import onnx
+
+from cudnn_actor.onnx.schemas import Schema
+
+__all__ = ["defaults", "resolved", "with_attributes"]
+
+
+def defaults(schema: Schema) -> dict[str, onnx.AttributeProto]:
+    """The attributes that an operator has unless others are given."""
+    declared = {name: each.default_value for name, each in schema.attributes.items()}
+    return {name: each for name, each in declared.items() if each.type != onnx.AttributeProto.UNDEFINED}
+
+
+def with_attributes(node: onnx.NodeProto, attributes: Mapping[str, onnx.AttributeProto]) -> onnx.NodeProto:
+    """A node with these attributes instead of those that refer to attributes of the function around it."""
+    if not any(each.ref_attr_name for each in node.attribute):
+        return node
+    proto = onnx.NodeProto()
+    proto.CopyFrom(node)
+    del proto.attribute[:]
+    proto.attribute.extend(attributes.values())
+    return proto
+
+
+def resolved(
+    node: onnx.NodeProto, around: Mapping[str, onnx.AttributeProto]
+) -> dict[str, onnx.AttributeProto]:
+    """A node's attributes, those that refer to attributes of the function around it replaced by them."""
+    found: dict[str, onnx.AttributeProto] = {}
+    for each in node.attribute:
+        if not each.ref_attr_name:
+            found[each.name] = each
+        elif each.ref_attr_name in around:
+            copy = onnx.AttributeProto()
+            copy.CopyFrom(around[each.ref_attr_name])
+            copy.name = each.name
+            found[each.name] = copy
+    return found

@@ -1,0 +1,88 @@
+"""An ONNX model as what `Model` is made from: read and checked at once, imported for each set of dims."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from cudnn_actor.models.errors import UnsupportedModel
+from cudnn_actor.models.source import Feature, NeedsValues, Specialised, fixed_specs
+from cudnn_actor.onnx.dtypes import check_dtypes
+from cudnn_actor.onnx.importing import LIMITS, Import
+from cudnn_actor.onnx.operator_checks import problems_of, unknown_versions
+from cudnn_actor.onnx.reading import ModelFile, ModelLimits, read
+from cudnn_actor.protocol.graphs.limits import GraphLimits
+from cudnn_actor.protocol.types.checks import require_whole
+from cudnn_actor.protocol.types.tensor import TensorSpec
+
+__all__ = ["OnnxModel"]
+
+
+class OnnxModel:
+    """An ONNX model, as what `Model` is made from. See `read` for the parameters and errors.
+
+    Parameters
+    ----------
+    model, limits
+        As of `read`.
+    random
+        The seed of nodes that draw random numbers and have none of their own; None to refuse them.
+
+    Raises
+    ------
+    UnsupportedModel
+        It has operators that cannot be run, whatever the dims of its inputs. Names all such nodes. Where
+        those dims are numbers, it also names the nodes that cannot be run with what they and their
+        attributes are.
+    """
+
+    def __init__(self, model: Any, limits: ModelLimits | None = None, *, random: int | None = None) -> None:
+        if random is not None:
+            require_whole("random", random, 0)
+        self._file = replace(read(model, limits), random=random)
+        check_dtypes(self._file)
+        check_operators(self._file)
+
+    @property
+    def inputs(self) -> tuple[Feature, ...]:
+        """The inputs that have to be given."""
+        return self._file.inputs
+
+    @property
+    def defaults(self) -> tuple[Feature, ...]:
+        """The inputs that may be left out: their defaults are initialisers of the model."""
+        return self._file.defaults
+
+    @property
+    def outputs(self) -> tuple[Feature, ...]:
+        """The outputs."""
+        return self._file.outputs
+
+    def specialised(
+        self,
+        specs: Mapping[str, TensorSpec],
+        values: Mapping[str, np.ndarray],
+        most_operations: int = GraphLimits().operations,
+    ) -> Specialised:
+        """See `Source`."""
+        return Import(self._file, specs, values, most_operations).specialised()
+
+
+def check_operators(file: ModelFile) -> None:
+    """Raise `UnsupportedModel` for inputs, versions and nodes that can be run with no dims whatever."""
+    problems = [f"input {each.name!r}: is a {each.kind}" for each in file.inputs if each.dtype is None]
+    problems += unknown_versions(file)
+    problems += problems_of(file)
+    if not problems:
+        return
+    if (specs := fixed_specs(file.inputs)) is not None:
+        try:
+            Import(file, specs, {}, LIMITS.operations).specialised()
+        except NeedsValues:
+            pass  # which nobody has given: so dims and attributes add nothing to them
+        except UnsupportedModel as error:
+            problems = list(dict.fromkeys([*error.nodes, *problems]))
+    raise UnsupportedModel(nodes=problems)

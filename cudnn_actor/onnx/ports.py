@@ -1,0 +1,153 @@
+"""The inputs of a model's graph: the model's own, its weights, and the state of random numbers."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import numpy as np
+
+from cudnn_actor.models.source import Draw, Feature
+from cudnn_actor.onnx import operators
+from cudnn_actor.onnx.reading import ModelFile
+from cudnn_actor.onnx.values import Declined, Empty, Refused, Undecided, Value
+from cudnn_actor.protocol.graphs.graph_builder import GraphBuilder, Tensor
+from cudnn_actor.protocol.types.dtypes import DType
+from cudnn_actor.protocol.types.tensor import Layout, TensorSpec
+
+__all__ = ["Ports"]
+
+
+class Ports:
+    """Makes the inputs of one graph, each when it is first needed, under a name that no other has.
+
+    Parameters
+    ----------
+    g
+        Builds the graph.
+    file
+        The model.
+    specs
+        Those of the model's inputs, by name.
+    values
+        The values of the inputs that decide over shapes.
+    """
+
+    def __init__(
+        self,
+        g: GraphBuilder,
+        file: ModelFile,
+        specs: Mapping[str, TensorSpec],
+        values: Mapping[str, np.ndarray],
+    ) -> None:
+        self._g, self._file, self._specs, self._values = g, file, specs, values
+        self._inputs: dict[str, str] = {}
+        """The model's inputs that are read → ports."""
+        self._names: set[str] = set()
+        self._numbered: Counter[str] = Counter()
+        """Names → the last number that was given to a port of that name."""
+        self._weights: dict[str, tuple[str, np.ndarray]] = {}
+        self._of_weight: dict[str, Tensor] = {}
+        self._random = ""
+        self._state: Tensor | None = None
+        """The port and the tensor of the state of random numbers, once a node draws some."""
+        self._drawn = 0
+        """How many random numbers a run draws."""
+
+    def inputs(self, read: Collection[str]) -> dict[str, str]:
+        """The inputs of the model that the graph reads → ports. `read`: the ports that it reads."""
+        return {name: port for name, port in self._inputs.items() if port in read}
+
+    def weights(self, read: Collection[str]) -> dict[str, tuple[str, np.ndarray]]:
+        """The ports of the weights that the graph reads → their keys and values."""
+        return {port: weight for port, weight in self._weights.items() if port in read}
+
+    def random(self, read: Collection[str]) -> Draw | None:
+        """What random numbers a run of the graph draws; None if it draws none."""
+        return Draw(self._random, self._file.random or 0, self._drawn) if self._random in read else None
+
+    def input(self, feature: Feature) -> Value:
+        """An input of the model. As a tensor, it is an input of the graph."""
+        name, spec = feature.name, self._specs[feature.name]
+        array: Any = self._values.get(name)
+        if spec.size == 0:
+            return self.constant(np.empty(spec.dims, spec.dtype.numpy), fixed=True)
+
+        def tensor() -> Tensor:
+            self._inputs[name] = self.name(name)
+            return self._g.input(self._inputs[name], spec.dims, spec.dtype, layout=spec.layout)
+
+        elements = Undecided(frozenset({name})) if array is None else array
+        return Value(spec.dims, spec.dtype.numpy, tensor, elements)
+
+    def initialiser(self, name: str) -> Value:
+        """An initialiser of the model."""
+        return self.constant(self._file.tensors[name], fixed=True, key=f"initialiser {name}", name=name)
+
+    def constant(
+        self,
+        array: np.ndarray,
+        *,
+        fixed: bool,
+        key: str = "",
+        name: str = "",
+    ) -> Value:
+        """A value whose elements are known. As a tensor, it is a weight."""
+
+        def weight(layout: Layout = Layout.NCHW) -> Tensor:
+            return self.weight(array, key, name, layout)
+
+        return Value(array.shape, array.dtype, weight, array, fixed=fixed, weight=weight)
+
+    def weight(
+        self, array: np.ndarray, key: str = "", name: str = "", layout: Layout = Layout.NCHW
+    ) -> Tensor:
+        """A constant as an input of the graph: one for equal values in the same layout.
+
+        `key` is equal for equal values; by default, the values' digest. `name`: of the port.
+
+        Raises `Declined` for a dtype that no tensor has, and `Empty`.
+        """
+        dtype = DType.of(array.dtype)
+        if dtype is None:
+            raise Declined(f"has a constant of {'text' if array.dtype.hasobject else array.dtype}")
+        if array.size == 0:
+            raise Empty
+        if not key:
+            data = np.ascontiguousarray(array)
+            digest = hashlib.blake2b(data.reshape(-1).view(np.uint8).data, digest_size=16)
+            key = f"{dtype} {array.shape} {digest.hexdigest()}"
+        key = key if layout is Layout.NCHW else f"{key}, {layout}"
+        if key not in self._of_weight:
+            port = self.name(name or f"constant {len(self._weights)}")
+            self._of_weight[key] = self._g.input(port, array.shape, dtype, layout=layout)
+            self._weights[port] = key, array
+        return self._of_weight[key]
+
+    def random_state(self, seed: float | None, count: int) -> Tensor:
+        """A state of random numbers for a node, which draws so many: of its own seed, or of the model's.
+
+        The seed and the number of the first element are an input of the graph, which each run sets anew.
+        """
+        if seed is None and self._file.random is None:
+            raise Refused(operators.UNSEEDED)
+        if self._state is None:
+            self._random = self.name("random state")
+            self._state = self._g.input(self._random, (2,), DType.INT64)
+        state = self._state
+        if seed is not None:
+            of_node = np.array([int(np.float32(seed).view(np.int32)), 0])
+            state = self._g.add(self._g.multiply(state, self.weight(np.array([0, 1]))), self.weight(of_node))
+        first, self._drawn = self._drawn, self._drawn + count
+        return self._g.advance(state, first) if first else state
+
+    def name(self, name: str) -> str:
+        """A name that no port has yet."""
+        port = name
+        while port in self._names:
+            self._numbered[name] += 1  # all numbers below are taken: thousands may have one name
+            port = f"{name}_{self._numbered[name]}"
+        self._names.add(port)
+        return port
