@@ -11,7 +11,7 @@ from typing import Any, Literal, ParamSpec, TypeVar
 
 import msgspec
 
-from cudnn_actor.broker.service_state import CACHE_BYTES
+from cudnn_actor.broker.execution_state import CACHE_BYTES
 from cudnn_actor.memory import ARENA_STEP
 from cudnn_actor.protocol.graphs.limits import GraphLimits
 from cudnn_actor.protocol.types.checks import did_you_mean, require_name, require_seconds, require_whole

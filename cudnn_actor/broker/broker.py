@@ -28,7 +28,7 @@ from cudnn_actor.broker.recovery import Verdict, judge
 from cudnn_actor.broker.request_checks import bound, check_allocate, check_explain, require_asker, slots_of
 from cudnn_actor.broker.service_state import Discard, Forget, ServiceState
 from cudnn_actor.broker.work import Work
-from cudnn_actor.memory import Memory
+from cudnn_actor.memory import MemoryTable
 from cudnn_actor.memory.exhaustion import exhaustion
 from cudnn_actor.protocol.messages.message_checks import check_warm, not_a_message
 from cudnn_actor.protocol.messages.messages import (
@@ -119,7 +119,7 @@ class Broker(Generic[W]):
         work: type[W],
     ) -> None:
         self.state = state
-        self.memory: Memory = state.memory
+        self.memory: MemoryTable = state.memory
         """The service's memory table."""
         self.arena: tuple[int, int] | None = None
         """Number and bytes of the arena that the host is making; None for none."""

@@ -13,7 +13,7 @@ from typing import Any
 from cudnn_actor.actors import Envelope
 from cudnn_actor.broker.message_cache import Bound, CachedMessage
 from cudnn_actor.broker.service_state import ServiceState
-from cudnn_actor.memory import Memory, Slot
+from cudnn_actor.memory import Buffers, Slot
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.messages.lowering import Lowered
 from cudnn_actor.protocol.messages.message_checks import (
@@ -75,7 +75,7 @@ def check_message(state: ServiceState, message: Message) -> CachedMessage | None
     return None
 
 
-def bound(cached: CachedMessage, memory: Memory) -> Bound:
+def bound(cached: CachedMessage, memory: Buffers) -> Bound:
     """A message's slots and scalars: the cached ones, unless a buffer has ended since they were found.
 
     Raises `StaleBufferError`, and `InvalidRequest` if an output is another operand's buffer.
@@ -90,7 +90,7 @@ def bound(cached: CachedMessage, memory: Memory) -> Bound:
     return known
 
 
-def slots_of(memory: Memory, message: Any) -> tuple[Slot, ...]:
+def slots_of(memory: Buffers, message: Any) -> tuple[Slot, ...]:
     """The slots that a message about buffers works on, once it is checked.
 
     Raises `StaleBufferError`, `InvalidRequest`.
@@ -118,7 +118,7 @@ _REFERENCES: dict[type, tuple[str, ...]] = {
 """The fields of the messages about buffers that refer to buffers."""
 
 
-def check_allocate(memory: Memory, message: Allocate) -> None:
+def check_allocate(memory: Buffers, message: Allocate) -> None:
     """Raise `InvalidRequest` unless a buffer of that kind can be made, and can hold the data."""
     require_type("spec", message.spec, TensorSpec)
     if message.data is not None:

@@ -14,11 +14,11 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from cudnn_actor.broker.execution_state import ExecutionState
 from cudnn_actor.broker.footprints import compute_footprint, memory_footprint
 from cudnn_actor.broker.hazards import NOTHING, Entry, Footprint, HazardQueue
 from cudnn_actor.broker.message_cache import CachedMessage
 from cudnn_actor.broker.request_checks import bound
-from cudnn_actor.broker.service_state import ServiceState
 from cudnn_actor.execution.planning import Outcome, Planner
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.messages.lowering import Lowered
@@ -49,14 +49,17 @@ class DeferredWork:
     Parameters
     ----------
     state
-        The service's state.
+        What is needed to run requests.
     planner
         Gets the plans.
+    note_count
+        Called with the number of deferred messages whenever it changes.
     """
 
-    def __init__(self, state: ServiceState, planner: Planner) -> None:
+    def __init__(self, state: ExecutionState, planner: Planner, note_count: Callable[[int], None]) -> None:
         self._state = state
         self._planner = planner
+        self._note_count = note_count
         self._cache = planner.cache
         self._hazards: HazardQueue[_Waiting] = HazardQueue()
         self._found: tuple[Any, Outcome] | None = None
@@ -180,7 +183,7 @@ class DeferredWork:
         self._count()
 
     def _count(self) -> None:
-        self._state.mailbox.deferred = len(self._hazards)
+        self._note_count(len(self._hazards))
 
     # Coming out.
 

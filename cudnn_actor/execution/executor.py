@@ -11,7 +11,7 @@ import functools
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from cudnn_actor.actors import DEFERRED, Crash
@@ -27,7 +27,7 @@ from cudnn_actor.engines.base import (
     blamed,
 )
 from cudnn_actor.engines.support import kind_of
-from cudnn_actor.memory import Memory, Slot
+from cudnn_actor.memory import Arena, Buffers, Slot
 from cudnn_actor.memory.exhaustion import ulimit_of
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.graphs.reproduction import token
@@ -81,27 +81,26 @@ class Executor(Generic[T]):
     ----------
     engine
         Not yet opened.
-    memory
-        The service's memory table. Only this thread writes it.
+    buffers
+        The service's buffers.
     """
 
-    def __init__(self, engine: Engine, memory: Memory) -> None:
+    def __init__(self, engine: Engine, buffers: Buffers) -> None:
         self.engine = engine
         self.synchronous = engine.synchronous
         self.progress_s = 0.0
         """When the device last made progress, in `time.monotonic()` seconds. Valid while work is fenced."""
-        self._memory = memory
+        self._buffers = buffers
         self._unfenced: list[Enqueued[T]] = []
         self._fenced: deque[tuple[Fence, list[Enqueued[T]]]] = deque()
         self._passed: deque[Enqueued[T]] = deque()
         """Finished work that cannot be answered yet: the first has a `late` answer, the others follow it."""
         self._done: deque[Enqueued[T]] = deque()
 
-    def open(self) -> None:
-        """Open the engine and map the memory that earlier incarnations left."""
+    def open(self, arenas: Iterable[Arena]) -> None:
+        """Open the engine and map these arenas, which earlier incarnations left."""
         self.engine.open()
-        self._memory.forget_bindings()
-        for arena in self._memory.arenas():
+        for arena in arenas:
             self.engine.map_arena(arena.number, arena.fd, arena.nbytes)
 
     # Calls into the engine.
@@ -130,7 +129,10 @@ class Executor(Generic[T]):
             raise self.diagnose(error, tag) from error
 
     def diagnose(self, error: BaseException, tag: str) -> CudnnActorError | Crash:
-        """Interpret a failure of the engine: a crash if its context is dead, else the request's own error."""
+        """Interpret a failure of the engine: a crash if its context is dead, else the request's own error.
+
+        An `OutOfMemory` does not say what the buffers take; `ServiceState.beside_buffers` adds that.
+        """
         if isinstance(error, CudnnActorError | Crash):
             return error
         if isinstance(error, StickyError):
@@ -139,14 +141,12 @@ class Executor(Generic[T]):
         if trouble is not None:
             return ContextDead(f"{error} (probe: {trouble})")
         if isinstance(error, MemoryError):
-            in_use, arenas = self._memory.live_bytes, self._memory.arena_bytes
             # NumPy says of what array; other libraries do not say how large it would have been.
             size, dtype = math.prod(getattr(error, "shape", ())), getattr(error, "dtype", None)
             requested = 0 if dtype is None else size * dtype.itemsize
             return OutOfMemory(
                 requested=requested,
-                in_use=in_use,
-                arena_bytes=arenas,
+                in_use=0,
                 limit=None,
                 operations=blamed(error),
                 ulimit=ulimit_of(error),
@@ -189,7 +189,7 @@ class Executor(Generic[T]):
 
     def defer(self, work: Enqueued[T]) -> None:
         """Note enqueued work, and hold its buffers until it has finished."""
-        self._memory.hold_all(work.slots)
+        self._buffers.hold_all(work.slots)
         self._unfenced.append(work)
 
     @property
@@ -266,4 +266,4 @@ class Executor(Generic[T]):
             self._release(work.slots)
 
     def _release(self, slots: Sequence[Slot]) -> None:
-        self._memory.release_all(slots)
+        self._buffers.release_all(slots)

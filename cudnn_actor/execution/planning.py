@@ -16,7 +16,7 @@ from typing import Any
 
 from cudnn_actor.actors import Crash
 from cudnn_actor.actors.logs import Log
-from cudnn_actor.broker.service_state import ServiceState
+from cudnn_actor.broker.execution_state import ExecutionState
 from cudnn_actor.engines.base import Engine, Plan
 from cudnn_actor.execution.building import BuildThread, Job, Result
 from cudnn_actor.execution.executor import Executor
@@ -67,13 +67,13 @@ class Planner:
     cache
         The plan cache, empty.
     state
-        The service's state. It has the limit on workspace, the plan store, and whether warming tunes.
+        Has the limit on workspace, the plan store, and whether warming tunes.
     nudge
         Wakes the runner's host when a build has a result. Called on any thread.
     """
 
     def __init__(
-        self, executor: Executor[Any], cache: PlanCache, state: ServiceState, nudge: Callable[[], None]
+        self, executor: Executor[Any], cache: PlanCache, state: ExecutionState, nudge: Callable[[], None]
     ) -> None:
         self.cache = cache
         self._executor = executor
@@ -247,7 +247,7 @@ class _Announcer:
     Parameters
     ----------
     announce
-        `ServiceState.announce_build`.
+        `ExecutionState.announce_build`.
     """
 
     def __init__(self, announce: Callable[[bool], None]) -> None:
@@ -267,7 +267,7 @@ class _Announcer:
 
 
 def _threads(
-    engine: Engine, state: ServiceState, nudge: Callable[[], None]
+    engine: Engine, state: ExecutionState, nudge: Callable[[], None]
 ) -> tuple[BuildThread | None, BuildThread | None]:
     """The thread that restores kept plans, and the one that builds. Each has its own builder."""
     builds = engine.builder(state.builders)

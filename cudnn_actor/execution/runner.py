@@ -9,20 +9,20 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 from cudnn_actor.actors import Crash
 from cudnn_actor.actors.logs import Log
+from cudnn_actor.broker.execution_state import ExecutionState
 from cudnn_actor.broker.message_cache import CachedMessage
-from cudnn_actor.broker.service_state import ServiceState
 from cudnn_actor.engines.base import Engine, Plan
 from cudnn_actor.execution.deferred import DeferredWork
 from cudnn_actor.execution.executor import LATER, RECEIPT, Enqueued, Executor, described
 from cudnn_actor.execution.injection import Injection
 from cudnn_actor.execution.planning import Outcome, Planner
 from cudnn_actor.execution.polling import pause_s
-from cudnn_actor.memory import Slot
+from cudnn_actor.memory import Arena, BufferOwner, Slot
 from cudnn_actor.plan_store.cache import PlanCache
 from cudnn_actor.protocol.graphs.explanation import Explanation
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
@@ -63,6 +63,10 @@ class Task(Protocol):
         """When it began, on `time.perf_counter_ns`'s clock."""
 
 
+def _nothing(_: int) -> None:
+    pass
+
+
 T = TypeVar("T", bound=Task)
 T_contra = TypeVar("T_contra", bound=Task, contravariant=True)
 
@@ -96,7 +100,7 @@ class Runner(Generic[T]):
     Parameters
     ----------
     state
-        The service's state.
+        What is needed to run requests.
     make
         Makes the engine.
     host
@@ -105,26 +109,29 @@ class Runner(Generic[T]):
         Set when the host is given up. Ends a scripted hang, and the wait for a device.
     nudge
         Wakes the host when a build has a result. Called on any thread.
+    note_deferred
+        Called with the number of deferred requests whenever it changes.
     """
 
     def __init__(
         self,
-        state: ServiceState,
+        state: ExecutionState,
         make: Callable[[], Engine],
         host: RunnerHost[T],
         *,
         abandoned: threading.Event,
         nudge: Callable[[], None],
+        note_deferred: Callable[[int], None] = _nothing,
     ) -> None:
         self.plans = PlanCache(nbytes=state.cache_limit)
         self.busy_since: float | None = None
         """When the current step that belongs to no task began; None between such steps."""
         self._state = state
-        self._memory = state.memory
         self._make = make
         self._host = host
         self._abandoned = abandoned
         self._nudge = nudge
+        self._note_deferred = note_deferred
         self.faults = Injection(host.flush, abandoned)
         """The host sets its `rule` before it runs a task."""
         self._executor: Executor[T] | None = None
@@ -137,15 +144,15 @@ class Runner(Generic[T]):
 
     # Life.
 
-    def open(self) -> None:
-        """Open the engine, map the existing arenas, and start the build thread."""
-        executor: Executor[T] = Executor(self._make(), self._memory)
+    def open(self, arenas: Iterable[Arena] = ()) -> None:
+        """Open the engine, map these arenas, and start the build thread."""
+        executor: Executor[T] = Executor(self._make(), self._state.memory)
         self._executor = executor
         executor.engine.on_progress = self._host.note_progress
-        executor.open()
+        executor.open(arenas)
         self._planner = Planner(executor, self.plans, self._state, self._nudge)
         if self._planner.builds_elsewhere:
-            self.deferred = DeferredWork(self._state, self._planner)
+            self.deferred = DeferredWork(self._state, self._planner, self._note_deferred)
 
     def close(self, *, wait: bool) -> None:
         """End the build thread, and close the engine. `wait`: give the running build a moment to finish."""
@@ -351,22 +358,15 @@ class Runner(Generic[T]):
         try:
             array = executor.call("download", executor.engine.read, place, into)
         except OutOfMemory as error:  # for the array; the engine does not say how large it would have been
-            in_use, arenas = self._memory.live_bytes, self._memory.arena_bytes
-            raise OutOfMemory(
-                requested=slot.spec.nbytes,
-                in_use=in_use,
-                arena_bytes=arenas,
-                limit=None,
-                ulimit=error.ulimit,
-            ) from error
+            requested, ulimit = slot.spec.nbytes, error.ulimit
+            raise OutOfMemory(requested=requested, in_use=0, limit=None, ulimit=ulimit) from error
         self._settle_passed(executor)  # first answer all earlier work, also what has written the buffer
         return array
 
-    def view(self, task: T, slot: Slot) -> Any:
-        """The buffer's own memory, as an array."""
+    def view(self, task: T, slot: Slot, owner: BufferOwner) -> Any:
+        """The buffer's own memory, as an array that keeps `owner` alive."""
         executor = self.executor
         place = executor.binding(slot)
-        owner = self._memory.lend(slot)
         array = executor.call("view", executor.engine.view, place, owner)
         if not executor.busy:
             return array

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cudnn_actor.memory.arena import ARENA_STEP, Arena
-from cudnn_actor.memory.base import Memory, Mirror
+from cudnn_actor.memory.base import Buffers, Mirror
 from cudnn_actor.memory.buffer_table import MemoryTable
 from cudnn_actor.memory.free_list import GRANULARITY, FreeList
 from cudnn_actor.memory.lending import BufferOwner
@@ -17,8 +17,8 @@ __all__ = [
     "Arena",
     "ArenaPool",
     "BufferOwner",
+    "Buffers",
     "FreeList",
-    "Memory",
     "MemoryTable",
     "Mirror",
     "Slot",

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant
 
 from cudnn_actor.isolation.process.generations import GenerationTable, GenerationView
-from cudnn_actor.memory import MemoryTable, Slot
-from cudnn_actor.memory.base import Memory
+from cudnn_actor.memory import Buffers, MemoryTable, Slot
 from cudnn_actor.protocol import BufferRef, OutOfMemory, StaleBufferError, StaleReason
 
 from .memory_fixtures import MIB, NONCE, Descriptors, Grown
@@ -173,10 +172,10 @@ def test_a_refused_buffer_leaves_no_reference_that_resolves(mirrored: Mirrored) 
         mirrored.table.resolve(forged)
 
 
-def test_a_table_is_what_an_actor_needs_of_its_memory(mirrored: Mirrored) -> None:
+def test_a_table_is_all_that_running_a_request_needs_of_the_memory(mirrored: Mirrored) -> None:
     ref = mirrored.allocate(100)
-    memory: Memory = mirrored.table
-    assert memory.resolve(ref).spec == ref.spec
+    buffers: Buffers = mirrored.table
+    assert buffers.resolve(ref).spec == ref.spec
 
 
 class MirroredMachine(MemoryMachine):

@@ -74,6 +74,9 @@ async def test_a_workspace_over_its_limit_names_that_limit_and_never_fits() -> N
             await gpu.conv_fwd(x, w, conv=ConvSpec.symmetric(2))
         assert caught.value.workspace
         assert not caught.value.retry_safe
+        x_bytes, w_bytes, y_bytes = 512, 144, 288
+        assert caught.value.in_use == x_bytes + w_bytes + y_bytes
+        assert caught.value.arena_bytes == 64 * MIB
 
 
 @pytest.mark.parametrize("limit", [0, 1, 2 * MIB - 1])

@@ -35,6 +35,7 @@ from cudnn_actor.protocol.messages.messages import (
     RunGraph,
     Warm,
 )
+from cudnn_actor.protocol.messages.receipts import CacheStatistics, PlanStatistics
 from cudnn_actor.protocol.types.buffers import BufferRef
 from cudnn_actor.protocol.types.errors import ErrorRecord
 from cudnn_actor.supervision import FaultRule
@@ -47,6 +48,7 @@ __all__ = [
     "ArenaMade",
     "ArenaRefused",
     "Asked",
+    "Counted",
     "CreateArena",
     "Done",
     "Dropped",
@@ -360,6 +362,13 @@ class Given(_Answer, frozen=True, array_like=True, forbid_unknown_fields=True, t
     body: bytes
 
 
+class Counted(_Answer, frozen=True, array_like=True, forbid_unknown_fields=True, tag=5):
+    """The answer to a `GetStatistics`: what the worker's caches hold. The parent counts the rest."""
+
+    plans: PlanStatistics
+    graphs: CacheStatistics
+
+
 class Refused(_Answer, frozen=True, array_like=True, forbid_unknown_fields=True, tag=3, gc=False):
     """A request has failed with this error."""
 
@@ -370,7 +379,7 @@ class Dropped(_Answer, frozen=True, array_like=True, forbid_unknown_fields=True,
     """A request was withdrawn before it began: it never ran."""
 
 
-Answer = Done | Given | Refused | Dropped
+Answer = Done | Given | Counted | Refused | Dropped
 
 
 class Answers(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):

@@ -72,7 +72,12 @@ class CudnnActor(Actor):
         self._generation = generation
         self._broker: Broker[Work] = Broker(state, self._post, self, Work)
         self._runner: Runner[Work] = Runner(
-            state, engine, self, abandoned=self.abandoned, nudge=state.mailbox.nudge
+            state,
+            engine,
+            self,
+            abandoned=self.abandoned,
+            nudge=state.mailbox.nudge,
+            note_deferred=self._note_deferred,
         )
         self._faults = self._runner.faults
         self._work: Work | None = None
@@ -82,7 +87,7 @@ class CudnnActor(Actor):
             Allocate: lambda work: self._runner.write(work, work.slots[0], work.request.data, work.ref),
             Upload: lambda work: self._runner.write(work, work.slots[0], work.request.data),
             Download: lambda work: self._runner.read(work, work.slots[0]),
-            View: lambda work: self._runner.view(work, work.slots[0]),
+            View: lambda work: self._runner.view(work, work.slots[0], state.memory.lend(work.slots[0])),
             Copy: lambda work: self._runner.copy(work, *work.slots),
             Fill: lambda work: self._runner.fill(work, work.slots[0], work.request.value),
             Warm: lambda work: self._runner.warm(work.request, work.envelope),
@@ -98,7 +103,9 @@ class CudnnActor(Actor):
         faults = self._state.faults
         if faults is not None and faults.on_start() is not None:
             fail_start()
-        self._runner.open()
+        memory = self._state.memory
+        memory.forget_bindings()
+        self._runner.open(memory.arenas())
         self._state.generation = self._generation
 
     def on_stop(self) -> None:
@@ -270,11 +277,21 @@ class CudnnActor(Actor):
         except Crash:
             raise  # `on_crash` judges it
         except Exception as error:
-            work = work or Work(envelope, envelope.number, message)
-            broker.end_unreceived(work)
-            if envelope.crashes and isinstance(error, CudnnActorError):
-                raise broker.refused_again(work, error) from error
-            raise
+            told = self._error_of(envelope, work, error)
+            if told is error:
+                raise
+            raise told from error
+
+    def _error_of(self, envelope: Envelope, work: Work | None, error: Exception) -> Exception:
+        """The error for the caller of a message that could not be started, or whose work has failed."""
+        if work is None:
+            work = Work(envelope, envelope.number, envelope.message)
+        else:
+            error = self._state.beside_buffers(error)
+        self._broker.end_unreceived(work)
+        if envelope.crashes and isinstance(error, CudnnActorError):
+            return self._broker.refused_again(work, error)
+        return error
 
     # As the host of the broker.
 
@@ -315,6 +332,9 @@ class CudnnActor(Actor):
 
     # As the host of the runner.
 
+    def _note_deferred(self, count: int) -> None:
+        self._state.mailbox.deferred = count
+
     def note_progress(self) -> None:
         """Note for the watchdog that the current message made progress."""
         self.busy_since = time.monotonic()
@@ -337,7 +357,7 @@ class CudnnActor(Actor):
 
     def refuse(self, task: Work, error: Exception) -> None:
         """Fail a request."""
-        self._answer_error(task.envelope, error)
+        self._answer_error(task.envelope, self._state.beside_buffers(error))
 
 
 def _cause(error: BaseException) -> str:

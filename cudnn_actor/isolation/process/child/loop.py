@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from cudnn_actor.actors import Crash
+from cudnn_actor.broker.execution_state import ExecutionState
 from cudnn_actor.broker.request_checks import bound
-from cudnn_actor.broker.service_state import ServiceState
 from cudnn_actor.engines.base import ContextDead, Engine
 from cudnn_actor.execution.executor import LATER
 from cudnn_actor.execution.injection import fail_start
@@ -20,7 +20,7 @@ from cudnn_actor.isolation.process.child.inbox import Inbox
 from cudnn_actor.isolation.process.child.outbox import Outbox
 from cudnn_actor.isolation.process.child.stages import Stages
 from cudnn_actor.isolation.process.child.task import InternalTask, WorkerTask
-from cudnn_actor.isolation.process.wire import Done, Dying, InjectFault, ReadStaged, WriteStaged
+from cudnn_actor.isolation.process.wire import Counted, Done, Dying, InjectFault, ReadStaged, WriteStaged
 from cudnn_actor.memory import Slot
 from cudnn_actor.protocol.messages.messages import COMPUTE, Copy, Explain, Fill, GetStatistics, Ping, Warm
 from cudnn_actor.protocol.types.errors import MalformedMessage
@@ -42,7 +42,7 @@ class WorkerLoop:
     Parameters
     ----------
     state
-        The worker's part of the service's state.
+        What is needed to run requests.
     engine
         Makes the engine.
     inbox, outbox
@@ -55,7 +55,7 @@ class WorkerLoop:
 
     def __init__(
         self,
-        state: ServiceState,
+        state: ExecutionState,
         engine: Callable[[], Engine],
         inbox: Inbox,
         outbox: Outbox,
@@ -89,7 +89,7 @@ class WorkerLoop:
             Explain: lambda task: self._runner.explain(task.message, task),
             InjectFault: lambda task: self._runner.faults.inject(task.message.tag),
             Ping: lambda _: state.generation,
-            GetStatistics: lambda _: state.statistics(self._runner.plans.statistics()),
+            GetStatistics: self._count,
             MalformedMessage: self._malformed,
         }
 
@@ -223,6 +223,10 @@ class WorkerLoop:
         slot = self._resolved(message.src, "src")
         return self._runner.read(task, slot, self._stages.array(message.values, slot.spec))
 
+    def _count(self, task: WorkerTask) -> Counted:
+        plans, graphs = self._runner.plans.statistics(), self._state.messages.statistics()
+        return Counted(task.number, task.place, plans, graphs)
+
     def _malformed(self, task: Task) -> Any:
         raise task.message
 
@@ -241,6 +245,8 @@ class WorkerLoop:
             self._outbox.internal_done(task.number, None)
         elif type(value) is Done:
             self._outbox.done(value)
+        elif type(value) is Counted:
+            self._outbox.counted(value)
         else:
             self._outbox.given(task, value)
 

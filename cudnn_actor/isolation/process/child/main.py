@@ -20,9 +20,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from cudnn_actor.actors import Mailbox
 from cudnn_actor.actors.threads import ThreadRefused
-from cudnn_actor.broker.service_state import ServiceState
+from cudnn_actor.broker.execution_state import ExecutionState
 from cudnn_actor.engines.base import Engine
 from cudnn_actor.engines.remote.queue import BuilderQueue
 from cudnn_actor.isolation.process.child.borrowed_table import BorrowedTable
@@ -89,10 +88,8 @@ class _Process:
         page = StatusPage.attach(status, hello.window)
         self._outbox = outbox = Outbox(channel, page)
         self._inbox = inbox = Inbox(channel, outbox, page, hello.device, hello.cache_limit)
-        self._memory = memory = BorrowedTable(hello.device, GenerationView(generations), None)
-        state = ServiceState(
-            mailbox=Mailbox(1),  # a placeholder: the parent has the real mailbox
-            memory=memory,
+        state = ExecutionState(
+            memory=BorrowedTable(hello.device, GenerationView(generations)),
             workspace_limit=hello.workspace_limit,
             plan_store=None if hello.plan_store is None else PlanStore(hello.plan_store),
             autotune=hello.autotune,
@@ -153,13 +150,11 @@ class _Process:
         descriptor = self._channel.take_descriptor()
         try:
             self._engine.map_arena(frame.number, descriptor, frame.nbytes)
-            self._memory.mapped[frame.number] = frame.nbytes
         finally:
             os.close(descriptor)
 
     def _unmap_arena(self, frame: UnmapArena) -> None:
         self._engine.unmap_arena(frame.number)
-        self._memory.mapped.pop(frame.number, None)
 
     def _create_arena(self, frame: CreateArena) -> None:
         try:
@@ -167,7 +162,6 @@ class _Process:
         except CudnnActorError as error:
             self._outbox.say(ArenaRefused(frame.number, error.to_record()))
             return
-        self._memory.mapped[frame.number] = frame.nbytes
         try:
             self._outbox.say(ArenaMade(frame.number), (descriptor,))
         finally:

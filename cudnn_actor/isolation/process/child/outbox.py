@@ -16,6 +16,7 @@ from cudnn_actor.isolation.process.wire import (
     LONGEST_MESSAGE,
     Answer,
     Answers,
+    Counted,
     Done,
     Dropped,
     FromWorker,
@@ -85,6 +86,10 @@ class Outbox:
             self._finish_otherwise(place, number)
         self._answers.append(Given(number, place, body))
         self._nbytes += len(body)
+
+    def counted(self, answer: Counted) -> None:
+        """Queue the statistics of the caches. The page marks none: a control message is sent again."""
+        self._answers.append(answer)
 
     def dropped(self, task: WorkerTask) -> None:
         """Queue the answer that a request never ran, because it was withdrawn."""

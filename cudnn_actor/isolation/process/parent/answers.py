@@ -15,17 +15,17 @@ from cudnn_actor.isolation.process.parent.in_flight import InFlightTable, Violat
 from cudnn_actor.isolation.process.parent.recent_plans import RecentPlans
 from cudnn_actor.isolation.process.parent.sender import Sender
 from cudnn_actor.isolation.process.parent.values import Values
-from cudnn_actor.isolation.process.wire import Answer, Done, Dropped, Given, Refused
+from cudnn_actor.isolation.process.wire import Answer, Counted, Done, Dropped, Given, Refused
 from cudnn_actor.protocol.graphs.explanation import Explanation
 from cudnn_actor.protocol.messages.codec import decode_reply
 from cudnn_actor.protocol.messages.messages import Explain, GetStatistics, Ping, Warm
-from cudnn_actor.protocol.messages.receipts import Statistics
-from cudnn_actor.protocol.types.errors import CudnnActorError, MalformedMessage, OutOfMemory
+from cudnn_actor.protocol.types.errors import MalformedMessage
 
 __all__ = ["AnswerTaker"]
 
-_REPLY_TYPES: dict[type, type] = {Ping: int, Warm: int, GetStatistics: Statistics, Explain: Explanation}
+_REPLY_TYPES: dict[type, type] = {Ping: int, Warm: int, Explain: Explanation}
 """The types of a worker's answers to these messages."""
+_WITHOUT_RECEIPT = frozenset({*_REPLY_TYPES, GetStatistics})
 
 
 class AnswerTaker:
@@ -108,7 +108,7 @@ class AnswerTaker:
                     broker.refuse(envelope, error)
                 else:
                     broker.succeed(envelope, value)
-            case Given():
+            case Given() | Counted():
                 sender.discharge(request, end_ref=False)
                 broker.succeed(envelope, value)
 
@@ -118,34 +118,36 @@ class AnswerTaker:
             case Refused():
                 return self._error(answer)
             case Given() if not request.injects:
-                return self._reply(answer, request.envelope)
-            case Done() if request.injects or type(request.message) in _REPLY_TYPES:
-                asked = "InjectFault" if request.injects else type(request.message).__name__
-                raise Violation(f"it answered {asked} with a receipt")
+                return self._reply(answer, request)
+            case Counted() if type(request.message) is GetStatistics:
+                return self._state.statistics(answer.plans, answer.graphs)
+            case Counted():
+                raise Violation(f"it answered {_asked(request)} with statistics")
+            case Done() if request.injects or type(request.message) in _WITHOUT_RECEIPT:
+                raise Violation(f"it answered {_asked(request)} with a receipt")
             case Dropped() if not request.unwanted:
                 raise Violation(f"it dropped request {answer.number}, which was not withdrawn")
         return None
 
-    def _reply(self, answer: Given, envelope: Envelope) -> Any:
-        wanted = _REPLY_TYPES.get(type(envelope.message))
+    def _reply(self, answer: Given, request: WorkerRequest) -> Any:
+        wanted = _REPLY_TYPES.get(type(request.message))
         try:
             value = decode_reply(answer.body)
         except MalformedMessage as error:
             raise Violation(f"its answer to request {answer.number} does not decode: {error}") from error
         if wanted is None or type(value) is not wanted:
-            asked = type(envelope.message).__name__
-            raise Violation(f"it answered {asked} with {type(value).__name__}")
-        # Of the service's counters, the worker keeps those of its caches; this process counts the rest.
-        return self._state.statistics(value.plans, value.graphs) if isinstance(value, Statistics) else value
+            raise Violation(f"it answered {_asked(request)} with {type(value).__name__}")
+        return value
 
-    def _error(self, answer: Refused) -> CudnnActorError:
+    def _error(self, answer: Refused) -> Exception:
         try:
             error = answer.error.to_error()
         except MalformedMessage as odd:
             raise Violation(
                 f"its answer to request {answer.number} is not an error of this package: {odd}"
             ) from odd
-        if isinstance(error, OutOfMemory):  # the worker does not know what the buffers take
-            memory = self._state.memory
-            return error.beside(in_use=memory.live_bytes, arena_bytes=memory.arena_bytes)
-        return error
+        return self._state.beside_buffers(error)
+
+
+def _asked(request: WorkerRequest) -> str:
+    return "InjectFault" if request.injects else type(request.message).__name__

@@ -1,0 +1,95 @@
+"""What is needed to run requests: buffers, caches and limits.
+
+A worker process has this part of a service's state alone. The rest (`service_state`) is in the service's own
+process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from cudnn_actor.broker.message_cache import CachedMessage, MessageCache
+from cudnn_actor.engines.base import BuilderAccess
+from cudnn_actor.memory import Buffers
+from cudnn_actor.plan_store.store import PlanStore
+from cudnn_actor.protocol.graphs.named_graph import Graph
+from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
+from cudnn_actor.protocol.messages.lowering import Lowered
+from cudnn_actor.protocol.messages.messages import Compute, Warm
+
+__all__ = ["CACHE_BYTES", "ExecutionState"]
+
+CACHE_BYTES = 128 << 20
+"""The default of `cache_limit`."""
+
+
+class ExecutionState:
+    """Used by the thread that runs requests. Any thread may also fill the cache of messages.
+
+    Parameters
+    ----------
+    memory
+        The buffers.
+    workspace_limit
+        Bytes of workspace that plans may use; None for the engine's own bound.
+    plan_store
+        Keeps plans on disk, for later processes; None for no store.
+    autotune
+        Whether warming a plan measures the library's candidates for it.
+    cache_limit
+        About the bytes of host memory for each cache: of messages, of graphs, and of plans.
+    """
+
+    def __init__(
+        self,
+        *,
+        memory: Buffers,
+        workspace_limit: int | None = None,
+        plan_store: PlanStore | None = None,
+        autotune: bool = False,
+        cache_limit: int = CACHE_BYTES,
+    ) -> None:
+        self.memory = memory
+        self.workspace_limit = workspace_limit
+        self.plan_store = plan_store
+        self.autotune = autotune
+        self.cache_limit = cache_limit
+        self.builders: BuilderAccess | None = None
+        """Connects to the service's builder process; None if plans are built in this process."""
+        self.announce_build: Callable[[bool], None] = _nothing
+        """Called on the build thread: with True when a build begins, with False when none is running."""
+        self.generation = 0
+        """The number of the present incarnation: how many have become ready so far."""
+        self.quarantined: dict[str, str] = {}
+        """Digests of graphs that were running at two crashes → the crash's cause. A worker has none: its
+        parent refuses their requests."""
+        self.messages = MessageCache(cache_limit, self.check_graph)
+
+    def found(self, item: Any) -> CachedMessage:
+        """The cache entry of an envelope's or a task's message, kept in it. Raises `InvalidRequest`."""
+        cached: CachedMessage | None = item.found
+        if cached is None:
+            item.found = cached = self.messages.of(item.message)
+        return cached
+
+    def lowered(self, message: Compute) -> Lowered:
+        """The graph of a message, cached. Any thread. Raises `InvalidRequest`."""
+        return self.cached(message).lowered
+
+    def cached(self, message: Compute) -> CachedMessage:
+        """The cache entry of a message. Any thread. Raises `InvalidRequest`."""
+        return self.messages.of(message)
+
+    def warmed(self, message: Warm) -> dict[str, OperationGraph]:
+        """The graphs whose plans a `Warm` asks for, by digest. Raises `InvalidRequest`."""
+        graphs = [self.lowered(request).graph for request in message.messages]
+        graphs += [graph.body for graph in message.graphs]
+        return {graph.digest(): graph for graph in graphs}
+
+    def check_graph(self, graph: Graph) -> None:
+        """Accept every graph: only a service has limits, and it has checked what it sends to its worker."""
+
+
+def _nothing(_: bool) -> None:
+    pass
