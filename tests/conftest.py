@@ -19,7 +19,8 @@ from hypothesis import HealthCheck, settings
 from structlog.typing import EventDict
 
 from cudnn_actor.logging import TextFormatter
-from cudnn_actor.processes.launching import Launcher, _Heir, close_launchers
+from cudnn_actor.processes.launching import Launcher, close_launchers
+from cudnn_actor.processes.server_process import ForkedServer
 
 from .log_lines import capture_logs, handled_by
 
@@ -197,7 +198,7 @@ def _of_forkservers() -> set[str]:
         own = [launcher.fileno()]
         for server in filter(None, (launcher._server, launcher._heir)):
             own += [server._socket.fileno(), server._process.pidfd]
-            own += [server._process._lifeline._ours] if isinstance(server._process, _Heir) else []
+            own += [server._process._lifeline._ours] if isinstance(server._process, ForkedServer) else []
         for number in own:
             with contextlib.suppress(FileNotFoundError):
                 found.add(f"{number} -> {os.readlink(f'/proc/self/fd/{number}')}")

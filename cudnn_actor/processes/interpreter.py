@@ -13,15 +13,18 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from typing import TypeGuard
 
 from cudnn_actor.protocol.types.errors import InvalidRequest
 
-__all__ = ["OTHER_VERSION", "VERSION", "environment", "find_python", "python_command"]
+__all__ = ["OTHER_VERSION", "VERSION", "environment", "find_python", "python_command", "start_module"]
 
 VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
+_FLAGS = ("-X", "faulthandler")
+_RUN = "import importlib; importlib.import_module(sys.argv.pop(1)).main()"
 OTHER_VERSION = 79
 """The exit status of a Python that is not of this process's version."""
 _PREAMBLE = """\
@@ -61,6 +64,39 @@ def python_command(
     first = [] if getattr(sys, "frozen", False) else list(_search_path())
     preamble = _PREAMBLE.format(version=VERSION, other_version=OTHER_VERSION, first=ascii(first))
     return [find_python(executable), *flags, "-c", preamble + program, *arguments]
+
+
+def start_module(
+    module: str, *arguments: str, descriptors: Sequence[int], executable: str | None
+) -> tuple[subprocess.Popen[bytes], int]:
+    """Start a Python that runs a module's `main`, in a session of its own. Blocks for the exec.
+
+    Of this process's descriptors it gets these, 1 and 2, and no others.
+
+    Returns
+    -------
+    subprocess.Popen, int
+        The process, and its pidfd, which the caller must close.
+
+    Raises
+    ------
+    OSError, InvalidRequest
+        The system starts no process, or there is no Python. Nothing is left running.
+    """
+    process = subprocess.Popen(
+        python_command(_RUN, module, *arguments, flags=_FLAGS, executable=executable),
+        stdin=subprocess.DEVNULL,
+        pass_fds=tuple(descriptors),
+        close_fds=True,
+        start_new_session=True,
+        env=environment(),
+    )
+    try:
+        return process, os.pidfd_open(process.pid)
+    except OSError:
+        process.kill()
+        process.wait()
+        raise
 
 
 def _search_path() -> Iterator[str]:

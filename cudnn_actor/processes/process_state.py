@@ -1,17 +1,26 @@
-"""The state and identity of processes: whether one is stopped, this process's pidfd and name."""
+"""The state and identity of processes: whether one is stopped, how one ended, this one's pidfd and name."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from cudnn_actor.actors.threads import NO_TASK
 
-__all__ = ["LOOK_EVERY_S", "SilentTime", "call_this_process", "is_stopped", "own_pidfd", "reason_of"]
+__all__ = [
+    "LOOK_EVERY_S",
+    "SilentTime",
+    "call_this_process",
+    "ending_of",
+    "is_stopped",
+    "own_pidfd",
+    "reason_of",
+]
 
 LOOK_EVERY_S = 0.25
 """Seconds between two checks whether an awaited process is stopped."""
@@ -51,6 +60,18 @@ def call_this_process(name: str) -> None:
 def reason_of(error: Exception) -> str:
     """Why no process was started, as text; with the limits that decide, if there may be no more."""
     return f"{error}: {NO_TASK}" if getattr(error, "errno", None) == errno.EAGAIN else str(error)
+
+
+def ending_of(status: int | None) -> str:
+    """An exit status, as in `subprocess`, as text."""
+    if status is None:
+        return "has ended"
+    if status >= 0:
+        return f"exited with status {status}"
+    try:
+        return f"was killed by {signal.Signals(-status).name}"
+    except ValueError:  # a real-time signal
+        return f"was killed by signal {-status}"
 
 
 class SilentTime:

@@ -397,7 +397,7 @@ def test_a_worker_that_is_stopped_as_soon_as_it_is_forked_ends_with_its_lifeline
         "os.register_at_fork(after_in_child=lambda: os.kill(os.getpid(), signal.SIGSTOP))\n"
     )
     child = Launcher.shared((*PRELOAD, module.stem)).launch(f"{HERE}:stays", [])
-    child._lifeline.cut()
+    child.lifeline.cut()
     assert child.wait(PATIENCE_S)
     assert ended(child) == "was killed by SIGKILL"
 
