@@ -16,30 +16,11 @@ The monitor also takes turns while a loop is the owner. It watches the worker, a
 loop: copies of large arrays, and sending to a full socket. So two threads may want the host. Only the thread
 that has set `_taken` may touch it; testing and setting that flag is one step under the GIL. A loop never
 waits for the host; the monitor does.
-
-No wanted turn is lost. A thread that wants a turn notes this first, and tests second whether the host is
-free. The holder frees the host first, and looks at the notes second. So if the thread finds the host taken,
-the holder has not looked at the notes yet, and takes that turn itself.
-
-Correctness does not depend on which thread is the owner: a loop that has just lost the socket may still take
-a turn, because it too must find the host free. The owner's duty is that the socket is read. A loop reads from
-its first turn until it is told to stop. The monitor checks before each of its waits who the owner is, and is
-woken when that changes. So a loop that is blocked, or has stopped, delays only its own callers: a request
-from anywhere else takes the socket away from it.
-
-On the main thread, a signal handler may raise an exception anywhere in a turn (`actors.interrupts`). There a
-turn takes only the fast path (`fast_path`), which keeps the host consistent wherever it is interrupted, and
-leaves the rest to the monitor. An interrupted turn frees the host and wakes the monitor in the same step. The
-monitor then finishes the turn: it completes the answers that were read, delivers the replies, and sends the
-requests that were dispatched. So the exception costs the interrupted caller its answer, and no other caller
-anything.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import os
 import threading
 import time
 from collections import deque
@@ -47,11 +28,12 @@ from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 from cudnn_actor.actors import ActorStopped, Envelope, LoopBridge, Mailbox
-from cudnn_actor.actors.interrupts import is_interruptible, is_of_a_handler
+from cudnn_actor.actors.interrupts import is_interruptible
 from cudnn_actor.actors.logs import Log, speaking_for
 from cudnn_actor.actors.pykka_seam import is_stop
 from cudnn_actor.isolation.process.parent.fast_path import Reply, complete, hand_over
 from cudnn_actor.isolation.process.parent.in_flight import Violation
+from cudnn_actor.isolation.process.parent.owning_loop import OwningLoop
 from cudnn_actor.isolation.process.parent.worker_host import WorkerHost
 from cudnn_actor.isolation.process.wire import Answers
 from cudnn_actor.processes.channel import Channel
@@ -59,11 +41,6 @@ from cudnn_actor.processes.frames import BadFrame
 from cudnn_actor.protocol.types.errors import MailboxFull, ReentrantAsk
 
 __all__ = ["Dispatcher"]
-
-LEAST_GATHERED, MOST_GATHERED = 4, 32
-SHARE = 3
-"""A loop sends at once when the gathered messages are at least 1/SHARE of those in flight. The two numbers
-above bound this threshold."""
 
 log = Log("cudnn_actor")
 
@@ -111,7 +88,7 @@ class Dispatcher(Mailbox):
         self._stop: Envelope | None = None
         """pykka's stop message, which ends the service in its turn. Later messages are not started."""
         self._stop_told = False
-        self._owner: _OwningLoop | None = None
+        self._owner: OwningLoop | None = None
         """Written under the lock. None before the first request, and when the monitor owns the socket."""
         self._outbox: deque[Reply] = deque()
         """Replies that have not been delivered yet; the leftmost is next."""
@@ -150,14 +127,21 @@ class Dispatcher(Mailbox):
         table = self.host.in_flight
         return max(0, table.handed - self.begun()) + table.waiting_again
 
-    def _owner_for(self, envelope: Envelope) -> _OwningLoop | None:
-        """The owner after a message that the present owner did not send; None for the monitor."""
+    def _owner_for(self, envelope: Envelope) -> OwningLoop | None:
+        """The owner after a message that the present owner did not send; None for the monitor.
+
+        Correctness does not depend on which thread is the owner: a loop that has just lost the socket may
+        still take a turn, because it too must find the host free. The owner's duty is that the socket is
+        read. A loop reads from its first turn until it is told to stop. The monitor checks before each of its
+        waits who the owner is, and is woken when that changes. So a loop that is blocked, or has stopped,
+        delays only its own callers: a request from anywhere else takes the socket away from it.
+        """
         bridge = envelope.bridge
         with self._lock:
             owner = self._owner
             shared = self.needs_thread
             if bridge is not None and not shared and (owner is None or owner.bridge.loop.is_closed()):
-                before, self._owner = owner, _OwningLoop(self, bridge)
+                before, self._owner = owner, OwningLoop(self, bridge)
                 if before is not None:
                     before.close()
             elif envelope.wants_reply and not shared and (owner is None or bridge is not owner.bridge):
@@ -170,7 +154,7 @@ class Dispatcher(Mailbox):
                 return None
             return self._owner
 
-    def is_owner(self, loop: _OwningLoop) -> bool:
+    def is_owner(self, loop: OwningLoop) -> bool:
         """Whether a loop owns the socket."""
         return self._owner is loop
 
@@ -178,6 +162,10 @@ class Dispatcher(Mailbox):
 
     def turn(self, bridge: LoopBridge | None = None, *, read: bool = False) -> None:
         """Take a turn. If another thread has the host, that thread takes the turn instead. Any thread.
+
+        No wanted turn is lost. A thread that wants a turn notes this first, and tests second whether the host
+        is free. The holder frees the host first, and looks at the notes second. So if the thread finds the
+        host taken, the holder has not looked at the notes yet, and takes that turn itself.
 
         Parameters
         ----------
@@ -222,7 +210,15 @@ class Dispatcher(Mailbox):
             raise
 
     def _serve(self, *, monitor: bool = False) -> None:
-        """The work of a turn. With the host held. Raises what a signal handler raises, and nothing else."""
+        """The work of a turn. With the host held. Raises what a signal handler raises, and nothing else.
+
+        On the main thread, a signal handler may raise an exception anywhere here (`actors.interrupts`). There
+        a turn takes only the fast path (`fast_path`), which keeps the host consistent wherever it is
+        interrupted, and leaves the rest to the monitor. `turn` frees the host of an interrupted turn and
+        wakes the monitor, in one step. The monitor then finishes the turn: it completes the answers that were
+        read, delivers the replies, and sends the requests that were dispatched. So the exception costs the
+        interrupted caller its answer, and no other caller anything.
+        """
         fast_only = is_interruptible()
         self._wants_turn = False
         if not fast_only:
@@ -443,7 +439,7 @@ class Dispatcher(Mailbox):
         owner = self._owner
         return owner is None or not owner.reads(self.channel) or self._holds_up_others(owner)
 
-    def _holds_up_others(self, owner: _OwningLoop) -> bool:
+    def _holds_up_others(self, owner: OwningLoop) -> bool:
         try:
             first = (self._control or self._ordinary)[0]
         except IndexError:  # nothing waits
@@ -498,118 +494,6 @@ class Dispatcher(Mailbox):
             owner, self._owner, self.needs_thread = self._owner, None, False
         if owner is not None:
             owner.follow_soon()
-
-
-class _OwningLoop:
-    """The event loop that owns the socket: it schedules turns and reads.
-
-    Methods run on the loop's own thread unless they say otherwise.
-    """
-
-    def __init__(self, dispatcher: Dispatcher, bridge: LoopBridge) -> None:
-        self._dispatcher = dispatcher
-        self.bridge = bridge
-        self._scheduled = False
-        self._gathered = 0
-        """Messages since the last turn."""
-        self._channel: Channel | None = None
-        self._descriptors: list[int] = []
-        """The duplicated descriptor of the socket that the loop reads: one, or none."""
-
-    def schedule(self) -> None:
-        """Take a turn: at once if the worker is idle or enough has gathered, else in a callback of the loop.
-
-        A loop's tasks send one after another. If one turn sent all their messages together, the worker would
-        wait for the last task, and then all tasks for the worker. In small batches the two work in parallel.
-        """
-        dispatcher = self._dispatcher
-        self._gathered = gathered = self._gathered + 1
-        in_flight = len(dispatcher.host.in_flight.requests)
-        if self._channel is dispatcher.channel and (
-            not in_flight
-            or gathered >= MOST_GATHERED
-            or (gathered >= LEAST_GATHERED and gathered * SHARE >= in_flight)
-        ):
-            self._gathered = 0
-            dispatcher.turn(self.bridge)
-        elif not self._scheduled or self._gathered > MOST_GATHERED:  # or it was lost by asyncio
-            self.bridge.loop.call_soon(self._run)
-            self._scheduled = True
-        if self._channel is not dispatcher.channel:  # it reads no answers yet, and may lose the callback
-            dispatcher.wake_monitor()
-
-    def _run(self) -> None:
-        try:
-            self._scheduled = False
-            self._gathered = 0
-            if self._channel is not self._dispatcher.channel:
-                self._follow()
-            self._dispatcher.turn(self.bridge)
-        except BaseException:
-            self._dispatcher.wake_monitor()  # in the same step as the exception
-            raise
-
-    def is_running_here(self) -> bool:
-        """Whether this loop is running on the calling thread. Any thread."""
-        return asyncio._get_running_loop() is self.bridge.loop
-
-    def reads(self, channel: Channel | None) -> bool:
-        """Whether the loop reads this socket, as far as this object knows. Any thread."""
-        return channel is not None and self._channel is channel and not self.bridge.loop.is_closed()
-
-    def follow_soon(self) -> None:
-        """Have the loop switch to the present worker's socket, or to none. Any thread."""
-        try:
-            self.bridge.loop.call_soon_threadsafe(self._follow)
-        except RuntimeError:  # it has closed, and its selector with it
-            self.close()
-
-    def _follow(self) -> None:
-        """Read the present worker's socket; none if this loop is not the owner any more."""
-        dispatcher = self._dispatcher
-        channel = dispatcher.channel if dispatcher.is_owner(self) else None
-        if channel is self._channel and (channel is not None or not self._descriptors):
-            return
-        self._let_go()
-        if channel is None:
-            if dispatcher.needs_thread and self.bridge.awaited:
-                self.bridge.sent(needs_thread=True)
-            return
-        try:
-            self._descriptors.extend(map(os.dup, (channel.fileno(),)))  # one step makes and stores it
-        except OSError as error:  # the socket is closed already: the monitor knows
-            if is_of_a_handler(error):
-                raise
-            return
-        self.bridge.loop.add_reader(self._descriptors[0], self._readable)
-        self._channel = channel  # last: so a loop that `reads` reports as reading does read
-        dispatcher.turn(self.bridge, read=True)
-
-    def _readable(self) -> None:
-        self._dispatcher.turn(self.bridge, read=True)
-        channel = self._channel  # None if an exception has interrupted `_follow` or `_let_go`
-        if channel is None or channel.ended or channel is not self._dispatcher.channel:
-            self._let_go()
-
-    def _let_go(self) -> None:
-        self._channel = None
-        for descriptor in self._descriptors:
-            self.bridge.loop.remove_reader(descriptor)
-        self.close()
-
-    def forget_parent(self) -> None:
-        """In a forked child: read no socket. The selector is the parent's, so it is left unchanged."""
-        self.close()
-
-    def __del__(self) -> None:
-        self.close()  # for a loop that was closed before it could run `_follow`
-
-    def close(self) -> None:
-        """Close the descriptor, which the loop does not read any more. Any thread; idempotent."""
-        self._channel = None
-        # Suppressed: no descriptor is left, or this object's construction was interrupted.
-        with contextlib.suppress(IndexError, AttributeError):
-            os.close(self._descriptors.pop())  # `pop` is one step: of two concurrent closers, one gets it
 
 
 def _nothing() -> None:

@@ -1,0 +1,148 @@
+"""The event loop that owns the worker's socket: it decides when its turns come, and reads the answers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from cudnn_actor.actors import LoopBridge
+from cudnn_actor.actors.interrupts import is_of_a_handler
+from cudnn_actor.isolation.process.parent.worker_host import WorkerHost
+from cudnn_actor.processes.channel import Channel
+
+__all__ = ["OwningLoop", "Turns"]
+
+LEAST_GATHERED, MOST_GATHERED = 4, 32
+SHARE = 3
+"""A loop sends at once when the gathered messages are at least 1/SHARE of those in flight. The two numbers
+above bound this threshold."""
+
+
+class Turns(Protocol):
+    """The dispatcher, as the owning loop uses it."""
+
+    host: WorkerHost
+    channel: Channel | None
+    needs_thread: bool
+    wake_monitor: Callable[[], Any]
+
+    def turn(self, bridge: LoopBridge | None = None, *, read: bool = False) -> None:
+        """Take a turn."""
+
+    def is_owner(self, loop: OwningLoop) -> bool:
+        """Whether a loop owns the socket."""
+
+
+class OwningLoop:
+    """The event loop that owns the socket: it schedules turns and reads.
+
+    Methods run on the loop's own thread unless they say otherwise.
+    """
+
+    def __init__(self, dispatcher: Turns, bridge: LoopBridge) -> None:
+        self._dispatcher = dispatcher
+        self.bridge = bridge
+        self._scheduled = False
+        self._gathered = 0
+        """Messages since the last turn."""
+        self._channel: Channel | None = None
+        self._descriptors: list[int] = []
+        """The duplicated descriptor of the socket that the loop reads: one, or none."""
+
+    def schedule(self) -> None:
+        """Take a turn: at once if the worker is idle or enough has gathered, else in a callback of the loop.
+
+        A loop's tasks send one after another. If one turn sent all their messages together, the worker would
+        wait for the last task, and then all tasks for the worker. In small batches the two work in parallel.
+        """
+        dispatcher = self._dispatcher
+        self._gathered = gathered = self._gathered + 1
+        in_flight = len(dispatcher.host.in_flight.requests)
+        if self._channel is dispatcher.channel and (
+            not in_flight
+            or gathered >= MOST_GATHERED
+            or (gathered >= LEAST_GATHERED and gathered * SHARE >= in_flight)
+        ):
+            self._gathered = 0
+            dispatcher.turn(self.bridge)
+        elif not self._scheduled or self._gathered > MOST_GATHERED:  # or it was lost by asyncio
+            self.bridge.loop.call_soon(self._run)
+            self._scheduled = True
+        if self._channel is not dispatcher.channel:  # it reads no answers yet, and may lose the callback
+            dispatcher.wake_monitor()
+
+    def _run(self) -> None:
+        try:
+            self._scheduled = False
+            self._gathered = 0
+            if self._channel is not self._dispatcher.channel:
+                self._follow()
+            self._dispatcher.turn(self.bridge)
+        except BaseException:
+            self._dispatcher.wake_monitor()  # in the same step as the exception
+            raise
+
+    def is_running_here(self) -> bool:
+        """Whether this loop is running on the calling thread. Any thread."""
+        return asyncio._get_running_loop() is self.bridge.loop
+
+    def reads(self, channel: Channel | None) -> bool:
+        """Whether the loop reads this socket, as far as this object knows. Any thread."""
+        return channel is not None and self._channel is channel and not self.bridge.loop.is_closed()
+
+    def follow_soon(self) -> None:
+        """Have the loop switch to the present worker's socket, or to none. Any thread."""
+        try:
+            self.bridge.loop.call_soon_threadsafe(self._follow)
+        except RuntimeError:  # it has closed, and its selector with it
+            self.close()
+
+    def _follow(self) -> None:
+        """Read the present worker's socket; none if this loop is not the owner any more."""
+        dispatcher = self._dispatcher
+        channel = dispatcher.channel if dispatcher.is_owner(self) else None
+        if channel is self._channel and (channel is not None or not self._descriptors):
+            return
+        self._let_go()
+        if channel is None:
+            if dispatcher.needs_thread and self.bridge.awaited:
+                self.bridge.sent(needs_thread=True)
+            return
+        try:
+            self._descriptors.extend(map(os.dup, (channel.fileno(),)))  # one step makes and stores it
+        except OSError as error:  # the socket is closed already: the monitor knows
+            if is_of_a_handler(error):
+                raise
+            return
+        self.bridge.loop.add_reader(self._descriptors[0], self._readable)
+        self._channel = channel  # last: so a loop that `reads` reports as reading does read
+        dispatcher.turn(self.bridge, read=True)
+
+    def _readable(self) -> None:
+        self._dispatcher.turn(self.bridge, read=True)
+        channel = self._channel  # None if an exception has interrupted `_follow` or `_let_go`
+        if channel is None or channel.ended or channel is not self._dispatcher.channel:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        self._channel = None
+        for descriptor in self._descriptors:
+            self.bridge.loop.remove_reader(descriptor)
+        self.close()
+
+    def forget_parent(self) -> None:
+        """In a forked child: read no socket. The selector is the parent's, so it is left unchanged."""
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()  # for a loop that was closed before it could run `_follow`
+
+    def close(self) -> None:
+        """Close the descriptor, which the loop does not read any more. Any thread; idempotent."""
+        self._channel = None
+        # Suppressed: no descriptor is left, or this object's construction was interrupted.
+        with contextlib.suppress(IndexError, AttributeError):
+            os.close(self._descriptors.pop())  # `pop` is one step: of two concurrent closers, one gets it
