@@ -23,41 +23,34 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import msgspec
 
 from cudnn_actor.actors.logs import Log
-from cudnn_actor.broker.message_cache import RecentPlan
-from cudnn_actor.broker.warm_batches import cut, warm_of
 from cudnn_actor.isolation.process.generations import GenerationTable
 from cudnn_actor.isolation.process.parent.crash import PendingReclaim
 from cudnn_actor.isolation.process.parent.in_flight import Violation
+from cudnn_actor.isolation.process.parent.warming import Warming
 from cudnn_actor.isolation.process.parent.worker import Recipe, Worker
 from cudnn_actor.isolation.process.parent.worker_host import WorkerHost
 from cudnn_actor.isolation.process.wire import (
-    LONGEST_MESSAGE,
     Dying,
     InternalDone,
     Logged,
     Promote,
     Ready,
-    encode_message,
 )
 from cudnn_actor.processes.frames import BadFrame
 from cudnn_actor.processes.launching import Launcher
 from cudnn_actor.processes.process_state import LOOK_EVERY_S, SilentTime, is_stopped
-from cudnn_actor.protocol.types.errors import ErrorRecord
 from cudnn_actor.supervision import Backoff
 
 __all__ = ["Source"]
 
 _PAUSES = Backoff(initial_s=0.2, factor=2.0, cap_s=10.0, reset_after_s=30.0, at_once=1)
 """The pauses between the death of a standby and the start of the next."""
-_WARMED_AT_ONCE = 16
-_TRIED_ALONE = 3
-"""How often the standby tries to build a plan by itself, after it has failed together with others."""
 _UNTIL_KILLED_S = 5.0
 _BEHIND_S = 0.05
 """Seconds from a promotion to the start of the next standby, because the recovery goes first."""
@@ -112,12 +105,8 @@ class Source:
         self.dying: list[Dead] = []
         self._deaths = 0
         self._next_at = 0.0
-        self._building: tuple[str, ...] = ()
-        """Digests of the plans that the standby is building now."""
-        self._built: set[str] = set()
-        """Those of the recent plans that it has built."""
-        self._failed: dict[str, int] = {}
-        """Those that it could not build → how often it has tried, with others first and then alone."""
+        self._warming = Warming()
+        """Of the standby, or of the next one."""
         self._silent: SilentTime
         """Of the standby, in its start."""
         self._job: concurrent.futures.Future[Worker | _Lost] | None = None
@@ -159,7 +148,7 @@ class Source:
         """
         self._take_in(host)
         worker, self.standby, host.workers.standby = self.standby, None, None
-        self._forget_warming()
+        self._warming = Warming()
         self._next_at = time.monotonic() + _BEHIND_S
         if worker is None:
             return None
@@ -278,7 +267,7 @@ class Source:
                 log.info("standby.ready", pid=worker.pid, after_s=round(time.monotonic() - worker.started, 3))
                 self.warm(host)
             case InternalDone():
-                self._note_warmed(frame.error)
+                self._warming.note_answer(frame.error)
                 self.warm(host)
             case Logged():
                 host.write_log(frame)
@@ -288,55 +277,17 @@ class Source:
                 raise Violation(f"it sent {type(frame).__name__}, which was not asked for")
 
     def warm(self, host: WorkerHost) -> None:
-        """Ask the standby to build recent plans that it lacks, some at a time: those used last go first."""
+        """Ask the standby to build recent plans that it lacks, some at a time."""
         worker = self.standby
         if worker is None or not worker.ready:
             return
-        while not self._building and (batch := self._next_batch(host.recent.plans)):
-            body = encode_message(warm_of([host.recent.plans[digest].message for digest in batch]))
-            if len(body) <= LONGEST_MESSAGE:
-                self._building = batch
-                worker.ask(body)
-            else:  # of a single graph, which is as long as a frame
-                log.info("standby.not_warmed", graph=batch[0][:8], nbytes=len(body))
-                self._failed[batch[0]] = _TRIED_ALONE + 1
-
-    def _next_batch(self, recent: Mapping[str, RecentPlan]) -> tuple[str, ...]:
-        """The digests of the plans to build next.
-
-        One that fails keeps the others of its message from being built. So plans of a message that has failed
-        are tried again one by one, after all others.
-        """
-        self._built.intersection_update(recent)
-        self._failed = {digest: tries for digest, tries in self._failed.items() if digest in recent}
-        order = sorted(recent.keys() - self._built, key=lambda digest: -recent[digest].last)
-        fresh = [digest for digest in order if digest not in self._failed][:_WARMED_AT_ONCE]
-        if fresh:
-            return tuple(fresh[: len(next(cut([recent[digest].message for digest in fresh])))])
-        again = [digest for digest in order if self._failed[digest] <= _TRIED_ALONE]
-        return tuple(sorted(again, key=self._failed.__getitem__)[:1])
-
-    def _note_warmed(self, error: ErrorRecord | None) -> None:
-        """Note what has become of the plans that the standby was asked to build."""
-        asked, self._building = self._building, ()
-        if error is None:
-            self._built.update(asked)
-            return
-        for digest in asked:
-            self._failed[digest] = self._failed.get(digest, 0) + 1
-            if self._failed[digest] > _TRIED_ALONE:
-                log.warning("standby.build_failed", graph=digest[:8], error=error.kind)
-
-    def _forget_warming(self) -> None:
-        """Begin anew, with another standby."""
-        self._building = ()
-        self._built.clear()
-        self._failed.clear()
+        if (body := self._warming.next_request(host.recent.plans)) is not None:
+            worker.ask(body)
 
     def _lose(self, host: WorkerHost, wake: Callable[[], None], why: str = "") -> None:
         worker, self.standby, host.workers.standby = self.standby, None, None
         assert worker is not None
-        self._forget_warming()
+        self._warming = Warming()
         stable = time.monotonic() - worker.started >= _PAUSES.reset_after_s
         self._deaths = 0 if stable else self._deaths
 
