@@ -1,4 +1,9 @@
-"""`CudnnRef`, the handle for async code that `spawn` returns."""
+"""`CudnnRef`, the handle for async code that `spawn` returns.
+
+The file is long because this is one class: users look here for all that they can call, and most lines are
+signatures and what is documented of them. The work is done elsewhere: `broker.request_checks` checks
+messages, `actors.asking` sends them, `outputs` finds the results to allocate, and `models` runs models.
+"""
 
 from __future__ import annotations
 
