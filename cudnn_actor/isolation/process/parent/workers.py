@@ -57,12 +57,11 @@ class Workers:
         self.last_word = None
         self.stopping = False
 
-    def detach(self) -> WorkerEnd | None:
-        """Have no worker serve. Returns the one that did."""
-        worker, self.serving = self.serving, None
+    def detach(self) -> None:
+        """Have no worker serve, because the one that did has ended."""
+        self.serving = None
         self.arena_asked_s = None
         self.last_word = None  # it must not be attributed to the next worker
-        return worker
 
     def tell_all(self, frame: FromParent) -> None:
         """Send a frame to every worker."""
