@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -30,7 +31,7 @@ __all__ = ["compose", "largest", "scratch_bytes"]
 
 
 def compose(graph: OperationGraph, parts: Cut, build: Callable[[OperationGraph], CudaPlan]) -> CudaPlan:
-    """A plan that runs a graph's pieces one after the other.
+    """Make a plan that runs a graph's pieces one after the other.
 
     `build` makes a piece's plan, once for equal pieces. Raises as `build`.
     """
@@ -39,41 +40,49 @@ def compose(graph: OperationGraph, parts: Cut, build: Callable[[OperationGraph],
         digest = piece.graph.digest()
         if digest not in plans:
             plans[digest] = _built(piece, build)
-    used = spans(parts)
-    offsets, between = places(parts)
-    known: dict[int, Source] = {uid: Buffer(number) for number, uid in enumerate(graph.bound)}
-    known |= {uid: Scratch(offset) for uid, offset in offsets.items()}
-    scalars = {uid: number for number, uid in enumerate(graph.scalars)}
-    steps: list[Step] = []
-    graphs: list[Any] = []
-    told: list[Part] = []
-    most = 0
-    for piece in parts.pieces:
-        plan = plans[piece.graph.digest()]
-        buffers = [_moved(known[parts.stored[uid].root], parts.stored[uid].offset) for uid in piece.tensors]
-        numbers = [scalars[uid] for uid in piece.graph.scalars]
-        steps += [_placed(step, buffers, numbers, between) for step in plan.recipe.steps]
-        graphs += plan.graphs
-        most = max(most, plan.recipe.scratch)
-        told += _parts(piece, plan)
-    plan = finish(graph, steps, graphs, between + most, None)
-    sizes = {tensor.uid: tensor.spec.nbytes for tensor in parts.between}
-    checked = all(plan.checked for plan in plans.values())
+    offsets, nbytes = laid = places(parts)
+    in_order = [(piece, plans[piece.graph.digest()]) for piece in parts.pieces]
+    scratch = nbytes + max((plan.recipe.scratch for plan in plans.values()), default=0)
+    graphs = [each for _, plan in in_order for each in plan.graphs]
+    whole = finish(graph, [*_steps(graph, parts, in_order, laid)], graphs, scratch, None)
     recipe = msgspec.structs.replace(
-        plan.recipe,
-        checked=checked,
+        whole.recipe,
+        checked=all(plan.checked for plan in plans.values()),
         tuning=_tuning(plans.values()),
-        parts=tuple(told),
-        between=tuple(
-            Between(graph.canonical_uids[uid], sizes[uid], offset, *used[uid])
-            for uid, offset in offsets.items()
-        ),
+        parts=tuple(itertools.chain.from_iterable(_parts(*each) for each in in_order)),
+        between=_between(graph, parts, offsets),
     )
-    return CudaPlan(recipe, plan.graphs)
+    return CudaPlan(recipe, whole.graphs)
+
+
+def _steps(
+    graph: OperationGraph,
+    parts: Cut,
+    in_order: Sequence[tuple[Piece, CudaPlan]],
+    laid: tuple[Mapping[int, int], int],
+) -> Iterator[Step]:
+    """The steps of all pieces, each with its memory and its numbers in the whole graph. `laid`: `places`."""
+    offsets, nbytes = laid
+    roots: dict[int, Source] = {uid: Buffer(number) for number, uid in enumerate(graph.bound)}
+    roots |= {uid: Scratch(offset) for uid, offset in offsets.items()}
+    scalars = {uid: number for number, uid in enumerate(graph.scalars)}
+    for piece, plan in in_order:
+        buffers = [_moved(roots[parts.stored[uid].root], parts.stored[uid].offset) for uid in piece.tensors]
+        numbers = [scalars[uid] for uid in piece.graph.scalars]
+        for step in plan.recipe.steps:
+            yield _placed(step, buffers, numbers, nbytes)
+
+
+def _between(graph: OperationGraph, parts: Cut, offsets: Mapping[int, int]) -> tuple[Between, ...]:
+    """What lies between pieces: its canonical number, bytes, place, and when it is used."""
+    used, sizes = spans(parts), {tensor.uid: tensor.spec.nbytes for tensor in parts.between}
+    return tuple(
+        Between(graph.canonical_uids[uid], sizes[uid], offset, *used[uid]) for uid, offset in offsets.items()
+    )
 
 
 def scratch_bytes(parts: Cut) -> int:
-    """Bytes of scratch memory for what lies between a graph's pieces."""
+    """Bytes of scratch memory that what lies between a graph's pieces takes."""
     return places(parts)[1]
 
 
@@ -87,7 +96,7 @@ def largest(graph: OperationGraph, parts: Cut) -> tuple[int, ...]:
 
 
 def _built(piece: Piece, build: Callable[[OperationGraph], CudaPlan]) -> CudaPlan:
-    """A piece's plan. What is raised is about the operations of the whole graph."""
+    """The plan of a piece. An error names its operations by their numbers in the whole graph."""
     try:
         return build(piece.graph)
     except OperationError as error:
@@ -98,7 +107,7 @@ def _built(piece: Piece, build: Callable[[OperationGraph], CudaPlan]) -> CudaPla
 
 
 def _of_whole(piece: Piece, operations: Sequence[int]) -> tuple[int, ...]:
-    """Operations of a piece, by default all, as operations of the whole graph."""
+    """The numbers in the whole graph of operations of a piece; of all, if none are given."""
     return tuple(piece.numbers[number] for number in operations) or piece.numbers
 
 
@@ -114,6 +123,7 @@ def _parts(piece: Piece, plan: CudaPlan) -> Iterator[Part]:
 
 
 def _moved(source: Source, offset: int) -> Source:
+    """The memory that begins so many bytes behind a source."""
     if not offset:
         return source
     assert isinstance(source, Buffer | Scratch), "a number has no views"
@@ -121,7 +131,7 @@ def _moved(source: Source, offset: int) -> Source:
 
 
 def _placed(step: Step, buffers: Sequence[Source], numbers: Sequence[int], scratch: int) -> Step:
-    """A piece's step as a step of the whole."""
+    """A piece's step in the whole: with these buffers and scalars, and its scratch memory from there on."""
 
     def place(source: Source) -> Source:
         match source:

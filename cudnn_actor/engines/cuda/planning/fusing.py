@@ -6,7 +6,7 @@ kernels of their own: see `kernels.norm_kernels`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from cudnn_actor.engines.cuda.cudnn.frontend_graph import Refused
 from cudnn_actor.engines.cuda.kernels.expressions import Expression, Result, Value
@@ -36,9 +36,9 @@ __all__ = ["compile_fused", "is_lined", "lines_of_operation"]
 def lines_of_operation(
     graph: OperationGraph, operation: Node
 ) -> tuple[tuple[int, ...], tuple[int, ...], DType] | None:
-    """The dims of what an operation reduces or normalises, the axes of a line, and the type of its sums.
+    """The dims of what an operation reduces or normalises, the axes of a line, and the dtype of its sums.
 
-    None if it is no such operation, or one of integers, which are reduced exactly.
+    None for other operations, and for integers, which are reduced exactly.
     """
     row = IN_LINES.get(type(operation))
     x = graph.tensor(operation.reads[0])
@@ -48,7 +48,7 @@ def lines_of_operation(
 
 
 def compile_fused(graph: OperationGraph, limit: int | None) -> CudaPlan:
-    """The graph as one kernel over the lines of its tensors, or as the kernels of a norm.
+    """Compile a graph to one kernel over the lines of its tensors, or to the kernels of its norm.
 
     Raises `Refused` if there are none, or for a single operation that is better run otherwise.
     """
@@ -63,37 +63,20 @@ def compile_fused(graph: OperationGraph, limit: int | None) -> CudaPlan:
 
 
 def is_lined(graph: OperationGraph, operation: Node) -> bool:
-    """Whether one kernel over lines is a good way to reduce or normalise what an operation does."""
+    """Whether an operation reduces or normalises along lines, and one kernel over them is a good way."""
     found = lines_of_operation(graph, operation)
     return found is not None and fits(*found[:2])
 
 
 def _normed(graph: OperationGraph, norm: Node, limit: int | None) -> CudaPlan:
     """The graph as the kernels of its norm. Raises `Refused`."""
-    if any(operation is not norm and not isinstance(operation, Pointwise) for operation in graph.operations):
-        raise Refused("a norm's kernels compute no other reductions")
-    x, compute = graph.tensor(dict(norm.named())["x"]), graph.compute(norm)
-    apart = beside(norm)
-    if any(graph.tensor(uid).role is not TensorRole.BOUND for uid in apart) or not (
-        graph.written.isdisjoint(set(apart) & {*norm.reads})
-    ):
-        raise Refused("weights or statistics of the norm are computed with it")
+    named, apart = dict(norm.named()), beside(norm)
+    x = graph.tensor(named["x"])
     results = [graph.tensor(uid) for uid in graph.results if uid not in apart]
-    if any(tensor.dims != x.dims for tensor in results):
-        raise Refused("a result has other dims than the norm's")
-    body = Body(graph, graph.operations, x.dims)
-    read_first(graph, body, x.dims, x.uid)
-    for operation in graph.operations:
-        if isinstance(operation, Pointwise):
-            body.add(operation)
-            continue
-        value = body.put(Normal(tuple(map(body.value, elements(norm)))))
-        for uid in norm.writes:
-            if uid not in apart:
-                body.define(uid, value, compute)
+    _check_norm(graph, norm, results)
+    body = _body_of_norm(graph, norm)
     uids = [tensor.uid for tensor in results]
     values = zip(body.of(uids), results, strict=True)
-    named = dict(norm.named())
     kernel = Normed(
         operation=norm.with_operands([*named].index),
         tensors=tuple(map(graph.tensor, named.values())),
@@ -112,8 +95,37 @@ def _normed(graph: OperationGraph, norm: Node, limit: int | None) -> CudaPlan:
     return finish(graph, [step], [], aligned(kernel.workspace), limit)
 
 
+def _check_norm(graph: OperationGraph, norm: Node, results: Sequence[GraphTensor]) -> None:
+    """Raise `Refused` if the kernels of a norm do not compute all of its graph."""
+    if any(operation is not norm and not isinstance(operation, Pointwise) for operation in graph.operations):
+        raise Refused("a norm's kernels compute no other reductions")
+    apart = set(beside(norm))
+    bound = all(graph.tensor(uid).role is TensorRole.BOUND for uid in apart)
+    if not bound or not graph.written.isdisjoint(apart & {*norm.reads}):
+        raise Refused("weights or statistics of the norm are computed with it")
+    dims = graph.tensor(dict(norm.named())["x"]).dims
+    if any(tensor.dims != dims for tensor in results):
+        raise Refused("a result has other dims than the norm's")
+
+
+def _body_of_norm(graph: OperationGraph, norm: Node) -> Body:
+    """The expressions of a norm and the pointwise operations around it. Raises `Refused`."""
+    x, apart = graph.tensor(dict(norm.named())["x"]), beside(norm)
+    body = Body(graph, graph.operations, x.dims)
+    read_first(graph, body, x.dims, x.uid)
+    for operation in graph.operations:
+        if isinstance(operation, Pointwise):
+            body.add(operation)
+            continue
+        value = body.put(Normal(tuple(map(body.value, elements(norm)))))
+        for uid in norm.writes:
+            if uid not in apart:
+                body.define(uid, value, graph.compute(norm))
+    return body
+
+
 class _Fuser:
-    """Describes one graph as a kernel. It is the `Computing` that operations describe themselves with."""
+    """Describes one graph as a kernel. Operations describe themselves by calling it as a `Computing`."""
 
     def __init__(self, graph: OperationGraph) -> None:
         self._graph = graph
@@ -136,7 +148,10 @@ class _Fuser:
             else:
                 self._add(operation)
         results = [graph.tensor(uid) for uid in graph.results]
-        strides = [*(steps for _, steps in body.leaves), *(self._result_steps(tensor) for tensor in results)]
+        strides = [
+            *(steps for _, steps in body.leaves),
+            *(self._strides_of_result(tensor) for tensor in results),
+        ]
         values = zip(body.of(graph.results), results, strict=True)
         kernel = lined(
             body.nodes,
@@ -170,11 +185,12 @@ class _Fuser:
             self._body.define(uid, found[name], self._compute)
 
     def _weights(self, uid: int) -> tuple[int, ...]:
-        """The strides of a number for each element of a line."""
+        """The strides, over all dims, of a tensor that has one number for each element of a line."""
         strides = self._graph.tensor(uid).strides
         return (0,) * (len(self._dims) - len(strides)) + strides
 
-    def _result_steps(self, tensor: GraphTensor) -> tuple[int, ...]:
+    def _strides_of_result(self, tensor: GraphTensor) -> tuple[int, ...]:
+        """The strides of a result over all dims: 0 along a line if it has one element for each."""
         writer = next(op for op in self._graph.operations if tensor.uid in op.writes)
         if isinstance(writer, Reduction) and not writer.keep_dims:
             steps = iter(tensor.strides)
@@ -186,7 +202,10 @@ class _Fuser:
 
 
 def read_first(graph: OperationGraph, body: Body, dims: tuple[int, ...], *preferred: int) -> None:
-    """Have a body read a tensor with an element for each place first. Raises `Refused` if there is none."""
+    """Have a body read an input of these dims before all others, if it can one of the preferred ones.
+
+    Raises `Refused` if no input has these dims.
+    """
     inputs = [uid for uid in (*preferred, *graph.bound) if uid in graph.bound and uid not in graph.written]
     whole = next((uid for uid in inputs if graph.tensor(uid).dims == dims), None)
     if whole is None:

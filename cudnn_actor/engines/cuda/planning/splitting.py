@@ -22,7 +22,7 @@ from cudnn_actor.engines.cuda.cudnn.frontend_graph import Refused
 from cudnn_actor.engines.cuda.kernels.elementwise import Elementwise, copied, elementwise, fused
 from cudnn_actor.engines.cuda.kernels.expressions import Result
 from cudnn_actor.engines.cuda.kernels.joined_kernels import Joined, launches
-from cudnn_actor.engines.cuda.kernels.row_copies import copied_rows, rows_side_by_side
+from cudnn_actor.engines.cuda.kernels.row_copies import Rows, copied_rows, rows_side_by_side
 from cudnn_actor.engines.cuda.kernels.transposes import Tiled, tiled
 from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS
 from cudnn_actor.engines.cuda.planning.bodies import Body, broadcast
@@ -68,7 +68,7 @@ MOST_FORMS = 9
 
 
 def ways(graph: OperationGraph) -> int:
-    """How many choices a graph without convolutions has: the ways of that operation which has the most."""
+    """How many choices a graph without convolutions has: as many as its operation with the most ways."""
     others = [operation for operation in graph.operations if not isinstance(operation, Pointwise)]
     most = max((IMPLEMENTATIONS[type(operation)].ways for operation in others), default=1) or 1
     return most + any(_is_fused(graph, operation) for operation in others)
@@ -82,7 +82,7 @@ def is_elementwise(graph: OperationGraph) -> bool:
 def compile_split(
     graph: OperationGraph, handle: Any, limit: int | None, form: int = 0, choice: int = 0
 ) -> CudaPlan:
-    """The graph in steps: each operation alone, and a kernel for pointwise results of the same dims.
+    """Compile a graph in steps: each operation alone, and a kernel for pointwise results of the same dims.
 
     `form` is the index of the form of the convolutions' tensors (see `_forms`). `choice` is the index of the
     candidate to use for a convolution, of those that can be built, and of the way to run another operation:
@@ -92,7 +92,7 @@ def compile_split(
 
 
 def _is_fused(graph: OperationGraph, operation: Node) -> bool:
-    """Whether an operation can be computed in one kernel with pointwise ones: see `partition`."""
+    """Whether an operation is computed in one kernel with pointwise ones behind it: see `partition`."""
     x, y = graph.tensor(operation.reads[0]), graph.tensor(operation.writes[0])
     return len(graph.operations) > 1 and is_indexed_read(operation, x, y)
 
@@ -124,17 +124,22 @@ class _Splitter:
             self._compute([uid for uid in operation.reads if uid in self._waiting])
             if not self._choice and _is_fused(self._graph, operation):
                 self._waiting[operation.writes[0]] = operation
-            elif isinstance(operation, Convolution):
-                self._convolve(operation)
-            elif isinstance(operation, Concat):
-                self._concatenate(operation)
-            elif isinstance(operation, Movement) and not IMPLEMENTATIONS[type(operation)].ways:
-                self._move(operation)
             else:
-                self._run(operation)
+                self._add(operation)
         bound = (uid for uid in self._waiting if self._graph.tensor(uid).role is TensorRole.BOUND)
         self._compute(list(bound))
         return finish(self._graph, self._steps, self._graphs, self._scratch, self._limit)
+
+    def _add(self, operation: Node) -> None:
+        """Add the steps of an operation that is not pointwise. Raises `Refused`."""
+        if isinstance(operation, Convolution):
+            self._convolve(operation)
+        elif isinstance(operation, Concat):
+            self._concatenate(operation)
+        elif isinstance(operation, Movement) and not IMPLEMENTATIONS[type(operation)].ways:
+            self._move(operation)
+        else:
+            self._run(operation)
 
     # Convolutions.
 
@@ -179,7 +184,7 @@ class _Splitter:
         return alone, self._candidate(alone, self._choice)
 
     def _candidate(self, alone: OperationGraph, choice: int) -> Any:
-        """cuDNN's graph, built with the candidate of that index, of those that can be built."""
+        """cuDNN's graph, built with the candidate of that index among those that can be. Raises `Refused`."""
         lowered = candidates(alone, self._handle, self._limit)
         left = choice
         for index in range(lowered.get_execution_plan_count()):
@@ -193,7 +198,7 @@ class _Splitter:
         raise Refused(f"cuDNN has no candidate {choice} for {alone.operations[0].kind}")
 
     def _packed(self, tensor: GraphTensor, form: GraphTensor) -> Source:
-        """An input in the wanted form: the tensor itself, or a copy."""
+        """Where an input lies in the wanted form: its own place, or that of a copy, whose step is added."""
         if _serves(tensor, form):
             return self._sources[tensor.uid]
         copy = self._take(form)
@@ -298,13 +303,13 @@ class _Splitter:
     def _move(self, operation: Movement[int]) -> None:
         """Add the step that moves elements: a copy of the operand as the result sees it.
 
-        None if the result is not bound: then what reads it sees the operand so, too.
+        Add none if the result is not bound: then what reads it sees the operand so, too.
         """
         tensor, result = self._forms[operation.x], self._graph.tensor(operation.y)
         source = self._sources[operation.x]
         placed = operation.view(tensor.dims, tensor.strides)
         if result.role is TensorRole.VIRTUAL and placed is not None:
-            seen, self._sources[result.uid] = _seen(tensor, source, result.dims, placed)
+            seen, self._sources[result.uid] = _part_of(tensor, source, result.dims, placed)
             self._forms[result.uid] = msgspec.structs.replace(seen, uid=result.uid)
             return
         if placed is None:  # a reshape: packed, its elements lie as the result's
@@ -316,39 +321,35 @@ class _Splitter:
             tensor, source = packed, self._packed(tensor, packed)
             placed = operation.view(tensor.dims, tensor.strides)
             assert placed is not None
-        seen, start = _seen(tensor, source, result.dims, placed)
+        seen, start = _part_of(tensor, source, result.dims, placed)
         self._copy(seen, start, result, self._sources[result.uid])
 
     def _concatenate(self, operation: Concat[int]) -> None:
         """Add the steps that copy each operand to its part of the result: as few as possible."""
         result, target = self._graph.tensor(operation.y), self._sources[operation.y]
-        tensors = [self._forms[uid] for uid in operation.operands if 0 not in self._forms[uid].dims]
-        rows = rows_side_by_side(
-            operation.axis % len(result.dims),
-            result.strides,
-            [(tensor.dims, tensor.strides) for tensor in tensors],
-            [result.alignment, *(tensor.alignment for tensor in tensors)],
-            result.dtype.itemsize,
-        )
-        if rows is not None:
-            sources = (target, *(self._sources[tensor.uid] for tensor in tensors))
-            self._steps.append(KernelStep(rows, sources))
-            return
         tensors = [self._forms[uid] for uid in operation.operands]
+        rows = _rows_of_parts(operation, result, [tensor for tensor in tensors if 0 not in tensor.dims])
+        if rows is not None:
+            sources = (self._sources[tensor.uid] for tensor in tensors if 0 not in tensor.dims)
+            self._steps.append(KernelStep(rows, (target, *sources)))
+            return
         starts = operation.starts([tensor.dims for tensor in tensors])
-        copies: list[tuple[Elementwise, tuple[Source, Source]]] = []
+        copies: list[tuple[Elementwise, tuple[Source, ...]]] = []
         for tensor, start in zip(tensors, starts, strict=True):
             placed = Placed(result.strides, start * result.strides[operation.axis])
-            part, place = _seen(result, target, tensor.dims, placed)
+            part, place = _part_of(result, target, tensor.dims, placed)
             kernel, places = _copying(tensor, part), (place, self._sources[tensor.uid])
             if isinstance(kernel, Elementwise):
                 copies.append((kernel, places))
             else:
                 self._steps.append(KernelStep(kernel, places))
+        self._launch_together(copies)
+
+    def _launch_together(self, copies: Sequence[tuple[Elementwise, tuple[Source, ...]]]) -> None:
+        """Add the steps of kernels, each with its places, in as few launches as they fit into."""
         for numbers in launches([kernel for kernel, _ in copies]) if copies else ():
-            joined = [copies[number] for number in numbers]
-            sources = tuple(itertools.chain.from_iterable(places for _, places in joined))
-            self._steps.append(KernelStep(Joined(tuple(kernel for kernel, _ in joined)), sources))
+            kernels, places = zip(*(copies[number] for number in numbers), strict=True)
+            self._steps.append(KernelStep(Joined(kernels), tuple(itertools.chain(*places))))
 
     # Pointwise.
 
@@ -368,27 +369,17 @@ class _Splitter:
 
     def _add_kernel(self, dims: tuple[int, ...], uids: Sequence[int]) -> None:
         """Add the kernel that computes these results, of these dims."""
-        wanted = set(uids)
-        operations: list[Node] = []
-        for uid, operation in reversed(self._waiting.items()):
-            if uid in wanted:
-                operations.insert(0, operation)
-                wanted.update(operation.reads)
+        operations = self._waiting_for(uids)
         stored = [self._graph.tensor(uid) for uid in uids]
         for tensor in stored:
             if tensor.uid not in self._sources:
                 self._sources[tensor.uid] = self._take(tensor)
-        copied = self._copied(operations, uids)
+        copied = self._copied(operations, stored[0]) if len(stored) == 1 else None
         if copied is not None:
             (result,) = stored
             self._copy(copied, self._sources[copied.uid], result, self._sources[result.uid])
             return
-        body = Body(self._graph, operations, dims, form=self._forms.__getitem__)
-        for operation in operations:
-            if isinstance(operation, Pointwise):
-                body.add(operation)
-            else:
-                body.read(operation)
+        body = self._body(operations, dims)
         tensors = [*stored, *(tensor for tensor, _ in body.leaves)]
         kernel = fused(
             [Result(value, tensor.dtype) for value, tensor in zip(body.of(uids), stored, strict=True)],
@@ -400,30 +391,54 @@ class _Splitter:
         )
         self._steps.append(KernelStep(kernel, tuple(self._sources[tensor.uid] for tensor in tensors)))
 
-    def _copied(self, operations: Sequence[Node], results: Sequence[int]) -> GraphTensor | None:
+    def _body(self, operations: Sequence[Node], dims: tuple[int, ...]) -> Body:
+        """The expressions of pointwise operations, and of gathers and the like."""
+        body = Body(self._graph, operations, dims, form=self._forms.__getitem__)
+        for operation in operations:
+            if isinstance(operation, Pointwise):
+                body.add(operation)
+            else:
+                body.read(operation)
+        return body
+
+    def _waiting_for(self, uids: Sequence[int]) -> list[Node]:
+        """The operations in no step yet that these results are computed with, in order."""
+        wanted, operations = set(uids), list[Node]()
+        for uid, operation in reversed(self._waiting.items()):
+            if uid in wanted:
+                operations.append(operation)
+                wanted.update(operation.reads)
+        return operations[::-1]
+
+    def _copied(self, operations: Sequence[Node], result: GraphTensor) -> GraphTensor | None:
         """The tensor that operations only bring into another layout, or broadcast, as the result sees it.
 
         None if they do something else.
         """
-        (uid, *others), dtypes = results, set[DType]()
+        uid, dtypes = result.uid, {result.dtype}
         for operation in reversed(operations):
             dtypes.add(self._graph.tensor(uid).dtype)
-            match operation:
-                case Pointwise(mode=PointwiseMode.IDENTITY, operands=(x,)) if operation.result == uid:
-                    uid = x
-                case Pointwise(mode=PointwiseMode.MUL, operands=(x, one)) if operation.result == uid:
-                    if self._graph.tensor(one).value != 1 or self._graph.tensor(x).dtype is DType.BOOL:
-                        return None
-                    uid = x
-                case _:
-                    return None
-        copied, result = self._forms.get(uid), self._graph.tensor(results[0])
-        if others or copied is None or copied.value is not None or copied.role is TensorRole.SCALAR:
+            of = self._copied_operand(operation)
+            if of is None or operation.writes != (uid,):
+                return None
+            uid = of
+        copied = self._forms.get(uid)
+        if copied is None or copied.value is not None or copied.role is TensorRole.SCALAR:
             return None
         exact = {copied.dtype, DType.FLOAT32} if copied.dtype.is_half else {copied.dtype}
         if copied.dtype is not result.dtype or not dtypes <= exact or len(copied.dims) != len(result.dims):
             return None
         return msgspec.structs.replace(copied, dims=result.dims, strides=broadcast(copied, result.dims))
+
+    def _copied_operand(self, operation: Node) -> int | None:
+        """The operand whose elements an operation gives as they are: of an identity, or a product with 1."""
+        if not isinstance(operation, Pointwise):
+            return None
+        x, *others = operation.operands
+        if operation.mode is PointwiseMode.MUL:
+            one, boolean = self._graph.tensor(others[0]), self._graph.tensor(x).dtype is DType.BOOL
+            return x if one.value == 1 and not boolean else None
+        return x if operation.mode is PointwiseMode.IDENTITY else None
 
     def _copy(self, tensor: GraphTensor, source: Source, to: GraphTensor, target: Source) -> None:
         """Add the step that copies a tensor to another of the same dims: of whole rows where they fit."""
@@ -453,10 +468,23 @@ def _copying(tensor: GraphTensor, to: GraphTensor) -> Elementwise | Tiled:
     return copied((to.dtype, tensor.dtype), to.dims, strides, alignments)
 
 
-def _seen(
+def _rows_of_parts(
+    operation: Concat[int], result: GraphTensor, tensors: Sequence[GraphTensor]
+) -> Rows | None:
+    """The kernel that copies all parts of a concatenation row by row; None if their rows do not fit."""
+    return rows_side_by_side(
+        operation.axis % len(result.dims),
+        result.strides,
+        [(tensor.dims, tensor.strides) for tensor in tensors],
+        [result.alignment, *(tensor.alignment for tensor in tensors)],
+        result.dtype.itemsize,
+    )
+
+
+def _part_of(
     tensor: GraphTensor, source: Source, dims: tuple[int, ...], placed: Placed
 ) -> tuple[GraphTensor, Source]:
-    """A part of a tensor, and where it begins."""
+    """A part of a tensor, as a tensor of these dims, and where it begins."""
     assert isinstance(source, Buffer | Scratch)
     start = placed.offset * tensor.dtype.itemsize
     part = msgspec.structs.replace(
@@ -466,7 +494,7 @@ def _seen(
 
 
 def _generating(operation: Operation[str], placed: Mapping[str, tuple[GraphTensor, Source]]) -> OperationStep:
-    """A kernel's step that computes an operand of another operation. `placed`: the operands by name."""
+    """The step of the kernel that computes an operand of another operation. `placed`: operands by name."""
     named = dict(operation.named())
     operands = [placed[name] for name in named.values()]
     return OperationStep(
@@ -499,14 +527,12 @@ def _forms(tensors: Sequence[GraphTensor]) -> Iterator[list[GraphTensor]]:
             yield packed
             if packed[-1].dtype not in (wider, DType.FLOAT64):
                 yield [*packed[:-1], _repacked(packed[-1], layout, wider)]
-    if narrow:
-        for dtype in _wider(tensors):
-            for layout in (Layout.NCHW, Layout.NHWC):
-                yield [_repacked(tensor, layout, dtype) for tensor in bound]
+    for dtype, layout in itertools.product(_wider(tensors) if narrow else (), (Layout.NCHW, Layout.NHWC)):
+        yield [_repacked(tensor, layout, dtype) for tensor in bound]
 
 
 def _wider(tensors: Sequence[GraphTensor]) -> Sequence[DType]:
-    """Types that hold half-type and byte operands exactly, and in which sums of byte products are exact."""
+    """The dtypes in which half-type and byte operands, and sums of products of bytes, are exact."""
     largest = {DType.INT8: 128, DType.UINT8: 255}.get(tensors[0].dtype)
     if largest is None:
         return (DType.FLOAT32,)
@@ -520,6 +546,7 @@ def _given(tensor: GraphTensor) -> GraphTensor:
 
 
 def _repacked(tensor: GraphTensor, layout: Layout, dtype: DType | None = None) -> GraphTensor:
+    """A tensor packed in a layout, perhaps of another dtype."""
     spec = TensorSpec.packed(tensor.dims, dtype or tensor.dtype, layout)
     return GraphTensor(
         uid=tensor.uid, dims=spec.dims, strides=spec.strides, dtype=spec.dtype, name=tensor.name
