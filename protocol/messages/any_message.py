@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Generic, TypeVar
 
 from cudnn_actor.protocol.types.records import Record
 
-__all__ = ["AnyMessage"]
+__all__ = ["Answer", "AnyMessage"]
+
+Answer = TypeVar("Answer", covariant=True)  # noqa: PLC0105 - the name that a reader expects
 
 
-class AnyMessage(Record, tag=True):
+class AnyMessage(Record, Generic[Answer], tag=True):
     """What all messages but operations have in common: frozen, keyword-only, each class its own type.
+
+    `Answer` is what answers it, for type-checkers.
 
     Attributes
     ----------

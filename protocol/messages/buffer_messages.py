@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from cudnn_actor.protocol.messages.any_message import AnyMessage
+from cudnn_actor.protocol.messages.receipts import Receipt
 from cudnn_actor.protocol.types.buffers import BufferRef
 from cudnn_actor.protocol.types.device_array import DeviceArray
 from cudnn_actor.protocol.types.tensor import TensorSpec
@@ -20,7 +21,7 @@ else:
     Values = np.ndarray  # for the codec: a device array is meaningless in another process
 
 
-class Allocate(AnyMessage, tag=True, eq=False):
+class Allocate(AnyMessage[BufferRef], tag=True, eq=False):
     """Allocate a buffer; answered by its `BufferRef`. Contents are undefined unless `data` is given.
 
     Parameters
@@ -36,7 +37,7 @@ class Allocate(AnyMessage, tag=True, eq=False):
     data: Values | None = None
 
 
-class Upload(AnyMessage, tag=True, eq=False):
+class Upload(AnyMessage[Receipt], tag=True, eq=False):
     """Overwrite `dst` with values of the same dims, as in `Allocate`. Answered by a `Receipt`.
 
     The array must not change until the reply: the actor reads it, and the sender does not copy it.
@@ -46,13 +47,13 @@ class Upload(AnyMessage, tag=True, eq=False):
     data: Values
 
 
-class Download(AnyMessage, tag=True):
+class Download(AnyMessage[np.ndarray], tag=True):
     """Copy a buffer to the host: answered by a new C-contiguous array of dims `src.spec.dims`."""
 
     src: BufferRef
 
 
-class View(AnyMessage, tag=True):
+class View(AnyMessage[Any], tag=True):
     """Ask for the buffer itself, as an array of the device's own array library; thread isolation only.
 
     Answered once all earlier work that uses the buffer is done. The answer is an array on the buffer's
@@ -63,14 +64,14 @@ class View(AnyMessage, tag=True):
     buffer: BufferRef
 
 
-class Copy(AnyMessage, tag=True):
+class Copy(AnyMessage[Receipt], tag=True):
     """Copy `src` to `dst`: same dims and dtype, any layouts, different buffers. Answered by a `Receipt`."""
 
     src: BufferRef
     dst: BufferRef
 
 
-class Fill(AnyMessage, tag=True):
+class Fill(AnyMessage[Receipt], tag=True):
     """Set every element of `dst` to `value`. Answered by a `Receipt`.
 
     Floating-point dtypes round to nearest; integers take whole numbers in their range, exactly; bool takes
@@ -81,7 +82,7 @@ class Fill(AnyMessage, tag=True):
     value: bool | int | float
 
 
-class Free(AnyMessage, tag=True):
+class Free(AnyMessage[None], tag=True):
     """Free a buffer once work sent before is done. Answered by None; later uses get `StaleBufferError`."""
 
     buffer: BufferRef

@@ -18,6 +18,7 @@ it cannot be run again after a crash.
 from __future__ import annotations
 
 from cudnn_actor.protocol.messages.any_message import AnyMessage
+from cudnn_actor.protocol.messages.receipts import Receipt
 from cudnn_actor.protocol.types.buffers import BufferRef
 from cudnn_actor.protocol.types.conv import ConvSpec
 from cudnn_actor.protocol.types.epilogue import Epilogue
@@ -29,7 +30,7 @@ _NO_EPILOGUE = Epilogue()
 _DEFAULT_NUMERICS = Numerics()
 
 
-class ConvFwd(AnyMessage, tag=True):
+class ConvFwd(AnyMessage[Receipt], tag=True):
     """Convolution forward: y = epilogue(alpha * conv(x, w) + beta * y + bias). Answered by a `Receipt`.
 
     Parameters
@@ -63,7 +64,7 @@ class ConvFwd(AnyMessage, tag=True):
     numerics: Numerics = _DEFAULT_NUMERICS
 
 
-class ConvBwdData(AnyMessage, tag=True):
+class ConvBwdData(AnyMessage[Receipt], tag=True):
     """Gradient of a convolution with respect to its input: dx = alpha * conv_transposed(dy, w) + beta * dx.
 
     Answered by a `Receipt`. `conv.output_dims(dx, w)` must be dy's dims.
@@ -78,7 +79,7 @@ class ConvBwdData(AnyMessage, tag=True):
     numerics: Numerics = _DEFAULT_NUMERICS
 
 
-class ConvBwdFilter(AnyMessage, tag=True):
+class ConvBwdFilter(AnyMessage[Receipt], tag=True):
     """Gradient of a convolution with respect to its filter: dw = alpha * (x correlated with dy) + beta * dw.
 
     Answered by a `Receipt`. `conv.output_dims(x, dw)` must be dy's dims.

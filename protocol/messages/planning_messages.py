@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from cudnn_actor.protocol.graphs.explanation import Explanation
 from cudnn_actor.protocol.graphs.named_graph import Graph
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.messages.any_message import AnyMessage
@@ -10,7 +11,7 @@ from cudnn_actor.protocol.messages.computations import Compute
 __all__ = ["Explain", "Warm"]
 
 
-class Warm(AnyMessage, tag=True):
+class Warm(AnyMessage[int], tag=True):
     """Build the plans of `messages` and `graphs` without running them; answered by the number of plans built.
 
     A failure to build is cached, but not reported here.
@@ -20,7 +21,7 @@ class Warm(AnyMessage, tag=True):
     graphs: tuple[Graph, ...] = ()
 
 
-class Explain(AnyMessage, tag=True):
+class Explain(AnyMessage[Explanation], tag=True):
     """Ask how the engine runs a graph; answered by an `Explanation`. Builds the plan if it is missing.
 
     Raises as a request that runs the graph, if the engine has no plan for it. `CudnnRef.explain` makes the

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from cudnn_actor.protocol.graphs.named_graph import Graph
 from cudnn_actor.protocol.messages.any_message import AnyMessage
+from cudnn_actor.protocol.messages.receipts import Receipt
 from cudnn_actor.protocol.types.buffers import BufferRef
 from cudnn_actor.protocol.types.checks import did_you_mean
 from cudnn_actor.protocol.types.errors import InvalidRequest, Words
@@ -13,7 +14,7 @@ from cudnn_actor.protocol.types.errors import InvalidRequest, Words
 __all__ = ["RunGraph"]
 
 
-class RunGraph(AnyMessage, tag=True):
+class RunGraph(AnyMessage[Receipt], tag=True):
     """Run a graph. Answered by a `Receipt`.
 
     Parameters
