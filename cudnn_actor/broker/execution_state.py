@@ -13,6 +13,7 @@ from cudnn_actor.broker.message_cache import CachedMessage, MessageCache
 from cudnn_actor.engines.base import BuilderAccess
 from cudnn_actor.memory import Buffers
 from cudnn_actor.plan_store.store import PlanStore
+from cudnn_actor.protocol.graphs.limits import GraphLimits
 from cudnn_actor.protocol.graphs.named_graph import Graph
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.messages.lowering import Lowered
@@ -39,6 +40,8 @@ class ExecutionState:
         Whether warming a plan measures the library's candidates for it.
     cache_limit
         About the bytes of host memory for each cache: of messages, of graphs, and of plans.
+    graph_limits
+        How large graphs may be; None in a worker, whose parent has checked them.
     """
 
     def __init__(
@@ -49,6 +52,7 @@ class ExecutionState:
         plan_store: PlanStore | None = None,
         autotune: bool = False,
         cache_limit: int = CACHE_BYTES,
+        graph_limits: GraphLimits | None = None,
     ) -> None:
         self.memory = memory
         self.workspace_limit = workspace_limit
@@ -65,6 +69,7 @@ class ExecutionState:
         """Digests of graphs that were running at two crashes → the crash's cause. A worker has none: its
         parent refuses their requests."""
         self.messages = MessageCache(cache_limit, self.check_graph)
+        self._graph_limits = graph_limits
 
     def found(self, item: Any) -> CachedMessage:
         """The cache entry of an envelope's or a task's message, kept in it. Raises `InvalidRequest`."""
@@ -87,8 +92,15 @@ class ExecutionState:
         graphs += [graph.body for graph in message.graphs]
         return {graph.digest(): graph for graph in graphs}
 
+    @property
+    def most_operations(self) -> int:
+        """How many operations a graph may have."""
+        return GraphLimits().operations if self._graph_limits is None else self._graph_limits.operations
+
     def check_graph(self, graph: Graph) -> None:
-        """Accept every graph: only a service has limits, and it has checked what it sends to its worker."""
+        """Raise `InvalidRequest` for a graph over the service's limits. Any thread."""
+        if self._graph_limits is not None:
+            graph.check(self._graph_limits)
 
 
 def _nothing(_: bool) -> None:

@@ -14,7 +14,6 @@ from cudnn_actor.broker.recovery import MOST_CRASHES
 from cudnn_actor.memory import MemoryTable
 from cudnn_actor.plan_store.store import PlanStore
 from cudnn_actor.protocol.graphs.limits import GraphLimits
-from cudnn_actor.protocol.graphs.named_graph import Graph
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.graphs.reproduction import token
 from cudnn_actor.protocol.messages.messages import Free
@@ -61,11 +60,9 @@ class ServiceState(ExecutionState):
         The service's own.
     faults
         Scripted failures; None for none.
-    graph_limits
-        How large graphs may be; None for any size.
     name
         The service's name in its log lines.
-    workspace_limit, plan_store, autotune, cache_limit
+    workspace_limit, plan_store, autotune, cache_limit, graph_limits
         As of `ExecutionState`.
     """
 
@@ -90,6 +87,7 @@ class ServiceState(ExecutionState):
             plan_store=plan_store,
             autotune=autotune,
             cache_limit=cache_limit,
+            graph_limits=graph_limits,
         )
         self.mailbox = mailbox
         self.faults = faults
@@ -99,17 +97,6 @@ class ServiceState(ExecutionState):
         """Digests of graphs → how many incarnations their builds have ended."""
         self.replayed = 0
         self.restarts = 0
-        self._graph_limits = graph_limits
-
-    @property
-    def most_operations(self) -> int:
-        """How many operations a graph may have."""
-        return GraphLimits().operations if self._graph_limits is None else self._graph_limits.operations
-
-    def check_graph(self, graph: Graph) -> None:
-        """Raise `InvalidRequest` for a graph over the service's limits. Any thread."""
-        if self._graph_limits is not None:
-            graph.check(self._graph_limits)
 
     def why_quarantined(self, graph: OperationGraph, number: int) -> QuarantinedRequest | None:
         """The error for a request whose graph is quarantined; None if it is not."""
