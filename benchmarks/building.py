@@ -78,7 +78,7 @@ _TOLD = {
     "checking/self_check.py _compare": "  results computed and compared",
     "checking/convolution_reference.py compute": "    of convolutions, by definition",
     "protocol/graphs/operation_graph.py evaluate": "    of others, by definition",
-    "checking/comparison.py suspected": "    compared on the device",
+    "checking/comparison.py compare_on_device": "    compared on the device",
     "checking/comparison.py difference": "    compared on the host",
     "checking/self_check.py close": "self-check: memory freed",
     "benchmarks/building.py malloc": "memory taken, in all of it",

@@ -13,7 +13,7 @@ from cudnn_actor.engines.cuda.cudnn.errata import erratum
 from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.engines.cuda.planning.candidates import candidates, names_of
 from cudnn_actor.engines.cuda.planning.cuda_builder import CudaBuilder
-from cudnn_actor.engines.cuda.planning.steps import finish, given_sources, graph_step
+from cudnn_actor.engines.cuda.planning.steps import bound_sources, finish, graph_step
 from cudnn_actor.engines.cuda.planning.tuning import time_plan
 from cudnn_actor.engines.cuda.running.plan import CudaPlan
 from cudnn_actor.engines.cuda.running.program import Program
@@ -56,7 +56,7 @@ def tried(name: str, number: int) -> Row:
         lowered.build_plan_at_index(number)
     except (cudnn.cudnnGraphNotSupportedError, RuntimeError, ValueError) as error:
         return row | {"fault": f"not built: {str(error).splitlines()[0][:150]}"}
-    plan = finish(graph, [graph_step(graph, lowered, given_sources(graph))], [lowered], 0, None)
+    plan = finish(graph, [graph_step(graph, lowered, bound_sources(graph))], [lowered], 0, None)
     chosen = builder.build(graph, workspace_limit=None)
     check = SelfCheck(graph, context)
     row |= {"service": chosen.tag, "service_us": best(lambda: time_plan(check, chosen, _RUNS))}

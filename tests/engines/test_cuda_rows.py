@@ -11,7 +11,7 @@ import pytest
 from cudnn_actor.engines.cuda.kernels import kernel as kernels
 from cudnn_actor.engines.cuda.kernels import row_copies
 from cudnn_actor.engines.cuda.kernels.joined_kernels import Joined
-from cudnn_actor.engines.cuda.kernels.row_copies import Rows, copied_rows, row_source, rows_side_by_side
+from cudnn_actor.engines.cuda.kernels.row_copies import Rows, row_concatenation, row_copy, row_source
 from cudnn_actor.engines.cuda.planning.partition import cut
 from cudnn_actor.engines.cuda.planning.splitting import compile_split
 from cudnn_actor.engines.cuda.running.recipe import Buffer, KernelStep
@@ -98,7 +98,7 @@ def test_as_many_bytes_are_written_at_once_as_memory_allows() -> None:
 def test_a_launch_of_a_large_copy_keeps_a_gpu_busy_and_its_threads_for_several_rows() -> None:
     dims, rows = (256, 112, 112, 31), 256 * 112 * 112
     packed = TensorSpec.packed(dims, "float32").strides
-    kernel = copied_rows(dims, [packed, TensorSpec.packed((*dims[:3], 64), "float32").strides], [16, 4], 4)
+    kernel = row_copy(dims, [packed, TensorSpec.packed((*dims[:3], 64), "float32").strides], [16, 4], 4)
     assert kernel is not None
     assert (kernel.rows, kernel.units) == (rows, 31)
     assert kernel.blocks > 2048
@@ -107,7 +107,7 @@ def test_a_launch_of_a_large_copy_keeps_a_gpu_busy_and_its_threads_for_several_r
 
 def test_copies_without_need_are_no_rows() -> None:
     def copied(dims: tuple[int, ...], of: tuple[int, ...], start: int = 16) -> object:
-        return copied_rows(dims, [TensorSpec.packed(dims, "float32").strides, of], [16, start], 4)
+        return row_copy(dims, [TensorSpec.packed(dims, "float32").strides, of], [16, start], 4)
 
     assert copied((9, 0), (1, 1)) is None, "there are no elements"
     assert copied((20, 3), (5, 1)) is not None
@@ -119,17 +119,17 @@ def test_copies_without_need_are_no_rows() -> None:
     assert copied((20, 3), (1, 20)) is None
 
     def joined(*operands: tuple[tuple[int, ...], tuple[int, ...]]) -> object:
-        return rows_side_by_side(1, (5, 1), operands, [16] * (1 + len(operands)), 4)
+        return row_concatenation(1, (5, 1), operands, [16] * (1 + len(operands)), 4)
 
     assert joined(((20, 3), (3, 1)), ((20, 2), (7, 1))) is not None
     assert joined(((20, 3), (3, 1)), ((20, 2), (1, 20))) is None, "one is transposed"
     assert joined(((20, 3), (3, 1)), ((20, 1), (1, 7)), ((20, 1), (1, 1))) is not None
     assert joined() is None
-    assert rows_side_by_side(1, (10, 2), [((20, 3), (3, 1)), ((20, 2), (2, 1))], [16] * 3, 4) is None, "gaps"
+    assert row_concatenation(1, (10, 2), [((20, 3), (3, 1)), ((20, 2), (2, 1))], [16] * 3, 4) is None, "gaps"
 
 
 def test_parts_may_lie_far_before_a_row() -> None:
-    near, far = (copied_rows((16, 4, 3), [(12, 3, 1), (3, -step, 1)], [16, 16], 1) for step in (9, 1 << 30))
+    near, far = (row_copy((16, 4, 3), [(12, 3, 1), (3, -step, 1)], [16, 16], 1) for step in (9, 1 << 30))
     assert near is not None
     assert not near.wide
     assert far is not None

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from cudnn_actor.engines.cuda.kernels import transposes
-from cudnn_actor.engines.cuda.kernels.axes import merged
+from cudnn_actor.engines.cuda.kernels.axes import merge_dims
 from cudnn_actor.engines.cuda.kernels.kernel import compiled
 from cudnn_actor.engines.cuda.kernels.skewed_tiles import skewed
 from cudnn_actor.engines.cuda.kernels.transposes import Tiled, tiled, tiled_source
@@ -292,4 +292,4 @@ def test_addresses_and_strides_decide_too() -> None:
 def test_axes_that_stay_neighbours_are_one() -> None:
     kernel = step_of(TRANSPOSED["channels last"]).kernel
     assert (kernel.rows, kernel.columns, kernel.batch) == (16, 32, ((2, 512, 512),))
-    assert len(merged((2, 4, 8, 16), [(512, 128, 16, 1), (512, 8, 1, 32)])) == 3
+    assert len(merge_dims((2, 4, 8, 16), [(512, 128, 16, 1), (512, 8, 1, 32)])) == 3

@@ -12,7 +12,13 @@ import numpy as np
 import pytest
 
 from cudnn_actor.engines.cuda.checking import comparison, evaluated_reference, self_check_memory
-from cudnn_actor.engines.cuda.checking.comparison import _TOLERANCES, Accuracy, difference, some, suspected
+from cudnn_actor.engines.cuda.checking.comparison import (
+    _TOLERANCES,
+    Accuracy,
+    compare_on_device,
+    difference,
+    some,
+)
 from cudnn_actor.engines.cuda.checking.convolution_reference import Reference, References
 from cudnn_actor.engines.cuda.checking.evaluated_reference import (
     OnDevice,
@@ -153,10 +159,10 @@ def test_what_agrees_on_a_device_is_what_has_no_fault(
     allowed = own * np.abs(wanted) + slack * sums * scale + underflow
     within = wanted + 0.999 * allowed * np.where(np.arange(count) % 3, 1, -1)
     assert difference(some(wanted), some(within), accuracy) is None
-    assert not suspected(wanted, within, accuracy)[0].size
+    assert not compare_on_device(wanted, within, accuracy)[0].size
     beyond = within.copy()
     beyond[0] = wanted[0] + 1.001 * allowed[0]
-    assert difference(*suspected(wanted, beyond, accuracy), accuracy) is not None
+    assert difference(*compare_on_device(wanted, beyond, accuracy), accuracy) is not None
 
 
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, 2.0])
@@ -166,14 +172,14 @@ def test_one_wrong_element_is_left_to_compare(place: int, wrong: float) -> None:
     got = wanted.copy()
     got[place] = wrong
     for accuracy in map(Accuracy, FLOATS):
-        assert "are wrong" in (difference(*suspected(wanted, got, accuracy), accuracy) or "")
-        assert suspected(got, wanted, accuracy)[0].size
+        assert "are wrong" in (difference(*compare_on_device(wanted, got, accuracy), accuracy) or "")
+        assert compare_on_device(got, wanted, accuracy)[0].size
 
 
 def test_infinities_and_nan_that_are_wanted_are_compared_on_the_host() -> None:
     wanted = np.array([1.0, np.inf, -np.inf, np.nan])
     for accuracy in map(Accuracy, FLOATS):
-        compared = suspected(wanted, wanted.copy(), accuracy)
+        compared = compare_on_device(wanted, wanted.copy(), accuracy)
         assert compared[0].size == 4
         assert difference(*compared, accuracy) is None
 

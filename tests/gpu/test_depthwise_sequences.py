@@ -19,7 +19,7 @@ from cudnn_actor.engines.cuda.checking.self_check import BuildContext, SelfCheck
 from cudnn_actor.engines.cuda.cudnn.errata import erratum
 from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.engines.cuda.planning.candidates import candidates
-from cudnn_actor.engines.cuda.planning.steps import finish, given_sources, graph_step
+from cudnn_actor.engines.cuda.planning.steps import bound_sources, finish, graph_step
 from cudnn_actor.engines.cuda.running.plan import CudaPlan
 from cudnn_actor.protocol import ConvSpec, DType, Layout, OperationGraph, TensorSpec
 
@@ -56,7 +56,7 @@ def built(graph: OperationGraph, handle: Any, candidate: int) -> CudaPlan | None
         lowered.build_plan_at_index(candidate)
     except (libraries().cudnn.cudnnGraphNotSupportedError, RuntimeError, ValueError):
         return None
-    return finish(graph, [graph_step(graph, lowered, given_sources(graph))], [lowered], 0, None)
+    return finish(graph, [graph_step(graph, lowered, bound_sources(graph))], [lowered], 0, None)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from cudnn_actor.engines.cuda import CudaEngine
-from cudnn_actor.engines.cuda.checking.comparison import Accuracy, difference, suspected
+from cudnn_actor.engines.cuda.checking.comparison import Accuracy, compare_on_device, difference
 from cudnn_actor.engines.cuda.checking.self_check import SelfCheck
 from cudnn_actor.engines.cuda.checking.self_check_memory import drawn
 from cudnn_actor.engines.cuda.library.libraries import libraries
@@ -73,8 +73,8 @@ def test_one_element_that_differs_is_found_on_the_device(
     with engine.stream:
         wanted = drawn((count,), 0)
         assert set(np.unique(cupy.asnumpy(wanted))) <= set(range(-3, 5))
-        assert not suspected(wanted, wanted.copy(), accuracy)[0].size
+        assert not compare_on_device(wanted, wanted.copy(), accuracy)[0].size
         for wrong in (9.0, np.inf, np.nan):
             got = wanted.copy()
             got[0] = wrong
-            assert "are wrong" in (difference(*suspected(wanted, got, accuracy), accuracy) or "")
+            assert "are wrong" in (difference(*compare_on_device(wanted, got, accuracy), accuracy) or "")

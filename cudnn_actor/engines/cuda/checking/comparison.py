@@ -22,11 +22,11 @@ from cudnn_actor.protocol.types.dtypes import DType
 __all__ = [
     "Accuracy",
     "Compared",
+    "compare_on_device",
     "difference",
     "rounding",
     "sampling_step",
     "some",
-    "suspected",
 ]
 
 _MOST_COMPARED = 1 << 20
@@ -132,12 +132,15 @@ def _beyond(
 
 
 def some(values: Array) -> np.ndarray:
-    """Evenly spaced elements. Blocks."""
+    """Returns evenly spaced elements, on the host. Blocks."""
     return _on_host(values.ravel()[:: sampling_step(values.size)])
 
 
-def suspected(wanted: Array, got: Array, accuracy: Accuracy) -> Compared:
-    """`some` of arrays on the device, or none if these agree, as far as that can be said there. Blocks."""
+def compare_on_device(wanted: Array, got: Array, accuracy: Accuracy) -> Compared:
+    """Compare arrays on the device. Blocks.
+
+    Returns sampled elements of both for the host's exact comparison (`difference`), or none if they agree.
+    """
     assert wanted.size == got.size
     if accuracy.dtype.is_floating and wanted.dtype == got.dtype == np.float64:
         wanted, got = wanted.ravel(), got.ravel()  # contiguous
@@ -160,6 +163,7 @@ def _agree(wanted: Array, got: Array, accuracy: Accuracy) -> bool:
 
 
 def _on_host(array: Array) -> np.ndarray:
+    """A NumPy array of the same values. Blocks."""
     return array if isinstance(array, np.ndarray) else np.asarray(libraries().cupy.asnumpy(array))
 
 

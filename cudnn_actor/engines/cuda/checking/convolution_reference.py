@@ -14,13 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from cudnn_actor.engines.cuda.checking.comparison import (
-    Accuracy,
-    Compared,
-    rounding,
-    some,
-    suspected,
-)
+from cudnn_actor.engines.cuda.checking.comparison import Accuracy, Compared, compare_on_device, rounding, some
 from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES, load, value_type
 from cudnn_actor.engines.cuda.kernels.expressions import (
     Constant,
@@ -65,7 +59,7 @@ class References:
         """What to compare of each result. Blocks. `address` locates each bound tensor."""
         computed = {reference.result: reference.compute(address, scalars) for reference in self._each}
         return {
-            uid: suspected(wanted, got, Accuracy.of(self._graph, uid))
+            uid: compare_on_device(wanted, got, Accuracy.of(self._graph, uid))
             for uid, (wanted, got, _) in computed.items()
         }
 

@@ -18,13 +18,7 @@ import msgspec
 import numpy as np
 
 from cudnn_actor.engines.cpu.evaluation import NumPy, exact, round_into
-from cudnn_actor.engines.cuda.checking.comparison import (
-    Accuracy,
-    Compared,
-    rounding,
-    some,
-    suspected,
-)
+from cudnn_actor.engines.cuda.checking.comparison import Accuracy, Compared, compare_on_device, rounding, some
 from cudnn_actor.engines.cuda.checking.self_check_memory import drawn
 from cudnn_actor.engines.cuda.kernels.elementwise import elementwise
 from cudnn_actor.engines.cuda.kernels.expressions import Leaf
@@ -137,7 +131,7 @@ class OnDevice:
         """Random whole numbers from -3 to 4, as float64."""
         return drawn(dims, seed)
 
-    compared = staticmethod(suspected)
+    compared = staticmethod(compare_on_device)
 
     @staticmethod
     def store(values: Array, tensor: GraphTensor, address: int) -> None:

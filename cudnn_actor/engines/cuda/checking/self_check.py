@@ -107,7 +107,7 @@ class SelfCheck:
 
     @contextlib.contextmanager
     def _working(self) -> Iterator[None]:
-        """Use the build context's stream, and a memory pool that `close` frees."""
+        """Use the build context's stream, and a memory pool that `close` empties."""
         with self.context.stream, libraries().cupy.cuda.using_allocator(self._pool.malloc):
             yield
 
@@ -157,6 +157,7 @@ class SelfCheck:
         return fault
 
     def _fault(self, plan: CudaPlan) -> str | None:
+        """Run a plan on the tensors and judge the results."""
         with self._working():
             for uid in self._graph.results:
                 self._tensors[uid].poison()
@@ -178,11 +179,12 @@ class SelfCheck:
             return self._judge(workspace)
 
     def room_for(self, plan: CudaPlan) -> Guarded:
-        """A workspace for a plan, between guards. Raises `MemoryError`."""
+        """Allocate a workspace for a plan, between guards. Raises `MemoryError`."""
         with self._working():
             return Guarded(self._pool, plan.workspace)
 
     def _judge(self, workspace: Guarded) -> str | None:
+        """What is wrong after a run; None if nothing is. Blocks."""
         findings = Findings(self._pool)
         for memory in (*self._tensors.values(), workspace):
             memory.check(findings)
@@ -205,7 +207,7 @@ class SelfCheck:
     def _faults(
         self, compared: Mapping[int, Compared], uncertainties: Mapping[int, np.ndarray] = {}
     ) -> dict[int, str]:
-        """How results differ, of those that do."""
+        """How results differ from the reference, by uid, of those that do."""
         found = {
             uid: difference(wanted, got, Accuracy.of(self._graph, uid), uncertainties.get(uid, 0.0))
             for uid, (wanted, got) in compared.items()
@@ -213,7 +215,7 @@ class SelfCheck:
         return {uid: fault for uid, fault in found.items() if fault is not None}
 
     def _computed(self, of: Callable[[References | EvaluatedReference], _Said[V]]) -> dict[int, V]:
-        """What the reference says of each result; nothing if there is none, or no room for it."""
+        """What the reference says of each result; nothing without a reference, or without room for it."""
         if self._reference is None:
             return {}
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-__all__ = ["DIVISION", "PLACED", "Axis", "divided", "divisor", "merged", "merged_axes"]
+__all__ = ["DIVISION", "PLACED", "Axis", "divisor", "merge_axes", "merge_dims", "split_index"]
 
 _SMALL = 1 << 31
 """Offsets below this fit into 32 bits."""
@@ -14,17 +14,18 @@ Axis = tuple[int, tuple[int, ...]]
 """A dim's size, and the stride of each of several tensors in it."""
 
 
-def merged(dims: Sequence[int], strides: Sequence[Sequence[int]]) -> list[Axis]:
-    """Axes of more than one element, each with its size and its stride in every tensor.
+def merge_dims(dims: Sequence[int], strides: Sequence[Sequence[int]]) -> list[Axis]:
+    """The axes that dims of more than one element come to: each one's size, and its stride in every tensor.
 
-    They are sorted by the first tensor's strides, the slowest first; adjacent ones become one where possible.
+    They are sorted by the first tensor's strides, the slowest first; axes that lie one behind the other in
+    all tensors become one.
     """
     order = sorted(range(len(dims)), key=lambda axis: -strides[0][axis])
-    return merged_axes((dims[axis], tuple(of[axis] for of in strides)) for axis in order)
+    return merge_axes((dims[axis], tuple(of[axis] for of in strides)) for axis in order)
 
 
-def merged_axes(axes: Iterable[Axis]) -> list[Axis]:
-    """The axes, slowest first, without those of size 1, and with neighbours that are one axis as one."""
+def merge_axes(axes: Iterable[Axis]) -> list[Axis]:
+    """The axes, slowest first, without those of size 1, and with neighbours as one where possible."""
     merged: list[Axis] = []
     for size, steps in axes:
         if size == 1:
@@ -65,8 +66,12 @@ def divisor(size: int) -> int:
     return -(-(1 << shift) // size) | shift << 32
 
 
-def divided(name: str, rest: str, size: str, by: str, times: int = 1) -> str:
-    """Statements that define `name` as `times` as much as `rest` modulo `size`, and divide `rest` by it."""
+def split_index(name: str, rest: str, size: str, by: str, times: int = 1) -> str:
+    """Statements that take the index along the fastest axis from a number, and leave the number of the rest.
+
+    They define `name` as `times` as much as `rest` modulo `size`, and divide `rest` by `size`. `by` is the
+    `divisor` of `size`.
+    """
     modulo = f"{rest} - {name}_over * (I){size}"
     modulo = f"({modulo}) * {times}" if times > 1 else modulo
     return f"const I {name}_over = over({rest}, {size}, {by}), {name} = {modulo}; {rest} = {name}_over;"

@@ -62,9 +62,9 @@ class Tile(msgspec.Struct, frozen=True):
 
 
 class Line(NamedTuple):
-    """A spatial dim: at which places of what is read a result finds its taps.
+    """Padding, stride and dilation along one spatial dimension.
 
-    With `back`, what is read is the gradient of the output, and `stride` divides.
+    Backward data reads the gradient of the output: `back` is true then, and `stride` divides.
     """
 
     taps: int
@@ -74,20 +74,20 @@ class Line(NamedTuple):
     back: bool
 
     def offset(self, place: int, tap: int) -> int | None:
-        """The place, counted from that of result 0, where result `place` finds a tap; None if nowhere."""
+        """Where result `place` reads a tap, counted from where result 0 would; None if it has no such tap."""
         if not self.back:
             return place * self.stride + tap * self.dilation - self.padding
         offset, rest = divmod(place + self.padding - tap * self.dilation, self.stride)
         return None if rest else offset
 
     def offsets(self, places: int) -> list[int]:
-        """All places where one of so many results finds a tap, in order."""
+        """Everything that so many neighbouring results read, as offsets, ascending."""
         found = {self.offset(place, tap) for place in range(places) for tap in range(self.taps)}
         return sorted(offset for offset in found if offset is not None)
 
     @property
     def reach(self) -> int:
-        """How far the first and the last tap of one result are apart. It may have none."""
+        """The distance of the first and the last tap of one result; 0 if it has none."""
         found = self.offsets(1)
         return found[-1] - found[0] if found else 0
 
@@ -133,7 +133,7 @@ class Geometry(msgspec.Struct, frozen=True, dict=True):
         return self.w[0] // self.x[1]
 
     @property
-    def made(self) -> tuple[int, ...]:
+    def result_dims(self) -> tuple[int, ...]:
         """The dims of the results."""
         return {Pass.FORWARD: self.y, Pass.DATA: self.x, Pass.FILTER: self.w}[self.of]
 
@@ -152,7 +152,7 @@ class Geometry(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def channels(self) -> int:
-        """Of these a thread has `tile.vector`: the results', or the output's of backward filter."""
+        """Channels of the results; of the output for backward filter. A thread has `tile.vector` of them."""
         return self.x[1] if self.of is Pass.DATA else self.y[1]
 
     @property
@@ -178,7 +178,7 @@ class Geometry(msgspec.Struct, frozen=True, dict=True):
         dims = (
             [self.x, self.y] if self.of is Pass.FILTER else [self.y if self.lines[0].back else self.x, self.w]
         )
-        dims += [self.made] * (len(self.strides) - 2)
+        dims += [self.result_dims] * (len(self.strides) - 2)
         spans = (
             sum((size - 1) * abs(step) for size, step in zip(sizes, steps, strict=True))
             for sizes, steps in zip(dims, self.strides, strict=True)
@@ -189,31 +189,31 @@ class Geometry(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def _packs(self) -> int:
-        """Packs of channels that a block has threads for."""
+        """How many threads of a block lie beside each other along the channels."""
         packs = self.channels // self.tile.vector
         return -(-packs // -(-packs // _MOST_PACKS))
 
     @property
     def block(self) -> tuple[int, int]:
-        """Packs of channels, and groups of places, that a block has threads for."""
+        """Threads of a block along the channels, and along the places."""
         most = THREADS // self._packs
-        return self._packs, most if self.of is Pass.FILTER else math.prod(self.spread)
+        return self._packs, most if self.of is Pass.FILTER else math.prod(self.groups_of_block)
 
     @property
     def chunks(self) -> int:
-        """How many blocks are beside each other for all channels."""
+        """How many blocks it takes for all channels."""
         return -(-self.channels // (self.tile.vector * self._packs))
 
     @property
     def groups(self) -> tuple[int, int]:
-        """How many groups of rows and of columns a thread may have."""
+        """How many groups of rows and of columns there are, one of which a thread computes."""
         if self.of is Pass.FILTER:
             return self.y[2], -(-self.y[3] // self.tile.columns)
-        return -(-self.made[2] // self.tile.rows), -(-self.made[3] // self.tile.columns)
+        return -(-self.result_dims[2] // self.tile.rows), -(-self.result_dims[3] // self.tile.columns)
 
     @cached_property
-    def spread(self) -> tuple[int, int]:
-        """How many groups of rows and of columns a block has: few idle threads, and little read twice."""
+    def groups_of_block(self) -> tuple[int, int]:
+        """Groups of rows and of columns of a block: few threads idle, and little is read twice."""
         down, across = self.groups
         most = THREADS // self._packs
 
@@ -236,8 +236,8 @@ class Geometry(msgspec.Struct, frozen=True, dict=True):
         return times * math.prod(self.w[2:]) * (self._packs + 1) * self.tile.vector * 4
 
     @property
-    def numbers_kept(self) -> int:
-        """About how many numbers a thread keeps."""
+    def registers(self) -> int:
+        """About how many registers a thread needs for numbers."""
         tile, across = self.tile, self.lines[1]
         row = len(across.offsets(tile.columns)) * self.tile.vector
         if self.of is Pass.FILTER:
@@ -246,19 +246,19 @@ class Geometry(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def parts(self) -> int:
-        """Of backward filter: how many parts are summed up."""
+        """How many parts of a sum backward filter computes before it adds them up."""
         beside = self.chunks * -(-self.w[2] // self.tile.rows)
         places = self.y[0] * math.prod(self.groups)
         return max(1, min(_PARTS // beside, -(-places // self.block[1])))
 
     @property
     def workspace(self) -> int:
-        """Bytes that it needs for the parts of sums."""
+        """Bytes of memory for the parts of sums."""
         return self.parts * math.prod(self.w) * 4 if self.of is Pass.FILTER else 0
 
     @property
     def grid(self) -> tuple[int, int]:
-        """Of the kernel that sums up: blocks across places, and for all channels."""
+        """The grid of the first launch: blocks along the places, and along the channels."""
         if self.of is Pass.FILTER:
             return self.parts, self.chunks * -(-self.w[2] // self.tile.rows)
         return max(1, min(self.blocks, _MOST_BLOCKS // self.chunks)), self.chunks
@@ -266,12 +266,12 @@ class Geometry(msgspec.Struct, frozen=True, dict=True):
     @property
     def blocks(self) -> int:
         """How many blocks' work there is for each chunk of channels."""
-        of = zip(self.groups, self.spread, strict=True)
-        return self.made[0] * math.prod(-(-all_ // some) for all_, some in of)
+        of = zip(self.groups, self.groups_of_block, strict=True)
+        return self.result_dims[0] * math.prod(-(-all_ // some) for all_, some in of)
 
     @property
     def cost(self) -> float:
-        """About how long it takes, to compare tiles: instructions of a thread, for all threads."""
+        """About how many instructions all threads take together; for comparing tiles."""
         tile, taps = self.tile, math.prod(self.w[2:])
         inputs = len(self.lines[1].offsets(tile.columns)) * (1 + tile.vector)
         places = math.prod(self.groups) * self.y[0] * self.channels // tile.vector
@@ -286,12 +286,12 @@ class Geometry(msgspec.Struct, frozen=True, dict=True):
 
 
 def tiles(kernel: K) -> list[K]:
-    """The kernel with each tile that is worth trying, the one that should be fastest first; maybe none."""
+    """The kernel with each tile that is worth a try, the fastest by `cost` first; none if no tile fits."""
     vector = next((n for n in _VECTORS if _fits(kernel, n)), None)
     if vector is None:
         return []
     found = [msgspec.structs.replace(kernel, tile=tile) for tile in _tiles(kernel, vector)]
-    fitting = [one for one in found if one.numbers_kept <= _MOST_NUMBERS and one.shared <= _MOST_SHARED]
+    fitting = [one for one in found if one.registers <= _MOST_NUMBERS and one.shared <= _MOST_SHARED]
     ranked = sorted(fitting, key=lambda one: (one.cost, -one.tile.columns))
     best: dict[int, K] = {}
     for one in ranked:
@@ -300,7 +300,7 @@ def tiles(kernel: K) -> list[K]:
 
 
 def _fits(kernel: Geometry, vector: int) -> bool:
-    """Whether a thread can have that many neighbouring channels."""
+    """Whether the tensors' memory lets a thread have that many neighbouring channels."""
     times = kernel.multiplier
     made = msgspec.structs.replace(kernel, tile=Tile(vector, 1, 1))
     if made.channels % vector or (kernel.of is not Pass.DATA and vector % times and times % vector):
@@ -312,6 +312,7 @@ def _fits(kernel: Geometry, vector: int) -> bool:
 
 
 def _tiles(kernel: Geometry, vector: int) -> Iterator[Tile]:
+    """The tiles with so many neighbouring channels."""
     down, across = kernel.lines
     if kernel.of is Pass.FILTER:
         rows = range(1, min(kernel.w[2], 3) + 1)

@@ -48,20 +48,20 @@ class Depthwise(Geometry, frozen=True, tag="depthwise"):
 
 
 def _gathered(kernel: Depthwise) -> Launch:
-    """The kernel of forward and backward data."""
+    """The launch of forward or backward data."""
     behind = _Behind(kernel, ("n", "first", "h0 + i", "w0 + j"), kernel.tile.vector)
     w = kernel.strides[1]
-    (_, spread), given = kernel.spread, kernel.y if kernel.of is Pass.DATA else kernel.x
-    down, across = (-(-all_ // some) for all_, some in zip(kernel.groups, kernel.spread, strict=True))
+    own, given = kernel.groups_of_block, kernel.y if kernel.of is Pass.DATA else kernel.x
+    down, across = (-(-all_ // some) for all_, some in zip(kernel.groups, own, strict=True))
     numbers = {
         "tiles": kernel.blocks,
         "down": down,
         "across": across,
-        "rows_of_block": kernel.spread[0],
-        "columns_of_block": spread,
+        "rows_of_block": own[0],
+        "columns_of_block": own[1],
         "channels": kernel.channels,
-        "height": kernel.made[2],
-        "width": kernel.made[3],
+        "height": kernel.result_dims[2],
+        "width": kernel.result_dims[3],
         "given_height": given[2],
         "given_width": given[3],
         "x_n": kernel.strides[0][0],
@@ -87,7 +87,7 @@ def _launch(
     tensors: tuple[int, ...] | None = None,
     stores: bool = True,
 ) -> Launch:
-    """A launch of these statements; by default it takes all operands and results."""
+    """A launch of a body. By default it takes all operands and results."""
     tensors = tuple(range(len(kernel.strides))) if tensors is None else tensors
     scalars = kernel.scalars() if stores else ()
     parameters = [*_pointers(kernel, tensors), *(f"long long {number}" for number in numbers)]
@@ -131,7 +131,7 @@ template <int N, int M> __device__ __forceinline__ void add(float* sums, const f
 
 
 def _pointers(kernel: Depthwise, tensors: Sequence[int]) -> list[str]:
-    """The parameters for tensors."""
+    """The C parameters for some tensors."""
     count, every = len(kernel.operands), len(kernel.strides)
     return [
         "float* parts"
@@ -149,7 +149,7 @@ def _values(kernel: Depthwise) -> int:
 
 
 def _gather(kernel: Depthwise, behind: _Behind) -> Iterator[str]:
-    """The statements of forward and backward data."""
+    """The body of forward and backward data."""
     (packs, _), tile, (down, across) = kernel.block, kernel.tile, kernel.lines
     times = kernel.multiplier if kernel.of is Pass.DATA else 1
     taps = down.taps * across.taps
@@ -216,11 +216,12 @@ def _gather(kernel: Depthwise, behind: _Behind) -> Iterator[str]:
 
 
 def _first_read(kernel: Depthwise) -> str:
-    """The first of the channels that a thread reads of the first operand."""
+    """The C expression of the first channel of the first operand that a thread reads."""
     return f"first * {kernel.multiplier}" if kernel.of is Pass.DATA else f"first / {kernel.multiplier}"
 
 
 def _add(kernel: Depthwise) -> str:
+    """The statement that adds products to a thread's sums."""
     return f"add<{kernel.tile.vector}, {_values(kernel)}>"
 
 
@@ -230,12 +231,12 @@ def _far(offset: int) -> str:
 
 
 def _inside(offsets: Sequence[int]) -> str:
-    """In C: whether all columns from the first to the last are there."""
+    """The C expression of whether all columns that a thread reads are inside the tensor."""
     return f"column + {_far(offsets[0])} >= 0 && column + {_far(offsets[-1])} < (I)given_width"
 
 
 def _step(places: Sequence[int]) -> int:
-    """The distance of places, if it is always the same; else 1."""
+    """The distance from each place to the next, if it is always the same; else 1."""
     steps = {after - before for before, after in itertools.pairwise(places)}
     return steps.pop() if len(steps) == 1 else 1
 
@@ -249,7 +250,7 @@ def _tap_row(kernel: Depthwise, result: int) -> str:
 
 
 def _row(kernel: Depthwise, offsets: Sequence[int]) -> Iterator[str]:
-    """The statements that read what a thread needs of a line, which begins at `line`: `x`."""
+    """The statements that read into `x` what a thread needs of the line that begins at `line`."""
     count, step = _values(kernel), kernel.strides[0][3]
     apart = kernel.of is Pass.DATA and kernel.multiplier > 1
     read = f"read{'_apart' if apart else ''}<{count}>"
@@ -267,7 +268,7 @@ def _row(kernel: Depthwise, offsets: Sequence[int]) -> Iterator[str]:
 
 
 def _parts_of_filter(kernel: Depthwise) -> Launch:
-    """The launch that sums up parts of the places."""
+    """The launch of backward filter that computes parts of the sums."""
     x, dy = kernel.strides[:2]
     places = kernel.y[0] * math.prod(kernel.groups)
     numbers = {
@@ -297,6 +298,7 @@ def _parts_of_filter(kernel: Depthwise) -> Launch:
 
 
 def _parts(kernel: Depthwise) -> Iterator[str]:
+    """The body of that launch."""
     (packs, groups), tile, (down, across) = kernel.block, kernel.tile, kernel.lines
     beside, threads, vector = -(-down.taps // tile.rows), packs * groups, tile.vector
     sums = tile.rows * across.taps * vector
@@ -354,7 +356,7 @@ def _parts(kernel: Depthwise) -> Iterator[str]:
 
 
 def _sums_of_filter(kernel: Depthwise) -> Launch:
-    """The launch that adds up the parts, and computes the results."""
+    """The launch of backward filter that adds up the parts and computes the results."""
     every = len(kernel.strides)
     behind = _Behind(kernel, ("k", "0", "r", "s"), 1)
     taps, across, total = math.prod(kernel.w[2:]), kernel.w[3], math.prod(kernel.w)
@@ -383,7 +385,7 @@ def _sums_of_filter(kernel: Depthwise) -> Launch:
 
 
 class _Behind:
-    """The pointwise operations behind a convolution, and its results.
+    """The C++ of the pointwise operations behind a convolution, and of its results.
 
     Parameters
     ----------
@@ -406,6 +408,7 @@ class _Behind:
         }
 
     def _place(self, tensor: int) -> str:
+        """The C expression of where a thread's channels of a tensor begin."""
         steps = self._kernel.strides[tensor]
         parts = [f"({i}) * (I)s{tensor}_{n}" for n, i in enumerate(self._indices) if steps[n]]
         return " + ".join(parts) or "0"
@@ -417,11 +420,11 @@ class _Behind:
         return self._vector > 1 and self._kernel.packs(tensor, self._vector)
 
     def _single(self, tensor: int) -> bool:
-        """Whether one element is for all channels that are computed together."""
+        """Whether a tensor has one element for all channels that a thread computes together."""
         return self._vector == 1 or not self._kernel.strides[tensor][1]
 
     def _read(self, tensor: int) -> str | None:
-        """The statement that reads an operand before the channels; None if each is read by itself."""
+        """The statement that reads an operand once for all channels; None if each channel's is read alone."""
         dtype = self._kernel.dtypes[tensor]
         if self._single(tensor):
             element = load(dtype, f"in{tensor}[{self._place(tensor)}]")
@@ -432,17 +435,17 @@ class _Behind:
         return None
 
     def _fixed(self, tensor: int) -> bool:
-        """Whether it is the same at all places of a thread's channels."""
+        """Whether an operand is the same at all places of a thread."""
         steps = self._kernel.strides[tensor]
         return self._vector > 1 and not any(step for axis, step in enumerate(steps) if axis != 1)
 
     def before(self) -> Iterator[str]:
-        """The statements before all places."""
+        """The statements that run once, before a thread's places."""
         reads = (self._read(tensor) for tensor in self._leaves if self._fixed(tensor))
         yield from (f"    {read}" for read in reads if read is not None)
 
     def each(self, value: str) -> Iterator[str]:
-        """The statements for a place. `value`: what the convolution computes there, for channel `v`."""
+        """The statements for one place. `value`: the convolution's result there, for channel `v`."""
         kernel, several = self._kernel, self._vector > 1
         steps: list[str] = [f"const float v0 = {value};"]
         for tensor in self._leaves:

@@ -106,17 +106,17 @@ template <class E, int N> struct alignas(sizeof(E) * N < 16 ? sizeof(E) * N : 16
 
 
 def load(dtype: DType, element: str) -> str:
-    """The C expression that converts a stored element, itself a C expression, to its value."""
+    """The C expression of the value of a stored element, itself a C expression."""
     return _LOADS.get(dtype, "{}").format(element)
 
 
 def store(dtype: DType, value: str) -> str:
-    """The C expression that rounds a value, itself a C expression, to the stored element type."""
+    """The C expression of the stored element that a value, itself a C expression, is rounded to."""
     return _STORES.get(dtype, "{}").format(value)
 
 
 def value_type(dtype: DType) -> str:
-    """The C type that holds the values of an element type, and that they are computed in."""
+    """The C type of an element type's values, in which they are computed."""
     if dtype is DType.UINT64:
         return "unsigned long long"
     if not dtype.is_floating:
@@ -125,7 +125,7 @@ def value_type(dtype: DType) -> str:
 
 
 def literal(value: float, kind: str) -> str:
-    """A number in C, of a type; of long long it saturates, and of unsigned long long it is modulo 2**64."""
+    """A number as a C constant of a type. long long saturates; unsigned long long is modulo 2**64."""
     if kind == "long long":
         (whole,) = limited((value,), unsigned=False)
         return f"({whole + 1}ll - 1)" if whole < 0 else f"{whole}ll"

@@ -22,7 +22,7 @@ from typing import Self
 import msgspec
 import numpy as np
 
-from cudnn_actor.engines.cuda.kernels.axes import DIVISION, PLACED, divided, divisor, merged
+from cudnn_actor.engines.cuda.kernels.axes import DIVISION, PLACED, divisor, merge_dims, split_index
 from cudnn_actor.engines.cuda.kernels.element_types import (
     C_TYPES,
     PACK,
@@ -91,12 +91,12 @@ class Elementwise(msgspec.Struct, frozen=True, tag="elementwise"):
 
     @property
     def rest(self) -> bool:
-        """Whether elements of the only axis remain that a thread of their own computes."""
+        """Whether the only axis is no multiple of `together`; one thread computes the remaining elements."""
         return self.dims[-1] % self.together > 0
 
     @property
     def unrolled(self) -> int:
-        """How often a thread reads before it stores: so often that it has 16 bytes under way."""
+        """How many times a thread reads before it stores, so that it has 16 bytes under way."""
         if len(self.body) > _FEW_STEPS or any(leaf.selects for leaf in self.leaves()):
             return 1
         least = min(result.dtype.itemsize for result in self.results)
@@ -116,7 +116,7 @@ class Elementwise(msgspec.Struct, frozen=True, tag="elementwise"):
 
     @property
     def geometry(self) -> tuple[int, ...]:
-        """The kernel's arguments behind the pointers: sizes, in neighbours, and strides."""
+        """The arguments behind the pointers: sizes, counted in packs of neighbours, and strides."""
         *slow, last = self.dims
         sizes = (*slow, last // self.together)
         return (
@@ -129,7 +129,7 @@ class Elementwise(msgspec.Struct, frozen=True, tag="elementwise"):
         )
 
     def leaves(self) -> tuple[Leaf, ...]:
-        """What it reads, by number."""
+        """The tensors that it reads, by number."""
         found = {
             node.number: node for node in nodes_of((*self.body, *self.results)) if isinstance(node, Leaf)
         }
@@ -140,12 +140,12 @@ class Elementwise(msgspec.Struct, frozen=True, tag="elementwise"):
         return tuple(leaf.dtype for leaf in self.leaves())
 
     def tensor(self, read: Leaf | Tabled) -> int:
-        """The place of something that it reads among the strides."""
+        """The index in `strides` of an operand or table that it reads."""
         first = len(self.strides) - len(self.tables) if isinstance(read, Tabled) else len(self.results)
         return first + read.number
 
     def selects_alike(self, leaf: Leaf) -> bool:
-        """Whether neighbours in the last axis have the same indices, or none."""
+        """Whether all neighbours in the last axis have the same indices in a leaf, or none."""
         return not any(self.strides[self.tensor(select.indices)][-1] for select in leaf.selects)
 
     def scalars(self) -> tuple[Scalar, ...]:
@@ -186,7 +186,7 @@ def _is_read(select: Selection) -> bool:
 def elementwise(
     value: Value, dtype: DType, dims: Sequence[int], strides: Sequence[Sequence[int]]
 ) -> Elementwise:
-    """A kernel with one result. `strides` are the result's, then each operand's."""
+    """Describe a kernel with one result. `strides`: the result's, then each operand's."""
     return fused((Result(value, dtype),), (), dims, strides)
 
 
@@ -199,12 +199,12 @@ def fused(
     *,
     tables: Sequence[Table] = (),
 ) -> Elementwise:
-    """A kernel over `dims`. `strides` and `alignments`, in bytes, are the results', then the operands'.
+    """Describe a kernel over `dims`. `strides` and `alignments`, in bytes: the results', then the operands'.
 
     Without alignments, a thread computes one element at a time.
     """
     strides = [*strides, *(table.steps for table in tables)]
-    axes = merged(dims, strides) or [(1, (0,) * len(strides))]
+    axes = merge_dims(dims, strides) or [(1, (0,) * len(strides))]
     made = Elementwise(
         results=tuple(results),
         body=tuple(body),
@@ -216,7 +216,7 @@ def fused(
 
 
 def _together(kernel: Elementwise, alignments: Sequence[int]) -> int:
-    """How many neighbours in the last axis can be read and written at once."""
+    """How many neighbours in the last axis a thread can read and write at once."""
     apart = [(result.dtype, True, ()) for result in kernel.results] + [
         (leaf.dtype, kernel.selects_alike(leaf), (leaf.offset, *(select.step for select in leaf.selects)))
         for leaf in kernel.leaves()
@@ -245,12 +245,12 @@ def copied(
     strides: Sequence[Sequence[int]],
     alignments: Sequence[int],
 ) -> Elementwise:
-    """A copy, perhaps converted. `dtypes`, `strides` and `alignments` are the result's, then the operand's.
+    """Describe a copy, perhaps to another type. The parameters have the result's first, then the operand's.
 
     Bits are copied as words of up to 8 bytes.
     """
     to, of = dtypes
-    axes = merged(dims, strides)
+    axes = merge_dims(dims, strides)
     if axes and of is to and set(axes[-1][1]) == {1}:
         *slow, (size, last) = axes
         apart = [size, *(step for _, steps in slow for step in steps)]
@@ -268,7 +268,7 @@ def copied(
 
 
 def blocks(description: Elementwise) -> int:
-    """How many blocks of threads a kernel is launched with: none if there are no elements."""
+    """How many blocks a kernel is launched with: none if there are no elements."""
     places = -(-description.geometry[0] // description.unrolled) + description.rest
     return min(-(-places // THREADS), _MOST_BLOCKS)
 
@@ -279,7 +279,7 @@ def source(description: Elementwise) -> str:
 
 
 class Source:
-    """The source of one kernel."""
+    """Generates the source of one kernel."""
 
     def __init__(self, kernel: Elementwise) -> None:
         self._kernel = kernel
@@ -288,7 +288,7 @@ class Source:
         self._read = kernel.leaves()
 
     def text(self) -> str:
-        """The kernel alone."""
+        """The source of the kernel alone."""
         packs = PACK if self._together > 1 or self._kernel.unrolled > 1 else ""
         placed = PLACED if any(_is_read(select) for leaf in self._read for select in leaf.selects) else ""
         return f"""{PREAMBLE}{packs}{placed}{DIVISION}
@@ -301,7 +301,7 @@ extern "C" __global__ void elementwise({", ".join(self.arguments())}) {{
 """
 
     def function(self, name: str) -> str:
-        """A function of the device that does the kernel's work from a place to another, at so many steps."""
+        """The same as a device function for a kernel of several: from a place to another, in steps."""
         arguments = [f"const long long {given}" for given in ("first", "stride", "last")] + self.arguments()
         return f"""
 struct {name} {{
@@ -313,7 +313,7 @@ struct {name} {{
 """
 
     def arguments(self) -> list[str]:
-        """The kernel's parameters in C."""
+        """The C parameters."""
         rank = self._rank
         arguments = [f"{C_TYPES[dtype]}* out{i}" for i, dtype in enumerate(self._stored)]
         arguments += [f"const {C_TYPES[leaf.dtype]}* in{leaf.number}" for leaf in self._read]
@@ -328,18 +328,21 @@ struct {name} {{
         return arguments + [f"double scalar{one.number}" for one in self._kernel.scalars()]
 
     def _index(self) -> str:
+        """The C type of offsets."""
         return "long long" if self._kernel.wide else "int"
 
     def _number(self) -> str:
-        """The type of a place's number: one of 32 bits does not overflow, since 2**31 are too many."""
+        """The C type of the number of a place. 32 bits do not overflow, since 2**31 places are `wide`."""
         return "long long" if self._kernel.wide else "unsigned"
 
     def _loop(self) -> str:
+        """A thread's loops: over packs, and over the elements that remain."""
         several = self._kernel.unrolled > 1
         return f"""{self._several() if several else self._each()}
     {self._of_the_rest() if self._kernel.rest else ""}"""
 
     def _each(self) -> str:
+        """The loop that reads and stores one pack at a time."""
         number = self._number()
         return f"""#pragma unroll 1
     for ({number} i = ({number})first; i < ({number})last; i += ({number})stride) {{
@@ -347,7 +350,7 @@ struct {name} {{
     }}"""
 
     def _several(self) -> str:
-        """The loop of a thread that reads several times before it stores."""
+        """The loop that reads several packs before it stores them."""
         count, number = self._kernel.unrolled, self._number()
         results = [(i, f"Pack<{C_TYPES[dtype]}, {self._together}>") for i, dtype in enumerate(self._stored)]
         kept = " ".join(f"{pack} r{i}s[{count}]; I at{i}s[{count}];" for i, pack in results)
@@ -367,15 +370,16 @@ struct {name} {{
     }}"""
 
     def _of_the_rest(self) -> str:
+        """The loop over the elements that remain."""
         return f"""if (first == 0) for (long long i = count * {self._together}; i < all; ++i) {{
         {self._body(1)}
     }}"""
 
     def _body(self, together: int, ends: str = "") -> str:
-        """The statements for so many neighbours, of the number `i`. `ends`: those that keep the results."""
+        """The statements for the pack of number `i`. `ends`: what keeps its results."""
         rank = self._rank
         places = [
-            divided(f"i{axis}", "rest", f"d{axis}", f"by{axis}", together if axis == rank - 1 else 1)
+            split_index(f"i{axis}", "rest", f"d{axis}", f"by{axis}", together if axis == rank - 1 else 1)
             for axis in range(rank - 1, 0, -1)
         ]
         times = f" * {together}" if together > 1 and rank == 1 else ""
@@ -390,7 +394,7 @@ struct {name} {{
         return "\n        ".join([*places, *before, block, *after])
 
     def _accesses(self, together: int, *, packed: bool) -> tuple[list[str], list[str], list[str]]:
-        """Statements before the neighbours are computed, for each of them, and behind."""
+        """The statements that access memory: before the loop over a pack's elements, in it, and behind it."""
         before: list[str] = []
         inside: list[str] = []
         after: list[str] = []
@@ -427,7 +431,7 @@ struct {name} {{
         return before, inside, after
 
     def _computed(self, together: int, *, packed: bool) -> list[str]:
-        """The statements that compute an element of each result."""
+        """The statements that compute one element of each result."""
         steps: list[str] = []
         known: dict[int, tuple[str, str]] = {}
         for n, node in enumerate(self._kernel.body):
@@ -443,7 +447,7 @@ struct {name} {{
         return steps
 
     def _selected(self, leaf: Leaf, together: int) -> list[str]:
-        """Statements that define how many elements further the indices select, and if one is below 0."""
+        """The statements that define how far the indices select in a leaf, and whether one is below 0."""
         statements, names = [], [f"index{leaf.number}_{n}" for n in range(len(leaf.selects))]
         for n, (name, select) in enumerate(zip(names, leaf.selects, strict=True)):
             index = f"(I)placed(v{select.indices.number}, size{leaf.number}_{n})"
@@ -460,4 +464,5 @@ struct {name} {{
         return statements
 
     def _place(self, tensor: int) -> str:
+        """The C expression of an offset in a tensor."""
         return " + ".join(f"i{axis} * (I)s{tensor}_{axis}" for axis in range(self._rank))

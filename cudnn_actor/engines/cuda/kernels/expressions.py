@@ -41,13 +41,13 @@ class Leaf(msgspec.Struct, frozen=True, tag="leaf"):
 
 
 class Tabled(msgspec.Struct, frozen=True, tag="tabled"):
-    """What the kernel reads of a table: its index among the tables."""
+    """An index that the kernel reads from a table, by the table's number."""
 
     number: int
 
 
 class Selection(msgspec.Struct, frozen=True):
-    """Indices that select along an axis: what is read of them, the axis' size, and its stride in elements."""
+    """An axis along which indices select: what is read of them, the axis' size, its stride in elements."""
 
     indices: Leaf | Tabled
     size: int
@@ -62,7 +62,7 @@ class Table(msgspec.Struct, frozen=True):
 
 
 class Scalar(msgspec.Struct, frozen=True, tag="scalar"):
-    """A number passed with each run: its index among the plan's scalars."""
+    """A number passed with each run, by its index among the plan's scalars."""
 
     number: int
 
@@ -74,7 +74,7 @@ class Constant(msgspec.Struct, frozen=True, tag="constant"):
 
 
 class Earlier(msgspec.Struct, frozen=True, tag="earlier"):
-    """The value of an expression before, by its index in `Elementwise.body`."""
+    """The value of an earlier node, by its index in the body."""
 
     number: int
 
@@ -105,7 +105,7 @@ Value = Expression | Leaf | Scalar | Constant | Earlier
 
 
 class Result(msgspec.Struct, frozen=True):
-    """What a kernel stores in each element of one of its results, and the element type."""
+    """What a kernel stores in each element of a result, and the element type."""
 
     value: Expression | Leaf | Scalar | Constant | Earlier
     dtype: DType
@@ -114,9 +114,9 @@ class Result(msgspec.Struct, frozen=True):
 def expression(
     operation: Pointwise[int], operands: tuple[Value, ...], compute: DType, dtype: DType, *, used: bool
 ) -> Expression:
-    """An operation, computed in `compute`. `dtype`: its result's; `used`: whether something reads the value.
+    """An operation as an expression computed in `compute`. `dtype`: its result's.
 
-    If nothing does, it is only stored, which rounds it.
+    `used`: whether the kernel reads the value; if not, it is only stored, which rounds it.
     """
     rounded = FUNCTIONS[operation.mode].bits or (used and dtype is not compute)
     parameters = tuple(operation.effective_parameters.values())
@@ -124,7 +124,7 @@ def expression(
 
 
 def nodes_of(roots: Iterable[Any]) -> Iterator[Any]:
-    """Everything that a body's nodes and a kernel's results are made of, themselves included, in no order."""
+    """Yields all nodes that a body's nodes and a kernel's results consist of, with these, in no order."""
     waiting = [root.value if isinstance(root, Result) else root for root in roots]
     while waiting:
         node = waiting.pop()

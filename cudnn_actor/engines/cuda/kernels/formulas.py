@@ -178,9 +178,10 @@ Known = Mapping[int, tuple[str, str]]
 
 
 def formula(node: Value, steps: list[str], wanted: str = "", known: Known = MappingProxyType({})) -> str:
-    """A node's value in C, of the type `wanted` if one is given.
+    """The C expression of a node's value, of the type `wanted` if one is given.
 
-    Appends the statements that compute it to `steps`. `known`: name and C type of the values before.
+    Appends the statements that compute it to `steps`. `known`: name and C type of the values of earlier
+    nodes.
     """
     match node:
         case Constant(value=number):
@@ -197,7 +198,7 @@ def formula(node: Value, steps: list[str], wanted: str = "", known: Known = Mapp
 
 
 def _step(node: Expression, steps: list[str], known: Known) -> str:
-    """The name of an expression's value, which the statements appended to `steps` compute."""
+    """The name of an expression's value. Appends the statements that compute it to `steps`."""
     function, in_c = FUNCTIONS[node.mode], FORMULAS[node.mode]
     kind, parameters = value_type(node.compute), node.parameters
     if not node.compute.is_floating:

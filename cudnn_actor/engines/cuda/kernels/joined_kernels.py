@@ -19,14 +19,14 @@ from cudnn_actor.engines.cuda.kernels.formulas import PREAMBLE
 from cudnn_actor.engines.cuda.kernels.kernel import ROUNDING, THREADS, Launch, Pointer, blocks_for
 from cudnn_actor.protocol.graphs.step_kinds import StepKind
 
-__all__ = ["Joined", "joined_source", "launches"]
+__all__ = ["Joined", "joined_source", "shared_launches"]
 
 _MOST_BYTES = 4096
 """Of a launch's arguments."""
 
 
-def launches(kernels: Sequence[Elementwise]) -> Iterator[range]:
-    """The kernels, by their indices, of each launch: as many neighbours as its arguments hold."""
+def shared_launches(kernels: Sequence[Elementwise]) -> Iterator[range]:
+    """Yields the indices of the kernels that share a launch: as many neighbours as its arguments hold."""
     start, taken = 0, 0
     for number, kernel in enumerate(kernels):
         needed = 8 * (1 + len(Source(kernel).arguments()))
@@ -38,7 +38,7 @@ def launches(kernels: Sequence[Elementwise]) -> Iterator[range]:
 
 
 class Joined(msgspec.Struct, frozen=True, tag="joined"):
-    """Kernels that are one launch, as data."""
+    """Several kernels that are one launch."""
 
     kernels: tuple[Elementwise, ...]
 
@@ -69,7 +69,7 @@ class Joined(msgspec.Struct, frozen=True, tag="joined"):
 
 
 def _blocks(kernels: Sequence[Elementwise]) -> int:
-    """How many blocks there are: enough for the largest kernel; none if there are no elements."""
+    """How many blocks: enough for the largest kernel; none if there are no elements."""
     places = max(-(-kernel.geometry[0] // kernel.unrolled) + kernel.rest for kernel in kernels)
     needed = -(-places // THREADS)
     return blocks_for(needed)

@@ -108,6 +108,7 @@ def compiled(kernel: Kernel) -> Run:
 
 
 def _compiled(launch: Launch) -> Run:
+    """A launch, compiled."""
     cupy = libraries().cupy
     function = function_of(launch.source, launch.name, *launch.options)
     grid, block, double = launch.grid, launch.block, cupy.float64

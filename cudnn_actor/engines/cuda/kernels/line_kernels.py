@@ -55,7 +55,7 @@ class Reduced(msgspec.Struct, frozen=True, tag="reduced"):
 
 
 class Lined(msgspec.Struct, frozen=True, tag="lined"):
-    """A kernel as data.
+    """A kernel over lines, as data.
 
     Parameters
     ----------
@@ -87,7 +87,7 @@ class Lined(msgspec.Struct, frozen=True, tag="lined"):
 
     @property
     def held(self) -> int:
-        """How many packs of each operand a thread keeps in registers; 0 if it reads them again."""
+        """How many packs of each operand a thread keeps in registers; 0 if it reads the line in each pass."""
         threads = 32 if self.lines.form is Form.WARP else self.threads().block[-1]
         fits = self._fits(threads) and any(isinstance(node, Reduced) for node in self.body)
         return -(-self.lines.packs // threads) if fits else 0
@@ -98,7 +98,7 @@ class Lined(msgspec.Struct, frozen=True, tag="lined"):
         return -(-self.lines.packs // threads) * inner <= _MOST_HELD
 
     def threads(self) -> Threads:
-        """So many threads that a line stays in their registers, if that is possible."""
+        """Grid and block: so many threads that a line stays in their registers, if that is possible."""
         threads = self.lines.threads()
         match self.lines.form:
             case Form.BLOCK:
@@ -138,9 +138,10 @@ def lined(
     compute: DType,
     geometry: tuple[Sequence[int], Sequence[int], Sequence[Sequence[int]]],
 ) -> Lined:
-    """A kernel over lines. `geometry`: the dims, the axes of a line, and the strides of operands and results.
+    """Describe a kernel over lines.
 
-    The first operand has an element for each place of the dims; its memory decides the form.
+    `geometry`: the dims, the axes of a line, and the strides of operands and results. The first operand has
+    an element for each place of the dims; its memory decides the form.
     """
     dims, axes, strides = geometry
     dtypes = (*operands, *(result.dtype for result in results))
@@ -160,7 +161,7 @@ def source(description: Lined) -> str:
 
 
 class _Source:
-    """The source of one kernel."""
+    """Generates the source of one kernel."""
 
     def __init__(self, kernel: Lined) -> None:
         self._kernel, self._lines = kernel, kernel.lines
@@ -194,9 +195,11 @@ class _Source:
         """Those of them that have been computed."""
 
     def _level_of(self, value: Value) -> int:
+        """How many reductions must end, one after the other, before a value is known."""
         return self._level[value.number] if isinstance(value, Earlier) else 0
 
     def _is_single(self, value: Value) -> bool:
+        """Whether a value is one number for the whole line."""
         match value:
             case Earlier(number=number):
                 return self._single[number]
@@ -206,7 +209,7 @@ class _Source:
                 return True
 
     def _costly(self) -> set[int]:
-        """Expressions of elements that need a costly function and are known before the last pass."""
+        """The expressions of elements that call a costly function in more than one pass, by index."""
         return {
             n
             for n, node in enumerate(self._kernel.body)
@@ -223,6 +226,7 @@ class _Source:
         return value_type(node.dtype or node.compute)
 
     def text(self) -> str:
+        """The source."""
         kernel, lines = self._kernel, self._lines
         reductions = [(n, node) for n, node in enumerate(kernel.body) if isinstance(node, Reduced)]
         states = "".join(
@@ -245,10 +249,10 @@ class _Source:
                 yield f"{value_type(dtype)} v{n} = 0; if (there) v{n} = {load(dtype, f'in{n}[in{n}_base]')};"
         if self._held:
             yield from self._hold()
-        yield from self._numbers(0)
+        yield from self._line_values(0)
         for level in range(self._passes):
             yield from self._reduce(level)
-            yield from self._numbers(level + 1)
+            yield from self._line_values(level + 1)
         elements = [n for n in range(len(kernel.results)) if self._moves[len(kernel.operands) + n]]
         if elements:
             yield from self._store(elements)
@@ -261,13 +265,15 @@ class _Source:
             yield f"if (there && lane == 0) {{ {' '.join(stored)} }}"
 
     def _inner(self) -> list[int]:
+        """The operands with an element for each element of a line, by number."""
         return [n for n in range(len(self._kernel.operands)) if self._moves[n]]
 
     def _pack(self, dtype: DType) -> str:
+        """The C type of a pack of elements."""
         return f"Pack<{C_TYPES[dtype]}, {self._lines.vector}>"
 
     def _hold(self) -> Iterable[str]:
-        """Read all elements of the line that this thread works on."""
+        """The statements that read all elements of the line that a thread works on."""
         kernel, inner = self._kernel, self._inner()
         for n in inner:
             yield f"{self._pack(kernel.operands[n])} held{n}[{self._held}];"
@@ -279,13 +285,14 @@ class _Source:
             yield f"{self._kind(n)} kept{n}[{self._held}][{self._lines.vector}];"
 
     def _each_held(self) -> str:
+        """The head of a loop over the packs in registers."""
         return (
             f"#pragma unroll\n        for (int k = 0; k < {self._held}; ++k) "
             f"if (const I p = lane + k * lanes, j = p * {self._lines.vector}; p < end)"
         )
 
-    def _numbers(self, level: int) -> Iterable[str]:
-        """The numbers of the line that are known after so many passes."""
+    def _line_values(self, level: int) -> Iterable[str]:
+        """Per-line values (reductions and what depends only on them) available after pass `level`."""
         start = len(self._steps)
         for n, node in enumerate(self._kernel.body):
             if isinstance(node, Expression) and self._single[n] and self._level[n] == level:
@@ -294,10 +301,11 @@ class _Source:
 
     @staticmethod
     def _compute(n: int, node: Expression, steps: list[str], known: dict[int, tuple[str, str]]) -> None:
+        """Add the statements of an expression, and note its name."""
         known[n] = formula(node, steps, known=known), value_type(node.dtype or node.compute)
 
     def _needed(self, values: Iterable[Value]) -> tuple[list[int], list[int]]:
-        """The expressions of elements that values follow from, in order, and the operands that they read."""
+        """The expressions of elements that values depend on, in order, and the operands that these read."""
         nodes: set[int] = set()
         leaves: set[int] = set()
         waiting = list(values)
@@ -353,6 +361,7 @@ class _Source:
         return head, steps[start:], before
 
     def _block(self, head: str, inside: Sequence[str], before: Sequence[str], behind: str) -> str:
+        """A loop over packs, with an inner loop over each pack's elements."""
         lines = "\n                ".join(inside)
         first = "\n            ".join(before)
         return f"""{head} {{
@@ -365,7 +374,7 @@ class _Source:
         }}"""
 
     def _reduce(self, level: int) -> Iterable[str]:
-        """A pass over the line, and its reductions' results."""
+        """The statements of a pass over the line that ends in the reductions of that level."""
         kernel = self._kernel
         now = [
             (n, node)
@@ -387,10 +396,11 @@ class _Source:
             self._known[n] = f"x{n}", kind
 
     def _stored(self, result: Result, steps: list[str]) -> str:
+        """The C expression of what is stored for a result."""
         return store(result.dtype, formula(result.value, steps, known=self._known))
 
     def _store(self, elements: Sequence[int]) -> Iterable[str]:
-        """The last pass over the line, which writes the results of its elements."""
+        """The statements of the last pass, which writes the results of the line's elements."""
         results = self._kernel.results
         head, inside, before = self._loop([results[n].value for n in elements], elements)
         for n in elements:
@@ -402,7 +412,7 @@ class _Source:
 
 
 def fits(dims: Sequence[int], axes: Sequence[int]) -> bool:
-    """Whether one kernel is a good way to reduce lines: there are many, or few elements altogether."""
+    """Whether one kernel is a good way to reduce lines: if there are many, or few elements altogether."""
     length = math.prod(dims[axis] for axis in axes)
     elements = math.prod(dims)
     few = elements <= _FEW_ELEMENTS or (length <= _LONG and elements >= length * _MANY_LINES)

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from cudnn_actor.engines.cpu.rounding import integer_range
-from cudnn_actor.engines.cuda.kernels.axes import DIVISION, merged
+from cudnn_actor.engines.cuda.kernels.axes import DIVISION, merge_dims
 from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES, CONVERSIONS, load, store
 from cudnn_actor.protocol.operations import GraphTensor
 from cudnn_actor.protocol.types.dtypes import DType
@@ -80,7 +80,7 @@ class Lines(NamedTuple):
 
     @property
     def packs(self) -> int:
-        """How often a line is read from."""
+        """Packs of a line."""
         return self.length // self.vector
 
     @property
@@ -105,17 +105,18 @@ class Lines(NamedTuple):
         return ", ".join(f"long long {name}" for name in names)
 
     def base(self, tensors: Mapping[str, int]) -> str:
-        """Statements that define where a line begins in each tensor, by name: its place in `steps`."""
+        """Statements that define `{name}_base`, where the line begins, for tensors by name and number."""
         return self._offsets(
             "c", self.across, "line", {f"{name}_base": ("0", t) for name, t in tensors.items()}
         )
 
     def at(self, tensors: Mapping[str, int]) -> str:
-        """Statements that define where the element `j` of a line is, as an offset in each tensor."""
+        """Statements that define `{name}_at`, the offset of the element `j` of the line, for such tensors."""
         return self._offsets("e", self.along, "j", {f"{n}_at": (f"{n}_base", t) for n, t in tensors.items()})
 
     @staticmethod
     def _offsets(letter: str, axes: Sequence[Axis], number: str, names: Mapping[str, tuple[str, int]]) -> str:
+        """Statements that take a number apart into indices, and define an offset for each name from them."""
         steps = [f"I {letter}_rest = (I){number};"]
         for n in range(len(axes) - 1, 0, -1):
             size = f"(I){letter}{n}_size"
@@ -128,10 +129,10 @@ class Lines(NamedTuple):
         return " ".join(steps)
 
     def kernel(self, name: str, pointers: str, body: str, more: str = "", most: int = _MANY_THREADS) -> str:
-        """A kernel that runs a body for each line, with `line`, `there`, `lane` and `lanes` defined.
+        """A kernel that runs a body for each line; `line`, `there`, `lane` and `lanes` are defined in it.
 
-        All threads of a line's group run the body, also for lines that are not there. `more`: parameters
-        after those of the lines. `most`: as in `threads`.
+        All threads of a group run the body, also for lines that are not there. `more`: parameters after those
+        of the lines. `most`: as in `threads`.
         """
         threads = {Form.WARP: _THREADS, Form.COLUMN: most}.get(self.form, _MANY_THREADS)
         start = f'extern "C" __global__ void __launch_bounds__({threads}) {name}'
@@ -139,7 +140,7 @@ class Lines(NamedTuple):
         return f"{start}({pointers}, {self.parameters}{more}) {{{loop}\n}}\n"
 
     def threads(self, parts: int = 1, most: int = _MANY_THREADS) -> Threads:
-        """Grid and block of a kernel with that loop. `most`: threads of a block that has columns."""
+        """Grid and block for such a kernel. `most`: threads of a block of columns."""
         if self.form is Form.COLUMN:
             rows = min(most, _power_of_two(self.length))
             columns = min(_WARP, max(_power_of_two(self.across[-1][0]), most // rows))
@@ -150,7 +151,7 @@ class Lines(NamedTuple):
         return Threads((min(self.total, _MOST_BLOCKS), parts), (_MANY_THREADS if many else _THREADS,))
 
     def columns(self, columns: int, rows: int, parts: int = 1) -> Threads:
-        """Grid and block where a block has so many lines, and so many threads have a line."""
+        """Grid and block where a block has `columns` lines, and `rows` threads have a line together."""
         return Threads((min(-(-self.total // columns), _MOST_BLOCKS), parts), (columns, rows))
 
 
@@ -173,14 +174,14 @@ def lines_of(
     *,
     vectors: Sequence[int],
 ) -> Lines:
-    """The lines along some axes of tensors with these strides; the first tensor's memory decides the form.
+    """Describe the lines along some axes of tensors; the first tensor's memory decides the form.
 
     `vectors`: the numbers of the tensors that are read or written along a line, several elements at a time if
     that is possible.
     """
     kept = [axis for axis in range(len(dims)) if axis not in axes]
     across, along = (
-        tuple(merged([dims[axis] for axis in some], [[of[axis] for axis in some] for of in strides]))
+        tuple(merge_dims([dims[axis] for axis in some], [[of[axis] for axis in some] for of in strides]))
         for some in (kept, axes)
     )
     spans = (1 + sum((size - 1) * steps[t] for size, steps in (*across, *along)) for t in range(len(strides)))
@@ -198,12 +199,12 @@ def lines_of(
 
 
 def header(lines: Lines, dtype: DType) -> str:
-    """What a kernel's source begins with: the types T of sums and I of offsets, and functions."""
+    """The beginning of a source: the types T of sums and I of offsets, and common functions."""
     return beginning(dtype, wide=lines.wide)
 
 
 def beginning(dtype: DType, *, wide: bool) -> str:
-    """The same of a kernel whose offsets need 64 bits, or not."""
+    """The same for a kernel without lines. `wide`: whether offsets need 64 bits."""
     other = DType.FLOAT32 if dtype.is_floating else DType.INT64
     number = C_TYPES[dtype if dtype in (DType.FLOAT64, DType.UINT64) else other]
     offset = "long long" if wide else "int"
@@ -211,12 +212,12 @@ def beginning(dtype: DType, *, wide: bool) -> str:
 
 
 def value_of(tensor: GraphTensor, element: str) -> str:
-    """The C expression of a stored element's value."""
+    """The C expression of a stored element's value, as a T."""
     return f"(T)({load(tensor.dtype, element)})"
 
 
 def rounded(tensor: GraphTensor, value: str, *, exact: bool = False) -> str:
-    """The C expression of what is stored for a value; `exact`: it is a 64-bit integer, which saturates."""
+    """The C expression of what is stored for a value. `exact`: it is a 64-bit integer, which saturates."""
     dtype = tensor.dtype
     if not exact or dtype is DType.BOOL:
         return store(dtype, value)

@@ -40,7 +40,7 @@ _VECTOR = 16
 
 
 class Operand(NamedTuple):
-    """A tensor as a norm sees it, with a stride of 0 in dims that it does not have.
+    """A tensor as the kernels see it, with a stride of 0 in dims that it does not have.
 
     `whole`: it has all of x's elements, and is read and written several at a time.
     """
@@ -52,9 +52,9 @@ class Operand(NamedTuple):
 
 
 class Normal(msgspec.Struct, frozen=True, tag="normal"):
-    """In a kernel's body: what the norm makes of each element, not rounded.
+    """In a body: what the norm makes of each element, not rounded.
 
-    `operands`: the values of its inputs of x's dims, in the order of its operation's.
+    `operands`: the values of the norm's inputs of x's dims, in the order of its fields.
     """
 
     operands: tuple[Value, ...]
@@ -96,7 +96,7 @@ class Pass(NamedTuple):
 
 
 class Norm(NamedTuple):
-    """All that a norm's kernels are made of.
+    """A norm, and what is around it, as its kernels see it.
 
     Parameters
     ----------
@@ -148,7 +148,7 @@ def workspace_of(norm: Norm) -> int:
 
 
 class _Kernels:
-    """The kernels of one pass."""
+    """Generates the kernels of one pass."""
 
     def __init__(self, norm: Norm, one: Pass) -> None:
         self._norm, self._pass = norm, one
@@ -158,7 +158,7 @@ class _Kernels:
 
     @property
     def workspace(self) -> int:
-        """Bytes."""
+        """Bytes for the parts of lines; 0 if lines are not cut."""
         if not self._cut:
             return 0
         numbers = _STATE_NUMBERS * self._parts + _VALUES
@@ -176,7 +176,7 @@ class _Kernels:
         return 1
 
     def _share(self, block: tuple[int, ...]) -> int:
-        """Into how many parts such blocks may cut a line."""
+        """The most parts that such blocks may cut a line into."""
         threads = block[1] if self.lines.form is Form.COLUMN else _BLOCK_THREADS
         return self.lines.packs // (threads * _LEAST_PACKS)
 
@@ -187,10 +187,11 @@ class _Kernels:
 
     @property
     def _cut(self) -> bool:
+        """Whether lines are cut into parts."""
         return self._pass.reduces and self._parts > 1
 
     def launches(self, workspace: Pointer | int) -> Iterator[Launch]:
-        """In order. `workspace`: an address of any value if there is none."""
+        """Yields the launches in order. `workspace`: any number if there is none."""
         norm, parts = self._norm, self._parts
         pointers = (*map(Pointer, range(len(norm.operands))), workspace)
         number: type[np.floating] = np.float64 if norm.compute is DType.FLOAT64 else np.float32
@@ -219,7 +220,7 @@ class _Kernels:
             yield of_lines("change", _RANGE, _RESTORE, self._change())
 
     def _source(self, name: str, *steps: str, lines: Lines | None = None) -> str:
-        """A kernel that does this for each line, one at a time if `lines` are given."""
+        """The source of a kernel that runs the steps for each line; one at a time if `lines` are given."""
         operands = self._norm.operands.items()
         pointers = [
             f"{'' if operand.written else 'const '}{C_TYPES[operand.dtype]}*{self._restrict(name)} {name}"
@@ -242,13 +243,13 @@ class _Kernels:
         )
 
     def _restrict(self, name: str) -> str:
-        """New running statistics may lie in the place of the old ones, also of a norm alone."""
+        """The C qualifier of a pointer; none if results may overwrite operands, as running statistics do."""
         return "" if self._norm.in_place or "running" in name else " __restrict__"
 
     # The steps of kernels.
 
     def _of_lines(self) -> str:
-        """Read what all elements of a line share."""
+        """The statements that read what all elements of a line share."""
         names = [n for n, operand in self._norm.operands.items() if not operand.written and self._shared(n)]
         if not names:
             return ""
@@ -261,6 +262,7 @@ class _Kernels:
         return f"{declared}{_each(reads)}"
 
     def _reduce(self) -> str:
+        """The statements that reduce a line, or a part of it, to `state`."""
         moments, sums = self._pass.moments, self._pass.sums
         if not self._pass.reduces:
             return ""
@@ -279,10 +281,12 @@ class _Kernels:
         return f"State state[W];{none}\n        T count = 0;\n        {loop}{total}"
 
     def _values(self) -> str:
+        """The statements that compute the two numbers of a line, `low` and `high`."""
         low, high = map(self._of_line, self._pass.values)
         return f"T low[W], high[W];{_each(f'low[s] = {low}; high[s] = {high};')}"
 
     def _results(self) -> str:
+        """The statements that store what there is once for each line."""
         stores = [
             f"{name}[{name}_base + s * {self._apart[name]}] = "
             f"{store(self._norm.operands[name].dtype, self._of_line(text))};"
@@ -292,7 +296,7 @@ class _Kernels:
         return f"if (there && lane == 0) {{{_each(' '.join(stores))} }}" if stores else ""
 
     def _change(self) -> str:
-        """Compute and store the results of elements."""
+        """The statements that compute and store the results of elements."""
         if not self._stores:
             return ""
         element, changed = _Element(self), self._pass.changed
@@ -307,7 +311,7 @@ class _Kernels:
         return self._loop(element, " ".join(before), element.of_each(), " ".join(after))
 
     def _loop(self, element: _Element, before: str, body: str, after: str = "") -> str:
-        """Over the packs of a part of a line, with what is read of these operands."""
+        """A loop over the packs of a part of a line, which reads what the element reads."""
         names = [*element.names, *(self._norm.results if after else ())]
         operands = {name: self._norm.operands[name] for name in self._norm.operands if name in names}
         at = self.lines.at({name: self._places[name] for name in operands if not self._shared(name)})
@@ -326,7 +330,7 @@ class _Kernels:
         return not whole and all(dims[axis] == 1 or strides[axis] == 0 for axis in self._pass.axes)
 
     def _pack(self, name: str) -> str:
-        """What is read of an operand at a time, in C; empty if it is single elements."""
+        """The C type of what is read of an operand at a time; empty for single elements."""
         operand, (*slow, last) = self._norm.operands[name], self.lines.along or ((1, ()),)
         kind, place, vector = C_TYPES[operand.dtype], self._places[name], self.lines.vector
         if operand.whole:
@@ -337,10 +341,12 @@ class _Kernels:
         return f"Beside<{kind}, V>" if aligned else ""
 
     def _of_line(self, text: str) -> str:
+        """An expression of a pass, about a line, in C."""
         names = {name: f"{name}_of[s]" for name in self._norm.operands if f"{{{name}}}" in text}
         return text.format(state="state[s]", low="low[s]", high="high[s]", **names)
 
     def _element(self, name: str) -> str:
+        """The C expression of an operand's value at the element `v` of line `s`."""
         if self._pack(name):
             value = load(self._norm.operands[name].dtype, f"of_{name}.of[s + v]")
             return f"({self._kind(name)})({value})"
@@ -354,16 +360,17 @@ class _Kernels:
         return self._loaded(name, f"{name}_at + v * e{last}_step{self._places[name]}")
 
     def _loaded(self, name: str, place: str) -> str:
+        """The C expression of an operand's value at a place."""
         return f"({self._kind(name)})({load(self._norm.operands[name].dtype, f'{name}[{place}]')})"
 
     def _kind(self, name: str) -> str:
-        """The C type of an operand's values: those of the norm itself are its own."""
+        """The C type of an operand's values: T, but for leaves of the body."""
         leaf = name.startswith("in") and name[2:].isdigit()
         return value_type(self._norm.operands[name].dtype) if leaf else "T"
 
 
 class _Element:
-    """The statements that compute what there is of one element."""
+    """Generates the statements that compute one element."""
 
     def __init__(self, kernels: _Kernels) -> None:
         self._kernels, self._norm = kernels, kernels._norm
@@ -373,11 +380,11 @@ class _Element:
         self._known: dict[int, tuple[str, str]] = {}
 
     def of_each(self) -> str:
-        """The statements for each of the elements that are read together."""
+        """A loop over the elements of a pack, with the statements so far."""
         return f"for (int v = 0; v < V; ++v) {{\n                {' '.join(self.steps)}\n            }}"
 
     def text(self, text: str) -> str:
-        """An expression of a pass."""
+        """An expression of a pass, about an element, in C."""
         names = {}
         for name in (*self._norm.given, *self._norm.operands):
             if f"{{{name}}}" not in text:
@@ -390,13 +397,13 @@ class _Element:
         return text.format(low="low[s]", high="high[s]", **names)
 
     def define(self, text: str) -> None:
-        """Compute what the norm makes of the element."""
+        """Add the statement that computes what the norm makes of the element."""
         self.steps.append(f"const T normal = {self.text(text)};")
         place = next(n for n, node in enumerate(self._norm.body) if isinstance(node, Normal))
         self._known[place] = "normal", value_type(self._norm.compute)
 
     def value(self, value: Value) -> str:
-        """A value of the body."""
+        """The C expression of a value of the body. Adds the statements that it needs."""
         for n in sorted(self._needed([value])):
             node = self._norm.body[n]
             assert isinstance(node, Expression), "a norm is computed before what follows it"
@@ -407,7 +414,7 @@ class _Element:
         return formula(value, self.steps, known=self._known)
 
     def _needed(self, values: Iterable[Value]) -> set[int]:
-        """The expressions that are still to be computed. Reads the leaves of them."""
+        """The indices of the expressions that must still be computed. Adds the reads of their leaves."""
         found: set[int] = set()
         waiting = list(values)
         while waiting:
@@ -421,6 +428,7 @@ class _Element:
         return found
 
     def _read(self, leaf: Leaf) -> None:
+        """Add the statement that reads a leaf, once."""
         name = f"in{leaf.number}"
         if name not in self.names:
             self.names.add(name)
@@ -429,12 +437,12 @@ class _Element:
 
 
 def _each(body: str) -> str:
-    """For each of the lines that a thread takes at a time."""
+    """A loop over the lines that a thread takes at a time."""
     return f"\n        #pragma unroll\n        for (int s = 0; s < W; ++s) {{ {body} }}"
 
 
 def _side_by_side(norm: Norm, axes: Sequence[int]) -> tuple[Lines, Lines, int, dict[str, int]]:
-    """The lines; those that a thread takes at a time as one, how many, and their distance in each operand."""
+    """The lines; the same with several side by side as one; how many; and their distance in each operand."""
     dims, operands = norm.dims, norm.operands
     dtypes = [operand.dtype for operand in operands.values()]
     strides = [operand.strides for operand in operands.values()]

@@ -5,13 +5,13 @@ from __future__ import annotations
 from cudnn_actor.protocol.operations import ReductionMode
 from cudnn_actor.protocol.types.dtypes import DType
 
-__all__ = ["POWERS", "RESULTS", "combined", "state_of"]
+__all__ = ["POWERS", "RESULTS", "scalar_reducer", "state_of"]
 
 _Mode = ReductionMode
 
 
-def combined(expression: str, none: str, taken: str = "x") -> str:
-    """A state of one value: `expression` of a and b, `none` for no elements, `taken` of an element x."""
+def scalar_reducer(expression: str, none: str, taken: str = "x") -> str:
+    """C++ struct of a reduction with one accumulator: combine expression, identity, per-element map."""
     return _STATE.format(expression=expression, none=none, taken=taken)
 
 
@@ -30,7 +30,7 @@ struct State {{
 
 
 def state_of(mode: ReductionMode, dtype: DType) -> str:
-    """The state of a reduction of elements of a dtype: `struct State`."""
+    """C++ struct of the accumulator of a reduction of elements of a dtype."""
     if mode is _Mode.LOG_SUM_EXP:
         return POWERS
     if dtype.is_floating:
@@ -39,15 +39,15 @@ def state_of(mode: ReductionMode, dtype: DType) -> str:
         lowest, highest = "0", "~0ull"
     else:
         lowest, highest = "-0x7fffffffffffffffll - 1", "0x7fffffffffffffffll"
-    total = combined("sum(a, b)", "0")
+    total = scalar_reducer("sum(a, b)", "0")
     return {
-        _Mode.PRODUCT: combined("product(a, b)", "1"),
-        _Mode.MIN: combined("b < a || b != b ? b : a", highest),
-        _Mode.MAX: combined("b > a || b != b ? b : a", lowest),
-        _Mode.ABSOLUTE_MAX: combined("b > a || b != b ? b : a", "0", "magnitude(x)"),
-        _Mode.L1: combined("sum(a, b)", "0", "magnitude(x)"),
-        _Mode.SUM_OF_SQUARES: combined("sum(a, b)", "0", "product(x, x)"),
-        _Mode.L2: combined("sum(a, b)", "0", "product(x, x)"),
+        _Mode.PRODUCT: scalar_reducer("product(a, b)", "1"),
+        _Mode.MIN: scalar_reducer("b < a || b != b ? b : a", highest),
+        _Mode.MAX: scalar_reducer("b > a || b != b ? b : a", lowest),
+        _Mode.ABSOLUTE_MAX: scalar_reducer("b > a || b != b ? b : a", "0", "magnitude(x)"),
+        _Mode.L1: scalar_reducer("sum(a, b)", "0", "magnitude(x)"),
+        _Mode.SUM_OF_SQUARES: scalar_reducer("sum(a, b)", "0", "product(x, x)"),
+        _Mode.L2: scalar_reducer("sum(a, b)", "0", "product(x, x)"),
     }.get(mode, total)
 
 

@@ -19,12 +19,12 @@ from typing import Self
 
 import msgspec
 
-from cudnn_actor.engines.cuda.kernels.axes import DIVISION, Axis, divided, divisor, merged, merged_axes
+from cudnn_actor.engines.cuda.kernels.axes import DIVISION, Axis, divisor, merge_axes, merge_dims, split_index
 from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES, PACK, WORDS
 from cudnn_actor.engines.cuda.kernels.kernel import THREADS, Argument, Launch, Pointer, blocks_for
 from cudnn_actor.protocol.graphs.step_kinds import StepKind
 
-__all__ = ["Rows", "Segment", "copied_rows", "row_source", "rows_side_by_side"]
+__all__ = ["Rows", "Segment", "row_concatenation", "row_copy", "row_source"]
 
 _UNIT, _PACK_BYTES = 4, 16
 """Bytes of a unit of small elements, and how many a thread has under way."""
@@ -36,7 +36,7 @@ _SMALL = 1 << 31
 
 
 class Segment(msgspec.Struct, frozen=True):
-    """Columns of a row: how many, of which operand, and how many elements behind the row's place there."""
+    """A part of a row: its columns, the operand that they are of, and the offset from the row there."""
 
     size: int
     operand: int
@@ -44,7 +44,7 @@ class Segment(msgspec.Struct, frozen=True):
 
 
 class Rows(msgspec.Struct, frozen=True, tag="rows"):
-    """A kernel as data.
+    """Copies to rows, as data.
 
     Parameters
     ----------
@@ -65,12 +65,12 @@ class Rows(msgspec.Struct, frozen=True, tag="rows"):
 
     @property
     def rows(self) -> int:
-        """How many there are."""
+        """Rows of the result."""
         return math.prod(size for size, _ in self.axes)
 
     @property
     def units(self) -> int:
-        """How many a row has."""
+        """Units of a row."""
         return sum(part.size for part in self.parts) // self.together
 
     @property
@@ -80,13 +80,13 @@ class Rows(msgspec.Struct, frozen=True, tag="rows"):
 
     @property
     def row_step(self) -> int:
-        """From a thread's row to its next one. So many rows have a thread for each unit."""
+        """Stride, in rows, of the grid-stride loop: so many rows have a thread for each unit."""
         blocks = blocks_for(-(-self.rows * self.units // (THREADS * self.unrolled)))
         return max(1, min(blocks * THREADS // self.units, self.rows))
 
     @property
     def blocks(self) -> int:
-        """How many blocks of threads it is launched with."""
+        """Blocks of the grid."""
         return -(-self.row_step * self.units // THREADS)
 
     @property
@@ -99,7 +99,7 @@ class Rows(msgspec.Struct, frozen=True, tag="rows"):
 
     @property
     def arguments(self) -> list[int]:
-        """The kernel's, behind the pointers."""
+        """The arguments behind the pointers."""
         found = [self.rows, self.row_step, self.units, divisor(self.units)]
         found += [number for size, _ in self.axes[1:] for number in (size, divisor(size))]
         found += [step for _, steps in self.axes for step in steps]
@@ -131,28 +131,31 @@ class Rows(msgspec.Struct, frozen=True, tag="rows"):
         return len(self.axes[0][1])
 
 
-def copied_rows(
+def row_copy(
     dims: Sequence[int], strides: Sequence[Sequence[int]], alignments: Sequence[int], itemsize: int
 ) -> Rows | None:
-    """A copy as rows; None if it is none of rows. The result's strides and alignment, then the operand's."""
-    axes = merged(dims, strides)
+    """Describe a copy as a row kernel; None if the innermost axis is not contiguous in both tensors.
+
+    The parameters have the result's strides and alignment, then the operand's.
+    """
+    axes = merge_dims(dims, strides)
     if not axes or axes[-1][1] != (1, 1):
         return None
     *slow, (size, _) = axes
     return _rows([size], slow, alignments, itemsize)
 
 
-def rows_side_by_side(
+def row_concatenation(
     axis: int,
     result: Sequence[int],
     operands: Sequence[tuple[Sequence[int], Sequence[int]]],
     alignments: Sequence[int],
     itemsize: int,
 ) -> Rows | None:
-    """A concatenation as rows; None if the operands are no parts of rows.
+    """Describe a concatenation as a row kernel; None if the operands are no parts of the result's rows.
 
-    `result`: its strides. `operands`: their dims and strides; none is empty. `alignments`: the result's, then
-    theirs.
+    `result`: its strides. `operands`: dims and strides of each; none is empty. `alignments`: the result's,
+    then theirs.
     """
     if not operands:
         return None
@@ -167,13 +170,13 @@ def rows_side_by_side(
         if any(steps[n] != result[n] for n in alike):
             return None
     slow = [(dims[n], (result[n], *(steps[n] for _, steps in operands))) for n in order if n not in inside]
-    return _rows([of[axis] * across for of, _ in operands], merged_axes(slow), alignments, itemsize)
+    return _rows([of[axis] * across for of, _ in operands], merge_axes(slow), alignments, itemsize)
 
 
 def _rows(
     sizes: Sequence[int], axes: Sequence[Axis], alignments: Sequence[int], itemsize: int
 ) -> Rows | None:
-    """Rows with parts of these sizes; None if they are few, or if 16 bytes can be read at a time."""
+    """Describe rows with parts of these sizes; None if they are few, or if vectors of 16 bytes fit."""
     numbers = [*sizes, *(step for _, steps in axes for step in steps)]
     word = math.gcd(_PACK_BYTES, *alignments, *(number * itemsize for number in numbers))
     if word == _PACK_BYTES or not any(sizes) or math.prod(size for size, _ in axes) < _LEAST_ROWS:
@@ -190,7 +193,10 @@ def _rows(
 
 
 def _in_units(itemsize: int, together: int, parts: Sequence[Segment], axes: Sequence[Axis]) -> Rows | None:
-    """Rows in units of so many elements, if need be several as one; None if they do not divide into such."""
+    """Describe the rows in vectors of `together` elements; None if their length cannot be made a multiple.
+
+    Neighbouring rows are joined if one row alone is no multiple.
+    """
     columns = sum(part.size for part in parts)
     count = together // math.gcd(together, columns)
     *slow, (size, (step, *steps)) = axes
@@ -226,7 +232,7 @@ def row_source(description: Rows) -> str:
     ]
     columns[1:] = [f"if (column >= (I)start{n}) {{ {text} }}" for n, text in enumerate(columns[1:], 1)]
     found = "\n        ".join(columns)
-    places = [divided(f"i{axis}", "rest", f"size{axis}", f"by{axis}") for axis in reversed(axes[1:])]
+    places = [split_index(f"i{axis}", "rest", f"size{axis}", f"by{axis}") for axis in reversed(axes[1:])]
     read = " + ".join(f"i{axis} * steps[v][{axis}]" for axis in axes)
     written = " + ".join(f"i{axis} * (I)to{axis}" for axis in axes)
     number = "long long" if description.wide else "unsigned"
@@ -238,7 +244,7 @@ constexpr int TOGETHER = {description.together}, COUNT = {description.unrolled};
 typedef Pack<E, TOGETHER> Unit;
 extern "C" __global__ void __launch_bounds__({THREADS}) rows(E* y, {", ".join(parameters)}) {{
     I row = (I)(blockIdx.x * (long long)blockDim.x + threadIdx.x);
-    {divided("unit", "row", "units", "units_by")}
+    {split_index("unit", "row", "units", "units_by")}
     if (row >= (I)row_step) return;
     const E* of[TOGETHER];
     I first[TOGETHER], steps[TOGETHER][{len(axes)}];

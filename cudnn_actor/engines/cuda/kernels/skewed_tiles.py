@@ -45,7 +45,7 @@ _MOST_CONFLICTS = 2
 
 
 class Skewed(msgspec.Struct, frozen=True):
-    """How a matrix is cut into tiles, in elements.
+    """How a matrix is cut into skewed tiles; sizes are in elements.
 
     Parameters
     ----------
@@ -82,7 +82,7 @@ class Skewed(msgspec.Struct, frozen=True):
 
     @property
     def chunks(self) -> int:
-        """How many chunks have elements of one of its rows, at most."""
+        """The most chunks that contain elements of one row of a tile."""
         return self.columns // self.chunk + 1
 
     @property
@@ -98,20 +98,20 @@ class Skewed(msgspec.Struct, frozen=True):
 
     @property
     def resident(self) -> int:
-        """How many blocks are to run on a multiprocessor at once."""
+        """Blocks that are to run on a multiprocessor at once."""
         return _BLOCKS
 
     @property
     def conflicts(self) -> int:
-        """How many of the lanes that read a column from shared memory want one bank."""
+        """How many lanes that read a column from shared memory need the same bank."""
         return math.gcd(self.pitch, LANES if self.itemsize <= _WORD else LANES // 2)
 
-    def count(self, rows: int) -> int:
-        """How many blocks write so many rows. The first begin up to a sector before them."""
+    def blocks_along(self, rows: int) -> int:
+        """Number of blocks along a matrix of `rows` rows; the first tile may start up to one sector early."""
         return -(-(rows + self.sector - 1) // self.rows)
 
     def body(self) -> str:
-        """C++ that moves a block's tile, in a kernel of `tiled_source`."""
+        """The C++ that moves a block's tile, for `tiled_source`."""
         chunk, chunks = self.chunk * self.itemsize, self.chunks
         bits = 8 * self.itemsize % 64
         times = -(-self.read * chunks // THREADS)
@@ -158,7 +158,7 @@ class Skewed(msgspec.Struct, frozen=True):
 
 
 def skewed(itemsize: int, rows: int, columns: int, step: int) -> Skewed | None:
-    """How such matrices are cut; None if they are too small, or too many lanes would want one bank."""
+    """Describe such tiles; None for matrices that are too small, or if too many lanes would need one bank."""
     most_rows, most_columns = _TILES[itemsize]
     written = LANES * max(_WORD // itemsize, 1)  # by a warp at once
     if rows < written // 2 or columns < 2 * _SECTOR // itemsize:

@@ -22,7 +22,7 @@ from typing import Self
 
 import msgspec
 
-from cudnn_actor.engines.cuda.kernels.axes import DIVISION, Axis, divided, divisor, merged
+from cudnn_actor.engines.cuda.kernels.axes import DIVISION, Axis, divisor, merge_dims, split_index
 from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES, PACK, WORDS
 from cudnn_actor.engines.cuda.kernels.kernel import Argument, Launch, Pointer
 from cudnn_actor.engines.cuda.kernels.skewed_tiles import COPY, LANES, THREADS, Skewed, skewed
@@ -39,7 +39,7 @@ _SMALL = 1 << 31
 
 
 class Tiled(msgspec.Struct, frozen=True, tag="tiled"):
-    """A kernel as data.
+    """A copy by tiles, as data.
 
     Parameters
     ----------
@@ -77,12 +77,12 @@ class Tiled(msgspec.Struct, frozen=True, tag="tiled"):
 
     @property
     def shifted(self) -> tuple[bool, bool]:
-        """Whether words are read, and written, whose first elements may belong to the row before."""
+        """Whether words that are read, and written, may contain elements of the row before."""
         return self.read < self.word, self.written < self.word
 
     @property
     def skewed(self) -> Skewed | None:
-        """The tiles, if they are skewed."""
+        """The tiles, if they are skewed; else None."""
         together = min(self.read, self.written)
         if together > self.word or self.rows_within[0] > 1 or self.columns_within[0] > 1:
             return None
@@ -90,7 +90,7 @@ class Tiled(msgspec.Struct, frozen=True, tag="tiled"):
 
     @property
     def tile(self) -> tuple[int, int]:
-        """How many rows and columns a tile has: about as many of both, if there are."""
+        """Rows and columns of a tile: about as many of both, if there are."""
         if self.skewed is not None:
             return self.skewed.rows, self.skewed.columns
         side = _side(self.itemsize) if not any(self.shifted) else 128
@@ -109,14 +109,14 @@ class Tiled(msgspec.Struct, frozen=True, tag="tiled"):
 
     @property
     def tiles(self) -> int:
-        """How many there are."""
+        """Tiles altogether."""
         return math.prod(self.counts) * math.prod(size for size, *_ in self.batch)
 
     @property
     def counts(self) -> tuple[int, int]:
-        """How many there are along the columns and along the rows."""
+        """Tiles along the columns and along the rows."""
         rows, columns = self.tile
-        down = -(-self.rows // rows) if self.skewed is None else self.skewed.count(self.rows)
+        down = -(-self.rows // rows) if self.skewed is None else self.skewed.blocks_along(self.rows)
         return -(-self.columns // columns), down
 
     @property
@@ -133,7 +133,7 @@ class Tiled(msgspec.Struct, frozen=True, tag="tiled"):
 
     @property
     def lanes(self) -> tuple[int, int]:
-        """How many lanes lie beside each other in a row that is read, and in a column that is written."""
+        """Lanes beside each other along a row that is read, and along a column that is written."""
         rows, columns = self.tile
         read = LANES * _WORD // (self.read * self.itemsize)
         written = (LANES if self.itemsize <= _WORD else LANES // 2) // max(self.written, 1 + self.shifted[1])
@@ -152,7 +152,7 @@ class Tiled(msgspec.Struct, frozen=True, tag="tiled"):
 
     @property
     def skew(self) -> int:
-        """By how many elements 32 rows are moved against those before, if a warp writes from so many."""
+        """Elements by which each group of 32 rows is moved, if a warp writes from several of them; else 0."""
         columns = self.tile[1]
         return columns if columns < max(self.written, self.word) else 0
 
@@ -176,7 +176,7 @@ class Tiled(msgspec.Struct, frozen=True, tag="tiled"):
 
     @property
     def arguments(self) -> list[int]:
-        """The kernel's, behind the pointers."""
+        """The arguments behind the pointers."""
         across, down = self.counts
         found = [self.tiles]
         for size in (across, down, self.rows_within[0], self.columns_within[0]):
@@ -209,15 +209,18 @@ def _power_of_two(least: int) -> int:
 
 
 def _side(itemsize: int) -> int:
-    """The most elements of a tile along an axis, if it has as many along the other."""
+    """The most elements of a square tile along an axis."""
     return 128 if itemsize == 1 else 64
 
 
 def tiled(
     dims: Sequence[int], strides: Sequence[Sequence[int]], alignments: Sequence[int], itemsize: int
 ) -> Tiled | None:
-    """A copy by tiles; None if there is no need. The result's strides and alignment, then the operand's."""
-    axes = merged(dims, strides)
+    """Describe a copy by tiles; None if there is no need for tiles.
+
+    The parameters have the result's strides and alignment, then the operand's.
+    """
+    axes = merge_dims(dims, strides)
     if 0 in dims or not axes or axes[-1][1][0] != 1 or axes[-1][1][1] == 1:
         return None
     fastest = next((axis for axis in axes if axis[1][1] == 1), None)
@@ -258,13 +261,13 @@ def _count(axes: Sequence[Axis]) -> int:
 
 
 def _steps(group: Sequence[Axis], tensor: int) -> tuple[int, tuple[int, int]]:
-    """The stride of one or two axes in a tensor, the slower one first, and the size and stride within it."""
+    """The stride of one or two axes in a tensor, the slower one first, and size and stride within that."""
     *slow, (size, steps) = group
     return (slow[0][1][tensor], (size, steps[tensor])) if slow else (steps[tensor], (1, 0))
 
 
 def _together(size: int, steps: Sequence[int], alignment: int, itemsize: int) -> int:
-    """How many neighbours along an axis can be accessed at once."""
+    """How many neighbours along an axis a thread can access at once."""
     counts = (_PACK_BYTES // itemsize >> shift for shift in range(5))
     return next(
         count
@@ -282,7 +285,7 @@ def tiled_source(description: Tiled) -> str:
     names = [f"const long long {name}{n}" for n in batch for name in ("size", "by", "to", "of")]
     parameters = "".join(f", {name}" for name in names)
     places = [
-        f"{{ {divided('at', 'rest', f'size{n}', f'by{n}')} x += at * (I)of{n}; z += at * (I)to{n}; }}"
+        f"{{ {split_index('at', 'rest', f'size{n}', f'by{n}')} x += at * (I)of{n}; z += at * (I)to{n}; }}"
         for n in reversed(batch)
     ]
     row = _place("i", "rows_within", "row_step", description.rows_within)
@@ -313,14 +316,14 @@ extern "C" __global__ void __launch_bounds__({THREADS}, {description.resident}) 
     const unsigned y_at = (unsigned)((unsigned long long)y / {size});
     for (long long t = blockIdx.x; t < tiles; t += gridDim.x) {{
         I rest = (I)t;
-        {divided("tile_column", "rest", "across", "across_by")}
-        {divided("tile_row", "rest", "down", "down_by")}
+        {split_index("tile_column", "rest", "across", "across_by")}
+        {split_index("tile_row", "rest", "down", "down_by")}
         const I row = tile_row * ROWS, column = tile_column * COLUMNS;
         I x = column, z = row;
         {" ".join(places)}
         const int below = (int)min((I)rows - row, (I)ROWS);
         const int beside = (int)min((I)columns - column, (I)COLUMNS);
-        {_moved(description) if tiles is None else tiles.body()}
+        {_tile_body(description) if tiles is None else tiles.body()}
         __syncthreads();
     }}
 }}
@@ -335,8 +338,8 @@ def _place(number: str, within: str, step: str, of: tuple[int, int]) -> str:
     return f"{group} * (I){step} + ({number} - {group} * (I){within}) * (I){within}_step"
 
 
-def _moved(description: Tiled) -> str:
-    """A tile is moved, from the same columns of each row."""
+def _tile_body(description: Tiled) -> str:
+    """The C++ that moves a tile through shared memory, if it is not skewed."""
     skew = f" + (int)((unsigned)r / {LANES}) * {description.skew}" if description.skew else ""
     read_shifted, written_shifted = description.shifted
     shift = " + (int)((from_at + (unsigned)(x + x_of(row + r))) & (WORD - 1))" if read_shifted else ""
@@ -348,7 +351,7 @@ def _moved(description: Tiled) -> str:
 
 
 def _reads(description: Tiled) -> str:
-    """A thread reads up to 16 bytes at a time, all that it has, and stores them as words."""
+    """The C++ that reads a tile, up to 16 bytes at a time: first all reads of a thread, then its stores."""
     rows, columns = description.tile
     lanes, read = description.lanes[0], description.read
     beside = columns // (lanes * read)
@@ -373,7 +376,7 @@ def _reads(description: Tiled) -> str:
 
 
 def _shifted_reads(description: Tiled) -> str:
-    """A thread reads all words that have elements of the tile's rows."""
+    """The C++ that reads all words with elements of the tile's rows."""
     rows, columns = description.tile
     beside = columns // description.word
     full = rows * beside // THREADS
@@ -398,7 +401,7 @@ def _shifted_reads(description: Tiled) -> str:
 
 
 def _writes(description: Tiled) -> str:
-    """A thread writes up to 16 bytes at a time."""
+    """The C++ that writes a tile, up to 16 bytes at a time."""
     rows, columns = description.tile
     lanes, written = description.lanes[1], description.written
     below = rows // (lanes * written)
@@ -416,7 +419,7 @@ def _writes(description: Tiled) -> str:
 
 
 def _shifted_writes(description: Tiled) -> str:
-    """A thread writes words, from the first one of a column that has no other elements; then their ends."""
+    """The C++ that writes the whole words of each column, and then the elements at its ends."""
     rows, columns = description.tile
     lanes, word = description.lanes[1], description.word
     below = rows // (lanes * word)

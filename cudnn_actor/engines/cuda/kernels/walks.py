@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from cudnn_actor.engines.cuda.kernels.axes import Axis, divided, divisor, merged, merged_axes
+from cudnn_actor.engines.cuda.kernels.axes import Axis, divisor, merge_axes, merge_dims, split_index
 
 __all__ = ["Walk", "launcher"]
 
@@ -14,7 +14,7 @@ _THREADS, _MOST_BLOCKS = 256, 1 << 16
 
 
 class Walk(NamedTuple):
-    """Places that are numbered, and where each lies in some tensors, in CUDA C++.
+    """Numbered places, and the C++ that finds each one's offset in some tensors.
 
     Parameters
     ----------
@@ -32,25 +32,25 @@ class Walk(NamedTuple):
 
     @classmethod
     def over(cls, letter: str, dims: Sequence[int], **strides: Sequence[int]) -> Walk:
-        """Over dims, in the order in which the first tensor's elements lie in memory."""
-        axes = merged(dims, [*strides.values()]) or [(1, (0,) * len(strides))]
+        """Describe the places of dims, numbered as the first tensor's elements lie in memory."""
+        axes = merge_dims(dims, [*strides.values()]) or [(1, (0,) * len(strides))]
         return cls(letter, tuple(strides), tuple(axes))
 
     @classmethod
     def in_order(cls, letter: str, dims: Sequence[int], **strides: Sequence[int]) -> Walk:
-        """Over dims, in the order of their indices."""
+        """Describe the places of dims, numbered in the order of their indices."""
         steps = zip(*strides.values(), strict=True) if dims else ()
-        axes = merged_axes(zip(dims, steps, strict=True)) or [(1, (0,) * len(strides))]
+        axes = merge_axes(zip(dims, steps, strict=True)) or [(1, (0,) * len(strides))]
         return cls(letter, tuple(strides), tuple(axes))
 
     @property
     def total(self) -> int:
-        """How many places there are."""
+        """The number of places."""
         return math.prod(size for size, _ in self.axes)
 
     @property
     def span(self) -> int:
-        """More than any number that is computed for it."""
+        """A number larger than all that the walk computes."""
         reach = (
             sum((size - 1) * steps[n] for size, steps in self.axes if size) for n in range(len(self.names))
         )
@@ -74,10 +74,10 @@ class Walk(NamedTuple):
         return ", ".join(f"long long {name}" for name in names)
 
     def at(self, number: str) -> str:
-        """Statements that define where a place lies in each tensor: `x_at` for x."""
+        """Statements that define the offset of a place in each tensor: `x_at` for x."""
         letter, text = self.letter, [f"I {self.letter}_rest = (I){number};"]
         text += [
-            divided(f"{letter}{n}", f"{letter}_rest", f"{letter}{n}_size", f"{letter}{n}_by")
+            split_index(f"{letter}{n}", f"{letter}_rest", f"{letter}{n}_size", f"{letter}{n}_by")
             for n in range(len(self.axes) - 1, 0, -1)
         ]
         text.append(f"const I {letter}0 = {letter}_rest;")
@@ -87,7 +87,7 @@ class Walk(NamedTuple):
         return " ".join(text)
 
     def loop(self, body: str, unrolled: int = 1) -> str:
-        """A loop of all threads over the places, for a body to which `{letter}_number` is known."""
+        """A loop of all threads over the places. The body knows `{letter}_number` and the offsets."""
         number = f"{self.letter}_number"
         start = f"long long {number} = blockIdx.x * (long long)blockDim.x + threadIdx.x"
         step = f"{number} += (long long)gridDim.x * blockDim.x"
@@ -96,7 +96,7 @@ class Walk(NamedTuple):
 
 
 def launcher(kernel: Any, count: int, arguments: tuple[Any, ...]) -> Callable[[Sequence[int]], None]:
-    """The launch of a kernel with a thread for each of so many places; without any, nothing."""
+    """The launch of a kernel with a thread for each of `count` places; it does nothing if there are none."""
     grid = (min(-(-count // _THREADS), _MOST_BLOCKS),)
 
     def launch(addresses: Sequence[int]) -> None:

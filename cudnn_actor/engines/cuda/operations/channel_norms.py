@@ -29,7 +29,7 @@ from cudnn_actor.protocol.operations import (
 from cudnn_actor.protocol.types.dtypes import DType
 from cudnn_actor.protocol.types.tensor import Layout
 
-__all__ = ["described", "lower_channel_norm"]
+__all__ = ["describe", "lower_channel_norm"]
 
 _STATISTICS = ("mean", "inverse_deviation")
 
@@ -100,8 +100,8 @@ def lower_channel_norm(graph: FrontendGraph, operation: Any) -> None:
 # Our own.
 
 
-def described(operation: Any, given: Mapping[str, GraphTensor]) -> Described:
-    """A norm on these operands, by name. Its dims are (N, groups, channels of a group, others)."""
+def describe(operation: Any, given: Mapping[str, GraphTensor]) -> Described:
+    """Describe a norm on these operands, by name. Its dims are (N, groups, channels of a group, others)."""
     samples, channels, *rest = given["x"].dims
     groups = operation.groups_of(channels)
     own = channels // groups
@@ -145,6 +145,7 @@ _RUNNING = {
 
 
 def _inference(given: Any, along: tuple[int, ...]) -> Pass:
+    """The pass of a batch norm with given statistics."""
     scale, bias = " * {scale}" * ("scale" in given), " + {bias}" * ("bias" in given)
     values = ("{mean}", "1 / sqrt({variance} + n0)")
     return Pass(along, values=values, changed=f"({{x}} - {{low}}) * {{high}}{scale}{bias}")

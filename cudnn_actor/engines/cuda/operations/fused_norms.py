@@ -45,8 +45,8 @@ _CHANNELS: tuple[type[Node], ...] = (BatchNorm, BatchNormTraining, BatchNormBack
 _CHANNELS += (InstanceNorm, InstanceNormBackward, GroupNorm, GroupNormBackward)
 _ROWS: tuple[type[Node], ...] = (LayerNorm, LayerNormBackward, RMSNorm, RMSNormBackward)
 _DESCRIBED: Mapping[type[Node], Callable[[Any, Mapping[str, GraphTensor]], Described]] = {
-    **dict.fromkeys(_CHANNELS, channel_norms.described),
-    **dict.fromkeys(_ROWS, normalization.described),
+    **dict.fromkeys(_CHANNELS, channel_norms.describe),
+    **dict.fromkeys(_ROWS, normalization.describe),
 }
 FUSED = frozenset(_CHANNELS)
 """The norms that are fused with what is around them.
@@ -56,7 +56,7 @@ Gradients of rows take three to eight times as long as cuDNN's (9.19, H200), mor
 
 
 class Normed(msgspec.Struct, frozen=True, tag="normed"):
-    """A norm's kernels with what is around it, as data.
+    """A norm with the pointwise operations around it, as data.
 
     Parameters
     ----------
@@ -124,7 +124,7 @@ def beside(operation: Node) -> list[int]:
 
 
 def norm_of(of: Normed) -> Norm:
-    """What the kernels are made of."""
+    """The norm as its kernels see it."""
     given = {name: of.tensors[number] for name, number in of.operation.named()}
     dims = given["x"].dims
     found = _DESCRIBED[type(of.operation)](of.operation, given)
@@ -175,7 +175,7 @@ def norm_workspace(operation: Any, tensors: Sequence[GraphTensor]) -> int:
 
 
 def alone(operation: Any, tensors: Sequence[GraphTensor]) -> Normed:
-    """A norm with nothing around it."""
+    """Describe a norm with nothing around it."""
     read = [tensors[number] for number in elements(operation)]
     written = [tensors[number] for name, number in operation.named(operation.outputs) if name in ELEMENTS]
     given = tuple(Leaf(n, tensor.dtype) for n, tensor in enumerate(read))
@@ -190,7 +190,7 @@ def alone(operation: Any, tensors: Sequence[GraphTensor]) -> Normed:
 
 
 def _order(operation: Any) -> list[int]:
-    """The places of the addresses among those of the operation's operands."""
+    """The places of a kernel's tensors among the operation's operands."""
     places = {name: place for place, (name, _) in enumerate(operation.named())}
     names = [name for name in places if name not in ELEMENTS]
     read, written = (

@@ -28,17 +28,17 @@ _ONE = Constant(1.0)
 
 
 class Computing(Protocol):
-    """Adds to what a kernel computes."""
+    """Appends nodes to the body of a kernel over lines."""
 
     def apply(self, mode: PointwiseMode, *operands: Value) -> Value:
-        """A pointwise function, not rounded."""
+        """Append a pointwise function, and return its value, not rounded."""
 
     def reduce(self, mode: ReductionMode, operand: Value) -> Value:
-        """A reduction along the lines, not rounded."""
+        """Append a reduction along the lines, and return its value, not rounded."""
 
 
 class InLines(NamedTuple):
-    """An operation in these terms.
+    """How an operation is written as pointwise functions and reductions along lines.
 
     Parameters
     ----------
@@ -79,7 +79,7 @@ def _softmax_gradient(
 
 
 def _inverse(square: Value, epsilon: float, to: Computing) -> Value:
-    """1 / sqrt(mean + epsilon), of the squares of which this is one."""
+    """1 / sqrt(mean + epsilon), the mean of this square along the line."""
     mean = to.apply(_M.ADD, to.reduce(_R.MEAN, square), Constant(epsilon))
     return to.apply(_M.DIV, _ONE, to.apply(_M.SQRT, mean))
 
@@ -105,10 +105,12 @@ def _rms_norm(operation: RMSNorm[int], given: Mapping[str, Value], to: Computing
 
 
 def _last(operation: Any, rank: int) -> tuple[int, ...]:
+    """The axes from the operation's axis to the last."""
     return tuple(range(operation.axis % rank, rank))
 
 
 def _only(operation: Any, rank: int) -> tuple[int, ...]:
+    """The operation's only axis."""
     return (operation.axis % rank,)
 
 

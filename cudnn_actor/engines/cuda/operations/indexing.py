@@ -64,6 +64,7 @@ class _Gather(NamedTuple):
 
     @property
     def numbers(self) -> tuple[int, ...]:
+        """The arguments behind the pointers."""
         return (*self.walk.numbers, *(n for pair in self.selects for n in pair), self.component)
 
 
@@ -93,13 +94,13 @@ extern "C" __global__ void gather(
 
 
 def selection(count: int) -> str:
-    """The parameters of `selected`: size and step of each axis that is selected; the step of the indices."""
+    """The C parameters of `selected`: size and step of each selected axis; the step from index to index."""
     names = [name for n in range(count) for name in (f"size{n}", f"step{n}")]
     return ", ".join(f"long long {name}" for name in (*names, "component"))
 
 
 def selected(count: int) -> str:
-    """The C expression of how many steps further the indices select."""
+    """The C expression of the offset that the indices select."""
     return " + ".join(
         f"(I)placed(indices[indices_at + {n} * (I)component], size{n}) * (I)step{n}" for n in range(count)
     )
@@ -117,6 +118,7 @@ def strides_of(places: Places, x: GraphTensor, indices: GraphTensor) -> tuple[li
 
 
 def _gather(operation: Gathering[int], tensors: Sequence[GraphTensor]) -> _Gather:
+    """Describe a gather."""
     x, indices, y = tensors
     places = operation.places(x.dims, indices.dims)
     of_x, of_indices = strides_of(places, x, indices)
@@ -127,7 +129,7 @@ def _gather(operation: Gathering[int], tensors: Sequence[GraphTensor]) -> _Gathe
 
 
 def _packed(gather: _Gather, alignment: int) -> _Gather:
-    """With neighbours that are moved at once as one element, if there are any."""
+    """The gather with neighbours moved at once as one element, if there are any."""
     *slow, (size, steps) = gather.walk.axes
     if steps != (1, 1, 0):
         return gather
@@ -189,6 +191,7 @@ class _Scatter(NamedTuple):
 
 
 def _scatter(operation: Scattering[int], tensors: Sequence[GraphTensor]) -> _Scatter:
+    """Describe a scatter."""
     x, indices, updates, y = tensors
     places = operation.places(x.dims, indices.dims)
     whole = [own is not None and own not in places.of_indices for own in places.own]
@@ -274,6 +277,7 @@ def scatter_kernels(
 
 
 def _takes_last(operation: Scattering[int]) -> bool:
+    """Whether only the last update of an element counts."""
     return operation.reduction is ScatterReduction.NONE
 
 

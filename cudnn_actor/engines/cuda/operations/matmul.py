@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from cudnn_actor.engines.cuda.cudnn.frontend_graph import FrontendGraph, Refused
-from cudnn_actor.engines.cuda.kernels.axes import Axis, merged_axes
+from cudnn_actor.engines.cuda.kernels.axes import Axis, merge_axes
 from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES, CONVERSIONS, load, store
 from cudnn_actor.engines.cuda.kernels.kernel import function_of
 from cudnn_actor.engines.cuda.library.libcublas import WORKSPACE_BYTES, thread_handle
@@ -68,11 +68,12 @@ class _Product(NamedTuple):
 
 
 def _product(a: GraphTensor, b: GraphTensor, y: GraphTensor) -> _Product:
+    """Describe a product."""
     *sizes, rows, columns = y.dims
     inner = a.dims[-1]
     steps = [_batch_strides(tensor, len(sizes)) for tensor in (a, b, y)]
     axes = [*zip(sizes, zip(*steps, strict=True), strict=True), (rows, (a.strides[-2], 0, y.strides[-2]))]
-    batch = merged_axes(axes)
+    batch = merge_axes(axes)
     rows, (a_row, _, y_row) = batch.pop() if batch and not batch[-1][1][_B] else (1, (0, 0, 0))
     matrices = (
         _Matrix(rows, inner, a_row, a.strides[-1]),
@@ -89,7 +90,7 @@ def _batch_strides(tensor: GraphTensor, rank: int) -> tuple[int, ...]:
 
 
 def _check_for_libraries(tensors: Sequence[GraphTensor]) -> None:
-    """Raise `Refused` for what no library is asked for."""
+    """Raise `Refused` for products that no library is asked for."""
     a = tensors[_A]
     if not a.dtype.is_floating and a.dims[-1] > _LONGEST_INTEGER_SUM:
         raise Refused(f"a sum of {a.dims[-1]:,} products of integers may overflow")
@@ -142,7 +143,7 @@ def _folded(tensor: GraphTensor, dims: tuple[int, ...], rows: int) -> tuple[list
 def _one_axis(sizes: tuple[int, ...], strides: tuple[int, ...], whole: tuple[int, ...]) -> tuple[int, int]:
     """Dims as one, or as 1 if the tensor is broadcast in all of them: the size, and the stride or 0."""
     given = [(size, (stride,)) for size, stride in zip(sizes, strides, strict=True)]
-    axes = merged_axes(given)
+    axes = merge_axes(given)
     if len(axes) > 1 or (axes and sizes != whole):
         raise Refused("what follows a product is broadcast in a part of the batch")
     size, (stride,) = axes[0] if axes else (1, (0,))
@@ -259,6 +260,7 @@ def cublas_call(operation: MatMul[int], tensors: Sequence[GraphTensor]) -> Cubla
 
 
 def _dot(at: Sequence[int], steps: Sequence[int]) -> int:
+    """The sum of the products of two sequences."""
     return sum(n * step for n, step in zip(at, steps, strict=True))
 
 

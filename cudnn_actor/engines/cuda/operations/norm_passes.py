@@ -14,7 +14,7 @@ ELEMENTS = ("x", "y", "dy", "dx")
 
 
 class Described(NamedTuple):
-    """A norm without what is around it.
+    """A norm without what is around it, in terms of its kernels.
 
     Parameters
     ----------
@@ -38,9 +38,10 @@ _NORMAL = "(({x} - {mean}) * {inverse_deviation})", "({x} * {inverse_rms})"
 
 
 def forward(names: Collection[str], axes: tuple[int, ...], *, centred: bool, **results: str) -> Pass:
-    """A norm of lines along some axes, with these operands; `n0` is its epsilon. `results`: more of them.
+    """The pass of a norm of lines along some axes, with these operands; `n0` is its epsilon.
 
-    `centred`: less the mean, by the deviation from it; else by the root mean square.
+    `centred`: less the mean, by the deviation from it; else by the root mean square. `results`: what else is
+    stored once for each line.
     """
     scale, bias = " * {scale}" * ("scale" in names), " + {bias}" * ("bias" in names)
     if not centred:
@@ -54,7 +55,7 @@ def forward(names: Collection[str], axes: tuple[int, ...], *, centred: bool, **r
 
 
 def backward(names: Collection[str], axes: tuple[int, ...], weights: tuple[int, ...]) -> tuple[Pass, ...]:
-    """The gradients of such a norm. `weights`: the axes along which dscale and dbias are sums."""
+    """The passes of such a norm's gradients. `weights`: the axes along which dscale and dbias are sums."""
     centred = "mean" in names
     normal, inverse = _NORMAL[not centred], "{inverse_deviation}" if centred else "{inverse_rms}"
     sums, of_weights = ("{dy}", f"{{dy}} * {normal}"), {"dscale": "{state}.second", "dbias": "{state}.first"}

@@ -22,7 +22,7 @@ from cudnn_actor.protocol.operations import (
 )
 from cudnn_actor.protocol.types.tensor import Layout
 
-__all__ = ["described", "lower_normalization"]
+__all__ = ["describe", "lower_normalization"]
 
 Norm = LayerNorm[int] | RMSNorm[int] | LayerNormBackward[int] | RMSNormBackward[int]
 
@@ -88,8 +88,8 @@ _PARTS = dict.fromkeys(("scale", "bias", "dscale", "dbias"), "weights")
 _PARTS |= dict.fromkeys(("mean", "inverse_deviation", "inverse_rms"), "statistics")
 
 
-def described(operation: Any, given: Mapping[str, GraphTensor]) -> Described:
-    """A norm on these operands, by name."""
+def describe(operation: Any, given: Mapping[str, GraphTensor]) -> Described:
+    """Describe a norm on these operands, by name."""
     dims = given["x"].dims
     first = operation.axis % len(dims)
     beside = {}

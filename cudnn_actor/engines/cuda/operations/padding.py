@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cudnn_actor.engines.cuda.kernels.axes import DIVISION, divided, divisor
+from cudnn_actor.engines.cuda.kernels.axes import DIVISION, divisor, split_index
 from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES, CONVERSIONS, PACK, store
 from cudnn_actor.engines.cuda.kernels.kernel import function_of
 from cudnn_actor.engines.cuda.operations.implementation import Launcher, implement
@@ -143,7 +143,7 @@ def source(operation: Pad[int] | BorderPad[int], tensors: Sequence[GraphTensor])
         f", const long long {name}{n}" for n in range(last + 1) for name in (*_Axis._fields, "by")
     )
     mode = "constant" if isinstance(operation, Pad) else str(operation.mode)
-    places = [divided(f"i{n}", "rest", f"size{n}", f"by{n}") for n in reversed(range(1, last))]
+    places = [split_index(f"i{n}", "rest", f"size{n}", f"by{n}") for n in reversed(range(1, last))]
 
     def mapped(n: int, place: str) -> str:
         if not found.axes[n].padded:
@@ -190,7 +190,7 @@ extern "C" __global__ void pad(
     for (int v = 0; v < {found.together}; ++v) filled.of[v] = filling;
     const int rows = blockDim.x / BESIDE;
     I block = (I)blockIdx.x;
-    {divided("part", "block", "parts", "parts_by")}
+    {split_index("part", "block", "parts", "parts_by")}
     const I first = part * (BESIDE * EACH) + (I)(threadIdx.x % BESIDE);
     {columns}
     const long long step = gridDim.x / (unsigned)parts * (long long)rows;

@@ -113,7 +113,7 @@ def pooling_kernel(
 
 
 def _looped(operation: Pooling, tensors: Sequence[GraphTensor]) -> GraphTensor:
-    """The tensor with a thread for each of its elements."""
+    """The tensor whose elements have a thread each: the first result."""
     return tensors[len(operation.reads)]
 
 
@@ -250,14 +250,14 @@ _IN_ADAPTIVES = """
 """The same two for adaptive windows."""
 
 
-def _seen(operation: Pooling, body: str) -> str:
-    """Runs `body` for each element p of the input in the window i."""
+def _loop_over_window(operation: Pooling, body: str) -> str:
+    """Returns the C loop that runs `body` for each input element p of the window i."""
     loops = _IN_ADAPTIVE if isinstance(operation.window, AdaptiveWindow) else _IN_WINDOW
     return loops.format(body=body)
 
 
-def _seeing(operation: Pooling, body: str) -> str:
-    """Runs `body` for each window q that has the element i of the input."""
+def _loop_over_windows_of(operation: Pooling, body: str) -> str:
+    """Returns the C loop that runs `body` for each window q that contains the input element i."""
     loops = _IN_ADAPTIVES if isinstance(operation.window, AdaptiveWindow) else _IN_WINDOWS
     return loops.format(body=body)
 
@@ -277,7 +277,7 @@ def _max(operation: MaxPool[int], tensors: Sequence[GraphTensor]) -> str:
     if operation.index is not None:
         written += f" t2[{_place(2, *place)}] = index;"
     kept = f"T best = 0; {C_TYPES[tensors[0].dtype]} element = 0; I index = -1;"
-    return f"{kept}{_seen(operation, body)}\n        {written}"
+    return f"{kept}{_loop_over_window(operation, body)}\n        {written}"
 
 
 def _max_backward(operation: MaxPoolBackward[int], tensors: Sequence[GraphTensor]) -> str:
@@ -288,13 +288,13 @@ def _max_backward(operation: MaxPoolBackward[int], tensors: Sequence[GraphTensor
     wide = tensors[2].dtype in (DType.INT64, DType.UINT64)
     stored = "sum" if wide else store(tensors[2].dtype, "sum")
     return (
-        f"T sum = 0; const I number = {_NUMBER.format(*_I)};{_seeing(operation, body)}\n"
+        f"T sum = 0; const I number = {_NUMBER.format(*_I)};{_loop_over_windows_of(operation, body)}\n"
         f"        t2[{_place(2, 'i0', 'i1', *_I)}] = {stored};"
     )
 
 
 def _counted(operation: AvgPool[int] | AvgPoolBackward[int], places: Sequence[str]) -> str:
-    """The C expression of a window's count; `places`: its place in each spatial dim."""
+    """The C expression of how many elements a window counts; `places`: its place in each spatial dim."""
     axes = range(2, _RANK)
     if isinstance(operation.window, AdaptiveWindow):
         counts = [f"covered({place}, x{axis}, y{axis})" for axis, place in zip(axes, places, strict=True)]
@@ -311,7 +311,7 @@ def _counted(operation: AvgPool[int] | AvgPoolBackward[int], places: Sequence[st
 def _average(operation: AvgPool[int], tensors: Sequence[GraphTensor]) -> str:
     value = load(tensors[0].dtype, f"t0[{_place(0, 'i0', 'i1', *_P)}]")
     return (
-        f"T sum = 0;{_seen(operation, f'sum += (T){value};')}\n"
+        f"T sum = 0;{_loop_over_window(operation, f'sum += (T){value};')}\n"
         f"        t1[{_place(1, 'i0', 'i1', *_I)}] = "
         f"{store(tensors[1].dtype, f'sum / (T){_counted(operation, _I)}')};"
     )
@@ -321,7 +321,7 @@ def _average_backward(operation: AvgPoolBackward[int], tensors: Sequence[GraphTe
     value = load(tensors[0].dtype, f"t0[{_place(0, 'i0', 'i1', *_Q)}]")
     body = f"sum += (T){value} / (T){_counted(operation, _Q)};"
     return (
-        f"T sum = 0;{_seeing(operation, body)}\n"
+        f"T sum = 0;{_loop_over_windows_of(operation, body)}\n"
         f"        t1[{_place(1, 'i0', 'i1', *_I)}] = {store(tensors[1].dtype, 'sum')};"
     )
 
@@ -341,7 +341,7 @@ def _norm(operation: LpPool[int], tensors: Sequence[GraphTensor]) -> str:
     share = f"{value} const T part = value / most; sum += value == most ? (T)1 : {_power('part', p)};"
     root = {1.0: "sum", 2.0: "sqrt(sum)"}.get(p, f"pow(sum, (T)1 / (T){p!r})")
     return (
-        f"T most = 0, sum = 0;{_seen(operation, most)}{_seen(operation, share)}\n"
+        f"T most = 0, sum = 0;{_loop_over_window(operation, most)}{_loop_over_window(operation, share)}\n"
         f"        t1[{_place(1, 'i0', 'i1', *_I)}] = {store(tensors[1].dtype, f'most * {root}')};"
     )
 
@@ -355,9 +355,10 @@ def _norm_backward(operation: LpPoolBackward[int], tensors: Sequence[GraphTensor
     share = _power("part", operation.p - 1.0)
     body = f"""const T norm = {y}, part = size / norm;
                     if (norm != 0) sum += (T){dy} * sign * {share};"""
+    loop = _loop_over_windows_of(operation, body)
     return (
         f"T sum = 0; const T value = {x}, size = fabs(value);\n"
-        f"        const T sign = value > 0 ? 1 : value < 0 ? -1 : value;{_seeing(operation, body)}\n"
+        f"        const T sign = value > 0 ? 1 : value < 0 ? -1 : value;{loop}\n"
         f"        t3[{_place(3, *own)}] = {store(tensors[3].dtype, 'sum')};"
     )
 

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from cudnn_actor.engines.cuda.kernels.axes import merged_axes
+from cudnn_actor.engines.cuda.kernels.axes import merge_axes
 from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES, CONVERSIONS, store
 from cudnn_actor.engines.cuda.kernels.kernel import ROUNDING, function_of
 from cudnn_actor.engines.cuda.operations.implementation import Launcher, implement
@@ -99,7 +99,7 @@ def source(operation: Randomness[int], tensors: Sequence[GraphTensor]) -> str:
 
 def _axes(y: GraphTensor) -> list[tuple[int, int]]:
     """The axes of a result in the order of its elements' numbers, each with its size and its stride."""
-    axes = merged_axes((size, (step,)) for size, step in zip(y.dims, y.strides, strict=True))
+    axes = merge_axes((size, (step,)) for size, step in zip(y.dims, y.strides, strict=True))
     return [(size, step) for size, (step,) in axes] or [(1, 1)]
 
 

@@ -47,7 +47,7 @@ _MOST_UNROLLED = 128
 
 
 class _Pattern(NamedTuple):
-    """What neighbours are made of along a dim, if it is the same for all groups of so many.
+    """What groups of neighbours along a dim are made of, if that is the same for all groups.
 
     Parameters
     ----------
@@ -90,7 +90,7 @@ _ALONE = _Pattern(groups=0, step=0, first=0, places=((0,),), weights=((1.0,),))
 
 
 class _Kernel:
-    """What the kernel is made of."""
+    """What the kernel is made of, from the operation and its tensors."""
 
     def __init__(self, operation: Resampling, tensors: Sequence[GraphTensor]) -> None:
         self.operation = operation
@@ -119,11 +119,11 @@ class _Kernel:
 
     @cached_property
     def alike(self) -> bool:
-        """Whether neighbours are read as they lie in x."""
+        """Whether neighbours in the result are neighbours in x, in the same order."""
         return self.fastest not in self.taps and self.x.strides[self.fastest] == 1
 
     def _fits(self, tensor: GraphTensor, count: int) -> bool:
-        """Whether so many of its elements along that dim can be accessed at once, wherever they begin."""
+        """Whether a thread can access so many elements along the fastest dim at once, wherever they begin."""
         nbytes = min(count * tensor.dtype.itemsize, _PACK_BYTES)
         of = enumerate(zip(tensor.dims, tensor.strides, strict=True))
         apart = (step for axis, (size, step) in of if axis != self.fastest and size > 1)
@@ -152,14 +152,14 @@ class _Kernel:
 
     @cached_property
     def columns(self) -> _Pattern | None:
-        """Of the neighbours of a thread in a row, along the innermost of the dims that change."""
+        """The repeating pattern along the innermost resized dimension."""
         if not self.counts or self.fastest != max(self.taps, default=-1):
             return None
         return next(self._patterns(self.fastest, self.counts), None)
 
     @cached_property
     def rows(self) -> _Pattern:
-        """Of those in different rows, along the dim that changes before that one."""
+        """The repeating pattern along the second innermost resized dimension."""
         if self.columns is None or self.count < 2:
             return _ALONE
         window, products = _MOST_WINDOW // self.columns.window, _MOST_PRODUCTS // self.columns.products
@@ -167,7 +167,7 @@ class _Kernel:
         return next((of for of in found if of.window <= window and of.products <= products), _ALONE)
 
     def _patterns(self, axis: int, counts: Sequence[int]) -> Iterator[_Pattern]:
-        """Along a dim, for groups of these counts."""
+        """Yields the patterns of groups of these sizes along a dimension, where there are any."""
         for count in counts:
             found = _pattern(self.taps[axis], self.x.dims[axis], count, self.floats)
             if found is not None:
@@ -217,7 +217,7 @@ class _Kernel:
 
     @property
     def count(self) -> int:
-        """How many dims change."""
+        """How many dimensions are resized."""
         return len(self.taps)
 
     @property
@@ -226,7 +226,7 @@ class _Kernel:
         return self.neighbours * math.prod(int(of.places.shape[1]) for of in self.taps.values())
 
     def tables(self) -> list[np.ndarray]:
-        """The kernel's, for each dim that changes and has no pattern."""
+        """The tables of places and weights, for each resized dimension without a pattern."""
         found: list[np.ndarray] = []
         kind = np.int64 if self.wide else np.int32
         for n, (axis, of) in enumerate(self.lists.items()):
@@ -239,7 +239,7 @@ class _Kernel:
 
     @property
     def known(self) -> dict[int, _Pattern]:
-        """By its number, each of the dims that change along which there is a pattern."""
+        """The resized dimensions that have a repeating pattern, by number."""
         numbers = ((self.count - 2, self.rows), (self.count - 1, self.columns))
         return {n: of for n, of in numbers if of is not None and of is not _ALONE}
 
@@ -324,20 +324,20 @@ extern "C" __global__ void resample(
 
 
 def _number(made: _Kernel, n: int) -> str:
-    """The C expression of the coordinate of the neighbour `v` along the dim of this number."""
+    """The C expression of the coordinate of the neighbour `v` along a dimension."""
     moved = made.together > 1 and [*made.taps][n] == made.fastest
     return f"(n{n}_at + v)" if moved else f"n{n}_at"
 
 
 def _outside(made: _Kernel) -> str:
-    """The C expression of whether the neighbour `v` has the other value."""
+    """The C expression of whether the neighbour `v` lies outside x."""
     numbers = [n for n, of in enumerate(made.taps.values()) if made.forward and of.outside.any()]
     found = [f"places{n}[starts{n}[{_number(made, n)}]] < 0" for n in numbers]
     return " || ".join(found) or "false"
 
 
 def _each(made: _Kernel, text: str) -> str:
-    """Statements for each neighbour `v`."""
+    """A C loop over the neighbours `v` of a thread."""
     return f"""
     #pragma unroll
     for (int v = 0; v < {made.neighbours}; ++v) {{ {text} }}"""
@@ -349,7 +349,7 @@ def _pack(made: _Kernel, v: int | str = "v") -> str:
 
 
 def _places(made: _Kernel) -> str:
-    """Statements that say where what a thread's neighbours are made of lies along dims with a pattern."""
+    """The statements that define where a thread's window begins in x."""
     return "".join(
         f"""I places{n}[{pattern.window}];
     #pragma unroll
@@ -362,7 +362,7 @@ def _places(made: _Kernel) -> str:
 
 
 def _window(made: _Kernel, columns: _Pattern, start: str) -> str:
-    """Statements that read it, rows of `window`: in pieces what lies in x for certain, else one by one."""
+    """The statements that read the window: in pieces where it lies inside x for certain, else one by one."""
     last, piece = made.count - 1, made.piece
     inside = {t: t + columns.first for t in range(columns.window) if 0 <= t + columns.first < columns.step}
     pieces = {at // piece for at in inside.values()} if piece > 1 else ()
@@ -384,7 +384,7 @@ def _window(made: _Kernel, columns: _Pattern, start: str) -> str:
 
 
 def _copied(made: _Kernel) -> str:
-    """The statements of a resampling to the nearest, which moves bits."""
+    """The body of a resampling to the nearest, which moves bits."""
     places = [f"places{n}[{_number(made, n)}]" for n in range(made.count) if n not in made.known]
     at, outside, pack = " + ".join(["x_at", *places]), _outside(made), _pack(made)
     filled = f"if ({outside}) {pack} = {stored(made.y, 'extrapolation')}; else"
@@ -404,7 +404,7 @@ def _copied(made: _Kernel) -> str:
 
 
 def _summed(made: _Kernel) -> str:
-    """The statements of a resampling that adds up: the dims one in another, the last one innermost."""
+    """The body of a resampling that adds up weighted elements, the dimensions nested, the last innermost."""
     alike = made.together > 1 and made.alike
     weight, at = _before(made.count)
     if alike:
@@ -431,12 +431,12 @@ def _summed(made: _Kernel) -> str:
 
 
 def _before(n: int) -> tuple[str, str]:
-    """The C expressions of the weight, times, and the place of what is around a dim."""
+    """The C expressions of a weight, times, and of a place, from the loops around."""
     return (f"weight{n - 1} * ", f"at{n - 1}") if n else ("", "x_at")
 
 
 def _tabled(made: _Kernel, n: int, inner: str) -> str:
-    """A loop over what an element is made of along a dim."""
+    """A C loop over the taps along a dimension that has a table."""
     before, start = _before(n)
     number = _number(made, n)
     count = [*made.taps.values()][n].places.shape[1] if made.forward else 0
@@ -455,7 +455,7 @@ def _tabled(made: _Kernel, n: int, inner: str) -> str:
 
 
 def _products(made: _Kernel, columns: _Pattern) -> Iterator[list[tuple[str, str]]]:
-    """Of each neighbour: what it is made of, in the window, and the weights."""
+    """Yields, for each neighbour, the window's elements and the weights that it is the sum of."""
     kind = "" if made.floats is np.float64 else "f"
     for row, column in itertools.product(made.rows.taps, columns.taps):
         yield [
@@ -466,7 +466,7 @@ def _products(made: _Kernel, columns: _Pattern) -> Iterator[list[tuple[str, str]
 
 
 def _patterned(made: _Kernel, columns: _Pattern) -> str:
-    """The sums of neighbours from what the source says."""
+    """The C++ of sums whose places and weights are part of the source."""
     before, start = _before(made.count - len(made.known))
     sums = "".join(
         f"sums[{v}] += {before}{weight} * {value_of(made.x, element)}; "

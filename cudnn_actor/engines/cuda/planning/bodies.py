@@ -29,7 +29,7 @@ Steps = tuple[int, ...]
 
 
 class Body:
-    """What a kernel computes, one expression after the other.
+    """The body of a kernel: expressions that compute some operations of a graph, one after the other.
 
     Parameters
     ----------
@@ -74,19 +74,22 @@ class Body:
         return [*self._tables]
 
     def put(self, node: Any) -> Earlier:
-        """Add what is computed next."""
+        """Append a node, and return its value."""
         self.nodes.append(node)
         return Earlier(len(self.nodes) - 1)
 
     def add(self, operation: Pointwise[int]) -> None:
-        """Add a pointwise operation."""
+        """Append a pointwise operation."""
         operands = tuple(map(self.value, operation.operands))
         dtype, used = self._graph.tensor(operation.result).dtype, operation.result in self._read
         node = expression(operation, operands, self._graph.compute(operation), dtype, used=used)
         self._values[operation.result] = self.put(node)
 
     def read(self, operation: Node) -> None:
-        """Add an operation that reads one element for each. Raises `Refused` if the kernel computes those."""
+        """Add a gather, pad or nearest resize: each result element is one element of x.
+
+        Raises `Refused` if x is computed by this kernel itself.
+        """
         if not self._written.isdisjoint(operation.reads):
             raise Refused("what the kernel computes is read at other places")
         x, *given = map(self._form, operation.reads)
@@ -106,14 +109,17 @@ class Body:
         self._values[result] = self.leaf(x, read.steps, selects=tuple(selects), filling=read.filling)
 
     def define(self, uid: int, value: Value, compute: DType) -> None:
-        """Say what a tensor is, computed in that type; it is rounded if something reads it."""
+        """Set the value of a tensor, computed in that type. It is rounded if the kernel reads it."""
         dtype = self._graph.tensor(uid).dtype
         if uid in self._read and dtype is not compute:
             value = self.put(Expression(PointwiseMode.IDENTITY, (value,), (), compute, dtype))
         self._values[uid] = value
 
     def value(self, uid: int, steps: Steps | None = None) -> Value:
-        """What an operation reads. `steps`: the strides of what is read of memory, if they are others."""
+        """The expression for an operand.
+
+        `steps`: strides to use instead of the broadcast ones, if it is loaded from memory.
+        """
         if uid in self._values:
             return self._values[uid]
         tensor = self._graph.tensor(uid)
@@ -134,18 +140,18 @@ class Body:
         selects: tuple[Selection, ...] = (),
         filling: float | int | None = None,
     ) -> Leaf:
-        """What is read of a tensor: see `Leaf`."""
+        """The leaf for a tensor, one for equal parameters: see `Leaf`."""
         steps = tuple(0 if size == 1 else step for size, step in zip(self._dims, steps, strict=True))
         leaf = Leaf(self._first + len(self._leaves), tensor.dtype, offset, selects, filling)
         return self._leaves.setdefault((tensor, steps, offset, selects, filling), leaf)
 
     def of(self, uids: Iterable[int]) -> list[Value]:
-        """The values of what has been computed."""
+        """The expressions of tensors that have been computed, by uid."""
         return [self._values[uid] for uid in uids]
 
 
 def broadcast(tensor: GraphTensor, dims: tuple[int, ...]) -> Steps:
-    """A tensor's strides over all dims: 0 where it has one element. Raises `Refused` for another rank."""
+    """A tensor's strides over `dims`: 0 where it has one element. Raises `Refused` for another rank."""
     if len(tensor.dims) != len(dims):
         raise Refused("its tensors have different ranks")
     return tuple(0 if own == 1 else step for own, step in zip(tensor.dims, tensor.strides, strict=True))

@@ -67,12 +67,12 @@ def candidates(
 
 
 def names_of(lowered: Any) -> list[str]:
-    """The candidates' names, in order."""
+    """The names of the candidates, in order."""
     return [lowered.get_plan_name_at_index(index) for index in range(lowered.get_execution_plan_count())]
 
 
 def _lower(graph: OperationGraph, handle: Any, cache: Any) -> Any:
-    """The graph in the frontend's terms. Raises `Refused`."""
+    """The graph as one of the frontend's, with no candidates yet. Raises `Refused`."""
     cudnn = libraries().cudnn
     pygraph = cudnn.pygraph(
         io_data_type=cudnn.data_type.FLOAT,
@@ -91,12 +91,13 @@ def _lower(graph: OperationGraph, handle: Any, cache: Any) -> Any:
 
 
 def _first_line(error: Exception) -> str:
+    """The first line of an error's text."""
     lines = str(error).strip().splitlines()
     return lines[0][:300] if lines else type(error).__name__
 
 
 def _unwanted(graph: OperationGraph) -> list[Any]:
-    """Notes of candidates to exclude: those less accurate or less deterministic than the graph's numerics."""
+    """The numeric notes of candidates that are less accurate or deterministic than the numerics ask for."""
     note = libraries().cudnn.numerical_note
     notes = [note.REDUCED_PRECISION_REDUCTION]
     if not graph.numerics.tf32:
@@ -109,6 +110,7 @@ def _unwanted(graph: OperationGraph) -> list[Any]:
 
 
 def _multiplies_float32(graph: OperationGraph, operation: Node) -> bool:
+    """Whether an operation has a choice of TF32."""
     return not isinstance(operation, Pointwise) and graph.tensor(operation.reads[0]).dtype is DType.FLOAT32
 
 
@@ -147,14 +149,14 @@ def _has_operand_of_samples(graph: OperationGraph, result: int) -> bool:
 
 
 def _statistics_in_place(graph: OperationGraph, operation: Node) -> set[int]:
-    """A norm's running statistics that the new ones overwrite: a channel's old number makes its new one."""
+    """The running statistics that a norm overwrites: it may, each number depends on the old one alone."""
     named = dict(operation.named())
     pairs = ((uid, named.get(f"new_{name}")) for name, uid in named.items())
     return {uid for uid, new in pairs if new is not None and graph.tensor(new).overwrites == uid}
 
 
 def computed_first(graph: OperationGraph, operation: Node) -> Mapping[str, Computed]:
-    """The operands that cuDNN must get in the place of those given, by name; see `Implementation`."""
+    """What cuDNN must be given instead of some operands, by name: see `Implementation.computed`."""
     compute = IMPLEMENTATIONS[type(operation)].computed
     if compute is None:
         return {}

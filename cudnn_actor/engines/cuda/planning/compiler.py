@@ -25,7 +25,7 @@ from cudnn_actor.engines.cuda.planning.depthwise import compile_depthwise, is_de
 from cudnn_actor.engines.cuda.planning.fusing import compile_fused
 from cudnn_actor.engines.cuda.planning.partition import Cut, cut
 from cudnn_actor.engines.cuda.planning.splitting import MOST_FORMS, compile_split, is_elementwise, ways
-from cudnn_actor.engines.cuda.planning.steps import finish, given_sources, graph_step
+from cudnn_actor.engines.cuda.planning.steps import bound_sources, finish, graph_step
 from cudnn_actor.engines.cuda.planning.widening import compile_widened, is_widened
 from cudnn_actor.engines.cuda.running.loading import load, loaded
 from cudnn_actor.engines.cuda.running.plan import CudaPlan
@@ -46,7 +46,7 @@ _CHOICES = 3
 
 
 def compile_plan(graph: OperationGraph, context: BuildContext, workspace_limit: int | None) -> CudaPlan:
-    """A checked plan for a graph. Blocks for milliseconds, or for seconds if kernels are compiled.
+    """Returns a checked plan for a graph. Blocks for milliseconds, or for seconds if kernels are compiled.
 
     Raises `UnsupportedGraph`, `OutOfMemory` if only plans over the limit can run it, `EngineFailure`.
     """
@@ -74,7 +74,7 @@ def compile_plan(graph: OperationGraph, context: BuildContext, workspace_limit: 
 def in_pieces(
     graph: OperationGraph, parts: Cut, limit: int, build: Callable[[OperationGraph], CudaPlan]
 ) -> CudaPlan:
-    """The plan of a graph in pieces, each made by `build`. Raises as `build`, and `OutOfMemory`."""
+    """Returns the plan of a graph in pieces, compiled by `build`. Raises as `build`, and `OutOfMemory`."""
     between = scratch_bytes(parts)
     if between > limit:  # before any piece is built
         numbers = largest(graph, parts)
@@ -89,9 +89,9 @@ def in_pieces(
 
 
 def _first_good(graph: OperationGraph, context: BuildContext, limit: int) -> CudaPlan:
-    """The first plan that passes its self-check. Raises `Refused` if none does.
+    """Returns the first plan that passes its self-check. Raises `Refused` if none does.
 
-    If the device has no room for the self-check, the first plan, unchecked.
+    If the device has no room for the self-check, it is the first plan, unchecked.
     """
     check: SelfCheck | None = None
     last = "cuDNN has no plan for it"
@@ -122,7 +122,7 @@ def _first_good(graph: OperationGraph, context: BuildContext, limit: int) -> Cud
 
 
 def _checked(plan: CudaPlan, check: SelfCheck) -> tuple[CudaPlan, str | None]:
-    """A plan, and what is wrong with it.
+    """Returns a plan as it was checked, and its fault, None if it has none.
 
     A plan with the kernel of another size is loaded from its bytes before, so that what is checked is what
     the plan store and other processes get: the bytes have the arguments of the graph that the kernel was
@@ -188,7 +188,7 @@ _Make = Callable[[], CudaPlan]
 
 
 def _of_our_own(graph: OperationGraph, handle: Any, limit: int | None) -> Iterator[_Make]:
-    """The graph as one kernel of our own, if there may be one, or with channels of zeros."""
+    """Yields what makes the graph one kernel of our own, or a convolution with channels of zeros."""
     others = [operation for operation in graph.operations if not isinstance(operation, Pointwise)]
     if any(is_depthwise(operation, graph.tensor) for operation in others):
         yield partial(compile_depthwise, graph, limit)
@@ -228,7 +228,7 @@ def _in_one_piece(
 
 
 def _in_steps(graph: OperationGraph, handle: Any, limit: int | None) -> Iterator[_Make]:
-    """The graph in steps: a few choices for each form of the convolutions' tensors, or each way."""
+    """Yields what makes the graph steps: a few choices for each form of a convolution's tensors, or way."""
     convolves = any(isinstance(operation, Convolution) for operation in graph.operations)
     for form in range(MOST_FORMS if convolves else 1):
         for choice in range(_CHOICES if convolves else ways(graph)):
@@ -253,12 +253,13 @@ def _dynamic(graph: OperationGraph, handle: Any, limit: int | None, cache: Any) 
     check_whole(graph)
     lowered = candidates(graph, handle, limit, fallbacks=False, cache=cache)
     build_candidate(graph, lowered, 0)
-    step = graph_step(graph, lowered, given_sources(graph))
+    step = graph_step(graph, lowered, bound_sources(graph))
     step = msgspec.structs.replace(step, engine=f"{step.engine}-dynamic", plan=serialised(lowered))
     return finish(graph, [step], [lowered], 0, limit)
 
 
 def _whole(graph: OperationGraph, lowered: Any, limit: int | None, candidate: int) -> CudaPlan:
+    """The graph as a single cuDNN graph, built with that candidate. Raises `Refused`."""
     build_candidate(graph, lowered, candidate)
-    step = graph_step(graph, lowered, given_sources(graph))
+    step = graph_step(graph, lowered, bound_sources(graph))
     return finish(graph, [step], [lowered], 0, limit)

@@ -9,7 +9,7 @@ from cudnn_actor.engines.cuda.kernels.depthwise_geometry import Pass, Tile, tile
 from cudnn_actor.engines.cuda.kernels.depthwise_kernels import Depthwise
 from cudnn_actor.engines.cuda.kernels.expressions import Leaf, Result
 from cudnn_actor.engines.cuda.planning.bodies import Body, broadcast
-from cudnn_actor.engines.cuda.planning.steps import finish, given_sources
+from cudnn_actor.engines.cuda.planning.steps import bound_sources, finish
 from cudnn_actor.engines.cuda.running.plan import CudaPlan
 from cudnn_actor.engines.cuda.running.recipe import KernelStep, Scratch, aligned
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
@@ -38,7 +38,7 @@ _SPATIAL, _MOST_TAPS, _MOST_STRIDE, _LARGEST = 2, 11, 4, 1 << 30
 
 
 def is_depthwise(operation: Node, form: Callable[[int], GraphTensor]) -> bool:
-    """Whether there are kernels for an operation on tensors as `form` gives them, by uid."""
+    """Whether our depthwise kernels can run an operation. `form` gives a tensor as it is stored, by uid."""
     if not isinstance(operation, Convolution):
         return False
     conv, (x, w, y) = operation.conv, map(form, operation.of_shape)
@@ -56,15 +56,15 @@ def is_depthwise(operation: Node, form: Callable[[int], GraphTensor]) -> bool:
 
 
 def compile_depthwise(graph: OperationGraph, limit: int | None, choice: int = 0) -> CudaPlan:
-    """The graph as one kernel, with the choice of that index: see `ways_of_depthwise`.
+    """Returns the graph as one kernel: the choice of that index, of `ways_of_depthwise`.
 
-    Raises `Refused` if it is no depthwise convolution that there are kernels for, or has no such choice.
+    Raises `Refused` if our depthwise kernels cannot run the graph, or if it has no such choice.
     """
-    described = _described(graph)
+    described = _choices(graph)
     if choice >= len(described):
         raise Refused("its tensors do not lie as kernels for depthwise convolutions need them")
     kernel, tensors = described[choice]
-    sources = given_sources(graph)
+    sources = bound_sources(graph)
     places = [sources[tensor.uid] for tensor in tensors]
     if kernel.workspace:
         places.append(Scratch(0))
@@ -74,24 +74,24 @@ def compile_depthwise(graph: OperationGraph, limit: int | None, choice: int = 0)
 def ways_of_depthwise(graph: OperationGraph) -> int:
     """How many choices there are; 0 if there are no kernels for the graph."""
     try:
-        return len(_described(graph))
+        return len(_choices(graph))
     except Refused:
         return 0
 
 
-def _described(graph: OperationGraph) -> list[tuple[Depthwise, list[GraphTensor]]]:
-    """The kernels to choose from, and their tensors: operands, then results. Raises `Refused`."""
+def _choices(graph: OperationGraph) -> list[tuple[Depthwise, list[GraphTensor]]]:
+    """The kernels to choose from, each with its tensors: operands, then results. Raises `Refused`."""
     others = [operation for operation in graph.operations if not isinstance(operation, Pointwise)]
     if len(others) != 1 or not is_depthwise(others[0], graph.tensor):
         raise Refused("it is no depthwise convolution with channels side by side")
     (operation,) = others
     assert isinstance(operation, Convolution)
-    made = _Maker(graph, operation)
+    made = _Description(graph, operation)
     return [(kernel, made.tensors) for kernel in tiles(made.kernel())]
 
 
-class _Maker:
-    """Describes one graph."""
+class _Description:
+    """Describes the kernel of one graph."""
 
     def __init__(self, graph: OperationGraph, operation: Convolution[int]) -> None:
         self._graph, self._operation = graph, operation
@@ -99,6 +99,7 @@ class _Maker:
         self.tensors: list[GraphTensor] = []
 
     def kernel(self) -> Depthwise:
+        """The kernel, but for its tile; sets `tensors`. Raises `Refused`."""
         graph, operation = self._graph, self._operation
         given = [graph.tensor(uid) for uid in operation.reads]
         results = [graph.tensor(uid) for uid in graph.results]

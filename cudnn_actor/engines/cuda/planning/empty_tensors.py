@@ -22,7 +22,7 @@ __all__ = ["Filled", "filled"]
 
 
 class Filled(NamedTuple):
-    """What is left of a graph, None if that is nothing, and the number of each operation in the graph.
+    """A graph without such operations, None if nothing is left; and the number of each operation before.
 
     All tensors keep their uids.
     """
@@ -32,13 +32,15 @@ class Filled(NamedTuple):
 
 
 def filled(graph: OperationGraph) -> Filled | None:
-    """A graph without operations on tensors that have no elements; None if that is what it is."""
+    """Returns the graph without operations on tensors that have no elements; None if it has none of them."""
     if all(0 not in tensor.dims for tensor in graph.tensors):
         return None
     return _Filling(graph).filled()
 
 
 class _Filling:
+    """Replaces the operations of one graph."""
+
     def __init__(self, graph: OperationGraph) -> None:
         self._graph = graph
         self._wanted = {tensor.uid for tensor in graph.tensors if 0 not in tensor.dims}
@@ -47,6 +49,7 @@ class _Filling:
         self._tensors = {tensor.uid: tensor for tensor in graph.tensors}
 
     def filled(self) -> Filled | None:
+        """See `filled`."""
         kept: list[tuple[int, Node]] = []
         for number in reversed(range(len(self._graph.operations))):
             of_this = [(number, operation) for operation in self._instead_of(number)]
@@ -76,7 +79,7 @@ class _Filling:
         )
 
     def _instead_of(self, number: int) -> Iterator[Node]:
-        """What computes those results of an operation that are needed."""
+        """Yields the operations that compute those results of an operation that are needed."""
         operation = self._graph.operations[number]
         wanted = {name: uid for name, uid in operation.named(operation.outputs) if uid in self._wanted}
         found = self._graph.without_elements(operation)
@@ -91,7 +94,7 @@ class _Filling:
             yield Pointwise(mode=PointwiseMode.IDENTITY, operands=(source,), result=uid)
 
     def _constant(self, uid: int, value: float) -> int:
-        """A number as a tensor like this one."""
+        """The uid of a new constant with the dims of a tensor."""
         dims, dtype = self._graph.tensor(uid).dims, self._graph.tensor(uid).dtype
         constant = GraphTensor(
             uid=self._next,

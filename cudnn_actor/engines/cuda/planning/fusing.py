@@ -15,7 +15,7 @@ from cudnn_actor.engines.cuda.kernels.norm_kernels import Normal
 from cudnn_actor.engines.cuda.operations.fused_norms import FUSED, Normed, beside, elements
 from cudnn_actor.engines.cuda.operations.in_lines import IN_LINES
 from cudnn_actor.engines.cuda.planning.bodies import Body, broadcast
-from cudnn_actor.engines.cuda.planning.steps import finish, given_sources
+from cudnn_actor.engines.cuda.planning.steps import bound_sources, finish
 from cudnn_actor.engines.cuda.running.plan import CudaPlan
 from cudnn_actor.engines.cuda.running.recipe import KernelStep, Scratch, aligned
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
@@ -86,7 +86,7 @@ def _normed(graph: OperationGraph, norm: Node, limit: int | None) -> CudaPlan:
         strides=(*(steps for _, steps in body.leaves), *(broadcast(tensor, x.dims) for tensor in results)),
         in_place=any(tensor.overwrites is not None for tensor in graph.tensors),
     )
-    sources = given_sources(graph)
+    sources = bound_sources(graph)
     tensors = (*(tensor.uid for tensor, _ in body.leaves), *apart, *uids)
     located = [sources[uid] for uid in tensors]
     if kernel.workspace:
@@ -160,7 +160,7 @@ class _Fuser:
             self._compute,
             (self._dims, self._axes, strides),
         )
-        sources = given_sources(graph)
+        sources = bound_sources(graph)
         tensors = [*(tensor for tensor, _ in body.leaves), *results]
         step = KernelStep(kernel, tuple(sources[tensor.uid] for tensor in tensors))
         return finish(graph, [step], [], 0, limit)

@@ -45,14 +45,14 @@ class Read(NamedTuple):
 
 
 def is_indexed_read(operation: Node, x: GraphTensor, y: GraphTensor) -> bool:
-    """Whether a kernel of pointwise operations can compute an operation on such a tensor."""
+    """Whether a pointwise kernel can compute an operation on such tensors while it reads x."""
     return isinstance(operation, Gathering) or indices_of(operation, x.dims, y.dims) is not None
 
 
 def indices_of(operation: Node, x: tuple[int, ...], y: tuple[int, ...]) -> dict[int, tuple[int, ...]] | None:
-    """The indices along each axis of x that is not read as it is, where they are known. `x`, `y`: dims.
+    """The indices along each axis of x that a result does not have unchanged, if they are known beforehand.
 
-    None for other operations, and if they are too many or too large.
+    `x`, `y`: dims. None for other operations, and if the indices are too many or too large.
     """
     along: dict[int, Callable[[], np.ndarray]]
     match operation:
@@ -78,7 +78,7 @@ def indices_of(operation: Node, x: tuple[int, ...], y: tuple[int, ...]) -> dict[
 
 
 def read_of(operation: Node, x: GraphTensor, dims: tuple[int, ...], *given: GraphTensor) -> Read:
-    """Where a kernel over the result's dims reads x. `given`: the indices, if they are an operand."""
+    """Where a kernel over the result's dims reads x. `given`: the tensor of indices, if it is an operand."""
     if isinstance(operation, Gathering):
         (indices,) = given
         places = operation.places(x.dims, indices.dims)
@@ -92,7 +92,7 @@ def read_of(operation: Node, x: GraphTensor, dims: tuple[int, ...], *given: Grap
 
 
 def _between(size: int, before: int, after: int, step: int) -> np.ndarray:
-    """The indices along an axis of a `Pad`: -1 where its number is."""
+    """The indices along an axis of a `Pad`; -1 where its number stands."""
     length = (size - 1) * abs(step) + 1 if size else 0
     found = np.full(before + length + after, -1)
     found[before : before + length : abs(step)] = np.arange(size)[:: 1 if step > 0 else -1]
@@ -100,5 +100,5 @@ def _between(size: int, before: int, after: int, step: int) -> np.ndarray:
 
 
 def _over(dims: Sequence[int], steps: Sequence[int]) -> tuple[int, ...]:
-    """Strides, with 0 where there is one element."""
+    """The strides, with 0 where a dim has one element."""
     return tuple(0 if size == 1 else step for size, step in zip(dims, steps, strict=True))

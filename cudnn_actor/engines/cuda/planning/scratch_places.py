@@ -35,9 +35,9 @@ def spans(parts: Cut) -> dict[int, tuple[int, int]]:
 
 
 def places(parts: Cut) -> tuple[dict[int, int], int]:
-    """Where in the workspace each tensor between pieces lies, and how many bytes they take together.
+    """The offset of each tensor between pieces in scratch memory, by uid, and the bytes of all together.
 
-    A tensor has its place from the piece that writes it to the last that reads it, or a view of it.
+    A tensor keeps its place from the piece that writes it to the last piece that reads it, or a view of it.
     """
     of = spans(parts)
     held = [
@@ -59,7 +59,7 @@ class _Held(NamedTuple):
 
 
 def _held_together(held: Sequence[_Held], most: int) -> dict[int, list[_Held]] | None:
-    """By each tensor's uid, those that are held at the same time; None if there are over `most` pairs."""
+    """The tensors held at the same time as each tensor, by its uid; None if there are over `most` pairs."""
     found: dict[int, list[_Held]] = {one.uid: [] for one in held}
     earlier: list[tuple[int, int, _Held]] = []
     for one in sorted(held, key=lambda one: one.first):
@@ -76,7 +76,7 @@ def _held_together(held: Sequence[_Held], most: int) -> dict[int, list[_Held]] |
 
 
 def _largest_first(held: Sequence[_Held], together: dict[int, list[_Held]]) -> dict[int, int]:
-    """The offset of each tensor, by its uid, in this order."""
+    """The offset of each tensor, by uid, if the largest are placed first."""
     offsets: dict[int, int] = {}
     for one in held:
         taken = [(offsets[other.uid], other.size) for other in together[one.uid] if other.uid in offsets]
@@ -89,7 +89,7 @@ def _largest_first(held: Sequence[_Held], together: dict[int, list[_Held]]) -> d
 
 
 def _in_order(held: Sequence[_Held]) -> dict[int, int]:
-    """The offset of each tensor, by its uid: the smallest gap that is there when its first piece runs."""
+    """The offset of each tensor, by uid: in the smallest gap that there is when its first piece runs."""
     offsets: dict[int, int] = {}
     gaps = FreeList(sum(one.size for one in held))
     ending: defaultdict[int, list[int]] = defaultdict(list)

@@ -21,8 +21,8 @@ from cudnn_actor.engines.base import EngineFailure
 from cudnn_actor.engines.cuda.cudnn.frontend_graph import Refused
 from cudnn_actor.engines.cuda.kernels.elementwise import Elementwise, copied, elementwise, fused
 from cudnn_actor.engines.cuda.kernels.expressions import Result
-from cudnn_actor.engines.cuda.kernels.joined_kernels import Joined, launches
-from cudnn_actor.engines.cuda.kernels.row_copies import Rows, copied_rows, rows_side_by_side
+from cudnn_actor.engines.cuda.kernels.joined_kernels import Joined, shared_launches
+from cudnn_actor.engines.cuda.kernels.row_copies import Rows, row_concatenation, row_copy
 from cudnn_actor.engines.cuda.kernels.transposes import Tiled, tiled
 from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS
 from cudnn_actor.engines.cuda.planning.bodies import Body, broadcast
@@ -33,7 +33,7 @@ from cudnn_actor.engines.cuda.planning.candidates import (
     takes_bytes,
 )
 from cudnn_actor.engines.cuda.planning.indexed_reads import is_indexed_read
-from cudnn_actor.engines.cuda.planning.steps import finish, given_sources, graph_step
+from cudnn_actor.engines.cuda.planning.steps import bound_sources, finish, graph_step
 from cudnn_actor.engines.cuda.running.plan import CudaPlan
 from cudnn_actor.engines.cuda.running.recipe import (
     AnyKernel,
@@ -106,7 +106,7 @@ class _Splitter:
         self._limit = limit
         self._form = form
         self._choice = choice
-        self._sources = given_sources(graph)
+        self._sources = bound_sources(graph)
         self._forms = {tensor.uid: tensor for tensor in graph.tensors}
         """Each tensor as stored at its place in `_sources`: a virtual one as its step wrote it."""
         self._waiting: dict[int, Node] = {}
@@ -347,7 +347,7 @@ class _Splitter:
 
     def _launch_together(self, copies: Sequence[tuple[Elementwise, tuple[Source, ...]]]) -> None:
         """Add the steps of kernels, each with its places, in as few launches as they fit into."""
-        for numbers in launches([kernel for kernel, _ in copies]) if copies else ():
+        for numbers in shared_launches([kernel for kernel, _ in copies]) if copies else ():
             kernels, places = zip(*(copies[number] for number in numbers), strict=True)
             self._steps.append(KernelStep(Joined(kernels), tuple(itertools.chain(*places))))
 
@@ -445,7 +445,7 @@ class _Splitter:
         kernel: AnyKernel = _copying(tensor, to)
         if isinstance(kernel, Elementwise) and tensor.dtype is to.dtype:
             strides, alignments = [to.strides, tensor.strides], [to.alignment, tensor.alignment]
-            kernel = copied_rows(to.dims, strides, alignments, to.dtype.itemsize) or kernel
+            kernel = row_copy(to.dims, strides, alignments, to.dtype.itemsize) or kernel
         self._steps.append(KernelStep(kernel, (target, source)))
 
     def _take(self, tensor: GraphTensor) -> Scratch:
@@ -472,7 +472,7 @@ def _rows_of_parts(
     operation: Concat[int], result: GraphTensor, tensors: Sequence[GraphTensor]
 ) -> Rows | None:
     """The kernel that copies all parts of a concatenation row by row; None if their rows do not fit."""
-    return rows_side_by_side(
+    return row_concatenation(
         operation.axis % len(result.dims),
         result.strides,
         [(tensor.dims, tensor.strides) for tensor in tensors],

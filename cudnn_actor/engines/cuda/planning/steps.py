@@ -25,13 +25,13 @@ from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.operations import Node, Pointwise
 from cudnn_actor.protocol.types.dtypes import DType
 
-__all__ = ["finish", "given_sources", "graph_step"]
+__all__ = ["bound_sources", "finish", "graph_step"]
 
 _AWAITED = frozenset(("a", "b", "w", "x", "y", "dy", "q", "k", "v"))
 """What a convolution, a product, attention or a norm is of: cuDNN's kernels wait before they read these."""
 
 
-def given_sources(graph: OperationGraph) -> dict[int, Source]:
+def bound_sources(graph: OperationGraph) -> dict[int, Source]:
     """The location of each buffer and scalar that a run takes, by uid."""
     bound: dict[int, Source] = {uid: Buffer(number) for number, uid in enumerate(graph.bound)}
     given: dict[int, Source] = {
@@ -65,7 +65,7 @@ def _beside(operation: Node) -> Iterator[int]:
 def finish(
     graph: OperationGraph, steps: Sequence[Step], graphs: Sequence[Any], scratch: int, limit: int | None
 ) -> CudaPlan:
-    """The plan with those steps. Raises `Refused` if it needs more workspace than the limit."""
+    """Returns the plan with those steps. Raises `Refused` if it needs more workspace than the limit."""
     names = [_name(step) for step in steps] or ["nothing"]
     recipe = Recipe(
         tag=f"cuda/{kind_of(graph)}/{graph.digest()[:8]}/{'+'.join(names)}",
@@ -82,6 +82,7 @@ def finish(
 
 
 def _name(step: Step) -> str:
+    """What the plan's tag calls a step."""
     match step:
         case GraphStep():
             return step.engine

@@ -15,7 +15,7 @@ from cudnn_actor.engines.cuda.cudnn.frontend_graph import Refused
 from cudnn_actor.engines.cuda.kernels.elementwise import Elementwise, fused
 from cudnn_actor.engines.cuda.kernels.expressions import Leaf, Result
 from cudnn_actor.engines.cuda.planning.candidates import build_candidate, candidates, check_whole
-from cudnn_actor.engines.cuda.planning.steps import finish, given_sources, graph_step
+from cudnn_actor.engines.cuda.planning.steps import bound_sources, finish, graph_step
 from cudnn_actor.engines.cuda.running.plan import CudaPlan
 from cudnn_actor.engines.cuda.running.recipe import KernelStep, OperationStep, Scratch, Source, Step, aligned
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
@@ -50,7 +50,7 @@ def compile_widened(graph: OperationGraph, handle: Any, limit: int | None, candi
     if candidate >= lowered.get_execution_plan_count():
         raise Refused(f"cuDNN has no candidate {candidate} for it with {_CHANNELS} channels")
     build_candidate(wide, lowered, candidate)
-    sources, scratch = given_sources(graph), 0
+    sources, scratch = bound_sources(graph), 0
     before: list[Step] = []
     after: list[Step] = []
     for uid, form in forms.items():

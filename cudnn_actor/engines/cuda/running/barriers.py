@@ -35,7 +35,7 @@ _SCRATCH = -1
 
 
 def waits(steps: Sequence[Step]) -> list[bool]:
-    """Whether there must be a barrier before each step of a plan, for what the steps before it do."""
+    """Which steps of a plan need a barrier before them, because of the steps before."""
     found = []
     under_way: set[int] = set()
     """Where kernels may still be writing: the numbers of buffers, and `_SCRATCH`."""
@@ -49,7 +49,7 @@ def waits(steps: Sequence[Step]) -> list[bool]:
 
 
 def waits_at_start(steps: Sequence[Step], waiting: Sequence[bool]) -> bool:
-    """Whether there must be a barrier before a plan, for what other work on the stream does.
+    """Whether a plan needs a barrier before it, because of other work on the stream.
 
     `waiting`: what `waits` says of the steps. A CUDA graph needs no barrier before it: it begins when all
     work before it has ended.
@@ -69,7 +69,7 @@ def barrier() -> Any:
 
 
 def _overlaps(step: Step) -> bool:
-    """Whether a step may not wait for the work before it: a library's, or one that launches nothing."""
+    """Whether a step may begin before the work in front of it ends: a library's, or one without a launch."""
     match step:
         case GraphStep():
             return True
@@ -80,6 +80,7 @@ def _overlaps(step: Step) -> bool:
 
 
 def _beside(step: GraphStep) -> Iterable[Source]:
+    """The locations that the step's kernel may read too early."""
     return (step.sources[place] for place in step.beside)
 
 

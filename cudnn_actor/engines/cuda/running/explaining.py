@@ -48,6 +48,7 @@ def explanation(recipe: Recipe, graph: OperationGraph) -> Explanation:
 
 
 def _pieces(recipe: Recipe, graph: OperationGraph) -> Iterator[PieceOfPlan]:
+    """Yields what each piece of a plan runs."""
     steps = iter(recipe.steps)
     parts = recipe.parts
     if len(parts) == 1:  # what has become of it is noted on the whole
@@ -66,6 +67,7 @@ def _pieces(recipe: Recipe, graph: OperationGraph) -> Iterator[PieceOfPlan]:
 
 
 def _runs(step: Step) -> str:
+    """What an explanation calls a step."""
     match step:
         case GraphStep():
             return StepKind.CUDNN.named(step.engine)
@@ -76,6 +78,7 @@ def _runs(step: Step) -> str:
 
 
 def _measured(part: Part) -> Measured | None:
+    """What tuning measured of a piece; None if it was not tuned."""
     found = part.tuning
     if found is None:
         return None

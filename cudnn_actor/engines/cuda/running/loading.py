@@ -15,7 +15,7 @@ __all__ = ["load", "loaded"]
 
 
 def loaded(recipe: Recipe, load: Callable[[bytes], Any]) -> CudaPlan:
-    """The plan of a recipe, with the graphs that `load` makes of its steps' bytes.
+    """Returns the plan of a recipe, with the graphs that `load` makes of its steps' bytes.
 
     Steps of equal bytes share a graph.
     """
@@ -26,7 +26,7 @@ def loaded(recipe: Recipe, load: Callable[[bytes], Any]) -> CudaPlan:
 
 
 def load(data: bytes, handle: Any, stream: Any) -> Any:
-    """cuDNN's graph of a plan. Raises what cuDNN does."""
+    """Returns cuDNN's graph from a plan's bytes. Raises what cuDNN does."""
     lowered = libraries().cudnn.pygraph(handle=handle)
     try:
         lowered.deserialize(handle, data)

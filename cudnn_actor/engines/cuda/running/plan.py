@@ -39,11 +39,11 @@ class CudaPlan:
         self.tuning = recipe.tuning
 
     def instead_of(self, refused: Sequence[str]) -> CudaPlan:
-        """The plan, which runs because of these reasons against what would have been preferred."""
+        """The plan, with the reasons why what would have been preferred to it does not run."""
         reasons = tuple(dict.fromkeys(refused))[:_MOST_REASONS]
         parts = tuple(msgspec.structs.replace(part, refused=reasons) for part in self.recipe.parts)
         return CudaPlan(msgspec.structs.replace(self.recipe, parts=parts), self.graphs)
 
     def explain(self, graph: OperationGraph) -> Explanation:
-        """How it runs the graph; see `engines.base.Plan`."""
+        """Say how it runs the graph; see `engines.base.Plan`."""
         return explanation(self.recipe, graph)

@@ -39,7 +39,7 @@ _FAR_BEHIND = 256
 
 
 def public_launch(graph: Any, uids: Sequence[int], handle: Any) -> Launch:
-    """Launch through the frontend's documented `execute`."""
+    """A launch by the frontend's documented `execute`."""
 
     def launch(addresses: Sequence[int], workspace: int) -> None:
         graph.execute(dict(zip(uids, addresses, strict=True)), workspace, handle=handle)
@@ -48,7 +48,7 @@ def public_launch(graph: Any, uids: Sequence[int], handle: Any) -> Launch:
 
 
 def fast_launch(graph: Any, uids: Sequence[int], handle: Any) -> Launch | None:
-    """Launch through the lowered graph, without the frontend's Python; None if this version cannot."""
+    """A launch by the lowered graph, without the frontend's Python; None if this version lacks the calls."""
     lowered: Any = getattr(graph, "_lowered_graph", None)
     names = ("_execute_with_raw_ptrs", "_prepare_variant_pack_template", "_get_variant_pack_uids_sorted")
     backend_handle = getattr(handle, "backend_handle", None)
@@ -98,6 +98,7 @@ class Replay:
 
 @functools.cache
 def _launch_graph() -> Callable[..., int]:
+    """The driver's `cuGraphLaunch`, which keeps the interpreter's lock."""
     launch = ctypes.PyDLL("libcuda.so.1").cuGraphLaunch
     launch.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
     return launch
@@ -110,7 +111,7 @@ _Step = Callable[[Sequence[int], Sequence[float]], None]
 
 
 def _behind_barrier(run: _Step, stream: Any) -> _Step:
-    """A step behind all work before it: see `barriers`."""
+    """A step with a barrier before it: see `barriers`."""
 
     def both(bases: Sequence[int], scalars: Sequence[float]) -> None:
         with stream:
@@ -174,6 +175,7 @@ class Program:
         """CUDA graphs by the addresses and scalars that they were captured with."""
 
     def _graph_step(self, launch: Launch, sources: Sequence[Source], scratch: int) -> _Step:
+        """The run of one of cuDNN's graphs."""
         find = self._finder(sources, scratch)
 
         def run(bases: Sequence[int], _: Sequence[float]) -> None:
@@ -182,6 +184,7 @@ class Program:
         return run
 
     def _kernel_step(self, run: Run, sources: Sequence[Source], scratch: int) -> _Step:
+        """The run of a kernel of our own."""
         find, stream = self._finder(sources, scratch), self.stream
 
         def run_on_stream(bases: Sequence[int], scalars: Sequence[float]) -> None:
@@ -191,6 +194,7 @@ class Program:
         return run_on_stream
 
     def _operation_step(self, launch: OperationLaunch, sources: Sequence[Source], scratch: int) -> _Step:
+        """The run of an operation's launcher."""
         find, stream = self._finder(sources, scratch), self.stream
 
         def run(bases: Sequence[int], _: Sequence[float]) -> None:
@@ -254,12 +258,14 @@ class Program:
     def _launch_behind_others(
         self, pointers: Sequence[int], scalars: Sequence[float], workspace: int
     ) -> None:
+        """Enqueue the steps, behind a barrier if they need one before them."""
         if self._waits_at_start:
             with self.stream:
                 barrier()((1,), (1,), ())
         self._launch(pointers, scalars, workspace)
 
     def _launch(self, pointers: Sequence[int], scalars: Sequence[float], workspace: int) -> None:
+        """Enqueue the steps."""
         number = 0
         # Once for all steps: there may be thousands of each.
         bases = (*pointers, self._number_address, workspace)
