@@ -5,6 +5,8 @@ a tile of queries, or of keys for their gradients, and goes over the tiles of th
 keys, or queries, that the masks leave. Scores are never written to memory: T. Dao
 et al., "FlashAttention", NeurIPS 2022. Sums are added up in an order that the dims
 alone decide.
+
+The file is long because half of it is the C++ of the kernels, which share most of it.
 """
 
 from __future__ import annotations
