@@ -19,6 +19,7 @@ import logging
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
@@ -29,7 +30,7 @@ from cudnn_actor import BufferRef, ConvFwd, ConvSpec, CudnnRef, GraphBuilder, Pi
 from cudnn_actor.protocol.messages.messages import Compute
 
 PATIENCE_S = 20.0
-_OURS = tuple(f"{cudnn_actor.__path__[0]}/{part}/" for part in ("actors", "broker", "processes", "workers"))
+_OURS = tuple(f"{cudnn_actor.__path__[0]}/{part}/" for part in ("actors", "broker", "isolation", "processes"))
 
 
 class Injected(Exception):
@@ -42,6 +43,8 @@ class Injector:
     def __init__(self) -> None:
         self.places = 0
         self.where = ""
+        self.files: set[str] = set()
+        """The files of ours that it has been in."""
         self._at = 0
         self._looks: dict[CodeType, frozenset[int]] = {}
 
@@ -56,6 +59,7 @@ class Injector:
     def _enter(self, frame: FrameType, event: str, _: Any) -> Any:
         if not frame.f_code.co_filename.startswith(_OURS):
             return None
+        self.files.add(Path(frame.f_code.co_filename).name)
         frame.f_trace_opcodes = True
         frame.f_trace_lines = False
         self._count(frame)  # an entry
@@ -163,6 +167,7 @@ def main(isolation: Any, entry: str, buffers: str = "0") -> dict[str, Any]:
         "live_buffers": statistics.live_buffers,
         "restarts": statistics.restarts,
         "held": sum(slot.users for slot in slots),
+        "files": sorted(injector.files),
     }
     service.stop(PATIENCE_S)
     other.call_soon_threadsafe(other.stop)
