@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from typing import Any, dataclass_transform
+from typing import TYPE_CHECKING, Any, dataclass_transform
 
 import msgspec
 
@@ -28,15 +28,17 @@ class _RecordMeta(msgspec.StructMeta):
     ) -> _RecordMeta:
         return super().__new__(cls, name, bases, namespace, **(_OPTIONS | options))
 
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Make a record."""
-        try:
-            return super().__call__(*args, **kwargs)
-        except TypeError as error:
-            problem = _problem(cls, args, kwargs)
-            if problem is None:
-                raise
-            raise TypeError(problem) from error.__cause__
+    if not TYPE_CHECKING:  # else pyright takes its result, Any, for that of every constructor
+
+        def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+            """Make a record."""
+            try:
+                return super().__call__(*args, **kwargs)
+            except TypeError as error:
+                problem = _problem(cls, args, kwargs)
+                if problem is None:
+                    raise
+                raise TypeError(problem) from error.__cause__
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(msgspec.field,))
