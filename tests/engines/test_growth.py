@@ -174,6 +174,7 @@ PASSES: list[tuple[Callable[[Callable[[int], Built], int], Work], Callable[[int]
     (drawn, ladder, 150),
     (drawn, kept_products, 150),
     (cut_in_pieces, many_inputs, 1000),
+    (cut_in_pieces, chain, 500),
     (placed, products, 700),
     (placed, kept_products, 700),
     (composed, kept_products, 200),

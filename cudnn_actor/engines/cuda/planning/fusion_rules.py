@@ -8,7 +8,9 @@ with an example in `tests/engines/test_fusion_rules.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 from cudnn_actor.engines.cuda.planning.pieces import Anchored, Draft, Group, Lines, View
@@ -63,17 +65,26 @@ def fusion_of(view: View, candidate: Candidate) -> Fusion:
 # Epilogues: pointwise operations behind a product or a convolution.
 
 
-class Epilogue(NamedTuple):
-    """A pointwise operation that reads an operand from an anchor's piece, of which it may become part.
-
-    `trees`: groups that compute other operands, and nothing that is read elsewhere. They come along.
-    """
+@dataclass(frozen=True)
+class Epilogue:
+    """A pointwise operation that reads an operand from an anchor's piece, of which it may become part."""
 
     view: View
     operation: Pointwise[int]
     operand: int
     piece: Anchored
-    trees: Sequence[Group]
+
+    @cached_property
+    def trees(self) -> Sequence[Group]:
+        """Groups without lines that compute other operands and nothing else that is read: they come along."""
+        pieces = ((uid, self.view.piece_of(uid)) for uid in self.operation.reads)
+        groups = {
+            group.number: group
+            for uid, group in pieces
+            if isinstance(group, Group) and group.lines is None and not group.gathers
+            if self.view.is_only_exit(uid, group)
+        }
+        return [*groups.values()]
 
     @property
     def parts(self) -> tuple[Draft, ...]:
@@ -136,27 +147,15 @@ EPILOGUE_RULES: tuple[Callable[[Epilogue], bool], ...] = (
 def epilogue(view: View, candidate: Candidate) -> Fusion | None:
     """The latest piece with an anchor that takes a pointwise operation, and the trees that come along."""
     operation = candidate.operation
-    pieces = {uid: piece for uid in operation.reads if (piece := view.piece_of(uid)) is not None}
-    anchored = {uid: piece for uid, piece in pieces.items() if isinstance(piece, Anchored)}
-    if not isinstance(operation, Pointwise) or not anchored:
+    if not isinstance(operation, Pointwise):
         return None
-    trees = _trees(view, pieces)
-    for uid, piece in sorted(anchored.items(), key=lambda item: -item[1].place):
-        each = Epilogue(view, operation, uid, piece, trees)
+    pieces = {uid: view.piece_of(uid) for uid in operation.reads}
+    anchored = [(uid, piece) for uid, piece in pieces.items() if isinstance(piece, Anchored)]
+    for uid, piece in sorted(anchored, key=lambda each: -each[1].place):
+        each = Epilogue(view, operation, uid, piece)
         if all(rule(each) for rule in EPILOGUE_RULES):
-            return Fusion(piece, trees)
+            return Fusion(piece, each.trees)
     return None
-
-
-def _trees(view: View, pieces: Mapping[int, Draft]) -> Sequence[Group]:
-    """Those of the pieces that compute these operands which may become part of an anchor's."""
-    groups = {
-        piece.number: piece
-        for uid, piece in pieces.items()
-        if isinstance(piece, Group) and not piece.gathers and piece.lines is None
-        if view.is_only_exit(uid, piece)
-    }
-    return [*groups.values()]
 
 
 # Groups.
