@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args, get_origin
 
 import hypothesis.strategies as st
 import msgspec
@@ -10,45 +10,30 @@ import numpy as np
 
 from cudnn_actor.protocol import (
     Activation,
-    Allocate,
     BufferRef,
     CacheStatistics,
-    ConvBwdData,
-    ConvBwdFilter,
-    ConvFwd,
     ConvSpec,
-    Copy,
-    Download,
-    Drain,
     DType,
     Epilogue,
-    Explain,
     Explanation,
-    Fill,
-    Free,
-    GetStatistics,
     Graph,
     GraphBuilder,
     Layout,
     Measured,
     Numerics,
+    OperationGraph,
     PieceOfPlan,
-    Ping,
     PlanStatistics,
     Receipt,
-    RunGraph,
     ScratchTensor,
     Statistics,
     TensorSpec,
-    Upload,
-    Warm,
 )
 from cudnn_actor.protocol.messages.messages import Travelling
-from cudnn_actor.protocol.operations import OPERATIONS, AdaptiveWindow, Operation, Window
+from cudnn_actor.protocol.operations import AdaptiveWindow, Window
 
 COUNTS = st.integers(0, 2**63)
 NUMBERS = st.floats(allow_nan=False, width=64)
-VALUES = NUMBERS | st.integers(-(2**63), 2**64 - 1) | st.booleans()
 
 
 @st.composite
@@ -103,42 +88,6 @@ epilogues = st.one_of(
     st.builds(Epilogue, activation=st.just(Activation.ELU), parameter=st.floats(-9, 9)),
 )
 numerics = st.builds(Numerics, tf32=st.booleans(), deterministic=st.booleans())
-_common = {"conv": convs(), "alpha": NUMBERS, "beta": NUMBERS, "numerics": numerics}
-_STRUCTS: dict[type, st.SearchStrategy[object]] = {
-    BufferRef: refs,
-    ConvSpec: convs(),
-    Numerics: numerics,
-    Window: windows(),
-    AdaptiveWindow: windows(),
-}
-
-
-_NUMBERS: dict[type, st.SearchStrategy[object]] = {
-    msgspec.inspect.NoneType: st.none(),
-    msgspec.inspect.BoolType: st.booleans(),
-    msgspec.inspect.IntType: st.integers(-(2**63), 2**64 - 1),
-    msgspec.inspect.FloatType: NUMBERS,
-}
-
-
-def _values_of(kind: msgspec.inspect.Type) -> st.SearchStrategy[Any]:
-    """Values of the type of an operation's field."""
-    match kind:
-        case msgspec.inspect.EnumType(cls=cls):
-            return st.sampled_from(cls)
-        case msgspec.inspect.StructType(cls=cls):
-            return _STRUCTS[cls]
-        case msgspec.inspect.VarTupleType(item_type=item):
-            return st.lists(_values_of(item), max_size=3).map(tuple)
-        case msgspec.inspect.UnionType(types=types):
-            return st.one_of(*map(_values_of, types))
-    return _NUMBERS[type(kind)]
-
-
-def operations(kind: Any) -> st.SearchStrategy[Operation[BufferRef]]:
-    """Messages of an operation's class, with and without its optional operands."""
-    fields = msgspec.inspect.type_info(kind[BufferRef]).fields  # type: ignore[attr-defined]
-    return st.builds(kind, **{field.name: _values_of(field.type) for field in fields})
 
 
 @st.composite
@@ -148,15 +97,6 @@ def graphs(draw: st.DrawFn) -> Graph:
     x = g.input("x", draw(st.lists(st.integers(1, 9), min_size=1, max_size=8)), dtype)
     g.input("unused", (3,))
     return g.build(y=x + draw(st.integers(-9, 9)) * 0.5, z=x.reshape(-1), updates={"x": x * 0.5})
-
-
-_computes: dict[type, st.SearchStrategy[Any]] = {
-    **{kind: operations(kind) for kind in OPERATIONS},
-    RunGraph: st.builds(RunGraph, graph=graphs(), buffers=st.lists(refs, max_size=3).map(tuple)),
-    ConvFwd: st.builds(ConvFwd, x=refs, w=refs, y=refs, bias=st.none() | refs, epilogue=epilogues, **_common),
-    ConvBwdData: st.builds(ConvBwdData, dy=refs, w=refs, dx=refs, **_common),
-    ConvBwdFilter: st.builds(ConvBwdFilter, x=refs, dy=refs, dw=refs, **_common),
-}
 
 
 @st.composite
@@ -169,19 +109,46 @@ def arrays(draw: st.DrawFn) -> np.ndarray:
     return array.T if draw(st.booleans()) else array
 
 
+_KNOWN: dict[type, st.SearchStrategy[Any]] = {
+    BufferRef: refs,
+    TensorSpec: specs(),
+    ConvSpec: convs(),
+    Epilogue: epilogues,
+    Numerics: numerics,
+    Window: windows(),
+    AdaptiveWindow: windows(),
+    Graph: graphs(),
+    OperationGraph: graphs().map(lambda graph: graph.body),
+    np.ndarray: arrays(),
+    msgspec.inspect.NoneType: st.none(),
+    msgspec.inspect.BoolType: st.booleans(),
+    msgspec.inspect.IntType: st.integers(-(2**63), 2**64 - 1),
+    msgspec.inspect.FloatType: NUMBERS,
+}
+
+
+def _values_of(kind: msgspec.inspect.Type) -> st.SearchStrategy[Any]:
+    """Values of the type of a field."""
+    match kind:
+        case msgspec.inspect.EnumType(cls=cls):
+            return st.sampled_from(cls)
+        case msgspec.inspect.StructType(cls=cls) | msgspec.inspect.CustomType(cls=cls):
+            return _KNOWN[cls] if cls in _KNOWN else _built(kind)
+        case msgspec.inspect.VarTupleType(item_type=item):
+            return st.lists(_values_of(item), max_size=3).map(tuple)
+        case msgspec.inspect.UnionType(types=types):
+            return st.one_of(*map(_values_of, types))
+    return _KNOWN[type(kind)]
+
+
+def _built(kind: Any) -> st.SearchStrategy[Any]:
+    """Records with fields of any value of their types: an operation also without its optional operands."""
+    fields = {field.name: _values_of(field.type) for field in kind.fields}
+    return st.builds(get_origin(kind.cls) or kind.cls, **fields)
+
+
 MESSAGES: dict[type, st.SearchStrategy[Any]] = {
-    **_computes,
-    Allocate: st.builds(Allocate, spec=specs(), data=st.none() | arrays()),
-    Upload: st.builds(Upload, dst=refs, data=arrays()),
-    Download: st.builds(Download, src=refs),
-    Copy: st.builds(Copy, src=refs, dst=refs),
-    Fill: st.builds(Fill, dst=refs, value=VALUES),
-    Free: st.builds(Free, buffer=refs),
-    Ping: st.just(Ping()),
-    GetStatistics: st.just(GetStatistics()),
-    Warm: st.builds(Warm, messages=st.lists(st.one_of(*_computes.values()), max_size=2).map(tuple)),
-    Explain: st.builds(Explain, graph=graphs().map(lambda graph: graph.body)),
-    Drain: st.just(Drain()),
+    get_origin(cls) or cls: _built(msgspec.inspect.type_info(cls)) for cls in get_args(Travelling)
 }
 """By their classes."""
 messages: st.SearchStrategy[Travelling] = st.one_of(*MESSAGES.values())
