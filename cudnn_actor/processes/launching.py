@@ -48,7 +48,7 @@ from typing import ClassVar
 from cudnn_actor.actors import forks
 from cudnn_actor.processes.interpreter import start_module
 from cudnn_actor.processes.launched import Child
-from cudnn_actor.processes.lifeline import Lifeline
+from cudnn_actor.processes.lifeline import lifeline_for_launch
 from cudnn_actor.processes.process_state import is_stopped, own_pidfd, reason_of
 from cudnn_actor.processes.server_link import (
     SERVER_LOOK_S,
@@ -140,7 +140,7 @@ class Launcher:
         try:
             with contextlib.suppress(OSError):
                 if self._server is None:
-                    self._server = self._new_server()
+                    self._server = self._start_server()
         finally:
             self._lock.release()
 
@@ -165,7 +165,7 @@ class Launcher:
             if server.ready:
                 self._server = None
                 with contextlib.suppress(OSError):
-                    self._server = self._successor()
+                    self._server = self._next_server()
                     self._provide_heir()
             return end
         finally:
@@ -202,7 +202,7 @@ class Launcher:
                 refuse_if(unwanted)
             try:
                 self._reap()
-                child = self._launched_in_the_end(main, fds, unwanted)
+                child = self._launch_with_retries(main, fds, unwanted)
                 self._provide_heir(unwanted)
             finally:
                 self._lock.release()
@@ -210,12 +210,12 @@ class Launcher:
         except (OSError, ValueError) as error:  # `InvalidRequest`, a ValueError: there is no Python to run it
             raise LaunchFailed(f"{main} was not launched: {reason_of(error)}") from error
 
-    def _launched_in_the_end(self, main: str, fds: Sequence[int], unwanted: Callable[[], bool]) -> Child:
+    def _launch_with_retries(self, main: str, fds: Sequence[int], unwanted: Callable[[], bool]) -> Child:
         """Launch a worker, after as many servers as may be lost: see `launch`. Raises `OSError`."""
         lost_ready = False
         while True:
             try:
-                return self._launched_somehow(main, fds, unwanted)
+                return self._launch_once(main, fds, unwanted)
             except StartLost:  # after `_MOST_LOST_STARTS` of these, the worker needs no server
                 self._server = None
             except ServerLost:
@@ -224,12 +224,12 @@ class Launcher:
                     raise
                 lost_ready = True
 
-    def _launched_somehow(self, main: str, fds: Sequence[int], unwanted: Callable[[], bool]) -> Child:
+    def _launch_once(self, main: str, fds: Sequence[int], unwanted: Callable[[], bool]) -> Child:
         """Launch a worker from the server; or without it, if servers do not get through their start."""
         if self._lost_starts >= _MOST_LOST_STARTS and not self._has_ready_server():
-            return self._started_alone(main, fds)
+            return self._launch_without_server(main, fds)
         try:
-            child = self._launched(main, fds, unwanted)
+            child = self._launch_by_server(main, fds, unwanted)
         except StartLost:
             self._lost_starts += 1
             raise
@@ -243,24 +243,18 @@ class Launcher:
             self._server = None
         if self._server is None:
             with contextlib.suppress(OSError):
-                self._server = self._successor()
+                self._server = self._next_server()
         return self._server is not None and self._server.ready
 
-    def _started_alone(self, main: str, fds: Sequence[int]) -> Child:
+    def _launch_without_server(self, main: str, fds: Sequence[int]) -> Child:
         """A worker that this process starts itself. Blocks for the exec. Raises `OSError`."""
-        lifeline = Lifeline()
-        given = (*fds, lifeline.theirs)
-        try:
+        with lifeline_for_launch() as lifeline:
+            given = (*fds, lifeline.theirs)
             for fd in given:
                 os.fstat(fd)  # raises here for an invalid descriptor
             process, pidfd = start_module(
                 _ALONE, main, *map(str, given), descriptors=given, executable=self._executable
             )
-        except BaseException:
-            lifeline.cut()
-            raise
-        finally:
-            lifeline.hand_over()
         number = next(self._numbers)
         self._children[number] = child = Child(
             pid=process.pid,
@@ -284,21 +278,15 @@ class Launcher:
             if process.poll() is None:
                 self._dying.append(process)
 
-    def _launched(self, main: str, fds: Sequence[int], unwanted: Callable[[], bool]) -> Child:
+    def _launch_by_server(self, main: str, fds: Sequence[int], unwanted: Callable[[], bool]) -> Child:
         """Launch a worker with its own lifeline.
 
         A server may die after the fork and before it reports it. So each try has its own lifeline, which is
         cut if the try fails. This ends a worker that was forked for it, so that it does not share descriptors
         with the next try's worker.
         """
-        lifeline = Lifeline()
-        try:
-            number, pid, pidfd = self._ordered(main, (*fds, lifeline.theirs), unwanted)
-        except BaseException:
-            lifeline.cut()
-            raise
-        finally:
-            lifeline.hand_over()
+        with lifeline_for_launch() as lifeline:
+            number, pid, pidfd = self._order_fork(main, (*fds, lifeline.theirs), unwanted)
         assert self._server is not None
         self._children[number] = child = Child(
             pid=pid,
@@ -309,10 +297,13 @@ class Launcher:
         )
         return child
 
-    def _ordered(self, main: str, fds: Sequence[int], unwanted: Callable[[], bool]) -> tuple[int, int, int]:
+    def _order_fork(
+        self, main: str, fds: Sequence[int], unwanted: Callable[[], bool]
+    ) -> tuple[int, int, int]:
+        """Have the server fork a worker. Returns the launch's number, the worker's process id, its pidfd."""
         number = next(self._numbers)
         try:
-            server = self._ready_for_orders()
+            server = self._living_server()
             return (number, *server.launch(number, main, fds, unwanted))
         except OSError:
             if self._server is not None and self._server.gone:
@@ -340,7 +331,7 @@ class Launcher:
             child.wait_and_reap(UNTIL_ENDED_S)
         self._reap()
 
-    def _ready_for_orders(self) -> ServerLink:
+    def _living_server(self) -> ServerLink:
         """The server; a new one if the last one was ready and has ended. Under the lock.
 
         Raises `OSError`, also with the cause if a server that `warm` has started has failed.
@@ -351,22 +342,22 @@ class Launcher:
                 raise self._server.loss(end)
             self._server = None
         if self._server is None:
-            self._server = self._successor()
+            self._server = self._next_server()
         return self._server
 
-    def _successor(self) -> ServerLink:
+    def _next_server(self) -> ServerLink:
         """The forked successor if it lives; else a new server. Raises `OSError`."""
         heir, self._heir = self._heir, None
         if heir is not None:
             if not heir.has_gone() and not is_stopped(heir.pid):
-                heir.be_watched()
+                heir.watch_end()
                 return heir
             heir.end()
-        server = self._new_server()
-        server.be_watched()
+        server = self._start_server()
+        server.watch_end()
         return server
 
-    def _new_server(self) -> ServerLink:
+    def _start_server(self) -> ServerLink:
         if self._watch is None:
             self._watch = select.epoll()
         ours, theirs = socket.socketpair()
@@ -391,29 +382,20 @@ class Launcher:
             self._heir.end()
             self._heir = None
         with contextlib.suppress(OSError):
-            self._heir = self._forked_heir(unwanted)
+            self._heir = self._fork_heir(unwanted)
 
-    def _forked_heir(self, unwanted: Callable[[], bool]) -> ServerLink:
+    def _fork_heir(self, unwanted: Callable[[], bool]) -> ServerLink:
         server, watch = self._server, self._watch
         assert server is not None, "it has just launched"
         assert watch is not None, "a server is watched"
         ours, theirs = socket.socketpair()
         try:
-            lifeline = Lifeline()
-        except OSError:
-            ours.close()
-            theirs.close()
-            raise
-        try:
-            with theirs, own_pidfd() as itself:
+            with theirs, lifeline_for_launch() as lifeline, own_pidfd() as itself:
                 fds = (theirs.fileno(), itself, lifeline.theirs)
                 pid, pidfd = server.launch(next(self._numbers), _HEIR, fds, unwanted)
         except BaseException:
-            lifeline.cut()
             ours.close()
             raise
-        finally:
-            lifeline.hand_over()
         return ServerLink(ForkedServer(pid, pidfd, lifeline), ours, self._children, watch, ready=True)
 
     def _await_report(self, server: ServerLink, child: Child, deadline: float) -> None:

@@ -16,13 +16,15 @@ end exist.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import select
 import signal
 import threading
+from collections.abc import Iterator
 
-__all__ = ["Lifeline", "bind", "tie"]
+__all__ = ["Lifeline", "bind", "lifeline_for_launch", "tie"]
 
 _NOWHERE = -1
 
@@ -53,6 +55,19 @@ class Lifeline:
         """In a fork of its maker: close this process's copies. The worker does not notice."""
         self._lock = threading.Lock()
         self.cut()
+
+
+@contextlib.contextmanager
+def lifeline_for_launch() -> Iterator[Lifeline]:
+    """A lifeline for the process that the body launches. It is cut if the body raises. Raises `OSError`."""
+    lifeline = Lifeline()
+    try:
+        yield lifeline
+    except BaseException:
+        lifeline.cut()
+        raise
+    finally:
+        lifeline.hand_over()
 
 
 def bind(fd: int, pid: int) -> None:

@@ -59,7 +59,7 @@ class ServerLink:
     children
         The children, by the number of their launch. They are told how they ended.
     watch
-        The epoll that shows its end, from `be_watched` until the end has been handled.
+        The epoll that shows its end, from `watch_end` until the end has been handled.
     ready
         Whether its imports are done.
     """
@@ -93,7 +93,7 @@ class ServerLink:
         self._poll.register(connection, select.POLLIN)
         self._poll.register(process.pidfd, select.POLLIN)
 
-    def be_watched(self) -> None:
+    def watch_end(self) -> None:
         """Register its end in `watch`. Called when it becomes the server that launches."""
         self._watch.register(self._process.pidfd, select.EPOLLIN)
 
@@ -107,7 +107,7 @@ class ServerLink:
         try:
             self._channel.send(Launch(number, main, len(fds)), fds)
             while not self.gone:
-                match self._heard(unwanted):
+                match self._next_message(unwanted):
                     case Launched(launched, pid), [pidfd] if launched == number:
                         return pid, pidfd
                     case Launched(launched), [] if launched == number:
@@ -128,7 +128,7 @@ class ServerLink:
         killed = (self._process.status() or 0) < 0 and not self._last_word
         return StartLost(end) if killed else OSError(end)
 
-    def _heard(self, unwanted: Callable[[], bool]) -> tuple[FromServer, list[int]] | None:
+    def _next_message(self, unwanted: Callable[[], bool]) -> tuple[FromServer, list[int]] | None:
         """The next message; None, and `gone`, at the end. Blocks. Kills a server that is stopped or hangs."""
         in_vain = 0
         while (received := self.receive(SERVER_LOOK_S)) is None and not self.gone:
@@ -176,11 +176,11 @@ class ServerLink:
         self.has_gone()  # handles its earlier messages
         if not self._ended:
             self._ended = True
-            self._how = self._awaited_end()
-            self._let_go()
+            self._how = self._wait_for_end()
+            self._release()
         return self._last_word or self._how
 
-    def _awaited_end(self) -> str:
+    def _wait_for_end(self) -> str:
         # A server that is still importing does not read its socket, and has no workers to end.
         grace_s = UNTIL_ENDED_S if self.ready and not is_stopped(self.pid) else 0.0
         ended = wait_for((self._process.pidfd,), grace_s)
@@ -196,7 +196,7 @@ class ServerLink:
         self._channel.close()
         self._process.forget()
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         with contextlib.suppress(OSError, ValueError):  # it is not watched, or `watch` is closed
             self._watch.unregister(self._process.pidfd)
         self._channel.close()
