@@ -70,7 +70,7 @@ class Accuracy(NamedTuple):
 
     @classmethod
     def of(cls, graph: OperationGraph, uid: int) -> Self:
-        """A result's: as float32 if some of the graph is computed in that."""
+        """The accuracy of a result: as float32's if some of the graph is computed in that."""
         dtype = graph.tensor(uid).dtype
         if dtype is DType.FLOAT64 and any(graph.compute(op) is DType.FLOAT32 for op in graph.operations):
             dtype = DType.FLOAT32
@@ -78,12 +78,12 @@ class Accuracy(NamedTuple):
 
     @property
     def of_sums(self) -> float:
-        """What a sum may be off by, relative to what it would be if its terms did not cancel."""
+        """The most that a sum may be off by, relative to what it would be if its terms did not cancel."""
         return self.slack * _TOLERANCES.get(self.dtype, _TOLERANCES[DType.FLOAT32]).sums
 
 
 def rounding(compute: DType) -> float:
-    """What a value within a graph may be off by, relative to itself. `compute`: what it is computed in."""
+    """The most that a value within a graph may be off by, relative to itself. `compute`: its type."""
     return 64 * (2.0**-53 if compute is DType.FLOAT64 else 2.0**-24)
 
 
@@ -168,6 +168,6 @@ def _on_host(array: Array) -> np.ndarray:
 
 
 def sampling_step(count: int) -> int:
-    """The distance of the elements compared. It has no common divisor with a dim: places in rows vary."""
+    """The distance of the elements compared. It shares no divisor with a dim, so places in rows vary."""
     least = max(1, count // _MOST_COMPARED)
     return next(step for step in itertools.count(least) if math.gcd(step, count) == 1)

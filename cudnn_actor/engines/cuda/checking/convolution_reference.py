@@ -56,7 +56,7 @@ class References:
         self._each = [Reference(graph, result) for result in graph.results]
 
     def compare(self, address: Callable[[int], int], scalars: Sequence[float]) -> dict[int, Compared]:
-        """What to compare of each result. Blocks. `address` locates each bound tensor."""
+        """Returns what to compare of each result, by uid. Blocks. `address` locates each bound tensor."""
         computed = {reference.result: reference.compute(address, scalars) for reference in self._each}
         return {
             uid: compare_on_device(wanted, got, Accuracy.of(self._graph, uid))
@@ -114,11 +114,12 @@ class Reference:
 
     @functools.cached_property
     def _kernel(self) -> Any:
+        """The kernel, not compiled yet."""
         return libraries().cupy.RawKernel(self.source, "reference", options=("--std=c++17",))
 
     @property
     def length(self) -> int:
-        """How many products are summed up for one element, padding included."""
+        """Products that are summed up for one element, padding included."""
         filters = self._shapes()[1].dims
         if isinstance(self._convolution, ConvolutionForward):
             return math.prod(filters[1:])
@@ -145,12 +146,13 @@ class Reference:
     # The kernel.
 
     def _node(self, uid: int) -> Value:
-        """The expression that computes a tensor; the convolution's own result is leaf 0."""
+        """The expression of a tensor; the convolution's own result is leaf 0."""
         if uid not in self._values:
             self._values[uid] = self._computed(uid)
         return self._values[uid]
 
     def _computed(self, uid: int) -> Value:
+        """The same of a tensor without one so far."""
         writer = next((op for op in self._graph.operations if uid in op.writes), None)
         tensor = self._graph.tensor(uid)
         if isinstance(writer, Pointwise):
@@ -173,6 +175,7 @@ class Reference:
         return Leaf(1 + self._leaves.index(tensor), tensor.dtype)
 
     def _tensor(self, uid: int) -> GraphTensor:
+        """A tensor of the graph."""
         return self._graph.tensor(uid)
 
     def _numbers(self) -> list[int]:
@@ -192,10 +195,12 @@ class Reference:
         return numbers
 
     def _shapes(self) -> tuple[GraphTensor, GraphTensor, GraphTensor]:
+        """The convolution's x, w and y."""
         x, w, y = map(self._tensor, self._convolution.of_shape)
         return x, w, y
 
     def _source(self, value: Value) -> str:
+        """The kernel that computes a value at sampled elements, in CUDA C++."""
         out = self._tensor(self.result)
         operands = [self._tensor(uid) for uid in self._names]
         pointers = [f"const {C_TYPES[t.dtype]}* in{i}" for i, t in enumerate(operands)]
@@ -237,10 +242,12 @@ class Reference:
 
 
 def _place(tensor: str) -> str:
+    """The C expression of an offset in a tensor."""
     return " + ".join(f"i{axis} * s_{tensor}{axis}" for axis in range(_RANK))
 
 
 def _decode(dims: Sequence[str]) -> str:
+    """The statements that take the number of an element apart into its indices."""
     steps = [f"long long i{axis} = rest % {dims[axis]}; rest /= {dims[axis]};" for axis in range(4, 0, -1)]
     return " ".join([*steps, "long long i0 = rest;"])
 
@@ -343,20 +350,24 @@ _BODIES: dict[type, tuple[str, str]] = {
 
 
 def _convolutions(graph: OperationGraph) -> list[Convolution[int]]:
+    """The convolutions of a graph."""
     return [operation for operation in graph.operations if isinstance(operation, Convolution)]
 
 
 def _dims(tensor: GraphTensor) -> list[int]:
+    """A tensor's dims, with further ones of size 1."""
     dims = list(tensor.dims)
     return [*dims[:2], *[1] * (_RANK - len(dims)), *dims[2:]]
 
 
 def _strides(tensor: GraphTensor) -> list[int]:
+    """A tensor's strides, with further ones of 0."""
     strides = list(tensor.strides)
     return [*strides[:2], *[0] * (_RANK - len(strides)), *strides[2:]]
 
 
 def _broadcast(tensor: GraphTensor, to: GraphTensor) -> list[int]:
+    """A tensor's strides over the dims of another one: 0 where it has one element."""
     return [
         0 if own == 1 and wanted != 1 else stride
         for own, wanted, stride in zip(_dims(tensor), _dims(to), _strides(tensor), strict=True)

@@ -71,7 +71,7 @@ _SELECTED = (ReductionMode.MAX, ReductionMode.MIN, ReductionMode.ABSOLUTE_MAX)
 
 
 class CuPy:
-    """CuPy, and the functions that it lacks and that operations are defined with."""
+    """CuPy, with the functions that operations are defined with and that it lacks."""
 
     def __getattr__(self, name: str) -> Any:
         special = name in ("erf", "erfc")  # imported late: few graphs need it
@@ -145,7 +145,7 @@ class OnDevice:
 
     @staticmethod
     def load(tensor: GraphTensor, address: int) -> Array:
-        """A tensor's values."""
+        """Returns a tensor's values."""
         kind = DType.FLOAT64 if tensor.dtype.is_floating else DType.INT64
         if tensor.dtype is DType.UINT64:
             kind = DType.UINT64
@@ -157,7 +157,7 @@ class OnDevice:
 
     @classmethod
     def rounded(cls, values: Array, tensor: GraphTensor) -> Array:
-        """The values as they are where a tensor has passed them on."""
+        """Values as they are after a tensor has stored them."""
         if values.dtype == tensor.dtype.numpy:
             return values
         place = libraries().cupy.empty(tensor.spec.nbytes, np.uint8)
@@ -166,7 +166,7 @@ class OnDevice:
 
 
 class OnDeviceApart(OnDevice):
-    """The same with products of our own, which take longer."""
+    """The same, with products by a kernel of our own, which take longer."""
 
     xp = OwnProducts()
     most_work = 1 << 33
@@ -185,7 +185,7 @@ class OnHost:
 
     @staticmethod
     def compared(wanted: Array, got: Array, accuracy: Accuracy) -> Compared:
-        """Evenly spaced elements."""
+        """The elements to compare: evenly spaced ones."""
         del accuracy
         return some(wanted), some(got)
 
@@ -201,11 +201,12 @@ class OnHost:
 
     @classmethod
     def load(cls, tensor: GraphTensor, address: int) -> Array:
-        """A tensor's values."""
+        """Returns a tensor's values."""
         return exact(_elements(cls._copied(tensor, address), tensor))
 
     @staticmethod
     def _copied(tensor: GraphTensor, address: int) -> np.ndarray:
+        """The bytes of a tensor."""
         data = np.empty(tensor.spec.nbytes, np.uint8)
         stream = libraries().cupy.cuda.get_current_stream()
         kind = libraries().runtime.memcpyDeviceToHost
@@ -215,14 +216,14 @@ class OnHost:
 
     @staticmethod
     def rounded(values: Array, tensor: GraphTensor) -> Array:
-        """The values as they are where a tensor has passed them on."""
+        """Values as they are after a tensor has stored them."""
         place = np.empty(tensor.dims, tensor.dtype.numpy)
         round_into(values, tensor.dtype, place)
         return exact(place)
 
 
 def _elements(data: np.ndarray, tensor: GraphTensor) -> np.ndarray:
-    """A tensor's elements in its bytes."""
+    """A view of a tensor's elements in its bytes."""
     steps = [stride * tensor.dtype.itemsize for stride in tensor.strides]
     return np.lib.stride_tricks.as_strided(data.view(tensor.dtype.numpy), tensor.dims, steps)
 
@@ -240,6 +241,7 @@ def place_of(graph: OperationGraph) -> Place:
 
 
 def _elements_of(graph: OperationGraph) -> int:
+    """Elements of all tensors of a graph."""
     return sum(math.prod(tensor.dims) for tensor in graph.tensors)
 
 
@@ -259,7 +261,7 @@ class EvaluatedReference:
 
     @staticmethod
     def covers(graph: OperationGraph) -> bool:
-        """Whether what is evaluated of a graph is small enough for the device's free memory."""
+        """Whether the device's free memory suffices for what is evaluated of a graph."""
         room = _room()
         part, _ = sampled(graph, place_of(graph).most_work, room)
         return _elements_of(part) <= room
@@ -286,10 +288,11 @@ class EvaluatedReference:
         return {uid: some(values) for uid, values in found.items()}
 
     def _wanted(self, address: Callable[[int], int], scalars: Sequence[float]) -> dict[int, Array]:
+        """The results, evaluated."""
         return evaluated(self._part, self._place, lambda uid: self._load(uid, address), scalars, stored=True)
 
     def _load(self, uid: int, address: Callable[[int], int]) -> Array:
-        """The part of a bound tensor that is evaluated."""
+        """Returns the part of a bound tensor that is evaluated."""
         whole, part = self._graph.tensor(uid), self._part.tensor(uid)
         return self._place.load(part, address(uid) + first_byte(whole, self._regions.get(uid)))
 
@@ -359,7 +362,7 @@ def _errors(
     values: Mapping[int, Array],
     results: Mapping[int, Array],
 ) -> dict[int, Array]:
-    """What an operation's results may be off by."""
+    """The most that an operation's results may be off by."""
     if isinstance(operation, _EXACT) or (isinstance(operation, Reduction) and operation.mode in _SELECTED):
         return {}
     share = rounding(graph.compute(operation))
@@ -382,13 +385,13 @@ def _errors(
 
 
 def _typical(xp: Any, values: Array) -> Array | float:
-    """The root mean square of the finite ones."""
+    """The root mean square of the finite values."""
     finite = values[xp.isfinite(values)]
     return xp.sqrt((finite * finite).mean()) if finite.size else 0.0
 
 
 def _apart(xp: Any, one: Array, other: Array) -> Array:
-    """How far apart values are; infinite where one is not finite and the other is another value."""
+    """The distances of values; infinite where one is not finite and the other is another value."""
     alike = (one == other) | (xp.isnan(one) & xp.isnan(other))
     with np.errstate(all="ignore"):
         found = abs(one.astype(np.float64) - other)
@@ -396,7 +399,7 @@ def _apart(xp: Any, one: Array, other: Array) -> Array:
 
 
 def _room() -> int:
-    """The most elements that may be evaluated now."""
+    """The most elements that may be evaluated with the memory that is free now."""
     free, _ = libraries().runtime.memGetInfo()
     return min(_MOST_ELEMENTS, int(free) // (_COPIES * DType.FLOAT64.itemsize))
 
@@ -420,7 +423,7 @@ def sampled(graph: OperationGraph, work: int, elements: int) -> tuple[OperationG
 
 
 def _regions(graph: OperationGraph, places: int) -> dict[int, Region] | None:
-    """What is needed of each tensor for so many places of each dim of the results."""
+    """The part of each tensor that is needed for so many places of each dim of the results."""
     found = {uid: tuple(_places(size, places) for size in graph.tensor(uid).dims) for uid in graph.results}
     for operation in reversed(graph.operations):
         names = dict(operation.named())
@@ -448,6 +451,7 @@ def _part_of(graph: OperationGraph, found: Mapping[int, Region]) -> OperationGra
 
 
 def _cut(tensor: GraphTensor, region: Region | None) -> GraphTensor:
+    """A part of a tensor, as a tensor."""
     if region is None:
         return msgspec.structs.replace(tensor, overwrites=None)
     ranges = [range(size)[part] for size, part in zip(tensor.dims, region, strict=True)]
@@ -466,6 +470,7 @@ def first_byte(tensor: GraphTensor, region: Region | None) -> int:
 
 
 def _is_more(graph: OperationGraph, work: int, elements: int) -> bool:
+    """Whether a graph takes more work, or has more elements, than that."""
     specs = ({name: graph.tensor(uid).spec for name, uid in op.named()} for op in graph.operations)
     steps = sum(op.work(given) for op, given in zip(graph.operations, specs, strict=True))
     return steps > work or _elements_of(graph) > elements

@@ -121,13 +121,14 @@ class CheckedTensor(Guarded):
 
 
 def drawn(dims: tuple[int, ...], seed: int) -> Any:
-    """A new array of float64 with the numbers that a packed `CheckedTensor` of that seed has."""
+    """Returns a new float64 array of the numbers that a packed `CheckedTensor` of that seed has."""
     values = libraries().cupy.empty(dims, np.float64)
     _draw(values, DType.FLOAT64, values.size, seed)
     return values
 
 
 def _draw(into: Any, dtype: DType, count: int, seed: int) -> None:
+    """Enqueue the numbers of a seed into memory."""
     enqueue("fill", count, (into, dtype.itemsize, *_bits(range(-3, 5), dtype), count, seed))
 
 
@@ -145,22 +146,26 @@ def enqueue(kernel: str, count: int, arguments: tuple[Any, ...]) -> None:
 
 
 def _set(address: int, value: int, nbytes: int) -> None:
+    """Enqueue setting bytes."""
     if nbytes:
         stream = libraries().cupy.cuda.get_current_stream().ptr
         libraries().runtime.memsetAsync(address, value, nbytes, stream)
 
 
 def _grid(count: int) -> tuple[int]:
+    """The grid for so many elements."""
     return (max(1, min(-(-count // _THREADS), _MOST_BLOCKS)),)
 
 
 @functools.cache
 def _kernel(name: str) -> Any:
+    """A kernel, compiled."""
     return _module().get_function(name)
 
 
 @functools.cache
 def _module() -> Any:
+    """The compiled kernels."""
     return libraries().cupy.RawModule(code=source(), options=("--std=c++17",))
 
 
@@ -233,6 +238,7 @@ extern "C" __global__ void fill(
 
 
 def _find_nan() -> str:
+    """The kernel that looks for NaN, for elements of each size."""
     dims = "".join(f", long long d{axis}" for axis in range(1, _RANK))
     strides = "".join(f", long long s{axis}" for axis in range(_RANK))
     decode = " ".join(f"at += rest % d{axis} * s{axis}; rest /= d{axis};" for axis in range(_RANK - 1, 0, -1))

@@ -42,6 +42,8 @@ __all__ = ["erratum"]
 
 
 class _Erratum(NamedTuple):
+    """Engines that are wrong or harmful for some graphs."""
+
     engines: tuple[str, ...]
     """cuDNN's names of the engines, without knobs; empty for all engines.
 
@@ -155,21 +157,24 @@ _LONGEST_VECTOR = 8
 
 
 def _has_gaps(graph: OperationGraph) -> bool:
-    """Whether tensors lie in another way than packed. Matrices may be transposed: that was not seen wrong."""
+    """Whether some tensors are not packed. Matrices may be transposed: that was not seen wrong."""
     multiplies = any(isinstance(operation, MatMul) for operation in graph.operations)
     bound = [tensor for tensor in graph.tensors if tensor.role is TensorRole.BOUND]
     return not all(_is_dense(tensor) if multiplies else _is_packed(tensor) for tensor in bound)
 
 
 def _is_packed(tensor: GraphTensor) -> bool:
+    """Whether a tensor is packed, in any layout."""
     return max(tensor.dims, default=1) == 1 or tensor.spec.layout is not Layout.STRIDED
 
 
 def _is_dense(tensor: GraphTensor) -> bool:
+    """Whether a tensor has no gaps."""
     return tensor.spec.nbytes == tensor.spec.size * tensor.dtype.itemsize
 
 
 def _is_grouped(graph: OperationGraph, kind: type[Convolution[Any]], dtype: DType) -> bool:
+    """Whether a graph has a convolution of that kind and dtype in groups."""
     return any(
         isinstance(op, kind) and op.conv.groups > 1 and graph.tensor(op.reads[0]).dtype is dtype
         for op in graph.operations
@@ -177,6 +182,7 @@ def _is_grouped(graph: OperationGraph, kind: type[Convolution[Any]], dtype: DTyp
 
 
 def _is_uneven(graph: OperationGraph, operation: Node) -> bool:
+    """Whether it is a half-type convolution whose groups have channels or filters no multiple of 8."""
     if not isinstance(operation, Convolution):
         return False
     if not graph.tensor(operation.reads[0]).dtype.is_half:

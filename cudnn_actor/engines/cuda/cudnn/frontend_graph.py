@@ -40,7 +40,7 @@ class Refused(Exception):
 
 
 def frontend_uids(graph: OperationGraph) -> dict[int, int]:
-    """Each tensor's uid → its uid in cuDNN's graph: its canonical number plus 1."""
+    """The uid in cuDNN's graph of each tensor, by its own uid: its canonical number plus 1."""
     return {uid: number + 1 for uid, number in graph.canonical_uids.items()}
 
 
@@ -76,7 +76,7 @@ class FrontendGraph:
 
     @property
     def numerics(self) -> Numerics:
-        """The operation graph's."""
+        """The numerics of the operation graph."""
         return self._graph.numerics
 
     def spec(self, uid: int) -> GraphTensor:
@@ -142,6 +142,7 @@ class FrontendGraph:
             self.write(uid, outputs[name], *shape(name))
 
     def _shape(self, uid: int, dims: Sequence[int], strides: Sequence[int]) -> tuple[list[int], list[int]]:
+        """A tensor's dims and strides in cuDNN's graph. Raises `Refused` if two operations need others."""
         tensor = self._graph.tensor(uid)
         if not tensor.dims or 0 in tensor.dims:
             raise Refused("cuDNN has no tensors without dims or without elements")

@@ -102,6 +102,7 @@ def class_of(graph: OperationGraph) -> Hashable:
 
 
 def _tensor(tensor: GraphTensor) -> Hashable:
+    """What of a tensor a kernel may depend on."""
     axes = [axis for axis, size in enumerate(tensor.dims) if size != 1]
     return (
         tensor.role,

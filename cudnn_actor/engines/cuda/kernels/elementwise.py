@@ -1,4 +1,4 @@
-"""Generates and compiles elementwise kernels for pointwise operations that cuDNN does not fuse.
+"""Elementwise kernels: pointwise operations, perhaps with indexed reads before them, as one kernel.
 
 A kernel computes one or more results of the same dims. Its source depends only on
 the operations, the element types, the rank and how the last axis is read; dims and
@@ -9,8 +9,8 @@ nowhere else: to nearest, ties to even; integers saturate and NaN becomes 0; of
 bool, all but 0 is true. A kernel that only copies, from and to one type, copies
 the bits.
 
-What a kernel reads may lie where indices say: those of another operand, which count
-as the nearest in range, or those of a table, which the kernel has.
+An indexed read takes its elements from where indices say: those of another operand,
+of which one out of range counts as the nearest, or those of a table of the kernel's.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a kernel computes of each element, as data: expressions of what it reads."""
+"""The language of kernels' bodies: expressions of what a kernel reads, as data."""
 
 from __future__ import annotations
 

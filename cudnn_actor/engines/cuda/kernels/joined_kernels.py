@@ -1,7 +1,7 @@
 """Several elementwise kernels in one launch: each block does a part of each.
 
-So what they read or write side by side, or both read, is in the caches at the same time. For kernels that
-neither read nor overwrite what another one writes. The source depends on their sources and their number.
+What two of them read, or write side by side, is then in the caches at the same time. None of them reads or
+overwrites what another one writes. The source depends on their sources and their number.
 """
 
 from __future__ import annotations

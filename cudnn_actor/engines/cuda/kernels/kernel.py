@@ -73,7 +73,7 @@ class Launch(NamedTuple):
 
 
 class Kernel(Protocol):
-    """A kernel as data. Its results depend on the bits of its operands alone."""
+    """What plans ask of a kernel of our own, which is data: it can be stored, compared and changed."""
 
     @property
     def name(self) -> str:

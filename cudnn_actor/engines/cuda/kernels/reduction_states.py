@@ -1,4 +1,4 @@
-"""What a reduction keeps while it goes over elements, in CUDA C++: its state, and the result of that."""
+"""Accumulators of reductions in CUDA C++: what each keeps while it goes over elements, and its result."""
 
 from __future__ import annotations
 

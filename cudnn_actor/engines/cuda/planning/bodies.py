@@ -1,4 +1,4 @@
-"""Pointwise operations of a graph as the body of a kernel: expressions of what it reads of memory."""
+"""The body of a kernel from a graph's pointwise operations: expressions of what it reads of memory."""
 
 from __future__ import annotations
 

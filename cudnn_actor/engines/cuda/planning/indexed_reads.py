@@ -1,6 +1,6 @@
-"""Operations of which each element of the result is one of x, or a number, and which one of those it is.
+"""Operations whose results consist of elements of x and of a number: gathers, paddings and the like.
 
-A kernel of pointwise operations reads it there, so that it computes such an operation, too.
+A kernel of pointwise operations computes such an operation, too, as it reads x where this file says.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where in the workspace what lies between a graph's pieces has its place.
+"""The places in the workspace of the tensors between a graph's pieces.
 
 The largest are placed first, each as low as it fits: that takes little more memory than
 the most that is held at once. Each is compared with all that are held at the same time,

@@ -44,7 +44,7 @@ def tune(
     workspace_limit: int | None,
     progress: ProgressCallback,
 ) -> CudaPlan:
-    """The fastest plan for a graph; its `tuning` has the measurements. Blocks for seconds.
+    """Returns the fastest plan for a graph; its `tuning` has the measurements. Blocks for seconds.
 
     Raises as `compile_plan`, and `MemoryError` if a second set of the graph's tensors does not fit.
     """
@@ -61,6 +61,8 @@ def tune(
 
 
 class _Candidate(NamedTuple):
+    """A plan, in words, and what builds it."""
+
     what: str
     build: Callable[[], CudaPlan]
 
@@ -119,6 +121,7 @@ def _fastest(
 
 
 def _built(rivals: Sequence[_Candidate], progress: ProgressCallback) -> Iterator[tuple[_Candidate, CudaPlan]]:
+    """Yields the candidates that can be built, each with its plan."""
     for number, candidate in enumerate(rivals):
         progress(number, len(rivals), candidate.what)
         try:

@@ -35,7 +35,7 @@ def is_widened(graph: OperationGraph) -> bool:
 
 
 def compile_widened(graph: OperationGraph, handle: Any, limit: int | None, candidate: int = 0) -> CudaPlan:
-    """The graph with copies of operands, or of a result, that have 8 channels: see `is_widened`.
+    """Returns the graph with copies of operands, or of a result, that have 8 channels: see `is_widened`.
 
     Raises `Refused`.
     """
@@ -66,7 +66,7 @@ def compile_widened(graph: OperationGraph, handle: Any, limit: int | None, candi
 
 
 def _widened(graph: OperationGraph) -> dict[int, GraphTensor]:
-    """The tensors that have the convolution's channels, with 8 of them; none of another graph."""
+    """The tensors that have the convolution's channels, with 8 of them, by uid; none for other graphs."""
     match [each for each in graph.operations if not isinstance(each, Pointwise)]:
         case [Convolution() as operation] if operation.conv.groups == 1:
             x, w, y = map(graph.tensor, operation.of_shape)
@@ -96,11 +96,13 @@ def _widened(graph: OperationGraph) -> dict[int, GraphTensor]:
 
 
 def _has_channels_last(tensor: GraphTensor) -> bool:
+    """Whether a tensor is packed in NHWC."""
     last = TensorSpec.packed(tensor.dims, tensor.dtype, Layout.NHWC).strides
     return settled_strides(tensor.dims, tensor.strides) == settled_strides(tensor.dims, last)
 
 
 def _widening(tensor: GraphTensor, source: Source, form: GraphTensor, place: Scratch) -> OperationStep:
+    """The step that copies an operand, with channels of zeros."""
     none = (0,) * len(tensor.dims)
     missing = (0, _CHANNELS - tensor.dims[1], *none[2:])
     return OperationStep(
@@ -114,6 +116,7 @@ def _widening(tensor: GraphTensor, source: Source, form: GraphTensor, place: Scr
 def _narrowing(
     tensor: GraphTensor, target: Source, form: GraphTensor, place: Scratch
 ) -> KernelStep[Elementwise]:
+    """The step that copies a result without the further channels."""
     result = Result(Leaf(0, form.dtype), tensor.dtype)
     kernel = fused([result], [], tensor.dims, [tensor.strides, form.strides])
     return KernelStep(kernel, (target, place))
