@@ -136,6 +136,17 @@ def _less_differentiated(program: Program) -> Iterator[Program]:
     for arguments in simpler:
         statements = (*program.statements[:-1], replace(call, arguments=arguments, count=1))
         yield replace(program, statements=statements, outputs=(("y", Of(number)),), updates=(), strided=())
+        if arguments[0][0].number < last[0]:  # whose gradient is not the same everywhere, as in the program
+            of = _values(program)[arguments[0][0].number]
+            given = Input("u", np.arange(1, of.size + 1, dtype=of.dtype).reshape(of.shape))
+            weighed = replace(call, arguments=(*arguments, (Of(number),)), count=1)
+            yield replace(
+                program,
+                statements=(*program.statements[:-1], given, weighed),
+                outputs=(("y", Of(number + 1)),),
+                updates=(),
+                strided=(),
+            )
 
 
 def _cut_off(program: Program) -> Iterator[Program]:
@@ -228,8 +239,34 @@ def _smaller(program: Program) -> Iterator[Program]:
             for new in dict.fromkeys((1, size // 2, size - 1)):
                 if 0 < new < size:
                     part = each.values[(slice(None),) * axis + (slice(0, new),)]
-                    changed = _with(program, place, replace(each, values=part))
-                    yield replace(changed, strided=())
+                    changed = replace(_with(program, place, replace(each, values=part)), strided=())
+                    yield changed
+                    yield from _with_fitting_upstream(changed)
+
+
+def _with_fitting_upstream(program: Program) -> Iterator[Program]:
+    """With the part of the given gradient that fits the result, which has become smaller."""
+    call = program.statements[-1]
+    if not (isinstance(call, Call) and call.function == "grad" and len(call.arguments) == 3):
+        return
+    outputs, _, gradients = call.arguments
+    if len(outputs) != 1 or len(gradients) != 1:
+        return
+    result, upstream = outputs[0], gradients[0]
+    place = next(
+        (n for n, (number, _) in enumerate(program.given()) if number == upstream.number),
+        len(program.statements),
+    )
+    given = program.statements[place]
+    before = replace(program, statements=program.statements[:-1], outputs=(("y", result),), updates=())
+    try:
+        (port,) = before.build().graph.outputs
+    except (InvalidRequest, IndexError):
+        return
+    if isinstance(given, Input) and port.spec.dims != given.values.shape:
+        part = given.values[tuple(slice(0, size) for size in port.spec.dims)]
+        if part.shape == port.spec.dims:
+            yield _with(program, place, replace(given, values=part))
 
 
 def _resized(statement: Input | Call, size: int, new: int) -> Input | Call:
