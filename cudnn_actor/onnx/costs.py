@@ -17,8 +17,6 @@ from cudnn_actor.onnx.values import Declined
 
 __all__ = ["Cost", "cost_of"]
 
-_Arrays = Sequence[np.ndarray | None]
-
 
 class Cost(NamedTuple):
     """Bytes that there are at once, at the most, and steps of about a nanosecond each."""
@@ -40,174 +38,162 @@ def _count(dims: Iterable[int]) -> int:
     return count
 
 
-def _size(arrays: _Arrays, number: int) -> int:
-    """The elements of an input; 1 if it was left out."""
-    array = arrays[number] if number < len(arrays) else None
-    return 1 if array is None else _count(array.shape)
+class _Call(NamedTuple):
+    """A node with its inputs, None for those left out."""
 
+    node: onnx.NodeProto
+    arrays: Sequence[np.ndarray | None]
 
-def _given(arrays: _Arrays, number: int) -> np.ndarray:
-    array = arrays[number] if number < len(arrays) else None
-    if array is None:
-        raise Declined(f"input {number} is missing")
-    return array
+    def size(self, number: int) -> int:
+        """The elements of an input; 1 if it was left out."""
+        array = self.arrays[number] if number < len(self.arrays) else None
+        return 1 if array is None else _count(array.shape)
 
+    def given(self, number: int) -> np.ndarray:
+        """An input. Raises `Declined` if it was left out."""
+        array = self.arrays[number] if number < len(self.arrays) else None
+        if array is None:
+            raise Declined(f"input {number} is missing")
+        return array
 
-def _listed(arrays: _Arrays, number: int) -> list[int]:
-    """Numbers for dims. Longer lists than an array can have dims are not looked at, but for two of each."""
-    array = _given(arrays, number)
-    if array.size > 2 * MOST_DIMS:
-        raise Declined(f"has {array.size:,} numbers for dims")
-    return [int(each) for each in array.reshape(-1)]
+    def listed(self, number: int) -> list[int]:
+        """Numbers for dims. A list of more than two for each dim that an array can have is not looked at."""
+        array = self.given(number)
+        if array.size > 2 * MOST_DIMS:
+            raise Declined(f"has {array.size:,} numbers for dims")
+        return [int(each) for each in array.reshape(-1)]
 
-
-def _attribute(node: onnx.NodeProto, name: str, default: int) -> int:
-    given: int = next((each.i for each in node.attribute if each.name == name), default)
-    return given
+    def attribute(self, name: str, default: int) -> int:
+        """An attribute that is a whole number."""
+        given: int = next((each.i for each in self.node.attribute if each.name == name), default)
+        return given
 
 
 # How many elements the largest array has.
 
 
-def _little(node: onnx.NodeProto, arrays: _Arrays) -> int:
+def _little(_: _Call) -> int:
     """Of operators that look at dims alone."""
-    del node, arrays
     return 64
 
 
-def _constant(node: onnx.NodeProto, arrays: _Arrays) -> int:
+def _constant(call: _Call) -> int:
     """What the file has, or a sparse tensor as a dense one. A raw byte is an eighth of an element or more."""
-    del arrays
-    if problem := next(filter(None, (too_many_dims(each.sparse_tensor.dims) for each in node.attribute)), ""):
+    attributes = call.node.attribute
+    if problem := next(filter(None, (too_many_dims(each.sparse_tensor.dims) for each in attributes)), ""):
         raise Declined(problem)
-    raw = any(each.t.HasField("raw_data") for each in node.attribute)
-    dense = sum(_count(each.sparse_tensor.dims) for each in node.attribute)
-    return int(node.ByteSize()) // (8 if raw else 1) + dense
+    raw = any(each.t.HasField("raw_data") for each in attributes)
+    dense = sum(_count(each.sparse_tensor.dims) for each in attributes)
+    return int(call.node.ByteSize()) // (8 if raw else 1) + dense
 
 
-def _as_given(node: onnx.NodeProto, arrays: _Arrays) -> int:
+def _as_given(call: _Call) -> int:
     """Of operators whose results have no more elements than their inputs together."""
-    return int(node.ByteSize()) + sum(_size(arrays, number) for number in range(len(arrays)))
+    return int(call.node.ByteSize()) + sum(call.size(number) for number in range(len(call.arrays)))
 
 
-def _broadcast(node: onnx.NodeProto, arrays: _Arrays) -> int:
-    del node
-    shapes = [each.shape for each in arrays if each is not None]
-    rank = max((len(shape) for shape in shapes), default=0)
+def _broadcast(call: _Call) -> int:
+    return _broadcast_count([each.shape for each in call.arrays if each is not None])
+
+
+def _broadcast_count(shapes: Sequence[Sequence[int]]) -> int:
+    """The elements of what arrays of these dims broadcast to, at the most."""
+    rank = max(map(len, shapes), default=0)
     return _count(
         max((shape[-n] for shape in shapes if len(shape) >= n), default=1) for n in range(1, rank + 1)
     )
 
 
-def _of_shape(node: onnx.NodeProto, arrays: _Arrays) -> int:
-    del node
-    return _count(_listed(arrays, 0))
+def _of_shape(call: _Call) -> int:
+    return _count(call.listed(0))
 
 
-def _expanded(node: onnx.NodeProto, arrays: _Arrays) -> int:
-    del node
-    return _size(arrays, 0) * _count(_listed(arrays, 1))
+def _expanded(call: _Call) -> int:
+    return call.size(0) * _count(call.listed(1))
 
 
-def _range(node: onnx.NodeProto, arrays: _Arrays) -> int:
-    del node
-    start, limit, delta = (_given(arrays, number).reshape(-1)[0].item() for number in range(3))
+def _range(call: _Call) -> int:
+    start, limit, delta = (call.given(number).reshape(-1)[0].item() for number in range(3))
     steps = abs((limit - start) / delta) if delta else 0
     if not math.isfinite(steps):
         raise Declined("is a range without an end")
     return int(steps) + 1
 
 
-def _one_hot(node: onnx.NodeProto, arrays: _Arrays) -> int:
-    del node
-    return _size(arrays, 0) * _count(_listed(arrays, 1))
-
-
-def _padded(node: onnx.NodeProto, arrays: _Arrays) -> int:
-    given = [list(each.ints) for each in node.attribute if each.name in ("pads", "paddings")]
-    pads = given[0] if given else _listed(arrays, 1)
+def _padded(call: _Call) -> int:
+    given = [list(each.ints) for each in call.node.attribute if each.name in ("pads", "paddings")]
+    pads = given[0] if given else call.listed(1)
     axes = len(pads) // 2  # each is added to the largest dims: an upper bound for any axes
-    dims = sorted(_given(arrays, 0).shape, reverse=True)
+    dims = sorted(call.given(0).shape, reverse=True)
     along = sorted((abs(int(pads[n])) + abs(int(pads[n + axes])) for n in range(axes)), reverse=True)
     along += [0] * (len(dims) - axes)
     return _count(dim + more for dim, more in zip(dims, along, strict=False))
 
 
-def _gathered(node: onnx.NodeProto, arrays: _Arrays) -> int:
-    dims, axis = list(_given(arrays, 0).shape), _attribute(node, "axis", 0)
+def _gathered(call: _Call) -> int:
+    dims, axis = list(call.given(0).shape), call.attribute("axis", 0)
     if not -len(dims) <= axis < len(dims):
         raise Declined(f"has the axis {axis}, for dims {tuple(dims)}")
     del dims[axis]
-    return _count(dims) * _size(arrays, 1)
+    return _count(dims) * call.size(1)
 
 
-def _gathered_nd(node: onnx.NodeProto, arrays: _Arrays) -> int:
-    del node
-    x, places = _given(arrays, 0), _given(arrays, 1)
+def _gathered_nd(call: _Call) -> int:
+    x, places = call.given(0), call.given(1)
     return _count(places.shape[:-1]) * _count(x.shape[places.shape[-1] :]) if places.ndim else 1
 
 
-def _split(node: onnx.NodeProto, arrays: _Arrays) -> int:
-    return _as_given(node, arrays) + abs(_attribute(node, "num_outputs", 0))
+def _split(call: _Call) -> int:
+    return _as_given(call) + abs(call.attribute("num_outputs", 0))
 
 
-def _matrices(node: onnx.NodeProto, arrays: _Arrays) -> int:
-    if _given(arrays, 0).ndim < 2:
+def _matrices(call: _Call) -> int:
+    if call.given(0).ndim < 2:
         raise Declined("is of no matrix")
-    return _as_given(node, arrays)
+    return _as_given(call)
 
 
-def _largest(node: onnx.NodeProto, arrays: _Arrays) -> int:
-    x = _given(arrays, 0)
-    k = _attribute(node, "k", 0) if len(arrays) < 2 else int(_given(arrays, 1).reshape(-1)[0])
+def _largest(call: _Call) -> int:
+    x = call.given(0)
+    k = call.attribute("k", 0) if len(call.arrays) < 2 else int(call.given(1).reshape(-1)[0])
     return _count(x.shape) * (x.ndim + 1) + abs(k)  # each element has the place of each dim
 
 
-def _non_zero(node: onnx.NodeProto, arrays: _Arrays) -> int:
-    del node
-    return _size(arrays, 0) * max(1, _given(arrays, 0).ndim)
+def _non_zero(call: _Call) -> int:
+    return call.size(0) * max(1, call.given(0).ndim)
 
 
-def _mel(node: onnx.NodeProto, arrays: _Arrays) -> int:
-    del node
-    bins, length = (abs(int(_given(arrays, number).reshape(-1)[0])) for number in range(2))
+def _mel(call: _Call) -> int:
+    bins, length = (abs(int(call.given(number).reshape(-1)[0])) for number in range(2))
     return (length // 2 + 1) * (bins + 2)
 
 
-def _product(node: onnx.NodeProto, arrays: _Arrays) -> int:
+def _product(call: _Call) -> int:
     """Matrices: as many as the larger batch, with the rows of one and the columns of the other."""
-    del node
-    a, b = (_given(arrays, number).shape for number in range(2))
-    batch = _broadcast_count(a[:-2], b[:-2])
+    a, b = (call.given(number).shape for number in range(2))
+    batch = _broadcast_count([a[:-2], b[:-2]])
     return batch * _count(a[-2:-1]) * (_count(b[-1:]) if len(b) > 1 else 1)
 
 
-def _broadcast_count(a: Sequence[int], b: Sequence[int]) -> int:
-    rank = max(len(a), len(b))
-    wide = zip((1,) * (rank - len(a)) + tuple(a), (1,) * (rank - len(b)) + tuple(b), strict=True)
-    return _count(max(pair) for pair in wide)
-
-
-def _gemm(node: onnx.NodeProto, arrays: _Arrays) -> int:
-    a, b = (_given(arrays, number).shape for number in range(2))
-    rows = a[-1:] if _attribute(node, "transA", 0) else a[:1]
-    return _count(rows) * _count(b[:1] if _attribute(node, "transB", 0) else b[-1:])
+def _gemm(call: _Call) -> int:
+    a, b = (call.given(number).shape for number in range(2))
+    rows = a[-1:] if call.attribute("transA", 0) else a[:1]
+    return _count(rows) * _count(b[:1] if call.attribute("transB", 0) else b[-1:])
 
 
 # How many steps there are, where they are not a number for each element.
 
 
-def _summands(node: onnx.NodeProto, arrays: _Arrays) -> int:
+def _summands(call: _Call) -> int:
     """Of a product of matrices: each element is a sum."""
-    elements = _BOUNDS[node.op_type][0](node, arrays)
-    return 2 * elements * max(_given(arrays, 0).shape, default=1)
+    elements = _BOUNDS[call.node.op_type][0](call)
+    return 2 * elements * max(call.given(0).shape, default=1)
 
 
-def _suppression(node: onnx.NodeProto, arrays: _Arrays) -> int:
+def _suppression(call: _Call) -> int:
     """Each box above the threshold is compared with those that were chosen, for each image and class."""
-    del node
-    scores = _given(arrays, 1)
-    most, _, bound = ([*arrays, None, None, None][n] for n in (2, 3, 4))
+    scores = call.given(1)
+    most, _, bound = ([*call.arrays, None, None, None][n] for n in (2, 3, 4))
     chosen = 0 if most is None else max(0, int(most.reshape(-1)[0]))
     above = np.count_nonzero(scores > (-np.inf if bound is None else bound.reshape(-1)[0]), axis=-1)
     return _LOOPED.steps * (int(np.sum(above * np.minimum(above, chosen))) + _count(scores.shape))
@@ -237,7 +223,7 @@ _IN_LOOPS = (
 """Operators with no more elements than their inputs, that are loops of Python in the reference."""
 # fmt: on
 
-_Bound = Callable[[onnx.NodeProto, _Arrays], int]
+_Bound = Callable[[_Call], int]
 _BOUNDS: dict[str, tuple[_Bound, Cost]] = {
     **dict.fromkeys(("Shape", "Size"), (_little, _QUICK)),
     **dict.fromkeys(_OF_ONE, (_as_given, _QUICK)),
@@ -253,7 +239,7 @@ _BOUNDS: dict[str, tuple[_Bound, Cost]] = {
     "MelWeightMatrix": (_mel, _LOOPED),
     "NonMaxSuppression": (_as_given, _LOOPED),
     "NonZero": (_non_zero, _QUICK),
-    "OneHot": (_one_hot, _QUICK),
+    "OneHot": (_expanded, _QUICK),
     "Pad": (_padded, _QUICK),
     "Range": (_range, _QUICK),
     "Split": (_split, _QUICK),
@@ -266,21 +252,21 @@ _BOUNDS: dict[str, tuple[_Bound, Cost]] = {
 _STEPS: dict[str, _Bound] = {"Gemm": _summands, "MatMul": _summands, "NonMaxSuppression": _suppression}
 
 
-def cost_of(node: onnx.NodeProto, arrays: _Arrays) -> Cost:
+def cost_of(node: onnx.NodeProto, arrays: Sequence[np.ndarray | None]) -> Cost:
     """What it costs to compute a node by the reference implementation, at the most.
 
     Raises `Declined` for an operator without a bound, and for text, whose elements may have any size.
     """
-    op = node.op_type
+    op, call = node.op_type, _Call(node, arrays)
     if node.domain not in ("", "ai.onnx") or op not in _BOUNDS:
         raise Declined(f"values of {op} are not computed when a model is imported")
     text = any(each is not None and each.dtype.kind in "OSU" for each in arrays)
-    if text or (op == "Cast" and _attribute(node, "to", 0) == onnx.TensorProto.STRING):
+    if text or (op == "Cast" and call.attribute("to", 0) == onnx.TensorProto.STRING):
         raise Declined("text is not computed when a model is imported")
     bound, each = _BOUNDS[op]
     try:
-        elements = bound(node, arrays)
-        steps = _STEPS[op](node, arrays) if op in _STEPS else each.steps * elements
+        elements = bound(call)
+        steps = _STEPS[op](call) if op in _STEPS else each.steps * elements
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
         raise Declined(f"does not fit its operator: {type(error).__name__}: {error}") from error
     return Cost(each.nbytes * elements, steps)
