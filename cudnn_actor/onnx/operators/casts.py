@@ -14,7 +14,7 @@ from cudnn_actor.onnx.values import Declined
 from cudnn_actor.protocol.graphs.graph_builder import GraphBuilder, Tensor
 from cudnn_actor.protocol.types.dtypes import DType
 
-__all__ = ["converted", "dtype_of", "wrapped"]
+__all__ = ["converted", "dtype_of", "wanted_dtype", "wrapped"]
 
 
 def dtype_of(code: int) -> DType:
@@ -23,6 +23,12 @@ def dtype_of(code: int) -> DType:
     if found is None:
         raise Declined(f"no tensor here is of {dtype_name(code)}")
     return found
+
+
+def wanted_dtype(node: Node, otherwise: DType) -> DType:
+    """The one that the attribute `dtype` says. Raises as `dtype_of`."""
+    code = node.attribute("dtype")
+    return otherwise if code is None else dtype_of(code)
 
 
 def wrapped(g: GraphBuilder, x: Tensor, dtype: DType) -> Tensor:

@@ -16,16 +16,14 @@ __all__: list[str] = []
 @operator("MelWeightMatrix", since=17)
 @operator("NonZero", since=9)
 @operator("NonMaxSuppression", since=10)
-def decided(node: Node, g: GraphBuilder) -> Result:
+def decided(node: Node, _: GraphBuilder) -> Result:
     """By ONNX's reference implementation."""
-    del g
     return node.folded()
 
 
 @operator("Unique", since=11)
-def unique(node: Node, g: GraphBuilder) -> Result:
+def unique(node: Node, _: GraphBuilder) -> Result:
     """Different elements, or slices along an axis: sorted, or in the order in which they come first."""
-    del g
     node.dtype(0)
     x, axis = node.constant(0), 0
     if node.attribute("axis") is None:
@@ -37,22 +35,17 @@ def unique(node: Node, g: GraphBuilder) -> Result:
     if not x.shape[axis]:
         none = np.empty(0, np.int64)
         return x, none, none, none
-    _, first, inverse, counts = _unique(wide, axis)
+    found: tuple[Any, ...] = np.unique(
+        wide, return_index=True, return_inverse=True, return_counts=True, axis=axis
+    )
+    _, first, inverse, counts = found
     order = np.arange(len(first)) if node.attribute("sorted") else np.argsort(first)
     places = np.empty_like(order)
     places[order] = np.arange(len(order))
     return x.take(first[order], axis), first[order], places[inverse.reshape(-1)], counts[order]
 
 
-def _unique(x: np.ndarray, axis: int) -> tuple[Any, ...]:
-    found: tuple[Any, ...] = np.unique(
-        x, return_index=True, return_inverse=True, return_counts=True, axis=axis
-    )
-    return found
-
-
 @operator("OptionalHasElement", since=15)
-def has_element(node: Node, g: GraphBuilder) -> Result:
+def has_element(node: Node, _: GraphBuilder) -> Result:
     """A tensor is one, and no other optional value can be an input here."""
-    del g
     return np.array(node.has(0))

@@ -8,7 +8,8 @@ import numpy as np
 
 from cudnn_actor.onnx.nodes import MOST_NUMBERS, Node, Result
 from cudnn_actor.onnx.operator_table import operator
-from cudnn_actor.onnx.operators.casts import converted, dtype_of
+from cudnn_actor.onnx.operators.casts import converted, wanted_dtype
+from cudnn_actor.onnx.operators.rows import along
 from cudnn_actor.onnx.values import Declined, Refused
 from cudnn_actor.protocol.graphs.graph_builder import GraphBuilder
 from cudnn_actor.protocol.types.dtypes import DType
@@ -39,8 +40,7 @@ def range_(node: Node, g: GraphBuilder) -> Result:
 
 @operator("EyeLike", since=9)
 def eye_like(node: Node, g: GraphBuilder) -> Result:
-    code = node.attribute("dtype")
-    dtype = node.dtype(0) if code is None else dtype_of(code)
+    dtype = wanted_dtype(node, node.dtype(0))
     rows, columns = node.dims(0)
     if rows * columns > MOST_NUMBERS:
         return g.eye(rows, columns, node.attribute("k"), dtype=dtype)
@@ -59,9 +59,8 @@ def one_hot(node: Node, g: GraphBuilder) -> Result:
     depth, rank, axis = node.count(1), node.rank(0) + 1, node.axis()
     indices = converted(g, node.tensor(0), DType.INT64)
     places = g.where(g.less(indices, 0), g.add(indices, depth), indices)
-    dims = list(indices.dims)
-    places = g.reshape(places, (*dims[:axis], 1, *dims[axis:]))
-    numbers = g.reshape(node.numbers(depth), [-1 if n == axis else 1 for n in range(rank)])
+    places = g.reshape(places, (*indices.dims[:axis], 1, *indices.dims[axis:]))
+    numbers = along(g, node.numbers(depth), axis, rank)
     values = node.tensor(2)
     off, on = g.slice(values, 0), g.slice(values, 1)
     return g.where(g.equal(places, numbers), on, off)

@@ -9,6 +9,7 @@ import numpy as np
 from cudnn_actor.onnx.nodes import Node, Result
 from cudnn_actor.onnx.operator_table import operator
 from cudnn_actor.onnx.operators.casts import wrapped
+from cudnn_actor.onnx.operators.rows import along
 from cudnn_actor.onnx.values import Declined, fitting
 from cudnn_actor.protocol.graphs.graph_builder import GraphBuilder, Tensor
 from cudnn_actor.protocol.operations import GatherElements, ScatterReduction
@@ -61,14 +62,10 @@ def _reduction(node: Node) -> ScatterReduction:
 def _summands(node: Node, g: GraphBuilder) -> tuple[Tensor, Tensor]:
     """What is scattered, and onto what: as int64 where sums and products of integers have to wrap around."""
     x, updates, dtype = node.tensor(0), node.tensor(2), node.dtype(0)
-    if _reduction(node) not in (ScatterReduction.ADD, ScatterReduction.MUL) or not _narrow(dtype):
+    narrow = dtype not in (DType.BOOL, DType.INT64, DType.UINT64) and not dtype.is_floating
+    if _reduction(node) not in (ScatterReduction.ADD, ScatterReduction.MUL) or not narrow:
         return x, updates
     return g.astype(x, DType.INT64), g.astype(updates, DType.INT64)
-
-
-def _narrow(dtype: DType) -> bool:
-    """Whether they are integers that int64 holds."""
-    return dtype not in (DType.BOOL, DType.INT64, DType.UINT64) and not dtype.is_floating
 
 
 @operator("Scatter", since=9)
@@ -77,7 +74,7 @@ def scatter_elements(node: Node, g: GraphBuilder) -> Result:
     x, updates = _summands(node, g)
     with fitting("indices"):
         y = g.put_along_axis(x, _indices(node, g, 1), updates, node.axis(), reduction=_reduction(node))
-    return wrapped(g, y, node.dtype(0)) if x.dtype is not node.dtype(0) else y
+    return wrapped(g, y, node.dtype(0))
 
 
 @operator("ScatterND", since=11)
@@ -86,7 +83,7 @@ def scatter_nd(node: Node, g: GraphBuilder) -> Result:
     node.require(2, *indices[:-1], *node.dims(0)[indices[-1] if indices else 0 :])
     x, updates = _summands(node, g)
     y = g.scatter_nd(x, _indices(node, g, 1), updates, reduction=_reduction(node))
-    return wrapped(g, y, node.dtype(0)) if x.dtype is not node.dtype(0) else y
+    return wrapped(g, y, node.dtype(0))
 
 
 @operator("TensorScatter", since=24)
@@ -94,13 +91,9 @@ def tensor_scatter(node: Node, g: GraphBuilder) -> Result:
     """Parts of a cache along an axis, from a place that each sample has of its own."""
     x, updates, mode = node.tensor(0), node.tensor(1), node.attribute("mode")
     axis = node.axis()
-
-    def along(values: Tensor, place: int) -> Tensor:
-        return g.reshape(values, [-1 if n == place else 1 for n in range(x.rank)])
-
-    places = along(node.numbers(updates.dims[axis]), axis)
+    places = along(g, node.numbers(updates.dims[axis]), axis, x.rank)
     if node.has(2):
-        places = g.add(along(_indices(node, g, 2), 0), places)
+        places = g.add(along(g, _indices(node, g, 2), 0, x.rank), places)
         if mode == "circular":
             places = g.mod(places, x.dims[axis])
     return g.put_along_axis(x, g.broadcast_to(places, updates.dims), updates, axis)
@@ -144,12 +137,8 @@ def compress(node: Node, g: GraphBuilder) -> Result:
 def reverse_sequence(node: Node, g: GraphBuilder) -> Result:
     x, lengths = node.tensor(0), node.tensor(1)
     time, batch = node.axis("time_axis"), node.axis("batch_axis")
-
-    def along(values: Tensor, axis: int) -> Tensor:
-        return g.reshape(values, [-1 if n == axis else 1 for n in range(x.rank)])
-
-    steps = along(node.numbers(x.dims[time]), time)
-    ends = along(lengths, batch)
+    steps = along(g, node.numbers(x.dims[time]), time, x.rank)
+    ends = along(g, lengths, batch, x.rank)
     places = g.where(g.less(steps, ends), g.subtract(g.subtract(ends, 1), steps), steps)
     return g.take_along_axis(x, g.astype(places, "int64"), time)
 

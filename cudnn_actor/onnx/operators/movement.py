@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from onnx import numpy_helper
 
 from cudnn_actor.onnx.folding import slices
 from cudnn_actor.onnx.nodes import Node, Result
@@ -23,16 +24,12 @@ __all__: list[str] = []
 
 
 @operator("Shape", since=1)
-def shape(node: Node, g: GraphBuilder) -> Result:
-    del g
-    dims = node.dims(0)[node.attribute("start", 0) :]
-    end = node.attribute("end")
-    return np.array(node.dims(0)[node.attribute("start", 0) : end] if end is not None else dims, np.int64)
+def shape(node: Node, _: GraphBuilder) -> Result:
+    return np.array(node.dims(0)[node.attribute("start", 0) : node.attribute("end")], np.int64)
 
 
 @operator("Size", since=1)
-def size(node: Node, g: GraphBuilder) -> Result:
-    del g
+def size(node: Node, _: GraphBuilder) -> Result:
     return np.array(math.prod(node.dims(0)), np.int64)
 
 
@@ -40,20 +37,13 @@ def size(node: Node, g: GraphBuilder) -> Result:
 def constant_of_shape(node: Node, g: GraphBuilder) -> Result:
     value = node.attribute("value")
     dims = node.ints(0)
-    if value is None:
-        number, dtype = 0.0, DType.FLOAT32
-    else:
+    number, dtype = 0.0, DType.FLOAT32
+    if value is not None:
         dtype = dtype_of(value.data_type)
-        number = _number(value)
+        number = numpy_helper.to_array(value).reshape(-1)[0].item()
     if 0 in dims:
         return np.empty(dims, dtype.numpy)
     return g.full(dims, number, dtype)
-
-
-def _number(tensor: Any) -> Any:
-    from onnx import numpy_helper  # noqa: PLC0415
-
-    return numpy_helper.to_array(tensor).reshape(-1)[0].item()
 
 
 @operator("Reshape", since=5)
@@ -148,20 +138,18 @@ def concat(node: Node, g: GraphBuilder) -> Result:
 def split(node: Node, g: GraphBuilder) -> Result:
     axis = node.axis()
     dim, count = node.dims(0)[axis], len(node.proto.output)
-    given = node.ints(1) if node.has(1) else None
-    sizes = node.attribute("split") if node.version < 13 else given
+    sizes = node.attribute("split") if node.version < 13 else node.ints(1) if node.has(1) else None
     if sizes is None:
         if (node.attribute("num_outputs", count) or count) != count:
             raise Declined(f"has {count} outputs, not {node.attribute('num_outputs')}")
         each = -(-dim // count)
         sizes = [min(each, max(0, dim - number * each)) for number in range(count)]
-    if len(sizes) != len(node.proto.output):
-        raise Declined(f"has {len(node.proto.output)} outputs for {len(sizes)} parts")
+    if len(sizes) != count:
+        raise Declined(f"has {count} outputs for {len(sizes)} parts")
     if sum(sizes) != dim:
         raise Declined(f"the parts {tuple(sizes)} are not the {dim} elements of axis {axis}")
-    ends = list(itertools.accumulate(sizes))
     parts: list[Any] = []
-    for end, part in zip(ends, sizes, strict=True):
+    for end, part in zip(itertools.accumulate(sizes), sizes, strict=True):
         if not part:
             dims = (*node.dims(0)[:axis], 0, *node.dims(0)[axis + 1 :])
             parts.append(np.empty(dims, node.value(0).dtype))
@@ -210,14 +198,10 @@ def _padded_nothing(node: Node, widths: Sequence[tuple[int, int]], value: Any) -
     return node.g.broadcast_to(node.weight(np.array(value, node.value(0).dtype)), dims)
 
 
-@operator("SpaceToDepth", since=1)
-def space_to_depth(node: Node, g: GraphBuilder) -> Result:
-    return g.space_to_depth(node.tensor(0), node.attribute("blocksize"), node.attribute("mode", "DCR"))
-
-
-@operator("DepthToSpace", since=1)
-def depth_to_space(node: Node, g: GraphBuilder) -> Result:
-    return g.depth_to_space(node.tensor(0), node.attribute("blocksize"), node.attribute("mode", "DCR"))
+@operator("SpaceToDepth", "DepthToSpace", since=1)
+def depth_and_space(node: Node, g: GraphBuilder) -> Result:
+    of = g.space_to_depth if node.op == "SpaceToDepth" else g.depth_to_space
+    return of(node.tensor(0), node.attribute("blocksize"), node.attribute("mode", "DCR"))
 
 
 @operator("Tile", since=6)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
 from cudnn_actor.onnx.nodes import Node, Result
 from cudnn_actor.onnx.operator_table import operator
 from cudnn_actor.onnx.operators.casts import dtype_of
+from cudnn_actor.onnx.operators.rows import of_rows
 from cudnn_actor.onnx.values import Contradiction, Declined, Unfit
 from cudnn_actor.protocol.graphs.graph_builder import GraphBuilder, Tensor
 from cudnn_actor.protocol.operations import LayerNorm, ReductionMode
@@ -19,10 +18,7 @@ __all__: list[str] = []
 def softmax(node: Node, g: GraphBuilder) -> Result:
     x, of = node.tensor(0), g.softmax if node.op == "Softmax" else g.log_softmax
     axis = node.axis()
-    if node.version >= 13:
-        return of(x, axis)
-    rows = g.reshape(x, (math.prod(x.dims[:axis]), math.prod(x.dims[axis:])))
-    return g.reshape(of(rows, 1), x.dims)
+    return of(x, axis) if node.version >= 13 else of_rows(g, of, x, axis)
 
 
 @operator("BatchNormalization", since=7)
@@ -83,13 +79,8 @@ def _repeated(g: GraphBuilder, x: Tensor, count: int) -> Tensor:
 
 @operator("LRN", since=1)
 def local_response_norm(node: Node, g: GraphBuilder) -> Result:
-    return g.local_response_norm(
-        node.tensor(0),
-        node.attribute("size"),
-        alpha=node.attribute("alpha"),
-        beta=node.attribute("beta"),
-        bias=node.attribute("bias"),
-    )
+    options = {name: node.attribute(name) for name in ("alpha", "beta", "bias")}
+    return g.local_response_norm(node.tensor(0), node.attribute("size"), **options)
 
 
 @operator("LpNormalization", since=1)

@@ -102,13 +102,9 @@ def magnitude(node: Node, g: GraphBuilder) -> Result:
 
 @operator("PRelu", since=7)
 def prelu(node: Node, g: GraphBuilder) -> Result:
-    if node.dtype(0).is_floating or node.dtype(0) in _WIDE:
-        return g.pointwise(_M.PRELU, *node.operands())
-    if node.value(0).dtype.kind == "u":
+    if node.value(0).dtype.kind == "u" and node.dtype(0) not in _WIDE:
         return node.value(0)
-    x, slope = node.tensors()
-    wide = g.pointwise(_M.PRELU, g.astype(x, DType.INT64), g.astype(slope, DType.INT64))
-    return wrapped(g, wide, x.dtype)
+    return _arithmetic(_M.PRELU)(node, g)
 
 
 @operator("Div", since=7)
@@ -164,8 +160,7 @@ def where(node: Node, g: GraphBuilder) -> Result:
 
 
 @operator("Identity", since=1)
-def identity(node: Node, g: GraphBuilder) -> Result:
-    del g
+def identity(node: Node, _: GraphBuilder) -> Result:
     return node.value(0)
 
 
@@ -194,8 +189,11 @@ def erf(node: Node, g: GraphBuilder) -> Result:
 
 
 @operator("Elu", since=6)
-def elu(node: Node, g: GraphBuilder) -> Result:
-    return g.elu(node.tensor(0), node.attribute("alpha"))
+@operator("LeakyRelu", since=6)
+@operator("Swish", since=24)
+def with_alpha(node: Node, g: GraphBuilder) -> Result:
+    of = {"Elu": g.elu, "LeakyRelu": g.leaky_relu, "Swish": g.swish}[node.op]
+    return of(node.tensor(0), node.attribute("alpha"))
 
 
 @operator("Celu", since=12)
@@ -209,11 +207,6 @@ def celu(node: Node, g: GraphBuilder) -> Result:
 @operator("Selu", since=6)
 def selu(node: Node, g: GraphBuilder) -> Result:
     return g.elu(node.tensor(0), node.attribute("alpha")) * node.attribute("gamma")
-
-
-@operator("LeakyRelu", since=6)
-def leaky_relu(node: Node, g: GraphBuilder) -> Result:
-    return g.leaky_relu(node.tensor(0), node.attribute("alpha"))
 
 
 @operator("ThresholdedRelu", since=10)
@@ -230,11 +223,6 @@ def hard_sigmoid(node: Node, g: GraphBuilder) -> Result:
 @operator("Gelu", since=20)
 def gelu(node: Node, g: GraphBuilder) -> Result:
     return g.gelu(node.tensor(0), approximate=node.attribute("approximate") == "tanh")
-
-
-@operator("Swish", since=24)
-def swish(node: Node, g: GraphBuilder) -> Result:
-    return g.swish(node.tensor(0), node.attribute("alpha"))
 
 
 @operator("Shrink", since=9)

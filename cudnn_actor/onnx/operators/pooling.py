@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 import numpy as np
 
@@ -81,9 +83,7 @@ def _least(dtype: DType) -> float:
 
 def _by_column(g: GraphBuilder, index: Tensor, x: Tensor) -> Tensor:
     """Positions counted along the first spatial dim first, from those counted along the last first."""
-    size = 1
-    for dim in x.dims[2:]:
-        size *= dim
+    size = math.prod(x.dims[2:])
     rest = g.mod(index, size)
     found, step = g.subtract(index, rest), 1
     below = size
@@ -108,13 +108,7 @@ def average_pool(node: Node, g: GraphBuilder) -> Result:
     # What lies beyond the padding that was asked for does not count.
     after = tuple(a - o for a, o in zip(window.post_padding, over, strict=True))
     padded = g.pad(x, [(0, 0), (0, 0), *zip(window.pre_padding, after, strict=True)])
-    rest = Window(
-        size=window.size,
-        pre_padding=(0,) * len(over),
-        post_padding=over,
-        stride=window.stride,
-        dilation=window.dilation,
-    )
+    rest = msgspec.structs.replace(window, pre_padding=(0,) * len(over), post_padding=over)
     return g.apply(AvgPool(x=padded, window=rest))
 
 
@@ -126,14 +120,9 @@ def lp_pool(node: Node, g: GraphBuilder) -> Result:
     return g.apply(LpPool(x=x, window=window, p=float(node.attribute("p"))))
 
 
-@operator("GlobalAveragePool", since=1)
-def global_average_pool(node: Node, g: GraphBuilder) -> Result:
-    return g.global_avg_pool(node.tensor(0))
-
-
-@operator("GlobalMaxPool", since=1)
-def global_max_pool(node: Node, g: GraphBuilder) -> Result:
-    return g.global_max_pool(node.tensor(0))
+@operator("GlobalAveragePool", "GlobalMaxPool", since=1)
+def global_pool(node: Node, g: GraphBuilder) -> Result:
+    return (g.global_avg_pool if node.op == "GlobalAveragePool" else g.global_max_pool)(node.tensor(0))
 
 
 @operator("GlobalLpPool", since=2)

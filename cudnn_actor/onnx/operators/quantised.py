@@ -20,12 +20,12 @@ from cudnn_actor.protocol.graphs.graph_builder import GraphBuilder, Tensor
 from cudnn_actor.protocol.operations import ConvolutionForward
 from cudnn_actor.protocol.types.dtypes import DType
 
-__all__ = ["quantised"]
+__all__ = ["EXACT", "quantised"]
 
 _BYTES = (DType.INT8, DType.UINT8)
 _Operands = tuple[int, int, int, int]
 """The inputs that are multiplied, each followed by its zero point."""
-_EXACT = 1 << 24
+EXACT = 1 << 24
 """Whole numbers up to this one are float32."""
 
 
@@ -94,9 +94,14 @@ def _moved(node: Node, g: GraphBuilder, number: int, zero: Tensor | None, terms:
     """Bytes minus their zero point, as floats in which sums of that many products are exact."""
     if node.dtype(number) not in _BYTES:
         raise Declined(f"a product of integers of {node.dtype(number)}")
-    dtype = DType.FLOAT32 if terms * 255 * 255 <= _EXACT else DType.FLOAT64
+    dtype = DType.FLOAT32 if terms * 255 * 255 <= EXACT else DType.FLOAT64
     x = g.astype(node.tensor(number), dtype)
     return x if zero is None else g.subtract(x, g.astype(zero, dtype))
+
+
+def _spread(g: GraphBuilder, x: Tensor, *behind: int) -> Tensor:
+    """A scale or a zero point, without dims if it is one; one for each row or filter with these behind it."""
+    return x if x.rank != 1 else g.reshape(x, () if x.dims[0] == 1 else (*x.dims, *behind))
 
 
 def _dims_of_product(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...]:
@@ -118,9 +123,7 @@ def _product(node: Node, g: GraphBuilder, operands: _Operands) -> Tensor:
     of_a, of_b = _zero_point(node, a_zero), _zero_point(node, b_zero)
     if not of_a and not of_b and node.dtype(a) is node.dtype(b) and node.rank(a) > 1 < node.rank(b):
         return g.matmul(node.tensor(a), node.tensor(b))
-    rows = node.tensor(a_zero) if of_a else None
-    if rows is not None and rows.rank == 1:  # one for each row
-        rows = g.reshape(rows, (*rows.dims, 1) if rows.dims[0] > 1 else ())
+    rows = _spread(g, node.tensor(a_zero), 1) if of_a else None
     columns = node.tensor(b_zero) if of_b else None
     terms = node.dims(a)[-1]
     return g.matmul(_moved(node, g, a, rows, terms), _moved(node, g, b, columns, terms))
@@ -134,9 +137,7 @@ def _convolution(node: Node, g: GraphBuilder, operands: _Operands) -> Tensor:
     if not of_x and not of_w and node.dtype(x) is node.dtype(w) and node.dtype(x) in _BYTES:
         return g._result(ConvolutionForward(x=node.tensor(x), w=node.tensor(w), conv=spec))
     terms = math.prod(node.dims(w)[1:])
-    zero = node.tensor(w_zero) if of_w else None
-    if zero is not None and zero.rank == 1:  # one for each filter
-        zero = g.reshape(zero, (*zero.dims, *[1] * (node.rank(w) - 1)) if zero.dims[0] > 1 else ())
+    zero = _spread(g, node.tensor(w_zero), *[1] * (node.rank(w) - 1)) if of_w else None
     moved = _moved(node, g, x, g.reshape(node.tensor(x_zero), ()) if of_x else None, terms)
     return g._result(ConvolutionForward(x=moved, w=_moved(node, g, w, zero, terms), conv=spec))
 
@@ -153,22 +154,13 @@ def conv_integer(node: Node, g: GraphBuilder) -> Result:
 
 def _rescaled(node: Node, g: GraphBuilder, total: Tensor, channels: int | None) -> Tensor:
     """Sums of products as quantised numbers. `channels`: the axis that a scale of several numbers is for."""
-    a, b, out = (node.tensor(number) for number in (1, 4, 6))
-    if b.rank == 1:
-        shape = () if b.dims[0] == 1 else (-1, *[1] * (0 if channels is None else total.rank - channels - 1))
-        b = g.reshape(b, shape)
-    if a.rank == 1:
-        a = g.reshape(a, () if a.dims[0] == 1 else (-1, 1))
-    if out.rank == 1:
-        out = g.reshape(out, () if out.dims[0] == 1 else (-1, 1))
+    behind = [1] * (0 if channels is None else total.rank - channels - 1)
+    b = _spread(g, node.tensor(4), *behind)
+    a, out, zero = (_spread(g, node.tensor(number), 1) for number in (1, 6, 7))
+    a, b, out, zero = (g.astype(each, DType.FLOAT32) for each in (a, b, out, zero))
     floats = total if total.dtype.is_floating else g.astype(total, DType.FLOAT64)
-    scale = g.divide(
-        g.multiply(g.astype(a, DType.FLOAT32), g.astype(b, DType.FLOAT32)), g.astype(out, DType.FLOAT32)
-    )
-    zero = node.tensor(7)
-    if zero.rank == 1:
-        zero = g.reshape(zero, () if zero.dims[0] == 1 else (-1, 1))
-    return quantised(g, g.multiply(floats, scale), g.astype(zero, DType.FLOAT32), node.dtype(7))
+    scale = g.divide(g.multiply(a, b), out)
+    return quantised(g, g.multiply(floats, scale), zero, node.dtype(7))
 
 
 @operator("QLinearMatMul", since=10)

@@ -12,26 +12,21 @@ import numpy as np
 
 from cudnn_actor.onnx.nodes import Node, Result
 from cudnn_actor.onnx.operator_table import operator
-from cudnn_actor.onnx.operators.casts import converted, dtype_of
+from cudnn_actor.onnx.operators.casts import converted, wanted_dtype
 from cudnn_actor.protocol.graphs.graph_builder import GraphBuilder, Tensor
 from cudnn_actor.protocol.types.dtypes import DType
 
 __all__: list[str] = []
 
 
-def _dtype(node: Node, otherwise: DType) -> DType:
-    code = node.attribute("dtype")
-    return otherwise if code is None else dtype_of(code)
-
-
 @operator("RandomNormal", "RandomUniform")
 def random(node: Node, g: GraphBuilder) -> Result:
-    return _drawn(node, g, node.attribute("shape"), _dtype(node, DType.FLOAT32))
+    return _drawn(node, g, node.attribute("shape"), wanted_dtype(node, DType.FLOAT32))
 
 
 @operator("RandomNormalLike", "RandomUniformLike")
 def random_like(node: Node, g: GraphBuilder) -> Result:
-    return _drawn(node, g, node.dims(0), _dtype(node, node.dtype(0)))
+    return _drawn(node, g, node.dims(0), wanted_dtype(node, node.dtype(0)))
 
 
 def _drawn(node: Node, g: GraphBuilder, dims: Sequence[int], dtype: DType) -> Result:
@@ -48,7 +43,7 @@ def bernoulli(node: Node, g: GraphBuilder) -> Result:
     x = node.tensor(0)
     of = DType.FLOAT64 if x.dtype is DType.FLOAT64 else DType.FLOAT32
     below = g.less(g.uniform(x.dims, node.random_state(x.dims), dtype=of), g.astype(x, of))
-    return converted(g, below, _dtype(node, x.dtype))
+    return converted(g, below, wanted_dtype(node, x.dtype))
 
 
 @operator("Multinomial", since=7)
@@ -57,7 +52,7 @@ def multinomial(node: Node, g: GraphBuilder) -> Result:
     logits = g.astype(node.tensor(0), DType.FLOAT32)
     rows, classes = logits.dims
     dims = (rows, node.attribute("sample_size"))
-    dtype = _dtype(node, DType.INT32)
+    dtype = wanted_dtype(node, DType.INT32)
     if 0 in dims:
         return np.empty(dims, dtype.numpy)
     sums = g.cumsum(g.softmax(logits, 1), 1)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
 from cudnn_actor.onnx.nodes import Node, Result
 from cudnn_actor.onnx.operator_table import operator
 from cudnn_actor.onnx.operators.casts import converted
+from cudnn_actor.onnx.operators.rows import of_rows
 from cudnn_actor.onnx.values import Refused
 from cudnn_actor.protocol.graphs.graph_builder import GraphBuilder, Tensor
 from cudnn_actor.protocol.graphs.integer_division import truncated
@@ -75,11 +77,8 @@ def cumulative(node: Node, g: GraphBuilder) -> Result:
 
 @operator("Hardmax", since=1)
 def hardmax(node: Node, g: GraphBuilder) -> Result:
-    x, axis = node.tensor(0), node.axis()
-    if node.version < 13:  # of all dims from the axis on
-        rows = g.reshape(x, (math.prod(x.dims[:axis]), math.prod(x.dims[axis:])))
-        return g.reshape(_largest(g, rows, 1), x.dims)
-    return _largest(g, x, axis)
+    x, axis, of = node.tensor(0), node.axis(), functools.partial(_largest, g)
+    return of(x, axis) if node.version >= 13 else of_rows(g, of, x, axis)
 
 
 def _largest(g: GraphBuilder, x: Tensor, axis: int) -> Tensor:

@@ -21,27 +21,25 @@ from cudnn_actor.onnx.values import Declined
 from cudnn_actor.protocol.graphs.graph_builder import GraphBuilder, Tensor
 from cudnn_actor.protocol.types.dtypes import DType
 
-__all__ = ["attended"]
+__all__ = ["attended", "microsoft"]
 
 microsoft = functools.partial(operator, domain=MICROSOFT)
 microsoft("Trilu")(trilu)
 
 
-@microsoft("Gelu", "BiasGelu")
+@microsoft("Gelu", "BiasGelu", "FastGelu")
 def gelu(node: Node, g: GraphBuilder) -> Result:
-    x = node.tensor(0)
-    return g.gelu(g.add(x, node.tensor(1)) if node.has(1) else x)
-
-
-@microsoft("FastGelu")
-def fast_gelu(node: Node, g: GraphBuilder) -> Result:
-    x = node.tensor(0)
-    return g.gelu(g.add(x, node.tensor(1)) if node.has(1) else x, approximate=True)
+    return g.gelu(_plus(node, g, node.tensor(0), 1), approximate=node.op == "FastGelu")
 
 
 @microsoft("QuickGelu")
 def quick_gelu(node: Node, g: GraphBuilder) -> Result:
     return g.swish(node.tensor(0), node.attribute("alpha"))
+
+
+def _plus(node: Node, g: GraphBuilder, x: Tensor, number: int) -> Tensor:
+    """x plus an input, if that is there."""
+    return g.add(x, node.tensor(number)) if node.has(number) else x
 
 
 @microsoft("BiasAdd")
@@ -68,8 +66,7 @@ def _activated(node: Node, g: GraphBuilder, x: Tensor, parameters: tuple[float, 
 
 @microsoft("FusedConv")
 def fused_conv(node: Node, g: GraphBuilder) -> Result:
-    y = conv(node, g)
-    y = g.add(y, node.tensor(3)) if node.has(3) else y
+    y = _plus(node, g, conv(node, g), 3)
     return _activated(node, g, y, node.attribute("activation_params") or ())
 
 
@@ -110,7 +107,7 @@ def mat_mul_n_bits(node: Node, g: GraphBuilder) -> Result:
     w = g.multiply(g.subtract(codes, zero), g.reshape(scales, (n, blocks, 1)))
     rows = g.reshape(w, (n, blocks * size))
     y = g.matmul(a, turned(g, rows[:, :k] if blocks * size > k else rows))
-    return g.add(y, node.tensor(5)) if node.has(5) else y
+    return _plus(node, g, y, 5)
 
 
 def _unpacked(g: GraphBuilder, x: Tensor, bits: int, dims: tuple[int, ...], dtype: DType) -> Tensor:
@@ -132,24 +129,16 @@ def simplified_norm(node: Node, g: GraphBuilder) -> Result:
 
 @microsoft("SkipLayerNormalization")
 def skip_norm(node: Node, g: GraphBuilder) -> Result:
-    total = _sum(node, g, 4)
+    total = _plus(node, g, g.add(node.tensor(0), node.tensor(1)), 4)
     y = g.layer_norm(total, node.tensor(2), node.tensor_or_none(3), epsilon=node.attribute("epsilon"))
     return y, *_no_statistics(node, 2), total
 
 
 @microsoft("SkipSimplifiedLayerNormalization")
 def skip_simplified_norm(node: Node, g: GraphBuilder) -> Result:
-    total = _sum(node, g, 3)
-    return (
-        g.rms_norm(total, node.tensor(2), epsilon=node.attribute("epsilon")),
-        *_no_statistics(node, 2),
-        total,
-    )
-
-
-def _sum(node: Node, g: GraphBuilder, bias: int) -> Tensor:
-    total = g.add(node.tensor(0), node.tensor(1))
-    return g.add(total, node.tensor(bias)) if node.has(bias) else total
+    total = _plus(node, g, g.add(node.tensor(0), node.tensor(1)), 3)
+    y = g.rms_norm(total, node.tensor(2), epsilon=node.attribute("epsilon"))
+    return y, *_no_statistics(node, 2), total
 
 
 def _no_statistics(node: Node, count: int) -> list[None]:
@@ -185,8 +174,7 @@ def attention(node: Node, g: GraphBuilder) -> Result:
     if node.has(6) or node.attribute("do_rotary") or node.attribute("past_present_share_buffer"):
         raise Declined("has a cache that it changes, or rotates positions")
     sizes = node.attribute("qkv_hidden_sizes")
-    joined = g.matmul(node.tensor(0), node.tensor(1))
-    joined = g.add(joined, node.tensor(2)) if node.has(2) else joined
+    joined = _plus(node, g, g.matmul(node.tensor(0), node.tensor(1)), 2)
     sizes = sizes or (joined.dims[2] // 3,) * 3
     ends = np.cumsum(sizes)
     q, k, v = (joined[..., int(end - size) : int(end)] for end, size in zip(ends, sizes, strict=True))
@@ -207,9 +195,7 @@ def multi_head_attention(node: Node, g: GraphBuilder) -> Result:
             g.add(each, bias[int(end) - each.dims[2] : int(end)])
             for each, end in zip((q, k, v), ends, strict=True)
         )
-    past = None
-    if node.has(6):
-        past = node.tensor(6), node.tensor(7)
+    past = (node.tensor(6), node.tensor(7)) if node.has(6) else None
     y, keys, values = _attended(node, g, (q, k, v), past, mask=4, added=5)
     return y, keys if node.wants(1) else None, values if node.wants(2) else None
 
@@ -218,10 +204,7 @@ def attended(
     node: Node, g: GraphBuilder, operands: tuple[Tensor, Tensor, Tensor], *, mask: int, past: int, added: int
 ) -> Result:
     """Attention of operands of dims (B, S, heads * size), with keys and values of before in one tensor."""
-    before = None
-    if node.has(past):
-        both = node.tensor(past)
-        before = both[0], both[1]
+    before = (node.tensor(past)[0], node.tensor(past)[1]) if node.has(past) else None
     y, keys, values = _attended(node, g, operands, before, mask=mask, added=added)
     return y, g.stack([keys, values]) if node.wants(1) else None
 

@@ -6,30 +6,31 @@ https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from cudnn_actor.onnx.nodes import Node, Result
-from cudnn_actor.onnx.operator_table import operator
 from cudnn_actor.onnx.operators.pooling import average_pool, max_pool
-from cudnn_actor.onnx.operators.quantised import dequantize_linear, qlinear_conv, quantised, quantize_linear
+from cudnn_actor.onnx.operators.quantised import (
+    EXACT,
+    dequantize_linear,
+    qlinear_conv,
+    quantised,
+    quantize_linear,
+)
 from cudnn_actor.onnx.operators.recurrent import run_lstm
-from cudnn_actor.onnx.operators.runtime import attended
-from cudnn_actor.onnx.runtime_schemas import MICROSOFT
+from cudnn_actor.onnx.operators.rows import of_rows
+from cudnn_actor.onnx.operators.runtime import attended, microsoft
 from cudnn_actor.onnx.values import Declined, Value
 from cudnn_actor.protocol.graphs.graph_builder import GraphBuilder, Tensor
 from cudnn_actor.protocol.types.dtypes import DType
 
 __all__: list[str] = []
 
-microsoft = functools.partial(operator, domain=MICROSOFT)
 microsoft("QuantizeLinear")(quantize_linear)
 microsoft("DequantizeLinear")(dequantize_linear)
-_EXACT = 1 << 24
-"""Whole numbers up to this one are float32."""
 _TINY = float(np.finfo(np.float32).tiny)
 
 
@@ -40,10 +41,14 @@ def _one(g: GraphBuilder, x: Tensor) -> Tensor:
 
 def _floats(node: Node, g: GraphBuilder, number: int) -> Tensor:
     """An input as the floats that it stands for: its scale and its zero point follow it."""
-    x = g.astype(node.tensor(number), DType.FLOAT32)
-    if node.has(number + 2):
-        x = g.subtract(x, g.astype(_one(g, node.tensor(number + 2)), DType.FLOAT32))
+    x = _moved(node, g, number, number + 2)
     return g.multiply(x, _one(g, node.tensor(number + 1)))
+
+
+def _moved(node: Node, g: GraphBuilder, number: int, zero: int) -> Tensor:
+    """An input minus its zero point."""
+    x = g.astype(node.tensor(number), DType.FLOAT32)
+    return g.subtract(x, g.astype(_one(g, node.tensor(zero)), DType.FLOAT32)) if node.has(zero) else x
 
 
 def _codes(node: Node, g: GraphBuilder, x: Tensor, scale: int, dtype: DType) -> Tensor:
@@ -54,14 +59,10 @@ def _codes(node: Node, g: GraphBuilder, x: Tensor, scale: int, dtype: DType) -> 
     return quantised(g, g.divide(x, _one(g, node.tensor(scale))), zero, dtype)
 
 
-@microsoft("QLinearAdd")
-def add(node: Node, g: GraphBuilder) -> Result:
-    return _codes(node, g, g.add(_floats(node, g, 0), _floats(node, g, 3)), 6, node.dtype(0))
-
-
-@microsoft("QLinearMul")
-def multiply(node: Node, g: GraphBuilder) -> Result:
-    return _codes(node, g, g.multiply(_floats(node, g, 0), _floats(node, g, 3)), 6, node.dtype(0))
+@microsoft("QLinearAdd", "QLinearMul")
+def arithmetic(node: Node, g: GraphBuilder) -> Result:
+    of = g.add if node.op == "QLinearAdd" else g.multiply
+    return _codes(node, g, of(_floats(node, g, 0), _floats(node, g, 3)), 6, node.dtype(0))
 
 
 @microsoft("QLinearSigmoid")
@@ -77,10 +78,7 @@ def leaky_relu(node: Node, g: GraphBuilder) -> Result:
 @microsoft("QLinearSoftmax")
 def softmax(node: Node, g: GraphBuilder) -> Result:
     x, axis = _floats(node, g, 0), node.axis()
-    if node.attribute("opset") >= 13:
-        y = g.softmax(x, axis)
-    else:  # of all dims from the axis on
-        y = g.reshape(g.softmax(g.reshape(x, (math.prod(x.dims[:axis]), -1)), 1), x.dims)
+    y = g.softmax(x, axis) if node.attribute("opset") >= 13 else of_rows(g, g.softmax, x, axis)
     return _codes(node, g, y, 3, node.dtype(0))
 
 
@@ -142,15 +140,14 @@ def channels_last_conv(node: Node, g: GraphBuilder) -> Result:
 
 def _product(g: GraphBuilder, a: Tensor, b: Tensor) -> Tensor:
     """The exact product of whole numbers from -255 to 255, which are float32."""
-    if a.dims[-1] * 255 * 255 > _EXACT:
+    if a.dims[-1] * 255 * 255 > EXACT:
         a, b = g.astype(a, DType.FLOAT64), g.astype(b, DType.FLOAT64)
     return g.astype(g.matmul(a, b), DType.FLOAT32)
 
 
-def _moved(node: Node, g: GraphBuilder, number: int, zero: int) -> Tensor:
-    """An input minus its zero point."""
-    x = g.astype(node.tensor(number), DType.FLOAT32)
-    return g.subtract(x, g.astype(_one(g, node.tensor(zero)), DType.FLOAT32)) if node.has(zero) else x
+def _scaled(node: Node, g: GraphBuilder, product: Tensor, a: int, b: int) -> Tensor:
+    """A product of whole numbers times the scales of both, which are inputs."""
+    return g.multiply(product, g.multiply(_one(g, node.tensor(a)), _one(g, node.tensor(b))))
 
 
 def _dynamic(g: GraphBuilder, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -171,8 +168,7 @@ def dynamic_mat_mul(node: Node, g: GraphBuilder) -> Result:
 
 @microsoft("MatMulIntegerToFloat")
 def mat_mul_to_floats(node: Node, g: GraphBuilder) -> Result:
-    y = _product(g, _moved(node, g, 0, 4), _moved(node, g, 1, 5))
-    y = g.multiply(y, g.multiply(_one(g, node.tensor(2)), _one(g, node.tensor(3))))
+    y = _scaled(node, g, _product(g, _moved(node, g, 0, 4), _moved(node, g, 1, 5)), 2, 3)
     return g.add(y, node.tensor(6)) if node.has(6) else y
 
 
@@ -193,8 +189,7 @@ def gemm(node: Node, g: GraphBuilder) -> Result:
 def attention(node: Node, g: GraphBuilder) -> Result:
     if node.attribute("do_rotary") or node.attribute("past_present_share_buffer"):
         raise Declined("has a cache that it changes, or rotates positions")
-    y = _product(g, _moved(node, g, 0, 6), _moved(node, g, 1, 7))
-    y = g.multiply(y, g.multiply(_one(g, node.tensor(3)), _one(g, node.tensor(4))))
+    y = _scaled(node, g, _product(g, _moved(node, g, 0, 6), _moved(node, g, 1, 7)), 3, 4)
     y = g.add(y, node.tensor(2))
     width = y.dims[2] // 3
     q, k, v = (y[..., n * width : (n + 1) * width] for n in range(3))
