@@ -53,12 +53,17 @@ class _Record(msgspec.Struct, frozen=True, kw_only=True):
     """Frozen, comparable, hashable."""
 
 
-class TimerKey(_Record, frozen=True, kw_only=True):
+class _OfChild(_Record, frozen=True, kw_only=True):
+    """About one incarnation of a child."""
+
+    child: str
+    incarnation: int
+
+
+class TimerKey(_OfChild, frozen=True, kw_only=True):
     """A timer's name, never used twice: the kind of wait, the child and its incarnation."""
 
     kind: TimerKind
-    child: str
-    incarnation: int
 
 
 class StartRequested(_Record, frozen=True, kw_only=True):
@@ -71,26 +76,19 @@ class StopRequested(_Record, frozen=True, kw_only=True):
     reason: ExitReason = _SHUTDOWN
 
 
-class ChildReady(_Record, frozen=True, kw_only=True):
+class ChildReady(_OfChild, frozen=True, kw_only=True):
     """The child reports that it is ready."""
 
-    child: str
-    incarnation: int
 
-
-class ChildExited(_Record, frozen=True, kw_only=True):
+class ChildExited(_OfChild, frozen=True, kw_only=True):
     """The child has ended, or could not be started at all."""
 
-    child: str
-    incarnation: int
     reason: ExitReason
 
 
-class ChildLost(_Record, frozen=True, kw_only=True):
+class ChildLost(_OfChild, frozen=True, kw_only=True):
     """The child could not be killed, and may resume at any time: it cannot be replaced."""
 
-    child: str
-    incarnation: int
     reason: ExitReason
 
 
@@ -119,30 +117,22 @@ Signal = StartRequested | StopRequested | ChildSignal
 """All inputs of the core."""
 
 
-class StartChild(_Record, frozen=True, kw_only=True):
+class StartChild(_OfChild, frozen=True, kw_only=True):
     """Start the child. `ChildReady` or `ChildExited` of this incarnation is expected."""
 
-    child: str
-    incarnation: int
 
-
-class StopChild(_Record, frozen=True, kw_only=True):
+class StopChild(_OfChild, frozen=True, kw_only=True):
     """Ask the child, ready or still starting, to end before `deadline`. `ChildExited` is expected."""
 
-    child: str
-    incarnation: int
     deadline: float
 
 
-class KillChild(_Record, frozen=True, kw_only=True):
+class KillChild(_OfChild, frozen=True, kw_only=True):
     """End the child without asking. Final: the core is done with this incarnation and ignores its exit.
 
     Kills are carried out before the other effects of their decision. If one fails while the supervisor is up,
     the other effects are dropped, and a new decision is made for `ChildLost`.
     """
-
-    child: str
-    incarnation: int
 
 
 class SetTimer(_Record, frozen=True, kw_only=True):

@@ -4,17 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from cudnn_actor.supervision import (
-    Backoff,
-    Escalate,
-    ExitReason,
-    ReportReady,
-    Restart,
-    RestartIntensity,
-    StartRequested,
-    Stopped,
-    Strategy,
-)
+from cudnn_actor.supervision import Backoff, ExitReason, Restart, RestartIntensity, Stopped, Strategy
+from cudnn_actor.supervision.signals import Escalate, ReportReady, StartRequested
 
 from .supervised_world import CRASH, World, policy_of
 

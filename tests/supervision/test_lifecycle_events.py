@@ -20,8 +20,8 @@ from cudnn_actor.supervision import (
     Started,
     Stopped,
     Strategy,
-    log_event,
 )
+from cudnn_actor.supervision.events import log_event
 
 from ..log_lines import capture_logs
 from .supervised_world import CRASH, World, policy_of

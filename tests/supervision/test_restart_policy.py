@@ -14,21 +14,19 @@ from cudnn_actor.actors import Actor
 from cudnn_actor.protocol.types.errors import InvalidRequest
 from cudnn_actor.supervision import (
     Backoff,
-    ChildExited,
     ChildPolicy,
     ChildSpec,
-    Emit,
     ExitKind,
     ExitReason,
     Restart,
     Restarting,
     RestartIntensity,
-    StartRequested,
     Strategy,
     Supervisor,
     SupervisorPolicy,
-    decide,
 )
+from cudnn_actor.supervision.core import decide
+from cudnn_actor.supervision.signals import ChildExited, Emit, StartRequested
 
 ABNORMAL = [kind for kind in ExitKind if kind not in (ExitKind.NORMAL, ExitKind.SHUTDOWN)]
 

@@ -4,18 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from cudnn_actor.supervision import (
-    Backoff,
-    Escalate,
-    ExitKind,
-    ExitReason,
-    Finish,
-    Restart,
-    RestartIntensity,
-    StartRequested,
-    Strategy,
-    TimerKind,
-)
+from cudnn_actor.supervision import Backoff, ExitKind, ExitReason, Restart, RestartIntensity, Strategy
+from cudnn_actor.supervision.signals import Escalate, Finish, StartRequested, TimerKind
 
 from .supervised_world import CRASH, World, policy_of
 

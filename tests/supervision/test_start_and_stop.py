@@ -2,16 +2,8 @@
 
 from __future__ import annotations
 
-from cudnn_actor.supervision import (
-    Backoff,
-    ExitReason,
-    Finish,
-    ReportReady,
-    RestartIntensity,
-    StartRequested,
-    Stopped,
-    StopRequested,
-)
+from cudnn_actor.supervision import Backoff, ExitReason, RestartIntensity, Stopped
+from cudnn_actor.supervision.signals import Finish, ReportReady, StartRequested, StopRequested
 
 from .supervised_world import CRASH, World, policy_of
 

@@ -6,19 +6,14 @@ import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from cudnn_actor.supervision import (
-    Backoff,
+from cudnn_actor.supervision import Backoff, ExitKind, ExitReason, Restart, RestartIntensity, Strategy
+from cudnn_actor.supervision.signals import (
     ChildExited,
     ChildReady,
-    ExitKind,
-    ExitReason,
     Finish,
-    Restart,
-    RestartIntensity,
     RestartRequested,
     Signal,
     StartRequested,
-    Strategy,
     TimerFired,
 )
 

@@ -5,15 +5,12 @@ from __future__ import annotations
 import pytest
 
 from cudnn_actor.protocol.types.errors import InvalidRequest
-from cudnn_actor.supervision import (
-    Backoff,
+from cudnn_actor.supervision import Backoff, ExitKind, ExitReason, RestartIntensity
+from cudnn_actor.supervision.signals import (
     ChildExited,
     ChildLost,
     ChildReady,
     Escalate,
-    ExitKind,
-    ExitReason,
-    RestartIntensity,
     RestartRequested,
     StartRequested,
     TimerFired,
