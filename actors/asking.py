@@ -19,9 +19,9 @@ from collections.abc import Callable
 from typing import Any
 
 from cudnn_actor.actors.bridge import LoopBridge
-from cudnn_actor.actors.closed_loops import tolerating_closed
 from cudnn_actor.actors.deadline import require_timeout
 from cudnn_actor.actors.envelope import Envelope
+from cudnn_actor.actors.event_loop import tolerating_closed
 from cudnn_actor.actors.mailbox import Mailbox
 
 __all__ = ["ask", "submit", "tell"]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from cudnn_actor.supervision.child import ChildSpec
-from cudnn_actor.supervision.clock import Clock
 from cudnn_actor.supervision.events import (
+    Clock,
     Escalated,
     LifecycleEvent,
     Restarted,

@@ -25,15 +25,17 @@ name, each line has the field `service` too. The log record has its own time.
 
 from __future__ import annotations
 
-from typing import Any
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import msgspec
 
 from cudnn_actor.actors.logs import Log
-from cudnn_actor.supervision.clock import Clock
 from cudnn_actor.supervision.exits import ExitReason
 
 __all__ = [
+    "Clock",
     "Escalated",
     "LifecycleEvent",
     "Restarted",
@@ -121,6 +123,13 @@ class Escalated(_Event, frozen=True, kw_only=True, tag=True):
 
 LifecycleEvent = Started | Restarting | Restarted | Stopped | Escalated
 """Everything that `gpu.events()` yields."""
+
+
+class Clock(NamedTuple):
+    """The clocks that events are stamped with, in seconds: wall-clock time, and monotonic time."""
+
+    wall: Callable[[], float] = time.time
+    monotonic: Callable[[], float] = time.monotonic
 
 
 def stamped(event: LifecycleEvent, service: str | None, clock: Clock) -> LifecycleEvent:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from cudnn_actor.actors.closed_loops import tolerating_closed
-from cudnn_actor.actors.event_loop import running_loop
+from cudnn_actor.actors.event_loop import running_loop, tolerating_closed
 
 __all__ = ["Turns"]
 

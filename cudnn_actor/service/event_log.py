@@ -12,8 +12,7 @@ import threading
 from collections.abc import AsyncGenerator
 
 from cudnn_actor.actors import forks
-from cudnn_actor.actors.closed_loops import tolerating_closed
-from cudnn_actor.actors.event_loop import running_loop
+from cudnn_actor.actors.event_loop import running_loop, tolerating_closed
 from cudnn_actor.supervision import LifecycleEvent, Stopped
 
 __all__ = ["EventLog"]

@@ -10,8 +10,7 @@ from typing import Any, NoReturn
 
 from cudnn_actor.actors import forks
 from cudnn_actor.actors.aside import aside
-from cudnn_actor.actors.closed_loops import tolerating_closed
-from cudnn_actor.actors.event_loop import running_loop
+from cudnn_actor.actors.event_loop import running_loop, tolerating_closed
 from cudnn_actor.actors.threads import ThreadRefused
 from cudnn_actor.engines import EngineChoice, check_device
 from cudnn_actor.options import Options, takes_options
