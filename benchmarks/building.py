@@ -48,7 +48,7 @@ from cudnn_actor.engines.cuda.running.program import Program
 from cudnn_actor.plan_store.file import PlanKey, StoredPlan
 from cudnn_actor.plan_store.store import PlanStore
 from cudnn_actor.protocol import Graph, GraphBuilder, OperationGraph
-from cudnn_actor.trials.bench.machine import machine, versions
+from cudnn_actor.trials.bench.record import machine, versions
 
 from .blocks import bottleneck
 from .gpu.setting import gpu_versions

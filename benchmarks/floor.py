@@ -34,8 +34,7 @@ import msgspec
 import numpy as np
 
 from cudnn_actor import ConvFwd, ConvSpec, Ping, spawn
-from cudnn_actor.trials.bench.machine import machine, versions
-from cudnn_actor.trials.bench.record import now
+from cudnn_actor.trials.bench.record import machine, now, versions
 
 _IN_FLIGHT, _GATHERED = 64, 21
 _FRAME = 65536

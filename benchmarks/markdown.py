@@ -16,9 +16,9 @@ from typing import Any
 
 import msgspec
 
-from cudnn_actor.trials.bench.isolation_sheets import others_sheet, sheets
+from cudnn_actor.trials.bench.isolation_sheets import sheets
 from cudnn_actor.trials.bench.record import APART, IN_FLIGHT, SUBJECTS, Hop, Report, Starving
-from cudnn_actor.trials.bench.sheet import Sheet
+from cudnn_actor.trials.bench.sheet import Sheet, number
 from cudnn_actor.trials.measure import median_ratio
 from cudnn_actor.trials.placement import PLACEMENTS
 
@@ -153,12 +153,19 @@ def profile_table(name: str, found: dict[str, Any]) -> Iterator[str]:
 # Both isolations.
 
 
+def _others_sheet(report: Report) -> Sheet:
+    """CPU that other processes used during the run."""
+    shares = {name: share for name, share in report.others_cpu.items() if name.startswith(APART)}
+    rows = ((name.removeprefix(APART), number(100 * share)) for name, share in shares.items())
+    return Sheet("CPU that other processes used meanwhile", ("section", "% of the cores"), tuple(rows))
+
+
 def isolation_section(report: Report) -> str:
     """The text between the comments; empty for a run that has not measured this."""
     found = list(sheets(report))
     if not found:
         return ""
-    found.append(others_sheet(report))
+    found.append(_others_sheet(report))
     head = ["## Thread and process isolation, CPU engine", "", "Of the same run.", ""]
     return "\n".join([*head, *(line for sheet in found for line in as_markdown(sheet))])
 

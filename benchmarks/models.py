@@ -44,7 +44,7 @@ from rich.table import Table
 from cudnn_actor import CudnnRef, TensorSpec, spawn
 from cudnn_actor.models import Model, NeedsValues
 from cudnn_actor.onnx import OnnxModel
-from cudnn_actor.trials.bench.machine import machine, versions
+from cudnn_actor.trials.bench.record import machine, versions
 from tests.onnx.networks.programs import program, tensors
 from tests.onnx.networks.recipes import inputs_of, read
 

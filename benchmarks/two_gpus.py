@@ -25,8 +25,7 @@ import msgspec
 import numpy as np
 
 from cudnn_actor import ConvFwd, ConvSpec, CudnnRef, spawn
-from cudnn_actor.trials.bench.machine import machine, versions
-from cudnn_actor.trials.bench.record import now
+from cudnn_actor.trials.bench.record import machine, now, versions
 
 _IN_FLIGHT = 64
 _PACKAGES = ("numpy", "pykka", "msgspec", "cupy-cuda13x", "nvidia-cudnn-frontend")

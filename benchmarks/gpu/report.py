@@ -14,7 +14,7 @@ from benchmarks.gpu import building, cold, polling, recovery, resnet, resnet_she
 from benchmarks.gpu.setting import Setting, cudnn, cupy, torch
 from benchmarks.gpu.sheet import Sheet
 from cudnn_actor.engines.cuda.library.versions import version_text
-from cudnn_actor.trials.bench.machine import machine, versions
+from cudnn_actor.trials.bench.record import machine, versions
 
 __all__ = ["PARTS", "Part", "Platform", "Report", "new_report", "platform_of", "sheets", "write"]
 

@@ -1,4 +1,4 @@
-"""The measurements of the benchmark: latencies, and rates with several requests in flight."""
+"""The measurements of the benchmark: latencies, and rates with several in flight; how long to measure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,19 @@ from typing import Any
 import msgspec
 import pykka
 
-__all__ = ["BareHop", "PykkaWay", "Request", "Timing", "median_ratio", "one_by_one", "percentile", "rate"]
+__all__ = [
+    "FULL",
+    "QUICK",
+    "BareHop",
+    "Plan",
+    "PykkaWay",
+    "Request",
+    "Timing",
+    "median_ratio",
+    "one_by_one",
+    "percentile",
+    "rate",
+]
 
 Request = Callable[[], Awaitable[Any]]
 """Sends one request and awaits its reply."""
@@ -80,6 +92,44 @@ async def rate(request: Request, in_flight: int, seconds: float) -> tuple[float,
 
     await asyncio.gather(*(sender() for _ in range(in_flight)))
     return len(latencies) / (time.perf_counter() - began), Timing.of(latencies)
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """How long to measure."""
+
+    rounds: int
+    slice_s: float
+    """Seconds of each measurement of a round."""
+    starving_s: float
+    repeats: int
+    moves: int
+    """Of 64 MiB, each way."""
+    kills: int
+    """Of each kind."""
+    idle_rounds: int
+    idle_s: float
+
+
+FULL = Plan(
+    rounds=7,
+    slice_s=0.15,
+    starving_s=1.5,
+    repeats=15,
+    moves=15,
+    kills=20,
+    idle_rounds=3,
+    idle_s=1.0,
+)
+QUICK = Plan(
+    rounds=1,
+    slice_s=0.003,
+    starving_s=0.02,
+    repeats=2,
+    moves=1,
+    kills=2,
+    idle_rounds=1,
+    idle_s=0.02,
+)
 
 
 class BareHop:

@@ -10,10 +10,8 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-import time
-from collections.abc import Iterator
 
-__all__ = ["PLACEMENTS", "cores", "last_cores", "others_cpu", "place"]
+__all__ = ["PLACEMENTS", "cores", "last_cores", "place"]
 
 PLACEMENTS = ("one core", "two cores", "free")
 """All threads on one core; the loop's thread on one and the others on another; placed by the system."""
@@ -47,27 +45,6 @@ def last_cores(thread: int | None) -> tuple[int, int] | None:
         return _last_core(threading.get_native_id()), _last_core(thread or 0)
     except OSError:
         return None
-
-
-@contextlib.contextmanager
-def others_cpu() -> Iterator[list[float]]:
-    """Measure the share of all cores that other processes used during the block: the list's only item."""
-    began, own, busy = time.monotonic(), time.process_time(), _busy_s()
-    share = [0.0]
-    yield share
-    others = (_busy_s() - busy) - (time.process_time() - own)
-    all_s = (time.monotonic() - began) * (os.cpu_count() or 1)
-    share[0] = min(max(0.0, others / all_s), 1.0)  # ticks: a short block has more
-
-
-def _busy_s() -> float:
-    """Busy seconds of all cores together: user, nice, system, interrupts."""
-    try:
-        with open("/proc/stat", encoding="ascii") as file:
-            fields = [int(field) for field in file.readline().split()[1:]]
-    except OSError:
-        return time.process_time()
-    return sum(fields[:3] + fields[5:7]) / os.sysconf("SC_CLK_TCK")
 
 
 def _last_core(task: int) -> int:

@@ -22,15 +22,14 @@ from rich.console import Console
 
 from cudnn_actor.trials.bench.busy import busy_loops
 from cudnn_actor.trials.bench.convolutions import convolutions, crash
-from cudnn_actor.trials.bench.cpu_time import of_workers
+from cudnn_actor.trials.bench.cpu_time import others_cpu
 from cudnn_actor.trials.bench.crashes import recoveries
-from cudnn_actor.trials.bench.durations import FULL, QUICK, Plan
 from cudnn_actor.trials.bench.hops import round_trips
-from cudnn_actor.trials.bench.machine import machine, versions
-from cudnn_actor.trials.bench.record import APART, Report, now, target, write
+from cudnn_actor.trials.bench.record import APART, Report, machine, now, target, versions, write
 from cudnn_actor.trials.bench.sides import idle, moves, sides
 from cudnn_actor.trials.bench.tables import tables
-from cudnn_actor.trials.placement import PLACEMENTS, others_cpu, place
+from cudnn_actor.trials.measure import FULL, QUICK, Plan
+from cudnn_actor.trials.placement import PLACEMENTS, place
 
 __all__ = ["PARTS", "add_arguments", "run"]
 
@@ -94,9 +93,9 @@ class _Run:
     @contextmanager
     def _section(self, name: str) -> Iterator[None]:
         self._say(name)
-        with others_cpu() as share, of_workers() as ours:
+        with others_cpu() as share:
             yield
-        self._report.others_cpu[name] = max(0.0, share[0] - ours[0])
+        self._report.others_cpu[name] = share[0]
 
     def hops(self) -> None:
         for loop, placement in itertools.product(_loops(), PLACEMENTS):

@@ -10,9 +10,8 @@ from typing import Any
 
 from cudnn_actor import spawn
 from cudnn_actor.actors import LoopBridge
-from cudnn_actor.trials.bench.durations import Plan
 from cudnn_actor.trials.bench.record import LOADS, Starving
-from cudnn_actor.trials.measure import rate
+from cudnn_actor.trials.measure import Plan, rate
 from cudnn_actor.trials.placement import place
 
 __all__ = ["busy_loops"]

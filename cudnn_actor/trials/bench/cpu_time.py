@@ -1,4 +1,4 @@
-"""CPU time of threads and processes, and where a service's actor runs."""
+"""CPU time of threads, of processes and of the machine, and where a service's actor runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from cudnn_actor.service.client import CudnnRef
 
-__all__ = ["actor_thread", "of_workers", "process_cpu_s", "thread_cpu_s", "worker_cpu_s"]
+__all__ = ["actor_thread", "others_cpu", "process_cpu_s", "thread_cpu_s", "worker_cpu_s"]
 
 _CPU_FIELDS = slice(11, 15)
 """Fields of `/proc/PID/stat` after the name: user and system time, its own and of children it has reaped."""
@@ -44,15 +44,28 @@ def worker_cpu_s(gpu: CudnnRef) -> float:
 
 
 @contextlib.contextmanager
-def of_workers() -> Iterator[list[float]]:
-    """Measure the share of all cores that workers used during the block: the list's only item.
+def others_cpu() -> Iterator[list[float]]:
+    """Measure the share of all cores that other processes used during the block: the list's only item.
 
-    Workers are children of this process's children, which reap them. So they count only once they have ended.
+    Neither this process nor its workers are others. Workers are children of this process's children, which
+    reap them: so they are told from others only once they have ended.
     """
-    began, before = time.monotonic(), _descendants_s()
+    began, own, busy, workers = time.monotonic(), time.process_time(), _busy_s(), _descendants_s()
     share = [0.0]
     yield share
-    share[0] = (_descendants_s() - before) / (time.monotonic() - began) / (os.cpu_count() or 1)
+    others = (_busy_s() - busy) - (time.process_time() - own) - (_descendants_s() - workers)
+    all_s = (time.monotonic() - began) * (os.cpu_count() or 1)
+    share[0] = min(max(0.0, others / all_s), 1.0)  # ticks: a short block has more
+
+
+def _busy_s() -> float:
+    """Busy seconds of all cores together: user, nice, system, interrupts."""
+    try:
+        with open("/proc/stat", encoding="ascii") as file:
+            fields = [int(field) for field in file.readline().split()[1:]]
+    except OSError:
+        return time.process_time()
+    return sum(fields[:3] + fields[5:7]) / os.sysconf("SC_CLK_TCK")
 
 
 def _descendants_s() -> float:

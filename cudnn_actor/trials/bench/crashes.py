@@ -11,8 +11,8 @@ from typing import Any
 from cudnn_actor import ConvFwd, CudnnRef, Fault, FaultPlan, spawn
 from cudnn_actor.protocol.messages.messages import Compute
 from cudnn_actor.trials.bench.convolutions import crash
-from cudnn_actor.trials.bench.durations import Plan
 from cudnn_actor.trials.bench.hops import trivial_convolution
+from cudnn_actor.trials.measure import Plan
 
 __all__ = ["FOR_EVER", "after_kills", "recoveries", "standby_ready"]
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 
-from cudnn_actor.trials.bench.record import APART, ISOLATIONS, SIDES_IN_FLIGHT, Moves, Report, Side
+from cudnn_actor.trials.bench.record import ISOLATIONS, SIDES_IN_FLIGHT, Moves, Report, Side
 from cudnn_actor.trials.bench.sheet import Sheet, median, number, ratio, verdict
 from cudnn_actor.trials.measure import percentile
 
-__all__ = ["others_sheet", "recovery_row", "sheets"]
+__all__ = ["recovery_row", "sheets"]
 
 _RATE, _SLOWER = 0.9, 2.0
 _WITHIN_MS = {"SIGKILL, with standby": 10.0, "SIGKILL, without": 60.0}
@@ -30,13 +30,6 @@ def sheets(report: Report) -> Iterator[Sheet]:
         yield _recovery(report.recovery_ms)
     if report.idle:
         yield _idle(report.idle)
-
-
-def others_sheet(report: Report) -> Sheet:
-    """CPU that other processes used during the run."""
-    shares = {name: share for name, share in report.others_cpu.items() if name.startswith(APART)}
-    rows = ((name.removeprefix(APART), number(100 * share)) for name, share in shares.items())
-    return Sheet("CPU that other processes used meanwhile", ("section", "% of the cores"), tuple(rows))
 
 
 # What a request costs.

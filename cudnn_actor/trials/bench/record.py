@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import datetime
+import platform
+from collections.abc import Iterable
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,7 @@ import msgspec
 from cudnn_actor.cli.user_error import UserError
 from cudnn_actor.options import Isolation
 from cudnn_actor.trials.measure import Timing
+from cudnn_actor.trials.placement import cores
 
 __all__ = [
     "APART",
@@ -25,8 +29,10 @@ __all__ = [
     "Report",
     "Side",
     "Starving",
+    "machine",
     "now",
     "target",
+    "versions",
     "write",
 ]
 
@@ -114,6 +120,36 @@ class Report(msgspec.Struct, kw_only=True):
     """By section, the share of this process's cores that other processes used; distrust it if over 0.05."""
 
 
+def machine() -> dict[str, Any]:
+    """The processor and the system of the machine."""
+    return {
+        "cpu": _cpu_model(),
+        "cores": len(cores()),
+        "system": platform.system(),
+        "arch": platform.machine(),
+    }
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
+
+
+def versions(names: Iterable[str]) -> dict[str, str]:
+    """The versions of Python and of those packages among `names` that are installed."""
+    known = {"python": platform.python_version()}
+    for name in names:
+        try:
+            known[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return known
+
+
 def now() -> str:
     """The current time in UTC, to the second."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
@@ -134,6 +170,6 @@ def target(folder: Path, date: str) -> Path:
     return path
 
 
-def write(report: Report, path: Path) -> None:
-    """Write it as JSON."""
+def write(report: msgspec.Struct, path: Path) -> None:
+    """Write a record as JSON."""
     path.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=1))

@@ -13,10 +13,9 @@ import numpy as np
 
 from cudnn_actor import CudnnRef, Ping, spawn
 from cudnn_actor.trials.bench.cpu_time import worker_cpu_s
-from cudnn_actor.trials.bench.durations import Plan
 from cudnn_actor.trials.bench.hops import trivial_convolution
 from cudnn_actor.trials.bench.record import ISOLATIONS, SIDE_SUBJECTS, SIDES_IN_FLIGHT, Moves, Side
-from cudnn_actor.trials.measure import Request, one_by_one, rate
+from cudnn_actor.trials.measure import Plan, Request, one_by_one, rate
 
 __all__ = ["CPU_IN_FLIGHT", "idle", "moves", "sides"]
 

@@ -18,9 +18,10 @@ from typing import TypeVar
 from rich.console import Console
 
 from cudnn_actor.cli.user_error import UserError, whole_number
+from cudnn_actor.trials.bench.record import write
 from cudnn_actor.trials.chaos import processes
 from cudnn_actor.trials.chaos.harness import Harness
-from cudnn_actor.trials.chaos.report import Report, print_report, write
+from cudnn_actor.trials.chaos.report import Report, print_report
 from cudnn_actor.trials.chaos.settings import FaultKind, LoadKind, Settings, possible_faults
 
 __all__ = ["add_arguments", "run"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -12,8 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from cudnn_actor.trials.bench.machine import machine, versions
-from cudnn_actor.trials.bench.record import now
+from cudnn_actor.trials.bench.record import machine, now, versions
 from cudnn_actor.trials.chaos.one_run import Outcome
 from cudnn_actor.trials.chaos.settings import STALL_S, FaultKind, LoadKind, Settings
 from cudnn_actor.trials.chaos.tally import (
@@ -27,7 +25,7 @@ from cudnn_actor.trials.chaos.tally import (
 )
 from cudnn_actor.trials.measure import percentile
 
-__all__ = ["Report", "faults_met", "print_report", "report_of", "write"]
+__all__ = ["Report", "faults_met", "print_report", "report_of"]
 
 _PACKAGES = ("cudnn-actor", "numpy", "pykka", "msgspec", "cupy-cuda13x", "nvidia-cudnn-frontend")
 _SHOWN = 10
@@ -150,11 +148,6 @@ def _times(kind: FaultKind, tally: Tally) -> RecoveryTimes:
     p50, p90, longest = (percentile(took, 50), percentile(took, 90), took[-1]) if took else (None,) * 3
     faults = sum(fault.kind is kind for fault in tally.faults)
     return RecoveryTimes(faults=faults, over=len(took), p50_ms=p50, p90_ms=p90, max_ms=longest)
-
-
-def write(report: Report, path: Path) -> None:
-    """Write it as JSON."""
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=1))
 
 
 _WORDS = {
