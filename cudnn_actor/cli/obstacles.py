@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import resource
 import socket
@@ -22,7 +23,8 @@ _ALLOW = "let the container's seccomp profile, or the sandbox around it, allow {
 
 def find_obstacles() -> tuple[Problem, ...]:
     """What prevents services or worker processes here. Never raises, and starts no process."""
-    found = [check() for check in _CHECKS]
+    calls = itertools.starmap(_system_call, _CALLS)
+    found = [_null(), _interpreter(), *calls, _proc(), _descriptors()]
     return tuple(problem for problem in found if problem is not None)
 
 
@@ -57,27 +59,19 @@ def _interpreter() -> Problem | None:
     )
 
 
-def _memfd() -> Problem | None:
-    return _system_call("memfd_create", "buffers lie in anonymous files", lambda: os.memfd_create("doctor"))
+def _socket() -> int:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    theirs.close()
+    return ours.detach()
 
 
-def _pidfd() -> Problem | None:
-    return _system_call(
-        "pidfd_open", "worker processes are watched by it", lambda: os.pidfd_open(os.getpid())
-    )
-
-
-def _eventfd() -> Problem | None:
-    return _system_call("eventfd", "threads are woken by it", lambda: os.eventfd(0))
-
-
-def _sockets() -> Problem | None:
-    def pair() -> int:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        theirs.close()
-        return ours.detach()
-
-    return _system_call("socketpair", "worker processes are spoken to by it", pair)
+_CALLS: tuple[tuple[str, str, Callable[[], int]], ...] = (
+    ("memfd_create", "buffers lie in anonymous files", lambda: os.memfd_create("doctor")),
+    ("pidfd_open", "worker processes are watched by it", lambda: os.pidfd_open(os.getpid())),
+    ("eventfd", "threads are woken by it", lambda: os.eventfd(0)),
+    ("socketpair", "worker processes are spoken to by it", _socket),
+)
+"""System calls that give a descriptor, and what services need them for."""
 
 
 def _system_call(name: str, needed: str, call: Callable[[], int]) -> Problem | None:
@@ -116,6 +110,3 @@ def _descriptors() -> Problem | None:
 
 def _why(error: OSError) -> str:
     return f"{errno.errorcode.get(error.errno or 0, 'OSError')}: {error.strerror or error}"
-
-
-_CHECKS = (_null, _interpreter, _memfd, _pidfd, _eventfd, _sockets, _proc, _descriptors)

@@ -1,11 +1,13 @@
-"""Errors that a user of the command line can fix."""
+"""Errors that a user of the command line can fix, and checks of arguments that several commands have."""
 
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable
+from pathlib import Path
 
-__all__ = ["UserError", "whole_number"]
+__all__ = ["UserError", "check_writable", "whole_number"]
 
 _LARGEST = (1 << 63) - 1
 
@@ -24,3 +26,13 @@ def whole_number(least: int = 0, most: int = _LARGEST) -> Callable[[str], int]:
         return int(word)
 
     return read
+
+
+def check_writable(out: Path) -> None:
+    """Raise `UserError` unless the file `--out` can be written: before the work, not after it."""
+    if out.is_dir():
+        raise UserError(f"--out {out} is a directory; give a file name in it")
+    if not out.parent.is_dir():
+        raise UserError(f"--out {out}: there is no directory {out.parent}; create it first")
+    if not os.access(out if out.exists() else out.parent, os.W_OK):
+        raise UserError(f"--out {out} cannot be written; give a path that you can write")

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 from pathlib import Path
 
-from cudnn_actor.cli.user_error import UserError, whole_number
+from cudnn_actor.cli.user_error import UserError, check_writable, whole_number
 from cudnn_actor.extras import install_command
 
 __all__ = ["add_arguments", "run"]
@@ -47,17 +46,7 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(
             f"the demo draws with matplotlib, which is not installed: {install_command('demo')}"
         ) from None
-    _check_writable(args.out)
+    if args.out.suffix.lower() != ".png":
+        raise UserError(f"--out {args.out} is not a PNG; give a name that ends in .png")
+    check_writable(args.out)
     return asyncio.run(tell(args.image, args.out, args.seed))
-
-
-def _check_writable(out: Path) -> None:
-    """Fail before the work, not after it."""
-    if out.suffix.lower() != ".png":
-        raise UserError(f"--out {out} is not a PNG; give a name that ends in .png")
-    if out.is_dir():
-        raise UserError(f"--out {out} is a directory; give a file name in it")
-    if not out.parent.is_dir():
-        raise UserError(f"--out {out}: there is no directory {out.parent}; create it first")
-    if not os.access(out if out.exists() else out.parent, os.W_OK):
-        raise UserError(f"--out {out} cannot be written; give a path that you can write")

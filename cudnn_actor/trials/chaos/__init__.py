@@ -10,14 +10,13 @@ from __future__ import annotations
 import argparse
 import enum
 import math
-import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container
 from pathlib import Path
 from typing import TypeVar
 
 from rich.console import Console
 
-from cudnn_actor.cli.user_error import UserError, whole_number
+from cudnn_actor.cli.user_error import UserError, check_writable, whole_number
 from cudnn_actor.trials.bench.record import write
 from cudnn_actor.trials.chaos import processes
 from cudnn_actor.trials.chaos.harness import Harness
@@ -60,19 +59,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--faults",
-        type=_kinds(FaultKind),
+        type=_kinds(*FaultKind),
         metavar="KINDS",
         help=f"faults to inject, from {', '.join(FaultKind)}, or none; default: all that are possible",
     )
     parser.add_argument(
         "--load",
-        type=_kinds(LoadKind),
+        type=_kinds(*LoadKind),
         metavar="KINDS",
         help=f"kinds of callers, from {', '.join(LoadKind)}; default: all",
     )
     parser.add_argument(
         "--without",
-        type=_either,
+        type=_kinds(*FaultKind, *LoadKind, nothing=("", "none")),
         default=(),
         metavar="KINDS",
         help="kinds of faults and of load to leave out",
@@ -106,7 +105,8 @@ def run(args: argparse.Namespace) -> int:
         The service did not start.
     """
     settings = _settings(args)
-    _check_file(args.out)
+    if args.out is not None:
+        check_writable(args.out)
     console = Console(highlight=False)
     with processes.marked():
         harness = Harness(settings, console, finish=lambda report: _finish(report, args, console))
@@ -149,43 +149,19 @@ def _settings(args: argparse.Namespace) -> Settings:
     return settings
 
 
-def _check_file(path: Path | None) -> None:
-    """Fail before the work, not after it."""
-    if path is None:
-        return
-    if path.is_dir():
-        raise UserError(f"--out {path} is a directory; give a file name in it")
-    if not path.parent.is_dir():
-        raise UserError(f"--out {path}: there is no directory {path.parent}; create it first")
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise UserError(f"--out {path} cannot be written; give a path that you can write")
+def _kinds(*kinds: K, nothing: Container[str] = ("none",)) -> Callable[[str], tuple[K, ...]]:
+    known = {kind.value: kind for kind in kinds}
 
-
-def _kinds(enumeration: type[K]) -> Callable[[str], tuple[K, ...]]:
     def read(words: str) -> tuple[K, ...]:
-        if words == "none":
+        if words in nothing:
             return ()
         try:
-            return tuple(dict.fromkeys(enumeration(word.strip()) for word in words.split(",")))
-        except ValueError:
-            raise _unknown(words, enumeration) from None
+            return tuple(dict.fromkeys(known[word.strip()] for word in words.split(",")))
+        except KeyError:
+            problem = f"{words!r}: give kinds separated by commas, from {', '.join(known)}; or none"
+            raise argparse.ArgumentTypeError(problem) from None
 
     return read
-
-
-def _either(words: str) -> tuple[FaultKind | LoadKind, ...]:
-    if words in ("", "none"):
-        return ()
-    known: dict[str, FaultKind | LoadKind] = {kind.value: kind for kind in (*FaultKind, *LoadKind)}
-    try:
-        return tuple(known[word.strip()] for word in words.split(","))
-    except KeyError:
-        raise _unknown(words, known) from None
-
-
-def _unknown(words: str, known: Iterable[str]) -> argparse.ArgumentTypeError:
-    listed = ", ".join(known)
-    return argparse.ArgumentTypeError(f"{words!r}: give kinds separated by commas, from {listed}; or none")
 
 
 def _pause(word: str) -> float:

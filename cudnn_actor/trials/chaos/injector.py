@@ -52,28 +52,15 @@ _FAILING_STARTS = 0.2
 _MOST_STARTS = 5000
 _MESSAGES_PER_S = {"cpu": 3000, "cuda": 15000}
 """Rough rate of a service under faults: only this is known of the rates beforehand."""
-_PER_STRIKE = {FaultKind.POISON: 0.5, FaultKind.FAIL: 4.0, FaultKind.MEMORY: 4.0}
-"""Approximate number of injected faults per signal."""
-_INJECTED = {
-    FaultKind.POISON: Fault.STICKY,
-    FaultKind.FAIL: Fault.FAIL_EXECUTION,
-    FaultKind.MEMORY: Fault.OUT_OF_MEMORY,
+_COMPUTE = sorted(message.__name__ for message in COMPUTE)
+_FALLIBLE = (*_COMPUTE, "Allocate", "Upload", "Download", "Copy", "Fill")
+_INJECTED: dict[FaultKind, tuple[Fault, float, tuple[str | None, ...]]] = {
+    FaultKind.POISON: (Fault.STICKY, 0.5, (None,)),
+    FaultKind.FAIL: (Fault.FAIL_EXECUTION, 4.0, _FALLIBLE),
+    FaultKind.MEMORY: (Fault.OUT_OF_MEMORY, 4.0, _FALLIBLE),
 }
-_FALLIBLE = (
-    *sorted(message.__name__ for message in COMPUTE),
-    "Allocate",
-    "Upload",
-    "Download",
-    "Copy",
-    "Fill",
-)
-_STRUCK: dict[FaultKind, tuple[str | None, ...]] = {
-    FaultKind.POISON: (None,),
-    FaultKind.FAIL: _FALLIBLE,
-    FaultKind.MEMORY: _FALLIBLE,
-}
-"""The messages affected; None: all. No `Free` is made to fail: for a buffer that no caller received, no one
-would repeat it."""
+"""The fault that is injected, approximately how often per signal, and the messages affected; None: all. No
+`Free` is made to fail: for a buffer that no caller received, no one would repeat it."""
 _FELT = ((ExecutionFailed, FaultKind.FAIL), (OutOfMemory, FaultKind.MEMORY))
 """The error that a caller gets for each kind of fault that affects one request."""
 _CAUSES = (
@@ -86,10 +73,11 @@ _CAUSES = (
 def fault_plan(settings: Settings) -> FaultPlan:
     """The faults that are injected inside the service."""
     per_message = 1 / (_MESSAGES_PER_S[settings.engine] * settings.kill_every)
+    injected = [_INJECTED[kind] for kind in settings.faults if kind in _INJECTED]
     rules = [
-        FaultRule(fault=_INJECTED[kind], probability=min(1.0, _PER_STRIKE[kind] * per_message), of=name)
-        for kind in settings.faults
-        for name in _STRUCK.get(kind, ())
+        FaultRule(fault=fault, probability=min(1.0, per_strike * per_message), of=name)
+        for fault, per_strike, names in injected
+        for name in names
     ]
     if FaultKind.START in settings.faults:
         chance = random.Random(f"{settings.seed} starts")

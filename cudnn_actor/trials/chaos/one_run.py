@@ -145,21 +145,16 @@ async def _plan_store(settings: Settings) -> AsyncIterator[str | None]:
         await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
 
-def _spawned(
-    settings: Settings, faults: FaultPlan | None, plan_store: str | None
-) -> Coroutine[Any, Any, CudnnRef]:
-    async def start() -> CudnnRef:
-        return await spawn(
-            device=_DEVICES[settings.engine],
-            isolation=settings.isolation,
-            standby=settings.standby,
-            max_restarts=_RESTARTS,
-            hang_after_s=settings.hang_after_s,
-            plan_store=plan_store,
-            faults=fault_plan(settings) if faults is None else faults,
-        )
-
-    return start()
+async def _spawned(settings: Settings, faults: FaultPlan | None, plan_store: str | None) -> CudnnRef:
+    return await spawn(
+        device=_DEVICES[settings.engine],
+        isolation=settings.isolation,
+        standby=settings.standby,
+        max_restarts=_RESTARTS,
+        hang_after_s=settings.hang_after_s,
+        plan_store=plan_store,
+        faults=fault_plan(settings) if faults is None else faults,
+    )
 
 
 async def _try_a_start(settings: Settings, ending: threading.Event) -> None:

@@ -38,7 +38,7 @@ import enum
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -178,8 +178,7 @@ class Deed:
         return tuple(model for model in self.uses if model not in self.writes)
 
 
-@dataclass(frozen=True, slots=True)
-class Wrong:
+class Wrong(NamedTuple):
     """An answer that the service should not have given."""
 
     request: str

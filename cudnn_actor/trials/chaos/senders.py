@@ -8,6 +8,7 @@ request delays no caller's end.
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import random
 import signal
 import sys
@@ -42,6 +43,9 @@ _ALARM_S = 300e-6
 """An alarm goes off within this time, in seconds: about the duration of a call."""
 
 Note = Callable[[Waiting, Deed], None]
+
+_Asked = concurrent.futures.Future[None]
+"""A request of a thread: done when it has been answered."""
 
 
 class GivenUp(Exception):
@@ -159,7 +163,7 @@ class PykkaSender:
         asked: list[tuple[_Asked, object]] = []
         for deed in burst:
             deed.timeout_s = deed.cancel_after_s = None
-            request = _Asked()
+            request: _Asked = concurrent.futures.Future()
             note(request, deed)
             asked.append((request, self._ask(deed)))
             if self._blocks:
@@ -175,7 +179,7 @@ class PykkaSender:
 
     def _get(self, request: _Asked, future: object) -> tuple[Waiting, object]:
         outcome = _wait_for(future, self._abandoned) if isinstance(future, pykka.Future) else future
-        request.cancel()
+        request.set_result(None)
         return request, outcome
 
 
@@ -222,10 +226,10 @@ class AlarmedSender:
             deed.timeout_s = deed.cancel_after_s = None
             deed.alarmed = self._chance.random() < _ALARMS
             way = self._from_a_loop if self._chance.random() < 0.5 else self._by_pykka
-            request = _Asked()
+            request: _Asked = concurrent.futures.Future()
             note(request, deed)
             outcomes.append((request, way(deed)))
-            request.cancel()
+            request.set_result(None)
         return outcomes
 
     def _by_pykka(self, deed: Deed) -> object:
@@ -270,21 +274,6 @@ class AlarmedSender:
         # the alarm went off in a finalizer, where it is lost
         if not isinstance(unraisable.exc_value, Alarmed):
             self._hook_before(unraisable)
-
-
-class _Asked:
-    """A request of a thread, in flight."""
-
-    def __init__(self) -> None:
-        self._done = False
-
-    def done(self) -> bool:
-        """Whether it has been answered."""
-        return self._done
-
-    def cancel(self) -> None:
-        """Note that it has."""
-        self._done = True
 
 
 def _wait_for(future: pykka.Future[Any], abandoned: threading.Event) -> object:

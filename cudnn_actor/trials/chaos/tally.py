@@ -224,9 +224,7 @@ class Tally:
         with self._lock:
             self.wrong += len(wrongs)
             for wrong in wrongs[: _MOST_KEPT - len(self.wrongs)]:
-                self.wrongs.append(
-                    WrongAnswer(task, burst, wrong.request, wrong.expected, wrong.got, wrong.story)
-                )
+                self.wrongs.append(WrongAnswer(task, burst, *wrong))
 
     def lost(self) -> list[LostRequest]:
         """The requests that have not ended."""
