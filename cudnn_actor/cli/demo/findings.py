@@ -1,15 +1,16 @@
-"""The demo's results as data: `story` fills them in, the table and the picture show them."""
+"""The demo's results as data: `story` fills them in, and the picture shows them; and the table of requests."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
 import numpy as np
+from rich.table import Table
 
 from cudnn_actor.cli.demo.filters import Filter
 from cudnn_actor.cli.demo.recorder import Sample
 
-__all__ = ["Findings", "Kill"]
+__all__ = ["Findings", "Kill", "request_table", "verdict"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,3 +88,32 @@ class Findings:
         """Peak signal-to-noise ratio of an image relative to the sharp one, in decibels."""
         error = float(np.mean(np.square(image - self.sharp, dtype=np.float64)))
         return -10 * float(np.log10(max(error, 1e-12)))
+
+
+def request_table(samples: list[Sample]) -> Table:
+    """Count and latencies of every kind of request, stage by stage."""
+    table = Table(title="Requests, as the caller saw them", title_justify="left", pad_edge=False)
+    for name in ("stage", "request"):
+        table.add_column(name, no_wrap=True)
+    for name in ("count", "p50 ms", "p99 ms", "max ms"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for stage in dict.fromkeys(sample.stage for sample in samples):
+        _add_stage(table, stage, [sample for sample in samples if sample.stage == stage])
+    return table
+
+
+def _add_stage(table: Table, stage: str, samples: list[Sample]) -> None:
+    for kind in sorted({sample.kind for sample in samples}):
+        latencies = np.array([sample.latency_s for sample in samples if sample.kind == kind]) * 1e3
+        p50, p99 = np.percentile(latencies, [50, 99])
+        table.add_row(stage, kind, str(len(latencies)), f"{p50:.2f}", f"{p99:.2f}", f"{latencies.max():.2f}")
+        stage = ""
+    table.add_section()
+
+
+def verdict(findings: Findings) -> str:
+    """The line under the table."""
+    return (
+        f"restarts: {findings.restarts}   requests run again: {findings.replayed}   "
+        f"errors seen by callers: {findings.errors}"
+    )

@@ -13,7 +13,6 @@ from collections.abc import AsyncIterator
 
 import numpy as np
 
-from cudnn_actor.cli.demo.descent import Descent
 from cudnn_actor.cli.demo.filters import LAPLACIAN
 from cudnn_actor.cli.demo.recorder import Recorder
 from cudnn_actor.cli.user_error import UserError
@@ -116,6 +115,39 @@ class FilterFit:
     async def _by_filter(self, dy: BufferRef) -> np.ndarray:
         await self._recorder.ask(ConvBwdFilter(x=self._x, dy=dy, dw=self._dw, conv=_VALID))
         return await self._recorder.get(self._dw)
+
+
+class Descent:
+    """Follows gradients to the minimum of a convex function, also if its curvatures are very different.
+
+    The momentum is reset where it points uphill (O'Donoghue and Candès, 2015,
+    https://doi.org/10.1007/s10208-013-9150-3), so it needs no tuning.
+
+    Parameters
+    ----------
+    start
+        Where to begin.
+    step
+        The reciprocal of the function's largest curvature, or less.
+    """
+
+    def __init__(self, start: np.ndarray, step: float) -> None:
+        self.best = start.copy()
+        """The point reached."""
+        self.probe = start.copy()
+        """The point at which the next gradient is needed: the current point plus the momentum."""
+        self._step = np.float32(step)
+        self._age = 0
+
+    def follow(self, gradient: np.ndarray) -> None:
+        """Take one step, given the gradient at `probe`."""
+        reached = self.probe - self._step * gradient
+        move = reached - self.best
+        if np.vdot(gradient, move) > 0:
+            self._age = 0
+        self.probe = reached + np.float32(self._age / (self._age + 3)) * move
+        self.best = reached
+        self._age += 1
 
 
 class PhotoFit:

@@ -19,13 +19,12 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
 from cudnn_actor.cli.demo.filters import Filter, camera_shake, filter_bank
-from cudnn_actor.cli.demo.findings import Findings, Kill
+from cudnn_actor.cli.demo.findings import Findings, Kill, request_table, verdict
 from cudnn_actor.cli.demo.fit import FilterFit, PhotoFit, convolved
 from cudnn_actor.cli.demo.kills import MOST_KILLS, kill_at_work
 from cudnn_actor.cli.demo.photograph import luminance, read_photograph
 from cudnn_actor.cli.demo.picture import draw
 from cudnn_actor.cli.demo.recorder import Recorder
-from cudnn_actor.cli.demo.request_table import request_table, verdict
 from cudnn_actor.protocol import BufferRef, ConvFwd, ConvSpec, Copy, Fill, Message
 from cudnn_actor.service.client import CudnnRef
 from cudnn_actor.service.spawning import spawn

@@ -116,7 +116,7 @@ class ModelLoad:
         """Run each case once. Its plans are stored, and need not be built when a fault has ended a worker."""
         model = await self._loaded()
         for case in self._cases.values():
-            with contextlib.suppress(CudnnActorError):  # as `warming.warm`: a fault may end this, too
+            with contextlib.suppress(CudnnActorError):  # as for the load's plans: a fault may end this, too
                 await self._gpu.run(model, case.inputs)
         await model.close()
 

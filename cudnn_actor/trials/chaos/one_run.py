@@ -12,11 +12,13 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from cudnn_actor.protocol import (
+    Allocate,
+    BufferRef,
     CudnnActorError,
     Drain,
     GetStatistics,
@@ -24,10 +26,12 @@ from cudnn_actor.protocol import (
     StartFailed,
     Statistics,
 )
+from cudnn_actor.protocol.messages.messages import Compute
 from cudnn_actor.service.client import CudnnRef
 from cudnn_actor.service.spawning import spawn
 from cudnn_actor.supervision import FaultPlan
 from cudnn_actor.trials.chaos.answers import Answers
+from cudnn_actor.trials.chaos.computations import Problem, accumulates, message
 from cudnn_actor.trials.chaos.crowd import Crowd, bursts
 from cudnn_actor.trials.chaos.graphs import LIGHT, LOAD
 from cudnn_actor.trials.chaos.injector import Injector, fault_plan, injected_errors, watch
@@ -37,7 +41,6 @@ from cudnn_actor.trials.chaos.oracle import Oracle
 from cudnn_actor.trials.chaos.senders import LoopSender
 from cudnn_actor.trials.chaos.settings import LoadKind, Settings
 from cudnn_actor.trials.chaos.tally import LostRequest, Tally
-from cudnn_actor.trials.chaos.warming import warm
 
 __all__ = ["Interrupted", "Outcome", "run_once"]
 
@@ -235,7 +238,7 @@ class _Run:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._model.warm(), _WARM_S)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(warm(self._gpu, problems, self._show), _WARM_S)
+            await asyncio.wait_for(_warm(self._gpu, problems, self._show), _WARM_S)
         tally.begin()
         watcher = asyncio.create_task(
             watch(self._gpu, self._tally, pauses=self._settings.isolation == "thread")
@@ -316,6 +319,38 @@ class _Run:
             seconds,
             tuple(f"thread {name} did not end" for name in stuck),
         )
+
+
+async def _warm(gpu: CudnnRef, problems: Sequence[Problem], show: Callable[[], None]) -> None:
+    """Build every plan of the load, so that the run measures crashes and not build times.
+
+    Plans whose build fails through a fault are left out.
+    """
+    for problem in problems:
+        with contextlib.suppress(CudnnActorError):
+            await _warm_one(gpu, problem)
+        show()
+
+
+async def _warm_one(gpu: CudnnRef, problem: Problem) -> None:
+    refs: dict[str, BufferRef] = {}
+    try:
+        for role, spec in problem.specs.items():
+            refs[role] = await gpu.ask(Allocate(spec=spec))
+        await gpu.warm(_messages(problem, refs))
+    finally:
+        for ref in refs.values():
+            with contextlib.suppress(CudnnActorError):
+                await gpu.free(ref)
+
+
+def _messages(problem: Problem, refs: Mapping[str, BufferRef]) -> list[Compute]:
+    messages = []
+    for operation in problem.forms:
+        given = {name: refs[role] for name, role in operation.named()}
+        betas = (0.0, 1.0) if accumulates(operation) else (0.0,)
+        messages += [message(operation, given, beta=beta) for beta in betas]
+    return messages
 
 
 async def _end(task: asyncio.Task[Any]) -> None:
