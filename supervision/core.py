@@ -60,6 +60,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from cudnn_actor.supervision.draft import Draft
 from cudnn_actor.supervision.events import Restarted, Restarting, Started
 from cudnn_actor.supervision.exits import ExitReason, Restart
 from cudnn_actor.supervision.signals import (
@@ -79,7 +80,6 @@ from cudnn_actor.supervision.signals import (
     TimerKind,
 )
 from cudnn_actor.supervision.state import ChildState, Mode, Phase, SupervisorState
-from cudnn_actor.supervision.stopping import StoppingDraft
 
 __all__ = ["decide"]
 
@@ -95,7 +95,7 @@ def decide(state: SupervisorState, signal: Signal, now: float) -> tuple[Supervis
     return step.state, tuple(step.effects)
 
 
-class _Step(StoppingDraft):
+class _Step(Draft):
     """The header's rules for signals, starts and failures, one method each."""
 
     def take(self, signal: Signal) -> None:

@@ -1,12 +1,17 @@
 """Forward, backward data and backward filter as matrix products over columns, in float64.
 
 Products of 8-bit integers are exact in float64, and so are their sums below 2**53.
+
+A kernel is bound to scratch memory box by box of `grid`, the dims of a tensor. `kept`: dims of the array that
+is kept from one box to the next, after the steps of `begin`. `bind` gives a view of scratch memory in N, C,
+spatial order, and the steps that compute it; if the kernel `accumulates`, it is complete only after the last
+box. `footprint`: the bytes of scratch for a box, without `kept`.
 """
 
 from __future__ import annotations
 
 import math
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import numpy as np
 
@@ -17,31 +22,6 @@ from cudnn_actor.engines.cpu.scratch import Array, Scratch, footprint
 from cudnn_actor.engines.cpu.steps import Step, load
 
 __all__ = ["BackwardData", "BackwardFilter", "Forward", "Kernel"]
-
-
-class Kernel(Protocol):
-    """A convolution that is ready to be bound to scratch memory, box by box of its `grid`."""
-
-    @property
-    def grid(self) -> Dims:
-        """Dims of the tensor that is processed box by box."""
-
-    @property
-    def kept(self) -> Dims:
-        """Dims of the array that is kept from one box to the next."""
-
-    @property
-    def accumulates(self) -> bool:
-        """Whether the result is complete only after the last box."""
-
-    def footprint(self, tile: Dims) -> int:
-        """Bytes of scratch for a box of these dims, without `kept`."""
-
-    def begin(self, kept: Array, /) -> list[Step]:
-        """The steps before the first box."""
-
-    def bind(self, box: Box, kept: Array, memory: Scratch) -> tuple[Array, list[Step]]:
-        """The result, a view of scratch memory in N, C, spatial order, and the steps that compute it."""
 
 
 class _Filtering:
@@ -146,6 +126,9 @@ class BackwardFilter:
             steps.append(lambda _: np.matmul(gradient, transposed, out=summand))
             steps.append(lambda _: np.add(total, summand, out=total))
         return total.reshape(self._geometry.w), steps
+
+
+Kernel = Forward | BackwardData | BackwardFilter
 
 
 def _load_gradient(

@@ -109,23 +109,20 @@ class BuilderHost:
             return self._queue
 
     def _started(self) -> BuilderQueue:
-        ours, waiting = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        waiting.setblocking(False)
-        try:
+        with contextlib.ExitStack() as undone:
+            ours, waiting = map(
+                undone.enter_context, socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            )
+            waiting.setblocking(False)
             wake_event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        except OSError:
-            ours.close()
-            waiting.close()
-            raise
-        run = carrying(functools.partial(self._run, waiting, wake_event))
-        thread = threading.Thread(target=run, name="builder", daemon=True)
-        try:
-            start_thread(thread)
-        except ThreadRefused as error:
-            ours.close()
-            waiting.close()
-            os.close(wake_event)
-            raise OSError(str(error)) from error
+            undone.callback(os.close, wake_event)
+            run = carrying(functools.partial(self._run, waiting, wake_event))
+            thread = threading.Thread(target=run, name="builder", daemon=True)
+            try:
+                start_thread(thread)
+            except ThreadRefused as error:
+                raise OSError(str(error)) from error
+            undone.pop_all()
         self._thread, self._waiting, self._wake_event = thread, waiting, wake_event
         return BuilderQueue(ours, self.journal)
 
