@@ -1,4 +1,4 @@
-"""The demo's results as data: `story` fills them in, and the picture shows them; and the table of requests."""
+"""The demo's results as data: `story` fills them in, the table here and the picture show them."""
 
 from __future__ import annotations
 

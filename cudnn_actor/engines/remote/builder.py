@@ -36,7 +36,6 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
 from weakref import WeakKeyDictionary
 
 from cudnn_actor.actors.logs import Log
@@ -49,7 +48,7 @@ from cudnn_actor.engines.base import (
     StickyError,
     unheard,
 )
-from cudnn_actor.engines.remote.builder_messages import Build, Built, Open, Request, Tune
+from cudnn_actor.engines.remote.builder_messages import Build, Built, Open
 from cudnn_actor.engines.remote.connection import (
     Connection,
     ProcessLeft,
@@ -186,19 +185,11 @@ class RemoteBuilder:
 
         Raises `EngineFailure` with status `DIED`, `SILENT` or `INTERRUPTED`, besides the builder's errors.
         """
-        return self._plan(
-            Build(graph, workspace_limit),
-            progress,
-            lambda: self._local.build(graph, workspace_limit=workspace_limit, progress=progress),
-        )
+        return self._plan(Build(graph, workspace_limit), progress)
 
     def tune(self, graph: OperationGraph, *, workspace_limit: int | None, progress: ProgressCallback) -> Plan:
         """As `Builder.tune`; when `progress` raises, the process is killed. Raises and blocks as `build`."""
-        return self._plan(
-            Tune(graph, workspace_limit),
-            progress,
-            lambda: self._local.tune(graph, workspace_limit=workspace_limit, progress=progress),
-        )
+        return self._plan(Build(graph, workspace_limit, tunes=True), progress)
 
     def export(self, plan: Plan) -> bytes | None:
         """As `Builder.export`; costs nothing for plans from the process, whose bytes are kept."""
@@ -211,11 +202,11 @@ class RemoteBuilder:
 
     # One plan.
 
-    def _plan(self, request: Request, progress: ProgressCallback, here: Callable[[], Plan]) -> Plan:
+    def _plan(self, request: Build, progress: ProgressCallback) -> Plan:
         tries = self._tries
         while True:
             try:
-                return self._try(request, progress, here)
+                return self._try(request, progress)
             except _NoFault:
                 continue
             except EngineFailure as error:
@@ -223,7 +214,7 @@ class RemoteBuilder:
                 if error.status != DIED or not tries:
                     raise
 
-    def _try(self, request: Request, progress: ProgressCallback, here: Callable[[], Plan]) -> Plan:
+    def _try(self, request: Build, progress: ProgressCallback) -> Plan:
         digest = request.graph.digest()
         if self._killed[digest] >= max(2, self._tries):
             died = f"{self._killed[digest]} builder processes died of this graph; it is not built again"
@@ -231,12 +222,14 @@ class RemoteBuilder:
         connection = self._ready_connection(None)
         if connection is not None:
             plan = self._restored(request.graph, self._answer(connection, request, progress))
-            return here() if plan is None else plan
-        if self._killed[digest]:
+            if plan is not None:
+                return plan
+        elif self._killed[digest]:
             raise EngineFailure(DIED, "a builder process died of this graph; it is not built in this one")
-        return here()
+        make = self._local.tune if request.tunes else self._local.build
+        return make(request.graph, workspace_limit=request.workspace_limit, progress=progress)
 
-    def _answer(self, connection: Connection, request: Request, progress: ProgressCallback) -> Built:
+    def _answer(self, connection: Connection, request: Build, progress: ProgressCallback) -> Built:
         try:
             answer = connection.ask(request, progress, self._answer_within_s)
         except ProcessLost as loss:

@@ -1,7 +1,7 @@
 """The messages between a builder process and its clients (`processes.frames` encodes them).
 
 =====================  =================================================================================
-a client sends         `Open` once on each connection, then one `Build` or `Tune` after the other
+a client sends         `Open` once on each connection, then one `Build` after the other
 the process sends      `Accepted` once, with two descriptors: its pidfd, and the file that it prints to;
                        `Ready` once; for each request `Began`, any number of `Progress`, and one of
                        `Built`, `Refused` and `Failed` (only `Built` if it has the plan already); `Busy`
@@ -35,8 +35,6 @@ __all__ = [
     "Progress",
     "Ready",
     "Refused",
-    "Request",
-    "Tune",
 ]
 
 
@@ -63,17 +61,11 @@ class Open(_Frame, frozen=True, forbid_unknown_fields=True, tag=True):
 
 
 class Build(_Frame, frozen=True, forbid_unknown_fields=True, tag=True):
-    """As `Builder.build`."""
+    """As `Builder.build`, or, if it `tunes`, as `Builder.tune`."""
 
     graph: OperationGraph
     workspace_limit: int | None
-
-
-class Tune(_Frame, frozen=True, forbid_unknown_fields=True, tag=True):
-    """As `Builder.tune`."""
-
-    graph: OperationGraph
-    workspace_limit: int | None
+    tunes: bool = False
 
 
 class Accepted(_Frame, frozen=True, forbid_unknown_fields=True, tag=True):
@@ -135,10 +127,9 @@ class Leaving(_Frame, frozen=True, forbid_unknown_fields=True, tag=True):
     """The process exits after `renew_after` builds. Its successor takes requests that have not begun."""
 
 
-Request = Build | Tune
 Answer = Accepted | Ready | Busy | Began | Progress | Built | Refused | Failed | Logged | Leaving
 
-REQUESTS: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Open | Request)
+REQUESTS: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Open | Build)
 """Decodes what clients send."""
 ANSWERS: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Answer)
 """Decodes what a builder process sends."""

@@ -19,6 +19,7 @@ from cudnn_actor.engines.remote.builder_messages import (
     Accepted,
     Answer,
     Began,
+    Build,
     Built,
     Busy,
     Failed,
@@ -28,7 +29,6 @@ from cudnn_actor.engines.remote.builder_messages import (
     Progress,
     Ready,
     Refused,
-    Request,
 )
 from cudnn_actor.engines.remote.kill_mark import is_marked_killed, mark_killed
 from cudnn_actor.processes.channel import Channel
@@ -122,7 +122,7 @@ class Connection:
             case other:
                 raise ProcessLost(f"it sent {type(other).__name__} without a request")
 
-    def ask(self, request: Request, progress: ProgressCallback, within_s: float) -> Built | Exception:
+    def ask(self, request: Build, progress: ProgressCallback, within_s: float) -> Built | Exception:
         """Send a request and return the answer; an error is returned, not raised. Blocks.
 
         Raises `ProcessSilent` if the process sends nothing for `within_s` seconds (twice that while it may be
@@ -194,7 +194,7 @@ class Connection:
                 os.close(descriptor)
         self._pidfd = self._output = -1
 
-    def _send(self, frame: Open | Request) -> None:
+    def _send(self, frame: Open | Build) -> None:
         """Send a frame. If the process has ended, `_receive` notices."""
         self._channel.send(frame)
         self._channel.send_all()

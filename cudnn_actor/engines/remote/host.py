@@ -110,9 +110,9 @@ class BuilderHost:
 
     def _started(self) -> BuilderQueue:
         with contextlib.ExitStack() as undone:
-            ours, waiting = map(
-                undone.enter_context, socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            )
+            ours, waiting = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            undone.enter_context(ours)
+            undone.enter_context(waiting)
             waiting.setblocking(False)
             wake_event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
             undone.callback(os.close, wake_event)

@@ -45,8 +45,6 @@ from cudnn_actor.engines.remote.builder_messages import (
     Progress,
     Ready,
     Refused,
-    Request,
-    Tune,
 )
 from cudnn_actor.engines.remote.queue import take_connection
 from cudnn_actor.processes.channel import Channel
@@ -108,7 +106,7 @@ class _Server:
         self._parent = parent
         self._itself = os.pidfd_open(os.getpid())
         self._peers: dict[int, Channel] = {}
-        self._requests: deque[tuple[Channel, Open | Request]] = deque()
+        self._requests: deque[tuple[Channel, Open | Build]] = deque()
         self._unclaimed: OrderedDict[str, Built] = OrderedDict()
         """Plans that were built for clients that have gone, by `_key` of the request."""
         self._opened: Open | None = None
@@ -165,7 +163,7 @@ class _Server:
         self._poll.unregister(fd)
         self._peers.pop(fd).close()
 
-    def _do(self, peer: Channel, request: Open | Request) -> None:
+    def _do(self, peer: Channel, request: Open | Build) -> None:
         if isinstance(request, Open):
             self._open(peer, request)
         elif self._builder is not None and not peer.ended:  # else the client has gone
@@ -183,7 +181,7 @@ class _Server:
         elif not peer.ended:
             self._drop(peer.fileno())
 
-    def _answer(self, peer: Channel, request: Request, builder: Builder) -> None:
+    def _answer(self, peer: Channel, request: Build, builder: Builder) -> None:
         wanted = _key(request)
         if self._has_gone(peer):
             return
@@ -203,7 +201,7 @@ class _Server:
             if len(self._unclaimed) > _MOST_UNCLAIMED:
                 self._unclaimed.popitem(last=False)
 
-    def _done(self, peer: Channel, request: Request, builder: Builder) -> Answer:
+    def _done(self, peer: Channel, request: Build, builder: Builder) -> Answer:
         try:
             return Built(self._exported(peer, request, builder))
         except CudnnActorError as error:
@@ -216,22 +214,20 @@ class _Server:
         except Exception as error:  # noqa: BLE001 - the client gets the error, as if it had built the plan
             return Failed("failure", type(error).__name__, str(error), blamed(error))
 
-    def _exported(self, peer: Channel, request: Request, builder: Builder) -> bytes | None:
+    def _exported(self, peer: Channel, request: Build, builder: Builder) -> bytes | None:
         def progress(done: int, of: int, what: str) -> None:
-            self._asked += isinstance(request, Tune)
+            self._asked += request.tunes
             self._say(peer, Progress(done, of, what))
             self._look(0)
             for other in [one for one in self._peers.values() if one is not peer]:
                 if not other.backed_up:  # it need not read before its own next request
                     other.send(Busy())
-            if isinstance(request, Tune) and self._has_gone(peer):
+            if request.tunes and self._has_gone(peer):
                 raise _UnwantedError
 
         graph, limit = request.graph, request.workspace_limit
-        if isinstance(request, Build):
-            plan = builder.build(graph, workspace_limit=limit, progress=progress)
-        else:
-            plan = builder.tune(graph, workspace_limit=limit, progress=progress)
+        make = builder.tune if request.tunes else builder.build
+        plan = make(graph, workspace_limit=limit, progress=progress)
         try:
             data = builder.export(plan)
         except StickyError:
@@ -266,6 +262,6 @@ def _made(request: Open) -> Builder:
     return builder
 
 
-def _key(request: Request) -> str:
+def _key(request: Build) -> str:
     """Identifies equal requests, whichever client sends them."""
-    return f"{type(request).__name__} {request.graph.digest()} {request.workspace_limit}"
+    return f"{request.tunes} {request.graph.digest()} {request.workspace_limit}"
