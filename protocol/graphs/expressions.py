@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -36,6 +36,26 @@ class Made(NamedTuple):
     label: str
     value: Number | None = None
     kept: bool = False
+
+
+def _operator(name: str) -> Callable[[Tensor, Any], Tensor]:
+    """The builder's function of that name as an operator."""
+
+    def applied(self: Tensor, other: Any) -> Tensor:
+        made: Tensor = getattr(self.builder, name)(self, other)
+        return made
+
+    return applied
+
+
+def _reflected(name: str) -> Callable[[Tensor, Any], Tensor]:
+    """The same with the tensor on the right."""
+
+    def applied(self: Tensor, other: Any) -> Tensor:
+        made: Tensor = getattr(self.builder, name)(other, self)
+        return made
+
+    return applied
 
 
 class Tensor:
@@ -123,95 +143,22 @@ class Tensor:
 
     # Operators.
 
-    def __add__(self, other: Any) -> Tensor:
-        return self.builder.add(self, other)
-
-    def __radd__(self, other: Any) -> Tensor:
-        return self.builder.add(other, self)
-
-    def __sub__(self, other: Any) -> Tensor:
-        return self.builder.subtract(self, other)
-
-    def __rsub__(self, other: Any) -> Tensor:
-        return self.builder.subtract(other, self)
-
-    def __mul__(self, other: Any) -> Tensor:
-        return self.builder.multiply(self, other)
-
-    def __rmul__(self, other: Any) -> Tensor:
-        return self.builder.multiply(other, self)
-
-    def __truediv__(self, other: Any) -> Tensor:
-        return self.builder.divide(self, other)
-
-    def __rtruediv__(self, other: Any) -> Tensor:
-        return self.builder.divide(other, self)
-
-    def __floordiv__(self, other: Any) -> Tensor:
-        return self.builder.floor_divide(self, other)
-
-    def __rfloordiv__(self, other: Any) -> Tensor:
-        return self.builder.floor_divide(other, self)
-
-    def __mod__(self, other: Any) -> Tensor:
-        return self.builder.mod(self, other)
-
-    def __rmod__(self, other: Any) -> Tensor:
-        return self.builder.mod(other, self)
-
-    def __pow__(self, other: Any) -> Tensor:
-        return self.builder.power(self, other)
-
-    def __rpow__(self, other: Any) -> Tensor:
-        return self.builder.power(other, self)
-
-    def __and__(self, other: Any) -> Tensor:
-        return self.builder.bitwise_and(self, other)
-
-    def __rand__(self, other: Any) -> Tensor:
-        return self.builder.bitwise_and(other, self)
-
-    def __or__(self, other: Any) -> Tensor:
-        return self.builder.bitwise_or(self, other)
-
-    def __ror__(self, other: Any) -> Tensor:
-        return self.builder.bitwise_or(other, self)
-
-    def __xor__(self, other: Any) -> Tensor:
-        return self.builder.bitwise_xor(self, other)
-
-    def __rxor__(self, other: Any) -> Tensor:
-        return self.builder.bitwise_xor(other, self)
-
-    def __lshift__(self, other: Any) -> Tensor:
-        return self.builder.left_shift(self, other)
-
-    def __rlshift__(self, other: Any) -> Tensor:
-        return self.builder.left_shift(other, self)
-
-    def __rshift__(self, other: Any) -> Tensor:
-        return self.builder.right_shift(self, other)
-
-    def __rrshift__(self, other: Any) -> Tensor:
-        return self.builder.right_shift(other, self)
-
-    def __eq__(self, other: Any) -> Tensor:  # type: ignore[override]
-        return self.builder.equal(self, other)
-
-    def __ne__(self, other: Any) -> Tensor:  # type: ignore[override]
-        return self.builder.not_equal(self, other)
-
-    def __lt__(self, other: Any) -> Tensor:
-        return self.builder.less(self, other)
-
-    def __le__(self, other: Any) -> Tensor:
-        return self.builder.less_equal(self, other)
-
-    def __gt__(self, other: Any) -> Tensor:
-        return self.builder.greater(self, other)
-
-    def __ge__(self, other: Any) -> Tensor:
-        return self.builder.greater_equal(self, other)
+    __add__, __radd__ = _operator("add"), _reflected("add")
+    __sub__, __rsub__ = _operator("subtract"), _reflected("subtract")
+    __mul__, __rmul__ = _operator("multiply"), _reflected("multiply")
+    __truediv__, __rtruediv__ = _operator("divide"), _reflected("divide")
+    __floordiv__, __rfloordiv__ = _operator("floor_divide"), _reflected("floor_divide")
+    __mod__, __rmod__ = _operator("mod"), _reflected("mod")
+    __pow__, __rpow__ = _operator("power"), _reflected("power")
+    __and__, __rand__ = _operator("bitwise_and"), _reflected("bitwise_and")
+    __or__, __ror__ = _operator("bitwise_or"), _reflected("bitwise_or")
+    __xor__, __rxor__ = _operator("bitwise_xor"), _reflected("bitwise_xor")
+    __lshift__, __rlshift__ = _operator("left_shift"), _reflected("left_shift")
+    __rshift__, __rrshift__ = _operator("right_shift"), _reflected("right_shift")
+    __matmul__, __rmatmul__ = _operator("matmul"), _reflected("matmul")
+    __eq__, __ne__ = _operator("equal"), _operator("not_equal")  # type: ignore[assignment]
+    __lt__, __le__ = _operator("less"), _operator("less_equal")
+    __gt__, __ge__ = _operator("greater"), _operator("greater_equal")
 
     def __neg__(self) -> Tensor:
         return self.builder.negative(self)
@@ -221,12 +168,6 @@ class Tensor:
 
     def __invert__(self) -> Tensor:
         return self.builder.bitwise_not(self)
-
-    def __matmul__(self, other: Tensor) -> Tensor:
-        return self.builder.matmul(self, other)
-
-    def __rmatmul__(self, other: Tensor) -> Tensor:
-        return self.builder.matmul(other, self)
 
     def __getitem__(self, index: Any) -> Tensor:
         return self.builder.slice(self, index)
