@@ -13,17 +13,11 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar
 
-from cudnn_actor.protocol.operations.base import (
-    ALLOCATED,
-    Array,
-    Operation,
-    Specs,
-    T,
-    require,
-    require_floating,
-)
+from cudnn_actor.protocol.operations.base import ALLOCATED, Array, Operation, Specs, T
 from cudnn_actor.protocol.operations.example import ROUNDED, Example
 from cudnn_actor.protocol.operations.normalization import (
+    Norm,
+    NormBackward,
     check_epsilon,
     given_gradients,
     gradient_of_rows,
@@ -45,7 +39,7 @@ __all__ = [
 ]
 
 
-class ChannelNorm(Operation[T]):
+class ChannelNorm(Norm[T]):
     """What all of them share: which elements have one mean and one variance.
 
     Attributes
@@ -72,7 +66,7 @@ class ChannelNorm(Operation[T]):
         return channels * math.prod(dims[2:]) * (dims[0] if self.over_samples else 1)
 
     def _check_x(self, specs: Specs) -> None:
-        require_floating(specs, "x")
+        super()._check_x(specs)
         dims = specs["x"].dims
         if len(dims) < 2:
             raise InvalidRequest(
@@ -96,11 +90,8 @@ class ChannelNorm(Operation[T]):
         dims = groups if self.over_samples else (x.dims[0], *groups)
         return TensorSpec.packed(dims, self.compute((x.dtype,)))
 
-    def _check_weights(self, specs: Specs, *names: str) -> None:
-        x = specs["x"]
-        for name in names:
-            if name in specs:
-                require(specs, name, x.dims[1:2], x.dtype, self.compute((x.dtype,)))
+    def _weights(self, x: TensorSpec) -> TensorSpec:
+        return TensorSpec.packed(x.dims[1:2], x.dtype)
 
     # Values, as arrays of the dims (N, groups, channels of a group, others).
 
@@ -421,7 +412,7 @@ class GroupNorm(_Normalizing[T], tag=True):
         return GroupNormBackward(**operands, groups=self.groups)
 
 
-class _Gradients(ChannelNorm[T]):
+class _Gradients(NormBackward[T], ChannelNorm[T]):
     inputs = ("dy", "x", "mean", "inverse_deviation", "scale")
     outputs = ("dx", "dscale", "dbias")
     optional = frozenset({"scale", "dscale", "dbias"})
@@ -433,22 +424,6 @@ class _Gradients(ChannelNorm[T]):
     dx: T = ALLOCATED
     dscale: T | None = None
     dbias: T | None = None
-
-    def infer(self, specs: Specs) -> dict[str, TensorSpec]:
-        self._check_x(specs)
-        x = specs["x"]
-        require(specs, "dy", x.dims, x.dtype)
-        wanted = self._statistics(x)
-        for name in ("mean", "inverse_deviation"):
-            require(specs, name, wanted.dims, wanted.dtype)
-        self._check_weights(specs, "scale")
-        weights = TensorSpec.packed(x.dims[1:2], x.dtype)
-        return {"dx": self._like_x(x), "dscale": weights, "dbias": weights}
-
-    def check(self, specs: Specs) -> None:
-        self.infer(specs)
-        require(specs, "dx", specs["x"].dims, specs["x"].dtype)
-        self._check_weights(specs, "dscale", "dbias")
 
     def _rows_of(self, values: Mapping[str, Array]) -> tuple[Array, Array, Array, tuple[int, ...]]:
         """What `gradient_of_rows` takes."""

@@ -87,8 +87,51 @@ def gradient_of_rows(
     return (slope + others / (-1 if power == 1 else count)) * inverse**power
 
 
-class _Norm(Operation[T]):
-    """What all four share.
+class Norm(Operation[T]):
+    """What all norms share: results like x, and weights of x's dtype or of the wide one."""
+
+    def _statistics(self, x: TensorSpec) -> TensorSpec:
+        """The spec of a number for each group of elements that are normalised together."""
+        raise NotImplementedError
+
+    def _weights(self, x: TensorSpec) -> TensorSpec:
+        """The spec of a scale or a bias."""
+        raise NotImplementedError
+
+    def _like_x(self, x: TensorSpec) -> TensorSpec:
+        return TensorSpec.packed(x.dims, x.dtype)
+
+    def _check_x(self, specs: Specs) -> None:
+        require_floating(specs, "x")
+
+    def _check_weights(self, specs: Specs, *names: str) -> None:
+        x = specs["x"]
+        for name in names:
+            if name in specs:
+                require(specs, name, self._weights(x).dims, x.dtype, self.compute((x.dtype,)))
+
+
+class NormBackward(Norm[T]):
+    """The gradients of a norm. Its inputs are dy, x, the statistics and the scale."""
+
+    def infer(self, specs: Specs) -> dict[str, TensorSpec]:
+        x = specs["x"]
+        self._check_x(specs)
+        require(specs, "dy", x.dims, x.dtype)
+        wanted = self._statistics(x)
+        for name in self.inputs[2:-1]:
+            require(specs, name, wanted.dims, wanted.dtype)
+        self._check_weights(specs, "scale")
+        return {"dx": self._like_x(x), **dict.fromkeys(self.outputs[1:], self._weights(x))}
+
+    def check(self, specs: Specs) -> None:
+        self.infer(specs)
+        require(specs, "dx", specs["x"].dims, specs["x"].dtype)
+        self._check_weights(specs, *self.outputs[1:])
+
+
+class _RowNorm(Norm[T]):
+    """What the norms of rows share.
 
     Parameters
     ----------
@@ -111,31 +154,26 @@ class _Norm(Operation[T]):
         """The spec of a number for each element of a row."""
         return TensorSpec.packed(x.dims[self._first(x) :], x.dtype)
 
-    def _check_weights(self, specs: Specs, *names: str) -> None:
-        x = specs["x"]
-        for name in names:
-            if name in specs:
-                require(specs, name, self._weights(x).dims, x.dtype, self.compute((x.dtype,)))
-
-    def _check_statistics(self, specs: Specs, *names: str) -> None:
-        wanted = self._statistics(specs["x"])
-        for name in names:
-            require(specs, name, wanted.dims, wanted.dtype)
-
     def _check_x(self, specs: Specs) -> None:
-        require_floating(specs, "x")
+        super()._check_x(specs)
         self._first(specs["x"])
 
     def _axes(self, x: Array) -> tuple[int, ...]:
         return tuple(range(self.axis % x.ndim, x.ndim))
 
 
-class _ForwardNorm(_Norm[T]):
+class _ForwardNorm(_RowNorm[T]):
     epsilon: float = 1e-5
 
     def _check_x(self, specs: Specs) -> None:
         super()._check_x(specs)
         check_epsilon(self.epsilon)
+
+    def infer(self, specs: Specs) -> dict[str, TensorSpec]:
+        x = specs["x"]
+        self._check_x(specs)
+        self._check_weights(specs, "scale", "bias")
+        return {"y": self._like_x(x), **dict.fromkeys(self.outputs[1:], self._statistics(x))}
 
     def samples(self, xp: Any, specs: Specs, draw: Callable[[TensorSpec], Array]) -> dict[str, Array]:
         del xp
@@ -207,14 +245,6 @@ class LayerNorm(_ForwardNorm[T], tag=True):
     def _far(self, x: Any) -> Any:
         return 0.4 * x + 137  # the variance in one pass, from the mean of squares, loses its digits there
 
-    def infer(self, specs: Specs) -> dict[str, TensorSpec]:
-        x = specs["x"]
-        self._check_x(specs)
-        self._check_weights(specs, "scale", "bias")
-        statistics = self._statistics(x)
-        y = TensorSpec.packed(x.dims, x.dtype)
-        return {"y": y, "mean": statistics, "inverse_deviation": statistics}
-
     def evaluate(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
         del specs
         x = values["x"]
@@ -240,7 +270,7 @@ class LayerNorm(_ForwardNorm[T], tag=True):
         return self._gradient(g, d, "inverse_deviation", LayerNormBackward)
 
 
-class _BackwardNorm(_Norm[T]):
+class _BackwardNorm(NormBackward[T], _RowNorm[T]):
     def _rows(self, values: Mapping[str, Array]) -> tuple[Array, Array, Array, tuple[int, ...]]:
         """What `gradient_of_rows` takes."""
         inverse = values["inverse_deviation" if "mean" in values else "inverse_rms"]
@@ -290,20 +320,6 @@ class LayerNormBackward(_BackwardNorm[T], tag=True):
     dscale: T | None = None
     dbias: T | None = None
 
-    def infer(self, specs: Specs) -> dict[str, TensorSpec]:
-        x = specs["x"]
-        self._check_x(specs)
-        require(specs, "dy", x.dims, x.dtype)
-        self._check_statistics(specs, "mean", "inverse_deviation")
-        self._check_weights(specs, "scale")
-        weights = self._weights(x)
-        return {"dx": TensorSpec.packed(x.dims, x.dtype), "dscale": weights, "dbias": weights}
-
-    def check(self, specs: Specs) -> None:
-        self.infer(specs)
-        require(specs, "dx", specs["x"].dims, specs["x"].dtype)
-        self._check_weights(specs, "dscale", "dbias")
-
 
 class RMSNorm(_ForwardNorm[T], tag=True):
     """y = x * inverse_rms * scale, over each row. Answered by a `Receipt`.
@@ -326,12 +342,6 @@ class RMSNorm(_ForwardNorm[T], tag=True):
     scale: T | None = None
     y: T = ALLOCATED
     inverse_rms: T | None = None
-
-    def infer(self, specs: Specs) -> dict[str, TensorSpec]:
-        x = specs["x"]
-        self._check_x(specs)
-        self._check_weights(specs, "scale")
-        return {"y": TensorSpec.packed(x.dims, x.dtype), "inverse_rms": self._statistics(x)}
 
     def evaluate(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
         del specs
@@ -359,19 +369,6 @@ class RMSNormBackward(_BackwardNorm[T], tag=True):
     scale: T | None = None
     dx: T = ALLOCATED
     dscale: T | None = None
-
-    def infer(self, specs: Specs) -> dict[str, TensorSpec]:
-        x = specs["x"]
-        self._check_x(specs)
-        require(specs, "dy", x.dims, x.dtype)
-        self._check_statistics(specs, "inverse_rms")
-        self._check_weights(specs, "scale")
-        return {"dx": TensorSpec.packed(x.dims, x.dtype), "dscale": self._weights(x)}
-
-    def check(self, specs: Specs) -> None:
-        self.infer(specs)
-        require(specs, "dx", specs["x"].dims, specs["x"].dtype)
-        self._check_weights(specs, "dscale")
 
 
 def _layer_norms(x: tuple[int, ...], axis: int) -> Example:
