@@ -23,8 +23,7 @@ from cudnn_actor.protocol.operations import (
     PointwiseMode,
     TensorRole,
 )
-from cudnn_actor.protocol.operations.convolution import Convolution, type_of_sums
-from cudnn_actor.protocol.types.checks import check_result
+from cudnn_actor.protocol.operations.convolution import Convolution, check_dims, type_of_sums
 from cudnn_actor.protocol.types.dtypes import DType
 from cudnn_actor.protocol.types.epilogue import Activation
 from cudnn_actor.protocol.types.tensor import Layout, TensorSpec
@@ -32,6 +31,11 @@ from cudnn_actor.protocol.types.tensor import Layout, TensorSpec
 __all__ = ["Assembled", "assemble", "signature"]
 
 Composite = ConvFwd | ConvBwdData | ConvBwdFilter
+_OPERATIONS: dict[type[Composite], type[Convolution[Any]]] = {
+    ConvFwd: ConvolutionForward,
+    ConvBwdData: ConvolutionBackwardData,
+    ConvBwdFilter: ConvolutionBackwardFilter,
+}
 Signature = tuple[object, ...]
 
 
@@ -87,21 +91,9 @@ def assemble(message: Composite) -> Assembled:
     """
     check_types(message)
     check_scalars(message)
-    if isinstance(message, ConvFwd):
-        specs = {"x": message.x.spec, "w": message.w.spec, "y": message.y.spec}
-        x, w, y = specs.values()
-        operation: type[Convolution[Any]] = ConvolutionForward
-        check_result("y", y.dims, message.conv.output_dims(x.dims, w.dims), "of conv(x, w)")
-    elif isinstance(message, ConvBwdData):
-        specs = {"dy": message.dy.spec, "w": message.w.spec, "dx": message.dx.spec}
-        y, w, x = specs.values()
-        operation = ConvolutionBackwardData
-        check_result("dy", y.dims, message.conv.output_dims(x.dims, w.dims), "of conv(dx, w)", gradient="dx")
-    else:
-        specs = {"x": message.x.spec, "dy": message.dy.spec, "dw": message.dw.spec}
-        x, y, w = specs.values()
-        operation = ConvolutionBackwardFilter
-        check_result("dy", y.dims, message.conv.output_dims(x.dims, w.dims), "of conv(x, dw)", gradient="dw")
+    operation = _OPERATIONS[type(message)]
+    specs = {name: getattr(message, name).spec for name in (*operation.inputs, *operation.outputs)}
+    check_dims(operation, message.conv, specs)
     check_dtypes(specs, operation)
     return _Builder(message, specs).build()
 
@@ -175,29 +167,15 @@ class _Builder:
     def _convolution(self, operands: list[int], *, last: bool) -> int:
         sums = type_of_sums(self.specs[self.names[0]].dtype)
         result = self._result() if last else self._virtual(sums)
-        a, b = operands
-        conv = self.message.conv
-        operation: Node
-        if isinstance(self.message, ConvFwd):
-            operation = ConvolutionForward(x=a, w=b, y=result, conv=conv)
-        elif isinstance(self.message, ConvBwdData):
-            operation = ConvolutionBackwardData(dy=a, w=b, dx=result, conv=conv)
-        else:
-            operation = ConvolutionBackwardFilter(x=a, dy=b, dw=result, conv=conv)
-        self.operations.append(operation)
+        uids: Any = dict(zip(self.names, (*operands, result), strict=True))
+        self.operations.append(_OPERATIONS[type(self.message)](**uids, conv=self.message.conv))
         return result
 
     def _pointwise(
         self, mode: PointwiseMode, operands: list[int], result: int, parameter: float | None
     ) -> None:
-        self.operations.append(
-            Pointwise(
-                mode=mode,
-                operands=tuple(operands),
-                result=result,
-                parameter=parameter,
-            )
-        )
+        operation = Pointwise(mode=mode, operands=tuple(operands), result=result, parameter=parameter)
+        self.operations.append(operation)
 
     def _bound(self, name: str, spec: TensorSpec, overwrites: int | None = None) -> int:
         uid = self._add(spec, spec.dtype, TensorRole.BOUND, name, overwrites)

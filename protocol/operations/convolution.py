@@ -22,6 +22,7 @@ __all__ = [
     "ConvolutionBackwardData",
     "ConvolutionBackwardFilter",
     "ConvolutionForward",
+    "check_dims",
     "type_of_sums",
 ]
 
@@ -53,10 +54,7 @@ class Convolution(Operation[T]):
 
     def check(self, specs: Specs) -> None:
         self._check_dtypes(specs)
-        x, w, y = self.shape
-        wanted = self.conv.output_dims(specs[x].dims, specs[w].dims)
-        gradient = "" if y in self.outputs else self.outputs[0]
-        check_result(y, specs[y].dims, wanted, f"of conv({x}, {w})", gradient=gradient)
+        check_dims(type(self), self.conv, specs)
 
     def compute(self, dtypes: tuple[DType, ...]) -> DType:
         return type_of_sums(dtypes[0])
@@ -182,6 +180,14 @@ class ConvolutionBackwardFilter(Convolution[T], tag=True):
             part = xp.einsum("ngcp,ngkp->gkc", a, b)
             result[(..., *tap)] = part.reshape(dw.dims[:2])
         return {"dw": result}
+
+
+def check_dims(operation: type[Convolution[Any]], conv: ConvSpec, specs: Specs) -> None:
+    """Raise `InvalidRequest` unless the output's dims are those of a convolution."""
+    x, w, y = operation.shape
+    wanted = conv.output_dims(specs[x].dims, specs[w].dims)
+    gradient = "" if y in operation.outputs else operation.outputs[0]
+    check_result(y, specs[y].dims, wanted, f"of conv({x}, {w})", gradient=gradient)
 
 
 def _padded(xp: Any, conv: ConvSpec, x: Array) -> Array:
