@@ -23,6 +23,15 @@ Apply = Callable[..., Any]
 _M = PointwiseMode
 
 
+def _operator(mode: PointwiseMode) -> Callable[[_Value, _Value | float], _Value]:
+    """A function of two operands as an operator."""
+
+    def applied(self: _Value, other: _Value | float) -> _Value:
+        return self.of(mode, other)
+
+    return applied
+
+
 @dataclass(frozen=True)
 class _Value:
     """A value or a number, with operators that apply functions to it."""
@@ -39,38 +48,17 @@ class _Value:
         """a where it is true, else b."""
         return self.of(_M.SELECT, a, b)
 
-    def __add__(self, other: _Value | float) -> _Value:
-        return self.of(_M.ADD, other)
-
-    def __sub__(self, other: _Value | float) -> _Value:
-        return self.of(_M.SUB, other)
-
     def __rsub__(self, other: float) -> _Value:
         return _Value(other, self.apply) - self
-
-    def __mul__(self, other: _Value | float) -> _Value:
-        return self.of(_M.MUL, other)
-
-    def __truediv__(self, other: _Value | float) -> _Value:
-        return self.of(_M.DIV, other)
 
     def __neg__(self) -> _Value:
         return self.of(_M.NEG)
 
-    def __gt__(self, other: _Value | float) -> _Value:
-        return self.of(_M.GT, other)
-
-    def __ge__(self, other: _Value | float) -> _Value:
-        return self.of(_M.GE, other)
-
-    def __lt__(self, other: _Value | float) -> _Value:
-        return self.of(_M.LT, other)
-
-    def __le__(self, other: _Value | float) -> _Value:
-        return self.of(_M.LE, other)
-
-    def __and__(self, other: _Value) -> _Value:
-        return self.of(_M.LOGICAL_AND, other)
+    __add__, __sub__ = _operator(_M.ADD), _operator(_M.SUB)
+    __mul__, __truediv__ = _operator(_M.MUL), _operator(_M.DIV)
+    __gt__, __ge__ = _operator(_M.GT), _operator(_M.GE)
+    __lt__, __le__ = _operator(_M.LT), _operator(_M.LE)
+    __and__ = _operator(_M.LOGICAL_AND)
 
 
 Gradient = Callable[..., Sequence[_Value | None]]
