@@ -57,7 +57,7 @@ class CudnnActorError(Exception):
             setattr(self, name, value)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (type(self), self._facts)
+        return type(self).of_facts, (self._facts,)
 
     @classmethod
     def of_facts(cls, facts: Mapping[str, Any]) -> Self:
@@ -75,10 +75,6 @@ class CudnnActorError(Exception):
         """
         kind = next(cls.__name__ for cls in type(self).__mro__ if cls.__name__ in _BY_NAME)
         return ErrorRecord(kind=kind, facts=self._facts)
-
-
-def _rebuild(cls: type[CudnnActorError], facts: Mapping[str, Any]) -> CudnnActorError:
-    return cls.of_facts(facts)
 
 
 class OperationError(CudnnActorError):
@@ -112,7 +108,7 @@ class ErrorRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         if cls is None:
             raise MalformedMessage(detail=f"unknown error class {self.kind!r}")
         try:
-            return _rebuild(cls, self.facts)
+            return cls.of_facts(self.facts)
         except (TypeError, ValueError) as error:
             raise MalformedMessage(detail=f"wrong facts for {self.kind}: {error}") from error
 
