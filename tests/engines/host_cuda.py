@@ -228,7 +228,10 @@ class RawModule:
         """What launches a kernel."""
         kernel = getattr(self._library, f"launch{self._number}_{name}")
 
-        def launch(grid: Sequence[int], block: Sequence[int], arguments: Sequence[Any]) -> None:
+        def launch(
+            grid: Sequence[int], block: Sequence[int], arguments: Sequence[Any], shared_mem: int = 0
+        ) -> None:
+            del shared_mem
             shape = (ctypes.c_uint * 6)(*(*grid, 1, 1)[:3], *(*block, 1, 1)[:3])
             kernel(shape, *map(_argument, arguments))
 
@@ -339,6 +342,14 @@ def _argument(value: Any) -> Any:
     return ctypes.c_double(value) if isinstance(value, float) else ctypes.c_longlong(value)
 
 
+def sources_of(operation: Operation[Any], tensors: Sequence[GraphTensor]) -> tuple[str, ...]:
+    """The source of each launch of an operation's own kernels, on operands in the order of its fields."""
+    operands = [name for name, _ in operation.named()]
+    launches = IMPLEMENTATIONS[type(operation)].launchers["kernel"].launches
+    assert launches is not None
+    return tuple(launch.source for launch in launches(operation.with_operands(operands.index), tensors))
+
+
 def launched(
     operation: Operation[Any], specs: dict[str, TensorSpec], given: dict[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
@@ -361,7 +372,7 @@ def launched(
     workspace = np.full(nbytes + 128, 0xA5, np.uint8)
     start = -workspace.ctypes.data % 64
     places = [address for _, address in buffers] + [workspace.ctypes.data + start] * (nbytes > 0)
-    launcher.make(node, tensors, None)(places)
+    launcher.make(node, tensors, None)(places, ())
     assert (workspace[start + nbytes :] == 0xA5).all(), "it writes behind its workspace"
     return {name: views[name].copy() for name, _ in operation.named(operation.outputs)}
 

@@ -18,7 +18,7 @@ from cudnn_actor.protocol import (
     alibi_slopes,
 )
 
-from .host_cuda import compile_together, launched, use
+from .host_cuda import compile_together, launched, sources_of, use
 from .problems import normal
 from .test_attention import PROBLEMS, STATE, Problem, attend, gradients
 
@@ -55,7 +55,7 @@ LARGE, SMALL = 1, 1 << 30
 @pytest.fixture(scope="module", autouse=True)
 def _compiled() -> None:
     """Most sources in one go."""
-    sources = []
+    sources: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
         for enough, cases in ((LARGE, CASES), (SMALL, SMALL_TILES)):
             patch.setattr(flash_attention, "_ENOUGH_BLOCKS", enough)
@@ -67,13 +67,13 @@ def _compiled() -> None:
                         GraphTensor(uid=uid, dims=spec.dims, strides=spec.strides, dtype=spec.dtype)
                         for uid, spec in enumerate(specs.values())
                     ]
-                    sources.append(flash_attention.source(operation.with_operands([*specs].index), tensors))
+                    sources += sources_of(operation, tensors)
     compile_together(sources)
 
 
 @pytest.fixture(autouse=True)
 def _on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    use(monkeypatch, flash_attention)
+    use(monkeypatch)
     monkeypatch.setattr(flash_attention, "_ENOUGH_BLOCKS", LARGE)
 
 

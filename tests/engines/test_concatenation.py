@@ -118,7 +118,7 @@ def test_the_kernels_of_cuda_copy_every_element(name: str, monkeypatch: pytest.M
         for source in step.sources:
             assert isinstance(source, Buffer)
             pointers.append(memories[source.number].ctypes.data + source.offset)
-        compiled(step.kernel)(pointers, ())
+        compiled(step.kernel.launches())(pointers, ())
     for expected, found in zip(wanted, memories, strict=True):
         np.testing.assert_array_equal(found, expected)
 

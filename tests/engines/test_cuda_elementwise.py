@@ -61,7 +61,7 @@ def together() -> None:
 def launch(together: None, monkeypatch: pytest.MonkeyPatch) -> Launch:
     del together
     host_cuda.use(monkeypatch)
-    return lambda kernel, addresses: compiled(kernel)(addresses, ())
+    return lambda kernel, addresses: compiled(kernel.launches())(addresses, ())
 
 
 @pytest.mark.parametrize("name", GRAPHS)

@@ -28,7 +28,7 @@ def test_a_kernel_computes_all_results_of_its_graph(monkeypatch: pytest.MonkeyPa
     host_cuda.use(monkeypatch)
     graph = GRAPHS[name]
     kernel, numbers = only_kernel(graph, Lined)
-    check_results(graph, numbers, lambda addresses: compiled(kernel)(addresses, ()))
+    check_results(graph, numbers, lambda addresses: compiled(kernel.launches())(addresses, ()))
 
 
 def test_each_form_of_lines_is_covered() -> None:

@@ -35,7 +35,7 @@ def test_kernels_compute_all_results_of_their_graph(monkeypatch: pytest.MonkeyPa
     check_results(
         graph,
         numbers,
-        lambda addresses: compiled(kernel)([*addresses, workspace.ctypes.data], ()),
+        lambda addresses: compiled(kernel.launches())([*addresses, workspace.ctypes.data], ()),
         {DType.BFLOAT16: 2**-7, DType.FLOAT16: 2**-10},
     )
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from cudnn_actor.engines.cuda.operations.grouped_matmul import grouped_workspace, source
+from cudnn_actor.engines.cuda.operations.grouped_matmul import grouped_workspace
 from cudnn_actor.protocol import DType, GraphTensor, GroupedMatMul, GroupedMatMulBackwardWeights, TensorSpec
+
+from .host_cuda import sources_of
 
 FORWARD = GroupedMatMul(tokens=0, weights=1, offsets=2, y=3)
 BACKWARD = GroupedMatMulBackwardWeights(tokens=0, dy=1, offsets=2, dweights=3)
@@ -25,11 +27,11 @@ RESULT = half((96, 32), (32, 1))
 
 
 def of_forward(tokens: TensorSpec = TOKENS, weights: TensorSpec = WEIGHTS) -> str:
-    return source(FORWARD, tensors(tokens, weights, OFFSETS, RESULT))
+    return sources_of(FORWARD, tensors(tokens, weights, OFFSETS, RESULT))[-1]
 
 
 def of_backward(tokens: TensorSpec = TOKENS, dy: TensorSpec = RESULT) -> str:
-    return source(BACKWARD, tensors(tokens, dy, OFFSETS, WEIGHTS))
+    return sources_of(BACKWARD, tensors(tokens, dy, OFFSETS, WEIGHTS))[-1]
 
 
 @pytest.mark.parametrize("operand", ["A", "B"])

@@ -96,12 +96,12 @@ def node(operation: Operation[Any]) -> Any:
 
 @pytest.fixture(scope="module", autouse=True)
 def _compiled() -> None:
-    host_cuda.compile_together(
-        indexing.scatter_source(node(operation), tensors(operation, specs)) for operation, specs in WRITTEN
-    )
-    host_cuda.compile_together(
-        indexing.gather_source(node(operation), tensors(operation, specs)) for operation, specs in PROBLEMS
-    )
+    for problems in (WRITTEN, PROBLEMS):
+        host_cuda.compile_together(
+            source
+            for operation, specs in problems
+            for source in host_cuda.sources_of(operation, tensors(operation, specs))
+        )
 
 
 @pytest.fixture(autouse=True)
@@ -171,10 +171,10 @@ def test_neighbours_with_the_same_indices_are_moved_together(
 
 
 def test_one_kernel_serves_many_shapes() -> None:
-    found = set()
+    found: set[str] = set()
     for rows, columns, count in ((5, 8, 3), (700, 1024, 90), (3, 4, 2)):
         specs = {"x": TensorSpec.packed((rows, columns)), "indices": TensorSpec.packed((count,), I64)}
         operation: Gather[Any] = Gather(x="x", indices="indices", y="y")
         specs |= operation.infer(specs)
-        found.add(indexing.gather_source(node(operation), tensors(operation, specs)))
+        found.update(host_cuda.sources_of(operation, tensors(operation, specs)))
     assert len(found) == 1

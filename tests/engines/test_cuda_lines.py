@@ -9,11 +9,13 @@ import pytest
 
 from cudnn_actor.engines.cuda.kernels.lines import Form, Lines, lines_of
 from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS, Implementation, Launcher
-from cudnn_actor.engines.cuda.operations.reduction import _lines, _matrix, reduction_workspace, sources
+from cudnn_actor.engines.cuda.operations.reduction import _lines, _matrix, reduction_workspace
 from cudnn_actor.engines.cuda.planning.splitting import compile_split
 from cudnn_actor.engines.cuda.running.recipe import Buffer, OperationStep, Scratch
 from cudnn_actor.protocol import DType, GraphTensor, Layout, OperationGraph, TensorSpec
 from cudnn_actor.protocol.operations import Reduction, ReductionMode
+
+from . import host_cuda
 
 F32, F16 = DType.FLOAT32, DType.FLOAT16
 
@@ -145,11 +147,11 @@ def test_a_few_long_lines_are_cut_into_parts(
 ) -> None:
     operation, tensors = summed(dims, axes)
     assert (reduction_workspace(operation, tensors) > 0) is cut
-    assert len(sources(operation, tensors)) == 1 + cut
+    assert len(host_cuda.sources_of(operation, tensors)) == 1 + cut
 
 
 def test_a_launcher_gets_its_workspace_after_its_operands(monkeypatch: pytest.MonkeyPatch) -> None:
-    launcher = Launcher(lambda *_: lambda _: None, workspace=lambda *_: 1000)
+    launcher = Launcher(lambda *_: lambda *_: None, workspace=lambda *_: 1000)
     implementations: dict[Any, Any] = IMPLEMENTATIONS
     monkeypatch.setitem(implementations, Reduction, Implementation(launchers={"kernel": launcher}))
     operation, tensors = summed((2, 9000), (1,))

@@ -25,7 +25,7 @@ from cudnn_actor.engines.cuda.device.transfer import blocks
 from cudnn_actor.engines.cuda.kernels.elementwise import elementwise, source
 from cudnn_actor.engines.cuda.kernels.expressions import Constant, Expression, Leaf, Scalar
 from cudnn_actor.engines.cuda.kernels.formulas import formula
-from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS, pooling
+from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS
 from cudnn_actor.engines.cuda.planning.candidates import check_whole, takes_bytes
 from cudnn_actor.engines.cuda.planning.cuda_builder import CudaBuilder
 from cudnn_actor.engines.cuda.planning.splitting import ways
@@ -69,6 +69,7 @@ from cudnn_actor.protocol.operations import (
 )
 from cudnn_actor.protocol.types.tensor import packed_strides
 
+from .host_cuda import sources_of
 from .workbench import spread
 
 CUDNN = 91901
@@ -451,7 +452,8 @@ def test_a_pooling_counts_in_64_bits_where_32_could_overflow(
         GraphTensor(uid=uid, dims=of, strides=packed_strides(of), dtype=DType.FLOAT32)
         for uid, of in enumerate(shapes)
     ]
-    assert f"typedef {'long long' if wide else 'int'} I;" in pooling.source(operation, tensors)
+    (source,) = sources_of(operation, tensors)
+    assert f"typedef {'long long' if wide else 'int'} I;" in source
 
 
 def test_a_whole_constant_keeps_every_digit() -> None:

@@ -44,7 +44,7 @@ def run(graph: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
     for source in step.sources:
         assert isinstance(source, Buffer)
         pointers.append(memories[source.number].ctypes.data + source.offset)
-    kernels.compiled(step.kernel)(pointers, ())
+    kernels.compiled(step.kernel.launches())(pointers, ())
     for expected, found in zip(wanted, memories, strict=True):
         np.testing.assert_array_equal(found, expected)
 

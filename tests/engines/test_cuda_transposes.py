@@ -44,7 +44,7 @@ def test_every_element_is_moved(name: str, monkeypatch: pytest.MonkeyPatch) -> N
     tensors = [graph.body.tensor(uid) for uid in graph.body.bound]
     evaluated(graph.body, [array_in(memory, tensor) for memory, tensor in zip(wanted, tensors, strict=True)])
     numbers = [source.number for source in step.sources if isinstance(source, Buffer)]
-    compiled(step.kernel)([memories[number].ctypes.data for number in numbers], ())
+    compiled(step.kernel.launches())([memories[number].ctypes.data for number in numbers], ())
     for expected, found in zip(wanted, memories, strict=True):
         np.testing.assert_array_equal(found, expected)
 
@@ -124,7 +124,7 @@ def test_skewed_tiles_end_anywhere(name: str, monkeypatch: pytest.MonkeyPatch) -
             )
             wanted[place] = x[at]
         pointers = [y.ctypes.data + start * case.itemsize, x.ctypes.data + first * case.itemsize]
-        compiled(kernel)(pointers, ())
+        compiled(kernel.launches())(pointers, ())
         np.testing.assert_array_equal(y, wanted)
 
 

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cudnn_actor.engines.cuda.operations import grid_sampling
 from cudnn_actor.protocol import (
     DType,
     GraphBuilder,
@@ -182,11 +181,12 @@ def test_the_kernel_computes_its_definition(monkeypatch: pytest.MonkeyPatch) -> 
             specs = {name: spread(spec.dims, spec.dtype) for name, spec in specs.items()}
         problems.append((operation, specs, given))
     host_cuda.compile_together(
-        grid_sampling.grid_sample_source(
-            operation.with_operands([*specs].index),
+        source
+        for operation, specs, _ in problems
+        for source in host_cuda.sources_of(
+            operation,
             [GraphTensor(uid=0, dims=s.dims, strides=s.strides, dtype=s.dtype) for s in specs.values()],
         )
-        for operation, specs, _ in problems
     )
     for operation, specs, given in problems:
         got, wanted = (

@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cudnn_actor.engines.cuda.operations import padding
-from cudnn_actor.engines.cuda.operations.padding import source
 from cudnn_actor.engines.cuda.planning.splitting import compile_split
 from cudnn_actor.engines.cuda.running.recipe import OperationStep
 from cudnn_actor.protocol import (
@@ -124,8 +123,11 @@ def numpys(x: np.ndarray, mode: str, widths: Widths) -> np.ndarray:
 @pytest.fixture(scope="module")
 def compiled() -> None:
     host_cuda.compile_together(
-        source(operation_of(mode, widths), tensors_of(spec, y_spec(spec, mode, widths)))
+        source
         for spec, mode, widths in KERNELS.values()
+        for source in host_cuda.sources_of(
+            operation_of(mode, widths), tensors_of(spec, y_spec(spec, mode, widths))
+        )
     )
 
 
@@ -158,7 +160,7 @@ def test_a_thread_pads_the_same_columns_of_several_rows(
     widths, x = ((3, 2), (2, 1)), integers(dims, DType.FLOAT32)
     specs = {"x": TensorSpec.packed(dims, "float32")}
     specs["y"] = y_spec(specs["x"], mode, widths)
-    found = padding._padding(operation_of(mode, widths), tensors_of(*specs.values()))
+    found = padding._padding(operation_of(mode, widths), *tensors_of(*specs.values()))
     assert found.parts == (1 if dims[0] == 100 else 3)
     assert found.blocks // found.parts * (256 // found.beside) < found.rows
     y = host_cuda.launched(operation_of(mode, widths), specs, {"x": x})["y"]
@@ -195,8 +197,8 @@ def test_elements_are_moved_together_where_rows_allow_it(name: str) -> None:
     spec = TensorSpec.packed(dims, dtype)
     operation = operation_of("edge", widths)
     y = operation.infer({"x": spec})["y"]
-    assert f"Pack<T, {together}>" in source(operation, tensors_of(spec, y))
-    assert "Pack<T, 1>" in source(operation, tensors_of(spec, spread(y.dims, dtype)))
+    assert f"Pack<T, {together}>" in host_cuda.sources_of(operation, tensors_of(spec, y))[0]
+    assert "Pack<T, 1>" in host_cuda.sources_of(operation, tensors_of(spec, spread(y.dims, dtype)))[0]
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -248,7 +250,7 @@ def test_a_result_without_elements_launches_nothing(mode: Any) -> None:
     graph = g.build(y=g.pad(g.input("x", (3, 0)), ((1, 1), (0, 0)), mode=mode)).body
     (step,) = compile_split(graph, None, None).recipe.steps
     assert isinstance(step, OperationStep)
-    padding.padding_kernel(step.operation, step.tensors, None)((0, 0))  # type: ignore[arg-type]
+    assert not host_cuda.sources_of(step.operation, step.tensors)
 
 
 @pytest.mark.parametrize("dtype", DType)

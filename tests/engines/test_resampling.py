@@ -346,19 +346,18 @@ def test_there_is_no_pattern_where_what_neighbours_are_made_of_differs() -> None
 
 
 def compile_all(problems: list[tuple[Any, dict[str, TensorSpec]]]) -> None:
-    sources = []
+    sources: list[str] = []
     for operation, specs in problems:
-        node = operation.with_operands([*specs].index)
         tensors = [
             GraphTensor(uid=uid, dims=spec.dims, strides=spec.strides, dtype=spec.dtype)
             for uid, spec in enumerate(specs.values())
         ]
-        sources.append(resampling.resample_source(node, tensors))
+        sources += host_cuda.sources_of(operation, tensors)
     host_cuda.compile_together(sources)
 
 
 def test_the_kernel_computes_its_definition(monkeypatch: pytest.MonkeyPatch) -> None:
-    host_cuda.use(monkeypatch, resampling)
+    host_cuda.use(monkeypatch)
     compile_all(PROBLEMS)
     for operation, specs in PROBLEMS:
         (name, given), *_ = specs.items()
@@ -377,7 +376,7 @@ def test_the_kernel_computes_its_definition(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_what_the_source_knows_changes_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside tables: the same products in the same order, of the same elements, infinite ones or not."""
-    host_cuda.use(monkeypatch, resampling)
+    host_cuda.use(monkeypatch)
     compile_all(PROBLEMS)
     found = []
     for tables in (False, True):

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cudnn_actor.engines.cuda.operations import sorting
 from cudnn_actor.protocol import DType, GraphBuilder, GraphTensor, InvalidRequest, Tensor, TensorSpec, TopK
 from cudnn_actor.protocol.messages.lowering import lower
 
@@ -172,12 +171,12 @@ KERNELS = kernels()
 
 @pytest.mark.usefixtures("_on_the_host")
 def test_the_kernel_finds_the_best() -> None:
-    nodes = [operation.with_operands(["x", "values", "indices"].index) for operation, _ in KERNELS]
     tensors = [
         [GraphTensor(uid=0, dims=s.dims, strides=s.strides, dtype=s.dtype) for s in specs.values()]
         for _, specs in KERNELS
     ]
-    host_cuda.compile_together(itertools.starmap(sorting.top_k_source, zip(nodes, tensors, strict=True)))
+    operations = (operation for operation, _ in KERNELS)
+    host_cuda.compile_together(itertools.chain.from_iterable(map(host_cuda.sources_of, operations, tensors)))
     for operation, specs in KERNELS:
         x = drawn(specs["x"].dims, specs["x"].dtype)
         if x.size > 500 and specs["x"].dtype.is_floating:

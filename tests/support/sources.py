@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from cudnn_actor.engines.cuda.checking import self_check_memory
@@ -12,23 +12,6 @@ from cudnn_actor.engines.cuda.checking.convolution_reference import Reference
 from cudnn_actor.engines.cuda.kernels.elementwise import elementwise, source
 from cudnn_actor.engines.cuda.kernels.expressions import Constant, Expression, Leaf, Scalar, Value
 from cudnn_actor.engines.cuda.kernels.transposes import Tiled, tiled_source
-from cudnn_actor.engines.cuda.operations import (
-    IMPLEMENTATIONS,
-    bit_cast,
-    flash_attention,
-    grid_sampling,
-    indexing,
-    resampling,
-    sorting,
-)
-from cudnn_actor.engines.cuda.operations import fused_norms as norms_of_ours
-from cudnn_actor.engines.cuda.operations import grouped_matmul as grouped
-from cudnn_actor.engines.cuda.operations import matmul as products
-from cudnn_actor.engines.cuda.operations import padding as paddings
-from cudnn_actor.engines.cuda.operations import pooling as poolings
-from cudnn_actor.engines.cuda.operations import random as randoms
-from cudnn_actor.engines.cuda.operations import reduction as reductions
-from cudnn_actor.engines.cuda.operations import response_norm as response_norms
 from cudnn_actor.engines.cuda.planning.compiler import possible_plans
 from cudnn_actor.engines.cuda.planning.depthwise import compile_depthwise, ways_of_depthwise
 from cudnn_actor.engines.cuda.planning.partition import cut
@@ -85,6 +68,7 @@ from cudnn_actor.protocol.operations import (
 from cudnn_actor.protocol.operations.random import STATE
 
 from ..engines import depthwise_graphs, fused_graphs, moved_graphs
+from ..engines.host_cuda import sources_of
 from .claims import attention, graph_of, norms, product, rows
 from .claims import channel_norms as channel_norms_of
 
@@ -92,27 +76,6 @@ __all__ = ["sources"]
 
 FLOATS = tuple(dtype for dtype in DType if dtype.is_floating)
 _MOST_DIMS = 8
-_SOURCES: dict[Callable[..., Any], Callable[..., str | tuple[str, ...]]] = {
-    poolings.pooling_kernel: poolings.source,
-    norms_of_ours.norm_launch: lambda operation, tensors: tuple(
-        launch.source for launch in norms_of_ours.alone(operation, tensors).launches()
-    ),
-    response_norms.response_kernels: response_norms.sources,
-    flash_attention.attention_kernels: flash_attention.source,
-    products.matmul_kernel: products.source,
-    randoms.random_kernel: randoms.source,
-    paddings.padding_kernel: paddings.source,
-    bit_cast.bit_cast_kernel: bit_cast.bit_cast_source,
-    grouped.grouped_kernels: grouped.source,
-    indexing.gather_kernel: indexing.gather_source,
-    indexing.scatter_kernels: indexing.scatter_source,
-    sorting.top_k_kernel: sorting.top_k_source,
-    grid_sampling.grid_sample_kernel: grid_sampling.grid_sample_source,
-    resampling.resample_kernel: resampling.resample_source,
-    reductions.reduction_kernels: reductions.sources,
-    reductions.cumulative_kernel: reductions.cumulative_sources,
-}
-"""What compiles an operation's own kernels → what gives their source, or the source of each."""
 
 
 def sources() -> Iterator[tuple[str, str]]:
@@ -237,11 +200,8 @@ def _kernels() -> Iterator[tuple[str, str]]:
     )
     for name, graph in itertools.chain(*families):
         (operation,) = graph.operations
-        operands = dict(operation.named())
-        step = operation.with_operands({name: number for number, name in enumerate(operands)}.__getitem__)
-        make = IMPLEMENTATIONS[type(operation)].launchers["kernel"].make
-        found = _SOURCES[make](step, [graph.tensor(uid) for uid in operands.values()])
-        for number, text in enumerate([found] if isinstance(found, str) else found):
+        found = sources_of(operation, [graph.tensor(uid) for _, uid in operation.named()])
+        for number, text in enumerate(found):
             yield f"{name}-{number}" if number else name, text
 
 

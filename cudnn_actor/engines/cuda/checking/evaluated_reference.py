@@ -140,7 +140,7 @@ class OnDevice:
         kind = DType.of(values.dtype)
         assert kind is not None
         strides = [tensor.strides, packed_strides(tensor.dims)]
-        run = compiled(elementwise(Leaf(0, kind), tensor.dtype, tensor.dims, strides))
+        run = compiled(elementwise(Leaf(0, kind), tensor.dtype, tensor.dims, strides).launches())
         run((address, int(values.data.ptr)), ())
 
     @staticmethod
@@ -151,7 +151,7 @@ class OnDevice:
             kind = DType.UINT64
         values = libraries().cupy.empty(tensor.dims, kind.numpy)
         strides = [packed_strides(tensor.dims), tensor.strides]
-        run = compiled(elementwise(Leaf(0, tensor.dtype), kind, tensor.dims, strides))
+        run = compiled(elementwise(Leaf(0, tensor.dtype), kind, tensor.dims, strides).launches())
         run((int(values.data.ptr), address), ())
         return values
 

@@ -7,7 +7,7 @@ kernels is the same for all of them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
@@ -23,13 +23,15 @@ __all__ = [
     "Launch",
     "Pointer",
     "Run",
+    "arguments_of",
     "blocks_for",
     "compiled",
-    "function_of",
+    "grid_over",
 ]
 
 THREADS = 256
 """Of a block of most kernels."""
+_MOST_BLOCKS = 1 << 16
 _MANY_BLOCKS, _MOST_TURNS = 2048, 4
 """As many blocks keep a GPU busy; if there are more, each does as much as so many at most."""
 ROUNDING = ("--fmad=false",)
@@ -45,7 +47,7 @@ class Pointer(NamedTuple):
     number: int
 
 
-Argument = Pointer | Scalar | np.ndarray | np.floating | int
+Argument = Pointer | Scalar | np.ndarray | np.floating | float
 
 
 class Launch(NamedTuple):
@@ -59,9 +61,11 @@ class Launch(NamedTuple):
         How many blocks and threads. A grid without blocks, which CUDA refuses, is not launched.
     arguments
         The function's, in order. A `Scalar` is passed as double, an array as the address of a copy on the
-        device, an int as long long, and NumPy's numbers as what they are.
+        device, an int as long long, a float as double, and NumPy's numbers as what they are.
     options
         The compiler's, besides C++17.
+    shared
+        The bytes of shared memory that a block gets besides what the source declares.
     """
 
     name: str
@@ -70,6 +74,12 @@ class Launch(NamedTuple):
     block: tuple[int, ...]
     arguments: Sequence[Argument]
     options: tuple[str, ...] = ()
+    shared: int = 0
+
+    def on(self, numbers: Sequence[int]) -> Launch:
+        """The launch on other tensors: `numbers[n]` in the place of the kernel's tensor `n`."""
+        arguments = [Pointer(numbers[a.number]) if isinstance(a, Pointer) else a for a in self.arguments]
+        return self._replace(arguments=arguments)
 
 
 class Kernel(Protocol):
@@ -94,9 +104,14 @@ class Kernel(Protocol):
         """The kernel with `numbers[n]` in the place of the plan's scalar `n`."""
 
 
-def compiled(kernel: Kernel) -> Run:
-    """The kernel, compiled for the current device. Blocks for up to seconds."""
-    runs = [_compiled(launch) for launch in kernel.launches() if math.prod(launch.grid)]
+def arguments_of(tensors: int, *others: Argument) -> list[Argument]:
+    """The arguments of a kernel that takes the addresses of so many tensors, and then others."""
+    return [*map(Pointer, range(tensors)), *others]
+
+
+def compiled(launches: Iterable[Launch]) -> Run:
+    """The run of some launches in order, compiled for the current device. Blocks for up to seconds."""
+    runs = [_compiled(launch) for launch in launches if math.prod(launch.grid)]
     if len(runs) == 1:
         return runs[0]
 
@@ -110,8 +125,11 @@ def compiled(kernel: Kernel) -> Run:
 def _compiled(launch: Launch) -> Run:
     """A launch, compiled."""
     cupy = libraries().cupy
-    function = function_of(launch.source, launch.name, *launch.options)
-    grid, block, double = launch.grid, launch.block, cupy.float64
+    options = ("--std=c++17", *launch.options)
+    function = cupy.RawModule(code=launch.source, options=options).get_function(launch.name)
+    grid, block, shared, double = launch.grid, launch.block, launch.shared, cupy.float64
+    if shared:
+        function.max_dynamic_shared_size_bytes = shared
     arguments: list[Any] = list(launch.arguments)
     addresses: list[tuple[int, int]] = []
     numbers: list[tuple[int, int]] = []
@@ -130,14 +148,14 @@ def _compiled(launch: Launch) -> Run:
             given[place] = pointers[number]
         for place, number in numbers:
             given[place] = double(scalars[number])
-        function(grid, block, given)
+        function(grid, block, given, shared_mem=shared)
 
     return run
 
 
-def function_of(source: str, name: str, *options: str) -> Any:
-    """A function of some CUDA C++, compiled for the current device. It takes grid, block and arguments."""
-    return libraries().cupy.RawModule(code=source, options=("--std=c++17", *options)).get_function(name)
+def grid_over(count: int) -> tuple[tuple[int], tuple[int]]:
+    """The grid and the block with a thread for each of `count` places, or for several if there are many."""
+    return (min(-(-count // THREADS), _MOST_BLOCKS),), (THREADS,)
 
 
 def blocks_for(needed: int) -> int:

@@ -21,7 +21,7 @@ import msgspec
 
 from cudnn_actor.engines.cuda.kernels.axes import DIVISION, Axis, divisor, merge_axes, merge_dims, split_index
 from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES, PACK, WORDS
-from cudnn_actor.engines.cuda.kernels.kernel import THREADS, Argument, Launch, Pointer, blocks_for
+from cudnn_actor.engines.cuda.kernels.kernel import THREADS, Launch, arguments_of, blocks_for
 from cudnn_actor.protocol.graphs.step_kinds import StepKind
 
 __all__ = ["Rows", "Segment", "row_concatenation", "row_copy", "row_source"]
@@ -119,7 +119,7 @@ class Rows(msgspec.Struct, frozen=True, tag="rows"):
 
     def launches(self) -> tuple[Launch, ...]:
         """Its only launch."""
-        arguments: tuple[Argument, ...] = (*map(Pointer, range(self._tensors)), *self.arguments)
+        arguments = arguments_of(self._tensors, *self.arguments)
         return (Launch("rows", row_source(self), (self.blocks,), (THREADS,), arguments),)
 
     def renumbered(self, numbers: Sequence[int]) -> Self:  # noqa: ARG002

@@ -24,7 +24,7 @@ import msgspec
 
 from cudnn_actor.engines.cuda.kernels.axes import DIVISION, Axis, divisor, merge_dims, split_index
 from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES, PACK, WORDS
-from cudnn_actor.engines.cuda.kernels.kernel import Argument, Launch, Pointer
+from cudnn_actor.engines.cuda.kernels.kernel import Launch, arguments_of
 from cudnn_actor.engines.cuda.kernels.skewed_tiles import COPY, LANES, THREADS, Skewed, skewed
 from cudnn_actor.protocol.graphs.step_kinds import StepKind
 
@@ -196,7 +196,7 @@ class Tiled(msgspec.Struct, frozen=True, tag="tiled"):
     def launches(self) -> tuple[Launch, ...]:
         """Its only launch."""
         grid = (min(self.tiles, _MOST_BLOCKS),)
-        arguments: tuple[Argument, ...] = (Pointer(0), Pointer(1), *self.arguments)
+        arguments = arguments_of(2, *self.arguments)
         return (Launch("tiled", tiled_source(self), grid, (THREADS,), arguments),)
 
     def renumbered(self, numbers: Sequence[int]) -> Self:  # noqa: ARG002

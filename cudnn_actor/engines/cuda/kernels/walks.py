@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from cudnn_actor.engines.cuda.kernels.axes import Axis, divisor, merge_axes, merge_dims, split_index
 
-__all__ = ["Walk", "launcher"]
-
-_THREADS, _MOST_BLOCKS = 256, 1 << 16
+__all__ = ["Walk"]
 
 
 class Walk(NamedTuple):
@@ -93,14 +91,3 @@ class Walk(NamedTuple):
         step = f"{number} += (long long)gridDim.x * blockDim.x"
         return f"""#pragma unroll {unrolled}
     for ({start}; {number} < {self.letter}_count; {step}) {{ {self.at(number)} {body} }}"""
-
-
-def launcher(kernel: Any, count: int, arguments: tuple[Any, ...]) -> Callable[[Sequence[int]], None]:
-    """The launch of a kernel with a thread for each of `count` places; it does nothing if there are none."""
-    grid = (min(-(-count // _THREADS), _MOST_BLOCKS),)
-
-    def launch(addresses: Sequence[int]) -> None:
-        if count:
-            kernel(grid, (_THREADS,), (*addresses, *arguments))
-
-    return launch

@@ -24,12 +24,11 @@ from cudnn_actor.engines.cuda.operations import (  # noqa: F401 - each says how 
 from cudnn_actor.engines.cuda.operations.implementation import (
     IMPLEMENTATIONS,
     Implementation,
-    Launch,
     Launcher,
     implement,
 )
 from cudnn_actor.protocol.operations import Concat, Reshape, Slice, Transpose
 
-__all__ = ["IMPLEMENTATIONS", "Implementation", "Launch", "Launcher"]
+__all__ = ["IMPLEMENTATIONS", "Implementation", "Launcher"]
 
 implement(Concat, Reshape, Slice, Transpose)  # as copies, which planning adds

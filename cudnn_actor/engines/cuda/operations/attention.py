@@ -13,8 +13,8 @@ from typing import Any
 
 from cudnn_actor.engines.cuda.cudnn.frontend_graph import FrontendGraph, Refused, data_type
 from cudnn_actor.engines.cuda.kernels.expressions import Constant, Expression, Leaf, Value
-from cudnn_actor.engines.cuda.operations.flash_attention import attention_kernels, attention_workspace
-from cudnn_actor.engines.cuda.operations.implementation import Computed, Launcher, implement
+from cudnn_actor.engines.cuda.operations.flash_attention import attention_launches, attention_workspace
+from cudnn_actor.engines.cuda.operations.implementation import Computed, implement, kernels
 from cudnn_actor.protocol.operations import (
     Attention,
     AttentionBackward,
@@ -143,5 +143,5 @@ implement(
     AttentionBackward,
     lower=lower_attention,
     computed=attention_operands,
-    launchers={"kernel": Launcher(attention_kernels, workspace=attention_workspace)},
+    launchers=kernels(attention_launches, attention_workspace),
 )

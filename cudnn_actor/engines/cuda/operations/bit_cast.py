@@ -2,37 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from cudnn_actor.engines.cuda.kernels.elementwise import Elementwise, fused, source
+from cudnn_actor.engines.cuda.kernels.elementwise import fused
 from cudnn_actor.engines.cuda.kernels.expressions import Leaf, Result
-from cudnn_actor.engines.cuda.kernels.kernel import compiled
-from cudnn_actor.engines.cuda.operations.implementation import Launcher, implement
+from cudnn_actor.engines.cuda.kernels.kernel import Launch
+from cudnn_actor.engines.cuda.operations.implementation import implement, kernels
 from cudnn_actor.protocol.operations import BitCast, GraphTensor
 
-__all__ = ["bit_cast_kernel", "bit_cast_source"]
+__all__ = ["bit_cast_launches"]
 
 
-def bit_cast_kernel(
-    operation: BitCast[int], tensors: Sequence[GraphTensor], handle: Any
-) -> Callable[[Sequence[int]], None]:
-    """The launch of a copy; see `operations.Launcher`."""
-    del operation, handle
-    run = compiled(_copy(tensors))
-    return lambda addresses: run((addresses[1], addresses[0]), ())
-
-
-def bit_cast_source(operation: BitCast[int], tensors: Sequence[GraphTensor]) -> str:
-    """The kernel in CUDA C++."""
+def bit_cast_launches(operation: BitCast[int], tensors: Sequence[GraphTensor]) -> list[Launch]:
+    """The launch of a copy from and to one type, which copies bits."""
     del operation
-    return source(_copy(tensors))
-
-
-def _copy(tensors: Sequence[GraphTensor]) -> Elementwise:
     x, y = tensors
-    result = Result(Leaf(0, x.dtype), x.dtype)  # from and to one type: it copies bits
-    return fused([result], [], y.dims, [y.strides, x.strides], [y.alignment, x.alignment])
+    result = Result(Leaf(0, x.dtype), x.dtype)
+    kernel = fused([result], [], y.dims, [y.strides, x.strides], [y.alignment, x.alignment])
+    return [launch.on((1, 0)) for launch in kernel.launches()]
 
 
-implement(BitCast, launchers={"kernel": Launcher(bit_cast_kernel)})
+implement(BitCast, launchers=kernels(bit_cast_launches))

@@ -12,18 +12,19 @@ The file is long because half of it is the C++ of the kernels, which share most 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
 
 from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES, CONVERSIONS, load, store
-from cudnn_actor.engines.cuda.kernels.kernel import function_of
-from cudnn_actor.engines.cuda.library.libraries import libraries
+from cudnn_actor.engines.cuda.kernels.kernel import Launch, arguments_of
 from cudnn_actor.engines.cuda.operations.random import PHILOX
 from cudnn_actor.protocol.operations import Attention, AttentionBackward, GraphTensor
 from cudnn_actor.protocol.operations.random import keeping
 from cudnn_actor.protocol.types.dtypes import DType
 
-__all__ = ["attention_kernels", "attention_workspace", "source"]
+__all__ = ["attention_launches", "attention_workspace"]
 
 AnyAttention = Attention[int] | AttentionBackward[int]
 
@@ -102,16 +103,13 @@ def attention_workspace(operation: AnyAttention, tensors: Sequence[GraphTensor])
     return math.prod(q.dims[:3]) * (8 if q.dtype is DType.FLOAT64 else 4)
 
 
-def attention_kernels(
-    operation: AnyAttention, tensors: Sequence[GraphTensor], handle: Any
-) -> Callable[[Sequence[int]], None]:
-    """The launch of attention on tensors of these specs; see `operations.Launcher`."""
-    del handle
+def attention_launches(operation: AnyAttention, tensors: Sequence[GraphTensor]) -> list[Launch]:
+    """The launches of attention. The order counts: the first writes what others read of the workspace."""
     given = _given(operation, tensors)
     q, k = given["q"], given["k"]
-    cupy = libraries().cupy
-    text = source(operation, tensors)
-    number = cupy.float64 if q.dtype is DType.FLOAT64 else cupy.float32
+    tiles = _tiles(operation, given)
+    text = _source(operation, given, tiles)
+    number = np.float64 if q.dtype is DType.FLOAT64 else np.float32
     batch, heads, rows, _ = q.dims
     groups, columns = k.dims[1:3]
     left, right = operation.bounds(rows, columns)
@@ -125,17 +123,17 @@ def attention_kernels(
     numbers = [batch, heads, groups, rows, columns]
     numbers += [number for tensor in given.values() for number in _four(tensor.strides)]
     numbers += given["dbias"].dims[:3] if "dbias" in given else [1, 1, 1]
-    # The order counts: the first kernel writes what the others read of the workspace.
-    kernels = [
-        (function_of(text, name), (min(tile.blocks, _MOST_BLOCKS),), tile.blocks)
-        for name, tile in _tiles(operation, given).items()
+    count = len(tensors) + isinstance(operation, AttentionBackward)  # with the workspace
+    return [
+        Launch(
+            name,
+            text,
+            (min(tile.blocks, _MOST_BLOCKS),),
+            (_THREADS,),
+            arguments_of(count, tile.blocks, *numbers, *options),
+        )
+        for name, tile in tiles.items()
     ]
-
-    def launch(addresses: Sequence[int]) -> None:
-        for kernel, grid, blocks in kernels:
-            kernel(grid, (_THREADS,), (*addresses, blocks, *numbers, *options))
-
-    return launch
 
 
 def _given(operation: AnyAttention, tensors: Sequence[GraphTensor]) -> dict[str, GraphTensor]:
@@ -147,13 +145,12 @@ def _four(strides: Sequence[int]) -> list[int]:
     return [*strides, *[0] * (4 - len(strides))]
 
 
-def source(operation: AnyAttention, tensors: Sequence[GraphTensor]) -> str:
+def _source(operation: AnyAttention, given: Mapping[str, GraphTensor], tiles: Mapping[str, _Tile]) -> str:
     """The kernels in CUDA C++.
 
     They depend on dtypes, numbers of features, the tiles, slopes, which operands there are, and whether
     features are neighbours.
     """
-    given = _given(operation, tensors)
     written = dict(operation.named(operation.outputs))
     pointers = [
         f"{'' if name in written else 'const '}{C_TYPES[tensor.dtype]}* {name}"
@@ -166,7 +163,7 @@ def source(operation: AnyAttention, tensors: Sequence[GraphTensor]) -> str:
     names += [*(f"biases{axis}" for axis in range(3)), "left", "right"]
     numbers = (f"long long {name}" for name in names)
     arguments = ", ".join([*pointers, *numbers, "Natural threshold", "T scale", "T lifted"])
-    dtype, tiles = given["q"].dtype, _tiles(operation, given)
+    dtype = given["q"].dtype
     # What fits into 48 KiB of shared memory.
     deep = dtype is not DType.FLOAT64 and max(size for of in tiles.values() for size in (0, *of.columns)) <= 6
     code = [

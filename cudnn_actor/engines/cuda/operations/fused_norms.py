@@ -15,10 +15,10 @@ from cudnn_actor.engines.cuda.kernels.expressions import (
     renumbered,
     scalars_of,
 )
-from cudnn_actor.engines.cuda.kernels.kernel import Launch, compiled
+from cudnn_actor.engines.cuda.kernels.kernel import Launch
 from cudnn_actor.engines.cuda.kernels.norm_kernels import Norm, Normal, Operand, launches_of, workspace_of
 from cudnn_actor.engines.cuda.operations import channel_norms, normalization
-from cudnn_actor.engines.cuda.operations.implementation import Launcher, implement
+from cudnn_actor.engines.cuda.operations.implementation import implement, kernels
 from cudnn_actor.engines.cuda.operations.norm_passes import ELEMENTS, Described
 from cudnn_actor.protocol.graphs.step_kinds import StepKind
 from cudnn_actor.protocol.operations import (
@@ -39,7 +39,7 @@ from cudnn_actor.protocol.operations import (
 )
 from cudnn_actor.protocol.types.dtypes import DType
 
-__all__ = ["FUSED", "Normed", "alone", "beside", "elements", "norm_launch", "norm_of", "norm_workspace"]
+__all__ = ["FUSED", "Normed", "alone", "beside", "elements", "norm_launches", "norm_of", "norm_workspace"]
 
 _CHANNELS: tuple[type[Node], ...] = (BatchNorm, BatchNormTraining, BatchNormBackward, GenStats)
 _CHANNELS += (InstanceNorm, InstanceNormBackward, GroupNorm, GroupNormBackward)
@@ -156,17 +156,10 @@ def norm_of(of: Normed) -> Norm:
 # A norm alone.
 
 
-def norm_launch(
-    operation: Any, tensors: Sequence[GraphTensor], handle: Any
-) -> Callable[[Sequence[int]], None]:
-    """The launch of a norm; see `operations.Launcher`."""
-    del handle
-    launch, order = compiled(alone(operation, tensors)), _order(operation)
-
-    def run(addresses: Sequence[int]) -> None:
-        launch([*(addresses[place] for place in order), *addresses[len(order) :]], ())
-
-    return run
+def norm_launches(operation: Any, tensors: Sequence[GraphTensor]) -> list[Launch]:
+    """The launches of a norm."""
+    order = [*_order(operation), len(tensors)]  # the workspace is the last
+    return [launch.on(order) for launch in alone(operation, tensors).launches()]
 
 
 def norm_workspace(operation: Any, tensors: Sequence[GraphTensor]) -> int:
@@ -199,7 +192,7 @@ def _order(operation: Any) -> list[int]:
     return [places[name] for name in (*read, *names, *written)]
 
 
-_KERNEL = {"kernel": Launcher(norm_launch, workspace=norm_workspace)}
+_KERNEL = kernels(norm_launches, norm_workspace)
 implement(
     LayerNorm,
     LayerNormBackward,

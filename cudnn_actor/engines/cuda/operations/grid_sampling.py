@@ -2,35 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES
-from cudnn_actor.engines.cuda.kernels.kernel import ROUNDING, function_of
+from cudnn_actor.engines.cuda.kernels.kernel import ROUNDING, Launch, arguments_of, grid_over
 from cudnn_actor.engines.cuda.kernels.lines import beginning, rounded, value_of
-from cudnn_actor.engines.cuda.kernels.walks import Walk, launcher
-from cudnn_actor.engines.cuda.operations.implementation import Launcher, implement
+from cudnn_actor.engines.cuda.kernels.walks import Walk
+from cudnn_actor.engines.cuda.operations.implementation import implement, kernels
 from cudnn_actor.protocol.operations import GraphTensor, GridPadding, GridSample, ResampleMode
 from cudnn_actor.protocol.operations.grid_sampling import CUBIC, FARTHEST
 
-__all__ = ["grid_sample_kernel", "grid_sample_source"]
+__all__ = ["grid_sample_launches"]
 
 _FEW = 1 << 30
 """Numbers below this, and sums of two of them, fit into 32 bits."""
 
 
-def grid_sample_kernel(
-    operation: GridSample[int], tensors: Sequence[GraphTensor], handle: Any
-) -> Callable[[Sequence[int]], None]:
-    """The launch of a grid sample; see `operations.Launcher`."""
-    del handle
+def grid_sample_launches(operation: GridSample[int], tensors: Sequence[GraphTensor]) -> list[Launch]:
+    """The launch of a grid sample."""
     x, grid, _ = tensors
     walk = _walk(tensors)
-    # A contracted multiplication and addition would give another place.
-    kernel = function_of(grid_sample_source(operation, tensors), "grid_sample", *ROUNDING)
+    text = _source(operation, tensors, walk)
     spatial = zip(x.dims[2:], x.strides[2:], strict=True)
     numbers = (grid.strides[-1], *(number for pair in spatial for number in pair), *walk.numbers)
-    return launcher(kernel, walk.total, numbers)
+    arguments = arguments_of(3, *numbers)
+    # Without `ROUNDING`, a contracted multiplication and addition would give another place.
+    return [Launch("grid_sample", text, *grid_over(walk.total), arguments, ROUNDING)]
 
 
 def _walk(tensors: Sequence[GraphTensor]) -> Walk:
@@ -41,10 +38,10 @@ def _walk(tensors: Sequence[GraphTensor]) -> Walk:
     return Walk.over("t", y.dims, y=y.strides, x=(*x.strides[:2], *spatial), grid=of_grid)
 
 
-def grid_sample_source(operation: GridSample[int], tensors: Sequence[GraphTensor]) -> str:
+def _source(operation: GridSample[int], tensors: Sequence[GraphTensor], walk: Walk) -> str:
     """The kernel in CUDA C++."""
     x, grid, y = tensors
-    walk, spatial = _walk(tensors), len(x.dims) - 2
+    spatial = len(x.dims) - 2
     spans = (sum((n - 1) * s for n, s in zip(t.dims, t.strides, strict=True)) for t in tensors)
     body = f"sum += weight{spatial - 1} * {value_of(x, f'x[at{spatial - 1}]')};"
     count = operation.reach[1]
@@ -143,4 +140,4 @@ _WEIGHTS = {
 }
 
 
-implement(GridSample, launchers={"kernel": Launcher(grid_sample_kernel)})
+implement(GridSample, launchers=kernels(grid_sample_launches))

@@ -9,17 +9,17 @@ https://docs.nvidia.com/cuda/parallel-thread-execution/#warp-level-matrix-fragme
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES, CONVERSIONS, store
-from cudnn_actor.engines.cuda.kernels.kernel import function_of
-from cudnn_actor.engines.cuda.operations.implementation import Launcher, implement
+from cudnn_actor.engines.cuda.kernels.kernel import Launch, Pointer
+from cudnn_actor.engines.cuda.operations.implementation import implement, kernels
 from cudnn_actor.engines.cuda.operations.matmul import MOST_BLOCKS, THREADS, TILE, tile_source
 from cudnn_actor.protocol.operations import GraphTensor, GroupedMatMul, GroupedMatMulBackwardWeights
 from cudnn_actor.protocol.types.dtypes import DType
 
-__all__ = ["INSTRUCTIONS", "grouped_kernels", "grouped_workspace", "source"]
+__all__ = ["INSTRUCTIONS", "grouped_launches", "grouped_workspace"]
 
 Grouped = GroupedMatMul[int] | GroupedMatMulBackwardWeights[int]
 
@@ -38,26 +38,18 @@ class _Matrix(NamedTuple):
     column: int
 
 
-def grouped_kernels(
-    operation: Grouped, tensors: Sequence[GraphTensor], handle: Any
-) -> Callable[[Sequence[int]], None]:
-    """The launch of either product; see `operations.Launcher`."""
-    del handle
-    text = source(operation, tensors)
-    sort, multiply = (function_of(text, name) for name in ("sort_ends", "grouped"))
-    numbers = tuple(_numbers(operation, tensors).values())
+def grouped_launches(operation: Grouped, tensors: Sequence[GraphTensor]) -> list[Launch]:
+    """The launches of either product."""
+    text, shared = _source(operation, tensors), _shared(operation, tensors)
     (experts,), (step,) = tensors[2].dims, tensors[2].strides
-    rows, tile, shared = tensors[0].dims[0], _tile(tensors), _shared(operation, tensors)
-    multiply.max_dynamic_shared_size_bytes = shared
+    a, b, offsets, y, workspace = map(Pointer, range(5))
+    ends = (offsets, workspace, experts, step, tensors[0].dims[0], _tile(tensors))
+    numbers = _numbers(operation, tensors).values()
     blocks = min(_tiles(operation, tensors), MOST_BLOCKS)
-
-    def launch(addresses: Sequence[int]) -> None:
-        *operands, workspace = addresses
-        sort((1,), (_SORTING_THREADS,), (operands[2], workspace, experts, step, rows, tile))
-        given = (operands[0], operands[1], workspace, operands[3], *numbers)
-        multiply((blocks,), (THREADS,), given, shared_mem=shared)
-
-    return launch
+    return [
+        Launch("sort_ends", text, (1,), (_SORTING_THREADS,), ends),
+        Launch("grouped", text, (blocks,), (THREADS,), (a, b, workspace, y, *numbers), shared=shared),
+    ]
 
 
 def grouped_workspace(operation: Grouped, tensors: Sequence[GraphTensor]) -> int:
@@ -114,7 +106,7 @@ def _matrices(operation: Grouped, tensors: Sequence[GraphTensor]) -> tuple[_Matr
     return tokens if forward else _Matrix(tokens.column, tokens.row), other, result
 
 
-def source(operation: Grouped, tensors: Sequence[GraphTensor]) -> str:
+def _source(operation: Grouped, tensors: Sequence[GraphTensor]) -> str:
     """The kernels in CUDA C++."""
     a, b, y = (C_TYPES[tensors[number].dtype] for number in (0, 1, 3))
     numbers = ", ".join(f"long long {name}" for name in _numbers(operation, tensors))
@@ -401,5 +393,5 @@ __device__ __forceinline__ void multiply(
 implement(
     GroupedMatMul,
     GroupedMatMulBackwardWeights,
-    launchers={"kernel": Launcher(grouped_kernels, workspace=grouped_workspace)},
+    launchers=kernels(grouped_launches, grouped_workspace),
 )

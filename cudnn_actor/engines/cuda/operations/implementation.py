@@ -8,14 +8,11 @@ from typing import Any, NamedTuple
 
 from cudnn_actor.engines.cuda.cudnn.frontend_graph import FrontendGraph
 from cudnn_actor.engines.cuda.kernels.expressions import Value
+from cudnn_actor.engines.cuda.kernels.kernel import Launch, Run, compiled
 from cudnn_actor.protocol.operations import GraphTensor, Operation
 from cudnn_actor.protocol.types.dtypes import DType
 
-__all__ = ["IMPLEMENTATIONS", "Computed", "Implementation", "Launch", "Launcher", "implement"]
-
-Launch = Callable[[Sequence[int]], None]
-"""Enqueues an operation on the current stream: takes its operands' addresses, in the order of its fields, and
-its workspace's if it has one."""
+__all__ = ["IMPLEMENTATIONS", "Computed", "Implementation", "Launcher", "implement", "kernels"]
 
 
 class Computed(NamedTuple):
@@ -37,17 +34,38 @@ class Launcher(NamedTuple):
     Parameters
     ----------
     make
-        Makes the launch of an operation, which has its graph's numerics, on tensors of these specs, in that
-        order, for a handle of cuDNN's. Raises `Refused` and `EngineFailure` if it cannot.
+        Makes the run of an operation, which has its graph's numerics, on tensors of these specs, in that
+        order, for a handle of cuDNN's. The run takes their addresses, and the workspace's if there is one;
+        there are no scalars. Raises `Refused` and `EngineFailure` if it cannot.
     packed
         Whether the tensors must be packed in the order of their dims.
     workspace
-        Gives the bytes of memory that the launch needs besides, from what `make` gets; None if it needs none.
+        Gives the bytes of memory that the run needs besides, from what `make` gets; None if it needs none.
+    launches
+        Gives what the run launches, if that is kernels of our own.
     """
 
-    make: Callable[[Any, Sequence[GraphTensor], Any], Launch]
+    make: Callable[[Any, Sequence[GraphTensor], Any], Run]
     packed: bool = False
     workspace: Callable[[Any, Sequence[GraphTensor]], int] | None = None
+    launches: Callable[[Any, Sequence[GraphTensor]], Sequence[Launch]] | None = None
+
+
+def kernels(
+    launches: Callable[[Any, Sequence[GraphTensor]], Sequence[Launch]],
+    workspace: Callable[[Any, Sequence[GraphTensor]], int] | None = None,
+) -> Mapping[str, Launcher]:
+    """The launcher "kernel", which launches kernels of our own.
+
+    `launches`: gives the launches of an operation on tensors of these specs, by the order of which it numbers
+    the kernels' tensors; the workspace is the last. There are none if there are no elements.
+    """
+
+    def make(operation: Any, tensors: Sequence[GraphTensor], handle: Any) -> Run:
+        del handle
+        return compiled(launches(operation, tensors))
+
+    return {"kernel": Launcher(make, workspace=workspace, launches=launches)}
 
 
 class Implementation(NamedTuple):

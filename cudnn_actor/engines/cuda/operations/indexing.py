@@ -15,18 +15,15 @@ one after the other.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
-from cudnn_actor.engines.cuda.kernels.axes import (
-    DIVISION,
-    PLACED,
-)
+from cudnn_actor.engines.cuda.kernels.axes import DIVISION, PLACED
 from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES
-from cudnn_actor.engines.cuda.kernels.kernel import ROUNDING, function_of
+from cudnn_actor.engines.cuda.kernels.kernel import ROUNDING, Launch, arguments_of, grid_over
 from cudnn_actor.engines.cuda.kernels.lines import beginning, rounded, value_of
-from cudnn_actor.engines.cuda.kernels.walks import Walk, launcher
-from cudnn_actor.engines.cuda.operations.implementation import Launcher, implement
+from cudnn_actor.engines.cuda.kernels.walks import Walk
+from cudnn_actor.engines.cuda.operations.implementation import implement, kernels
 from cudnn_actor.protocol.operations import (
     Gather,
     GatherElements,
@@ -38,7 +35,7 @@ from cudnn_actor.protocol.operations import (
 )
 from cudnn_actor.protocol.operations.indexing import Gathering, Places, Scattering, ScatterReduction
 
-__all__ = ["gather_kernel", "gather_source", "scatter_kernels", "scatter_source", "scatter_workspace"]
+__all__ = ["gather_launches", "scatter_launches", "scatter_workspace"]
 
 _UNROLLED = 4
 """How often a gather's loop is unrolled: so many reads wait for their indices and for memory at once."""
@@ -68,25 +65,21 @@ class _Gather(NamedTuple):
         return (*self.walk.numbers, *(n for pair in self.selects for n in pair), self.component)
 
 
-def gather_kernel(
-    operation: Gathering[int], tensors: Sequence[GraphTensor], handle: Any
-) -> Callable[[Sequence[int]], None]:
-    """The launch of a gather; see `operations.Launcher`."""
-    del handle
+def gather_launches(operation: Gathering[int], tensors: Sequence[GraphTensor]) -> list[Launch]:
+    """The launch of a gather."""
     gather = _gather(operation, tensors)
-    kernel = function_of(gather_source(operation, tensors), "gather")
-    return launcher(kernel, gather.walk.total, gather.numbers)
+    arguments = arguments_of(3, *gather.numbers)
+    return [Launch("gather", _gather_source(gather, tensors[1]), *grid_over(gather.walk.total), arguments)]
 
 
-def gather_source(operation: Gathering[int], tensors: Sequence[GraphTensor]) -> str:
+def _gather_source(gather: _Gather, indices: GraphTensor) -> str:
     """The kernel in CUDA C++."""
-    gather = _gather(operation, tensors)
     element = _MOVED[gather.nbytes]
     wide = gather.walk.span + sum(size * step for size, step in gather.selects) >= _FEW
     return f"""typedef {"long long" if wide else "int"} I;
 {PLACED}{DIVISION}{_SIXTEEN}
 extern "C" __global__ void gather(
-    const {element}* __restrict__ x, const {C_TYPES[tensors[1].dtype]}* __restrict__ indices,
+    const {element}* __restrict__ x, const {C_TYPES[indices.dtype]}* __restrict__ indices,
     {element}* __restrict__ y, {gather.walk.parameters}, {selection(len(gather.selects))}) {{
     {gather.walk.loop(f"y[y_at] = x[x_at + {selected(len(gather.selects))}];", _UNROLLED)}
 }}
@@ -250,30 +243,22 @@ def scatter_workspace(operation: Scattering[int], tensors: Sequence[GraphTensor]
     return count * (8 if scatter.wide else 4)
 
 
-def scatter_kernels(
-    operation: Scattering[int], tensors: Sequence[GraphTensor], handle: Any
-) -> Callable[[Sequence[int]], None]:
-    """The launch of a scatter; see `operations.Launcher`."""
-    del handle
+def scatter_launches(operation: Scattering[int], tensors: Sequence[GraphTensor]) -> list[Launch]:
+    """The launches of a scatter."""
     scatter = _scatter(operation, tensors)
-    text = scatter_source(operation, tensors)
+    if not scatter.elements.total:
+        return []
+    text = _scatter_source(scatter, operation, tensors)
     of_indices = (*(n for pair in scatter.selects for n in pair), scatter.component)
-    common = (scatter.destinations,)
-    launches = [
-        launcher(function_of(text, name, *ROUNDING), count, (*common, *arguments))
-        for name, count, arguments in (
+    return [
+        Launch(name, text, *grid_over(count), arguments_of(5, scatter.destinations, *numbers), ROUNDING)
+        for name, count, numbers in (
             ("fill", scatter.destinations, ()),
             ("find", scatter.writers.total, (*scatter.writers.numbers, *of_indices)),
             *([("order", scatter.destinations, ())] if _is_ordered(operation, tensors) else []),
             ("write", scatter.elements.total, (*scatter.elements.numbers, *scatter.updates.numbers)),
         )
     ]
-
-    def launch(addresses: Sequence[int]) -> None:
-        for run in launches if scatter.elements.total else ():
-            run(addresses)
-
-    return launch
 
 
 def _takes_last(operation: Scattering[int]) -> bool:
@@ -287,9 +272,8 @@ def _is_ordered(operation: Scattering[int], tensors: Sequence[GraphTensor]) -> b
     return sums and tensors[0].dtype.is_floating
 
 
-def scatter_source(operation: Scattering[int], tensors: Sequence[GraphTensor]) -> str:
+def _scatter_source(scatter: _Scatter, operation: Scattering[int], tensors: Sequence[GraphTensor]) -> str:
     """The kernels in CUDA C++, one behind the other."""
-    scatter = _scatter(operation, tensors)
     x, indices, updates, y = tensors
     count = len(scatter.selects)
     element = C_TYPES[x.dtype]
@@ -388,10 +372,5 @@ __device__ void sorted(I* first, I* next) {
 """
 
 
-implement(Gather, GatherElements, GatherND, launchers={"kernel": Launcher(gather_kernel)})
-implement(
-    Scatter,
-    ScatterElements,
-    ScatterND,
-    launchers={"kernel": Launcher(scatter_kernels, workspace=scatter_workspace)},
-)
+implement(Gather, GatherElements, GatherND, launchers=kernels(gather_launches))
+implement(Scatter, ScatterElements, ScatterND, launchers=kernels(scatter_launches, scatter_workspace))

@@ -13,22 +13,22 @@ from __future__ import annotations
 import ctypes
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 from cudnn_actor.engines.cuda.cudnn.frontend_graph import FrontendGraph, Refused
 from cudnn_actor.engines.cuda.kernels.axes import Axis, merge_axes
 from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES, CONVERSIONS, load, store
-from cudnn_actor.engines.cuda.kernels.kernel import function_of
+from cudnn_actor.engines.cuda.kernels.kernel import Launch, Run, arguments_of
 from cudnn_actor.engines.cuda.library.libcublas import WORKSPACE_BYTES, thread_handle
 from cudnn_actor.engines.cuda.library.libraries import libraries
-from cudnn_actor.engines.cuda.operations.implementation import Launcher, implement
+from cudnn_actor.engines.cuda.operations.implementation import Launcher, implement, kernels
 from cudnn_actor.protocol.operations import GraphTensor, MatMul
 from cudnn_actor.protocol.types.dtypes import DType
 
 __all__ = ["MOST_BLOCKS", "THREADS", "TILE", "CublasCall", "cublas_call", "cublas_product", "lower_matmul"]
-__all__ += ["matmul_kernel", "source", "tile_source"]
+__all__ += ["matmul_launches", "tile_source"]
 
 _A, _B, _Y = range(3)
 _LONGEST_INTEGER_SUM = ((1 << 31) - 1) // 128**2
@@ -169,10 +169,8 @@ _ALIGNED = 4
 """What leading dims of int8, and all distances in it, must be multiples of."""
 
 
-def cublas_product(
-    operation: MatMul[int], tensors: Sequence[GraphTensor], handle: Any
-) -> Callable[[Sequence[int]], None]:
-    """The launch of a product by cuBLAS; see `operations.Launcher`. Raises `Refused`, `EngineFailure`.
+def cublas_product(operation: MatMul[int], tensors: Sequence[GraphTensor], handle: Any) -> Run:
+    """The run of a product by cuBLAS; see `operations.Launcher`. Raises `Refused`, `EngineFailure`.
 
     Of several dims as a batch, the largest is one for cuBLAS. It is called for each element of the others.
     """
@@ -186,7 +184,7 @@ def cublas_product(
     (a, b, y), (of_a, of_b, of_y) = call.order, call.matrices
     head, itemsizes = (cublas.pointer, *call.head), [tensor.dtype.itemsize for tensor in tensors]
 
-    def launch(addresses: Sequence[int]) -> None:
+    def launch(addresses: Sequence[int], _: Sequence[float]) -> None:
         *operands, workspace = addresses
         cublas.use(cupy.cuda.get_current_stream().ptr, workspace)
         for offsets in call.offsets:
@@ -289,22 +287,15 @@ _MOST_AXES = 6
 """Of a batch: tensors have at most eight dims."""
 
 
-def matmul_kernel(
-    operation: MatMul[int], tensors: Sequence[GraphTensor], handle: Any
-) -> Callable[[Sequence[int]], None]:
-    """The launch of a product on tensors of any strides; see `operations.Launcher`."""
-    del handle
+def matmul_launches(operation: MatMul[int], tensors: Sequence[GraphTensor]) -> list[Launch]:
+    """The launch of a product on tensors of any strides."""
     product = _product(*tensors)
-    kernel = function_of(source(operation, tensors), "matmul")
     numbers = _numbers(product)
     tiles = [-(-size // TILE) for size in product.matrices[_Y][:2]]
     blocks = math.prod((*tiles, *(size for size, _ in product.batch)))
-
-    def launch(addresses: Sequence[int]) -> None:
-        if blocks:
-            kernel((min(blocks, MOST_BLOCKS),), (THREADS,), (*addresses, *numbers.values()))
-
-    return launch
+    arguments = arguments_of(3, *numbers.values())
+    text = _source(operation, tensors, numbers)
+    return [Launch("matmul", text, (min(blocks, MOST_BLOCKS),), (THREADS,), arguments)]
 
 
 def _numbers(product: _Product) -> Mapping[str, int]:
@@ -320,10 +311,10 @@ def _numbers(product: _Product) -> Mapping[str, int]:
     return numbers
 
 
-def source(operation: MatMul[int], tensors: Sequence[GraphTensor]) -> str:
-    """The kernel in CUDA C++. It depends only on the dtypes."""
+def _source(operation: MatMul[int], tensors: Sequence[GraphTensor], names: Iterable[str]) -> str:
+    """The kernel in CUDA C++. It depends only on the dtypes. `names`: its numbers'."""
     a, b, y = (C_TYPES[tensor.dtype] for tensor in tensors)
-    numbers = ", ".join(f"long long {name}" for name in _numbers(_product(*tensors)))
+    numbers = ", ".join(f"long long {name}" for name in names)
     decode = " ".join(
         f"{{ const long long at = rest % size{n}; rest /= size{n}; "
         f"a += at * a{n}; b += at * b{n}; y += at * y{n}; }}"
@@ -414,6 +405,6 @@ implement(
     launchers={
         "cublas": Launcher(cublas_product, workspace=lambda *_: WORKSPACE_BYTES),
         "cublas_packed": Launcher(cublas_product, packed=True, workspace=lambda *_: WORKSPACE_BYTES),
-        "kernel": Launcher(matmul_kernel),
+        **kernels(matmul_launches),
     },
 )

@@ -10,20 +10,19 @@ the same columns of several rows, and so maps its columns once. Elements are mov
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
-
-import numpy as np
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from cudnn_actor.engines.cuda.kernels.axes import DIVISION, divisor, split_index
 from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES, CONVERSIONS, PACK, store
-from cudnn_actor.engines.cuda.kernels.kernel import function_of
-from cudnn_actor.engines.cuda.operations.implementation import Launcher, implement
+from cudnn_actor.engines.cuda.kernels.kernel import THREADS, Launch, arguments_of
+from cudnn_actor.engines.cuda.operations.implementation import implement, kernels
 from cudnn_actor.protocol.operations import BorderPad, GraphTensor, Pad
+from cudnn_actor.protocol.types.dtypes import DType
 
-__all__ = ["padding_kernel", "source"]
+__all__ = ["padding_launches"]
 
-_THREADS, _MOST_BLOCKS = 256, 1 << 16
+_MOST_BLOCKS = 1 << 16
 _PACK_BYTES, _WORD = 16, 4
 _UNITS, _LEAST_BESIDE = 4, 8
 """The most units that a thread has, and the fewest threads beside each other if a row has as many."""
@@ -84,7 +83,7 @@ class _Padding(NamedTuple):
     def beside(self) -> int:
         """How many threads have a row, or a part of it."""
         wanted = max(_LEAST_BESIDE, -(-self.units // _UNITS))
-        return min(_THREADS, 1 << (min(wanted, self.units) - 1).bit_length())
+        return min(THREADS, 1 << (min(wanted, self.units) - 1).bit_length())
 
     @property
     def each(self) -> int:
@@ -104,7 +103,7 @@ class _Padding(NamedTuple):
     @property
     def blocks(self) -> int:
         """How many blocks of threads the kernel is launched with: as many for each part of the rows."""
-        needed = -(-self.rows * self.beside // _THREADS)
+        needed = -(-self.rows * self.beside // THREADS)
         few = max(-(-needed // _ROWS), _MANY_BLOCKS // self.parts)
         most = _MOST_BLOCKS // self.parts if self.alike else few
         return max(min(needed, most), 1) * self.parts
@@ -116,28 +115,20 @@ class _Padding(NamedTuple):
         return (self.rows, self.parts, divisor(self.parts), self.start, *of_axes)
 
 
-def padding_kernel(
-    operation: Pad[int] | BorderPad[int], tensors: Sequence[GraphTensor], handle: Any
-) -> Callable[[Sequence[int]], None]:
-    """The launch of a padding; see `operations.Launcher`."""
-    del handle
-    if 0 in tensors[1].dims:
-        return lambda _: None
-    kernel = function_of(source(operation, tensors), "pad")
-    found = _padding(operation, tensors)
+def padding_launches(operation: Pad[int] | BorderPad[int], tensors: Sequence[GraphTensor]) -> list[Launch]:
+    """The launch of a padding; none if the result has no elements."""
+    x, y = tensors
+    if 0 in y.dims:
+        return []
+    found = _padding(operation, x, y)
     value = float(operation.value) if isinstance(operation, Pad) else 0.0
-    grid, numbers = (found.blocks,), found.numbers
-
-    def launch(addresses: Sequence[int]) -> None:
-        kernel(grid, (_THREADS,), (*addresses, np.float64(value), *numbers))
-
-    return launch
+    arguments = arguments_of(2, value, *found.numbers)
+    return [Launch("pad", _source(operation, x.dtype, found), (found.blocks,), (THREADS,), arguments)]
 
 
-def source(operation: Pad[int] | BorderPad[int], tensors: Sequence[GraphTensor]) -> str:
+def _source(operation: Pad[int] | BorderPad[int], dtype: DType, found: _Padding) -> str:
     """The kernel in CUDA C++. It depends on the mode, the dtype, the axes that are padded, and the layout."""
-    found = _padding(operation, tensors)
-    dtype, axis = tensors[0].dtype, found.axes[-1]
+    axis = found.axes[-1]
     last = len(found.axes) - 1
     parameters = "".join(
         f", const long long {name}{n}" for n in range(last + 1) for name in (*_Axis._fields, "by")
@@ -228,9 +219,8 @@ def _map(mode: str, axis: _Axis) -> str:
     return mode if mode == "edge" or around >= axis.of else f"near_{mode}"
 
 
-def _padding(operation: Pad[int] | BorderPad[int], tensors: Sequence[GraphTensor]) -> _Padding:
+def _padding(operation: Pad[int] | BorderPad[int], x: GraphTensor, y: GraphTensor) -> _Padding:
     """The axes in the order of the result's memory; those without padding are one where they can be."""
-    x, y = tensors
     steps = operation.steps if isinstance(operation, Pad) else (1,) * len(x.dims)
     axes: list[_Axis] = []
     start = 0
@@ -261,7 +251,7 @@ def _padding(operation: Pad[int] | BorderPad[int], tensors: Sequence[GraphTensor
     ):
         together //= 2
     spans = sum((axis.of - 1) * abs(axis.from_step) for axis in axes), sum(a.size * a.step for a in axes)
-    behind = _THREADS * _UNITS * _PACK_BYTES  # the last of a row's parts may be shorter
+    behind = THREADS * _UNITS * _PACK_BYTES  # the last of a row's parts may be shorter
     wide = max(math.prod(y.dims), *spans) + behind >= _SMALL
     return _Padding(tuple(axes), start, together, alike, wide)
 
@@ -286,4 +276,4 @@ MAP reflect(I i, I n, I) { return n == 1 ? 0 : near_reflect<I>(wrap<I>(i, 2 * n 
 """
 
 
-implement(Pad, BorderPad, launchers={"kernel": Launcher(padding_kernel)})
+implement(Pad, BorderPad, launchers=kernels(padding_launches))

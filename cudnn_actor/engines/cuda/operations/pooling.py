@@ -15,14 +15,14 @@ from typing import Any
 
 from cudnn_actor.engines.cuda.cudnn.frontend_graph import Refused, spatial
 from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES, CONVERSIONS, load, store
-from cudnn_actor.engines.cuda.kernels.kernel import function_of
+from cudnn_actor.engines.cuda.kernels.kernel import Launch, Run, arguments_of, grid_over
 from cudnn_actor.engines.cuda.library.libcudnn import (
     factor,
     libcudnn,
     pooling_descriptor,
     tensor_descriptor,
 )
-from cudnn_actor.engines.cuda.operations.implementation import Launcher, implement
+from cudnn_actor.engines.cuda.operations.implementation import Launcher, implement, kernels
 from cudnn_actor.protocol.operations import (
     AdaptiveWindow,
     AvgPool,
@@ -35,12 +35,11 @@ from cudnn_actor.protocol.operations import (
 )
 from cudnn_actor.protocol.types.dtypes import DType
 
-__all__ = ["library_pooling", "pooling_kernel", "source"]
+__all__ = ["library_pooling", "pooling_launches"]
 
 LibraryPooling = MaxPool[int] | AvgPool[int] | AvgPoolBackward[int]
 Pooling = LibraryPooling | MaxPoolBackward[int] | LpPool[int] | LpPoolBackward[int]
 
-_THREADS, _MOST_BLOCKS = 256, 1 << 16
 _RANK = 5
 _FEW = 1 << 30
 """Numbers below this, and sums of two of them, fit into 32 bits."""
@@ -48,10 +47,8 @@ _MAX, _AVERAGE_WITH_PADDING, _AVERAGE = 3, 1, 2
 """cudnnPoolingMode_t: the maximum is the deterministic one."""
 
 
-def library_pooling(
-    operation: LibraryPooling, tensors: Sequence[GraphTensor], handle: Any
-) -> Callable[[Sequence[int]], None]:
-    """The launch of a pooling by libcudnn. Raises `Refused`, and `EngineFailure` if it does not take it."""
+def library_pooling(operation: LibraryPooling, tensors: Sequence[GraphTensor], handle: Any) -> Run:
+    """The run of a pooling by libcudnn. Raises `Refused`, and `EngineFailure` if it does not take it."""
     window = operation.window
     if getattr(operation, "index", None) is not None:
         raise Refused("libcudnn's pooling has no flat index")
@@ -72,13 +69,13 @@ def library_pooling(
     references = ctypes.byref(one), ctypes.byref(zero)
     library, cudnn_handle = libcudnn(), handle.backend_handle
 
-    def forward(addresses: Sequence[int]) -> None:
+    def forward(addresses: Sequence[int], _: Sequence[float]) -> None:
         x, y = addresses
         library.cudnnPoolingForward(
             cudnn_handle, pool.pointer, references[0], first.pointer, x, references[1], last.pointer, y
         )
 
-    def backward(addresses: Sequence[int]) -> None:
+    def backward(addresses: Sequence[int], _: Sequence[float]) -> None:
         dy, dx = addresses
         gradient = first.pointer, dy
         # An average's gradient depends on neither x nor y: dx and dy stand in their places.
@@ -98,26 +95,14 @@ def library_pooling(
     return forward if isinstance(operation, MaxPool | AvgPool) else backward
 
 
-def pooling_kernel(
-    operation: Pooling, tensors: Sequence[GraphTensor], handle: Any
-) -> Callable[[Sequence[int]], None]:
-    """The launch of a pooling on tensors of these specs; see `operations.Launcher`."""
-    del handle
-    kernel = function_of(source(operation, tensors), "pooling")
-    grid = (min(-(-math.prod(_looped(operation, tensors).dims) // _THREADS), _MOST_BLOCKS),)
-
-    def launch(addresses: Sequence[int]) -> None:
-        kernel(grid, (_THREADS,), tuple(addresses))
-
-    return launch
+def pooling_launches(operation: Pooling, tensors: Sequence[GraphTensor]) -> list[Launch]:
+    """The launch of a pooling. The elements of the first result have a thread each."""
+    looped = tensors[len(operation.reads)]
+    text = _source(operation, tensors, looped)
+    return [Launch("pooling", text, *grid_over(math.prod(looped.dims)), arguments_of(len(tensors)))]
 
 
-def _looped(operation: Pooling, tensors: Sequence[GraphTensor]) -> GraphTensor:
-    """The tensor whose elements have a thread each: the first result."""
-    return tensors[len(operation.reads)]
-
-
-def source(operation: Pooling, tensors: Sequence[GraphTensor]) -> str:
+def _source(operation: Pooling, tensors: Sequence[GraphTensor], looped: GraphTensor) -> str:
     """The kernel in CUDA C++. The last operand, or two if there is an index, are written."""
     read = len(operation.reads)
     arguments = ", ".join(
@@ -131,7 +116,6 @@ def source(operation: Pooling, tensors: Sequence[GraphTensor]) -> str:
     numbers |= _window(operation)
     for number, tensor in enumerate(tensors):
         numbers |= {f"s{number}_{axis}": step for axis, step in enumerate(_dims(tensor.strides, 0))}
-    looped = _looped(operation, tensors)
     dims, strides = _dims(looped.dims), _dims(looped.strides, 0)
     counts = math.prod(x.dims), math.prod(dims)
     sizes = (tensor.spec.nbytes for tensor in tensors)
@@ -373,7 +357,7 @@ _BODIES: dict[type, Callable[[Any, Sequence[GraphTensor]], str]] = {
 }
 
 
-_KERNEL, _LIBRARY = {"kernel": Launcher(pooling_kernel)}, {"library": Launcher(library_pooling)}
+_KERNEL, _LIBRARY = kernels(pooling_launches), {"library": Launcher(library_pooling)}
 implement(MaxPool, AvgPool, launchers={**_KERNEL, **_LIBRARY})
 implement(AvgPoolBackward, launchers={**_LIBRARY, **_KERNEL})
 implement(MaxPoolBackward, LpPool, LpPoolBackward, launchers=_KERNEL)

@@ -8,13 +8,13 @@ double, in the definition's order, by operations that are rounded exactly.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from cudnn_actor.engines.cuda.kernels.axes import merge_axes
 from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES, CONVERSIONS, store
-from cudnn_actor.engines.cuda.kernels.kernel import ROUNDING, function_of
-from cudnn_actor.engines.cuda.operations.implementation import Launcher, implement
+from cudnn_actor.engines.cuda.kernels.kernel import ROUNDING, Launch, arguments_of, grid_over
+from cudnn_actor.engines.cuda.operations.implementation import implement, kernels
 from cudnn_actor.protocol.operations import (
     GraphTensor,
     RandomBernoulli,
@@ -34,37 +34,33 @@ from cudnn_actor.protocol.operations.random import (
 )
 from cudnn_actor.protocol.types.dtypes import DType
 
-__all__ = ["PHILOX", "random_kernel", "source"]
+__all__ = ["PHILOX", "random_launches"]
 
-_THREADS, _MOST_BLOCKS, _VECTOR = 256, 1 << 16, 16
+_VECTOR = 16
 _SIGNED = 1 << 63
 _Numbers = tuple[int | float, ...]
 
 
-def random_kernel(
-    operation: Randomness[int], tensors: Sequence[GraphTensor], handle: Any
-) -> Callable[[Sequence[int]], None]:
-    """The launch of random numbers; see `operations.Launcher`."""
-    del handle
-    kernel = function_of(source(operation, tensors), "numbers", *ROUNDING)
+def random_launches(operation: Randomness[int], tensors: Sequence[GraphTensor]) -> list[Launch]:
+    """The launch of random numbers; none if there are no elements."""
     state, y = tensors
     count = math.prod(y.dims)
-    axes = _axes(y)
-    arguments = (state.strides[0], count, *(size for size, _ in axes[1:]), *(step for _, step in axes))
+    if not count:
+        return []
+    merged = merge_axes((size, (step,)) for size, step in zip(y.dims, y.strides, strict=True))
+    axes = [(size, step) for size, (step,) in merged] or [(1, 1)]
+    sizes, steps = [size for size, _ in axes[1:]], [step for _, step in axes]
+    arguments = arguments_of(2, state.strides[0], count, *sizes, *steps, *_numbers(operation))
     blocks = -(-(count + 3) // 4)  # one more than without an offset, if that is no multiple of 4
-    grid = (min(-(-blocks // _THREADS), _MOST_BLOCKS),)
-
-    def launch(addresses: Sequence[int]) -> None:
-        if count:
-            kernel(grid, (_THREADS,), (*addresses, *arguments, *_numbers(operation)))
-
-    return launch
+    text = _source(operation, y, axes)
+    return [Launch("numbers", text, *grid_over(blocks), arguments, ROUNDING)]
 
 
-def source(operation: Randomness[int], tensors: Sequence[GraphTensor]) -> str:
-    """The kernel in CUDA C++. It depends on the distribution, the dtype and the result's axes in memory."""
-    y = tensors[1]
-    axes = _axes(y)
+def _source(operation: Randomness[int], y: GraphTensor, axes: Sequence[tuple[int, int]]) -> str:
+    """The kernel in CUDA C++. It depends on the distribution, the dtype and the result's axes in memory.
+
+    `axes`: those of the result in the order of its elements' numbers, each with its size and its stride.
+    """
     parameters, formula = _FORMULAS[type(operation)]
     wide = isinstance(operation, RandomIntegers) or (
         operation.dtype is DType.FLOAT64 and not isinstance(operation, RandomBernoulli)
@@ -95,12 +91,6 @@ def source(operation: Randomness[int], tensors: Sequence[GraphTensor]) -> str:
         place=place,
     )
     return CONVERSIONS + PHILOX + (_QUANTILE if isinstance(operation, RandomNormal) else "") + body
-
-
-def _axes(y: GraphTensor) -> list[tuple[int, int]]:
-    """The axes of a result in the order of its elements' numbers, each with its size and its stride."""
-    axes = merge_axes((size, (step,)) for size, step in zip(y.dims, y.strides, strict=True))
-    return [(size, step) for size, (step,) in axes] or [(1, 1)]
 
 
 def _numbers(operation: Randomness[int]) -> _Numbers:
@@ -243,10 +233,4 @@ extern "C" __global__ void numbers(
 """
 
 
-implement(
-    RandomUniform,
-    RandomNormal,
-    RandomBernoulli,
-    RandomIntegers,
-    launchers={"kernel": Launcher(random_kernel)},
-)
+implement(RandomUniform, RandomNormal, RandomBernoulli, RandomIntegers, launchers=kernels(random_launches))

@@ -11,12 +11,11 @@ https://docs.nvidia.com/deeplearning/cudnn/frontend/latest/operations/Reduction.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from cudnn_actor.engines.cuda.cudnn.frontend_graph import FrontendGraph, Refused
 from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES
-from cudnn_actor.engines.cuda.kernels.kernel import function_of
+from cudnn_actor.engines.cuda.kernels.kernel import Launch, Pointer, arguments_of
 from cudnn_actor.engines.cuda.kernels.lines import (
     COMBINING,
     Form,
@@ -28,11 +27,11 @@ from cudnn_actor.engines.cuda.kernels.lines import (
 )
 from cudnn_actor.engines.cuda.kernels.reduction_states import RESULTS, state_of
 from cudnn_actor.engines.cuda.library.libraries import libraries
-from cudnn_actor.engines.cuda.operations.implementation import Launcher, implement
+from cudnn_actor.engines.cuda.operations.implementation import implement, kernels
 from cudnn_actor.protocol.operations import ArgReduction, Cumulative, GraphTensor, Reduction, ReductionMode
 from cudnn_actor.protocol.types.dtypes import DType
 
-__all__ = ["cumulative_kernel", "lower_reduction", "reduction_kernels", "reduction_workspace", "sources"]
+__all__ = ["cumulative_launches", "lower_reduction", "reduction_launches", "reduction_workspace"]
 
 AnyReduction = Reduction[int] | ArgReduction[int]
 _Mode = ReductionMode
@@ -89,28 +88,25 @@ def _matrix(lines: Lines) -> tuple[Shape, Shape] | None:
 # Our own.
 
 
-def reduction_kernels(
-    operation: AnyReduction, tensors: Sequence[GraphTensor], handle: Any
-) -> Callable[[Sequence[int]], None]:
-    """The launch of a reduction; see `operations.Launcher`."""
-    del handle
+def reduction_launches(operation: AnyReduction, tensors: Sequence[GraphTensor]) -> list[Launch]:
+    """The launches of a reduction: one that reduces lines, and one that combines their parts if they are cut.
+
+    There are none if there are no lines.
+    """
     lines = _lines(operation, tensors)
     if not lines.total:
-        return _nothing
-    texts = sources(operation, tensors)
+        return []
     parts = _parts(lines)
     chunk = -(-lines.packs // parts)
-    reduce, launch_of = function_of(texts[0], "reduce"), lines.threads(parts)
-    finish = function_of(texts[1], "finish") if parts > 1 else None
-    finish_of = lines._replace(form=Form.WARP).threads()
-
-    def launch(addresses: Sequence[int]) -> None:
-        x, y, *workspace = addresses
-        reduce(*launch_of, (x, workspace[0] if finish else y, *lines.numbers, chunk))
-        if finish is not None:
-            finish(*finish_of, (workspace[0], y, *lines.numbers, parts))
-
-    return launch
+    reduce, finish = _sources(operation, tensors, lines, cut=parts > 1)
+    x, y, workspace = map(Pointer, range(3))
+    if parts == 1:
+        return [Launch("reduce", reduce, *lines.threads(), (x, y, *lines.numbers, chunk))]
+    combining = lines._replace(form=Form.WARP).threads()
+    return [
+        Launch("reduce", reduce, *lines.threads(parts), (x, workspace, *lines.numbers, chunk)),
+        Launch("finish", finish, *combining, (workspace, y, *lines.numbers, parts)),
+    ]
 
 
 def reduction_workspace(operation: AnyReduction, tensors: Sequence[GraphTensor]) -> int:
@@ -120,17 +116,17 @@ def reduction_workspace(operation: AnyReduction, tensors: Sequence[GraphTensor])
     return lines.total * parts * _STATE_BYTES if parts > 1 else 0
 
 
-def sources(operation: AnyReduction, tensors: Sequence[GraphTensor]) -> tuple[str, ...]:
-    """The kernels in CUDA C++: one that reduces lines, and one that combines their parts if there are any."""
+def _sources(
+    operation: AnyReduction, tensors: Sequence[GraphTensor], lines: Lines, *, cut: bool
+) -> tuple[str, str]:
+    """The kernels in CUDA C++: one that reduces lines, or parts of them, and one that combines parts."""
     x, y = tensors
-    lines = _lines(operation, tensors)
     places = isinstance(operation, ArgReduction)
     state = _place_of(operation.mode) if places else state_of(operation.mode, x.dtype)
     start = header(lines, x.dtype) + state + COMBINING
     result = "state.place" if places else RESULTS.get(operation.mode, "state.value")
     stored = f"y[y_base] = {rounded(y, result, exact=places or not x.dtype.is_floating)};"
     from_x, to_y = f"const {C_TYPES[x.dtype]}* x", f"{C_TYPES[y.dtype]}* y"
-    cut = _parts(lines) > 1
     body = _REDUCE.format(
         base=lines.base({"x": 0, "y": 1}),
         at=lines.at({"x": 0}),
@@ -141,8 +137,6 @@ def sources(operation: AnyReduction, tensors: Sequence[GraphTensor]) -> tuple[st
         result="parts[line * gridDim.y + blockIdx.y] = state;" if cut else stored,
     )
     reduce = lines.kernel("reduce", f"{from_x}, {'State* parts' if cut else to_y}", body, ", long long chunk")
-    if not cut:
-        return (start + reduce,)
     body = _FINISH.format(base=lines.base({"y": 1}), result=stored)
     finish = lines._replace(form=Form.WARP).kernel(
         "finish", f"const State* parts, {to_y}", body, ", long long count"
@@ -173,10 +167,6 @@ def _parts(lines: Lines) -> int:
     grid, block = lines.threads()
     threads = block[1] if lines.form is Form.COLUMN else _BLOCK_THREADS
     return max(1, min(-(-_ENOUGH_BLOCKS // max(1, grid[0])), lines.packs // (threads * _LEAST_PACKS)))
-
-
-def _nothing(_: Sequence[int]) -> None:
-    """Enqueue nothing: there are no elements."""
 
 
 def _place_of(mode: ReductionMode) -> str:
@@ -225,29 +215,19 @@ _FINISH = """{base}
 # Running sums and products.
 
 
-def cumulative_kernel(
-    operation: Cumulative[int], tensors: Sequence[GraphTensor], handle: Any
-) -> Callable[[Sequence[int]], None]:
-    """The launch of a running sum or product; see `operations.Launcher`."""
-    del handle
+def cumulative_launches(operation: Cumulative[int], tensors: Sequence[GraphTensor]) -> list[Launch]:
+    """The launch of a running sum or product; none if there are no elements."""
     lines = _scanned(operation, tensors)
     if not lines.total * lines.length:
-        return _nothing
-    (text,) = cumulative_sources(operation, tensors)
-    kernel, launch_of = function_of(text, "scan"), lines.threads()
-    if lines.form is Form.COLUMN:
-        launch_of = lines._replace(along=()).threads()
-
-    def launch(addresses: Sequence[int]) -> None:
-        kernel(*launch_of, (*addresses, *lines.numbers))
-
-    return launch
+        return []
+    launched = lines._replace(along=()) if lines.form is Form.COLUMN else lines
+    arguments = arguments_of(2, *lines.numbers)
+    return [Launch("scan", _scan_source(operation, tensors, lines), *launched.threads(), arguments)]
 
 
-def cumulative_sources(operation: Cumulative[int], tensors: Sequence[GraphTensor]) -> tuple[str, ...]:
+def _scan_source(operation: Cumulative[int], tensors: Sequence[GraphTensor], lines: Lines) -> str:
     """The kernel in CUDA C++."""
     x, y = tensors
-    lines = _scanned(operation, tensors)
     value = rounded(y, "{}", exact=not x.dtype.is_floating)
     total = operation.mode is _Mode.SUM
     body = (_SCAN_ALONE if lines.form is Form.COLUMN else _SCAN).format(
@@ -261,7 +241,7 @@ def cumulative_sources(operation: Cumulative[int], tensors: Sequence[GraphTensor
         stored=value.format("result"),
     )
     pointers = f"const {C_TYPES[x.dtype]}* x, {C_TYPES[y.dtype]}* y"
-    return (header(lines, x.dtype) + lines.kernel("scan", pointers, body),)
+    return header(lines, x.dtype) + lines.kernel("scan", pointers, body)
 
 
 def _scanned(operation: Cumulative[int], tensors: Sequence[GraphTensor]) -> Lines:
@@ -313,7 +293,7 @@ _SCAN_ALONE = """if (!there || lane) continue;
         }}"""
 
 
-_KERNELS = {"kernel": Launcher(reduction_kernels, workspace=reduction_workspace)}
+_KERNELS = kernels(reduction_launches, reduction_workspace)
 implement(Reduction, lower=lower_reduction, launchers=_KERNELS)
 implement(ArgReduction, launchers=_KERNELS)
-implement(Cumulative, launchers={"kernel": Launcher(cumulative_kernel)})
+implement(Cumulative, launchers=kernels(cumulative_launches))

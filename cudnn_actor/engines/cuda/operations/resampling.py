@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -21,17 +21,16 @@ import numpy as np
 
 from cudnn_actor.engines.cuda.kernels.axes import Axis
 from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES
-from cudnn_actor.engines.cuda.kernels.kernel import ROUNDING, function_of
+from cudnn_actor.engines.cuda.kernels.kernel import ROUNDING, Launch, arguments_of, grid_over
 from cudnn_actor.engines.cuda.kernels.lines import beginning, value_of
 from cudnn_actor.engines.cuda.kernels.lines import rounded as stored
-from cudnn_actor.engines.cuda.kernels.walks import Walk, launcher
-from cudnn_actor.engines.cuda.library.libraries import libraries
-from cudnn_actor.engines.cuda.operations.implementation import Launcher, implement
+from cudnn_actor.engines.cuda.kernels.walks import Walk
+from cudnn_actor.engines.cuda.operations.implementation import implement, kernels
 from cudnn_actor.protocol.operations import GraphTensor, Resample, ResampleBackward, ResampleMode
 from cudnn_actor.protocol.operations.resampling import Lists, Taps
 from cudnn_actor.protocol.types.dtypes import DType
 
-__all__ = ["resample_kernel", "resample_source"]
+__all__ = ["resample_launches"]
 
 Resampling = Resample[int] | ResampleBackward[int]
 _FEW = 1 << 30
@@ -277,26 +276,19 @@ def _pattern(taps: Taps, size: int, together: int, floats: Any) -> _Pattern | No
     )
 
 
-def resample_kernel(
-    operation: Resampling, tensors: Sequence[GraphTensor], handle: Any
-) -> Callable[[Sequence[int]], None]:
-    """The launch of a resampling; see `operations.Launcher`."""
-    del handle
-    cupy = libraries().cupy
+def resample_launches(operation: Resampling, tensors: Sequence[GraphTensor]) -> list[Launch]:
+    """The launch of a resampling."""
     made = _Kernel(operation, tensors)
-    kernel = function_of(resample_source(operation, tensors), "resample", *ROUNDING)
-    arguments: list[Any] = [cupy.asarray(each) for each in made.tables()]
-    cupy.cuda.get_current_stream().synchronize()  # other streams read them, too
+    arguments = arguments_of(2, *made.tables())
     for n in made.known:
         axis = [*made.taps][n]
         arguments += [made.x.dims[axis], made.x.strides[axis], made.y.strides[axis]]
-    arguments.append(made.floats(getattr(operation, "extrapolation", 0.0)))
-    return launcher(kernel, made.walk.total, (*arguments, *made.walk.numbers))
+    arguments += [made.floats(getattr(operation, "extrapolation", 0.0)), *made.walk.numbers]
+    return [Launch("resample", _source(made), *grid_over(made.walk.total), arguments, ROUNDING)]
 
 
-def resample_source(operation: Resampling, tensors: Sequence[GraphTensor]) -> str:
+def _source(made: _Kernel) -> str:
     """The kernel in CUDA C++."""
-    made = _Kernel(operation, tensors)
     element = C_TYPES[made.x.dtype]
     number = DType.FLOAT64 if made.x.dtype is DType.FLOAT64 else DType.FLOAT32
     tables = "".join(
@@ -476,4 +468,4 @@ def _patterned(made: _Kernel, columns: _Pattern) -> str:
     return f"{_window(made, columns, start)} {sums}"
 
 
-implement(Resample, ResampleBackward, launchers={"kernel": Launcher(resample_kernel)})
+implement(Resample, ResampleBackward, launchers=kernels(resample_launches))

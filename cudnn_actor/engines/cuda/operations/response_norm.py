@@ -7,45 +7,36 @@ what the windows of the channels around share is computed first, in the workspac
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+
+import numpy as np
 
 from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES
-from cudnn_actor.engines.cuda.kernels.kernel import function_of
+from cudnn_actor.engines.cuda.kernels.kernel import Launch, arguments_of
 from cudnn_actor.engines.cuda.kernels.lines import Lines, header, lines_of, rounded, value_of
-from cudnn_actor.engines.cuda.library.libraries import libraries
-from cudnn_actor.engines.cuda.operations.implementation import Launcher, implement
+from cudnn_actor.engines.cuda.operations.implementation import implement, kernels
 from cudnn_actor.protocol.operations import GraphTensor, LocalResponseNorm, LocalResponseNormBackward
 from cudnn_actor.protocol.types.dtypes import DType
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
-__all__ = ["response_kernels", "response_workspace", "sources"]
+__all__ = ["response_launches", "response_workspace"]
 
 AnyResponse = LocalResponseNorm[int] | LocalResponseNormBackward[int]
 
 
-def response_kernels(
-    operation: AnyResponse, tensors: Sequence[GraphTensor], handle: Any
-) -> Callable[[Sequence[int]], None]:
-    """The launch of a normalisation or its gradient; see `operations.Launcher`."""
-    del handle
-    cupy = libraries().cupy
+def response_launches(operation: AnyResponse, tensors: Sequence[GraphTensor]) -> list[Launch]:
+    """The launches of a normalisation, or of its gradient."""
     lines = _lines(operation, tensors)
-    names = ("forward",) if isinstance(operation, LocalResponseNorm) else ("share", "backward")
-    kernels = [function_of(text, name) for name, text in zip(names, sources(operation, tensors), strict=True)]
-    number = cupy.float64 if tensors[0].dtype is DType.FLOAT64 else cupy.float32
+    number = np.float64 if tensors[0].dtype is DType.FLOAT64 else np.float32
     scale = operation.alpha / operation.size
-    numbers = map(number, (scale, operation.beta, operation.bias, 2 * scale * operation.beta))
+    factors = (scale, operation.beta, operation.bias, 2 * scale * operation.beta)
+    numbers = [number(factor) for factor in factors]
     channels = tensors[0].dims[1]
     reach = (min(part, channels) for part in operation.reach)
-    given = (*lines.numbers, *numbers, *reach)
-    grid, block = lines.threads()
-
-    def launch(addresses: Sequence[int]) -> None:
-        for kernel in kernels:
-            kernel(grid, block, (*addresses, *given))
-
-    return launch
+    count = len(tensors) + isinstance(operation, LocalResponseNormBackward)  # with the workspace
+    arguments = arguments_of(count, *lines.numbers, *numbers, *reach)
+    texts = _sources(operation, tensors, lines)
+    return [Launch(name, text, *lines.threads(), arguments) for name, text in texts.items()]
 
 
 def response_workspace(operation: AnyResponse, tensors: Sequence[GraphTensor]) -> int:
@@ -55,9 +46,8 @@ def response_workspace(operation: AnyResponse, tensors: Sequence[GraphTensor]) -
     return math.prod(tensors[0].dims) * operation.compute((tensors[0].dtype,)).itemsize
 
 
-def sources(operation: AnyResponse, tensors: Sequence[GraphTensor]) -> tuple[str, ...]:
-    """The kernels in CUDA C++."""
-    lines = _lines(operation, tensors)
+def _sources(operation: AnyResponse, tensors: Sequence[GraphTensor], lines: Lines) -> dict[str, str]:
+    """The kernels in CUDA C++, by their names."""
     names = [name for name, _ in operation.named()]
     given = dict(zip(names, tensors, strict=True))
     places = {name: number for number, name in enumerate(names)}
@@ -84,8 +74,9 @@ def sources(operation: AnyResponse, tensors: Sequence[GraphTensor]) -> tuple[str
             "backward": f"{window} {around} dx[dx_at] = {rounded(given['dx'], dx)};",
         }
     last = ", T scale, T beta, T bias, T twice, long long before, long long after"
-    return tuple(
-        header(lines, tensors[0].dtype)
+    start = header(lines, tensors[0].dtype)
+    return {
+        name: start
         + lines.kernel(
             name,
             ", ".join(pointers),
@@ -93,7 +84,7 @@ def sources(operation: AnyResponse, tensors: Sequence[GraphTensor]) -> tuple[str
             last,
         )
         for name, body in bodies.items()
-    )
+    }
 
 
 def _lines(operation: AnyResponse, tensors: Sequence[GraphTensor]) -> Lines:
@@ -132,5 +123,5 @@ _AROUND = """T total = 0;
 implement(
     LocalResponseNorm,
     LocalResponseNormBackward,
-    launchers={"kernel": Launcher(response_kernels, workspace=response_workspace)},
+    launchers=kernels(response_launches, response_workspace),
 )

@@ -8,10 +8,11 @@ https://docs.nvidia.com/deeplearning/cudnn/backend/latest/api/cudnn-ops-library.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from cudnn_actor.engines.cuda.cudnn.frontend_graph import Refused
+from cudnn_actor.engines.cuda.kernels.kernel import Run
 from cudnn_actor.engines.cuda.kernels.lines import Lines, lines_of
 from cudnn_actor.engines.cuda.library.libcudnn import factor, libcudnn, tensor_descriptor
 from cudnn_actor.engines.cuda.operations.implementation import Launcher, implement
@@ -28,10 +29,8 @@ _BY_CHANNEL = 1
 _MOST_OTHERS = 3
 
 
-def library_softmax(
-    operation: AnySoftmax, tensors: Sequence[GraphTensor], handle: Any
-) -> Callable[[Sequence[int]], None]:
-    """The launch of a softmax by libcudnn. Raises `Refused`, and `EngineFailure` if it does not take it."""
+def library_softmax(operation: AnySoftmax, tensors: Sequence[GraphTensor], handle: Any) -> Run:
+    """The run of a softmax by libcudnn. Raises `Refused`, and `EngineFailure` if it does not take it."""
     lines = _lines(operation, tensors)
     if len(lines.across) > _MOST_OTHERS:
         raise Refused("libcudnn's softmax has four dims")
@@ -50,14 +49,14 @@ def library_softmax(
     algorithm = _LOG if operation.log else _ACCURATE
     library, cudnn_handle = libcudnn(), handle.backend_handle
 
-    def forward(addresses: Sequence[int]) -> None:
+    def forward(addresses: Sequence[int], _: Sequence[float]) -> None:
         x, y = addresses
         of_x, of_y = (descriptor.pointer for descriptor in descriptors)
         library.cudnnSoftmaxForward(
             cudnn_handle, algorithm, _BY_CHANNEL, references[0], of_x, x, references[1], of_y, y
         )
 
-    def backward(addresses: Sequence[int]) -> None:
+    def backward(addresses: Sequence[int], _: Sequence[float]) -> None:
         dy, y, dx = addresses
         of_dy, of_y, of_dx = (descriptor.pointer for descriptor in descriptors)
         library.cudnnSoftmaxBackward(

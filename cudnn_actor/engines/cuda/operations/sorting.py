@@ -9,17 +9,16 @@ workspace: by counting who is better, or, if they are many, by a stable radix so
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from cudnn_actor.engines.cuda.kernels.axes import DIVISION
-from cudnn_actor.engines.cuda.kernels.kernel import function_of
+from cudnn_actor.engines.cuda.kernels.kernel import Launch, arguments_of
 from cudnn_actor.engines.cuda.kernels.walks import Walk
-from cudnn_actor.engines.cuda.operations.implementation import Launcher, implement
+from cudnn_actor.engines.cuda.operations.implementation import implement, kernels
 from cudnn_actor.protocol.operations import GraphTensor, TopK
 from cudnn_actor.protocol.types.dtypes import DType
 
-__all__ = ["top_k_kernel", "top_k_source", "top_k_workspace"]
+__all__ = ["top_k_launches", "top_k_workspace"]
 
 _FEW = 1 << 30
 """Numbers below this, and sums of two of them, fit into 32 bits."""
@@ -34,23 +33,17 @@ _INFINITY = {
 }
 
 
-def top_k_kernel(
-    operation: TopK[int], tensors: Sequence[GraphTensor], handle: Any
-) -> Callable[[Sequence[int]], None]:
-    """The launch of a top-k; see `operations.Launcher`."""
-    del handle
-    x, axis = tensors[0], operation.axis % len(tensors[0].dims)
+def top_k_launches(operation: TopK[int], tensors: Sequence[GraphTensor]) -> list[Launch]:
+    """The launch of a top-k; none if there are no elements."""
     walk = _lines(operation, tensors)
-    length = x.dims[axis]
-    kernel = function_of(top_k_source(operation, tensors), "top_k")
+    if not walk.total or not operation.k:
+        return []
+    axis = operation.axis % len(tensors[0].dims)
+    length = tensors[0].dims[axis]
     numbers = (length, operation.k, *(tensor.strides[axis] for tensor in tensors), *walk.numbers)
+    arguments = arguments_of(len(tensors) + 1, *numbers)  # the workspace is the last
     grid, block = (min(walk.total, _MOST_BLOCKS),), (_threads(length),)
-
-    def launch(addresses: Sequence[int]) -> None:
-        if walk.total and operation.k:
-            kernel(grid, block, (*addresses, *numbers))
-
-    return launch
+    return [Launch("top_k", _source(operation, tensors, walk), grid, block, arguments)]
 
 
 def top_k_workspace(operation: TopK[int], tensors: Sequence[GraphTensor]) -> int:
@@ -83,11 +76,10 @@ def _is_wide(tensors: Sequence[GraphTensor]) -> bool:
     return max(*spans, math.prod(tensors[0].dims)) >= _FEW
 
 
-def top_k_source(operation: TopK[int], tensors: Sequence[GraphTensor]) -> str:
+def _source(operation: TopK[int], tensors: Sequence[GraphTensor], walk: Walk) -> str:
     """The kernel in CUDA C++."""
     x = tensors[0]
     bits, stored = 8 * x.dtype.itemsize, _STORED[x.dtype.itemsize]
-    walk = _lines(operation, tensors)
     with_indices = len(tensors) > 2
     return _SOURCE.format(
         offset="long long" if _is_wide(tensors) else "int",
@@ -279,4 +271,4 @@ extern "C" __global__ void __launch_bounds__({threads}) top_k(
 """
 
 
-implement(TopK, launchers={"kernel": Launcher(top_k_kernel, workspace=top_k_workspace)})
+implement(TopK, launchers=kernels(top_k_launches, top_k_workspace))

@@ -20,7 +20,6 @@ from cudnn_actor.engines.cuda.kernels.kernel import Run, compiled
 from cudnn_actor.engines.cuda.library.failures import check_status
 from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS
-from cudnn_actor.engines.cuda.operations import Launch as OperationLaunch
 from cudnn_actor.engines.cuda.running.barriers import barrier, waits, waits_at_start
 from cudnn_actor.engines.cuda.running.plan import CudaPlan
 from cudnn_actor.engines.cuda.running.recipe import Buffer, GraphStep, Number, OperationStep, Source
@@ -156,11 +155,11 @@ class Program:
                 self._steps.append(self._graph_step(launch, step.sources, recipe.own_workspace))
             elif isinstance(step, OperationStep):
                 launcher = IMPLEMENTATIONS[type(step.operation)].launchers[step.launcher]
-                operation_launch = launcher.make(step.operation, step.tensors, handle)
-                self._steps.append(self._operation_step(operation_launch, step.sources, recipe.own_workspace))
+                run = launcher.make(step.operation, step.tensors, handle)
+                self._steps.append(self._step_on_stream(run, step.sources, recipe.own_workspace))
             else:
-                run = compiled(step.kernel)
-                self._steps.append(self._kernel_step(run, step.sources, recipe.own_workspace))
+                run = compiled(step.kernel.launches())
+                self._steps.append(self._step_on_stream(run, step.sources, recipe.own_workspace))
             if waits_here:
                 self._steps[-1] = _behind_barrier(self._steps[-1], stream)
         self._doubles = {
@@ -183,8 +182,8 @@ class Program:
 
         return run
 
-    def _kernel_step(self, run: Run, sources: Sequence[Source], scratch: int) -> _Step:
-        """The run of a kernel of our own."""
+    def _step_on_stream(self, run: Run, sources: Sequence[Source], scratch: int) -> _Step:
+        """The run of an operation's launcher or of a kernel of our own."""
         find, stream = self._finder(sources, scratch), self.stream
 
         def run_on_stream(bases: Sequence[int], scalars: Sequence[float]) -> None:
@@ -192,16 +191,6 @@ class Program:
                 run(find(bases), scalars)
 
         return run_on_stream
-
-    def _operation_step(self, launch: OperationLaunch, sources: Sequence[Source], scratch: int) -> _Step:
-        """The run of an operation's launcher."""
-        find, stream = self._finder(sources, scratch), self.stream
-
-        def run(bases: Sequence[int], _: Sequence[float]) -> None:
-            with stream:
-                launch(find(bases))
-
-        return run
 
     def _finder(self, sources: Sequence[Source], scratch: int) -> Callable[[Sequence[int]], Sequence[int]]:
         """A function that gives a step's addresses, from those that its sources are counted from."""
