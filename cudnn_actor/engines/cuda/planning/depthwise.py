@@ -9,9 +9,8 @@ from cudnn_actor.engines.cuda.kernels.depthwise_geometry import Pass, Tile, tile
 from cudnn_actor.engines.cuda.kernels.depthwise_kernels import Depthwise
 from cudnn_actor.engines.cuda.kernels.expressions import Leaf, Result
 from cudnn_actor.engines.cuda.planning.bodies import Body, broadcast
-from cudnn_actor.engines.cuda.planning.steps import bound_sources, finish
+from cudnn_actor.engines.cuda.planning.steps import kernel_plan
 from cudnn_actor.engines.cuda.running.plan import CudaPlan
-from cudnn_actor.engines.cuda.running.recipe import KernelStep, Scratch, aligned
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.operations import (
     Convolution,
@@ -64,11 +63,7 @@ def compile_depthwise(graph: OperationGraph, limit: int | None, choice: int = 0)
     if choice >= len(described):
         raise Refused("its tensors do not lie as kernels for depthwise convolutions need them")
     kernel, tensors = described[choice]
-    sources = bound_sources(graph)
-    places = [sources[tensor.uid] for tensor in tensors]
-    if kernel.workspace:
-        places.append(Scratch(0))
-    return finish(graph, [KernelStep(kernel, tuple(places))], [], aligned(kernel.workspace), limit)
+    return kernel_plan(graph, kernel, [tensor.uid for tensor in tensors], kernel.workspace, limit)
 
 
 def ways_of_depthwise(graph: OperationGraph) -> int:

@@ -15,9 +15,8 @@ from cudnn_actor.engines.cuda.kernels.norm_kernels import Normal
 from cudnn_actor.engines.cuda.operations.fused_norms import FUSED, Normed, beside, elements
 from cudnn_actor.engines.cuda.operations.in_lines import IN_LINES
 from cudnn_actor.engines.cuda.planning.bodies import Body, broadcast
-from cudnn_actor.engines.cuda.planning.steps import bound_sources, finish
+from cudnn_actor.engines.cuda.planning.steps import kernel_plan
 from cudnn_actor.engines.cuda.running.plan import CudaPlan
-from cudnn_actor.engines.cuda.running.recipe import KernelStep, Scratch, aligned
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.operations import (
     GraphTensor,
@@ -86,13 +85,8 @@ def _normed(graph: OperationGraph, norm: Node, limit: int | None) -> CudaPlan:
         strides=(*(steps for _, steps in body.leaves), *(broadcast(tensor, x.dims) for tensor in results)),
         in_place=any(tensor.overwrites is not None for tensor in graph.tensors),
     )
-    sources = bound_sources(graph)
     tensors = (*(tensor.uid for tensor, _ in body.leaves), *apart, *uids)
-    located = [sources[uid] for uid in tensors]
-    if kernel.workspace:
-        located.append(Scratch(0))
-    step = KernelStep(kernel, tuple(located))
-    return finish(graph, [step], [], aligned(kernel.workspace), limit)
+    return kernel_plan(graph, kernel, tensors, kernel.workspace, limit)
 
 
 def _check_norm(graph: OperationGraph, norm: Node, results: Sequence[GraphTensor]) -> None:
@@ -160,10 +154,8 @@ class _Fuser:
             self._compute,
             (self._dims, self._axes, strides),
         )
-        sources = bound_sources(graph)
-        tensors = [*(tensor for tensor, _ in body.leaves), *results]
-        step = KernelStep(kernel, tuple(sources[tensor.uid] for tensor in tensors))
-        return finish(graph, [step], [], 0, limit)
+        tensors = (*(tensor.uid for tensor, _ in body.leaves), *graph.results)
+        return kernel_plan(graph, kernel, tensors, 0, limit)
 
     # `Computing`.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -10,6 +10,7 @@ import msgspec
 from cudnn_actor.engines.cuda.cudnn.frontend_graph import Refused, frontend_uids
 from cudnn_actor.engines.cuda.running.plan import CudaPlan
 from cudnn_actor.engines.cuda.running.recipe import (
+    AnyKernel,
     Buffer,
     GraphStep,
     KernelStep,
@@ -17,15 +18,17 @@ from cudnn_actor.engines.cuda.running.recipe import (
     OperationStep,
     Part,
     Recipe,
+    Scratch,
     Source,
     Step,
+    aligned,
 )
 from cudnn_actor.engines.support import kind_of
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.operations import Node, Pointwise
 from cudnn_actor.protocol.types.dtypes import DType
 
-__all__ = ["bound_sources", "finish", "graph_step"]
+__all__ = ["bound_sources", "finish", "graph_step", "kernel_plan"]
 
 _AWAITED = frozenset(("a", "b", "w", "x", "y", "dy", "q", "k", "v"))
 """What a convolution, a product, attention or a norm is of: cuDNN's kernels wait before they read these."""
@@ -79,6 +82,17 @@ def finish(
     if limit is not None and recipe.workspace > limit:
         raise Refused(f"it needs {recipe.workspace:,} bytes of workspace, over the limit of {limit:,}")
     return CudaPlan(recipe, tuple(graphs))
+
+
+def kernel_plan(
+    graph: OperationGraph, kernel: AnyKernel, uids: Iterable[int], workspace: int, limit: int | None
+) -> CudaPlan:
+    """Returns the plan of one kernel on these tensors, and on its workspace. Raises as `finish`."""
+    sources = bound_sources(graph)
+    places = [sources[uid] for uid in uids]
+    if workspace:
+        places.append(Scratch(0))
+    return finish(graph, [KernelStep(kernel, tuple(places))], [], aligned(workspace), limit)
 
 
 def _name(step: Step) -> str:
