@@ -160,7 +160,7 @@ def test_words_of_eight_bytes_are_copied_where_memory_allows() -> None:
         (DType.FLOAT64, 6, 256, DType.FLOAT64),
     ):
         kernel = elementwise.copied((dtype, dtype), (3, last), [(last, 1), (4 * last, 1)], [256, start])
-        assert kernel.operands() == (word,)
+        assert [leaf.dtype for leaf in kernel.leaves()] == [word]
         assert math.prod(kernel.dims) * word.itemsize == 3 * last * dtype.itemsize
     converted = elementwise.copied((DType.FLOAT32, DType.INT32), (4, 8), [(8, 1), (16, 1)], [256, 256])
-    assert converted.operands() == (DType.INT32,)
+    assert [leaf.dtype for leaf in converted.leaves()] == [DType.INT32]

@@ -65,7 +65,7 @@ def test_a_thread_may_have_many_rows(name: str, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_places_may_need_64_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(row_copies, "_SMALL", 0)
+    monkeypatch.setattr(row_copies, "SMALL", 0)
     assert step_of(IN_ROWS["inner halves"]).kernel.wide
     run(IN_ROWS["inner halves"], monkeypatch)
 

@@ -88,7 +88,7 @@ def around(case: Case) -> list[tuple[int, int]]:
 
 
 def constants(patch: pytest.MonkeyPatch, case: Case) -> None:
-    patch.setattr(transposes, "_SMALL", 0 if case.wide else 1 << 31)
+    patch.setattr(transposes, "SMALL", 0 if case.wide else 1 << 31)
 
 
 @pytest.fixture(scope="module")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-__all__ = ["DIVISION", "PLACED", "Axis", "divisor", "merge_axes", "merge_dims", "split_index"]
+__all__ = ["DIVISION", "FEW", "PLACED", "SMALL", "Axis", "divisor", "merge_axes", "merge_dims", "split_index"]
 
-_SMALL = 1 << 31
-"""Offsets below this fit into 32 bits."""
+SMALL, FEW = 1 << 31, 1 << 30
+"""Numbers below the first fit into 32 bits; those below the other, and sums of two of them, do."""
 
 
 Axis = tuple[int, tuple[int, ...]]
@@ -61,7 +61,7 @@ def divisor(size: int) -> int:
     That is exact: T. Granlund, P. Montgomery, "Division by invariant integers using multiplication", PLDI
     1994, theorem 4.2.
     """
-    size = min(max(size, 1), _SMALL)  # larger ones only divide numbers of 64 bits
+    size = min(max(size, 1), SMALL)  # larger ones only divide numbers of 64 bits
     shift = 31 + (size - 1).bit_length()
     return -(-(1 << shift) // size) | shift << 32
 

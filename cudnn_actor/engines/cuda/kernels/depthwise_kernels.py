@@ -5,11 +5,10 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Self
 
 from cudnn_actor.engines.cuda.kernels.depthwise_geometry import THREADS, Geometry, Pass
 from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES, CONVERSIONS, PACK, load, store, value_type
-from cudnn_actor.engines.cuda.kernels.expressions import Scalar, renumbered, scalars_of
+from cudnn_actor.engines.cuda.kernels.expressions import Scalar, scalars_of
 from cudnn_actor.engines.cuda.kernels.formulas import FORMULA_FUNCTIONS, formula
 from cudnn_actor.engines.cuda.kernels.kernel import ROUNDING, Argument, Launch, Pointer
 from cudnn_actor.protocol.graphs.step_kinds import StepKind
@@ -41,10 +40,6 @@ class Depthwise(Geometry, frozen=True, tag="depthwise"):
         if self.of is Pass.FILTER:
             return _parts_of_filter(self), _sums_of_filter(self)
         return (_gathered(self),)
-
-    def renumbered(self, numbers: Sequence[int]) -> Self:
-        """See `Kernel.renumbered`."""
-        return renumbered(self, numbers)
 
 
 def _gathered(kernel: Depthwise) -> Launch:

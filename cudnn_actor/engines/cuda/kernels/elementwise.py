@@ -17,12 +17,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Self
 
 import msgspec
 import numpy as np
 
-from cudnn_actor.engines.cuda.kernels.axes import DIVISION, PLACED, divisor, merge_dims, split_index
+from cudnn_actor.engines.cuda.kernels.axes import DIVISION, PLACED, SMALL, divisor, merge_dims, split_index
 from cudnn_actor.engines.cuda.kernels.element_types import (
     C_TYPES,
     PACK,
@@ -42,7 +41,6 @@ from cudnn_actor.engines.cuda.kernels.expressions import (
     Tabled,
     Value,
     nodes_of,
-    renumbered,
     scalars_of,
 )
 from cudnn_actor.engines.cuda.kernels.formulas import PREAMBLE, formula
@@ -57,8 +55,6 @@ _PACK_BYTES, _MOST_TOGETHER = 16, 8
 """The most bytes of one access, and the most elements that a thread computes together."""
 _FEW_STEPS = 4
 """Of a body, if its values for several places are to fit into the registers."""
-_SMALL = 1 << 31
-"""Offsets below this fit into 32 bits."""
 
 
 class Elementwise(msgspec.Struct, frozen=True, tag="elementwise"):
@@ -112,7 +108,7 @@ class Elementwise(msgspec.Struct, frozen=True, tag="elementwise"):
         for leaf in self.leaves():
             selected = sum((select.size - 1) * abs(select.step) for select in leaf.selects)
             spans[len(self.results) + leaf.number] += leaf.offset + selected
-        return max(math.prod(self.dims), *spans) >= _SMALL
+        return max(math.prod(self.dims), *spans) >= SMALL
 
     @property
     def geometry(self) -> tuple[int, ...]:
@@ -134,10 +130,6 @@ class Elementwise(msgspec.Struct, frozen=True, tag="elementwise"):
             node.number: node for node in nodes_of((*self.body, *self.results)) if isinstance(node, Leaf)
         }
         return tuple(found[number] for number in sorted(found))
-
-    def operands(self) -> tuple[DType, ...]:
-        """The element types of the operands, by number."""
-        return tuple(leaf.dtype for leaf in self.leaves())
 
     def tensor(self, read: Leaf | Tabled) -> int:
         """The index in `strides` of an operand or table that it reads."""
@@ -172,10 +164,6 @@ class Elementwise(msgspec.Struct, frozen=True, tag="elementwise"):
         tables = (np.asarray(indices, np.int32) for indices in self.tables)
         arguments: tuple[Argument, ...] = (*pointers, *tables, *self.geometry, *self.scalars())
         return (Launch("elementwise", source(self), (blocks(self),), (THREADS,), arguments, ROUNDING),)
-
-    def renumbered(self, numbers: Sequence[int]) -> Self:
-        """See `Kernel.renumbered`."""
-        return renumbered(self, numbers)
 
 
 def _is_read(select: Selection) -> bool:

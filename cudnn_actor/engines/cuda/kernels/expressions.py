@@ -142,17 +142,20 @@ def scalars_of(roots: Iterable[Any]) -> tuple[Scalar, ...]:
 
 
 def renumbered(kernel: K, numbers: Sequence[int]) -> K:
-    """A kernel with a body and results, with `numbers[n]` in the place of the plan's scalar `n`."""
+    """A kernel, or several as one, with `numbers[n]` in the place of the plan's scalar `n`."""
 
     def of(node: Any) -> Any:
         if isinstance(node, Scalar):
             return Scalar(numbers[node.number])
         if isinstance(node, Result):
             return msgspec.structs.replace(node, value=of(node.value))
-        if hasattr(node, "operands"):
-            return msgspec.structs.replace(node, operands=tuple(map(of, node.operands)))
-        return node
+        fields = _PARTS.intersection(getattr(node, "__struct_fields__", ()))
+        if not fields:
+            return node
+        return msgspec.structs.replace(node, **{name: tuple(map(of, getattr(node, name))) for name in fields})
 
-    changed: Any = kernel
-    body, results = (tuple(map(of, nodes)) for nodes in (changed.body, changed.results))
-    return msgspec.structs.replace(changed, body=body, results=results)  # type: ignore[no-any-return]
+    return of(kernel)  # type: ignore[no-any-return]
+
+
+_PARTS = frozenset(("kernels", "body", "results", "operands"))
+"""The fields of kernels and nodes in which there may be scalars."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import Self
 
 import msgspec
 
@@ -60,12 +59,6 @@ class Joined(msgspec.Struct, frozen=True, tag="joined"):
             arguments += (Pointer(next(tensors)) for _ in kernel.strides)
             arguments += kernel.geometry
         return (Launch("joined", joined_source(self.kernels), (blocks,), (THREADS,), arguments, ROUNDING),)
-
-    def renumbered(self, numbers: Sequence[int]) -> Self:
-        """See `Kernel.renumbered`."""
-        return msgspec.structs.replace(
-            self, kernels=tuple(kernel.renumbered(numbers) for kernel in self.kernels)
-        )
 
 
 def _blocks(kernels: Sequence[Elementwise]) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -83,7 +83,10 @@ class Launch(NamedTuple):
 
 
 class Kernel(Protocol):
-    """What plans ask of a kernel of our own, which is data: it can be stored, compared and changed."""
+    """What plans ask of a kernel of our own, which is data: it can be stored, compared and changed.
+
+    A field with nodes in which there are the plan's scalars has a name that `expressions.renumbered` knows.
+    """
 
     @property
     def name(self) -> str:
@@ -99,9 +102,6 @@ class Kernel(Protocol):
 
     def launches(self) -> Sequence[Launch]:
         """Its launches, in order. Generates the sources."""
-
-    def renumbered(self, numbers: Sequence[int]) -> Self:
-        """The kernel with `numbers[n]` in the place of the plan's scalar `n`."""
 
 
 def arguments_of(tensors: int, *others: Argument) -> list[Argument]:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Self
 
 import msgspec
 
@@ -25,7 +24,6 @@ from cudnn_actor.engines.cuda.kernels.expressions import (
     Result,
     Scalar,
     Value,
-    renumbered,
     scalars_of,
 )
 from cudnn_actor.engines.cuda.kernels.formulas import FORMULA_FUNCTIONS, formula
@@ -125,10 +123,6 @@ class Lined(msgspec.Struct, frozen=True, tag="lined"):
         pointers = map(Pointer, range(len(self.operands) + len(self.results)))
         arguments: tuple[Argument, ...] = (*pointers, *self.lines.numbers, *self.scalars())
         return (Launch("lined", source(self), *self.threads(), arguments, ROUNDING),)
-
-    def renumbered(self, numbers: Sequence[int]) -> Self:
-        """See `Kernel.renumbered`."""
-        return renumbered(self, numbers)
 
 
 def lined(

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from cudnn_actor.engines.cpu.rounding import integer_range
-from cudnn_actor.engines.cuda.kernels.axes import DIVISION, merge_dims
+from cudnn_actor.engines.cuda.kernels.axes import DIVISION, FEW, merge_dims
 from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES, CONVERSIONS, load, store
 from cudnn_actor.protocol.operations import GraphTensor
 from cudnn_actor.protocol.types.dtypes import DType
@@ -29,8 +29,6 @@ _LONG, _MANY_THREADS = 1 << 13, 1024
 """Lines of so many elements have larger blocks if there are few of them."""
 _FEW_LINES = 264
 _VECTOR = 16
-_FEW = 1 << 30
-"""Numbers below this, and sums of two of them, fit into 32 bits."""
 _PACKS_OF_A_WARP = 128
 
 Axis = tuple[int, tuple[int, ...]]
@@ -185,8 +183,8 @@ def lines_of(
         for some in (kept, axes)
     )
     spans = (1 + sum((size - 1) * steps[t] for size, steps in (*across, *along)) for t in range(len(strides)))
-    wide = max(*spans, math.prod(dims)) >= _FEW
-    fastest = [min((steps[0] for _, steps in axes), default=_FEW) for axes in (across, along)]
+    wide = max(*spans, math.prod(dims)) >= FEW
+    fastest = [min((steps[0] for _, steps in axes), default=FEW) for axes in (across, along)]
     if fastest[0] < fastest[1]:
         return Lines(across, along, Form.COLUMN, 1, wide)
     vector = _VECTOR // max((dtypes[t].itemsize for t in vectors), default=_VECTOR)

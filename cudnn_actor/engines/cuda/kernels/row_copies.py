@@ -15,11 +15,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Self
 
 import msgspec
 
-from cudnn_actor.engines.cuda.kernels.axes import DIVISION, Axis, divisor, merge_axes, merge_dims, split_index
+from cudnn_actor.engines.cuda.kernels.axes import (
+    DIVISION,
+    SMALL,
+    Axis,
+    divisor,
+    merge_axes,
+    merge_dims,
+    split_index,
+)
 from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES, PACK, WORDS
 from cudnn_actor.engines.cuda.kernels.kernel import THREADS, Launch, arguments_of, blocks_for
 from cudnn_actor.protocol.graphs.step_kinds import StepKind
@@ -31,8 +38,6 @@ _UNIT, _PACK_BYTES = 4, 16
 _MOST_PARTS = 16
 _LEAST_ROWS = 8
 """With fewer, finding out where a column comes from takes most of the time."""
-_SMALL = 1 << 31
-"""Places below this fit into 32 bits."""
 
 
 class Segment(msgspec.Struct, frozen=True):
@@ -95,7 +100,7 @@ class Rows(msgspec.Struct, frozen=True, tag="rows"):
         tensors = range(len(self.axes[0][1]))
         spans = [sum((size - 1) * abs(steps[n]) for size, steps in self.axes) for n in tensors]
         behind = max(part.size + abs(part.offset) for part in self.parts) + self.units * self.together
-        return max(self.rows * self.units, *spans) + behind >= _SMALL
+        return max(self.rows * self.units, *spans) + behind >= SMALL
 
     @property
     def arguments(self) -> list[int]:
@@ -121,10 +126,6 @@ class Rows(msgspec.Struct, frozen=True, tag="rows"):
         """Its only launch."""
         arguments = arguments_of(self._tensors, *self.arguments)
         return (Launch("rows", row_source(self), (self.blocks,), (THREADS,), arguments),)
-
-    def renumbered(self, numbers: Sequence[int]) -> Self:  # noqa: ARG002
-        """It takes no scalars."""
-        return self
 
     @property
     def _tensors(self) -> int:

@@ -18,11 +18,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Self
 
 import msgspec
 
-from cudnn_actor.engines.cuda.kernels.axes import DIVISION, Axis, divisor, merge_dims, split_index
+from cudnn_actor.engines.cuda.kernels.axes import DIVISION, SMALL, Axis, divisor, merge_dims, split_index
 from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES, PACK, WORDS
 from cudnn_actor.engines.cuda.kernels.kernel import Launch, arguments_of
 from cudnn_actor.engines.cuda.kernels.skewed_tiles import COPY, LANES, THREADS, Skewed, skewed
@@ -35,7 +34,6 @@ _MOST_BLOCKS = 1 << 16
 _PACK_BYTES, _WORD = 16, 4
 _LEAST = 16
 """Elements along both axes that are worth a tile which they do not fill."""
-_SMALL = 1 << 31
 
 
 class Tiled(msgspec.Struct, frozen=True, tag="tiled"):
@@ -129,7 +127,7 @@ class Tiled(msgspec.Struct, frozen=True, tag="tiled"):
         written += math.prod(map(abs, self.columns_within)) + sum(
             size * abs(to) for size, to, _ in self.batch
         )
-        return max(read, written, self.tiles) + _PACK_BYTES >= _SMALL
+        return max(read, written, self.tiles) + _PACK_BYTES >= SMALL
 
     @property
     def lanes(self) -> tuple[int, int]:
@@ -198,10 +196,6 @@ class Tiled(msgspec.Struct, frozen=True, tag="tiled"):
         grid = (min(self.tiles, _MOST_BLOCKS),)
         arguments = arguments_of(2, *self.arguments)
         return (Launch("tiled", tiled_source(self), grid, (THREADS,), arguments),)
-
-    def renumbered(self, numbers: Sequence[int]) -> Self:  # noqa: ARG002
-        """It takes no scalars."""
-        return self
 
 
 def _power_of_two(least: int) -> int:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Self
+from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
@@ -12,14 +12,13 @@ from cudnn_actor.engines.cuda.kernels.expressions import (
     Expression,
     Leaf,
     Result,
-    renumbered,
     scalars_of,
 )
 from cudnn_actor.engines.cuda.kernels.kernel import Launch
 from cudnn_actor.engines.cuda.kernels.norm_kernels import Norm, Normal, Operand, launches_of, workspace_of
 from cudnn_actor.engines.cuda.operations import channel_norms, normalization
 from cudnn_actor.engines.cuda.operations.implementation import implement, kernels
-from cudnn_actor.engines.cuda.operations.norm_passes import ELEMENTS, Described
+from cudnn_actor.engines.cuda.operations.norm_passes import ELEMENTS
 from cudnn_actor.protocol.graphs.step_kinds import StepKind
 from cudnn_actor.protocol.operations import (
     BatchNorm,
@@ -41,14 +40,11 @@ from cudnn_actor.protocol.types.dtypes import DType
 
 __all__ = ["FUSED", "Normed", "alone", "beside", "elements", "norm_launches", "norm_of", "norm_workspace"]
 
-_CHANNELS: tuple[type[Node], ...] = (BatchNorm, BatchNormTraining, BatchNormBackward, GenStats)
-_CHANNELS += (InstanceNorm, InstanceNormBackward, GroupNorm, GroupNormBackward)
-_ROWS: tuple[type[Node], ...] = (LayerNorm, LayerNormBackward, RMSNorm, RMSNormBackward)
-_DESCRIBED: Mapping[type[Node], Callable[[Any, Mapping[str, GraphTensor]], Described]] = {
-    **dict.fromkeys(_CHANNELS, channel_norms.describe),
-    **dict.fromkeys(_ROWS, normalization.describe),
-}
-FUSED = frozenset(_CHANNELS)
+_LOWERED: tuple[type[Node], ...] = (BatchNormTraining, BatchNormBackward, InstanceNorm, GenStats)
+"""The norms of channels that cuDNN has, too."""
+_OWN: tuple[type[Node], ...] = (BatchNorm, InstanceNormBackward, GroupNorm, GroupNormBackward)
+"""Those that it lacks. Of InstanceNormBackward, cuDNN 9.19 gives other results from run to run."""
+FUSED = frozenset((*_LOWERED, *_OWN))
 """The norms that are fused with what is around them.
 
 Gradients of rows take three to eight times as long as cuDNN's (9.19, H200), more than what fusing gains.
@@ -108,10 +104,6 @@ class Normed(msgspec.Struct, frozen=True, tag="normed"):
         """One for each of the norm's kernels."""
         return launches_of(norm_of(self))
 
-    def renumbered(self, numbers: Sequence[int]) -> Self:
-        """See `Kernel.renumbered`."""
-        return renumbered(self, numbers)
-
 
 def elements(operation: Node) -> list[int]:
     """The inputs of a norm that have all of x's elements."""
@@ -127,7 +119,8 @@ def norm_of(of: Normed) -> Norm:
     """The norm as its kernels see it."""
     given = {name: of.tensors[number] for name, number in of.operation.named()}
     dims = given["x"].dims
-    found = _DESCRIBED[type(of.operation)](of.operation, given)
+    describe = channel_norms.describe if type(of.operation) in FUSED else normalization.describe
+    found = describe(of.operation, given)
     operands, results = {}, {}
     for n, (dtype, steps) in enumerate(zip(of.operands, of.strides, strict=False)):
         whole = all(step or size == 1 for step, size in zip(steps, dims, strict=True))
@@ -201,18 +194,5 @@ implement(
     lower=normalization.lower_normalization,
     launchers=_KERNEL,
 )
-implement(
-    BatchNormTraining,
-    BatchNormBackward,
-    InstanceNorm,
-    GenStats,
-    lower=channel_norms.lower_channel_norm,
-    launchers=_KERNEL,
-)
-implement(
-    BatchNorm,
-    InstanceNormBackward,  # cuDNN 9.19 gives other results from run to run
-    GroupNorm,
-    GroupNormBackward,
-    launchers=_KERNEL,
-)
+implement(*_LOWERED, lower=channel_norms.lower_channel_norm, launchers=_KERNEL)
+implement(*_OWN, launchers=_KERNEL)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from cudnn_actor.engines.cuda.kernels.axes import FEW
 from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES
 from cudnn_actor.engines.cuda.kernels.kernel import ROUNDING, Launch, arguments_of, grid_over
 from cudnn_actor.engines.cuda.kernels.lines import beginning, rounded, value_of
@@ -13,9 +14,6 @@ from cudnn_actor.protocol.operations import GraphTensor, GridPadding, GridSample
 from cudnn_actor.protocol.operations.grid_sampling import CUBIC, FARTHEST
 
 __all__ = ["grid_sample_launches"]
-
-_FEW = 1 << 30
-"""Numbers below this, and sums of two of them, fit into 32 bits."""
 
 
 def grid_sample_launches(operation: GridSample[int], tensors: Sequence[GraphTensor]) -> list[Launch]:
@@ -61,7 +59,7 @@ def _source(operation: GridSample[int], tensors: Sequence[GraphTensor], walk: Wa
     )
     loop = walk.loop(f"{taps} T sum = 0; {body} y[y_at] = {rounded(y, 'sum')};")
     sizes = ", ".join(f"long long size{axis}, long long step{axis}" for axis in range(spatial))
-    return f"""{beginning(x.dtype, wide=max(walk.span, *spans) >= _FEW)}{_taps(operation)}
+    return f"""{beginning(x.dtype, wide=max(walk.span, *spans) >= FEW)}{_taps(operation)}
 extern "C" __global__ void grid_sample(
     const {C_TYPES[x.dtype]}* __restrict__ x, const {C_TYPES[grid.dtype]}* __restrict__ grid,
     {C_TYPES[y.dtype]}* __restrict__ y, long long component, {sizes}, {walk.parameters}) {{

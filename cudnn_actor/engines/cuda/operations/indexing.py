@@ -18,7 +18,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from cudnn_actor.engines.cuda.kernels.axes import DIVISION, PLACED
+from cudnn_actor.engines.cuda.kernels.axes import DIVISION, FEW, PLACED
 from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES
 from cudnn_actor.engines.cuda.kernels.kernel import ROUNDING, Launch, arguments_of, grid_over
 from cudnn_actor.engines.cuda.kernels.lines import beginning, rounded, value_of
@@ -39,8 +39,6 @@ __all__ = ["gather_launches", "scatter_launches", "scatter_workspace"]
 
 _UNROLLED = 4
 """How often a gather's loop is unrolled: so many reads wait for their indices and for memory at once."""
-_FEW = 1 << 30
-"""Numbers below this, and sums of two of them, fit into 32 bits."""
 _MOVED = {
     1: "unsigned char",
     2: "unsigned short",
@@ -75,7 +73,7 @@ def gather_launches(operation: Gathering[int], tensors: Sequence[GraphTensor]) -
 def _gather_source(gather: _Gather, indices: GraphTensor) -> str:
     """The kernel in CUDA C++."""
     element = _MOVED[gather.nbytes]
-    wide = gather.walk.span + sum(size * step for size, step in gather.selects) >= _FEW
+    wide = gather.walk.span + sum(size * step for size, step in gather.selects) >= FEW
     return f"""typedef {"long long" if wide else "int"} I;
 {PLACED}{DIVISION}{_SIXTEEN}
 extern "C" __global__ void gather(
@@ -175,7 +173,7 @@ class _Scatter(NamedTuple):
     @property
     def wide(self) -> bool:
         """Whether offsets need 64 bits."""
-        return max(walk.span for walk in self[:3]) + self.destinations >= _FEW
+        return max(walk.span for walk in self[:3]) + self.destinations >= FEW
 
     @property
     def listed(self) -> int:

@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from cudnn_actor.engines.cuda.kernels.axes import DIVISION, divisor, split_index
+from cudnn_actor.engines.cuda.kernels.axes import DIVISION, SMALL, divisor, split_index
 from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES, CONVERSIONS, PACK, store
 from cudnn_actor.engines.cuda.kernels.kernel import THREADS, Launch, arguments_of
 from cudnn_actor.engines.cuda.operations.implementation import implement, kernels
@@ -28,8 +28,6 @@ _UNITS, _LEAST_BESIDE = 4, 8
 """The most units that a thread has, and the fewest threads beside each other if a row has as many."""
 _MANY_BLOCKS, _ROWS = 2048, 4
 """As many blocks keep a GPU busy; if there are more, threads that map columns have at most so many rows."""
-_SMALL = 1 << 31
-"""Places below this fit into 32 bits."""
 
 
 class _Axis(NamedTuple):
@@ -252,7 +250,7 @@ def _padding(operation: Pad[int] | BorderPad[int], x: GraphTensor, y: GraphTenso
         together //= 2
     spans = sum((axis.of - 1) * abs(axis.from_step) for axis in axes), sum(a.size * a.step for a in axes)
     behind = THREADS * _UNITS * _PACK_BYTES  # the last of a row's parts may be shorter
-    wide = max(math.prod(y.dims), *spans) + behind >= _SMALL
+    wide = max(math.prod(y.dims), *spans) + behind >= SMALL
     return _Padding(tuple(axes), start, together, alike, wide)
 
 

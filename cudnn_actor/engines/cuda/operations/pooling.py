@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from cudnn_actor.engines.cuda.cudnn.frontend_graph import Refused, spatial
+from cudnn_actor.engines.cuda.kernels.axes import FEW
 from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES, CONVERSIONS, load, store
 from cudnn_actor.engines.cuda.kernels.kernel import Launch, Run, arguments_of, grid_over
 from cudnn_actor.engines.cuda.library.libcudnn import (
@@ -41,8 +42,6 @@ LibraryPooling = MaxPool[int] | AvgPool[int] | AvgPoolBackward[int]
 Pooling = LibraryPooling | MaxPoolBackward[int] | LpPool[int] | LpPoolBackward[int]
 
 _RANK = 5
-_FEW = 1 << 30
-"""Numbers below this, and sums of two of them, fit into 32 bits."""
 _MAX, _AVERAGE_WITH_PADDING, _AVERAGE = 3, 1, 2
 """cudnnPoolingMode_t: the maximum is the deterministic one."""
 
@@ -125,7 +124,7 @@ def _source(operation: Pooling, tensors: Sequence[GraphTensor], looped: GraphTen
     order = sorted(range(_RANK), key=lambda axis: (strides[axis], dims[axis] > 1))
     decode = " ".join(f"const I i{axis} = rest % {dims[axis]}; rest /= {dims[axis]};" for axis in order)
     return f"""typedef {_accumulator(tensors[0].dtype)} T;
-typedef {"int" if largest < _FEW else "long long"} I;
+typedef {"int" if largest < FEW else "long long"} I;
 {CONVERSIONS}
 {_COUNT}
 extern "C" __global__ void pooling({arguments}) {{

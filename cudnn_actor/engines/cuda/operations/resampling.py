@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cudnn_actor.engines.cuda.kernels.axes import Axis
+from cudnn_actor.engines.cuda.kernels.axes import FEW, Axis
 from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES
 from cudnn_actor.engines.cuda.kernels.kernel import ROUNDING, Launch, arguments_of, grid_over
 from cudnn_actor.engines.cuda.kernels.lines import beginning, value_of
@@ -33,8 +33,6 @@ from cudnn_actor.protocol.types.dtypes import DType
 __all__ = ["resample_launches"]
 
 Resampling = Resample[int] | ResampleBackward[int]
-_FEW = 1 << 30
-"""Numbers below this, and sums of two of them, fit into 32 bits."""
 _PACK_BYTES, _MOST_TOGETHER = 16, 8
 """The most bytes of one access, and the most neighbours in a row that a thread has."""
 _ROWS = (4, 2)
@@ -212,7 +210,7 @@ class _Kernel:
     def wide(self) -> bool:
         """Whether places need 64 bits."""
         span = sum((size - 1) * step for size, step in zip(self.x.dims, self.x.strides, strict=True))
-        return max(self.walk.span, span, *(len(of.places) for of in self.lists.values())) >= _FEW
+        return max(self.walk.span, span, *(len(of.places) for of in self.lists.values())) >= FEW
 
     @property
     def count(self) -> int:

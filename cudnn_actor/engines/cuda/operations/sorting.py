@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from cudnn_actor.engines.cuda.kernels.axes import DIVISION
+from cudnn_actor.engines.cuda.kernels.axes import DIVISION, FEW
 from cudnn_actor.engines.cuda.kernels.kernel import Launch, arguments_of
 from cudnn_actor.engines.cuda.kernels.walks import Walk
 from cudnn_actor.engines.cuda.operations.implementation import implement, kernels
@@ -20,8 +20,6 @@ from cudnn_actor.protocol.types.dtypes import DType
 
 __all__ = ["top_k_launches", "top_k_workspace"]
 
-_FEW = 1 << 30
-"""Numbers below this, and sums of two of them, fit into 32 bits."""
 _LEAST_THREADS, _THREADS, _MOST_THREADS, _LONG = 32, 256, 1024, 1 << 13
 _MOST_BLOCKS = 1024
 _STORED = {1: "unsigned char", 2: "unsigned short", 4: "unsigned int", 8: "unsigned long long"}
@@ -73,7 +71,7 @@ def _threads(length: int) -> int:
 
 def _is_wide(tensors: Sequence[GraphTensor]) -> bool:
     spans = (1 + sum((n - 1) * step for n, step in zip(t.dims, t.strides, strict=True)) for t in tensors)
-    return max(*spans, math.prod(tensors[0].dims)) >= _FEW
+    return max(*spans, math.prod(tensors[0].dims)) >= FEW
 
 
 def _source(operation: TopK[int], tensors: Sequence[GraphTensor], walk: Walk) -> str:

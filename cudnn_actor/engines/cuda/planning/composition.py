@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from cudnn_actor.engines.base import blame, blamed
+from cudnn_actor.engines.cuda.kernels.expressions import renumbered
 from cudnn_actor.engines.cuda.planning.partition import Cut, Piece
 from cudnn_actor.engines.cuda.planning.scratch_places import places, spans
 from cudnn_actor.engines.cuda.planning.steps import finish
@@ -144,7 +145,7 @@ def _placed(step: Step, buffers: Sequence[Source], numbers: Sequence[int], scrat
 
     changes: dict[str, Any] = {"sources": tuple(map(place, step.sources))}
     if numbers and isinstance(step, KernelStep):
-        changes["kernel"] = step.kernel.renumbered(numbers)
+        changes["kernel"] = renumbered(step.kernel, numbers)
     placed: Step = msgspec.structs.replace(step, **changes)
     return placed
 
