@@ -216,10 +216,8 @@ class Mailbox:
             if reason is None:
                 self._ordinary.extendleft(reversed(list(envelopes)))
                 self._wake()  # the caller may be a thread that was given up and now returns its messages
-        if reason is None:
-            return
-        for envelope in envelopes:
-            _answer(envelope, None if _is_stop(envelope) else _stopped(envelope, reason))
+        if reason is not None:
+            _refuse(envelopes, reason)
 
     def close(self, reason: str) -> None:
         """Refuse all further messages, and answer the waiting ones with `ActorStopped`. Idempotent."""
@@ -227,8 +225,7 @@ class Mailbox:
             if self._closed is None:
                 self._closed = reason
             left = self._pop(len(self._control) + len(self._ordinary))
-        for envelope in left:
-            _answer(envelope, None if _is_stop(envelope) else _stopped(envelope, reason))
+        _refuse(left, reason)
 
     def reopen(self) -> None:
         """Accept messages again after `close`, for a service that is started again."""
@@ -343,12 +340,11 @@ class Mailbox:
             )
 
 
-def _is_stop(envelope: Envelope) -> bool:
-    return is_stop(envelope.message)
-
-
-def _stopped(envelope: Envelope, reason: str) -> ActorStopped:
-    return ActorStopped(reason=reason, interrupted=envelope.crashes > 0)
+def _refuse(envelopes: Iterable[Envelope], reason: str) -> None:
+    """Answer the messages of a closed mailbox with `ActorStopped`; pykka's `stop`, with None."""
+    for envelope in envelopes:
+        stopped = ActorStopped(reason=reason, interrupted=envelope.crashes > 0)
+        _answer(envelope, None if is_stop(envelope.message) else stopped)
 
 
 def _answer(envelope: Envelope, error: Exception | None) -> None:

@@ -53,24 +53,16 @@ class FaultInjector:
         self._message_rules = tuple(pair for pair in numbered if pair[1].fault is not Fault.CRASH_IN_START)
         self._strikes = [0] * len(plan.rules)
         self._of_type: dict[str, int] = {}
-        self._messages = 0
-        self._starts = 0
+        self.messages = 0
+        """Messages counted so far."""
+        self.starts = 0
+        """Starts counted so far."""
         self._fired: list[Fired] = []
 
     @classmethod
     def of(cls, plan: FaultPlan | None) -> FaultInjector | None:
         """An injector for a plan; None if there is nothing to inject, so that no calls are needed."""
         return cls(plan) if plan is not None and plan.rules else None
-
-    @property
-    def messages(self) -> int:
-        """Messages counted so far."""
-        return self._messages
-
-    @property
-    def starts(self) -> int:
-        """Starts counted so far."""
-        return self._starts
 
     @property
     def fired(self) -> tuple[Fired, ...]:
@@ -83,26 +75,26 @@ class FaultInjector:
 
     def on_start(self) -> Fault | None:
         """Count a start of the worker. Returns `Fault.CRASH_IN_START` if the start must fail."""
-        self._starts += 1
+        self.starts += 1
         for rule in self._start_rules:
-            if _reached(rule, self._starts):
-                self._fired.append(Fired(rule=rule, number=self._starts, message=None))
+            if _reached(rule, self.starts):
+                self._fired.append(Fired(rule=rule, number=self.starts, message=None))
                 return rule.fault
         return None
 
     def on_message(self, type_name: str) -> FaultRule | None:
         """Count a message, by its class's name, when it is started. Returns the rule to apply, if any."""
-        self._messages += 1
+        self.messages += 1
         self._of_type[type_name] = self._of_type.get(type_name, 0) + 1
         for place, rule in self._message_rules:
             if (rule.of is None or rule.of == type_name) and self._strikes_now(place, rule):
                 self._strikes[place] += 1
-                self._fired.append(Fired(rule=rule, number=self._messages, message=type_name))
+                self._fired.append(Fired(rule=rule, number=self.messages, message=type_name))
                 return rule
         return None
 
     def _strikes_now(self, place: int, rule: FaultRule) -> bool:
-        number = self._messages if rule.of is None else self._of_type[rule.of]
+        number = self.messages if rule.of is None else self._of_type[rule.of]
         if rule.probability is None:
             return _reached(rule, number)
         if rule.times is not None and self._strikes[place] >= rule.times:

@@ -134,9 +134,7 @@ class Backoff(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             return 0.0
         try:
             grown = self.initial_s * self.factor ** (attempt - 1)
-        except (
-            OverflowError
-        ):  # of the float power: after so many failures the delay is at the cap, unless it starts at 0
+        except OverflowError:  # after so many failures the delay is at the cap, unless it starts at 0
             grown = self.cap_s if self.initial_s else 0.0
         return min(grown, self.cap_s) * (1.0 - self.jitter * random01)
 

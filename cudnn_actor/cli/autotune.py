@@ -177,9 +177,8 @@ class Tuner:
             heuristic_us, tuned_us = tuning.heuristic_us, tuning.tuned_us
             measured, discarded = tuning.timed, tuning.discarded
             return Tuned(problem.text, heuristic_us, tuned_us, measured, discarded)
-        heuristic = self._builder.build(
-            problem.graph, workspace_limit=self._limit
-        )  # the store's is the winner
+        # not from the store, whose plan is the winner
+        heuristic = self._builder.build(problem.graph, workspace_limit=self._limit)
         with graph_bench(self._engine, problem.graph) as bench:
             bench.fill(made_up_values(problem.graph, seed=0))
             return Tuned(

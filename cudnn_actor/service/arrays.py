@@ -6,7 +6,7 @@ https://data-apis.org/array-api/latest/design_topics/data_interchange.html
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -114,9 +114,14 @@ def _on_host(values: Any) -> np.ndarray:
     if (hint := _without_memory(values)) is not None:
         problem, fix = hint
         raise InvalidRequest(field="array", value=Words(type(values).__name__), problem=problem, fix=fix)
-    ref = next((one for one in (values, *_items(values)) if isinstance(one, BufferRef)), None)
-    if ref is not None:
-        raise _is_a_buffer(ref)
+    for one in (values, *(values if isinstance(values, list | tuple) else ())):
+        if isinstance(one, BufferRef):
+            raise InvalidRequest(
+                field="array",
+                value=one,
+                problem="is a buffer, whose values are on the device already",
+                fix="pass it to requests as it is; Copy(src=..., dst=...) copies it",
+            )
     try:
         array = _from_dlpack(values)
         array = np.asarray(values) if array is None else array
@@ -157,19 +162,6 @@ def _without_memory(values: Any) -> tuple[str, str] | None:
     if not isinstance(values, np.ndarray) and hasattr(values, "nnz") and hasattr(values, "toarray"):
         return "is sparse", "pass x.toarray()"
     return None
-
-
-def _items(values: Any) -> Sequence[Any]:
-    return values if isinstance(values, list | tuple) else ()
-
-
-def _is_a_buffer(ref: BufferRef) -> InvalidRequest:
-    return InvalidRequest(
-        field="array",
-        value=ref,
-        problem="is a buffer, whose values are on the device already",
-        fix="pass it to requests as it is; Copy(src=..., dst=...) copies it",
-    )
 
 
 def _from_dlpack(values: Any) -> np.ndarray | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import concurrent.futures
+
 import numpy as np
 
 from cudnn_actor.protocol import (
@@ -34,14 +36,8 @@ RECEIPT = Receipt(request_id=1, generation=1, plan="cpu", queue_us=1.0, run_us=1
 DIMS = (1, 1, 2, 2)
 
 
-class Asked:
-    """A request on its way, for ever."""
-
-    def done(self) -> bool:
-        return False
-
-    def cancel(self) -> None:
-        pass
+Asked = concurrent.futures.Future[None]
+"""A request on its way, for ever."""
 
 
 def values(*given: float) -> np.ndarray:

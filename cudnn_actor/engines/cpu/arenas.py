@@ -1,4 +1,7 @@
-"""Arenas: anonymous memory behind file descriptors, so that it can outlive the process that made it."""
+"""Arenas: anonymous memory behind file descriptors, so that it can outlive the process that made it.
+
+And arrays in them that keep another object alive, such as the owner of their memory.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from cudnn_actor.memory.exhaustion import exhaustion
 from cudnn_actor.protocol.types.errors import OutOfDescriptors, OutOfMemory
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
-__all__ = ["FIXED_SIZE", "Arenas", "is_whole"]
+__all__ = ["FIXED_SIZE", "Arenas", "is_whole", "keeping"]
 
 FIXED_SIZE = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 """Seals that stop an arena from being truncated, which would make accesses to its mappings raise SIGBUS."""
@@ -92,3 +95,16 @@ def is_whole(fd: int, nbytes: int) -> bool:
     except OSError:  # of another kind of file
         return False
     return bool(sealed) and os.fstat(fd).st_size >= nbytes
+
+
+def keeping(array: np.ndarray, owner: object) -> np.ndarray:
+    """A new array on the same memory; `owner` stays alive as long as the array or any view of it does."""
+    return np.asarray(_Kept(array, owner)).view(array.dtype)
+
+
+class _Kept:
+    """The base of another array: keeps an array and its owner alive."""
+
+    def __init__(self, array: np.ndarray, owner: object) -> None:
+        self.__array_interface__ = array.view(f"u{array.itemsize}").__array_interface__
+        self.kept = array, owner

@@ -9,10 +9,9 @@ import numpy as np
 
 from cudnn_actor.engines.base import BuilderAccess, EngineFailure, Plan, blamed, no_progress
 from cudnn_actor.engines.cpu import transfer
-from cudnn_actor.engines.cpu.arenas import Arenas
+from cudnn_actor.engines.cpu.arenas import Arenas, keeping
 from cudnn_actor.engines.cpu.compiler import compile_plan
 from cudnn_actor.engines.cpu.evaluation import EvaluatedPlan, Evaluation
-from cudnn_actor.engines.cpu.kept import keeping
 from cudnn_actor.engines.cpu.plan import CpuPlan, Program
 from cudnn_actor.engines.cpu.scratch import aligned_bytes
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph

@@ -20,8 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cudnn_actor.engines.cpu.arenas import FIXED_SIZE
-from cudnn_actor.engines.cpu.kept import keeping
+from cudnn_actor.engines.cpu.arenas import FIXED_SIZE, keeping
 from cudnn_actor.memory import ArenaPool
 from cudnn_actor.memory.exhaustion import exhaustion
 

@@ -44,15 +44,7 @@ class GraphComputation:
         """The names of what it writes."""
         return (*(port.name for port in self.graph.outputs), *sorted(self.updated))
 
-    @property
-    def reads(self) -> tuple[str, ...]:
-        """As of an operation."""
-        return self.inputs
-
-    @property
-    def writes(self) -> tuple[str, ...]:
-        """As of an operation."""
-        return self.outputs
+    reads, writes = inputs, outputs  # the names of its tensors are those of its operands
 
     def named(self, fields: tuple[str, ...] | None = None) -> Iterator[tuple[str, str]]:
         """As of an operation; the operands' names are those of the ports."""

@@ -67,12 +67,8 @@ class _Place(NamedTuple):
         return self.role in LOAD[self.problem].inputs
 
 
-class _Plan(NamedTuple):
-    """What requests of one plan have in common."""
-
-    problem: int
-    operation: Computation
-    accumulates: bool
+_Plan = tuple[int, Computation, bool]
+"""What requests of one plan have in common: problem, operation, and whether they accumulate."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -412,7 +408,7 @@ def _numbers(step: Step) -> Iterator[int]:
 
 
 def _plan(step: Step) -> _Plan:
-    return _Plan(step.problem, _operation(step), step.action is Action.ACCUMULATE)
+    return step.problem, _operation(step), step.action is Action.ACCUMULATE
 
 
 def _outputs(step: Step) -> dict[str, _Place]:

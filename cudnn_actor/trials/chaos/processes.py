@@ -74,16 +74,12 @@ def _look_at(pid: int) -> Found | None:
     try:
         if mark not in (place / "environ").read_bytes().split(b"\0"):
             return None
-        name, stat = (place / "comm").read_text().strip(), _stat(pid)
+        name = (place / "comm").read_text().strip()
+        stat = (place / "stat").read_bytes().rpartition(b")")[2].split()  # from the third field on: proc(5)
     except (OSError, ValueError):  # it has ended, or belongs to another user
         return None
     state, ticks = stat[0].decode(), int(stat[11]) + int(stat[12])
     return None if state in ("Z", "X") else Found(pid, _ROLES.get(name, Role.OTHER), state, ticks)
-
-
-def _stat(pid: int) -> list[bytes]:
-    """The fields of `/proc/PID/stat` from the third on, see proc(5)."""
-    return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
 
 
 def send_signal(found: Found, number: signal.Signals) -> bool:

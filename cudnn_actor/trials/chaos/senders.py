@@ -210,7 +210,8 @@ class AlarmedSender:
         self._before = signal.signal(signal.SIGALRM, self._interrupt)
         self._hook_before, sys.unraisablehook = sys.unraisablehook, self._not_raised
         self._runner = asyncio.Runner()
-        self._runner.get_loop().set_exception_handler(_ignore)  # for futures that no caller received
+        # for futures that no caller received
+        self._runner.get_loop().set_exception_handler(lambda _loop, _context: None)
 
     def close(self) -> None:
         """Restore the previous handler."""
@@ -318,7 +319,3 @@ def _outcome(request: asyncio.Future[Any] | Exception) -> object:
         return asyncio.CancelledError()
     error = request.exception()
     return request.result() if error is None else error
-
-
-def _ignore(_loop: asyncio.AbstractEventLoop, _context: dict[str, Any]) -> None:
-    pass

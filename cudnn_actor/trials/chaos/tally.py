@@ -8,11 +8,13 @@ caller.
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from cudnn_actor.protocol import Receipt
 from cudnn_actor.trials.chaos.oracle import Deed, ModelRun, Wrong, describe
@@ -72,14 +74,8 @@ class Stall(NamedTuple):
     took_s: float
 
 
-class Waiting(Protocol):
-    """A request in flight, of any kind of caller."""
-
-    def done(self) -> bool:
-        """Whether it has ended."""
-
-    def cancel(self) -> object:
-        """Stop waiting for it. On the thread that sent it."""
+Waiting = asyncio.Future[Any] | concurrent.futures.Future[None]
+"""A request in flight: of a caller with an event loop, or of one without, which completes it itself."""
 
 
 class _Sent(NamedTuple):
@@ -145,7 +141,8 @@ class Tally:
         """The first of them."""
         self.events: Counter[str] = Counter()
         self._open: list[_Open] = []
-        self._last_outage_s = 0.0
+        self.last_outage_s = 0.0
+        """When the last fault that ends or stops a process came; 0 before the first."""
         self._outstanding: dict[Waiting, _Sent] = {}
 
     @property
@@ -282,13 +279,8 @@ class Tally:
             fault = InjectedFault(kind, self.now_s)
             self.faults.append(fault)
             if signal or generation is not None:
-                self._last_outage_s = fault.at_s
+                self.last_outage_s = fault.at_s
             self._open.append(_Open(fault, generation))
-
-    @property
-    def last_outage_s(self) -> float:
-        """When the last fault that ends or stops a process came; 0 before the first."""
-        return self._last_outage_s
 
     @property
     def unrecovered(self) -> int:
