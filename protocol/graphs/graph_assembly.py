@@ -20,6 +20,7 @@ from cudnn_actor.protocol.operations import (
     Reshape,
     TensorRole,
 )
+from cudnn_actor.protocol.operations.base import tensor_of
 from cudnn_actor.protocol.types.dtypes import DType
 from cudnn_actor.protocol.types.errors import InvalidRequest
 
@@ -109,29 +110,11 @@ class GraphAssembly:
                 problem="is an input that nothing in the graph reads",
                 fix="leave it out, and make the value an output",
             )
-        self._extra[uid] = GraphTensor(
-            uid=uid,
-            dims=spec.dims,
-            strides=spec.strides,
-            dtype=spec.dtype,
-            alignment=spec.alignment,
-            overwrites=before,
-            name=label,
-        )
+        self._extra[uid] = tensor_of(uid, spec, overwrites=before, name=label)
 
     def _tensor(self, uid: int) -> GraphTensor:
-        made = self._made[uid]
-        spec = made.spec
-        return GraphTensor(
-            uid=uid,
-            dims=spec.dims,
-            strides=spec.strides,
-            dtype=self._declared[uid],
-            role=made.role,
-            alignment=spec.alignment,
-            value=made.value,
-            name=made.label,
-        )
+        made, dtype = self._made[uid], self._declared[uid]
+        return tensor_of(uid, made.spec, dtype=dtype, role=made.role, value=made.value, name=made.label)
 
     def _declare(self) -> None:
         """Find each tensor's dtype: a virtual one's own where it is stored, else the one that is computed in.

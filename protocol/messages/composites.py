@@ -23,6 +23,7 @@ from cudnn_actor.protocol.operations import (
     PointwiseMode,
     TensorRole,
 )
+from cudnn_actor.protocol.operations.base import tensor_of
 from cudnn_actor.protocol.operations.convolution import Convolution, check_dims, type_of_sums
 from cudnn_actor.protocol.types.dtypes import DType
 from cudnn_actor.protocol.types.epilogue import Activation
@@ -59,19 +60,9 @@ def signature(message: Composite) -> Signature:
     check_scalars(message)
     alpha, beta = message.alpha == 1.0, message.beta == 0.0
     if type(message) is ConvFwd:
-        bias = message.bias
-        return (
-            ConvFwd,
-            message.x.spec,
-            message.w.spec,
-            message.y.spec,
-            None if bias is None else bias.spec,
-            message.conv,
-            message.epilogue,
-            message.numerics,
-            alpha,
-            beta,
-        )
+        bias = None if message.bias is None else message.bias.spec
+        specs = (message.x.spec, message.w.spec, message.y.spec)
+        return (ConvFwd, *specs, bias, message.conv, message.epilogue, message.numerics, alpha, beta)
     if type(message) is ConvBwdData:
         first, second, result = message.dy, message.w, message.dx
     else:
@@ -178,7 +169,7 @@ class _Builder:
         self.operations.append(operation)
 
     def _bound(self, name: str, spec: TensorSpec, overwrites: int | None = None) -> int:
-        uid = self._add(spec, spec.dtype, TensorRole.BOUND, name, overwrites)
+        uid = self._add(spec, TensorRole.BOUND, name, overwrites)
         self.names_of[uid] = name
         return uid
 
@@ -187,30 +178,15 @@ class _Builder:
 
     def _virtual(self, dtype: DType) -> int:
         layout = Layout.NHWC if self.spec.layout is Layout.NHWC else Layout.NCHW
-        return self._add(TensorSpec.packed(self.spec.dims, dtype, layout), dtype, TensorRole.VIRTUAL, "")
+        return self._add(TensorSpec.packed(self.spec.dims, dtype, layout), TensorRole.VIRTUAL)
 
     def _scalar(self, name: str) -> int:
-        ones = (1,) * self.spec.rank
-        uid = self._add(
-            TensorSpec(dims=ones, strides=ones, dtype=self.pointwise), self.pointwise, TensorRole.SCALAR, name
-        )
+        one = TensorSpec.packed((1,) * self.spec.rank, self.pointwise)
+        uid = self._add(one, TensorRole.SCALAR, name)
         self.names_of[uid] = name
         return uid
 
-    def _add(
-        self, spec: TensorSpec, dtype: DType, role: TensorRole, name: str, overwrites: int | None = None
-    ) -> int:
+    def _add(self, spec: TensorSpec, role: TensorRole, name: str = "", overwrites: int | None = None) -> int:
         uid = len(self.tensors)
-        self.tensors.append(
-            GraphTensor(
-                uid=uid,
-                dims=spec.dims,
-                strides=spec.strides,
-                dtype=dtype,
-                role=role,
-                alignment=spec.alignment,
-                overwrites=overwrites,
-                name=name,
-            )
-        )
+        self.tensors.append(tensor_of(uid, spec, role=role, overwrites=overwrites, name=name))
         return uid

@@ -16,7 +16,8 @@ from cudnn_actor.protocol.graphs.named_graph import Graph
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.messages import composites
 from cudnn_actor.protocol.messages.messages import Compute, RunGraph
-from cudnn_actor.protocol.operations import GraphTensor, Operation
+from cudnn_actor.protocol.operations import Operation
+from cudnn_actor.protocol.operations.base import tensor_of
 from cudnn_actor.protocol.operations.field_checks import check_operation
 from cudnn_actor.protocol.types.buffers import BufferRef
 from cudnn_actor.protocol.types.checks import require_awaited
@@ -102,19 +103,8 @@ def _assemble(message: Operation[BufferRef]) -> composites.Assembled:
     refs = dict(message.named())
     names = dict(enumerate(refs))
     uids = {name: uid for uid, name in names.items()}
-    tensors = tuple(
-        GraphTensor(
-            uid=uids[name],
-            dims=ref.spec.dims,
-            strides=ref.spec.strides,
-            dtype=ref.spec.dtype,
-            alignment=ref.spec.alignment,
-            name=name,
-        )
-        for name, ref in refs.items()
-    )
     graph = OperationGraph(
-        tensors=tensors,
+        tensors=tuple(tensor_of(uids[name], ref.spec, name=name) for name, ref in refs.items()),
         operations=(checked.with_operands(uids.__getitem__),),
         numerics=message.numerics or Numerics(),
     )

@@ -36,6 +36,7 @@ __all__ = [
     "require",
     "require_elements",
     "require_floating",
+    "tensor_of",
 ]
 
 T = TypeVar("T", covariant=True)  # noqa: PLC0105 - the name that a reader expects
@@ -102,6 +103,12 @@ class GraphTensor(Record):
         """Everything that defines the tensor, except its name and uids."""
         meaning = (self.dims, self.strides, self.dtype, self.role, self.alignment)
         return meaning if self.value is None else (*meaning, self.value)
+
+
+def tensor_of(uid: int, spec: TensorSpec, **fields: Any) -> GraphTensor:
+    """A graph's tensor of that number, whose buffer has this spec. `fields`: its other fields."""
+    of_spec: dict[str, Any] = {name: getattr(spec, name) for name in spec.__struct_fields__}
+    return GraphTensor(uid=uid, **(of_spec | fields))
 
 
 @functools.lru_cache(256)
