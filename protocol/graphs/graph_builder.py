@@ -16,7 +16,7 @@ from cudnn_actor.protocol.graphs.named_graph import Graph
 from cudnn_actor.protocol.graphs.random_functions import RandomFunctions
 from cudnn_actor.protocol.graphs.range_functions import RangeFunctions
 from cudnn_actor.protocol.operations import PointwiseMode, TensorRole
-from cudnn_actor.protocol.types.checks import did_you_mean, require_name
+from cudnn_actor.protocol.types.checks import did_you_mean, require_mapping, require_name
 from cudnn_actor.protocol.types.dtypes import DType, DTypeLike
 from cudnn_actor.protocol.types.errors import InvalidRequest
 from cudnn_actor.protocol.types.numerics import Numerics
@@ -92,20 +92,9 @@ class GraphBuilder(ComposedFunctions, ArrangementFunctions, RangeFunctions, Rand
         InvalidRequest
             There is no output, a name is taken, or an update does not fit its input.
         """
-        if not (outputs is None or isinstance(outputs, Mapping)):
-            raise InvalidRequest(
-                field="outputs",
-                value=outputs,
-                problem="is not a mapping of names to tensors",
-                fix="name each output, as in g.build(y=y)",
-            )
-        if not (updates is None or isinstance(updates, Mapping)):
-            raise InvalidRequest(
-                field="updates",
-                value=updates,
-                problem="is not a mapping of inputs' names to tensors",
-                fix="name the input, as in updates={'state': new}",
-            )
+        require_mapping("outputs", outputs, "names to tensors", "name each output, as in g.build(y=y)")
+        fix = "name the input, as in updates={'state': new}"
+        require_mapping("updates", updates, "inputs' names to tensors", fix)
         for name in named.keys() & (outputs or {}).keys():
             raise InvalidRequest(
                 field=name, value=named[name], problem="is given twice", fix="name each output once"

@@ -26,7 +26,13 @@ from cudnn_actor.protocol.operations import (
     Transpose,
 )
 from cudnn_actor.protocol.operations.field_checks import check_parameters
-from cudnn_actor.protocol.types.checks import as_number, did_you_mean, require_names, require_type
+from cudnn_actor.protocol.types.checks import (
+    as_number,
+    did_you_mean,
+    require_mapping,
+    require_names,
+    require_type,
+)
 from cudnn_actor.protocol.types.dtypes import DType, DTypeLike
 from cudnn_actor.protocol.types.errors import InvalidRequest, Words
 from cudnn_actor.protocol.types.numerics import Numerics
@@ -83,13 +89,8 @@ class Recorder:
         """
         operands = self._operands(operation)
         require_names("also", also, operation.outputs, type(operation).__name__)
-        if not (like is None or isinstance(like, Mapping)):
-            raise InvalidRequest(
-                field="like",
-                value=like,
-                problem="is not a mapping of outputs' names to tensors",
-                fix="name the output, as in like={'y': x}",
-            )
+        fix = "name the output, as in like={'y': x}"
+        require_mapping("like", like, "outputs' names to tensors", fix)
         require_names("like", like or {}, operation.outputs, type(operation).__name__)
         given = {name: self._tensors[self._own(name, tensor)].spec for name, tensor in (like or {}).items()}
         node = check_parameters(operation).with_operands(lambda name: operands.get(name, 0))

@@ -24,6 +24,7 @@ __all__ = [
     "require_choice",
     "require_fits_message",
     "require_fraction",
+    "require_mapping",
     "require_member",
     "require_name",
     "require_names",
@@ -150,6 +151,12 @@ def require_seconds(field: str, value: object, *, positive: bool = False) -> Non
             problem=f"must be a finite number of seconds {least}",
             fix="give seconds, as in 0.5",
         )
+
+
+def require_mapping(field: str, value: object, of: str, fix: str) -> None:
+    """Raise `InvalidRequest` unless `value` is a mapping, of names to what `of` says, or None."""
+    if not (value is None or isinstance(value, Mapping)):
+        raise InvalidRequest(field=field, value=value, problem=f"is not a mapping of {of}", fix=fix)
 
 
 def require_fraction(field: str, value: object) -> None:
