@@ -15,7 +15,7 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -93,10 +93,12 @@ class Places(NamedTuple):
 
 class _Indexed(Operation[T]):
     takes_empty = True
+    _places: ClassVar[Callable[[Any, tuple[int, ...], tuple[int, ...]], Places]]
+    """How indices select: along an axis, element by element, or as lists."""
 
     def places(self, x: tuple[int, ...], indices: tuple[int, ...]) -> Places:
         """Which elements of a tensor of dims `x` indices of these dims select. Raises `InvalidRequest`."""
-        raise NotImplementedError
+        return self._places(x, indices)
 
     def _attributes(self) -> dict[str, Any]:
         """The fields that say where."""
@@ -126,6 +128,63 @@ class _Indexed(Operation[T]):
         return {
             "indices": (steps + draw(indices).astype(xp.int64) + 3) % (sizes if places.stacked else sizes[0])
         }
+
+
+def _along_axis(operation: Any, x: tuple[int, ...], indices: tuple[int, ...]) -> Places:
+    axis = axis_of("axis", operation.axis, len(x))
+    batch = _batch_dims(operation.batch_dims, x, indices, axis, len(indices))
+    inner = len(indices) - batch
+    own = (None if n == axis else n + (inner - 1) * (n > axis) for n in range(len(x)))
+    of_indices = (*range(batch), *range(axis, axis + inner))
+    return Places((*x[:axis], *indices[batch:], *x[axis + 1 :]), tuple(own), of_indices)
+
+
+def _of_elements(operation: Any, x: tuple[int, ...], indices: tuple[int, ...]) -> Places:
+    axis = axis_of("axis", operation.axis, len(x))
+    fits = len(indices) == len(x) and all(
+        size <= of_x or n == axis for n, (size, of_x) in enumerate(zip(indices, x, strict=True))
+    )
+    if not fits:
+        raise InvalidRequest(
+            field="indices",
+            value=indices,
+            problem=f"do not fit x, of dims {x}",
+            fix=f"give them as many dims, none larger than x's but that along axis {axis}",
+        )
+    return Places(indices, tuple(None if n == axis else n for n in range(len(x))), tuple(range(len(x))))
+
+
+def _of_lists(operation: Any, x: tuple[int, ...], indices: tuple[int, ...]) -> Places:
+    batch = _batch_dims(operation.batch_dims, x, indices, len(x) - 1, len(indices) - 1)
+    outer, count = len(indices) - 1, indices[-1] if indices else 0
+    if not 1 <= count <= len(x) - batch:
+        raise InvalidRequest(
+            field="indices",
+            value=indices,
+            problem=f"do not have 1 to {len(x) - batch} elements along the last dim, for those of x",
+            fix="give an index for each of the first dims of x behind batch_dims",
+        )
+    behind = batch + count
+    own = (n if n < batch else None if n < behind else n - behind + outer for n in range(len(x)))
+    return Places((*indices[:-1], *x[behind:]), tuple(own), tuple(range(outer)), stacked=True)
+
+
+def _batch_dims(batch: int, x: tuple[int, ...], indices: tuple[int, ...], *most: int) -> int:
+    if not is_whole(batch) or not 0 <= batch <= max(min(most), 0):
+        raise InvalidRequest(
+            field="batch_dims",
+            value=batch,
+            problem="is no number of first dims that both have before those with indices",
+            fix=f"use one from 0 to {max(min(most), 0)}",
+        )
+    if x[:batch] != indices[:batch]:
+        raise InvalidRequest(
+            field="indices",
+            value=indices,
+            problem=f"do not begin with the first {batch} dims of x, {x[:batch]}",
+            fix="give them, or use fewer batch_dims",
+        )
+    return batch
 
 
 class Gathering(_Indexed[T]):
@@ -189,9 +248,7 @@ class Gather(Gathering[T], tag=True):
     kind = "gather"
     axis: int = 0
     batch_dims: int = 0
-
-    def places(self, x: tuple[int, ...], indices: tuple[int, ...]) -> Places:
-        return _along_axis(self, x, indices)
+    _places = _along_axis
 
 
 class GatherElements(Gathering[T], tag=True):
@@ -214,9 +271,7 @@ class GatherElements(Gathering[T], tag=True):
 
     kind = "gather_elements"
     axis: int = 0
-
-    def places(self, x: tuple[int, ...], indices: tuple[int, ...]) -> Places:
-        return _of_elements(self, x, indices)
+    _places = _of_elements
 
 
 class GatherND(Gathering[T], tag=True):
@@ -237,9 +292,7 @@ class GatherND(Gathering[T], tag=True):
 
     kind = "gather_nd"
     batch_dims: int = 0
-
-    def places(self, x: tuple[int, ...], indices: tuple[int, ...]) -> Places:
-        return _of_lists(self, x, indices)
+    _places = _of_lists
 
 
 class ScatterReduction(enum.StrEnum):
@@ -391,9 +444,7 @@ class Scatter(Scattering[T], tag=True):
     kind = "scatter"
     axis: int = 0
     batch_dims: int = 0
-
-    def places(self, x: tuple[int, ...], indices: tuple[int, ...]) -> Places:
-        return _along_axis(self, x, indices)
+    _places = _along_axis
 
 
 class ScatterElements(Scattering[T], tag=True):
@@ -417,9 +468,7 @@ class ScatterElements(Scattering[T], tag=True):
 
     kind = "scatter_elements"
     axis: int = 0
-
-    def places(self, x: tuple[int, ...], indices: tuple[int, ...]) -> Places:
-        return _of_elements(self, x, indices)
+    _places = _of_elements
 
 
 class ScatterND(Scattering[T], tag=True):
@@ -441,70 +490,11 @@ class ScatterND(Scattering[T], tag=True):
 
     kind = "scatter_nd"
     batch_dims: int = 0
-
-    def places(self, x: tuple[int, ...], indices: tuple[int, ...]) -> Places:
-        return _of_lists(self, x, indices)
+    _places = _of_lists
 
 
 _REVERSE: dict[type, Any] = {Gather: Scatter, GatherElements: ScatterElements, GatherND: ScatterND}
 _GATHERS = {scatter: gather for gather, scatter in _REVERSE.items()}
-
-
-def _along_axis(operation: Any, x: tuple[int, ...], indices: tuple[int, ...]) -> Places:
-    axis = axis_of("axis", operation.axis, len(x))
-    batch = _batch_dims(operation.batch_dims, x, indices, axis, len(indices))
-    inner = len(indices) - batch
-    own = (None if n == axis else n + (inner - 1) * (n > axis) for n in range(len(x)))
-    of_indices = (*range(batch), *range(axis, axis + inner))
-    return Places((*x[:axis], *indices[batch:], *x[axis + 1 :]), tuple(own), of_indices)
-
-
-def _of_elements(operation: Any, x: tuple[int, ...], indices: tuple[int, ...]) -> Places:
-    axis = axis_of("axis", operation.axis, len(x))
-    fits = len(indices) == len(x) and all(
-        size <= of_x or n == axis for n, (size, of_x) in enumerate(zip(indices, x, strict=True))
-    )
-    if not fits:
-        raise InvalidRequest(
-            field="indices",
-            value=indices,
-            problem=f"do not fit x, of dims {x}",
-            fix=f"give them as many dims, none larger than x's but that along axis {axis}",
-        )
-    return Places(indices, tuple(None if n == axis else n for n in range(len(x))), tuple(range(len(x))))
-
-
-def _of_lists(operation: Any, x: tuple[int, ...], indices: tuple[int, ...]) -> Places:
-    batch = _batch_dims(operation.batch_dims, x, indices, len(x) - 1, len(indices) - 1)
-    outer, count = len(indices) - 1, indices[-1] if indices else 0
-    if not 1 <= count <= len(x) - batch:
-        raise InvalidRequest(
-            field="indices",
-            value=indices,
-            problem=f"do not have 1 to {len(x) - batch} elements along the last dim, for those of x",
-            fix="give an index for each of the first dims of x behind batch_dims",
-        )
-    behind = batch + count
-    own = (n if n < batch else None if n < behind else n - behind + outer for n in range(len(x)))
-    return Places((*indices[:-1], *x[behind:]), tuple(own), tuple(range(outer)), stacked=True)
-
-
-def _batch_dims(batch: int, x: tuple[int, ...], indices: tuple[int, ...], *most: int) -> int:
-    if not is_whole(batch) or not 0 <= batch <= max(min(most), 0):
-        raise InvalidRequest(
-            field="batch_dims",
-            value=batch,
-            problem="is no number of first dims that both have before those with indices",
-            fix=f"use one from 0 to {max(min(most), 0)}",
-        )
-    if x[:batch] != indices[:batch]:
-        raise InvalidRequest(
-            field="indices",
-            value=indices,
-            problem=f"do not begin with the first {batch} dims of x, {x[:batch]}",
-            fix="give them, or use fewer batch_dims",
-        )
-    return batch
 
 
 def examples() -> tuple[Example, ...]:
