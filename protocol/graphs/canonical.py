@@ -19,31 +19,19 @@ import msgspec
 __all__ = ["blake", "canonical_bytes"]
 
 
-def canonical_bytes(value: object) -> bytes:  # noqa: PLR0911 - one line per type
+def canonical_bytes(value: object) -> bytes:
     """The canonical encoding of plain data: None, bool, int, float, str, tuple, list, Struct.
 
     Raises `TypeError` for anything else, such as a set or a dict, which have no canonical form here.
     """
-    encode = _ENCODERS.get(type(value))  # a graph has hundreds of thousands of values: most take this way
-    if encode is not None:
-        return encode(value)
-    match value:
-        case enum.Enum():
-            return canonical_bytes(value.value)
-        case int():
-            return _integer(value)
-        case float():
-            return _float(value)
-        case str():
-            return _text(value)
-        case tuple() | list():
-            return _sequence(value)
-        case msgspec.Struct():
-            fields = sorted(type(value).__struct_fields__)
-            pairs = tuple((name, getattr(value, name)) for name in fields)
-            return b"R" + canonical_bytes((type(value).__name__, *pairs))
-        case _:
-            raise TypeError(f"no canonical form for {type(value).__name__}")
+    for base in type(value).__mro__:  # a graph has hundreds of thousands of values: most are of the first
+        if base in _ENCODERS:
+            return _ENCODERS[base](value)
+    if isinstance(value, msgspec.Struct):
+        fields = sorted(type(value).__struct_fields__)
+        pairs = tuple((name, getattr(value, name)) for name in fields)
+        return b"R" + canonical_bytes((type(value).__name__, *pairs))
+    raise TypeError(f"no canonical form for {type(value).__name__}")
 
 
 def blake(data: bytes) -> str:
@@ -82,4 +70,5 @@ _ENCODERS: dict[type, Callable[[Any], bytes]] = {
     str: _text,
     tuple: _sequence,
     list: _sequence,
+    enum.Enum: lambda value: canonical_bytes(value.value),
 }
