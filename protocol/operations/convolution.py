@@ -5,12 +5,12 @@ As nodes of a graph: `ConvFwd` and its siblings are the messages.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from cudnn_actor.protocol.operations.base import ALLOCATED, Array, Operation, Specs, T
 from cudnn_actor.protocol.operations.example import Example
+from cudnn_actor.protocol.operations.windows import taps
 from cudnn_actor.protocol.types.checks import check_result
 from cudnn_actor.protocol.types.conv import ConvSpec
 from cudnn_actor.protocol.types.dtypes import DType
@@ -117,7 +117,7 @@ class ConvolutionForward(Convolution[T], tag=True):
         groups = self.conv.groups
         padded = _padded(xp, self.conv, x)
         total = xp.zeros((y.dims[0], groups, y.dims[1] // groups, *y.dims[2:]), x.dtype)
-        for tap, seen in _taps(self.conv, w.shape[2:], y.dims[2:]):
+        for tap, seen in taps(self.conv, w.shape[2:], y.dims[2:]):
             part = _grouped(padded[seen], groups)
             total += xp.einsum("ngc...,gkc->ngk...", part, _filters(w[(..., *tap)], groups))
         return {"y": total.reshape(y.dims)}
@@ -145,7 +145,7 @@ class ConvolutionBackwardData(Convolution[T], tag=True):
         dy, w, dx = values["dy"], values["w"], specs["dx"]
         groups = self.conv.groups
         padded = _padded(xp, self.conv, xp.zeros(dx.dims, dy.dtype))
-        for tap, seen in _taps(self.conv, w.shape[2:], dy.shape[2:]):
+        for tap, seen in taps(self.conv, w.shape[2:], dy.shape[2:]):
             part = xp.einsum("ngk...,gkc->ngc...", _grouped(dy, groups), _filters(w[(..., *tap)], groups))
             padded[seen] += part.reshape(padded[seen].shape)
         inside = (slice(b, b + d) for b, d in zip(self.conv.pre_padding, dx.dims[2:], strict=True))
@@ -175,7 +175,7 @@ class ConvolutionBackwardFilter(Convolution[T], tag=True):
         groups = self.conv.groups
         padded = _padded(xp, self.conv, x)
         result = xp.empty(dw.dims, x.dtype)
-        for tap, seen in _taps(self.conv, dw.dims[2:], dy.shape[2:]):
+        for tap, seen in taps(self.conv, dw.dims[2:], dy.shape[2:]):
             a, b = (_flat(_grouped(array, groups)) for array in (padded[seen], dy))
             part = xp.einsum("ngcp,ngkp->gkc", a, b)
             result[(..., *tap)] = part.reshape(dw.dims[:2])
@@ -192,20 +192,6 @@ def check_dims(operation: type[Convolution[Any]], conv: ConvSpec, specs: Specs) 
 
 def _padded(xp: Any, conv: ConvSpec, x: Array) -> Array:
     return xp.pad(x, ((0, 0), (0, 0), *zip(conv.pre_padding, conv.post_padding, strict=True)))
-
-
-def _taps(
-    conv: ConvSpec, filter_dims: tuple[int, ...], places: tuple[int, ...]
-) -> Iterator[tuple[tuple[int, ...], tuple[slice, ...]]]:
-    """Each element of a filter, and the part of the padded input that it meets."""
-    for tap in itertools.product(*map(range, filter_dims)):
-        starts = [t * d for t, d in zip(tap, conv.dilation, strict=True)]
-        ends = [
-            first + (count - 1) * step + 1
-            for first, count, step in zip(starts, places, conv.stride, strict=True)
-        ]
-        seen = map(slice, starts, ends, conv.stride)
-        yield tap, (slice(None), slice(None), *seen)
 
 
 def _grouped(values: Array, groups: int) -> Array:

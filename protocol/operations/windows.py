@@ -13,11 +13,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
 
 from cudnn_actor.protocol.operations.base import Array
+from cudnn_actor.protocol.types.conv import ConvSpec
 from cudnn_actor.protocol.types.errors import InvalidRequest
 from cudnn_actor.protocol.types.records import Parameters
 from cudnn_actor.protocol.types.spatial import check_spatial, check_spatial_dims, spread
 
-__all__ = ["AdaptiveWindow", "Window", "sums_in_windows"]
+__all__ = ["AdaptiveWindow", "Window", "sums_in_windows", "taps"]
 
 _MOST_PADDING = 1 << 16
 """The most padding before or after a spatial dim. It costs work, and no tensor has to be as large."""
@@ -155,20 +156,11 @@ class Window(Parameters, tag=True):
         widths = ((0, 0), (0, 0), *zip(self.pre_padding, self.post_padding, strict=True))
         padded = [xp.pad(x, widths) for x in of_x]
         total = xp.zeros(padded[0].shape, of_y[0].dtype)
-        for seen in self._taps(places):
+        for _, seen in taps(self, self.size, places):
             total[seen] += term(*(x[seen] for x in padded), *of_y)
         # What has been added to the padding is left out.
         parts = (slice(pre, pre + size) for pre, size in zip(self.pre_padding, dims[2:], strict=True))
         return total[(slice(None), slice(None), *parts)]
-
-    def _taps(self, places: Sequence[int]) -> Iterator[tuple[slice, ...]]:
-        """For each element of a window: where it lies in the padded input for all windows."""
-        for tap in itertools.product(*map(range, self.size)):
-            slices = (
-                slice(t * d, t * d + (count - 1) * step + 1, step)
-                for t, d, count, step in zip(tap, self.dilation, places, self.stride, strict=True)
-            )
-            yield (slice(None), slice(None), *slices)
 
     def _along(self, axis: int, count: int) -> Iterator[tuple[slice, ...]]:
         """For each place in a window along one spatial dim: where it lies in an input padded along it."""
@@ -252,6 +244,19 @@ class AdaptiveWindow(Parameters, tag=True):
 
 
 _Arrays = Sequence[Array]
+
+
+def taps(
+    window: Window | ConvSpec, size: Sequence[int], places: Sequence[int]
+) -> Iterator[tuple[tuple[int, ...], tuple[slice, ...]]]:
+    """Each element of a window, or a filter, of that size, and the part of the padded input that it meets."""
+    for tap in itertools.product(*map(range, size)):
+        starts = [t * d for t, d in zip(tap, window.dilation, strict=True)]
+        ends = [
+            first + (count - 1) * step + 1
+            for first, count, step in zip(starts, places, window.stride, strict=True)
+        ]
+        yield tap, (slice(None), slice(None), *map(slice, starts, ends, window.stride))
 
 
 def _check_rank(x: Sequence[int], spatial_dims: int) -> None:
