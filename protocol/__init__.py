@@ -12,20 +12,10 @@ from cudnn_actor.protocol.graphs.graph_builder import GraphBuilder as GraphBuild
 from cudnn_actor.protocol.graphs.limits import GraphLimits as GraphLimits
 from cudnn_actor.protocol.graphs.named_graph import Graph as Graph, Port as Port
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph as OperationGraph
-from cudnn_actor.protocol.messages.codec import (
-    decode_message as decode_message,
-    decode_reply as decode_reply,
-    encode_message as encode_message,
-    encode_reply as encode_reply,
-)
+from cudnn_actor.protocol.messages.codec import *
 from cudnn_actor.protocol.messages.kinds import *
 from cudnn_actor.protocol.messages.messages import Compute as Compute, Message as Message
-from cudnn_actor.protocol.messages.receipts import (
-    CacheStatistics as CacheStatistics,
-    PlanStatistics as PlanStatistics,
-    Receipt as Receipt,
-    Statistics as Statistics,
-)
+from cudnn_actor.protocol.messages.receipts import *
 from cudnn_actor.protocol.operations import (
     ConvolutionBackwardData as ConvolutionBackwardData,
     ConvolutionBackwardFilter as ConvolutionBackwardFilter,

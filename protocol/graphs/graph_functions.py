@@ -202,7 +202,32 @@ class Functions(Recorder):
 
     # Reductions.
 
-    def _reduced(self, mode: ReductionMode, x: Tensor, axis: Axes, keepdims: bool) -> Tensor:
+    def sum(self, x: Tensor, axis: Axes = None, *, keepdims: bool = False) -> Tensor:
+        """The sum of the elements along these dims."""
+        return self.reduce(ReductionMode.SUM, x, axis, keepdims=keepdims)
+
+    def prod(self, x: Tensor, axis: Axes = None, *, keepdims: bool = False) -> Tensor:
+        """The product of the elements along these dims."""
+        return self.reduce(ReductionMode.PRODUCT, x, axis, keepdims=keepdims)
+
+    def mean(self, x: Tensor, axis: Axes = None, *, keepdims: bool = False) -> Tensor:
+        """The mean of the elements along these dims, which must be floats."""
+        return self.reduce(ReductionMode.MEAN, x, axis, keepdims=keepdims)
+
+    def max(self, x: Tensor, axis: Axes = None, *, keepdims: bool = False) -> Tensor:
+        """The largest element along these dims; NaN if there is one."""
+        return self.reduce(ReductionMode.MAX, x, axis, keepdims=keepdims)
+
+    def min(self, x: Tensor, axis: Axes = None, *, keepdims: bool = False) -> Tensor:
+        """The smallest element along these dims; NaN if there is one."""
+        return self.reduce(ReductionMode.MIN, x, axis, keepdims=keepdims)
+
+    def logsumexp(self, x: Tensor, axis: Axes = None, *, keepdims: bool = False) -> Tensor:
+        """The logarithm of the sum of exponentials along these dims, none of which overflows."""
+        return self.reduce(ReductionMode.LOG_SUM_EXP, x, axis, keepdims=keepdims)
+
+    def reduce(self, mode: ReductionMode, x: Tensor, axis: Axes = None, *, keepdims: bool = False) -> Tensor:
+        """Any other reduction along these dims: see `ReductionMode`."""
         axes = axis if isinstance(axis, Sequence) else (axis,)
         try:
             kept = None if axis is None else tuple(map(as_index, axes))
@@ -215,34 +240,6 @@ class Functions(Recorder):
             ) from None
         reduction = Reduction(x=x, mode=mode, axes=kept, keep_dims=keepdims)
         return self._result(reduction, axes="axis", keep_dims="keepdims")
-
-    def sum(self, x: Tensor, axis: Axes = None, *, keepdims: bool = False) -> Tensor:
-        """The sum of the elements along these dims."""
-        return self._reduced(ReductionMode.SUM, x, axis, keepdims)
-
-    def prod(self, x: Tensor, axis: Axes = None, *, keepdims: bool = False) -> Tensor:
-        """The product of the elements along these dims."""
-        return self._reduced(ReductionMode.PRODUCT, x, axis, keepdims)
-
-    def mean(self, x: Tensor, axis: Axes = None, *, keepdims: bool = False) -> Tensor:
-        """The mean of the elements along these dims, which must be floats."""
-        return self._reduced(ReductionMode.MEAN, x, axis, keepdims)
-
-    def max(self, x: Tensor, axis: Axes = None, *, keepdims: bool = False) -> Tensor:
-        """The largest element along these dims; NaN if there is one."""
-        return self._reduced(ReductionMode.MAX, x, axis, keepdims)
-
-    def min(self, x: Tensor, axis: Axes = None, *, keepdims: bool = False) -> Tensor:
-        """The smallest element along these dims; NaN if there is one."""
-        return self._reduced(ReductionMode.MIN, x, axis, keepdims)
-
-    def logsumexp(self, x: Tensor, axis: Axes = None, *, keepdims: bool = False) -> Tensor:
-        """The logarithm of the sum of exponentials along these dims, none of which overflows."""
-        return self._reduced(ReductionMode.LOG_SUM_EXP, x, axis, keepdims)
-
-    def reduce(self, mode: ReductionMode, x: Tensor, axis: Axes = None, *, keepdims: bool = False) -> Tensor:
-        """Any other reduction along these dims: see `ReductionMode`."""
-        return self._reduced(mode, x, axis, keepdims)
 
     def argmax(self, x: Tensor, axis: int | None = None, *, keepdims: bool = False) -> Tensor:
         """The place of the largest element along a dim, int64; the first of equal ones.
