@@ -21,6 +21,15 @@ from .memory_fixtures import Grown
 OURS = ("memory/buffer_table.py", "memory/slot.py")
 
 
+def want_opcodes() -> None:
+    """Have opcodes traced: Python 3.12 does it only if a frame has wanted them before `settrace`.
+
+    That is this one, which ends at once: in a frame that goes on, the next opcode would be told to a tracer
+    that may be gone.
+    """
+    sys._getframe().f_trace_opcodes = True
+
+
 def interrupted(step: Callable[[], Any], at: int, other: Callable[[], Any]) -> bool:
     """Make a step, and the other before its `at`-th instruction; whether there was one."""
     count = itertools.count()
@@ -38,7 +47,7 @@ def interrupted(step: Callable[[], Any], at: int, other: Callable[[], Any]) -> b
         return trace
 
     before = sys.gettrace()
-    sys._getframe().f_trace_opcodes = True  # Python 3.12 reads it in `settrace`, not later
+    want_opcodes()
     sys.settrace(trace)
     try:
         step()

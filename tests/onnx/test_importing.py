@@ -477,7 +477,7 @@ def test_lists_are_there_while_a_model_is_imported() -> None:
         "all": (FLOAT, None),
     }
     found = run(model_of(nodes, PORTS[0], outputs, tensors), x=X)
-    wanted = [X.sum(0), 2, X[:, 1:], np.concatenate([X[:, :1], X, X[:, 1:]], 1)]
+    wanted: list[Any] = [X.sum(0), 2, X[:, 1:], np.concatenate([X[:, :1], X, X[:, 1:]], 1)]
     for value, each in zip(found, wanted, strict=True):
         np.testing.assert_allclose(value, each, rtol=1e-5, atol=1e-6)
 

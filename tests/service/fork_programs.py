@@ -151,7 +151,8 @@ def child_gives_up_its_copies() -> None:
             pid = os.fork()
             if pid == 0:
                 for task in tasks:
-                    task.get_coro().close()
+                    if (coroutine := task.get_coro()) is not None:
+                        coroutine.close()
                 os._exit(0)
             await asyncio.to_thread(os.waitpid, pid, 0)
             os.kill(gpu.worker_pid, signal.SIGCONT)

@@ -33,6 +33,11 @@ PATIENCE_S = 20.0
 _OURS = tuple(f"{cudnn_actor.__path__[0]}/{part}/" for part in ("actors", "broker", "isolation", "processes"))
 
 
+def _want_opcodes() -> None:
+    """Have opcodes traced: Python 3.12 does it only if a frame, here this one, has wanted them before."""
+    sys._getframe().f_trace_opcodes = True
+
+
 class Injected(Exception):
     """What a handler would have raised."""
 
@@ -50,7 +55,7 @@ class Injector:
 
     def arm(self, at: int) -> None:
         self.places, self._at, self.where = 0, at, ""
-        sys._getframe().f_trace_opcodes = True  # Python 3.12 reads it in `settrace`, not later
+        _want_opcodes()
         sys.settrace(self._enter)
 
     def disarm(self) -> None:

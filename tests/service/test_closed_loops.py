@@ -109,7 +109,8 @@ def launched(gate: Gate) -> CudnnService:
 def closed_with_its_loop(left: LeftLoop) -> None:
     left.loop.close()
     for task in left.tasks:
-        task.get_coro().close()
+        if (coroutine := task.get_coro()) is not None:
+            coroutine.close()
 
 
 def test_a_body_that_is_dropped_with_its_loop_ends_its_service() -> None:
