@@ -29,7 +29,7 @@ from cudnn_actor.models import InvalidModel, Model, UnsupportedModel
 from cudnn_actor.onnx.onnx_model import OnnxModel
 from cudnn_actor.onnx.operator_table import NO_WAY
 from cudnn_actor.onnx.reading import label_of
-from cudnn_actor.onnx.schemas import schema_of
+from cudnn_actor.onnx.schemas import domain_of, schema_of
 from cudnn_actor.onnx.tensors import first_line
 from cudnn_actor.protocol.types.errors import CudnnActorError, InvalidRequest, ServiceStopped, Words
 from cudnn_actor.service.client import CudnnRef
@@ -269,7 +269,7 @@ class CudnnActorBackend(Backend):
         """
         del outputs_info
         given = _by_name(node, inputs)
-        domain = "" if node.domain == "ai.onnx" else node.domain
+        domain = domain_of(node)
         version = kwargs.get("opset_version", defs.onnx_opset_version() if not domain else 1)
         schema = schema_of(node.op_type, version, domain)
         if schema is None:

@@ -16,9 +16,10 @@ import onnx
 from cudnn_actor.onnx.axes import from_front
 from cudnn_actor.onnx.lists import LISTS, Computing
 from cudnn_actor.onnx.nodes import Node
+from cudnn_actor.onnx.schemas import domain_of
 from cudnn_actor.onnx.values import Declined, Value
 
-__all__ = ["CONTROL", "Inliner"]
+__all__ = ["CONTROL", "Inliner", "is_control"]
 
 
 class Inliner(Computing, Protocol):
@@ -181,3 +182,8 @@ CONTROL: dict[tuple[str, str], Callable[[Node, Inliner], list[Value]]] = {
     **LISTS,
 }
 """Operators with subgraphs, and those of lists: what there is of them is known when a model is imported."""
+
+
+def is_control(node: onnx.NodeProto) -> bool:
+    """Whether a node is of one of these operators."""
+    return (domain_of(node), node.op_type) in CONTROL

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import onnx
 
+from cudnn_actor.onnx.schemas import domain_of
 from cudnn_actor.onnx.tensors import MOST_DIMS, too_many_dims
 from cudnn_actor.onnx.values import Declined
 
@@ -258,7 +259,7 @@ def cost_of(node: onnx.NodeProto, arrays: Sequence[np.ndarray | None]) -> Cost:
     Raises `Declined` for an operator without a bound, and for text, whose elements may have any size.
     """
     op, call = node.op_type, _Call(node, arrays)
-    if node.domain not in ("", "ai.onnx") or op not in _BOUNDS:
+    if domain_of(node) or op not in _BOUNDS:
         raise Declined(f"values of {op} are not computed when a model is imported")
     text = any(each is not None and each.dtype.kind in "OSU" for each in arrays)
     if text or (op == "Cast" and call.attribute("to", 0) == onnx.TensorProto.STRING):

@@ -15,7 +15,7 @@ import onnx
 from cudnn_actor.models.errors import InvalidModel
 from cudnn_actor.onnx.lists import Listed
 from cudnn_actor.onnx.reading import ModelFile, declared_in, label_of
-from cudnn_actor.onnx.schemas import Schema, inferred_types, schema_of
+from cudnn_actor.onnx.schemas import Schema, domain_of, infer, schema_for, schema_of
 from cudnn_actor.onnx.values import Contradiction, Value
 
 __all__ = ["Given", "agreed", "check_dtypes", "dtype_code", "formal"]
@@ -125,14 +125,6 @@ def _of_constant(node: onnx.NodeProto) -> int | None:
     return None
 
 
-def _inferred(
-    schema: Schema, node: onnx.NodeProto, types: Mapping[str, int], opsets: Mapping[str, int]
-) -> Any:
-    """What ONNX infers of a node's outputs from the dtypes of its inputs; nothing if it cannot."""
-    given = {name: onnx.helper.make_tensor_type_proto(code, None) for name, code in types.items()}
-    return inferred_types(schema, node, given, {}, opsets)
-
-
 class _Names(NamedTuple):
     """What is known where a node is: dtypes by names, None for what is unknown; and which are constants."""
 
@@ -194,16 +186,15 @@ class _Check:
 
     def _results(self, node: onnx.NodeProto, names: _Names) -> Sequence[int | None]:
         """The dtypes of a node's results, None for those that are unknown."""
-        domain = "" if node.domain == "ai.onnx" else node.domain
         own = (node.domain, node.op_type, node.overload) in self._file.functions
-        schema = None if own else schema_of(node.op_type, self._file.opsets.get(domain, 1), domain)
+        schema = None if own else schema_for(node, self._file.opsets)
         if schema is None:
             return ()
         inputs = names.read(node)
         bound = agreed(schema, inputs)
         if any(each.type in _SUBGRAPHS for each in node.attribute):
             return self._of_subgraphs(node, names)
-        if domain == "" and node.op_type == "Constant":
+        if not domain_of(node) and node.op_type == "Constant":
             return [_of_constant(node)]
         return self._of_schema(schema, node, inputs, bound)
 
@@ -220,9 +211,13 @@ class _Check:
                 (dtype,) = of.dtypes
             if dtype is None and of.dtypes is not None:
                 if inferred is None:
-                    types = {name: each.dtype for name, each in zip(node.input, inputs, strict=True)}
-                    known = {name: dtype for name, dtype in types.items() if name and dtype is not None}
-                    inferred = _inferred(schema, node, known, self._file.opsets)
+                    codes = {name: each.dtype for name, each in zip(node.input, inputs, strict=True)}
+                    types = {
+                        name: onnx.helper.make_tensor_type_proto(code, None)
+                        for name, code in codes.items()
+                        if name and code is not None
+                    }
+                    inferred, _ = infer(node, types, {}, self._file.opsets)
                 dtype = (inferred[name].tensor_type.elem_type or None) if name in inferred else None
             found.append(dtype)
         return found

@@ -12,7 +12,7 @@ from onnx.reference import ReferenceEvaluator
 
 from cudnn_actor.onnx.budget import Budget
 from cudnn_actor.onnx.costs import cost_of
-from cudnn_actor.onnx.schemas import contradiction, inferred_types
+from cudnn_actor.onnx.schemas import domain_of, infer
 from cudnn_actor.onnx.values import Declined, Value
 
 __all__ = ["fold", "inferred", "misfit", "nothing", "slices"]
@@ -121,7 +121,7 @@ def fold(
 def _folded(
     node: onnx.NodeProto, arrays: _Arrays, opsets: Mapping[str, int]
 ) -> tuple[np.ndarray | None, ...]:
-    if node.domain in ("", "ai.onnx"):
+    if not domain_of(node):
         whole = any(each is not None and each.dtype.kind in "iu" for each in arrays[:1])
         if opsets.get("", 1) < _OTHERWISE.get(node.op_type, 0) or (whole and node.op_type in _OF_FLOATS):
             raise Declined("its constant cannot be computed: the reference implementation errs")
@@ -166,10 +166,10 @@ def _folded(
 
 
 def nothing(
-    node: onnx.NodeProto, schema: Any, values: Sequence[Value | None], opsets: Mapping[str, int]
+    node: onnx.NodeProto, values: Sequence[Value | None], opsets: Mapping[str, int]
 ) -> tuple[np.ndarray | None, ...] | None:
     """The results of a node none of which has elements; None if that does not follow from dims."""
-    found = inferred(node, schema, values, opsets)
+    found = inferred(node, values, opsets)
     if found is None or not all(each is None or 0 in each[0] for each in found):
         return None
     return tuple(None if each is None else np.empty(*each) for each in found)
@@ -177,7 +177,6 @@ def nothing(
 
 def misfit(
     node: onnx.NodeProto,
-    schema: Any,
     values: Sequence[Value | None],
     opsets: Mapping[str, int],
     *,
@@ -195,7 +194,7 @@ def misfit(
         for name, value in zip(node.input, values, strict=True):
             for dim in () if value is None or value.fixed else types[name].tensor_type.shape.dim:
                 dim.ClearField("dim_value")
-    return contradiction(schema, node, types, data, opsets)
+    return infer(node, types, data, opsets)[1]
 
 
 def _known(
@@ -212,13 +211,13 @@ def _known(
 
 
 def inferred(
-    node: onnx.NodeProto, schema: Any, values: Sequence[Value | None], opsets: Mapping[str, int]
+    node: onnx.NodeProto, values: Sequence[Value | None], opsets: Mapping[str, int]
 ) -> list[tuple[tuple[int, ...], np.dtype[Any]] | None] | None:
     """The dims and dtypes of a node's results, None for one left out; None if ONNX cannot infer them."""
     known = _known(node, values)
     if known is None:
         return None
-    found = inferred_types(schema, node, *known, opsets)
+    found, _ = infer(node, *known, opsets)
     results: list[tuple[tuple[int, ...], np.dtype[Any]] | None] = []
     for name in node.output:
         if not name:

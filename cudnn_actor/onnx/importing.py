@@ -24,22 +24,16 @@ from cudnn_actor.models.source import NeedsValues, Specialised, fixed_specs
 from cudnn_actor.onnx import operators
 from cudnn_actor.onnx.attributes import defaults, resolved, with_attributes
 from cudnn_actor.onnx.budget import Budget
-from cudnn_actor.onnx.control import CONTROL
+from cudnn_actor.onnx.control import CONTROL, is_control
 from cudnn_actor.onnx.dtypes import Given, agreed, dtype_code, formal
 from cudnn_actor.onnx.expanding import body_of, has_body
 from cudnn_actor.onnx.folding import fold, inferred, misfit, nothing
 from cudnn_actor.onnx.lists import Listed
 from cudnn_actor.onnx.nodes import Node
-from cudnn_actor.onnx.operator_checks import domain_of, problem_of
+from cudnn_actor.onnx.operator_checks import problem_of
 from cudnn_actor.onnx.ports import Ports
-from cudnn_actor.onnx.reading import (
-    ModelFile,
-    Opsets,
-    in_order,
-    label_of,
-    versions,
-)
-from cudnn_actor.onnx.schemas import Schema, schema_of
+from cudnn_actor.onnx.reading import ModelFile, Opsets, in_order, label_of, versions
+from cudnn_actor.onnx.schemas import Schema, domain_of, schema_for
 from cudnn_actor.onnx.tensors import array_of
 from cudnn_actor.onnx.values import Contradiction, Declined, Empty, Pending, Refused, Undecided, Unfit, Value
 from cudnn_actor.protocol.graphs.graph_builder import GraphBuilder, Tensor
@@ -193,12 +187,10 @@ class Import:
         """
         if any(each is not None and not each.size for each in inputs):
             return ""  # ONNX's functions of what has no elements contradict themselves
-        domain = domain_of(node)
-        schema = schema_of(node.op_type, place.opsets.get(domain, 1), domain)
-        if schema is None or (domain, node.op_type) in CONTROL or problem_of(node, place.opsets, self._file):
+        if is_control(node) or problem_of(node, place.opsets, self._file):
             return ""
         proto = with_attributes(node, resolved(node, place.attributes))
-        return misfit(proto, schema, inputs, place.opsets, ranks_alone=of_file)
+        return misfit(proto, inputs, place.opsets, ranks_alone=of_file)
 
     def _unfit(
         self, node: onnx.NodeProto, inputs: Sequence[Value | None], place: _Place, problem: str
@@ -233,11 +225,7 @@ class Import:
 
         The graph with them is never built. None if their dims are not known.
         """
-        domain = domain_of(node)
-        schema = schema_of(node.op_type, place.opsets.get(domain, 1), domain)
-        if schema is None or (domain, node.op_type) in CONTROL:
-            return None
-        found = inferred(node, schema, inputs, place.opsets)
+        found = None if is_control(node) else inferred(node, inputs, place.opsets)
         return None if found is None else [None if each is None else self._stand_in(*each) for each in found]
 
     def _stand_in(self, dims: tuple[int, ...], dtype: np.dtype[Any]) -> Value | _Unknown:
@@ -257,15 +245,15 @@ class Import:
     def _computed(
         self, node: onnx.NodeProto, inputs: list[Value | None], place: _Place
     ) -> Sequence[Value | _Unknown | None]:
-        domain, label = domain_of(node), place.label or label_of(node)
+        label = place.label or label_of(node)
         attributes = resolved(node, place.attributes)
         own = self._file.functions.get((node.domain, node.op_type, node.overload))
         if own is not None:
             nodes = self._read_once(own, lambda: in_order(own.node, set(own.input)))
             return self._expanded(own, nodes, attributes, inputs, replace(place, label=label))
-        schema = schema_of(node.op_type, place.opsets.get(domain, 1), domain)
+        schema = schema_for(node, place.opsets)
         if schema is None:
-            raise Declined(operators.unknown(domain, node.op_type, place.opsets.get(domain, 1)))
+            raise Declined(operators.unknown(node, place.opsets))
         inputs = self._agreeing(node, schema, inputs)
         proto = with_attributes(node, attributes)
         view = Node(
@@ -281,17 +269,17 @@ class Import:
             most_operations=self._most_operations,
         )
         view.check()
-        if (domain, node.op_type) in CONTROL:
-            inner = replace(place, label=place.label or label_of(node), depth=place.depth + 1)
-            return CONTROL[domain, node.op_type](view, _Inline(self, inner))
+        if is_control(node):
+            inner = replace(place, label=label, depth=place.depth + 1)
+            return CONTROL[domain_of(node), node.op_type](view, _Inline(self, inner))
         found = self._folded(view, place)
         if found is None:
             found = self._added(view, place, label)
         if found is None:
             body = body_of(proto, schema, inputs, place.opsets.get("", 1))
             if body is None:
-                raise Declined(operators.unknown(domain, node.op_type, place.opsets.get(domain, 1)))
-            if problem := misfit(proto, schema, inputs, place.opsets):  # which the function may not say
+                raise Declined(operators.unknown(node, place.opsets))
+            if problem := misfit(proto, inputs, place.opsets):  # which the function may not say
                 dims = ", ".join(str(each.dims) for each in inputs if each is not None)
                 raise Unfit(f"has inputs of dims {dims}: {problem}")
             attributes = {**defaults(schema), **attributes}
@@ -367,7 +355,7 @@ class Import:
             try:
                 return self._constants(view, place, fixed=fixed)
             except Declined:
-                empty = nothing(view.proto, view.schema, view.inputs, place.opsets)
+                empty = nothing(view.proto, view.inputs, place.opsets)
                 if empty is None:
                     raise
                 return [None if each is None else self._ports.constant(each, fixed=True) for each in empty]

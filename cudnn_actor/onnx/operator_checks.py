@@ -9,12 +9,12 @@ from onnx import defs
 
 from cudnn_actor.actors.aside import check_wanted
 from cudnn_actor.onnx import operators
-from cudnn_actor.onnx.control import CONTROL
+from cudnn_actor.onnx.control import is_control
 from cudnn_actor.onnx.expanding import has_body
 from cudnn_actor.onnx.reading import ModelFile, Opsets, label_of, versions
-from cudnn_actor.onnx.schemas import schema_of
+from cudnn_actor.onnx.schemas import domain_of, schema_for
 
-__all__ = ["domain_of", "problem_of", "problems_of", "unknown_versions"]
+__all__ = ["problem_of", "problems_of", "unknown_versions"]
 
 _NEWEST: Mapping[str, int] = {"": defs.onnx_opset_version(), "ai.onnx.ml": defs.onnx_ml_opset_version()}
 """The versions of ONNX's domains that the installed package onnx knows."""
@@ -65,20 +65,14 @@ def problems_of(file: ModelFile) -> list[str]:
 def problem_of(node: onnx.NodeProto, opsets: Opsets, file: ModelFile) -> str:
     """Why a node cannot be run, whatever its inputs are; empty if it may be."""
     domain = domain_of(node)
-    if (node.domain, node.op_type, node.overload) in file.functions or (domain, node.op_type) in CONTROL:
+    if (node.domain, node.op_type, node.overload) in file.functions or is_control(node):
         return ""
     seeded = file.random is not None or any(each.name == "seed" for each in node.attribute)
     if not domain and node.op_type in operators.RANDOM and not seeded:
         return operators.UNSEEDED
-    schema = schema_of(node.op_type, opsets.get(domain, 1), domain)
-    no_way = operators.unknown(domain, node.op_type, opsets.get(domain, 1))
+    schema, no_way = schema_for(node, opsets), operators.unknown(node, opsets)
     if schema is None:
         return no_way
     handler = operators.handler_of(domain, node.op_type, schema.since_version)
     known = handler is not None or has_body(schema) or (domain, node.op_type) == ("", "Constant")
     return "" if known else no_way
-
-
-def domain_of(node: onnx.NodeProto) -> str:
-    """The domain of a node's operator: empty for ONNX's own, which has two names."""
-    return "" if node.domain == "ai.onnx" else node.domain

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import onnx
+
 from cudnn_actor.onnx.nodes import Node, Result
-from cudnn_actor.onnx.schemas import of_onnx
+from cudnn_actor.onnx.schemas import domain_of, of_onnx
 from cudnn_actor.protocol.graphs.graph_builder import GraphBuilder
 
 __all__ = ["HANDLERS", "NO_WAY", "RANDOM", "UNSEEDED", "Handler", "handler_of", "operator", "unknown"]
@@ -47,13 +49,12 @@ def handler_of(domain: str, op_type: str, version: int) -> Handler | None:
     return of[max(since)] if since else None
 
 
-def unknown(domain: str, op_type: str, version: int) -> str:
-    """Why a node of an operator without a handler cannot be run, and what can be done about it.
-
-    `version`: that of its domain, in the model.
-    """
-    later = [since for since in HANDLERS.get((domain, op_type), {}) if since > version]
-    if later and of_onnx(op_type, version, domain) is not None:
+def unknown(node: onnx.NodeProto, opsets: Mapping[str, int]) -> str:
+    """Why a node of an operator without a handler cannot be run, and what can be done about it."""
+    domain = domain_of(node)
+    version = opsets.get(domain, 1)
+    later = [since for since in HANDLERS.get((domain, node.op_type), {}) if since > version]
+    if later and of_onnx(node.op_type, version, domain) is not None:
         return (
             f"{NO_WAY}; it is known from version {min(later)} of ONNX's operators on, and the model asks for "
             f"{version}: convert it with onnx.version_converter.convert_version(model, 21)"

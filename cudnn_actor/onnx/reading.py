@@ -19,7 +19,7 @@ from onnx import checker, numpy_helper
 from cudnn_actor.actors.aside import check_wanted
 from cudnn_actor.models.errors import InvalidModel, ModelNotFound
 from cudnn_actor.models.source import Feature
-from cudnn_actor.onnx.schemas import of_onnx
+from cudnn_actor.onnx.schemas import domain_of, of_onnx
 from cudnn_actor.onnx.tensors import (
     array_of,
     bytes_of,
@@ -44,7 +44,6 @@ __all__ = [
 
 Opsets = Mapping[str, int]
 """The version of the operators of each domain."""
-_AI_ONNX = ("", "ai.onnx")
 _UNKNOWN = "cudnn_actor.unknown"
 _UNKNOWN_DIMS = (None, -1, "", "-1", "?")
 """What exporters write for a dim of any size, which is no name that others share."""
@@ -216,7 +215,7 @@ def _without_tensors(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 def versions(imports: Iterable[onnx.OperatorSetIdProto]) -> Opsets:
     """The imported versions, with "" for the standard domain."""
-    return {"" if each.domain in _AI_ONNX else each.domain: each.version for each in imports}
+    return {domain_of(each): each.version for each in imports}
 
 
 def declared_in(graph: onnx.GraphProto) -> dict[str, int]:
@@ -229,7 +228,7 @@ def declared_in(graph: onnx.GraphProto) -> dict[str, int]:
 def label_of(node: onnx.NodeProto) -> str:
     """A node for people: its name, or its first output's, and its operator."""
     name = node.name or next((name for name in node.output if name), "")
-    domain = "" if node.domain in _AI_ONNX else f"{node.domain}."
+    domain = f"{domain_of(node)}." if domain_of(node) else ""
     return f"node {name!r} ({domain}{node.op_type})"
 
 
@@ -398,7 +397,7 @@ def _set_apart_unknown(checked: onnx.ModelProto) -> None:
         opsets = versions(part.opset_import)
         part.opset_import.add(domain=_UNKNOWN, version=1)
         for node in _with_inner(nodes):
-            domain = "" if node.domain in _AI_ONNX else node.domain
+            domain = domain_of(node)
             known = domain not in opsets or of_onnx(node.op_type, opsets[domain], domain)
             if not known and (node.domain, node.op_type, node.overload) not in own:
                 node.domain = _UNKNOWN

@@ -11,7 +11,7 @@ from onnx import checker, defs, shape_inference
 
 from cudnn_actor.onnx.runtime_schemas import SCHEMAS
 
-__all__ = ["NOT_INFERRED", "Schema", "contradiction", "inferred_types", "of_onnx", "schema_of"]
+__all__ = ["NOT_INFERRED", "Schema", "domain_of", "infer", "of_onnx", "schema_for", "schema_of"]
 
 Schema = Any
 """An `onnx.defs.OpSchema`, whose declared types lack half of its attributes."""
@@ -22,6 +22,17 @@ _UNSAFE = frozenset({"Einsum", "GatherND", "Split"})
 contradict themselves, or does not end. Random nodes of every operator and version were tried to find them."""
 _MOST = 1024
 """The largest number of an attribute with which a node is inferred: some make lists of that length."""
+
+
+def domain_of(node: onnx.NodeProto | onnx.OperatorSetIdProto) -> str:
+    """The domain of a node's operator, or of an import: empty for ONNX's own, which has two names."""
+    return "" if node.domain == "ai.onnx" else node.domain
+
+
+def schema_for(node: onnx.NodeProto, opsets: Mapping[str, int]) -> Schema | None:
+    """The schema of a node's operator, in these versions of the domains; None if there is none."""
+    domain = domain_of(node)
+    return schema_of(node.op_type, opsets.get(domain, 1), domain)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -43,48 +54,24 @@ _UNKNOWN = (*NOT_INFERRED, LookupError, MemoryError, RuntimeError, TypeError, Va
 """Raised by ONNX where it cannot tell the results of a node."""
 
 
-def inferred_types(
-    schema: Schema,
+def infer(
     node: onnx.NodeProto,
     types: Mapping[str, onnx.TypeProto],
     data: Mapping[str, onnx.TensorProto],
     opsets: Mapping[str, int],
-) -> Mapping[str, onnx.TypeProto]:
-    """What ONNX infers of a node's results, by name; nothing if it cannot, or is not to be asked."""
-    try:
-        return _inferred(schema, node, types, data, opsets)
-    except _UNKNOWN:
-        return {}
+) -> tuple[Mapping[str, onnx.TypeProto], str]:
+    """What ONNX infers of a node's results, by name; nothing if it cannot, or is not to be asked.
 
-
-def contradiction(
-    schema: Schema,
-    node: onnx.NodeProto,
-    types: Mapping[str, onnx.TypeProto],
-    data: Mapping[str, onnx.TensorProto],
-    opsets: Mapping[str, int],
-) -> str:
-    """Why ONNX finds that dims of a node's inputs contradict its operator; empty if it does not.
-
-    It looks at what dims say alone, so that what it does not find may contradict the operator, too.
+    And why it finds that dims of the node's inputs contradict its operator; empty if it does not. It looks at
+    what dims say alone, so that what it does not find may contradict the operator, too.
     """
+    schema = schema_for(node, opsets)
+    if schema is None or node.op_type in _UNSAFE or any(abs(each.i) > _MOST for each in node.attribute):
+        return {}, ""
     try:
-        _inferred(schema, node, types, data, opsets)
+        imports = [onnx.helper.make_opsetid(domain, version) for domain, version in opsets.items()]
+        return shape_inference.infer_node_outputs(schema, node, types, data, opset_imports=imports), ""  # type: ignore[arg-type]
     except shape_inference.InferenceError as error:
-        return str(error).split("] ", 1)[-1].split("\n", 1)[0]
+        return {}, str(error).split("] ", 1)[-1].split("\n", 1)[0]
     except _UNKNOWN:
-        pass
-    return ""
-
-
-def _inferred(
-    schema: Schema,
-    node: onnx.NodeProto,
-    types: Mapping[str, onnx.TypeProto],
-    data: Mapping[str, onnx.TensorProto],
-    opsets: Mapping[str, int],
-) -> Mapping[str, onnx.TypeProto]:
-    if node.op_type in _UNSAFE or any(abs(each.i) > _MOST for each in node.attribute):
-        return {}
-    imports = [onnx.helper.make_opsetid(domain, version) for domain, version in opsets.items()]
-    return shape_inference.infer_node_outputs(schema, node, types, data, opset_imports=imports)  # type: ignore[arg-type]
+        return {}, ""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 from cudnn_actor.onnx.nodes import Node, Result
 from cudnn_actor.onnx.operator_table import operator
 from cudnn_actor.onnx.operators.matmul import product
@@ -19,8 +21,7 @@ def einsum(node: Node, g: GraphBuilder) -> Result:
     def total(x: Tensor, axes: tuple[int, ...]) -> Tensor:
         return reduced(g, ReductionMode.SUM, x, axes, keepdims=False)
 
-    def of_matrices(a: Tensor, b: Tensor) -> Tensor:
-        return product(g, a, b)
-
     with fitting("equation"):
-        return summation.einsum(g, node.attribute("equation"), node.tensors(), of_matrices, total)
+        return summation.einsum(
+            g, node.attribute("equation"), node.tensors(), functools.partial(product, g), total
+        )

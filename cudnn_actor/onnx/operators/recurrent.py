@@ -210,10 +210,6 @@ def gru(node: Node, g: GraphBuilder) -> Result:
 
 
 @operator("LSTM", since=7)
-def lstm(node: Node, g: GraphBuilder) -> Result:
-    return run_lstm(node, g)
-
-
 def run_lstm(node: Node, g: GraphBuilder, product: _Product | None = None) -> Result:
     """An LSTM. `product`: how its input and its states are multiplied with weights, else as matrices."""
     network = _Network(node, g, "Sigmoid", "Tanh", "Tanh", product=product)
