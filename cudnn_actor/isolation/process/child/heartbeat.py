@@ -7,6 +7,7 @@ import select
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from cudnn_actor.actors.threads import start_thread
 from cudnn_actor.isolation.process.status import StatusPage
@@ -14,6 +15,7 @@ from cudnn_actor.isolation.process.status import StatusPage
 __all__ = ["Heartbeat", "end_with"]
 
 
+@dataclass(eq=False, repr=False)
 class Heartbeat:
     """A thread that writes heartbeats to the status page.
 
@@ -33,24 +35,16 @@ class Heartbeat:
         Returns nanoseconds of `time.monotonic_ns()`'s clock.
     """
 
-    def __init__(
-        self,
-        page: StatusPage,
-        every_s: float,
-        since: Callable[[], float | None],
-        builds_since: Callable[[], float | None],
-        clock: Callable[[], int] = time.monotonic_ns,
-    ) -> None:
-        self._page = page
-        self._every_s = every_s
-        self._since = since
-        self._builds_since = builds_since
-        self._clock = clock
-        self._idle_s: float | None = None
-        """Since when there is no work, as far as the heartbeats have seen; None while there is."""
-        self._built_s = 0.0
-        self._builds = False
-        self._ended = threading.Event()
+    page: StatusPage
+    every_s: float
+    since: Callable[[], float | None]
+    builds_since: Callable[[], float | None]
+    clock: Callable[[], int] = time.monotonic_ns
+    _idle_s: float | None = field(default=None, init=False)
+    """Since when there is no work, as far as the heartbeats have seen; None while there is."""
+    _built_s: float = field(default=0.0, init=False)
+    _builds: bool = field(default=False, init=False)
+    _ended: threading.Event = field(default_factory=threading.Event, init=False)
 
     def start(self) -> None:
         """Write a first heartbeat, and start the thread. Raises `ThreadRefused`."""
@@ -58,20 +52,20 @@ class Heartbeat:
         start_thread(threading.Thread(target=self._run, name="heartbeat", daemon=True))
 
     def _run(self) -> None:
-        while not self._ended.wait(self._every_s):
+        while not self._ended.wait(self.every_s):
             self.beat()
 
     def beat(self) -> None:
         """Write a heartbeat."""
-        now_ns = self._clock()
+        now_ns = self.clock()
         now = now_ns / 1e9
-        self._page.built_ns = int(self._last_built(now) * 1e9)
-        self._page.since_ns = int(self._last_progress(now) * 1e9)
-        self._page.beat_ns = now_ns
+        self.page.built_ns = int(self._last_built(now) * 1e9)
+        self.page.since_ns = int(self._last_progress(now) * 1e9)
+        self.page.beat_ns = now_ns
 
     def _last_progress(self, now: float) -> float:
         """Since when the work has made no progress; without work, since when it was first missing."""
-        since = self._since()
+        since = self.since()
         if since is not None:
             self._idle_s = None
             return since
@@ -81,7 +75,7 @@ class Heartbeat:
 
     def _last_built(self, now: float) -> float:
         """When a build last made progress, or was first missing."""
-        since = self._builds_since()
+        since = self.builds_since()
         if since is not None:
             self._built_s = since
         elif self._builds:

@@ -7,6 +7,7 @@ change. Then the request is still in flight, and is judged at the crash with all
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from cudnn_actor.actors import Envelope
@@ -28,6 +29,7 @@ _REPLY_TYPES: dict[type, type] = {Ping: int, Warm: int, Explain: Explanation}
 _WITHOUT_RECEIPT = frozenset({*_REPLY_TYPES, GetStatistics})
 
 
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class AnswerTaker:
     """Completes requests. Used with the host held.
 
@@ -41,53 +43,42 @@ class AnswerTaker:
         Called with an envelope whose fault has been injected, to start its message.
     """
 
-    def __init__(
-        self,
-        broker: Broker[WorkerRequest],
-        in_flight: InFlightTable,
-        sender: Sender,
-        values: Values,
-        *,
-        recent: RecentPlans,
-        start_again: Callable[[Envelope], None],
-    ) -> None:
-        self._broker = broker
-        self._state = broker.state
-        self._in_flight = in_flight
-        self._sender = sender
-        self._values = values
-        self._recent = recent
-        self._start_again = start_again
+    broker: Broker[WorkerRequest]
+    in_flight: InFlightTable
+    sender: Sender
+    values: Values
+    recent: RecentPlans
+    start_again: Callable[[Envelope], None]
 
     def complete(self, answer: Answer) -> None:
         """Complete the request that an answer names. Raises `Violation`."""
-        request = self._in_flight.find(answer.number, answer.place)
-        cached, memory = request.cached, self._state.memory
+        request = self.in_flight.find(answer.number, answer.place)
+        cached, memory = request.cached, self.broker.state.memory
         if type(answer) is Done:
-            self._in_flight.note_finished(request)
+            self.in_flight.note_finished(request)
         if type(answer) is Done and cached is not None:
-            self._in_flight.complete(request)
+            self.in_flight.complete(request)
             memory.release_all(request.slots)
-            if self._recent.kept:
-                self._recent.note(request, cached)
-            self._broker.succeed(request.envelope, request.receipt(self._state.generation, answer))
+            if self.recent.kept:
+                self.recent.note(request, cached)
+            self.broker.succeed(request.envelope, request.receipt(self.broker.state.generation, answer))
             return
         value = self._decoded(request, answer)
-        self._in_flight.complete(request)
+        self.in_flight.complete(request)
         if request.suspect and type(answer) is Refused:
-            value = self._broker.refused_again(request, value)
+            value = self.broker.refused_again(request, value)
         memory.release_all(request.slots)
         self._settle(request, answer, value)
 
     def note_completed(self) -> None:
         """Note that a frame of answers has been handled."""
-        self._in_flight.note_progress()
-        if self._broker.has_drains:
-            self._broker.settle_drains()
+        self.in_flight.note_progress()
+        if self.broker.has_drains:
+            self.broker.settle_drains()
 
     def _settle(self, request: WorkerRequest, answer: Answer, value: Any) -> None:
         """Tell the caller of a request that has left the in-flight table, or start its message."""
-        envelope, broker, sender = request.envelope, self._broker, self._sender
+        envelope, broker, sender = request.envelope, self.broker, self.sender
         match answer:
             case Dropped():
                 sender.discharge(request, end_ref=True)
@@ -100,10 +91,10 @@ class AnswerTaker:
                 broker.fail(envelope, value)
             case _ if request.injects:
                 envelope.hand_back(begun=True)
-                self._start_again(envelope)
+                self.start_again(envelope)
             case Done():
                 try:
-                    value = self._values.result(request, answer)
+                    value = self.values.result(request, answer)
                 except MemoryError as error:  # this process has no room for the result
                     broker.refuse(envelope, error)
                 else:
@@ -120,7 +111,7 @@ class AnswerTaker:
             case Given() if not request.injects:
                 return self._reply(answer, request)
             case Counted() if type(request.message) is GetStatistics:
-                return self._state.statistics(answer.plans, answer.graphs)
+                return self.broker.state.statistics(answer.plans, answer.graphs)
             case Counted():
                 raise Violation(f"it answered {_asked(request)} with statistics")
             case Done() if request.injects or type(request.message) in _WITHOUT_RECEIPT:
@@ -146,7 +137,7 @@ class AnswerTaker:
             raise Violation(
                 f"its answer to request {answer.number} is not an error of this package: {odd}"
             ) from odd
-        return self._state.beside_buffers(error)
+        return self.broker.state.beside_buffers(error)
 
 
 def _asked(request: WorkerRequest) -> str:

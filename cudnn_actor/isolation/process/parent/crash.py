@@ -8,6 +8,7 @@ about the request, and on what its second run would read and write (`broker.reco
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from cudnn_actor.actors import Envelope
 from cudnn_actor.actors.logs import Log
@@ -43,6 +44,7 @@ class PendingReclaim:
             self.blocks.append(request.block)
 
 
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class CrashRecovery:
     """Judges the requests of workers that have ended. Used with the host held.
 
@@ -52,22 +54,12 @@ class CrashRecovery:
         The host's own.
     """
 
-    def __init__(
-        self,
-        broker: Broker[WorkerRequest],
-        in_flight: InFlightTable,
-        workers: Workers,
-        *,
-        staging: Staging,
-        sender: Sender,
-        answers: AnswerTaker,
-    ) -> None:
-        self._broker = broker
-        self._in_flight = in_flight
-        self._workers = workers
-        self._staging = staging
-        self._sender = sender
-        self._answers = answers
+    broker: Broker[WorkerRequest]
+    in_flight: InFlightTable
+    workers: Workers
+    staging: Staging
+    sender: Sender
+    answers: AnswerTaker
 
     def judge(self, cause: str, *, may_still_write: bool) -> PendingReclaim:
         """Judge every request that the worker had. Those that may run again are dispatched first.
@@ -83,26 +75,26 @@ class CrashRecovery:
             Whether the process could not be ended.
         """
         begun, others = self._take_back()
-        again, lost = self._broker.crashed(begun, cause, may_still_write=may_still_write)
+        again, lost = self.broker.crashed(begun, cause, may_still_write=may_still_write)
         if may_still_write:
             for request in [each for each in again if each.block is not None]:
                 why = "its process may still use its place in staging memory"
                 again.remove(request)
                 lost.append(request)
-                self._broker.lose(request, OutcomeUnknown(request_id=request.number, cause=cause, why=why))
+                self.broker.lose(request, OutcomeUnknown(request_id=request.number, cause=cause, why=why))
         pending = PendingReclaim()
         for request in lost:
             pending.add(request)
-        self._in_flight.first([*again, *others])
+        self.in_flight.first([*again, *others])
         # Drains, too: an allocation that waits for an arena must be answered before a drain sent after it.
-        self._restore(self._broker.take_waiting())
+        self._restore(self.broker.take_waiting())
         return pending
 
     def reclaim(self, pending: PendingReclaim) -> None:
         """Release the memory of a process that has certainly ended."""
-        self._broker.memory.release_all(pending.slots)
+        self.broker.memory.release_all(pending.slots)
         for block in pending.blocks:
-            self._staging.give_back(block)
+            self.staging.give_back(block)
         pending.slots.clear()
         pending.blocks.clear()
 
@@ -111,20 +103,20 @@ class CrashRecovery:
 
         If a request that had begun does not run again, its `ServiceStopped` says that it had begun.
         """
-        left = self._in_flight.give_up()
+        left = self.in_flight.give_up()
         for request in left:
-            self._sender.release(request)
-        self._restore([*(request.envelope for request in left), *self._broker.take_waiting()])
+            self.sender.release(request)
+        self._restore([*(request.envelope for request in left), *self.broker.take_waiting()])
 
     def _take_back(self) -> tuple[list[WorkerRequest], list[WorkerRequest]]:
         """Take back all requests in flight: those that the worker had begun, and the others."""
-        worker = self._workers.serving
+        worker = self.workers.serving
         unsaid = set() if worker is None else self._complete_finished(worker.claims)
-        self._workers.detach()
-        self._sender.forget_worker()
+        self.workers.detach()
+        self.sender.forget_worker()
         begun: list[WorkerRequest] = []
         others: list[WorkerRequest] = []
-        for request in self._in_flight.take_back():
+        for request in self.in_flight.take_back():
             # A withdrawn request that the worker skipped is marked as begun, too. `gone` excludes it here.
             began = (
                 worker is not None
@@ -145,7 +137,7 @@ class CrashRecovery:
         finished requests whose answers are lost with the worker (a `Warm`'s, for example): these run again.
         """
         unsaid = set()
-        for request in tuple(self._in_flight.requests.values()):
+        for request in tuple(self.in_flight.requests.values()):
             found = claims.finished(request.place, request.number)
             if found is None or request.gone:
                 continue
@@ -153,11 +145,11 @@ class CrashRecovery:
                 unsaid.add(request.number)
                 continue
             try:
-                self._answers.complete(Done(request.number, request.place, *found))
+                self.answers.complete(Done(request.number, request.place, *found))
             except Violation as lie:  # the page is wrong: the request is judged with those that have begun
                 log.warning("worker.broke_the_protocol", why=str(lie))
         return unsaid
 
     def _restore(self, envelopes: Sequence[Envelope]) -> None:
-        mailbox = self._broker.state.mailbox
+        mailbox = self.broker.state.mailbox
         mailbox.restore(sorted(envelopes, key=lambda envelope: envelope.number))

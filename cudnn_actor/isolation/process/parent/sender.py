@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Collection
+from dataclasses import dataclass, field
 from typing import Any
 
 from cudnn_actor.actors import Envelope
@@ -38,6 +39,7 @@ _MOST_GRAPHS = 256
 """Graphs that a worker keeps, as many as plans."""
 
 
+@dataclass(eq=False, repr=False)
 class Sender:
     """Sends requests to the worker that serves.
 
@@ -49,33 +51,24 @@ class Sender:
         Checksums of uploads; None if none are kept.
     """
 
-    def __init__(
-        self,
-        broker: Broker[WorkerRequest],
-        in_flight: InFlightTable,
-        workers: Workers,
-        staging: Staging,
-        checksums: Checksums | None,
-    ) -> None:
-        self._broker = broker
-        self._state = broker.state
-        self._in_flight = in_flight
-        self._workers = workers
-        self._staging = staging
-        self._checksums = checksums
-        self._unsent: list[Request] = []
-        """Requests in flight whose frame has not been made. The fast path adds to it in its step."""
-        self._sending: Requests | None = None
-        """The frame that is being sent. It stays set if the sender is interrupted."""
-        self._graphs: OrderedDict[str, int] = OrderedDict()
-        """Identities of the graphs that the worker keeps → their bytes, the least recently used first."""
+    broker: Broker[WorkerRequest]
+    in_flight: InFlightTable
+    workers: Workers
+    staging: Staging
+    checksums: Checksums | None
+    _unsent: list[Request] = field(default_factory=list, init=False)
+    """Requests in flight whose frame has not been made. The fast path adds to it in its step."""
+    _sending: Requests | None = field(default=None, init=False)
+    """The frame that is being sent. It stays set if the sender is interrupted."""
+    _graphs: OrderedDict[str, int] = field(default_factory=OrderedDict, init=False)
+    """Identities of the graphs that the worker keeps → their bytes, the least recently used first."""
 
     # Encoding.
 
     def prepared(self, envelope: Envelope, message: Compute) -> WorkerRequest:
         """A request that runs a plan, ready to be dispatched. Changes only caches. Raises what is wrong with
         it."""
-        request = self._broker.prepared(envelope, message)
+        request = self.broker.prepared(envelope, message)
         self.encode(request)
         return request
 
@@ -115,11 +108,11 @@ class Sender:
 
     def _make_known(self, graph: Graph) -> None:
         """Send the worker a graph, and have it forget the least recently used if they are too many."""
-        assert self._workers.serving is not None
-        self._workers.serving.send(KnowGraph(graph.identity, graph.encoded))
+        assert self.workers.serving is not None
+        self.workers.serving.send(KnowGraph(graph.identity, graph.encoded))
         self._graphs[graph.identity] = graph.footprint
         while len(self._graphs) > 1 and (
-            len(self._graphs) > _MOST_GRAPHS or sum(self._graphs.values()) > self._state.cache_limit
+            len(self._graphs) > _MOST_GRAPHS or sum(self._graphs.values()) > self.broker.state.cache_limit
         ):
             self._have_forgotten(next(iter(self._graphs)))
 
@@ -130,10 +123,10 @@ class Sender:
                 self._have_forgotten(identity)
 
     def _have_forgotten(self, identity: str) -> None:
-        assert self._workers.serving is not None
+        assert self.workers.serving is not None
         self.flush()  # requests that name it go first
         del self._graphs[identity]
-        self._workers.serving.send(ForgetGraph(identity))
+        self.workers.serving.send(ForgetGraph(identity))
 
     # Dispatching.
 
@@ -141,20 +134,20 @@ class Sender:
         """Dispatch a request to the worker, and hold its buffers until it is complete."""
         envelope = request.envelope
         if not envelope.hand_over(request):
-            self._broker.expire(envelope)
+            self.broker.expire(envelope)
             self.discharge(request, end_ref=True)
             return
-        if self._checksums is not None:
-            self._checksums.note_writes(footprint(request.message, self._state.lowered).writes)
-        self._state.memory.hold_all(request.slots)
+        if self.checksums is not None:
+            self.checksums.note_writes(footprint(request.message, self.broker.state.lowered).writes)
+        self.broker.state.memory.hold_all(request.slots)
         self._queue(request)
 
     def dispatch_again(self) -> None:
         """Dispatch the requests that go first after a crash, as far as they may go now."""
         while (
-            self._workers.serving is not None
-            and not self._workers.stopping
-            and (request := self._in_flight.next_again()) is not None
+            self.workers.serving is not None
+            and not self.workers.stopping
+            and (request := self.in_flight.next_again()) is not None
         ):
             self._dispatch_again(request)
 
@@ -164,7 +157,7 @@ class Sender:
         A request that had begun runs again even if no caller waits any more: its output may be half-written,
         so it must be completed or marked as torn.
         """
-        envelope, broker, faults = request.envelope, self._broker, self._state.faults
+        envelope, broker, faults = request.envelope, self.broker, self.broker.state.faults
         if not request.suspect and (envelope.withdrawn or request.gone):
             broker.withdraw(envelope)
             self.release(request)
@@ -186,10 +179,10 @@ class Sender:
 
     def _queue(self, request: WorkerRequest) -> None:
         """Put a request in flight, and add it to the next frame."""
-        assert self._workers.serving is not None
+        assert self.workers.serving is not None
         if not self.knows(request.request):
             self._make_known(request.request.graph)
-        place = self._in_flight.hand_over(request, self._workers.serving.claims)
+        place = self.in_flight.hand_over(request, self.workers.serving.claims)
         bulky = len(request.body) > BULKY_BYTES
         if bulky:
             self.flush()
@@ -199,7 +192,7 @@ class Sender:
 
     def flush(self) -> None:
         """Send the requests that were dispatched since the last call."""
-        if self._unsent and (worker := self._workers.serving) is not None:
+        if self._unsent and (worker := self.workers.serving) is not None:
             fresh: list[Request] = []
             frame = Requests(self._unsent)
             # One step, up to the call: the requests are in the list, or in the frame that `finish_sending`
@@ -214,7 +207,7 @@ class Sender:
 
         If the frame is the last one that was passed to the worker's `send`, it is not queued again.
         """
-        if self._sending is not None and (worker := self._workers.serving) is not None:
+        if self._sending is not None and (worker := self.workers.serving) is not None:
             worker.send(self._sending)
             self._sending = None
 
@@ -229,14 +222,14 @@ class Sender:
     def discharge(self, request: WorkerRequest, *, end_ref: bool) -> None:
         """Give back a request's block. `end_ref`: also free the buffer that no caller will receive."""
         if request.block is not None:
-            self._staging.give_back(request.block)
+            self.staging.give_back(request.block)
             request.block = None
         if end_ref:
-            self._broker.end_unreceived(request)
+            self.broker.end_unreceived(request)
 
     def release(self, request: WorkerRequest) -> None:
         """Release all that a request holds which is not in flight and has no result."""
-        self._state.memory.release_all(request.slots)
+        self.broker.state.memory.release_all(request.slots)
         self.discharge(request, end_ref=True)
 
 

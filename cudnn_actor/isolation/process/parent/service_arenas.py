@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import dataclass
 
 from cudnn_actor.broker import Broker
 from cudnn_actor.engines.cpu.arenas import Arenas, is_whole
@@ -20,6 +21,7 @@ from cudnn_actor.protocol.types.errors import CudnnActorError, MalformedMessage
 __all__ = ["ServiceArenas"]
 
 
+@dataclass(frozen=True, eq=False, repr=False)
 class ServiceArenas:
     """Has arenas made, mapped and unmapped. Used with the host held.
 
@@ -31,47 +33,46 @@ class ServiceArenas:
         The arenas that are mapped in this process; None where they are device memory.
     """
 
-    def __init__(self, broker: Broker[WorkerRequest], workers: Workers, mapped: Arenas | None) -> None:
-        self._broker = broker
-        self._workers = workers
-        self._mapped = mapped
+    broker: Broker[WorkerRequest]
+    workers: Workers
+    mapped: Arenas | None
 
     def create(self, number: int, nbytes: int) -> None:
         """Ask the worker to make an arena. It answers with `ArenaMade` or `ArenaRefused`."""
-        assert self._workers.serving is not None
-        self._workers.arena_asked_s = time.monotonic()
-        self._workers.serving.send(CreateArena(number, nbytes))
+        assert self.workers.serving is not None
+        self.workers.arena_asked_s = time.monotonic()
+        self.workers.serving.send(CreateArena(number, nbytes))
 
     def drop(self, number: int) -> None:
         """Unmap an empty arena everywhere."""
-        self._workers.tell_all(UnmapArena(number))
-        if self._mapped is not None:
-            self._mapped.unmap(number)
+        self.workers.tell_all(UnmapArena(number))
+        if self.mapped is not None:
+            self.mapped.unmap(number)
 
     def take(self, frame: ArenaMade | ArenaRefused) -> None:
         """Handle the worker's answer to `CreateArena`. The caller starts the waiting allocations again.
 
         If this process has no room for the arena, the first of them fails. Raises `Violation`.
         """
-        wanted = self._broker.arena
+        wanted = self.broker.arena
         if wanted is None or frame.number != wanted[0]:
             raise Violation(f"it named arena {frame.number}, which it was not asked to make")
-        self._workers.arena_asked_s = None
+        self.workers.arena_asked_s = None
         if isinstance(frame, ArenaRefused):
-            self._broker.arena_refused(_refusal(frame))
+            self.broker.arena_refused(_refusal(frame))
         else:
             self._own(*wanted)
 
     def close(self) -> None:
         """Unmap all arenas in this process."""
-        if self._mapped is not None:
-            self._mapped.clear()
+        if self.mapped is not None:
+            self.mapped.clear()
 
     def _own(self, number: int, nbytes: int) -> None:
         """Take over an arena that the worker has made, and have it mapped everywhere else."""
-        assert self._workers.serving is not None
+        assert self.workers.serving is not None
         try:
-            descriptor = self._workers.serving.take_descriptor()
+            descriptor = self.workers.serving.take_descriptor()
         except OSError as error:
             self._refuse(number, nbytes, error)
             return
@@ -84,26 +85,26 @@ class ServiceArenas:
             os.close(descriptor)
             raise
         else:
-            self._broker.arena_made(descriptor)
+            self.broker.arena_made(descriptor)
 
     def _map(self, number: int, nbytes: int, descriptor: int) -> None:
         """Map a worker's arena in this process, if it is host memory, and in the other workers.
 
         Raises `OSError`, `Violation`. Then it is mapped in none of these.
         """
-        if self._mapped is not None:
+        if self.mapped is not None:
             if not is_whole(descriptor, nbytes):
                 raise Violation(f"its arena {number} is not sealed memory of {nbytes:,} bytes")
             try:
-                self._mapped.map(number, descriptor, nbytes)
+                self.mapped.map(number, descriptor, nbytes)
             except ValueError as error:
                 raise Violation(f"its arena {number} cannot be mapped: {error}") from error
-        frame, undo, maker = MapArena(number, nbytes), UnmapArena(number), self._workers.serving
+        frame, undo, maker = MapArena(number, nbytes), UnmapArena(number), self.workers.serving
         try:
-            self._workers.have_mapped(frame, descriptor, undo, maker=maker)
+            self.workers.have_mapped(frame, descriptor, undo, maker=maker)
         except OSError:
-            if self._mapped is not None:
-                self._mapped.unmap(number)
+            if self.mapped is not None:
+                self.mapped.unmap(number)
             raise
 
     def _refuse(self, number: int, nbytes: int, error: OSError) -> None:
@@ -111,12 +112,12 @@ class ServiceArenas:
 
         Raises `Violation` if the error is not a lack of room, because then the worker is to blame.
         """
-        refusal = exhaustion(error, requested=nbytes, in_use=self._broker.memory.live_bytes)
+        refusal = exhaustion(error, requested=nbytes, in_use=self.broker.memory.live_bytes)
         if refusal is None:
             raise Violation(f"its arena {number} cannot be mapped: {error}") from error
-        assert self._workers.serving is not None
-        self._workers.serving.send(UnmapArena(number))
-        self._broker.arena_refused(refusal)
+        assert self.workers.serving is not None
+        self.workers.serving.send(UnmapArena(number))
+        self.broker.arena_refused(refusal)
 
 
 def _refusal(frame: ArenaRefused) -> CudnnActorError:

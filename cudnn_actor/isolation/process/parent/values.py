@@ -17,6 +17,7 @@ request in flight could use the buffer.
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,7 @@ WITH_VALUES = frozenset({Upload, Allocate, Download})
 """The messages that carry values, or ask for them."""
 
 
+@dataclass(frozen=True, eq=False, repr=False)
 class Values:
     """Writes the values of requests, and reads them. Used with the host held.
 
@@ -55,19 +57,11 @@ class Values:
         Checksums of uploads; None if none are kept.
     """
 
-    def __init__(
-        self,
-        broker: Broker[WorkerRequest],
-        staging: Staging,
-        sender: Sender,
-        arenas: Arenas | None,
-        checksums: Checksums | None,
-    ) -> None:
-        self.arenas = arenas
-        self.checksums = checksums
-        self._broker = broker
-        self._staging = staging
-        self._sender = sender
+    broker: Broker[WorkerRequest]
+    staging: Staging
+    sender: Sender
+    arenas: Arenas | None
+    checksums: Checksums | None
 
     def is_heavy(self, message: Any) -> bool:
         """Whether starting a message copies so much that an event loop leaves it to the monitor's thread."""
@@ -89,7 +83,7 @@ class Values:
         Raises what is wrong with the array, `OutOfMemory`, `OutOfDescriptors`.
         """
         (slot,) = request.slots
-        data, envelope, broker = request.message.data, request.envelope, self._broker
+        data, envelope, broker = request.message.data, request.envelope, self.broker
         if not self._goes_here(request):
             self._write_staged(request, slot, data)
         elif request.ref is not None:
@@ -107,13 +101,13 @@ class Values:
         (slot,) = request.slots
         envelope = request.envelope
         if self._goes_here(request):
-            if self._broker.begins(envelope):
-                self._broker.succeed(envelope, transfer.read(self.bytes_of(slot)))
+            if self.broker.begins(envelope):
+                self.broker.succeed(envelope, transfer.read(self.bytes_of(slot)))
             return
-        request.block = block = self._staging.take(nbytes_of(slot.spec))
+        request.block = block = self.staging.take(nbytes_of(slot.spec))
         values = Staged(block.segment, block.offset)
         request.body = encode_message(ReadStaged(src=request.message.src, values=values))
-        self._sender.dispatch(request)
+        self.sender.dispatch(request)
 
     def result(self, request: WorkerRequest, done: Done) -> Any:
         """What the caller of a finished request receives: a reference, an array, or a receipt.
@@ -125,9 +119,9 @@ class Values:
         if request.ref is None and type(request.message) is Download and request.block is not None:
             spec = request.message.src.spec
             block, request.block = request.block, None  # the array has it from now on
-            return self._staging.result(block, spec.dims, spec.dtype.numpy)
-        self._sender.discharge(request, end_ref=False)
-        return request.receipt(self._broker.state.generation, done) if request.ref is None else request.ref
+            return self.staging.result(block, spec.dims, spec.dtype.numpy)
+        self.sender.discharge(request, end_ref=False)
+        return request.receipt(self.broker.state.generation, done) if request.ref is None else request.ref
 
     def bytes_of(self, slot: Slot) -> np.ndarray:
         """A buffer's memory as an array, where the arenas are mapped in this process."""
@@ -153,24 +147,24 @@ class Values:
     def _write_staged(self, request: WorkerRequest, slot: Slot, data: Any) -> None:
         spec = slot.spec
         transfer.check_values(spec.dims, spec.dtype.numpy, data)
-        block = self._staging.take(nbytes_of(spec))
-        values = self._staging.array(block, spec.dims, spec.dtype.numpy)
+        block = self.staging.take(nbytes_of(spec))
+        values = self.staging.array(block, spec.dims, spec.dtype.numpy)
         try:
             transfer.store(values, data)
         except BaseException:
-            self._staging.give_back(block)
+            self.staging.give_back(block)
             raise
         ref = request.message.dst if request.ref is None else request.ref
         request.body = encode_message(WriteStaged(dst=ref, values=Staged(block.segment, block.offset)))
         request.block = block
-        self._sender.dispatch(request)
+        self.sender.dispatch(request)
         if self.checksums is not None:
             request.sum = self.checksums.of(slot, values)
 
     def _upload_receipt(self, request: WorkerRequest, envelope: Envelope) -> Any:
         run_us = (time.perf_counter_ns() - envelope.started_ns) / 1e3
         done = Done(envelope.number, -1, "upload", envelope.started_ns, run_us)
-        return request.receipt(self._broker.state.generation, done)
+        return request.receipt(self.broker.state.generation, done)
 
 
 def nbytes_of(spec: TensorSpec) -> int:

@@ -101,17 +101,17 @@ class WorkerHost:
         self.sender = Sender(self.broker, self.in_flight, self.workers, self.staging, self.checksums)
         self.values = Values(self.broker, self.staging, self.sender, mapped, self.checksums)
         self.answers = AnswerTaker(
-            self.broker,
-            self.in_flight,
-            self.sender,
-            self.values,
+            broker=self.broker,
+            in_flight=self.in_flight,
+            sender=self.sender,
+            values=self.values,
             recent=self.recent,
             start_again=self._start_injected,
         )
         self.recovery = CrashRecovery(
-            self.broker,
-            self.in_flight,
-            self.workers,
+            broker=self.broker,
+            in_flight=self.in_flight,
+            workers=self.workers,
             staging=self.staging,
             sender=self.sender,
             answers=self.answers,
