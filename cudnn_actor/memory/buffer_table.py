@@ -12,7 +12,6 @@ import itertools
 import secrets
 from collections import deque
 from collections.abc import Sequence
-from typing import TypeGuard
 
 from cudnn_actor.actors import forks
 from cudnn_actor.memory.arena import Arena
@@ -31,7 +30,7 @@ from cudnn_actor.protocol.types.errors import (
 )
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
-__all__ = ["MemoryTable"]
+__all__ = ["MemoryTable", "checked_reference"]
 
 _COUNTS = 1 << 32
 """Generations of one slot; the bits above them are the service's nonce."""
@@ -283,7 +282,7 @@ class MemoryTable:
             else:
                 self.release(slot)
 
-    def lend(self, slot: Slot) -> BufferOwner:
+    def lend(self, slot: Slot) -> BufferOwner[Slot]:
         """Hold a slot that `resolve` has just returned until the returned object is collected, on any thread.
 
         The hold outlives the incarnation that took it: it is not part of that incarnation's work.
@@ -368,14 +367,7 @@ class MemoryTable:
 
         It looks again, since another thread may have changed the table meanwhile: the second look decides.
         """
-        if not _is_reference(ref):
-            require_awaited(field, ref)
-            raise InvalidRequest(
-                field=field,
-                value=ref,
-                problem="is not a buffer reference",
-                fix="upload arrays first: await gpu.upload(array)",
-            )
+        ref = checked_reference(ref, field)
         if not 0 <= ref.slot < len(self._slots):
             raise _stale(ref, StaleReason.FOREIGN, field)
         slot = self._slots[ref.slot]
@@ -396,8 +388,17 @@ def _was_freed(slot: Slot) -> bool:
     return not slot.live and slot.why_ended(slot.generation - 1) is StaleReason.FREED
 
 
-def _is_reference(ref: object) -> TypeGuard[BufferRef]:
-    return isinstance(ref, BufferRef) and type(ref.slot) is int and type(ref.generation) is int
+def checked_reference(ref: object, field: str) -> BufferRef:
+    """A reference whose numbers are numbers. Raises `InvalidRequest` for anything else."""
+    if isinstance(ref, BufferRef) and type(ref.slot) is int and type(ref.generation) is int:
+        return ref
+    require_awaited(field, ref)
+    raise InvalidRequest(
+        field=field,
+        value=ref,
+        problem="is not a buffer reference",
+        fix="upload arrays first: await gpu.upload(array)",
+    )
 
 
 def _stale(ref: BufferRef, reason: StaleReason, field: str) -> StaleBufferError:

@@ -13,28 +13,31 @@ buffer, since a held slot is given to no other (`Slot.users`).
 from __future__ import annotations
 
 from collections import deque
-
-from cudnn_actor.memory.slot import Slot
+from typing import Generic, TypeVar
 
 __all__ = ["BufferOwner"]
 
+T = TypeVar("T")
 
-class BufferOwner:
-    """One hold on a slot; it ends when this object is collected. Made by `MemoryTable.lend`.
+
+class BufferOwner(Generic[T]):
+    """One hold on memory: on a slot (`MemoryTable.lend`), or on a block of staging memory.
+
+    It ends when this object is collected.
 
     Parameters
     ----------
-    slot
-        The slot; the caller holds it already.
+    held
+        What is held; the caller holds it already.
     ended
-        The slot is appended to it at the end; the table's writer empties it.
+        What was held is appended to it at the end; its writer empties it.
     """
 
-    __slots__ = ("__weakref__", "_ended", "_slot")
+    __slots__ = ("__weakref__", "_ended", "_held")
 
-    def __init__(self, slot: Slot, ended: deque[Slot]) -> None:
-        self._slot = slot
+    def __init__(self, held: T, ended: deque[T]) -> None:
+        self._held = held
         self._ended = ended
 
     def __del__(self) -> None:
-        self._ended.append(self._slot)
+        self._ended.append(self._held)

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cudnn_actor.engines.cpu.arenas import FIXED_SIZE, keeping
-from cudnn_actor.memory import ArenaPool
+from cudnn_actor.memory import ArenaPool, BufferOwner
 from cudnn_actor.memory.exhaustion import exhaustion
 
 __all__ = ["Block", "Staging", "map_segment"]
@@ -95,8 +95,8 @@ class Staging:
         raises `MemoryError`.
         """
         if block.nbytes > _COPY_BYTES:
-            holder = _Holder(block, self._ended)
-            return keeping(self.array(block, dims, dtype), holder)
+            owner = BufferOwner(block, self._ended)
+            return keeping(self.array(block, dims, dtype), owner)
         try:
             return self.array(block, dims, dtype).copy()
         finally:
@@ -140,16 +140,3 @@ class Staging:
     def _take_back(self) -> None:
         while self._ended:
             self.give_back(self._ended.popleft())
-
-
-class _Holder:
-    """A caller's hold on a block. It ends with this object, on whatever thread that happens."""
-
-    __slots__ = ("__weakref__", "_block", "_ended")
-
-    def __init__(self, block: Block, ended: deque[Block]) -> None:
-        self._block = block
-        self._ended = ended
-
-    def __del__(self) -> None:
-        self._ended.append(self._block)

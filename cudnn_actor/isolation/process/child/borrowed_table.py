@@ -18,6 +18,7 @@ from typing import cast
 
 from cudnn_actor.isolation.process.generations import GenerationView
 from cudnn_actor.memory import Arena, Slot
+from cudnn_actor.memory.buffer_table import checked_reference
 from cudnn_actor.protocol.types.buffers import BufferRef
 from cudnn_actor.protocol.types.errors import InvalidRequest, StaleBufferError, StaleReason, Words
 
@@ -77,7 +78,7 @@ class BorrowedTable:
                 return slot
         except (AttributeError, TypeError):
             pass
-        return self._seated(_checked(ref, field), field)
+        return self._seated(checked_reference(ref, field), field)
 
     def hold_all(self, slots: Sequence[Slot]) -> None:
         """Count a piece of unfinished work on each of the slots, which stay unchanged until its end."""
@@ -118,17 +119,6 @@ class BorrowedTable:
         # The executor and the engine use only the arena's number.
         slot.seat(ref.spec, cast(Arena, _ArenaName(arena)), offset)
         return slot
-
-
-def _checked(ref: object, field: str) -> BufferRef:
-    if isinstance(ref, BufferRef) and type(ref.slot) is int and type(ref.generation) is int:
-        return ref
-    raise InvalidRequest(
-        field=field,
-        value=ref,
-        problem="is not a buffer reference",
-        fix="upload arrays first: await gpu.upload(array)",
-    )
 
 
 def _forged(field: str, given: str, slot: int, own: str) -> InvalidRequest:
