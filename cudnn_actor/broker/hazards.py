@@ -20,6 +20,8 @@ from collections import OrderedDict, deque
 from collections.abc import Collection
 from typing import Generic, NamedTuple, TypeVar
 
+import msgspec
+
 __all__ = ["NOTHING", "Entry", "Footprint", "HazardQueue"]
 
 T = TypeVar("T")
@@ -35,18 +37,15 @@ class Footprint(NamedTuple):
 NOTHING = Footprint((), ())
 
 
-class Entry(Generic[T]):
+class Entry(msgspec.Struct, Generic[T], eq=False):
     """An item that waits; `HazardQueue.add` makes it."""
 
-    __slots__ = ("followers", "footprint", "item", "number", "predecessors", "ready")
-
-    def __init__(self, item: T, footprint: Footprint, number: int, *, ready: bool) -> None:
-        self.item = item
-        self.footprint = footprint
-        self.number = number
-        self.ready = ready
-        self.predecessors = 0
-        self.followers: list[Entry[T]] = []
+    item: T
+    footprint: Footprint
+    number: int
+    ready: bool
+    predecessors: int = 0
+    followers: list[Entry[T]] = msgspec.field(default_factory=list)
 
 
 class HazardQueue(Generic[T]):

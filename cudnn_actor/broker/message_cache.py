@@ -31,7 +31,7 @@ class Bound(msgspec.Struct, eq=False):
     """Whether each slot has its binding, which it then keeps while the epoch lasts. Written by the runner."""
 
 
-class RecentPlan:
+class RecentPlan(msgspec.Struct, eq=False):
     """A plan that has run lately, with which another worker is warmed.
 
     Parameters
@@ -42,18 +42,15 @@ class RecentPlan:
         About what the message keeps in memory.
     """
 
-    __slots__ = ("kept", "last", "message", "nbytes")
-
-    def __init__(self, message: Compute, nbytes: int) -> None:
-        self.message = message
-        self.nbytes = nbytes
-        self.last = 0
-        """The number of the last request that ran it."""
-        self.kept = True
-        """Whether it is still among the recent ones."""
+    message: Compute
+    nbytes: int
+    last: int = 0
+    """The number of the last request that ran it."""
+    kept: bool = True
+    """Whether it is still among the recent ones."""
 
 
-class CachedMessage:
+class CachedMessage(msgspec.Struct, eq=False):
     """A message that has been sent, with what was computed for it, to be reused when it is sent again.
 
     Messages are immutable, so only the end of a buffer can make a cached piece wrong. Each piece that depends
@@ -63,18 +60,15 @@ class CachedMessage:
     contents.
     """
 
-    __slots__ = ("body", "bound", "lowered", "message", "recent")
-
-    def __init__(self, message: Compute, lowered: Lowered) -> None:
-        self.message = message
-        self.lowered = lowered
-        self.bound: Bound | None = None
-        """Written by senders and by the live incarnation, on any thread. In the parent, all that are ever
-        written have the same slots, of which each is the reference's as long as the reference is live."""
-        self.body: bytes | None = None
-        """The message as bytes, for a worker process."""
-        self.recent: RecentPlan | None = None
-        """Its plan, as it was last noted for the warming of another worker."""
+    message: Compute
+    lowered: Lowered
+    bound: Bound | None = None
+    """Written by senders and by the live incarnation, on any thread. In the parent, all that are ever written
+    have the same slots, of which each is the reference's as long as the reference is live."""
+    body: bytes | None = None
+    """The message as bytes, for a worker process."""
+    recent: RecentPlan | None = None
+    """Its plan, as it was last noted for the warming of another worker."""
 
     @property
     def nbytes(self) -> int:
@@ -125,8 +119,9 @@ class MessageCache:
     def forget(self, identities: Collection[str]) -> None:
         """Drop what is kept of graphs with these identities."""
         for message in self._messages.values():
-            if _identity(message.message) in identities:
-                self._messages.pop(id(message.message))
+            of = message.message
+            if type(of) is RunGraph and of.graph.identity in identities:
+                self._messages.pop(id(of))
         for key in self._lowered:
             if key[0] is RunGraph and key[1] in identities:
                 self._lowered.pop(key)
@@ -145,10 +140,6 @@ class MessageCache:
             capacity_nbytes=sum(cache.limit for cache in caches),
             evictions=sum(cache.evictions for cache in caches),
         )
-
-
-def _identity(message: Any) -> str | None:
-    return message.graph.identity if type(message) is RunGraph else None
 
 
 def _graph_bytes(message: Any, lowered: Lowered) -> int:

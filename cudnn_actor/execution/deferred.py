@@ -14,6 +14,8 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from cudnn_actor.broker.execution_state import ExecutionState
 from cudnn_actor.broker.footprints import compute_footprint, memory_footprint
 from cudnn_actor.broker.hazards import NOTHING, Entry, Footprint, HazardQueue
@@ -31,16 +33,13 @@ __all__ = ["DeferredWork"]
 Defer = Callable[[], None]
 
 
-class _Waiting:
+class _Waiting(msgspec.Struct, eq=False):
     """A deferred message, and the outcomes of the builds that it waits for."""
 
-    __slots__ = ("item", "lowered", "missing", "outcomes")
-
-    def __init__(self, item: Any, lowered: Lowered | None = None) -> None:
-        self.item = item
-        self.lowered = lowered
-        self.missing = 0
-        self.outcomes: dict[str, Outcome] = {}
+    item: Any
+    lowered: Lowered | None = None
+    missing: int = 0
+    outcomes: dict[str, Outcome] = msgspec.field(default_factory=dict)
 
 
 class DeferredWork:

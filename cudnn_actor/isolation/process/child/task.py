@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, ClassVar
+
+import msgspec
 
 from cudnn_actor.broker.message_cache import CachedMessage
 from cudnn_actor.isolation.process.status import StatusPage
@@ -12,7 +14,7 @@ from cudnn_actor.supervision import FaultRule
 __all__ = ["InternalTask", "WorkerTask"]
 
 
-class WorkerTask:
+class WorkerTask(msgspec.Struct, eq=False):
     """One request, with its place in the window and its fault.
 
     Parameters
@@ -25,20 +27,15 @@ class WorkerTask:
         The status page, where it notes that it has begun.
     """
 
-    __slots__ = ("fault", "found", "message", "number", "page", "place", "started_ns")
-
-    def __init__(
-        self, message: Any, number: int, place: int, fault: FaultRule | None, page: StatusPage
-    ) -> None:
-        self.message = message
-        self.number = number
-        self.place = place
-        self.fault = fault
-        self.page = page
-        self.found: CachedMessage | None = None
-        """The cache entry of its message, once it was looked up: see `ServiceState.found`."""
-        self.started_ns = 0
-        """When it began, on `time.perf_counter_ns`'s clock; 0 if it has not."""
+    message: Any
+    number: int
+    place: int
+    fault: FaultRule | None
+    page: StatusPage
+    found: CachedMessage | None = None
+    """The cache entry of its message, once it was looked up: see `ServiceState.found`."""
+    started_ns: int = 0
+    """When it began, on `time.perf_counter_ns`'s clock; 0 if it has not."""
 
     def begin(self) -> bool:
         """Start it, unless it was withdrawn. See `StatusPage.begin`."""
@@ -48,7 +45,7 @@ class WorkerTask:
         return True
 
 
-class InternalTask:
+class InternalTask(msgspec.Struct, eq=False):
     """Work of the service itself. It has no place in the window, so its begin is not noted on the page.
 
     Parameters
@@ -59,14 +56,10 @@ class InternalTask:
         As in the `Internal` frame. Its `InternalDone` has the same number.
     """
 
-    fault = None
-
-    __slots__ = ("message", "number", "started_ns")
-
-    def __init__(self, message: Any, number: int) -> None:
-        self.message = message
-        self.number = number
-        self.started_ns = 0
+    message: Any
+    number: int
+    started_ns: int = 0
+    fault: ClassVar[None] = None
 
     def begin(self) -> bool:
         """Start it. It is never withdrawn, so this always returns True."""
