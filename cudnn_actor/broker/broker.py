@@ -23,13 +23,13 @@ from typing import Any, Generic, Protocol, TypeVar
 from cudnn_actor.actors import ActorStopped, Envelope
 from cudnn_actor.actors.logs import Log, speaking_for
 from cudnn_actor.broker.footprints import footprint, overwritten
-from cudnn_actor.broker.message_cache import CachedMessage
 from cudnn_actor.broker.recovery import Verdict, judge
 from cudnn_actor.broker.request_checks import bound, check_allocate, check_explain, require_asker, slots_of
 from cudnn_actor.broker.service_state import Discard, Forget, ServiceState
 from cudnn_actor.broker.work import Work
 from cudnn_actor.memory import MemoryTable
 from cudnn_actor.memory.exhaustion import exhaustion
+from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.messages.message_checks import check_warm, not_a_message
 from cudnn_actor.protocol.messages.messages import (
     COMPUTE,
@@ -195,12 +195,12 @@ class Broker(Generic[W]):
         """The work for a request that runs a plan. Changes caches only. Raises what is wrong with it."""
         cached = self.state.found(envelope)
         if self.state.quarantined:
-            self._refuse_quarantined(cached, envelope.number)
+            self._refuse_quarantined(cached.lowered.graph, envelope.number)
         slots = bound(cached, self.memory).slots
         return self._work(envelope, envelope.number, message, slots, cached)
 
-    def _refuse_quarantined(self, cached: CachedMessage, number: int) -> None:
-        if (error := self.state.why_quarantined(cached.lowered.graph, number)) is not None:
+    def _refuse_quarantined(self, graph: OperationGraph, number: int) -> None:
+        if (error := self.state.why_quarantined(graph, number)) is not None:
             raise error
 
     def _question(self, envelope: Envelope, message: Ping | GetStatistics) -> W:
@@ -216,8 +216,7 @@ class Broker(Generic[W]):
     def _explain(self, envelope: Envelope, message: Explain) -> W:
         check_explain(message)
         require_asker(envelope, "explanation")
-        if (error := self.state.why_quarantined(message.graph, envelope.number)) is not None:
-            raise error
+        self._refuse_quarantined(message.graph, envelope.number)
         return self._work(envelope, envelope.number, message)
 
     def _on_slots(self, envelope: Envelope, message: Upload | Download | Copy | Fill) -> W:

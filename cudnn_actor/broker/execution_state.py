@@ -61,7 +61,7 @@ class ExecutionState:
         self.cache_limit = cache_limit
         self.builders: BuilderAccess | None = None
         """Connects to the service's builder process; None if plans are built in this process."""
-        self.announce_build: Callable[[bool], None] = _nothing
+        self.announce_build: Callable[[bool], None] = lambda _: None
         """Called on the build thread: with True when a build begins, with False when none is running."""
         self.generation = 0
         """The number of the present incarnation: how many have become ready so far."""
@@ -80,11 +80,7 @@ class ExecutionState:
 
     def lowered(self, message: Compute) -> Lowered:
         """The graph of a message, cached. Any thread. Raises `InvalidRequest`."""
-        return self.cached(message).lowered
-
-    def cached(self, message: Compute) -> CachedMessage:
-        """The cache entry of a message. Any thread. Raises `InvalidRequest`."""
-        return self.messages.of(message)
+        return self.messages.of(message).lowered
 
     def warmed(self, message: Warm) -> dict[str, OperationGraph]:
         """The graphs whose plans a `Warm` asks for, by digest. Raises `InvalidRequest`."""
@@ -101,7 +97,3 @@ class ExecutionState:
         """Raise `InvalidRequest` for a graph over the service's limits. Any thread."""
         if self._graph_limits is not None:
             graph.check(self._graph_limits)
-
-
-def _nothing(_: bool) -> None:
-    pass

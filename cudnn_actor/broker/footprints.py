@@ -38,11 +38,9 @@ def memory_footprint(message: Any) -> Footprint:
 
 def footprint(message: Any, lowered: Callable[[Compute], Lowered]) -> Footprint:
     """The footprint of any valid message."""
-    return (
-        compute_footprint(message, lowered(message))
-        if type(message) in COMPUTE
-        else memory_footprint(message)
-    )
+    if type(message) in COMPUTE:
+        return compute_footprint(message, lowered(message))
+    return memory_footprint(message)
 
 
 def overwritten(footprints: Iterable[Footprint]) -> list[bool]:

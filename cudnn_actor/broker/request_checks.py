@@ -60,7 +60,7 @@ def check_message(state: ServiceState, message: Message) -> CachedMessage | None
     kind = type(message)
     try:
         if kind in COMPUTE:
-            cached = state.cached(message)  # type: ignore[arg-type]
+            cached = state.messages.of(message)  # type: ignore[arg-type]
             bound(cached, state.memory)
             return cached
         check = _CHECKS.get(kind)
@@ -136,13 +136,9 @@ def _check_warm(state: ServiceState, message: Warm) -> None:
         state.check_graph(graph)
 
 
-def _nothing(state: ServiceState, message: object) -> None:
-    """These have no fields."""
-
-
 _CHECKS: dict[type, Callable[[ServiceState, Any], object]] = {
     **dict.fromkeys(_REFERENCES, lambda state, message: slots_of(state.memory, message)),
-    **dict.fromkeys((Ping, GetStatistics, Drain), _nothing),
+    **dict.fromkeys((Ping, GetStatistics, Drain), lambda *_: None),  # they have no fields
     Allocate: lambda state, message: check_allocate(state.memory, message),
     Warm: _check_warm,
     Explain: lambda _, message: check_explain(message),

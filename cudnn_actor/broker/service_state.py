@@ -108,8 +108,13 @@ class ServiceState(ExecutionState):
             return None
         return QuarantinedRequest(request_id=number, digest=digest, cause=cause, reproduce=token(graph))
 
-    def blame_build(self, digest: str, cause: str) -> None:
-        """Note which graph's build ended an incarnation. The second time, the graph is quarantined."""
+    def blame_build(self, digest: str | None, cause: str) -> None:
+        """Note which graph's build ended an incarnation. The second time, the graph is quarantined.
+
+        `digest`: None if no build did, or it is not known which.
+        """
+        if digest is None:
+            return
         self.ended_by_build[digest] = self.ended_by_build.get(digest, 0) + 1
         if self.ended_by_build[digest] >= MOST_CRASHES:
             self.quarantined[digest] = cause

@@ -63,10 +63,6 @@ class Task(Protocol):
         """When it began, on `time.perf_counter_ns`'s clock."""
 
 
-def _nothing(_: int) -> None:
-    pass
-
-
 T = TypeVar("T", bound=Task)
 T_contra = TypeVar("T_contra", bound=Task, contravariant=True)
 
@@ -121,7 +117,7 @@ class Runner(Generic[T]):
         *,
         abandoned: threading.Event,
         nudge: Callable[[], None],
-        note_deferred: Callable[[int], None] = _nothing,
+        note_deferred: Callable[[int], None] = lambda _: None,
     ) -> None:
         self.plans = PlanCache(nbytes=state.cache_limit)
         self.busy_since: float | None = None
@@ -212,6 +208,10 @@ class Runner(Generic[T]):
         return None if self._planner is None else self._planner.digest_in_work
 
     # Deferred requests.
+
+    def defers(self, item: Any) -> Callable[[], None] | None:
+        """The call that defers an item which must wait: see `DeferredWork.defers`."""
+        return None if self.deferred is None else self.deferred.defers(item)
 
     def take_deferred(self) -> list[Any]:
         """Remove and return the deferred items, in order. None of them has started."""
@@ -363,7 +363,7 @@ class Runner(Generic[T]):
         self._settle_passed(executor)  # first answer all earlier work, also what has written the buffer
         return array
 
-    def view(self, task: T, slot: Slot, owner: BufferOwner) -> Any:
+    def view(self, task: T, slot: Slot, owner: BufferOwner[Slot]) -> Any:
         """The buffer's own memory, as an array that keeps `owner` alive."""
         executor = self.executor
         place = executor.binding(slot)

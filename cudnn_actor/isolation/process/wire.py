@@ -206,8 +206,6 @@ class Hello(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, ta
         Seconds between two heartbeats.
     journal
         As in `engines.base.BuilderAccess`.
-    scripted
-        Whether requests may carry faults.
     fails
         Whether a fault plan makes this start fail.
     """
@@ -223,7 +221,6 @@ class Hello(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, ta
     cache_limit: int
     beat_s: float
     journal: str
-    scripted: bool
     fails: bool
 
 

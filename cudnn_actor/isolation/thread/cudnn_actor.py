@@ -111,7 +111,7 @@ class CudnnActor(Actor):
     def on_stop(self) -> None:
         """Finish what is enqueued and close the engine. Deferred messages go back to the mailbox."""
         if self._build_hangs():
-            self._blame_build(self._runner.digest_in_work, "its build did not end")
+            self._state.blame_build(self._runner.digest_in_work, "its build did not end")
         self._runner.outlast()
         self._broker.settle_drains()
         self.flush()
@@ -130,9 +130,9 @@ class CudnnActor(Actor):
         self._crashed = True
         cause = _cause(error)
         if isinstance(error, BuildCrash):
-            self._blame_build(error.digest, cause)
+            self._state.blame_build(error.digest, cause)
         elif self._build_hangs():
-            self._blame_build(runner.digest_in_work, cause)
+            self._state.blame_build(runner.digest_in_work, cause)
         survives = not runner.is_open or runner.executor.engine.outlives_context
         runner.settle_done()
         running = self._running(current)
@@ -214,17 +214,11 @@ class CudnnActor(Actor):
         since = self._runner.builds_since()
         return self.abandoned.is_set() and since is not None and since == self.working_since()
 
-    def _blame_build(self, digest: str | None, cause: str) -> None:
-        """Note which graph's build ended this incarnation. The second time, the graph is quarantined."""
-        if digest is not None:
-            self._state.blame_build(digest, cause)
-
     # Turns.
 
     def defers(self, envelope: Envelope) -> Callable[[], None] | None:
         """The call that defers a message which must wait for a plan or behind a deferred one; else None."""
-        deferred = self._runner.deferred
-        return None if deferred is None else deferred.defers(envelope)
+        return self._runner.defers(envelope)
 
     def take_deferred(self) -> list[Envelope]:
         """Remove and return the deferred messages, in order. None of them has started."""

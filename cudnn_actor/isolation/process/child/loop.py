@@ -169,9 +169,7 @@ class WorkerLoop:
         return 0.0 if runner.may_resume else pause
 
     def _take_up(self, task: Task) -> None:
-        deferred = self._runner.deferred
-        defer = None if deferred is None else deferred.defers(task)
-        if defer is not None:
+        if (defer := self._runner.defers(task)) is not None:
             defer()
         else:
             self._start(task)

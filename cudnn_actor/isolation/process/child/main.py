@@ -11,13 +11,14 @@ end. After that, SIGTERM ends it at once.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 import select
 import signal
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from cudnn_actor.actors.threads import ThreadRefused
@@ -100,14 +101,15 @@ class _Process:
         state.builders = None if builders is None else BuilderQueue(builders, hello.journal)
         state.announce_build = lambda builds: page.note_build(time.monotonic_ns(), builds=builds)
         self._stages = Stages(lambda: self._engine)
-        self._loop = loop = WorkerLoop(state, _maker(hello), inbox, outbox, self._stages, fails=hello.fails)
+        make = functools.partial(_made_engine, hello)
+        self._loop = loop = WorkerLoop(state, make, inbox, outbox, self._stages, fails=hello.fails)
         self._generation = hello.generation
         self._stopping = False
         self._heartbeat = Heartbeat(page, hello.beat_s, loop.working_since, loop.builds_since)
         forward_logs(outbox, inbox, loop.number_in_work)
         inbox.on_frame |= {
             MapArena: self._map_arena,
-            UnmapArena: self._unmap_arena,
+            UnmapArena: lambda frame: self._engine.unmap_arena(frame.number),
             CreateArena: self._create_arena,
             MapStage: self._map_stage,
             UnmapStage: lambda frame: self._stages.unmap(frame.segment),
@@ -153,9 +155,6 @@ class _Process:
         finally:
             os.close(descriptor)
 
-    def _unmap_arena(self, frame: UnmapArena) -> None:
-        self._engine.unmap_arena(frame.number)
-
     def _create_arena(self, frame: CreateArena) -> None:
         try:
             descriptor = self._loop.create_arena(frame.number, frame.nbytes)
@@ -196,10 +195,7 @@ def _first_frames(channel: Channel) -> list[Any]:
     return frames
 
 
-def _maker(hello: Hello) -> Callable[[], Engine]:
-    def make() -> Engine:
-        module, _, name = hello.make.partition(":")
-        engine: Engine = getattr(importlib.import_module(module), name)(*hello.arguments)
-        return engine
-
-    return make
+def _made_engine(hello: Hello) -> Engine:
+    module, _, name = hello.make.partition(":")
+    engine: Engine = getattr(importlib.import_module(module), name)(*hello.arguments)
+    return engine

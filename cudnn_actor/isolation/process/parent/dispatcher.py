@@ -76,7 +76,7 @@ class Dispatcher(Mailbox):
         """How the worker has broken the protocol; empty if it has not."""
         self.short_of_memory = False
         """Whether this process had too little memory to finish something since the monitor's last turn."""
-        self.on_stop_asked: Callable[[], None] = _nothing
+        self.on_stop_asked: Callable[[], None] = lambda: None
         self._taken = False
         self._waiting: list[Any] = []
         """One lock for each thread that waits for the host. It is released when the host becomes free."""
@@ -480,7 +480,7 @@ class Dispatcher(Mailbox):
         self._taken = False  # another thread may have had the host
         self._waiting = []
         self.channel = self._stop = self._here = None
-        self.wake_monitor, self.on_stop_asked = bool, _nothing
+        self.wake_monitor, self.on_stop_asked = bool, lambda: None
         self.begun = _none_begun
         self._outbox.clear()  # the parent answers them
         self._loops_to_wake.clear()
@@ -494,10 +494,6 @@ class Dispatcher(Mailbox):
             owner, self._owner, self.needs_thread = self._owner, None, False
         if owner is not None:
             owner.follow_soon()
-
-
-def _nothing() -> None:
-    pass
 
 
 def _none_begun() -> int:

@@ -503,8 +503,7 @@ class WorkerMonitor(Actor):
         last: Dying | None = host.workers.last_word
         if last is not None:
             cause = last.cause
-            if last.digest is not None:
-                host.state.blame_build(last.digest, cause)
+            host.state.blame_build(last.digest, cause)
         self._dispatcher.disconnect()
         self._serving = False
         return host.recovery.judge(cause, may_still_write=may_still_write)

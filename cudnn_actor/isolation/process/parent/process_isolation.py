@@ -127,7 +127,6 @@ class ProcessIsolation:
             cache_limit=options.cache_limit,
             beat_s=min(_LONGEST_BEAT_S, options.hang_after_s / _BEATS_PER_HANG),
             journal=self._builders.journal,
-            scripted=self._state.faults is not None,
             fails=False,
         )
         return Recipe(

@@ -27,7 +27,7 @@ class RecentPlans:
         self.kept = kept
         self.plans: dict[str, RecentPlan] = {}
         """The plans, by the digests of their graphs."""
-        self.on_new: Callable[[], None] = _nothing
+        self.on_new: Callable[[], None] = lambda: None
         """Called when a plan has been added."""
         self._nbytes = nbytes
 
@@ -73,7 +73,3 @@ class RecentPlans:
                 return
             nbytes -= self.plans[digest].nbytes
             self.forget((digest,))
-
-
-def _nothing() -> None:
-    pass
