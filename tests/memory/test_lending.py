@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cudnn_actor.memory import BufferOwner
+from cudnn_actor.memory import BufferOwner, Slot
 from cudnn_actor.protocol import OutOfMemory
 
 from .memory_fixtures import MIB, Grown, spec_of
@@ -18,12 +18,12 @@ from .memory_fixtures import MIB, Grown, spec_of
 class Array:
     """What holds on to a owner; in a cycle with itself where only the collector is to end it."""
 
-    def __init__(self, owner: BufferOwner, *, cyclic: bool = False) -> None:
+    def __init__(self, owner: BufferOwner[Slot], *, cyclic: bool = False) -> None:
         self.owner = owner
         self.itself: Any = self if cyclic else None
 
 
-def lent_and_freed(grown: Grown, nbytes: int = 2 * MIB) -> BufferOwner:
+def lent_and_freed(grown: Grown, nbytes: int = 2 * MIB) -> BufferOwner[Slot]:
     ref = grown.allocate(nbytes)
     owner = grown.table.lend(grown.table.resolve(ref))
     grown.table.free(ref)

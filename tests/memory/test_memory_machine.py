@@ -59,7 +59,7 @@ class MemoryMachine(RuleBasedStateMachine):
         self.descriptors = Descriptors()
         self.arenas: dict[int, tuple[int, int]] = {}
         self.known: list[Known] = []
-        self.lent: dict[int, tuple[Known, BufferOwner]] = {}
+        self.lent: dict[int, tuple[Known, BufferOwner[Slot]]] = {}
         self.numbers = itertools.count()
 
     def teardown(self) -> None:
