@@ -7,6 +7,7 @@ process.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 from cudnn_actor.broker.message_cache import CachedMessage, MessageCache
@@ -25,6 +26,7 @@ CACHE_BYTES = 128 << 20
 """The default of `cache_limit`."""
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class ExecutionState:
     """Used by the thread that runs requests. Any thread may also fill the cache of messages.
 
@@ -44,32 +46,24 @@ class ExecutionState:
         How large graphs may be; None in a worker, whose parent has checked them.
     """
 
-    def __init__(
-        self,
-        *,
-        memory: Buffers,
-        workspace_limit: int | None = None,
-        plan_store: PlanStore | None = None,
-        autotune: bool = False,
-        cache_limit: int = CACHE_BYTES,
-        graph_limits: GraphLimits | None = None,
-    ) -> None:
-        self.memory = memory
-        self.workspace_limit = workspace_limit
-        self.plan_store = plan_store
-        self.autotune = autotune
-        self.cache_limit = cache_limit
-        self.builders: BuilderAccess | None = None
-        """Connects to the service's builder process; None if plans are built in this process."""
+    memory: Buffers
+    workspace_limit: int | None = None
+    plan_store: PlanStore | None = None
+    autotune: bool = False
+    cache_limit: int = CACHE_BYTES
+    graph_limits: GraphLimits | None = None
+    builders: BuilderAccess | None = field(default=None, init=False)
+    """Connects to the service's builder process; None if plans are built in this process."""
+    generation: int = field(default=0, init=False)
+    """The number of the present incarnation: how many have become ready so far."""
+    quarantined: dict[str, str] = field(default_factory=dict, init=False)
+    """Digests of graphs that were running at two crashes → the crash's cause. A worker has none: its parent
+    refuses their requests."""
+
+    def __post_init__(self) -> None:
+        self.messages = MessageCache(self.cache_limit, self.check_graph)
         self.announce_build: Callable[[bool], None] = lambda _: None
         """Called on the build thread: with True when a build begins, with False when none is running."""
-        self.generation = 0
-        """The number of the present incarnation: how many have become ready so far."""
-        self.quarantined: dict[str, str] = {}
-        """Digests of graphs that were running at two crashes → the crash's cause. A worker has none: its
-        parent refuses their requests."""
-        self.messages = MessageCache(cache_limit, self.check_graph)
-        self._graph_limits = graph_limits
 
     def found(self, item: Any) -> CachedMessage:
         """The cache entry of an envelope's or a task's message, kept in it. Raises `InvalidRequest`."""
@@ -91,9 +85,9 @@ class ExecutionState:
     @property
     def most_operations(self) -> int:
         """How many operations a graph may have."""
-        return GraphLimits().operations if self._graph_limits is None else self._graph_limits.operations
+        return GraphLimits().operations if self.graph_limits is None else self.graph_limits.operations
 
     def check_graph(self, graph: Graph) -> None:
         """Raise `InvalidRequest` for a graph over the service's limits. Any thread."""
-        if self._graph_limits is not None:
-            graph.check(self._graph_limits)
+        if self.graph_limits is not None:
+            graph.check(self.graph_limits)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import msgspec
 
 from cudnn_actor.actors import Counters, Envelope, Mailbox
 from cudnn_actor.actors.errors import ActorStopped
-from cudnn_actor.broker.execution_state import CACHE_BYTES, ExecutionState
+from cudnn_actor.broker.execution_state import ExecutionState
 from cudnn_actor.broker.recovery import MOST_CRASHES
 from cudnn_actor.memory import MemoryTable
-from cudnn_actor.plan_store.store import PlanStore
-from cudnn_actor.protocol.graphs.limits import GraphLimits
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.graphs.reproduction import token
 from cudnn_actor.protocol.messages.messages import Free
@@ -47,6 +46,7 @@ class Forget(msgspec.Struct, frozen=True, kw_only=True):
     """It is taken in a full mailbox, and no fault counts it."""
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class ServiceState(ExecutionState):
     """Shared by a service's handle, its supervisor and the successive incarnations of its actor.
 
@@ -66,37 +66,15 @@ class ServiceState(ExecutionState):
         As of `ExecutionState`.
     """
 
+    mailbox: Mailbox
     memory: MemoryTable
-
-    def __init__(
-        self,
-        *,
-        mailbox: Mailbox,
-        memory: MemoryTable,
-        faults: FaultSource | None = None,
-        workspace_limit: int | None = None,
-        plan_store: PlanStore | None = None,
-        autotune: bool = False,
-        cache_limit: int = CACHE_BYTES,
-        graph_limits: GraphLimits | None = None,
-        name: str | None = None,
-    ) -> None:
-        super().__init__(
-            memory=memory,
-            workspace_limit=workspace_limit,
-            plan_store=plan_store,
-            autotune=autotune,
-            cache_limit=cache_limit,
-            graph_limits=graph_limits,
-        )
-        self.mailbox = mailbox
-        self.faults = faults
-        self.name = name
-        self.counters = Counters()
-        self.ended_by_build: dict[str, int] = {}
-        """Digests of graphs → how many incarnations their builds have ended."""
-        self.replayed = 0
-        self.restarts = 0
+    faults: FaultSource | None = None
+    name: str | None = None
+    counters: Counters = field(default_factory=Counters, init=False)
+    ended_by_build: dict[str, int] = field(default_factory=dict, init=False)
+    """Digests of graphs → how many incarnations their builds have ended."""
+    replayed: int = field(default=0, init=False)
+    restarts: int = field(default=0, init=False)
 
     def why_quarantined(self, graph: OperationGraph, number: int) -> QuarantinedRequest | None:
         """The error for a request whose graph is quarantined; None if it is not."""

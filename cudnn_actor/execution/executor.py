@@ -236,7 +236,7 @@ class Executor(Generic[T]):
         passed = self._passed
         while passed and passed[0].late is None:
             work = passed.popleft()
-            self._release(work.slots)
+            self._buffers.release_all(work.slots)
             self._done.append(work)
 
     def take_done(self) -> Enqueued[T] | None:
@@ -249,7 +249,7 @@ class Executor(Generic[T]):
 
     def take_late(self) -> None:
         """Remove the first late work, which the caller must answer."""
-        self._release(self._passed.popleft().slots)
+        self._buffers.release_all(self._passed.popleft().slots)
         self._advance()
 
     # The end.
@@ -263,7 +263,4 @@ class Executor(Generic[T]):
         lost = self.unfinished()
         self._unfenced, self._fenced, self._passed = [], deque(), deque()
         for work in lost:
-            self._release(work.slots)
-
-    def _release(self, slots: Sequence[Slot]) -> None:
-        self._buffers.release_all(slots)
+            self._buffers.release_all(work.slots)

@@ -153,7 +153,7 @@ class Planner:
         first = digest not in self._for_tuned
         self._for_tuned[digest].append(waiter)
         if first and self.cache.peek(digest) is not None:
-            self._ask(Job(digest, graph, self._limit, tune=True))
+            self._builder_thread.ask(Job(digest, graph, self._limit, tune=True))
         elif first:
             self._waiting[digest].append(lambda _, outcome: self._tune_next(graph, outcome))
 
@@ -173,22 +173,19 @@ class Planner:
         assert self._thread is not None, "requests are deferred only if there is a build thread"
         return self._thread
 
-    def _ask(self, job: Job) -> None:
-        self._builder_thread.ask(job)
-
     def _tune_next(self, graph: OperationGraph, outcome: Outcome) -> None:
         digest = graph.digest()
         if isinstance(outcome, CudnnActorError):
             _tell(self._for_tuned.pop(digest), digest, outcome)
         else:
-            self._ask(Job(digest, graph, self._limit, tune=True))
+            self._builder_thread.ask(Job(digest, graph, self._limit, tune=True))
 
     def _take(self, result: Result) -> None:
         job = result.job
         if job is None:
             raise BuildCrash(f"the build thread has died: {result.outcome!r}", self.digest_in_work)
         if isinstance(result.outcome, NotKept):
-            self._ask(job)
+            self._builder_thread.ask(job)
             return
         self.cache.note_build(result.took_ns)
         outcome = self._prepared(job, result.outcome)
@@ -209,7 +206,7 @@ class Planner:
             limit = less_workspace(outcome.workspace, job.workspace_limit)
             if limit is None or job.tune:
                 return error
-            self._ask(job._replace(workspace_limit=limit))
+            self._builder_thread.ask(job._replace(workspace_limit=limit))
             return None
         except CudnnActorError as error:
             return error

@@ -10,6 +10,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from cudnn_actor.actors import Crash
@@ -90,6 +91,7 @@ class RunnerHost(Protocol[T_contra]):
         """Note for the watchdog that the current task made progress."""
 
 
+@dataclass(eq=False, repr=False)
 class Runner(Generic[T]):
     """Owns an engine from its start to its end. Used by one thread.
 
@@ -109,26 +111,18 @@ class Runner(Generic[T]):
         Called with the number of deferred requests whenever it changes.
     """
 
-    def __init__(
-        self,
-        state: ExecutionState,
-        make: Callable[[], Engine],
-        host: RunnerHost[T],
-        *,
-        abandoned: threading.Event,
-        nudge: Callable[[], None],
-        note_deferred: Callable[[int], None] = lambda _: None,
-    ) -> None:
-        self.plans = PlanCache(nbytes=state.cache_limit)
+    state: ExecutionState
+    make: Callable[[], Engine]
+    host: RunnerHost[T]
+    abandoned: threading.Event
+    nudge: Callable[[], None]
+    note_deferred: Callable[[int], None] = lambda _: None
+
+    def __post_init__(self) -> None:
+        self.plans = PlanCache(nbytes=self.state.cache_limit)
         self.busy_since: float | None = None
         """When the current step that belongs to no task began; None between such steps."""
-        self._state = state
-        self._make = make
-        self._host = host
-        self._abandoned = abandoned
-        self._nudge = nudge
-        self._note_deferred = note_deferred
-        self.faults = Injection(host.flush, abandoned)
+        self.faults = Injection(self.host.flush, self.abandoned)
         """The host sets its `rule` before it runs a task."""
         self._executor: Executor[T] | None = None
         self._planner: Planner | None = None
@@ -142,13 +136,13 @@ class Runner(Generic[T]):
 
     def open(self, arenas: Iterable[Arena] = ()) -> None:
         """Open the engine, map these arenas, and start the build thread."""
-        executor: Executor[T] = Executor(self._make(), self._state.memory)
+        executor: Executor[T] = Executor(self.make(), self.state.memory)
         self._executor = executor
-        executor.engine.on_progress = self._host.note_progress
+        executor.engine.on_progress = self.host.note_progress
         executor.open(arenas)
-        self._planner = Planner(executor, self.plans, self._state, self._nudge)
+        self._planner = Planner(executor, self.plans, self.state, self.nudge)
         if self._planner.builds_elsewhere:
-            self.deferred = DeferredWork(self._state, self._planner, self._note_deferred)
+            self.deferred = DeferredWork(self.state, self._planner, self.note_deferred)
 
     def close(self, *, wait: bool) -> None:
         """End the build thread, and close the engine. `wait`: give the running build a moment to finish."""
@@ -182,7 +176,7 @@ class Runner(Generic[T]):
         executor.fence()
         while executor.busy:
             self._settle_passed(executor)
-            if self._abandoned.wait(_STOPPING_POLL_S):
+            if self.abandoned.wait(_STOPPING_POLL_S):
                 raise Crash("its device had not finished when it was given up")
 
     # For the watchdog, on its thread.
@@ -262,11 +256,11 @@ class Runner(Generic[T]):
             while (late := executor.first_late()) is not None:
                 self._settle_late(executor, late)
                 self._settle_done(executor)
-        self._host.flush()
+        self.host.flush()
 
     def _settle_done(self, executor: Executor[T]) -> None:
         now_ns = time.perf_counter_ns()
-        host = self._host
+        host = self.host
         while (work := executor.take_done()) is not None:
             task = work.task
             host.answer(task, host.proof(task, work.tag, now_ns) if work.reply is RECEIPT else work.reply)
@@ -285,9 +279,9 @@ class Runner(Generic[T]):
             error = failure
         executor.take_late()
         if error is None:
-            self._host.answer(work.task, value)
+            self.host.answer(work.task, value)
         else:
-            self._host.refuse(work.task, error)
+            self.host.refuse(work.task, error)
         self.busy_since = None
 
     # Running. Each method returns the answer or `LATER`. It raises the request's own error, or `Crash`.
@@ -301,7 +295,7 @@ class Runner(Generic[T]):
         try:
             plan = self._plan(graph, None if deferred is None else deferred.found_for(key))
             if self._long_runs and plan.tag in self._long_runs:
-                self._host.flush()
+                self.host.flush()
             slots = bound.slots
             if not bound.has_bindings:
                 for slot in slots:
@@ -353,7 +347,7 @@ class Runner(Generic[T]):
             if late is not None:
                 executor.defer(Enqueued(task, "download", [slot], late=late))
                 return LATER
-        self._host.flush()  # the next call waits for all that was enqueued before it
+        self.host.flush()  # the next call waits for all that was enqueued before it
         executor.fence()
         try:
             array = executor.call("download", executor.engine.read, place, into)
@@ -385,14 +379,14 @@ class Runner(Generic[T]):
 
     def warm(self, message: Warm, key: object) -> int:
         """Build the plans that are missing. Returns how many."""
-        wanted = self._state.warmed(message)
+        wanted = self.state.warmed(message)
         outcomes = {} if self.deferred is None else self.deferred.warmed_for(key)
         self.faults.inject("warm")
         built = 0
         for digest, graph in wanted.items():
             known = outcomes.get(digest)
             if known is not None or digest not in self.plans:
-                self._host.note_progress()  # each build is progress
+                self.host.note_progress()  # each build is progress
                 with contextlib.suppress(UnsupportedGraph, OutOfMemory, QuarantinedRequest):
                     self._plan(graph, known)
                     built += 1
@@ -428,4 +422,4 @@ class Runner(Generic[T]):
             self._long_runs.add(tag)
         elif self._long_runs:
             self._long_runs.discard(tag)
-        return self._host.proof(task, tag, now_ns)
+        return self.host.proof(task, tag, now_ns)
