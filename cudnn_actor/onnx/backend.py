@@ -172,12 +172,7 @@ class Prepared(BackendRep):
         else:
             listed: Sequence[Any] = inputs if isinstance(inputs, list | tuple) else [inputs]
             if len(listed) != len(names):
-                raise InvalidRequest(
-                    field="inputs",
-                    value=len(listed),
-                    problem=f"is not the number of inputs, which is {len(names)}",
-                    fix=f"give {', '.join(names)}",
-                )
+                raise _wrong_count(listed, names)
             given = dict(zip(names, listed, strict=True))
         results = self._service.call(self.model.run({name: _array(value) for name, value in given.items()}))
         outputs = [each.name for each in self.model.outputs]
@@ -200,6 +195,15 @@ def _array(value: Any) -> Any:
     return value
 
 
+def _wrong_count(listed: Sequence[Any], names: Sequence[str], hint: str = "") -> InvalidRequest:
+    return InvalidRequest(
+        field="inputs",
+        value=len(listed),
+        problem=f"is not the number of inputs, which is {len(names)}",
+        fix=f"give {', '.join(names)}{hint}",
+    )
+
+
 def _by_name(node: onnx.NodeProto, inputs: Any) -> dict[str, np.ndarray]:
     """The arrays that a node is given."""
     names = list(node.input)
@@ -207,12 +211,7 @@ def _by_name(node: onnx.NodeProto, inputs: Any) -> dict[str, np.ndarray]:
     if len(listed) != len(names):
         names = [name for name in names if name]
     if len(listed) != len(names):
-        raise InvalidRequest(
-            field="inputs",
-            value=len(listed),
-            problem=f"is not the number of inputs, which is {len(names)}",
-            fix=f"give {', '.join(names)}; None for one that is left out",
-        )
+        raise _wrong_count(listed, names, "; None for one that is left out")
     given: dict[str, np.ndarray] = {}
     for name, array in zip(names, listed, strict=True):
         if name and array is not None:

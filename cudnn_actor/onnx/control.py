@@ -102,10 +102,15 @@ def _scanned(
         ]
         made = inline.inlined(node.attribute("body"), [*states, *parts])
         unrolling.turned()
-        states, rest = made[: len(states)], made[len(states) :]
-        for each, value in zip(found, rest, strict=True):
-            each.append(value)
+        states = _note_turn(made, len(states), found)
     return states, found
+
+
+def _note_turn(made: list[Value], states: int, found: Sequence[list[Value]]) -> list[Value]:
+    """The states that a turn gives, which come first. Its other results are appended to `found`."""
+    for each, value in zip(found, made[states:], strict=True):
+        each.append(value)
+    return made[:states]
 
 
 def _loop(node: Node, inline: Inliner) -> list[Value]:
@@ -120,9 +125,7 @@ def _loop(node: Node, inline: Inliner) -> list[Value]:
         begin = [inline.constant(np.array(step, np.int64)), inline.constant(np.array(True))]
         condition, *made = inline.inlined(node.attribute("body"), [*begin, *states])
         unrolling.turned()
-        states, rest = made[: len(states)], made[len(states) :]
-        for each, value in zip(found, rest, strict=True):
-            each.append(value)
+        states = _note_turn(made, len(states), found)
         node.looked |= not condition.fixed
         going = bool(condition.array.reshape(()))
         step += 1

@@ -45,21 +45,12 @@ class OnnxModel:
         self._file = replace(read(model, limits), random=random)
         check_dtypes(self._file)
         check_operators(self._file)
-
-    @property
-    def inputs(self) -> tuple[Feature, ...]:
+        self.inputs: tuple[Feature, ...] = self._file.inputs
         """The inputs that have to be given."""
-        return self._file.inputs
-
-    @property
-    def defaults(self) -> tuple[Feature, ...]:
+        self.defaults: tuple[Feature, ...] = self._file.defaults
         """The inputs that may be left out: their defaults are initialisers of the model."""
-        return self._file.defaults
-
-    @property
-    def outputs(self) -> tuple[Feature, ...]:
+        self.outputs: tuple[Feature, ...] = self._file.outputs
         """The outputs."""
-        return self._file.outputs
 
     def specialised(
         self,

@@ -105,24 +105,6 @@ class StatusPage:
         It cannot be mapped, or is too small for the window.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_acquire",
-        "_begun",
-        "_count",
-        "_finished",
-        "_map",
-        "_owned",
-        "_plan_in",
-        "_plans",
-        "_release",
-        "_run_us",
-        "_started",
-        "_withdrawn",
-        "_words",
-        "fd",
-    )
-
     def __init__(self, fd: int, window: int, *, owned: bool) -> None:
         theirs = _worker_bytes(window)
         self._map = mmap.mmap(fd, theirs + _parent_bytes(window))

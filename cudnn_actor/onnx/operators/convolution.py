@@ -43,13 +43,16 @@ def pads_of(
     return pads[:rank], pads[rank:]
 
 
-def conv_spec(node: Node, x: Sequence[int], w: Sequence[int]) -> ConvSpec:
-    """The parameters of a convolution of x, dims (N, C, spatial), with w."""
-    rank = len(w) - 2
+def _steps(node: Node, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The strides and dilations of a convolution with so many spatial dims."""
     if not 1 <= rank <= 3:
         raise Declined(f"a convolution with {rank} spatial dims")
-    strides = node.attribute("strides") or (1,) * rank
-    dilations = node.attribute("dilations") or (1,) * rank
+    return node.attribute("strides") or (1,) * rank, node.attribute("dilations") or (1,) * rank
+
+
+def conv_spec(node: Node, x: Sequence[int], w: Sequence[int]) -> ConvSpec:
+    """The parameters of a convolution of x, dims (N, C, spatial), with w."""
+    strides, dilations = _steps(node, len(w) - 2)
     shape = node.attribute("kernel_shape")
     if shape and tuple(shape) != tuple(w[2:]):
         raise Declined(f"kernel_shape {shape} is not that of the filter, {tuple(w[2:])}")
@@ -106,10 +109,7 @@ def conv_transpose(node: Node, g: GraphBuilder) -> Result:
     _check_channels(node, transposed=True)
     x, w = (node.tensor(number, _layout(node)) for number in range(2))
     rank = w.rank - 2
-    if not 1 <= rank <= 3:
-        raise Declined(f"a convolution with {rank} spatial dims")
-    strides = node.attribute("strides") or (1,) * rank
-    dilations = node.attribute("dilations") or (1,) * rank
+    strides, dilations = _steps(node, rank)
     extra = node.attribute("output_padding") or (0,) * rank
     groups = node.attribute("group", 1)
     along = list(zip(x.dims[2:], w.dims[2:], strides, dilations, strict=True))
