@@ -174,35 +174,35 @@ class Reference:
             self._leaves.append(tensor)
         return Leaf(1 + self._leaves.index(tensor), tensor.dtype)
 
-    def _tensor(self, uid: int) -> GraphTensor:
-        """A tensor of the graph."""
-        return self._graph.tensor(uid)
-
     def _numbers(self) -> list[int]:
         """The geometry, in the order of the kernel's `g` array."""
         operation = self._convolution
         x, w, y = self._shapes()
         conv = operation.conv
-        numbers = [*_dims(x), *_dims(w), *_dims(y), conv.groups, self.length]
+        numbers = [
+            *(size for tensor in (x, w, y) for size in _in_five(tensor.dims, 1)),
+            conv.groups,
+            self.length,
+        ]
         for values, other in ((conv.pre_padding, 0), (conv.stride, 1), (conv.dilation, 1)):
             numbers += [*[other] * (3 - len(values)), *values]
-        out = self._tensor(self.result)
-        operands = [self._tensor(uid) for uid in self._names]
+        out = self._graph.tensor(self.result)
+        operands = [self._graph.tensor(uid) for uid in self._names]
         for tensor in (out, *operands[:2]):
-            numbers += _strides(tensor)
+            numbers += _in_five(tensor.strides, 0)
         for tensor in operands[2:]:
             numbers += _broadcast(tensor, out)
         return numbers
 
     def _shapes(self) -> tuple[GraphTensor, GraphTensor, GraphTensor]:
         """The convolution's x, w and y."""
-        x, w, y = map(self._tensor, self._convolution.of_shape)
+        x, w, y = map(self._graph.tensor, self._convolution.of_shape)
         return x, w, y
 
     def _source(self, value: Value) -> str:
         """The kernel that computes a value at sampled elements, in CUDA C++."""
-        out = self._tensor(self.result)
-        operands = [self._tensor(uid) for uid in self._names]
+        out = self._graph.tensor(self.result)
+        operands = [self._graph.tensor(uid) for uid in self._names]
         pointers = [f"const {C_TYPES[t.dtype]}* in{i}" for i, t in enumerate(operands)]
         arguments = ["double* found", "long long samples", "const long long* g"]
         arguments += [f"const {C_TYPES[out.dtype]}* result", *pointers]
@@ -354,21 +354,15 @@ def _convolutions(graph: OperationGraph) -> list[Convolution[int]]:
     return [operation for operation in graph.operations if isinstance(operation, Convolution)]
 
 
-def _dims(tensor: GraphTensor) -> list[int]:
-    """A tensor's dims, with further ones of size 1."""
-    dims = list(tensor.dims)
-    return [*dims[:2], *[1] * (_RANK - len(dims)), *dims[2:]]
-
-
-def _strides(tensor: GraphTensor) -> list[int]:
-    """A tensor's strides, with further ones of 0."""
-    strides = list(tensor.strides)
-    return [*strides[:2], *[0] * (_RANK - len(strides)), *strides[2:]]
+def _in_five(values: Sequence[int], other: int) -> list[int]:
+    """Dims or strides of a tensor with three spatial ones; those that it does not have are `other`."""
+    return [*values[:2], *[other] * (_RANK - len(values)), *values[2:]]
 
 
 def _broadcast(tensor: GraphTensor, to: GraphTensor) -> list[int]:
     """A tensor's strides over the dims of another one: 0 where it has one element."""
+    dims, wanted, strides = _in_five(tensor.dims, 1), _in_five(to.dims, 1), _in_five(tensor.strides, 0)
     return [
-        0 if own == 1 and wanted != 1 else stride
-        for own, wanted, stride in zip(_dims(tensor), _dims(to), _strides(tensor), strict=True)
+        0 if own == 1 and size != 1 else stride
+        for own, size, stride in zip(dims, wanted, strides, strict=True)
     ]

@@ -24,22 +24,16 @@ from cudnn_actor.engines.cuda.kernels.elementwise import elementwise
 from cudnn_actor.engines.cuda.kernels.expressions import Leaf
 from cudnn_actor.engines.cuda.kernels.kernel import compiled
 from cudnn_actor.engines.cuda.library.libraries import libraries
+from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.operations import (
-    BitCast,
-    Concat,
-    Gather,
-    GatherElements,
-    GatherND,
     GraphTensor,
     MatMul,
-    Movement,
     Node,
     Pointwise,
     Reduction,
     ReductionMode,
     TensorRole,
-    TopK,
 )
 from cudnn_actor.protocol.operations.base import Array, Region
 from cudnn_actor.protocol.types.dtypes import DType
@@ -64,8 +58,6 @@ _FEW_ELEMENTS = 1 << 17
 """Of the tensors of a graph that is computed on the host, in some milliseconds."""
 _DRAWS = 6
 """How often a graph is evaluated with other roundings: all up, all down, and at random."""
-_EXACT = (BitCast, Concat, Gather, GatherElements, GatherND, Movement, TopK)
-"""Operations that round nothing."""
 _SELECTED = (ReductionMode.MAX, ReductionMode.MIN, ReductionMode.ABSOLUTE_MAX)
 """Modes of reductions that round nothing."""
 
@@ -363,7 +355,8 @@ def _errors(
     results: Mapping[int, Array],
 ) -> dict[int, Array]:
     """The most that an operation's results may be off by."""
-    if isinstance(operation, _EXACT) or (isinstance(operation, Reduction) and operation.mode in _SELECTED):
+    selects = isinstance(operation, Reduction) and operation.mode in _SELECTED
+    if selects or IMPLEMENTATIONS[type(operation)].exact:
         return {}
     share = rounding(graph.compute(operation))
     found = {uid: share * abs(result) for uid, result in results.items() if result.dtype.kind == "f"}

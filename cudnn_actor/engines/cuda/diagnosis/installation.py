@@ -79,10 +79,8 @@ def _require_none(found: Inventory) -> None:
 
 def _looked_at(driver: Driver) -> Inventory:
     """The inventory; without a GPU only the driver, so that a start on a machine without one costs little."""
-    return take_inventory(driver) if driver.gpus else _alone(driver)
-
-
-def _alone(driver: Driver) -> Inventory:
+    if driver.gpus:
+        return take_inventory(driver)
     return Inventory(driver=driver, visible=os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 

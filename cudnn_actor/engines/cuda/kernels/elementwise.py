@@ -44,13 +44,12 @@ from cudnn_actor.engines.cuda.kernels.expressions import (
     scalars_of,
 )
 from cudnn_actor.engines.cuda.kernels.formulas import PREAMBLE, formula
-from cudnn_actor.engines.cuda.kernels.kernel import ROUNDING, THREADS, Argument, Launch, Pointer
+from cudnn_actor.engines.cuda.kernels.kernel import ROUNDING, Launch, arguments_of, grid_over
 from cudnn_actor.protocol.graphs.step_kinds import StepKind
 from cudnn_actor.protocol.types.dtypes import DType
 
-__all__ = ["Elementwise", "Source", "blocks", "copied", "elementwise", "fused", "source"]
+__all__ = ["Elementwise", "Source", "copied", "elementwise", "fused", "source"]
 
-_MOST_BLOCKS = 1 << 16
 _PACK_BYTES, _MOST_TOGETHER = 16, 8
 """The most bytes of one access, and the most elements that a thread computes together."""
 _FEW_STEPS = 4
@@ -97,6 +96,11 @@ class Elementwise(msgspec.Struct, frozen=True, tag="elementwise"):
             return 1
         least = min(result.dtype.itemsize for result in self.results)
         return max(1, _PACK_BYTES // (least * self.together))
+
+    @property
+    def places(self) -> int:
+        """How many threads it has work for."""
+        return -(-self.geometry[0] // self.unrolled) + self.rest
 
     @property
     def wide(self) -> bool:
@@ -160,10 +164,10 @@ class Elementwise(msgspec.Struct, frozen=True, tag="elementwise"):
 
     def launches(self) -> tuple[Launch, ...]:
         """Its only launch."""
-        pointers = map(Pointer, range(len(self.strides) - len(self.tables)))
         tables = (np.asarray(indices, np.int32) for indices in self.tables)
-        arguments: tuple[Argument, ...] = (*pointers, *tables, *self.geometry, *self.scalars())
-        return (Launch("elementwise", source(self), (blocks(self),), (THREADS,), arguments, ROUNDING),)
+        tensors = len(self.strides) - len(self.tables)
+        arguments = arguments_of(tensors, *tables, *self.geometry, *self.scalars())
+        return (Launch("elementwise", source(self), *grid_over(self.places), arguments, ROUNDING),)
 
 
 def _is_read(select: Selection) -> bool:
@@ -253,12 +257,6 @@ def copied(
         of = to = word
         dims, strides = [n for n, _ in axes], [[steps[t] for _, steps in axes] for t in range(2)]
     return fused([Result(Leaf(0, of), to)], [], dims, strides, alignments)
-
-
-def blocks(description: Elementwise) -> int:
-    """How many blocks a kernel is launched with: none if there are no elements."""
-    places = -(-description.geometry[0] // description.unrolled) + description.rest
-    return min(-(-places // THREADS), _MOST_BLOCKS)
 
 
 def source(description: Elementwise) -> str:

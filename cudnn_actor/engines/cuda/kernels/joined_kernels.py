@@ -53,19 +53,14 @@ class Joined(msgspec.Struct, frozen=True, tag="joined"):
 
     def launches(self) -> tuple[Launch, ...]:
         """Its only launch."""
-        blocks, tensors = _blocks(self.kernels), itertools.count()
+        # Enough for the largest kernel; none if there are no elements.
+        blocks = blocks_for(-(-max(kernel.places for kernel in self.kernels) // THREADS))
+        tensors = itertools.count()
         arguments: list[Pointer | int] = [-(-kernel.geometry[0] // max(blocks, 1)) for kernel in self.kernels]
         for kernel in self.kernels:
             arguments += (Pointer(next(tensors)) for _ in kernel.strides)
             arguments += kernel.geometry
         return (Launch("joined", joined_source(self.kernels), (blocks,), (THREADS,), arguments, ROUNDING),)
-
-
-def _blocks(kernels: Sequence[Elementwise]) -> int:
-    """How many blocks: enough for the largest kernel; none if there are no elements."""
-    places = max(-(-kernel.geometry[0] // kernel.unrolled) + kernel.rest for kernel in kernels)
-    needed = -(-places // THREADS)
-    return blocks_for(needed)
 
 
 def joined_source(kernels: Sequence[Elementwise]) -> str:

@@ -28,7 +28,7 @@ from cudnn_actor.engines.cuda.kernels.expressions import (
 )
 from cudnn_actor.engines.cuda.kernels.formulas import FORMULA_FUNCTIONS, formula
 from cudnn_actor.engines.cuda.kernels.kernel import ROUNDING, Argument, Launch, Pointer
-from cudnn_actor.engines.cuda.kernels.lines import COMBINING, Form, Lines, Threads, header, lines_of
+from cudnn_actor.engines.cuda.kernels.lines import COMBINING, Form, Lines, Threads, beginning, lines_of
 from cudnn_actor.engines.cuda.kernels.reduction_states import RESULTS, state_of
 from cudnn_actor.protocol.graphs.step_kinds import StepKind
 from cudnn_actor.protocol.operations import PointwiseMode, ReductionMode
@@ -230,7 +230,7 @@ class _Source:
         pointers += [f"{C_TYPES[result.dtype]}* out{n}" for n, result in enumerate(kernel.results)]
         scalars = "".join(f", double scalar{one.number}" for one in kernel.scalars())
         body = "\n        ".join(self._body())
-        start = header(lines, kernel.compute) + FORMULA_FUNCTIONS + states + COMBINING
+        start = beginning(kernel.compute, wide=lines.wide) + FORMULA_FUNCTIONS + states + COMBINING
         return start + lines.kernel("lined", ", ".join(pointers), body, scalars)
 
     def _body(self) -> Iterable[str]:

@@ -16,13 +16,12 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from cudnn_actor.engines.cpu.rounding import integer_range
-from cudnn_actor.engines.cuda.kernels.axes import DIVISION, FEW, merge_dims
+from cudnn_actor.engines.cuda.kernels.axes import DIVISION, FEW, Axis, merge_dims
 from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES, CONVERSIONS, load, store
 from cudnn_actor.protocol.operations import GraphTensor
 from cudnn_actor.protocol.types.dtypes import DType
 
-__all__ = ["COMBINING", "Form", "Lines", "Threads", "beginning", "header", "lines_of"]
-__all__ += ["rounded", "value_of"]
+__all__ = ["COMBINING", "Form", "Lines", "Threads", "beginning", "lines_of", "rounded", "value_of"]
 
 _THREADS, _WARP, _MOST_BLOCKS = 256, 32, 1 << 16
 _LONG, _MANY_THREADS = 1 << 13, 1024
@@ -30,9 +29,6 @@ _LONG, _MANY_THREADS = 1 << 13, 1024
 _FEW_LINES = 264
 _VECTOR = 16
 _PACKS_OF_A_WARP = 128
-
-Axis = tuple[int, tuple[int, ...]]
-"""A size, and a stride in each tensor."""
 
 
 class Form(enum.Enum):
@@ -196,13 +192,11 @@ def lines_of(
     return Lines(across, along, Form.WARP if short else Form.BLOCK, vector, wide)
 
 
-def header(lines: Lines, dtype: DType) -> str:
-    """The beginning of a source: the types T of sums and I of offsets, and common functions."""
-    return beginning(dtype, wide=lines.wide)
-
-
 def beginning(dtype: DType, *, wide: bool) -> str:
-    """The same for a kernel without lines. `wide`: whether offsets need 64 bits."""
+    """The beginning of a source: the types T of sums and I of offsets, and common functions.
+
+    `wide`: whether offsets need 64 bits.
+    """
     other = DType.FLOAT32 if dtype.is_floating else DType.INT64
     number = C_TYPES[dtype if dtype in (DType.FLOAT64, DType.UINT64) else other]
     offset = "long long" if wide else "int"

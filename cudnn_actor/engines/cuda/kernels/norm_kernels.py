@@ -25,7 +25,7 @@ from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES, load, store,
 from cudnn_actor.engines.cuda.kernels.expressions import Earlier, Expression, Leaf, Result, Scalar, Value
 from cudnn_actor.engines.cuda.kernels.formulas import FORMULA_FUNCTIONS, formula
 from cudnn_actor.engines.cuda.kernels.kernel import ROUNDING, Launch, Pointer
-from cudnn_actor.engines.cuda.kernels.lines import COMBINING, Form, Lines, Threads, header, lines_of
+from cudnn_actor.engines.cuda.kernels.lines import COMBINING, Form, Lines, Threads, beginning, lines_of
 from cudnn_actor.protocol.types.dtypes import DType
 
 __all__ = ["Norm", "Normal", "Operand", "Pass", "launches_of", "workspace_of"]
@@ -232,7 +232,7 @@ class _Kernels:
         last += "".join(f", double scalar{one.number}" for one in self._norm.scalars)
         computes = any(isinstance(node, Expression) for node in self._norm.body)
         return (
-            header(lines, self._norm.compute)
+            beginning(self._norm.compute, wide=lines.wide)
             + f"constexpr int W = {width}, V = {lines.vector};\n"
             + (FORMULA_FUNCTIONS if computes else "")
             + (_SUMS if self._pass.moments is None else _MOMENTS)

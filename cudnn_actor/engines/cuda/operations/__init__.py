@@ -31,4 +31,4 @@ from cudnn_actor.protocol.operations import Concat, Reshape, Slice, Transpose
 
 __all__ = ["IMPLEMENTATIONS", "Implementation", "Launcher"]
 
-implement(Concat, Reshape, Slice, Transpose)  # as copies, which planning adds
+implement(Concat, Reshape, Slice, Transpose, exact=True)  # as copies, which planning adds

@@ -14,7 +14,13 @@ from typing import Any
 from cudnn_actor.engines.cuda.cudnn.frontend_graph import FrontendGraph, Refused
 from cudnn_actor.engines.cuda.kernels.norm_kernels import Pass
 from cudnn_actor.engines.cuda.library.libraries import libraries
-from cudnn_actor.engines.cuda.operations.norm_passes import ELEMENTS, Described, backward, forward
+from cudnn_actor.engines.cuda.operations.norm_passes import (
+    CUDNN_NAMES,
+    ELEMENTS,
+    Described,
+    backward,
+    forward,
+)
 from cudnn_actor.protocol.operations import (
     BatchNorm,
     BatchNormBackward,
@@ -62,38 +68,26 @@ def lower_channel_norm(graph: FrontendGraph, operation: Any) -> None:
     if isinstance(operation, BatchNormTraining) and not (operation.unbiased and operation.count(x.dims) > 1):
         raise Refused("cuDNN's running variance divides by one element less")
     cudnn, pygraph = libraries().cudnn, graph.pygraph
-    inputs = {name: graph.tensor(uid, *shape(name)) for name, uid in operation.named(operation.inputs)}
+    inputs = {
+        CUDNN_NAMES[name]: graph.tensor(uid, *shape(name)) for name, uid in operation.named(operation.inputs)
+    }
     found: Sequence[Any]
 
     if isinstance(operation, BatchNormTraining):
         found = pygraph.batchnorm(
-            input=inputs["x"],
-            scale=inputs["scale"],
-            bias=inputs["bias"],
-            in_running_mean=inputs["running_mean"],
-            in_running_var=inputs["running_variance"],
-            epsilon=graph.number(operation.epsilon),
-            momentum=graph.number(operation.momentum),
+            epsilon=graph.number(operation.epsilon), momentum=graph.number(operation.momentum), **inputs
         )
     elif isinstance(operation, InstanceNorm):
         phases = cudnn.norm_forward_phase
         found = pygraph.instancenorm(
             norm_forward_phase=phases.TRAINING if "mean" in given else phases.INFERENCE,
-            input=inputs["x"],
-            scale=inputs["scale"],
-            bias=inputs["bias"],
             epsilon=graph.number(operation.epsilon),
+            **inputs,
         )
     elif isinstance(operation, BatchNormBackward):
-        found = pygraph.batchnorm_backward(
-            grad=inputs["dy"],
-            input=inputs["x"],
-            scale=inputs["scale"],
-            mean=inputs["mean"],
-            inv_variance=inputs["inverse_deviation"],
-        )
+        found = pygraph.batchnorm_backward(**inputs)
     else:
-        found = pygraph.genstats(inputs["x"])
+        found = pygraph.genstats(inputs["input"])
     graph.write_all(operation, found, shape)
 
 

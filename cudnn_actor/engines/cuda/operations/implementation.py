@@ -80,11 +80,14 @@ class Implementation(NamedTuple):
         tensors. If there are any, the operation runs in a graph of its own.
     launchers
         By name, as in plan tags.
+    exact
+        Whether the operation rounds nothing.
     """
 
     lower: Callable[[FrontendGraph, Any], None] | None = None
     computed: Callable[[Any, Mapping[str, GraphTensor]], Mapping[str, Computed]] | None = None
     launchers: Mapping[str, Launcher] = MappingProxyType({})
+    exact: bool = False
 
     @property
     def ways(self) -> int:
@@ -101,6 +104,7 @@ def implement(
     lower: Callable[[FrontendGraph, Any], None] | None = None,
     computed: Callable[[Any, Mapping[str, GraphTensor]], Mapping[str, Computed]] | None = None,
     launchers: Mapping[str, Launcher] = MappingProxyType({}),
+    exact: bool = False,
 ) -> None:
     """Say how CUDA can run some operations, with the parameters of `Implementation`."""
-    IMPLEMENTATIONS.update(dict.fromkeys(operations, Implementation(lower, computed, launchers)))
+    IMPLEMENTATIONS.update(dict.fromkeys(operations, Implementation(lower, computed, launchers, exact)))

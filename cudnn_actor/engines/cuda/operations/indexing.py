@@ -370,5 +370,5 @@ __device__ void sorted(I* first, I* next) {
 """
 
 
-implement(Gather, GatherElements, GatherND, launchers=kernels(gather_launches))
+implement(Gather, GatherElements, GatherND, launchers=kernels(gather_launches), exact=True)
 implement(Scatter, ScatterElements, ScatterND, launchers=kernels(scatter_launches, scatter_workspace))

@@ -7,8 +7,20 @@ from typing import NamedTuple
 
 from cudnn_actor.engines.cuda.kernels.norm_kernels import Pass
 
-__all__ = ["ELEMENTS", "Described", "backward", "forward"]
+__all__ = ["CUDNN_NAMES", "ELEMENTS", "Described", "backward", "forward"]
 
+CUDNN_NAMES: Mapping[str, str] = {
+    "x": "input",
+    "dy": "grad",
+    "scale": "scale",
+    "bias": "bias",
+    "mean": "mean",
+    "inverse_deviation": "inv_variance",
+    "inverse_rms": "inv_variance",
+    "running_mean": "in_running_mean",
+    "running_variance": "in_running_var",
+}
+"""What cuDNN's frontend calls the inputs of norms."""
 ELEMENTS = ("x", "y", "dy", "dx")
 """The operands that have all of x's elements."""
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from cudnn_actor.engines.cuda.cudnn.frontend_graph import FrontendGraph, Refused
 from cudnn_actor.engines.cuda.library.libraries import libraries
-from cudnn_actor.engines.cuda.operations.norm_passes import Described, backward, forward
+from cudnn_actor.engines.cuda.operations.norm_passes import CUDNN_NAMES, Described, backward, forward
 from cudnn_actor.protocol.operations import (
     GraphTensor,
     LayerNorm,
@@ -51,7 +51,9 @@ def lower_normalization(graph: FrontendGraph, operation: Norm) -> None:
     for _, uid in operation.named():
         if graph.spec(uid).spec.layout is not Layout.NCHW:
             raise Refused("cuDNN's norms need packed rows")
-    inputs = {name: graph.tensor(uid, *shape(name)) for name, uid in operation.named(operation.inputs)}
+    inputs = {
+        CUDNN_NAMES[name]: graph.tensor(uid, *shape(name)) for name, uid in operation.named(operation.inputs)
+    }
     cudnn, pygraph = libraries().cudnn, graph.pygraph
     if isinstance(operation, LayerNorm | RMSNorm):
         kept = len(operation.writes) - 1
@@ -61,26 +63,13 @@ def lower_normalization(graph: FrontendGraph, operation: Norm) -> None:
         call = pygraph.layernorm if isinstance(operation, LayerNorm) else pygraph.rmsnorm
         found = call(
             norm_forward_phase=phases.TRAINING if kept else phases.INFERENCE,
-            input=inputs["x"],
             epsilon=graph.number(operation.epsilon),
-            **{name: inputs[name] for name in ("scale", "bias") if name in inputs},
+            **inputs,
         )
     elif isinstance(operation, LayerNormBackward):
-        found = pygraph.layernorm_backward(
-            grad=inputs["dy"],
-            input=inputs["x"],
-            scale=inputs["scale"],
-            mean=inputs["mean"],
-            inv_variance=inputs["inverse_deviation"],
-        )
+        found = pygraph.layernorm_backward(**inputs)
     else:
-        found = pygraph.rmsnorm_backward(
-            grad=inputs["dy"],
-            input=inputs["x"],
-            scale=inputs["scale"],
-            inv_variance=inputs["inverse_rms"],
-            has_dbias=False,
-        )
+        found = pygraph.rmsnorm_backward(has_dbias=False, **inputs)
     graph.write_all(operation, found, shape)
 
 

@@ -20,7 +20,7 @@ from cudnn_actor.engines.cuda.kernels.lines import (
     COMBINING,
     Form,
     Lines,
-    header,
+    beginning,
     lines_of,
     rounded,
     value_of,
@@ -122,8 +122,11 @@ def _sources(
     """The kernels in CUDA C++: one that reduces lines, or parts of them, and one that combines parts."""
     x, y = tensors
     places = isinstance(operation, ArgReduction)
-    state = _place_of(operation.mode) if places else state_of(operation.mode, x.dtype)
-    start = header(lines, x.dtype) + state + COMBINING
+    if places:
+        state = _PLACE.format(better=">" if operation.mode is _Mode.MAX else "<")
+    else:
+        state = state_of(operation.mode, x.dtype)
+    start = beginning(x.dtype, wide=lines.wide) + state + COMBINING
     result = "state.place" if places else RESULTS.get(operation.mode, "state.value")
     stored = f"y[y_base] = {rounded(y, result, exact=places or not x.dtype.is_floating)};"
     from_x, to_y = f"const {C_TYPES[x.dtype]}* x", f"{C_TYPES[y.dtype]}* y"
@@ -167,10 +170,6 @@ def _parts(lines: Lines) -> int:
     grid, block = lines.threads()
     threads = block[1] if lines.form is Form.COLUMN else _BLOCK_THREADS
     return max(1, min(-(-_ENOUGH_BLOCKS // max(1, grid[0])), lines.packs // (threads * _LEAST_PACKS)))
-
-
-def _place_of(mode: ReductionMode) -> str:
-    return _PLACE.format(better=">" if mode is _Mode.MAX else "<")
 
 
 _PLACE = """
@@ -241,7 +240,7 @@ def _scan_source(operation: Cumulative[int], tensors: Sequence[GraphTensor], lin
         stored=value.format("result"),
     )
     pointers = f"const {C_TYPES[x.dtype]}* x, {C_TYPES[y.dtype]}* y"
-    return header(lines, x.dtype) + lines.kernel("scan", pointers, body)
+    return beginning(x.dtype, wide=lines.wide) + lines.kernel("scan", pointers, body)
 
 
 def _scanned(operation: Cumulative[int], tensors: Sequence[GraphTensor]) -> Lines:

@@ -13,7 +13,7 @@ import numpy as np
 
 from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES
 from cudnn_actor.engines.cuda.kernels.kernel import Launch, arguments_of
-from cudnn_actor.engines.cuda.kernels.lines import Lines, header, lines_of, rounded, value_of
+from cudnn_actor.engines.cuda.kernels.lines import Lines, beginning, lines_of, rounded, value_of
 from cudnn_actor.engines.cuda.operations.implementation import implement, kernels
 from cudnn_actor.protocol.operations import GraphTensor, LocalResponseNorm, LocalResponseNormBackward
 from cudnn_actor.protocol.types.dtypes import DType
@@ -74,7 +74,7 @@ def _sources(operation: AnyResponse, tensors: Sequence[GraphTensor], lines: Line
             "backward": f"{window} {around} dx[dx_at] = {rounded(given['dx'], dx)};",
         }
     last = ", T scale, T beta, T bias, T twice, long long before, long long after"
-    start = header(lines, tensors[0].dtype)
+    start = beginning(tensors[0].dtype, wide=lines.wide)
     return {
         name: start
         + lines.kernel(

@@ -13,7 +13,7 @@ from typing import Any
 
 from cudnn_actor.engines.cuda.cudnn.frontend_graph import Refused
 from cudnn_actor.engines.cuda.kernels.kernel import Run
-from cudnn_actor.engines.cuda.kernels.lines import Lines, lines_of
+from cudnn_actor.engines.cuda.kernels.lines import lines_of
 from cudnn_actor.engines.cuda.library.libcudnn import factor, libcudnn, tensor_descriptor
 from cudnn_actor.engines.cuda.operations.implementation import Launcher, implement
 from cudnn_actor.protocol.operations import GraphTensor, Softmax, SoftmaxBackward
@@ -31,7 +31,9 @@ _MOST_OTHERS = 3
 
 def library_softmax(operation: AnySoftmax, tensors: Sequence[GraphTensor], handle: Any) -> Run:
     """The run of a softmax by libcudnn. Raises `Refused`, and `EngineFailure` if it does not take it."""
-    lines = _lines(operation, tensors)
+    axis = operation.axis % len(tensors[0].dims)
+    strides, dtypes = [tensor.strides for tensor in tensors], [tensor.dtype for tensor in tensors]
+    lines = lines_of(tensors[0].dims, strides, (axis,), dtypes, vectors=range(len(tensors)))
     if len(lines.across) > _MOST_OTHERS:
         raise Refused("libcudnn's softmax has four dims")
     if not lines.total * lines.length:
@@ -64,18 +66,6 @@ def library_softmax(operation: AnySoftmax, tensors: Sequence[GraphTensor], handl
         )
 
     return forward if isinstance(operation, Softmax) else backward
-
-
-def _lines(operation: AnySoftmax, tensors: Sequence[GraphTensor]) -> Lines:
-    dims = tensors[0].dims
-    every = range(len(tensors))
-    return lines_of(
-        dims,
-        [tensor.strides for tensor in tensors],
-        (operation.axis % len(dims),),
-        [tensor.dtype for tensor in tensors],
-        vectors=every,
-    )
 
 
 implement(Softmax, SoftmaxBackward, launchers={"library": Launcher(library_softmax)})

@@ -269,4 +269,4 @@ extern "C" __global__ void __launch_bounds__({threads}) top_k(
 """
 
 
-implement(TopK, launchers=kernels(top_k_launches, top_k_workspace))
+implement(TopK, launchers=kernels(top_k_launches, top_k_workspace), exact=True)

@@ -8,6 +8,7 @@ meanwhile favours none of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -78,25 +79,22 @@ def _all_candidates(graph: OperationGraph, handle: Any, limit: int) -> Sequence[
     except Refused:
         names = []
 
-    def whole(index: int) -> Callable[[], CudaPlan]:
-        return lambda: compile_whole(graph, handle, limit, index)
-
-    def in_steps(choice: int) -> Callable[[], CudaPlan]:
-        return lambda: compile_split(graph, handle, limit, choice=choice)
-
-    def depthwise(choice: int) -> Callable[[], CudaPlan]:
-        return lambda: compile_depthwise(graph, limit, choice)
-
-    def widened(choice: int) -> Callable[[], CudaPlan]:
-        return lambda: compile_widened(graph, handle, limit, choice)
-
-    rivals = [_Candidate(name, whole(index)) for index, name in enumerate(names)]
+    given = graph, handle, limit
+    rivals = [_Candidate(name, partial(compile_whole, *given, index)) for index, name in enumerate(names)]
     wider = range(_WIDENED if is_widened(graph) else 0)
-    rivals += [_Candidate(f"with channels of zeros, {n + 1}", widened(n)) for n in wider]
-    rivals += [_Candidate(f"depthwise, {n + 1}", depthwise(n)) for n in range(1, ways_of_depthwise(graph))]
+    rivals += [
+        _Candidate(f"with channels of zeros, {n + 1}", partial(compile_widened, *given, n)) for n in wider
+    ]
+    rivals += [
+        _Candidate(f"depthwise, {n + 1}", partial(compile_depthwise, graph, limit, n))
+        for n in range(1, ways_of_depthwise(graph))
+    ]
     convolves = any(isinstance(operation, Convolution) for operation in graph.operations)
     choices = (len(graph.operations) > 1) if convolves else ways(graph)
-    return rivals + [_Candidate(f"in steps, way {choice + 1}", in_steps(choice)) for choice in range(choices)]
+    return rivals + [
+        _Candidate(f"in steps, way {choice + 1}", partial(compile_split, *given, choice=choice))
+        for choice in range(choices)
+    ]
 
 
 def _fastest(
