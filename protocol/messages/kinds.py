@@ -1,10 +1,26 @@
 """The list of messages that are no operations: what users import from `cudnn_actor`.
 
-What a module here names in `__all__` is exported. See "Adding a message" in docs/architecture.md.
+A name that is imported as itself is exported. See "Adding a message" in docs/architecture.md.
 """
 
-from cudnn_actor.protocol.messages.buffer_messages import *
-from cudnn_actor.protocol.messages.convolution_messages import *
-from cudnn_actor.protocol.messages.planning_messages import *
-from cudnn_actor.protocol.messages.run_graph import *
-from cudnn_actor.protocol.messages.service_messages import *
+from cudnn_actor.protocol.messages.buffer_messages import (
+    Allocate as Allocate,
+    Copy as Copy,
+    Download as Download,
+    Fill as Fill,
+    Free as Free,
+    Upload as Upload,
+    View as View,
+)
+from cudnn_actor.protocol.messages.convolution_messages import (
+    ConvBwdData as ConvBwdData,
+    ConvBwdFilter as ConvBwdFilter,
+    ConvFwd as ConvFwd,
+)
+from cudnn_actor.protocol.messages.planning_messages import Explain as Explain, Warm as Warm
+from cudnn_actor.protocol.messages.run_graph import RunGraph as RunGraph
+from cudnn_actor.protocol.messages.service_messages import (
+    Drain as Drain,
+    GetStatistics as GetStatistics,
+    Ping as Ping,
+)
