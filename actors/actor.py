@@ -34,7 +34,7 @@ from cudnn_actor.actors.errors import ActorStopped, Crash
 from cudnn_actor.actors.logs import Log, service_here, speak_for, speaking_for
 from cudnn_actor.actors.mailbox import Mailbox
 from cudnn_actor.actors.pykka_seam import HookedActor, is_of_pykka, is_stop
-from cudnn_actor.protocol.types.errors import DeadlineExceeded
+from cudnn_actor.protocol.errors import DeadlineExceeded
 
 __all__ = ["DEFERRED", "Actor", "ActorExit", "ActorObserver", "Counters"]
 

@@ -7,8 +7,8 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
+from cudnn_actor.protocol.errors import DeadlineExceeded, InvalidRequest
 from cudnn_actor.protocol.types.checks import is_finite
-from cudnn_actor.protocol.types.errors import DeadlineExceeded, InvalidRequest
 
 __all__ = ["Deadline", "require_timeout", "within"]
 

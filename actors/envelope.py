@@ -18,7 +18,7 @@ import pykka
 
 from cudnn_actor.actors.bridge import LoopBridge
 from cudnn_actor.actors.pykka_seam import answer
-from cudnn_actor.protocol.types.errors import DeadlineExceeded
+from cudnn_actor.protocol.errors import DeadlineExceeded
 
 if TYPE_CHECKING:
     from cudnn_actor.actors.mailbox import Mailbox

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import pykka
 
-from cudnn_actor.protocol.types import errors
+from cudnn_actor.protocol import errors
 
 __all__ = ["ActorStopped", "Crash"]
 

@@ -7,7 +7,7 @@ import contextlib
 import sys
 from collections.abc import Iterator
 
-from cudnn_actor.protocol.types.errors import NoEventLoop
+from cudnn_actor.protocol.errors import NoEventLoop
 
 __all__ = ["running_loop", "tolerating_closed"]
 

@@ -30,7 +30,7 @@ from cudnn_actor.actors.bridge import LoopBridge
 from cudnn_actor.actors.envelope import Envelope
 from cudnn_actor.actors.errors import ActorStopped
 from cudnn_actor.actors.pykka_seam import answer, is_stop
-from cudnn_actor.protocol.types.errors import MailboxFull, ReentrantAsk, Words
+from cudnn_actor.protocol.errors import MailboxFull, ReentrantAsk, Words
 
 __all__ = ["Mailbox"]
 

@@ -16,7 +16,7 @@ from pykka.messages import ProxyCall, ProxyGetAttr, ProxySetAttr, _ActorStop
 from cudnn_actor.actors import forks
 from cudnn_actor.actors.reply_future import ReplyFuture
 from cudnn_actor.actors.threads import ThreadRefused, start_thread
-from cudnn_actor.protocol.types.errors import InvalidRequest
+from cudnn_actor.protocol.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from cudnn_actor.actors.mailbox import Mailbox

@@ -33,7 +33,7 @@ from rich.table import Table
 from benchmarks.exact_onnx import evaluated
 from benchmarks.recording import Row, keep
 from cudnn_actor import CudnnRef, GraphLimits, spawn
-from cudnn_actor.protocol.types.errors import CudnnActorError
+from cudnn_actor.protocol.errors import CudnnActorError
 
 __all__ = ["PACKAGES"]
 

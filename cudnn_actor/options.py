@@ -13,9 +13,9 @@ import msgspec
 
 from cudnn_actor.broker.execution_state import CACHE_BYTES
 from cudnn_actor.memory import ARENA_STEP
+from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.graphs.limits import GraphLimits
 from cudnn_actor.protocol.types.checks import did_you_mean, require_name, require_seconds, require_whole
-from cudnn_actor.protocol.types.errors import InvalidRequest
 from cudnn_actor.supervision import Escalated, Fault, FaultPlan
 
 __all__ = ["NAME", "Isolation", "OnGiveUp", "Options", "make_options", "takes_options"]

@@ -32,7 +32,7 @@ from cudnn_actor.protocol.types.conv import ConvSpec as ConvSpec
 from cudnn_actor.protocol.types.device_array import DeviceArray as DeviceArray
 from cudnn_actor.protocol.types.dtypes import DType as DType
 from cudnn_actor.protocol.types.epilogue import Activation as Activation, Epilogue as Epilogue
-from cudnn_actor.protocol.types.errors import (
+from cudnn_actor.protocol.errors import (
     ContextLost as ContextLost,
     CudnnActorError as CudnnActorError,
     DeadlineExceeded as DeadlineExceeded,

@@ -23,9 +23,9 @@ from typing import get_args
 
 import msgspec
 
+from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.messages.messages import Message
 from cudnn_actor.protocol.types.checks import require_fraction, require_member, require_seconds, require_whole
-from cudnn_actor.protocol.types.errors import InvalidRequest
 
 __all__ = ["Fault", "FaultPlan", "FaultRule"]
 

@@ -10,6 +10,7 @@ import enum
 
 import msgspec
 
+from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.types.checks import (
     require_fraction,
     require_member,
@@ -17,7 +18,6 @@ from cudnn_actor.protocol.types.checks import (
     require_seconds,
     require_whole,
 )
-from cudnn_actor.protocol.types.errors import InvalidRequest
 from cudnn_actor.supervision.exits import Restart
 
 __all__ = [

@@ -18,7 +18,7 @@ import pykka
 
 from cudnn_actor.actors import DEFERRED, Actor, ActorStopped, Crash, Envelope
 from cudnn_actor.actors.logs import Log
-from cudnn_actor.protocol.types.errors import MailboxFull
+from cudnn_actor.protocol.errors import MailboxFull
 from cudnn_actor.supervision.child import ChildObserver, ChildSpec
 from cudnn_actor.supervision.core import decide
 from cudnn_actor.supervision.events import Clock, Escalated, LifecycleEvent, log_event, stamped

@@ -29,6 +29,19 @@ from cudnn_actor.broker.service_state import Discard, Forget, ServiceState
 from cudnn_actor.broker.work import Work
 from cudnn_actor.memory import MemoryTable
 from cudnn_actor.memory.exhaustion import exhaustion
+from cudnn_actor.protocol.errors import (
+    ContextLost,
+    CudnnActorError,
+    DeadlineExceeded,
+    ExecutionFailed,
+    InvalidRequest,
+    OutcomeUnknown,
+    OutOfMemory,
+    QuarantinedRequest,
+    StaleBufferError,
+    StaleReason,
+    Words,
+)
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.messages.message_checks import check_warm, not_a_message
 from cudnn_actor.protocol.messages.messages import (
@@ -49,19 +62,6 @@ from cudnn_actor.protocol.messages.messages import (
 )
 from cudnn_actor.protocol.messages.operands import operands
 from cudnn_actor.protocol.types.buffers import BufferRef
-from cudnn_actor.protocol.types.errors import (
-    ContextLost,
-    CudnnActorError,
-    DeadlineExceeded,
-    ExecutionFailed,
-    InvalidRequest,
-    OutcomeUnknown,
-    OutOfMemory,
-    QuarantinedRequest,
-    StaleBufferError,
-    StaleReason,
-    Words,
-)
 from cudnn_actor.protocol.types.tensor import TensorSpec
 from cudnn_actor.supervision import Fault
 

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Collection, Iterable
+from typing import Any, NamedTuple
 
-from cudnn_actor.broker.hazards import NOTHING, Footprint
 from cudnn_actor.protocol.messages.lowering import Lowered
 from cudnn_actor.protocol.messages.messages import COMPUTE, Compute, Copy, Download
 from cudnn_actor.protocol.messages.operands import operands, operands_named
 
-__all__ = ["compute_footprint", "footprint", "memory_footprint", "overwritten"]
+__all__ = ["NOTHING", "Footprint", "compute_footprint", "footprint", "memory_footprint", "overwritten"]
+
+
+class Footprint(NamedTuple):
+    """The slot numbers of the buffers that a request only reads, and of those that it writes."""
+
+    reads: Collection[int]
+    writes: Collection[int]
+
+
+NOTHING = Footprint((), ())
 
 _READ: dict[type, tuple[str, ...]] = {Copy: ("src",), Download: ("src",)}
 

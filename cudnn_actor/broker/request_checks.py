@@ -14,6 +14,7 @@ from cudnn_actor.actors import Envelope
 from cudnn_actor.broker.message_cache import Bound, CachedMessage
 from cudnn_actor.broker.service_state import ServiceState
 from cudnn_actor.memory import Buffers, Slot
+from cudnn_actor.protocol.errors import InvalidRequest, StaleBufferError, Words
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.messages.lowering import Lowered
 from cudnn_actor.protocol.messages.message_checks import (
@@ -41,7 +42,6 @@ from cudnn_actor.protocol.messages.messages import (
 )
 from cudnn_actor.protocol.messages.operands import operand, operands_named
 from cudnn_actor.protocol.types.checks import require_type
-from cudnn_actor.protocol.types.errors import InvalidRequest, StaleBufferError, Words
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
 __all__ = ["bound", "check_allocate", "check_explain", "check_message", "require_asker", "slots_of"]

@@ -13,12 +13,12 @@ from cudnn_actor.actors.errors import ActorStopped
 from cudnn_actor.broker.execution_state import ExecutionState
 from cudnn_actor.broker.recovery import MOST_CRASHES
 from cudnn_actor.memory import MemoryTable
+from cudnn_actor.protocol.errors import OutOfMemory, QuarantinedRequest
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.graphs.reproduction import token
 from cudnn_actor.protocol.messages.messages import Free
 from cudnn_actor.protocol.messages.receipts import CacheStatistics, PlanStatistics, Statistics
 from cudnn_actor.protocol.types.buffers import BufferRef
-from cudnn_actor.protocol.types.errors import OutOfMemory, QuarantinedRequest
 from cudnn_actor.supervision import FaultSource
 
 __all__ = ["Discard", "Forget", "ServiceState"]

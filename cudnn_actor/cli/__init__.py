@@ -28,7 +28,7 @@ from typing import Any
 import cudnn_actor
 from cudnn_actor.cli.logbook import LogBook
 from cudnn_actor.cli.user_error import UserError
-from cudnn_actor.protocol.types.errors import CudnnActorError
+from cudnn_actor.protocol.errors import CudnnActorError
 
 __all__ = ["main"]
 

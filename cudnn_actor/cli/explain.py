@@ -10,7 +10,7 @@ from cudnn_actor.cli.user_error import UserError, whole_number
 from cudnn_actor.engines import EngineFailure
 from cudnn_actor.execution.executor import described
 from cudnn_actor.protocol import Graph, InvalidRequest
-from cudnn_actor.protocol.types.errors import OperationError
+from cudnn_actor.protocol.errors import OperationError
 
 __all__ = ["add_arguments", "run"]
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from cudnn_actor.engines.cuda.diagnosis.installation import Problem
 from cudnn_actor.processes.interpreter import find_python
-from cudnn_actor.protocol.types.errors import InvalidRequest
+from cudnn_actor.protocol.errors import InvalidRequest
 
 __all__ = ["find_obstacles"]
 

@@ -16,7 +16,7 @@ import numpy as np
 from cudnn_actor import spawn
 from cudnn_actor.cli.user_error import UserError, whole_number
 from cudnn_actor.models import Feature, InvalidModel, Model, UnsupportedModel
-from cudnn_actor.protocol.types.errors import InvalidRequest
+from cudnn_actor.protocol.errors import InvalidRequest
 
 __all__ = ["add_arguments", "run"]
 

@@ -16,8 +16,8 @@ from cudnn_actor.engines.cuda.device.external_arrays import adopt
 from cudnn_actor.engines.cuda.diagnosis.gpus import Driver, expects_gpu, find_driver, find_driver_apart
 from cudnn_actor.engines.cuda.diagnosis.installation import Problem, caution, obstacle
 from cudnn_actor.memory.container import default_limit
+from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.types.checks import did_you_mean
-from cudnn_actor.protocol.types.errors import InvalidRequest
 
 __all__ = ["EngineChoice", "check_device", "choose_engine"]
 

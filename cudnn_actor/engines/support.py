@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 from cudnn_actor.engines.base import no_progress
+from cudnn_actor.protocol.errors import InvalidRequest, UnsupportedGraph
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.graphs.reproduction import token
 from cudnn_actor.protocol.operations import (
@@ -15,7 +16,6 @@ from cudnn_actor.protocol.operations import (
     TensorRole,
 )
 from cudnn_actor.protocol.types.dtypes import DType
-from cudnn_actor.protocol.types.errors import InvalidRequest, UnsupportedGraph
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
 __all__ = ["check_graph", "kind_of", "unsupported"]

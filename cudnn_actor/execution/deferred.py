@@ -17,10 +17,10 @@ from typing import Any
 import msgspec
 
 from cudnn_actor.broker.execution_state import ExecutionState
-from cudnn_actor.broker.footprints import compute_footprint, memory_footprint
-from cudnn_actor.broker.hazards import NOTHING, Entry, Footprint, HazardQueue
+from cudnn_actor.broker.footprints import NOTHING, Footprint, compute_footprint, memory_footprint
 from cudnn_actor.broker.message_cache import CachedMessage
 from cudnn_actor.broker.request_checks import bound
+from cudnn_actor.execution.hazards import Entry, HazardQueue
 from cudnn_actor.execution.planning import Outcome, Planner
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.messages.lowering import Lowered

@@ -29,9 +29,9 @@ from cudnn_actor.engines.base import (
 from cudnn_actor.engines.support import kind_of
 from cudnn_actor.memory import Arena, Buffers, Slot
 from cudnn_actor.memory.exhaustion import ulimit_of
+from cudnn_actor.protocol.errors import CudnnActorError, ExecutionFailed, OperationError, OutOfMemory
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.graphs.reproduction import token
-from cudnn_actor.protocol.types.errors import CudnnActorError, ExecutionFailed, OperationError, OutOfMemory
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
 __all__ = ["LATER", "RECEIPT", "Enqueued", "Executor", "described"]

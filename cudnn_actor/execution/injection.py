@@ -10,8 +10,8 @@ from typing import NoReturn
 
 from cudnn_actor.actors import Crash
 from cudnn_actor.actors.logs import Log
+from cudnn_actor.protocol.errors import ExecutionFailed, OutOfMemory, UnsupportedGraph
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
-from cudnn_actor.protocol.types.errors import ExecutionFailed, OutOfMemory, UnsupportedGraph
 from cudnn_actor.supervision import Fault, FaultRule
 
 __all__ = ["Injection", "fail_start"]

@@ -22,8 +22,8 @@ from cudnn_actor.execution.building import BuildThread, Job, Result
 from cudnn_actor.execution.executor import Executor
 from cudnn_actor.plan_store.cache import CAPACITY, PlanCache
 from cudnn_actor.plan_store.stored import KeptPlans, NotKept, StoredPlans
+from cudnn_actor.protocol.errors import CudnnActorError, OutOfMemory, UnsupportedGraph
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
-from cudnn_actor.protocol.types.errors import CudnnActorError, OutOfMemory, UnsupportedGraph
 
 __all__ = ["BuildCrash", "Outcome", "Planner", "Waiter", "less_workspace"]
 

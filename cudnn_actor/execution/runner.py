@@ -25,16 +25,16 @@ from cudnn_actor.execution.planning import Outcome, Planner
 from cudnn_actor.execution.polling import pause_s
 from cudnn_actor.memory import Arena, BufferOwner, Slot
 from cudnn_actor.plan_store.cache import PlanCache
-from cudnn_actor.protocol.graphs.explanation import Explanation
-from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
-from cudnn_actor.protocol.messages.messages import Explain, Warm
-from cudnn_actor.protocol.types.errors import (
+from cudnn_actor.protocol.errors import (
     CudnnActorError,
     OperationError,
     OutOfMemory,
     QuarantinedRequest,
     UnsupportedGraph,
 )
+from cudnn_actor.protocol.graphs.explanation import Explanation
+from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
+from cudnn_actor.protocol.messages.messages import Explain, Warm
 from cudnn_actor.supervision import FaultRule
 
 __all__ = ["Runner", "RunnerHost", "Task"]

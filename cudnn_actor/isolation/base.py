@@ -14,7 +14,7 @@ from cudnn_actor.broker.service_state import ServiceState
 from cudnn_actor.engines import EngineChoice
 from cudnn_actor.memory import MemoryTable
 from cudnn_actor.options import Options
-from cudnn_actor.protocol.types.errors import StartFailed
+from cudnn_actor.protocol.errors import StartFailed
 from cudnn_actor.supervision import Backoff
 
 __all__ = ["Isolation", "check_lost_thread", "if_lost", "limit_arenas"]

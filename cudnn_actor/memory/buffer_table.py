@@ -19,15 +19,15 @@ from cudnn_actor.memory.base import Mirror
 from cudnn_actor.memory.lending import BufferOwner
 from cudnn_actor.memory.pool import ArenaPool
 from cudnn_actor.memory.slot import Slot
-from cudnn_actor.protocol.types.buffers import BufferRef
-from cudnn_actor.protocol.types.checks import require_awaited
-from cudnn_actor.protocol.types.errors import (
+from cudnn_actor.protocol.errors import (
     InvalidRequest,
     OutOfMemory,
     StaleBufferError,
     StaleReason,
     Words,
 )
+from cudnn_actor.protocol.types.buffers import BufferRef
+from cudnn_actor.protocol.types.checks import require_awaited
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
 __all__ = ["MemoryTable", "checked_reference"]

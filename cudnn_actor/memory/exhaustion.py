@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import resource
 
-from cudnn_actor.protocol.types.errors import CudnnActorError, OutOfDescriptors, OutOfMemory
+from cudnn_actor.protocol.errors import CudnnActorError, OutOfDescriptors, OutOfMemory
 
 __all__ = ["exhaustion", "ulimit_of"]
 

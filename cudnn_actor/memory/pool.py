@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cudnn_actor.memory.arena import ARENA_STEP, Arena
 from cudnn_actor.memory.free_list import rounded
-from cudnn_actor.protocol.types.errors import OutOfMemory, ServiceStopped
+from cudnn_actor.protocol.errors import OutOfMemory, ServiceStopped
 
 __all__ = ["ArenaPool"]
 

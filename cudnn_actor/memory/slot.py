@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from cudnn_actor.memory.arena import Arena
-from cudnn_actor.protocol.types.errors import StaleReason
+from cudnn_actor.protocol.errors import StaleReason
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
 __all__ = ["REMEMBERED_ENDS", "Slot"]

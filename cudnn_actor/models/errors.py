@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cudnn_actor.protocol.types.errors import CudnnActorError, InvalidRequest
+from cudnn_actor.protocol.errors import CudnnActorError, InvalidRequest
 
 __all__ = ["InvalidModel", "ModelNotFound", "UnsupportedModel"]
 

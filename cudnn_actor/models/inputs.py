@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from cudnn_actor.models.source import Dims, Feature, Source, shown
+from cudnn_actor.protocol.errors import InvalidRequest, Words
 from cudnn_actor.protocol.types.buffers import BufferRef
 from cudnn_actor.protocol.types.checks import did_you_mean, require_awaited, require_names
 from cudnn_actor.protocol.types.device_array import DeviceArray
 from cudnn_actor.protocol.types.dtypes import DType
-from cudnn_actor.protocol.types.errors import InvalidRequest, Words
 from cudnn_actor.protocol.types.spatial import rearranged
 from cudnn_actor.protocol.types.tensor import Layout, TensorSpec
 

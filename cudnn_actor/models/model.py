@@ -18,10 +18,10 @@ from cudnn_actor.models.kept_graphs import KeptGraphs
 from cudnn_actor.models.source import Draw, Feature, NeedsValues, Source, Specialised, fixed_specs
 from cudnn_actor.models.turns import Turns
 from cudnn_actor.plan_store.cache import CAPACITY
+from cudnn_actor.protocol.errors import InvalidRequest, OutOfMemory
 from cudnn_actor.protocol.graphs.explanation import Explanation
 from cudnn_actor.protocol.graphs.named_graph import Graph
 from cudnn_actor.protocol.types.buffers import BufferRef
-from cudnn_actor.protocol.types.errors import InvalidRequest, OutOfMemory
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
 __all__ = ["Model"]

@@ -31,7 +31,7 @@ from cudnn_actor.onnx.operator_table import NO_WAY
 from cudnn_actor.onnx.reading import label_of
 from cudnn_actor.onnx.schemas import domain_of, schema_of
 from cudnn_actor.onnx.tensors import first_line
-from cudnn_actor.protocol.types.errors import CudnnActorError, InvalidRequest, ServiceStopped, Words
+from cudnn_actor.protocol.errors import CudnnActorError, InvalidRequest, ServiceStopped, Words
 from cudnn_actor.service.client import CudnnRef
 from cudnn_actor.service.service import start
 

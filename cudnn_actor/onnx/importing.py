@@ -36,11 +36,11 @@ from cudnn_actor.onnx.reading import ModelFile, Opsets, in_order, label_of, vers
 from cudnn_actor.onnx.schemas import Schema, domain_of, schema_for
 from cudnn_actor.onnx.tensors import array_of
 from cudnn_actor.onnx.values import Contradiction, Declined, Empty, Pending, Refused, Undecided, Unfit, Value
+from cudnn_actor.protocol.errors import InvalidRequest, Words
 from cudnn_actor.protocol.graphs.graph_builder import GraphBuilder, Tensor
 from cudnn_actor.protocol.graphs.limits import GraphLimits
 from cudnn_actor.protocol.graphs.named_graph import Graph
 from cudnn_actor.protocol.types.dtypes import DType
-from cudnn_actor.protocol.types.errors import InvalidRequest, Words
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
 __all__ = ["LIMITS", "Import"]

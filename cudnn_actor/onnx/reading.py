@@ -29,9 +29,9 @@ from cudnn_actor.onnx.tensors import (
     over_nbytes,
     size_of,
 )
+from cudnn_actor.protocol.errors import InvalidRequest, Words
 from cudnn_actor.protocol.types.checks import require_awaited, require_whole
 from cudnn_actor.protocol.types.dtypes import DType
-from cudnn_actor.protocol.types.errors import InvalidRequest, Words
 
 __all__ = [
     "ModelFile",

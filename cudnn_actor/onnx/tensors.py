@@ -14,7 +14,7 @@ import onnx
 from onnx import numpy_helper
 
 from cudnn_actor.models.errors import InvalidModel
-from cudnn_actor.protocol.types.errors import InvalidRequest, Words
+from cudnn_actor.protocol.errors import InvalidRequest, Words
 
 __all__ = [
     "MOST_DIMS",

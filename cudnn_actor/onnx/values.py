@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import onnx
 
+from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.graphs.graph_builder import GraphBuilder, Tensor
 from cudnn_actor.protocol.types.dtypes import DType
-from cudnn_actor.protocol.types.errors import InvalidRequest
 from cudnn_actor.protocol.types.tensor import Layout
 
 __all__ = [

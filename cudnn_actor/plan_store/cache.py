@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 from cudnn_actor.engines.base import Plan
 from cudnn_actor.plan_store.least_recent import LeastRecent
+from cudnn_actor.protocol.errors import UnsupportedGraph
 from cudnn_actor.protocol.messages.receipts import PlanStatistics
-from cudnn_actor.protocol.types.errors import UnsupportedGraph
 
 __all__ = ["CAPACITY", "PlanCache"]
 

@@ -18,7 +18,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import TypeGuard
 
-from cudnn_actor.protocol.types.errors import InvalidRequest
+from cudnn_actor.protocol.errors import InvalidRequest
 
 __all__ = ["OTHER_VERSION", "VERSION", "environment", "find_python", "python_command", "start_module"]
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from cudnn_actor.protocol.errors import InvalidRequest, NoValues, Words
 from cudnn_actor.protocol.messages.buffer_messages import Values
 from cudnn_actor.protocol.types.buffers import BufferRef
 from cudnn_actor.protocol.types.checks import require_awaited
 from cudnn_actor.protocol.types.device_array import DeviceArray
 from cudnn_actor.protocol.types.dtypes import DType, DTypeLike
-from cudnn_actor.protocol.types.errors import InvalidRequest, NoValues, Words
 from cudnn_actor.protocol.types.tensor import LayoutLike, TensorSpec
 
 __all__ = ["about_array", "as_values", "packed_like"]

@@ -22,6 +22,7 @@ from cudnn_actor.broker.message_cache import CachedMessage
 from cudnn_actor.broker.request_checks import check_message
 from cudnn_actor.broker.warm_batches import cut
 from cudnn_actor.models import Model, Source
+from cudnn_actor.protocol.errors import CudnnActorError, InvalidRequest
 from cudnn_actor.protocol.graphs.explanation import Explanation
 from cudnn_actor.protocol.graphs.named_graph import Graph
 from cudnn_actor.protocol.messages.any_message import Answer, AnyMessage
@@ -55,7 +56,6 @@ from cudnn_actor.protocol.types.checks import require_awaited, require_seconds
 from cudnn_actor.protocol.types.conv import ConvSpec, Padding
 from cudnn_actor.protocol.types.dtypes import DType, DTypeLike
 from cudnn_actor.protocol.types.epilogue import Epilogue
-from cudnn_actor.protocol.types.errors import CudnnActorError, InvalidRequest
 from cudnn_actor.protocol.types.numerics import Numerics
 from cudnn_actor.protocol.types.spelling import spelled
 from cudnn_actor.protocol.types.tensor import Layout, LayoutLike, TensorSpec

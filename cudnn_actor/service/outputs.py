@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cudnn_actor.models.model import Model
+from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.graphs.graph_builder import GraphBuilder
 from cudnn_actor.protocol.graphs.named_graph import Graph
 from cudnn_actor.protocol.graphs.named_outputs import named_outputs
@@ -17,7 +18,6 @@ from cudnn_actor.protocol.operations.field_checks import check_inputs
 from cudnn_actor.protocol.types.buffers import BufferRef
 from cudnn_actor.protocol.types.checks import require_awaited, require_names
 from cudnn_actor.protocol.types.conv import ConvSpec
-from cudnn_actor.protocol.types.errors import InvalidRequest
 from cudnn_actor.protocol.types.spatial import spatial_dims_of
 from cudnn_actor.protocol.types.tensor import TensorSpec
 

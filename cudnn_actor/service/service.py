@@ -36,9 +36,9 @@ from cudnn_actor.isolation.thread.cudnn_actor import CudnnActor
 from cudnn_actor.models.kept_graphs import KeptGraphs
 from cudnn_actor.options import NAME, Options, takes_options
 from cudnn_actor.plan_store.store import PlanStore
+from cudnn_actor.protocol.errors import InvalidRequest, ServiceStopped, StartFailed, Words
 from cudnn_actor.protocol.graphs.limits import GraphLimits
 from cudnn_actor.protocol.messages.buffer_messages import Values
-from cudnn_actor.protocol.types.errors import InvalidRequest, ServiceStopped, StartFailed, Words
 from cudnn_actor.service.arrays import as_values
 from cudnn_actor.service.event_log import EventLog
 from cudnn_actor.service.giving_up import act_on

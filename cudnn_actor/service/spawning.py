@@ -14,7 +14,7 @@ from cudnn_actor.actors.event_loop import running_loop, tolerating_closed
 from cudnn_actor.actors.threads import ThreadRefused
 from cudnn_actor.engines import EngineChoice, check_device
 from cudnn_actor.options import Options, takes_options
-from cudnn_actor.protocol.types.errors import ServiceStopped, StartFailed
+from cudnn_actor.protocol.errors import ServiceStopped, StartFailed
 from cudnn_actor.service.client import CudnnRef
 from cudnn_actor.service.service import CudnnService, engine_for
 

@@ -6,12 +6,12 @@ import itertools
 from collections.abc import Sequence
 from typing import Literal
 
+from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.graphs.expressions import Tensor
 from cudnn_actor.protocol.graphs.movement_functions import MovementFunctions
 from cudnn_actor.protocol.operations import Concat
 from cudnn_actor.protocol.operations.base import axes_of, axis_of
 from cudnn_actor.protocol.types.checks import is_whole, require_choice
-from cudnn_actor.protocol.types.errors import InvalidRequest
 from cudnn_actor.protocol.types.tensor import whole_numbers
 
 __all__ = ["ArrangementFunctions", "Blocks"]

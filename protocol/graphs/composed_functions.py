@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, Literal, cast
 
+from cudnn_actor.protocol.errors import InvalidRequest, Words
 from cudnn_actor.protocol.graphs.einsum import einsum
 from cudnn_actor.protocol.graphs.expressions import Axes, Tensor
 from cudnn_actor.protocol.graphs.graph_functions import Functions
@@ -15,7 +16,6 @@ from cudnn_actor.protocol.graphs.network_functions import NetworkFunctions
 from cudnn_actor.protocol.operations.base import axis_of
 from cudnn_actor.protocol.types.checks import as_number, is_finite, is_whole, require_choice
 from cudnn_actor.protocol.types.dtypes import DType
-from cudnn_actor.protocol.types.errors import InvalidRequest, Words
 
 if TYPE_CHECKING:
     from cudnn_actor.protocol.graphs.graph_builder import GraphBuilder

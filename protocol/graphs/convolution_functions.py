@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.graphs.expressions import Tensor
 from cudnn_actor.protocol.graphs.movement_functions import MovementFunctions
 from cudnn_actor.protocol.operations import ConvolutionBackwardData, ConvolutionForward
 from cudnn_actor.protocol.types.conv import ConvSpec
-from cudnn_actor.protocol.types.errors import InvalidRequest
 from cudnn_actor.protocol.types.spatial import Padding, check_spatial, sides, spatial_dims_of, spread
 
 __all__ = ["ConvolutionFunctions", "transposed"]

@@ -10,8 +10,8 @@ import string
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.graphs.expressions import Tensor
-from cudnn_actor.protocol.types.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from cudnn_actor.protocol.graphs.graph_builder import GraphBuilder

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 
+from cudnn_actor.protocol.errors import NoValues
 from cudnn_actor.protocol.operations import TensorRole
 from cudnn_actor.protocol.types.dtypes import DType, DTypeLike
-from cudnn_actor.protocol.types.errors import NoValues
 from cudnn_actor.protocol.types.other_names import no_attribute
 from cudnn_actor.protocol.types.spelling import spelled
 from cudnn_actor.protocol.types.tensor import TensorSpec

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.graphs.expressions import Tensor
 from cudnn_actor.protocol.graphs.named_graph import Graph, Port
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
@@ -22,7 +23,6 @@ from cudnn_actor.protocol.operations import (
 )
 from cudnn_actor.protocol.operations.base import tensor_of
 from cudnn_actor.protocol.types.dtypes import DType
-from cudnn_actor.protocol.types.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from cudnn_actor.protocol.graphs.graph_builder import GraphBuilder

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from types import FunctionType
 from typing import Any, NoReturn, overload
 
+from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.graphs.arrangement_functions import ArrangementFunctions
 from cudnn_actor.protocol.graphs.composed_functions import ComposedFunctions
 from cudnn_actor.protocol.graphs.expressions import Made, Tensor
@@ -18,7 +19,6 @@ from cudnn_actor.protocol.graphs.range_functions import RangeFunctions
 from cudnn_actor.protocol.operations import PointwiseMode, TensorRole
 from cudnn_actor.protocol.types.checks import did_you_mean, require_mapping, require_name
 from cudnn_actor.protocol.types.dtypes import DType, DTypeLike
-from cudnn_actor.protocol.types.errors import InvalidRequest
 from cudnn_actor.protocol.types.numerics import Numerics
 from cudnn_actor.protocol.types.other_names import no_attribute
 from cudnn_actor.protocol.types.spelling import spelled

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.graphs.expressions import Axes, Tensor
 from cudnn_actor.protocol.graphs.graph_recorder import Recorder, as_called
 from cudnn_actor.protocol.graphs.number_ranges import exact_bounds
@@ -18,7 +19,6 @@ from cudnn_actor.protocol.operations import (
     Reshape,
 )
 from cudnn_actor.protocol.types.checks import as_index
-from cudnn_actor.protocol.types.errors import InvalidRequest
 
 __all__ = ["Functions"]
 

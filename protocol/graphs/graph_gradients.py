@@ -6,8 +6,8 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from cudnn_actor.protocol.errors import InvalidRequest, Words
 from cudnn_actor.protocol.operations import Node, Operation
-from cudnn_actor.protocol.types.errors import InvalidRequest, Words
 
 if TYPE_CHECKING:
     from cudnn_actor.protocol.graphs.graph_builder import GraphBuilder, Tensor

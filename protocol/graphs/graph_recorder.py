@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 import numpy as np
 
+from cudnn_actor.protocol.errors import InvalidRequest, Words
 from cudnn_actor.protocol.graphs.expressions import Made, Tensor
 from cudnn_actor.protocol.graphs.limits import GraphLimits
 from cudnn_actor.protocol.graphs.named_outputs import named_outputs
@@ -34,7 +35,6 @@ from cudnn_actor.protocol.types.checks import (
     require_type,
 )
 from cudnn_actor.protocol.types.dtypes import DType, DTypeLike
-from cudnn_actor.protocol.types.errors import InvalidRequest, Words
 from cudnn_actor.protocol.types.numerics import Numerics
 from cudnn_actor.protocol.types.tensor import Layout, TensorSpec
 

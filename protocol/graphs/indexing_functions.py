@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.graphs.expressions import Tensor
 from cudnn_actor.protocol.graphs.movement_functions import MovementFunctions
 from cudnn_actor.protocol.operations import (
@@ -17,7 +18,6 @@ from cudnn_actor.protocol.operations import (
     TopK,
 )
 from cudnn_actor.protocol.operations.base import axis_of
-from cudnn_actor.protocol.types.errors import InvalidRequest
 
 __all__ = ["IndexingFunctions"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from cudnn_actor.protocol.errors import InvalidRequest, Words
 from cudnn_actor.protocol.types.checks import require_whole
-from cudnn_actor.protocol.types.errors import InvalidRequest, Words
 from cudnn_actor.protocol.types.records import Parameters
 
 __all__ = ["GraphLimits"]

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from cudnn_actor.protocol.errors import InvalidRequest, Words
 from cudnn_actor.protocol.graphs.expressions import Number, Tensor
 from cudnn_actor.protocol.graphs.graph_recorder import Recorder
 from cudnn_actor.protocol.operations import (
@@ -26,7 +27,6 @@ from cudnn_actor.protocol.operations import (
 )
 from cudnn_actor.protocol.types.checks import as_index, as_number, is_whole, require_choice
 from cudnn_actor.protocol.types.dtypes import DType, DTypeLike
-from cudnn_actor.protocol.types.errors import InvalidRequest, Words
 from cudnn_actor.protocol.types.tensor import LayoutLike, TensorSpec, settled_strides, whole_numbers
 
 __all__ = ["MovementFunctions"]

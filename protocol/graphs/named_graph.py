@@ -14,13 +14,13 @@ from typing import Any
 
 import msgspec
 
+from cudnn_actor.protocol.errors import InvalidRequest, Words
 from cudnn_actor.protocol.graphs import pictures
 from cudnn_actor.protocol.graphs.canonical import blake, canonical_bytes
 from cudnn_actor.protocol.graphs.explanation import Explanation
 from cudnn_actor.protocol.graphs.limits import GraphLimits
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.types.checks import require_name, require_type
-from cudnn_actor.protocol.types.errors import InvalidRequest, Words
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
 __all__ = ["FORMAT", "Graph", "Port"]

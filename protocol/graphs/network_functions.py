@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.graphs.convolution_functions import ConvolutionFunctions
 from cudnn_actor.protocol.graphs.expressions import Tensor
 from cudnn_actor.protocol.operations import (
@@ -37,7 +38,6 @@ from cudnn_actor.protocol.operations import (
 from cudnn_actor.protocol.operations.attention import alibi_slopes
 from cudnn_actor.protocol.operations.base import axes_of
 from cudnn_actor.protocol.types.checks import is_finite
-from cudnn_actor.protocol.types.errors import InvalidRequest
 from cudnn_actor.protocol.types.spatial import are_several, spread
 from cudnn_actor.protocol.types.tensor import MAX_RANK, whole_numbers
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.operations import PointwiseMode
 from cudnn_actor.protocol.types.dtypes import DType
-from cudnn_actor.protocol.types.errors import InvalidRequest
 
 __all__ = ["as_compared", "exact_bounds", "require_unsigned"]
 

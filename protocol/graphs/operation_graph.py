@@ -14,11 +14,11 @@ from typing import Any
 
 import msgspec
 
+from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.graphs.canonical import blake, canonical_bytes
 from cudnn_actor.protocol.operations import GraphTensor, Node, Pointwise, TensorRole
 from cudnn_actor.protocol.operations.base import Array
 from cudnn_actor.protocol.types.dtypes import DType
-from cudnn_actor.protocol.types.errors import InvalidRequest
 from cudnn_actor.protocol.types.numerics import Numerics
 from cudnn_actor.protocol.types.tensor import TensorSpec
 

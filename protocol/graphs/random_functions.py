@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.graphs.expressions import Tensor
 from cudnn_actor.protocol.graphs.graph_recorder import Recorder
 from cudnn_actor.protocol.operations import (
@@ -22,7 +23,6 @@ from cudnn_actor.protocol.operations import (
 )
 from cudnn_actor.protocol.types.checks import is_whole
 from cudnn_actor.protocol.types.dtypes import DType, DTypeLike
-from cudnn_actor.protocol.types.errors import InvalidRequest
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
 __all__ = ["RandomFunctions"]

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.graphs.expressions import Number, Tensor
 from cudnn_actor.protocol.graphs.movement_functions import MovementFunctions
 from cudnn_actor.protocol.operations import Cumulative, PointwiseMode, ReductionMode
 from cudnn_actor.protocol.operations.base import axis_of
 from cudnn_actor.protocol.types.checks import as_number, is_whole
 from cudnn_actor.protocol.types.dtypes import DType, DTypeLike
-from cudnn_actor.protocol.types.errors import InvalidRequest
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
 __all__ = ["RangeFunctions"]

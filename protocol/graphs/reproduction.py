@@ -11,8 +11,8 @@ import zlib
 
 import msgspec
 
+from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
-from cudnn_actor.protocol.types.errors import InvalidRequest
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
 __all__ = ["graph_of", "token"]

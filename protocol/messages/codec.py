@@ -13,13 +13,13 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from cudnn_actor.protocol.errors import ErrorRecord, MalformedMessage
 from cudnn_actor.protocol.graphs.explanation import Explanation
 from cudnn_actor.protocol.messages.messages import Travelling, View
 from cudnn_actor.protocol.messages.receipts import Receipt, Statistics
 from cudnn_actor.protocol.types.buffers import BufferRef
 from cudnn_actor.protocol.types.device_array import DeviceArray
 from cudnn_actor.protocol.types.dtypes import DType
-from cudnn_actor.protocol.types.errors import ErrorRecord, MalformedMessage
 
 __all__ = ["decode_message", "decode_reply", "encode_message", "encode_reply"]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from cudnn_actor.protocol.errors import InvalidRequest, Words
 from cudnn_actor.protocol.messages.messages import ConvBwdData, ConvBwdFilter, ConvFwd
 from cudnn_actor.protocol.operations.convolution import Convolution
 from cudnn_actor.protocol.operations.field_checks import require_field
@@ -13,7 +14,6 @@ from cudnn_actor.protocol.types.checks import is_finite
 from cudnn_actor.protocol.types.conv import ConvSpec
 from cudnn_actor.protocol.types.dtypes import DType
 from cudnn_actor.protocol.types.epilogue import Epilogue
-from cudnn_actor.protocol.types.errors import InvalidRequest, Words
 from cudnn_actor.protocol.types.numerics import Numerics
 from cudnn_actor.protocol.types.tensor import TensorSpec
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from cudnn_actor.protocol.errors import InvalidRequest, Words
 from cudnn_actor.protocol.graphs.named_graph import Graph
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.messages import composites
@@ -21,7 +22,6 @@ from cudnn_actor.protocol.operations.base import tensor_of
 from cudnn_actor.protocol.operations.field_checks import check_operation
 from cudnn_actor.protocol.types.buffers import BufferRef
 from cudnn_actor.protocol.types.checks import require_awaited
-from cudnn_actor.protocol.types.errors import InvalidRequest, Words
 from cudnn_actor.protocol.types.numerics import Numerics
 from cudnn_actor.protocol.types.tensor import TensorSpec
 

@@ -6,13 +6,13 @@ import numbers
 
 import numpy as np
 
+from cudnn_actor.protocol.errors import InvalidRequest, Words
 from cudnn_actor.protocol.graphs.graph_builder import GraphBuilder
 from cudnn_actor.protocol.graphs.named_graph import Graph
 from cudnn_actor.protocol.messages.messages import COMPUTE, Warm
 from cudnn_actor.protocol.types.checks import require_awaited, require_fits_message, require_type
 from cudnn_actor.protocol.types.device_array import DeviceArray
 from cudnn_actor.protocol.types.dtypes import DType
-from cudnn_actor.protocol.types.errors import InvalidRequest, Words
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
 __all__ = ["check_fill", "check_values", "check_warm", "kind_of", "no_plan", "not_a_message"]

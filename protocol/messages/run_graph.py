@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from cudnn_actor.protocol.errors import InvalidRequest, Words
 from cudnn_actor.protocol.graphs.named_graph import Graph
 from cudnn_actor.protocol.messages.any_message import AnyMessage
 from cudnn_actor.protocol.messages.receipts import Receipt
 from cudnn_actor.protocol.types.buffers import BufferRef
 from cudnn_actor.protocol.types.checks import did_you_mean
-from cudnn_actor.protocol.types.errors import InvalidRequest, Words
 
 __all__ = ["RunGraph"]
 

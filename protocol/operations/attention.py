@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
+from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.operations.base import (
     ALLOCATED,
     Array,
@@ -28,7 +29,6 @@ from cudnn_actor.protocol.operations.example import ROUNDED, Example
 from cudnn_actor.protocol.operations.random import STATE, keeping, state_sample, words
 from cudnn_actor.protocol.types.checks import is_finite, is_whole
 from cudnn_actor.protocol.types.dtypes import DType
-from cudnn_actor.protocol.types.errors import InvalidRequest
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
 __all__ = ["Attention", "AttentionBackward", "alibi_slopes"]

@@ -16,9 +16,9 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 import msgspec
 
+from cudnn_actor.protocol.errors import InvalidRequest, Words
 from cudnn_actor.protocol.types.checks import as_index, check_result
 from cudnn_actor.protocol.types.dtypes import DType
-from cudnn_actor.protocol.types.errors import InvalidRequest, Words
 from cudnn_actor.protocol.types.numerics import Numerics
 from cudnn_actor.protocol.types.records import Record
 from cudnn_actor.protocol.types.tensor import TensorSpec

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar
 
+from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.operations.base import ALLOCATED, Array, Operation, Specs, T
 from cudnn_actor.protocol.operations.example import ROUNDED, Example
 from cudnn_actor.protocol.operations.normalization import (
@@ -24,7 +25,6 @@ from cudnn_actor.protocol.operations.normalization import (
     through_statistics,
 )
 from cudnn_actor.protocol.types.checks import is_finite, is_whole
-from cudnn_actor.protocol.types.errors import InvalidRequest
 from cudnn_actor.protocol.types.tensor import Layout, LayoutName, TensorSpec
 
 __all__ = [

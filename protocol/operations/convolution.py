@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from cudnn_actor.protocol.errors import InvalidRequest, Words
 from cudnn_actor.protocol.operations.base import ALLOCATED, Array, Operation, Specs, T
 from cudnn_actor.protocol.operations.example import Example
 from cudnn_actor.protocol.operations.windows import taps
 from cudnn_actor.protocol.types.checks import check_result
 from cudnn_actor.protocol.types.conv import ConvSpec
 from cudnn_actor.protocol.types.dtypes import DType
-from cudnn_actor.protocol.types.errors import InvalidRequest, Words
 from cudnn_actor.protocol.types.tensor import LayoutName, TensorSpec
 
 __all__ = [

@@ -9,6 +9,7 @@ from typing import Any, get_args, get_origin
 import msgspec
 import numpy as np
 
+from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.operations import Operation, Window
 from cudnn_actor.protocol.types.buffers import BufferRef
 from cudnn_actor.protocol.types.checks import (
@@ -19,7 +20,6 @@ from cudnn_actor.protocol.types.checks import (
 )
 from cudnn_actor.protocol.types.conv import ConvSpec
 from cudnn_actor.protocol.types.epilogue import Epilogue
-from cudnn_actor.protocol.types.errors import InvalidRequest
 from cudnn_actor.protocol.types.numerics import Numerics
 from cudnn_actor.protocol.types.tensor import TensorSpec
 

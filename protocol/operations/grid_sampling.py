@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.operations.base import (
     ALLOCATED,
     Array,
@@ -28,7 +29,6 @@ from cudnn_actor.protocol.operations.indexing import ScatterReduction
 from cudnn_actor.protocol.operations.resampling import ResampleMode
 from cudnn_actor.protocol.types.checks import require_member
 from cudnn_actor.protocol.types.dtypes import DType
-from cudnn_actor.protocol.types.errors import InvalidRequest
 from cudnn_actor.protocol.types.tensor import Layout, TensorSpec
 
 __all__ = ["GridPadding", "GridSample"]

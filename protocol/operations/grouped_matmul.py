@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.operations.base import (
     ALLOCATED,
     Array,
@@ -21,7 +22,6 @@ from cudnn_actor.protocol.operations.base import (
 )
 from cudnn_actor.protocol.operations.example import Example
 from cudnn_actor.protocol.types.dtypes import DType
-from cudnn_actor.protocol.types.errors import InvalidRequest
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
 __all__ = ["GroupedMatMul", "GroupedMatMulBackwardWeights"]

@@ -19,6 +19,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.operations.base import (
     ALLOCATED,
     Array,
@@ -32,7 +33,6 @@ from cudnn_actor.protocol.operations.base import (
 from cudnn_actor.protocol.operations.example import Example
 from cudnn_actor.protocol.types.checks import is_whole, require_member
 from cudnn_actor.protocol.types.dtypes import DType
-from cudnn_actor.protocol.types.errors import InvalidRequest
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
 __all__ = ["Gather", "GatherElements", "GatherND", "Scatter", "ScatterElements", "ScatterND"]

@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from cudnn_actor.protocol.errors import InvalidRequest, Words
 from cudnn_actor.protocol.operations.base import (
     ALLOCATED,
     Array,
@@ -22,7 +23,6 @@ from cudnn_actor.protocol.operations.base import (
 from cudnn_actor.protocol.operations.convolution import type_of_sums
 from cudnn_actor.protocol.operations.example import Example
 from cudnn_actor.protocol.types.dtypes import DType
-from cudnn_actor.protocol.types.errors import InvalidRequest, Words
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
 __all__ = ["MatMul"]

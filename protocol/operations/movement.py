@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
+from cudnn_actor.protocol.errors import InvalidRequest, Words
 from cudnn_actor.protocol.operations.base import (
     ALLOCATED,
     Array,
@@ -24,7 +25,6 @@ from cudnn_actor.protocol.operations.base import (
 from cudnn_actor.protocol.operations.example import Example
 from cudnn_actor.protocol.types.checks import is_finite
 from cudnn_actor.protocol.types.dtypes import DType
-from cudnn_actor.protocol.types.errors import InvalidRequest, Words
 from cudnn_actor.protocol.types.tensor import TensorSpec, packed_strides
 
 __all__ = ["BitCast", "BorderPad", "Concat", "Pad", "PadMode", "Reshape", "Slice", "Transpose"]

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
+from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.operations.base import (
     ALLOCATED,
     Array,
@@ -23,7 +24,6 @@ from cudnn_actor.protocol.operations.base import (
 )
 from cudnn_actor.protocol.operations.example import ROUNDED, Example
 from cudnn_actor.protocol.types.checks import is_finite
-from cudnn_actor.protocol.types.errors import InvalidRequest
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
 __all__ = ["LayerNorm", "LayerNormBackward", "RMSNorm", "RMSNormBackward"]

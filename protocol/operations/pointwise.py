@@ -6,13 +6,13 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.operations.base import ALLOCATED, Array, Operation, Region, Specs, T, require
 from cudnn_actor.protocol.operations.example import Example
 from cudnn_actor.protocol.operations.functions import FUNCTIONS, TRUTH, PointwiseMode
 from cudnn_actor.protocol.operations.gradients import gradients
 from cudnn_actor.protocol.types.checks import is_finite
 from cudnn_actor.protocol.types.dtypes import DType
-from cudnn_actor.protocol.types.errors import InvalidRequest
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
 __all__ = ["Pointwise", "PointwiseMode"]

@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.operations.base import (
     ALLOCATED,
     Array,
@@ -25,7 +26,6 @@ from cudnn_actor.protocol.operations.example import ROUNDED, Example
 from cudnn_actor.protocol.operations.windows import AdaptiveWindow, Window, sums_in_windows
 from cudnn_actor.protocol.types.checks import is_finite
 from cudnn_actor.protocol.types.dtypes import DType
-from cudnn_actor.protocol.types.errors import InvalidRequest
 from cudnn_actor.protocol.types.tensor import Layout, LayoutName, TensorSpec
 
 __all__ = ["AdaptiveWindow", "AvgPool", "AvgPoolBackward", "LpPool", "LpPoolBackward"]

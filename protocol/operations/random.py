@@ -16,11 +16,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from cudnn_actor.protocol.errors import InvalidRequest, Words
 from cudnn_actor.protocol.operations.base import ALLOCATED, Array, Operation, Specs, T, require
 from cudnn_actor.protocol.operations.example import Example
 from cudnn_actor.protocol.types.checks import is_finite, is_whole, require_fraction, require_member
 from cudnn_actor.protocol.types.dtypes import DType
-from cudnn_actor.protocol.types.errors import InvalidRequest, Words
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
 __all__ = ["RandomBernoulli", "RandomIntegers", "RandomNormal", "RandomUniform"]

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from cudnn_actor.protocol.errors import InvalidRequest, Words
 from cudnn_actor.protocol.operations.base import (
     ALLOCATED,
     Array,
@@ -29,7 +30,6 @@ from cudnn_actor.protocol.operations.base import (
 )
 from cudnn_actor.protocol.operations.example import Example
 from cudnn_actor.protocol.types.dtypes import DType
-from cudnn_actor.protocol.types.errors import InvalidRequest, Words
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
 __all__ = ["ArgReduction", "Cumulative", "Reduction", "ReductionMode"]

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
+from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.operations.base import (
     ALLOCATED,
     Array,
@@ -27,7 +28,6 @@ from cudnn_actor.protocol.operations.base import (
 )
 from cudnn_actor.protocol.operations.example import ROUNDED, Example
 from cudnn_actor.protocol.types.checks import is_finite, is_whole, require_member
-from cudnn_actor.protocol.types.errors import InvalidRequest
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
 __all__ = ["Coordinates", "NearestRounding", "Resample", "ResampleBackward", "ResampleMode"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.operations.base import (
     ALLOCATED,
     Array,
@@ -20,7 +21,6 @@ from cudnn_actor.protocol.operations.base import (
 )
 from cudnn_actor.protocol.operations.example import ROUNDED, Example
 from cudnn_actor.protocol.types.checks import is_finite, is_whole
-from cudnn_actor.protocol.types.errors import InvalidRequest
 from cudnn_actor.protocol.types.tensor import Layout, TensorSpec
 
 __all__ = ["LocalResponseNorm", "LocalResponseNormBackward"]

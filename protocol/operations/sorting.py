@@ -10,12 +10,12 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.operations.base import ALLOCATED, Array, Operation, Specs, T, axis_of
 from cudnn_actor.protocol.operations.example import Example
 from cudnn_actor.protocol.operations.indexing import ScatterElements, ScatterReduction
 from cudnn_actor.protocol.types.checks import is_whole
 from cudnn_actor.protocol.types.dtypes import DType
-from cudnn_actor.protocol.types.errors import InvalidRequest
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
 __all__ = ["TopK"]

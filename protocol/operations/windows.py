@@ -12,9 +12,9 @@ import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
 
+from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.operations.base import Array
 from cudnn_actor.protocol.types.conv import ConvSpec
-from cudnn_actor.protocol.types.errors import InvalidRequest
 from cudnn_actor.protocol.types.records import Parameters
 from cudnn_actor.protocol.types.spatial import check_spatial, check_spatial_dims, spread
 

@@ -6,8 +6,8 @@ from typing import Any, NoReturn
 
 import msgspec
 
+from cudnn_actor.protocol.errors import NoValues
 from cudnn_actor.protocol.types.dtypes import DType
-from cudnn_actor.protocol.types.errors import NoValues
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
 __all__ = ["BufferRef"]

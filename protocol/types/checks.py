@@ -11,7 +11,7 @@ import operator
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TypeGuard
 
-from cudnn_actor.protocol.types.errors import InvalidRequest, Words
+from cudnn_actor.protocol.errors import InvalidRequest, Words
 
 __all__ = [
     "as_index",

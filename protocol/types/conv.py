@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
+from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.types.checks import is_whole
-from cudnn_actor.protocol.types.errors import InvalidRequest
 from cudnn_actor.protocol.types.records import Parameters
 from cudnn_actor.protocol.types.spatial import (
     LARGEST,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import enum
 from typing import ClassVar
 
+from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.types.checks import did_you_mean, is_finite
-from cudnn_actor.protocol.types.errors import InvalidRequest
 from cudnn_actor.protocol.types.records import Parameters
 
 __all__ = ["DEFAULTS", "Activation", "Epilogue"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from cudnn_actor.protocol.types.errors import InvalidRequest
+from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.types.records import Parameters
 
 __all__ = ["Numerics"]

@@ -7,8 +7,8 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
+from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.types.checks import as_index, is_whole
-from cudnn_actor.protocol.types.errors import InvalidRequest
 
 __all__ = [
     "LARGEST",

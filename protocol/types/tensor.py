@@ -14,9 +14,9 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
+from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.types.checks import as_index, did_you_mean, is_whole, require_awaited
 from cudnn_actor.protocol.types.dtypes import DType, DTypeLike
-from cudnn_actor.protocol.types.errors import InvalidRequest
 from cudnn_actor.protocol.types.records import Parameters
 
 __all__ = [

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from cudnn_actor.actors import Actor, ActorStopped, Crash, Envelope, Mailbox, ask, submit
-from cudnn_actor.protocol.types.errors import ServiceStopped
+from cudnn_actor.protocol.errors import ServiceStopped
 
 from .actor_fixtures import PATIENCE_S, Gate, running
 

@@ -8,7 +8,7 @@ import pytest
 from pykka import ActorDeadError
 
 from cudnn_actor.actors import ActorStopped, Envelope, Mailbox, ask, submit, tell
-from cudnn_actor.protocol.types.errors import MailboxFull, ReentrantAsk
+from cudnn_actor.protocol.errors import MailboxFull, ReentrantAsk
 
 from .actor_fixtures import Caller, Urgent, ref_of, running
 

@@ -8,7 +8,7 @@ import pykka
 import pytest
 
 from cudnn_actor.actors import Actor, Crash, Mailbox, MailboxRef
-from cudnn_actor.protocol.types.errors import InvalidRequest
+from cudnn_actor.protocol.errors import InvalidRequest
 
 from .actor_fixtures import PATIENCE_S, Caller, ref_of, running
 

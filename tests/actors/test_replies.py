@@ -11,7 +11,7 @@ import pykka
 import pytest
 
 from cudnn_actor.actors import Actor, Crash, Envelope, ask, submit, tell
-from cudnn_actor.protocol.types.errors import DeadlineExceeded
+from cudnn_actor.protocol.errors import DeadlineExceeded
 
 from .actor_fixtures import PATIENCE_S, Caller, Gate, held, in_threads, running
 

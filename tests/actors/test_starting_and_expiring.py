@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from cudnn_actor.actors import Envelope, LoopBridge
-from cudnn_actor.protocol.types.errors import DeadlineExceeded
+from cudnn_actor.protocol.errors import DeadlineExceeded
 
 
 def _envelope() -> Envelope:

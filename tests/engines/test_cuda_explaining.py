@@ -30,8 +30,8 @@ from cudnn_actor.engines.cuda.running.recipe import (
     Tuning,
 )
 from cudnn_actor.protocol import DType, Explanation, Graph, GraphBuilder, OperationGraph, OutOfMemory
+from cudnn_actor.protocol.errors import UnsupportedGraph
 from cudnn_actor.protocol.operations import Cumulative, MatMul, Movement, Pointwise
-from cudnn_actor.protocol.types.errors import UnsupportedGraph
 
 REASON = "cuDNN has no engine for it"
 

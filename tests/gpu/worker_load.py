@@ -31,7 +31,7 @@ from cudnn_actor import (
     Upload,
 )
 from cudnn_actor.options import make_options
-from cudnn_actor.protocol.types.errors import StaleReason
+from cudnn_actor.protocol.errors import StaleReason
 from cudnn_actor.service.service import CudnnService
 
 from .worker_faults import ILLEGAL, PREPARING, SPINNING, Ammunition, choice_of

@@ -53,9 +53,9 @@ from cudnn_actor.isolation.process.wire import (
 from cudnn_actor.options import make_options
 from cudnn_actor.processes.frames import encode
 from cudnn_actor.processes.launching import Launcher
+from cudnn_actor.protocol.errors import ErrorRecord
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.messages.codec import encode_reply
-from cudnn_actor.protocol.types.errors import ErrorRecord
 
 HERE = "tests.isolation.crash_rigs"
 PRELOAD = ("cudnn_actor.isolation.process.child.main", HERE)

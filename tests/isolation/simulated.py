@@ -57,9 +57,9 @@ from cudnn_actor.isolation.process.wire import (
 from cudnn_actor.memory import MemoryTable
 from cudnn_actor.processes.frames import LENGTH, BadFrame, encode
 from cudnn_actor.protocol import BufferRef, ConvFwd, Copy, CudnnActorError, Fill, Ping, Warm
+from cudnn_actor.protocol.errors import ExecutionFailed, OutOfMemory, UnsupportedGraph
 from cudnn_actor.protocol.messages.codec import encode_reply
 from cudnn_actor.protocol.messages.operands import operands
-from cudnn_actor.protocol.types.errors import ExecutionFailed, OutOfMemory, UnsupportedGraph
 from cudnn_actor.supervision import Fault, FaultInjector, FaultPlan, FaultRule
 
 __all__ = ["GARBAGE", "Office", "Place", "SimulatedWorker", "Task", "computed"]

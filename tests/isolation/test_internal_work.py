@@ -9,7 +9,7 @@ import pytest
 from structlog.typing import EventDict
 
 from cudnn_actor import CudnnRef, MailboxFull, OutcomeUnknown, Receipt, StaleBufferError
-from cudnn_actor.protocol.types.errors import StaleReason
+from cudnn_actor.protocol.errors import StaleReason
 from tests.service.rigs import Trio, in_thread, outcome
 
 from ..log_lines import line

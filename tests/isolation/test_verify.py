@@ -26,7 +26,7 @@ from cudnn_actor import (
 from cudnn_actor.engines import choose_engine
 from cudnn_actor.options import make_options
 from cudnn_actor.processes import channel
-from cudnn_actor.protocol.types.errors import StaleReason
+from cudnn_actor.protocol.errors import StaleReason
 from cudnn_actor.service.service import CudnnService
 
 from .crash_rigs import PATIENCE_S, kill, workers

@@ -26,7 +26,7 @@ from onnx import TensorProto, defs, helper, numpy_helper
 from cudnn_actor import DType, TensorSpec
 from cudnn_actor.models import NeedsValues
 from cudnn_actor.onnx import ModelLimits, OnnxModel
-from cudnn_actor.protocol.types.errors import CudnnActorError
+from cudnn_actor.protocol.errors import CudnnActorError
 
 __all__ = ["KNOWN", "Fate", "Peak", "drawn", "imported", "known", "names", "values_for"]
 

@@ -15,7 +15,7 @@ from onnx import numpy_helper
 
 from cudnn_actor import spawn
 from cudnn_actor.onnx import ModelLimits, OnnxModel
-from cudnn_actor.protocol.types.errors import CudnnActorError
+from cudnn_actor.protocol.errors import CudnnActorError
 
 from .node_suite import cases
 from .small_models import FLOAT, INT64, graph_of, image_model, model_of, node

@@ -26,7 +26,7 @@ from benchmarks.recording import write_found
 from cudnn_actor.models import InvalidModel, UnsupportedModel
 from cudnn_actor.onnx import backend
 from cudnn_actor.onnx.operators import RANDOM
-from cudnn_actor.protocol.types.errors import CudnnActorError
+from cudnn_actor.protocol.errors import CudnnActorError
 
 __all__ = ["Outcome", "Verdict", "cases", "counts", "judged"]
 

@@ -11,7 +11,7 @@ from onnx import helper
 
 from cudnn_actor import spawn
 from cudnn_actor.models import InvalidModel
-from cudnn_actor.protocol.types.errors import InvalidRequest
+from cudnn_actor.protocol.errors import InvalidRequest
 
 from .small_models import FLOAT, model_of, node
 

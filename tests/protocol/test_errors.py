@@ -33,9 +33,9 @@ from cudnn_actor.protocol import (
     UnsupportedGraph,
     decode_reply,
     encode_reply,
+    errors,
 )
-from cudnn_actor.protocol.types import errors
-from cudnn_actor.protocol.types.errors import Words
+from cudnn_actor.protocol.errors import Words
 
 EVERY_ERROR: list[CudnnActorError] = [
     CudnnActorError("something of its own"),

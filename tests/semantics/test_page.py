@@ -29,11 +29,11 @@ from cudnn_actor.isolation.thread.thread_isolation import ThreadIsolation
 from cudnn_actor.memory import ARENA_STEP, MemoryTable
 from cudnn_actor.options import Options
 from cudnn_actor.processes import channel, frames
+from cudnn_actor.protocol import errors
+from cudnn_actor.protocol.errors import StaleReason
 from cudnn_actor.protocol.graphs.limits import GraphLimits
 from cudnn_actor.protocol.messages.messages import Message
 from cudnn_actor.protocol.operations import Operation
-from cudnn_actor.protocol.types import errors
-from cudnn_actor.protocol.types.errors import StaleReason
 from cudnn_actor.service import giving_up
 from cudnn_actor.supervision import Fault, LifecycleEvent
 

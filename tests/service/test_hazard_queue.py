@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cudnn_actor.broker.footprints import overwritten
-from cudnn_actor.broker.hazards import NOTHING, Entry, Footprint, HazardQueue
+from cudnn_actor.broker.footprints import NOTHING, Footprint, overwritten
+from cudnn_actor.execution.hazards import Entry, HazardQueue
 
 
 def reads(*slots: int) -> Footprint:

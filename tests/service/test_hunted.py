@@ -15,7 +15,7 @@ from cudnn_actor.engines.cuda.running.program import Program
 from cudnn_actor.engines.cuda.running.recipe import Buffer, GraphStep, Number, Recipe
 from cudnn_actor.execution.executor import Enqueued, Executor
 from cudnn_actor.memory import MemoryTable
-from cudnn_actor.protocol.types.errors import OutOfMemory
+from cudnn_actor.protocol.errors import OutOfMemory
 from cudnn_actor.service.spawning import Spawning
 
 from .rigs import AsynchronousEngine, Device, Trio, in_thread, seen, service_on, spawn_on

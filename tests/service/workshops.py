@@ -10,8 +10,8 @@ import msgspec
 from cudnn_actor.engines.base import EngineFailure, Plan, ProgressCallback, unheard
 from cudnn_actor.engines.cpu import CpuEngine
 from cudnn_actor.engines.cpu.compiler import compile_plan
+from cudnn_actor.protocol.errors import OutOfMemory
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
-from cudnn_actor.protocol.types.errors import OutOfMemory
 
 from .rigs import AsynchronousEngine, Device, Gate
 

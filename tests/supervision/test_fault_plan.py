@@ -8,8 +8,8 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
+from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.messages.messages import ConvBwdData, ConvFwd, Ping, Upload
-from cudnn_actor.protocol.types.errors import InvalidRequest
 from cudnn_actor.supervision import Fault, FaultInjector, FaultPlan, FaultRule, Fired
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cudnn_actor.actors import Actor
-from cudnn_actor.protocol.types.errors import InvalidRequest
+from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.supervision import (
     Backoff,
     ChildPolicy,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cudnn_actor.protocol.types.errors import InvalidRequest
+from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.supervision import Backoff, ExitKind, ExitReason, RestartIntensity
 from cudnn_actor.supervision.signals import (
     ChildExited,

@@ -13,7 +13,7 @@ import sys
 import numpy as np
 
 from cudnn_actor.memory.exhaustion import exhaustion
-from cudnn_actor.protocol.types.errors import OutOfDescriptors, OutOfMemory
+from cudnn_actor.protocol.errors import OutOfDescriptors, OutOfMemory
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
 __all__ = ["FIXED_SIZE", "Arenas", "is_whole", "keeping"]

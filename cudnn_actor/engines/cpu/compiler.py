@@ -16,6 +16,7 @@ from cudnn_actor.engines.cpu.pointwise import Elementwise, Loaded, Operand, Pass
 from cudnn_actor.engines.cpu.rounding import rounding_to
 from cudnn_actor.engines.cpu.scratch import footprint
 from cudnn_actor.engines.support import check_graph, kind_of
+from cudnn_actor.protocol.errors import OutOfMemory
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.operations import (
     FUNCTIONS,
@@ -30,7 +31,6 @@ from cudnn_actor.protocol.operations import (
     TensorRole,
 )
 from cudnn_actor.protocol.types.dtypes import DType
-from cudnn_actor.protocol.types.errors import OutOfMemory
 
 __all__ = ["compile_plan"]
 

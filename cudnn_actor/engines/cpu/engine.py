@@ -14,8 +14,8 @@ from cudnn_actor.engines.cpu.compiler import compile_plan
 from cudnn_actor.engines.cpu.evaluation import EvaluatedPlan, Evaluation
 from cudnn_actor.engines.cpu.plan import CpuPlan, Program
 from cudnn_actor.engines.cpu.scratch import aligned_bytes
+from cudnn_actor.protocol.errors import OutOfMemory
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
-from cudnn_actor.protocol.types.errors import OutOfMemory
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
 __all__ = ["CpuEngine"]

@@ -8,8 +8,8 @@ import numpy as np
 
 from cudnn_actor.engines.base import EngineFailure
 from cudnn_actor.engines.cpu.rounding import integer_range, rounding_to
+from cudnn_actor.protocol.errors import InvalidRequest, Words
 from cudnn_actor.protocol.types.dtypes import DType
-from cudnn_actor.protocol.types.errors import InvalidRequest, Words
 
 __all__ = ["check_target", "check_values", "element", "fill", "read", "store", "write"]
 

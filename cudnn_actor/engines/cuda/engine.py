@@ -37,8 +37,8 @@ from cudnn_actor.engines.cuda.planning.cuda_builder import CudaBuilder
 from cudnn_actor.engines.cuda.running.plan import CudaPlan
 from cudnn_actor.engines.cuda.running.program import Program
 from cudnn_actor.engines.remote import RemoteBuilder
+from cudnn_actor.protocol.errors import OutOfMemory
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
-from cudnn_actor.protocol.types.errors import OutOfMemory
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
 __all__ = ["CudaEngine"]

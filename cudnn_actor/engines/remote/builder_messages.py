@@ -16,8 +16,8 @@ from typing import Any, Literal
 import msgspec
 
 from cudnn_actor.actors.diverting import Line
+from cudnn_actor.protocol.errors import ErrorRecord
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
-from cudnn_actor.protocol.types.errors import ErrorRecord
 
 __all__ = [
     "ANSWERS",

@@ -35,7 +35,7 @@ from cudnn_actor.processes.channel import Channel
 from cudnn_actor.processes.frames import BadFrame
 from cudnn_actor.processes.process_state import LOOK_EVERY_S, is_stopped
 from cudnn_actor.processes.waiting import wait_for
-from cudnn_actor.protocol.types.errors import MalformedMessage
+from cudnn_actor.protocol.errors import MalformedMessage
 
 __all__ = ["Connection", "ProcessLeft", "ProcessLost", "ProcessSilent", "ProcessStopped"]
 

@@ -50,7 +50,7 @@ from cudnn_actor.engines.remote.queue import take_connection
 from cudnn_actor.processes.channel import Channel
 from cudnn_actor.processes.frames import LONGEST, BadFrame
 from cudnn_actor.processes.process_state import call_this_process
-from cudnn_actor.protocol.types.errors import CudnnActorError
+from cudnn_actor.protocol.errors import CudnnActorError
 
 __all__ = ["NAME", "main"]
 

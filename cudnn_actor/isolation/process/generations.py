@@ -36,7 +36,7 @@ import weakref
 from typing import Final
 
 from cudnn_actor.actors import forks
-from cudnn_actor.protocol.types.errors import OutOfMemory
+from cudnn_actor.protocol.errors import OutOfMemory
 
 __all__ = ["CAPACITY", "GenerationTable", "GenerationView"]
 

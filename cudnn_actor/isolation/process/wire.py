@@ -23,6 +23,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from cudnn_actor.processes.frames import LONGEST
+from cudnn_actor.protocol.errors import ErrorRecord
 from cudnn_actor.protocol.graphs.named_graph import Graph
 from cudnn_actor.protocol.messages import codec
 from cudnn_actor.protocol.messages.messages import (
@@ -37,7 +38,6 @@ from cudnn_actor.protocol.messages.messages import (
 )
 from cudnn_actor.protocol.messages.receipts import CacheStatistics, PlanStatistics
 from cudnn_actor.protocol.types.buffers import BufferRef
-from cudnn_actor.protocol.types.errors import ErrorRecord
 from cudnn_actor.supervision import FaultRule
 
 __all__ = [

@@ -21,6 +21,12 @@ from cudnn_actor.engines.base import Engine
 from cudnn_actor.execution.injection import fail_start
 from cudnn_actor.execution.planning import BuildCrash
 from cudnn_actor.execution.runner import Runner
+from cudnn_actor.protocol.errors import (
+    ContextLost,
+    CudnnActorError,
+    OutcomeUnknown,
+    ServiceStopped,
+)
 from cudnn_actor.protocol.messages.messages import (
     Allocate,
     Copy,
@@ -37,12 +43,6 @@ from cudnn_actor.protocol.messages.messages import (
 from cudnn_actor.protocol.messages.operands import operands
 from cudnn_actor.protocol.messages.receipts import Receipt
 from cudnn_actor.protocol.types.buffers import BufferRef
-from cudnn_actor.protocol.types.errors import (
-    ContextLost,
-    CudnnActorError,
-    OutcomeUnknown,
-    ServiceStopped,
-)
 
 __all__ = ["CudnnActor"]
 

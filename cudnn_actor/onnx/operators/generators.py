@@ -11,9 +11,9 @@ from cudnn_actor.onnx.operator_table import operator
 from cudnn_actor.onnx.operators.casts import converted, wanted_dtype
 from cudnn_actor.onnx.operators.rows import along
 from cudnn_actor.onnx.values import Declined, Refused
+from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.graphs.graph_builder import GraphBuilder
 from cudnn_actor.protocol.types.dtypes import DType
-from cudnn_actor.protocol.types.errors import InvalidRequest
 
 __all__: list[str] = []
 

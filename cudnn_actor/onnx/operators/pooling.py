@@ -11,10 +11,10 @@ from cudnn_actor.onnx.nodes import Node, Result
 from cudnn_actor.onnx.operator_table import operator
 from cudnn_actor.onnx.operators.convolution import pads_of
 from cudnn_actor.onnx.values import Declined
+from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.graphs.graph_builder import GraphBuilder, Tensor
 from cudnn_actor.protocol.operations import AvgPool, LpPool, MaxPool, Window
 from cudnn_actor.protocol.types.dtypes import DType
-from cudnn_actor.protocol.types.errors import InvalidRequest
 
 __all__: list[str] = []
 

@@ -15,7 +15,7 @@ from cudnn_actor.engines.base import EngineFailure, StickyError
 from cudnn_actor.engines.remote import BuilderHost, RemoteBuilder
 from cudnn_actor.engines.remote.builder_messages import Progress, Ready, Refused
 from cudnn_actor.processes.frames import LONGEST, encode
-from cudnn_actor.protocol.types.errors import ErrorRecord
+from cudnn_actor.protocol.errors import ErrorRecord
 
 from .conftest import NewBuilder
 from .craft import PATIENCE_S, Stage, wait_for_exit

@@ -10,7 +10,7 @@ import numpy as np
 
 from cudnn_actor.onnx import backend
 from cudnn_actor.onnx.operators import RANDOM
-from cudnn_actor.protocol.types.errors import CudnnActorError
+from cudnn_actor.protocol.errors import CudnnActorError
 
 from .cases import Case
 from .comparing import difference

@@ -17,15 +17,15 @@ from typing import Any
 
 from cudnn_actor.engines.cuda.library.failures import STICKY
 from cudnn_actor.engines.cuda.library.libraries import libraries
-from cudnn_actor.protocol.types.device_array import DeviceArray
-from cudnn_actor.protocol.types.dtypes import DType
-from cudnn_actor.protocol.types.errors import (
+from cudnn_actor.protocol.errors import (
     ContextLost,
     CudnnActorError,
     ExecutionFailed,
     InvalidRequest,
     Words,
 )
+from cudnn_actor.protocol.types.device_array import DeviceArray
+from cudnn_actor.protocol.types.dtypes import DType
 
 __all__ = ["DeviceArray", "adopt"]
 

@@ -21,7 +21,7 @@ import msgspec
 from cudnn_actor.engines.cuda.library import trial_load
 from cudnn_actor.engines.cuda.library.versions import version_text
 from cudnn_actor.processes.interpreter import find_python
-from cudnn_actor.protocol.types.errors import InvalidRequest
+from cudnn_actor.protocol.errors import InvalidRequest
 
 __all__ = ["MAIN", "SONAMES", "Library", "Loading", "SearchPath", "find_cudnn", "load_apart", "mapped_cudnn"]
 

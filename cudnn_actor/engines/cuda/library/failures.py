@@ -14,7 +14,7 @@ from typing import Any, NoReturn, ParamSpec, TypeVar
 
 from cudnn_actor.engines.base import EngineFailure, StickyError, blame, blamed
 from cudnn_actor.engines.cuda.library.libraries import libraries
-from cudnn_actor.protocol.types.errors import CudnnActorError
+from cudnn_actor.protocol.errors import CudnnActorError
 
 __all__ = ["NOT_READY", "STICKY", "check", "check_status", "mind_own_captures", "reported", "translate"]
 

@@ -31,9 +31,9 @@ from cudnn_actor.engines.cuda.running.loading import load, loaded
 from cudnn_actor.engines.cuda.running.plan import CudaPlan
 from cudnn_actor.engines.cuda.running.recipe import GraphStep
 from cudnn_actor.engines.support import check_graph, unsupported
+from cudnn_actor.protocol.errors import OutOfMemory
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.operations import Convolution, Pointwise
-from cudnn_actor.protocol.types.errors import OutOfMemory
 
 __all__ = ["WORKSPACE_BYTES", "compile_plan", "compile_whole"]
 

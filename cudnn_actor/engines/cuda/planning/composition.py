@@ -25,8 +25,8 @@ from cudnn_actor.engines.cuda.running.recipe import (
     Step,
     Tuning,
 )
+from cudnn_actor.protocol.errors import OperationError
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
-from cudnn_actor.protocol.types.errors import OperationError
 
 __all__ = ["compose", "largest", "scratch_bytes"]
 

@@ -28,9 +28,9 @@ from cudnn_actor.isolation.process.wire import (
 )
 from cudnn_actor.plan_store.least_recent import LeastRecent
 from cudnn_actor.processes.channel import Channel
+from cudnn_actor.protocol.errors import MalformedMessage
 from cudnn_actor.protocol.graphs.named_graph import Graph
 from cudnn_actor.protocol.messages.messages import COMPUTE, RunGraph
-from cudnn_actor.protocol.types.errors import MalformedMessage
 
 __all__ = ["Inbox"]
 

@@ -22,8 +22,8 @@ from cudnn_actor.isolation.process.child.stages import Stages
 from cudnn_actor.isolation.process.child.task import InternalTask, WorkerTask
 from cudnn_actor.isolation.process.wire import Counted, Done, Dying, InjectFault, ReadStaged, WriteStaged
 from cudnn_actor.memory import Slot
+from cudnn_actor.protocol.errors import MalformedMessage
 from cudnn_actor.protocol.messages.messages import COMPUTE, Copy, Explain, Fill, GetStatistics, Ping, Warm
-from cudnn_actor.protocol.types.errors import MalformedMessage
 
 __all__ = ["WorkerLoop"]
 

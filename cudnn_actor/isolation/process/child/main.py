@@ -55,7 +55,7 @@ from cudnn_actor.memory.exhaustion import exhaustion
 from cudnn_actor.plan_store.store import PlanStore
 from cudnn_actor.processes.channel import Channel
 from cudnn_actor.processes.process_state import call_this_process
-from cudnn_actor.protocol.types.errors import CudnnActorError
+from cudnn_actor.protocol.errors import CudnnActorError
 
 __all__ = ["NAME", "main"]
 

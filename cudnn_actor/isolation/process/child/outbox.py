@@ -27,8 +27,8 @@ from cudnn_actor.isolation.process.wire import (
     Refused,
 )
 from cudnn_actor.processes.channel import Channel
+from cudnn_actor.protocol.errors import CudnnActorError, ExecutionFailed, InvalidRequest, Words
 from cudnn_actor.protocol.messages.codec import encode_reply
-from cudnn_actor.protocol.types.errors import CudnnActorError, ExecutionFailed, InvalidRequest, Words
 
 __all__ = ["Outbox"]
 

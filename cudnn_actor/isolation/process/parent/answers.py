@@ -17,10 +17,10 @@ from cudnn_actor.isolation.process.parent.recent_plans import RecentPlans
 from cudnn_actor.isolation.process.parent.sender import Sender
 from cudnn_actor.isolation.process.parent.values import Values
 from cudnn_actor.isolation.process.wire import Answer, Counted, Done, Dropped, Given, Refused
+from cudnn_actor.protocol.errors import MalformedMessage
 from cudnn_actor.protocol.graphs.explanation import Explanation
 from cudnn_actor.protocol.messages.codec import decode_reply
 from cudnn_actor.protocol.messages.messages import Explain, GetStatistics, Ping, Warm
-from cudnn_actor.protocol.types.errors import MalformedMessage
 
 __all__ = ["AnswerTaker"]
 

@@ -20,7 +20,7 @@ from cudnn_actor.isolation.process.parent.workers import Workers
 from cudnn_actor.isolation.process.staging import Block, Staging
 from cudnn_actor.isolation.process.wire import Done
 from cudnn_actor.memory import Slot
-from cudnn_actor.protocol.types.errors import OutcomeUnknown
+from cudnn_actor.protocol.errors import OutcomeUnknown
 
 __all__ = ["CrashRecovery", "PendingReclaim"]
 

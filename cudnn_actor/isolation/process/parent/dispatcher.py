@@ -38,7 +38,7 @@ from cudnn_actor.isolation.process.parent.worker_host import WorkerHost
 from cudnn_actor.isolation.process.wire import Answers
 from cudnn_actor.processes.channel import Channel
 from cudnn_actor.processes.frames import BadFrame
-from cudnn_actor.protocol.types.errors import MailboxFull, ReentrantAsk
+from cudnn_actor.protocol.errors import MailboxFull, ReentrantAsk
 
 __all__ = ["Dispatcher"]
 

@@ -24,9 +24,9 @@ from cudnn_actor.isolation.process.parent.worker_host import WorkerHost
 from cudnn_actor.isolation.process.wire import Answer, Answers, Done, Given, Request, encode_message
 from cudnn_actor.memory import Slot
 from cudnn_actor.processes.channel import Channel
+from cudnn_actor.protocol.errors import CudnnActorError, MalformedMessage
 from cudnn_actor.protocol.messages.codec import decode_reply
 from cudnn_actor.protocol.messages.messages import COMPUTE, Ping
-from cudnn_actor.protocol.types.errors import CudnnActorError, MalformedMessage
 
 __all__ = ["Reply", "complete", "hand_over"]
 

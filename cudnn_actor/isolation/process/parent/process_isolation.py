@@ -26,7 +26,7 @@ from cudnn_actor.isolation.process.wire import Hello
 from cudnn_actor.memory import MemoryTable
 from cudnn_actor.options import Options
 from cudnn_actor.processes.interpreter import find_python
-from cudnn_actor.protocol.types.errors import StartFailed
+from cudnn_actor.protocol.errors import StartFailed
 from cudnn_actor.supervision import Backoff
 
 __all__ = ["ProcessIsolation"]

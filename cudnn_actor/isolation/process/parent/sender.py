@@ -26,9 +26,9 @@ from cudnn_actor.isolation.process.wire import (
     Requests,
     encode_message,
 )
+from cudnn_actor.protocol.errors import InvalidRequest, Words
 from cudnn_actor.protocol.graphs.named_graph import Graph
 from cudnn_actor.protocol.messages.messages import Compute, Explain, RunGraph
-from cudnn_actor.protocol.types.errors import InvalidRequest, Words
 
 __all__ = ["BULKY_BYTES", "Sender"]
 

@@ -16,7 +16,7 @@ from cudnn_actor.isolation.process.parent.in_flight import Violation, WorkerRequ
 from cudnn_actor.isolation.process.parent.workers import Workers
 from cudnn_actor.isolation.process.wire import ArenaMade, ArenaRefused, CreateArena, MapArena, UnmapArena
 from cudnn_actor.memory.exhaustion import exhaustion
-from cudnn_actor.protocol.types.errors import CudnnActorError, MalformedMessage
+from cudnn_actor.protocol.errors import CudnnActorError, MalformedMessage
 
 __all__ = ["ServiceArenas"]
 

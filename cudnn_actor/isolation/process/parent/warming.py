@@ -8,7 +8,7 @@ from cudnn_actor.actors.logs import Log
 from cudnn_actor.broker.message_cache import RecentPlan
 from cudnn_actor.broker.warm_batches import cut, warm_of
 from cudnn_actor.isolation.process.wire import LONGEST_MESSAGE, encode_message
-from cudnn_actor.protocol.types.errors import ErrorRecord
+from cudnn_actor.protocol.errors import ErrorRecord
 
 __all__ = ["Warming"]
 

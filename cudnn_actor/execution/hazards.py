@@ -17,24 +17,15 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import OrderedDict, deque
-from collections.abc import Collection
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
 
 import msgspec
 
-__all__ = ["NOTHING", "Entry", "Footprint", "HazardQueue"]
+from cudnn_actor.broker.footprints import NOTHING, Footprint
+
+__all__ = ["Entry", "HazardQueue"]
 
 T = TypeVar("T")
-
-
-class Footprint(NamedTuple):
-    """The slot numbers of the buffers that a request only reads, and of those that it writes."""
-
-    reads: Collection[int]
-    writes: Collection[int]
-
-
-NOTHING = Footprint((), ())
 
 
 class Entry(msgspec.Struct, Generic[T], eq=False):
