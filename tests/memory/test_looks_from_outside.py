@@ -42,8 +42,7 @@ def interrupted(step: Callable[[], Any], at: int, other: Callable[[], Any]) -> b
         frame.f_trace_opcodes = True
         if event == "opcode" and next(count) == at:
             happened = True
-            sys.settrace(None)
-            other()
+            other()  # nothing is traced meanwhile. To end the tracing in here crashes Python 3.12 at times
         return trace
 
     before = sys.gettrace()
