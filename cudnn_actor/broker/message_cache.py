@@ -54,10 +54,10 @@ class CachedMessage(msgspec.Struct, eq=False):
     """A message that has been sent, with what was computed for it, to be reused when it is sent again.
 
     Messages are immutable, so only the end of a buffer can make a cached piece wrong. Each piece that depends
-    on buffers carries the epoch (`MemoryTable.epoch`: how many buffers have ended), and is valid while the
-    table still has that epoch. The epoch is read before the piece is computed. So if a buffer ends in
-    between, the piece carries an old epoch and is computed anew; it never carries a new epoch with old
-    contents.
+    on buffers carries the epoch (`MemoryTable.epoch`, which changes when a buffer ends, and which no other
+    table of the process has), and is valid while the table still has that epoch. The epoch is read before the
+    piece is computed. So if a buffer ends in between, the piece carries an old epoch and is computed anew; it
+    never carries a new epoch with old contents.
     """
 
     message: Compute

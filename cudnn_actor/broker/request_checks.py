@@ -93,17 +93,20 @@ def bound(cached: CachedMessage, memory: Buffers) -> Bound:
 def slots_of(memory: Buffers, message: Any) -> tuple[Slot, ...]:
     """The slots that a message about buffers works on, once it is checked.
 
+    Only the references' specs are read, which `resolve` has found to be those of the buffers: a sender holds
+    no slot, so another thread's `Free` and `Allocate` may give it to a stranger's buffer meanwhile.
+
     Raises `StaleBufferError`, `InvalidRequest`.
     """
     names = _REFERENCES[type(message)]
     slots = tuple(memory.resolve(getattr(message, name), name) for name in names)
     match message:
         case Upload():
-            check_values(message.data, slots[0].spec, memory.device)
+            check_values(message.data, message.dst.spec, memory.device)
         case Copy():
             _check_copy(message, *slots)
         case Fill():
-            check_fill(message.value, slots[0].spec)
+            check_fill(message.value, message.dst.spec)
     return slots
 
 
@@ -182,10 +185,11 @@ def _check_copy(message: Copy, src: Slot, dst: Slot) -> None:
         raise InvalidRequest(
             field="dst", value=Words(message.dst), problem="is also src", fix="copy to another buffer"
         )
-    if src.spec.dims != dst.spec.dims or src.spec.dtype is not dst.spec.dtype:
+    given, wanted = message.dst.spec, message.src.spec
+    if given.dims != wanted.dims or given.dtype is not wanted.dtype:
         raise InvalidRequest(
             field="dst",
-            value=Words(dst.spec),
-            problem=f"has other dims or another dtype than src, {src.spec}",
+            value=Words(given),
+            problem=f"has other dims or another dtype than src, {wanted}",
             fix="allocate one with the dims and dtype of src; only the layout may differ",
         )
