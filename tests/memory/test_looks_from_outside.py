@@ -13,12 +13,13 @@ from typing import Any
 
 import pytest
 
+from cudnn_actor.broker.request_checks import slots_of
 from cudnn_actor.memory import Slot
-from cudnn_actor.protocol import BufferRef, StaleBufferError, StaleReason
+from cudnn_actor.protocol import BufferRef, Copy, StaleBufferError, StaleReason
 
 from .memory_fixtures import Grown
 
-OURS = ("memory/buffer_table.py", "memory/slot.py")
+OURS = ("memory/buffer_table.py", "memory/slot.py", "broker/request_checks.py")
 
 
 def want_opcodes() -> None:
@@ -109,4 +110,30 @@ def test_a_look_in_the_middle_of_an_end_finds_a_live_buffer_or_a_stale_reference
         if grown.table.is_live(ref):
             grown.table.free(ref)
         grown.table.release(slot)
+    assert at > 20, "it was not interrupted"
+
+
+@pytest.mark.parametrize("which", ["src", "dst"])
+def test_a_senders_check_never_speaks_of_a_strangers_buffer(which: str, grown: Grown) -> None:
+    """Another thread frees a buffer of the copy, and its slot becomes that of a buffer with other dims."""
+    for at in itertools.count():
+        refs = {"src": grown.allocate(100), "dst": grown.allocate(100)}
+        strangers: list[BufferRef] = []
+
+        def check(refs: dict[str, BufferRef] = refs) -> None:
+            try:
+                slots_of(grown.table, Copy(**refs))
+            except StaleBufferError as error:
+                assert error.field == which  # noqa: PT017
+
+        def exchange(refs: dict[str, BufferRef] = refs, strangers: list[BufferRef] = strangers) -> None:
+            grown.table.free(refs[which])
+            strangers.append(grown.allocate(50))
+            assert strangers[0].slot == refs[which].slot
+
+        if not interrupted(check, at, exchange):
+            break
+        for ref in (*refs.values(), *strangers):
+            if grown.table.is_live(ref):
+                grown.table.free(ref)
     assert at > 20, "it was not interrupted"
