@@ -40,7 +40,7 @@ class BuildPackages(build_py):
         """Choose the packages."""
         super().finalize_options()
         if os.environ.get("CUDNN_ACTOR_MINIMAL"):
-            self.packages = [name for name in self.packages if f"{name}.".split(".")[1] != "trials"]
+            self.packages = [name for name in self.packages if not name.startswith("cudnn_actor.trials")]
 
 
 setup(cmdclass={"editable_wheel": EditableWheel, "build_py": BuildPackages})

@@ -64,18 +64,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         parser, run = _parser(words)
-    except UserError as error:
-        print(f"cudnn-actor: {error}", file=sys.stderr)
-        return 2
-    args = parser.parse_args(words)
-    if run is None:
-        parser.print_help(sys.stderr)
-        return 2
-    try:
+        args = parser.parse_args(words)
+        if run is None:
+            parser.print_help(sys.stderr)
+            return 2
         with LogBook(live=args.verbose) as logbook:
             status = _run(run, args, logbook)
         if sys.stdout is not None:
             sys.stdout.flush()
+    except UserError as error:
+        print(f"cudnn-actor: {error}", file=sys.stderr)
+        return 2
     except BrokenPipeError:
         if not _output_is_shut():
             raise
@@ -98,9 +97,6 @@ def _output_is_shut() -> bool:
 def _run(run: Callable[[argparse.Namespace], int], args: argparse.Namespace, logbook: LogBook) -> int:
     try:
         status = run(args)
-    except UserError as error:
-        print(f"cudnn-actor: {error}", file=sys.stderr)
-        return 2
     except KeyboardInterrupt:
         return 130
     except CudnnActorError as error:

@@ -62,6 +62,7 @@ from cudnn_actor.protocol.types.tensor import Layout, LayoutLike, TensorSpec
 from cudnn_actor.service.arrays import about_array, packed_like
 from cudnn_actor.service.health import Health
 from cudnn_actor.service.outputs import (
+    INSTEAD,
     convolution_of,
     missing_outputs,
     missing_ports,
@@ -238,7 +239,7 @@ class CudnnRef:
     def _checked(self, message: Message) -> CachedMessage | None:
         given: object = message
         if type(given) is Model:
-            raise not_a_message(message, "run it: await gpu.run(model, inputs)")
+            raise not_a_message(message, INSTEAD[Model])
         return check_message(self._state, message)
 
     # Memory. `timeout` is that of `ask`, everywhere.

@@ -22,6 +22,7 @@ from cudnn_actor.protocol.types.spatial import spatial_dims_of
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
 __all__ = [
+    "INSTEAD",
     "convolution_of",
     "missing_outputs",
     "missing_ports",
@@ -29,7 +30,7 @@ __all__ = [
     "require_operands",
 ]
 
-_METHODS: dict[type, str] = {
+INSTEAD: dict[type, str] = {
     ConvFwd: "use `await gpu.conv_fwd(x, w, conv=...)`",
     ConvBwdData: "use `await gpu.conv_bwd_data(dy, w, conv=...)`",
     GraphBuilder: "build the graph: graph = g.build(y=y)",
@@ -37,7 +38,7 @@ _METHODS: dict[type, str] = {
     RunGraph: "send it, `await gpu.ask(message)`, or apply its graph",
     ConvBwdFilter: "use `await gpu.conv_bwd_filter(x, dy, conv=..., dims=...)`",
 }
-"""What allocates the output of a message that `apply` does not take."""
+"""What to do with an object that `apply` does not take."""
 
 
 def require_operands(**fields: object) -> None:
@@ -103,7 +104,7 @@ def missing_outputs(
             field="operation",
             value=kind_of(operation),
             problem="is not an operation that `apply` takes",
-            fix=_METHODS.get(type(operation), "pass one, as in MaxPool(x=x, window=window)"),
+            fix=INSTEAD.get(type(operation), "pass one, as in MaxPool(x=x, window=window)"),
         )
     for name, value in named.items():
         raise InvalidRequest(

@@ -17,18 +17,10 @@ from cudnn_actor.broker.request_checks import slots_of
 from cudnn_actor.memory import Slot
 from cudnn_actor.protocol import BufferRef, Copy, StaleBufferError, StaleReason
 
+from ..opcodes import want_opcodes
 from .memory_fixtures import Grown
 
 OURS = ("memory/buffer_table.py", "memory/slot.py", "broker/request_checks.py")
-
-
-def want_opcodes() -> None:
-    """Have opcodes traced: Python 3.12 does it only if a frame has wanted them before `settrace`.
-
-    That is this one, which ends at once: in a frame that goes on, the next opcode would be told to a tracer
-    that may be gone.
-    """
-    sys._getframe().f_trace_opcodes = True
 
 
 def interrupted(step: Callable[[], Any], at: int, other: Callable[[], Any]) -> bool:

@@ -29,13 +29,10 @@ import cudnn_actor
 from cudnn_actor import BufferRef, ConvFwd, ConvSpec, CudnnRef, GraphBuilder, Ping, RunGraph
 from cudnn_actor.protocol.messages.messages import Compute
 
+from ..opcodes import want_opcodes
+
 PATIENCE_S = 20.0
 _OURS = tuple(f"{cudnn_actor.__path__[0]}/{part}/" for part in ("actors", "broker", "isolation", "processes"))
-
-
-def _want_opcodes() -> None:
-    """Have opcodes traced: Python 3.12 does it only if a frame, here this one, has wanted them before."""
-    sys._getframe().f_trace_opcodes = True
 
 
 class Injected(Exception):
@@ -55,7 +52,7 @@ class Injector:
 
     def arm(self, at: int) -> None:
         self.places, self._at, self.where = 0, at, ""
-        _want_opcodes()
+        want_opcodes()
         sys.settrace(self._enter)
 
     def disarm(self) -> None:

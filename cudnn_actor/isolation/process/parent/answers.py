@@ -53,7 +53,7 @@ class AnswerTaker:
     def complete(self, answer: Answer) -> None:
         """Complete the request that an answer names. Raises `Violation`."""
         request = self.in_flight.find(answer.number, answer.place)
-        cached, memory = request.cached, self.broker.state.memory
+        cached, memory = request.cached, self.broker.memory
         if type(answer) is Done:
             self.in_flight.note_finished(request)
         if type(answer) is Done and cached is not None:

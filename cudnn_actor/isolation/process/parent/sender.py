@@ -139,7 +139,7 @@ class Sender:
             return
         if self.checksums is not None:
             self.checksums.note_writes(footprint(request.message, self.broker.state.lowered).writes)
-        self.broker.state.memory.hold_all(request.slots)
+        self.broker.memory.hold_all(request.slots)
         self._queue(request)
 
     def dispatch_again(self) -> None:
@@ -229,7 +229,7 @@ class Sender:
 
     def release(self, request: WorkerRequest) -> None:
         """Release all that a request holds which is not in flight and has no result."""
-        self.broker.state.memory.release_all(request.slots)
+        self.broker.memory.release_all(request.slots)
         self.discharge(request, end_ref=True)
 
 
