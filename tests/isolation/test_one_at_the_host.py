@@ -7,10 +7,10 @@ import dis
 import itertools
 import os
 import select
-import sys
 import threading
 from collections.abc import Callable, Iterator
-from types import CodeType, FrameType
+from contextlib import AbstractContextManager
+from types import CodeType
 from typing import Any
 
 import pytest
@@ -18,10 +18,22 @@ import pytest
 from cudnn_actor import CudnnRef, CudnnService, Ping, start
 from cudnn_actor.isolation.process.parent.dispatcher import Dispatcher
 
+from ..instructions import Hear, instructions
+
 PATIENCE_S = 30.0
 LOOKS = 2000
 """A thread that has waited for so many looks at it is stuck."""
 SERVE = Dispatcher._serve.__code__
+RETURNS = {step.offset for step in dis.get_instructions(SERVE) if step.opname.startswith("RETURN")}
+STEPS = [Dispatcher._await_host, Dispatcher.held.__wrapped__, Dispatcher.turn]  # type: ignore[attr-defined]
+
+
+def hearing(hear: Hear) -> AbstractContextManager[None]:
+    return instructions([SERVE, *(each.__code__ for each in STEPS)], hear)
+
+
+def deaf(_code: CodeType, _offset: int) -> None:
+    """Hear of nothing."""
 
 
 def behind_calls(code: CodeType) -> frozenset[int]:
@@ -67,15 +79,12 @@ class Loop:
         self._thread.start()
         self._asked: list[asyncio.Future[int]] = []
 
-    def start_a_turn(self, trace: Any) -> Mark:
-        """Have it send a ping, traced; made when it has been sent."""
+    def start_a_turn(self, hear: Hear) -> Mark:
+        """Have it send a ping, and be told of what it does meanwhile; made when it has been sent."""
 
         async def send() -> None:
-            sys.settrace(trace)
-            try:
+            with hearing(hear):
                 self._asked.append(self._gpu.submit(Ping()))
-            finally:
-                sys.settrace(None)
 
         sent = Mark()
         asyncio.run_coroutine_threadsafe(send(), self._loop).add_done_callback(sent.make)
@@ -105,16 +114,14 @@ class Monitor:
         assert isinstance(mailbox, Dispatcher)
         self._dispatcher = mailbox
 
-    def start_a_turn(self, trace: Any) -> Mark:
+    def start_a_turn(self, hear: Hear) -> Mark:
         done = Mark()
 
         def take_it() -> None:
-            sys.settrace(trace)
             try:
-                with self._dispatcher.monitors_turn():
+                with hearing(hear), self._dispatcher.monitors_turn():
                     pass
             finally:
-                sys.settrace(None)
                 done.make()
 
         threading.Thread(target=take_it, daemon=True).start()
@@ -144,7 +151,7 @@ class Encounter:
         self,
         steps: CodeType,
         place: int,
-        comes: Callable[[Any], Mark],
+        comes: Callable[[Hear], Mark],
         goes_away: Callable[[Mark], bool],
     ) -> None:
         self._steps, self._place = steps, place
@@ -157,9 +164,9 @@ class Encounter:
         self.passed = 0
         self.met = False
 
-    def happen(self, start: Callable[[Any], Mark], is_stuck: Callable[[], bool]) -> None:
+    def happen(self, start: Callable[[Hear], Mark], is_stuck: Callable[[], bool]) -> None:
         """Have one begin, and both end. The other keeps the host until the one is done, or is stuck."""
-        done, stuck = start(self._trace_one), 0
+        done, stuck = start(self._hear_one), 0
         while not done.is_there and stuck < LOOKS:
             stuck = stuck + 1 if is_stuck() else 0
         self._go_on.make()
@@ -167,36 +174,28 @@ class Encounter:
         if self._visit is not None:
             self._visit.wait()
 
-    def _trace_one(self, frame: FrameType, _event: str, _: Any) -> Any:
-        if frame.f_code is SERVE:
+    def _hear_one(self, code: CodeType, offset: int) -> None:
+        if code is SERVE:
             self.met |= self._inside
-        if frame.f_code is not self._steps:
-            return None
-        frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        return self._step
-
-    def _step(self, frame: FrameType, event: str, _: Any) -> Any:
+        if code is not self._steps:
+            return
         # Behind a call, and after a jump back, the interpreter may go to another thread.
-        before, self._at = self._at, frame.f_lasti
-        if event == "opcode" and (self._at in self._places or self._at < before):
+        before, self._at = self._at, offset
+        if self._at in self._places or self._at < before:
             self.passed += 1
             if self.passed == self._place:
-                self._visit = self._comes(self._trace_other)
+                self._visit = self._comes(self._hear_other)
                 while not (self._came.is_there or self._goes_away(self._visit)):
                     pass
-        return self._step
 
-    def _trace_other(self, frame: FrameType, _event: str, _: Any) -> Any:
-        return self._stay if frame.f_code is SERVE else None
-
-    def _stay(self, _frame: FrameType, event: str, _: Any) -> Any:
-        if event == "line" and not self._came.is_there:
+    def _hear_other(self, code: CodeType, offset: int) -> None:
+        if code is not SERVE:
+            return
+        if not self._came.is_there:
             self._inside = True
             self._came.make()
             self._go_on.wait()
-        if event == "return":
-            self._inside = False
-        return self._stay
+        self._inside = offset not in RETURNS
 
 
 @pytest.fixture
@@ -210,7 +209,7 @@ def met_at(loop: Loop, encounter_at: Callable[[int], Encounter]) -> list[int]:
     """The places at which both had the host, of encounters at one place after another."""
     met, place, clean = [], 0, 0
     while clean < 3:
-        loop.start_a_turn(None).wait()
+        loop.start_a_turn(deaf).wait()
         assert loop.answers() == [1]  # it reads the socket, and nothing is in flight
         place += 1
         encounter = encounter_at(place)
@@ -237,7 +236,7 @@ def test_a_monitor_that_comes_amid_a_turn_of_the_loop_waits_for_its_end(service:
     assert service.health().restarts == 0
 
 
-@pytest.mark.parametrize("steps", [Dispatcher._await_host, Dispatcher.held.__wrapped__, Dispatcher.turn])  # type: ignore[attr-defined]
+@pytest.mark.parametrize("steps", STEPS)
 def test_a_loop_that_comes_amid_a_turn_of_the_monitor_leaves_it_to_him(
     service: CudnnService, steps: Callable[..., Any]
 ) -> None:

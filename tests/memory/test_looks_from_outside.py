@@ -1,14 +1,13 @@
 """A sender's thread looks a reference up in the middle of the owner's step: it is live, or it is stale.
 
-Each step of the one is made between every two instructions of the other: a trace function plays the thread.
+Each step of the one is made between every two instructions of the other, on one thread.
 """
 
 from __future__ import annotations
 
 import itertools
-import sys
 from collections.abc import Callable
-from types import FrameType
+from types import CodeType
 from typing import Any
 
 import pytest
@@ -17,10 +16,10 @@ from cudnn_actor.broker.request_checks import slots_of
 from cudnn_actor.memory import Slot
 from cudnn_actor.protocol import BufferRef, Copy, StaleBufferError, StaleReason
 
-from ..opcodes import want_opcodes
+from ..instructions import functions_in, instructions
 from .memory_fixtures import Grown
 
-OURS = ("memory/buffer_table.py", "memory/slot.py", "broker/request_checks.py")
+OURS = functions_in("memory/buffer_table.py", "memory/slot.py", "broker/request_checks.py")
 
 
 def interrupted(step: Callable[[], Any], at: int, other: Callable[[], Any]) -> bool:
@@ -28,23 +27,14 @@ def interrupted(step: Callable[[], Any], at: int, other: Callable[[], Any]) -> b
     count = itertools.count()
     happened = False
 
-    def trace(frame: FrameType, event: str, _arg: Any) -> Any:
+    def hear(_code: CodeType, _offset: int) -> None:
         nonlocal happened
-        if not frame.f_code.co_filename.endswith(OURS):
-            return None
-        frame.f_trace_opcodes = True
-        if event == "opcode" and next(count) == at:
+        if next(count) == at:
             happened = True
-            other()  # nothing is traced meanwhile. To end the tracing in here crashes Python 3.12 at times
-        return trace
+            other()
 
-    before = sys.gettrace()
-    want_opcodes()
-    sys.settrace(trace)
-    try:
+    with instructions(OURS, hear):
         step()
-    finally:
-        sys.settrace(before)
     return happened
 
 

@@ -2,8 +2,8 @@
 
 Run as `python -m tests.service.injection_program ISOLATION ENTRIES [BUFFERS]`; writes what has come of each
 entry, with a service of its own, as JSON. The main thread makes one call again and again, of a convolution; a
-trace function raises at the n-th place (the entry of a function of ours, or the instruction behind a call or
-a back-edge) of the n-th call, until calls have no n-th place. After each, another thread must get an answer,
+listener raises at the n-th place (the entry of a function of ours, or the instruction behind a call or a
+back-edge) of the n-th call, until calls have no n-th place. After each, another thread must get an answer,
 and so must the main thread.
 
 With BUFFERS, each call is a graph with so many, and no other thread asks: so the main thread has the socket.
@@ -12,6 +12,7 @@ With BUFFERS, each call is a graph with so many, and no other thread asks: so th
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dis
 import faulthandler
 import json
@@ -20,7 +21,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from types import CodeType, FrameType
+from types import CodeType
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ import cudnn_actor
 from cudnn_actor import BufferRef, ConvFwd, ConvSpec, CudnnRef, GraphBuilder, Ping, RunGraph
 from cudnn_actor.protocol.messages.messages import Compute
 
-from ..opcodes import want_opcodes
+from ..instructions import functions_in, instructions
 
 PATIENCE_S = 20.0
 _OURS = tuple(f"{cudnn_actor.__path__[0]}/{part}/" for part in ("actors", "broker", "isolation", "processes"))
@@ -48,49 +49,34 @@ class Injector:
         self.files: set[str] = set()
         """The files of ours that it has been in."""
         self._at = 0
+        self._functions = functions_in(*_OURS)
         self._looks: dict[CodeType, frozenset[int]] = {}
 
-    def arm(self, at: int) -> None:
+    def armed(self, at: int) -> contextlib.AbstractContextManager[None]:
+        """Have it raise at the `at`-th place, on this thread, while in the block."""
         self.places, self._at, self.where = 0, at, ""
-        want_opcodes()
-        sys.settrace(self._enter)
+        return instructions(self._functions, self._step)
 
-    def disarm(self) -> None:
-        sys.settrace(None)
-
-    def _enter(self, frame: FrameType, event: str, _: Any) -> Any:
-        if not frame.f_code.co_filename.startswith(_OURS):
-            return None
-        self.files.add(Path(frame.f_code.co_filename).name)
-        frame.f_trace_opcodes = True
-        frame.f_trace_lines = False
-        self._count(frame)  # an entry
-        return self._step
-
-    def _step(self, frame: FrameType, event: str, _: Any) -> Any:
-        if event == "opcode" and frame.f_lasti in self._behind(frame.f_code):
-            self._count(frame)
-        return self._step
+    def _step(self, code: CodeType, offset: int) -> None:
+        self.files.add(Path(code.co_filename).name)
+        if offset in self._behind(code):
+            self.places += 1
+            if self.places == self._at:
+                self.where = f"{code.co_qualname}:{offset}"
+                raise Injected
 
     def _behind(self, code: CodeType) -> frozenset[int]:
         """Offsets of the instructions before which the interpreter has looked at signals."""
         if code not in self._looks:
             found, last = set(), None
             for step in dis.get_instructions(code):
-                if last is not None and last.opname.startswith("CALL"):
+                if last is not None and (last.opname.startswith("CALL") or last.opname == "RESUME"):
                     found.add(step.offset)
                 if "JUMP_BACKWARD" in step.opname and isinstance(step.argval, int):
                     found.add(step.argval)
                 last = step
             self._looks[code] = frozenset(found)
         return self._looks[code]
-
-    def _count(self, frame: FrameType) -> None:
-        self.places += 1
-        if self.places == self._at:
-            self.where = f"{frame.f_code.co_qualname}:{frame.f_lineno}"
-            sys.settrace(None)
-            raise Injected
 
 
 def grown(x: BufferRef, w: BufferRef, y: BufferRef, buffers: int) -> Compute:
@@ -142,15 +128,13 @@ def main(isolation: Any, entry: str, buffers: str = "0") -> dict[str, Any]:
     while clean < 3:  # how many places a call has depends on who reads the answer
         at, calls = at + 1, calls + 1
         idle.wait(0.002)  # long enough, mostly, for whoever works to sleep again: he is to be woken
-        injector.arm(at)
         try:
-            call()
+            with injector.armed(at):
+                call()
             clean += not injector.where
             swallowed += bool(injector.where)  # by asyncio, which logs what a callback raises
         except Injected:
             raised += 1
-        finally:
-            injector.disarm()
         if not int(buffers):
             asyncio.run_coroutine_threadsafe(gpu.ping(), other).result(PATIENCE_S)
             ref.ask(Ping(), timeout=PATIENCE_S)
