@@ -30,8 +30,9 @@ __all__ = ["EXACTNESS", "ROWS", "SUBNORMAL"]
 
 EXACTNESS = """\
 All that gives integers for integers is exact. So are comparisons, logic, select, minimum, maximum and
-rounding to whole numbers. An exponential below 2^-126, float32's least normal number, may be 0. With u the
-unit roundoff of the type that is computed in, any other value y may be off before it is rounded by
+rounding to whole numbers. An exponential below 2^-126, float32's least normal number, may be 0, alone and as
+the factor that swish and mish multiply by x. With u the unit roundoff of the type that is computed in, any
+other value y may be off before it is rounded by
 
 | | bound |
 | --- | --- |
@@ -180,6 +181,8 @@ def _bound(operation: Pointwise[str], values: Exact, specs: Specs) -> Exact:
         if mode in FRONTEND and mode not in _ROUNDED_ONCE:
             found = np.maximum(found, 60 * (y + 1) + 4 * np.abs(x) * y)
     least = SUBNORMAL if operation.mode in _EXPONENTIALS else _PARTS
+    if operation.mode in _TIMES_X:
+        least = least * np.where(np.isfinite(x), np.maximum(np.abs(x), 1.0), 1.0)
     return {"result": np.where(np.isfinite(found), found, 0.0) + least}
 
 
@@ -187,6 +190,7 @@ _ROUNDED_ONCE = {_M.ADD, _M.SUB, _M.MUL, _M.RELU}
 _PARTS = 2.0**-116
 """A few of float32's least numbers, in terms of its unit roundoff: parts of a formula may be subnormal."""
 _EXPONENTIALS = (_M.EXP, _M.SIGMOID, _M.SWISH, _M.SOFTPLUS, _M.MISH)
+_TIMES_X = (_M.SWISH, _M.MISH)
 SUBNORMAL = 2.0**-102
 """Float32's least normal number, in terms of its unit roundoff: below that, an exponential may be 0."""
 
