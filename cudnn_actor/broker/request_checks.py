@@ -7,7 +7,7 @@ starts, because a buffer may have been freed since. What the sender computed is 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from cudnn_actor.actors import Envelope
@@ -47,9 +47,9 @@ from cudnn_actor.protocol.types.tensor import TensorSpec
 __all__ = ["bound", "check_allocate", "check_explain", "check_message", "require_asker", "slots_of"]
 
 
-def check_message(state: ServiceState, message: Message) -> CachedMessage | None:
+def check_message(state: ServiceState, message: Message, instead: Mapping[type, str]) -> CachedMessage | None:
     """Check a message before it is sent: its fields and shapes, that no reference is stale already, and that
-    no output is another operand's buffer.
+    no output is another operand's buffer. `instead` says what to do with objects that are no messages.
 
     Returns the cache entry of a message that runs a plan, for `Envelope.found`; None for other messages.
 
@@ -63,10 +63,10 @@ def check_message(state: ServiceState, message: Message) -> CachedMessage | None
             cached = state.messages.of(message)  # type: ignore[arg-type]
             bound(cached, state.memory)
             return cached
-        check = _CHECKS.get(kind)
-        if check is None:
-            raise not_a_message(message)
-        check(state, message)
+        if kind not in _CHECKS:
+            raise not_a_message(message, instead.get(kind))
+        if (check := _CHECKS[kind]) is not None:
+            check(state, message)
     except StaleBufferError:
         # A service that ends closes its mailbox, then frees its buffers: report the end, not the freed
         # buffer.
@@ -139,14 +139,14 @@ def _check_warm(state: ServiceState, message: Warm) -> None:
         state.check_graph(graph)
 
 
-_CHECKS: dict[type, Callable[[ServiceState, Any], object]] = {
+_CHECKS: dict[type, Callable[[ServiceState, Any], object] | None] = {
     **dict.fromkeys(_REFERENCES, lambda state, message: slots_of(state.memory, message)),
-    **dict.fromkeys((Ping, GetStatistics, Drain), lambda *_: None),  # they have no fields
+    **dict.fromkeys((Ping, GetStatistics, Drain)),  # they have no fields
     Allocate: lambda state, message: check_allocate(state.memory, message),
     Warm: _check_warm,
     Explain: lambda _, message: check_explain(message),
 }
-"""How messages that run no plan are checked, by their class."""
+"""How messages that run no plan are checked, by their class; None if nothing is to be checked."""
 
 
 def require_asker(envelope: Envelope, what: str) -> None:

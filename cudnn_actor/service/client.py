@@ -18,7 +18,6 @@ import pykka
 
 from cudnn_actor.actors import ask, submit, tell, within
 from cudnn_actor.actors.aside import aside
-from cudnn_actor.broker.message_cache import CachedMessage
 from cudnn_actor.broker.request_checks import check_message
 from cudnn_actor.broker.warm_batches import cut
 from cudnn_actor.models import Model, Source
@@ -26,7 +25,7 @@ from cudnn_actor.protocol.errors import CudnnActorError, InvalidRequest
 from cudnn_actor.protocol.graphs.explanation import Explanation
 from cudnn_actor.protocol.graphs.named_graph import Graph
 from cudnn_actor.protocol.messages.any_message import Answer, AnyMessage
-from cudnn_actor.protocol.messages.message_checks import no_plan, not_a_message
+from cudnn_actor.protocol.messages.message_checks import no_plan
 from cudnn_actor.protocol.messages.messages import (
     COMPUTE,
     Allocate,
@@ -211,7 +210,7 @@ class CudnnRef:
         CudnnActorError
             Any other failure of the request; see `protocol.errors`.
         """
-        found = self._checked(message)
+        found = check_message(self._state, message, INSTEAD)
         discard = self._state.discard if type(message) is Allocate else None
         return await ask(self._state.mailbox, message, timeout=timeout, discard=discard, found=found)
 
@@ -228,19 +227,14 @@ class CudnnRef:
 
         Raises `MailboxFull` when there is no room, and what `ask` raises before it sends.
         """
-        found = self._checked(message)
+        found = check_message(self._state, message, INSTEAD)
         discard = self._state.discard if type(message) is Allocate else None
         return submit(self._state.mailbox, message, timeout=timeout, discard=discard, found=found)
 
     def tell(self, message: Message) -> None:
         """Send a request without waiting for its answer; a failure is logged. Raises as `submit` does."""
-        tell(self._state.mailbox, message, found=self._checked(message))
-
-    def _checked(self, message: Message) -> CachedMessage | None:
-        given: object = message
-        if type(given) is Model:
-            raise not_a_message(message, INSTEAD[Model])
-        return check_message(self._state, message)
+        found = check_message(self._state, message, INSTEAD)
+        tell(self._state.mailbox, message, found=found)
 
     # Memory. `timeout` is that of `ask`, everywhere.
 
