@@ -301,11 +301,17 @@ class Recorder:
 
     @staticmethod
     def _laid_out(node: Node, spec: TensorSpec, inputs: Mapping[str, TensorSpec]) -> TensorSpec:
-        """A result's spec: channels last if an operand of its rank is, or if a transpose makes it so."""
+        """A result's spec: channels last if an operand of its rank is, or if a transpose of images makes it so.
+
+        A transpose of rank 3 does not: what follows is a product or a norm far more often than a convolution,
+        and those are several times as slow if their last dim is not contiguous.
+        """
         if not 3 <= spec.rank <= 5:
             return spec
         last = TensorSpec.packed(spec.dims, spec.dtype, Layout.NHWC)
         if isinstance(node, Transpose):
+            if spec.rank == 3:
+                return spec
             seen = node.view(inputs["x"].dims, inputs["x"].strides).strides
             along = zip(spec.dims, seen, last.strides, strict=True)
             return last if all(one == other or size == 1 for size, one, other in along) else spec

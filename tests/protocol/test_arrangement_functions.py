@@ -114,6 +114,16 @@ def test_what_has_its_channels_last_gives_them_last() -> None:
         g.to_layout(g.input("m", (2, 3)), "NHWC")
 
 
+def test_a_transpose_makes_channels_last_of_images_and_not_of_rows() -> None:
+    """Products and norms of a transformer's tokens (N, L, C) are fast if C is contiguous."""
+    g = GraphBuilder()
+    images = g.transpose(g.input("images", (2, 5, 6, 8)), (0, 3, 1, 2))
+    tokens = g.transpose(g.reshape(images, (2, 8, 30)), (0, 2, 1))
+    graph = g.build(y=images * 2.0, z=g.layer_norm(tokens, g.input("scale", (8,))))
+    layouts = {port.name: port.spec.layout for port in graph.outputs}
+    assert layouts == {"y": Layout.NHWC, "z": Layout.NCHW}
+
+
 def test_every_dim_of_eight_is_repeated() -> None:
     x = np.arange(2.0).reshape(1, 1, 1, 2, 1, 1, 1, 1)
     repeats = (2, 1, 3, 2, 1, 2, 2, 2)
