@@ -59,14 +59,15 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     workspace_limit
         Bytes of workspace that plans may use; None for the engine's own bound.
     graph_limits
-        How large the graphs may be that the service is sent; None for the defaults of `GraphLimits`.
+        The size limits for graphs that are sent to the service; None for the defaults of `GraphLimits`.
     cache_limit
-        About the bytes of host memory that a process of the service may use for each of its caches: messages,
-        graphs, and plans. The least recently used go first; the latest of each stays, whatever it takes.
+        Bytes of host memory, approximately, that a process of the service may use for each of its caches:
+        messages, graphs, and plans. The least recently used entry is dropped first. The latest entry of each
+        cache stays, however large it is.
     memory_limit
-        Bytes that buffers may take from the system, in steps of 2 MiB, which is the least.
-        None: on the CPU, in a container with a memory limit (Linux's control groups), three quarters of what
-        that leaves when the service starts; else no limit.
+        Bytes that buffers may take from the system, at least 2 MiB; memory is taken in steps of 2 MiB.
+        None: on the CPU, in a container with a memory limit (Linux's control groups), three quarters of the
+        memory that this limit leaves when the service starts; else no limit.
     plan_store
         A directory where built plans are stored, for later processes and for others that share it; None for
         none. Its files are run as native code, so choose a directory that only you can write to. No effect on
@@ -86,9 +87,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         1 keeps a second worker ready, which takes over when the first one dies; on a GPU its context takes
         some hundred MiB of device memory. 0 starts a new worker when the first one dies.
     executable
-        Path of the Python that runs the service's processes; None for the one that runs this process. Needed
-        in a frozen application and for embedded Python, where that one cannot be found: a Python of the same
-        version that has this package and its dependencies.
+        Path of the Python that runs the service's processes: of the same version, with this package and its
+        dependencies. None for the Python that runs this process. Needed in a frozen application and for
+        embedded Python, where this process's Python cannot be found.
     verify
         Whether uploaded values are checked after a crash. A checksum of each upload is kept until something
         else is written to its buffer; a buffer whose checksum differs counts as torn. Uploads and restarts
@@ -187,9 +188,9 @@ R = TypeVar("R")
 
 
 def takes_options(record: Callable[P, TakenT]) -> Callable[[Callable[[TakenT], R]], Callable[P, R]]:
-    """Decorate a function of one record, so that callers pass the record's fields as arguments.
+    """Decorate a function that takes one record, so that callers pass the record's fields as arguments.
 
-    So the fields, their types, defaults and meanings are written once, in `Options`. `help`,
+    Thus the fields, their types, defaults and meanings are written once, in `Options`. `help`,
     `inspect.signature` and type checkers show them as if each function had listed them itself.
 
     Parameters
@@ -204,7 +205,7 @@ def takes_options(record: Callable[P, TakenT]) -> Callable[[Callable[[TakenT], R
             return function(_made(record, args, given))
 
         shown: Any = call
-        del shown.__wrapped__  # its one parameter is not what a caller passes
+        del shown.__wrapped__  # a caller does not pass the wrapped function's one parameter
         returns = inspect.signature(function).return_annotation
         shown.__signature__ = _signature(record).replace(return_annotation=returns)
         shown.__annotations__ = {**_annotations(record), "return": returns}

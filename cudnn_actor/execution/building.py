@@ -56,13 +56,13 @@ class BuildThread:
     nudge
         Called on the build thread after each result, to wake the thread that collects it. Must not block.
     announce
-        Called on the build thread with True when it starts a job, and with False when it has none. It is
-        called beforehand because a library may hold the interpreter's lock during a whole build, so that no
-        other thread of the process can report it then.
+        Called on the build thread with True before it starts a job, and with False when it has none. During
+        the build, no thread of the process might be able to report it: a library may hold the interpreter's
+        lock until the build ends.
     name
         The thread's name.
     newest_first
-        Whether the latest build asked for is done first. Of use where each build is short and many are asked
+        Whether the latest queued build is done first. This helps if each build is short and many are asked
         for before they are needed.
     """
 
@@ -188,7 +188,7 @@ class BuildThread:
     def _tune(self, job: Job) -> Plan:
         def progress(done: int, of: int, what: str) -> None:
             self._note_progress()
-            if not of:  # it waits for another client's
+            if not of:  # the builder waits while another client tunes the graph
                 return
             if self._closing:
                 raise _ClosedError

@@ -65,13 +65,13 @@ class DeferredWork:
         self._warmed: tuple[Any, dict[str, Outcome]] | None = None
 
     def found_for(self, item: Any) -> Outcome | None:
-        """The plan of the request about to run, if it has been looked up. Returned once."""
+        """The plan or error that was looked up for the request about to run; None if none was. Clears it."""
         found, self._found = self._found, None
         return found[1] if found is not None and found[0] is item else None
 
     def warmed_for(self, item: Any) -> dict[str, Outcome]:
-        """The outcomes, by digest, of the builds that the `Warm` or `Explain` about to be answered has
-        asked for."""
+        """The outcomes, by digest, of the builds that the `Warm` or `Explain` about to run has waited for.
+        Clears them."""
         warmed, self._warmed = self._warmed, None
         return warmed[1] if warmed is not None and warmed[0] is item else {}
 
@@ -96,7 +96,7 @@ class DeferredWork:
             for ref in operands(message).values():
                 self._state.memory.resolve(ref)
             footprint = memory_footprint(message)
-        except Exception:  # noqa: BLE001 - it starts, and fails there with its own error
+        except Exception:  # noqa: BLE001 - the message is not deferred, and fails when it starts
             return None
         if self._hazards.conflicts(footprint):
             return functools.partial(self._behind, _Waiting(item), footprint)

@@ -63,8 +63,8 @@ class Enqueued(NamedTuple, Generic[T]):
 def described(error: CudnnActorError, graph: OperationGraph) -> CudnnActorError:
     """An error of a graph's plan, for a request that runs this graph.
 
-    It names the user's lines, and if a run has failed, it has the token by which that can be reproduced. The
-    plan may have been built for an equal graph of other lines.
+    The error names the lines of this graph, because the plan may have been built for an equal graph from
+    other lines of the user's code. If a run has failed, the error has the token that reproduces the run.
     """
     if isinstance(error, ExecutionFailed) and not error.reproduce:
         facts = {name: getattr(error, name) for name in ("status", "detail", "plan", "operations")}
@@ -141,7 +141,7 @@ class Executor(Generic[T]):
         if trouble is not None:
             return ContextDead(f"{error} (probe: {trouble})")
         if isinstance(error, MemoryError):
-            # NumPy says of what array; other libraries do not say how large it would have been.
+            # NumPy gives the array's shape and dtype; other libraries do not say how much they asked for.
             size, dtype = math.prod(getattr(error, "shape", ())), getattr(error, "dtype", None)
             requested = 0 if dtype is None else size * dtype.itemsize
             return OutOfMemory(
@@ -219,9 +219,9 @@ class Executor(Generic[T]):
     # answered request has overwritten.
 
     def passed(self) -> bool:
-        """Whether the oldest fence has passed. If so, its work becomes done or late. Never blocks.
+        """Whether the oldest fence has passed. If so, its work can be answered, or is late. Never blocks.
 
-        A passed fence must not be asked again, so it is removed in the same step.
+        A passed fence must not be queried again, so it is removed in the same step.
         """
         if not self._fenced or not self.engine.finished(self._fenced[0][0]):
             return False
@@ -232,7 +232,7 @@ class Executor(Generic[T]):
         return True
 
     def _advance(self) -> None:
-        """Move the work before the next late item to the work that can be answered."""
+        """Move the finished work before the first `late` answer to `_done`, and release its buffers."""
         passed = self._passed
         while passed and passed[0].late is None:
             work = passed.popleft()

@@ -67,7 +67,7 @@ class Planner:
     cache
         The plan cache, empty.
     state
-        Has the limit on workspace, the plan store, and whether warming tunes.
+        Gives the workspace limit, the plan store, and whether warming tunes.
     nudge
         Wakes the runner's host when a build has a result. Called on any thread.
     """
@@ -81,7 +81,7 @@ class Planner:
         self._tunes = state.autotune
         self._shelf, self._thread = _threads(executor.engine, state, nudge)
         self._all_threads = [thread for thread in (self._shelf, self._thread) if thread is not None]
-        """The thread that restores kept plans, and the one that builds, as far as they exist."""
+        """The thread that restores kept plans, and the thread that builds; without those that are None."""
         self._waiting: defaultdict[str, list[Waiter]] = defaultdict(list)
         self._for_tuned: defaultdict[str, list[Waiter]] = defaultdict(list)
         self._tuned: set[str] = set()
@@ -138,7 +138,7 @@ class Planner:
             self._shelf.hurry(digest)
 
     def wants_tuning(self, digest: str) -> bool:
-        """Whether warming this graph should tune its plan, and the plan is not tuned yet."""
+        """Whether warming this graph must tune its plan: not if it is tuned, or known to be unsupported."""
         if not self._tunes or digest in self._tuned:
             return False
         return not isinstance(self.cache.peek(digest), UnsupportedGraph)
@@ -215,7 +215,8 @@ class Planner:
     def _meaning(self, error: BaseException, graph: OperationGraph) -> CudnnActorError:
         meant = self._executor.diagnose(error, self._executor.building(graph))
         if isinstance(meant, Crash):
-            raise BuildCrash(str(meant), graph.digest()) from error  # the thread may build another by now
+            # not `digest_in_work`: the thread may be building another graph by now
+            raise BuildCrash(str(meant), graph.digest()) from error
         return meant
 
     def _end_build(self, job: Job, outcome: Outcome) -> None:

@@ -182,7 +182,8 @@ class Runner(Generic[T]):
     # For the watchdog, on its thread.
 
     def working_since(self) -> float | None:
-        """Since when the device, the current step or a build thread has made no progress: the earliest."""
+        """Since when the device, the current step or a build thread has made no progress: the earliest of
+        these times, in `time.monotonic()` seconds; None if all are idle."""
         executor, planner = self._executor, self._planner
         mine = self.busy_since
         if mine is None and executor is not None:
@@ -312,7 +313,7 @@ class Runner(Generic[T]):
             raise described(error, graph) from error
 
     def explain(self, message: Explain, key: object) -> Explanation:
-        """How the plan of a graph runs it. Raises as `compute`, if there is none."""
+        """How the plan of a graph runs it. Raises the same as `compute` if there is no plan."""
         graph = message.graph
         outcomes = {} if self.deferred is None else self.deferred.warmed_for(key)
         self.faults.inject("explain")
@@ -339,7 +340,7 @@ class Runner(Generic[T]):
         return self._enqueue(task, "upload", [slot], self.executor.engine.write, place, data, reply=reply)
 
     def read(self, task: T, slot: Slot, into: Any = None) -> Any:
-        """A buffer's values, in `into` if given: now, or `LATER`, when all earlier work has run."""
+        """A buffer's values, in `into` if given; or `LATER`, if they are read after all earlier work."""
         self.faults.inject("download")
         executor, place = self.executor, self.executor.binding(slot)
         if not executor.synchronous:
@@ -354,7 +355,7 @@ class Runner(Generic[T]):
         except OutOfMemory as error:  # for the array; the engine does not say how large it would have been
             requested, ulimit = slot.spec.nbytes, error.ulimit
             raise OutOfMemory(requested=requested, in_use=0, limit=None, ulimit=ulimit) from error
-        self._settle_passed(executor)  # first answer all earlier work, also what has written the buffer
+        self._settle_passed(executor)  # first answer all earlier work, including what wrote the buffer
         return array
 
     def view(self, task: T, slot: Slot, owner: BufferOwner[Slot]) -> Any:
