@@ -1,11 +1,11 @@
 """The generation table: which bytes each slot has. The worker reads it, and only its parent writes it.
 
-A worker checks every reference again when it enqueues a request, and looks up there which bytes the reference
-means. The table is an anonymous file that both processes map, with one record for each slot, so a look-up
-costs no message:
+A worker checks every reference again when it enqueues a request, and looks up in the table which bytes the
+reference means. The table is an anonymous file that both processes map, with one record for each slot, so a
+look-up costs no message:
 
 ====================  =======================================================================================
-header, 64 bytes      `epoch`: how often any record has been vacated
+header, 64 bytes      `epoch`: how many times a record has been vacated
 record, 32 bytes      generation (0: the slot is free), arena, offset in bytes, size in bytes
 ====================  =======================================================================================
 
@@ -15,15 +15,15 @@ All fields are 64-bit words at their natural alignment. Each is written by one 8
 Why a worker never uses the place of a different buffer. `seat` writes the place first and the generation
 last, `vacate` clears the generation first, and a generation is never used again. So on a processor that keeps
 stores in order (x86), a reader that sees the same generation before and after it reads the place has read
-that buffer's place. On other processors the order comes from the socket. The parent sends a reference through
-it after it has written the record. And the parent rewrites a record only when no request holds its bytes,
+that buffer's place. On other processors the socket gives the order. The parent writes the record before it
+sends a reference through the socket. And the parent rewrites a record only when no request holds its bytes,
 that is, after the last answer of a request that used them has come back through the socket.
 
-Why a worker cannot write the table, even if it runs wild. Once the parent has mapped the file, it is sealed
-against writing (`F_SEAL_FUTURE_WRITE`, Linux 5.1), so that no descriptor of it can be mapped writable any
-more. An older kernel has no such seal. There the worker's descriptor is open for reading only, which prevents
-accidents, but not a process that opens the file again through /proc. The size is always sealed: a truncated
-file would kill the parent with SIGBUS.
+Why a worker cannot write the table, even if it is corrupted. Once the parent has mapped the file, it seals
+the file against writing (`F_SEAL_FUTURE_WRITE`, Linux 5.1), so that no descriptor of the file can be mapped
+writable any more. An older kernel has no such seal. There the worker's descriptor is read-only. This prevents
+accidental writes, but a process can still open the file again through /proc. The size is always sealed: a
+truncated file would kill the parent with SIGBUS.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class GenerationTable:
     Raises
     ------
     OSError
-        The system has no memory or no descriptor for it.
+        The system has no memory or no descriptor for the table.
     """
 
     def __init__(self, capacity: int = CAPACITY) -> None:
@@ -76,7 +76,7 @@ class GenerationTable:
             self._map = mmap.mmap(descriptor, nbytes)
             self.fd = _sealed(descriptor)
             """The descriptor that a worker maps, and through which it cannot write. Owned by the table."""
-            # A service that is never started is never closed. Then the descriptor is closed with the table.
+            # A service that is never started is never closed: its descriptor is closed with this object.
             self._let_go = weakref.finalize(self, os.close, self.fd)
             self._let_go.atexit = False
         except BaseException:
@@ -112,7 +112,7 @@ class GenerationTable:
         """Record that the buffer of a slot has ended."""
         words, record = self._words, _HEADER_WORDS + _RECORD_WORDS * slot
         words[record] = 0
-        words[_ENDS] += 1  # after the record: a reader that sees the new epoch sees the end, too
+        words[_ENDS] += 1  # after the record: a reader that sees the new epoch also sees the cleared record
         self._seated_bytes -= words[record + 3]
 
     def close(self) -> None:
@@ -135,7 +135,7 @@ class GenerationView:
     Raises
     ------
     OSError, ValueError
-        It cannot be mapped.
+        The file cannot be mapped.
     """
 
     def __init__(self, fd: int) -> None:
@@ -160,7 +160,7 @@ class GenerationView:
     def at(self, slot: int) -> tuple[int, int, int, int]:
         """Generation, arena, offset and size (both in bytes) of the buffer in a slot; zeros for none.
 
-        Also zeros for a buffer that begins or ends during this call: no request that may run names it.
+        Also zeros for a record that changes during this call: no request that may run refers to it.
         """
         if not 0 <= slot < self._capacity:
             return _NOBODY

@@ -1,11 +1,12 @@
-"""Host memory that a worker maps too, for values on their way to and from its device.
+"""Host memory that the parent and a worker share, for values on their way to and from the worker's device.
 
 Segments are anonymous files, like the arenas of the CPU engine, and blocks are places in them. The parent
 allocates and frees blocks; a worker only reads or writes the block that a request names. So a block is free
-again when its request is complete, or when the worker that had it has certainly ended.
+again when its request is complete, or when the worker that used it has certainly ended.
 
-A large result is given to the caller in its block, without a copy. The block is free when the last array on
-it has gone. As in `memory.lending`, the finalizer only appends to a deque, on whatever thread it runs.
+A large result is given to the caller in its block, without a copy. The block is freed after the last array
+that uses it is collected. As in `memory.lending`, the finalizer may run on any thread, so it only appends to
+a deque.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class Block(NamedTuple):
 
 
 class Staging:
-    """The segments of one service. Used by one thread at a time; only arrays may end on any thread.
+    """The segments of one service. Used by one thread at a time; its arrays may be collected on any thread.
 
     Parameters
     ----------
@@ -91,8 +92,8 @@ class Staging:
         return np.ndarray(dims, dtype, buffer=self._mapped[block.segment], offset=block.offset)
 
     def result(self, block: Block, dims: tuple[int, ...], dtype: Any) -> np.ndarray:
-        """An array with a block's values, for the service's caller. This takes over the block, also if it
-        raises `MemoryError`.
+        """An array with a block's values, for the service's caller. The caller of this method no longer frees
+        the block, even if `MemoryError` is raised.
         """
         if block.nbytes > _COPY_BYTES:
             owner = BufferOwner(block, self._ended)

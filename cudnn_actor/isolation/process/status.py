@@ -6,7 +6,8 @@ processes map. The worker writes its first pages, the parent the rest, and only 
 =========================  =======  =========================================================================
 `begun_count`              worker   requests that it has begun or dropped so far
 `beat_ns`                  worker   its last heartbeat, on the machine's monotonic clock
-`since_ns`                 worker   since when its work has made no progress; without work, since when
+`since_ns`                 worker   since when its work has made no progress; without work, since when it has
+                                    had none
 `built_ns`                 worker   when a build or tuning last made progress, in two words: one is written by
                                     the heartbeat, the other when a build begins or ends
 `begun`, for each place    worker   the number of the request that it has begun there
@@ -102,7 +103,7 @@ class StatusPage:
     Raises
     ------
     OSError, ValueError
-        It cannot be mapped, or is too small for the window.
+        The file cannot be mapped, or is too small for the window.
     """
 
     def __init__(self, fd: int, window: int, *, owned: bool) -> None:
@@ -155,7 +156,7 @@ class StatusPage:
         return cls(fd, window, owned=False)
 
     def close(self) -> None:
-        """Unmap it. Safe to call twice, and beside a `withdraw` on another thread."""
+        """Unmap the page. Safe to call twice, and while another thread calls `withdraw`."""
         for view in (self._begun, self._finished, self._started, self._run_us, self._plans):
             view.release()
         self._withdrawn.release()
@@ -224,7 +225,7 @@ class StatusPage:
         self._finished[place] = number
 
     def finish_otherwise(self, place: int, number: int) -> None:
-        """Note that the request in this place has finished, if its answer does not fit into the page."""
+        """Note that the request in this place has finished; for an answer that does not fit into the page."""
         self._started[place] = 0
         self._finished[place] = number
 
@@ -278,7 +279,7 @@ class StatusPage:
 
     def note_build(self, now_ns: int, *, builds: bool) -> None:
         """Note that a build begins now, or that the last one has ended. Worker only, one thread at a time."""
-        self._words[_TURNED] = now_ns  # first: the end of a build counts before it stops excusing the worker
+        self._words[_TURNED] = now_ns  # first: whoever sees that no build runs also sees when the last ended
         self._words[_BUILDING] = now_ns if builds else 0
 
     @property
@@ -294,7 +295,7 @@ class StatusPage:
         self._words[_BUILT] = then_ns
 
     def _past(self, word: int) -> int:
-        """A time in the past; else 0. All processes of the machine share this clock."""
+        """The time in a word; 0 if it is in the future. All processes of the machine share this clock."""
         then_ns = self._read(word)
         return then_ns if then_ns <= time.monotonic_ns() else 0
 

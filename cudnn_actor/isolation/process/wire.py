@@ -130,11 +130,11 @@ class RunKnown(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     Parameters
     ----------
     graph
-        Its identity.
+        The graph's identity.
     slots, generations
-        Those of the buffers, one for each of the graph's ports. They have the specs of the ports.
+        Those of the buffers, one for each of the graph's ports. The buffers have the specs of the ports.
     alignments
-        A buffer's place among them → its alignment, where it is not the port's.
+        The alignments that differ from those of the ports, each by its buffer's place among the buffers.
     """
 
     control = False
@@ -145,7 +145,7 @@ class RunKnown(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @classmethod
     def of(cls, message: RunGraph) -> RunKnown:
-        """What is sent of a message."""
+        """The record that is sent for a message."""
         graph, buffers = message.graph, message.buffers
         return cls(
             graph=graph.identity,
@@ -159,7 +159,7 @@ class RunKnown(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         )
 
     def message(self, graph: Graph, device: str) -> RunGraph:
-        """The message, with its graph. Raises `ValueError` or `IndexError` if it is for another."""
+        """The message, with its graph. Raises `ValueError` or `IndexError` if it is for another graph."""
         specs = [port.spec for port in graph.ports]
         for place, alignment in self.alignments.items():
             specs[place] = msgspec.structs.replace(specs[place], alignment=alignment)
@@ -238,14 +238,14 @@ class UnmapArena(_Frame, frozen=True, array_like=True, forbid_unknown_fields=Tru
 
 
 class KnowGraph(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
-    """Keep a graph, `Graph.encoded`, which requests name by its `identity` from now on."""
+    """Keep a graph, whose `Graph.encoded` is `body`. Later requests name it by its `identity`."""
 
     identity: str
     body: bytes
 
 
 class ForgetGraph(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
-    """Drop a graph. Requests that were sent before have it still."""
+    """Drop a graph. Requests that were sent earlier still run it."""
 
     identity: str
 
@@ -354,7 +354,7 @@ class Done(_Answer, frozen=True, array_like=True, forbid_unknown_fields=True, ta
 
 
 class Given(_Answer, frozen=True, array_like=True, forbid_unknown_fields=True, tag=2, gc=False):
-    """The answer to a request, as `protocol.codec.encode_reply` writes it."""
+    """The answer to a request, as `protocol.messages.codec.encode_reply` writes it."""
 
     body: bytes
 

@@ -1,7 +1,7 @@
 """Decoders of the frames that the parent sends, and of the messages in them.
 
-To make them takes tens of milliseconds. So they have a module of their own, which the parent never imports,
-and a forkserver only once for all its workers. Both raise `msgspec.DecodeError`.
+It takes tens of milliseconds to make them. So they have a module of their own: the parent never imports it,
+and a forkserver imports it once for all its workers. Both decoders raise `msgspec.DecodeError`.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ class Heartbeat:
     since
         Returns since when the work has made no progress, in `time.monotonic()` seconds; None without work.
     builds_since
-        The same of builds and tuning alone, which are part of the work.
+        The same for builds and tuning only, which are part of the work.
     clock
         Returns nanoseconds of `time.monotonic_ns()`'s clock.
     """
@@ -64,7 +64,7 @@ class Heartbeat:
         self.page.beat_ns = now_ns
 
     def _last_progress(self, now: float) -> float:
-        """Since when the work has made no progress; without work, since when it was first missing."""
+        """Since when the work has made no progress; without work, when a heartbeat first found none."""
         since = self.since()
         if since is not None:
             self._idle_s = None
@@ -74,7 +74,7 @@ class Heartbeat:
         return self._idle_s
 
     def _last_built(self, now: float) -> float:
-        """When a build last made progress, or was first missing."""
+        """When a build last made progress; after it, when a heartbeat first found none; 0 before any."""
         since = self.builds_since()
         if since is not None:
             self._built_s = since
@@ -92,9 +92,9 @@ def end_with(parent: int) -> None:
     """Have this process end when its parent does, by watching the parent's pidfd.
 
     This is the second safeguard. The first is the lifeline: the kernel kills a worker whose lifeline is cut.
-    But a process that was forked from the parent without Python's knowledge may hold a copy of the lifeline's
-    other end. Then the parent's end does not cut the lifeline, and this thread ends the worker. Unlike the
-    lifeline, it needs the interpreter to run.
+    But a process that was forked from the parent without Python's knowledge may hold a copy of the parent's
+    side of the lifeline. Then the lifeline is not cut when the parent ends, and this thread ends the worker.
+    Unlike the lifeline, the thread needs the interpreter to run.
 
     Raises `ThreadRefused`.
     """

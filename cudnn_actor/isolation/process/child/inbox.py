@@ -1,8 +1,8 @@
 """The inbox: the frames that a worker gets from its parent.
 
-The worker's main thread reads the socket when it has nothing left to do, so a request costs no thread hop. It
-waits for the socket and for an eventfd, by which other threads of the worker wake it (the one that builds
-plans, and any that logs). Frames that are not requests are handled at once, by registered handlers.
+The worker's main thread reads the socket itself, between batches, so a request costs no thread hop. The
+thread waits for the socket and for an eventfd, by which other threads of the worker wake it (those that build
+or restore plans, and any that logs). Frames that are not requests go to registered handlers at once.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = ["Inbox"]
 _MOST_KNOWN = 1024
 """How many decoded messages are cached, by their bytes."""
 _MESSAGE_BYTES, _BYTES_PER_BYTE = 1024, 5
-"""About what a message takes in memory: so much, and so much for each of its bytes."""
+"""The memory that a decoded message takes, approximately: a fixed part, and a part for each encoded byte."""
 
 
 class Inbox:
@@ -54,7 +54,7 @@ class Inbox:
     device
         The device in buffer references.
     cache_limit
-        About the bytes of memory for decoded messages.
+        Bytes of memory for decoded messages, approximately.
     """
 
     def __init__(
@@ -138,14 +138,14 @@ class Inbox:
             self._graphs[frame.identity] = MalformedMessage(detail=str(error))
 
     def forget_graph(self, identity: str) -> None:
-        """Drop a graph, and the messages that run it. Requests that were taken before have it still."""
+        """Drop a graph, and the cached messages that run it. Requests received earlier still run it."""
         graph = self._graphs.pop(identity)
         for body, message in self._known.items():
             if type(message) is RunGraph and message.graph is graph:
                 self._known.pop(body)
 
     def _decoded(self, body: bytes) -> Any:
-        """The message; or, if there is none, the error with which its request is refused."""
+        """The decoded message; if it cannot be decoded, the error with which its request is refused."""
         try:
             message = MESSAGES.decode(body)
             if type(message) is RunKnown:

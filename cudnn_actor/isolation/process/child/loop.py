@@ -34,7 +34,8 @@ Task = WorkerTask | InternalTask
 
 
 class WorkerLoop:
-    """Runs requests of a parent and answers them. When it ends, it says why; the parent judges the requests.
+    """Runs requests of a parent and answers them. When it ends, it tells the parent why. The parent decides
+    what becomes of the unanswered requests.
 
     It is the host of its runner. Other threads may call only `working_since`, `builds_since` and
     `number_in_work`.
@@ -50,7 +51,7 @@ class WorkerLoop:
     stages
         Staging memory for values.
     fails
-        Whether its start must fail.
+        Whether the start must fail, as a fault plan asks.
     """
 
     def __init__(
@@ -231,7 +232,7 @@ class WorkerLoop:
     # As the host of the runner.
 
     def proof(self, task: Task, tag: str, now_ns: int) -> Any:
-        """The facts of which the parent makes a receipt."""
+        """The facts from which the parent makes a receipt; None for the service's own work."""
         if isinstance(task, InternalTask):
             return None
         started_ns = task.started_ns

@@ -33,7 +33,8 @@ from cudnn_actor.protocol.messages.codec import encode_reply
 __all__ = ["Outbox"]
 
 _MOST_BYTES = 1 << 20
-"""Bytes of values in one frame, unless it has only one. Receipts are short, and at most one a place."""
+"""The most bytes of values in a frame with several values. Receipts are not counted: they are short, and a
+frame has at most one for each place."""
 
 
 class Outbox:
@@ -52,8 +53,8 @@ class Outbox:
         self._finish, self._finish_otherwise, self._forget = page.finish, page.finish_otherwise, page.forget
         self.notes = True
         """Whether the page says which requests have finished. False for an engine that runs several requests
-        at once: a crash would find some of them finished and earlier ones not. There only an answer counts,
-        and answers are given in the order of the work."""
+        at once: at a crash, some of them could be finished while earlier ones are not. With such an engine
+        only an answer counts, and answers are given in the order of the work."""
         self._answers: list[Answer] = []
         self._nbytes = 0
         """Bytes of the values among them."""
@@ -69,7 +70,7 @@ class Outbox:
         self._answers.append(answer)
 
     def given(self, task: WorkerTask, value: Any) -> None:
-        """Queue a value."""
+        """Queue the answer of a request that has a value."""
         number, place, message = task.number, task.place, task.message
         if isinstance(value, np.ndarray):  # a download, which lies in staging memory already
             self.done(Done(number, place, "download", task.started_ns, 0.0))
@@ -88,7 +89,7 @@ class Outbox:
         self._nbytes += len(body)
 
     def counted(self, answer: Counted) -> None:
-        """Queue the statistics of the caches. The page marks none: a control message is sent again."""
+        """Queue the statistics of the caches. No mark is needed: after a crash the message is sent again."""
         self._answers.append(answer)
 
     def dropped(self, task: WorkerTask) -> None:
