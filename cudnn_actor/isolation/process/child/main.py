@@ -1,9 +1,9 @@
 """A worker process, from its fork to its end.
 
-It has five or six descriptors: its end of the socket, the service's generation table (which it cannot write),
-the status page that it shares with its parent, its parent's pidfd, the queue to the service's builder process
-if there is one, and its end of the lifeline, which it never reads. It runs its loop on the main thread. It
-ends when its parent asks for it, when its parent has gone, or when its device context has died.
+It gets five or six descriptors: its end of the socket, the service's generation table (which it cannot
+write), the status page that it shares with its parent, its parent's pidfd, the queue to the service's builder
+process if there is one, and its end of the lifeline, which it never reads. It runs its loop on the main
+thread. It ends when its parent asks for it, when its parent has gone, or when its device context has died.
 
 Signals: it ignores Ctrl-C, which the parent handles. It also ignores SIGTERM until the parent has asked it to
 end. After that, SIGTERM ends it at once.
@@ -181,7 +181,10 @@ class _Process:
 
 
 def _first_frames(channel: Channel) -> list[Any]:
-    """The first frames from the parent, beginning with a `Hello`. Blocks. Raises `SystemExit` without one."""
+    """The first frames from the parent, beginning with a `Hello`. Blocks.
+
+    Raises `SystemExit` if the parent has gone, or has sent something else first.
+    """
     frames: list[Any] = []
     poll = select.poll()
     poll.register(channel.fileno(), select.POLLIN)

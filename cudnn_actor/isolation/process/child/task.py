@@ -24,7 +24,7 @@ class WorkerTask(msgspec.Struct, eq=False):
     number, place, fault
         As in the `Request`.
     page
-        The status page, where it notes that it has begun.
+        The status page, on which `begin` notes that the request has begun.
     """
 
     message: Any
@@ -38,7 +38,7 @@ class WorkerTask(msgspec.Struct, eq=False):
     """When it began, on `time.perf_counter_ns`'s clock; 0 if it has not."""
 
     def begin(self) -> bool:
-        """Start it, unless it was withdrawn. See `StatusPage.begin`."""
+        """Start the request unless it was withdrawn. Returns whether it started. See `StatusPage.begin`."""
         if not self.page.begin(self.place, self.number):
             return False
         self.started_ns = time.perf_counter_ns()
@@ -46,7 +46,7 @@ class WorkerTask(msgspec.Struct, eq=False):
 
 
 class InternalTask(msgspec.Struct, eq=False):
-    """Work of the service itself. It has no place in the window, so its begin is not noted on the page.
+    """Work of the service itself. It has no place in the window, so the page does not say when it begins.
 
     Parameters
     ----------
@@ -62,6 +62,6 @@ class InternalTask(msgspec.Struct, eq=False):
     fault: ClassVar[None] = None
 
     def begin(self) -> bool:
-        """Start it. It is never withdrawn, so this always returns True."""
+        """Start the work. It is never withdrawn, so this always returns True."""
         self.started_ns = time.perf_counter_ns()
         return True

@@ -51,7 +51,7 @@ class Checksums:
             self._kept[slot.index] = slot, slot.generation, sum_.value
 
     def held(self) -> list[tuple[Slot, int]]:
-        """The slots with valid checksums, and these. Removes those of buffers that have ended."""
+        """Each slot with a valid checksum, and the checksum. Removes the checksums of ended buffers."""
         for index, (slot, generation, _) in tuple(self._kept.items()):
             if not slot.live or slot.generation != generation:
                 del self._kept[index]

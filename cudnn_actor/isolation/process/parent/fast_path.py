@@ -98,9 +98,10 @@ def hand_over(mailbox: Mailbox, host: WorkerHost) -> bool:
 
 
 def _counting(slots: Sequence[Slot], change: int) -> Iterator[None]:
-    """Counts more slots than a step counts one by one: the step's last line runs through it.
+    """An iterator that changes the `users` of many slots, for a request with more slots than a step names.
 
-    That is a single call, which stays in C and creates no objects: nothing comes between two slots.
+    The step's last line exhausts it in a single call. The call stays in C and creates no objects, so that
+    nothing comes between two slots.
     """
     users: dict[Slot, int] = {}
     for slot in slots:

@@ -53,7 +53,7 @@ class Claims(Protocol):
         """Whether the request has begun. False is certain only of a worker that has ended."""
 
     def finished(self, place: int, number: int) -> Finished | None:
-        """What an ended worker has noted of a request that it finished and may not have answered; or None."""
+        """What an ended worker has noted of the request; None if the request had not finished."""
 
 
 class WorkerRequest(Work, eq=False):
@@ -117,9 +117,9 @@ class WorkerRequest(Work, eq=False):
 
 
 class Oldest(NamedTuple):
-    """Which request in flight was dispatched first, and when; and since when it is that one.
+    """The request in flight that was dispatched first, when that was, and since when it has been the first.
 
-    It keeps no request alive after its answer.
+    This record keeps no request alive after its answer.
     """
 
     number: int
@@ -255,7 +255,7 @@ class InFlightTable:
         self._again.extendleft(reversed(requests))
 
     def give_up(self) -> list[WorkerRequest]:
-        """Remove and return the requests that wait to be dispatched again, if no worker may follow."""
+        """Remove and return the requests that wait to be dispatched again, because no worker may follow."""
         requests = list(self._again)
         self._again.clear()
         return requests

@@ -1,15 +1,16 @@
 """Since when a worker has made no progress with what its parent waits for, as a pure decision.
 
-What the parent has sent, and has no answer to, decides whether there is work: a worker that has lost a frame,
-or has got half of one, believes that it is idle. So the time is counted from when the oldest unanswered frame
-was sent or, if that was later, from when the one before it was answered. What the worker claims moves it on:
+The frames that the parent has sent without an answer decide whether there is work, because a worker that has
+lost a frame, or has received half of one, believes that it is idle. So the time is counted from when the
+oldest unanswered frame was sent or, if later, from when the frame before it was answered. Two claims of the
+worker make the time later:
 
-- the progress of a build or of tuning, always: a request may wait for a plan while later ones overtake it;
-- the progress of its other work, unless that frame is **lost**: the worker has finished a request that was
-  sent later, and after the last build. A worker reads frames in the order in which they were sent, and
-  begins requests in that order, except those that wait for a plan, which begin before it reads on. Requests
-  that have begun finish in the order in which they began. So the work that it claims is not what the parent
-  waits for.
+- The progress of a build or of tuning, always: a request may wait for a plan while later ones overtake it.
+- The progress of its other work, unless the oldest unanswered frame is **lost**. It is lost if the worker has
+  finished a request that was sent later than that frame, and later than the last progress of a build. For a
+  worker reads frames, and begins requests, in the order in which they were sent, except requests that wait
+  for a plan, which begin before the worker reads on. And requests finish in the order in which they began. So
+  the work that the worker claims is not what the parent waits for.
 
 All times are `time.monotonic()` seconds, which all processes of the machine share. 0 stands for never.
 """
@@ -29,10 +30,10 @@ class Wait(NamedTuple):
     Parameters
     ----------
     since_s
-        When it became the oldest unanswered frame.
+        When the frame became the oldest unanswered one.
     before_s
-        A time such that the worker handles this before anything that is sent later: when it was sent or, of
-        a request that has begun, when that was first seen.
+        The worker handles the frame before anything that is sent after this time: when the frame was sent
+        or, if its request has begun, when the parent first saw that.
     """
 
     since_s: float
@@ -45,7 +46,7 @@ class Claimed(NamedTuple):
     Parameters
     ----------
     since_s
-        Since when its work has made no progress; while it has none, since when it is idle.
+        Since when its work has made no progress; without work, since when it has been idle.
     built_s
         When a build or tuning last made progress, or ended.
     """
@@ -57,17 +58,17 @@ class Claimed(NamedTuple):
 def stalled_since(wait: Wait, answered_s: float, claimed: Claimed) -> float:
     """Since when the worker has made no progress with what the parent waits for.
 
-    `answered_s`: when the latest request was sent that the worker has finished.
+    `answered_s`: when the parent sent the latest of the requests that the worker has finished.
     """
     is_lost = answered_s > max(wait.before_s, claimed.built_s)
     return max(wait.since_s, claimed.built_s, 0.0 if is_lost else claimed.since_s)
 
 
 def unless_unread(since_s: float, read_s: float, now: float, *, limit_s: float, every_s: float) -> float:
-    """`since_s` or, as long as an answer may have come that the parent has not read, a time that is no hang.
+    """`since_s` or, if an answer may have come that the parent has not read, a time too recent for a hang.
 
-    Not `now` in that case: the watchdog would forget when it was stopped before that, and count those times
-    once the answers have been read.
+    Not `now` in that case: the watchdog would drop its record of the times at which it was stopped itself,
+    and would count them as time without progress after the answers have been read.
 
     Parameters
     ----------
@@ -76,7 +77,7 @@ def unless_unread(since_s: float, read_s: float, now: float, *, limit_s: float, 
     read_s
         When the parent had last read all that the worker had sent.
     limit_s, every_s
-        For how long it may make none, and how often the watchdog looks and has the parent read.
+        How long it may go without progress, and how often the watchdog looks and has the parent read.
     """
     is_proven = read_s >= since_s + limit_s and read_s >= now - 2 * every_s
     return since_s if is_proven else max(since_s, now - limit_s + every_s / 4)

@@ -58,13 +58,14 @@ __all__ = ["WorkerMonitor"]
 ASKED_S, TERMINATED_S = 3.0, 1.0
 """How long a worker may take to end after it was asked to, and then after a SIGTERM."""
 KILLED_S = 5.0
-"""How long the kernel may take to end a killed worker. On a busy machine it takes more than a second, and
-what may still be written cannot be run again. Shorter than a supervisor waits for a child's final cleanup."""
+"""How long the kernel may take to end a killed worker. On a busy machine it takes more than a second, and if
+the worker may still write, fewer requests can run again. Shorter than a supervisor waits for a child's final
+cleanup."""
 BUILT_S = 60.0
 """How long a worker that builds a plan may be without a heartbeat. The first read of a library from a cold
 disk takes ten seconds."""
 MEMORY_S = 0.02
-"""Seconds between two tries when this process has no memory."""
+"""Seconds between two attempts when this process has no memory."""
 
 log = Log("cudnn_actor")
 

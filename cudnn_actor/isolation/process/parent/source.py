@@ -4,15 +4,17 @@ One monitor uses it at a time; its successor takes it over when it ends. It keep
 so cannot belong to a monitor:
 
 - the **standby**: a worker that has its engine open, the arenas mapped and the recent plans built, and waits.
-  Its death is only a line in the log, and so is a start in which it hangs. Another standby is started after
-  a pause that grows;
-- **dying** workers: their context is known to be dead, so their successor has not waited for their end. The
-  memory that they may still have mapped for writing is released when they have certainly ended;
+  If it dies, or hangs in its start, this is only logged. Another standby is started after a pause, which is
+  longer each time;
+- **dying** workers: they have been killed, and their successor does not wait for their end, mostly because
+  their context is known to be dead. The memory that they may still write is released when they have
+  certainly ended;
 - the **forkserver**, which many services share. The first monitor that notices its death starts another.
 
 Two things may block: launching a standby, and waiting for a lost standby's end. These run on a separate
 thread, one job at a time (`_job`). The thread writes only the job's result, and the monitor takes the result
-while it holds the host. So neither the host nor the monitor waits for a forkserver that is stopped."""
+while it holds the host. So neither the host nor the monitor waits for a forkserver that is stopped. (If the
+system has no thread for the job, the job runs on the monitor's thread, and blocks it.)"""
 
 from __future__ import annotations
 
@@ -53,7 +55,7 @@ _PAUSES = Backoff(initial_s=0.2, factor=2.0, cap_s=10.0, reset_after_s=30.0, at_
 """The pauses between the death of a standby and the start of the next."""
 _UNTIL_KILLED_S = 5.0
 _BEHIND_S = 0.05
-"""Seconds from a promotion to the start of the next standby, because the recovery goes first."""
+"""Seconds from a promotion to the start of the next standby, so that the recovery goes first."""
 _SILENT_BEATS = 8
 """A standby that has missed this many heartbeats in a row is not used."""
 
@@ -61,7 +63,7 @@ log = Log("cudnn_actor")
 
 
 class Dead(NamedTuple):
-    """A worker that is dying, and what it may still write."""
+    """A worker that is dying, and the memory that it may still write."""
 
     worker: Worker
     pending: PendingReclaim
@@ -86,7 +88,7 @@ class Source:
     standby
         Whether to keep a standby.
     hang_after_s
-        As in `Options`: after as long without progress in its start, the standby is replaced.
+        As in `Options`. A standby that makes no progress in its start for this long is replaced.
     """
 
     def __init__(
@@ -106,9 +108,9 @@ class Source:
         self._deaths = 0
         self._next_at = 0.0
         self._warming = Warming()
-        """Of the standby, or of the next one."""
+        """The warming of the standby; without a standby, of the next one."""
         self._silent: SilentTime
-        """Of the standby, in its start."""
+        """How long the standby has been silent in its start."""
         self._job: concurrent.futures.Future[Worker | _Lost] | None = None
         """The job on the separate thread: a standby's start or end. Its result is the outcome."""
         self._closed = threading.Event()
@@ -165,8 +167,8 @@ class Source:
     def tend(self, host: WorkerHost, now: float, wake: Callable[[], None]) -> float | None:
         """Start a standby if one is due, and lose one that hangs in its start.
 
-        Returns the seconds until this is due again; None for never. Never blocks. With the host held. `wake`
-        wakes the monitor when the job is done.
+        Returns the seconds until this is due again; None if that has no time. Never blocks (but see the
+        module's docstring). With the host held. `wake` wakes the monitor when the job is done.
         """
         self._take_in(host)
         if (worker := self.standby) is not None and not worker.ready:
@@ -185,9 +187,9 @@ class Source:
         return None
 
     def _own_copies(self) -> tuple[Recipe, int]:
-        """The recipe and the table's descriptor, with duplicated descriptors for the thread.
+        """The recipe and the table's descriptor, with duplicated descriptors for the job's thread.
 
-        The service may end meanwhile, and close its own. Raises `OSError`.
+        The service may end during the job, and close its own descriptors. Raises `OSError`.
         """
         generations = os.dup(self._generations.fd)
         recipe = self._recipe
@@ -246,7 +248,7 @@ class Source:
                 self._note_death(lost.why, time.monotonic(), pid=lost.pid)
 
     def hear_standby(self, host: WorkerHost, wake: Callable[[], None]) -> None:
-        """Handle the standby's frames, and check whether it lives. Never blocks. With the host held."""
+        """Handle the standby's frames, and check whether it lives. Blocks as `tend`. With the host held."""
         worker = self.standby
         if worker is None:
             return

@@ -1,7 +1,7 @@
 """Verification after a crash: do the buffers still hold the values that were uploaded?
 
 Only buffers that nothing has written since their upload are checked; for others, the right values are not
-known. A buffer that holds other values is torn, with a log line.
+known. A buffer that holds other values is marked as torn, and a log line says so.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ log = Log("cudnn_actor")
 
 
 def verification(host: WorkerHost) -> Iterator[tuple[Slot, bytes, Block | None]]:
-    """For each buffer to check: its slot, the message that makes a worker copy it, and the copy's block.
+    """For each buffer to check: its slot, the encoded message that makes a worker copy it, the copy's block.
 
-    The message is encoded. The block is None if this process has the buffer mapped itself. `compare` frees
+    If this process has the buffer mapped itself, the message is empty and the block is None. `compare` frees
     the block. Raises `OutOfMemory`.
     """
     assert host.checksums is not None

@@ -59,7 +59,7 @@ class Worker:
     Parameters
     ----------
     recipe
-        How it is made.
+        How the worker is made.
     generation
         The number of its incarnation.
     generations
@@ -67,12 +67,12 @@ class Worker:
     unwanted
         Returns whether the worker is not wanted any more. Called while the launch waits.
     fails
-        Whether its start must fail.
+        Whether the worker's start must fail.
 
     Raises
     ------
     OSError
-        The system gives no process, or the worker is not wanted any more.
+        The system cannot start the process, or the worker is not wanted any more.
     """
 
     def __init__(
@@ -126,9 +126,9 @@ class Worker:
         return self._internal
 
     def silent_time(self, asked_s: float) -> SilentTime:
-        """Measures for how long it is stopped, or makes no progress in its start, or with what it was asked.
+        """Measures how long the worker is stopped, or makes no progress with what it was asked at `asked_s`.
 
-        It sends heartbeats from when its engine is open, just before it says that it is ready.
+        The worker's heartbeats begin when its engine is open, just before it says that it is ready.
         """
         page, wait = self.claims, Wait(asked_s, asked_s)
 
@@ -140,7 +140,7 @@ class Worker:
         return SilentTime(is_silent)
 
     def how_it_hangs(self, hang_after_s: float) -> str:
-        """What is told of one that has been silent for so long in its start."""
+        """How to report a worker that has been silent for `hang_after_s` seconds in its start."""
         how = "was stopped" if is_stopped(self.pid) else "made no progress"
         return f"{how} for {hang_after_s:g} s in its start"
 
@@ -151,8 +151,8 @@ class Worker:
     def take_ready(self, frames: list[Any]) -> list[Any]:
         """Handle a `Ready` at the head of the frames, and return the others.
 
-        A second `Ready` stays among these; the host refuses it. Raises `Violation` for a `Ready` with another
-        generation.
+        A second `Ready` stays among the others, and the host refuses it. Raises `Violation` for a `Ready`
+        with another generation.
         """
         if not self.ready and frames and isinstance(frames[0], Ready):
             said = frames.pop(0).generation
@@ -179,7 +179,7 @@ class WakeEvent:
         forks.watch(self)
 
     def forget_parent(self) -> None:
-        """In a forked child: close it, because the waiter is a thread of the parent."""
+        """In a forked child: close the event, because the waiter is a thread of the parent."""
         self.close()
 
     def wake(self) -> None:
@@ -187,14 +187,14 @@ class WakeEvent:
         self.wake_call()
 
     def clear(self) -> None:
-        """Reset it after a wake-up. No effect after `close`."""
+        """Reset the event after a wake-up. No effect after `close`."""
         eventfd = self._open
         with contextlib.suppress(BlockingIOError):
             if eventfd is not None:
                 os.eventfd_read(eventfd.number)
 
     def close(self) -> None:
-        """Close it. Idempotent."""
+        """Close the event. Idempotent."""
         self._open, self.wake_call = None, bool
 
 
