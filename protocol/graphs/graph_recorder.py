@@ -301,7 +301,7 @@ class Recorder:
 
     @staticmethod
     def _laid_out(node: Node, spec: TensorSpec, inputs: Mapping[str, TensorSpec]) -> TensorSpec:
-        """A result's spec: channels last if an operand of its rank is, or if a transpose of images makes it so.
+        """A result's spec: channels last if an operand of its rank is, or a transpose of images makes it so.
 
         A transpose of rank 3 does not: what follows is a product or a norm far more often than a convolution,
         and those are several times as slow if their last dim is not contiguous.
