@@ -193,7 +193,7 @@ class Broker(Generic[W]):
 
     def prepared(self, envelope: Envelope, message: Compute) -> W:
         """The work for a request that runs a plan. Changes caches only. Raises what is wrong with it."""
-        cached = self.state.found(envelope)
+        cached = self.state.cached_message(envelope)
         if self.state.quarantined:
             self._refuse_quarantined(cached.lowered.graph, envelope.number)
         slots = bound(cached, self.memory).slots

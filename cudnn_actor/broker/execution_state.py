@@ -65,7 +65,7 @@ class ExecutionState:
         self.announce_build: Callable[[bool], None] = lambda _: None
         """Called on the build thread: with True when a build begins, with False when none is running."""
 
-    def found(self, item: Any) -> CachedMessage:
+    def cached_message(self, item: Any) -> CachedMessage:
         """The cache entry of an envelope's or a task's message, kept in it. Raises `InvalidRequest`."""
         cached: CachedMessage | None = item.found
         if cached is None:

@@ -91,10 +91,10 @@ def bound(cached: CachedMessage, memory: Buffers) -> Bound:
 
 
 def slots_of(memory: Buffers, message: Any) -> tuple[Slot, ...]:
-    """The slots that a message about buffers works on, once it is checked.
+    """Check a message about buffers, and return the slots that it works on.
 
-    Only the references' specs are read, which `resolve` has found to be those of the buffers: a sender holds
-    no slot, so another thread's `Free` and `Allocate` may give it to a stranger's buffer meanwhile.
+    Only the references' specs are read, never the slots'. `resolve` has found them to be the same. But a
+    sender holds no slot, so another thread's `Free` and `Allocate` may meanwhile give it to another buffer.
 
     Raises `StaleBufferError`, `InvalidRequest`.
     """
@@ -122,14 +122,14 @@ _REFERENCES: dict[type, tuple[str, ...]] = {
 
 
 def check_allocate(memory: Buffers, message: Allocate) -> None:
-    """Raise `InvalidRequest` unless a buffer of that kind can be made, and can hold the data."""
+    """Raise `InvalidRequest` unless `spec` describes a buffer, and the buffer can hold the data, if any."""
     require_type("spec", message.spec, TensorSpec)
     if message.data is not None:
         check_values(message.data, message.spec, memory.device)
 
 
 def check_explain(message: Explain) -> None:
-    """Raise `InvalidRequest` unless it is about a graph."""
+    """Raise `InvalidRequest` unless the message is about an operation graph."""
     require_type("graph", message.graph, OperationGraph)
 
 

@@ -25,7 +25,7 @@ __all__ = ["Discard", "Forget", "ServiceState"]
 
 
 class Discard(Free, frozen=True, kw_only=True, tag=True):
-    """A `Free` by the service itself, of a buffer that nobody receives. It may have ended by then."""
+    """A `Free` by the service itself, of a buffer that nobody receives. The buffer may have ended by then."""
 
 
 class Forget(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,9 +48,9 @@ class Forget(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class ServiceState(ExecutionState):
-    """Shared by a service's handle, its supervisor and the successive incarnations of its actor.
+    """What a service's handle, its supervisor and the successive incarnations of its actor share.
 
-    Who writes what: The mailbox has its own lock. Only the one live incarnation writes memory, counters,
+    Who writes what: the mailbox has its own lock. Only the one live incarnation writes memory, counters,
     quarantine and faults; the supervisor starts a successor only after the predecessor has handled its crash
     or stop, so there are never two writers. Any thread fills the cache of messages.
 
@@ -97,10 +97,10 @@ class ServiceState(ExecutionState):
         if self.ended_by_build[digest] >= MOST_CRASHES:
             self.quarantined[digest] = cause
 
-    def beside_buffers(self, error: Exception) -> Exception:
-        """The same error of a request's run; an `OutOfMemory` with what the service's buffers take.
+    def with_memory_use(self, error: Exception) -> Exception:
+        """The error of a request's run, with what the service's buffers take if it is an `OutOfMemory`.
 
-        Whatever runs requests does not know that.
+        Whoever runs requests does not know this. Any other error is returned as it is.
         """
         if isinstance(error, OutOfMemory):
             return error.beside(in_use=self.memory.live_bytes, arena_bytes=self.memory.arena_bytes)

@@ -104,7 +104,7 @@ class DeferredWork:
 
     def _for_compute(self, item: Any, message: Compute) -> Defer | None:
         try:
-            cached = self._state.found(item)
+            cached = self._state.cached_message(item)
         except Exception:  # noqa: BLE001 - as above
             return None
         known = self._cache.find(cached.lowered.graph.digest())

@@ -10,7 +10,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from cudnn_actor.actors import Crash
@@ -75,7 +75,7 @@ class RunnerHost(Protocol[T_contra]):
     `LATER`, by `answer` or `refuse`.
     """
 
-    def proof(self, task: T_contra, tag: str, now_ns: int) -> Any:
+    def receipt_for(self, task: T_contra, tag: str, now_ns: int) -> Any:
         """The receipt of a task that finished at `now_ns`. `tag` names its plan."""
 
     def answer(self, task: T_contra, value: Any) -> None:
@@ -114,6 +114,7 @@ class Runner(Generic[T]):
     state: ExecutionState
     make: Callable[[], Engine]
     host: RunnerHost[T]
+    _: KW_ONLY
     abandoned: threading.Event
     nudge: Callable[[], None]
     note_deferred: Callable[[int], None] = lambda _: None
@@ -264,7 +265,8 @@ class Runner(Generic[T]):
         host = self.host
         while (work := executor.take_done()) is not None:
             task = work.task
-            host.answer(task, host.proof(task, work.tag, now_ns) if work.reply is RECEIPT else work.reply)
+            reply = host.receipt_for(task, work.tag, now_ns) if work.reply is RECEIPT else work.reply
+            host.answer(task, reply)
 
     def _settle_late(self, executor: Executor[T], work: Enqueued[T]) -> None:
         """Make an answer that is computed after the fence. Until it is there, the executor keeps the work, so
@@ -423,4 +425,4 @@ class Runner(Generic[T]):
             self._long_runs.add(tag)
         elif self._long_runs:
             self._long_runs.discard(tag)
-        return self.host.proof(task, tag, now_ns)
+        return self.host.receipt_for(task, tag, now_ns)

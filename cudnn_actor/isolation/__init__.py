@@ -1,1 +1,1 @@
-"""The two ways in which an actor runs: all that differs between them."""
+"""The two kinds of isolation: a service's actor runs on a thread, or in a worker process."""

@@ -1,4 +1,7 @@
-"""What the client's calls compute before they make a message: convolutions, and outputs to allocate."""
+"""What the client's calls compute before they make a message: convolutions, and outputs to allocate.
+
+After the answer, `outputs_of` returns the outputs to the caller.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ INSTEAD: dict[type, str] = {
     RunGraph: "send it, `await gpu.ask(message)`, or apply its graph",
     ConvBwdFilter: "use `await gpu.conv_bwd_filter(x, dy, conv=..., dims=...)`",
 }
-"""What to do with an object that `apply` does not take."""
+"""What to do instead with an object that `apply` does not take, or that is no message."""
 
 
 def require_operands(**fields: object) -> None:
@@ -98,14 +101,7 @@ def missing_outputs(
     Raises `InvalidRequest` if a field has the wrong type, the inputs do not fit together, `also` names no
     optional output, or an output's dims do not follow from the inputs.
     """
-    if type(operation) not in OPERATIONS:
-        require_awaited("operation", operation)
-        raise InvalidRequest(
-            field="operation",
-            value=kind_of(operation),
-            problem="is not an operation that `apply` takes",
-            fix=INSTEAD.get(type(operation), "pass one, as in MaxPool(x=x, window=window)"),
-        )
+    _require_operation(operation)
     for name, value in named.items():
         raise InvalidRequest(
             field=name,
@@ -134,6 +130,18 @@ def missing_outputs(
                 else f"allocate it: {name}=await gpu.empty(dims)",
             )
     return {name: inferred[name] for name in wanted}
+
+
+def _require_operation(given: object) -> None:
+    if type(given) in OPERATIONS:
+        return
+    require_awaited("operation", given)
+    raise InvalidRequest(
+        field="operation",
+        value=kind_of(given),
+        problem="is not an operation that `apply` takes",
+        fix=INSTEAD.get(type(given), "pass one, as in MaxPool(x=x, window=window)"),
+    )
 
 
 def outputs_of(message: Operation[BufferRef] | RunGraph) -> BufferRef | tuple[BufferRef, ...]:

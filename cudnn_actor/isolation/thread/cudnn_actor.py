@@ -83,7 +83,7 @@ class CudnnActor(Actor):
         self._work: Work | None = None
         """The work that is running, or ran last in this batch."""
         self._crashed = False
-        self._ways: dict[type, Callable[[Work], Any]] = {
+        self._handlers: dict[type, Callable[[Work], Any]] = {
             Allocate: lambda work: self._runner.write(work, work.slots[0], work.request.data, work.ref),
             Upload: lambda work: self._runner.write(work, work.slots[0], work.request.data),
             Download: lambda work: self._runner.read(work, work.slots[0]),
@@ -267,7 +267,7 @@ class CudnnActor(Actor):
                 injected = True  # start it again: its fault has been injected, or its arena has been made
             if work.cached is not None:
                 return self._runner.compute(work, work.cached, envelope)
-            return self._ways[type(work.request)](work)
+            return self._handlers[type(work.request)](work)
         except Crash:
             raise  # `on_crash` judges it
         except Exception as error:
@@ -281,7 +281,7 @@ class CudnnActor(Actor):
         if work is None:
             work = Work(envelope, envelope.number, envelope.message)
         else:
-            error = self._state.beside_buffers(error)
+            error = self._state.with_memory_use(error)
         self._broker.end_unreceived(work)
         if envelope.crashes and isinstance(error, CudnnActorError):
             return self._broker.refused_again(work, error)
@@ -333,7 +333,7 @@ class CudnnActor(Actor):
         """Note for the watchdog that the current message made progress."""
         self.busy_since = time.monotonic()
 
-    def proof(self, task: Work, tag: str, now_ns: int) -> Receipt:
+    def receipt_for(self, task: Work, tag: str, now_ns: int) -> Receipt:
         """The receipt of a finished request."""
         envelope = task.envelope
         started_ns = envelope.started_ns
@@ -351,7 +351,7 @@ class CudnnActor(Actor):
 
     def refuse(self, task: Work, error: Exception) -> None:
         """Fail a request."""
-        self._answer_error(task.envelope, self._state.beside_buffers(error))
+        self._answer_error(task.envelope, self._state.with_memory_use(error))
 
 
 def _cause(error: BaseException) -> str:

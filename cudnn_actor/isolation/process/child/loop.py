@@ -44,7 +44,7 @@ class WorkerLoop:
     ----------
     state
         What is needed to run requests.
-    engine
+    make
         Makes the engine.
     inbox, outbox
         Receive from the parent, and send to it.
@@ -57,7 +57,7 @@ class WorkerLoop:
     def __init__(
         self,
         state: ExecutionState,
-        engine: Callable[[], Engine],
+        make: Callable[[], Engine],
         inbox: Inbox,
         outbox: Outbox,
         stages: Stages,
@@ -73,10 +73,8 @@ class WorkerLoop:
         self._fails = fails
         self._busy_since: float | None = None
         self._stopping = False
-        self._runner: Runner[Task] = Runner(
-            state, engine, self, abandoned=threading.Event(), nudge=inbox.nudge
-        )
-        self._ways: dict[type, Callable[[Any], Any]] = {
+        self._runner: Runner[Task] = Runner(state, make, self, abandoned=threading.Event(), nudge=inbox.nudge)
+        self._handlers: dict[type, Callable[[Any], Any]] = {
             **dict.fromkeys(COMPUTE, self._compute),
             WriteStaged: self._write,
             ReadStaged: self._read,
@@ -184,7 +182,7 @@ class WorkerLoop:
         self._busy_since = time.monotonic()
         self._runner.faults.rule = task.fault
         try:
-            value = self._ways[type(task.message)](task)
+            value = self._handlers[type(task.message)](task)
         except Crash:
             raise
         except Exception as error:  # noqa: BLE001 - the answer to this one request
@@ -208,7 +206,7 @@ class WorkerLoop:
         return self._state.memory.resolve(ref, field)
 
     def _compute(self, task: Task) -> Any:
-        cached = self._state.found(task)
+        cached = self._state.cached_message(task)
         bound(cached, self._state.memory)
         return self._runner.compute(task, cached, task)
 
@@ -231,7 +229,7 @@ class WorkerLoop:
 
     # As the host of the runner.
 
-    def proof(self, task: Task, tag: str, now_ns: int) -> Any:
+    def receipt_for(self, task: Task, tag: str, now_ns: int) -> Any:
         """The facts from which the parent makes a receipt; None for the service's own work."""
         if isinstance(task, InternalTask):
             return None

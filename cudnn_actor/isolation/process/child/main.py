@@ -101,7 +101,7 @@ class _Process:
         state.builders = None if builders is None else BuilderQueue(builders, hello.journal)
         state.announce_build = lambda builds: page.note_build(time.monotonic_ns(), builds=builds)
         self._stages = Stages(lambda: self._engine)
-        make = functools.partial(_made_engine, hello)
+        make = functools.partial(_make_engine, hello)
         self._loop = loop = WorkerLoop(state, make, inbox, outbox, self._stages, fails=hello.fails)
         self._generation = hello.generation
         self._stopping = False
@@ -198,7 +198,7 @@ def _first_frames(channel: Channel) -> list[Any]:
     return frames
 
 
-def _made_engine(hello: Hello) -> Engine:
+def _make_engine(hello: Hello) -> Engine:
     module, _, name = hello.make.partition(":")
     engine: Engine = getattr(importlib.import_module(module), name)(*hello.arguments)
     return engine

@@ -33,7 +33,7 @@ class WorkerTask(msgspec.Struct, eq=False):
     fault: FaultRule | None
     page: StatusPage
     found: CachedMessage | None = None
-    """The cache entry of its message, once it was looked up: see `ExecutionState.found`."""
+    """The cache entry of its message, once it has been looked up: see `ExecutionState.cached_message`."""
     started_ns: int = 0
     """When it began, on `time.perf_counter_ns`'s clock; 0 if it has not."""
 

@@ -1,1 +1,1 @@
-"""The side of a worker process that the service's own process has."""
+"""The parent's side of process isolation, in the service's own process."""

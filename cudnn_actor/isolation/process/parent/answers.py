@@ -61,7 +61,9 @@ class AnswerTaker:
             memory.release_all(request.slots)
             if self.recent.kept:
                 self.recent.note(request, cached)
-            self.broker.succeed(request.envelope, request.receipt(self.broker.state.generation, answer))
+            generation = self.broker.state.generation
+            receipt = request.receipt(generation, answer.plan, answer.started_ns, answer.run_us)
+            self.broker.succeed(request.envelope, receipt)
             return
         value = self._decoded(request, answer)
         self.in_flight.complete(request)
@@ -133,11 +135,11 @@ class AnswerTaker:
     def _error(self, answer: Refused) -> Exception:
         try:
             error = answer.error.to_error()
-        except MalformedMessage as odd:
+        except MalformedMessage as malformed:
             raise Violation(
-                f"its answer to request {answer.number} is not an error of this package: {odd}"
-            ) from odd
-        return self.broker.state.beside_buffers(error)
+                f"its answer to request {answer.number} is not an error of this package: {malformed}"
+            ) from malformed
+        return self.broker.state.with_memory_use(error)
 
 
 def _asked(request: WorkerRequest) -> str:

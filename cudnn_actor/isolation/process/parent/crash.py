@@ -111,7 +111,7 @@ class CrashRecovery:
     def _take_back(self) -> tuple[list[WorkerRequest], list[WorkerRequest]]:
         """Take back all requests in flight: those that the worker had begun, and the others."""
         worker = self.workers.serving
-        unsaid = set() if worker is None else self._complete_finished(worker.claims)
+        unanswered = set() if worker is None else self._complete_finished(worker.claims)
         self.workers.detach()
         self.sender.forget_worker()
         begun: list[WorkerRequest] = []
@@ -125,7 +125,7 @@ class CrashRecovery:
             )
             request.envelope.hand_back(begun=began)
             # These cannot have killed the worker: they had finished, or are control messages. They run again.
-            harmless = request.number in unsaid or request.message.control
+            harmless = request.number in unanswered or request.message.control
             (begun if began and not harmless else others).append(request)
         return begun, others
 
@@ -136,19 +136,19 @@ class CrashRecovery:
         input, so that they could not run again. And they did not kill the worker. Returns the numbers of
         finished requests whose answers are lost with the worker (a `Warm`'s, for example): these run again.
         """
-        unsaid = set()
+        unanswered = set()
         for request in tuple(self.in_flight.requests.values()):
             found = claims.finished(request.place, request.number)
             if found is None or request.gone:
                 continue
             if not found.started_ns:
-                unsaid.add(request.number)
+                unanswered.add(request.number)
                 continue
             try:
                 self.answers.complete(Done(request.number, request.place, *found))
-            except Violation as lie:  # the page is wrong: the request is judged with those that have begun
-                log.warning("worker.broke_the_protocol", why=str(lie))
-        return unsaid
+            except Violation as violation:  # the page is wrong: the request is judged as one that has begun
+                log.warning("worker.broke_the_protocol", why=str(violation))
+        return unanswered
 
     def _restore(self, envelopes: Sequence[Envelope]) -> None:
         mailbox = self.broker.state.mailbox

@@ -212,7 +212,7 @@ def _value(host: WorkerHost, request: WorkerRequest, answer: Answer) -> Any:
     if type(answer) is Done and cached is not None:
         if host.recent.kept:
             host.recent.note(request, cached)
-        return request.receipt(host.state.generation, answer)
+        return request.receipt(host.state.generation, answer.plan, answer.started_ns, answer.run_us)
     if type(answer) is Given and type(request.message) is Ping and not request.injects:
         try:
             value = decode_reply(answer.body)

@@ -23,7 +23,6 @@ from cudnn_actor.broker import Work
 from cudnn_actor.isolation.process.parent.checksums import Sum
 from cudnn_actor.isolation.process.staging import Block
 from cudnn_actor.isolation.process.status import Finished
-from cudnn_actor.isolation.process.wire import Done
 from cudnn_actor.protocol.messages.receipts import Receipt
 
 __all__ = ["WINDOW", "Claims", "InFlightTable", "Oldest", "Violation", "WorkerRequest", "claims_lock"]
@@ -104,15 +103,15 @@ class WorkerRequest(Work, eq=False):
                 self.gone = True
             return self.gone
 
-    def receipt(self, generation: int, done: Done) -> Receipt:
-        """The receipt for its caller, once it has finished."""
+    def receipt(self, generation: int, plan: str, started_ns: int, run_us: float) -> Receipt:
+        """The receipt for the caller of a request that has finished. `started_ns` is as in `Done`."""
         envelope = self.envelope
         return Receipt(
             request_id=envelope.number,
             generation=generation,
-            plan=done.plan,
-            queue_us=(done.started_ns - envelope.admitted_ns) / 1e3,
-            run_us=done.run_us,
+            plan=plan,
+            queue_us=(started_ns - envelope.admitted_ns) / 1e3,
+            run_us=run_us,
         )
 
 

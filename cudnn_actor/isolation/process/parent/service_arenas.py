@@ -123,7 +123,7 @@ class ServiceArenas:
 def _refusal(frame: ArenaRefused) -> CudnnActorError:
     try:
         return frame.error.to_error()
-    except MalformedMessage as odd:
+    except MalformedMessage as malformed:
         raise Violation(
-            f"its answer about arena {frame.number} is not an error of this package: {odd}"
-        ) from odd
+            f"its answer about arena {frame.number} is not an error of this package: {malformed}"
+        ) from malformed

@@ -22,7 +22,6 @@ from typing import Any
 
 import numpy as np
 
-from cudnn_actor.actors import Envelope
 from cudnn_actor.broker import Broker
 from cudnn_actor.engines.cpu import transfer
 from cudnn_actor.engines.cpu.arenas import Arenas
@@ -33,6 +32,7 @@ from cudnn_actor.isolation.process.staging import Staging
 from cudnn_actor.isolation.process.wire import Done, ReadStaged, Staged, WriteStaged, encode_message
 from cudnn_actor.memory import Slot
 from cudnn_actor.protocol.messages.messages import Allocate, Download, Upload
+from cudnn_actor.protocol.messages.receipts import Receipt
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
 __all__ = ["HEAVY_BYTES", "WITH_VALUES", "Values"]
@@ -94,7 +94,7 @@ class Values:
                 broker.end_unreceived(request)
         elif broker.begins(envelope):
             self._write_here(slot, data)
-            broker.succeed(envelope, self._upload_receipt(request, envelope))
+            broker.succeed(envelope, self._upload_receipt(request))
 
     def read(self, request: WorkerRequest) -> None:
         """Read a buffer's values, likewise."""
@@ -121,7 +121,9 @@ class Values:
             block, request.block = request.block, None  # the array has it from now on
             return self.staging.result(block, spec.dims, spec.dtype.numpy)
         self.sender.discharge(request, end_ref=False)
-        return request.receipt(self.broker.state.generation, done) if request.ref is None else request.ref
+        if request.ref is not None:
+            return request.ref
+        return request.receipt(self.broker.state.generation, done.plan, done.started_ns, done.run_us)
 
     def bytes_of(self, slot: Slot) -> np.ndarray:
         """A buffer's memory as an array, where the arenas are mapped in this process."""
@@ -161,10 +163,11 @@ class Values:
         if self.checksums is not None:
             request.sum = self.checksums.of(slot, values)
 
-    def _upload_receipt(self, request: WorkerRequest, envelope: Envelope) -> Any:
-        run_us = (time.perf_counter_ns() - envelope.started_ns) / 1e3
-        done = Done(envelope.number, -1, "upload", envelope.started_ns, run_us)
-        return request.receipt(self.broker.state.generation, done)
+    def _upload_receipt(self, request: WorkerRequest) -> Receipt:
+        """The receipt for an upload that this process has copied, from its start until now."""
+        started_ns = request.envelope.started_ns
+        run_us = (time.perf_counter_ns() - started_ns) / 1e3
+        return request.receipt(self.broker.state.generation, "upload", started_ns, run_us)
 
 
 def nbytes_of(spec: TensorSpec) -> int:
