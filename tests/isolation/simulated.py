@@ -376,6 +376,10 @@ class Office:
         What is to befall messages.
     notes
         As of `SimulatedWorker`.
+    verifies
+        As of `WorkerHost`.
+    slots
+        The most buffers at one time.
     """
 
     def __init__(
@@ -386,17 +390,19 @@ class Office:
         window: int = 4,
         faults: FaultPlan | None = None,
         notes: bool = False,
+        verifies: bool = False,
+        slots: int = 256,
     ) -> None:
         self.window = window
         self._notes = notes
         self.loop = asyncio.new_event_loop()
         """Whose futures callers wait for. It never runs."""
-        self.generations = GenerationTable(256)
+        self.generations = GenerationTable(slots)
         memory = MemoryTable("cpu", arena_bytes=2 << 20, limit=limit, mirror=self.generations)
         self.memory = memory
         self.mailbox = Mailbox(1 << 20)
         self.state = ServiceState(mailbox=self.mailbox, memory=memory, faults=FaultInjector.of(faults))
-        self.host = WorkerHost(self.state, self._reply, host_arenas=host, window=window)
+        self.host = WorkerHost(self.state, self._reply, host_arenas=host, window=window, verifies=verifies)
         self.taken: dict[int, Envelope] = {}
         """Every message that was ever taken up, by number."""
         self.answers: dict[int, tuple[Any, BaseException | None]] = {}

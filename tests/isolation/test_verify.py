@@ -6,13 +6,14 @@ import asyncio
 import mmap
 import os
 import signal
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import ExitStack, asynccontextmanager, closing
 
 import numpy as np
 import pytest
 
 from cudnn_actor import (
+    Allocate,
     BufferRef,
     ConvFwd,
     ConvSpec,
@@ -21,15 +22,19 @@ from cudnn_actor import (
     Fill,
     Spawning,
     StaleBufferError,
+    TensorSpec,
     Upload,
 )
 from cudnn_actor.engines import choose_engine
+from cudnn_actor.isolation.process.parent.verification import compare, verification
 from cudnn_actor.options import make_options
 from cudnn_actor.processes import channel
 from cudnn_actor.protocol.errors import StaleReason
 from cudnn_actor.service.service import CudnnService
 
+from ..growth import takes_in_proportion
 from .crash_rigs import PATIENCE_S, kill, workers
+from .simulated import Office
 
 ONE = ConvSpec.symmetric(2)
 
@@ -154,3 +159,22 @@ async def test_without_verify_nobody_looks() -> None:
         corrupt(gpu, ref)
         await crash(gpu)
         assert (await gpu.download(ref)).shape == (1, 1, 2, 2)
+
+
+def test_four_times_as_many_buffers_are_verified_in_about_four_times_the_time() -> None:
+    values = np.ones(1, np.float32)
+    with ExitStack() as offices:
+
+        def prepare(count: int) -> Callable[[], object]:
+            office = offices.enter_context(closing(Office(host=True, verifies=True, slots=count)))
+            office.attach()
+            for _ in range(count):
+                office.ask(Allocate(spec=TensorSpec.packed((1,), "float32"), data=values))
+
+            def verify() -> None:
+                for slot, _, block in verification(office.host):
+                    compare(office.host, slot, block)
+
+            return verify
+
+        takes_in_proportion(prepare, 500)

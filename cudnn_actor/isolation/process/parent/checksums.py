@@ -50,12 +50,16 @@ class Checksums:
         if self._writers.get(slot.index, 0) == sum_.writers:
             self._kept[slot.index] = slot, slot.generation, sum_.value
 
-    def held(self) -> list[tuple[Slot, int]]:
-        """Each slot with a valid checksum, and the checksum. Removes the checksums of ended buffers."""
+    def slots(self) -> list[Slot]:
+        """The slots with valid checksums. Removes the checksums of buffers that have ended."""
         for index, (slot, generation, _) in tuple(self._kept.items()):
             if not slot.live or slot.generation != generation:
                 del self._kept[index]
-        return [(slot, value) for slot, _, value in self._kept.values()]
+        return [slot for slot, _, _ in self._kept.values()]
+
+    def matches(self, slot: Slot, values: np.ndarray) -> bool:
+        """Whether a slot's checksum, which is valid, is that of these values."""
+        return self._kept[slot.index][2] == checksum(values)
 
     def forget(self, slot: Slot) -> None:
         """Remove a slot's checksum."""

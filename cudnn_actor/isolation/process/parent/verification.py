@@ -11,7 +11,6 @@ from collections.abc import Iterator
 import numpy as np
 
 from cudnn_actor.actors.logs import Log
-from cudnn_actor.isolation.process.parent.checksums import checksum
 from cudnn_actor.isolation.process.parent.values import nbytes_of
 from cudnn_actor.isolation.process.parent.worker_host import WorkerHost
 from cudnn_actor.isolation.process.staging import Block
@@ -31,7 +30,7 @@ def verification(host: WorkerHost) -> Iterator[tuple[Slot, bytes, Block | None]]
     the block. Raises `OutOfMemory`.
     """
     assert host.checksums is not None
-    for slot, _ in host.checksums.held():
+    for slot in host.checksums.slots():
         if host.values.arenas is not None:
             yield slot, b"", None
             continue
@@ -51,11 +50,10 @@ def compare(host: WorkerHost, slot: Slot, block: Block | None) -> None:
         values = host.values.bytes_of(slot)
     else:
         values = host.staging.array(block, spec.dims, spec.dtype.numpy)
-    found = checksum(values)
+    intact = host.checksums.matches(slot, values)
     if block is not None:
         host.staging.give_back(block)
-    known = {held.index: value for held, value in host.checksums.held()}
-    if found != known[slot.index]:
+    if not intact:
         log.error("buffer.corrupted", slot=slot.index, spec=str(spec))
         host.checksums.forget(slot)
         host.state.memory.tear(slot)
