@@ -180,7 +180,7 @@ def _bound(operation: Pointwise[str], values: Exact, specs: Specs) -> Exact:
             found = _COMPOSED[mode](x, y, p) if mode in _COMPOSED else y
         if mode in FRONTEND and mode not in _ROUNDED_ONCE:
             found = np.maximum(found, 60 * (y + 1) + 4 * np.abs(x) * y)
-    least = SUBNORMAL if operation.mode in _EXPONENTIALS else _PARTS
+    least: float | np.ndarray = SUBNORMAL if operation.mode in _EXPONENTIALS else _PARTS
     if operation.mode in _TIMES_X:
         least = least * np.where(np.isfinite(x), np.maximum(np.abs(x), 1.0), 1.0)
     return {"result": np.where(np.isfinite(found), found, 0.0) + least}
