@@ -19,16 +19,16 @@ CAPACITY = 256
 class PlanCache:
     """Plans by the digest of their graph. Used by one thread only.
 
-    A graph that cannot be run is remembered too, in the same order, so that it is not tried again for
-    every request. A plan is built once, however many requests need it: `get` builds on the calling thread;
-    `begin` and `end` mark the start and the end of a build on another thread.
+    The refusal of an unsupported graph is cached like a plan, so that the graph is not tried again for every
+    request. A plan is built once, however many requests need it: `get` builds on the calling thread; `begin`
+    and `end` mark the start and the end of a build on another thread.
 
     Parameters
     ----------
     capacity
         The most plans and refusals held; the least recently used is evicted first.
     nbytes
-        The most bytes of host memory that they may take. The latest is kept whatever it takes.
+        The most bytes of host memory that these may take. The latest is kept whatever it takes.
     """
 
     def __init__(self, capacity: int = CAPACITY, nbytes: int = sys.maxsize) -> None:
@@ -62,8 +62,7 @@ class PlanCache:
         return known
 
     def find(self, digest: str) -> Plan | UnsupportedGraph | None:
-        """The plan for a graph, or its refusal; None if neither is cached. A None does not count as a
-        miss."""
+        """The plan for a graph, or its refusal; None, which is not counted as a miss, if neither is cached."""
         known = self._known.get(digest)
         if known is not None:
             self._hits += 1
@@ -74,7 +73,7 @@ class PlanCache:
         return self._known.peek(digest)
 
     def begin(self, digest: str) -> bool:
-        """Count a request for a plan that is not cached. True for the first, which must have it built."""
+        """Count a request for a plan that is not cached. True for the first, which must start the build."""
         if digest in self._building:
             self._building[digest] += 1
             return False

@@ -66,7 +66,7 @@ class StoredPlan(msgspec.Struct, frozen=True, kw_only=True):
     Parameters
     ----------
     data
-        For `Builder.restore`.
+        The bytes for `Builder.restore`.
     workspace
         Bytes of workspace that a run needs.
     tuned

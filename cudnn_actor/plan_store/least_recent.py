@@ -1,8 +1,8 @@
-"""A cache bounded by number and by bytes: the least recently used entries go first.
+"""A cache bounded by number and by bytes: the least recently used entries are dropped first.
 
-The lock is held for moments. It is re-entrant, because the garbage collector may run a finalizer while it is
-held, and that may use the same cache. Each step leaves the entries and their sum right, so it does not matter
-what comes between two steps: a finalizer, or an exception of a signal handler.
+The lock is held only briefly. It is re-entrant, because the garbage collector may run a finalizer while it is
+held, and the finalizer may use the same cache. Each step keeps the entries and the sum of their sizes
+consistent, so a finalizer or an exception of a signal handler does no harm between two steps.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class LeastRecent(Generic[K, V]):
     most
         How many entries it may have.
     nbytes
-        How many bytes they may take together.
+        How many bytes the entries may take together.
     """
 
     def __init__(self, *, most: int, nbytes: int) -> None:
@@ -105,6 +105,6 @@ class LeastRecent(Generic[K, V]):
     def _drop(self, key: K) -> None:
         entry = self._entries.get(key)
         if entry is not None:
-            # One step. `entry` keeps the value, whose end could run a finalizer, until both are done.
+            # One step. `entry` keeps the value alive until both are done: its end could run a finalizer.
             self.nbytes -= entry[1]
             del self._entries[key]

@@ -120,7 +120,7 @@ class PlanStore:
     def _opened(self, *, create: bool) -> Iterator[int | None]:
         """A descriptor of the directory; None if it is unusable.
 
-        With a descriptor, unlike with a path, what is used later is what was checked here.
+        A path could name another directory later; the descriptor stays that of the directory checked here.
         """
         with contextlib.ExitStack() as closing:
             yield self._open(closing, create=create)

@@ -1,4 +1,4 @@
-"""Builders on top of a plan store: with a builder behind it, and without one."""
+"""Two builders that use a plan store: `StoredPlans` builds the plans that it lacks, `KeptPlans` does not."""
 
 from __future__ import annotations
 
@@ -83,11 +83,11 @@ class StoredPlans:
         self._builder.interrupt()
 
     def export(self, plan: Plan) -> bytes | None:
-        """As the builder does."""
+        """Call the builder's `export`."""
         return self._builder.export(plan)
 
     def restore(self, graph: OperationGraph, data: bytes) -> Plan:
-        """As the builder does. Raises `EngineFailure`."""
+        """Call the builder's `restore`. Raises `EngineFailure`."""
         return self._builder.restore(graph, data)
 
     def _key(self, graph: OperationGraph, workspace_limit: int | None) -> PlanKey:
@@ -125,11 +125,11 @@ class NotKept(Exception):
 class KeptPlans(StoredPlans):
     """Serves only stored plans; builds none.
 
-    Used on its own thread, so that loading a stored plan never waits for a build, however long it takes.
+    It is used on a thread of its own, so that loading a stored plan never waits for a build.
     """
 
     def expect_builds(self) -> None:
-        """Do nothing: it never builds."""
+        """Do nothing, because this builder never builds."""
 
     def build(
         self,

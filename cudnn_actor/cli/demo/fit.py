@@ -40,7 +40,7 @@ def as_filter(taps: np.ndarray) -> np.ndarray:
 
 
 class _Residual:
-    """r = conv(x, w) - y for buffers x and w and a wanted y on the host; the result in a buffer, too."""
+    """r = conv(x, w) - y, in `buffer`, for buffers x and w and a wanted y on the host."""
 
     def __init__(self, recorder: Recorder, x: BufferRef, w: BufferRef, wanted: np.ndarray) -> None:
         self._recorder = recorder
@@ -60,14 +60,14 @@ class _Residual:
 class FilterFit:
     """Recovers a filter from a sharp patch and the same patch filtered.
 
-    Both are filtered with a Laplacian first. Convolutions commute, so that does not change the solution.
-    It reduces the ratio of the curvatures from 1 : 15,000 in a photograph to some 1 : 10, so that a plain
-    descent converges.
+    Both are filtered with a Laplacian first. Convolutions commute, so this does not change the solution.
+    It reduces the ratio of the curvatures from 1 : 15,000 in a photograph to some 1 : 10, so that plain
+    gradient descent converges.
 
     Parameters
     ----------
     recorder
-        The service, timed.
+        Sends and times the requests.
     rng
         Draws the start vector of the power method for the curvature.
     """
@@ -118,9 +118,9 @@ class FilterFit:
 
 
 class Descent:
-    """Follows gradients to the minimum of a convex function, also if its curvatures are very different.
+    """Accelerated gradient descent for a convex function, even if its curvatures are very different.
 
-    The momentum is reset where it points uphill (O'Donoghue and Candès, 2015,
+    The momentum is reset when it points uphill (O'Donoghue and Candès, 2015,
     https://doi.org/10.1007/s10208-013-9150-3), so it needs no tuning.
 
     Parameters
@@ -156,7 +156,7 @@ class PhotoFit:
     Parameters
     ----------
     recorder
-        The service, timed.
+        Sends and times the requests.
     taps
         The filter, 5x5.
     """

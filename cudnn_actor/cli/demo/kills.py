@@ -1,6 +1,6 @@
 """The demo's crash: kills the worker process while it works, and measures the effects.
 
-SIGKILL cannot be caught, so the worker cleans nothing up. Only what it never owned survives.
+SIGKILL cannot be caught, so the worker cleans nothing up. What survives belongs to the parent process.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from cudnn_actor.supervision import Restarted, Restarting
 __all__ = ["MOST_KILLS", "kill_at_work"]
 
 MOST_KILLS = 5
-"""The most consecutive kills: one may hit between two requests, and then nothing has to run again. With as
-many restarts, a service whose worker cannot start at all still fails with `StartFailed` within seconds."""
+"""The most kills in a row. A kill that hits between two requests makes none run again, so it is repeated. The
+service gets as many restarts, few enough for one that cannot start to raise `StartFailed` within seconds."""
 
 
 async def kill_at_work(
@@ -54,7 +54,7 @@ async def kill_at_work(
         asked = [asyncio.create_task(_timed(recorder, message)) for message in messages]
         first, at_s = await asked[len(asked) // 4]
         # Not at once: a worker that has just answered may have to yield its core to this process. The next
-        # quarter takes as long as the first, whatever else the machine does, so this is its middle.
+        # quarter takes about as long as the first on this machine, so half that time ends in its middle.
         await asyncio.sleep((at_s - sent_s) / 2)
         in_flight = sum(not task.done() for task in asked)
         if not in_flight:  # this process was not scheduled in time
@@ -85,7 +85,7 @@ async def kill_at_work(
 
 
 async def _timed(recorder: Recorder, message: Message) -> tuple[Receipt, float]:
-    """The answer, and when it came."""
+    """The receipt, and when it came, on the recorder's clock."""
     receipt: Receipt = await recorder.ask(message)
     return receipt, recorder.now_s
 

@@ -163,7 +163,7 @@ def _show_taps(axes: Axes, taps: np.ndarray) -> None:
 
 
 def _show(axes: Axes, image: np.ndarray, title: str, limit: float | None = None) -> None:
-    """An image: (3, height, width) in colour, (height, width) in grey, or in two colours about 0."""
+    """Show an image: (3, height, width) in colour; (height, width) in grey or, with `limit`, as signed."""
     axes.set_title(title)
     if limit is not None:
         axes.imshow(image, cmap=_SIGNED, vmin=-limit, vmax=limit)

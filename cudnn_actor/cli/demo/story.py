@@ -165,7 +165,7 @@ class _Story:
         return Copy(src=src, dst=dst)
 
     async def _tiles(self, recorder: Recorder) -> _Tiles:
-        """Each filter on each of some tiles of the photograph, and its result."""
+        """The requests that run each filter on each of some tiles of the photograph, with their results."""
         tiles = []
         grey = luminance(self._findings.photo)[None]
         for place in np.linspace(0, 1, _TILES):
