@@ -62,7 +62,7 @@ class PlanCache:
         return known
 
     def find(self, digest: str) -> Plan | UnsupportedGraph | None:
-        """The plan for a graph, or its refusal; None, which is not counted as a miss, if neither is cached."""
+        """The plan for a graph, or its refusal; None, not counted as a miss, if neither is cached."""
         known = self._known.get(digest)
         if known is not None:
             self._hits += 1
