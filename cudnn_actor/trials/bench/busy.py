@@ -28,7 +28,7 @@ async def busy_loops(plan: Plan, loop: str, placement: str) -> list[Starving]:
             async with _busy_with(load) as turns:
                 began = time.perf_counter()
                 per_s, timing = await rate(gpu.ping, in_flight, plan.starving_s)
-                took_s = time.perf_counter() - began  # the last reply may have starved
+                took_s = time.perf_counter() - began  # with the wait for the last reply, which may be long
             rows.append(
                 Starving(
                     loop=loop,

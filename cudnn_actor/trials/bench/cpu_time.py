@@ -47,15 +47,15 @@ def worker_cpu_s(gpu: CudnnRef) -> float:
 def others_cpu() -> Iterator[list[float]]:
     """Measure the share of all cores that other processes used during the block: the list's only item.
 
-    Neither this process nor its workers are others. Workers are children of this process's children, which
-    reap them: so they are told from others only once they have ended.
+    This process and its workers do not count. Workers are children of this process's children, and their time
+    is known only after they have been reaped. So a worker that still runs after the block counts as another.
     """
     began, own, busy, workers = time.monotonic(), time.process_time(), _busy_s(), _descendants_s()
     share = [0.0]
     yield share
     others = (_busy_s() - busy) - (time.process_time() - own) - (_descendants_s() - workers)
     all_s = (time.monotonic() - began) * (os.cpu_count() or 1)
-    share[0] = min(max(0.0, others / all_s), 1.0)  # ticks: a short block has more
+    share[0] = min(max(0.0, others / all_s), 1.0)  # time is counted in ticks, too coarse for a short block
 
 
 def _busy_s() -> float:

@@ -36,7 +36,8 @@ async def recoveries(plan: Plan) -> dict[str, list[float]]:
 
 
 async def after_kills(gpu: CudnnRef, message: Compute, count: int, *, settle_s: float = 0.0) -> list[float]:
-    """Milliseconds from SIGKILL to the next receipt. Before each kill the service is complete and idle."""
+    """Milliseconds from SIGKILL to the next receipt. At each kill the standby, if any, is ready, and no
+    request is in flight."""
     taken = []
     for _ in range(count):
         await gpu.ask(message)
@@ -47,7 +48,7 @@ async def after_kills(gpu: CudnnRef, message: Compute, count: int, *, settle_s: 
         began = time.perf_counter()
         os.kill(pid, signal.SIGKILL)
         while (await gpu.ask(message)).generation == generation:
-            pass  # it had answered before it died
+            pass  # the old worker had answered before it died
         taken.append(1e3 * (time.perf_counter() - began))
     return taken
 

@@ -117,11 +117,11 @@ class Report(msgspec.Struct, kw_only=True):
     idle: dict[str, list[float]] = {}
     """Percent of one core, by isolation and process."""
     others_cpu: dict[str, float]
-    """By section, the share of this process's cores that other processes used; distrust it if over 0.05."""
+    """By section, the share of all cores that other processes used; distrust a section with over 0.05."""
 
 
 def machine() -> dict[str, Any]:
-    """The processor and the system of the machine."""
+    """The machine's processor and system, and the number of cores that this process may use."""
     return {
         "cpu": _cpu_model(),
         "cores": len(cores()),
@@ -156,7 +156,7 @@ def now() -> str:
 
 
 def target(folder: Path, date: str) -> Path:
-    """The file of a run. It is opened at once, so that a path that cannot be written fails before the run.
+    """The path of a run's file. The file is made and removed now, so that a bad path fails before the run.
 
     Raises `UserError`.
     """

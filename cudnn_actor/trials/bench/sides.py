@@ -34,8 +34,8 @@ async def _both() -> AsyncIterator[dict[str, CudnnRef]]:
 
 
 async def sides(plan: Plan, loop: str) -> list[Side]:
-    """Ping and the trivial convolution, one and many in flight; both services alternately, in several
-    rounds."""
+    """Measure pings and the trivial convolution, one and many in flight; both services alternately, in
+    several rounds."""
     async with _both() as services:
         requests: dict[tuple[str, str], Request] = {}
         for name, gpu in services.items():
@@ -101,7 +101,7 @@ async def idle(plan: Plan) -> dict[str, list[float]]:
     for name, _ in itertools.product(ISOLATIONS, range(plan.idle_rounds)):
         async with spawn(device="cpu", isolation=name) as gpu:
             await gpu.ask(await trivial_convolution(gpu))
-            await asyncio.sleep(plan.idle_s / 4)  # earlier requests are well over by then
+            await asyncio.sleep(plan.idle_s / 4)  # until the work after the last request is done, too
             wall, own, theirs = time.perf_counter(), time.process_time(), worker_cpu_s(gpu)
             await asyncio.sleep(plan.idle_s)
             took_s = time.perf_counter() - wall

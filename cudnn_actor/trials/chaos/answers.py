@@ -1,7 +1,7 @@
 """The values of the load's inputs, and the expected results, computed here by the operations' definitions.
 
-The few inputs of each problem are made once and the results are cached: in the long run the oracle only looks
-up what the service has to compute.
+The few inputs of each problem are made once, and the results are cached. So in a long run the oracle mostly
+looks up what the service has to compute.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _XP = NumPy()
 class Answers:
     """The inputs of every problem, and the results of every combination of them.
 
-    Equal arrays are one object, which lives as long as this. So results are found by the ids of inputs, also
-    if these are results themselves.
+    Equal arrays are one object, which lives as long as this one. So results are looked up by the ids of the
+    inputs, even if these inputs are results themselves.
 
     Parameters
     ----------
     seed
-        Decides the inputs.
+        Determines the inputs.
     """
 
     def __init__(self, seed: int) -> None:
@@ -54,7 +54,8 @@ class Answers:
     ) -> dict[str, np.ndarray]:
         """The outputs for values of the inputs, by the operands' names.
 
-        This has given out these values, unless some of them are state, which is never the same again.
+        The values must come from this object. Only an operation that updates state takes others; its results
+        are not cached, because a state never recurs.
         """
         if updated(operation):
             return _evaluated(LOAD[problem], operation, values)
@@ -72,7 +73,7 @@ class Answers:
 
 
 def _inputs(problem: Problem, role: str, seed: list[int]) -> list[np.ndarray]:
-    """Small whole numbers, or what an operation that reads the tensor asks for."""
+    """The values of an input: small whole numbers, or what an operation that reads the tensor asks for."""
     rng = np.random.default_rng(seed)
 
     def draw(spec: TensorSpec) -> np.ndarray:

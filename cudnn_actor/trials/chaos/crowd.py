@@ -46,7 +46,7 @@ class Crowd:
         self._ground = ground
         self._settings = settings
         self.failures: list[Exception] = []
-        """Errors of the harness itself: callers that have ended with an error that is not an answer."""
+        """Errors of the harness itself: those with which callers have ended and that are not answers."""
         self._loops: list[asyncio.AbstractEventLoop] = []
         self._threads: list[threading.Thread] = []
 

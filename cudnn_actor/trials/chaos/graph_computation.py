@@ -1,4 +1,4 @@
-"""A graph as one of the load's computations: what the load asks of an operation, answered for a graph."""
+"""A graph as one of the load's computations, with the methods that the load calls on an operation."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Specs = Mapping[str, TensorSpec]
 class GraphComputation:
     """A graph whose ports are the tensors of a problem.
 
-    An input that the graph updates is one of its outputs too, after those that it gives.
+    An input that the graph updates is an output, too. These come after the graph's other outputs.
     """
 
     graph: Graph
@@ -30,39 +30,39 @@ class GraphComputation:
 
     @functools.cached_property
     def updated(self) -> frozenset[str]:
-        """The inputs whose buffers the graph writes: it must not run twice."""
+        """The inputs whose buffers the graph writes. A graph with such inputs must not run twice."""
         body = self.graph.body
         return frozenset(self.graph.names_of[t.uid] for t in body.tensors if t.overwrites is not None)
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """The names of what it reads."""
+        """The names of what the graph reads."""
         return tuple(port.name for port in self.graph.inputs)
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """The names of what it writes."""
+        """The names of what the graph writes."""
         return (*(port.name for port in self.graph.outputs), *sorted(self.updated))
 
     reads, writes = inputs, outputs  # the names of its tensors are those of its operands
 
     def named(self, fields: tuple[str, ...] | None = None) -> Iterator[tuple[str, str]]:
-        """As of an operation; the operands' names are those of the ports."""
+        """Pairs of an operand's name and its tensor's, as for an operation; both are the port's name."""
         names = (*self.inputs, *self.outputs) if fields is None else fields
         yield from ((name, name) for name in dict.fromkeys(names))
 
     def infer(self, specs: Specs) -> dict[str, TensorSpec]:
-        """The specs of what it gives."""
+        """The specs of the outputs, by name, without the updated inputs."""
         del specs
         return {port.name: port.spec for port in self.graph.outputs}
 
     def samples(self, xp: Any, specs: Specs, draw: Callable[[TensorSpec], Any]) -> dict[str, Any]:
-        """None: its inputs may have any values."""
+        """An empty dict, because the inputs may have any values."""
         del xp, specs, draw
         return {}
 
     def evaluate(self, xp: Any, values: Mapping[str, np.ndarray], specs: Specs) -> dict[str, np.ndarray]:
-        """What it writes, by its operations' definitions."""
+        """The values of what the graph writes, computed by its operations' definitions."""
         del xp, specs
         body, results = self.graph.body, {}
         buffers = []

@@ -17,7 +17,7 @@ __all__ = ["GRAPHS", "LIGHT", "LOAD"]
 
 
 def _several_outputs(g: GraphBuilder) -> Graph:
-    """Of whole numbers, so all of them are exact."""
+    """Several outputs, all of them exact, because the values are whole numbers."""
     x, w, bias = g.input("x", (2, 3, 8, 8)), g.input("w", (4, 3, 3, 3)), g.input("bias", (4,))
     y = g.relu(g.conv(x, w, pad=1, bias=bias))
     pooled = g.apply(MaxPool(x=y, window=Window.symmetric(2, size=2)), also=("index",))
@@ -37,7 +37,7 @@ def _mixed(g: GraphBuilder) -> Graph:
 
 
 def _running_statistics(g: GraphBuilder) -> Graph:
-    """As in training: the statistics of what came in are mixed into those of the past."""
+    """Running statistics, as in training: those of a batch are mixed into those of the earlier batches."""
     x, mean, square = g.input("x", (8, 6)), g.input("mean", (6,)), g.input("square", (6,))
     new_mean, new_square = mean * 0.75 + x.mean(0) * 0.25, square * 0.75 + g.square(x).mean(0) * 0.25
     y = (x - new_mean) * g.rsqrt(g.abs(new_square - g.square(new_mean)) + 1.0)
@@ -45,7 +45,7 @@ def _running_statistics(g: GraphBuilder) -> Graph:
 
 
 def _counting(g: GraphBuilder) -> Graph:
-    """A state that advances with each run, as that of a generator of random numbers does."""
+    """A state that advances with each run, like that of a random number generator."""
     x, count = g.input("x", (3, 5)), g.input("count", (1,), "int64")
     return g.build(y=x + (count % 7), before=count, updates={"count": count + 1})
 

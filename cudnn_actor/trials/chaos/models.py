@@ -1,6 +1,6 @@
 """A model as part of the load: tasks run it beside everything else, and every result is compared.
 
-What it has to give is computed by ONNX's own reference, before the load begins.
+The expected outputs are computed by ONNX's own reference evaluator, before the load begins.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from cudnn_actor.trials.chaos.tally import Tally
 __all__ = ["ModelCase", "ModelLoad", "cases_of"]
 
 _SIZES = (1, 2, 3)
-"""What each dim without a number is, in one case after the other."""
+"""The size of every dim that the model leaves open; one case for each."""
 _TASKS = 2
 _NUMBER = 5000
-"""Of the first task."""
+"""The number of the first task."""
 _BOUNDS = {"float16": 3e-2, "bfloat16": 3e-2}
-"""Errors, as fractions of the largest value; of wider types 1e-3."""
+"""The allowed errors, as fractions of the largest value; for wider types 1e-3."""
 
 
 class ModelCase(NamedTuple):
-    """Inputs, and what the model gives for them."""
+    """Inputs, and the outputs that are expected for them."""
 
     inputs: dict[str, np.ndarray]
     outputs: dict[str, np.ndarray]
@@ -94,7 +94,7 @@ class ModelLoad:
     source
         The model, as it was read. It is loaded when the load begins.
     cases
-        What is run in turns. A case whose plan is quarantined is not run again.
+        The cases, which are run in turn. A case whose plan is quarantined is not run again.
     excused
         The errors that injected faults cause.
     tally
@@ -116,7 +116,7 @@ class ModelLoad:
         """Run each case once. Its plans are stored, and need not be built when a fault has ended a worker."""
         model = await self._loaded()
         for case in self._cases.values():
-            with contextlib.suppress(CudnnActorError):  # as for the load's plans: a fault may end this, too
+            with contextlib.suppress(CudnnActorError):  # a fault may end this run, too, as it may any other
                 await self._gpu.run(model, case.inputs)
         await model.close()
 
@@ -146,7 +146,7 @@ class ModelLoad:
             await self._run_once(model, task, burst, numbers[(task + burst) % len(numbers)])
 
     async def _run_once(self, model: Model, task: int, burst: int, number: int) -> bool:
-        """Run a case, and judge what it gives unless a fault was injected. Whether there was none."""
+        """Run a case, and judge its outputs unless an injected fault ended it. Returns whether none did."""
         case = self._cases[number]
         generation = self._gpu.generation
         running = asyncio.ensure_future(model.run(case.inputs))
@@ -165,9 +165,9 @@ class ModelLoad:
         return not self._is_excused(outcome)
 
     def _is_excused(self, outcome: object) -> bool:
-        """Whether an injected fault may have caused it.
+        """Whether an injected fault may have caused this outcome.
 
-        A crash tears nothing that a run reads, so a second run that was refused was short of memory.
+        A crash tears nothing that a run reads. So if a second run was refused, memory was short.
         """
         if was_refused(outcome):
             return OutOfMemory in self._excused

@@ -26,9 +26,9 @@ Everything else is wrong. Requests of a burst are judged in the order in which t
 exception: a crash may tear what request 2 writes, and request 1, which was running too and runs again, then
 finds the buffer torn. So a buffer that any request of a burst may have torn excuses the other requests.
 
-What a request writes may be several buffers, and a crash tears all or none of them. So if only one request
-can have torn a torn buffer, its other outputs are torn too; and an answer that used one of its outputs means
-that none is.
+A request may write several buffers, and a crash tears all or none of them. So if only one request can have
+torn a torn buffer, that request's other outputs are torn too. And an answer that used one of the outputs of a
+request shows that this request has torn none of them.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ Contents = tuple[np.ndarray, ...] | None
 """What a buffer may hold: one of these; None: anything."""
 
 _Finding = tuple[str, str] | None
-"""What was expected and what came, if that is wrong."""
+"""What was expected and what came; None if the answer is right."""
 
 _Shaken = dict["Model", list[tuple["Deed", object]]]
 """The requests of a burst that may have torn a buffer, with their outcomes."""
@@ -131,7 +131,7 @@ class ModelRun:
 
     @property
     def message(self) -> ModelRun:
-        """Itself, as the counters name it."""
+        """This run itself: the counters name a request by the type of its `message`."""
         return self
 
 
@@ -148,12 +148,12 @@ class Deed:
     writes
         The buffers that it writes, and what each holds afterwards.
     gives
-        Of an operation that is applied, not asked: the specs of all its outputs, of which the service
-        allocates those that the message leaves out.
+        For an operation that is sent by `apply`, not by `ask`: the specs of all its outputs, of which the
+        service allocates those that the message leaves out.
     also
-        Of such an operation: the optional outputs that are allocated too.
+        For such an operation: the optional outputs that are allocated too.
     accumulates
-        Whether it reads what it writes: then it must not run twice.
+        Whether it reads what it writes, so that it must not run twice.
     timeout_s, cancel_after_s
         When its caller gives up; None for never.
     alarmed
@@ -289,7 +289,7 @@ def was_refused(outcome: object) -> bool:
 
 
 def _shook(shaken: _Shaken, model: Model) -> bool:
-    """Whether a request of the burst, which was not itself refused for it, may have torn a buffer."""
+    """Whether a request of the burst may have torn a buffer. One whose second run was refused has not."""
     return any(not (deed.harmless or was_refused(outcome)) for deed, outcome in shaken.get(model, ()))
 
 
@@ -305,7 +305,7 @@ def _tear(deed: Deed, torn: Torn) -> None:
 
 
 def _convict(models: Iterable[Model]) -> None:
-    """Of a torn buffer that only one request can have torn, all its outputs are torn."""
+    """If only one request can have torn a torn buffer, mark all that this request writes as torn."""
     for model in models:
         if model.torn is Torn.YES and len(model.suspects) == 1:
             for other in model.suspects[0].writes:
@@ -313,7 +313,7 @@ def _convict(models: Iterable[Model]) -> None:
 
 
 def _acquit(model: Model) -> None:
-    """An answer shows that a buffer is not torn, and so which requests have torn nothing."""
+    """Note that a buffer is not torn, as an answer shows, and that its suspects have torn nothing."""
     for deed in tuple(model.suspects):
         deed.harmless = True
         for other in deed.writes:

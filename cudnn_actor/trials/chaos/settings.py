@@ -105,7 +105,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     load
         The kinds of callers and of requests.
     tasks
-        Asyncio tasks that send requests, on the first event loop. The others have fewer.
+        Asyncio tasks that send requests, on the first event loop. The other loops have fewer.
     model
         The path of an ONNX model that is run, too; empty for none.
     seed

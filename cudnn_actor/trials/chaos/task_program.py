@@ -21,7 +21,7 @@ PLACES = 2
 """Buffers that a task has of each kind."""
 _LONGEST_BURST = 8
 _MOST_OUTPUTS = 12
-"""Divisible by the numbers of outputs that there are."""
+"""More than the outputs of any operation; `Step.output` is below this."""
 _BARE = 0.2
 _CANCELLED, _HURRIED = 0.04, 0.04
 _SHORT_S = (0.0, 0.0, 0.0005, 0.002, 0.01)
@@ -32,7 +32,7 @@ _HEAVY = 0.1
 
 
 class Action(enum.StrEnum):
-    """What a step does. All but `APPLY` and `RENEW` are one request."""
+    """What a step does. Each action but `APPLY` and `RENEW` is a single request."""
 
     COMPUTE = "compute"
     ACCUMULATE = "accumulate"
@@ -71,18 +71,18 @@ class Step(NamedTuple):
     action
         What is done.
     problem, operation
-        What is computed: a problem, and which of its operations. For other requests they name the buffer: one
-        that this operation writes.
+        What is computed: a problem, and which of its operations. Other requests use a buffer that this
+        operation writes.
     output
-        Which of them, if it writes several: this one, modulo their number.
+        Which of the operation's outputs that is, modulo their number.
     bare
         Whether optional operands are left out.
     first, second
         Which value of the first input, and of all others.
     own_input
-        Whether the operation reads the task's own buffers, which are sometimes overwritten, and not shared
-        ones: the problem's source, and what other operations hand on. For an upload, a fill, a copy and a
-        download: whether they use the source.
+        Whether the operation reads the task's own buffers, which are sometimes overwritten, and not the
+        shared ones, for the problem's source and for the results of other operations. For an upload, a fill,
+        a copy and a download: whether it uses the task's buffer of the source.
     place
         Which of the task's buffers of this role.
     value
@@ -111,9 +111,9 @@ class Step(NamedTuple):
 def program(
     seed: int, task: int, *, heavy: bool = True, impatient: bool = True
 ) -> Iterator[tuple[Step, ...]]:
-    """An endless program: bursts of steps, each sent without waiting for the previous one.
+    """An endless program of bursts. The steps of a burst are sent without waiting for each other's answers.
 
-    The steps of a burst have one problem, and mostly one operation: so they often use the same buffers.
+    They belong to one problem, and mostly to one operation, so they often use the same buffers.
 
     Parameters
     ----------
