@@ -1,4 +1,4 @@
-"""Records which plan was being checked when a process died, so that the next one does not run it again."""
+"""Records which plan was being checked when a process died, so that the next process does not run it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Journal:
 
     @contextlib.contextmanager
     def trying(self, plan: str) -> Iterator[None]:
-        """Record a check. If it raises, no end is recorded, because the context may be dead."""
+        """Record the check in the `with` body. If it raises, no end is recorded: the context may be dead."""
         self._note("begin", plan)
         yield
         self._note("end", plan)

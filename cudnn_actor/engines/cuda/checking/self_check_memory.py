@@ -1,8 +1,8 @@
 """Device memory for self-checks: known values between guard bytes, and checks that the guards are intact.
 
 A few small kernels of our own, compiled together, do what CuPy's operators could do too. CuPy compiles its
-operators one by one at their first use, half a second each if its disk cache is empty. That took most of the
-time of a service's first answer on a new machine.
+operators one by one at their first use, half a second each if its disk cache is empty. This compilation took
+most of the time of a service's first answer on a new machine.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Findings:
 class Guarded:
     """Device bytes between two guards. Its methods enqueue on the current stream.
 
-    `seed` decides what the guards hold, so that copying one tensor's guard to another's is found.
+    `seed` determines what the guards hold, so that a copy of one tensor's guard over another's is found.
 
     Raises CuPy's `OutOfMemoryError`.
     """
@@ -76,12 +76,12 @@ class Guarded:
         _set(self.pointer, _POISON, self.nbytes)
 
     def copy_from(self, other: Guarded) -> None:
-        """Copy the bytes of another one of equal size."""
+        """Enqueue a copy of the bytes between the guards of another object of the same size."""
         stream = libraries().cupy.cuda.get_current_stream().ptr
         libraries().runtime.memcpyAsync(self.pointer, other.pointer, self.nbytes, _DEVICE_TO_DEVICE, stream)
 
     def add_up(self, sum_: int) -> None:
-        """Enqueue adding a checksum of the bytes between the guards to the uint64 at that address."""
+        """Enqueue a kernel that adds a checksum of the bytes between the guards to the uint64 at `sum_`."""
         enqueue("checksum", self.nbytes, (self.pointer, self.nbytes, sum_))
 
     def check(self, findings: Findings) -> None:
@@ -93,7 +93,7 @@ class Guarded:
 class CheckedTensor(Guarded):
     """A graph's tensor between two guards, filled with whole numbers from -3 to 4.
 
-    `seed` decides which: two tensors of different seeds differ.
+    `seed` determines the numbers: two tensors with different seeds differ.
     """
 
     def __init__(self, pool: Any, tensor: GraphTensor, seed: int) -> None:
@@ -121,14 +121,14 @@ class CheckedTensor(Guarded):
 
 
 def drawn(dims: tuple[int, ...], seed: int) -> Any:
-    """Returns a new float64 array of the numbers that a packed `CheckedTensor` of that seed has."""
+    """A new float64 array on the device, with the numbers of a packed `CheckedTensor` with this seed."""
     values = libraries().cupy.empty(dims, np.float64)
     _draw(values, DType.FLOAT64, values.size, seed)
     return values
 
 
 def _draw(into: Any, dtype: DType, count: int, seed: int) -> None:
-    """Enqueue the numbers of a seed into memory."""
+    """Enqueue a kernel that writes the numbers of a seed to memory."""
     enqueue("fill", count, (into, dtype.itemsize, *_bits(range(-3, 5), dtype), count, seed))
 
 
@@ -141,19 +141,19 @@ def _bits(numbers: Sequence[float], dtype: DType) -> list[int]:
 
 
 def enqueue(kernel: str, count: int, arguments: tuple[Any, ...]) -> None:
-    """Enqueue one of the kernels for so many elements."""
+    """Enqueue one of the kernels for `count` elements."""
     _kernel(kernel)(_grid(count), (_THREADS,), arguments)
 
 
 def _set(address: int, value: int, nbytes: int) -> None:
-    """Enqueue setting bytes."""
+    """Enqueue a memset of bytes."""
     if nbytes:
         stream = libraries().cupy.cuda.get_current_stream().ptr
         libraries().runtime.memsetAsync(address, value, nbytes, stream)
 
 
 def _grid(count: int) -> tuple[int]:
-    """The grid for so many elements."""
+    """The grid for `count` elements."""
     return (max(1, min(-(-count // _THREADS), _MOST_BLOCKS)),)
 
 

@@ -1,16 +1,16 @@
 """Candidates that are never run, because a self-check cannot find what is wrong with them.
 
-A plan that computes wrong results fails its self-check (`self_check`). But these
-do not:
+A plan that computes wrong results fails its self-check (`self_check`). A
+self-check does not protect against a plan that
 
-- one that reads or writes an illegal address: it destroys the device context;
-- one that rounds where it should not: the self-check's values are whole numbers;
-- one that takes many times as long as what would run in its place.
+- reads or writes an illegal address: it destroys the device context;
+- rounds where it should not: the self-check's values are whole numbers;
+- takes many times as long as the plan or the kernels that would run instead.
 
 Each entry was observed, or is in cuDNN's release notes. It applies to every
 device, and to every version of cuDNN before the one that fixed it. That costs
-little: there are other candidates, and without any a graph runs in steps.
-`python -m benchmarks.library_faults` looks which of the faults an installed cuDNN has.
+little: there are other candidates, and if there are none, a graph runs in steps.
+`python -m benchmarks.library_faults` shows which faults the installed cuDNN has.
 Engines that are wrong only after another plan has run would pass a self-check,
 too: tests/gpu/test_depthwise_sequences.py looks for those.
 """
@@ -47,7 +47,8 @@ class _Erratum(NamedTuple):
     engines: tuple[str, ...]
     """cuDNN's names of the engines, without knobs; empty for all engines.
 
-    cuDNN counts the engines of each kind of graph by itself: a convolution's `eng5` is not its gradient's."""
+    cuDNN numbers the engines of each kind of graph separately: a convolution's `eng5` is another than its
+    gradient's."""
     applies: Callable[[OperationGraph], bool]
     what: str
     seen: str
@@ -56,7 +57,7 @@ class _Erratum(NamedTuple):
 
 
 _LARGE = 1 << 21
-"""Elements from which it matters which kernel a norm has."""
+"""For a norm of more elements than this, the choice of the kernel matters."""
 _ROW_NORMS = (LayerNorm, LayerNormBackward, RMSNorm, RMSNormBackward)
 _ERRATA = (
     _Erratum(
@@ -157,7 +158,7 @@ _LONGEST_VECTOR = 8
 
 
 def _has_gaps(graph: OperationGraph) -> bool:
-    """Whether some tensors are not packed. Matrices may be transposed: that was not seen wrong."""
+    """Whether some tensors are not packed. For matrix products, transposed is allowed: no fault was seen."""
     multiplies = any(isinstance(operation, MatMul) for operation in graph.operations)
     bound = [tensor for tensor in graph.tensors if tensor.role is TensorRole.BOUND]
     return not all(_is_dense(tensor) if multiplies else _is_packed(tensor) for tensor in bound)
@@ -182,7 +183,8 @@ def _is_grouped(graph: OperationGraph, kind: type[Convolution[Any]], dtype: DTyp
 
 
 def _is_uneven(graph: OperationGraph, operation: Node) -> bool:
-    """Whether it is a half-type convolution whose groups have channels or filters no multiple of 8."""
+    """Whether it is a half-type convolution with a number of channels or filters per group that is not a
+    multiple of 8."""
     if not isinstance(operation, Convolution):
         return False
     if not graph.tensor(operation.reads[0]).dtype.is_half:

@@ -3,7 +3,7 @@
 A tensor's uid in cuDNN's graph is its canonical number plus 1, so that a plan
 does not depend on the graph's own uids. In a graph with a convolution, one
 spatial dim becomes two, the first of size 1, because cuDNN's convolutions have
-at least two. Behind a product of matrices, tensors have three dims.
+at least two. In a graph with a product of matrices, tensors have three dims.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _DATA_TYPES = {
 
 
 _FIRST_NUMBER = 1 << 20
-"""Behind the uids of all tensors."""
+"""Numbers have uids above this, which is above the uids of all tensors."""
 
 
 class Refused(Exception):
@@ -70,9 +70,11 @@ class FrontendGraph:
         self._shapes: dict[int, tuple[list[int], list[int]]] = {}
         self._numbers = 0
         self.convolves = any(isinstance(operation, Convolution) for operation in graph.operations)
-        """Whether tensors need at least two spatial dims, and may be conditions."""
+        """Whether the graph has a convolution. Then tensors have at least two spatial dims, and may be
+        booleans."""
         self.fold: Callable[[GraphTensor], tuple[list[int], list[int]]] | None = None
-        """Gives a tensor's dims and strides where an operation needs fewer dims of all that follow it."""
+        """Returns the dims and strides in cuDNN's graph of a tensor of the operations that follow a product
+        of matrices, which has fewer dims in cuDNN's graph; None before there is such a product."""
 
     @property
     def numerics(self) -> Numerics:
@@ -84,14 +86,14 @@ class FrontendGraph:
         return self._graph.tensor(uid)
 
     def compute(self, operation: Node) -> Any:
-        """The frontend's name for the type that an operation computes in; for integers, cuDNN has float."""
+        """The frontend's name for the type that an operation computes in; float32 for int64."""
         compute = self._graph.compute(operation)
         return data_type(DType.FLOAT32 if compute is DType.INT64 else compute)
 
     def tensor(self, uid: int, dims: Sequence[int] = (), strides: Sequence[int] = ()) -> Any:
         """A tensor that an operation reads, with these dims and strides if they are given.
 
-        Raises `Refused` if another operation has it with other ones.
+        Raises `Refused` if another operation has the tensor with other dims or strides.
         """
         shape = self._shape(uid, dims, strides)
         if uid not in self._tensors:
@@ -113,20 +115,20 @@ class FrontendGraph:
     def number(self, value: float) -> Any:
         """A number that is part of the plan.
 
-        Two of them that have the uids that the frontend gives them are taken for each other (1.32).
+        Its uid is set here, because the frontend (1.32) confuses two numbers whose uids it has chosen itself.
         """
         self._numbers += 1
         constant = libraries().cudnn.scalar_type.RUNTIME_PARAM
         return self.pygraph.tensor_scalar(float(value), constant).set_uid(_FIRST_NUMBER + self._numbers)
 
     def write(self, uid: int, output: Any, dims: Sequence[int] = (), strides: Sequence[int] = ()) -> None:
-        """Say which tensor an output of cuDNN's is. Raises as `tensor`."""
+        """Make an output of cuDNN's graph the tensor `uid`. Raises as `tensor`."""
         tensor = self._graph.tensor(uid)
         shape = self._shape(uid, dims, strides)
         bound = tensor.role is TensorRole.BOUND
         # Sums of int8 products are exact as int32. Between operations they are float32, like what follows.
         dtype = tensor.dtype if bound or tensor.dtype is not DType.INT32 else DType.FLOAT32
-        # Of comparisons behind a convolution; others are kernels of our own.
+        # The result of a comparison after a convolution. Other comparisons run as kernels of our own.
         condition = dtype is DType.BOOL and self.convolves and not bound
         kind = libraries().cudnn.data_type.BOOLEAN if condition else data_type(dtype)
         output.set_uid(self._uids[uid])
@@ -136,7 +138,7 @@ class FrontendGraph:
         self._tensors[uid] = output
 
     def write_all(self, operation: Node, found: Sequence[Any], shape: Any = lambda _: ()) -> None:
-        """Say which tensors an operation's outputs are, in order; `shape` gives dims and strides by name."""
+        """`write` each of an operation's outputs, in order; `shape` returns dims and strides by name."""
         outputs = dict(zip(operation.outputs, found, strict=False))
         for name, uid in operation.named(operation.outputs):
             self.write(uid, outputs[name], *shape(name))

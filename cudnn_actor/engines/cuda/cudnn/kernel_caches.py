@@ -3,9 +3,9 @@
 cuDNN compiles the kernel of a fused convolution or matrix product when a plan is built, in up to a second.
 Kernels for dynamic shapes take dims and strides as arguments, so cuDNN's kernel cache can give one to a graph
 of other dims. The cache itself does not distinguish enough: it also gives a kernel to a graph whose operands
-are transposed, for which it is wrong (cuDNN 9.19), and the kernel of a product of few rows to one of many
-(9.28).
-So there is one cache for each class of graphs, and what differs within a class does not change the kernel.
+are transposed, for which the kernel is wrong (cuDNN 9.19), and the kernel of a product of few rows to a
+product of many (9.28). So there is one cache for each class of graphs, and what differs within a class does
+not change the kernel.
 
 https://docs.nvidia.com/deeplearning/cudnn/frontend/latest/utilities/dynamic-kernel-cache.html
 """
@@ -38,7 +38,7 @@ _SMALL = 1 << 31
 _NARROW = 64
 """Products of at most so many rows or columns get another kernel from cuDNN 9.28 than larger ones."""
 _MOST = 256
-"""Caches kept at most. A kernel takes about 100 kB."""
+"""The most caches that are kept. A kernel takes about 100 kB."""
 
 
 class KernelCaches:
@@ -50,8 +50,8 @@ class KernelCaches:
     def cache(self, graph: OperationGraph) -> Any:
         """The cache for a graph; None if its kernels cannot be given to others, or need not be compiled.
 
-        cuDNN updates the arguments of its kernels for fused convolutions and matrix products. It does not say
-        so of attention, and has no candidates for attention's gradient (9.19).
+        cuDNN updates the arguments of its kernels for fused convolutions and matrix products. Its
+        documentation does not say so of attention, and it has no candidates for attention's gradient (9.19).
         """
         if not compiles(graph):
             return None
@@ -66,7 +66,7 @@ class KernelCaches:
 def compiles(graph: OperationGraph) -> bool:
     """Whether a graph is of convolutions or matrix products whose kernels cuDNN compiles.
 
-    For convolutions alone, and forward with a bias and relu, it has kernels that are compiled already.
+    For a single convolution, and for a forward one with a bias, relu or both, cuDNN has compiled kernels.
     """
     others = [operation for operation in graph.operations if not isinstance(operation, Pointwise)]
     if not others or not all(isinstance(operation, Convolution | MatMul) for operation in others):
@@ -102,7 +102,7 @@ def class_of(graph: OperationGraph) -> Hashable:
 
 
 def _tensor(tensor: GraphTensor) -> Hashable:
-    """What of a tensor a kernel may depend on."""
+    """The properties of a tensor that a kernel may depend on."""
     axes = [axis for axis, size in enumerate(tensor.dims) if size != 1]
     return (
         tensor.role,
@@ -116,5 +116,5 @@ def _tensor(tensor: GraphTensor) -> Hashable:
 
 
 def _axis(size: int, stride: int) -> Hashable:
-    """How accesses along an axis are aligned: its size says so if it is contiguous, else its stride."""
+    """How accesses along an axis are aligned: by its size if the axis is contiguous, else by its stride."""
     return size == 1, stride == 1, math.gcd(size if stride == 1 else stride, _VECTOR)

@@ -39,11 +39,11 @@ class CudaPlan:
         self.tuning = recipe.tuning
 
     def instead_of(self, refused: Sequence[str]) -> CudaPlan:
-        """The plan, with the reasons why what would have been preferred to it does not run."""
+        """The same plan, with the reasons why the candidates that were preferred to it do not run."""
         reasons = tuple(dict.fromkeys(refused))[:_MOST_REASONS]
         parts = tuple(msgspec.structs.replace(part, refused=reasons) for part in self.recipe.parts)
         return CudaPlan(msgspec.structs.replace(self.recipe, parts=parts), self.graphs)
 
     def explain(self, graph: OperationGraph) -> Explanation:
-        """Say how it runs the graph; see `engines.base.Plan`."""
+        """How the plan runs the graph; see `engines.base.Plan`."""
         return explanation(self.recipe, graph)
