@@ -219,7 +219,8 @@ class Executor(Generic[T]):
     # answered request has overwritten.
 
     def passed(self) -> bool:
-        """Whether the oldest fence has passed. If so, its work can be answered, or is late. Never blocks.
+        """Whether the oldest fence has passed. If so, its work goes to `take_done` and `first_late`. Never
+        blocks.
 
         A passed fence must not be queried again, so it is removed in the same step.
         """

@@ -62,7 +62,7 @@ class Injection:
             case Fault.OUT_OF_MEMORY:
                 raise OutOfMemory(requested=0, in_use=0, limit=None)
             case Fault.STICKY:
-                # No `ContextDead`: the device still runs what was enqueued, until the process has ended.
+                # Not `ContextDead`, because the device still runs what was enqueued until the process ends.
                 raise Crash("INJECTED_STICKY_ERROR: scripted by the fault plan")
             case Fault.HANG:
                 self._flush()

@@ -136,7 +136,7 @@ class Runner(Generic[T]):
     # Life.
 
     def open(self, arenas: Iterable[Arena] = ()) -> None:
-        """Open the engine, map these arenas, and start the build thread."""
+        """Open the engine, map these arenas, and start the build threads, if the engine has builders."""
         executor: Executor[T] = Executor(self.make(), self.state.memory)
         self._executor = executor
         executor.engine.on_progress = self.host.note_progress
@@ -146,7 +146,7 @@ class Runner(Generic[T]):
             self.deferred = DeferredWork(self.state, self._planner, self.note_deferred)
 
     def close(self, *, wait: bool) -> None:
-        """End the build thread, and close the engine. `wait`: give the running build a moment to finish."""
+        """End the build threads, and close the engine. `wait`: give the running build a moment to finish."""
         self.abandon_builds(wait=wait)
         executor, self._executor = self._executor, None
         if executor is not None:
@@ -156,7 +156,7 @@ class Runner(Generic[T]):
                 log.exception("engine.close_failed")
 
     def abandon_builds(self, *, wait: bool = False) -> None:
-        """End the build thread only."""
+        """End the build threads only."""
         if self._planner is not None:
             self._planner.close(wait=wait)
 
@@ -200,7 +200,7 @@ class Runner(Generic[T]):
 
     @property
     def digest_in_work(self) -> str | None:
-        """The digest of the graph that is being built; None for none."""
+        """The digest of the graph whose plan is being built, or else restored; None for none."""
         return None if self._planner is None else self._planner.digest_in_work
 
     # Deferred requests.
@@ -239,7 +239,7 @@ class Runner(Generic[T]):
             self.busy_since = None
 
     def settle(self) -> float | None:
-        """Answer what the device has finished. Returns seconds until the next look; None if it is idle."""
+        """Answer what the device has finished. Returns seconds until the next look; None without work."""
         executor = self._executor
         if executor is None or not executor.busy:
             return None

@@ -112,7 +112,7 @@ def _add_stage(table: Table, stage: str, samples: list[Sample]) -> None:
 
 
 def verdict(findings: Findings) -> str:
-    """The line under the table."""
+    """The line of text under the table: restarts, requests run again, errors."""
     return (
         f"restarts: {findings.restarts}   requests run again: {findings.replayed}   "
         f"errors seen by callers: {findings.errors}"

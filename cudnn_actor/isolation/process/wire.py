@@ -122,7 +122,7 @@ class InjectFault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class RunKnown(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
-    """A `RunGraph` whose graph the worker has got by a `KnowGraph`.
+    """A `RunGraph` whose graph the worker has received in a `KnowGraph`.
 
     Models have hundreds of buffers, so only what the graph does not say is sent: specs take most of the time
     to decode.
@@ -423,7 +423,7 @@ class Dying(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, ta
     cause
         What happened, as text for people.
     context_dead
-        Whether its device context is known to be dead. Then nothing of it runs or writes any more.
+        Whether its device context is known to be dead. Then nothing of the worker runs or writes any more.
     digest
         The graph whose build ended it; None for none.
     """

@@ -48,7 +48,7 @@ async def busy_loops(plan: Plan, loop: str, placement: str) -> list[Starving]:
 
 @asynccontextmanager
 async def _busy_with(load: str) -> Any:
-    """Keep the loop busy while the block runs; yields a count of its turns."""
+    """Run a load on the loop while the block runs; yields a list whose only item counts the load's turns."""
     turns = [0]
 
     async def turn() -> None:

@@ -45,7 +45,7 @@ def worker_cpu_s(gpu: CudnnRef) -> float:
 
 @contextlib.contextmanager
 def others_cpu() -> Iterator[list[float]]:
-    """Measure the share of all cores that other processes used during the block: the list's only item.
+    """Yields a list whose only item, after the block, is the share of all cores that other processes used.
 
     This process and its workers do not count. Workers are children of this process's children, and their time
     is known only after they have been reaped. So a worker that still runs after the block counts as another.

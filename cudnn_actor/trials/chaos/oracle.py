@@ -329,7 +329,7 @@ def _forget(deed: Deed) -> None:
 
 
 def _perhaps(deed: Deed) -> None:
-    """Update for a request that may have run to its end, or not at all, or may have been interrupted."""
+    """Update the models for a request that may have run to its end, in part, or not at all."""
     held = [(model, both(model.contents, after())) for model, after in deed.writes.items()]
     for model, contents in held:
         model.contents = contents

@@ -37,7 +37,7 @@ class Journal:
         self._killed: set[str] | None = None
 
     def killed(self, plan: str) -> bool:
-        """Whether a self-check of the plan with that tag is assumed to have killed an earlier process."""
+        """Whether the plan with that tag must not run, because its self-check may have killed a process."""
         if self._killed is None:
             self._killed = self._killers()
             self._note("process", "")

@@ -37,7 +37,7 @@ __all__ = ["Inbox"]
 _MOST_KNOWN = 1024
 """How many decoded messages are cached, by their bytes."""
 _MESSAGE_BYTES, _BYTES_PER_BYTE = 1024, 5
-"""The memory that a decoded message takes, approximately: a fixed part, and a part for each encoded byte."""
+"""The approximate memory of a decoded message: a fixed number of bytes, plus a number per encoded byte."""
 
 
 class Inbox:

@@ -7,10 +7,10 @@ worker make the time later:
 
 - The progress of a build or of tuning, always: a request may wait for a plan while later ones overtake it.
 - The progress of its other work, unless the oldest unanswered frame is **lost**. It is lost if the worker has
-  finished a request that was sent later than that frame, and later than the last progress of a build. For a
-  worker reads frames, and begins requests, in the order in which they were sent, except requests that wait
-  for a plan, which begin before the worker reads on. And requests finish in the order in which they began. So
-  the work that the worker claims is not what the parent waits for.
+  finished a request that was sent later than that frame, and later than the last progress of a build. The
+  reason: a worker reads frames, and begins requests, in the order in which they were sent. Only requests that
+  wait for a plan begin later, but before the worker reads on. And requests finish in the order in which they
+  began. So the work that the worker claims is not what the parent waits for.
 
 All times are `time.monotonic()` seconds, which all processes of the machine share. 0 stands for never.
 """

@@ -202,7 +202,7 @@ class WorkerMonitor(Actor):
     # Starting.
 
     def on_start(self) -> None:
-        """Take the standby, or start a worker and wait until it is ready. Raises `Crash`."""
+        """Take the standby or start a worker, wait until it is ready, and let it serve. Raises `Crash`."""
         self._dispatcher.wake_monitor = self._wake_event.wake_call
         faults = self._state.faults
         fails = faults is not None and faults.on_start() is not None
@@ -375,7 +375,7 @@ class WorkerMonitor(Actor):
             self._pause_s = self._tend(host)
 
     def _tend(self, host: WorkerHost) -> float | None:
-        """Handle the standby and dying workers. Returns seconds until this is due again; None for never."""
+        """Handle the standby and dying workers. Returns seconds until the next call is due; None for none."""
         source, wake = self._source, self._wake_present_monitor
         source.hear_standby(host, wake)  # first: it notices a standby's death, and `tend` starts another
         pause_s = source.tend(host, time.monotonic(), wake)
@@ -468,7 +468,7 @@ class WorkerMonitor(Actor):
         return True
 
     def on_crash(self, error: BaseException, current: Envelope | None, waiting: list[Envelope]) -> None:
-        """Make sure that the process ends, then judge its requests."""
+        """Kill the process, wait for its end unless its context is dead, then judge its requests."""
         super().on_crash(error, current, waiting)
         worker = self.worker
         if worker is None:

@@ -4,8 +4,8 @@ One monitor uses it at a time; its successor takes it over when it ends. It keep
 so cannot belong to a monitor:
 
 - the **standby**: a worker that has its engine open, the arenas mapped and the recent plans built, and waits.
-  If it dies, or hangs in its start, this is only logged. Another standby is started after a pause, which is
-  longer each time;
+  If it dies, or hangs in its start, this is only logged. Another standby is started after a pause, which
+  grows with the number of deaths;
 - **dying** workers: they have been killed, and their successor does not wait for their end, mostly because
   their context is known to be dead. The memory that they may still write is released when they have
   certainly ended;
@@ -165,10 +165,10 @@ class Source:
         return time.monotonic() - worker.claims.beat_ns / 1e9 > _SILENT_BEATS * self._recipe.hello.beat_s
 
     def tend(self, host: WorkerHost, now: float, wake: Callable[[], None]) -> float | None:
-        """Start a standby if one is due, and lose one that hangs in its start.
+        """Start a standby if one is due, and give up one that hangs in its start.
 
-        Returns the seconds until this is due again; None if that has no time. Never blocks (but see the
-        module's docstring). With the host held. `wake` wakes the monitor when the job is done.
+        Returns the seconds until the next call is due; None if none is. Never blocks (but see the module's
+        docstring). With the host held. `wake` wakes the monitor when the job is done.
         """
         self._take_in(host)
         if (worker := self.standby) is not None and not worker.ready:
@@ -248,7 +248,8 @@ class Source:
                 self._note_death(lost.why, time.monotonic(), pid=lost.pid)
 
     def hear_standby(self, host: WorkerHost, wake: Callable[[], None]) -> None:
-        """Handle the standby's frames, and check whether it lives. Blocks as `tend`. With the host held."""
+        """Handle the standby's frames, and check whether it lives. Never blocks (but see the module's
+        docstring). With the host held."""
         worker = self.standby
         if worker is None:
             return

@@ -128,7 +128,7 @@ class Worker:
     def silent_time(self, asked_s: float) -> SilentTime:
         """Measures how long the worker is stopped, or makes no progress with what it was asked at `asked_s`.
 
-        The worker's heartbeats begin when its engine is open, just before it says that it is ready.
+        Until its first heartbeat, which it sends when its engine is open, only a stopped worker is silent.
         """
         page, wait = self.claims, Wait(asked_s, asked_s)
 
