@@ -1,4 +1,4 @@
-"""The functions of a `GraphBuilder` that move elements and compute nothing, by NumPy's names."""
+"""The functions of a `GraphBuilder` that only move elements: NumPy's, and ONNX's for channels and space."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ from cudnn_actor.protocol.types.tensor import whole_numbers
 __all__ = ["ArrangementFunctions", "Blocks"]
 
 Blocks = Literal["DCR", "CRD"]
-"""What the channels of `depth_to_space` consist of, the slowest first: the block's rows and columns and the
-result's channel, or the result's channel and the block's rows and columns."""
+"""What the channels of `depth_to_space` consist of, the slowest first. DCR: the row in the block, the column,
+the result's channel. CRD: the result's channel, the row, the column."""
 
 _FEW = 8
-"""Times that tensors are concatenated with themselves to be repeated; more often, they are broadcast."""
+"""Up to this many times, `tile` concatenates a tensor with itself; for more, it broadcasts the tensor."""
 
 
 class ArrangementFunctions(MovementFunctions):
-    """What a `GraphBuilder` moves elements with. Each raises `InvalidRequest` for what does not fit."""
+    """Each function adds operations to the graph, and raises `InvalidRequest` if its arguments do not fit."""
 
     # Several tensors.
 
     def concatenate(self, tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
-        """The tensors, of the same dtype, one behind the other along a dim: see `Concat`."""
+        """The tensors, of the same dtype, joined along a dim: see `Concat`."""
         operands = self._several(tensors)
         if operands:
             axis = axis_of("axis", axis, operands[0].rank, "tensors[0]")
         return self._result(Concat(operands=operands, axis=axis), operands="tensors")
 
     def stack(self, tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
-        """The tensors, of the same dtype and dims, along a new dim."""
+        """The tensors, of the same dtype and dims, joined along a new dim."""
         return self.concatenate([self.expand_dims(x, axis) for x in self._several(tensors)], axis)
 
     def _several(self, given: object) -> tuple[Tensor, ...]:
-        """Several tensors; the rows of one. Raises `InvalidRequest` for what is neither."""
+        """The tensors of a sequence, or those along the first dim of a tensor. Raises `InvalidRequest`."""
         if not isinstance(given, Sequence | Tensor) or isinstance(given, str):
             raise InvalidRequest(
                 field="tensors", value=given, problem="is no sequence of tensors", fix="give them in a tuple"
@@ -59,7 +59,7 @@ class ArrangementFunctions(MovementFunctions):
         return tensors
 
     def split(self, x: Tensor, sections: int | Sequence[int], axis: int = 0) -> tuple[Tensor, ...]:
-        """Parts of x along a dim: so many of the same size, or parts of these sizes."""
+        """x cut along a dim: into `sections` parts of the same size, or into parts of these sizes."""
         self._own("x", x)
         axis = axis_of("axis", axis, x.rank)
         size = x.dims[axis]
@@ -82,7 +82,7 @@ class ArrangementFunctions(MovementFunctions):
         return self._parts(x, sizes, axis)
 
     def array_split(self, x: Tensor, sections: int, axis: int = 0) -> tuple[Tensor, ...]:
-        """So many parts of x along a dim: the first ones are one longer where it has to be."""
+        """x cut along a dim into `sections` parts. If they cannot be equal, the first ones are one longer."""
         self._own("x", x)
         axis = axis_of("axis", axis, x.rank)
         _check_count("sections", sections, 1)
@@ -91,7 +91,7 @@ class ArrangementFunctions(MovementFunctions):
         return self._parts(x, [each + 1] * more + [each] * (sections - more), axis)
 
     def _check_sections(self, count: int) -> None:
-        """Raise `InvalidRequest` if so many parts are more than a graph may have operations."""
+        """Raise `InvalidRequest` if a graph may not have an operation for each of `count` parts."""
         try:
             self._limits.check_operations(count)
         except InvalidRequest as error:
@@ -109,7 +109,7 @@ class ArrangementFunctions(MovementFunctions):
     # Dims.
 
     def expand_dims(self, x: Tensor, axis: int | Sequence[int]) -> Tensor:
-        """x with new dims of 1, at these places of the result."""
+        """x with new dims of 1. `axis` counts the dims of the result."""
         self._own("x", x)
         axes = _each(axis)
         rank = x.rank + len(axes)
@@ -118,7 +118,7 @@ class ArrangementFunctions(MovementFunctions):
         return self.reshape(x, [1 if place in places else next(old) for place in range(rank)])
 
     def squeeze(self, x: Tensor, axis: int | Sequence[int] | None = None) -> Tensor:
-        """x without these dims, which must be 1; None for all that are."""
+        """x without these dims, which must be 1. None: without all dims of 1."""
         self._own("x", x)
         if axis is None:
             places = {place for place, size in enumerate(x.dims) if size == 1}
@@ -143,7 +143,7 @@ class ArrangementFunctions(MovementFunctions):
         return self.transpose(x, order)
 
     def moveaxis(self, x: Tensor, source: int | Sequence[int], destination: int | Sequence[int]) -> Tensor:
-        """x with some dims at other places; the others stay in their order."""
+        """x with the dims `source` moved to `destination`; the other dims keep their order."""
         self._own("x", x)
         given, wanted = (
             tuple(axes_of(name, _each(axes), x.rank))
@@ -163,7 +163,10 @@ class ArrangementFunctions(MovementFunctions):
     # Repeated and moved elements.
 
     def tile(self, x: Tensor, repeats: int | Sequence[int]) -> Tensor:
-        """x so many times along each dim. Of different numbers of dims, the last ones belong together."""
+        """x repeated as a whole along each dim. The last of `repeats` is for the last dim, as in NumPy.
+
+        Missing ones are 1. If there are more than dims, x gets leading dims of 1.
+        """
         self._own("x", x)
         each = _each(repeats)
         for count in each:
@@ -172,13 +175,13 @@ class ArrangementFunctions(MovementFunctions):
         if len(each) > x.rank:
             x = self.reshape(x, (1,) * (len(each) - x.rank) + x.dims)
         for axis, count in enumerate(each):
-            if 1 < count <= _FEW and x.dims[axis] > 1:  # so the layout stays, and rows are copied as they are
+            if 1 < count <= _FEW and x.dims[axis] > 1:  # this keeps the layout, and copies whole rows
                 x = self.concatenate((x,) * count, axis)
                 each = (*each[:axis], 1, *each[axis + 1 :])
         return self._repeated(x, each, inner=False)
 
     def repeat(self, x: Tensor, repeats: int, axis: int | None = None) -> Tensor:
-        """Each element so many times in a row, along a dim; None for that of x reshaped to one dim."""
+        """x with each element repeated along a dim. Without an axis, x is reshaped to one dim first."""
         self._own("x", x)
         _check_count("repeats", repeats, 0)
         if axis is None:
@@ -187,12 +190,12 @@ class ArrangementFunctions(MovementFunctions):
         return self._repeated(x, [repeats if n == axis else 1 for n in range(x.rank)], inner=True)
 
     def _repeated(self, x: Tensor, repeats: Sequence[int], *, inner: bool) -> Tensor:
-        """x as a whole or, with `inner`, each of its elements, so many times along each dim."""
+        """x repeated along each dim: as a whole or, if `inner`, element by element."""
         axes = [axis for axis, count in enumerate(repeats) if count != 1]
         for start in range(0, len(axes), 3):  # each needs two dims, of at most eight
             now = axes[start : start + 3]
             narrow, wide, run = list[int](), list[int](), 1
-            apart = x.rank + len(now) < 8  # so a layout in which dims are not neighbours is read as it is
+            apart = x.rank + len(now) < 8  # so a layout whose dims cannot be merged is read in place
             for axis, size in enumerate(x.dims):
                 run *= size if inner else 1
                 if axis in now:
@@ -215,16 +218,16 @@ class ArrangementFunctions(MovementFunctions):
         return x
 
     def flip(self, x: Tensor, axis: int | Sequence[int] | None = None) -> Tensor:
-        """x with the elements along these dims in reverse; None for all dims."""
+        """x with the order of elements reversed along these dims; None for all dims."""
         self._own("x", x)
         given = range(x.rank) if axis is None else _each(axis)
         axes = axes_of("axis", tuple(given), x.rank)
         return self.slice(x, tuple(slice(None, None, -1 if n in axes else 1) for n in range(x.rank)))
 
     def roll(self, x: Tensor, shift: int | Sequence[int], axis: int | Sequence[int] | None = None) -> Tensor:
-        """x with its elements moved along dims; those that leave at the end come in at the start.
+        """x with its elements shifted along dims; those that leave at the end come in at the start.
 
-        Without an axis, those of x reshaped to one dim.
+        Without an axis, x is shifted as if it had one dim.
         """
         self._own("x", x)
         if axis is None:
@@ -249,7 +252,7 @@ class ArrangementFunctions(MovementFunctions):
     # Channels and space.
 
     def depth_to_space(self, x: Tensor, block: int, mode: Blocks = "DCR") -> Tensor:
-        """Channels as squares of `block` * `block` elements, dims N, C, H, W: as ONNX's DepthToSpace."""
+        """x, dims N, C, H, W, with channels as squares of `block` * `block` elements: ONNX's DepthToSpace."""
         self._own("x", x)
         _check_image(x, mode)
         _check_count("block", block, 1)

@@ -2,7 +2,7 @@
 
 Sugiyama's method: each box gets a layer below those of its predecessors, a line
 that passes layers gets a place in each of them, boxes are sorted within their
-layers by the mean place of their neighbours, and moved towards it as far as
+layers by the mean place of their neighbours, and are moved towards it as far as
 there is room.
 """
 
@@ -17,7 +17,8 @@ __all__ = ["Line", "Placed", "Point", "Size", "place"]
 
 _SWEEPS, _STRAIGHT = 8, 16.0
 _MOST_PASSED, _MORE_PASSED = 10_000, 4
-"""How many places lines have in the layers that they pass, in all: so many, and so many more for each line.
+"""The most places that all lines together have in the layers that they pass: the first number, and the second
+for each line.
 
 Without a bound, a graph of thousands of operations, where many results are read far below, has millions.
 """
@@ -35,10 +36,11 @@ class Size(NamedTuple):
 
 @dataclass(frozen=True)
 class Placed:
-    """The middles of the boxes, for each line the points that it passes, and the size of all of it.
+    """The middles of the boxes, for each line the points that it passes, and the size of the whole.
 
-    Lines from one box are one line as far as they go together: only the one that goes least far begins there.
-    In a large picture, lines may pass below boxes: they lead straight from box to box.
+    Lines from one box share their first part: only the shortest begins at the box, and each of the others
+    begins where it leaves the one before it. In a large picture, some lines lead straight from box to box,
+    and may pass behind other boxes.
     """
 
     boxes: Mapping[Hashable, Point]
@@ -48,7 +50,7 @@ class Placed:
 
 
 def place(boxes: Mapping[Hashable, Size], lines: Sequence[Line], *, gap: Size) -> Placed:
-    """Place boxes, with these gaps between them. The lines, from box to box, must make no circle."""
+    """Place boxes, with these gaps between them. The lines, from box to box, must make no cycle."""
     return _Layout(boxes, lines, gap).placed()
 
 
@@ -72,7 +74,7 @@ class _Layout:
     def _chain(self, source: Hashable, target: Hashable) -> list[Hashable]:
         """The boxes of a line: its ends, and one without width for each layer that it passes.
 
-        Lines from one box share them, as far as they go together.
+        Lines from one box share these in the layers that they both pass.
         """
         ranks = range(self._reach.get(source, self._ranks[source]) + 1, self._ranks[target])
         if len(ranks) > self._places_left:
@@ -86,14 +88,14 @@ class _Layout:
         return self._linked([start, *passed, target])
 
     def _linked(self, chain: list[Hashable]) -> list[Hashable]:
-        """A line, whose boxes are noted as neighbours."""
+        """Note that successive boxes of a line are neighbours, and return the line."""
         for one, other in pairwise(chain):
             self._below.setdefault(one, []).append(other)
             self._above.setdefault(other, []).append(one)
         return chain
 
     def _trunk(self, source: Hashable, rank: int) -> Hashable:
-        """What the lines from a box have in a layer: a box without width, or the box itself in its own."""
+        """What lines from a box share in a layer: the box itself in its own layer, else one without width."""
         return source if rank == self._ranks[source] else ("line", source, rank)
 
     def placed(self) -> Placed:
@@ -119,7 +121,7 @@ class _Layout:
         return Placed(places, lines, right - left, rows[-1][1] if rows else 0)
 
     def _columns(self) -> dict[Hashable, float]:
-        """The middle of each box from left to right. Sorts the layers."""
+        """The horizontal position of each box's middle. Sorts the layers."""
         x = dict.fromkeys(self._boxes, 0.0)
         for sweep in range(2 * _SWEEPS):
             down = sweep % 2 == 0
@@ -135,7 +137,7 @@ class _Layout:
     def _settle(self, layer: list[Hashable], x: dict[Hashable, float], wanted: dict[Hashable, float]) -> None:
         """Move the boxes of a layer as near to where they should be as their order and widths allow.
 
-        Least squares: boxes that get into each other's way form a block, which stands at its mean. Lines
+        Least squares: boxes that would overlap form a block, which is placed at the weighted mean. Lines
         weigh more than boxes, so that they stay straight.
         """
         blocks: list[tuple[float, float, int]] = []
@@ -166,7 +168,7 @@ class _Layout:
 
 
 def _ranks(boxes: Mapping[Hashable, Size], lines: Sequence[Line]) -> dict[Hashable, int]:
-    """Each box's layer: below those that lead to it; one that nothing leads to, right above the next."""
+    """Each box's layer: below all that lead to it; if none does, just above the first that it leads to."""
     below: dict[Hashable, list[Hashable]] = {}
     missing = dict.fromkeys(boxes, 0)
     for source, target in lines:
@@ -175,7 +177,7 @@ def _ranks(boxes: Mapping[Hashable, Size], lines: Sequence[Line]) -> dict[Hashab
     ready = [key for key, count in missing.items() if not count]
     first = list(ready)
     ranks = dict.fromkeys(boxes, 0)
-    for key in ready:  # it grows meanwhile
+    for key in ready:  # the list grows meanwhile
         for other in below.get(key, ()):
             ranks[other] = max(ranks[other], ranks[key] + 1)
             missing[other] -= 1

@@ -15,7 +15,7 @@ __all__ = ["ConvolutionFunctions", "transposed"]
 
 
 class ConvolutionFunctions(MovementFunctions):
-    """Each adds operations to the graph, and raises `InvalidRequest` if its operands do not fit together."""
+    """Each function adds operations to the graph. Raises `InvalidRequest` if operands do not fit together."""
 
     def conv(
         self,
@@ -61,7 +61,7 @@ class ConvolutionFunctions(MovementFunctions):
             The convolution's. So a result is `(size - 1) * stride + dilation * (taps - 1) + 1` long, less the
             padding before and after, plus `output_pad`.
         output_pad
-            How much longer the result is at its end.
+            How many elements longer the result is, at its end.
         bias
             One for each channel of the result, of dims (K,).
         """
@@ -81,7 +81,7 @@ class ConvolutionFunctions(MovementFunctions):
         return self._with_bias(transposed(self, x, w, conv, before=before, after=after, extra=extra), bias)
 
     def _spatial_dims(self, x: Tensor, most: int = 3) -> int:
-        """How many spatial dims x has. Raises `InvalidRequest` unless it has one, and at most so many."""
+        """How many spatial dims x has. Raises `InvalidRequest` unless it has 1 to `most`."""
         self._own("x", x)
         return spatial_dims_of("x", x.dims, most)
 
@@ -121,7 +121,8 @@ def transposed(
     after: Sequence[int],
     extra: Sequence[int],
 ) -> Tensor:
-    """The transpose of a convolution. `conv` has no padding; negative ones lengthen the result."""
+    """The transpose of a convolution. `conv` has no padding: it is `before` and `after`, and may be negative,
+    which lengthens the result. `extra` is the `output_pad`. Raises `InvalidRequest`."""
     along = zip(x.dims[2:], w.dims[2:], conv.stride, conv.dilation, strict=True)
     full = [(size - 1) * stride + dilation * (taps - 1) + 1 for size, taps, stride, dilation in along]
     sizes = [f + e - b - a for f, e, b, a in zip(full, extra, before, after, strict=True)]

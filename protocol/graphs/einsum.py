@@ -1,4 +1,4 @@
-"""Einstein's summation, by products of matrices: of graphs that are built, and of ONNX's.
+"""Einstein summation by products of matrices, for `GraphBuilder` and for ONNX import.
 
 https://numpy.org/doc/stable/reference/generated/numpy.einsum.html
 """
@@ -29,11 +29,11 @@ def einsum(
     product: Callable[[Tensor, Tensor], Tensor],
     total: Callable[[Tensor, tuple[int, ...]], Tensor],
 ) -> Tensor:
-    """The sum of products that an equation names, as `numpy.einsum` has it.
+    """The sum of products that an equation describes, as `numpy.einsum` computes it.
 
-    `product` gives a product of batches of matrices, `total` the sum over some dims. Tensors are joined from
-    the left; labels that nothing needs any more are summed over at once. Raises `InvalidRequest` if the
-    equation is none, or does not fit the tensors.
+    `product` multiplies two batches of matrices, `total` sums over some dims. Tensors are multiplied from
+    left to right; a label that is needed no more is summed over at once. Raises `InvalidRequest` if the
+    equation is malformed, or does not fit the tensors.
     """
     terms, result = _parsed(equation, [x.rank for x in tensors])
     _check_sizes(equation, terms, tensors)
@@ -47,7 +47,10 @@ def einsum(
 
 
 def _parsed(equation: object, ranks: Sequence[int]) -> tuple[list[str], str]:
-    """The labels of each operand and of the result, with letters of their own for an ellipsis."""
+    """The labels of each operand and of the result, with unused letters for an ellipsis.
+
+    Raises `InvalidRequest`.
+    """
     if not isinstance(equation, str):
         raise _no_equation(equation, f"is of type {type(equation).__name__}, not a text")
     given, arrow, result = "".join(equation.split()).partition("->")
@@ -102,7 +105,7 @@ def _no_equation(
 
 
 def _diagonal(g: GraphBuilder, labels: str, x: Tensor) -> _Term:
-    """A tensor without labels that are there twice: of those dims, the elements with equal indices."""
+    """A tensor with each label once: its diagonal along the dims that share a label."""
     for label in dict.fromkeys(labels):
         while labels.count(label) > 1:
             one, other = [n for n, each in enumerate(labels) if each == label][:2]
@@ -123,7 +126,7 @@ def _summed(total: Callable[[Tensor, tuple[int, ...]], Tensor], term: _Term, kep
 
 
 class _Joining:
-    """How two tensors become one."""
+    """Multiplies tensors. The parameters are those of `einsum`."""
 
     def __init__(
         self,
@@ -134,7 +137,7 @@ class _Joining:
         self._g, self._product, self._total = g, product, total
 
     def joined(self, first: _Term, second: _Term, needed: set[str]) -> _Term:
-        """The product of two tensors, summed over the labels that only they have."""
+        """The product of two tensors, summed over the labels that are not `needed`."""
         a_labels, a = _summed(self._total, first, needed | set(second[0]))
         b_labels, b = _summed(self._total, second, needed | set(a_labels))
         sizes = dict.fromkeys(a_labels + b_labels, 1)
@@ -154,7 +157,7 @@ class _Joining:
     def _matrices(
         self, labels: str, x: Tensor, parts: tuple[list[str], list[str], list[str]], sizes: dict[str, int]
     ) -> Tensor:
-        """A tensor as a batch of matrices: the labels of the batch, of rows and of columns."""
+        """A tensor as a batch of matrices. `parts`: the labels of the batch, rows and columns."""
         g, (batch, rows, columns) = self._g, parts
         moved = g.transpose(x, [labels.index(each) for each in (*batch, *rows, *columns)])
         whole = g.broadcast_to(moved, [sizes[each] for each in (*batch, *rows, *columns)])

@@ -16,7 +16,7 @@ __all__ = ["Gradients"]
 
 
 class Gradients:
-    """One call of `GraphBuilder.grad`."""
+    """The gradients that one call of `GraphBuilder.grad` adds. Raises `InvalidRequest`."""
 
     def __init__(
         self,
@@ -37,12 +37,12 @@ class Gradients:
                 fix="give one for each output, or None",
             )
         self._depends = {tensor.number for tensor in wrt}
-        """The tensors that depend on those of `wrt`, and so have gradients."""
+        """Numbers of the tensors of `wrt`, and of those that depend on them: these have gradients."""
         for operation in builder._operations:
             if not self._depends.isdisjoint(operation.reads):
                 self._depends.update(uid for uid in operation.writes if self._is_floating(uid))
         self._found: dict[int, Tensor] = {}
-        """The gradients of tensors, as far as they have been added up."""
+        """Numbers of tensors → their gradients, as far as they have been added up."""
         for output, given in zip(outputs, upstream, strict=True):
             if given is not None:
                 self._check_upstream(output, given)
@@ -77,7 +77,7 @@ class Gradients:
             )
 
     def found(self) -> list[Tensor]:
-        """The gradient of each of `wrt`."""
+        """Add the operations of all gradients, and return the gradient of each tensor of `wrt`."""
         builder = self._builder
         for place in reversed(range(len(builder._operations))):
             node = builder._operations[place]
@@ -91,12 +91,12 @@ class Gradients:
         return self._full(tensor, 0)
 
     def _full(self, tensor: Tensor, value: float) -> Tensor:
-        """A gradient of a tensor, the same for each element."""
+        """A gradient of a tensor, with one value in all elements."""
         with self._labelled(tensor._made.label):
             return self._builder.full(tensor.dims, value, tensor.dtype)
 
     def _differentiate(self, node: Node) -> None:
-        """Add the gradients of an operation's inputs to what has been found."""
+        """Add the gradients of an operation's inputs to those found so far."""
         builder = self._builder
         operands = {name: builder._tensor(number) for name, number in node.named()}
         operation: Operation[Any] = node.with_operands(operands.__getitem__)
@@ -134,7 +134,10 @@ class Gradients:
 
     @contextlib.contextmanager
     def _labelled(self, label: str) -> Iterator[None]:
-        """Let what is added be known as the gradient of what has this label, or of what that is part of."""
+        """Label the operations added here as the gradient of `label`, unless an outer call labels them.
+
+        Raises `InvalidRequest` at the end if the graph has too many operations.
+        """
         outer = self._builder._gradient_of
         self._builder._gradient_of = outer or f"gradient of {label}"
         try:

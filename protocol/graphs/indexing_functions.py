@@ -1,4 +1,4 @@
-"""The functions of a `GraphBuilder` that read and write at places that indices name, and that sort."""
+"""The functions of a `GraphBuilder` that read and write at indices, and that sort."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ __all__ = ["IndexingFunctions"]
 
 
 class IndexingFunctions(MovementFunctions):
-    """Each adds operations to the graph, and raises `InvalidRequest` if its operands do not fit together."""
+    """Each function adds operations to the graph. Raises `InvalidRequest` if operands do not fit together."""
 
     # In order.
 
     def top_k(self, x: Tensor, k: int, axis: int = -1, *, largest: bool = True, in_order: bool = True) -> Any:
-        """The k largest or smallest elements along a dim and their places, a named tuple: see `TopK`."""
+        """The k largest or smallest elements along a dim and their indices, a named tuple: see `TopK`."""
         return self.apply(TopK(x=x, k=k, axis=axis, largest=largest, in_order=in_order), also=("indices",))
 
     def sort(self, x: Tensor, axis: int = -1, *, descending: bool = False) -> Tensor:
@@ -37,7 +37,7 @@ class IndexingFunctions(MovementFunctions):
         return made
 
     def argsort(self, x: Tensor, axis: int = -1, *, descending: bool = False) -> Tensor:
-        """The places, int64, of the elements along a dim in order; of equal ones, the lower place first."""
+        """The indices, int64, that sort x along a dim; of equal elements, the lower index comes first."""
         found: Tensor = self._sorted(x, axis, descending).indices
         return found
 
@@ -48,10 +48,10 @@ class IndexingFunctions(MovementFunctions):
         except InvalidRequest as error:
             raise (error.about("descending") if error.field == "largest" else error) from None
 
-    # Reads and writes at places that indices name.
+    # Reads and writes at indices.
 
     def take(self, x: Tensor, indices: Tensor, axis: int | None = None, *, batch_dims: int = 0) -> Tensor:
-        """Slices of x along a dim, those that indices name; without one, elements of all: see `Gather`.
+        """The slices of x at these indices along a dim; without one, elements of x as one dim: see `Gather`.
 
         `indices`: a tensor of int32 or int64; for places that never change, use `x[...]` or an input.
         """
@@ -61,7 +61,7 @@ class IndexingFunctions(MovementFunctions):
         return self._result(Gather(x=x, indices=indices, axis=axis, batch_dims=batch_dims))
 
     def take_along_axis(self, x: Tensor, indices: Tensor, axis: int) -> Tensor:
-        """The elements of x with these coordinates along a dim, with NumPy's broadcasting of the others.
+        """The elements of x at these indices along a dim; the other dims are broadcast, as in NumPy.
 
         See `GatherElements`.
         """
@@ -75,7 +75,7 @@ class IndexingFunctions(MovementFunctions):
         return self._result(GatherElements(x=x, indices=indices, axis=axis))
 
     def gather_nd(self, x: Tensor, indices: Tensor, *, batch_dims: int = 0) -> Tensor:
-        """The parts of x that lists of indices name, along the last dim of `indices`: see `GatherND`."""
+        """The parts of x at index vectors, which lie along the last dim of `indices`: see `GatherND`."""
         return self._result(GatherND(x=x, indices=indices, batch_dims=batch_dims))
 
     def put(
@@ -88,7 +88,7 @@ class IndexingFunctions(MovementFunctions):
         batch_dims: int = 0,
         reduction: ScatterReduction = ScatterReduction.NONE,
     ) -> Tensor:
-        """x with slices along a dim changed, those that indices name: see `Scatter`."""
+        """x with the slices at these indices along a dim changed: see `Scatter`."""
         where: Any = {"indices": indices, "axis": axis, "batch_dims": batch_dims}
         return self._result(Scatter(x=x, updates=updates, reduction=reduction, **where))
 
@@ -101,7 +101,7 @@ class IndexingFunctions(MovementFunctions):
         *,
         reduction: ScatterReduction = ScatterReduction.NONE,
     ) -> Tensor:
-        """x with the elements changed that have these coordinates along a dim: see `ScatterElements`."""
+        """x with the elements at these indices along a dim changed: see `ScatterElements`."""
         where: Any = {"indices": indices, "axis": axis}
         return self._result(ScatterElements(x=x, updates=updates, reduction=reduction, **where))
 
@@ -114,6 +114,6 @@ class IndexingFunctions(MovementFunctions):
         batch_dims: int = 0,
         reduction: ScatterReduction = ScatterReduction.NONE,
     ) -> Tensor:
-        """x with the parts changed that lists of indices name: see `ScatterND`."""
+        """x with the parts at index vectors changed: see `ScatterND`."""
         where: Any = {"indices": indices, "batch_dims": batch_dims}
         return self._result(ScatterND(x=x, updates=updates, reduction=reduction, **where))

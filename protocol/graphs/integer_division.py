@@ -1,4 +1,4 @@
-"""Quotients without their fractions."""
+"""Division rounded towards 0, and division rounded down."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _WIDE = (DType.INT64, DType.UINT64)
 
 
 def truncated(g: GraphBuilder, a: Any, b: Any, dtype: DType) -> Tensor:
-    """a / b of integers, without the fraction, of this dtype."""
+    """a / b of integers, rounded towards 0, in this dtype."""
 
     def divided(whole: Any, dtype: DType) -> Tensor:
         pair = (g.astype(x, DType.FLOAT64) if isinstance(x, Tensor) else float(x) for x in (whole, b))
@@ -34,11 +34,11 @@ def truncated(g: GraphBuilder, a: Any, b: Any, dtype: DType) -> Tensor:
 
 
 def floored(g: GraphBuilder, a: Any, b: Any) -> Tensor:
-    """The largest whole number that is not above a / b, of the dtype of a % b."""
+    """a / b rounded down, in the dtype of a % b."""
     left = g.mod(a, b)
     if left.dtype.is_floating:
         return _of_floats(g, a, b, left)
-    # The quotient is cut off towards 0: not downwards if the signs differ and something is left over.
+    # `truncated` rounds towards 0. That is not down if the signs differ and there is a remainder.
     quotient = truncated(g, a, b, left.dtype)
     if left.dtype.numpy.kind == "u":
         return quotient
@@ -47,7 +47,7 @@ def floored(g: GraphBuilder, a: Any, b: Any) -> Tensor:
 
 
 def _of_floats(g: GraphBuilder, a: Any, b: Any, left: Tensor) -> Tensor:
-    """Of floats, as NumPy has it, also where b is 0 or infinite."""
+    """`floored` of floats, as NumPy computes it, also where b is 0 or infinite. `left`: a % b."""
     whole = g.round(g.divide(g.subtract(a, left), b))
     if not isinstance(b, Tensor):
         if b not in (0, math.inf, -math.inf):

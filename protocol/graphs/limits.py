@@ -14,19 +14,19 @@ __all__ = ["GraphLimits"]
 class GraphLimits(Parameters):
     """How large a graph may be, where it is built, read from a file, or sent to a service.
 
-    What lies between the pieces of a graph counts towards `spawn(workspace_limit=)`.
+    The tensors that are stored between the pieces of a graph count towards `spawn(workspace_limit=)`.
 
     Parameters
     ----------
     operations
-        Its operations.
+        The most operations.
     nbytes
-        Bytes of a graph's encoding: of the text that `Graph.from_json` reads, and of what a worker is sent.
+        The most bytes of its encoding: of the text that `Graph.from_json` reads, and of what a worker gets.
 
     Raises
     ------
     InvalidRequest
-        A limit is no whole number of at least 1.
+        A limit is not a whole number of at least 1.
     """
 
     example: ClassVar[str] = "GraphLimits(operations=20_000)"
@@ -38,12 +38,12 @@ class GraphLimits(Parameters):
             require_whole(name, getattr(self, name), 1)
 
     def check_operations(self, count: int) -> None:
-        """Raise `InvalidRequest` for a graph of so many operations, if they are too many."""
+        """Raise `InvalidRequest` if `count` operations are over the limit."""
         if count > self.operations:
             raise _over("operations", f"{count:,} operations", self.operations)
 
     def check_nbytes(self, count: int) -> None:
-        """Raise `InvalidRequest` for a graph whose encoding is so long, if that is too long."""
+        """Raise `InvalidRequest` if an encoding of `count` bytes is over the limit."""
         if count > self.nbytes:
             raise _over("nbytes", f"{count:,} bytes", self.nbytes)
 

@@ -35,7 +35,7 @@ _Index = int | slice | EllipsisType | None
 
 
 class MovementFunctions(Recorder):
-    """Each adds operations to the graph, and raises `InvalidRequest` if its operands do not fit together."""
+    """Each function adds operations to the graph. Raises `InvalidRequest` if operands do not fit together."""
 
     def reshape(self, x: Tensor, dims: Sequence[int]) -> Tensor:
         """x with other dims; one of them may be -1. Raises `InvalidRequest`."""
@@ -59,7 +59,7 @@ class MovementFunctions(Recorder):
         return self._result(Transpose(x=x, axes=tuple(order)))
 
     def slice(self, x: Tensor, index: Any) -> Tensor:
-        """`x[index]`, of whole numbers, slices, `...` and None. Raises `InvalidRequest`."""
+        """`x[index]`, where `index` has whole numbers, slices, `...` and None. Raises `InvalidRequest`."""
         self._own("x", x)
         given: list[_Index] = [_part(one) for one in (index if isinstance(index, tuple) else (index,))]
         used = sum(one is not None and one is not Ellipsis for one in given)
@@ -96,7 +96,7 @@ class MovementFunctions(Recorder):
     ) -> Tensor:
         """x with a number, or elements of its own, around it: see `Pad`, and `BorderPad` for the other modes.
 
-        `widths`: before and after each axis, or one width for all. Raises `InvalidRequest`.
+        `widths`: elements before and after each axis, or one number for all. Raises `InvalidRequest`.
         """
         self._own("x", x)
         require_choice("mode", mode, ("constant", *PadMode))
@@ -132,14 +132,14 @@ class MovementFunctions(Recorder):
         return self._result(BorderPad(**of, mode=PadMode(mode)), before="widths", after="widths")
 
     def astype(self, x: Tensor, dtype: DTypeLike) -> Tensor:
-        """x rounded to another type: integers saturate, and NaN becomes 0."""
+        """x rounded to another dtype. Integers saturate, and NaN becomes 0."""
         self._own("x", x)
         return self._converted(x, dtype, kept=True)
 
     def to_layout(self, x: Tensor, layout: LayoutLike) -> Tensor:
         """x with another order in memory, and the same values; x itself if it has that order.
 
-        What is computed of a tensor with its channels last has them last as well.
+        Results that are computed from a tensor with channels last have them last as well.
         """
         self._own("x", x)
         spec = TensorSpec.packed(x.dims, x.dtype, layout)
@@ -173,7 +173,7 @@ class MovementFunctions(Recorder):
     # Broadcasting.
 
     def full(self, dims: Sequence[int], value: Number, dtype: DTypeLike = DType.FLOAT32) -> Tensor:
-        """A tensor of one value."""
+        """A tensor with one value in all elements."""
         wanted = TensorSpec.packed(dims, dtype)
         if isinstance(value, bool) and wanted.dtype is DType.BOOL:
             value = int(value)
@@ -241,7 +241,7 @@ def _part(index: Any) -> _Index:
 
 
 def _picked(index: _Index, axis: int, size: int) -> range:
-    """What a part of an index picks of an axis. Raises `InvalidRequest` for what the axis does not have."""
+    """The elements of an axis that a part of an index selects. Raises `InvalidRequest` if out of range."""
     if isinstance(index, int):
         if not size:
             raise _no_index(

@@ -31,7 +31,7 @@ _SHOWN = 40
 _MOST_LISTED = 4
 """Inputs, or outputs, that a graph's repr names."""
 _COPIES = 2
-"""Each name is in memory about so many times: in the graph and in its encoded form."""
+"""About how many times each name is in memory: in the graph and in its encoded form."""
 _NAMED = frozenset({"inf", "-inf", "nan"})
 FORMAT = 1
 """Version of the JSON form. Increase it when an older reader would misunderstand a newer file."""
@@ -63,7 +63,7 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     body
         The operations. Each of its bound tensors belongs to a port, or overwrites one that does.
     inputs, outputs
-        In the order in which they were declared. An output's buffer must be none of the inputs'.
+        The ports, in the order in which they were declared. No output may have the buffer of an input.
 
     Raises
     ------
@@ -136,19 +136,19 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     @functools.cached_property
     def identity(self) -> str:
-        """64 hexadecimal digits that identify the graph and its labels: that of other lines has others."""
+        """64 hexadecimal digits that identify the graph and its labels, which name the user's lines."""
         return blake(self.encoded)
 
     @functools.cached_property
     def footprint(self) -> int:
-        """About the bytes of host memory that the graph takes, with what is kept of it (`encoded`)."""
+        """About how many bytes of host memory the graph takes, `encoded` included."""
         return self.body.footprint + _COPIES * len(self.encoded)
 
     @classmethod
     def received(cls, body: bytes, identity: str) -> Graph:
         """The graph that another process has encoded. Raises `ValueError`, `msgspec.DecodeError`.
 
-        It is not encoded again for its identity, and so takes less memory here.
+        The graph is not encoded again to find its identity, so it takes less memory here.
         """
         graph = msgspec.msgpack.decode(body, type=cls)
         graph.__dict__["identity"] = identity
@@ -175,7 +175,7 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     def to_json(self) -> bytes:
         """The graph as JSON, with the version of its form. See `from_json`.
 
-        JSON has no infinity and no NaN: constants that are have their names, "inf", "-inf" and "nan".
+        JSON has no infinity and no NaN: such constants are written as "inf", "-inf" and "nan".
         """
         file = msgspec.to_builtins(_File(format=FORMAT, graph=self))
         for tensor in file["graph"]["body"]["tensors"]:
@@ -242,7 +242,7 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return pictures.svg(self, self._own(explanation))
 
     def _own(self, explanation: Explanation | None) -> Explanation | None:
-        """An explanation of this graph. Raises `InvalidRequest` for another, and for what is none."""
+        """The explanation, if it is of this graph, or None. Raises `InvalidRequest` for any other."""
         fix = "pass what `await gpu.explain(graph)` gave, or nothing"
         if explanation is not None:
             require_type("explanation", explanation, Explanation, fix)
@@ -266,8 +266,8 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def _with_numbers(file: Any) -> Any:
-    """Decoded JSON with the numbers of constants that `to_json` gave by name."""
-    with contextlib.suppress(AttributeError, LookupError, TypeError):  # of another form: then it is refused
+    """Decoded JSON, in which the constants that `to_json` wrote as text are numbers again."""
+    with contextlib.suppress(AttributeError, LookupError, TypeError):  # malformed: the caller refuses it
         for tensor in file["graph"]["body"]["tensors"]:
             if tensor.get("value") in _NAMED:
                 tensor["value"] = float(tensor["value"])
@@ -275,7 +275,7 @@ def _with_numbers(file: Any) -> Any:
 
 
 def _listed(ports: tuple[Port, ...]) -> str:
-    """Some ports, for people."""
+    """The first few ports, as text."""
     shown = [f"{port.name} {port.spec.dtype} {port.spec.dims}" for port in ports[:_MOST_LISTED]]
     more = len(ports) - len(shown)
     return ", ".join(shown) + (f" and {more} more" if more else "")

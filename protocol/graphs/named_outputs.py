@@ -1,4 +1,4 @@
-"""Several outputs, by name: named tuples that can be pickled, though no module has their classes."""
+"""Named tuples of outputs. They can be pickled, though their classes are in no module."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ _WINDOW = {"window.size": "size", "window.pre_padding": "pad", "window.post_padd
 
 
 class NetworkFunctions(ConvolutionFunctions):
-    """Each adds operations to the graph, and raises `InvalidRequest` if its operands do not fit together."""
+    """Each function adds operations to the graph. Raises `InvalidRequest` if operands do not fit together."""
 
     def matmul(self, a: Tensor, b: Tensor) -> Tensor:
         """a @ b: see `MatMul`. An operand of one dim is a row or a column, as in NumPy."""
@@ -148,13 +148,13 @@ class NetworkFunctions(ConvolutionFunctions):
         *,
         epsilon: float = 1e-5,
     ) -> Tensor:
-        """Norm of so many groups of channels of each sample: see `GroupNorm`."""
+        """Norm of each of `groups` groups of channels of each sample: see `GroupNorm`."""
         return self._result(GroupNorm(x=x, groups=groups, scale=scale, bias=bias, epsilon=epsilon))
 
     def local_response_norm(
         self, x: Tensor, size: int, *, alpha: float = 1e-4, beta: float = 0.75, bias: float = 1.0
     ) -> Tensor:
-        """x by a power of the squares of `size` channels around each: see `LocalResponseNorm`."""
+        """x normalised by the squares of the `size` channels around each: see `LocalResponseNorm`."""
         return self._result(LocalResponseNorm(x=x, size=size, alpha=alpha, beta=beta, bias=bias))
 
     def max_pool(
@@ -166,7 +166,7 @@ class NetworkFunctions(ConvolutionFunctions):
         stride: int | Sequence[int] | None = None,
         dilation: int | Sequence[int] = 1,
     ) -> Tensor:
-        """The largest element of each window, which move by their size unless a stride is given."""
+        """The largest element of each window. The stride is the window's size unless given."""
         window = Window.symmetric(self._spatial_dims(x), size, pad, stride, dilation)
         return self._result(MaxPool(x=x, window=window), **_WINDOW)
 
@@ -179,7 +179,7 @@ class NetworkFunctions(ConvolutionFunctions):
         stride: int | Sequence[int] | None = None,
         include_padding: bool = False,
     ) -> Tensor:
-        """The mean of each window, which move by their size unless a stride is given."""
+        """The mean of each window. The stride is the window's size unless given."""
         window = Window.symmetric(self._spatial_dims(x), size, pad, stride)
         return self._result(AvgPool(x=x, window=window, include_padding=include_padding), **_WINDOW)
 
@@ -193,7 +193,7 @@ class NetworkFunctions(ConvolutionFunctions):
         stride: int | Sequence[int] | None = None,
         dilation: int | Sequence[int] = 1,
     ) -> Tensor:
-        """The p-norm of each window, which move by their size unless a stride is given."""
+        """The p-norm of each window. The stride is the window's size unless given."""
         window = Window.symmetric(self._spatial_dims(x), size, pad, stride, dilation)
         return self._result(LpPool(x=x, window=window, p=p), **_WINDOW)
 
@@ -213,7 +213,7 @@ class NetworkFunctions(ConvolutionFunctions):
         roi: Sequence[float] | None = None,
         extrapolation: float = 0.0,
     ) -> Tensor:
-        """x with other sizes, or as much larger as `scales` say; of these dims, or of all: see `Resample`.
+        """x resized to `sizes`, or by `scales`, along `axes` or along all dims: see `Resample`.
 
         Give `sizes` or `scales`: one number for each dim, or for each of `axes`. A size that follows from a
         scale is rounded down. `mode`, `coordinates` and `rounding` may be texts: `mode="linear"`.
@@ -293,11 +293,11 @@ class NetworkFunctions(ConvolutionFunctions):
         )
 
     def adaptive_max_pool(self, x: Tensor, output: int | Sequence[int]) -> Tensor:
-        """The largest element of each of so many windows that cover x: see `AdaptiveWindow`."""
+        """The largest element of each of `output` windows that cover x: see `AdaptiveWindow`."""
         return self._result(MaxPool(x=x, window=self._adaptive(x, output)))
 
     def adaptive_avg_pool(self, x: Tensor, output: int | Sequence[int]) -> Tensor:
-        """The mean of each of so many windows that cover x: see `AdaptiveWindow`."""
+        """The mean of each of `output` windows that cover x: see `AdaptiveWindow`."""
         return self._result(AvgPool(x=x, window=self._adaptive(x, output)))
 
     def _adaptive(self, x: Tensor, output: int | Sequence[int]) -> AdaptiveWindow:
@@ -339,9 +339,9 @@ class NetworkFunctions(ConvolutionFunctions):
     ) -> Tensor:
         """Attention of queries to keys and values, dims (B, H, S, D): see `Attention`.
 
-        `window`: how many positions before and after its own one each sees; None for all. `alibi`: whether
+        `window`: how many positions before and after its own each query sees; None for all. `alibi`: whether
         there are slopes as in the paper, or the slope of each head. `dropout` draws from `state`, and takes
-        B * H * S * L of its numbers.
+        B * H * S * L of its numbers, for L keys.
         """
         self._own("q", q)
         left, right = _pair(window)
@@ -368,7 +368,7 @@ class NetworkFunctions(ConvolutionFunctions):
 
 
 def _pair(window: object) -> tuple[Any, Any]:
-    """The bounds of attention's window. Raises `InvalidRequest` unless they are two, or None."""
+    """The two bounds of a window, None twice if there is none. Raises `InvalidRequest` for anything else."""
     if window is None:
         return None, None
     if not isinstance(window, Sequence) or len(window) != 2:

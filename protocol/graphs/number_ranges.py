@@ -1,8 +1,7 @@
 """Whole numbers beyond the range of the integer tensors that they meet.
 
-Integers are computed in int64, or in uint64 if one is. A number that this type does not hold is compared as
-NumPy compares it, by its value. All else that it would take part in is refused, where NumPy raises
-`OverflowError`.
+Integers are computed in int64, or in uint64 if an operand is uint64. A number that this type does not hold is
+compared by its value, as in NumPy. Any other function of it is refused, where NumPy raises `OverflowError`.
 """
 
 from __future__ import annotations
@@ -20,16 +19,16 @@ __all__ = ["as_compared", "exact_bounds", "require_unsigned"]
 
 _M = PointwiseMode
 _LESS = {_M.EQ: _M.LT, _M.NE: _M.GE, _M.LT: _M.LT, _M.LE: _M.LT, _M.GT: _M.GE, _M.GE: _M.GE}
-"""A comparison of a tensor with a number below all integers → the same with the least of them."""
+"""A comparison with a number below the range → the comparison with the least integer that means the same."""
 _MORE = {_M.EQ: _M.GT, _M.NE: _M.LE, _M.LT: _M.LE, _M.LE: _M.LE, _M.GT: _M.GT, _M.GE: _M.GT}
-"""And with a number above all integers → with the largest of them."""
+"""A comparison with a number above the range → that with the largest integer that means the same."""
 _REVERSED = {_M.EQ: _M.EQ, _M.NE: _M.NE, _M.LT: _M.GT, _M.LE: _M.GE, _M.GT: _M.LT, _M.GE: _M.LE}
 _TRUTHS = {_M.LOGICAL_AND: 2, _M.LOGICAL_OR: 2, _M.LOGICAL_XOR: 2, _M.SELECT: 1}
 """Functions → how many of their operands, from the first, are read as truth values."""
 
 
 def as_compared(mode: str, operands: tuple[Any, ...], dtype: DType) -> tuple[str, tuple[Any, ...]]:
-    """The same function where its numbers are compared, or read as truth values, with numbers that fit.
+    """A function and its operands, in which numbers that are compared or read as truth values fit.
 
     `dtype`: what the integers among the operands promote to.
     """
@@ -55,9 +54,9 @@ def as_compared(mode: str, operands: tuple[Any, ...], dtype: DType) -> tuple[str
 
 
 def exact_bounds(lower: object, upper: object, dtype: DType) -> tuple[int | None, int | None] | None:
-    """Bounds of integers as numbers of their dtype, if they are whole and float64 may not hold them.
+    """Bounds of integers, clipped to their dtype, if the bounds are whole and float64 may not hold them.
 
-    None for bounds that `Pointwise` takes, or refuses.
+    None for all other bounds: `Pointwise` takes or refuses those.
     """
     given = [bound for bound in (lower, upper) if bound is not None]
     whole = [int(bound) for bound in given if isinstance(bound, numbers.Integral)]

@@ -26,7 +26,7 @@ __all__ = ["OperationGraph"]
 
 _MOST_LABELS = 4
 _GRAPH_BYTES = 330
-"""About what a tensor or an operation of a graph takes in memory."""
+"""About how many bytes of memory a tensor or an operation of a graph takes."""
 
 
 class OperationGraph(
@@ -81,7 +81,7 @@ class OperationGraph(
                 )
 
     def _check_operation(self, operation: Node, written: set[int]) -> None:
-        """`written`: what the operations before it write."""
+        """Raise `InvalidRequest` if an operation does not fit. `written`: what those before it write."""
         reads, writes = operation.reads, operation.writes
         for uid in (*reads, *writes):
             if uid not in self._by_uid:
@@ -96,7 +96,7 @@ class OperationGraph(
             raise _malformed("numerics", operation.numerics, "is given to an operation, not to the graph")
 
     def _check_overwriting(self, tensor: GraphTensor) -> None:
-        """A bound result may overwrite a bound input of the same spec, and nothing else."""
+        """Raise `InvalidRequest` unless a bound result overwrites a bound input of the same spec."""
         uid = tensor.overwrites
         is_input = uid in self.canonical_uids and uid not in self.written
         is_result = tensor.uid in self.written and tensor.role is TensorRole.BOUND
@@ -106,7 +106,10 @@ class OperationGraph(
             raise _malformed("tensors", tensor.uid, "overwrites an input of another spec")
 
     def _overwritten(self, operation: Node) -> list[int]:
-        """What an operation overwrites. Most operations may still read what they have written over."""
+        """The inputs that an operation overwrites.
+
+        Raises `InvalidRequest` if it may still read what it has written over, as most operations may.
+        """
         found = []
         operands = dict(operation.named())
         for name, uid in operation.named(operation.outputs):
@@ -196,7 +199,7 @@ class OperationGraph(
         return operation.of_nothing({name: self.tensor(uid).spec for name, uid in operation.named()})
 
     def _of_nothing(self, xp: Any, operation: Node, given: Mapping[str, Array]) -> dict[str, Array] | None:
-        """The same as arrays."""
+        """The outputs of `without_elements` as arrays."""
         found = self.without_elements(operation)
         if found is None:
             return None
@@ -207,15 +210,15 @@ class OperationGraph(
         }
 
     def magnitudes(self, xp: Any, operation: Node, values: Mapping[int, Array]) -> dict[int, Array]:
-        """The same of `Operation.magnitudes`."""
+        """`Operation.magnitudes` of an operation of the graph, by uid."""
         return self._of_results(operation, operation.magnitudes(xp, *self._given(operation, values)))
 
     def uncentred(self, xp: Any, operation: Node, values: Mapping[int, Array]) -> dict[int, Array]:
-        """The same of `Operation.uncentred`."""
+        """`Operation.uncentred` of an operation of the graph, by uid."""
         return self._of_results(operation, operation.uncentred(xp, *self._given(operation, values)))
 
     def _of_results(self, operation: Node, results: Mapping[str, Array]) -> dict[int, Array]:
-        """Those of an operation's results that the graph has."""
+        """By uid, those of an operation's results that the graph has."""
         return {uid: results[name] for name, uid in operation.named(operation.outputs) if name in results}
 
     def _given(
@@ -229,7 +232,7 @@ class OperationGraph(
         )
 
     def samples(self, xp: Any, draw: Callable[[TensorSpec], Array]) -> dict[int, Array]:
-        """Values of those inputs of the graph that need particular ones, by uid: see `Operation.samples`."""
+        """Values for the inputs of the graph that need particular ones, by uid: see `Operation.samples`."""
         found: dict[int, Array] = {}
         inputs = dict.fromkeys(uid for uid in self.bound if uid not in self.written)
         for operation in self.operations:
@@ -242,7 +245,7 @@ class OperationGraph(
         return {uid: found[uid] for uid in inputs if uid in found}
 
     def label(self, number: int) -> str:
-        """An operation, by its number, for people: "relu at model.py:12", or "relu" if no line added it.
+        """The label of an operation, for people: "relu at model.py:12", or "relu" if no line added it.
 
         Of a gradient: "mul, gradient of relu at model.py:12".
         """
@@ -254,7 +257,7 @@ class OperationGraph(
         return f"{name}, {told}" if told.startswith("gradient of ") else name
 
     def where(self, numbers: Sequence[int]) -> str:
-        """The operations with these numbers, as far as they have lines: "relu at model.py:12"."""
+        """The labels of operations, as far as these name lines: "relu at model.py:12"."""
         labels = [self.label(number) for number in numbers if number < len(self.operations)]
         told = [label for label in dict.fromkeys(labels) if " at " in label]
         more = f" and {len(told) - _MOST_LABELS} more" if len(told) > _MOST_LABELS else ""

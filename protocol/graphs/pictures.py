@@ -1,7 +1,7 @@
 """Pictures of graphs: for Graphviz, and as SVG, which needs nothing else.
 
 With an explanation, operations that run together stand in one box, which says
-what runs them; what nothing is launched for is dashed.
+what runs them. An operation for which nothing is launched has a dashed box.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class _Node(NamedTuple):
 
 
 class _Edge(NamedTuple):
-    """A tensor on its way. `is_update`: it is the new value of an input, so it leads back."""
+    """A tensor, from its source to a reader. `is_update`: it is an input's new value, and leads back."""
 
     source: Hashable
     target: Hashable
@@ -84,7 +84,7 @@ def _head(number: int, piece: PieceOfPlan) -> str:
 
 
 def _colour(piece: PieceOfPlan) -> str:
-    """That of its first step."""
+    """The colour of a piece: that of its first step."""
     return StepKind.colour_of(piece.steps[0] if piece.steps else "")
 
 
@@ -147,7 +147,7 @@ def svg(graph: Graph, explanation: Explanation | None = None) -> str:
     told_first = sorted(zip(down.items(), placed.lines, strict=True), key=lambda each: each[1][-1][1])
     for ((source, _), labels), line in told_first:
         label = ", ".join(labels)
-        if (source, label) not in told:  # a tensor that many read is told once
+        if (source, label) not in told:  # a tensor that several boxes read is labelled once
             told.add((source, label))
             (x, y), (next_x, next_y) = line[:2]
             shapes.append(_text(x + (next_x - x) * 0.2, y + (next_y - y) * 0.4, label))
@@ -161,15 +161,15 @@ class _Box(NamedTuple):
     Parameters
     ----------
     key
-        Of the node; of a piece ("piece", its number).
+        The node's key; for a piece, ("piece", its number).
     holds
         The keys of the nodes in it.
     rows
-        Its text: each what is bold, and what is not.
+        Its lines of text, each with a bold part and a plain part.
     fill
-        Its colour; empty for one that nothing runs: it is dashed.
+        Its colour; empty for an operation that nothing runs, whose box is dashed.
     radius
-        That of its corners, in pixels.
+        The radius of its corners, in pixels.
     """
 
     key: Hashable
@@ -180,16 +180,16 @@ class _Box(NamedTuple):
 
     @property
     def width(self) -> float:
-        """In pixels."""
+        """Its width, in pixels."""
         return _LETTER * max(len(f"{bold} {plain}".strip()) for bold, plain in self.rows) + 2 * _PAD
 
     @property
     def height(self) -> float:
-        """In pixels."""
+        """Its height, in pixels."""
         return _ROW * len(self.rows) + _PAD
 
     def drawn(self, x: float, y: float) -> Iterator[str]:
-        """The box around a point."""
+        """The SVG elements of the box, with its middle at a point."""
         left, top = x - self.width / 2, y - self.height / 2
         style = f'fill="{self.fill}"' if self.fill else 'fill="#ffffff" stroke-dasharray="3 3"'
         yield (

@@ -29,7 +29,7 @@ __all__ = ["RandomFunctions"]
 
 
 class RandomFunctions(Recorder):
-    """Each adds operations to the graph, and raises `InvalidRequest` if its operands do not fit together."""
+    """Each function adds operations to the graph. Raises `InvalidRequest` if operands do not fit together."""
 
     def _drawn(
         self, kind: type[Randomness[Any]], dims: Sequence[int], dtype: DTypeLike, state: Tensor, **of: Any
@@ -88,8 +88,8 @@ class RandomFunctions(Recorder):
     def dropout(self, x: Tensor, probability: Any, state: Tensor) -> Tensor:
         """x with each element 0 with that probability, else divided by 1 - probability.
 
-        Takes a number of the state for each element of x. Two that read the same state drop the same places:
-        give the second one `advance(state, ...)`.
+        It takes one number of the state for each element of x. Two dropouts of the same state drop the same
+        places: give the second one `advance(state, ...)`.
         """
         self._own("x", x)
         if not isinstance(probability, int | float) or not 0 <= probability < 1:
@@ -103,7 +103,7 @@ class RandomFunctions(Recorder):
         return self.pointwise(PointwiseMode.SELECT, kept, x * (1 / (1 - probability)), 0.0)
 
     def advance(self, state: Tensor, count: int) -> Tensor:
-        """The state behind `count` numbers: what is drawn from it is independent of those.
+        """The state after `count` numbers: what is drawn from it is independent of those.
 
         With `g.build(..., updates={"state": g.advance(state, count)})` each run draws other numbers.
         """

@@ -1,4 +1,4 @@
-"""The functions of a `GraphBuilder` that make tensors from the places of their elements."""
+"""The functions of a `GraphBuilder` that compute elements from their indices."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _M = PointwiseMode
 
 
 class RangeFunctions(MovementFunctions):
-    """Each adds operations to the graph, and raises `InvalidRequest` if its arguments do not fit together."""
+    """Each function adds operations to the graph, and raises `InvalidRequest` if arguments do not fit."""
 
     def arange(
         self, start: Number, stop: Number | None = None, step: Number = 1, *, dtype: DTypeLike | None = None
     ) -> Tensor:
-        """`start + n * step` for as many n from 0 as stay before `stop`. Of one number, from 0 up to it.
+        """`start + n * step` for n = 0, 1, 2 and so on, before `stop`. With one number, from 0 up to it.
 
-        Exact for integers; of floats computed in float64 and rounded once. int64 without a dtype, or float32
-        if an argument is a float.
+        Integers are exact; floats are computed in float64 and rounded once. Without a dtype, the result is
+        int64, or float32 if an argument is a float.
         """
         start, stop = (0, start) if stop is None else (start, stop)
         start, stop, step = as_number("start", start), as_number("stop", stop), as_number("step", step)
@@ -57,7 +57,7 @@ class RangeFunctions(MovementFunctions):
     def eye(
         self, rows: int, columns: int | None = None, k: int = 0, *, dtype: DTypeLike = DType.FLOAT32
     ) -> Tensor:
-        """1 on a diagonal, else 0: on that which is k places above the main one."""
+        """A matrix with 1 on the diagonal k places above the main one, else 0."""
         _check_diagonal(k)
         wide = rows if columns is None else columns
         _check_count("rows", rows)
@@ -83,9 +83,9 @@ class RangeFunctions(MovementFunctions):
         off: Number = 0,
         dtype: DTypeLike = DType.FLOAT32,
     ) -> Tensor:
-        """`on` at each index along a new dim of that size, else `off`: as ONNX's OneHot.
+        """`on` at each index along a new dim of size `depth`, else `off`: as ONNX's OneHot.
 
-        Negative indices count from the end; where one is outside, all is `off`.
+        Negative indices count from the end. If an index is out of range, all its elements are `off`.
         """
         self._own("indices", indices)
         kind = TensorSpec.packed((0,), dtype).dtype
@@ -118,13 +118,13 @@ class RangeFunctions(MovementFunctions):
         return made if made.dtype is x.dtype else self._converted(made, x.dtype, kept=False)
 
     def _grid(self, rows: int, columns: int) -> Sequence[Tensor]:
-        """The number of each row, dims (rows, 1), and of each column."""
+        """The number of each row, dims (rows, 1), and of each column, dims (1, columns)."""
         down = self._places(rows, "rows", rows)
         along = down if rows == columns else self._places(columns, "columns", columns)
         return self.reshape(down, (rows, 1)), self.reshape(along, (1, columns))
 
     def _places(self, count: int, field: str, value: object) -> Tensor:
-        """0, 1, 2 and so on, int64: as many as follow from the caller's argument of that name."""
+        """`count` numbers from 0, int64. `field` and `value`: the caller's argument, for errors."""
         try:
             ones = self.full((count,), 1, DType.INT64)
         except InvalidRequest as error:

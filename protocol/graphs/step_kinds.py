@@ -8,18 +8,18 @@ __all__ = ["StepKind"]
 
 
 class StepKind(enum.Enum):
-    """What is launched: its name, `{}` for what differs from step to step, and its colour."""
+    """What is launched: its name, with `{}` for what differs from step to step, and its colour."""
 
     CUDNN = ("cuDNN {}", "#dcebfa")
-    """An engine of cuDNN's and its settings."""
+    """An engine of cuDNN, and its settings."""
     CUBLAS = ("cuBLAS", "#e7e0f8")
     CUBLAS_PACKED = ("cuBLAS, on packed copies", "#e7e0f8")
     LIBRARY = ("libcudnn", "#d6f0ec")
-    """A function of cuDNN's that takes no graph."""
+    """A function of cuDNN that takes no graph."""
     KERNEL = ("kernel of {}", "#fbe3d6")
     """A kernel that this package has for an operation of that kind."""
     ELEMENTWISE = ("generated kernel", "#fdebd0")
-    """Generated for the piece, like those that follow."""
+    """Generated for the piece, like the kinds from here to `COPIES`."""
     LINES = ("generated kernel over lines", "#fdebd0")
     NORM = ("generated kernels of {}", "#fdebd0")
     """The kernels of a norm and of what stands around it, and how many there are."""
@@ -36,7 +36,7 @@ class StepKind(enum.Enum):
 
     @property
     def colour(self) -> str:
-        """As HTML writes it."""
+        """The colour, as HTML writes it."""
         return self.value[1]
 
     @classmethod

@@ -123,5 +123,5 @@ _ENCODER = msgspec.msgpack.Encoder(enc_hook=_pack)
 
 @functools.cache
 def _decoder(wanted: Any) -> msgspec.msgpack.Decoder[Any]:
-    """The decoder of a type, made at its first use: that of messages takes tens of milliseconds."""
+    """The decoder of a type. It is made at its first use: to make that of messages takes tens of ms."""
     return msgspec.msgpack.Decoder(wanted, dec_hook=_unpack_array, strict=True)

@@ -59,7 +59,7 @@ class PlanStatistics(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class CacheStatistics(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a process keeps of messages and graphs, so that they are not checked and lowered anew.
+    """What a process keeps of messages and graphs, so that they are not checked and lowered again.
 
     Parameters
     ----------
@@ -101,7 +101,7 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     dropped_replies
         Replies dropped because the caller's event loop had closed.
     graphs, worker_graphs
-        What your process keeps of messages and graphs, and what the worker does; None if there is none.
+        The caches of messages and graphs, of your process and of the worker; None if there is no worker.
     """
 
     generation: int

@@ -1,1 +1,1 @@
-"""What the rest is made of: dtypes, tensors, buffers, settings of convolutions, errors and checks."""
+"""What the other parts use: dtypes, tensors, buffers, parameters of convolutions, and checks."""

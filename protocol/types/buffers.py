@@ -1,4 +1,4 @@
-"""References to GPU buffers."""
+"""References to the buffers of a service."""
 
 from __future__ import annotations
 

@@ -72,9 +72,9 @@ def as_index(value: object) -> int:
 
 
 def as_number(field: str, value: object, *, unsigned: bool = False) -> float | int:
-    """An int or a float of a number, also NumPy's. Raises `InvalidRequest`, which names it.
+    """A number, also one of NumPy's, as an int or a float. Raises `InvalidRequest` for anything else.
 
-    `unsigned`: it may be as large as an uint64.
+    `unsigned`: whether it may be as large as a uint64.
     """
     problem = "is neither a tensor nor a number"
     fix = "pass an int or a float, or declare an array as an input: g.input(name, dims)"
@@ -119,7 +119,7 @@ def _nearest(given: object, known: Mapping[str, str]) -> str:
 
 
 def require_whole(field: str, value: object, least: int, *, of_bytes: bool = False) -> None:
-    """Raise `InvalidRequest` unless `value` is an int from `least` to 2**63 - 1: a number `of_bytes`."""
+    """Raise `InvalidRequest` unless `value` is an int from `least` to 2**63 - 1; of bytes if `of_bytes`."""
     if type(value) is not int or not least <= value <= _LARGEST:
         raise InvalidRequest(
             field=field,
@@ -233,7 +233,7 @@ def _article(word: str) -> str:
 
 
 def require_type(field: str, value: object, kind: type, fix: str = "") -> None:
-    """Raise `InvalidRequest` unless a value is of a type. A bool is not a number."""
+    """Raise `InvalidRequest` unless a value is of a type. A bool is always refused."""
     if not isinstance(value, kind) or isinstance(value, bool):
         require_awaited(field, value)
         wanted = "real number" if kind is numbers.Real else kind.__name__

@@ -92,7 +92,7 @@ class ConvSpec(Parameters):
         dilation: int | Sequence[int] = 1,
         groups: int = 1,
     ) -> ConvSpec:
-        """A convolution of numbers for all spatial dims, or for each. A padding may be (before, after)."""
+        """A convolution, from one number for all spatial dims or for each. Padding may be (before, after)."""
         check_spatial_dims(spatial_dims)
         before, after = sides("pad", pad, spatial_dims)
         return cls(
@@ -205,8 +205,8 @@ class ConvSpec(Parameters):
 
 
 def _channels_first(x: Sequence[int], w: Sequence[int], groups: int) -> str:
-    """How an input becomes one of dims (N, C, spatial), if its last dim alone fits the filters."""
-    if x[-1] != w[1] * groups or x[1] == w[1]:  # the second: filters that should have a group's channels only
+    """A fix for an input that seems to have its channels last; empty for any other."""
+    if x[-1] != w[1] * groups or x[1] == w[1]:  # the latter: w should have one group's channels
         return ""
     way = rearranged("x", x, lambda dims: len(dims) == len(w) and dims[1] == x[-1])
     return (
@@ -218,7 +218,7 @@ def _channels_first(x: Sequence[int], w: Sequence[int], groups: int) -> str:
 def _other_rank(
     name: str, dims: Sequence[int], other: str, filters: Sequence[int], groups: int
 ) -> InvalidRequest:
-    """The error about operands that have not as many dims: about the one that has fewer."""
+    """The error about operands of different ranks. It names the one with fewer dims."""
     if len(dims) > len(filters):
         return InvalidRequest(
             field=other,

@@ -73,7 +73,7 @@ class DType(enum.StrEnum):
         return self.is_floating and self.itemsize == 2
 
     def holds(self, value: float) -> bool:
-        """Whether a tensor can have a value, but for rounding to a float."""
+        """Whether a tensor can have a value. Floats may round it, but not to infinity."""
         if self.is_floating:
             with np.errstate(over="ignore"):
                 return not math.isfinite(value) or math.isfinite(np.float64(value).astype(self.numpy))

@@ -165,7 +165,7 @@ TENSOR = {
 
 
 def no_attribute(kind: str, name: str, functions: Iterable[str], attributes: Iterable[str] = ()) -> str:
-    """The text of an `AttributeError`: what an object of this kind has in the place of an attribute."""
+    """The text of an `AttributeError`: it names what to use in the place of the missing attribute."""
     functions, attributes = set(functions), set(attributes)
     if kind == "Tensor" and name in TENSOR:
         instead = TENSOR[name]

@@ -1,8 +1,8 @@
-"""What records of parameters, operations and messages have in common.
+"""The base classes of records: of parameters, operations and messages.
 
-They are frozen, their fields are given by name, and none is unknown. msgspec's own errors about arguments do
-not name the class: a metaclass does. It takes part only where Python code calls the class, which then takes
-up to a microsecond longer; decoding and `msgspec.structs.replace` do not call it.
+Records are frozen, their fields are given by name, and unknown fields are refused. msgspec's own errors about
+arguments do not name the class, so a metaclass raises errors that do. This makes a call of the class from
+Python code up to a microsecond longer; decoding and `msgspec.structs.replace` do not call it.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Parameters(Record, cache_hash=True, gc=False):
 
 
 def _problem(cls: type, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
-    """What is wrong with the arguments, and how to mend it; None if they are the fields'."""
+    """What is wrong with the arguments, and how to mend it; None if they fit the fields."""
     name, parameters = cls.__name__, inspect.signature(cls).parameters
     if not parameters:
         return f"{name} has no fields: write {name}()"

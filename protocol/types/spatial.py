@@ -37,7 +37,7 @@ def check_spatial_dims(count: object) -> None:
 
 
 def spatial_dims_of(name: str, dims: Sequence[int], most: int = 3) -> int:
-    """How many spatial dims a tensor has. Raises `InvalidRequest` unless it has one, and at most so many."""
+    """How many spatial dims a tensor has. Raises `InvalidRequest` unless it has 1 to `most`."""
     if not 3 <= len(dims) <= most + 2:
         raise InvalidRequest(
             field=name,
@@ -79,9 +79,9 @@ def check_spatial(name: str, values: object, least: int, rank: int | None = None
 
 
 def rearranged(name: str, dims: Sequence[int], fits: Callable[[tuple[int, ...]], bool]) -> str:
-    """What makes an array fit that lacks its batch, or has its channels last: `x.transpose(2, 0, 1)[None]`.
+    """How to rearrange an array that lacks its batch, or has its channels last: `x.transpose(2, 0, 1)[None]`.
 
-    `fits` says whether dims do. Empty if none of these arrays fits.
+    `fits` says whether the new dims fit. Empty if none do.
     """
     last = len(dims) - 1
     ways = {

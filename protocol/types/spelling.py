@@ -1,4 +1,4 @@
-"""What is said about an argument that a function or a record does not have: its own name for it."""
+"""Hints for unknown arguments: the name that a function or a record has for what was meant."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ R = TypeVar("R")
 
 
 def own_name(given: str, known: Collection[str]) -> str:
-    """The start of a fix for an argument that is none of the known ones: "use size: ", or what it resembles.
+    """The start of a fix for an argument that is none of the known ones: "use size; ", or what it resembles.
 
-    Empty if neither another library nor a slip of the pen explains it.
+    Empty if it is no other library's name for a known argument, and resembles none.
     """
     for name, others in ARGUMENTS.items():
         if name in known and given in others:
@@ -29,7 +29,7 @@ def own_name(given: str, known: Collection[str]) -> str:
 
 
 def spelled(function: Callable[P, R]) -> Callable[P, R]:
-    """The same function, whose `TypeError` for arguments that it does not have tells those that it has."""
+    """The same method, whose `TypeError` for arguments that it does not have names those that it has."""
     called: Callable[..., Any]
     if inspect.iscoroutinefunction(function):
 

@@ -219,9 +219,10 @@ class TensorSpec(Parameters):
 
 
 def settled_strides(dims: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
-    """Give dims of size 1 the strides of a packed tensor: NumPy's may be anything, even 0 or negative.
+    """The strides, with those of a packed tensor for dims of size 1.
 
-    So may all strides of an array without elements.
+    NumPy's strides of such dims may be anything, even 0 or negative, and so may all strides of an array
+    without elements.
     """
     if 0 in dims:
         return packed_strides(dims)
