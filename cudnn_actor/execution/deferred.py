@@ -75,7 +75,7 @@ class DeferredWork:
         warmed, self._warmed = self._warmed, None
         return warmed[1] if warmed is not None and warmed[0] is item else {}
 
-    # Going in.
+    # Whether a message must wait.
 
     def defers(self, item: Any) -> Defer | None:
         """The call that defers a message which must wait; None if it can start. See `Actor.defers`."""
@@ -88,7 +88,7 @@ class DeferredWork:
         if not self._hazards:
             return None
         if kind is Drain:
-            return functools.partial(self._behind_all, _Waiting(item))
+            return functools.partial(self._defer_behind_all, _Waiting(item))
         return self._for_memory(item, message)
 
     def _for_memory(self, item: Any, message: Any) -> Defer | None:
@@ -99,7 +99,7 @@ class DeferredWork:
         except Exception:  # noqa: BLE001 - the message is not deferred, and fails when it starts
             return None
         if self._hazards.conflicts(footprint):
-            return functools.partial(self._behind, _Waiting(item), footprint)
+            return functools.partial(self._defer_behind, _Waiting(item), footprint)
         return None
 
     def _for_compute(self, item: Any, message: Compute) -> Defer | None:
@@ -122,10 +122,10 @@ class DeferredWork:
         footprint = compute_footprint(message, lowered)
         waiting = _Waiting(item, lowered)
         if known is None:
-            return functools.partial(self._for_plans, waiting, footprint, [lowered.graph], [])
+            return functools.partial(self._defer_for_plans, waiting, footprint, [lowered.graph], [])
         if self._hazards.conflicts(footprint):
             waiting.outcomes[lowered.graph.digest()] = known
-            return functools.partial(self._behind, waiting, footprint)
+            return functools.partial(self._defer_behind, waiting, footprint)
         self._found = item, known
         return None
 
@@ -147,7 +147,7 @@ class DeferredWork:
         untuned = [graph for digest, graph in wanted if tunes and self._planner.wants_tuning(digest)]
         if not missing and not untuned:
             return None
-        return functools.partial(self._for_plans, _Waiting(item), NOTHING, missing, untuned)
+        return functools.partial(self._defer_for_plans, _Waiting(item), NOTHING, missing, untuned)
 
     def _graphs_of(self, message: Warm | Explain) -> dict[str, OperationGraph]:
         """The graphs whose plans a message is about, by digest. Raises `InvalidRequest`."""
@@ -158,15 +158,15 @@ class DeferredWork:
 
     # Deferring.
 
-    def _behind(self, waiting: _Waiting, footprint: Footprint) -> None:
+    def _defer_behind(self, waiting: _Waiting, footprint: Footprint) -> None:
         self._hazards.add(waiting, footprint)
-        self._count()
+        self._tell_count()
 
-    def _behind_all(self, waiting: _Waiting) -> None:
+    def _defer_behind_all(self, waiting: _Waiting) -> None:
         self._hazards.add_barrier(waiting)
-        self._count()
+        self._tell_count()
 
-    def _for_plans(
+    def _defer_for_plans(
         self,
         waiting: _Waiting,
         footprint: Footprint,
@@ -176,21 +176,21 @@ class DeferredWork:
         waiting.missing = len(missing) + len(untuned)
         entry = self._hazards.add(waiting, footprint, ready=False)
         for graph in missing:
-            self._planner.wait_for(graph, functools.partial(self._came, entry))
+            self._planner.wait_for(graph, functools.partial(self._note_outcome, entry))
         for graph in untuned:
-            self._planner.wait_for_tuned(graph, functools.partial(self._was_tuned, entry))
-        self._count()
+            self._planner.wait_for_tuned(graph, functools.partial(self._note_end, entry))
+        self._tell_count()
 
-    def _count(self) -> None:
+    def _tell_count(self) -> None:
         self._note_count(len(self._hazards))
 
-    # Coming out.
+    # Resuming.
 
-    def _came(self, entry: Entry[_Waiting], digest: str, outcome: Outcome) -> None:
+    def _note_outcome(self, entry: Entry[_Waiting], digest: str, outcome: Outcome) -> None:
         entry.item.outcomes[digest] = outcome
-        self._was_tuned(entry, digest, outcome)
+        self._note_end(entry, digest, outcome)
 
-    def _was_tuned(self, entry: Entry[_Waiting], _digest: str, _outcome: Outcome) -> None:
+    def _note_end(self, entry: Entry[_Waiting], _digest: str, _outcome: Outcome) -> None:
         entry.item.missing -= 1
         if not entry.item.missing:
             self._hazards.make_ready(entry)
@@ -205,7 +205,7 @@ class DeferredWork:
         waiting = self._hazards.take()
         if waiting is None:
             return None
-        self._count()
+        self._tell_count()
         if waiting.lowered is not None:
             outcome = waiting.outcomes[waiting.lowered.graph.digest()]
             self._found = waiting.item, outcome
@@ -216,5 +216,5 @@ class DeferredWork:
     def clear(self) -> list[Any]:
         """Remove and return all deferred messages, in order."""
         waiting: list[Any] = self._hazards.clear()
-        self._count()
+        self._tell_count()
         return [one.item for one in waiting]

@@ -1,10 +1,10 @@
 """The planner: finds or builds the plan for a graph, and tells the requests that wait for it.
 
 If the engine has a builder, the build thread builds a missing plan, once, and the requests that need it are
-deferred. If it has none, `here` builds the plan on the runner's own thread. A second thread restores plans
-that are kept on disk, so that a request whose plan is on disk waits for no build. This matters most after a
-crash, when no plan is in the cache and a build may be first in the queue. Only the runner's thread uses this
-module, except for `_Announcer`.
+deferred. If it has none, `get_or_build` builds the plan on the runner's own thread. A second thread restores
+plans that are kept on disk, so that a request whose plan is on disk waits for no build. This matters most
+after a crash, when no plan is in the cache and a build may be first in the queue. Only the runner's thread
+uses this module, except for `_Announcer`.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ class Planner:
         self._executor = executor
         self._limit = state.workspace_limit
         self._tunes = state.autotune
-        self._shelf, self._thread = _threads(executor.engine, state, nudge)
-        self._all_threads = [thread for thread in (self._shelf, self._thread) if thread is not None]
+        self._restorer, self._thread = _threads(executor.engine, state, nudge)
+        self._all_threads = [thread for thread in (self._restorer, self._thread) if thread is not None]
         """The thread that restores kept plans, and the thread that builds; without those that are None."""
         self._waiting: defaultdict[str, list[Waiter]] = defaultdict(list)
         self._for_tuned: defaultdict[str, list[Waiter]] = defaultdict(list)
@@ -110,7 +110,7 @@ class Planner:
 
     # On the runner's thread.
 
-    def here(self, graph: OperationGraph) -> Plan:
+    def get_or_build(self, graph: OperationGraph) -> Plan:
         """The cached plan of a graph, or one that is built now. Blocks.
 
         Raises `UnsupportedGraph`, `OutOfMemory`, `ExecutionFailed`, `Crash`.
@@ -133,9 +133,9 @@ class Planner:
         digest = graph.digest()
         self._waiting[digest].append(waiter)
         if self.cache.begin(digest):
-            (self._shelf or self._builder_thread).ask(Job(digest, graph, self._limit))
-        elif self._shelf is not None:
-            self._shelf.hurry(digest)
+            (self._restorer or self._builder_thread).ask(Job(digest, graph, self._limit))
+        elif self._restorer is not None:
+            self._restorer.hurry(digest)
 
     def wants_tuning(self, digest: str) -> bool:
         """Whether warming this graph must tune its plan: not if it is tuned, or known to be unsupported."""
@@ -279,14 +279,14 @@ def _threads(
     restores = engine.builder(state.builders)
     assert restores is not None, "an engine either has builders or has none"
     # Newest first: a promoted standby may have many plans still to warm, of which requests need only a few.
-    shelf = BuildThread(
+    restorer = BuildThread(
         KeptPlans(store, restores),
         nudge,
         announcer.of("cudnn-plans"),
         name="cudnn-plans",
         newest_first=True,
     )
-    return shelf, BuildThread(StoredPlans(store, builds), nudge, announcer.of(name), name=name)
+    return restorer, BuildThread(StoredPlans(store, builds), nudge, announcer.of(name), name=name)
 
 
 def _tell(waiters: list[Waiter], digest: str, outcome: Outcome) -> None:

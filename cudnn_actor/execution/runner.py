@@ -331,7 +331,7 @@ class Runner(Generic[T]):
             known = self.plans.find(graph.digest())
         if known is None:
             assert self._planner is not None
-            return self._planner.here(graph)
+            return self._planner.get_or_build(graph)
         if isinstance(known, CudnnActorError):
             raise known.again()
         return known
