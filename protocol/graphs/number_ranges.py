@@ -19,9 +19,9 @@ __all__ = ["as_compared", "exact_bounds", "require_unsigned"]
 
 _M = PointwiseMode
 _LESS = {_M.EQ: _M.LT, _M.NE: _M.GE, _M.LT: _M.LT, _M.LE: _M.LT, _M.GT: _M.GE, _M.GE: _M.GE}
-"""A comparison with a number below the range → the comparison with the least integer that means the same."""
+"""A comparison with a number below the range → the one with the least integer that has the same result."""
 _MORE = {_M.EQ: _M.GT, _M.NE: _M.LE, _M.LT: _M.LE, _M.LE: _M.LE, _M.GT: _M.GT, _M.GE: _M.GT}
-"""A comparison with a number above the range → that with the largest integer that means the same."""
+"""A comparison with a number above the range → the one with the largest that has the same result."""
 _REVERSED = {_M.EQ: _M.EQ, _M.NE: _M.NE, _M.LT: _M.GT, _M.LE: _M.GE, _M.GT: _M.LT, _M.GE: _M.LE}
 _TRUTHS = {_M.LOGICAL_AND: 2, _M.LOGICAL_OR: 2, _M.LOGICAL_XOR: 2, _M.SELECT: 1}
 """Functions → how many of their operands, from the first, are read as truth values."""
