@@ -106,13 +106,13 @@ class ProcessIsolation:
         )
         self._builders = BuilderHost(self._preload, self._executable)
         self._source = Source(
-            self._recipe,
+            self._make_recipe,
             self._generations,
             standby=self._options.standby > 0,
             hang_after_s=self._options.hang_after_s,
         )
 
-    def _recipe(self) -> Recipe:
+    def _make_recipe(self) -> Recipe:
         builders = None if self._engine.host_arenas else self._builders.start()
         options, (make, arguments) = self._options, self._engine.worker
         hello = Hello(
@@ -122,7 +122,7 @@ class ProcessIsolation:
             generation=0,
             window=WINDOW,
             workspace_limit=options.workspace_limit,
-            plan_store=self._plan_store(),
+            plan_store=self._plan_directory(),
             autotune=options.autotune,
             cache_limit=options.cache_limit,
             beat_s=min(_LONGEST_BEAT_S, options.hang_after_s / _BEATS_PER_HANG),
@@ -142,8 +142,11 @@ class ProcessIsolation:
         forkserver."""
         return (_MAIN, SERVING, *self._engine.preload)
 
-    def _plan_store(self) -> str | None:
-        """The directory where workers store plans, so that a successor and a standby find earlier plans."""
+    def _plan_directory(self) -> str | None:
+        """The directory where workers store plans, so that a successor and a standby find earlier plans.
+
+        Makes one, which `end` removes, if the options name none. None for an engine that needs none.
+        """
         if self._options.plan_store is not None:
             return str(self._options.plan_store)
         if self._engine.host_arenas:  # the CPU engine: its plans take no time to build
