@@ -22,6 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--workspace-limit", type=whole_number(least=1), metavar="BYTES", help="as in spawn(workspace_limit=)"
     )
+    parser.add_argument("--measure", action="store_true", help="run it, too, and time each piece")
     parser.add_argument("--dot", type=Path, metavar="FILE", help="write the graph for Graphviz")
     parser.add_argument("--picture", type=Path, metavar="FILE.svg", help="write the graph as a picture")
 
@@ -37,12 +38,14 @@ def run(args: argparse.Namespace) -> int:
     with opened(args.device) as engine:
         try:
             plan = engine.build(graph.body, workspace_limit=args.workspace_limit)
+            explanation = plan.explain(graph.body)
+            if args.measure:
+                explanation = explanation.with_times(graph.body, engine.measure(plan, graph.body))
         except OperationError as error:
             raise described(error, graph.body) from error
         except EngineFailure as error:
             print(f"failed: {error}")
             return 1
-        explanation = plan.explain(graph.body)
     print(explanation)
     _write(args.dot, graph.to_dot(explanation))
     _write(args.picture, graph.to_svg(explanation))

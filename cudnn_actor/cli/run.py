@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 import numpy as np
 
 from cudnn_actor import spawn
@@ -52,6 +53,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--time", action="store_true", help=f"run it {_RUNS} times more, and time it")
     parser.add_argument("--explain", action="store_true", help="say what runs each part of it")
+    parser.add_argument("--profile", action="store_true", help="say what runs each part, and how long it takes")
+    parser.add_argument("--json", type=Path, metavar="FILE.json", help="write what --profile says")
 
 
 def _pair(text: str) -> tuple[str, str]:
@@ -95,12 +98,25 @@ async def _run(args: argparse.Namespace) -> int:
             print(f"{name}: {value.dtype} {value.shape}, {_summary(value)}")
         if args.time:
             await _time(gpu, model, inputs, first)
-        if args.explain:
-            print(await model.explain(inputs))
+        if args.explain or args.profile or args.json is not None:
+            await _explain(model, inputs, args)
         if args.out is not None:
             await asyncio.to_thread(_write, args.out, outputs)
         await model.close()
     return 0
+
+
+async def _explain(model: Model, inputs: dict[str, np.ndarray], args: argparse.Namespace) -> None:
+    """Print how it runs, and write that as JSON if it is asked for."""
+    explanation = await model.explain(inputs, measure=args.profile or args.json is not None)
+    if args.explain or args.profile:
+        print(explanation)
+    if args.json is not None:
+        text = msgspec.json.format(msgspec.json.encode(explanation), indent=1)
+        try:
+            await asyncio.to_thread(args.json.write_bytes, text)
+        except OSError as error:
+            raise UserError(f"{args.json} cannot be written: {error.strerror}") from error
 
 
 def _summary(value: np.ndarray) -> str:

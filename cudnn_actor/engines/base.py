@@ -17,6 +17,7 @@ import numpy as np
 from cudnn_actor.actors import Crash
 from cudnn_actor.protocol.graphs.explanation import Explanation
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
+from cudnn_actor.protocol.graphs.timing import PlanTimes
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
 __all__ = [
@@ -242,6 +243,15 @@ class Engine(Protocol):
         """Enqueue a run. `buffers` and `scalars` are in the order of `graph.bound` and `graph.scalars`.
 
         Raises `EngineFailure` when the library refuses, `StickyError` when the context has died.
+        """
+
+    def measure(self, plan: Plan, graph: OperationGraph) -> PlanTimes:
+        """Run a plan of this graph on numbers of its own, and time it and its pieces. Blocks.
+
+        It runs behind the work that is enqueued, for as long as `engines.timing` says. Floats are normally
+        distributed, integers 0, scalars 1.
+
+        Raises `OutOfMemory` if a second set of the graph's buffers does not fit, and what `execute` raises.
         """
 
     def write(self, dst: Binding, array: Any) -> None:

@@ -34,6 +34,7 @@ from cudnn_actor.protocol.errors import (
 )
 from cudnn_actor.protocol.graphs.explanation import Explanation
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
+from cudnn_actor.protocol.graphs.timing import PlanTimes
 from cudnn_actor.protocol.messages.messages import Explain, Warm
 from cudnn_actor.supervision import FaultRule
 
@@ -315,14 +316,25 @@ class Runner(Generic[T]):
             raise described(error, graph) from error
 
     def explain(self, message: Explain, key: object) -> Explanation:
-        """How the plan of a graph runs it. Raises the same as `compute` if there is no plan."""
+        """How the plan of a graph runs it, and how long each piece takes if that is asked for.
+
+        Raises the same as `compute` if there is no plan. Blocks while it measures.
+        """
         graph = message.graph
         outcomes = {} if self.deferred is None else self.deferred.warmed_for(key)
         self.faults.inject("explain")
         try:
-            return self._plan(graph, outcomes.get(graph.digest())).explain(graph)
+            plan = self._plan(graph, outcomes.get(graph.digest()))
+            times = self._measured(plan, graph) if message.measure else None
         except OperationError as error:
             raise described(error, graph) from error
+        explanation = plan.explain(graph)
+        return explanation if times is None else explanation.with_times(graph, times)
+
+    def _measured(self, plan: Plan, graph: OperationGraph) -> PlanTimes:
+        self.host.flush()  # answers that are ready need not wait
+        times: PlanTimes = self.executor.call(plan.tag, self.executor.engine.measure, plan, graph)
+        return times
 
     def _plan(self, graph: OperationGraph, known: Outcome | None) -> Plan:
         if self.faults.rule is not None:

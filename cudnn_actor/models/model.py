@@ -180,9 +180,13 @@ class Model:
                 self._release(kept)
 
     async def explain(
-        self, inputs: Mapping[str, Any] | None = None, *, timeout: float | None = None
+        self,
+        inputs: Mapping[str, Any] | None = None,
+        *,
+        measure: bool = False,
+        timeout: float | None = None,
     ) -> Explanation:
-        """How the service runs the model: see `CudnnRef.explain`.
+        """How the service runs the model, and with `measure` how long each piece takes: `CudnnRef.explain`.
 
         `inputs`: as for `run`; not needed where each input has fixed dims, and none decides over shapes.
         """
@@ -199,11 +203,11 @@ class Model:
                     field="inputs", value=None, problem=f"must be given: {needs}", fix="pass them as for run"
                 ) from needs
             try:
-                return await self._explained(kept.of, deadline)
+                return await self._explained(kept.of, deadline, measure=measure)
             finally:
                 self._release(kept)
 
-    async def _explained(self, of: Specialised, deadline: Deadline) -> Explanation:
+    async def _explained(self, of: Specialised, deadline: Deadline, *, measure: bool) -> Explanation:
         if of.graph is None:
             raise InvalidRequest(
                 field="model",
@@ -211,7 +215,7 @@ class Model:
                 problem="has outputs that are constants, so that nothing is computed",
                 fix="run it: there is nothing to explain",
             )
-        explanation: Explanation = await self._gpu.explain(of.graph, timeout=deadline.left_s)
+        explanation: Explanation = await self._gpu.explain(of.graph, measure=measure, timeout=deadline.left_s)
         return explanation
 
     async def close(self) -> None:

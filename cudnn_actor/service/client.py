@@ -672,16 +672,22 @@ class CudnnRef:
         with within(timeout) as deadline:
             return sum([await self.ask(_warm(part), timeout=deadline.left_s) for part in parts])
 
-    async def explain(self, what: Graph | Compute, *, timeout: float | None = None) -> Explanation:
+    async def explain(
+        self, what: Graph | Compute, *, measure: bool = False, timeout: float | None = None
+    ) -> Explanation:
         """How the service runs a graph, or the graph of a message: pieces, engines, reasons, memory.
 
-        Builds the plan if it is missing, as `warm` does, and runs nothing. `print` shows the answer as a
-        table.
+        Builds the plan if it is missing, as `warm` does, and runs nothing of yours. `print` shows the answer
+        as a table.
 
         Parameters
         ----------
         what
             A graph, as `GraphBuilder.build` gives it; or a message that runs a plan, all buffers given.
+        measure
+            Whether to time each piece, too, on inputs and outputs that are allocated for it and freed again:
+            floats normally distributed, integers 0. The requests behind it wait meanwhile, for about a
+            quarter of a second, or for four runs if they take longer.
         timeout
             Seconds, as in `ask`.
 
@@ -691,12 +697,14 @@ class CudnnRef:
             The message is invalid or has no plan.
         UnsupportedGraph
             The engine cannot run it. The text names the operation.
+        OutOfMemory
+            A second set of inputs and outputs does not fit.
         CudnnActorError
             As `ask`.
         """
         if isinstance(what, Graph):
             self._state.check_graph(what)
-            return await self.ask(Explain(graph=what.body), timeout=timeout)
+            return await self.ask(Explain(graph=what.body, measure=measure), timeout=timeout)
         if isinstance(what, Model):
             raise InvalidRequest(
                 field="what",
@@ -706,7 +714,8 @@ class CudnnRef:
             )
         if type(what) not in COMPUTE:
             raise no_plan("what", what)
-        return await self.ask(Explain(graph=self._state.lowered(what).graph), timeout=timeout)
+        graph = self._state.lowered(what).graph
+        return await self.ask(Explain(graph=graph, measure=measure), timeout=timeout)
 
     async def drain(self, *, timeout: float | None = None) -> None:
         """Wait until all earlier requests have been answered."""

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import msgspec
 
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
+from cudnn_actor.protocol.graphs.timing import Device, PieceTime, PlanTimes, piece_times
 
 __all__ = ["Explanation", "Measured", "PieceOfPlan", "ScratchTensor", "piece_of"]
 
@@ -51,6 +52,8 @@ class PieceOfPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         Whether the plan has passed a self-check, by this process or by the one that stored it.
     measured
         The measurements, if the plan was chosen by tuning.
+    time
+        Its time in a run of the whole, if that was measured.
     """
 
     operations: tuple[int, ...]
@@ -61,6 +64,7 @@ class PieceOfPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     workspace: int = 0
     checked: bool = True
     measured: Measured | None = None
+    time: PieceTime | None = None
 
 
 class ScratchTensor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -103,6 +107,8 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         Bytes of scratch memory for them.
     workspace
         Bytes of workspace in all, the scratch memory included.
+    run_us, device
+        Microseconds of a run, and what the device can do, if the time was measured.
     """
 
     plan: str
@@ -112,6 +118,19 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     scratch: tuple[ScratchTensor, ...] = ()
     scratch_bytes: int = 0
     workspace: int = 0
+    run_us: float | None = None
+    device: Device | None = None
+
+    def with_times(self, graph: OperationGraph, times: PlanTimes) -> Explanation:
+        """The same, with what was measured; `graph` is the one that it explains."""
+        found = piece_times(graph, [piece.operations for piece in self.pieces], times)
+        pieces = zip(self.pieces, found, strict=True)
+        return msgspec.structs.replace(
+            self,
+            pieces=tuple(msgspec.structs.replace(piece, time=time) for piece, time in pieces),
+            run_us=times.run_us,
+            device=times.device,
+        )
 
     @property
     def engine(self) -> str:
@@ -138,10 +157,13 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             "",
         ]
         width = max((len(_runs(piece)) for piece in self.pieces), default=0)
-        for number, piece in enumerate(self.pieces):
+        head, measured = _timed(self.pieces)
+        if self.run_us is not None:
+            lines += [f"{self.run_us:,.1f} us a run; the slowest pieces first", "", f"{'':>4}{head}"]
+        for number, piece in sorted(enumerate(self.pieces), key=_slowest_first):
             first, *others = piece.labels
-            lines.append(f"{number:>4}  {_runs(piece):<{width}}  {first}")
-            lines += [f"{'':>6}{'':<{width}}  {label}" for label in others]
+            lines.append(f"{number:>4}{measured[number]}  {_runs(piece):<{width}}  {first}")
+            lines += [f"{'':>6}{'':<{width + len(head)}}  {label}" for label in others]
             lines += [f"{'':>8}because {reason}" for reason in piece.why[:1]]
             lines += [f"{'':>8}    and {reason}" for reason in piece.why[1:]]
             lines += [f"{'':>8}{fact}" for fact in _facts(piece)]
@@ -163,6 +185,32 @@ def piece_of(graph: OperationGraph, plan: str, operations: Sequence[int], *steps
     """A piece of the first choice, that runs these operations of a graph in these steps."""
     labels = tuple(graph.label(number) for number in operations)
     return PieceOfPlan(operations=tuple(operations), labels=labels, steps=steps, plan=plan)
+
+
+def _slowest_first(numbered: tuple[int, PieceOfPlan]) -> tuple[float, int]:
+    """The key by which pieces are shown: in their order, unless they have times."""
+    number, piece = numbered
+    return (0.0 if piece.time is None else -piece.time.us), number
+
+
+def _timed(pieces: Sequence[PieceOfPlan]) -> tuple[str, list[str]]:
+    """The head and the rows of the columns of times; empty texts without times."""
+    times = [piece.time for piece in pieces]
+    total = sum(time.us for time in times if time is not None)
+    if not total:
+        return "", [""] * len(times)
+    head = f"{'us':>10} {'share':>6} {'GB/s':>7} {'GFLOP/s':>8} {'of the device':>14}"
+    return head, [_row(time, total) for time in times if time is not None]
+
+
+def _row(time: PieceTime, total_us: float) -> str:
+    us = max(time.us, 1e-3)
+    flops = f"{time.flops / us / 1e3:,.0f}" if time.flops else ""
+    of_device = "" if time.of_device is None else f"{time.of_device:.0%}"
+    return (
+        f"{time.us:>10,.1f} {time.us / total_us:>6.1%} {time.nbytes / us / 1e3:>7,.0f} "
+        f"{flops:>8} {of_device:>14}"
+    )
 
 
 def _runs(piece: PieceOfPlan) -> str:

@@ -155,7 +155,7 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         graph.__dict__["footprint"] = graph.body.footprint + _COPIES * len(body)
         return graph
 
-    async def explain(self, gpu: Any, *, timeout: float | None = None) -> Explanation:
+    async def explain(self, gpu: Any, *, measure: bool = False, timeout: float | None = None) -> Explanation:
         """How a service runs the graph: the same as `await gpu.explain(graph)`."""
         if not hasattr(gpu, "explain"):
             raise InvalidRequest(
@@ -164,7 +164,7 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
                 problem="is no service",
                 fix="pass one, as in `async with spawn() as gpu`",
             )
-        explanation: Explanation = await gpu.explain(self, timeout=timeout)
+        explanation: Explanation = await gpu.explain(self, measure=measure, timeout=timeout)
         return explanation
 
     @functools.cached_property

@@ -24,8 +24,17 @@ class Warm(AnyMessage[int], tag=True):
 class Explain(AnyMessage[Explanation], tag=True):
     """Ask how the engine runs a graph; answered by an `Explanation`. Builds the plan if it is missing.
 
-    Raises as a request that runs the graph, if the engine has no plan for it. `CudnnRef.explain` makes the
-    message, also from other messages.
+    Parameters
+    ----------
+    graph
+        What to explain.
+    measure
+        Whether to run it, on numbers of its own, and to say how long each piece takes. The requests behind it
+        wait for about a quarter of a second, or for four runs if they take longer.
+
+    Raises as a request that runs the graph, if the engine has no plan for it; `OutOfMemory` if a second set
+    of its inputs and outputs does not fit. `CudnnRef.explain` makes the message, also from other messages.
     """
 
     graph: OperationGraph
+    measure: bool = False

@@ -25,6 +25,13 @@ def test_a_graph_is_explained_and_drawn(tmp_path: Path) -> None:
     assert "1: NumPy" in picture.read_text(encoding="utf-8")
 
 
+def test_the_pieces_of_a_graph_are_timed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    g, path = GraphBuilder(), tmp_path / "graph.json"
+    path.write_bytes(g.build(y=g.softmax(g.input("x", (4, 8)) * 2.0)).to_json())
+    assert main(["explain", str(path), "--device", "cpu", "--measure"]) == 0
+    assert "us a run; the slowest pieces first" in capsys.readouterr().out
+
+
 def test_a_graph_that_the_engine_cannot_run_is_an_error_with_its_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -6,10 +6,12 @@ import re
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import onnx
 import pytest
 
+from cudnn_actor import Explanation
 from cudnn_actor.cli import main
 
 from ..onnx.small_models import FLOAT, INT64, image_model, model_of, node
@@ -33,6 +35,22 @@ def test_a_model_runs_is_timed_and_explained(path: Path, tmp_path: Path) -> None
     assert "relu at node 'relu1' (Relu)" in done.stdout
     with np.load(out) as written:
         assert written["features"].shape == (2, 4, 2, 2)
+
+
+def test_the_pieces_of_a_model_are_timed(path: Path, tmp_path: Path) -> None:
+    written = tmp_path / "profile.json"
+    options = ("--device", "cpu", "--dim", "N=2", "--profile", "--json", str(written))
+    done = cudnn_actor_here("run", str(path), *options)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "us a run; the slowest pieces first" in done.stdout
+    found = msgspec.json.decode(written.read_bytes(), type=Explanation)
+    assert found.run_us
+    assert all(piece.time for piece in found.pieces)
+
+
+def test_a_profile_that_cannot_be_written_is_an_error(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", str(path), "--device", "cpu", "--dim", "N=2", "--json", "/nowhere/p.json"]) == 2
+    assert "/nowhere/p.json cannot be written: No such file or directory" in capsys.readouterr().err
 
 
 def test_inputs_that_are_not_given_are_made_up(path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import time
 from collections.abc import Callable, Sequence
 from weakref import WeakKeyDictionary
 
@@ -12,10 +14,13 @@ from cudnn_actor.engines.cpu import transfer
 from cudnn_actor.engines.cpu.arenas import Arenas, keeping
 from cudnn_actor.engines.cpu.compiler import compile_plan
 from cudnn_actor.engines.cpu.evaluation import EvaluatedPlan, Evaluation
+from cudnn_actor.engines.cpu.measuring import device, operands
 from cudnn_actor.engines.cpu.plan import CpuPlan, Program
 from cudnn_actor.engines.cpu.scratch import aligned_bytes
+from cudnn_actor.engines.timing import medians
 from cudnn_actor.protocol.errors import OutOfMemory
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
+from cudnn_actor.protocol.graphs.timing import PlanTimes
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
 __all__ = ["CpuEngine"]
@@ -80,6 +85,15 @@ class CpuEngine:
 
     def execute(self, plan: Plan, buffers: Sequence[np.ndarray], scalars: Sequence[float]) -> None:
         """Compute at once. Raises `EngineFailure` if the buffers do not match the graph."""
+        self._run(plan, buffers, scalars, no_progress)
+
+    def _run(
+        self,
+        plan: Plan,
+        buffers: Sequence[np.ndarray],
+        scalars: Sequence[float],
+        on_piece: Callable[[], None],
+    ) -> None:
         if not isinstance(plan, _PLANS):
             raise EngineFailure("FOREIGN_PLAN", f"{plan.tag} was built by another engine")
         if len(buffers) != plan.buffers or len(scalars) != plan.scalars:
@@ -87,9 +101,22 @@ class CpuEngine:
             raise EngineFailure("BAD_BINDINGS", f"{len(buffers)} and {len(scalars)} given, not {wanted}")
         program = self._programs.get(plan) or self._bind(plan)
         try:
-            program.run(buffers, scalars, self.on_progress)
+            program.run(buffers, scalars, self.on_progress, on_piece)
         except ValueError as error:
             raise EngineFailure("BAD_BINDINGS", str(error), blamed(error)) from error
+
+    def measure(self, plan: Plan, graph: OperationGraph) -> PlanTimes:
+        """Time a plan and its pieces on numbers of its own. Raises `OutOfMemory`, `EngineFailure`."""
+        bindings, scalars, now = operands(graph), [1.0] * len(graph.scalars), time.perf_counter_ns
+
+        def run() -> Sequence[float]:
+            marks = [now()]
+            self._run(plan, bindings, scalars, lambda: marks.append(now()))
+            pieces = (end - start for start, end in itertools.pairwise(marks))
+            return [ns / 1e3 for ns in (now() - marks[0], *pieces)]
+
+        run_us, *pieces_us = medians(run)
+        return PlanTimes(run_us=run_us, pieces_us=tuple(pieces_us), device=device())
 
     def write(self, dst: np.ndarray, array: np.ndarray) -> None:
         """Copy host values in, cast within their kind. Raises `InvalidRequest` for values that do not fit."""

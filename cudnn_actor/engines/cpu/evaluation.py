@@ -54,8 +54,12 @@ class Evaluation:
         buffers: Iterable[np.ndarray],
         scalars: Iterable[float],
         on_progress: Callable[[], None] = no_progress,
+        on_piece: Callable[[], None] = no_progress,
     ) -> None:
-        """Compute. Raises `ValueError` if a buffer's dims do not match the graph's."""
+        """Compute. `on_piece` is called behind each operation.
+
+        Raises `ValueError` if a buffer's dims do not match the graph's.
+        """
         graph = self.graph
         bound = dict(zip(graph.bound, buffers, strict=True))
         for uid, buffer in bound.items():
@@ -73,6 +77,7 @@ class Evaluation:
                 for uid in unread:
                     values.pop(uid, None)
                 on_progress()
+                on_piece()
 
     def _run(self, operation: Node, bound: Mapping[int, np.ndarray], values: dict[int, Array]) -> None:
         graph = self.graph

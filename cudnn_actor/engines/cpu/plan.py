@@ -165,25 +165,31 @@ class Stage:
 
 @dataclass(frozen=True)
 class Program:
-    """A plan bound to a workspace: its intermediate arrays, and its steps in order, grouped as in `Stage`."""
+    """A plan bound to a workspace: its intermediate arrays, and the steps of each stage, grouped as there."""
 
     intermediates: tuple[Array, ...]
-    parts: Callable[[], Iterable[Iterable[Step]]]
+    stages: Callable[[], Iterable[Iterable[Iterable[Step]]]]
 
     def run(
         self,
         buffers: Iterable[object],
         scalars: Iterable[float],
         on_progress: Callable[[], None] = no_progress,
+        on_piece: Callable[[], None] = no_progress,
     ) -> None:
-        """Compute. Raises `ValueError` if a buffer's dims do not match the graph's."""
+        """Compute. `on_piece` is called behind each stage.
+
+        Raises `ValueError` if a buffer's dims do not match the graph's.
+        """
         values = (*self.intermediates, *buffers, *scalars)
         # Overflow to infinity, and NaN, are valid results, as on a GPU.
         with np.errstate(all="ignore"):
-            for steps in self.parts():
-                for step in steps:
-                    step(values)
-                on_progress()
+            for stage in self.stages():
+                for steps in stage:
+                    for step in steps:
+                        step(values)
+                    on_progress()
+                on_piece()
 
 
 @dataclass(frozen=True, eq=False)
@@ -223,9 +229,9 @@ class CpuPlan:
         if sum(stage.count_parts(tile) for stage, tile in self.stages) > _MOST_BOUND_PARTS:
             # Refer to the stages only. The engine keeps programs in a dict with weak keys, the plans; a
             # program that referred to its plan would keep it alive.
-            return Program(intermediates, functools.partial(_parts, self.stages, memory))
-        parts = tuple(_parts(self.stages, memory))
-        return Program(intermediates, lambda: parts)
+            return Program(intermediates, functools.partial(_bound, self.stages, memory))
+        stages = tuple(map(tuple, _bound(self.stages, memory)))
+        return Program(intermediates, lambda: stages)
 
     def explain(self, graph: OperationGraph) -> Explanation:
         """A piece for each stage; see `engines.base.Plan`."""
@@ -235,6 +241,6 @@ class CpuPlan:
         )
 
 
-def _parts(stages: tuple[tuple[Stage, Dims], ...], memory: Scratch) -> Iterator[list[Step]]:
+def _bound(stages: tuple[tuple[Stage, Dims], ...], memory: Scratch) -> Iterator[Iterator[list[Step]]]:
     for stage, tile in stages:
-        yield from stage.parts(tile, memory.fork())
+        yield stage.parts(tile, memory.fork())

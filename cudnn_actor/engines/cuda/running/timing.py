@@ -1,0 +1,191 @@
+"""Times a plan and its pieces on the device.
+
+The whole run is captured once as a CUDA graph with an event behind each piece, and replayed: so the times are
+those of the device, and no piece waits for its launch. An event in a graph takes up to a microsecond.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from cudnn_actor.engines.base import no_progress
+from cudnn_actor.engines.cpu.evaluation import round_into
+from cudnn_actor.engines.cuda.library.failures import check
+from cudnn_actor.engines.cuda.library.libraries import libraries
+from cudnn_actor.engines.cuda.running.program import Program
+from cudnn_actor.engines.timing import medians
+from cudnn_actor.protocol.errors import OutOfMemory
+from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
+from cudnn_actor.protocol.graphs.timing import Device, PlanTimes
+from cudnn_actor.protocol.operations import GraphTensor
+
+__all__ = ["device_of", "timed"]
+
+_HOST_TO_DEVICE, _DEVICE_TO_DEVICE = 1, 3
+_CLOCK_KHZ = 13
+"""`cudaDevAttrClockRate`: the highest clock."""
+_DRAWN = 1 << 20
+"""Numbers that are drawn; memory is filled with repetitions of them."""
+_COPIED_BYTES, _LEAST_COPIED = 256 << 20, 4 << 20
+"""Several times the second-level cache, where there is room."""
+_PER_CLOCK = {
+    (8, 0): {"float16": 2048, "bfloat16": 2048, "tf32": 1024, "float64": 128, "float32": 128, "int8": 4096},
+    (9, 0): {"float16": 4096, "bfloat16": 4096, "tf32": 2048, "float64": 256, "float32": 256, "int8": 8192},
+    (10, 0): {"float16": 8192, "bfloat16": 8192, "tf32": 4096, "float32": 256, "int8": 16384},
+}
+"""Compute capability → operations a clock of a multiprocessor: NVIDIA's white papers of A100, H100, B200."""
+
+
+def timed(
+    program: Program, graph: OperationGraph, workspace: int, device: Device, on_progress: Callable[[], None]
+) -> PlanTimes:
+    """Run a program on numbers of its own: see `engines.base.Engine.measure`.
+
+    `workspace` is the address of the plan's. Raises `OutOfMemory`, and whatever the libraries raise.
+    """
+    pool = libraries().cupy.cuda.MemoryPool()
+    held: dict[int, Any] = {}
+    try:
+        with program.stream:
+            pointers = _operands(graph, pool, held)
+            scalars = [1.0] * len(graph.scalars)
+            pieces = _replayed(program, pointers, scalars, workspace, pieces=True)
+            whole = _replayed(program, pointers, scalars, workspace, pieces=False)
+
+            def run() -> Sequence[float]:
+                on_progress()
+                return (*whole(), *pieces())
+
+            run_us, *pieces_us = medians(run)
+    finally:
+        program.stream.synchronize()  # what was enqueued must not write to memory that is given back
+        held.clear()
+        pool.free_all_blocks()
+    return PlanTimes(run_us=run_us, pieces_us=tuple(pieces_us), device=device)
+
+
+def _operands(graph: OperationGraph, pool: Any, held: dict[int, Any]) -> list[int]:
+    """Addresses of new memory for a graph's buffers, in order; `held` is what holds it, by tensor."""
+    for uid in graph.bound:
+        tensor = graph.tensor(uid)
+        if tensor.overwrites in held:
+            held[uid] = held[tensor.overwrites]
+            continue
+        try:
+            held[uid] = pool.malloc(max(tensor.spec.nbytes, 1))
+        except MemoryError:
+            raise OutOfMemory(requested=tensor.spec.nbytes, in_use=0, limit=None) from None
+        _fill(int(held[uid].ptr), tensor)
+    return [int(held[uid].ptr) for uid in graph.bound]
+
+
+def _fill(address: int, tensor: GraphTensor) -> None:
+    """Fill a tensor's memory, gaps too: floats normally distributed, integers 0."""
+    runtime, stream = libraries().runtime, libraries().cupy.cuda.get_current_stream().ptr
+    nbytes = tensor.spec.nbytes
+    if not tensor.dtype.is_floating:
+        runtime.memsetAsync(address, 0, nbytes, stream)
+        return
+    count = min(_DRAWN, nbytes // tensor.dtype.itemsize)
+    drawn = np.empty(count, tensor.dtype.numpy)
+    round_into(np.random.default_rng(0).standard_normal(count), tensor.dtype, drawn)
+    runtime.memcpy(address, drawn.ctypes.data, drawn.nbytes, _HOST_TO_DEVICE)
+    filled = drawn.nbytes
+    while filled < nbytes:
+        part = min(filled, nbytes - filled)
+        runtime.memcpyAsync(address + filled, address, part, _DEVICE_TO_DEVICE, stream)
+        filled += part
+
+
+def _replayed(
+    program: Program, pointers: Sequence[int], scalars: Sequence[float], workspace: int, *, pieces: bool
+) -> Callable[[], Sequence[float]]:
+    """A function that runs the program once and waits. It returns microseconds: of each piece or the run."""
+    cupy, stream = libraries().cupy, program.stream
+    events = [cupy.cuda.Event() for _ in range(1 + (len(program.recipe.parts) if pieces else 1))]
+
+    def enqueue(record: Callable[[Any], object]) -> None:
+        behind = iter(events)
+        record(next(behind))
+        program.launch(
+            pointers, scalars, workspace, (lambda: record(next(behind))) if pieces else no_progress
+        )
+        if not pieces:
+            record(next(behind))
+
+    graph = _captured(stream, enqueue)
+
+    def run() -> Sequence[float]:
+        if graph is None:
+            enqueue(lambda event: event.record(stream))
+        else:
+            graph.launch(stream)
+        stream.synchronize()
+        return [cupy.cuda.get_elapsed_time(*pair) * 1e3 for pair in itertools.pairwise(events)]
+
+    return run
+
+
+def _captured(stream: Any, enqueue: Callable[[Callable[[Any], object]], None]) -> Any:
+    """What is enqueued, with its events, as a CUDA graph; None if it cannot be captured."""
+    driver = libraries().driver
+    external = int(driver.CUevent_record_flags.CU_EVENT_RECORD_EXTERNAL)
+
+    def record(event: Any) -> None:
+        """Record an event by a node of the graph. A plain record would only order the captured work."""
+        check(driver.cuEventRecordWithFlags(event.ptr, stream.ptr, external))
+
+    try:
+        stream.begin_capture(libraries().runtime.streamCaptureModeThreadLocal)
+        try:
+            enqueue(record)
+        finally:
+            graph = stream.end_capture()
+    except Exception:  # noqa: BLE001 - a plan may do anything that a capture forbids; a dead context shows again
+        return None
+    return graph
+
+
+def device_of(ordinal: int, stream: Any) -> Device:
+    """What a device can do. Blocks while it copies, for some milliseconds."""
+    runtime = libraries().runtime
+    properties = runtime.getDeviceProperties(ordinal)
+    per_clock = _PER_CLOCK.get((properties["major"], properties["minor"]), {})
+    clocks = properties["multiProcessorCount"] * 1e3 * runtime.deviceGetAttribute(_CLOCK_KHZ, ordinal)
+    return Device(
+        copy_bytes_per_s=_copy_speed(stream),
+        flops_per_s={kind: count * clocks for kind, count in per_clock.items()},
+    )
+
+
+def _copy_speed(stream: Any) -> float:
+    """Bytes that a copy on the device reads and writes in a second."""
+    cupy, runtime = libraries().cupy, libraries().runtime
+    pool, nbytes = cupy.cuda.MemoryPool(), _COPIED_BYTES
+    with stream:
+        while True:
+            try:
+                memory = pool.malloc(2 * nbytes)
+                break
+            except MemoryError:
+                if nbytes <= _LEAST_COPIED:
+                    raise OutOfMemory(requested=2 * nbytes, in_use=0, limit=None) from None
+                nbytes //= 2
+        begin, end = cupy.cuda.Event(), cupy.cuda.Event()
+
+        def copy() -> tuple[float]:
+            begin.record(stream)
+            runtime.memcpyAsync(
+                int(memory.ptr) + nbytes, int(memory.ptr), nbytes, _DEVICE_TO_DEVICE, stream.ptr
+            )
+            end.record(stream)
+            end.synchronize()
+            return (cupy.cuda.get_elapsed_time(begin, end) / 1e3,)
+
+        runtime.memsetAsync(int(memory.ptr), 1, 2 * nbytes, stream.ptr)
+        (took_s,) = medians(copy)
+    return 2 * nbytes / float(took_s)
