@@ -53,7 +53,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--time", action="store_true", help=f"run it {_RUNS} times more, and time it")
     parser.add_argument("--explain", action="store_true", help="say what runs each part of it")
-    parser.add_argument("--profile", action="store_true", help="say what runs each part, and how long it takes")
+    parser.add_argument(
+        "--profile", action="store_true", help="say what runs each part, and how long it takes"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE.json", help="write what --profile says")
 
 

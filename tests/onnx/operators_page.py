@@ -122,7 +122,8 @@ has the name N.
   them. Filters are uploaded so. An output that is kept as a reference may be one of those.
 - **Running.** Each run is one message, `RunGraph`, with one [graph](graphs.md). So
   `FaultPlan().at(1, Fault.FAIL_EXECUTION, of=RunGraph)` makes the first run fail, for a test of your program.
-  `print(await model.explain(inputs))` says how a model runs, with the nodes' names.
+  `print(await model.explain(inputs))` says how a model runs, with the nodes' names; with `measure=True`, how
+  long each part takes.
 - **Numbers.** A tensor has the model's dtype where it is stored. Functions of elements that follow each
   other are computed in float32 and not rounded in between. Integers wrap around where ONNX's do in
   arithmetic, powers too; a product of integers saturates at int32's limits.

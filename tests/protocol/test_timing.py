@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from cudnn_actor import Explanation, Graph, GraphBuilder, TensorSpec
+from cudnn_actor import Explanation, Graph, GraphBuilder
 from cudnn_actor.protocol.graphs.explanation import piece_of
 from cudnn_actor.protocol.graphs.timing import Device, PieceTime, PlanTimes, piece_times
 
 from ..growth import takes_in_proportion
 
-DEVICE = Device(copy_bytes_per_s=1e9, flops_per_s={"float32": 1e12, "float16": 4e12, "tf32": 2e12})
+DEVICE = Device(copy_bytes_per_s=1e9, flops_per_s={"float32": 1e11})
 
 
 def timed(graph: Graph, *pieces: Sequence[int], us: float = 10.0) -> list[PieceTime]:
@@ -38,7 +38,9 @@ def of_one(build: Callable[[GraphBuilder], Any]) -> PieceTime:
         ),
         (lambda g: g.input("a", (5, 3, 4)) @ g.input("b", (4, 7)), 2 * 5 * 3 * 7 * 4, 60 + 28 + 105),
         (
-            lambda g: g.attention(g.input("q", (2, 6, 5, 8)), g.input("k", (2, 3, 9, 8)), g.input("v", (2, 3, 9, 4))),
+            lambda g: g.attention(
+                g.input("q", (2, 6, 5, 8)), g.input("k", (2, 3, 9, 8)), g.input("v", (2, 3, 9, 4))
+            ),
             2 * (2 * 6 * 5 * 9) * (8 + 4),
             2 * 6 * 5 * 8 + 2 * 3 * 9 * 8 + 2 * 3 * 9 * 4 + 2 * 6 * 5 * 4,
         ),
@@ -58,8 +60,8 @@ def test_gradients_of_a_convolution_multiply_as_often_as_it_does() -> None:
     x, w = g.input("x", (2, 4, 8, 8)), g.input("w", (6, 4, 3, 3))
     y = g.conv(x, w)
     dx, dw = g.grad((y * y).sum(), (x, w))
-    body = g.build(y=y, dx=dx, dw=dw).body
-    found = [time.flops for time in timed(Graph.from_json(g.build(y=y, dx=dx, dw=dw).to_json()), *_alone(body))]
+    graph = g.build(y=y, dx=dx, dw=dw)
+    found = [time.flops for time in timed(graph, *_alone(graph.body))]
     assert [flops for flops in found if flops] == [2 * (2 * 6 * 6 * 6) * (4 * 3 * 3)] * 3
 
 
@@ -78,10 +80,10 @@ def test_what_stays_inside_a_piece_is_not_moved_and_what_others_read_is() -> Non
     assert [time.nbytes for time in apart] == [3 * 4000, 2 * 4000]
 
 
-def test_gaps_between_elements_are_not_moved() -> None:
+def test_of_a_view_only_its_elements_are_moved() -> None:
     g = GraphBuilder()
-    x = g.input("x", spec=TensorSpec.strided((10, 10), (100, 1), "float16"))
-    (found,) = timed(g.build(y=g.relu(x)), (0,))
+    graph = g.build(y=g.relu(g.input("x", (10, 100), "float16")[:, :10]))
+    (found,) = timed(graph, (1,))
     assert found.nbytes == 2 * 200
 
 
@@ -90,8 +92,8 @@ def test_the_share_of_the_device_is_that_of_what_it_needs_longer_for() -> None:
     assert moved.of_device == pytest.approx(0.4)
     computed = of_one(lambda g: g.input("a", (1, 1000)) @ g.input("b", (1000, 2)))
     assert computed.of_device == pytest.approx(4 * 3002 / 1e9 / 10e-6)
-    long = of_one(lambda g: g.input("a", (500, 1000)) @ g.input("b", (1000, 500)))  # 5e8 operations: 500 us
-    assert long.of_device == pytest.approx(8e6 / 1e9 / 10e-6)
+    square = of_one(lambda g: g.input("a", (1000, 1000)) @ g.input("b", (1000, 1000)))
+    assert square.of_device == pytest.approx(2e9 / 1e11 / 10e-6)
 
 
 def test_products_of_a_type_of_unknown_speed_have_no_share() -> None:

@@ -15,10 +15,10 @@ from cudnn_actor import (
     Explanation,
     Fault,
     FaultPlan,
+    Fill,
     Graph,
     GraphBuilder,
     OutOfMemory,
-    Ping,
     spawn,
 )
 
@@ -67,13 +67,14 @@ async def test_a_message_is_measured_and_not_run(isolation: Any) -> None:
 @isolations
 async def test_requests_around_a_measurement_are_answered_in_their_order(isolation: Any) -> None:
     async with spawn(device="cpu", isolation=isolation) as gpu:
-        x = await gpu.upload(np.ones((4, 8), np.float32))
-        answered: list[str] = []
-        futures = [gpu.submit(Explain(graph=small().body, measure=True)), gpu.submit(Ping())]
-        for future, name in zip(futures, ("measured", "ping"), strict=True):
-            future.add_done_callback(lambda _, name=name: answered.append(name))
-        await asyncio.gather(*futures, gpu.apply(small(), x=x))
-        assert answered == ["measured", "ping"]
+        x = await gpu.upload(np.ones(3, np.float32))
+        messages = [Fill(dst=x, value=1), Explain(graph=small().body, measure=True), Fill(dst=x, value=2)]
+        futures: list[asyncio.Future[Any]] = [gpu.submit(message) for message in messages]
+        answered: list[asyncio.Future[Any]] = []
+        for future in futures:
+            future.add_done_callback(answered.append)
+        await asyncio.gather(*futures)
+        assert answered == futures
 
 
 @isolations
