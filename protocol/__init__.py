@@ -12,6 +12,7 @@ from cudnn_actor.protocol.graphs.graph_builder import GraphBuilder as GraphBuild
 from cudnn_actor.protocol.graphs.limits import GraphLimits as GraphLimits
 from cudnn_actor.protocol.graphs.named_graph import Graph as Graph, Port as Port
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph as OperationGraph
+from cudnn_actor.protocol.graphs.timing import DeviceSpeed as DeviceSpeed, PieceTime as PieceTime
 from cudnn_actor.protocol.messages.codec import *
 from cudnn_actor.protocol.messages.kinds import *
 from cudnn_actor.protocol.messages.messages import Compute as Compute, Message as Message

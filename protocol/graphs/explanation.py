@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import msgspec
 
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
-from cudnn_actor.protocol.graphs.timing import Device, PieceTime, PlanTimes, piece_times
+from cudnn_actor.protocol.graphs.timing import DeviceSpeed, PieceTime, PlanTimes, piece_times
 
 __all__ = ["Explanation", "Measured", "PieceOfPlan", "ScratchTensor", "piece_of"]
 
@@ -119,7 +119,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     scratch_bytes: int = 0
     workspace: int = 0
     run_us: float | None = None
-    device: Device | None = None
+    device: DeviceSpeed | None = None
 
     def with_times(self, graph: OperationGraph, times: PlanTimes) -> Explanation:
         """The same, with what was measured; `graph` is the one that it explains."""

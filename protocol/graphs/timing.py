@@ -23,10 +23,10 @@ from cudnn_actor.protocol.operations import (
 )
 from cudnn_actor.protocol.types.dtypes import DType
 
-__all__ = ["Device", "PieceTime", "PlanTimes", "piece_times"]
+__all__ = ["DeviceSpeed", "PieceTime", "PlanTimes", "piece_times"]
 
 
-class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class DeviceSpeed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a device can do at most.
 
     Parameters
@@ -59,7 +59,7 @@ class PlanTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     run_us: float
     pieces_us: tuple[float, ...]
-    device: Device
+    device: DeviceSpeed
 
 
 class PieceTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -99,7 +99,7 @@ def piece_times(
         yield PieceTime(us=us, nbytes=nbytes, flops=sum(flops.values()), of_device=of_device)
 
 
-def _needed_s(device: Device, nbytes: int, flops: Mapping[str, int]) -> float | None:
+def _needed_s(device: DeviceSpeed, nbytes: int, flops: Mapping[str, int]) -> float | None:
     """Seconds that a device needs at least; None if it is not known how fast it computes products."""
     if not flops.keys() <= device.flops_per_s.keys():
         return None
@@ -124,7 +124,7 @@ def _size(graph: OperationGraph, uid: int) -> int:
 
 
 def _flops(graph: OperationGraph, nodes: Sequence[Node]) -> Counter[str]:
-    """Operations of products, by the kind of their operands, as in `Device.flops_per_s`."""
+    """Operations of products, by the kind of their operands, as in `DeviceSpeed.flops_per_s`."""
     found: Counter[str] = Counter()
     for node in nodes:
         dtype = graph.tensor(node.reads[0]).dtype

@@ -9,11 +9,11 @@ import pytest
 
 from cudnn_actor import Explanation, Graph, GraphBuilder
 from cudnn_actor.protocol.graphs.explanation import piece_of
-from cudnn_actor.protocol.graphs.timing import Device, PieceTime, PlanTimes, piece_times
+from cudnn_actor.protocol.graphs.timing import DeviceSpeed, PieceTime, PlanTimes, piece_times
 
 from ..growth import takes_in_proportion
 
-DEVICE = Device(copy_bytes_per_s=1e9, flops_per_s={"float32": 1e11})
+DEVICE = DeviceSpeed(copy_bytes_per_s=1e9, flops_per_s={"float32": 1e11})
 
 
 def timed(graph: Graph, *pieces: Sequence[int], us: float = 10.0) -> list[PieceTime]:

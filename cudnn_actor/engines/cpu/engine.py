@@ -14,7 +14,7 @@ from cudnn_actor.engines.cpu import transfer
 from cudnn_actor.engines.cpu.arenas import Arenas, keeping
 from cudnn_actor.engines.cpu.compiler import compile_plan
 from cudnn_actor.engines.cpu.evaluation import EvaluatedPlan, Evaluation
-from cudnn_actor.engines.cpu.measuring import device, operands
+from cudnn_actor.engines.cpu.measuring import operands, speed
 from cudnn_actor.engines.cpu.plan import CpuPlan, Program
 from cudnn_actor.engines.cpu.scratch import aligned_bytes
 from cudnn_actor.engines.timing import medians
@@ -116,7 +116,7 @@ class CpuEngine:
             return [ns / 1e3 for ns in (now() - marks[0], *pieces)]
 
         run_us, *pieces_us = medians(run)
-        return PlanTimes(run_us=run_us, pieces_us=tuple(pieces_us), device=device())
+        return PlanTimes(run_us=run_us, pieces_us=tuple(pieces_us), device=speed())
 
     def write(self, dst: np.ndarray, array: np.ndarray) -> None:
         """Copy host values in, cast within their kind. Raises `InvalidRequest` for values that do not fit."""

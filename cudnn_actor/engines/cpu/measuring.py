@@ -12,10 +12,10 @@ from cudnn_actor.engines.cpu.scratch import aligned_bytes
 from cudnn_actor.engines.timing import medians
 from cudnn_actor.protocol.errors import OutOfMemory
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
-from cudnn_actor.protocol.graphs.timing import Device
+from cudnn_actor.protocol.graphs.timing import DeviceSpeed
 from cudnn_actor.protocol.operations import GraphTensor
 
-__all__ = ["device", "operands"]
+__all__ = ["operands", "speed"]
 
 _COPIED_BYTES = 64 << 20
 
@@ -46,7 +46,7 @@ def _drawn(tensor: GraphTensor, rng: np.random.Generator) -> np.ndarray:
 
 
 @functools.cache
-def device() -> Device:
+def speed() -> DeviceSpeed:
     """How fast this machine copies: measured at the first call, which takes a tenth of a second."""
     here, there = np.ones(_COPIED_BYTES, np.uint8), np.zeros(_COPIED_BYTES, np.uint8)
 
@@ -56,4 +56,4 @@ def device() -> Device:
         return (time.perf_counter() - began,)
 
     (took_s,) = medians(copy)
-    return Device(copy_bytes_per_s=2 * _COPIED_BYTES / took_s)
+    return DeviceSpeed(copy_bytes_per_s=2 * _COPIED_BYTES / took_s)

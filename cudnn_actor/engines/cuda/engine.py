@@ -36,11 +36,11 @@ from cudnn_actor.engines.cuda.planning.compiler import compile_plan
 from cudnn_actor.engines.cuda.planning.cuda_builder import CudaBuilder
 from cudnn_actor.engines.cuda.running.plan import CudaPlan
 from cudnn_actor.engines.cuda.running.program import Program
-from cudnn_actor.engines.cuda.running.timing import device_of, timed
+from cudnn_actor.engines.cuda.running.timing import speed_of, timed
 from cudnn_actor.engines.remote import RemoteBuilder
 from cudnn_actor.protocol.errors import OutOfMemory
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
-from cudnn_actor.protocol.graphs.timing import Device, PlanTimes
+from cudnn_actor.protocol.graphs.timing import DeviceSpeed, PlanTimes
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
 __all__ = ["CudaEngine"]
@@ -87,7 +87,7 @@ class CudaEngine:
         self._replays = 0
         """CUDA graphs captured since all were dropped: at least as many as exist now."""
         self._programs: weakref.WeakSet[Program] = weakref.WeakSet()
-        self._device: Device | None = None
+        self._speed: DeviceSpeed | None = None
         """What the device can do; None until it is asked for."""
 
     # Lifecycle.
@@ -264,9 +264,9 @@ class CudaEngine:
     def measure(self, plan: Plan, graph: OperationGraph) -> PlanTimes:
         """Time a plan and its pieces. Blocks. Raises `OutOfMemory`, `EngineFailure`, `StickyError`."""
         program = self._program(plan)
-        if self._device is None:
-            self._device = device_of(self._ordinal, self.stream)
-        return timed(program, graph, self._workspace.pointer, self._device, self.on_progress)
+        if self._speed is None:
+            self._speed = speed_of(self._ordinal, self.stream)
+        return timed(program, graph, self._workspace.pointer, self._speed, self.on_progress)
 
     @reported
     def write(self, dst: Place, array: Any) -> None:

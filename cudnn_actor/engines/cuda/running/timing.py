@@ -20,10 +20,10 @@ from cudnn_actor.engines.cuda.running.program import Program
 from cudnn_actor.engines.timing import medians
 from cudnn_actor.protocol.errors import OutOfMemory
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
-from cudnn_actor.protocol.graphs.timing import Device, PlanTimes
+from cudnn_actor.protocol.graphs.timing import DeviceSpeed, PlanTimes
 from cudnn_actor.protocol.operations import GraphTensor
 
-__all__ = ["device_of", "timed"]
+__all__ = ["speed_of", "timed"]
 
 _HOST_TO_DEVICE, _DEVICE_TO_DEVICE = 1, 3
 _CLOCK_KHZ = 13
@@ -41,7 +41,11 @@ _PER_CLOCK = {
 
 
 def timed(
-    program: Program, graph: OperationGraph, workspace: int, device: Device, on_progress: Callable[[], None]
+    program: Program,
+    graph: OperationGraph,
+    workspace: int,
+    device: DeviceSpeed,
+    on_progress: Callable[[], None],
 ) -> PlanTimes:
     """Run a program on numbers of its own: see `engines.base.Engine.measure`.
 
@@ -150,13 +154,13 @@ def _captured(stream: Any, enqueue: Callable[[Callable[[Any], object]], None]) -
     return graph
 
 
-def device_of(ordinal: int, stream: Any) -> Device:
+def speed_of(ordinal: int, stream: Any) -> DeviceSpeed:
     """What a device can do. Blocks while it copies, for some milliseconds."""
     runtime = libraries().runtime
     properties = runtime.getDeviceProperties(ordinal)
     per_clock = _PER_CLOCK.get((properties["major"], properties["minor"]), {})
     clocks = properties["multiProcessorCount"] * 1e3 * runtime.deviceGetAttribute(_CLOCK_KHZ, ordinal)
-    return Device(
+    return DeviceSpeed(
         copy_bytes_per_s=_copy_speed(stream),
         flops_per_s={kind: count * clocks for kind, count in per_clock.items()},
     )
