@@ -51,8 +51,7 @@ class PlanTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     run_us
         Microseconds of a run: the median.
     pieces_us
-        Microseconds of each piece in a run of the whole: the medians. On a GPU, each has up to about a
-        microsecond of the measurement itself.
+        Microseconds of each piece in a run of the whole: the medians.
     device
         What the device can do.
     """

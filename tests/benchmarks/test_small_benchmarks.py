@@ -52,6 +52,17 @@ def test_two_devices_are_measured_alone_and_together_and_with_kills(tmp_path: Pa
     assert "behind a kill" in printed
 
 
+def test_a_transformer_of_images_is_measured_with_its_slowest_pieces(tmp_path: Path) -> None:
+    words = ("benchmarks.vit", "--device", "cpu", "--small", "--batches", "2", "--out", str(tmp_path))
+    command = [sys.executable, "-m", *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, cwd=ROOT, check=True)
+    (written,) = tmp_path.glob("vit-*.json")
+    (row,) = json.loads(written.read_text())["found"]
+    assert row["run_us"] > 0
+    assert len(row["slowest"]) == 10
+    assert "ViT in bfloat16" in done.stdout
+
+
 def test_builds_are_measured_for_each_size_and_recorded(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.building", "--dry-run", "--out", str(tmp_path)]
     subprocess.run(command, capture_output=True, timeout=LIMIT_S, cwd=ROOT, check=True)
