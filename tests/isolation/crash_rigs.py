@@ -889,7 +889,7 @@ def _tell(service: CudnnService, *others: int) -> None:
     standby: Any = None
     while standby is None:  # it is started by another thread, which needs the interpreter for that
         time.sleep(0.001)
-        standby = service._isolation._source.standby  # type: ignore[attr-defined]
+        standby = service._isolation._life.source.standby  # type: ignore[attr-defined]
     servers = {launcher.pid for launcher in Launcher._shared.values()}
     pids = [*servers, service.worker_pid, standby.pid, *others]
     # A log line of another thread may be half written: it begins a line of its own, so that it is found.

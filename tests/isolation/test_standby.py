@@ -213,7 +213,7 @@ async def test_a_standby_that_is_stopped_in_its_start_is_replaced_before_it_is_n
 
 async def known_as_standby(gpu: CudnnRef, pid: int) -> None:
     """Wait until the service knows of a worker that it has launched as its standby."""
-    source = gpu._service._isolation._source  # type: ignore[attr-defined]  # of processes
+    source = gpu._service._isolation._life.source  # type: ignore[attr-defined]  # of processes
     async with asyncio.timeout(PATIENCE_S):
         while source.standby is None or source.standby.pid != pid:  # noqa: ASYNC110
             await asyncio.sleep(0.001)  # there is no event to wait for

@@ -14,6 +14,9 @@ from typing import Any
 import pytest
 
 from cudnn_actor import CudnnRef, NoEventLoop, Ping, Stopped, child_spec, spawn, start
+from cudnn_actor.isolation.selection import isolation_for
+from cudnn_actor.options import make_options
+from cudnn_actor.service.service import engine_for
 
 
 def descriptors() -> set[str]:
@@ -29,6 +32,12 @@ def test_one_that_is_dropped_leaves_no_descriptor(make: Callable[..., object]) -
         del made
     gc.collect()
     assert descriptors() <= before
+
+
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+def test_an_isolation_whose_first_life_has_not_begun_can_end(isolation: str) -> None:
+    options = make_options({"device": "cpu", "isolation": isolation})
+    isolation_for(options, engine_for(options)).end()
 
 
 @pytest.mark.parametrize("library", [None, "trio"])

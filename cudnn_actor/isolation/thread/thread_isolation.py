@@ -33,6 +33,8 @@ class ThreadIsolation:
         self.replaceable = engine.outlives_context
         self._options = options
         self._engine = engine
+        self._state: ServiceState | None = None
+        """The state, with the memory of the present life or the last one; None before the first."""
         self._actor: CudnnActor | None = None
         self._builders: BuilderHost | None = None
 
@@ -42,8 +44,7 @@ class ThreadIsolation:
 
     def memory(self, device: str) -> MemoryTable:
         """A table in this process."""
-        self._memory = MemoryTable(device, limit=self._options.memory_limit)
-        return self._memory
+        return MemoryTable(device, limit=self._options.memory_limit)
 
     def begin(self, state: ServiceState) -> None:
         """Store the state. A builder process starts when a plan must be built."""
@@ -55,8 +56,10 @@ class ThreadIsolation:
     def actor(self, incarnation: int) -> CudnnActor:
         """The actor itself."""
         check_lost_thread(self._actor)
-        limit_arenas(self._memory, self._options, self._engine)  # no actor lives, and nothing else uses it
-        self._actor = CudnnActor(self._state, self._engine.make, incarnation)
+        state = self._state
+        assert state is not None
+        limit_arenas(state.memory, self._options, self._engine)  # no actor lives, and nothing else uses it
+        self._actor = CudnnActor(state, self._engine.make, incarnation)
         return self._actor
 
     def progress(self) -> Progress:

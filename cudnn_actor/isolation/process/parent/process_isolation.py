@@ -7,7 +7,7 @@ import os
 import shutil
 import tempfile
 import weakref
-from typing import Any
+from typing import Any, NamedTuple
 
 from cudnn_actor.actors import forks
 from cudnn_actor.broker.progress import Progress
@@ -36,6 +36,15 @@ _LONGEST_BEAT_S = 0.25
 _BEATS_PER_HANG = 8
 
 
+class _Life(NamedTuple):
+    """What one life of the service has, beside its monitors."""
+
+    state: ServiceState
+    generations: GenerationTable
+    builders: BuilderHost
+    source: Source
+
+
 class ProcessIsolation:
     """The actor in a worker process that a `WorkerMonitor` looks after.
 
@@ -62,6 +71,10 @@ class ProcessIsolation:
         self._options = options
         self._engine = engine
         self._dispatcher = Dispatcher(options.mailbox)
+        self._generations: GenerationTable | None = None
+        """The generation table of the life that begins next."""
+        self._life: _Life | None = None
+        """The present life or the last one; None before the first."""
         self._monitor: WorkerMonitor | None = None
         self._remove_plans: weakref.finalize[..., Any] | None = None
         """Removes the plans' directory, when called or when this object is collected; None for none."""
@@ -85,35 +98,33 @@ class ProcessIsolation:
     def memory(self, device: str) -> MemoryTable:
         """A table whose entries a worker can read. Raises `StartFailed`."""
         try:
-            self._generations = GenerationTable()
+            self._generations = generations = GenerationTable()
         except OSError as error:
             raise StartFailed(detail=f"cannot create a file in memory (memfd_create): {error}") from error
-        limit = self._options.memory_limit
-        self._memory = MemoryTable(device, limit=limit, mirror=self._generations)
-        return self._memory
+        return MemoryTable(device, limit=self._options.memory_limit, mirror=generations)
 
     def begin(self, state: ServiceState) -> None:
         """Create the worker host, the builder host and the source of workers."""
-        self._state = state
-        dispatcher = self._dispatcher
-        host_arenas = self._engine.host_arenas
-        dispatcher.host = WorkerHost(
+        generations, self._generations = self._generations, None
+        assert generations is not None
+        self._dispatcher.host = WorkerHost(
             state,
-            dispatcher.reply,
-            host_arenas=host_arenas,
+            self._dispatcher.reply,
+            host_arenas=self._engine.host_arenas,
             verifies=self._options.verify,
             keeps_recent=self._options.standby > 0,
         )
-        self._builders = BuilderHost(self._preload, self._executable)
-        self._source = Source(
-            self._make_recipe,
-            self._generations,
+        builders = BuilderHost(self._preload, self._executable)
+        source = Source(
+            functools.partial(self._make_recipe, builders),
+            generations,
             standby=self._options.standby > 0,
             hang_after_s=self._options.hang_after_s,
         )
+        self._life = _Life(state, generations, builders, source)
 
-    def _make_recipe(self) -> Recipe:
-        builders = None if self._engine.host_arenas else self._builders.start()
+    def _make_recipe(self, builders: BuilderHost) -> Recipe:
+        queue = None if self._engine.host_arenas else builders.start()
         options, (make, arguments) = self._options, self._engine.worker
         hello = Hello(
             make=make,
@@ -126,14 +137,14 @@ class ProcessIsolation:
             autotune=options.autotune,
             cache_limit=options.cache_limit,
             beat_s=min(_LONGEST_BEAT_S, options.hang_after_s / _BEATS_PER_HANG),
-            journal=self._builders.journal,
+            journal=builders.journal,
             fails=False,
         )
         return Recipe(
             preload=self._preload,
             executable=self._executable,
             hello=hello,
-            builders=-1 if builders is None else builders.fileno(),
+            builders=-1 if queue is None else queue.fileno(),
         )
 
     @property
@@ -159,12 +170,14 @@ class ProcessIsolation:
     def actor(self, incarnation: int) -> WorkerMonitor:
         """A monitor for a new worker."""
         check_lost_thread(self._monitor)
+        life = self._life
+        assert life is not None
         with self._dispatcher.held():  # whoever sends uses the table
-            limit_arenas(self._memory, self._options, self._engine)
+            limit_arenas(life.state.memory, self._options, self._engine)
         self._monitor = WorkerMonitor(
-            self._state,
+            life.state,
             self._dispatcher,
-            self._source,
+            life.source,
             generation=incarnation,
             hang_after_s=self._options.hang_after_s,
         )
@@ -178,13 +191,15 @@ class ProcessIsolation:
     def end(self) -> None:
         """Kill the standby, answer remaining requests, forget the loop, release transfer memory and table."""
         self._monitor = if_lost(self._monitor)
-        dispatcher = self._dispatcher
+        life, dispatcher = self._life, self._dispatcher
+        if life is None:
+            return
         with dispatcher.held() as host:
-            self._source.close(host)
+            life.source.close(host)
             host.recovery.retire()  # what was to run again never will: the closed mailbox answers it
             host.close()
-            self._generations.close()
-        self._builders.close()
+            life.generations.close()
+        life.builders.close()
         dispatcher.forget_owner()
         remove, self._remove_plans = self._remove_plans, None
         if remove is not None:
