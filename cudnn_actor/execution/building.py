@@ -146,13 +146,23 @@ class BuildThread:
         try:
             self._builder.expect_builds()
             self._builder.open()
-            while (job := self._next()) is not None:
-                self._post(self._do(job))
+            while self._do_next():
+                pass
         except BaseException as error:  # noqa: BLE001 - the requests that wait for a plan must be told
             self._post(Result(None, error, 0))
         finally:
             self._since = None
             self._close_builder()
+
+    def _do_next(self) -> bool:
+        """Wait for a job, and do it. Returns False when the thread is to end.
+
+        A function of its own, so that no variable keeps a job's graph while the thread waits for the next.
+        """
+        job = self._next()
+        if job is not None:
+            self._post(self._do(job))
+        return job is not None
 
     def _next(self) -> Job | None:
         with self._changed:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -13,6 +14,7 @@ from cudnn_actor import BufferRef, ConvFwd, TensorSpec
 from cudnn_actor.engines.base import StickyError
 from cudnn_actor.execution.building import BuildThread, Job, Result
 from cudnn_actor.execution.planning import less_workspace
+from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.messages.lowering import lower
 
 from .rigs import ONE_BY_ONE, PATIENCE_S
@@ -130,6 +132,22 @@ def test_tuning_that_nobody_waits_for_any_more_ends_at_the_next_candidate() -> N
         made.thread.close()
         made.workshop.tuning.open()
         assert isinstance(made.result().outcome, Exception)
+
+
+class WatchedGraph(OperationGraph, frozen=True, kw_only=True, weakref=True):
+    """One whose end a test can see."""
+
+
+def test_a_thread_that_waits_for_work_keeps_no_graph_of_the_last() -> None:
+    with bench() as made:
+        plain = job(1)
+        graph = WatchedGraph(tensors=plain.graph.tensors, operations=plain.graph.operations)
+        seen = weakref.ref(graph)
+        made.thread.ask(plain._replace(graph=graph))
+        del graph
+        made.result()
+        made.until(lambda: made.thread.working_since() is None)
+        assert seen() is None
 
 
 def test_a_sticky_error_ends_the_thread_and_says_what_it_was_at() -> None:
