@@ -19,7 +19,7 @@ from cudnn_actor.memory.container import default_limit
 from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.types.checks import did_you_mean
 
-__all__ = ["EngineChoice", "check_device", "choose_engine"]
+__all__ = ["EngineChoice", "WorkerEngine", "check_device", "choose_engine"]
 
 log = Log("cudnn_actor")
 _SAID: set[Problem] = set()
@@ -28,6 +28,21 @@ _SAID: set[Problem] = set()
 
 def _unlimited() -> None:
     """No limit on arenas but the device's own memory."""
+
+
+class WorkerEngine(NamedTuple):
+    """How a worker process makes its engine.
+
+    Parameters
+    ----------
+    make
+        Import path of what it calls: "package.module:Name".
+    arguments
+        For the call.
+    """
+
+    make: str
+    arguments: tuple[str | int | bool, ...] = ()
 
 
 class EngineChoice(NamedTuple):
@@ -50,8 +65,7 @@ class EngineChoice(NamedTuple):
         array, because the array belongs to that thread's current stream. None if the engine has no device of
         its own, or runs in another process, to which a device array cannot be passed.
     worker
-        How a worker process makes it: an import path, "package.module:Name", and the arguments for the call.
-        Empty if it can be made in this process only.
+        How a worker process makes it; None if only this process can.
     preload
         Modules that the process that forks workers imports first, so that the workers need not. Importing
         them does not initialise a device: a process forked after that could not use the device.
@@ -68,7 +82,7 @@ class EngineChoice(NamedTuple):
     reason: str = ""
     unused_gpu: bool = False
     adopt: Callable[[object], Any] | None = None
-    worker: tuple[str, tuple[str | int | bool, ...]] = ("", ())
+    worker: WorkerEngine | None = None
     preload: tuple[str, ...] = ()
     host_arenas: bool = False
     default_limit: Callable[[], int | None] = _unlimited
@@ -177,7 +191,7 @@ def _cpu(reason: str, *, unused_gpu: bool = False) -> EngineChoice:
         CpuEngine.outlives_context,
         reason,
         unused_gpu,
-        worker=("cudnn_actor.engines.cpu:CpuEngine", ()),
+        worker=WorkerEngine("cudnn_actor.engines.cpu:CpuEngine"),
         preload=("cudnn_actor.engines.cpu",),
         host_arenas=True,
         default_limit=default_limit,
@@ -196,7 +210,7 @@ def _cuda(ordinal: int, driver: Driver, reason: str, setting: _Setting) -> Engin
         outlives_context=False,
         reason=reason,
         adopt=None if setting.apart else partial(adopt, ordinal=ordinal),
-        worker=("cudnn_actor.engines.cuda.engine:CudaEngine", (ordinal, setting.dynamic_shapes)),
+        worker=WorkerEngine("cudnn_actor.engines.cuda.engine:CudaEngine", (ordinal, setting.dynamic_shapes)),
         preload=_CUDA_PRELOAD,
     )
 

@@ -13,8 +13,7 @@ __all__ = ["isolation_for"]
 
 def isolation_for(options: Options, engine: EngineChoice) -> Isolation:
     """The isolation that `options.isolation` selects with this engine."""
-    maker, _ = engine.worker  # empty for an engine that only this process can make
-    if not maker and options.isolation != "process":
+    if engine.worker is None and options.isolation != "process":
         return ThreadIsolation(options, engine)
     kind = options.isolation_on(engine.device)
     return ProcessIsolation(options, engine) if kind == "process" else ThreadIsolation(options, engine)

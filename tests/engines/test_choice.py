@@ -293,9 +293,8 @@ MAKE = """
 import importlib, json, sys
 from cudnn_actor.engines import choose_engine
 choice = choose_engine(sys.argv[1], apart=True)
-path, arguments = choice.worker
-module, _, name = path.partition(":")
-engine = getattr(importlib.import_module(module), name)(*arguments)
+module, _, name = choice.worker.make.partition(":")
+engine = getattr(importlib.import_module(module), name)(*choice.worker.arguments)
 assert module in choice.preload
 print(json.dumps([engine.device, choice.preload, choice.host_arenas]))
 """

@@ -253,9 +253,8 @@ before = set(sys.modules)
 child = os.fork()
 if child:
     sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-path, arguments = choice.worker
-module, _, name = path.partition(":")
-engine = getattr(sys.modules[module], name)(*arguments)
+module, _, name = choice.worker.make.partition(":")
+engine = getattr(sys.modules[module], name)(*choice.worker.arguments)
 engine.open()
 fd = engine.create_arena(0, 2 << 20)
 refs = [

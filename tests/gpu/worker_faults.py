@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cudnn_actor.engines import EngineChoice, choose_engine
+from cudnn_actor.engines import EngineChoice, WorkerEngine, choose_engine
 from cudnn_actor.engines.base import StickyError
 from cudnn_actor.engines.cpu import CpuEngine
 from cudnn_actor.engines.cuda import CudaEngine
@@ -136,6 +136,6 @@ def choice_of(device: str, folder: str = "") -> EngineChoice:
     """The engine for a device, faulty in workers. Loads no CUDA library into this process."""
     choice = choose_engine(device, apart=True)
     if choice.device == "cpu":
-        return choice._replace(worker=(f"{__name__}:{FaultyCpuEngine.__name__}", (folder,)))
+        return choice._replace(worker=WorkerEngine(f"{__name__}:{FaultyCpuEngine.__name__}", (folder,)))
     ordinal = int(choice.device.partition(":")[2])
-    return choice._replace(worker=(f"{__name__}:{FaultyEngine.__name__}", (ordinal, folder)))
+    return choice._replace(worker=WorkerEngine(f"{__name__}:{FaultyEngine.__name__}", (ordinal, folder)))

@@ -32,7 +32,7 @@ import numpy as np
 
 from cudnn_actor import Allocate, CudnnRef, CudnnService, Fill, Ping, Spawning, TensorSpec, spawn, start
 from cudnn_actor.actors.logs import Log
-from cudnn_actor.engines import EngineChoice
+from cudnn_actor.engines import EngineChoice, WorkerEngine
 from cudnn_actor.engines.base import EngineFailure, ProgressCallback, StickyError, unheard
 from cudnn_actor.engines.cpu import CpuEngine
 from cudnn_actor.engines.cpu.compiler import compile_plan
@@ -597,7 +597,7 @@ class LockingEngine(CpuEngine):
 
 def choice(engine: str, *arguments: str | bool, host_arenas: bool = True) -> EngineChoice:
     """An engine of this module for workers, by its name."""
-    worker: Any = (f"{HERE}:{engine}", arguments)
+    worker = WorkerEngine(f"{HERE}:{engine}", arguments)
     return EngineChoice("cpu", CpuEngine, True, worker=worker, preload=(HERE,), host_arenas=host_arenas)
 
 
@@ -780,7 +780,9 @@ def parent_loses_its_forkserver_and_returns() -> None:
 
 def parent_loses_its_forkserver_in_a_library() -> None:
     """Lose it while the worker is in a library that holds the interpreter's lock, and die of SIGKILL."""
-    engine = EngineChoice("cpu", CpuEngine, True, worker=(f"{HERE}:LockingEngine", ()), host_arenas=True)
+    engine = EngineChoice(
+        "cpu", CpuEngine, True, worker=WorkerEngine(f"{HERE}:LockingEngine"), host_arenas=True
+    )
     options = make_options({"device": "cpu", "isolation": "process", "standby": 1})
     service = CudnnService(options, engine=engine)
     service.launch()

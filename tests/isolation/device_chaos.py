@@ -10,7 +10,7 @@ from typing import Any
 
 from cudnn_actor import CudnnService, Spawning
 from cudnn_actor.cli import main
-from cudnn_actor.engines import EngineChoice
+from cudnn_actor.engines import EngineChoice, WorkerEngine
 from cudnn_actor.engines.cpu import CpuEngine
 from cudnn_actor.options import make_options
 from cudnn_actor.trials.chaos import one_run
@@ -20,7 +20,7 @@ ENGINES = "tests.isolation.device_engine"
 
 def spawn(**options: Any) -> Spawning:
     """A service whose workers have it."""
-    worker: Any = (f"{ENGINES}:DeviceEngine", ())
+    worker = WorkerEngine(f"{ENGINES}:DeviceEngine")
     choice = EngineChoice("cpu", CpuEngine, True, worker=worker, preload=(ENGINES,), host_arenas=False)
     return Spawning(CudnnService(make_options(options), engine=choice))
 

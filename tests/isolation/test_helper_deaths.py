@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from cudnn_actor import CudnnRef, CudnnService, Ping, Spawning, spawn
-from cudnn_actor.engines import EngineChoice
+from cudnn_actor.engines import EngineChoice, WorkerEngine
 from cudnn_actor.engines.cpu import CpuEngine
 from cudnn_actor.options import make_options
 from cudnn_actor.processes.forkserver import NAME
@@ -191,7 +191,7 @@ async def test_a_service_starts_and_recovers_although_every_forkserver_is_killed
         "cpu",
         CpuEngine,
         True,
-        worker=("cudnn_actor.engines.cpu:CpuEngine", ()),
+        worker=WorkerEngine("cudnn_actor.engines.cpu:CpuEngine"),
         preload=(dies_in_import.__name__,),
         host_arenas=True,
     )

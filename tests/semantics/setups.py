@@ -27,7 +27,7 @@ from cudnn_actor import (
     Spawning,
     StaleBufferError,
 )
-from cudnn_actor.engines import EngineChoice
+from cudnn_actor.engines import EngineChoice, WorkerEngine
 from cudnn_actor.engines.cpu import CpuEngine
 from cudnn_actor.options import make_options
 from cudnn_actor.protocol.messages.messages import Message
@@ -52,7 +52,7 @@ def _volatile() -> EngineChoice:
 
 
 def _unmapped() -> EngineChoice:
-    worker = ("cudnn_actor.engines.cpu:CpuEngine", ())
+    worker = WorkerEngine("cudnn_actor.engines.cpu:CpuEngine")
     return EngineChoice("cpu", CpuEngine, True, worker=worker, preload=("cudnn_actor.engines.cpu",))
 
 

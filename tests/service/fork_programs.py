@@ -27,7 +27,7 @@ from cudnn_actor import (
     spawn,
     start,
 )
-from cudnn_actor.engines import EngineChoice
+from cudnn_actor.engines import EngineChoice, WorkerEngine
 from cudnn_actor.engines.cpu import CpuEngine
 from cudnn_actor.isolation.process.parent import in_flight
 from cudnn_actor.options import Isolation, make_options
@@ -258,7 +258,7 @@ def directory_of_plans() -> None:
         "cpu",
         CpuEngine,
         outlives_context=True,
-        worker=("cudnn_actor.engines.cpu:CpuEngine", ()),
+        worker=WorkerEngine("cudnn_actor.engines.cpu:CpuEngine"),
         preload=("cudnn_actor.engines.cpu",),
         host_arenas=False,
     )

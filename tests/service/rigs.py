@@ -17,7 +17,7 @@ import pytest
 
 import cudnn_actor
 from cudnn_actor import BufferRef, ConvFwd, ConvSpec, CudnnRef, LifecycleEvent, Spawning
-from cudnn_actor.engines import EngineChoice
+from cudnn_actor.engines import EngineChoice, WorkerEngine
 from cudnn_actor.engines.base import Engine, StickyError
 from cudnn_actor.engines.cpu import CpuEngine
 from cudnn_actor.options import make_options
@@ -291,7 +291,7 @@ def gated(gate: Gate, at: str = "execute") -> EngineChoice:
         _gate_servers[gate] = GateServer(gate)
     server = _gate_servers[gate]
     return choice._replace(
-        worker=("tests.service.worker_rigs:gated_in_worker", (server.address, at)),
+        worker=WorkerEngine("tests.service.worker_rigs:gated_in_worker", (server.address, at)),
         preload=("cudnn_actor.engines.cpu",),
         host_arenas=at not in ("write", "read"),
     )

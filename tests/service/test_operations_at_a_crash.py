@@ -20,7 +20,7 @@ from cudnn_actor import (
     StaleBufferError,
     StaleReason,
 )
-from cudnn_actor.engines import EngineChoice
+from cudnn_actor.engines import EngineChoice, WorkerEngine
 from cudnn_actor.engines.cpu import CpuEngine
 from cudnn_actor.options import make_options
 from cudnn_actor.protocol.graphs.reproduction import graph_of
@@ -71,7 +71,7 @@ def spawn_dying(tmp_path: Path, deaths: int, kind: str = MaxPool.kind, after: in
         lambda: DyingEngine(*words, in_worker=False),
         CpuEngine.outlives_context,
         host_arenas=in_process(),
-        worker=("tests.service.operation_rigs:dying_in_worker", words),
+        worker=WorkerEngine("tests.service.operation_rigs:dying_in_worker", words),
         preload=("cudnn_actor.engines.cpu",),
     )
     return Spawning(CudnnService(make_options({"device": "cpu", **isolation_option()}), engine=choice))

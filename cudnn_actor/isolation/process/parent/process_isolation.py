@@ -125,10 +125,11 @@ class ProcessIsolation:
 
     def _make_recipe(self, builders: BuilderHost) -> Recipe:
         queue = None if self._engine.host_arenas else builders.start()
-        options, (make, arguments) = self._options, self._engine.worker
+        options, engine = self._options, self._engine.worker
+        assert engine is not None, "only this process can make the engine"
         hello = Hello(
-            make=make,
-            arguments=arguments,
+            make=engine.make,
+            arguments=engine.arguments,
             device=self._engine.device,
             generation=0,
             window=WINDOW,
