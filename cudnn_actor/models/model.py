@@ -15,8 +15,8 @@ from cudnn_actor.actors import Deadline, forks, within
 from cudnn_actor.actors.aside import aside
 from cudnn_actor.models.inputs import Values, checked_inputs, named_once, spec_of
 from cudnn_actor.models.kept_graphs import KeptGraphs
+from cudnn_actor.models.loop_locks import LoopLocks
 from cudnn_actor.models.source import Draw, Feature, NeedsValues, Source, Specialised, fixed_specs
-from cudnn_actor.models.turns import Turns
 from cudnn_actor.plan_store.cache import CAPACITY
 from cudnn_actor.protocol.errors import InvalidRequest, OutOfMemory
 from cudnn_actor.protocol.graphs.explanation import Explanation
@@ -109,7 +109,7 @@ class Model:
         """How many random numbers the runs have drawn."""
         self._deciding: set[str] = set()
         """Inputs whose values have decided over shapes."""
-        self._turns = Turns()
+        self._locks = LoopLocks()
         """To import and upload: what one task of an event loop has made, the next ones use. Tasks of other
         loops may do the same work at the same time; see `_keep`."""
         self._closed = False
@@ -307,7 +307,7 @@ class Model:
             key = _key(specs, values)
             if (kept := self._found(key)) is not None:
                 return kept
-            async with deadline.limiting(), self._turns.of_running_loop():
+            async with deadline.limiting(), self._locks.of_running_loop():
                 if (kept := self._found(key)) is not None:
                     return kept
                 try:

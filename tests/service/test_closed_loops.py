@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from cudnn_actor import CudnnRef, CudnnService, Drain, GetStatistics
-from cudnn_actor.models.turns import Turns
+from cudnn_actor.models.loop_locks import LoopLocks
 
 from .rigs import PATIENCE_S, Gate, Trio, gated_service, in_thread, spawn, start
 from .test_several_loops import on_threads
@@ -166,11 +166,11 @@ def ends_with(body: Callable[[], Coroutine[Any, Any, None]], held: list[CudnnRef
     held[0]._service.stopped.result(PATIENCE_S)
 
 
-def test_a_turn_that_is_dropped_with_its_loop_wakes_nobody() -> None:
-    turns, entered = Turns(), list[str]()
+def test_a_lock_that_is_dropped_with_its_loop_wakes_nobody() -> None:
+    locks, entered = LoopLocks(), list[str]()
 
     async def work(name: str) -> None:
-        async with turns.of_running_loop():
+        async with locks.of_running_loop():
             entered.append(name)
             await asyncio.get_running_loop().create_future()
 

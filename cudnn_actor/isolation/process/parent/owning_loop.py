@@ -13,7 +13,7 @@ from cudnn_actor.actors.interrupts import is_of_a_handler
 from cudnn_actor.isolation.process.parent.worker_host import WorkerHost
 from cudnn_actor.processes.channel import Channel
 
-__all__ = ["OwningLoop", "Turns"]
+__all__ = ["OwningLoop", "TurnTaker"]
 
 LEAST_GATHERED, MOST_GATHERED = 4, 32
 SHARE = 3
@@ -21,8 +21,8 @@ SHARE = 3
 above bound this threshold."""
 
 
-class Turns(Protocol):
-    """The dispatcher, as the owning loop uses it."""
+class TurnTaker(Protocol):
+    """What takes the turns that an owning loop wants, and holds what it looks at: the dispatcher."""
 
     host: WorkerHost
     channel: Channel | None
@@ -42,7 +42,7 @@ class OwningLoop:
     Methods run on the loop's own thread unless they say otherwise.
     """
 
-    def __init__(self, dispatcher: Turns, bridge: LoopBridge) -> None:
+    def __init__(self, dispatcher: TurnTaker, bridge: LoopBridge) -> None:
         self._dispatcher = dispatcher
         self.bridge = bridge
         self._scheduled = False

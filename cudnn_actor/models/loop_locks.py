@@ -1,4 +1,4 @@
-"""Turns: one task of each event loop at a time does work that the next ones then find done."""
+"""Locks of event loops: one task of each loop at a time does work that the next ones then find done."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import asyncio
 
 from cudnn_actor.actors.event_loop import running_loop, tolerating_closed
 
-__all__ = ["Turns"]
+__all__ = ["LoopLocks"]
 
 
-class Turns:
+class LoopLocks:
     """A lock for each event loop that is in use. Tasks of different loops do not wait for each other.
 
     A lock that was waited for keeps its loop alive. So those of closed loops are forgotten when the next loop
@@ -17,19 +17,19 @@ class Turns:
     """
 
     def __init__(self) -> None:
-        self._of: dict[asyncio.AbstractEventLoop, _Turn] = {}
+        self._of: dict[asyncio.AbstractEventLoop, _LoopLock] = {}
 
-    def of_running_loop(self) -> _Turn:
+    def of_running_loop(self) -> _LoopLock:
         """The running loop's lock: `async with` it."""
         loop = running_loop()
         if loop not in self._of:
             for other in tuple(self._of):
                 if other.is_closed():
                     self._of.pop(other, None)
-        return self._of.setdefault(loop, _Turn(loop))
+        return self._of.setdefault(loop, _LoopLock(loop))
 
 
-class _Turn:
+class _LoopLock:
     """A lock whose holder may be dropped with its event loop, after that has closed."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
