@@ -16,6 +16,7 @@ from cudnn_actor.actors.aside import aside
 from cudnn_actor.models.inputs import Values, checked_inputs, named_once, spec_of
 from cudnn_actor.models.kept_graphs import KeptGraphs
 from cudnn_actor.models.loop_locks import LoopLocks
+from cudnn_actor.models.sizes import Sizes, one_set_of_specs, sets_of_specs
 from cudnn_actor.models.source import Draw, Feature, NeedsValues, Source, Specialised, fixed_specs
 from cudnn_actor.plan_store.cache import CAPACITY
 from cudnn_actor.protocol.errors import InvalidRequest, OutOfMemory
@@ -145,9 +146,21 @@ class Model:
         return self._gpu.is_of(service)  # type: ignore[no-any-return]
 
     @property
+    def nbytes(self) -> int:
+        """Bytes that its weights take in the service now; 0 before the first run, warm-up or explanation."""
+        with self._lock:
+            return sum(ref.nbytes for ref, _ in self._weights.values())
+
+    @property
     def fixed(self) -> bool:
         """Whether each dim of each input is a number."""
         return fixed_specs(self.inputs) is not None
+
+    async def __aenter__(self) -> Model:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
 
     async def prepare(self, deadline: Deadline) -> None:
         """Import the model and upload its weights now, if its inputs have fixed dims. Raises as `run`."""
@@ -179,33 +192,91 @@ class Model:
             finally:
                 self._release(kept)
 
+    async def warm(
+        self, sizes: Mapping[str, Sizes] | None = None, /, *, timeout: float | None = None, **named: Sizes
+    ) -> int:
+        """Import the model for these sizes of its named dims, upload its weights, and build the plans.
+
+        `warm(N=8)`, or `warm(N=(1, 8, 32))` for several; of several dims, every combination. A run with such
+        dims then imports and builds nothing. Returns how many plans were newly built.
+
+        Parameters
+        ----------
+        sizes, named
+            Sizes of all the named dims of its inputs: whole numbers from 0 on. A dim that is named `timeout`
+            stands in `sizes`. None for a model whose inputs have numbers alone.
+        timeout
+            Seconds for all of it.
+
+        Raises
+        ------
+        InvalidRequest
+            A name is missing or unknown, a size is no whole number, an input has dims without a name or
+            decides over shapes by its values, or there are more than 64 combinations.
+        UnsupportedModel
+            Nodes cannot be run with these dims.
+        CudnnActorError
+            As `CudnnRef.warm`. A plan that cannot be built is reported by the first run.
+        """
+        sets = sets_of_specs(self.inputs, named_once(sizes, named), MOST_KEPT)
+        with within(timeout) as deadline:
+            return sum([await self._warmed(specs, deadline) for specs in sets])
+
+    async def _warmed(self, specs: Mapping[str, TensorSpec], deadline: Deadline) -> int:
+        kept = await self._acquired(specs, {}, deadline)
+        try:
+            if kept.graph is None:
+                return 0
+            built: int = await self._gpu.warm(kept.graph, timeout=deadline.left_s)
+            return built
+        finally:
+            self._release(kept)
+
     async def explain(
         self,
         inputs: Mapping[str, Any] | None = None,
         *,
         measure: bool = False,
         timeout: float | None = None,
+        **sizes: int,
     ) -> Explanation:
         """How the service runs the model, and with `measure` how long each piece takes: `CudnnRef.explain`.
 
-        `inputs`: as for `run`; not needed where each input has fixed dims, and none decides over shapes.
+        Parameters
+        ----------
+        inputs
+            As for `run`. Not needed if no input's values decide over shapes, and if each input's dims are
+            numbers, or names whose sizes are given.
+        measure, timeout
+            As for `CudnnRef.explain`.
+        sizes
+            Sizes of the named dims in place of inputs: `explain(N=8)`.
+
+        Raises the same as `CudnnRef.explain`, and as `run` for inputs.
         """
         given: dict[str, Any] = {}
-        specs = fixed_specs(self.inputs) if inputs is None else None
-        if specs is None:
+        if inputs is None and (sizes or self.fixed):
+            specs = one_set_of_specs(self.inputs, sizes)
+        else:
             given = checked_inputs(self._source, self._values, {} if inputs is None else inputs)
             specs = {name: spec_of(value) for name, value in given.items()}
         with within(timeout) as deadline:
-            try:
-                kept = await self._acquire(specs, given, deadline)
-            except NeedsValues as needs:
-                raise InvalidRequest(
-                    field="inputs", value=None, problem=f"must be given: {needs}", fix="pass them as for run"
-                ) from needs
+            kept = await self._acquired(specs, given, deadline)
             try:
                 return await self._explained(kept.of, deadline, measure=measure)
             finally:
                 self._release(kept)
+
+    async def _acquired(
+        self, specs: Mapping[str, TensorSpec], given: Mapping[str, Any], deadline: Deadline
+    ) -> _Kept:
+        """The same as `_acquire`; raises `InvalidRequest` if values of inputs are needed."""
+        try:
+            return await self._acquire(specs, given, deadline)
+        except NeedsValues as needs:
+            raise InvalidRequest(
+                field="inputs", value=None, problem=f"must be given: {needs}", fix="pass them as for run"
+            ) from needs
 
     async def _explained(self, of: Specialised, deadline: Deadline, *, measure: bool) -> Explanation:
         if of.graph is None:

@@ -21,6 +21,7 @@ from cudnn_actor.actors.aside import aside
 from cudnn_actor.broker.request_checks import check_message
 from cudnn_actor.broker.warm_batches import cut
 from cudnn_actor.models import Model, Source
+from cudnn_actor.models.sizes import Sizes
 from cudnn_actor.protocol.errors import CudnnActorError, InvalidRequest
 from cudnn_actor.protocol.graphs.explanation import Explanation
 from cudnn_actor.protocol.graphs.named_graph import Graph
@@ -546,16 +547,26 @@ class CudnnRef:
 
     # Models.
 
-    async def load(self, model: Any, *, random: int | None = None, timeout: float | None = None) -> Model:
+    async def load(
+        self,
+        model: Any,
+        *,
+        dims: Mapping[str, Sizes] | None = None,
+        random: int | None = None,
+        timeout: float | None = None,
+    ) -> Model:
         """Load a model: read it and check it. See `cudnn-actor docs onnx`.
 
-        Its weights are uploaded now if the dims of all inputs are numbers, else at its first run.
+        Its weights are uploaded now if `dims` are given or the dims of all inputs are numbers, else at its
+        first run. `async with await gpu.load(path) as model` closes it at the end.
 
         Parameters
         ----------
         model
             The path of an ONNX file, its bytes, an `onnx.ModelProto`; or an `OnnxModel`, which was read
             before, for limits of your own. Data outside of the file must lie in its folder.
+        dims
+            Sizes of its named dims for which plans are built now: `{"N": (1, 8)}`; see `Model.warm`.
         random
             The seed, a whole number, of nodes that draw random numbers and have no seed of their own; without
             it they are refused. Each run draws other numbers, and a model that is loaded again the same ones.
@@ -597,7 +608,14 @@ class CudnnRef:
                 most_operations=state.most_operations,
                 graphs=service.kept_graphs,
             )
-            await loaded.prepare(deadline)
+            try:
+                if dims is None:
+                    await loaded.prepare(deadline)
+                else:
+                    await loaded.warm(dims, timeout=deadline.left_s)
+            except BaseException:
+                loaded.end()
+                raise
         return loaded
 
     async def run(

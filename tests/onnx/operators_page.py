@@ -113,9 +113,15 @@ has the name N.
   steps, and the error names the option that raises the limit:
   `spawn(graph_limits=GraphLimits(operations=...))`. Each length of a sequence is a graph of its own, imported
   and planned at its first run: give chunks of one length, or pad to few.
+- **Warm.** `gpu.load(model, dims={{"N": (1, 8, 32)}})`, or `await model.warm(N=(1, 8, 32))` later, makes the
+  graphs for these sizes of its named dims, uploads the weights and builds the plans, so that no run with them
+  waits for that. Of several names, each combination is made, 64 at most. `await model.explain(N=8)` says how
+  one runs.
 - **Weights** are uploaded once, and stay in buffers of the service: they survive a crash of the actor.
-  `load` uploads them if the dims of all inputs are numbers, else the first run: run it once before you serve.
-  `close` frees them. A model that is dropped without it frees them too, with a `ResourceWarning`.
+  `load` uploads them if the dims of all inputs are numbers, or if it is given sizes; else the first run does.
+  `model.nbytes` says how many bytes they are. `close` frees them, and so does the end of
+  `async with await gpu.load(path) as model`. A model that is dropped without it frees them too, with a
+  `ResourceWarning`.
   `cudnn-actor chaos --model MODEL.onnx` tries it: it runs the model while workers are killed, and compares
   each result with ONNX's own reference.
 - **Layout.** In bfloat16 and float16, convolutions have their channels last, and so has what follows from
