@@ -45,7 +45,7 @@ from cudnn_actor.engines.cuda.planning.cuda_builder import CudaBuilder
 from cudnn_actor.engines.cuda.planning.tuning import time_plan
 from cudnn_actor.engines.cuda.running.plan import CudaPlan
 from cudnn_actor.engines.cuda.running.program import Program
-from cudnn_actor.plan_store.file import PlanKey, StoredPlan
+from cudnn_actor.plan_store.plan_file import PlanKey, StoredPlan
 from cudnn_actor.plan_store.store import PlanStore
 from cudnn_actor.protocol import Graph, GraphBuilder, OperationGraph
 from cudnn_actor.trials.bench.record import machine, versions

@@ -20,7 +20,7 @@ from cudnn_actor.cli.user_error import UserError, whole_number
 from cudnn_actor.engines import Builder, Engine, EngineFailure, Plan
 from cudnn_actor.engines.cuda.running.recipe import Tuning
 from cudnn_actor.engines.remote import BuilderHost
-from cudnn_actor.plan_store.file import PlanKey
+from cudnn_actor.plan_store.plan_file import PlanKey
 from cudnn_actor.plan_store.store import PlanStore
 from cudnn_actor.plan_store.stored import StoredPlans
 from cudnn_actor.protocol import CudnnActorError

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cudnn_actor.engines.base import Binding, Builder, Engine, EngineFailure, Fence, Plan, StickyError
-from cudnn_actor.engines.choice import EngineChoice, WorkerEngine, check_device, choose_engine
+from cudnn_actor.engines.engine_choice import EngineChoice, WorkerEngine, check_device, choose_engine
 
 __all__ = [
     "Binding",

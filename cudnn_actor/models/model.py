@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from cudnn_actor.actors import Deadline, forks, within
-from cudnn_actor.actors.aside import aside
+from cudnn_actor.actors.long_work import in_own_thread
 from cudnn_actor.models.inputs import Values, checked_inputs, named_once, spec_of
 from cudnn_actor.models.kept_graphs import KeptGraphs
 from cudnn_actor.models.loop_locks import LoopLocks
@@ -382,7 +382,7 @@ class Model:
                 if (kept := self._found(key)) is not None:
                     return kept
                 try:
-                    of = await aside(self._source.specialised, specs, values, self._most_operations)
+                    of = await in_own_thread(self._source.specialised, specs, values, self._most_operations)
                 except NeedsValues as needs:
                     if not needs.names <= given.keys() or needs.names <= deciding:
                         raise

@@ -18,7 +18,7 @@ import numpy as np
 import onnx
 from onnx import defs
 
-from cudnn_actor.actors.aside import check_wanted
+from cudnn_actor.actors.long_work import check_wanted
 from cudnn_actor.models.errors import InvalidModel, UnsupportedModel
 from cudnn_actor.models.source import NeedsValues, Specialised, fixed_specs
 from cudnn_actor.onnx import operators

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import onnx
 from onnx import defs
 
-from cudnn_actor.actors.aside import check_wanted
+from cudnn_actor.actors.long_work import check_wanted
 from cudnn_actor.onnx import operators
 from cudnn_actor.onnx.control import is_control
 from cudnn_actor.onnx.expanding import has_body

@@ -16,7 +16,7 @@ import numpy as np
 import onnx
 from onnx import checker, numpy_helper
 
-from cudnn_actor.actors.aside import check_wanted
+from cudnn_actor.actors.long_work import check_wanted
 from cudnn_actor.models.errors import InvalidModel, ModelNotFound
 from cudnn_actor.models.source import Feature
 from cudnn_actor.onnx.schemas import domain_of, of_onnx

@@ -36,7 +36,7 @@ import time
 from collections.abc import Iterator
 
 from cudnn_actor.actors.logs import Log
-from cudnn_actor.plan_store.file import BadPlanFile, PlanKey, StoredPlan, decode, encode
+from cudnn_actor.plan_store.plan_file import BadPlanFile, PlanKey, StoredPlan, decode, encode
 
 __all__ = ["LIMIT_BYTES", "PlanStore"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cudnn_actor.actors.logs import Log
 from cudnn_actor.engines.base import Builder, EngineFailure, Plan, ProgressCallback, StickyError, unheard
-from cudnn_actor.plan_store.file import PlanKey, StoredPlan
+from cudnn_actor.plan_store.plan_file import PlanKey, StoredPlan
 from cudnn_actor.plan_store.store import PlanStore
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 

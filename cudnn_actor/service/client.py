@@ -17,7 +17,7 @@ import numpy as np
 import pykka
 
 from cudnn_actor.actors import ask, submit, tell, within
-from cudnn_actor.actors.aside import aside
+from cudnn_actor.actors.long_work import in_own_thread
 from cudnn_actor.broker.request_checks import check_message
 from cudnn_actor.broker.warm_batches import cut
 from cudnn_actor.models import Model, Source
@@ -599,7 +599,7 @@ class CudnnRef:
             async with deadline.limiting():
                 source = _source(model, random)
                 if source is None:
-                    source = await aside(_read, model, random)
+                    source = await in_own_thread(_read, model, random)
             loaded = Model(
                 self,
                 source,

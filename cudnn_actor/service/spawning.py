@@ -9,8 +9,8 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 from cudnn_actor.actors import forks
-from cudnn_actor.actors.aside import aside
 from cudnn_actor.actors.event_loop import running_loop, tolerating_closed
+from cudnn_actor.actors.long_work import in_own_thread
 from cudnn_actor.actors.threads import ThreadRefused
 from cudnn_actor.engines import EngineChoice, check_device
 from cudnn_actor.options import Options, takes_options
@@ -50,7 +50,7 @@ async def _found_engine(options: Options) -> EngineChoice:
     Raises `StartFailed` if the system gives no thread.
     """
     try:
-        return await aside(engine_for, options)
+        return await in_own_thread(engine_for, options)
     except ThreadRefused as error:
         raise StartFailed(detail=str(error)) from error
 

@@ -350,7 +350,7 @@ class Endless:
         self.ended = threading.Event()
 
     def specialised(self, specs: Any, values: Any, most_operations: int) -> Any:
-        from cudnn_actor.actors.aside import check_wanted
+        from cudnn_actor.actors.long_work import check_wanted
 
         del specs, values, most_operations
         try:

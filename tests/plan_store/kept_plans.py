@@ -6,7 +6,7 @@ import msgspec
 
 from cudnn_actor.engines.base import EngineFailure, Plan, ProgressCallback, unheard
 from cudnn_actor.engines.cpu.compiler import compile_plan
-from cudnn_actor.plan_store.file import PlanKey, StoredPlan
+from cudnn_actor.plan_store.plan_file import PlanKey, StoredPlan
 from cudnn_actor.protocol import BufferRef, ConvFwd, ConvSpec, TensorSpec
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.messages.lowering import lower

@@ -11,7 +11,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from cudnn_actor.plan_store.file import VERSION, BadPlanFile, PlanKey, StoredPlan, decode, encode
+from cudnn_actor.plan_store.plan_file import VERSION, BadPlanFile, PlanKey, StoredPlan, decode, encode
 
 from .kept_plans import key, plan
 

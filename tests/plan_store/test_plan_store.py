@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from structlog.typing import EventDict
 
-from cudnn_actor.plan_store.file import StoredPlan, encode
+from cudnn_actor.plan_store.plan_file import StoredPlan, encode
 from cudnn_actor.plan_store.store import PlanStore
 
 from .kept_plans import key, plan

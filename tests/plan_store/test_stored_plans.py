@@ -9,7 +9,7 @@ from structlog.typing import EventDict
 
 from cudnn_actor.engines.base import Builder, EngineFailure, Plan, ProgressCallback, StickyError, unheard
 from cudnn_actor.engines.cpu.compiler import compile_plan
-from cudnn_actor.plan_store.file import PlanKey
+from cudnn_actor.plan_store.plan_file import PlanKey
 from cudnn_actor.plan_store.store import PlanStore
 from cudnn_actor.plan_store.stored import StoredPlans
 from cudnn_actor.protocol import UnsupportedGraph

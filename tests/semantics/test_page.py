@@ -20,8 +20,8 @@ from cudnn_actor.isolation.process.parent import (
     monitor,
     process_isolation,
     recent_plans,
-    source,
     values,
+    worker_source,
 )
 from cudnn_actor.isolation.process.parent.process_isolation import ProcessIsolation
 from cudnn_actor.isolation.thread.cudnn_actor import CudnnActor
@@ -204,7 +204,7 @@ def test_the_time_limits_for_ending_a_worker_are_those_of_the_code() -> None:
     assert all(word in row[1] for word, row in zip(("message", "SIGTERM", "SIGKILL"), rows, strict=True))
 
 
-PAUSES = source._PAUSES
+PAUSES = worker_source._PAUSES
 IN_PROCESS, ON_THREAD = ProcessIsolation.backoff, ThreadIsolation.backoff
 ARENA_BYTES = inspect.signature(MemoryTable).parameters["arena_bytes"].default
 NUMBERS = [
@@ -237,7 +237,7 @@ def test_a_number_on_the_page_is_that_of_the_code(sentence: str) -> None:
 
 
 def test_the_numbers_in_words_are_those_of_the_code() -> None:
-    assert (process_isolation._BEATS_PER_HANG, source._SILENT_BEATS) == (8, 8), "the page says eight"
+    assert (process_isolation._BEATS_PER_HANG, worker_source._SILENT_BEATS) == (8, 8), "the page says eight"
     assert (PAUSES.factor, PAUSES.at_once) == (2.0, 1), (
         "the page says: the first at once, then twice as long each time"
     )

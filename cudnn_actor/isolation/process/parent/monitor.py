@@ -42,10 +42,10 @@ from cudnn_actor.isolation.process.parent.liveness import (
     stalled_since,
     unless_unread,
 )
-from cudnn_actor.isolation.process.parent.source import Source
 from cudnn_actor.isolation.process.parent.verification import compare, verification
 from cudnn_actor.isolation.process.parent.worker import WakeEvent, Worker
 from cudnn_actor.isolation.process.parent.worker_host import WorkerHost
+from cudnn_actor.isolation.process.parent.worker_source import WorkerSource
 from cudnn_actor.isolation.process.staging import Block
 from cudnn_actor.isolation.process.wire import Dying, InternalDone, Stop
 from cudnn_actor.processes.frames import BadFrame
@@ -105,7 +105,7 @@ class WorkerMonitor(Actor):
         self,
         state: ServiceState,
         dispatcher: Dispatcher,
-        source: Source,
+        source: WorkerSource,
         *,
         generation: int,
         hang_after_s: float,

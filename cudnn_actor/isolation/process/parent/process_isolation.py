@@ -19,9 +19,9 @@ from cudnn_actor.isolation.process.generations import GenerationTable
 from cudnn_actor.isolation.process.parent.dispatcher import Dispatcher
 from cudnn_actor.isolation.process.parent.in_flight import WINDOW
 from cudnn_actor.isolation.process.parent.monitor import WorkerMonitor
-from cudnn_actor.isolation.process.parent.source import Source
 from cudnn_actor.isolation.process.parent.worker import Recipe
 from cudnn_actor.isolation.process.parent.worker_host import WorkerHost
+from cudnn_actor.isolation.process.parent.worker_source import WorkerSource
 from cudnn_actor.isolation.process.wire import Hello
 from cudnn_actor.memory import MemoryTable
 from cudnn_actor.options import Options
@@ -42,7 +42,7 @@ class _Life(NamedTuple):
     state: ServiceState
     generations: GenerationTable
     builders: BuilderHost
-    source: Source
+    source: WorkerSource
 
 
 class ProcessIsolation:
@@ -115,7 +115,7 @@ class ProcessIsolation:
             keeps_recent=self._options.standby > 0,
         )
         builders = BuilderHost(self._preload, self._executable)
-        source = Source(
+        source = WorkerSource(
             functools.partial(self._make_recipe, builders),
             generations,
             standby=self._options.standby > 0,

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from cudnn_actor.actors.threads import start_thread
 
-__all__ = ["aside", "check_wanted"]
+__all__ = ["check_wanted", "in_own_thread"]
 
 T = TypeVar("T")
 _given_up: contextvars.ContextVar[threading.Event | None] = contextvars.ContextVar("given_up", default=None)
@@ -29,7 +29,7 @@ def check_wanted() -> None:
         raise _Abandoned
 
 
-async def aside(work: Callable[..., T], *args: Any) -> T:
+async def in_own_thread(work: Callable[..., T], *args: Any) -> T:
     """The result of blocking work. Cancelled, it returns at once, and the work ends at its next step.
 
     It has a thread of its own, which neither the end of the loop nor that of the program waits for: those of

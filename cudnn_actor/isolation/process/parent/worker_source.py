@@ -49,7 +49,7 @@ from cudnn_actor.processes.launching import Launcher
 from cudnn_actor.processes.process_state import LOOK_EVERY_S, SilentTime, is_stopped
 from cudnn_actor.supervision import Backoff
 
-__all__ = ["Source"]
+__all__ = ["WorkerSource"]
 
 _PAUSES = Backoff(initial_s=0.2, factor=2.0, cap_s=10.0, reset_after_s=30.0, at_once=1)
 """The pauses between the death of a standby and the start of the next."""
@@ -76,7 +76,7 @@ class _Lost(NamedTuple):
     pid: int | None = None
 
 
-class Source:
+class WorkerSource:
     """See the module's docstring. Used by successive monitors' threads, one at a time.
 
     Parameters
