@@ -60,15 +60,9 @@ from cudnn_actor.protocol.types.numerics import Numerics
 from cudnn_actor.protocol.types.spelling import spelled
 from cudnn_actor.protocol.types.tensor import Layout, LayoutLike, TensorSpec
 from cudnn_actor.service.arrays import about_array, packed_like
+from cudnn_actor.service.convolution_arguments import convolution_of, require_operands
 from cudnn_actor.service.health import Health
-from cudnn_actor.service.outputs import (
-    INSTEAD,
-    convolution_of,
-    missing_outputs,
-    missing_ports,
-    outputs_of,
-    require_operands,
-)
+from cudnn_actor.service.outputs import INSTEAD, missing_outputs, missing_ports, outputs_of
 from cudnn_actor.service.service import CudnnService
 from cudnn_actor.supervision import FaultInjector, Fired, LifecycleEvent
 
