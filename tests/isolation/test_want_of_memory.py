@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -10,12 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cudnn_actor import CudnnRef, OutOfMemory, Ping, Spawning
+from cudnn_actor import CudnnRef, GraphBuilder, GraphLimits, OutOfMemory, Ping, Spawning, Upload
 from cudnn_actor.engines import choose_engine
 from cudnn_actor.isolation.process.staging import Staging
-from cudnn_actor.isolation.process.wire import encode_message
+from cudnn_actor.isolation.process.wire import KnowGraph, Requests, encode_message
 from cudnn_actor.options import make_options
 from cudnn_actor.processes.channel import Channel
+from cudnn_actor.processes.frames import encode
 from cudnn_actor.service.service import CudnnService
 from tests.service.rigs import Trio, in_thread
 
@@ -23,9 +26,9 @@ PATIENCE_S = 30.0
 
 
 @asynccontextmanager
-async def unharmed(*, host_arenas: bool = True) -> AsyncIterator[CudnnRef]:
+async def unharmed(*, host_arenas: bool = True, **given: Any) -> AsyncIterator[CudnnRef]:
     """A service whose worker is the same at the end."""
-    options = make_options({"device": "cpu", "isolation": "process"})
+    options = make_options({"device": "cpu", "isolation": "process", **given})
     chosen = await asyncio.to_thread(choose_engine, "cpu")  # it reads the container's limits
     engine = chosen._replace(host_arenas=host_arenas)
     async with Spawning(CudnnService(options, engine=engine)) as gpu:
@@ -88,6 +91,40 @@ async def test_a_result_that_there_is_no_memory_for_is_refused_alone(
             monkeypatch.undo()
 
 
+def staging_files() -> int:
+    """How many descriptors of staging memory this process has."""
+    count = 0
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            count += "cudnn-actor-stage" in os.readlink(f"/proc/self/fd/{name}")
+    return count
+
+
+@pytest.mark.parametrize(
+    ("call", "wanted"),
+    [("upload", Staging.array), ("upload", encode_message), ("download", encode_message)],
+    ids=["show an upload", "encode an upload", "encode a download"],
+)
+async def test_a_transfer_that_there_is_no_memory_to_prepare_gives_its_staging_memory_back(
+    call: str, wanted: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with unharmed(host_arenas=False) as gpu:
+        values = np.ones((1, 1, 1024, 5120), np.float32)  # 20 MiB: a segment has no room for two
+        ref = await gpu.upload(values)
+        before = staging_files()
+        tried, left = wanting(wanted, 1)
+        if wanted is encode_message:
+            monkeypatch.setattr("cudnn_actor.isolation.process.parent.values.encode_message", tried)
+        else:
+            monkeypatch.setattr(Staging, "array", tried)
+        with pytest.raises(OutOfMemory):
+            await (gpu.upload(values) if call == "upload" else gpu.download(ref))
+        assert not left
+        await gpu.ask(Upload(dst=ref, data=2 * values))
+        assert staging_files() == before
+        assert (await gpu.download(ref)).max() == 2.0
+
+
 async def test_a_request_that_there_is_no_memory_to_send_is_refused_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -100,3 +137,41 @@ async def test_a_request_that_there_is_no_memory_to_send_is_refused_alone(
         assert left
         monkeypatch.undo()
         await gpu.ask(trio.product())
+
+
+def wanting_for(kind: type) -> tuple[Callable[[Any], bytes], list[int]]:
+    """What encodes frames, and has no memory for the next one of this kind."""
+    tried, left = wanting(encode, 1)
+    return lambda frame: (tried if isinstance(frame, kind) else encode)(frame), left
+
+
+async def test_a_graph_that_there_is_no_memory_to_send_leaves_its_buffers_free(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    g = GraphBuilder()
+    x = g.input("x", (1, 1, 768, 1024))
+    graph = g.build(y=x * 2.0)
+    async with unharmed(memory_limit=8 << 20) as gpu:
+        buffer = await gpu.empty((1, 1, 768, 1024))
+        encoded, left = wanting_for(KnowGraph)
+        monkeypatch.setattr("cudnn_actor.processes.channel.encode", encoded)
+        with pytest.raises(OutOfMemory):
+            await gpu.apply(graph, x=buffer)
+        assert not left
+        await gpu.free(buffer)
+        whole = await gpu.empty((1, 2, 1024, 1024))  # all that the limit allows
+        await gpu.fill(whole, 2.0)
+
+
+async def test_a_long_request_whose_frame_there_is_no_memory_for_is_sent_when_there_is_some(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    g = GraphBuilder(limits=GraphLimits(nbytes=1 << 20))
+    x = g.input("x" * (100 << 10), (1, 1, 1, 1))
+    graph = g.build(y=x * 2.0)
+    async with unharmed() as gpu:
+        encoded, left = wanting_for(Requests)
+        monkeypatch.setattr("cudnn_actor.processes.channel.encode", encoded)
+        assert await gpu.warm(graph) == 1
+        assert not left
+        assert await gpu.warm(graph) == 0

@@ -131,8 +131,12 @@ class Sender:
     # Dispatching.
 
     def dispatch(self, request: WorkerRequest) -> None:
-        """Dispatch a request to the worker, and hold its buffers until it is complete."""
+        """Dispatch a request to the worker, and hold its buffers until it is complete.
+
+        If this raises `MemoryError`, the request is in flight already, or nothing of it has changed.
+        """
         envelope = request.envelope
+        self._make_way(request)
         if not envelope.hand_over(request):
             self.broker.expire(envelope)
             self.discharge(request, end_ref=True)
@@ -143,12 +147,20 @@ class Sender:
         self._queue(request)
 
     def dispatch_again(self) -> None:
-        """Dispatch the requests that go first after a crash, as far as they may go now."""
+        """Dispatch the requests that go first after a crash, as far as they may go now.
+
+        If this raises `MemoryError`, the next call goes on with the same request.
+        """
         while (
             self.workers.serving is not None
             and not self.workers.stopping
             and (request := self.in_flight.next_again()) is not None
         ):
+            try:
+                self._make_way(request)
+            except MemoryError:
+                self.in_flight.first((request,))
+                raise
             self._dispatch_again(request)
 
     def _dispatch_again(self, request: WorkerRequest) -> None:
@@ -177,21 +189,27 @@ class Sender:
                 request.fault = faults.on_message(type(request.message).__name__)
             self._queue(request)
 
-    def _queue(self, request: WorkerRequest) -> None:
-        """Put a request in flight, and add it to the next frame."""
-        assert self.workers.serving is not None
+    def _make_way(self, request: WorkerRequest) -> None:
+        """Send what must go before a request. May be repeated. Raises `MemoryError`."""
         if not self.knows(request.request):
             self._make_known(request.request.graph)
-        place = self.in_flight.hand_over(request, self.workers.serving.claims)
-        bulky = len(request.body) > BULKY_BYTES
-        if bulky:
+        if len(request.body) > BULKY_BYTES:  # it gets its own frame
             self.flush()
+
+    def _queue(self, request: WorkerRequest) -> None:
+        """Put a request in flight, and add it to the next frame. `_make_way` goes first."""
+        assert self.workers.serving is not None
+        place = self.in_flight.hand_over(request, self.workers.serving.claims)
         self._unsent.append(Request(request.number, place, request.body, request.fault))
-        if bulky:
+        if len(request.body) > BULKY_BYTES:
             self.flush()
 
     def flush(self) -> None:
-        """Send the requests that were dispatched since the last call."""
+        """Send the requests that were dispatched since the last call.
+
+        If this raises `MemoryError`, the next call sends them.
+        """
+        self.finish_sending()
         if self._unsent and (worker := self.workers.serving) is not None:
             fresh: list[Request] = []
             frame = Requests(self._unsent)

@@ -80,7 +80,8 @@ class Values:
     def write(self, request: WorkerRequest) -> None:
         """Write an array to a buffer: in this process, or in the worker through staging memory.
 
-        Raises what is wrong with the array, `OutOfMemory`, `OutOfDescriptors`.
+        Raises what is wrong with the array, `OutOfMemory`, `OutOfDescriptors`, `MemoryError`. The caller then
+        discharges the request.
         """
         (slot,) = request.slots
         data, envelope, broker = request.message.data, request.envelope, self.broker
@@ -149,16 +150,11 @@ class Values:
     def _write_staged(self, request: WorkerRequest, slot: Slot, data: Any) -> None:
         spec = slot.spec
         transfer.check_values(spec.dims, spec.dtype.numpy, data)
-        block = self.staging.take(nbytes_of(spec))
+        request.block = block = self.staging.take(nbytes_of(spec))
         values = self.staging.array(block, spec.dims, spec.dtype.numpy)
-        try:
-            transfer.store(values, data)
-        except BaseException:
-            self.staging.give_back(block)
-            raise
+        transfer.store(values, data)
         ref = request.message.dst if request.ref is None else request.ref
         request.body = encode_message(WriteStaged(dst=ref, values=Staged(block.segment, block.offset)))
-        request.block = block
         self.sender.dispatch(request)
         if self.checksums is not None:
             request.sum = self.checksums.of(slot, values)

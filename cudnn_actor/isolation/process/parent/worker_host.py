@@ -142,9 +142,13 @@ class WorkerHost:
             request = self.broker.start(envelope, injected=injected)
             if request is not None:
                 self._run(request)
-        except Exception as error:  # noqa: BLE001 - the answer to this one message
+        except Exception as error:  # the answer to this one message
             if request is not None:
-                self.broker.end_unreceived(request)
+                if request.claims is not None:  # it is in flight: its frame is sent when there is memory
+                    if isinstance(error, MemoryError):
+                        return
+                    raise
+                self.sender.discharge(request, end_ref=True)
             self.broker.refuse(envelope, error)
 
     def _start_injected(self, envelope: Envelope) -> None:
