@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 from cudnn_actor.memory.arena import ARENA_STEP, Arena
 from cudnn_actor.memory.free_list import rounded
 from cudnn_actor.protocol.errors import OutOfMemory, ServiceStopped
@@ -38,7 +40,7 @@ class ArenaPool:
 
     def idle(self) -> tuple[Arena, ...]:
         """The arenas that hold no bytes of any buffer."""
-        return tuple(arena for arena in self._arenas.values() if arena.idle)
+        return tuple(arena for arena in self.all() if arena.idle)
 
     def to_drop(self, nbytes: int) -> tuple[Arena, ...]:
         """Idle arenas to drop before one of `nbytes` is added, the largest first, so that few are dropped."""
@@ -53,7 +55,7 @@ class ArenaPool:
 
     def room_for(self, nbytes: int) -> bool:
         """Whether some hole has `nbytes`, or one byte for none."""
-        return any(arena.free.largest >= max(nbytes, 1) for arena in self._arenas.values())
+        return any(arena.free.largest >= max(nbytes, 1) for arena in self.all())
 
     def next(self, nbytes: int) -> tuple[int, int]:
         """Number and size in bytes of an arena to create for a buffer of `nbytes`. Raises `OutOfMemory`."""
@@ -78,12 +80,17 @@ class ArenaPool:
 
     def add(self, number: int, nbytes: int, fd: int) -> None:
         """Take ownership of an arena and its descriptor; when this raises, the caller keeps the
-        descriptor."""
-        if self._closed:
-            raise ServiceStopped(reason="its memory has been closed")
+        descriptor.
+
+        Another thread may close the pool meanwhile. It notes that first, and empties the pool second; here
+        the arena is added first, and the note is looked at second. So the arena is not left in a closed pool,
+        and of the two that would take it out, one gets it.
+        """
         if number < self._next_number:
             raise ValueError(f"arena number {number} was used before; use the number from next_arena")
         self._arenas[number] = Arena(number, nbytes, fd)
+        if self._closed and self._arenas.pop(number, None) is not None:
+            raise ServiceStopped(reason="its memory has been closed")
         self._next_number = number + 1
         self.nbytes += nbytes
         self._usual = min(self._full, 2 * self._usual)  # there may be more room again
@@ -100,20 +107,19 @@ class ArenaPool:
     def place(self, nbytes: int) -> tuple[Arena, int]:
         """Take `nbytes` in some arena: (arena, offset). Raises `OutOfMemory` when none has room."""
         # The oldest arena with room, so that younger ones become empty and can be dropped.
-        for arena in self._arenas.values():
+        for arena in self.all():
             offset = arena.free.allocate(nbytes)
             if offset is not None:
                 return arena, offset
         raise self._out_of_memory(nbytes)
 
     def close(self) -> None:
-        """Close every descriptor. Safe to call twice."""
+        """Close every descriptor. Safe to call twice, and while another thread adds an arena."""
         self._closed = True
-        arenas = self.all()
-        self._arenas.clear()
         self.nbytes = 0
-        for arena in arenas:
-            arena.close()
+        with contextlib.suppress(KeyError):
+            while True:
+                self._arenas.popitem()[1].close()
 
     def _in_use(self) -> int:
         """Bytes of the arenas that are not idle."""
@@ -122,14 +128,14 @@ class ArenaPool:
     @property
     def taken(self) -> int:
         """Bytes that buffers take in the arenas."""
-        return sum(arena.nbytes - arena.free.free_bytes for arena in self._arenas.values())
+        return sum(arena.nbytes - arena.free.free_bytes for arena in self.all())
 
     def _out_of_memory(self, nbytes: int) -> OutOfMemory:
         most = largest = None
         if self.limit is not None:
             most = self.limit // ARENA_STEP * ARENA_STEP
             beside = (self.limit - self._in_use()) // ARENA_STEP * ARENA_STEP
-            largest = max(beside, *(arena.free.largest for arena in self._arenas.values()), 0)
+            largest = max(beside, *(arena.free.largest for arena in self.all()), 0)
         return OutOfMemory(
             requested=nbytes,
             in_use=self.taken,

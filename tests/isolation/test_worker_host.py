@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -24,6 +26,7 @@ from cudnn_actor.protocol import (
     Fill,
     Free,
     OutcomeUnknown,
+    ServiceStopped,
     StaleBufferError,
     TensorSpec,
     Upload,
@@ -232,6 +235,30 @@ def test_a_worker_owes_an_arena_from_the_request_until_its_answer_or_its_end(off
     office.turn()
     office.make_arena()
     assert owed_since(office) is None
+
+
+@pytest.mark.parametrize("host", [True, False], ids=["host arenas", "device arenas"])
+def test_an_arena_that_is_made_when_the_memory_has_been_closed_is_not_kept(host: bool) -> None:
+    """The end of a service closes the memory on one thread while another reads what the worker says."""
+    office = Office(host=host)
+    office.attach()
+    waiting = [office.send(Allocate(spec=SPEC)) for _ in range(2)]
+    office.turn()
+    frame, inode = office.worker.make_arena()
+    office.memory.close()
+    office.hear(frame)
+    assert isinstance(error_of(office, waiting[0]), ServiceStopped)
+    office.close()
+    assert inode not in inodes_open()
+
+
+def inodes_open() -> set[int]:
+    """The files that this process has open."""
+    found = set[int]()
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            found.add(os.fstat(int(name)).st_ino)
+    return found
 
 
 LIES: dict[str, Callable[[], Any]] = {

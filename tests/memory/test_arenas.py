@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+from collections.abc import Callable
+from types import CodeType
 from typing import Any
 
 import pytest
@@ -10,7 +13,10 @@ import pytest
 from cudnn_actor.memory import MemoryTable
 from cudnn_actor.protocol import InvalidRequest, OutOfMemory, ServiceStopped
 
+from ..instructions import functions_in, instructions
 from .memory_fixtures import MIB, Descriptors, Grown, spec_of
+
+POOL = functions_in("memory/pool.py")
 
 
 def test_an_arena_has_the_usual_size() -> None:
@@ -169,3 +175,45 @@ def test_a_table_refuses_options_out_of_range(field: str, options: dict[str, Any
     with pytest.raises(InvalidRequest) as caught:
         MemoryTable("cpu", **options)
     assert caught.value.field == field
+
+
+@pytest.mark.parametrize("who", ["who adds is interrupted", "who closes is interrupted"])
+def test_an_arena_that_is_added_while_the_table_closes_has_one_owner(who: str) -> None:
+    """The service's end closes the table on one thread while another takes over what a worker has made."""
+    for at in itertools.count():
+        grown = Grown()
+        grown.allocate(1)
+        descriptor = grown.descriptors.make(2 * MIB)
+        refused: list[int] = []
+
+        def add(grown: Grown = grown, descriptor: int = descriptor, refused: list[int] = refused) -> None:
+            try:
+                grown.table.add_arena(1, 2 * MIB, descriptor)
+            except ServiceStopped:
+                refused.append(descriptor)
+
+        step, other = (add, grown.table.close) if who.startswith("who adds") else (grown.table.close, add)
+        happened = _interrupted(step, at, other)
+        if not happened:
+            other()
+        assert [descriptor] * grown.descriptors.open_count() == refused
+        for each in refused:
+            os.close(each)
+        if not happened:
+            assert at > 1, "nothing was interrupted"
+            break
+
+
+def _interrupted(step: Callable[[], Any], at: int, other: Callable[[], Any]) -> bool:
+    """Make a step, and another before its `at`-th instruction; whether there was one."""
+    count, happened = itertools.count(), False
+
+    def hear(_code: CodeType, _offset: int) -> None:
+        nonlocal happened
+        if next(count) == at:
+            happened = True
+            other()
+
+    with instructions(POOL, hear):
+        step()
+    return happened

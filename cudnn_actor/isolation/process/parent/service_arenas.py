@@ -16,7 +16,7 @@ from cudnn_actor.isolation.process.parent.in_flight import Violation, WorkerRequ
 from cudnn_actor.isolation.process.parent.workers import Workers
 from cudnn_actor.isolation.process.wire import ArenaMade, ArenaRefused, CreateArena, MapArena, UnmapArena
 from cudnn_actor.memory.exhaustion import exhaustion
-from cudnn_actor.protocol.errors import CudnnActorError, MalformedMessage
+from cudnn_actor.protocol.errors import CudnnActorError, MalformedMessage, ServiceStopped
 
 __all__ = ["ServiceArenas"]
 
@@ -69,7 +69,10 @@ class ServiceArenas:
             self.mapped.clear()
 
     def _own(self, number: int, nbytes: int) -> None:
-        """Take over an arena that the worker has made, and have it mapped everywhere else."""
+        """Take over an arena that the worker has made, and have it mapped everywhere else.
+
+        If the service's memory has been closed meanwhile, the first waiting allocation fails.
+        """
         assert self.workers.serving is not None
         try:
             descriptor = self.workers.serving.take_descriptor()
@@ -78,14 +81,17 @@ class ServiceArenas:
             return
         try:
             self._map(number, nbytes, descriptor)
+            self.broker.arena_made(descriptor)
         except OSError as error:
             os.close(descriptor)
             self._refuse(number, nbytes, error)
+        except ServiceStopped as error:
+            os.close(descriptor)
+            self.drop(number)
+            self.broker.arena_refused(error)
         except BaseException:
             os.close(descriptor)
             raise
-        else:
-            self.broker.arena_made(descriptor)
 
     def _map(self, number: int, nbytes: int, descriptor: int) -> None:
         """Map a worker's arena in this process, if it is host memory, and in the other workers.
