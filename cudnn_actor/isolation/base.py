@@ -17,9 +17,12 @@ from cudnn_actor.options import Options
 from cudnn_actor.protocol.errors import StartFailed
 from cudnn_actor.supervision import Backoff
 
-__all__ = ["Isolation", "check_lost_thread", "if_lost", "limit_arenas"]
+__all__ = ["READY_WITHIN_S", "Isolation", "check_lost_thread", "if_lost", "limit_arenas"]
 
 A = TypeVar("A", bound=Actor)
+
+READY_WITHIN_S = 30.0
+"""How long a start may take: of an actor, and of a standby."""
 
 
 class Isolation(Protocol):
@@ -29,6 +32,8 @@ class Isolation(Protocol):
     replaceable: bool
     """Whether a successor can continue with the state of an ended incarnation."""
     backoff: Backoff
+    ready_within_s: float
+    """Seconds from an incarnation's start until it is given up, if it is not ready."""
 
     @property
     def worker_pid(self) -> int | None:

@@ -235,7 +235,12 @@ class CudnnService:
     def _new_supervisor(self) -> Supervisor:
         isolation = self._isolation
         # Where the memory dies with the context, a successor could not continue.
-        policy = ChildPolicy(id=CHILD, restart=Restart.TRANSIENT, replaceable=isolation.replaceable)
+        policy = ChildPolicy(
+            id=CHILD,
+            restart=Restart.TRANSIENT,
+            ready_within_s=isolation.ready_within_s,
+            replaceable=isolation.replaceable,
+        )
         child = ChildSpec(policy=policy, make=isolation.actor, hang_after_s=self.options.hang_after_s)
         intensity = RestartIntensity(max_restarts=self.options.max_restarts, period_s=self.options.period_s)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import os
 import signal
 import threading
@@ -17,10 +16,11 @@ import pytest
 from structlog.typing import EventDict
 
 from cudnn_actor import ConvFwd, CudnnRef, ExitKind, Receipt, Restarted, Restarting, ServiceStopped
+from cudnn_actor.isolation.process.parent import worker_source
 from cudnn_actor.isolation.process.parent.dispatcher import Dispatcher
 from cudnn_actor.isolation.process.parent.monitor import WorkerMonitor
-from cudnn_actor.service import service
-from cudnn_actor.supervision import ChildPolicy, supervisor
+from cudnn_actor.isolation.process.parent.process_isolation import ProcessIsolation
+from cudnn_actor.supervision import Backoff, supervisor
 from tests.service.rigs import SOON_S, Trio, in_thread, outcome, seen, single
 
 from ..log_lines import line
@@ -29,6 +29,9 @@ from .crash_rigs import PATIENCE_S, Points, gone, kill, pid_of, workers
 pytestmark = pytest.mark.usefixtures("a_forkserver")
 BEAT_S = 0.0625
 HANG_AFTER_S = 8 * BEAT_S
+READY_WITHIN_S = 4.0
+"""A start takes far less, also on a slow machine."""
+PAUSES = Backoff(initial_s=0.01, reset_after_s=READY_WITHIN_S / 2, at_once=1)
 
 
 def restarts_told(gpu: CudnnRef) -> int:
@@ -211,6 +214,39 @@ async def test_a_standby_that_is_stopped_in_its_start_is_replaced_before_it_is_n
         assert (await gpu.ping(), restarts_told(gpu)) == (1, 0)
 
 
+async def test_a_standby_whose_start_hangs_is_replaced_when_it_has_taken_too_long(
+    logs: list[EventDict], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a driver's call, say, or in an import: its process runs, and nothing else tells of it."""
+    monkeypatch.setattr(ProcessIsolation, "ready_within_s", READY_WITHIN_S)
+    monkeypatch.setattr(worker_source, "_PAUSES", PAUSES)
+    async with workers(standby=1) as (gpu, points):
+        first = (await line(logs, "standby.ready"))["pid"]
+        points.hold("open")
+        os.kill(first, signal.SIGKILL)
+        hanging = await in_thread(lambda: points.arrival("open"))
+        died = await line(logs, "standby.died", 2)
+        assert (died["pid"], died["why"]) == (hanging.pid, f"was not ready within {READY_WITHIN_S:g} s")
+        assert died["next_in_s"] > 0.0, "it is not the first that has died in a row"
+        await gone(hanging.pid)
+        points.let_go()
+        await line(logs, "standby.ready", 2)
+        assert (await gpu.ping(), restarts_told(gpu)) == (1, 0)
+
+
+async def test_so_is_one_whose_launch_hangs(logs: list[EventDict], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ProcessIsolation, "ready_within_s", READY_WITHIN_S)
+    async with workers(standby=1) as (gpu, _):
+        first = (await line(logs, "standby.ready"))["pid"]
+        launcher = gpu._service._isolation._life.source.forkserver  # type: ignore[attr-defined]  # of processes
+        with launcher._lock:  # as a launch holds it that waits for imports
+            os.kill(first, signal.SIGKILL)
+            died = await line(logs, "standby.died", 2)
+        assert died["why"] == f"it was not launched within {READY_WITHIN_S:g} s"
+        await line(logs, "standby.ready", 2)
+        assert (await gpu.ping(), restarts_told(gpu)) == (1, 0)
+
+
 async def known_as_standby(gpu: CudnnRef, pid: int) -> None:
     """Wait until the service knows of a worker that it has launched as its standby."""
     source = gpu._service._isolation._life.source  # type: ignore[attr-defined]  # of processes
@@ -326,7 +362,7 @@ async def test_a_keeper_that_is_given_up_before_it_gets_to_its_service_ends_it_a
     logs: list[EventDict], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its thread got no time, say, and goes on when the service has ended."""
-    monkeypatch.setattr(service, "ChildPolicy", functools.partial(ChildPolicy, ready_within_s=4.0))
+    monkeypatch.setattr(ProcessIsolation, "ready_within_s", READY_WITHIN_S)
     monkeypatch.setattr(supervisor, "KILL_GRACE_S", SOON_S)
     late = Late()
     async with workers(standby=1) as (gpu, _):

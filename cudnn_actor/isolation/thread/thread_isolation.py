@@ -7,7 +7,7 @@ from cudnn_actor.broker.progress import Progress
 from cudnn_actor.broker.service_state import ServiceState
 from cudnn_actor.engines import EngineChoice
 from cudnn_actor.engines.remote import SERVING, BuilderHost
-from cudnn_actor.isolation.base import check_lost_thread, if_lost, limit_arenas
+from cudnn_actor.isolation.base import READY_WITHIN_S, check_lost_thread, if_lost, limit_arenas
 from cudnn_actor.isolation.thread.cudnn_actor import CudnnActor
 from cudnn_actor.memory import MemoryTable
 from cudnn_actor.options import Options
@@ -28,6 +28,7 @@ class ThreadIsolation:
     name = "thread"
     worker_pid = None
     backoff = Backoff()
+    ready_within_s = READY_WITHIN_S
 
     def __init__(self, options: Options, engine: EngineChoice) -> None:
         self.replaceable = engine.outlives_context

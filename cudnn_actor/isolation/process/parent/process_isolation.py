@@ -14,7 +14,7 @@ from cudnn_actor.broker.progress import Progress
 from cudnn_actor.broker.service_state import ServiceState
 from cudnn_actor.engines import EngineChoice
 from cudnn_actor.engines.remote import SERVING, BuilderHost
-from cudnn_actor.isolation.base import check_lost_thread, if_lost, limit_arenas
+from cudnn_actor.isolation.base import READY_WITHIN_S, check_lost_thread, if_lost, limit_arenas
 from cudnn_actor.isolation.process.generations import GenerationTable
 from cudnn_actor.isolation.process.parent.dispatcher import Dispatcher
 from cudnn_actor.isolation.process.parent.in_flight import WINDOW
@@ -64,6 +64,7 @@ class ProcessIsolation:
     backoff = Backoff(at_once=1, cap_s=1.0, reset_after_s=0.0)
     """An incarnation that was ready is replaced at once. Failing starts wait longer each time, up to a
     second: a start takes less than that, so longer waits would save little."""
+    ready_within_s = READY_WITHIN_S
 
     def __init__(self, options: Options, engine: EngineChoice) -> None:
         self._executable = None if options.executable is None else os.fspath(options.executable)
@@ -120,6 +121,7 @@ class ProcessIsolation:
             generations,
             standby=self._options.standby > 0,
             hang_after_s=self._options.hang_after_s,
+            ready_within_s=self.ready_within_s,
         )
         self._life = _Life(state, generations, builders, source)
 

@@ -129,6 +129,7 @@ class Worker:
         """Measures how long the worker is stopped, or makes no progress with what it was asked at `asked_s`.
 
         Until its first heartbeat, which it sends when its engine is open, only a stopped worker is silent.
+        There is another limit for the whole start.
         """
         page, wait = self.claims, Wait(asked_s, asked_s)
 

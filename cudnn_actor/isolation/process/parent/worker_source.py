@@ -88,7 +88,11 @@ class WorkerSource:
     standby
         Whether to keep a standby.
     hang_after_s
-        As in `Options`. A standby that makes no progress in its start for this long is replaced.
+        As in `Options`. A standby that is stopped in its start, or whose word that it is ready is lost, is
+        replaced after this long.
+    ready_within_s
+        Seconds from a standby's launch until it is given up, if it is not ready: as long as a supervisor
+        gives the worker that serves.
     """
 
     def __init__(
@@ -98,11 +102,13 @@ class WorkerSource:
         *,
         standby: bool,
         hang_after_s: float,
+        ready_within_s: float,
     ) -> None:
         self._ask_recipe = recipe
         self._generations = generations
         self._keeps_standby = standby
         self._hang_after_s = hang_after_s
+        self._ready_within_s = ready_within_s
         self.standby: Worker | None = None
         self.dying: list[Dead] = []
         self._deaths = 0
@@ -111,6 +117,9 @@ class WorkerSource:
         """The warming of the standby; without a standby, of the next one."""
         self._silent: SilentTime
         """How long the standby has been silent in its start."""
+        self._starting: SilentTime
+        """How long the standby's launch and start have taken. The job's thread uses it during the launch, the
+        monitor afterwards."""
         self._job: concurrent.futures.Future[Worker | _Lost] | None = None
         """The job on the separate thread: a standby's start or end. Its result is the outcome."""
         self._closed = threading.Event()
@@ -172,9 +181,9 @@ class WorkerSource:
         """
         self._take_in(host)
         if (worker := self.standby) is not None and not worker.ready:
-            if self._silent.look() < self._hang_after_s:
+            if (why := self._why_too_late(worker)) is None:
                 return LOOK_EVERY_S
-            self._lose(host, wake, worker.how_it_hangs(self._hang_after_s))
+            self._lose(host, wake, why)
         if not self._keeps_standby or self.standby is not None or self._job is not None:
             return None
         if now < self._next_at:
@@ -183,8 +192,21 @@ class WorkerSource:
             recipe, generations = self._own_copies()
         except OSError as error:
             return self._note_death(f"it could not be started: {error}", now)
+        self._starting = SilentTime(lambda: True)
         self._begin(functools.partial(self._launch_standby, recipe, generations), wake)
         return None
+
+    def _why_too_late(self, worker: Worker) -> str | None:
+        """Why a standby that is not ready is given up; None if it may go on."""
+        if self._silent.look() >= self._hang_after_s:
+            return worker.how_it_hangs(self._hang_after_s)
+        if self._is_overdue():
+            return f"was not ready within {self._ready_within_s:g} s"
+        return None
+
+    def _is_overdue(self) -> bool:
+        """Whether the standby's launch and start have taken too long."""
+        return self._starting.look() >= self._ready_within_s
 
     def _own_copies(self) -> tuple[Recipe, int]:
         """The recipe and the table's descriptor, with duplicated descriptors for the job's thread.
@@ -203,8 +225,10 @@ class WorkerSource:
 
     def _launch_standby(self, recipe: Recipe, generations: int) -> Worker | _Lost:
         try:
-            return Worker(recipe, 0, generations, self._closed.is_set)
+            return Worker(recipe, 0, generations, lambda: self._closed.is_set() or self._is_overdue())
         except OSError as error:
+            if self._is_overdue():
+                return _Lost(f"it was not launched within {self._ready_within_s:g} s")
             return _Lost(f"it could not be started: {error}")
         finally:
             os.close(generations)
@@ -291,7 +315,7 @@ class WorkerSource:
         worker, self.standby, host.workers.standby = self.standby, None, None
         assert worker is not None
         self._warming = Warming()
-        stable = time.monotonic() - worker.started >= _PAUSES.reset_after_s
+        stable = worker.ready and time.monotonic() - worker.started >= _PAUSES.reset_after_s
         self._deaths = 0 if stable else self._deaths
 
         def end() -> _Lost:
