@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import statistics
 import time
 import zipfile
@@ -13,8 +14,10 @@ from typing import Any, cast
 
 import msgspec
 import numpy as np
+from rich.console import Console
 
-from cudnn_actor import spawn
+from cudnn_actor import CudnnRef, spawn
+from cudnn_actor.cli.throughput import Throughput, in_flight, measured, sheet
 from cudnn_actor.cli.user_error import UserError, whole_number
 from cudnn_actor.models import Feature, InvalidModel, Model, UnsupportedModel
 from cudnn_actor.protocol.errors import InvalidRequest
@@ -23,6 +26,7 @@ __all__ = ["add_arguments", "run"]
 
 _RUNS = 20
 _SEED = 0
+_LONGEST_S = 3600.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,7 +60,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--profile", action="store_true", help="say what runs each part, and how long it takes"
     )
-    parser.add_argument("--json", type=Path, metavar="FILE.json", help="write what --profile says")
+    parser.add_argument(
+        "--concurrency",
+        type=in_flight,
+        metavar="N[:M]",
+        help="run it by N tasks at a time, or by N, 2 N, 4 N, ... M, and say how many runs a second",
+    )
+    parser.add_argument(
+        "--seconds", type=_seconds, default=5.0, help="for how long, each number of tasks (5 unless given)"
+    )
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE.json", help="write what --profile and --concurrency say"
+    )
 
 
 def _pair(text: str) -> tuple[str, str]:
@@ -71,8 +86,20 @@ def _size(text: str) -> tuple[str, int]:
     return name, whole_number()(value)
 
 
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds <= _LONGEST_S:
+        raise argparse.ArgumentTypeError(f"{text} must be seconds above 0, at most {_LONGEST_S:.0f}")
+    return seconds
+
+
 def run(args: argparse.Namespace) -> int:
     """Run the command; the exit status is 0 if the model ran."""
+    if args.json is not None and not (args.explain or args.profile or args.concurrency):
+        raise UserError("--json has nothing to write; ask for --profile, --explain or --concurrency, too")
     try:
         return asyncio.run(_run(args))
     except (InvalidModel, UnsupportedModel, InvalidRequest, ImportError) as error:
@@ -100,25 +127,34 @@ async def _run(args: argparse.Namespace) -> int:
             print(f"{name}: {value.dtype} {value.shape}, {_summary(value)}")
         if args.time:
             await _time(gpu, model, inputs, first)
-        if args.explain or args.profile or args.json is not None:
-            await _explain(model, inputs, args)
+        found: dict[str, Any] = {}
+        if args.explain or args.profile:
+            found["explanation"] = explanation = await model.explain(inputs, measure=args.profile)
+            print(explanation)
+        if args.concurrency:
+            found["throughput"] = await _load(gpu, model, inputs, args)
+        if args.json is not None:
+            await asyncio.to_thread(_write_json, args.json, found)
         if args.out is not None:
             await asyncio.to_thread(_write, args.out, outputs)
         await model.close()
     return 0
 
 
-async def _explain(model: Model, inputs: dict[str, np.ndarray], args: argparse.Namespace) -> None:
-    """Print how it runs, and write that as JSON if it is asked for."""
-    explanation = await model.explain(inputs, measure=args.profile or args.json is not None)
-    if args.explain or args.profile:
-        print(explanation)
-    if args.json is not None:
-        text = msgspec.json.format(msgspec.json.encode(explanation), indent=1)
-        try:
-            await asyncio.to_thread(args.json.write_bytes, text)
-        except OSError as error:
-            raise UserError(f"{args.json} cannot be written: {error.strerror}") from error
+async def _load(
+    gpu: CudnnRef, model: Model, inputs: dict[str, np.ndarray], args: argparse.Namespace
+) -> list[Throughput]:
+    """Measure it with several runs in flight, and print the table."""
+    found = [await measured(gpu, model, inputs, tasks, args.seconds) for tasks in args.concurrency]
+    Console(width=100).print(sheet(found))
+    return found
+
+
+def _write_json(path: Path, found: dict[str, Any]) -> None:
+    try:
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1))
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {error.strerror}") from error
 
 
 def _summary(value: np.ndarray) -> str:

@@ -13,6 +13,7 @@ import pytest
 
 from cudnn_actor import Explanation
 from cudnn_actor.cli import main
+from cudnn_actor.cli.throughput import MOST_IN_FLIGHT, Throughput, in_flight
 
 from ..onnx.small_models import FLOAT, INT64, image_model, model_of, node
 from .terminal import cudnn_actor_here
@@ -43,14 +44,71 @@ def test_the_pieces_of_a_model_are_timed(path: Path, tmp_path: Path) -> None:
     done = cudnn_actor_here("run", str(path), *options)
     assert (done.returncode, done.stderr) == (0, "")
     assert "us a run; the slowest pieces first" in done.stdout
-    found = msgspec.json.decode(written.read_bytes(), type=Explanation)
+    (words,) = msgspec.json.decode(written.read_bytes(), type=dict[str, msgspec.Raw]).items()
+    assert words[0] == "explanation"
+    found = msgspec.json.decode(words[1], type=Explanation)
     assert found.run_us
     assert all(piece.time for piece in found.pieces)
 
 
-def test_a_profile_that_cannot_be_written_is_an_error(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", str(path), "--device", "cpu", "--dim", "N=2", "--json", "/nowhere/p.json"]) == 2
+def test_runs_in_flight_are_measured_for_each_number_of_tasks(path: Path, tmp_path: Path) -> None:
+    written = tmp_path / "load.json"
+    load = ("--concurrency", "1:3", "--seconds", "0.05", "--json", str(written))
+    done = cudnn_actor_here("run", str(path), "--device", "cpu", "--dim", "N=2", *load)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "per second" in done.stdout
+    found = msgspec.json.decode(written.read_bytes(), type=dict[str, list[Throughput]])["throughput"]
+    assert [each.in_flight for each in found] == [1, 2, 3]
+    for each in found:
+        assert each.runs >= each.in_flight
+        assert each.per_s > 0
+        assert 0 < each.p50_ms <= each.p90_ms <= each.p99_ms
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "told"),
+    [
+        ("--concurrency", "0", "'0' must be a number from 1 to 1024, or a range of two, such as 1:64"),
+        ("--concurrency", "8:1", "'8:1' must be a number from 1 to 1024"),
+        ("--concurrency", "1:9999", "'1:9999' must be a number from 1 to 1024"),
+        ("--concurrency", "two", "'two' must be a number from 1 to 1024"),
+        ("--seconds", "0", "0 must be seconds above 0, at most 3600"),
+        ("--seconds", "nan", "nan must be seconds above 0"),
+        ("--seconds", "soon", "soon must be seconds above 0"),
+    ],
+)
+def test_loads_that_cannot_be_are_told(
+    path: Path, capsys: pytest.CaptureFixture[str], option: str, value: str, told: str
+) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        main(["run", str(path), "--device", "cpu", option, value])
+    assert exit_.value.code == 2
+    assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "tasks"),
+    [("1", (1,)), ("8", (8,)), ("1:64", (1, 2, 4, 8, 16, 32, 64)), ("3:10", (3, 6, 10)), ("1:1024", 11)],
+)
+def test_a_range_of_tasks_doubles_to_its_end(text: str, tasks: tuple[int, ...] | int) -> None:
+    found = in_flight(text)
+    assert found == tasks if isinstance(tasks, tuple) else len(found) == tasks
+
+
+def test_json_that_cannot_be_written_or_has_nothing_to_say_is_an_error(
+    path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["run", str(path), "--device", "cpu", "--dim", "N=2", "--json", "/nowhere/p.json"]
+    assert main([*command, "--profile"]) == 2
     assert "/nowhere/p.json cannot be written: No such file or directory" in capsys.readouterr().err
+    assert main(command) == 2
+    assert "--json has nothing to write; ask for --profile" in capsys.readouterr().err
+
+
+def test_the_most_tasks_are_all_served(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    load = ("--concurrency", str(MOST_IN_FLIGHT), "--seconds", "0.01")
+    assert main(["run", str(path), "--device", "cpu", "--dim", "N=1", *load]) == 0
+    assert "1024" in capsys.readouterr().out
 
 
 def test_inputs_that_are_not_given_are_made_up(path: Path, capsys: pytest.CaptureFixture[str]) -> None:

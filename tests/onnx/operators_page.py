@@ -61,7 +61,7 @@ output on the device: `outputs["features"]` is a reference.
 
 `pip install -e ".[onnx]"` in a clone brings the package onnx. [onnx_model.py](../examples/onnx_model.py) is a
 program to start from. On the command line: `cudnn-actor run MODEL.onnx`, with `--dim N=8` for a dim that
-has the name N.
+has the name N; `--profile` times each part, `--concurrency 1:64` measures runs a second.
 
 - **Reading.** The model is checked when it is loaded. One that is cut off, contradicts itself or refers to
   data outside of its folder raises `InvalidModel`, which names the node or the initialiser. A path at which

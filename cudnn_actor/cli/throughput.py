@@ -1,0 +1,85 @@
+"""How many runs of a model a second, and how long each takes, with several in flight."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import re
+import time
+from collections.abc import Mapping
+
+import msgspec
+import numpy as np
+from rich.table import Table
+
+from cudnn_actor import CudnnRef
+from cudnn_actor.models import Model
+
+__all__ = ["MOST_IN_FLIGHT", "Throughput", "in_flight", "measured", "sheet"]
+
+MOST_IN_FLIGHT = 1024
+
+
+class Throughput(msgspec.Struct, frozen=True, kw_only=True):
+    """What was measured with so many runs in flight: runs, runs a second, and percentiles of milliseconds.
+
+    A run takes NumPy arrays and gives NumPy arrays.
+    """
+
+    in_flight: int
+    runs: int
+    per_s: float
+    p50_ms: float
+    p90_ms: float
+    p99_ms: float
+
+
+def in_flight(text: str) -> tuple[int, ...]:
+    """Reads `8`, or `1:64` for 1, 2, 4, ... 64, for `argparse`."""
+    found = re.fullmatch(r"(\d{1,6})(?::(\d{1,6}))?", text)
+    least, most = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
+    if not 1 <= least <= most <= MOST_IN_FLIGHT:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} must be a number from 1 to {MOST_IN_FLIGHT}, or a range of two, such as 1:64"
+        )
+    return tuple(dict.fromkeys([*(least << step for step in range(11) if least << step < most), most]))
+
+
+async def measured(
+    gpu: CudnnRef, model: Model, inputs: Mapping[str, np.ndarray], tasks: int, seconds: float
+) -> Throughput:
+    """Run a model by so many tasks, each again and again for so many seconds, and at least twice.
+
+    The first run of each task does not count.
+    """
+    took: list[float] = []
+
+    async def work() -> None:
+        await gpu.run(model, inputs)
+        while True:
+            began = time.perf_counter()
+            await gpu.run(model, inputs)
+            ended = time.perf_counter()
+            took.append(ended - began)
+            if ended > end:
+                return
+
+    end = time.perf_counter() + seconds
+    start = time.perf_counter()
+    await asyncio.gather(*(work() for _ in range(tasks)))
+    whole = time.perf_counter() - start
+    p50, p90, p99 = (float(each) * 1e3 for each in np.percentile(took, (50, 90, 99)))
+    return Throughput(
+        in_flight=tasks, runs=len(took), per_s=(len(took) + tasks) / whole, p50_ms=p50, p90_ms=p90, p99_ms=p99
+    )
+
+
+def sheet(found: list[Throughput]) -> Table:
+    """The table for a terminal."""
+    table = Table(title="runs, from arrays to arrays")
+    for name in ("in flight", "runs", "per second", "p50, ms", "p90, ms", "p99, ms"):
+        table.add_column(name, justify="right")
+    for each in found:
+        times = (f"{ms:,.2f}" for ms in (each.p50_ms, each.p90_ms, each.p99_ms))
+        table.add_row(str(each.in_flight), f"{each.runs:,}", f"{each.per_s:,.1f}", *times)
+    return table
