@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
 
 from cudnn_actor.engines.base import no_progress
@@ -11,7 +11,7 @@ from cudnn_actor.engines.cpu.boxes import Dims, largest_tile
 from cudnn_actor.engines.cpu.convolution import BackwardData, BackwardFilter, Forward, Kernel
 from cudnn_actor.engines.cpu.evaluation import EvaluatedPlan
 from cudnn_actor.engines.cpu.geometry import ConvGeometry
-from cudnn_actor.engines.cpu.plan import Convolved, CpuPlan, Mapped, Stage, Target
+from cudnn_actor.engines.cpu.plan import Convolved, CpuPlan, Mapped, Stage, Target, View
 from cudnn_actor.engines.cpu.pointwise import Elementwise, Loaded, Operand, Passed
 from cudnn_actor.engines.cpu.rounding import rounding_to
 from cudnn_actor.engines.cpu.scratch import footprint
@@ -28,6 +28,7 @@ from cudnn_actor.protocol.operations import (
     Node,
     Pointwise,
     PointwiseMode,
+    Reshape,
     TensorRole,
 )
 from cudnn_actor.protocol.types.dtypes import DType
@@ -52,15 +53,16 @@ def compile_plan(
 ) -> CpuPlan | EvaluatedPlan:
     """Make a graph ready to run in at most `workspace_limit` bytes of workspace.
 
-    Convolutions and pointwise operations are computed tile by tile. A graph with any other operation, or with
-    a tensor that tiles do not hold, is run by its operations' definitions. `on_progress` is called after each
-    operation.
+    Convolutions and pointwise operations are computed tile by tile, and reshapes of inputs that add or remove
+    dims of size 1, as for a bias, cost nothing. A graph with any other operation, or with a tensor that tiles
+    do not hold, is run by its operations' definitions. `on_progress` is called after each operation.
 
     Raises `UnsupportedGraph` for graphs that `support` rejects, and `OutOfMemory` if even the smallest tiles
     need more.
     """
     check_graph(graph, "cpu", on_progress)
-    tiled = all(_has_tiles(graph, operation) for operation in graph.operations)
+    overwritten = {tensor.overwrites for tensor in graph.tensors}
+    tiled = all(_has_tiles(graph, each) or _is_view(graph, each, overwritten) for each in graph.operations)
     if tiled and all(map(_tiles_hold, graph.tensors)):
         return _Compiler(graph, on_progress).plan(workspace_limit)
     return EvaluatedPlan(_tag(graph), graph)
@@ -75,6 +77,16 @@ def _has_tiles(graph: OperationGraph, operation: Node) -> bool:
         return False  # the products of int64 wrap around
     clipped = mode is PointwiseMode.RELU and operation.effective_parameters != FUNCTIONS[mode].parameters
     return not clipped and (mode in UNARY or mode in BINARY)
+
+
+def _is_view(graph: OperationGraph, operation: Node, overwritten: Container[int | None]) -> bool:
+    """Whether an operation only adds or removes dims of size 1 of an input, which keeps its values."""
+    if not isinstance(operation, Reshape):
+        return False
+    x, y = graph.tensor(operation.x), graph.tensor(operation.y)
+    given = x.role is TensorRole.BOUND and x.uid not in graph.written and x.uid not in overwritten
+    same = [dim for dim in x.dims if dim != 1] == [dim for dim in y.dims if dim != 1]
+    return given and same and y.role is TensorRole.VIRTUAL
 
 
 def _tiles_hold(tensor: GraphTensor) -> bool:
@@ -126,9 +138,15 @@ class _Compiler:
         for operation in graph.operations:
             for uid in operation.reads:
                 self._readers.setdefault(uid, []).append(operation)
+        places = {uid: place for place, uid in enumerate(graph.bound)}
+        self._views = {
+            operation.y: View(number, places[operation.x], self._dims(operation.y))
+            for number, operation in enumerate(graph.operations)
+            if isinstance(operation, Reshape)
+        }
         self._drafts = self._cut()
         self._intermediates = self._crossing()
-        order = (*self._intermediates, *graph.bound, *graph.scalars)
+        order = (*self._intermediates, *graph.bound, *graph.scalars, *self._views)
         self._index = {uid: index for index, uid in enumerate(order)}
 
     def plan(self, limit: int | None) -> CpuPlan:
@@ -156,12 +174,15 @@ class _Compiler:
             intermediates=tuple(map(self._dims, self._intermediates)),
             buffers=len(self._graph.bound),
             scalars=len(self._graph.scalars),
+            views=tuple(self._views.values()),
         )
 
     def _cut(self) -> list[_Draft]:
         """Group consecutive operations that can run box by box together."""
         drafts: list[_Draft] = []
         for number, operation in enumerate(self._graph.operations):
+            if operation.writes[0] in self._views:
+                continue
             dims = self._dims(operation.writes[0])
             if not drafts or not drafts[-1].admits(operation, dims):
                 drafts.append(_Draft(dims))
@@ -176,7 +197,7 @@ class _Compiler:
             for operation in (*draft.pointwise, *([draft.convolution] if draft.convolution else ())):
                 for uid in operation.reads:
                     virtual = self._graph.tensor(uid).role is TensorRole.VIRTUAL
-                    if virtual and home[uid] is not draft:
+                    if virtual and uid not in self._views and home[uid] is not draft:
                         crossing[uid] = None
         return tuple(crossing)
 

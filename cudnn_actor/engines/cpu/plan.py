@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -26,7 +26,7 @@ from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.graphs.step_kinds import StepKind
 from cudnn_actor.protocol.types.dtypes import DType
 
-__all__ = ["Convolved", "CpuPlan", "Mapped", "Program", "Stage", "Target"]
+__all__ = ["Convolved", "CpuPlan", "Mapped", "Program", "Stage", "Target", "View"]
 
 _MOST_BOUND_PARTS = 1 << 14
 """Plans with more parts bind them again in every run. A part that is kept takes about 1.3 KB."""
@@ -163,16 +163,26 @@ class Stage:
         return sum(count * footprint(tuple(map(min, dims, tile))) for dims, count in self._taken.items())
 
 
+class View(NamedTuple):
+    """A reshape that only adds or removes dims of size 1: its number in the graph, a buffer's place, dims."""
+
+    operation: int
+    buffer: int
+    dims: Dims
+
+
 @dataclass(frozen=True)
 class Program:
-    """A plan bound to a workspace: its intermediate arrays, and the steps of each stage, grouped as there."""
+    """A plan bound to a workspace: its intermediate arrays, the steps of each stage, grouped as there, and
+    its views."""
 
     intermediates: tuple[Array, ...]
     stages: Callable[[], Iterable[Iterable[Iterable[Step]]]]
+    views: tuple[View, ...]
 
     def run(
         self,
-        buffers: Iterable[object],
+        buffers: Sequence[np.ndarray],
         scalars: Iterable[float],
         on_progress: Callable[[], None] = no_progress,
         on_piece: Callable[[], None] = no_progress,
@@ -181,7 +191,8 @@ class Program:
 
         Raises `ValueError` if a buffer's dims do not match the graph's.
         """
-        values = (*self.intermediates, *buffers, *scalars)
+        views = [buffers[view.buffer].reshape(view.dims) for view in self.views]
+        values = (*self.intermediates, *buffers, *scalars, *views)
         # Overflow to infinity, and NaN, are valid results, as on a GPU.
         with np.errstate(all="ignore"):
             for stage in self.stages():
@@ -211,6 +222,8 @@ class CpuPlan:
         Dims of the tensors that one stage writes and a later one reads.
     buffers, scalars
         How many of each a run takes.
+    views
+        Reshapes that are read where their operands lie.
     """
 
     tag: str
@@ -220,6 +233,7 @@ class CpuPlan:
     intermediates: tuple[Dims, ...]
     buffers: int
     scalars: int
+    views: tuple[View, ...] = ()
     checked: ClassVar[bool] = True
 
     def bind(self, workspace: Bytes) -> Program:
@@ -229,15 +243,19 @@ class CpuPlan:
         if sum(stage.count_parts(tile) for stage, tile in self.stages) > _MOST_BOUND_PARTS:
             # Refer to the stages only. The engine keeps programs in a dict with weak keys, the plans; a
             # program that referred to its plan would keep it alive.
-            return Program(intermediates, functools.partial(_bound, self.stages, memory))
+            return Program(intermediates, functools.partial(_bound, self.stages, memory), self.views)
         stages = tuple(map(tuple, _bound(self.stages, memory)))
-        return Program(intermediates, lambda: stages)
+        return Program(intermediates, lambda: stages, self.views)
 
     def explain(self, graph: OperationGraph) -> Explanation:
         """A piece for each stage; see `engines.base.Plan`."""
         pieces = (piece_of(graph, self.tag, numbers, StepKind.TILES.named()) for numbers in self.operations)
         return Explanation(
-            plan=self.tag, digest=graph.digest(), pieces=tuple(pieces), workspace=self.workspace
+            plan=self.tag,
+            digest=graph.digest(),
+            pieces=tuple(pieces),
+            views=tuple(graph.label(view.operation) for view in self.views),
+            workspace=self.workspace,
         )
 
 
