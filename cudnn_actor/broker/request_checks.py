@@ -131,6 +131,13 @@ def check_allocate(memory: Buffers, message: Allocate) -> None:
 def check_explain(message: Explain) -> None:
     """Raise `InvalidRequest` unless the message is about an operation graph."""
     require_type("graph", message.graph, OperationGraph)
+    if not isinstance(message.measure, bool):
+        raise InvalidRequest(
+            field="measure",
+            value=message.measure,
+            problem="is neither True nor False",
+            fix="pass one of them",
+        )
 
 
 def _check_warm(state: ServiceState, message: Warm) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+import msgspec
+
 from cudnn_actor.cli.graph_bench import opened
 from cudnn_actor.cli.user_error import UserError, whole_number
 from cudnn_actor.engines import EngineFailure
@@ -22,7 +24,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--workspace-limit", type=whole_number(least=1), metavar="BYTES", help="as in spawn(workspace_limit=)"
     )
-    parser.add_argument("--measure", action="store_true", help="run it, too, and time each piece")
+    parser.add_argument("--profile", action="store_true", help="run it, too, and time each piece")
+    parser.add_argument("--json", type=Path, metavar="FILE.json", help="write what is said as JSON")
     parser.add_argument("--dot", type=Path, metavar="FILE", help="write the graph for Graphviz")
     parser.add_argument("--picture", type=Path, metavar="FILE.svg", help="write the graph as a picture")
 
@@ -39,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
         try:
             plan = engine.build(graph.body, workspace_limit=args.workspace_limit)
             explanation = plan.explain(graph.body)
-            if args.measure:
+            if args.profile:
                 explanation = explanation.with_times(graph.body, engine.measure(plan, graph.body))
         except OperationError as error:
             raise described(error, graph.body) from error
@@ -47,6 +50,7 @@ def run(args: argparse.Namespace) -> int:
             print(f"failed: {error}")
             return 1
     print(explanation)
+    _write(args.json, msgspec.json.format(msgspec.json.encode(explanation), indent=1).decode())
     _write(args.dot, graph.to_dot(explanation))
     _write(args.picture, graph.to_svg(explanation))
     return 0

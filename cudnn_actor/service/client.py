@@ -684,6 +684,7 @@ class CudnnRef:
         with within(timeout) as deadline:
             return sum([await self.ask(_warm(part), timeout=deadline.left_s) for part in parts])
 
+    @spelled
     async def explain(
         self, what: Graph | Compute, *, measure: bool = False, timeout: float | None = None
     ) -> Explanation:

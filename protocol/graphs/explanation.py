@@ -156,10 +156,12 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             f"workspace {self.workspace:,} bytes; {'checked' if self.checked else 'NOT CHECKED'}",
             "",
         ]
-        width = max((len(_runs(piece)) for piece in self.pieces), default=0)
         head, measured = _timed(self.pieces)
-        if self.run_us is not None:
-            lines += [f"{self.run_us:,.1f} us a run; the slowest pieces first", "", f"{'':>4}{head}"]
+        width = max(len("runs") * bool(head), *(len(_runs(piece)) for piece in self.pieces), 0)
+        if self.run_us is not None and self.device is not None:
+            copied = f"a copy: {self.device.copy_bytes_per_s / 1e9:,.1f} GB/s"
+            lines += [f"{self.run_us:,.1f} us a run; the slowest pieces first; {copied}", ""]
+            lines.append(f"piece{head[1:]}  {'runs':<{width}}  operations")
         for number, piece in sorted(enumerate(self.pieces), key=_slowest_first):
             first, *others = piece.labels
             lines.append(f"{number:>4}{measured[number]}  {_runs(piece):<{width}}  {first}")
@@ -208,7 +210,7 @@ def _row(time: PieceTime, total_us: float) -> str:
     flops = f"{time.flops / us / 1e3:,.0f}" if time.flops else ""
     of_device = "" if time.of_device is None else f"{time.of_device:.0%}"
     return (
-        f"{time.us:>10,.1f} {time.us / total_us:>6.1%} {time.nbytes / us / 1e3:>7,.0f} "
+        f"{time.us:>10,.1f} {time.us / total_us:>6.1%} {time.nbytes / us / 1e3:>7,.1f} "
         f"{flops:>8} {of_device:>14}"
     )
 

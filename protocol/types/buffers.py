@@ -45,6 +45,11 @@ class BufferRef(
         return self.spec.dims
 
     @property
+    def shape(self) -> tuple[int, ...]:
+        """The same as `dims`."""
+        return self.spec.dims
+
+    @property
     def dtype(self) -> DType:
         """The buffer's element type."""
         return self.spec.dtype

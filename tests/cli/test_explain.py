@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from cudnn_actor import GraphBuilder
+from cudnn_actor import Explanation, GraphBuilder
 from cudnn_actor.cli import main
 
 from .terminal import cudnn_actor_here
@@ -26,10 +27,13 @@ def test_a_graph_is_explained_and_drawn(tmp_path: Path) -> None:
 
 
 def test_the_pieces_of_a_graph_are_timed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    g, path = GraphBuilder(), tmp_path / "graph.json"
+    g, path, written = GraphBuilder(), tmp_path / "graph.json", tmp_path / "explained.json"
     path.write_bytes(g.build(y=g.softmax(g.input("x", (4, 8)) * 2.0)).to_json())
-    assert main(["explain", str(path), "--device", "cpu", "--measure"]) == 0
+    assert main(["explain", str(path), "--device", "cpu", "--profile", "--json", str(written)]) == 0
     assert "us a run; the slowest pieces first" in capsys.readouterr().out
+    found = msgspec.json.decode(written.read_bytes(), type=Explanation)
+    assert found.run_us
+    assert [piece.time is None for piece in found.pieces] == [False, False]
 
 
 def test_a_graph_that_the_engine_cannot_run_is_an_error_with_its_line(

@@ -109,10 +109,12 @@ def test_a_table_has_the_slowest_pieces_first_and_their_numbers() -> None:
         graph.body, PlanTimes(run_us=101.5, pieces_us=(20.0, 80.0), device=DEVICE)
     )
     lines = str(found).splitlines()
-    assert lines[3] == "101.5 us a run; the slowest pieces first"
-    assert lines[5].split() == ["us", "share", "GB/s", "GFLOP/s", "of", "the", "device"]
-    assert lines[6].split()[:6] == ["1", "80.0", "80.0%", "1", "100%", "NumPy"]
-    assert lines[7].split()[:7] == ["0", "20.0", "20.0%", "4", "50", "400%", "NumPy"]
+    assert lines[3] == "101.5 us a run; the slowest pieces first; a copy: 1.0 GB/s"
+    heads = "piece us share GB/s GFLOP/s of the device runs operations"
+    assert lines[5].split() == heads.split()
+    assert lines[6].split()[:6] == ["1", "80.0", "80.0%", "1.0", "100%", "NumPy"]
+    assert lines[7].split()[:7] == ["0", "20.0", "20.0%", "4.0", "50", "400%", "NumPy"]
+    assert lines[6].index("NumPy") == lines[5].index("runs")
 
 
 def test_shares_of_a_long_plan_take_time_in_proportion() -> None:

@@ -18,6 +18,7 @@ from cudnn_actor import (
     Fill,
     Graph,
     GraphBuilder,
+    InvalidRequest,
     OutOfMemory,
     spawn,
 )
@@ -95,6 +96,17 @@ async def test_a_fault_while_it_measures_is_the_requests_own(isolation: Any) -> 
         with pytest.raises(ExecutionFailed):
             await gpu.explain(small(), measure=True)
         assert (await gpu.explain(small(), measure=True)).run_us
+
+
+async def test_what_is_misspelt_is_told() -> None:
+    anything: Any = "yes"
+    async with spawn(device="cpu") as gpu:
+        with pytest.raises(
+            InvalidRequest, match="measure='yes': is neither True nor False; pass one of them"
+        ):
+            await gpu.explain(small(), measure=anything)
+        with pytest.raises(TypeError, match=r'no argument .measured.; did you mean "measure"'):
+            await gpu.explain(small(), **{"measured": True})
 
 
 @pytest.mark.gpu
