@@ -28,7 +28,7 @@ class RecentPlans:
         self.plans: dict[str, RecentPlan] = {}
         """The plans, by the digests of their graphs."""
         self.on_new: Callable[[], None] = lambda: None
-        """Called when a plan has been added."""
+        """Called when a plan is about to be added, before the host is freed."""
         self._nbytes = nbytes
 
     def note(self, request: WorkerRequest, cached: CachedMessage) -> None:
@@ -44,32 +44,32 @@ class RecentPlans:
             return
         digest = cached.lowered.graph.digest()
         plan = self.plans.get(digest)
-        new = plan is None
         if plan is None:
             plan = RecentPlan(cached.message, cached.nbytes)
-        plan.last = request.number
-        self.plans[digest] = cached.recent = plan
-        if new:
-            self._drop_old()
+            self._make_room(plan.nbytes)
             self.on_new()
+        plan.last = request.number
+        plan.kept = True
+        self.plans[digest] = plan
+        cached.recent = plan  # last: until then, the next call does all this again
 
     def forget(self, digests: Iterable[str]) -> None:
         """Drop the plans of these graphs, if they are there."""
         for digest in digests:
-            plan = self.plans.pop(digest, None)
+            plan = self.plans.get(digest)
             if plan is not None:
-                plan.kept = False
+                plan.kept = False  # first: `note` must not take one that has gone for one that is there
+                del self.plans[digest]
 
     def clear(self) -> None:
         """Drop all plans, because the service has ended."""
         self.plans.clear()
 
-    def _drop_old(self) -> None:
-        """Drop the plans that were used the longest ago, until the others are within the bounds."""
-        oldest = sorted(self.plans, key=lambda digest: self.plans[digest].last)[:-1]
-        nbytes = sum(plan.nbytes for plan in self.plans.values())
-        for digest in oldest:
-            if len(self.plans) <= MOST_RECENT and nbytes <= self._nbytes:
+    def _make_room(self, nbytes: int) -> None:
+        """Drop the plans that were used the longest ago, until one more of `nbytes` is within the bounds."""
+        left = nbytes + sum(plan.nbytes for plan in self.plans.values())
+        for digest in sorted(self.plans, key=lambda digest: self.plans[digest].last):
+            if len(self.plans) < MOST_RECENT and left <= self._nbytes:
                 return
-            nbytes -= self.plans[digest].nbytes
+            left -= self.plans[digest].nbytes
             self.forget((digest,))
