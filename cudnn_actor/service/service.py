@@ -72,6 +72,8 @@ CHILD = "cudnn"
 """The actor's id under its supervisor, in events and log lines."""
 _SHUTDOWN_S, _READY_WITHIN_S = 10.0, 300.0
 """Limits for a whole service under a supervisor of the user's: longer than those for the actor inside."""
+_RELEASED_WITHIN_S = 10.0
+"""How long a new life waits for the resources of the last one to be released."""
 
 
 class CudnnService:
@@ -116,6 +118,10 @@ class CudnnService:
         self.stopped: concurrent.futures.Future[Escalated | None] = _promise()
         """Done when the service has ended. The result is the `Escalated` if it gave up, else None."""
         self._gone = threading.Event()
+        self._released = threading.Event()
+        """Whether no life of the service is releasing its resources. Isolation has those of one life only, so
+        the next begins afterwards."""
+        self._released.set()
         self._turning = threading.RLock()
         """Held while a life of the service begins or ends. Re-entrant, since a signal handler may call
         `end`."""
@@ -216,21 +222,28 @@ class CudnnService:
     def make_supervisor(self) -> Supervisor:
         """Create the service's supervisor, not yet launched. After the service's end, this begins a new life.
 
-        Raises `InvalidRequest` while the service runs, `ServiceStopped` in a forked child.
+        Blocks while the last life, if it has just ended, releases its resources.
+
+        Raises `InvalidRequest` while the service runs, `StartFailed` if the system has no room for a new life
+        or the last one does not release its resources within ten seconds, `ServiceStopped` in a forked child.
         """
         self.state.mailbox.check_process()
-        with self._turning:
-            if self._supervisor is not None:
-                raise InvalidRequest(
-                    field="service",
-                    value=Words("running"),
-                    problem="has been started already",
-                    fix="spawn another",
-                )
-            self._supervisor = supervisor = self._new_supervisor()
-            if self._gone.is_set():
-                self._renew()
-        return supervisor
+        while True:
+            with self._turning:
+                if self._supervisor is not None:
+                    raise InvalidRequest(
+                        field="service",
+                        value=Words("running"),
+                        problem="has been started already",
+                        fix="spawn another",
+                    )
+                if self._released.is_set():
+                    if self._gone.is_set():
+                        self._renew()
+                    self._supervisor = supervisor = self._new_supervisor()
+                    return supervisor
+            if not self._released.wait(_RELEASED_WITHIN_S):
+                raise StartFailed(detail="the last life of this service has not released its resources")
 
     def _new_supervisor(self) -> Supervisor:
         isolation = self._isolation
@@ -258,9 +271,9 @@ class CudnnService:
         return supervisor
 
     def launch(self) -> None:
-        """Start the service; `started` is done when it is ready. Never blocks.
+        """Start the service; `started` is done when it is ready. Blocks only as `make_supervisor` does.
 
-        Raises `StartFailed` if the system gives no thread.
+        Raises as that does, and `StartFailed` if the system gives no thread.
         """
         supervisor = self.make_supervisor()
         try:
@@ -268,7 +281,8 @@ class CudnnService:
         except ThreadRefused as error:
             with self._turning:
                 self._supervisor = None
-            self.end(str(error))
+                tell = self._end_unsupervised(str(error))
+            tell()
             raise StartFailed(detail=str(error)) from error
 
     def end(self, reason: str = "asked to stop") -> concurrent.futures.Future[Escalated | None]:
@@ -291,13 +305,18 @@ class CudnnService:
         with self._turning:
             supervisor, stopped, tell = self._supervisor, self.stopped, _nothing
             if supervisor is None and not self._gone.is_set():
-                self._cause = ExitReason.shutdown(reason)
-                self.events.append(stamped(Stopped(child=None, reason=self._cause), self.name, Clock()))
-                tell = self._close(reason)
+                tell = self._end_unsupervised(reason)
         tell()
         if supervisor is not None:
             supervisor.end(reason)
         return stopped
+
+    def _end_unsupervised(self, reason: str) -> Callable[[], None]:
+        """End a life that no supervisor runs, under the lock. Returns as `_close` does."""
+        self.ending = True
+        self._cause = ExitReason.shutdown(reason)
+        self.events.append(stamped(Stopped(child=None, reason=self._cause), self.name, Clock()))
+        return self._close(reason)
 
     def stop(self, timeout: float | None = None) -> None:
         """Stop and wait up to `timeout` seconds for the end. Blocks. Waiting requests get `ServiceStopped`.
@@ -354,7 +373,9 @@ class CudnnService:
         return _nothing
 
     def _close(self, reason: str) -> Callable[[], None]:
-        """End this life, under the lock. Returns what to call after releasing it, to notify the waiters."""
+        """End this life, under the lock. Returns what to call after releasing it: it releases the resources
+        and notifies the waiters."""
+        self._released.clear()
         self._gone.set()
         self.state.mailbox.close(reason)
         self.state.memory.close()
@@ -362,8 +383,11 @@ class CudnnService:
         gave_up = escalated if started.done() else None  # else the code that started it gets `StartFailed`
 
         def tell() -> None:
-            self._isolation.end()
-            self.state.messages.clear()
+            try:
+                self._isolation.end()
+                self.state.messages.clear()
+            finally:
+                self._released.set()  # before the callbacks: these may begin another life
             if gave_up is not None:
                 # Before `stopped` is resolved: code that waits for it may end the process.
                 self._telling = threading.get_ident()
@@ -375,11 +399,13 @@ class CudnnService:
         return tell
 
     def _renew(self) -> None:
+        """Begin another life, under the lock. Raises `StartFailed`; then nothing has changed."""
+        memory = self._isolation.memory(self.device)
         self._escalated = self._cause = None
         self.ending = False
         self.events = EventLog()
         self.started, self.stopped = _promise(), _promise()
-        self.state.memory = self._isolation.memory(self.device)
+        self.state.memory = memory
         self._isolation.begin(self.state)
         self.state.mailbox.reopen()
         self._gone.clear()

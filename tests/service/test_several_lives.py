@@ -6,25 +6,32 @@ import asyncio
 import threading
 from typing import Any
 
+import numpy as np
 import pytest
 from structlog.typing import EventDict
 
 from cudnn_actor import (
+    Allocate,
     CudnnRef,
+    Download,
     Escalated,
     ExitReason,
     Fault,
     FaultPlan,
     Fill,
+    Ping,
     Restarting,
     ServiceStopped,
     Started,
+    StartFailed,
     Stopped,
+    TensorSpec,
 )
 from cudnn_actor.actors import ActorStopped
 from cudnn_actor.options import make_options
 from cudnn_actor.service.service import CudnnService
 
+from .limited import no_descriptors
 from .rigs import (
     PATIENCE_S,
     THREAD_ONLY,
@@ -187,6 +194,54 @@ def test_a_lost_supervisor_that_comes_back_in_the_middle_of_its_news_leaves_the_
         (Stopped, None),
     ]
     assert bare(events[-1]) == Stopped(child=None, reason=ExitReason.shutdown("the second life's end"))
+
+
+# A life that begins while the last is ending.
+
+
+@pytest.mark.parametrize("was_started", [True, False])
+def test_a_life_that_begins_while_the_last_releases_its_resources_keeps_its_own(was_started: bool) -> None:
+    """It is no longer alive, so code that watches that, or a supervisor of the user's, may start it again."""
+    service = CudnnService(make_options({**isolation_option(), "device": "cpu"}))
+    if was_started:
+        service.launch()
+        service.started.result(PATIENCE_S)
+    release = service._isolation.end
+    gate = Gate()
+
+    def end() -> None:
+        gate.go_through()
+        release()
+
+    service._isolation.end = end  # type: ignore[method-assign]
+    with gate.closed():
+        ending = threading.Thread(target=service.end)
+        ending.start()
+        gate.wait_for_arrival()
+        assert not service.alive
+        beginning = threading.Thread(target=service.launch)
+        beginning.start()
+        beginning.join(0.2)
+    for thread in (ending, beginning):
+        thread.join(PATIENCE_S)
+    service.started.result(PATIENCE_S)
+    values = np.ones((1, 1, 1, 4), np.float32)
+    spec = TensorSpec.packed(values.shape)
+    ref: Any = service.actor_ref.ask(Allocate(spec=spec, data=values), timeout=PATIENCE_S)
+    np.testing.assert_array_equal(service.actor_ref.ask(Download(src=ref), timeout=PATIENCE_S), values)
+    service.stop(PATIENCE_S)
+
+
+def test_one_that_has_no_room_for_another_life_may_begin_it_later() -> None:
+    service = CudnnService(make_options({"device": "cpu", "isolation": "process"}))
+    service.stop(PATIENCE_S)
+    with no_descriptors(), pytest.raises(StartFailed):
+        service.launch()
+    service.stop(PATIENCE_S)
+    service.launch()
+    service.started.result(PATIENCE_S)
+    assert service.actor_ref.ask(Ping(), timeout=PATIENCE_S) == 1
+    service.stop(PATIENCE_S)
 
 
 # Saying so.
