@@ -20,7 +20,9 @@ from cudnn_actor.options import make_options
 from cudnn_actor.processes.channel import Channel
 from cudnn_actor.processes.frames import encode
 from cudnn_actor.service.service import CudnnService
-from tests.service.rigs import Trio, in_thread
+from tests.service.rigs import Trio, in_thread, single
+
+from .crash_rigs import workers
 
 PATIENCE_S = 30.0
 
@@ -161,6 +163,27 @@ async def test_a_graph_that_there_is_no_memory_to_send_leaves_its_buffers_free(
         await gpu.free(buffer)
         whole = await gpu.empty((1, 2, 1024, 1024))  # all that the limit allows
         await gpu.fill(whole, 2.0)
+
+
+@pytest.mark.usefixtures("a_forkserver")
+async def test_a_request_that_there_is_no_memory_to_send_to_the_next_worker_waits_for_some(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    g = GraphBuilder()
+    graph = g.build(y=g.input("x", (1, 1, 1, 1)) * 2.0)
+    async with workers() as (gpu, points):
+        x = await gpu.upload(single(3.0))
+        points.hold("execute")
+        asked = asyncio.ensure_future(gpu.apply(graph, x=x))
+        begun = await in_thread(lambda: points.arrival("execute"))
+        encoded, left = wanting_for(KnowGraph)
+        monkeypatch.setattr("cudnn_actor.processes.channel.encode", encoded)
+        begun.kill()
+        points.let_go()
+        async with asyncio.timeout(PATIENCE_S):
+            y = await asked
+        assert not left
+        assert (await gpu.download(y)).item() == 6.0
 
 
 async def test_a_long_request_whose_frame_there_is_no_memory_for_is_sent_when_there_is_some(

@@ -209,7 +209,8 @@ class Sender:
 
         If this raises `MemoryError`, the next call sends them.
         """
-        self.finish_sending()
+        if self._sending is not None:
+            self.finish_sending()
         if self._unsent and (worker := self.workers.serving) is not None:
             fresh: list[Request] = []
             frame = Requests(self._unsent)
