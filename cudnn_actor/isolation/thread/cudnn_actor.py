@@ -218,7 +218,8 @@ class CudnnActor(Actor):
 
     def defers(self, envelope: Envelope) -> Callable[[], None] | None:
         """The call that defers a message which must wait for a plan or behind a deferred one; else None."""
-        return self._runner.defers(envelope)
+        deferred = self._runner.deferred  # in one call: this is asked of each message
+        return None if deferred is None else deferred.defers(envelope)
 
     def take_deferred(self) -> list[Envelope]:
         """Remove and return the deferred messages, in order. None of them has started."""
