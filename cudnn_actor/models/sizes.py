@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from cudnn_actor.models.source import Feature, shown
 from cudnn_actor.protocol.errors import InvalidRequest
-from cudnn_actor.protocol.types.checks import did_you_mean, is_whole
+from cudnn_actor.protocol.types.checks import did_you_mean, is_whole, require_mapping
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
 __all__ = ["Sizes", "one_set_of_specs", "sets_of_specs"]
@@ -28,6 +29,15 @@ def sets_of_specs(
     """
     _check_known(features)
     names = list(dict.fromkeys(dim for each in features for dim in each.dims or () if isinstance(dim, str)))
+    require_mapping("sizes", sizes, "names of dims to sizes", 'name each: {"N": 8}')
+    count = math.prod(_length(value) for value in sizes.values() if isinstance(value, Sequence) and value)
+    if count > most:  # before any of them is looked at: a range may be long
+        raise InvalidRequest(
+            field="sizes",
+            value=dict(sizes),
+            problem=f"are {count} sets of dims, and a model keeps {most}",
+            fix="give fewer sizes",
+        )
     choices = {name: _choices(name, value, names) for name, value in sizes.items()}
     missing = [name for name in names if name not in choices]
     if missing:
@@ -37,18 +47,17 @@ def sets_of_specs(
             problem=f"is a dim of {_where(missing[0], features)} and has no size",
             fix=f"give it: {missing[0]}=1",
         )
-    count = math.prod(map(len, choices.values()))
-    if count > most:
-        raise InvalidRequest(
-            field="sizes",
-            value=dict(sizes),
-            problem=f"are {count} sets of dims, and a model keeps {most}",
-            fix="give fewer sizes",
-        )
     return [
         {each.name: _spec(each, dict(zip(choices, chosen, strict=True))) for each in features}
         for chosen in itertools.product(*choices.values())
     ]
+
+
+def _length(several: Sequence[Any]) -> int:
+    try:
+        return len(several)
+    except OverflowError:  # of a range that is longer than any list
+        return sys.maxsize
 
 
 def one_set_of_specs(features: Sequence[Feature], sizes: Mapping[str, Any]) -> dict[str, TensorSpec]:
