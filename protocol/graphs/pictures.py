@@ -1,7 +1,8 @@
 """Pictures of graphs: for Graphviz, and as SVG, which needs nothing else.
 
 With an explanation, operations that run together stand in one box, which says
-what runs them. An operation for which nothing is launched has a dashed box.
+what runs them, and how long that takes if it was measured. An operation for which
+nothing is launched has a dashed box.
 """
 
 from __future__ import annotations
@@ -80,7 +81,9 @@ def _shown(name: str) -> str:
 
 
 def _head(number: int, piece: PieceOfPlan) -> str:
-    return f"{number}: {' + '.join(dict.fromkeys(piece.steps))}"
+    """What runs a piece, and how long it takes if that was measured."""
+    took = "" if piece.time is None else f", {piece.time.us:,.1f} us"
+    return f"{number}: {' + '.join(dict.fromkeys(piece.steps))}{took}"
 
 
 def _colour(piece: PieceOfPlan) -> str:

@@ -13,10 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cudnn_actor.protocol import Explanation, Graph, GraphBuilder, MaxPool, PieceOfPlan, Window
+from cudnn_actor.protocol import DeviceSpeed, Explanation, Graph, GraphBuilder, MaxPool, PieceOfPlan, Window
 from cudnn_actor.protocol.graphs.box_placement import Size, place
 from cudnn_actor.protocol.graphs.explanation import piece_of
 from cudnn_actor.protocol.graphs.step_kinds import StepKind
+from cudnn_actor.protocol.graphs.timing import PlanTimes
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -157,3 +158,14 @@ def test_lines_lead_down_between_boxes_that_do_not_meet(
         # Lines from one box share their way: one begins at the box, the others at a point of the way.
         begins = [points[0] for pair, points in zip(lines, placed.lines, strict=True) if pair[0] == source]
         assert (spots[source][0], areas[source].bottom) in [pytest.approx(point) for point in begins]
+
+
+def test_a_measured_piece_has_its_time_in_its_box() -> None:
+    drawn = graph()
+    known = explanation(drawn)
+    speed = DeviceSpeed(copy_bytes_per_s=1e9)
+    times = PlanTimes(run_us=9.0, pieces_us=tuple(1234.5 + n for n in range(len(known.pieces))), device=speed)
+    measured = known.with_times(drawn.body, times)
+    shown = "".join(ET.fromstring(drawn.to_svg(measured)).itertext())
+    assert "0: cuDNN eng1 + generated copy, 1,234.5 us" in shown
+    assert 'label="0: cuDNN eng1 + generated copy, 1,234.5 us"' in drawn.to_dot(measured)
