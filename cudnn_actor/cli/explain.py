@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from cudnn_actor.cli.graph_bench import opened
-from cudnn_actor.cli.user_error import UserError, whole_number
+from cudnn_actor.cli.user_error import UserError, whole_number, writing
 from cudnn_actor.engines import EngineFailure
 from cudnn_actor.execution.executor import described
 from cudnn_actor.protocol import Graph, InvalidRequest
@@ -69,7 +69,5 @@ def _read(path: Path) -> Graph:
 def _write(path: Path | None, text: str) -> None:
     if path is None:
         return
-    try:
+    with writing(path):
         path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"{path} cannot be written: {error.strerror}") from error

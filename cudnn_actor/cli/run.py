@@ -18,7 +18,7 @@ from rich.console import Console
 
 from cudnn_actor import CudnnRef, spawn
 from cudnn_actor.cli.throughput import Throughput, in_flight, measured, sheet
-from cudnn_actor.cli.user_error import UserError, whole_number
+from cudnn_actor.cli.user_error import UserError, whole_number, writing
 from cudnn_actor.models import Feature, InvalidModel, Model, UnsupportedModel
 from cudnn_actor.protocol.errors import InvalidRequest
 
@@ -151,10 +151,8 @@ async def _load(
 
 
 def _write_json(path: Path, found: dict[str, Any]) -> None:
-    try:
+    with writing(path):
         path.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1))
-    except OSError as error:
-        raise UserError(f"{path} cannot be written: {error.strerror}") from error
 
 
 def _summary(value: np.ndarray) -> str:
@@ -261,10 +259,8 @@ def _made_up(feature: Feature, dims: dict[str, int], rng: np.random.Generator) -
 
 
 def _write(path: Path, outputs: dict[str, Any]) -> None:
-    try:
-        with zipfile.ZipFile(path, "w") as archive:  # as numpy.savez, which takes no output named "file"
-            for name, value in outputs.items():
-                with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
-                    np.lib.format.write_array(file, np.asanyarray(value), allow_pickle=False)
-    except OSError as error:
-        raise UserError(f"{path} cannot be written: {error.strerror}") from error
+    # As numpy.savez, which takes no output named "file".
+    with writing(path), zipfile.ZipFile(path, "w") as archive:
+        for name, value in outputs.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
+                np.lib.format.write_array(file, np.asanyarray(value), allow_pickle=False)

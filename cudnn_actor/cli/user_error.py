@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-__all__ = ["UserError", "check_writable", "whole_number"]
+__all__ = ["UserError", "check_writable", "whole_number", "writing"]
 
 _LARGEST = (1 << 63) - 1
 
@@ -36,3 +37,12 @@ def check_writable(out: Path) -> None:
         raise UserError(f"--out {out}: there is no directory {out.parent}; create it first")
     if not os.access(out if out.exists() else out.parent, os.W_OK):
         raise UserError(f"--out {out} cannot be written; give a path that you can write")
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Raise `UserError` if the system refuses what the block writes to a file."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {error.strerror}") from error

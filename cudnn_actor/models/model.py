@@ -223,7 +223,7 @@ class Model:
             return sum([await self._warmed(specs, deadline) for specs in sets])
 
     async def _warmed(self, specs: Mapping[str, TensorSpec], deadline: Deadline) -> int:
-        kept = await self._acquired(specs, {}, deadline)
+        kept = await self._acquire_or_refuse(specs, {}, deadline)
         try:
             if kept.graph is None:
                 return 0
@@ -261,13 +261,13 @@ class Model:
             given = checked_inputs(self._source, self._values, {} if inputs is None else inputs)
             specs = {name: spec_of(value) for name, value in given.items()}
         with within(timeout) as deadline:
-            kept = await self._acquired(specs, given, deadline)
+            kept = await self._acquire_or_refuse(specs, given, deadline)
             try:
                 return await self._explained(kept.of, deadline, measure=measure)
             finally:
                 self._release(kept)
 
-    async def _acquired(
+    async def _acquire_or_refuse(
         self, specs: Mapping[str, TensorSpec], given: Mapping[str, Any], deadline: Deadline
     ) -> _Kept:
         """The same as `_acquire`; raises `InvalidRequest` if values of inputs are needed."""

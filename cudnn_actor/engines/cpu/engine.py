@@ -85,33 +85,27 @@ class CpuEngine:
 
     def execute(self, plan: Plan, buffers: Sequence[np.ndarray], scalars: Sequence[float]) -> None:
         """Compute at once. Raises `EngineFailure` if the buffers do not match the graph."""
-        self._run(plan, buffers, scalars, no_progress)
-
-    def _run(
-        self,
-        plan: Plan,
-        buffers: Sequence[np.ndarray],
-        scalars: Sequence[float],
-        on_piece: Callable[[], None],
-    ) -> None:
         if not isinstance(plan, _PLANS):
-            raise EngineFailure("FOREIGN_PLAN", f"{plan.tag} was built by another engine")
+            raise _foreign(plan)
         if len(buffers) != plan.buffers or len(scalars) != plan.scalars:
             wanted = f"{plan.buffers} buffers and {plan.scalars} scalars"
             raise EngineFailure("BAD_BINDINGS", f"{len(buffers)} and {len(scalars)} given, not {wanted}")
         program = self._programs.get(plan) or self._bind(plan)
         try:
-            program.run(buffers, scalars, self.on_progress, on_piece)
+            program.run(buffers, scalars, self.on_progress)
         except ValueError as error:
             raise EngineFailure("BAD_BINDINGS", str(error), blamed(error)) from error
 
     def measure(self, plan: Plan, graph: OperationGraph) -> PlanTimes:
         """Time a plan and its pieces on numbers of its own. Raises `OutOfMemory`, `EngineFailure`."""
-        bindings, scalars, now = operands(graph), [1.0] * len(graph.scalars), time.perf_counter_ns
+        if not isinstance(plan, _PLANS):
+            raise _foreign(plan)
+        program = self._programs.get(plan) or self._bind(plan)
+        buffers, scalars, now = operands(graph), [1.0] * len(graph.scalars), time.perf_counter_ns
 
         def run() -> Sequence[float]:
             marks = [now()]
-            self._run(plan, bindings, scalars, lambda: marks.append(now()))
+            program.run(buffers, scalars, self.on_progress, lambda: marks.append(now()))
             pieces = (end - start for start, end in itertools.pairwise(marks))
             return [ns / 1e3 for ns in (now() - marks[0], *pieces)]
 
@@ -178,3 +172,8 @@ class CpuEngine:
         """Free the old workspace, and every program, because programs hold views of it."""
         self._programs.clear()
         self._workspace = aligned_bytes(0)
+
+
+def _foreign(plan: Plan) -> EngineFailure:
+    """The error for a plan of another engine."""
+    return EngineFailure("FOREIGN_PLAN", f"{plan.tag} was built by another engine")
