@@ -24,6 +24,7 @@ from cudnn_actor.engines.cuda.planning.composition import compose, largest, scra
 from cudnn_actor.engines.cuda.planning.depthwise import compile_depthwise, is_depthwise
 from cudnn_actor.engines.cuda.planning.fusing import compile_fused
 from cudnn_actor.engines.cuda.planning.partition import Cut, cut
+from cudnn_actor.engines.cuda.planning.rearranging import Rearranged, plan_of_rearranged, rearrangements
 from cudnn_actor.engines.cuda.planning.splitting import MOST_FORMS, compile_split, is_elementwise, ways
 from cudnn_actor.engines.cuda.planning.steps import bound_sources, finish, graph_step
 from cudnn_actor.engines.cuda.planning.widening import compile_widened, is_widened
@@ -35,7 +36,7 @@ from cudnn_actor.protocol.errors import OutOfMemory
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.operations import Convolution, Pointwise
 
-__all__ = ["WORKSPACE_BYTES", "compile_plan", "compile_whole"]
+__all__ = ["WORKSPACE_BYTES", "compile_plan", "compile_rearranged", "compile_whole"]
 
 log = Log("cudnn_actor")
 
@@ -160,9 +161,9 @@ def possible_plans(
 
     Pointwise operations, perhaps with gathers and the like before them, reductions and the like with such
     around them, and depthwise convolutions with such behind them are one kernel of our own, which comes
-    first; so do convolutions of few channels with channels of zeros. With `kernels`, cuDNN's first candidate
-    for dynamic shapes comes before the others. Appends the reasons why there are no others to `refusals`.
-    Raises `Refused`, with cuDNN's reason, if there is no plan at all.
+    first; so do convolutions of few channels on rearranged copies, or with channels of zeros. With `kernels`,
+    cuDNN's first candidate for dynamic shapes comes before the others. Appends the reasons why there are no
+    others to `refusals`. Raises `Refused`, with cuDNN's reason, if there is no plan at all.
     """
     refusals = [] if refusals is None else refusals
     found = False
@@ -188,15 +189,30 @@ _Make = Callable[[], CudaPlan]
 
 
 def _of_our_own(graph: OperationGraph, handle: Any, limit: int | None) -> Iterator[_Make]:
-    """Yields what makes the graph one kernel of our own, or a convolution with channels of zeros."""
+    """Yields what makes the graph one kernel of our own, or a convolution on other forms of its operands."""
     others = [operation for operation in graph.operations if not isinstance(operation, Pointwise)]
     if any(is_depthwise(operation, graph.tensor) for operation in others):
         yield partial(compile_depthwise, graph, limit)
     elif others and not any(isinstance(operation, Convolution) for operation in others):
         yield partial(compile_fused, graph, limit)
-    elif is_widened(graph):
-        for candidate in range(_CHOICES):
+    else:
+        for rearranged, choice in itertools.product(rearrangements(graph), range(_CHOICES)):
+            yield partial(compile_rearranged, graph, rearranged, handle, limit, choice)
+        for candidate in range(_CHOICES if is_widened(graph) else 0):
             yield partial(compile_widened, graph, handle, limit, candidate)
+
+
+def compile_rearranged(
+    graph: OperationGraph, rearranged: Rearranged, handle: Any, limit: int | None, choice: int
+) -> CudaPlan:
+    """The graph on rearranged copies of operands, by the plan of that index of the rearranged graph.
+
+    Raises `Refused`.
+    """
+    plan = next(itertools.islice(possible_plans(rearranged.graph, handle, limit), choice, None), None)
+    if plan is None:
+        raise Refused(f"there is no plan {choice} for it {rearranged.what}")
+    return plan_of_rearranged(graph, rearranged, plan, limit)
 
 
 def _in_one_piece(

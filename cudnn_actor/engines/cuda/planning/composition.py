@@ -4,27 +4,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 import msgspec
 
 from cudnn_actor.engines.base import blame, blamed
-from cudnn_actor.engines.cuda.kernels.expressions import renumbered
 from cudnn_actor.engines.cuda.planning.partition import Cut, Piece
 from cudnn_actor.engines.cuda.planning.scratch_places import places, spans
-from cudnn_actor.engines.cuda.planning.steps import finish
+from cudnn_actor.engines.cuda.planning.steps import finish, moved, placed
 from cudnn_actor.engines.cuda.running.plan import CudaPlan
-from cudnn_actor.engines.cuda.running.recipe import (
-    Between,
-    Buffer,
-    KernelStep,
-    Number,
-    Part,
-    Scratch,
-    Source,
-    Step,
-    Tuning,
-)
+from cudnn_actor.engines.cuda.running.recipe import Between, Buffer, Part, Scratch, Source, Step, Tuning
 from cudnn_actor.protocol.errors import OperationError
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 
@@ -68,10 +56,10 @@ def _steps(
     roots |= {uid: Scratch(offset) for uid, offset in offsets.items()}
     scalars = {uid: number for number, uid in enumerate(graph.scalars)}
     for piece, plan in in_order:
-        buffers = [_moved(roots[parts.stored[uid].root], parts.stored[uid].offset) for uid in piece.tensors]
+        buffers = [moved(roots[parts.stored[uid].root], parts.stored[uid].offset) for uid in piece.tensors]
         numbers = [scalars[uid] for uid in piece.graph.scalars]
         for step in plan.recipe.steps:
-            yield _placed(step, buffers, numbers, nbytes)
+            yield placed(step, buffers, numbers, nbytes)
 
 
 def _between(graph: OperationGraph, parts: Cut, offsets: Mapping[int, int]) -> tuple[Between, ...]:
@@ -121,33 +109,6 @@ def _parts(piece: Piece, plan: CudaPlan) -> Iterator[Part]:
             checked=plan.recipe.checked,
             tuning=plan.recipe.tuning,
         )
-
-
-def _moved(source: Source, offset: int) -> Source:
-    """The memory that begins so many bytes behind a source."""
-    if not offset:
-        return source
-    assert isinstance(source, Buffer | Scratch), "a number has no views"
-    return msgspec.structs.replace(source, offset=source.offset + offset)
-
-
-def _placed(step: Step, buffers: Sequence[Source], numbers: Sequence[int], scratch: int) -> Step:
-    """A piece's step in the whole: with these buffers and scalars, and its scratch memory from there on."""
-
-    def place(source: Source) -> Source:
-        match source:
-            case Buffer(number=number, offset=offset):
-                return _moved(buffers[number], offset)
-            case Number(number=number, double=double):
-                return Number(numbers[number], double)
-            case _:
-                return Scratch(source.offset + scratch)
-
-    changes: dict[str, Any] = {"sources": tuple(map(place, step.sources))}
-    if numbers and isinstance(step, KernelStep):
-        changes["kernel"] = renumbered(step.kernel, numbers)
-    placed: Step = msgspec.structs.replace(step, **changes)
-    return placed
 
 
 def _tuning(plans: Iterable[CudaPlan]) -> Tuning | None:

@@ -61,7 +61,7 @@ from cudnn_actor.protocol.operations import (
 from cudnn_actor.protocol.types.dtypes import DType
 from cudnn_actor.protocol.types.tensor import Layout, TensorSpec, packed_strides
 
-__all__ = ["MOST_FORMS", "compile_split", "is_elementwise", "ways"]
+__all__ = ["MOST_FORMS", "compile_split", "copy_kernel", "is_elementwise", "ways"]
 
 MOST_FORMS = 9
 """The most forms (layouts and dtypes) that `_forms` yields for a convolution's tensors."""
@@ -441,12 +441,8 @@ class _Splitter:
         return x if operation.mode is PointwiseMode.IDENTITY else None
 
     def _copy(self, tensor: GraphTensor, source: Source, to: GraphTensor, target: Source) -> None:
-        """Add the step that copies a tensor to another of the same dims: of whole rows where they fit."""
-        kernel: AnyKernel = _copying(tensor, to)
-        if isinstance(kernel, Elementwise) and tensor.dtype is to.dtype:
-            strides, alignments = [to.strides, tensor.strides], [to.alignment, tensor.alignment]
-            kernel = row_copy(to.dims, strides, alignments, to.dtype.itemsize) or kernel
-        self._steps.append(KernelStep(kernel, (target, source)))
+        """Add the step that copies a tensor to another of the same dims."""
+        self._steps.append(KernelStep(copy_kernel(tensor, to), (target, source)))
 
     def _take(self, tensor: GraphTensor) -> Scratch:
         """Reserve scratch memory for a tensor between steps."""
@@ -456,6 +452,15 @@ class _Splitter:
         place = Scratch(self._scratch)
         self._scratch += aligned(nbytes)
         return place
+
+
+def copy_kernel(tensor: GraphTensor, to: GraphTensor) -> AnyKernel:
+    """The kernel that copies a tensor, perhaps converted, to another of its dims: of rows where they fit."""
+    kernel = _copying(tensor, to)
+    if isinstance(kernel, Elementwise) and tensor.dtype is to.dtype:
+        strides, alignments = [to.strides, tensor.strides], [to.alignment, tensor.alignment]
+        return row_copy(to.dims, strides, alignments, to.dtype.itemsize) or kernel
+    return kernel
 
 
 def _copying(tensor: GraphTensor, to: GraphTensor) -> Elementwise | Tiled:

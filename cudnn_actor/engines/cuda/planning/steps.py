@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from cudnn_actor.engines.cuda.cudnn.frontend_graph import Refused, frontend_uids
+from cudnn_actor.engines.cuda.kernels.expressions import renumbered
 from cudnn_actor.engines.cuda.running.plan import CudaPlan
 from cudnn_actor.engines.cuda.running.recipe import (
     AnyKernel,
@@ -28,7 +29,7 @@ from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.operations import Node, Pointwise
 from cudnn_actor.protocol.types.dtypes import DType
 
-__all__ = ["bound_sources", "finish", "graph_step", "kernel_plan"]
+__all__ = ["bound_sources", "finish", "graph_step", "kernel_plan", "moved", "placed"]
 
 _AWAITED = frozenset(("a", "b", "w", "x", "y", "dy", "q", "k", "v"))
 """What a convolution, a product, attention or a norm is of: cuDNN's kernels wait before they read these."""
@@ -93,6 +94,33 @@ def kernel_plan(
     if workspace:
         places.append(Scratch(0))
     return finish(graph, [KernelStep(kernel, tuple(places))], [], aligned(workspace), limit)
+
+
+def moved(source: Source, offset: int) -> Source:
+    """The memory that begins so many bytes behind a source."""
+    if not offset:
+        return source
+    assert isinstance(source, Buffer | Scratch), "a number has no views"
+    return msgspec.structs.replace(source, offset=source.offset + offset)
+
+
+def placed(step: Step, buffers: Sequence[Source], numbers: Sequence[int], scratch: int) -> Step:
+    """A step of a part of a plan in the whole: with these buffers and scalars, and scratch from there on."""
+
+    def place(source: Source) -> Source:
+        match source:
+            case Buffer(number=number, offset=offset):
+                return moved(buffers[number], offset)
+            case Number(number=number, double=double):
+                return Number(numbers[number], double)
+            case _:
+                return Scratch(source.offset + scratch)
+
+    changes: dict[str, Any] = {"sources": tuple(map(place, step.sources))}
+    if numbers and isinstance(step, KernelStep):
+        changes["kernel"] = renumbered(step.kernel, numbers)
+    placed: Step = msgspec.structs.replace(step, **changes)
+    return placed
 
 
 def _name(step: Step) -> str:

@@ -19,9 +19,16 @@ from cudnn_actor.engines.cuda.checking.self_check import BuildContext, SelfCheck
 from cudnn_actor.engines.cuda.cudnn.frontend_graph import Refused
 from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.engines.cuda.planning.candidates import candidates, check_whole, names_of
-from cudnn_actor.engines.cuda.planning.compiler import WORKSPACE_BYTES, compile_plan, compile_whole, in_pieces
+from cudnn_actor.engines.cuda.planning.compiler import (
+    WORKSPACE_BYTES,
+    compile_plan,
+    compile_rearranged,
+    compile_whole,
+    in_pieces,
+)
 from cudnn_actor.engines.cuda.planning.depthwise import compile_depthwise, ways_of_depthwise
 from cudnn_actor.engines.cuda.planning.partition import cut
+from cudnn_actor.engines.cuda.planning.rearranging import rearrangements
 from cudnn_actor.engines.cuda.planning.splitting import compile_split, ways
 from cudnn_actor.engines.cuda.planning.widening import compile_widened, is_widened
 from cudnn_actor.engines.cuda.running.plan import CudaPlan
@@ -30,13 +37,13 @@ from cudnn_actor.engines.cuda.running.recipe import Tuning
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.operations import Convolution
 
-__all__ = ["time_plan", "tune"]
+__all__ = ["Candidate", "all_candidates", "time_plan", "tune"]
 
 log = Log("cudnn_actor")
 
 _WARM_UPS, _ROUGH_RUNS, _FINE_RUNS, _FINALISTS, _ROUNDS = 5, 5, 20, 4, 3
-_WIDENED = 8
-"""How many plans of a graph with channels of zeros are timed."""
+_WIDENED, _REARRANGED = 8, 4
+"""How many plans of a graph with channels of zeros are timed, and of one on copies that are rearranged."""
 
 
 def tune(
@@ -56,21 +63,21 @@ def tune(
     heuristic = compile_plan(graph, context, workspace_limit)
     check = SelfCheck(graph, context)
     try:
-        return _fastest(check, heuristic, _all_candidates(graph, context.handle, limit), progress)
+        return _fastest(check, heuristic, all_candidates(graph, context.handle, limit), progress)
     finally:
         check.close()
 
 
-class _Candidate(NamedTuple):
+class Candidate(NamedTuple):
     """A plan, in words, and what builds it."""
 
     what: str
     build: Callable[[], CudaPlan]
 
 
-def _all_candidates(graph: OperationGraph, handle: Any, limit: int) -> Sequence[_Candidate]:
-    """All candidates: cuDNN's, those with channels of zeros, our kernels of depthwise convolutions, and the
-    ways to run the graph in steps unless it is a convolution alone.
+def all_candidates(graph: OperationGraph, handle: Any, limit: int) -> Sequence[Candidate]:
+    """All candidates: cuDNN's, those on rearranged copies or with channels of zeros, our kernels of depthwise
+    convolutions, and the ways to run the graph in steps unless it is a convolution alone.
     """
     try:
         check_whole(graph)
@@ -80,19 +87,24 @@ def _all_candidates(graph: OperationGraph, handle: Any, limit: int) -> Sequence[
         names = []
 
     given = graph, handle, limit
-    rivals = [_Candidate(name, partial(compile_whole, *given, index)) for index, name in enumerate(names)]
+    rivals = [Candidate(name, partial(compile_whole, *given, index)) for index, name in enumerate(names)]
+    rivals += [
+        Candidate(f"{of.what}, {n + 1}", partial(compile_rearranged, graph, of, handle, limit, n))
+        for of in rearrangements(graph, every=True)
+        for n in range(_REARRANGED)
+    ]
     wider = range(_WIDENED if is_widened(graph) else 0)
     rivals += [
-        _Candidate(f"with channels of zeros, {n + 1}", partial(compile_widened, *given, n)) for n in wider
+        Candidate(f"with channels of zeros, {n + 1}", partial(compile_widened, *given, n)) for n in wider
     ]
     rivals += [
-        _Candidate(f"depthwise, {n + 1}", partial(compile_depthwise, graph, limit, n))
+        Candidate(f"depthwise, {n + 1}", partial(compile_depthwise, graph, limit, n))
         for n in range(1, ways_of_depthwise(graph))
     ]
     convolves = any(isinstance(operation, Convolution) for operation in graph.operations)
     choices = (len(graph.operations) > 1) if convolves else ways(graph)
     return rivals + [
-        _Candidate(f"in steps, way {choice + 1}", partial(compile_split, *given, choice=choice))
+        Candidate(f"in steps, way {choice + 1}", partial(compile_split, *given, choice=choice))
         for choice in range(choices)
     ]
 
@@ -100,7 +112,7 @@ def _all_candidates(graph: OperationGraph, handle: Any, limit: int) -> Sequence[
 def _fastest(
     check: SelfCheck,
     heuristic: CudaPlan,
-    rivals: Sequence[_Candidate],
+    rivals: Sequence[Candidate],
     progress: ProgressCallback,
 ) -> CudaPlan:
     """The fastest of the heuristic's plan and the rivals that pass their self-check."""
@@ -118,7 +130,7 @@ def _fastest(
     return CudaPlan(msgspec.structs.replace(best.recipe, tuning=found), best.graphs)
 
 
-def _built(rivals: Sequence[_Candidate], progress: ProgressCallback) -> Iterator[tuple[_Candidate, CudaPlan]]:
+def _built(rivals: Sequence[Candidate], progress: ProgressCallback) -> Iterator[tuple[Candidate, CudaPlan]]:
     """Yields the candidates that can be built, each with its plan."""
     for number, candidate in enumerate(rivals):
         progress(number, len(rivals), candidate.what)

@@ -1,0 +1,304 @@
+"""Runs a convolution on rearranged copies of its operands: as a product, or as a convolution without strides.
+
+If the filter is as large as the stride and nothing is padded, no two windows share an
+element. Then a copy of the windows, one after the other, is a matrix, and the
+convolution is its product with the filters: the first layer of a vision transformer,
+16x16, or of ConvNeXt, 4x4. cuDNN's engines for such strides took long, and those for
+few channels were wrong (9.19, H100, stride 16).
+
+Else a copy has each block of as many pixels as the stride as one pixel, with the
+channels of all of them ("space to depth"). On it the convolution has no strides, a
+filter of as many blocks, and channels enough for fast engines: ResNet's first, 7x7
+with a stride of 2, of 3 channels, becomes 4x4 of 16. That is two thirds of the work
+that it is with 8 channels (see `widening`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from cudnn_actor.engines.cuda.cudnn.frontend_graph import Refused
+from cudnn_actor.engines.cuda.kernels.axes import merge_axes
+from cudnn_actor.engines.cuda.planning.splitting import copy_kernel
+from cudnn_actor.engines.cuda.planning.steps import bound_sources, finish, placed
+from cudnn_actor.engines.cuda.running.plan import CudaPlan
+from cudnn_actor.engines.cuda.running.recipe import KernelStep, OperationStep, Scratch, Source, Step, aligned
+from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
+from cudnn_actor.protocol.operations import (
+    ConvolutionForward,
+    GraphTensor,
+    MatMul,
+    Node,
+    Pad,
+    Pointwise,
+    TensorRole,
+)
+from cudnn_actor.protocol.types.dtypes import DType
+from cudnn_actor.protocol.types.tensor import Layout, TensorSpec, packed_strides
+
+__all__ = ["Copy", "Rearranged", "as_product", "plan_of_rearranged", "rearrangements", "without_strides"]
+
+_VECTOR = 8
+"""Channels, or elements of a row: of a half type, fast kernels read 16 bytes at once."""
+_LONGEST_STRIDE = 8
+"""The longest that the tensor memory accelerator takes."""
+_LEAST_BYTES = 1 << 20
+"""Of x, for a convolution with nothing behind it: copies take launches."""
+
+
+class Copy(NamedTuple):
+    """A copy of an operand before the graph runs.
+
+    Parameters
+    ----------
+    uid
+        The operand's.
+    seen
+        Its elements where they lie, or where the copy before lies, as a tensor with the copy's axes.
+    form
+        The copy. Where it has more elements than `seen`, those are zeros.
+    before
+        How many zeros stand before the others, of each axis.
+    """
+
+    uid: int
+    seen: GraphTensor
+    form: GraphTensor
+    before: tuple[int, ...] = ()
+
+
+class Rearranged(NamedTuple):
+    """A graph that computes what another does, on copies of some operands; uids are the same in both."""
+
+    what: str
+    graph: OperationGraph
+    copies: tuple[Copy, ...]
+
+
+def rearrangements(graph: OperationGraph, *, every: bool = False) -> Iterator[Rearranged]:
+    """Yields the ways to run a graph on rearranged copies: those that pay, or every one.
+
+    They are expected to pay for few channels, and for strides that cuDNN's fast engines do not take.
+    """
+    found = _convolution(graph)
+    if found is None:
+        return
+    operation, x = found
+    few = x.dims[1] < _VECTOR
+    large = len(graph.operations) > 1 or x.spec.nbytes >= _LEAST_BYTES
+    if every or (large and (few or max(operation.conv.stride) > _LONGEST_STRIDE)):
+        product = as_product(graph)
+        if product is not None:
+            yield product
+    if every or (large and few):
+        deep = without_strides(graph)
+        if deep is not None:
+            yield deep
+
+
+def plan_of_rearranged(
+    graph: OperationGraph, rearranged: Rearranged, plan: CudaPlan, limit: int | None
+) -> CudaPlan:
+    """The plan of a graph that makes the copies, and then runs a plan of the rearranged graph.
+
+    Raises `Refused` if it needs more workspace than the limit.
+    """
+    sources, scratch = bound_sources(graph), 0
+    steps: list[Step] = []
+    for copy in rearranged.copies:
+        place = Scratch(scratch)
+        scratch += aligned(copy.form.spec.nbytes)
+        both = (place, sources[copy.uid])
+        if copy.seen.dims == copy.form.dims:
+            steps.append(KernelStep(copy_kernel(copy.seen, copy.form), both))
+        else:
+            steps.append(_padding(copy, both[::-1]))
+        sources[copy.uid] = place
+    buffers = [sources[uid] for uid in rearranged.graph.bound]
+    numbers = range(len(graph.scalars))
+    steps += [placed(step, buffers, numbers, scratch) for step in plan.recipe.steps]
+    return finish(graph, steps, plan.graphs, scratch + plan.recipe.scratch, limit)
+
+
+def _padding(copy: Copy, sources: tuple[Source, ...]) -> OperationStep:
+    """The step that makes a copy with zeros around what it copies."""
+    before = copy.before or (0,) * len(copy.form.dims)
+    sizes = zip(copy.form.dims, copy.seen.dims, before, strict=True)
+    after = tuple(whole - part - start for whole, part, start in sizes)
+    pad = Pad(x=0, y=1, before=before, after=after, steps=(1,) * len(before))
+    return OperationStep(operation=pad, tensors=(copy.seen, copy.form), sources=sources, launcher="kernel")
+
+
+def _convolution(graph: OperationGraph) -> tuple[ConvolutionForward[int], GraphTensor] | None:
+    """The convolution of a graph of one, with pointwise operations behind it, and its x; None for others.
+
+    Its operands are of a half type and are read by nothing else.
+    """
+    match [each for each in graph.operations if not isinstance(each, Pointwise)]:
+        case [ConvolutionForward() as operation] if operation.conv.groups == 1:
+            x, w, y = map(graph.tensor, operation.of_shape)
+        case _:
+            return None
+    touched = [uid for each in graph.operations for uid in (*each.reads, *each.writes)]
+    overwritten = {tensor.overwrites for tensor in graph.tensors}
+    alone = all(
+        tensor.role is TensorRole.BOUND and touched.count(tensor.uid) == 1 and tensor.uid not in overwritten
+        for tensor in (x, w)
+    )
+    fits = x.dtype.is_half and y.dtype in (x.dtype, DType.FLOAT32) and 0 not in (*x.dims, *y.dims)
+    strided = max(operation.conv.stride) > 1 and max(operation.conv.dilation) == 1
+    return (operation, x) if alone and fits and strided else None
+
+
+# As a product.
+
+
+def as_product(graph: OperationGraph) -> Rearranged | None:
+    """The convolution as a product of its windows and its filters: (N, P Q, C R S) and (C R S, K).
+
+    Rows have the order that the filters have in memory, so that those need no copy. None if windows share
+    elements, or if the channels of a result do not lie as the columns of a matrix.
+    """
+    found = _convolution(graph)
+    if found is None:
+        return None
+    operation, x = found
+    conv, w, y = operation.conv, graph.tensor(operation.w), graph.tensor(operation.y)
+    if conv.stride != w.dims[2:] or any((*conv.pre_padding, *conv.post_padding)):
+        return None
+    order = sorted(range(1, len(w.dims)), key=lambda axis: -w.strides[axis])
+    channels = _channels(w.dims[1], math.prod(conv.stride))
+    sizes = tuple(channels if axis == 1 else w.dims[axis] for axis in order)
+    row, step = math.prod(sizes), w.strides[0]
+    filters = _seen(w, _of(w.dims, order), _of(w.strides, order))
+    first, *within = _of(x.strides, order)
+    outside = (step * by for step, by in zip(x.strides[2:], conv.stride, strict=True))
+    windows = _seen(x, (x.dims[0], *y.dims[2:], *filters.dims[1:]), (first, *outside, *within))
+    copies = [Copy(x.uid, windows, _packed(x, (x.dims[0], *y.dims[2:], *sizes)))]
+    if channels != w.dims[1] or merge_axes([(n, (s,)) for n, s in _axes(filters)[1:]]) != [(row, (1,))]:
+        copies.append(Copy(w.uid, filters, _packed(w, (w.dims[0], *sizes))))
+        step = row
+    try:
+        folded = {tensor.uid: _folded(tensor, y.dims) for tensor in graph.tensors if tensor not in (x, w)}
+    except Refused:
+        return None
+    folded[x.uid] = _packed(x, (x.dims[0], math.prod(y.dims[2:]), row))
+    folded[w.uid] = _seen(w, (row, w.dims[0]), (1, step))
+    product = MatMul(a=x.uid, b=w.uid, y=y.uid)
+    return Rearranged("as a product", _replaced(graph, folded, operation, product), tuple(copies))
+
+
+def _folded(tensor: GraphTensor, dims: tuple[int, ...]) -> GraphTensor:
+    """A tensor of the dims (N, K, P, Q), or broadcast to them, as one of (N, P Q, K). Raises `Refused`."""
+    if len(tensor.dims) != len(dims):
+        raise Refused("what follows a convolution has another number of dims")
+    size = math.prod(tensor.dims[2:])
+    wanted = (tensor.dims[0], size, tensor.dims[1])
+    if tensor.role is not TensorRole.BOUND:
+        return _seen(tensor, wanted, packed_strides(wanted))
+    pixels = merge_axes((n, (step,)) for n, step in _axes(tensor)[2:])
+    if len(pixels) > 1 or size not in (1, math.prod(dims[2:])):
+        raise Refused("pixels do not lie as the rows of a matrix")
+    step = pixels[0][1][0] if pixels else tensor.dims[1]
+    return _seen(tensor, wanted, (tensor.strides[0], step, tensor.strides[1]))
+
+
+# Without strides.
+
+
+def without_strides(graph: OperationGraph) -> Rearranged | None:
+    """The convolution on a copy of x in which each block, of as many pixels as the stride, is one pixel.
+
+    Zeros before the filter make what is padded before x whole blocks. None if x is not of whole blocks.
+    """
+    found = _convolution(graph)
+    if found is None:
+        return None
+    operation, x = found
+    conv, w, y = operation.conv, graph.tensor(operation.w), graph.tensor(operation.y)
+    stride, taps, blocks = conv.stride, w.dims[2:], tuple(map(int.__floordiv__, x.dims[2:], conv.stride))
+    before = tuple(-pad % by for pad, by in zip(conv.pre_padding, stride, strict=True))
+    filters = tuple(-(-(n + zeros) // by) for n, zeros, by in zip(taps, before, stride, strict=True))
+    pre = tuple((pad + zeros) // by for pad, zeros, by in zip(conv.pre_padding, before, stride, strict=True))
+    post = tuple(
+        out - 1 + n - size - first
+        for out, n, size, first in zip(y.dims[2:], filters, blocks, pre, strict=True)
+    )
+    if any(size % by for size, by in zip(x.dims[2:], stride, strict=True)) or min(post) < 0:
+        return None
+    channels = _channels(x.dims[1], math.prod(stride))
+    deep = channels * math.prod(stride)
+    padded = _packed(w, (w.dims[0], *(n * by for n, by in zip(filters, stride, strict=True)), channels))
+    last = (*range(2, len(x.dims)), 1)
+    of_x = _blocks(_seen(x, _of(x.dims, last), _of(x.strides, last)), stride)
+    copies = [
+        Copy(x.uid, of_x, _packed(x, (*of_x.dims[:-1], channels))),
+        Copy(w.uid, _seen(w, _of(w.dims, last), _of(w.strides, last)), padded, (0, *before, 0)),
+        Copy(w.uid, _blocks(padded, stride), _packed(w, _blocks(padded, stride).dims)),
+    ]
+    changed = {
+        x.uid: _channels_last(x, (x.dims[0], deep, *blocks)),
+        w.uid: _channels_last(w, (w.dims[0], deep, *filters)),
+    }
+    conv = msgspec.structs.replace(conv, pre_padding=pre, post_padding=post, stride=(1,) * len(stride))
+    instead = msgspec.structs.replace(operation, conv=conv)
+    return Rearranged("without strides", _replaced(graph, changed, operation, instead), tuple(copies))
+
+
+def _blocks(tensor: GraphTensor, stride: Sequence[int]) -> GraphTensor:
+    """A tensor with its channels last as blocks of pixels: (N, P, Q, R, S, C)."""
+    (first, first_step), *spatial, (channels, channel) = _axes(tensor)
+    dims = (first, *(n // by for (n, _), by in zip(spatial, stride, strict=True)), *stride, channels)
+    outside = (step * by for (_, step), by in zip(spatial, stride, strict=True))
+    return _seen(tensor, dims, (first_step, *outside, *(step for _, step in spatial), channel))
+
+
+# Tensors.
+
+
+def _replaced(
+    graph: OperationGraph, tensors: dict[int, GraphTensor], operation: Node, instead: Node
+) -> OperationGraph:
+    """The graph with other tensors of the same uids, and with another operation in the place of one."""
+    return OperationGraph(
+        tensors=tuple(tensors.get(tensor.uid, tensor) for tensor in graph.tensors),
+        operations=tuple(instead if each is operation else each for each in graph.operations),
+        numerics=graph.numerics,
+    )
+
+
+def _channels(channels: int, pixels: int) -> int:
+    """The fewest channels, at least these, of which those of so many pixels are whole vectors."""
+    return next(n for n in itertools.count(channels) if n * pixels % _VECTOR == 0)
+
+
+def _of(values: tuple[int, ...], axes: Sequence[int]) -> tuple[int, ...]:
+    """The first of some values, and those of the axes."""
+    return (values[0], *(values[axis] for axis in axes))
+
+
+def _axes(tensor: GraphTensor) -> list[tuple[int, int]]:
+    """Each axis's size and stride."""
+    return [*zip(tensor.dims, tensor.strides, strict=True)]
+
+
+def _seen(tensor: GraphTensor, dims: tuple[int, ...], strides: tuple[int, ...]) -> GraphTensor:
+    """A tensor's memory with other dims."""
+    return msgspec.structs.replace(tensor, dims=dims, strides=strides)
+
+
+def _packed(tensor: GraphTensor, dims: tuple[int, ...]) -> GraphTensor:
+    """A packed tensor of these dims, in the place of another."""
+    spec = TensorSpec.packed(dims, tensor.dtype)
+    return msgspec.structs.replace(tensor, dims=dims, strides=spec.strides, alignment=spec.alignment)
+
+
+def _channels_last(tensor: GraphTensor, dims: tuple[int, ...]) -> GraphTensor:
+    """A packed tensor of these dims, channels last, in the place of another."""
+    spec = TensorSpec.packed(dims, tensor.dtype, Layout.NHWC)
+    return msgspec.structs.replace(tensor, dims=dims, strides=spec.strides, alignment=spec.alignment)
