@@ -50,6 +50,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the size of a named dim, such as N=8; may be given for each",
     )
     parser.add_argument(
+        "--dtype",
+        choices=("bfloat16", "float16", "float32"),
+        help="what weights and activations are computed in; the file's own dtypes unless given",
+    )
+    parser.add_argument(
         "--out",
         type=Path,
         metavar="FILE.npz",
@@ -109,7 +114,7 @@ def run(args: argparse.Namespace) -> int:
 async def _run(args: argparse.Namespace) -> int:
     async with spawn(device=args.device) as gpu:
         began = time.perf_counter()
-        model = await gpu.load(args.model)
+        model = await gpu.load(args.model, dtype=args.dtype)
         files, dims = _once("--input", args.input), _once("--dim", args.dim)
         inputs = await asyncio.to_thread(_inputs, model, files, dims)
         try:

@@ -16,6 +16,7 @@ from cudnn_actor.actors.long_work import in_own_thread
 from cudnn_actor.models.inputs import Values, checked_inputs, named_once, spec_of
 from cudnn_actor.models.kept_graphs import KeptGraphs
 from cudnn_actor.models.loop_locks import LoopLocks
+from cudnn_actor.models.rounding import rounded
 from cudnn_actor.models.sizes import Sizes, one_set_of_specs, sets_of_specs
 from cudnn_actor.models.source import Draw, Feature, NeedsValues, Source, Specialised, fixed_specs
 from cudnn_actor.plan_store.cache import CAPACITY
@@ -413,16 +414,22 @@ class Model:
     async def _keep(self, key: object, of: Specialised) -> _Kept:
         """Upload the weights that are not there yet, and keep the graph."""
         made: dict[str, BufferRef] = {}
-        layouts = {} if of.graph is None else {port.name: port.spec.layout for port in of.graph.inputs}
+        specs = {} if of.graph is None else {port.name: port.spec for port in of.graph.inputs}
         try:
             while (kept := self._bound(key, of, made)) is None:
                 for port, (name, array) in of.weights.items():
                     if name not in made and name not in self._weights:
-                        made[name] = await self._gpu.upload(array, layout=layouts[port])
+                        made[name] = await self._upload_weight(array, specs[port])
         finally:  # what another run uploaded as well is left
             for ref in made.values():
                 self._discard(ref)
         return kept
+
+    async def _upload_weight(self, array: np.ndarray, spec: TensorSpec) -> BufferRef:
+        if array.dtype != spec.dtype.numpy:
+            array = await in_own_thread(rounded, array, spec.dtype)
+        ref: BufferRef = await self._gpu.upload(array, layout=spec.layout)
+        return ref
 
     def _bound(self, key: object, of: Specialised, made: dict[str, BufferRef]) -> _Kept | None:
         """Keep the graph, with weights that are there or in `made`; None if one is missing."""

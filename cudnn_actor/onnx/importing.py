@@ -20,7 +20,7 @@ from onnx import defs
 
 from cudnn_actor.actors.long_work import check_wanted
 from cudnn_actor.models.errors import InvalidModel, UnsupportedModel
-from cudnn_actor.models.source import NeedsValues, Specialised, fixed_specs
+from cudnn_actor.models.source import Feature, NeedsValues, Specialised, fixed_specs
 from cudnn_actor.onnx import operators
 from cudnn_actor.onnx.attributes import defaults, resolved, with_attributes
 from cudnn_actor.onnx.budget import Budget
@@ -32,6 +32,7 @@ from cudnn_actor.onnx.lists import Listed
 from cudnn_actor.onnx.nodes import Node
 from cudnn_actor.onnx.operator_checks import problem_of
 from cudnn_actor.onnx.ports import Ports
+from cudnn_actor.onnx.precision import Precision
 from cudnn_actor.onnx.reading import ModelFile, Opsets, in_order, label_of, versions
 from cudnn_actor.onnx.schemas import Schema, domain_of, schema_for
 from cudnn_actor.onnx.tensors import array_of
@@ -90,6 +91,8 @@ class _Place:
     attributes: Mapping[str, onnx.AttributeProto]
     label: str = ""
     depth: int = 0
+    as_written: bool = False
+    """Whether they are of ONNX's own functions, which say by themselves what they compute in float32."""
 
 
 class Import:
@@ -116,6 +119,8 @@ class Import:
         """Large parts of the file that are read at each turn of a loop or call of a function, by id; and
         what they were read as."""
         self._budget = Budget(file.limits.constants, file.limits.steps)
+        nodes = [*file.nodes, *(node for each in file.functions.values() for node in each.node)]
+        self._precision = None if file.dtype is None else Precision(file.dtype, self._g, nodes)
         self._walked = 0
         """Nodes, those of each call of a function and each iteration of a loop included."""
 
@@ -123,7 +128,7 @@ class Import:
         """The model for these inputs. Raises as `Source.specialised`, and `InvalidRequest` for their dims."""
         names: Scope = ChainMap({name: self._ports.initialiser(name) for name in self._file.tensors})
         given = [each for each in self._file.defaults if each.name in self._specs]
-        names.update({feature.name: self._ports.input(feature) for feature in (*self._file.inputs, *given)})
+        names.update({feature.name: self._input(feature) for feature in (*self._file.inputs, *given)})
         place = _Place(names, self._file.opsets, {})
         try:
             self._walk(self._file.nodes, place)
@@ -134,6 +139,10 @@ class Import:
         if self._undecided:
             raise NeedsValues(self._undecided)
         return self._finished(names)
+
+    def _input(self, feature: Feature) -> Value:
+        value = self._ports.input(feature)
+        return value if self._precision is None else self._precision.of_input(value)
 
     # Nodes.
 
@@ -245,16 +254,33 @@ class Import:
     def _computed(
         self, node: onnx.NodeProto, inputs: list[Value | None], place: _Place
     ) -> Sequence[Value | _Unknown | None]:
-        label = place.label or label_of(node)
-        attributes = resolved(node, place.attributes)
         own = self._file.functions.get((node.domain, node.op_type, node.overload))
         if own is not None:
             nodes = self._read_once(own, lambda: in_order(own.node, set(own.input)))
-            return self._expanded(own, nodes, attributes, inputs, replace(place, label=label))
+            attributes = resolved(node, place.attributes)
+            place = replace(place, label=place.label or label_of(node))
+            return self._expanded(own, nodes, attributes, inputs, place)
         schema = schema_for(node, place.opsets)
         if schema is None:
             raise Declined(operators.unknown(node, place.opsets))
-        inputs = self._agreeing(node, schema, inputs)
+        moving = any(value is not None and not value.fixed for value in inputs)
+        if self._precision is None or not moving or place.as_written or is_control(node):
+            return self._of_operator(node, schema, self._agreeing(node, schema, inputs), place)
+        _check_no_list(schema, inputs)
+        if (kept := self._precision.converted(node, inputs)) is not None:
+            return [kept]
+        inputs, standing = self._precision.inputs(node, schema, inputs)
+        return [
+            each if isinstance(each, _Unknown) else self._precision.result(each, standing)
+            for each in self._of_operator(node, schema, inputs, place)
+        ]
+
+    def _of_operator(
+        self, node: onnx.NodeProto, schema: Schema, inputs: list[Value | None], place: _Place
+    ) -> Sequence[Value | _Unknown | None]:
+        """The results of a node whose operator ONNX has, or ONNX Runtime."""
+        label = place.label or label_of(node)
+        attributes = resolved(node, place.attributes)
         proto = with_attributes(node, attributes)
         view = Node(
             proto,
@@ -284,7 +310,8 @@ class Import:
                 raise Unfit(f"has inputs of dims {dims}: {problem}")
             attributes = {**defaults(schema), **attributes}
             nodes = in_order(body.node, set(body.input))
-            return self._expanded(body, nodes, attributes, inputs, replace(place, label=label))
+            inner = replace(place, label=label, as_written=True)
+            return self._expanded(body, nodes, attributes, inputs, inner)
         return found
 
     def _agreeing(
@@ -295,14 +322,13 @@ class Import:
         PyTorch's exporter folds norms of half types into float32 weights, which ONNX does not allow. All
         else that contradicts the operator raises `Contradiction`.
         """
+        _check_no_list(schema, inputs)
         given = [Given(dtype_code(value), value is not None and value.fixed) for value in inputs]
         kinds, found = agreed(schema, given), list(inputs)
         for number, value in enumerate(inputs):
             of = formal(schema, number)
             if of is None or value is None:
                 continue
-            if isinstance(value, Listed) and of.dtypes is not None:
-                raise Refused("has a list where it needs a tensor")
             wanted = kinds.get(of.kind) if of.alike else None
             if wanted not in (None, given[number].dtype):
                 dtype = onnx.helper.tensor_dtype_to_np_dtype(wanted)
@@ -412,7 +438,8 @@ class Import:
         names: Scope = ChainMap(dict.fromkeys(function.input))
         names.update(zip(function.input, inputs, strict=False))
         opsets = {**place.opsets, **versions(function.opset_import)}  # ONNX's own do not name all
-        inner = _Place(names, opsets, {**of_function, **attributes}, place.label, place.depth + 1)
+        attributes = {**of_function, **attributes}
+        inner = _Place(names, opsets, attributes, place.label, place.depth + 1, place.as_written)
         self._walk(nodes, inner, max(len(function.input), len(function.output), len(of_function), 1))
         return [names.get(name) for name in function.output]
 
@@ -467,19 +494,21 @@ class Import:
         constants: dict[str, np.ndarray] = {}
         outputs: dict[str, str] = {}
         ports: dict[str, Tensor] = {}
+        precision = self._precision
         for feature in self._file.outputs:
             value = names.get(feature.name)
             if not isinstance(value, Value):
                 raise InvalidModel(where=f"output {feature.name!r}", problem="is written by no node")
             if value.is_constant:
-                constants[feature.name] = value.array
+                array = value.array
+                constants[feature.name] = array if precision is None else precision.constant(array, feature)
                 continue
             try:
                 tensor = value.tensor
             except Declined as declined:
                 raise UnsupportedModel(nodes=[f"output {feature.name!r}: {declined}"]) from declined
             outputs[feature.name] = self._ports.name(feature.name)
-            ports[outputs[feature.name]] = tensor
+            ports[outputs[feature.name]] = tensor if precision is None else precision.output(tensor, feature)
         graph = self._built(ports) if ports else None
         read = set() if graph is None else {port.name for port in graph.inputs}
         return Specialised(
@@ -517,6 +546,13 @@ class _Inline:
 
     def constant(self, array: np.ndarray) -> Value:
         return self.imports.constant(array)
+
+
+def _check_no_list(schema: Schema, inputs: Sequence[Value | None]) -> None:
+    for number, value in enumerate(inputs):
+        of = formal(schema, number)
+        if isinstance(value, Listed) and of is not None and of.dtypes is not None:
+            raise Refused("has a list where it needs a tensor")
 
 
 def _reason(error: Exception) -> str:

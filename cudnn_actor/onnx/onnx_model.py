@@ -13,9 +13,11 @@ from cudnn_actor.models.source import Feature, NeedsValues, Specialised, fixed_s
 from cudnn_actor.onnx.dtypes import check_dtypes
 from cudnn_actor.onnx.importing import LIMITS, Import
 from cudnn_actor.onnx.operator_checks import problems_of, unknown_versions
+from cudnn_actor.onnx.precision import checked_precision
 from cudnn_actor.onnx.reading import ModelFile, ModelLimits, read
 from cudnn_actor.protocol.graphs.limits import GraphLimits
 from cudnn_actor.protocol.types.checks import require_whole
+from cudnn_actor.protocol.types.dtypes import DTypeLike
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
 __all__ = ["OnnxModel"]
@@ -30,6 +32,9 @@ class OnnxModel:
         As of `read`.
     random
         The seed of nodes that draw random numbers and have none of their own; None to refuse them.
+    dtype
+        What its weights and activations are computed in: "bfloat16", "float16" or "float32"; None for the
+        dtypes of the file. See `CudnnRef.load`.
 
     Raises
     ------
@@ -39,10 +44,18 @@ class OnnxModel:
         attributes are.
     """
 
-    def __init__(self, model: Any, limits: ModelLimits | None = None, *, random: int | None = None) -> None:
+    def __init__(
+        self,
+        model: Any,
+        limits: ModelLimits | None = None,
+        *,
+        random: int | None = None,
+        dtype: DTypeLike | None = None,
+    ) -> None:
         if random is not None:
             require_whole("random", random, 0)
-        self._file = replace(read(model, limits), random=random)
+        precision = checked_precision(dtype)
+        self._file = replace(read(model, limits), random=random, dtype=precision)
         check_dtypes(self._file)
         check_operators(self._file)
         self.inputs: tuple[Feature, ...] = self._file.inputs

@@ -96,17 +96,23 @@ class Ports:
     ) -> Value:
         """A value whose elements are known. As a tensor, it is a weight."""
 
-        def weight(layout: Layout = Layout.NCHW) -> Tensor:
-            return self.weight(array, key, name, layout)
+        def weight(layout: Layout = Layout.NCHW, dtype: DType | None = None) -> Tensor:
+            return self.weight(array, key, name, layout, dtype)
 
         return Value(array.shape, array.dtype, weight, array, fixed=fixed, weight=weight)
 
     def weight(
-        self, array: np.ndarray, key: str = "", name: str = "", layout: Layout = Layout.NCHW
+        self,
+        array: np.ndarray,
+        key: str = "",
+        name: str = "",
+        layout: Layout = Layout.NCHW,
+        stored: DType | None = None,
     ) -> Tensor:
-        """A constant as an input of the graph: one for equal values in the same layout.
+        """A constant as an input of the graph: one for equal values in the same layout and dtype.
 
-        `key` is equal for equal values; by default, the values' digest. `name`: of the port.
+        `key` is equal for equal values; by default, the values' digest. `name`: of the port. `stored`: a
+        dtype that its floats are converted to when they are uploaded.
 
         Raises `Declined` for a dtype that no tensor has, and `Empty`.
         """
@@ -119,6 +125,8 @@ class Ports:
             data = np.ascontiguousarray(array)
             digest = hashlib.blake2b(data.reshape(-1).view(np.uint8).data, digest_size=16)
             key = f"{dtype} {array.shape} {digest.hexdigest()}"
+        if stored not in (None, dtype):
+            dtype, key = stored, f"{key}, {stored}"
         key = key if layout is Layout.NCHW else f"{key}, {layout}"
         if key not in self._of_weight:
             port = self.name(name or f"constant {len(self._weights)}")

@@ -90,7 +90,8 @@ class ModelFile:
     `opsets`: the versions that it imports. `tensors`: its initialisers. `nodes`: in an order in which each
     comes after those whose results it reads. `functions`: its own, by domain, name and overload. `declared`:
     the dtypes that it says of names, by ONNX's numbers.
-    `limits`: those of an import, for a file of this size. `random`: the seed of nodes without one.
+    `limits`: those of an import, for a file of this size. `random`: the seed of nodes without one. `dtype`:
+    that weights and activations are to be computed in; None for their own.
     """
 
     inputs: tuple[Feature, ...]
@@ -103,6 +104,7 @@ class ModelFile:
     declared: Mapping[str, int]
     limits: ModelLimits
     random: int | None = None
+    dtype: DType | None = None
 
 
 def read(model: Any, limits: ModelLimits | None = None) -> ModelFile:

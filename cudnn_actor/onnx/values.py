@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import onnx
 
+from cudnn_actor.models.rounding import largest
 from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.graphs.graph_builder import GraphBuilder, Tensor
 from cudnn_actor.protocol.types.dtypes import DType
@@ -90,7 +92,7 @@ class Value:
     tensor
         Gives it as a tensor of the graph, or raises `Declined`.
     weight
-        Gives it as a weight with that layout, if its elements are known.
+        Gives it as a weight with that layout, and in that dtype if one is given, if its elements are known.
     array
         Its elements, or how they are found; the `Undecided` of an input whose values are not known yet.
     fixed
@@ -100,9 +102,11 @@ class Value:
     ----------
     made_by
         The `Node` whose result it is; None if it is an input, a constant or the result of a function.
+    standing
+        Why it stays float32 in a model that is computed in another dtype: see `precision`.
     """
 
-    __slots__ = ("_array", "_laid_out", "_tensor", "_weight", "dims", "dtype", "fixed", "made_by")
+    __slots__ = ("_array", "_laid_out", "_tensor", "_weight", "dims", "dtype", "fixed", "made_by", "standing")
 
     def __init__(
         self,
@@ -112,12 +116,28 @@ class Value:
         array: Callable[[], np.ndarray] | Pending | Undecided | np.ndarray,
         *,
         fixed: bool = False,
-        weight: Callable[[Layout], Tensor] | None = None,
+        weight: Callable[..., Tensor] | None = None,
     ) -> None:
         self.dims, self.dtype, self.fixed = dims, dtype, fixed
         self._tensor, self._array, self._weight = tensor, array, weight
         self._laid_out: dict[Layout, Tensor] = {}
         self.made_by: Any = None
+        self.standing: Any = None
+
+    def stored_as(self, dtype: DType) -> Value:
+        """A constant of floats that is a weight of another floating-point dtype.
+
+        Its elements, where they are asked for, are within that dtype's limits, and not rounded.
+        """
+        assert self._weight is not None, "constants are weights"
+        weight = functools.partial(self._weight, dtype=dtype)
+
+        def bounded() -> np.ndarray:
+            array, limit = self.array, largest(dtype)
+            beyond = np.isfinite(array) & (np.abs(array) > limit)
+            return np.where(beyond, np.sign(array) * limit, array) if beyond.any() else array
+
+        return Value(self.dims, dtype.numpy, weight, bounded, fixed=True, weight=weight)
 
     @property
     def tensor(self) -> Tensor:

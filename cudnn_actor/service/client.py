@@ -546,6 +546,7 @@ class CudnnRef:
         model: Any,
         *,
         dims: Mapping[str, Sizes] | None = None,
+        dtype: DTypeLike | None = None,
         random: int | None = None,
         timeout: float | None = None,
     ) -> Model:
@@ -561,6 +562,10 @@ class CudnnRef:
             before, for limits of your own. Data outside of the file must lie in its folder.
         dims
             Sizes of its named dims for which plans are built now: `{"N": (1, 8)}`; see `Model.warm`.
+        dtype
+            What its weights and activations are computed in: "bfloat16", "float16" or "float32"; None for the
+            dtypes of the file. Its inputs and outputs keep their dtypes. Norms, softmax and sums compute in
+            float32 all the same, and what is between floats and integers stays as the file says.
         random
             The seed, a whole number, of nodes that draw random numbers and have no seed of their own; without
             it they are refused. Each run draws other numbers, and a model that is loaded again the same ones.
@@ -576,7 +581,8 @@ class CudnnRef:
         UnsupportedModel
             Some of its nodes cannot be run; all of them are named.
         InvalidRequest
-            It is over a limit of `ModelLimits`, or `random` is no seed, or was given with an `OnnxModel`.
+            It is over a limit of `ModelLimits`; `dtype` is none of those, or `random` no seed; or one of them
+            was given with an `OnnxModel`.
         ImportError
             The package onnx is missing. The text says how to install it.
         CudnnActorError
@@ -591,9 +597,9 @@ class CudnnRef:
         state, service = self._state, self._service
         with within(timeout) as deadline:
             async with deadline.limiting():
-                source = _source(model, random)
+                source = _source(model, random=random, dtype=dtype)
                 if source is None:
-                    source = await in_own_thread(_read, model, random)
+                    source = await in_own_thread(_read, model, random, dtype)
             loaded = Model(
                 self,
                 source,
@@ -735,26 +741,27 @@ class CudnnRef:
         await self.ask(Drain(), timeout=timeout)
 
 
-def _source(model: Any, random: int | None) -> Source | None:
+def _source(model: Any, **options: Any) -> Source | None:
     """A model that was read before; None if it is to be read."""
     if not hasattr(model, "specialised"):
         return None
-    if random is not None:
-        raise InvalidRequest(
-            field="random",
-            value=random,
-            problem="comes too late: the model was read before",
-            fix="give it to OnnxModel(model, random=...)",
-        )
+    for name, value in options.items():
+        if value is not None:
+            raise InvalidRequest(
+                field=name,
+                value=value,
+                problem="comes too late: the model was read before",
+                fix=f"give it to OnnxModel(model, {name}=...)",
+            )
     source: Source = model
     return source
 
 
-def _read(model: Any, random: int | None) -> Source:
+def _read(model: Any, random: int | None, dtype: DTypeLike | None) -> Source:
     """An ONNX model, read and checked. Blocks, also to import what it needs."""
     from cudnn_actor.onnx import OnnxModel  # noqa: PLC0415 - needs an extra
 
-    return OnnxModel(model, random=random)
+    return OnnxModel(model, random=random, dtype=dtype)
 
 
 async def _outlast(stopped: Awaitable[Any], service: CudnnService) -> None:

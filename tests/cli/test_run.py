@@ -38,6 +38,21 @@ def test_a_model_runs_is_timed_and_explained(path: Path, tmp_path: Path) -> None
         assert written["features"].shape == (2, 4, 2, 2)
 
 
+def test_a_model_is_computed_in_another_dtype(path: Path, tmp_path: Path) -> None:
+    image = tmp_path / "image.npy"
+    np.save(image, np.random.default_rng(1).standard_normal((2, 3, 8, 8)).astype(np.float32))
+    scores = []
+    for dtype in ("float32", "float16"):
+        out = str(tmp_path / f"{dtype}.npz")
+        options = ("--device", "cpu", "--input", f"image={image}", "--dtype", dtype, "--out", out)
+        assert main(["run", str(path), *options]) == 0
+        with np.load(out) as written:
+            scores.append(written["scores"])
+    assert scores[0].dtype == scores[1].dtype == np.float32
+    difference = np.abs(scores[1] - scores[0]).max() / np.abs(scores[0]).max()
+    assert 0 < difference < 5e-3
+
+
 def test_the_pieces_of_a_model_are_timed(path: Path, tmp_path: Path) -> None:
     written = tmp_path / "profile.json"
     options = ("--device", "cpu", "--dim", "N=2", "--profile", "--json", str(written))

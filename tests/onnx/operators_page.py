@@ -126,6 +126,17 @@ has the name N; `--profile` times each part, `--concurrency 1:64` measures runs 
   each result with ONNX's own reference.
 - **Layout.** In bfloat16 and float16, convolutions have their channels last, and so has what follows from
   them. Filters are uploaded so. An output that is kept as a reference may be one of those.
+- **Precision.** `gpu.load(model, dtype="bfloat16")`, or `"float16"` or `"float32"`, computes weights and
+  activations in that dtype, whatever floats the file has; so does `cudnn-actor run --dtype bfloat16`. Inputs
+  and outputs keep their dtypes: they are converted in the graph, and weights when they are uploaded.
+  What follows from inputs and integers alone stays float32 until it meets an activation or a product, so that
+  positions, angles and the scaling of pictures are not rounded. Sums and means stay float32, and what follows
+  from them alone: variances, epsilons, roots. Norms and softmax compute in float32, from what they read.
+  A `Cast` of an activation to floats converts nothing: it has the dtype that you asked for. Finite numbers of
+  constants and inputs stay finite: a mask of float32's least number becomes the least of the dtype, and -inf
+  stays. Quantised operators read float32, so that of the same floats they give the same integers; the floats
+  between them are of the dtype. Integers, and numbers that decide over shapes, are those of the file. Of a
+  file in float32, `"float32"` changes no bit.
 - **Running.** Each run is one message, `RunGraph`, with one [graph](graphs.md). So
   `FaultPlan().at(1, Fault.FAIL_EXECUTION, of=RunGraph)` makes the first run fail, for a test of your program.
   `print(await model.explain(inputs))` says how a model runs, with the nodes' names; with `measure=True`, how

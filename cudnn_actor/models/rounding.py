@@ -1,0 +1,32 @@
+"""Floating-point numbers in another dtype: what is finite stays finite."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from cudnn_actor.protocol.types.dtypes import DType
+
+__all__ = ["largest", "rounded"]
+
+
+def largest(dtype: DType) -> float:
+    """The largest finite number of a floating-point dtype."""
+    return float(ml_dtypes.finfo(dtype.numpy).max)  # type: ignore[no-untyped-call]
+
+
+def rounded(array: np.ndarray, dtype: DType) -> np.ndarray:
+    """An array of floats in a floating-point dtype: finite numbers beyond its limits become its limits.
+
+    A mask of float32's least number is multiplied with zeros: as -inf, it would make them NaN.
+    """
+    if array.dtype == dtype.numpy:
+        return array
+    with np.errstate(over="ignore"):
+        found: np.ndarray[Any, Any] = np.asarray(array.astype(dtype.numpy))
+    beyond = np.isinf(found) & np.isfinite(array)
+    if beyond.any():
+        found[beyond] = np.where(array[beyond] > 0, 1, -1) * largest(dtype)
+    return found

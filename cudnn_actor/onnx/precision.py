@@ -1,0 +1,235 @@
+"""In which dtype a model is computed that is loaded with one, `load(dtype="bfloat16")`.
+
+Values of floating-point dtypes are of that dtype in the graph. Some stay float32:
+
+- `EXACT`: what is given or counted, and what follows from it alone element by element: inputs of the model,
+  integers as floats, positions, angles. It is rounded where it meets an activation, or is multiplied as a
+  matrix or filtered. So 1,023 is no 1,024, and pictures are scaled before they are rounded.
+- `STATISTIC`: sums and means, and what follows from them alone: variances, their roots, norms of vectors.
+  What they are put together with is computed in float32, and the result is rounded.
+
+Constants keep the file's dtype until a node that is added to the graph reads them: so what decides over
+shapes is computed as the file says. Norms and softmax compute in float32 by themselves.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Sequence
+from typing import TypeAlias
+
+import numpy as np
+import onnx
+
+from cudnn_actor.models.rounding import largest, rounded
+from cudnn_actor.models.source import Feature
+from cudnn_actor.onnx import operators
+from cudnn_actor.onnx.dtypes import formal
+from cudnn_actor.onnx.lists import Listed
+from cudnn_actor.onnx.schemas import Schema, domain_of
+from cudnn_actor.onnx.tensors import numpy_dtype
+from cudnn_actor.onnx.values import Pending, Value
+from cudnn_actor.protocol.errors import InvalidRequest
+from cudnn_actor.protocol.graphs.graph_builder import GraphBuilder, Tensor
+from cudnn_actor.protocol.types.dtypes import DType
+
+__all__ = ["Precision", "Standing", "checked_precision"]
+
+_WIDE = DType.FLOAT32
+_CHOICES = (DType.BFLOAT16, DType.FLOAT16, DType.FLOAT32)
+_PASSING = frozenset({"generators", "indexing", "movement", "pointwise", "reduction", "spectra"})
+"""Families of operators whose results may stay exact, as those that follow from inputs element by element."""
+_OF_WIDE = frozenset({"quantised", "runtime_quantised", "spectra"})
+"""Families of operators that read float32: those to integers, which round as the file says, and spectra."""
+_SUMS = frozenset(
+    {
+        "ReduceL1",
+        "ReduceL2",
+        "ReduceLogSum",
+        "ReduceLogSumExp",
+        "ReduceMean",
+        "ReduceProd",
+        "ReduceSum",
+        "ReduceSumSquare",
+    }
+)
+_WIDE_INPUTS = {"BatchNormalization": range(1, 5), "GridSample": range(1, 2), "RoiAlign": range(1, 2)}
+"""Operators → the inputs that stay float32: statistics, and places in a picture."""
+_Inputs: TypeAlias = Sequence[Value | None]
+
+
+class Standing(enum.Enum):
+    """Why a value stays float32."""
+
+    EXACT = enum.auto()
+    STATISTIC = enum.auto()
+
+
+def checked_precision(dtype: object) -> DType | None:
+    """The dtype that a model is to be computed in; None for the file's own. Raises `InvalidRequest`."""
+    found = DType.of(dtype)
+    if dtype is not None and found not in _CHOICES:
+        raise InvalidRequest(
+            field="dtype",
+            value=dtype,
+            problem="is no dtype that a model can be computed in",
+            fix="give bfloat16, float16 or float32, or leave it out for the dtypes of the file",
+        )
+    return found
+
+
+class Precision:
+    """What the values of one import are converted to, as they enter and leave nodes.
+
+    Parameters
+    ----------
+    dtype
+        That of weights and activations.
+    g
+        The builder of the graph.
+    nodes
+        Those of the model.
+    """
+
+    def __init__(self, dtype: DType, g: GraphBuilder, nodes: Iterable[onnx.NodeProto]) -> None:
+        self._dtype, self._g = dtype, g
+        self._summed = frozenset(name for node in nodes if node.op_type in _SUMS for name in node.input)
+        """Names of what is summed: squares, which may be beyond float16's limits."""
+        self._made: dict[tuple[int, DType], tuple[Value, Value]] = {}
+        """Values in other dtypes, with those that they were made from, whose ids stay so."""
+        self._sources: dict[int, tuple[Value, Value]] = {}
+        """Results that were rounded, by their ids, and what they were before."""
+
+    def of_input(self, value: Value) -> Value:
+        """An input of the model."""
+        if not _is_floating(value) or value.fixed:
+            return value
+        value.standing = Standing.EXACT
+        found = self._as(value, _WIDE)
+        found.standing = Standing.EXACT
+        return found
+
+    def converted(self, node: onnx.NodeProto, inputs: _Inputs) -> Value | None:
+        """The result of a node that only converts between floats: its input. None if it does more.
+
+        So a model that says float32 or float16 of its activations is computed in the dtype all the same.
+        """
+        if domain_of(node) or node.op_type not in ("Cast", "CastLike") or not inputs:
+            return None
+        x = inputs[0]
+        if x is None or x.fixed or not _is_floating(x):
+            return None
+        if node.op_type == "CastLike":
+            return x if len(inputs) > 1 and inputs[1] is not None and _is_floating(inputs[1]) else None
+        to = DType.of(numpy_dtype(next((each.i for each in node.attribute if each.name == "to"), 0)))
+        return x if to is not None and to.is_floating else None
+
+    def inputs(
+        self, node: onnx.NodeProto, schema: Schema, values: _Inputs
+    ) -> tuple[list[Value | None], Standing | None]:
+        """The inputs of a node in the dtypes that it computes them in, and the standing of its results."""
+        floats = [value for value in values if value is not None and _is_floating(value)]
+        moving = [value for value in floats if not value.fixed]
+        family, op = _family_of(node, schema), node.op_type
+        if family == "casts":
+            return self._wide(values, since=1), Standing.EXACT
+        if op in _SUMS:
+            return self._wide([self._source(value) for value in values]), Standing.STATISTIC
+        if op == "Range":
+            return list(values), Standing.EXACT
+        standings = {value.standing for value in moving}
+        if (family in _PASSING or _is_outer(node, values)) and standings and None not in standings:
+            found = Standing.STATISTIC if Standing.STATISTIC in standings else Standing.EXACT
+            return self._wide(values), found
+        of_statistics = Standing.STATISTIC in standings or not self._summed.isdisjoint(node.output)
+        if family in _OF_WIDE or (family == "pointwise" and of_statistics):
+            return self._wide(values), None
+        return [self._taken(schema, number, value) for number, value in enumerate(values)], None
+
+    def result(self, value: Value | None, standing: Standing | None) -> Value | None:
+        """A result of a node."""
+        if value is None or value.fixed or not _is_floating(value):
+            return value
+        found = self._as(value, self._dtype if standing is None else _WIDE)
+        if found is not value and value.known is _WIDE:
+            self._sources[id(found)] = found, value
+        found.standing = standing
+        return found
+
+    def output(self, tensor: Tensor, feature: Feature) -> Tensor:
+        """An output in the dtype that the model says."""
+        dtype = _floating(feature.dtype)
+        return tensor if dtype is None or not tensor.dtype.is_floating else self._g.astype(tensor, dtype)
+
+    def constant(self, array: np.ndarray, feature: Feature) -> np.ndarray:
+        """The same of an output that needs no computation."""
+        dtype = _floating(feature.dtype)
+        return array if dtype is None or _floating(DType.of(array.dtype)) is None else rounded(array, dtype)
+
+    def _source(self, value: Value | None) -> Value | None:
+        """What a result was before it was rounded."""
+        return self._sources[id(value)][1] if id(value) in self._sources else value
+
+    def _wide(self, values: _Inputs, since: int = 0) -> list[Value | None]:
+        return [
+            value if value is None or number < since or not _is_floating(value) else self._as(value, _WIDE)
+            for number, value in enumerate(values)
+        ]
+
+    def _taken(self, schema: Schema, number: int, value: Value | None) -> Value | None:
+        """An input in the dtype, or in float32 where the operator takes no other."""
+        of = formal(schema, number)
+        if value is None or of is None or of.dtypes is None or not _is_floating(value):
+            return value
+        for dtype in (_WIDE,) if number in _WIDE_INPUTS.get(schema.name, ()) else (self._dtype, _WIDE):
+            if onnx.helper.np_dtype_to_tensor_dtype(dtype.numpy) in of.dtypes:
+                return self._as(value, dtype)
+        return value
+
+    def _as(self, value: Value, dtype: DType) -> Value:
+        """A value in a floating-point dtype. Its elements, where they are asked for, are the file's."""
+        if value.known is dtype:
+            return value
+        key = id(value), dtype
+        if key not in self._made:
+            made = value.stored_as(dtype) if value.fixed else self._cast(value, dtype)
+            self._made[key] = value, made
+        return self._made[key][1]
+
+    def _cast(self, value: Value, dtype: DType) -> Value:
+        def tensor() -> Tensor:
+            exact = value.standing is Standing.EXACT and largest(dtype) < largest(value.tensor.dtype)
+            return _bounded(self._g, value.tensor, dtype) if exact else self._g.astype(value.tensor, dtype)
+
+        made = Value(value.dims, dtype.numpy, tensor, Pending([value], lambda: value.array))
+        made.made_by = value.made_by
+        return made
+
+
+def _bounded(g: GraphBuilder, x: Tensor, dtype: DType) -> Tensor:
+    """x in a dtype, of whose limits what is finite stays within: see `rounded`."""
+    limit = largest(dtype)
+    return g.astype(g.where(g.isinf(x), x, g.clip(x, -limit, limit)), dtype)
+
+
+def _floating(dtype: DType | None) -> DType | None:
+    return dtype if dtype is not None and dtype.is_floating else None
+
+
+def _is_floating(value: Value) -> bool:
+    """Whether a value is a tensor of floats, and has some."""
+    of_floats = not isinstance(value, Listed) and value.known is not None and value.known.is_floating
+    return of_floats and 0 not in value.dims
+
+
+def _family_of(node: onnx.NodeProto, schema: Schema) -> str:
+    """The family of an operator: the name of the file that its handler is in."""
+    handler = operators.handler_of(domain_of(node), node.op_type, schema.since_version)
+    return "" if handler is None else handler.__module__.rpartition(".")[-1]
+
+
+def _is_outer(node: onnx.NodeProto, values: _Inputs) -> bool:
+    """Whether a node is a product of matrices that sums nothing: of positions and frequencies, say."""
+    if node.op_type != "MatMul" or len(values) != 2:
+        return False
+    return all(value is not None and value.rank > 1 for value in values) and values[0].dims[-1] == 1  # type: ignore[union-attr]
