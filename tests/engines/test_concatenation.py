@@ -133,7 +133,7 @@ def test_copies_are_vectorised_and_their_arguments_fit() -> None:
     assert together["rows"] == [16, 16, 16]
     assert together["channels last"] == [16, 16]
     for step in steps_of(GRAPHS["many"]):
-        count = sum(1 + len(kernel.strides) + len(kernel.geometry) for kernel in step.kernel.kernels)
+        count = sum(1 + len(kernel.strides) + len(kernel.numbers) for kernel in step.kernel.kernels)
         assert 8 * count <= 4096
 
 

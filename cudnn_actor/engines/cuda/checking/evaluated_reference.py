@@ -20,9 +20,10 @@ import numpy as np
 from cudnn_actor.engines.cpu.evaluation import NumPy, exact, round_into
 from cudnn_actor.engines.cuda.checking.comparison import Accuracy, Compared, compare_on_device, rounding, some
 from cudnn_actor.engines.cuda.checking.self_check_memory import drawn
+from cudnn_actor.engines.cuda.kernels.axes import INDEXING
 from cudnn_actor.engines.cuda.kernels.elementwise import elementwise
 from cudnn_actor.engines.cuda.kernels.expressions import Leaf
-from cudnn_actor.engines.cuda.kernels.kernel import compiled
+from cudnn_actor.engines.cuda.kernels.kernel import compiled, grid_over
 from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
@@ -82,24 +83,21 @@ class OwnProducts(CuPy):
         numbers = (np.arange(math.prod(of)).reshape(of) for of in (of_a, of_b))
         places = [np.broadcast_to(each, dims).ravel() for each in numbers]
         y = cupy.empty((*dims, m, n), np.float64)
-        blocks = min(-(-y.size // _THREADS), _MOST_BLOCKS)
         operands = (cupy.ascontiguousarray(each) for each in (a, b))
-        _product()((blocks,), (_THREADS,), (*operands, y, *map(cupy.asarray, places), y.size, m, n, k))
+        _product()(*grid_over(y.size), (*operands, y, *map(cupy.asarray, places), y.size, m, n, k))
         return y
 
 
 @functools.cache
 def _product() -> Any:
-    return libraries().cupy.RawKernel(_PRODUCT, "product", options=("--std=c++17",))
+    return libraries().cupy.RawKernel(INDEXING + _PRODUCT, "product", options=("--std=c++17",))
 
 
-_THREADS, _MOST_BLOCKS = 128, 1 << 20
 _PRODUCT = """
 extern "C" __global__ void product(
     const double* a, const double* b, double* y, const long long* of_a, const long long* of_b,
     long long count, long long m, long long n, long long k) {
-    const long long step = (long long)gridDim.x * blockDim.x;
-    for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < count; i += step) {
+    EACH(i, count) {
         const long long batch = i / (m * n), row = i / n % m, column = i % n;
         const double* in_row = a + (of_a[batch] * m + row) * k;
         const double* in_column = b + of_b[batch] * k * n + column;

@@ -14,6 +14,9 @@ from typing import Any
 import numpy as np
 
 from cudnn_actor.engines.cpu.evaluation import round_into
+from cudnn_actor.engines.cuda.kernels.axes import indexing
+from cudnn_actor.engines.cuda.kernels.kernel import grid_over
+from cudnn_actor.engines.cuda.kernels.walks import Walk
 from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.protocol.operations import GraphTensor
 from cudnn_actor.protocol.types.dtypes import DType
@@ -24,7 +27,7 @@ _GUARD_BYTES = 4096 + 256
 """CuPy aligns memory to 512 bytes; this offset aligns a tensor to 256 bytes only, as a buffer may be."""
 _GUARD, _POISON = 0xA5, 0xFF  # bytes of 0xFF are NaN in every floating type
 _GUARDS_APART = 64
-_THREADS, _MOST_BLOCKS = 256, 1024
+_MOST_BLOCKS = 1024
 _RANK = 8
 _DEVICE_TO_DEVICE = 3
 
@@ -87,7 +90,7 @@ class Guarded:
     def check(self, findings: Findings) -> None:
         """Enqueue a check that sets a flag if a guard byte has changed."""
         arguments = (self._start, self.pointer + self.nbytes, self._guard, findings.strayed)
-        _kernel("guards")((_GUARD_BYTES // _THREADS,), (_THREADS,), arguments)
+        _kernel("guards")(*grid_over(_GUARD_BYTES), arguments)
 
 
 class CheckedTensor(Guarded):
@@ -113,11 +116,9 @@ class CheckedTensor(Guarded):
         tensor = self._tensor
         if not tensor.dtype.is_floating:
             return
-        missing = _RANK - len(tensor.dims)
-        dims, strides = (1,) * missing + tuple(tensor.dims), (0,) * missing + tuple(tensor.strides)
-        count = int(np.prod(dims, dtype=np.int64))
-        size, (infinity,) = tensor.dtype.itemsize, _bits([np.inf], tensor.dtype)
-        enqueue("find_nan", count, (self.pointer, size, infinity, count, *dims[1:], *strides, findings.nan))
+        walk, (infinity,) = _walk(tensor.dims, tensor.strides), _bits([np.inf], tensor.dtype)
+        numbers = tensor.dtype.itemsize, infinity, *walk.numbers.values()
+        enqueue("find_nan", walk.total, (self.pointer, *numbers, findings.nan))
 
 
 def drawn(dims: tuple[int, ...], seed: int) -> Any:
@@ -142,7 +143,8 @@ def _bits(numbers: Sequence[float], dtype: DType) -> list[int]:
 
 def enqueue(kernel: str, count: int, arguments: tuple[Any, ...]) -> None:
     """Enqueue one of the kernels for `count` elements."""
-    _kernel(kernel)(_grid(count), (_THREADS,), arguments)
+    if count:
+        _kernel(kernel)(*grid_over(count, _MOST_BLOCKS), arguments)
 
 
 def _set(address: int, value: int, nbytes: int) -> None:
@@ -150,11 +152,6 @@ def _set(address: int, value: int, nbytes: int) -> None:
     if nbytes:
         stream = libraries().cupy.cuda.get_current_stream().ptr
         libraries().runtime.memsetAsync(address, value, nbytes, stream)
-
-
-def _grid(count: int) -> tuple[int]:
-    """The grid for `count` elements."""
-    return (max(1, min(-(-count // _THREADS), _MOST_BLOCKS)),)
 
 
 @functools.cache
@@ -171,7 +168,7 @@ def _module() -> Any:
 
 def source() -> str:
     """The kernels in CUDA C++. They treat elements as bits, so that one serves every dtype of a size."""
-    return "\n".join([_ADD, _GUARDS, _CHECKSUM, _COMPARISON, _FILL, _find_nan()])
+    return "\n".join([indexing(wide=True), _ADD, _GUARDS, _CHECKSUM, _COMPARISON, _FILL, _find_nan()])
 
 
 _ADD = """
@@ -190,28 +187,23 @@ extern "C" __global__ void guards(
 """
 _CHECKSUM = """
 extern "C" __global__ void checksum(const unsigned char* bytes, long long count, unsigned long long* sum) {
-    long long step = (long long)gridDim.x * blockDim.x;
     unsigned long long part = 0;
-    for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < count; i += step)
-        part += (bytes[i] + 1ull) * ((i + 1) * 0x9e3779b97f4a7c15ull | 1);
+    EACH(i, count) part += (bytes[i] + 1ull) * ((i + 1) * 0x9e3779b97f4a7c15ull | 1);
     add(sum, part);
 }
 """
 _COMPARISON = """
 extern "C" __global__ void squares(const double* values, long long count, long long stride, double* found) {
-    const long long step = (long long)gridDim.x * blockDim.x;
     double sum = 0;
-    for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < count; i += step)
-        sum += values[i * stride] * values[i * stride];
+    EACH(i, count) sum += values[i * stride] * values[i * stride];
     add(found, sum);
 }
 // Behind the sum of the squares: 1 if an element is not below the limit, or differs by more than is allowed.
 extern "C" __global__ void apart(
     const double* wanted, const double* got, long long count, long long stride, double own, double sums,
     double underflow, double limit, double* found) {
-    const long long step = (long long)gridDim.x * blockDim.x;
     const double rest = sums * sqrt(found[0] / count) + underflow;
-    for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < count; i += step) {
+    EACH(i, count) {
         const double size = fabs(wanted[i * stride]), error = fabs(got[i * stride] - wanted[i * stride]);
         if (!(size < limit && error <= own * size + rest)) found[1] = 1;
     }
@@ -223,8 +215,7 @@ extern "C" __global__ void fill(
     void* out, long long size, long long n0, long long n1, long long n2, long long n3, long long n4,
     long long n5, long long n6, long long n7, long long count, long long seed) {
     const long long numbers[8] = {n0, n1, n2, n3, n4, n5, n6, n7};
-    const long long step = (long long)gridDim.x * blockDim.x;
-    for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < count; i += step) {
+    EACH(i, count) {
         unsigned int bits = (unsigned int)i * 2654435761u ^ (unsigned int)seed * 2246822519u;
         bits = (bits ^ bits >> 15) * 3266489917u;
         const long long number = numbers[bits >> 29];
@@ -239,19 +230,20 @@ extern "C" __global__ void fill(
 
 def _find_nan() -> str:
     """The kernel that looks for NaN, for elements of each size."""
-    dims = "".join(f", long long d{axis}" for axis in range(1, _RANK))
-    strides = "".join(f", long long s{axis}" for axis in range(_RANK))
-    decode = " ".join(f"at += rest % d{axis} * s{axis}; rest /= d{axis};" for axis in range(_RANK - 1, 0, -1))
+    body = """const unsigned long long bits = size == 2 ? ((const unsigned short*)in)[in_at]
+            : size == 4 ? ((const unsigned int*)in)[in_at] : ((const unsigned long long*)in)[in_at];
+        if ((bits & magnitude) > infinity) *nan = 1;"""
+    walk = _walk()
     return f"""
 extern "C" __global__ void find_nan(
-    const void* in, long long size, long long infinity, long long count{dims}{strides}, unsigned int* nan) {{
-    const long long step = (long long)gridDim.x * blockDim.x;
+    const void* in, long long size, long long infinity, {walk.parameters}, unsigned int* nan) {{
     const unsigned long long magnitude = ~0ull >> (65 - 8 * size);
-    for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < count; i += step) {{
-        long long rest = i, at = 0;
-        {decode} at += rest * s0;
-        const unsigned long long bits = size == 2 ? ((const unsigned short*)in)[at]
-            : size == 4 ? ((const unsigned int*)in)[at] : ((const unsigned long long*)in)[at];
-        if ((bits & magnitude) > infinity) *nan = 1;
-    }}
+    {walk.loop(body)}
 }}"""
+
+
+def _walk(dims: Sequence[int] = (), strides: Sequence[int] = ()) -> Walk:
+    """Over a tensor's elements. It has as many axes for each rank, so that one kernel serves all."""
+    axes = [(1, (0,))] * (_RANK - len(dims))
+    axes += ((size, (step,)) for size, step in zip(dims, strides, strict=True))
+    return Walk("i", ("in",), tuple(axes))

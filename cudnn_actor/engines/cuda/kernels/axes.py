@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-__all__ = ["DIVISION", "FEW", "PLACED", "SMALL", "Axis", "divisor", "merge_axes", "merge_dims", "split_index"]
+__all__ = ["FEW", "INDEXING", "PLACED", "SMALL", "Axis", "divisor", "index_type", "indexing"]
+__all__ += ["merge_axes", "merge_dims", "split_index", "with_divisors"]
 
 SMALL, FEW = 1 << 31, 1 << 30
 """Numbers below the first fit into 32 bits; those below the other, and sums of two of them, do."""
@@ -37,13 +38,18 @@ def merge_axes(axes: Iterable[Axis]) -> list[Axis]:
     return merged
 
 
-DIVISION = """
+INDEXING = """
+// A loop over the numbers below `count`, which all threads of a launch share.
+#define EACH(number, count) \\
+    for (long long number = blockIdx.x * (long long)blockDim.x + threadIdx.x; number < count; \\
+         number += (long long)gridDim.x * blockDim.x)
 // n / size. Of 32 bits, and not below 0: by the host's `divisor`, a factor and, above it, a shift.
 __device__ __forceinline__ int over(int n, long long, long long by) {
     return (int)((unsigned long long)(unsigned)n * (unsigned)by >> (by >> 32));
 }
 __device__ __forceinline__ long long over(long long n, long long size, long long) { return n / size; }
 """
+"""C++ for the beginning of a source in which there are such loops, or statements of `split_index`."""
 
 
 PLACED = """
@@ -53,6 +59,14 @@ __device__ __forceinline__ long long placed(long long index, long long size) {
     return index < 0 ? 0 : index < size ? index : size - 1;
 }
 """
+
+
+def with_divisors(sizes: Mapping[str, int]) -> dict[str, int]:
+    """The numbers that `split_index` needs for these sizes: each size by its name, and its `divisor`."""
+    found: dict[str, int] = {}
+    for name, size in sizes.items():
+        found |= {name: size, f"{name}_by": divisor(size)}
+    return found
 
 
 def divisor(size: int) -> int:
@@ -66,12 +80,22 @@ def divisor(size: int) -> int:
     return -(-(1 << shift) // size) | shift << 32
 
 
-def split_index(name: str, rest: str, size: str, by: str, times: int = 1) -> str:
+def index_type(*, wide: bool) -> str:
+    """The C type of indices and offsets. `wide`: whether they need 64 bits."""
+    return "long long" if wide else "int"
+
+
+def indexing(*, wide: bool) -> str:
+    """C++ for the beginning of a source: `INDEXING`, and the type I of indices and offsets."""
+    return f"{INDEXING}typedef {index_type(wide=wide)} I;\n"
+
+
+def split_index(name: str, rest: str, size: str, times: int = 1) -> str:
     """Statements that take the index along the fastest axis from a number, and leave the number of the rest.
 
-    They define `name` as `times` as much as `rest` modulo `size`, and divide `rest` by `size`. `by` is the
-    `divisor` of `size`.
+    They define `name` as `times` as much as `rest` modulo `size`, and divide `rest` by `size`. The kernel's
+    numbers have `size` from `with_divisors`.
     """
     modulo = f"{rest} - {name}_over * (I){size}"
     modulo = f"({modulo}) * {times}" if times > 1 else modulo
-    return f"const I {name}_over = over({rest}, {size}, {by}), {name} = {modulo}; {rest} = {name}_over;"
+    return f"const I {name}_over = over({rest}, {size}, {size}_by), {name} = {modulo}; {rest} = {name}_over;"

@@ -17,11 +17,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cached_property
 
 import msgspec
 import numpy as np
 
-from cudnn_actor.engines.cuda.kernels.axes import DIVISION, PLACED, SMALL, divisor, merge_dims, split_index
+from cudnn_actor.engines.cuda.kernels.axes import PLACED, SMALL, index_type, indexing, merge_dims
 from cudnn_actor.engines.cuda.kernels.element_types import (
     C_TYPES,
     PACK,
@@ -45,6 +46,7 @@ from cudnn_actor.engines.cuda.kernels.expressions import (
 )
 from cudnn_actor.engines.cuda.kernels.formulas import PREAMBLE, formula
 from cudnn_actor.engines.cuda.kernels.kernel import ROUNDING, Launch, arguments_of, grid_over
+from cudnn_actor.engines.cuda.kernels.walks import Walk
 from cudnn_actor.protocol.graphs.step_kinds import StepKind
 from cudnn_actor.protocol.types.dtypes import DType
 
@@ -56,7 +58,7 @@ _FEW_STEPS = 4
 """Of a body, if its values for several places are to fit into the registers."""
 
 
-class Elementwise(msgspec.Struct, frozen=True, tag="elementwise"):
+class Elementwise(msgspec.Struct, frozen=True, tag="elementwise", dict=True):
     """A kernel as data: what it computes, and over which elements.
 
     Parameters
@@ -100,7 +102,7 @@ class Elementwise(msgspec.Struct, frozen=True, tag="elementwise"):
     @property
     def places(self) -> int:
         """How many threads it has work for."""
-        return -(-self.geometry[0] // self.unrolled) + self.rest
+        return -(-self.walk.total // self.unrolled) + self.rest
 
     @property
     def wide(self) -> bool:
@@ -114,19 +116,26 @@ class Elementwise(msgspec.Struct, frozen=True, tag="elementwise"):
             spans[len(self.results) + leaf.number] += leaf.offset + selected
         return max(math.prod(self.dims), *spans) >= SMALL
 
-    @property
-    def geometry(self) -> tuple[int, ...]:
-        """The arguments behind the pointers: sizes, counted in packs of neighbours, and strides."""
+    @cached_property
+    def walk(self) -> Walk:
+        """Over packs of neighbours: where they lie in the results, the operands and the tables."""
         *slow, last = self.dims
-        sizes = (*slow, last // self.together)
-        return (
-            math.prod(sizes),
-            *((last,) if self.rest else ()),
-            *(number for size in sizes[1:] for number in (size, divisor(size))),
-            *(step for steps in self.strides for step in steps),
-            *(select.step for leaf in self.leaves() for select in leaf.selects),
-            *(select.size for leaf in self.leaves() for select in leaf.selects if _is_read(select)),
-        )
+        counts = {"out": len(self.results), "table": len(self.tables)}
+        counts["in"] = len(self.strides) - sum(counts.values())
+        names = tuple(f"{kind}{n}" for kind in ("out", "in", "table") for n in range(counts[kind]))
+        axes = zip((*slow, last // self.together), zip(*self.strides, strict=True), strict=True)
+        return Walk("i", names, tuple(axes))
+
+    @cached_property
+    def numbers(self) -> dict[str, int]:
+        """The kernel's numbers, by the names of its parameters."""
+        found = {**self.walk.numbers, **({"all": self.dims[-1]} if self.rest else {})}
+        for leaf in self.leaves():
+            for n, select in enumerate(leaf.selects):
+                found[f"step{leaf.number}_{n}"] = select.step
+                if _is_read(select):
+                    found[f"size{leaf.number}_{n}"] = select.size
+        return found
 
     def leaves(self) -> tuple[Leaf, ...]:
         """The tensors that it reads, by number."""
@@ -166,7 +175,7 @@ class Elementwise(msgspec.Struct, frozen=True, tag="elementwise"):
         """Its only launch."""
         tables = (np.asarray(indices, np.int32) for indices in self.tables)
         tensors = len(self.strides) - len(self.tables)
-        arguments = arguments_of(tensors, *tables, *self.geometry, *self.scalars())
+        arguments = arguments_of(tensors, *tables, *self.numbers.values(), *self.scalars())
         return (Launch("elementwise", source(self), *grid_over(self.places), arguments, ROUNDING),)
 
 
@@ -270,6 +279,7 @@ class Source:
     def __init__(self, kernel: Elementwise) -> None:
         self._kernel = kernel
         self._rank, self._together = len(kernel.dims), kernel.together
+        self._walk = kernel.walk
         self._stored = [result.dtype for result in kernel.results]
         self._read = kernel.leaves()
 
@@ -277,10 +287,9 @@ class Source:
         """The source of the kernel alone."""
         packs = PACK if self._together > 1 or self._kernel.unrolled > 1 else ""
         placed = PLACED if any(_is_read(select) for leaf in self._read for select in leaf.selects) else ""
-        return f"""{PREAMBLE}{packs}{placed}{DIVISION}
-typedef {self._index()} I;
+        return f"""{PREAMBLE}{packs}{placed}{indexing(wide=self._kernel.wide)}
 extern "C" __global__ void elementwise({", ".join(self.arguments())}) {{
-    const long long stride = (long long)gridDim.x * blockDim.x, last = count;
+    const long long stride = (long long)gridDim.x * blockDim.x, last = i_count;
     const long long first = blockIdx.x * (long long)blockDim.x + threadIdx.x;
     {self._loop()}
 }}
@@ -291,7 +300,7 @@ extern "C" __global__ void elementwise({", ".join(self.arguments())}) {{
         arguments = [f"const long long {given}" for given in ("first", "stride", "last")] + self.arguments()
         return f"""
 struct {name} {{
-    typedef {self._index()} I;
+    typedef {index_type(wide=self._kernel.wide)} I;
     static __device__ void run({", ".join(arguments)}) {{
     {self._loop()}
     }}
@@ -300,22 +309,11 @@ struct {name} {{
 
     def arguments(self) -> list[str]:
         """The C parameters."""
-        rank = self._rank
         arguments = [f"{C_TYPES[dtype]}* out{i}" for i, dtype in enumerate(self._stored)]
         arguments += [f"const {C_TYPES[leaf.dtype]}* in{leaf.number}" for leaf in self._read]
         arguments += [f"const int* table{number}" for number in range(len(self._kernel.tables))]
-        tensors = len(self._kernel.strides)
-        arguments += ["long long count", *(["long long all"] if self._kernel.rest else [])]
-        arguments += [f"long long {name}{axis}" for axis in range(1, rank) for name in ("d", "by")]
-        arguments += [f"long long s{i}_{axis}" for i in range(tensors) for axis in range(rank)]
-        selects = [(leaf, n, select) for leaf in self._read for n, select in enumerate(leaf.selects)]
-        arguments += [f"long long step{leaf.number}_{n}" for leaf, n, _ in selects]
-        arguments += [f"long long size{leaf.number}_{n}" for leaf, n, select in selects if _is_read(select)]
+        arguments += [f"long long {name}" for name in self._kernel.numbers]
         return arguments + [f"double scalar{one.number}" for one in self._kernel.scalars()]
-
-    def _index(self) -> str:
-        """The C type of offsets."""
-        return "long long" if self._kernel.wide else "int"
 
     def _number(self) -> str:
         """The C type of the number of a place. 32 bits do not overflow, since 2**31 places are `wide`."""
@@ -341,7 +339,7 @@ struct {name} {{
         results = [(i, f"Pack<{C_TYPES[dtype]}, {self._together}>") for i, dtype in enumerate(self._stored)]
         kept = " ".join(f"{pack} r{i}s[{count}]; I at{i}s[{count}];" for i, pack in results)
         stored = " ".join(f"*({pack}*)&out{i}[at{i}s[u]] = r{i}s[u];" for i, pack in results)
-        ends = " ".join(f"r{i}s[u] = r{i}; at{i}s[u] = {self._place(i)};" for i, _ in results)
+        ends = " ".join(f"r{i}s[u] = r{i}; at{i}s[u] = {self._walk.offset(f'out{i}')};" for i, _ in results)
         return f"""const {number} end = ({number})last, step = ({number})stride;
     #pragma unroll 1
     for ({number} begin = ({number})first; begin < end; begin += step * {count}) {{
@@ -357,19 +355,12 @@ struct {name} {{
 
     def _of_the_rest(self) -> str:
         """The loop over the elements that remain."""
-        return f"""if (first == 0) for (long long i = count * {self._together}; i < all; ++i) {{
+        return f"""if (first == 0) for (long long i = i_count * {self._together}; i < all; ++i) {{
         {self._body(1)}
     }}"""
 
     def _body(self, together: int, ends: str = "") -> str:
         """The statements for the pack of number `i`. `ends`: what keeps its results."""
-        rank = self._rank
-        places = [
-            split_index(f"i{axis}", "rest", f"d{axis}", f"by{axis}", together if axis == rank - 1 else 1)
-            for axis in range(rank - 1, 0, -1)
-        ]
-        times = f" * {together}" if together > 1 and rank == 1 else ""
-        places = ["I rest = (I)i;", *places, f"const I i0 = rest{times};"]
         before, inside, after = self._accesses(together, packed=bool(ends))
         block = "\n            ".join([*inside, *self._computed(together, packed=bool(ends))])
         if ends:
@@ -377,7 +368,7 @@ struct {name} {{
         if together > 1 or ends:
             loop = f"#pragma unroll\n        for (int v = 0; v < {together}; ++v)"
             block = f"{loop} {{\n            {block}\n        }}"
-        return "\n        ".join([*places, *before, block, *after])
+        return "\n        ".join([self._walk.split("i", together), *before, block, *after])
 
     def _accesses(self, together: int, *, packed: bool) -> tuple[list[str], list[str], list[str]]:
         """The statements that access memory: before the loop over a pack's elements, in it, and behind it."""
@@ -389,7 +380,7 @@ struct {name} {{
         for i, leaf in enumerate(self._read):
             tensor = self._kernel.tensor(leaf)
             step, alike = self._kernel.strides[tensor][-1], together > 1 and self._kernel.selects_alike(leaf)
-            at = self._place(tensor) + (f" + {leaf.offset}" if leaf.offset else "")
+            at = self._walk.offset(f"in{i}") + (f" + {leaf.offset}" if leaf.offset else "")
             if leaf.selects:
                 (before if alike else inside).extend(self._selected(leaf, together))
                 at += f" + at{i}"
@@ -403,7 +394,7 @@ struct {name} {{
                 before.append(f"const {pack} p{i} = {f'outside{i} ? {pack}() : ' if filled else ''}{read};")
                 place = f"p{i}.of[v]"
             elif together > 1 and step:
-                place = f"in{i}[{at} + v * (I)s{tensor}_{self._rank - 1}]"
+                place = f"in{i}[{at} + v * (I)i{self._rank - 1}_in{i}]"
             if filled:
                 place = f"(outside{i} ? {filled} : {place})"
             self._elements.append(place)
@@ -413,7 +404,7 @@ struct {name} {{
             for i, dtype in enumerate(self._stored):
                 pack = f"Pack<{C_TYPES[dtype]}, {together}>"
                 before.append(f"{pack} r{i};")
-                after.append(f"*({pack}*)&out{i}[{self._place(i)}] = r{i};")
+                after.append(f"*({pack}*)&out{i}[{self._walk.offset(f'out{i}')}] = r{i};")
         return before, inside, after
 
     def _computed(self, together: int, *, packed: bool) -> list[str]:
@@ -428,7 +419,7 @@ struct {name} {{
                 stored = self._elements[value.number]
             else:
                 stored = store(result.dtype, formula(value, steps, known=known))
-            target = f"r{i}.of[v]" if together > 1 or packed else f"out{i}[{self._place(i)}]"
+            target = f"r{i}.of[v]" if together > 1 or packed else f"out{i}[{self._walk.offset(f'out{i}')}]"
             steps.append(f"{target} = {stored};")
         return steps
 
@@ -440,15 +431,12 @@ struct {name} {{
             if not _is_read(select):
                 tensor = self._kernel.tensor(select.indices)
                 along = together > 1 and self._kernel.strides[tensor][-1]
-                further = f" + v * (I)s{tensor}_{self._rank - 1}" if along else ""
-                index = f"(I)table{select.indices.number}[{self._place(tensor)}{further}]"
+                table = f"table{select.indices.number}"
+                further = f" + v * (I)i{self._rank - 1}_{table}" if along else ""
+                index = f"(I){table}[{self._walk.offset(table)}{further}]"
             statements.append(f"const I {name} = {index};")
         further = " + ".join(f"{name} * (I)step{leaf.number}_{n}" for n, name in enumerate(names))
         statements.append(f"const I at{leaf.number} = {further};")
         if leaf.filling is not None:
             statements.append(f"const bool outside{leaf.number} = {' || '.join(f'{n} < 0' for n in names)};")
         return statements
-
-    def _place(self, tensor: int) -> str:
-        """The C expression of an offset in a tensor."""
-        return " + ".join(f"i{axis} * (I)s{tensor}_{axis}" for axis in range(self._rank))

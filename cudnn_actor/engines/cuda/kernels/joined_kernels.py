@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from cudnn_actor.engines.cuda.kernels.axes import DIVISION
+from cudnn_actor.engines.cuda.kernels.axes import INDEXING
 from cudnn_actor.engines.cuda.kernels.element_types import PACK
 from cudnn_actor.engines.cuda.kernels.elementwise import Elementwise, Source
 from cudnn_actor.engines.cuda.kernels.formulas import PREAMBLE
@@ -56,10 +56,10 @@ class Joined(msgspec.Struct, frozen=True, tag="joined"):
         # Enough for the largest kernel; none if there are no elements.
         blocks = blocks_for(-(-max(kernel.places for kernel in self.kernels) // THREADS))
         tensors = itertools.count()
-        arguments: list[Pointer | int] = [-(-kernel.geometry[0] // max(blocks, 1)) for kernel in self.kernels]
+        arguments: list[Pointer | int] = [-(-kernel.walk.total // max(blocks, 1)) for kernel in self.kernels]
         for kernel in self.kernels:
             arguments += (Pointer(next(tensors)) for _ in kernel.strides)
-            arguments += kernel.geometry
+            arguments += kernel.numbers.values()
         return (Launch("joined", joined_source(self.kernels), (blocks,), (THREADS,), arguments, ROUNDING),)
 
 
@@ -74,11 +74,11 @@ def joined_source(kernels: Sequence[Elementwise]) -> str:
         named = [f"{argument}_{n}" for argument in own.arguments()]
         arguments += named
         passed = ", ".join(argument.rpartition(" ")[2] for argument in named)
-        last = f"min((block + 1) * share{n}, count_{n})"
+        last = f"min((block + 1) * share{n}, i_count_{n})"
         calls.append(f"{name}::run(block * share{n} + threadIdx.x, blockDim.x, {last}, {passed});")
     body = "\n    ".join(calls)
     functions = "".join(text.replace("struct Part ", f"struct {name} ") for text, name in found.items())
-    return f"""{PREAMBLE}{PACK}{DIVISION}{functions}
+    return f"""{PREAMBLE}{PACK}{INDEXING}{functions}
 extern "C" __global__ void joined({", ".join(arguments)}) {{
     const long long block = blockIdx.x;
     {body}

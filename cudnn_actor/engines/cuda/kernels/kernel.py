@@ -27,6 +27,7 @@ __all__ = [
     "blocks_for",
     "compiled",
     "grid_over",
+    "parameters_of",
 ]
 
 THREADS = 256
@@ -109,6 +110,11 @@ def arguments_of(tensors: int, *others: Argument) -> list[Argument]:
     return [*map(Pointer, range(tensors)), *others]
 
 
+def parameters_of(numbers: Iterable[str]) -> str:
+    """The C parameters of a kernel's numbers, by their names; an argument of each is an int."""
+    return ", ".join(f"long long {name}" for name in numbers)
+
+
 def compiled(launches: Iterable[Launch]) -> Run:
     """The run of some launches in order, compiled for the current device. Blocks for up to seconds."""
     runs = [_compiled(launch) for launch in launches if math.prod(launch.grid)]
@@ -153,9 +159,9 @@ def _compiled(launch: Launch) -> Run:
     return run
 
 
-def grid_over(count: int) -> tuple[tuple[int], tuple[int]]:
+def grid_over(count: int, most: int = _MOST_BLOCKS) -> tuple[tuple[int], tuple[int]]:
     """The grid and the block with a thread for each of `count` places, or for several if there are many."""
-    return (min(-(-count // THREADS), _MOST_BLOCKS),), (THREADS,)
+    return (min(-(-count // THREADS), most),), (THREADS,)
 
 
 def blocks_for(needed: int) -> int:

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from cudnn_actor.engines.cpu.rounding import integer_range
-from cudnn_actor.engines.cuda.kernels.axes import DIVISION, FEW, Axis, merge_dims
+from cudnn_actor.engines.cuda.kernels.axes import FEW, Axis, indexing, merge_dims
 from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES, CONVERSIONS, load, store
 from cudnn_actor.protocol.operations import GraphTensor
 from cudnn_actor.protocol.types.dtypes import DType
@@ -199,8 +199,7 @@ def beginning(dtype: DType, *, wide: bool) -> str:
     """
     other = DType.FLOAT32 if dtype.is_floating else DType.INT64
     number = C_TYPES[dtype if dtype in (DType.FLOAT64, DType.UINT64) else other]
-    offset = "long long" if wide else "int"
-    return f"typedef {number} T;\ntypedef {offset} I;\n{CONVERSIONS}{DIVISION}{_COMMON}"
+    return f"typedef {number} T;\n{CONVERSIONS}{indexing(wide=wide)}{_COMMON}"
 
 
 def value_of(tensor: GraphTensor, element: str) -> str:

@@ -13,22 +13,24 @@ on their size, and on how many elements a unit has, and on the parts, operands a
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 
 import msgspec
 
 from cudnn_actor.engines.cuda.kernels.axes import (
-    DIVISION,
     SMALL,
     Axis,
-    divisor,
+    indexing,
     merge_axes,
     merge_dims,
     split_index,
+    with_divisors,
 )
 from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES, PACK, WORDS
-from cudnn_actor.engines.cuda.kernels.kernel import THREADS, Launch, arguments_of, blocks_for
+from cudnn_actor.engines.cuda.kernels.kernel import THREADS, Launch, arguments_of, blocks_for, parameters_of
+from cudnn_actor.engines.cuda.kernels.walks import Walk
 from cudnn_actor.protocol.graphs.step_kinds import StepKind
 
 __all__ = ["Rows", "Segment", "row_concatenation", "row_copy", "row_source"]
@@ -69,9 +71,14 @@ class Rows(msgspec.Struct, frozen=True, tag="rows"):
     axes: tuple[Axis, ...]
 
     @property
+    def walk(self) -> Walk:
+        """Over the rows: where they begin in the result, y, and in each operand."""
+        return Walk("i", ("y", *(f"x{n}" for n in range(self._tensors - 1))), self.axes)
+
+    @property
     def rows(self) -> int:
         """Rows of the result."""
-        return math.prod(size for size, _ in self.axes)
+        return self.walk.total
 
     @property
     def units(self) -> int:
@@ -97,20 +104,17 @@ class Rows(msgspec.Struct, frozen=True, tag="rows"):
     @property
     def wide(self) -> bool:
         """Whether places need 64 bits."""
-        tensors = range(len(self.axes[0][1]))
-        spans = [sum((size - 1) * abs(steps[n]) for size, steps in self.axes) for n in tensors]
         behind = max(part.size + abs(part.offset) for part in self.parts) + self.units * self.together
-        return max(self.rows * self.units, *spans) + behind >= SMALL
+        return max(self.rows * self.units, self.walk.span) + behind >= SMALL
 
     @property
-    def arguments(self) -> list[int]:
-        """The arguments behind the pointers."""
-        found = [self.rows, self.row_step, self.units, divisor(self.units)]
-        found += [number for size, _ in self.axes[1:] for number in (size, divisor(size))]
-        found += [step for _, steps in self.axes for step in steps]
-        starts = [sum(before.size for before in self.parts[:n]) for n in range(len(self.parts))]
-        found += [part.offset - start for part, start in zip(self.parts, starts, strict=True)]
-        return found + starts[1:]
+    def numbers(self) -> dict[str, int]:
+        """The kernel's numbers, by the names of its parameters."""
+        starts = [0, *itertools.accumulate(part.size for part in self.parts)]
+        found = {**self.walk.numbers, "row_step": self.row_step}
+        found |= with_divisors({"units": self.units})
+        found |= {f"from{n}": part.offset - starts[n] for n, part in enumerate(self.parts)}
+        return found | {f"start{n}": starts[n] for n in range(1, len(self.parts))}
 
     # `Kernel`. Its tensors are its result, then its operands.
 
@@ -124,7 +128,7 @@ class Rows(msgspec.Struct, frozen=True, tag="rows"):
 
     def launches(self) -> tuple[Launch, ...]:
         """Its only launch."""
-        arguments = arguments_of(self._tensors, *self.arguments)
+        arguments = arguments_of(self._tensors, *self.numbers.values())
         return (Launch("rows", row_source(self), (self.blocks,), (THREADS,), arguments),)
 
     @property
@@ -215,37 +219,27 @@ def _in_units(itemsize: int, together: int, parts: Sequence[Segment], axes: Sequ
 
 def row_source(description: Rows) -> str:
     """The kernel in CUDA C++."""
-    axes, operands = range(len(description.axes)), range(len(description.axes[0][1]) - 1)
-    parameters = [f"const E* x{operand}" for operand in operands]
-    parameters += [f"const long long {name}" for name in ("count", "row_step", "units", "units_by")]
-    parameters += [f"const long long {name}{axis}" for axis in axes[1:] for name in ("size", "by")]
-    parameters += [
-        f"const long long {name}"
-        for axis in axes
-        for name in (f"to{axis}", *(f"of{n}_{axis}" for n in operands))
-    ]
-    parameters += [f"const long long from{part}" for part in range(len(description.parts))]
-    parameters += [f"const long long start{part}" for part in range(1, len(description.parts))]
+    walk, axes = description.walk, range(len(description.axes))
+    _, *operands = walk.names
+    parameters = ", ".join(["E* y", *(f"const E* {operand}" for operand in operands)])
+    parameters += ", " + parameters_of(description.numbers)
     columns = [
         f"of[v] = x{part.operand}; first[v] = column + (I)from{n};"
-        + "".join(f" steps[v][{axis}] = (I)of{part.operand}_{axis};" for axis in axes)
+        + "".join(f" steps[v][{axis}] = (I)i{axis}_x{part.operand};" for axis in axes)
         for n, part in enumerate(description.parts)
     ]
     columns[1:] = [f"if (column >= (I)start{n}) {{ {text} }}" for n, text in enumerate(columns[1:], 1)]
     found = "\n        ".join(columns)
-    places = [split_index(f"i{axis}", "rest", f"size{axis}", f"by{axis}") for axis in reversed(axes[1:])]
     read = " + ".join(f"i{axis} * steps[v][{axis}]" for axis in axes)
-    written = " + ".join(f"i{axis} * (I)to{axis}" for axis in axes)
     number = "long long" if description.wide else "unsigned"
     element = C_TYPES[WORDS[description.itemsize]]
-    return f"""{PACK}{DIVISION}
+    return f"""{PACK}{indexing(wide=description.wide)}
 typedef {element} E;
-typedef {"long long" if description.wide else "int"} I;
 constexpr int TOGETHER = {description.together}, COUNT = {description.unrolled};
 typedef Pack<E, TOGETHER> Unit;
-extern "C" __global__ void __launch_bounds__({THREADS}) rows(E* y, {", ".join(parameters)}) {{
+extern "C" __global__ void __launch_bounds__({THREADS}) rows({parameters}) {{
     I row = (I)(blockIdx.x * (long long)blockDim.x + threadIdx.x);
-    {split_index("unit", "row", "units", "units_by")}
+    {split_index("unit", "row", "units")}
     if (row >= (I)row_step) return;
     const E* of[TOGETHER];
     I first[TOGETHER], steps[TOGETHER][{len(axes)}];
@@ -254,17 +248,15 @@ extern "C" __global__ void __launch_bounds__({THREADS}) rows(E* y, {", ".join(pa
         const I column = unit * TOGETHER + v;
         {found}
     }}
-    const {number} last = ({number})count, step = ({number})row_step;
+    const {number} last = ({number})i_count, step = ({number})row_step;
     #pragma unroll 1
     for ({number} begin = ({number})row; begin < last; begin += step * COUNT) {{
         Unit read[COUNT];
         I at[COUNT];
         #pragma unroll
         for (int u = 0; u < COUNT; ++u) {{
-            I rest = (I)min(begin + u * step, last - 1);
-            {" ".join(places)}
-            const I i0 = rest;
-            at[u] = unit * TOGETHER + {written};
+            {walk.split("min(begin + u * step, last - 1)")}
+            at[u] = unit * TOGETHER + {walk.offset("y")};
             #pragma unroll
             for (int v = 0; v < TOGETHER; ++v) read[u].of[v] = of[v][first[v] + {read}];
         }}

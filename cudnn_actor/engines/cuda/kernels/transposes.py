@@ -21,9 +21,16 @@ from collections.abc import Sequence
 
 import msgspec
 
-from cudnn_actor.engines.cuda.kernels.axes import DIVISION, SMALL, Axis, divisor, merge_dims, split_index
+from cudnn_actor.engines.cuda.kernels.axes import (
+    SMALL,
+    Axis,
+    indexing,
+    merge_dims,
+    split_index,
+    with_divisors,
+)
 from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES, PACK, WORDS
-from cudnn_actor.engines.cuda.kernels.kernel import Launch, arguments_of
+from cudnn_actor.engines.cuda.kernels.kernel import Launch, arguments_of, parameters_of
 from cudnn_actor.engines.cuda.kernels.skewed_tiles import COPY, LANES, THREADS, Skewed, skewed
 from cudnn_actor.protocol.graphs.step_kinds import StepKind
 
@@ -173,17 +180,18 @@ class Tiled(msgspec.Struct, frozen=True, tag="tiled"):
         return 3 if any(self.shifted) else {1: 6, 2: 4, 4: 4, 8: 3}[self.itemsize]
 
     @property
-    def arguments(self) -> list[int]:
-        """The arguments behind the pointers."""
+    def numbers(self) -> dict[str, int]:
+        """The kernel's numbers, by the names of its parameters."""
         across, down = self.counts
-        found = [self.tiles]
-        for size in (across, down, self.rows_within[0], self.columns_within[0]):
-            found += [size, divisor(size)]
-        found += [self.rows, self.columns, self.row_step, self.column_step]
-        found += [self.rows_within[1], self.columns_within[1]]
-        for size, to, of in self.batch:
-            found += [size, divisor(size), to, of]
-        return found
+        sizes = {"across": across, "down": down}
+        sizes |= {"rows_within": self.rows_within[0], "columns_within": self.columns_within[0]}
+        found = {"tiles": self.tiles, "rows": self.rows, "columns": self.columns}
+        found |= {"row_step": self.row_step, "column_step": self.column_step}
+        found |= {"rows_within_step": self.rows_within[1], "columns_within_step": self.columns_within[1]}
+        for n, (size, to, of) in enumerate(self.batch):
+            sizes[f"b{n}"] = size
+            found |= {f"to{n}": to, f"of{n}": of}
+        return found | with_divisors(sizes)
 
     # `Kernel`. Its tensors are its result and its operand.
 
@@ -194,7 +202,7 @@ class Tiled(msgspec.Struct, frozen=True, tag="tiled"):
     def launches(self) -> tuple[Launch, ...]:
         """Its only launch."""
         grid = (min(self.tiles, _MOST_BLOCKS),)
-        arguments = arguments_of(2, *self.arguments)
+        arguments = arguments_of(2, *self.numbers.values())
         return (Launch("tiled", tiled_source(self), grid, (THREADS,), arguments),)
 
 
@@ -275,30 +283,21 @@ def tiled_source(description: Tiled) -> str:
     """The kernel in CUDA C++."""
     size = description.itemsize
     tile_rows, tile_columns = description.tile
-    batch = range(len(description.batch))
-    names = [f"const long long {name}{n}" for n in batch for name in ("size", "by", "to", "of")]
-    parameters = "".join(f", {name}" for name in names)
     places = [
-        f"{{ {split_index('at', 'rest', f'size{n}', f'by{n}')} x += at * (I)of{n}; z += at * (I)to{n}; }}"
-        for n in reversed(batch)
+        f"{{ {split_index('at', 'rest', f'b{n}')} x += at * (I)of{n}; z += at * (I)to{n}; }}"
+        for n in reversed(range(len(description.batch)))
     ]
     row = _place("i", "rows_within", "row_step", description.rows_within)
     column = _place("i", "columns_within", "column_step", description.columns_within)
     tiles = description.skewed
-    return f"""{PACK}{DIVISION}{"" if tiles is None else COPY}
+    return f"""{PACK}{indexing(wide=description.wide)}{"" if tiles is None else COPY}
 typedef {C_TYPES[WORDS[size]]} E;
-typedef {"long long" if description.wide else "int"} I;
 typedef unsigned {"long long" if description.wide else "int"} U;
 constexpr int ROWS = {tile_rows}, COLUMNS = {tile_columns}, WORD = {description.word};
 // As numbers: the compiler keeps each element of a struct of several small ones in a register of its own.
 typedef {C_TYPES[WORDS[max(size, _WORD)]]} Bits;
 extern "C" __global__ void __launch_bounds__({THREADS}, {description.resident}) tiled(
-    E* y, const E* from, const long long tiles, const long long across, const long long across_by,
-    const long long down, const long long down_by,
-    const long long rows_within, const long long rows_within_by,
-    const long long columns_within, const long long columns_within_by,
-    const long long rows, const long long columns, const long long row_step, const long long column_step,
-    const long long rows_within_step, const long long columns_within_step{parameters}
+    E* y, const E* from, {parameters_of(description.numbers)}
 ) {{
     alignas({_PACK_BYTES}) __shared__ Bits words[{-(-description.stored // description.word)}];
     E* const tile = (E*)words;
@@ -310,8 +309,8 @@ extern "C" __global__ void __launch_bounds__({THREADS}, {description.resident}) 
     const unsigned y_at = (unsigned)((unsigned long long)y / {size});
     for (long long t = blockIdx.x; t < tiles; t += gridDim.x) {{
         I rest = (I)t;
-        {split_index("tile_column", "rest", "across", "across_by")}
-        {split_index("tile_row", "rest", "down", "down_by")}
+        {split_index("tile_column", "rest", "across")}
+        {split_index("tile_row", "rest", "down")}
         const I row = tile_row * ROWS, column = tile_column * COLUMNS;
         I x = column, z = row;
         {" ".join(places)}

@@ -6,7 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from cudnn_actor.engines.cuda.kernels.axes import Axis, divisor, merge_axes, merge_dims, split_index
+from cudnn_actor.engines.cuda.kernels.axes import Axis, merge_axes, merge_dims, split_index, with_divisors
+from cudnn_actor.engines.cuda.kernels.kernel import parameters_of
 
 __all__ = ["Walk"]
 
@@ -50,44 +51,50 @@ class Walk(NamedTuple):
     def span(self) -> int:
         """A number larger than all that the walk computes."""
         reach = (
-            sum((size - 1) * steps[n] for size, steps in self.axes if size) for n in range(len(self.names))
+            sum((size - 1) * abs(steps[n]) for size, steps in self.axes if size)
+            for n in range(len(self.names))
         )
         return max(self.total, *reach) + 1
 
     @property
-    def numbers(self) -> tuple[int, ...]:
-        """The arguments of `parameters`."""
-        return (
-            self.total,
-            *(n for size, _ in self.axes[1:] for n in (size, divisor(size))),
-            *(step for _, steps in self.axes for step in steps),
-        )
+    def numbers(self) -> dict[str, int]:
+        """The numbers that a kernel needs to know of the places, by the names of its parameters."""
+        letter, sizes = self.letter, enumerate(self.axes[1:], 1)
+        found = {f"{letter}_count": self.total}
+        found |= with_divisors({f"{letter}{n}_size": size for n, (size, _) in sizes})
+        for n, (_, steps) in enumerate(self.axes):
+            found |= {f"{letter}{n}_{name}": step for name, step in zip(self.names, steps, strict=True)}
+        return found
 
     @property
     def parameters(self) -> str:
-        """The parameters of a kernel that describe the places."""
-        names = [f"{self.letter}_count"]
-        names += [f"{self.letter}{n}_{name}" for n in range(1, len(self.axes)) for name in ("size", "by")]
-        names += [f"{self.letter}{n}_{name}" for n in range(len(self.axes)) for name in self.names]
-        return ", ".join(f"long long {name}" for name in names)
+        """The C parameters of `numbers`."""
+        return parameters_of(self.numbers)
+
+    def split(self, number: str, times: int = 1) -> str:
+        """Statements that define a place's index along each axis: `t0`, `t1`, ... for the letter t.
+
+        `times`: how many elements an index along the last axis counts.
+        """
+        letter, last = self.letter, len(self.axes) - 1
+        names = ((f"{letter}{n}", f"{letter}_rest", f"{letter}{n}_size") for n in range(last, 0, -1))
+        text = [f"I {letter}_rest = (I){number};"]
+        text += [split_index(*of, times if n == 0 else 1) for n, of in enumerate(names)]
+        text.append(f"const I {letter}0 = {letter}_rest{f' * {times}' if times > 1 and not last else ''};")
+        return " ".join(text)
+
+    def offset(self, name: str) -> str:
+        """The C expression of where the place with the indices of `split` lies in a tensor."""
+        letter = self.letter
+        return " + ".join(f"{letter}{n} * (I){letter}{n}_{name}" for n in range(len(self.axes)))
 
     def at(self, number: str) -> str:
         """Statements that define the offset of a place in each tensor: `x_at` for x."""
-        letter, text = self.letter, [f"I {self.letter}_rest = (I){number};"]
-        text += [
-            split_index(f"{letter}{n}", f"{letter}_rest", f"{letter}{n}_size", f"{letter}{n}_by")
-            for n in range(len(self.axes) - 1, 0, -1)
-        ]
-        text.append(f"const I {letter}0 = {letter}_rest;")
-        for name in self.names:
-            parts = (f"{letter}{n} * (I){letter}{n}_{name}" for n in range(len(self.axes)))
-            text.append(f"const I {name}_at = {' + '.join(parts)};")
-        return " ".join(text)
+        offsets = (f"const I {name}_at = {self.offset(name)};" for name in self.names)
+        return " ".join([self.split(number), *offsets])
 
     def loop(self, body: str, unrolled: int = 1) -> str:
         """A loop of all threads over the places. The body knows `{letter}_number` and the offsets."""
         number = f"{self.letter}_number"
-        start = f"long long {number} = blockIdx.x * (long long)blockDim.x + threadIdx.x"
-        step = f"{number} += (long long)gridDim.x * blockDim.x"
         return f"""#pragma unroll {unrolled}
-    for ({start}; {number} < {self.letter}_count; {step}) {{ {self.at(number)} {body} }}"""
+    EACH({number}, {self.letter}_count) {{ {self.at(number)} {body} }}"""

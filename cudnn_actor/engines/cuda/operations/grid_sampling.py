@@ -22,7 +22,7 @@ def grid_sample_launches(operation: GridSample[int], tensors: Sequence[GraphTens
     walk = _walk(tensors)
     text = _source(operation, tensors, walk)
     spatial = zip(x.dims[2:], x.strides[2:], strict=True)
-    numbers = (grid.strides[-1], *(number for pair in spatial for number in pair), *walk.numbers)
+    numbers = (grid.strides[-1], *(number for pair in spatial for number in pair), *walk.numbers.values())
     arguments = arguments_of(3, *numbers)
     # Without `ROUNDING`, a contracted multiplication and addition would give another place.
     return [Launch("grid_sample", text, *grid_over(walk.total), arguments, ROUNDING)]

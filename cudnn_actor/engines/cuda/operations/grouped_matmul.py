@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES, CONVERSIONS, store
-from cudnn_actor.engines.cuda.kernels.kernel import Launch, Pointer
+from cudnn_actor.engines.cuda.kernels.kernel import Launch, Pointer, parameters_of
 from cudnn_actor.engines.cuda.operations.implementation import implement, kernels
 from cudnn_actor.engines.cuda.operations.matmul import MOST_BLOCKS, THREADS, TILE, tile_source
 from cudnn_actor.protocol.operations import GraphTensor, GroupedMatMul, GroupedMatMulBackwardWeights
@@ -109,7 +109,7 @@ def _matrices(operation: Grouped, tensors: Sequence[GraphTensor]) -> tuple[_Matr
 def _source(operation: Grouped, tensors: Sequence[GraphTensor]) -> str:
     """The kernels in CUDA C++."""
     a, b, y = (C_TYPES[tensors[number].dtype] for number in (0, 1, 3))
-    numbers = ", ".join(f"long long {name}" for name in _numbers(operation, tensors))
+    numbers = parameters_of(_numbers(operation, tensors))
     body = _FORWARD if isinstance(operation, GroupedMatMul) else _BACKWARD
     together = 2 if tensors[0].dtype.is_half else 1  # blocks on a multiprocessor
     return f"""{_tile_source(operation, tensors)}{_SORT}

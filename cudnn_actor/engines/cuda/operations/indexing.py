@@ -18,7 +18,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from cudnn_actor.engines.cuda.kernels.axes import DIVISION, FEW, PLACED
+from cudnn_actor.engines.cuda.kernels.axes import FEW, PLACED, indexing
 from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES
 from cudnn_actor.engines.cuda.kernels.kernel import ROUNDING, Launch, arguments_of, grid_over
 from cudnn_actor.engines.cuda.kernels.lines import beginning, rounded, value_of
@@ -60,7 +60,7 @@ class _Gather(NamedTuple):
     @property
     def numbers(self) -> tuple[int, ...]:
         """The arguments behind the pointers."""
-        return (*self.walk.numbers, *(n for pair in self.selects for n in pair), self.component)
+        return (*self.walk.numbers.values(), *(n for pair in self.selects for n in pair), self.component)
 
 
 def gather_launches(operation: Gathering[int], tensors: Sequence[GraphTensor]) -> list[Launch]:
@@ -74,8 +74,7 @@ def _gather_source(gather: _Gather, indices: GraphTensor) -> str:
     """The kernel in CUDA C++."""
     element = _MOVED[gather.nbytes]
     wide = gather.walk.span + sum(size * step for size, step in gather.selects) >= FEW
-    return f"""typedef {"long long" if wide else "int"} I;
-{PLACED}{DIVISION}{_SIXTEEN}
+    return f"""{PLACED}{indexing(wide=wide)}{_SIXTEEN}
 extern "C" __global__ void gather(
     const {element}* __restrict__ x, const {C_TYPES[indices.dtype]}* __restrict__ indices,
     {element}* __restrict__ y, {gather.walk.parameters}, {selection(len(gather.selects))}) {{
@@ -247,14 +246,15 @@ def scatter_launches(operation: Scattering[int], tensors: Sequence[GraphTensor])
     if not scatter.elements.total:
         return []
     text = _scatter_source(scatter, operation, tensors)
-    of_indices = (*(n for pair in scatter.selects for n in pair), scatter.component)
+    found = (*scatter.writers.numbers.values(), *(n for pair in scatter.selects for n in pair))
+    written = scatter.elements.numbers | scatter.updates.numbers
     return [
         Launch(name, text, *grid_over(count), arguments_of(5, scatter.destinations, *numbers), ROUNDING)
         for name, count, numbers in (
             ("fill", scatter.destinations, ()),
-            ("find", scatter.writers.total, (*scatter.writers.numbers, *of_indices)),
+            ("find", scatter.writers.total, (*found, scatter.component)),
             *([("order", scatter.destinations, ())] if _is_ordered(operation, tensors) else []),
-            ("write", scatter.elements.total, (*scatter.elements.numbers, *scatter.updates.numbers)),
+            ("write", scatter.elements.total, tuple(written.values())),
         )
     ]
 
@@ -308,17 +308,15 @@ def _scatter_source(scatter: _Scatter, operation: Scattering[int], tensors: Sequ
         {each} pack.of[v] = {stored};
         *(Packed*)(y + y_at) = pack;"""
     start = 'extern "C" __global__ void'
-    each = "long long d = blockIdx.x * (long long)blockDim.x + threadIdx.x; d < destinations;"
-    each += " d += (long long)gridDim.x * blockDim.x"
     order = f"""{start} order({pointers}) {{
-    for ({each}) sorted(first + d, first + destinations);
+    EACH(d, destinations) sorted(first + d, first + destinations);
 }}
 """
     elements = f"{scatter.elements.parameters}, {scatter.updates.parameters}"
     return f"""{beginning(x.dtype, wide=scatter.wide)}{PLACED}{_LISTS}
 typedef Pack<{element}, {scatter.together}> Packed;
 {start} fill({pointers}) {{
-    for ({each}) first[d] = -1;
+    EACH(d, destinations) first[d] = -1;
 }}
 {start} find({pointers}, {scatter.writers.parameters}, {selection(count)}) {{
     {scatter.writers.loop(find)}

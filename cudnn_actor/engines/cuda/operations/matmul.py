@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from cudnn_actor.engines.cuda.cudnn.frontend_graph import FrontendGraph, Refused
 from cudnn_actor.engines.cuda.kernels.axes import Axis, merge_axes
 from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES, CONVERSIONS, load, store
-from cudnn_actor.engines.cuda.kernels.kernel import Launch, Run, arguments_of
+from cudnn_actor.engines.cuda.kernels.kernel import Launch, Run, arguments_of, parameters_of
 from cudnn_actor.engines.cuda.library.libcublas import WORKSPACE_BYTES, thread_handle
 from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.engines.cuda.operations.implementation import Launcher, implement, kernels
@@ -314,7 +314,7 @@ def _numbers(product: _Product) -> Mapping[str, int]:
 def _source(operation: MatMul[int], tensors: Sequence[GraphTensor], names: Iterable[str]) -> str:
     """The kernel in CUDA C++. It depends only on the dtypes. `names`: its numbers'."""
     a, b, y = (C_TYPES[tensor.dtype] for tensor in tensors)
-    numbers = ", ".join(f"long long {name}" for name in names)
+    numbers = parameters_of(names)
     decode = " ".join(
         f"{{ const long long at = rest % size{n}; rest /= size{n}; "
         f"a += at * a{n}; b += at * b{n}; y += at * y{n}; }}"

@@ -13,9 +13,10 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from cudnn_actor.engines.cuda.kernels.axes import DIVISION, SMALL, divisor, split_index
+from cudnn_actor.engines.cuda.kernels.axes import SMALL, indexing, split_index, with_divisors
 from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES, CONVERSIONS, PACK, store
-from cudnn_actor.engines.cuda.kernels.kernel import THREADS, Launch, arguments_of
+from cudnn_actor.engines.cuda.kernels.kernel import THREADS, Launch, arguments_of, parameters_of
+from cudnn_actor.engines.cuda.kernels.walks import Walk
 from cudnn_actor.engines.cuda.operations.implementation import implement, kernels
 from cudnn_actor.protocol.operations import BorderPad, GraphTensor, Pad
 from cudnn_actor.protocol.types.dtypes import DType
@@ -94,23 +95,26 @@ class _Padding(NamedTuple):
         return -(-self.units // (self.beside * self.each))
 
     @property
-    def rows(self) -> int:
-        """How many there are."""
-        return math.prod(axis.size for axis in self.axes[:-1])
+    def walk(self) -> Walk:
+        """Over the rows: where they begin in the result."""
+        axes = tuple((axis.size, (axis.step,)) for axis in self.axes[:-1])
+        return Walk("i", ("y",), axes or ((1, (0,)),))
 
     @property
     def blocks(self) -> int:
         """How many blocks of threads the kernel is launched with: as many for each part of the rows."""
-        needed = -(-self.rows * self.beside // THREADS)
+        needed = -(-self.walk.total * self.beside // THREADS)
         few = max(-(-needed // _ROWS), _MANY_BLOCKS // self.parts)
         most = _MOST_BLOCKS // self.parts if self.alike else few
         return max(min(needed, most), 1) * self.parts
 
     @property
-    def numbers(self) -> tuple[int, ...]:
-        """The arguments: how many rows, parts of a row, where x begins, and the axes."""
-        of_axes = (number for axis in self.axes for number in (*axis, divisor(axis.size)))
-        return (self.rows, self.parts, divisor(self.parts), self.start, *of_axes)
+    def numbers(self) -> dict[str, int]:
+        """The kernel's numbers, by the names of its parameters."""
+        found = {**self.walk.numbers, **with_divisors({"parts": self.parts}), "start": self.start}
+        for n, axis in enumerate(self.axes):
+            found |= {f"{name}{n}": number for name, number in axis._asdict().items()}
+        return found
 
 
 def padding_launches(operation: Pad[int] | BorderPad[int], tensors: Sequence[GraphTensor]) -> list[Launch]:
@@ -120,7 +124,7 @@ def padding_launches(operation: Pad[int] | BorderPad[int], tensors: Sequence[Gra
         return []
     found = _padding(operation, x, y)
     value = float(operation.value) if isinstance(operation, Pad) else 0.0
-    arguments = arguments_of(2, value, *found.numbers)
+    arguments = arguments_of(2, value, *found.numbers.values())
     return [Launch("pad", _source(operation, x.dtype, found), (found.blocks,), (THREADS,), arguments)]
 
 
@@ -128,11 +132,7 @@ def _source(operation: Pad[int] | BorderPad[int], dtype: DType, found: _Padding)
     """The kernel in CUDA C++. It depends on the mode, the dtype, the axes that are padded, and the layout."""
     axis = found.axes[-1]
     last = len(found.axes) - 1
-    parameters = "".join(
-        f", const long long {name}{n}" for n in range(last + 1) for name in (*_Axis._fields, "by")
-    )
     mode = "constant" if isinstance(operation, Pad) else str(operation.mode)
-    places = [split_index(f"i{n}", "rest", f"size{n}", f"by{n}") for n in reversed(range(1, last))]
 
     def mapped(n: int, place: str) -> str:
         if not found.axes[n].padded:
@@ -142,17 +142,15 @@ def _source(operation: Pad[int] | BorderPad[int], dtype: DType, found: _Padding)
     fills = isinstance(operation, Pad)
     checked = "inside &= m >= 0; " if fills else ""
     row = [
-        f"{{ const I m = {mapped(n, f'i{n}')}; {checked}base += m * (I)from_step{n};"
-        f" at += i{n} * (I)step{n}; }}"
-        for n in range(last)
+        f"{{ const I m = {mapped(n, f'i{n}')}; {checked}base += m * (I)from_step{n}; }}" for n in range(last)
     ]
     columns = ""
     if found.alike:
         read = "if (there) pack = inside ? *(const P*)(x + (base + i)) : filled;"
     else:
-        columns = f"""I columns[EACH][{found.together}];
+        columns = f"""I columns[UNITS][{found.together}];
     #pragma unroll
-    for (int k = 0; k < EACH; ++k)
+    for (int k = 0; k < UNITS; ++k)
         #pragma unroll
         for (int v = 0; v < {found.together}; ++v) {{
             const I i = (first + k * BESIDE) * {found.together} + v;
@@ -164,43 +162,39 @@ def _source(operation: Pad[int] | BorderPad[int], dtype: DType, found: _Padding)
                 const bool read = there{" && inside && m >= 0" if fills else ""};
                 pack.of[v] = read ? x[base + m * (I)from_step{last}] : filling;
             }}"""
-    place = f"at + i * (I)step{last}" if axis.step != 1 else "at + i"
-    return f"""{CONVERSIONS}{PACK}{DIVISION}{_MAPS}
-typedef {"long long" if found.wide else "int"} I;
+    place = f"y_at + i * (I)step{last}" if axis.step != 1 else "y_at + i"
+    return f"""{CONVERSIONS}{PACK}{indexing(wide=found.wide)}{_MAPS}
 typedef {C_TYPES[dtype]} T;
 typedef Pack<T, {found.together}> P;
-constexpr int BESIDE = {found.beside}, EACH = {found.each};
+constexpr int BESIDE = {found.beside}, UNITS = {found.each};
 extern "C" __global__ void pad(
-    const T* x, T* y, const double value, const long long count, const long long parts,
-    const long long parts_by, const long long start{parameters}
+    const T* x, T* y, const double value, {parameters_of(found.numbers)}
 ) {{
     const T filling = (T){store(dtype, "value")};
     P filled;
     for (int v = 0; v < {found.together}; ++v) filled.of[v] = filling;
     const int rows = blockDim.x / BESIDE;
     I block = (I)blockIdx.x;
-    {split_index("part", "block", "parts", "parts_by")}
-    const I first = part * (BESIDE * EACH) + (I)(threadIdx.x % BESIDE);
+    {split_index("part", "block", "parts")}
+    const I first = part * (BESIDE * UNITS) + (I)(threadIdx.x % BESIDE);
     {columns}
     const long long step = gridDim.x / (unsigned)parts * (long long)rows;
     #pragma unroll 1
-    for (long long number = block * (long long)rows + threadIdx.x / BESIDE; number < count; number += step) {{
-        I rest = (I)number;
-        {" ".join(places)}
-        {"const I i0 = rest;" if last else ""}
+    for (long long row = block * (long long)rows + threadIdx.x / BESIDE; row < i_count; row += step) {{
+        {found.walk.at("row")}
         {"bool" if fills else "constexpr bool"} inside = true;
-        I base = (I)start, at = 0;
+        I base = (I)start;
         {" ".join(row)}
-        P packs[EACH];
+        P packs[UNITS];
         #pragma unroll
-        for (int k = 0; k < EACH; ++k) {{
+        for (int k = 0; k < UNITS; ++k) {{
             const I i = (first + k * BESIDE) * {found.together};
             const bool there = i < (I)size{last};
             P& pack = packs[k];
             {read}
         }}
         #pragma unroll
-        for (int k = 0; k < EACH; ++k) {{
+        for (int k = 0; k < UNITS; ++k) {{
             const I i = (first + k * BESIDE) * {found.together};
             if (i < (I)size{last}) *(P*)(y + ({place})) = packs[k];
         }}

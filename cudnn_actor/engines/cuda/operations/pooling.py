@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from cudnn_actor.engines.cuda.cudnn.frontend_graph import Refused, spatial
-from cudnn_actor.engines.cuda.kernels.axes import FEW
+from cudnn_actor.engines.cuda.kernels.axes import FEW, index_type
 from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES, CONVERSIONS, load, store
 from cudnn_actor.engines.cuda.kernels.kernel import Launch, Run, arguments_of, grid_over
 from cudnn_actor.engines.cuda.library.libcudnn import (
@@ -124,7 +124,7 @@ def _source(operation: Pooling, tensors: Sequence[GraphTensor], looped: GraphTen
     order = sorted(range(_RANK), key=lambda axis: (strides[axis], dims[axis] > 1))
     decode = " ".join(f"const I i{axis} = rest % {dims[axis]}; rest /= {dims[axis]};" for axis in order)
     return f"""typedef {_accumulator(tensors[0].dtype)} T;
-typedef {"int" if largest < FEW else "long long"} I;
+typedef {index_type(wide=largest >= FEW)} I;
 {CONVERSIONS}
 {_COUNT}
 extern "C" __global__ void pooling({arguments}) {{

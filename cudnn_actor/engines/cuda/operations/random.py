@@ -7,13 +7,13 @@ double, in the definition's order, by operations that are rounded exactly.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
-from cudnn_actor.engines.cuda.kernels.axes import merge_axes
+from cudnn_actor.engines.cuda.kernels.axes import indexing
 from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES, CONVERSIONS, store
 from cudnn_actor.engines.cuda.kernels.kernel import ROUNDING, Launch, arguments_of, grid_over
+from cudnn_actor.engines.cuda.kernels.walks import Walk
 from cudnn_actor.engines.cuda.operations.implementation import implement, kernels
 from cudnn_actor.protocol.operations import (
     GraphTensor,
@@ -44,22 +44,19 @@ _Numbers = tuple[int | float, ...]
 def random_launches(operation: Randomness[int], tensors: Sequence[GraphTensor]) -> list[Launch]:
     """The launch of random numbers; none if there are no elements."""
     state, y = tensors
-    count = math.prod(y.dims)
-    if not count:
+    walk = Walk.in_order("t", y.dims, y=y.strides)
+    if not walk.total:
         return []
-    merged = merge_axes((size, (step,)) for size, step in zip(y.dims, y.strides, strict=True))
-    axes = [(size, step) for size, (step,) in merged] or [(1, 1)]
-    sizes, steps = [size for size, _ in axes[1:]], [step for _, step in axes]
-    arguments = arguments_of(2, state.strides[0], count, *sizes, *steps, *_numbers(operation))
-    blocks = -(-(count + 3) // 4)  # one more than without an offset, if that is no multiple of 4
-    text = _source(operation, y, axes)
+    arguments = arguments_of(2, state.strides[0], *walk.numbers.values(), *_numbers(operation))
+    blocks = -(-(walk.total + 3) // 4)  # one more than without an offset, if that is no multiple of 4
+    text = _source(operation, y, walk)
     return [Launch("numbers", text, *grid_over(blocks), arguments, ROUNDING)]
 
 
-def _source(operation: Randomness[int], y: GraphTensor, axes: Sequence[tuple[int, int]]) -> str:
+def _source(operation: Randomness[int], y: GraphTensor, walk: Walk) -> str:
     """The kernel in CUDA C++. It depends on the distribution, the dtype and the result's axes in memory.
 
-    `axes`: those of the result in the order of its elements' numbers, each with its size and its stride.
+    `walk`: over the result, in the order of its elements' numbers.
     """
     parameters, formula = _FORMULAS[type(operation)]
     wide = isinstance(operation, RandomIntegers) or (
@@ -67,30 +64,22 @@ def _source(operation: Randomness[int], y: GraphTensor, axes: Sequence[tuple[int
     )
     if type(operation) in _UNITS:
         formula = f"const double unit = {_UNITS[type(operation)][wide]}; {formula}"
-    rank = len(axes)
-    sizes = "".join(f", long long size{axis}" for axis in range(1, rank))
-    steps = "".join(f", long long step{axis}" for axis in range(rank))
-    places = [
-        f"const long long at{axis} = rest % size{axis}; rest /= size{axis};"
-        for axis in range(rank - 1, 0, -1)
-    ]
-    place = " + ".join(["rest * step0", *(f"at{axis} * step{axis}" for axis in range(1, rank))])
     element = C_TYPES[operation.dtype]
     aligned = min(_VECTOR, 4 * operation.dtype.itemsize)
-    packed = rank == 1 and axes[0][1] == 1 and y.alignment % aligned == 0
+    packed = [steps for _, steps in walk.axes] == [(1,)] and y.alignment % aligned == 0
     body = _KERNEL.format(
         element=element,
         aligned=aligned,
-        parameters=f"{sizes}{steps}, {parameters}",
+        parameters=f"{walk.parameters}, {parameters}",
         more="const Words second = philox(block, 1, seed);" if wide else "",
         words="const Natural word = first.of[v]" + (", more = second.of[v];" if wide else ";"),
         formula=formula,
         stored=store(operation.dtype, "value") if operation.dtype.is_floating else f"({element})value",
         packed="true" if packed else "false",
-        places=" ".join(places),
-        place=place,
+        at=walk.at("number"),
     )
-    return CONVERSIONS + PHILOX + (_QUANTILE if isinstance(operation, RandomNormal) else "") + body
+    quantile = _QUANTILE if isinstance(operation, RandomNormal) else ""
+    return CONVERSIONS + indexing(wide=True) + PHILOX + quantile + body
 
 
 def _numbers(operation: Randomness[int]) -> _Numbers:
@@ -199,12 +188,12 @@ _FORMULAS: dict[type[Randomness[Any]], tuple[str, str]] = {
 _KERNEL = """
 struct alignas({aligned}) Pack {{ {element} of[4]; }};
 extern "C" __global__ void numbers(
-    const long long* state, {element}* y, long long state_step, long long count{parameters}
+    const long long* state, {element}* y, long long state_step, {parameters}
 ) {{
     const Natural seed = (Natural)state[0], offset = (Natural)state[state_step];
     const int skipped = (int)(offset % 4);
     const long long threads = (long long)gridDim.x * blockDim.x;
-    const long long blocks = (count + skipped + 3) / 4;
+    const long long blocks = (t_count + skipped + 3) / 4;
     for (long long t = blockIdx.x * (long long)blockDim.x + threadIdx.x; t < blocks; t += threads) {{
         const Natural block = (offset / 4 + (Natural)t) % (1ull << 62);
         const Words first = philox(block, 0, seed);
@@ -217,16 +206,16 @@ extern "C" __global__ void numbers(
             pack.of[v] = {stored};
         }}
         const long long start = 4 * t - skipped;
-        if ({packed} && !skipped && start + 4 <= count) {{
+        if ({packed} && !skipped && start + 4 <= t_count) {{
             *(Pack*)(y + start) = pack;
             continue;
         }}
         #pragma unroll
         for (int v = 0; v < 4; ++v) {{
-            long long rest = start + v;
-            if (rest < 0 || rest >= count) continue;
-            {places}
-            y[{place}] = pack.of[v];
+            const long long number = start + v;
+            if (number < 0 || number >= t_count) continue;
+            {at}
+            y[y_at] = pack.of[v];
         }}
     }}
 }}

@@ -281,7 +281,7 @@ def resample_launches(operation: Resampling, tensors: Sequence[GraphTensor]) -> 
     for n in made.known:
         axis = [*made.taps][n]
         arguments += [made.x.dims[axis], made.x.strides[axis], made.y.strides[axis]]
-    arguments += [made.floats(getattr(operation, "extrapolation", 0.0)), *made.walk.numbers]
+    arguments += [made.floats(getattr(operation, "extrapolation", 0.0)), *made.walk.numbers.values()]
     return [Launch("resample", _source(made), *grid_over(made.walk.total), arguments, ROUNDING)]
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from cudnn_actor.engines.cuda.kernels.axes import DIVISION, FEW
+from cudnn_actor.engines.cuda.kernels.axes import FEW, indexing
 from cudnn_actor.engines.cuda.kernels.kernel import Launch, arguments_of
 from cudnn_actor.engines.cuda.kernels.walks import Walk
 from cudnn_actor.engines.cuda.operations.implementation import implement, kernels
@@ -38,7 +38,7 @@ def top_k_launches(operation: TopK[int], tensors: Sequence[GraphTensor]) -> list
         return []
     axis = operation.axis % len(tensors[0].dims)
     length = tensors[0].dims[axis]
-    numbers = (length, operation.k, *(tensor.strides[axis] for tensor in tensors), *walk.numbers)
+    numbers = (length, operation.k, *(tensor.strides[axis] for tensor in tensors), *walk.numbers.values())
     arguments = arguments_of(len(tensors) + 1, *numbers)  # the workspace is the last
     grid, block = (min(walk.total, _MOST_BLOCKS),), (_threads(length),)
     return [Launch("top_k", _source(operation, tensors, walk), grid, block, arguments)]
@@ -80,8 +80,7 @@ def _source(operation: TopK[int], tensors: Sequence[GraphTensor], walk: Walk) ->
     bits, stored = 8 * x.dtype.itemsize, _STORED[x.dtype.itemsize]
     with_indices = len(tensors) > 2
     return _SOURCE.format(
-        offset="long long" if _is_wide(tensors) else "int",
-        division=DIVISION,
+        indexing=indexing(wide=_is_wide(tensors)),
         key="unsigned long long" if bits > 32 else "unsigned int",
         stored=stored,
         bits=bits,
@@ -111,8 +110,7 @@ def _ordered(dtype: DType, bits: int) -> str:
     return f"{magnitude} > {_INFINITY[dtype]}ull ? ~0ull : {number}"
 
 
-_SOURCE = """typedef {offset} I;
-{division}
+_SOURCE = """{indexing}
 typedef {key} Key;
 typedef {stored} Stored;
 __device__ __forceinline__ Key key_of(Stored raw_bits) {{
