@@ -14,6 +14,8 @@ class StepKind(enum.Enum):
     """An engine of cuDNN, and its settings."""
     CUBLAS = ("cuBLAS", "#e7e0f8")
     CUBLAS_PACKED = ("cuBLAS, on packed copies", "#e7e0f8")
+    CUBLASLT = ("cuBLASLt", "#e7e0f8")
+    """A product with what follows it, by a chosen algorithm."""
     LIBRARY = ("libcudnn", "#d6f0ec")
     """A function of cuDNN that takes no graph."""
     KERNEL = ("kernel of {}", "#fbe3d6")

@@ -10,9 +10,12 @@ from typing import Any
 import pytest
 
 from cudnn_actor.engines.base import EngineFailure
-from cudnn_actor.engines.cuda.library import libcublas
+from cudnn_actor.engines.cuda.library import libcublas, libcublaslt
 from cudnn_actor.engines.cuda.library.libcudnn import PROTOTYPES
+from cudnn_actor.engines.cuda.operations.cublaslt import Descriptors, LtProduct, lt_product, preference
+from cudnn_actor.engines.cuda.planning.products import product_of
 
+from ..engines.test_products import PRODUCTS
 from .child import Child
 from .headers import Prototype, include_folder, parse, prototypes
 
@@ -69,17 +72,21 @@ _NUMBERS = {
     "int *": ctypes.POINTER(ctypes.c_int),
     "int64_t": ctypes.c_int64,
     "long long int": ctypes.c_longlong,
+    "uint64_t": ctypes.c_uint64,
     "size_t": ctypes.c_size_t,
     "cudaDataType": ctypes.c_int,
+    "cudaDataType_t": ctypes.c_int,
 }
+_OPAQUE = ("Descriptor_t", "Handle_t", "LtHandle_t", "Desc_t", "Layout_t", "Preference_t")
+_STRUCTURES = ("cublasLtMatmulAlgo_t *", "cublasLtMatmulHeuristicResult_t *")
 
 
 def ctype(parameter: str) -> Any:
     """What the table of functions has for a C type: descriptors, handles and data are plain pointers."""
     name = parameter.removeprefix("const ")
-    if name.endswith(("Descriptor_t *", "Handle_t *")):
+    if name.endswith(tuple(f"{kind} *" for kind in _OPAQUE)):
         return ctypes.POINTER(ctypes.c_void_p)
-    if name in ("void *", "cudaStream_t") or name.endswith(("Descriptor_t", "Handle_t")):
+    if name in ("void *", "cudaStream_t", *_STRUCTURES) or name.endswith(_OPAQUE):
         return ctypes.c_void_p
     if name.startswith(("cudnn", "cublas")) and not name.endswith("*"):  # an enum
         return ctypes.c_int
@@ -98,6 +105,56 @@ def test_a_function_of_cublas_is_called_as_its_header_declares_it(name: str) -> 
     function = parse((include_folder("nvidia.cu13") / "cublas_api.h").read_text(encoding="utf-8"))[name]
     assert function.returns == "cublasStatus_t"
     assert libcublas.PROTOTYPES[name] == tuple(map(ctype, function.parameters))
+
+
+def lt_header() -> str:
+    return (include_folder("nvidia.cu13") / "cublasLt.h").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", libcublaslt.PROTOTYPES)
+def test_a_function_of_cublaslt_is_called_as_its_header_declares_it(name: str) -> None:
+    function = parse(lt_header())[name]
+    assert function.returns == "cublasStatus_t"
+    assert libcublaslt.PROTOTYPES[name] == tuple(map(ctype, function.parameters))
+
+
+def test_the_numbers_of_cublaslt_are_those_of_its_header() -> None:
+    prefixes = {
+        "CUBLASLT_MATMUL_DESC_": libcublaslt.Attribute,
+        "CUBLASLT_MATRIX_LAYOUT_": libcublaslt.Layout,
+        "CUBLASLT_MATMUL_PREF_": libcublaslt.Preference,
+        "CUBLASLT_EPILOGUE_": libcublaslt.Epilogue,
+    }
+    numbers = {name: int(value) for name, value in re.findall(r"\b(CUBLASLT_\w+) = (\d+)\b", lt_header())}
+    for prefix, enum in prefixes.items():
+        for member in enum:
+            assert numbers[prefix + str(member.name)] == member.value, member
+    assert numbers["CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE"] == libcublaslt.SUMS_IN_FLOAT32
+    assert re.search(r"uint64_t data\[8\];\s*} cublasLtMatmulAlgo_t;", lt_header())
+    assert ctypes.sizeof(libcublaslt.Found) == 64 + 8 + 4 + 4 + 16
+
+
+def test_the_installed_cublaslt_takes_every_description_of_a_product(child: Child) -> None:
+    """Without a device, as far as before an algorithm is chosen."""
+    asked = []
+    for graph in PRODUCTS.values():
+        found = product_of(graph)
+        assert found is not None
+        asked.append(lt_product(graph.numerics, *found)[0])
+    assert child.call(descriptions, asked) == len(asked)
+    assert child.call(lt_error_without_a_device) == "CUBLAS_STATUS_NOT_INITIALIZED: cublasLtCreate"
+
+
+def descriptions(asked: list[LtProduct]) -> int:
+    return len([(Descriptors(each), preference(each, 1 << 25)) for each in asked])
+
+
+def lt_error_without_a_device() -> str:
+    try:
+        libcublaslt.LtHandle()
+    except EngineFailure as failure:
+        return str(failure)
+    return f"there is a device, for version {libcublaslt.version()}"
 
 
 def test_the_installed_cublas_has_its_functions_and_says_what_is_wrong(child: Child) -> None:

@@ -14,12 +14,12 @@ import importlib
 import threading
 import weakref
 from ctypes import POINTER, c_char_p, c_int, c_int64, c_longlong, c_size_t, c_void_p
-from typing import Any
+from typing import Any, TypeVar
 
 from cudnn_actor.engines.base import EngineFailure
 from cudnn_actor.engines.cuda.library.libraries import libraries
 
-__all__ = ["PROTOTYPES", "WORKSPACE_BYTES", "CublasHandle", "libcublas", "thread_handle"]
+__all__ = ["PROTOTYPES", "WORKSPACE_BYTES", "CublasHandle", "libcublas", "of_thread", "thread_handle"]
 
 _OPERANDS = (c_int, c_int, c_int64, c_int64, c_int64, c_void_p)
 """Of a product: what is transposed, its sizes, and the factor."""
@@ -98,12 +98,18 @@ class CublasHandle:
 
 
 _of_thread = threading.local()
+H = TypeVar("H")
+
+
+def of_thread(kind: type[H]) -> H:
+    """This thread's handle of a kind for the current device, made when it is first asked for."""
+    key = kind, int(libraries().runtime.getDevice())
+    handles: dict[tuple[type[H], int], H] = _of_thread.__dict__.setdefault("handles", {})
+    if key not in handles:
+        handles[key] = kind()
+    return handles[key]
 
 
 def thread_handle() -> CublasHandle:
     """This thread's handle for the current device, made when it is first asked for."""
-    device = int(libraries().runtime.getDevice())
-    handles: dict[int, CublasHandle] = _of_thread.__dict__.setdefault("handles", {})
-    if device not in handles:
-        handles[device] = CublasHandle()
-    return handles[device]
+    return of_thread(CublasHandle)

@@ -26,8 +26,10 @@ from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.engines.cuda.operations.implementation import Launcher, implement, kernels
 from cudnn_actor.protocol.operations import GraphTensor, MatMul
 from cudnn_actor.protocol.types.dtypes import DType
+from cudnn_actor.protocol.types.numerics import Numerics
 
-__all__ = ["MOST_BLOCKS", "THREADS", "TILE", "CublasCall", "cublas_call", "cublas_product", "lower_matmul"]
+__all__ = ["CUDA_TYPES", "MOST_BLOCKS", "THREADS", "TILE", "CublasCall", "Matrix", "Product"]
+__all__ += ["check_for_libraries", "computing", "cublas_call", "cublas_product", "described", "lower_matmul"]
 __all__ += ["matmul_launches", "tile_source"]
 
 _A, _B, _Y = range(3)
@@ -35,7 +37,7 @@ _LONGEST_INTEGER_SUM = ((1 << 31) - 1) // 128**2
 """More products of int8 may overflow int32."""
 
 
-class _Matrix(NamedTuple):
+class Matrix(NamedTuple):
     """The rows and columns of an operand, and their strides."""
 
     rows: int
@@ -56,31 +58,33 @@ class _Matrix(NamedTuple):
         raise Refused("neither rows nor columns of a matrix are contiguous")
 
 
-class _Product(NamedTuple):
+class Product(NamedTuple):
     """A product with as few dims as possible: what is a batch for a and y only has become rows of both.
 
-    `batch`: its axes, slowest first, with the strides of a, b and y; 0 where an operand is broadcast.
-    `matrices`: those of a, b and y.
+    `batch`: its axes, slowest first, with the strides of a, b, y and others; 0 where one is broadcast.
+    `matrices`: those of a, b, y and others.
     """
 
     batch: Sequence[Axis]
-    matrices: tuple[_Matrix, _Matrix, _Matrix]
+    matrices: tuple[Matrix, ...]
 
 
-def _product(a: GraphTensor, b: GraphTensor, y: GraphTensor) -> _Product:
-    """Describe a product."""
+def described(a: GraphTensor, b: GraphTensor, *results: GraphTensor) -> Product:
+    """Describe a product. `results`: y, and others of its dims."""
+    y = results[0]
     *sizes, rows, columns = y.dims
     inner = a.dims[-1]
-    steps = [_batch_strides(tensor, len(sizes)) for tensor in (a, b, y)]
-    axes = [*zip(sizes, zip(*steps, strict=True), strict=True), (rows, (a.strides[-2], 0, y.strides[-2]))]
-    batch = merge_axes(axes)
-    rows, (a_row, _, y_row) = batch.pop() if batch and not batch[-1][1][_B] else (1, (0, 0, 0))
+    steps = [_batch_strides(tensor, len(sizes)) for tensor in (a, b, *results)]
+    of_rows = (a.strides[-2], 0, *(result.strides[-2] for result in results))
+    batch = merge_axes([*zip(sizes, zip(*steps, strict=True), strict=True), (rows, of_rows)])
+    nothing = (1, (0,) * len(of_rows))
+    rows, (a_row, _, *others) = batch.pop() if batch and not batch[-1][1][_B] else nothing
     matrices = (
-        _Matrix(rows, inner, a_row, a.strides[-1]),
-        _Matrix(inner, columns, *b.strides[-2:]),
-        _Matrix(rows, columns, y_row, y.strides[-1]),
+        Matrix(rows, inner, a_row, a.strides[-1]),
+        Matrix(inner, columns, *b.strides[-2:]),
+        *(Matrix(rows, columns, row, of.strides[-1]) for row, of in zip(others, results, strict=True)),
     )
-    return _Product(batch, matrices)
+    return Product(batch, matrices)
 
 
 def _batch_strides(tensor: GraphTensor, rank: int) -> tuple[int, ...]:
@@ -89,7 +93,7 @@ def _batch_strides(tensor: GraphTensor, rank: int) -> tuple[int, ...]:
     return (0,) * (rank - len(steps)) + steps
 
 
-def _check_for_libraries(tensors: Sequence[GraphTensor]) -> None:
+def check_for_libraries(tensors: Sequence[GraphTensor]) -> None:
     """Raise `Refused` for products that no library is asked for."""
     a = tensors[_A]
     if not a.dtype.is_floating and a.dims[-1] > _LONGEST_INTEGER_SUM:
@@ -104,10 +108,10 @@ def _check_for_libraries(tensors: Sequence[GraphTensor]) -> None:
 def lower_matmul(graph: FrontendGraph, operation: MatMul[int]) -> None:
     """Add a product to a graph of cuDNN's frontend, with three dims. Raises `Refused`."""
     given = [graph.spec(uid) for uid in (operation.a, operation.b, operation.y)]
-    _check_for_libraries(given)
+    check_for_libraries(given)
     if given[_A].dtype is DType.FLOAT32 and not graph.numerics.tf32:
         raise Refused("cuDNN 9.19 multiplies matrices of float32 in TF32, and does not say so")
-    product = _product(*given)
+    product = described(*given)
     if len(product.batch) > 1:
         raise Refused("cuDNN's products of matrices have one dim as a batch")
     ((size, steps),) = product.batch or ((1, (0, 0, 0)),)
@@ -152,7 +156,7 @@ def _one_axis(sizes: tuple[int, ...], strides: tuple[int, ...], whole: tuple[int
 
 # cuBLAS's.
 
-_CUDA_TYPES = {
+CUDA_TYPES = {
     DType.FLOAT32: 0,
     DType.FLOAT64: 1,
     DType.FLOAT16: 2,
@@ -224,9 +228,9 @@ class CublasCall(NamedTuple):
 
 def cublas_call(operation: MatMul[int], tensors: Sequence[GraphTensor]) -> CublasCall:
     """The calls for a product. Raises `Refused` for what cuBLAS does not take."""
-    _check_for_libraries(tensors)
-    compute, factor = _computing(operation, tensors[_A].dtype)
-    product = _product(*tensors)
+    check_for_libraries(tensors)
+    compute, factor = computing(operation.numerics, tensors[_A].dtype)
+    product = described(*tensors)
     *others, (size, strides) = sorted(product.batch, key=lambda axis: axis[0]) or [(1, (0, 0, 0))]
     if math.prod(count for count, _ in others) > _MOST_CALLS:
         raise Refused("it would be too many calls of cuBLAS")
@@ -235,7 +239,7 @@ def cublas_call(operation: MatMul[int], tensors: Sequence[GraphTensor]) -> Cubla
     leading = [matrix.leading for matrix in product.matrices]
     batched = size > 1
     matrices = [
-        (_CUDA_TYPES[tensor.dtype], ld, stride) if batched else (_CUDA_TYPES[tensor.dtype], ld)
+        (CUDA_TYPES[tensor.dtype], ld, stride) if batched else (CUDA_TYPES[tensor.dtype], ld)
         for tensor, (_, ld), stride in zip(tensors, leading, strides, strict=True)
     ]
     distances = [n for of in (_A, _B) for n in (*matrices[of][1:], *(at[of] for at in offsets))]
@@ -262,14 +266,14 @@ def _dot(at: Sequence[int], steps: Sequence[int]) -> int:
     return sum(n * step for n, step in zip(at, steps, strict=True))
 
 
-def _computing(operation: MatMul[int], dtype: DType) -> tuple[int, Callable[[int], Any]]:
+def computing(numerics: Numerics | None, dtype: DType) -> tuple[int, Callable[[int], Any]]:
     """The cublasComputeType_t, and the type of alpha and beta. Raises `Refused`."""
     match dtype:
         case DType.FLOAT64:
             return _IN_FLOAT64, ctypes.c_double
         case DType.INT8:
             return _IN_INT32, ctypes.c_int32
-        case DType.FLOAT32 if operation.numerics is not None and operation.numerics.tf32:
+        case DType.FLOAT32 if numerics is not None and numerics.tf32:
             return _IN_TF32, ctypes.c_float
         case DType.FLOAT32 | DType.FLOAT16 | DType.BFLOAT16:
             return _IN_FLOAT32, ctypes.c_float
@@ -289,7 +293,7 @@ _MOST_AXES = 6
 
 def matmul_launches(operation: MatMul[int], tensors: Sequence[GraphTensor]) -> list[Launch]:
     """The launch of a product on tensors of any strides."""
-    product = _product(*tensors)
+    product = described(*tensors)
     numbers = _numbers(product)
     tiles = [-(-size // TILE) for size in product.matrices[_Y][:2]]
     blocks = math.prod((*tiles, *(size for size, _ in product.batch)))
@@ -298,7 +302,7 @@ def matmul_launches(operation: MatMul[int], tensors: Sequence[GraphTensor]) -> l
     return [Launch("matmul", text, (min(blocks, MOST_BLOCKS),), (THREADS,), arguments)]
 
 
-def _numbers(product: _Product) -> Mapping[str, int]:
+def _numbers(product: Product) -> Mapping[str, int]:
     """The kernel's numbers, by their names."""
     a, _, y = product.matrices
     numbers = {"rows": y.rows, "columns": y.columns, "inner": a.columns}

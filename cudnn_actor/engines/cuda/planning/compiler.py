@@ -24,6 +24,7 @@ from cudnn_actor.engines.cuda.planning.composition import compose, largest, scra
 from cudnn_actor.engines.cuda.planning.depthwise import compile_depthwise, is_depthwise
 from cudnn_actor.engines.cuda.planning.fusing import compile_fused
 from cudnn_actor.engines.cuda.planning.partition import Cut, cut
+from cudnn_actor.engines.cuda.planning.products import compile_product, product_of
 from cudnn_actor.engines.cuda.planning.rearranging import Rearranged, plan_of_rearranged, rearrangements
 from cudnn_actor.engines.cuda.planning.splitting import MOST_FORMS, compile_split, is_elementwise, ways
 from cudnn_actor.engines.cuda.planning.steps import bound_sources, finish, graph_step
@@ -161,9 +162,9 @@ def possible_plans(
 
     Pointwise operations, perhaps with gathers and the like before them, reductions and the like with such
     around them, and depthwise convolutions with such behind them are one kernel of our own, which comes
-    first; so do convolutions of few channels on rearranged copies, or with channels of zeros. With `kernels`,
-    cuDNN's first candidate for dynamic shapes comes before the others. Appends the reasons why there are no
-    others to `refusals`. Raises `Refused`, with cuDNN's reason, if there is no plan at all.
+    first; so do products by cuBLASLt, and convolutions of few channels on rearranged copies, or with channels
+    of zeros. With `kernels`, cuDNN's first candidate for dynamic shapes comes before the others. Appends the
+    reasons why there are no others to `refusals`. Raises `Refused`, with cuDNN's reason, if there is no plan.
     """
     refusals = [] if refusals is None else refusals
     found = False
@@ -193,6 +194,9 @@ def _of_our_own(graph: OperationGraph, handle: Any, limit: int | None) -> Iterat
     others = [operation for operation in graph.operations if not isinstance(operation, Pointwise)]
     if any(is_depthwise(operation, graph.tensor) for operation in others):
         yield partial(compile_depthwise, graph, limit)
+    elif (product := product_of(graph)) is not None:
+        for choice in range(_CHOICES):
+            yield partial(compile_product, graph, product, handle, limit, choice)
     elif others and not any(isinstance(operation, Convolution) for operation in others):
         yield partial(compile_fused, graph, limit)
     else:

@@ -11,6 +11,7 @@ from cudnn_actor.engines.base import EngineFailure, Plan, ProgressCallback, unhe
 from cudnn_actor.engines.cuda.checking.journal import Journal
 from cudnn_actor.engines.cuda.checking.self_check import BuildContext
 from cudnn_actor.engines.cuda.cudnn.kernel_caches import KernelCaches
+from cudnn_actor.engines.cuda.library import libcublaslt
 from cudnn_actor.engines.cuda.library.failures import mind_own_captures, reported
 from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS
@@ -23,7 +24,7 @@ from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 
 __all__ = ["CudaBuilder"]
 
-_FORMAT = 13
+_FORMAT = 14
 """Version of the format of exported plans. Increase it when a recipe, what runs it or an erratum changes."""
 
 
@@ -66,6 +67,7 @@ class CudaBuilder:
         name = loaded.runtime.getDeviceProperties(self._ordinal)["name"].decode()
         self.fingerprint = (
             f"format {_FORMAT}, cuDNN {cudnn.backend_version()}, frontend {cudnn.__version__}, "
+            f"cuBLASLt {libcublaslt.version()}, "
             f"sm_{device.compute_capability}, {name}" + ", dynamic shapes" * self._dynamic_shapes
         )
 

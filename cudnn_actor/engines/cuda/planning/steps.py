@@ -18,6 +18,7 @@ from cudnn_actor.engines.cuda.running.recipe import (
     Number,
     OperationStep,
     Part,
+    ProductStep,
     Recipe,
     Scratch,
     Source,
@@ -130,5 +131,7 @@ def _name(step: Step) -> str:
             return step.engine
         case OperationStep():
             return f"{step.operation.kind}-{step.launcher}"
+        case ProductStep():
+            return step.product.name
         case KernelStep():
             return step.kernel.name

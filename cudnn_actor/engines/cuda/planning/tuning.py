@@ -28,6 +28,7 @@ from cudnn_actor.engines.cuda.planning.compiler import (
 )
 from cudnn_actor.engines.cuda.planning.depthwise import compile_depthwise, ways_of_depthwise
 from cudnn_actor.engines.cuda.planning.partition import cut
+from cudnn_actor.engines.cuda.planning.products import compile_product, product_of
 from cudnn_actor.engines.cuda.planning.rearranging import rearrangements
 from cudnn_actor.engines.cuda.planning.splitting import compile_split, ways
 from cudnn_actor.engines.cuda.planning.widening import compile_widened, is_widened
@@ -42,8 +43,8 @@ __all__ = ["Candidate", "all_candidates", "time_plan", "tune"]
 log = Log("cudnn_actor")
 
 _WARM_UPS, _ROUGH_RUNS, _FINE_RUNS, _FINALISTS, _ROUNDS = 5, 5, 20, 4, 3
-_WIDENED, _REARRANGED = 8, 4
-"""How many plans of a graph with channels of zeros are timed, and of one on copies that are rearranged."""
+_WIDENED, _REARRANGED, _PRODUCTS = 8, 4, 8
+"""How many plans are timed with channels of zeros, on rearranged copies, and of products by cuBLASLt."""
 
 
 def tune(
@@ -88,6 +89,11 @@ def all_candidates(graph: OperationGraph, handle: Any, limit: int) -> Sequence[C
 
     given = graph, handle, limit
     rivals = [Candidate(name, partial(compile_whole, *given, index)) for index, name in enumerate(names)]
+    if (product := product_of(graph)) is not None:
+        rivals += [
+            Candidate(f"by cuBLASLt, {n + 1}", partial(compile_product, graph, product, handle, limit, n))
+            for n in range(_PRODUCTS)
+        ]
     rivals += [
         Candidate(f"{of.what}, {n + 1}", partial(compile_rearranged, graph, of, handle, limit, n))
         for of in rearrangements(graph, every=True)

@@ -23,6 +23,7 @@ from cudnn_actor.engines.cuda.running.recipe import (
     GraphStep,
     KernelStep,
     OperationStep,
+    ProductStep,
     Scratch,
     Source,
     Step,
@@ -71,7 +72,7 @@ def barrier() -> Any:
 def _overlaps(step: Step) -> bool:
     """Whether a step may begin before the work in front of it ends: a library's, or one without a launch."""
     match step:
-        case GraphStep():
+        case GraphStep() | ProductStep():
             return True
         case OperationStep():
             return step.launcher != "kernel" or any(0 in tensor.dims for tensor in step.tensors)

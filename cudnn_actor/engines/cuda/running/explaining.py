@@ -6,7 +6,15 @@ from collections.abc import Iterator
 
 import msgspec
 
-from cudnn_actor.engines.cuda.running.recipe import GraphStep, KernelStep, OperationStep, Part, Recipe, Step
+from cudnn_actor.engines.cuda.running.recipe import (
+    GraphStep,
+    KernelStep,
+    OperationStep,
+    Part,
+    ProductStep,
+    Recipe,
+    Step,
+)
 from cudnn_actor.protocol.graphs.explanation import Explanation, Measured, PieceOfPlan, ScratchTensor
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.graphs.step_kinds import StepKind
@@ -73,6 +81,8 @@ def _runs(step: Step) -> str:
             return StepKind.CUDNN.named(step.engine)
         case OperationStep():
             return LAUNCHERS[step.launcher].named(step.operation.kind)
+        case ProductStep():
+            return StepKind.CUBLASLT.named()
         case KernelStep():
             return step.kernel.title
 

@@ -23,7 +23,14 @@ from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS
 from cudnn_actor.engines.cuda.running.barriers import barrier, waits, waits_at_start
 from cudnn_actor.engines.cuda.running.plan import CudaPlan
-from cudnn_actor.engines.cuda.running.recipe import Buffer, GraphStep, Number, OperationStep, Source
+from cudnn_actor.engines.cuda.running.recipe import (
+    Buffer,
+    GraphStep,
+    Number,
+    OperationStep,
+    ProductStep,
+    Source,
+)
 
 __all__ = ["Program", "fast_launch", "public_launch"]
 
@@ -157,6 +164,9 @@ class Program:
             elif isinstance(step, OperationStep):
                 launcher = IMPLEMENTATIONS[type(step.operation)].launchers[step.launcher]
                 run = launcher.make(step.operation, step.tensors, handle)
+                self._steps.append(self._step_on_stream(run, step.sources, recipe.own_workspace))
+            elif isinstance(step, ProductStep):
+                run = step.product.run()
                 self._steps.append(self._step_on_stream(run, step.sources, recipe.own_workspace))
             else:
                 run = compiled(step.kernel.launches())

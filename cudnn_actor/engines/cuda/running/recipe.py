@@ -17,6 +17,7 @@ from cudnn_actor.engines.cuda.kernels.joined_kernels import Joined
 from cudnn_actor.engines.cuda.kernels.line_kernels import Lined
 from cudnn_actor.engines.cuda.kernels.row_copies import Rows
 from cudnn_actor.engines.cuda.kernels.transposes import Tiled
+from cudnn_actor.engines.cuda.operations.cublaslt import LtProduct
 from cudnn_actor.engines.cuda.operations.fused_norms import Normed
 from cudnn_actor.protocol.operations import GraphTensor, Node
 
@@ -28,6 +29,7 @@ __all__ = [
     "Number",
     "OperationStep",
     "Part",
+    "ProductStep",
     "Recipe",
     "Scratch",
     "Source",
@@ -125,7 +127,14 @@ class OperationStep(msgspec.Struct, frozen=True, tag="operation"):
     launcher: str
 
 
-Step = GraphStep | KernelStep[AnyKernel] | OperationStep
+class ProductStep(msgspec.Struct, frozen=True, tag="product"):
+    """A step that runs a product by cuBLASLt. `sources`: the locations of what it takes: see `LtProduct`."""
+
+    product: LtProduct
+    sources: tuple[Source, ...]
+
+
+Step = GraphStep | KernelStep[AnyKernel] | OperationStep | ProductStep
 
 
 class Tuning(msgspec.Struct, frozen=True):

@@ -1,0 +1,125 @@
+"""Runs a product with what follows it as one step of cuBLASLt's, where that has an epilogue for it.
+
+Rounding is part of a graph's meaning. So what follows must be computed on values that are
+not rounded before: a residual that is added to a product in bfloat16 is not what cuBLASLt
+adds to its sums. GELU is fused only in the form with tanh, which is cuBLASLt's.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import NamedTuple
+
+from cudnn_actor.engines.base import EngineFailure
+from cudnn_actor.engines.cuda.cudnn.frontend_graph import Refused
+from cudnn_actor.engines.cuda.operations.cublaslt import ACTIVATIONS, Operands, lt_product
+from cudnn_actor.engines.cuda.planning.candidates import AbsentDevice
+from cudnn_actor.engines.cuda.planning.steps import bound_sources, finish
+from cudnn_actor.engines.cuda.running.plan import CudaPlan
+from cudnn_actor.engines.cuda.running.recipe import ProductStep, Scratch, aligned
+from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
+from cudnn_actor.protocol.operations import (
+    FUNCTIONS,
+    GraphTensor,
+    MatMul,
+    Pointwise,
+    PointwiseMode,
+    TensorRole,
+)
+
+__all__ = ["Product", "compile_product", "product_of"]
+
+_WORKSPACE_BYTES = 32 << 20
+"""What NVIDIA recommends for Hopper and later."""
+
+
+class Product(NamedTuple):
+    """What a graph computes: a product, what is added to it, and a function of that."""
+
+    operands: Operands
+    activation: PointwiseMode | None = None
+
+
+def product_of(graph: OperationGraph) -> Product | None:
+    """The product that a graph computes, if cuBLASLt's epilogues are all that follows; None for others."""
+    operation, *behind = graph.operations
+    if not isinstance(operation, MatMul) or len(graph.results) != 1:
+        return None
+    (result,) = graph.results
+    found: Product | None = Product(Operands(*map(graph.tensor, (operation.a, operation.b, result))))
+    uid = operation.y
+    for each in behind:
+        if found is None or not isinstance(each, Pointwise) or not _is_exact(graph, uid):
+            return None
+        found, uid = _followed(found, each, uid, graph), each.result
+    return None if found is None or uid != result or _overwrites_early(found.operands) else found
+
+
+def _is_exact(graph: OperationGraph, uid: int) -> bool:
+    """Whether a value is that of a sum, not rounded to another type, and read once."""
+    tensor, reads = graph.tensor(uid), [read for each in graph.operations for read in each.reads]
+    exact = tensor.dtype is graph.compute(graph.operations[0])
+    return tensor.role is TensorRole.VIRTUAL and exact and reads.count(uid) == 1
+
+
+def _followed(product: Product, operation: Pointwise[int], uid: int, graph: OperationGraph) -> Product | None:
+    """A product with an operation that reads its value, `uid`; None if there is no such epilogue."""
+    others = [graph.tensor(operand) for operand in operation.operands if operand != uid]
+    if len(others) == len(operation.operands):
+        return None
+    match operation.mode, others:
+        case PointwiseMode.IDENTITY, []:
+            return product
+        case PointwiseMode.ADD, [other] if product.activation is None:
+            operands = _with_added(product.operands, other)
+            return None if operands is None else product._replace(operands=operands)
+        case mode, [] if mode in ACTIVATIONS and product.activation is None and _has_defaults(operation):
+            return product._replace(activation=mode)
+    return None
+
+
+def _overwrites_early(operands: Operands) -> bool:
+    """Whether the result is stored over an operand that may still be read, as a residual of it may not."""
+    a, b, y, _, bias = operands
+    read = [tensor.uid for tensor in (a, b, bias) if tensor is not None]
+    return y.overwrites is not None and y.overwrites in read
+
+
+def _with_added(operands: Operands, other: GraphTensor) -> Operands | None:
+    """The operands with a residual or a bias, if it can be one and there is none yet."""
+    y = operands.y
+    if other.role is not TensorRole.BOUND or other.dtype is not y.dtype or len(other.dims) != len(y.dims):
+        return None
+    if other.dims == y.dims and operands.added is None and any(size > 1 for size in y.dims[:-1]):
+        return operands._replace(added=other)
+    is_bias = other.dims == (*(1,) * (len(y.dims) - 1), y.dims[-1]) and other.strides[-1] == 1
+    return operands._replace(bias=other) if is_bias and operands.bias is None else None
+
+
+def _has_defaults(operation: Pointwise[int]) -> bool:
+    """Whether a function has no parameters but those that it has by default."""
+    return operation.effective_parameters == FUNCTIONS[operation.mode].parameters
+
+
+def compile_product(
+    graph: OperationGraph, product: Product, handle: object, limit: int | None, choice: int = 0
+) -> CudaPlan:
+    """Returns a graph that is such a product as one step, with the algorithm of that index: see `chosen`.
+
+    Raises `Refused`.
+    """
+    if isinstance(handle, AbsentDevice):
+        raise Refused("cuBLASLt chooses algorithms for the device that is there")
+    described, tensors = lt_product(graph.numerics, *product)
+    most = _WORKSPACE_BYTES if limit is None else min(limit, _WORKSPACE_BYTES)
+    try:
+        chosen = next(itertools.islice(described.chosen(most, choice + 1), choice, None), None)
+    except EngineFailure as failure:
+        raise Refused(str(failure)) from failure
+    if chosen is None:
+        raise Refused(f"cuBLASLt has no algorithm {choice} for it")
+    sources = bound_sources(graph)
+    places = [sources[tensor.uid] for tensor in tensors]
+    if chosen.workspace:
+        places.append(Scratch(0))
+    return finish(graph, [ProductStep(chosen, tuple(places))], [], aligned(chosen.workspace), limit)

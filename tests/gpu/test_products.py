@@ -1,0 +1,123 @@
+"""Products by cuBLASLt on a GPU: what follows them, every algorithm, and what rounding and NaN become."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from cudnn_actor.engines.cuda.checking.self_check import SelfCheck
+from cudnn_actor.engines.cuda.cudnn.frontend_graph import Refused
+from cudnn_actor.engines.cuda.planning.cuda_builder import CudaBuilder
+from cudnn_actor.engines.cuda.planning.products import compile_product, product_of
+from cudnn_actor.engines.cuda.running.plan import CudaPlan
+from cudnn_actor.engines.cuda.running.program import Program
+from cudnn_actor.engines.cuda.running.recipe import ProductStep
+from cudnn_actor.protocol import DType, Graph, GraphBuilder, OperationGraph, Tensor
+
+from ..engines.differences import computed
+from ..engines.references import relative_error
+from ..engines.test_products import PRODUCTS, added, biased, product
+from .bounds import UNIT
+from .test_epilogues import run
+from .test_operation_checks import builder
+
+__all__ = ["builder"]
+
+BFLOAT16, FLOAT16, FLOAT32 = DType.BFLOAT16, DType.FLOAT16, DType.FLOAT32
+Note = Callable[[str, object], None]
+LARGE = {
+    "qkv": product(biased, (4, 512, 768), (768, 2304)),
+    "wide": product(lambda g, y: g.pointwise("gelu_tanh", biased(g, y)), (4, 512, 768), (768, 3072)),
+    "narrow": product(lambda g, y: added(g, biased(g, y)), (4, 512, 3072), (3072, 768)),
+    "turned": product(lambda g, y: g.relu(biased(g, y)), (2048, 768), (768, 3072), turned="b"),
+    "long sums": product(a=(31, 1418), b=(1418, 24)),
+    "a long sum": product(a=(64, 30_000), b=(30_000, 128), dtype=FLOAT16),
+    "uneven": product(lambda g, y: added(g, biased(g, y)), (3, 65, 73), (73, 41)),
+    "one row": product(biased, (1, 4096), (4096, 4096)),
+    "a batch": product(added, (24, 197, 64), (24, 64, 197)),
+    "float32": product(a=(512, 768), b=(768, 512), dtype=FLOAT32),
+}
+GRAPHS = {f"small: {name}": graph for name, graph in PRODUCTS.items()} | LARGE
+
+
+def algorithms(graph: OperationGraph, most: int = 8) -> list[CudaPlan]:
+    """The plans by cuBLASLt, at most so many."""
+    found = product_of(graph)
+    assert found is not None
+    plans = []
+    for choice in range(most):
+        try:
+            plans.append(compile_product(graph, found, None, None, choice))
+        except Refused:
+            break
+    return plans
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_each_algorithm_passes_its_self_check_and_can_be_captured(
+    builder: CudaBuilder, name: str, record_property: Note
+) -> None:
+    graph, context = GRAPHS[name], builder.context
+    plans, check = algorithms(graph), SelfCheck(graph, context)
+    record_property("algorithms", len(plans))
+    assert plans
+    for plan in plans:
+        assert check.fault(plan) is None, plan.tag
+        program, workspace = Program(plan, context.handle, context.stream), check.room_for(plan)
+        for _ in range(5):
+            program.run((1.0,), check.pointers, check.scalars, workspace.pointer)
+        assert program.replays, f"{plan.tag} cannot be captured"
+    check.close()
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_it_is_the_plan_and_comes_back_from_bytes(builder: CudaBuilder, name: str) -> None:
+    graph = LARGE[name]
+    plan = builder.build(graph, workspace_limit=None)
+    assert [type(step) for step in plan.recipe.steps] == [ProductStep], plan.tag
+    assert plan.checked
+    again = builder.restore(graph, builder.export(plan) or b"")
+    assert again.recipe == plan.recipe
+    check = SelfCheck(graph, builder.context)
+    assert check.fault(again) is None
+    check.close()
+
+
+def behind(dims: tuple[int, int, int], after: Callable[[GraphBuilder, Tensor], Tensor]) -> Graph:
+    m, n, k = dims
+    g = GraphBuilder()
+    y = after(g, g.input("a", (m, k), "bfloat16") @ g.input("b", (k, n), "bfloat16"))
+    return g.build(y=y.astype("bfloat16"))
+
+
+EPILOGUES: dict[str, Callable[[GraphBuilder, Tensor], Tensor]] = {
+    "alone": lambda g, y: y,
+    "bias and gelu": lambda g, y: g.pointwise("gelu_tanh", biased(g, y)),
+    "bias and relu": lambda g, y: g.relu(biased(g, y)),
+    "bias and residual": lambda g, y: added(g, biased(g, y)),
+}
+
+
+@pytest.mark.parametrize("dims", [(512, 768, 3072), (31, 24, 1418), (8, 8, 30_000), (1, 4096, 4096)])
+@pytest.mark.parametrize("name", EPILOGUES)
+async def test_a_result_is_rounded_once(name: str, dims: tuple[int, int, int]) -> None:
+    graph, rng = behind(dims, EPILOGUES[name]), np.random.default_rng(7)
+    values = {p.name: rng.uniform(-1, 1, p.spec.dims).astype(p.spec.dtype.numpy) for p in graph.inputs}
+    found, steps = await run(graph, values)
+    assert steps == ["cuBLASLt"]
+    wanted = computed(graph, values)["y"].astype(np.float64)
+    assert relative_error(found["y"], wanted) < 2 * UNIT[BFLOAT16]
+
+
+async def test_relu_keeps_what_is_no_number() -> None:
+    graph = behind((8, 16, 16), EPILOGUES["bias and relu"])
+    special = [np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0, -2.0, 3.0]
+    values = {p.name: np.zeros(p.spec.dims, p.spec.dtype.numpy) for p in graph.inputs}
+    values["a"][:, 0] = special
+    values["b"][0, :] = 1
+    found, steps = await run(graph, values)
+    wanted = computed(graph, values)["y"]
+    np.testing.assert_array_equal(found["y"].astype(np.float32), wanted.astype(np.float32))
+    assert steps == ["cuBLASLt"]
