@@ -1,8 +1,9 @@
-"""ViT-B/16 in bfloat16 as a graph: device time of a run and of its slowest pieces, and time of a request.
+"""ViT-B/16 in bfloat16 as a model: device time of a run and of its slowest pieces, and times of a request.
 
     python -m benchmarks.vit --batches 1 32 --out benchmarks/results
 
-The weights are random. A request is timed alone, with its inputs on the device and its output left there.
+The weights are random. Requests are timed one after the other, in both isolations: with images on the device
+and scores left there, and from NumPy to NumPy.
 """
 
 from __future__ import annotations
@@ -10,25 +11,28 @@ from __future__ import annotations
 import argparse
 import asyncio
 import functools
-import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Literal, NamedTuple
 
 import ml_dtypes
 import numpy as np
 from rich.table import Table
 
-from cudnn_actor import CudnnRef, Graph, GraphBuilder, spawn
-from cudnn_actor.protocol import PieceOfPlan, Tensor
+from cudnn_actor import CudnnRef, Feature, Graph, GraphBuilder, RunModel, spawn
+from cudnn_actor.models import Specialised
+from cudnn_actor.protocol import DType, PieceOfPlan, Port, Tensor
 
 from .gpu.setting import gpu_versions
 from .recording import Row, attempted, keep
 
 __all__ = ["Size", "main", "vit"]
 
-_RUNS, _SLOWEST = 30, 10
+_FIRST, _RUNS, _SLOWEST = 5, 50, 10
+
+
+Isolation = Literal["thread", "process"]
 
 
 class Size(NamedTuple):
@@ -83,27 +87,62 @@ def vit(batch: int, size: Size = _USUAL) -> Graph:
     return g.build(y=linear(norm(x, "last")[:, 0], "head", size.width, size.classes))
 
 
+class Network:
+    """The network with random weights, as a source of a model."""
+
+    defaults = ()
+    outputs = (Feature(name="scores", dtype=DType.BFLOAT16, dims=None),)
+
+    def __init__(self, batch: int, size: Size) -> None:
+        self.graph = vit(batch, size)
+        self.inputs = (Feature(name="images", dtype=DType.BFLOAT16, dims=self.graph.inputs[0].spec.dims),)
+        rng = np.random.default_rng(0)
+        self.values = {port.name: _values(port, rng) for port in self.graph.inputs}
+
+    def specialised(self, *_: object) -> Specialised:
+        """The graph, which is for one set of dims."""
+        weights = {name: (name, values) for name, values in self.values.items() if name != "images"}
+        return Specialised(
+            graph=self.graph,
+            inputs={"images": "images"},
+            outputs={"scores": "y"},
+            weights=weights,
+            constants={},
+        )
+
+
+def _values(port: Port, rng: np.random.Generator) -> np.ndarray:
+    scale = 1.0 if port.name == "images" or port.name.endswith("scale") else 0.02
+    return (scale * rng.standard_normal(port.spec.dims)).astype(ml_dtypes.bfloat16)
+
+
+async def _times_us(run: Callable[[], Awaitable[object]]) -> dict[str, float]:
+    took = []
+    for _ in range(_FIRST + _RUNS):
+        begin = time.perf_counter()
+        await run()
+        took.append((time.perf_counter() - begin) * 1e6)
+    took = sorted(took[_FIRST:])
+    return {"p50": took[len(took) // 2], "p90": took[len(took) * 9 // 10], "least": took[0]}
+
+
 async def measured(gpu: CudnnRef, batch: int, size: Size) -> Row:
     """What is measured of a batch size."""
-    graph, rng = vit(batch, size), np.random.default_rng(0)
-    given: dict[str, Any] = {}
-    for port in graph.inputs:
-        scale = 1.0 if port.name == "images" or port.name.endswith("scale") else 0.02
-        values = (scale * rng.standard_normal(port.spec.dims)).astype(ml_dtypes.bfloat16)
-        given[port.name] = await gpu.upload(values, layout=port.spec.layout)
-    took_ms = []
-    for _ in range(3 + _RUNS):
-        await gpu.drain()
-        begin = time.perf_counter()
-        result = await gpu.apply(graph, **given)
-        await gpu.drain()
-        took_ms.append((time.perf_counter() - begin) * 1e3)
-        await gpu.free(result)
-    explanation = await gpu.explain(graph, measure=True)
+    network = Network(batch, size)
+    images = network.values["images"]
+    async with await gpu.load(network) as model:
+        on_device = await gpu.upload(images, layout="NHWC")
+        scores = await gpu.empty(network.graph.outputs[0].spec.dims, dtype="bfloat16")
+        await model.warm()
+        message = RunModel.of(model.ref, {"images": on_device}, {"scores": scores})
+        on_device_us = await _times_us(lambda: gpu.ask(message))
+        numpy_us = await _times_us(lambda: gpu.run(model, images=images))
+        explanation = await model.explain(measure=True)
     return {
         "batch": batch,
         "run_us": explanation.run_us,
-        "request_ms": statistics.median(took_ms[3:]),
+        "on_device_us": on_device_us,
+        "numpy_us": numpy_us,
         "pieces": len(explanation.pieces),
         "slowest": sorted(map(_told, explanation.pieces), key=lambda told: -told["us"])[:_SLOWEST],
     }
@@ -115,31 +154,40 @@ def _told(piece: PieceOfPlan) -> Row:
     return {"operations": piece.labels, "steps": piece.steps, **time_of}
 
 
-def _measured_once(device: str, batch: int, size: Size) -> Iterator[Row]:
+def _measured_once(device: str, batch: int, size: Size, isolation: Isolation) -> Iterator[Row]:
     async def one() -> Row:
-        async with spawn(device=device, isolation="thread", hang_after_s=600.0) as gpu:
-            return await measured(gpu, batch, size)
+        async with spawn(device=device, isolation=isolation, hang_after_s=600.0) as gpu:
+            return {"isolation": isolation, **await measured(gpu, batch, size)}
 
     yield asyncio.run(one())
 
 
 def rows(batches: list[int], device: str, size: Size) -> Iterator[Row]:
-    """Yields a row for each batch size."""
-
+    """Yields a row for each batch size and isolation."""
+    isolations: tuple[Isolation, ...] = ("thread", "process")
     for batch in batches:
-        yield from attempted(f"batch {batch}", functools.partial(_measured_once, device, batch, size))
+        for isolation in isolations:
+            part = functools.partial(_measured_once, device, batch, size, isolation)
+            yield from attempted(f"batch {batch}, {isolation}", part)
 
 
 def sheet(found: list[Row]) -> Table:
     """The table for a terminal."""
     table = Table(title="ViT in bfloat16")
-    for name in ("batch", "device, µs", "request, ms", "pieces", "the slowest, µs"):
+    names = ("batch", "isolation", "device, µs", "request on the device, µs", "NumPy to NumPy, µs", "pieces")
+    for name in (*names, "the slowest, µs"):
         table.add_column(name, justify="right")
     for row in found:
         worst = row["slowest"][0]
         text = f"{worst['us']:,.1f} {worst['operations'][0].partition(' at ')[0]}"
         table.add_row(
-            str(row["batch"]), f"{row['run_us']:,.1f}", f"{row['request_ms']:.3f}", str(row["pieces"]), text
+            str(row["batch"]),
+            row["isolation"],
+            f"{row['run_us']:,.1f}",
+            f"{row['on_device_us']['p50']:,.0f}",
+            f"{row['numpy_us']['p50']:,.0f}",
+            str(row["pieces"]),
+            text,
         )
     return table
 

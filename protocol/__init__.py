@@ -15,6 +15,11 @@ from cudnn_actor.protocol.graphs.operation_graph import OperationGraph as Operat
 from cudnn_actor.protocol.graphs.timing import DeviceSpeed as DeviceSpeed, PieceTime as PieceTime
 from cudnn_actor.protocol.messages.codec import *
 from cudnn_actor.protocol.messages.kinds import *
+from cudnn_actor.protocol.messages.model_messages import (
+    Draws as Draws,
+    ModelGraph as ModelGraph,
+    ModelRef as ModelRef,
+)
 from cudnn_actor.protocol.messages.messages import Compute as Compute, Message as Message
 from cudnn_actor.protocol.messages.receipts import *
 from cudnn_actor.protocol.operations import (
@@ -43,6 +48,7 @@ from cudnn_actor.protocol.errors import (
     MailboxFull as MailboxFull,
     MalformedMessage as MalformedMessage,
     NoEventLoop as NoEventLoop,
+    NotDeployed as NotDeployed,
     NoValues as NoValues,
     OutcomeUnknown as OutcomeUnknown,
     OutOfDescriptors as OutOfDescriptors,

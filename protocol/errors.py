@@ -26,6 +26,7 @@ __all__ = [
     "MalformedMessage",
     "NoEventLoop",
     "NoValues",
+    "NotDeployed",
     "OutOfDescriptors",
     "OutOfMemory",
     "OutcomeUnknown",
@@ -234,6 +235,27 @@ class StaleBufferError(CudnnActorError, LookupError):
             reason=reason,
             field=field,
         )
+
+
+class NotDeployed(CudnnActorError, LookupError):
+    """Raised when a service has no model of this reference, or the model no graph for a run's inputs.
+
+    Nothing ran. Carries `model` (its number), `inputs` (as shown in the text; empty if there is no such
+    model) and `unloaded`: whether the model itself is missing.
+    """
+
+    model: int
+    inputs: str
+    unloaded: bool
+
+    def __init__(self, *, model: int, inputs: str, unloaded: bool) -> None:
+        text = (
+            f"model={model}: this service has no such model; it was unloaded, or belongs to another service"
+            if unloaded
+            else f"model={model}: no graph is deployed for {inputs}; add one: send WarmModel, or run it by "
+            "`await gpu.run(model, ...)`, which does"
+        )
+        super().__init__(text, model=model, inputs=inputs, unloaded=unloaded)
 
 
 class UnsupportedGraph(OperationError):

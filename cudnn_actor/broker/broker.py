@@ -22,9 +22,17 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from cudnn_actor.actors import ActorStopped, Envelope
 from cudnn_actor.actors.logs import Log, speaking_for
-from cudnn_actor.broker.footprints import footprint, overwritten
+from cudnn_actor.broker.deployments import Deployed, ModelRun
+from cudnn_actor.broker.footprints import overwritten
 from cudnn_actor.broker.recovery import Verdict, judge
-from cudnn_actor.broker.request_checks import bound, check_allocate, check_explain, require_asker, slots_of
+from cudnn_actor.broker.request_checks import (
+    bound,
+    check_allocate,
+    check_explain,
+    check_unload,
+    require_asker,
+    slots_of,
+)
 from cudnn_actor.broker.service_state import Discard, Forget, ServiceState
 from cudnn_actor.broker.work import Work
 from cudnn_actor.memory import MemoryTable
@@ -35,6 +43,7 @@ from cudnn_actor.protocol.errors import (
     DeadlineExceeded,
     ExecutionFailed,
     InvalidRequest,
+    NotDeployed,
     OutcomeUnknown,
     OutOfMemory,
     QuarantinedRequest,
@@ -49,6 +58,7 @@ from cudnn_actor.protocol.messages.messages import (
     Allocate,
     Compute,
     Copy,
+    DeployModel,
     Download,
     Drain,
     Explain,
@@ -56,9 +66,12 @@ from cudnn_actor.protocol.messages.messages import (
     Free,
     GetStatistics,
     Ping,
+    RunModel,
+    UnloadModel,
     Upload,
     View,
     Warm,
+    WarmModel,
 )
 from cudnn_actor.protocol.messages.operands import operands
 from cudnn_actor.protocol.types.buffers import BufferRef
@@ -71,7 +84,7 @@ W = TypeVar("W", bound=Work)
 
 _IDLE_ARENAS = 1
 """How many empty arenas are kept for the next allocation. The others are returned to the system."""
-_BOOKKEEPING = frozenset({Allocate, Free, Discard, Drain, View})
+_BOOKKEEPING = frozenset({Allocate, Free, Discard, Drain, View, DeployModel, UnloadModel})
 """Messages that may never reach the engine. A fault for one of them is therefore run as separate work."""
 
 log = Log("cudnn_actor")
@@ -94,6 +107,9 @@ class Host(Protocol):
 
     def forget(self, message: Forget) -> None:
         """Drop graphs and plans from the caches of whatever runs the work."""
+
+    def forget_deployed(self, deployed: Deployed) -> None:
+        """Drop what is kept of a model's graph, which has ended."""
 
 
 class Broker(Generic[W]):
@@ -142,6 +158,10 @@ class Broker(Generic[W]):
             Warm: self._warm,
             Explain: self._explain,
             Drain: self._drain,
+            DeployModel: self._deploy_model,
+            WarmModel: self._warm_model,
+            RunModel: self._run_model,
+            UnloadModel: self._unload_model,
         }
 
     # Starting.
@@ -233,6 +253,47 @@ class Broker(Generic[W]):
             )
         require_asker(envelope, "array")
         return self._work(envelope, envelope.number, message, slots)
+
+    # Models.
+
+    def _deploy_model(self, envelope: Envelope, message: DeployModel) -> None:
+        require_asker(envelope, "model")
+        for each in message.graphs:
+            self.state.check_graph(each.graph)
+        ref = self.state.models.deploy(message.graphs)
+        if self.begins(envelope):
+            self.succeed(envelope, ref)
+        else:
+            self._ended(self.state.models.remove(ref, None))
+
+    def _warm_model(self, envelope: Envelope, message: WarmModel) -> W:
+        for each in message.graphs:
+            self.state.check_graph(each.graph)
+        self._ended(self.state.models.add(message.model, message.graphs))
+        warm = Warm(graphs=tuple(each.graph for each in message.graphs))
+        return self._warm(envelope, warm)
+
+    def _run_model(self, envelope: Envelope, message: RunModel) -> W:
+        require_asker(envelope, "results")
+        models, run = self.state.models, self.state.model_run(envelope)
+        assert run.deployed is not None
+        if self.state.quarantined:
+            self._refuse_quarantined(run.cached.lowered.graph, envelope.number)
+        models.check_whole(run.deployed)
+        models.draw(run, message.model)
+        work = self._work(envelope, envelope.number, message, models.slots(run, message))
+        work.run = run
+        return work
+
+    def _unload_model(self, envelope: Envelope, message: UnloadModel) -> None:
+        check_unload(message)
+        if self.begins(envelope):
+            self._ended(self.state.models.remove(message.model, message.graphs))
+            self.succeed(envelope, None)
+
+    def _ended(self, graphs: Sequence[Deployed]) -> None:
+        for deployed in graphs:
+            self._host.forget_deployed(deployed)
 
     # Buffers.
 
@@ -449,7 +510,11 @@ class Broker(Generic[W]):
             been answered, and their outputs are torn. The caller releases their buffers once nothing can
             write there any more.
         """
-        spoiled = overwritten([footprint(work.message, self.state.lowered) for work in begun])
+        if may_still_write:
+            for work in begun:
+                if work.run is not None:
+                    self._spoil(work.run)
+        spoiled = overwritten([work.footprint(self.state.lowered) for work in begun])
         again, lost = [], []
         for work, is_spoiled in zip(begun, spoiled, strict=True):
             error = self._judge(
@@ -476,6 +541,8 @@ class Broker(Generic[W]):
         """
         envelope, message = work.envelope, work.message
         lowered = self.state.lowered(message) if type(message) in COMPUTE else None
+        if work.run is not None:
+            lowered = work.run.cached.lowered
         envelope.crashes += 1
         writes = lowered is not None or hasattr(message, "dst")
         verdict = judge(
@@ -509,6 +576,14 @@ class Broker(Generic[W]):
         self.end_unreceived(work)
         self.fail(work.envelope, error)
 
+    def _spoil(self, run: ModelRun) -> None:
+        """Forget a model's graph whose places an ended worker may still write. Its runs are refused."""
+        deployed = run.deployed
+        assert deployed is not None
+        deployed.spoiled = True
+        if self.state.models.forget(deployed):
+            self._ended([deployed])
+
     def _tear_output(self, work: W, reason: StaleReason = StaleReason.TORN) -> None:
         """Mark the output of a request that does not run again as torn.
 
@@ -517,7 +592,7 @@ class Broker(Generic[W]):
         """
         if work.injects:
             return
-        written = set(footprint(work.message, self.state.lowered).writes)
+        written = set(work.footprint(self.state.lowered).writes)
         for ref in operands(work.message).values():
             if ref.slot in written:
                 self.memory.revive(ref)
@@ -535,7 +610,11 @@ class Broker(Generic[W]):
                 # A later message has freed it. The bytes are held for this request, so it still runs on them.
                 if error.reason is not StaleReason.FREED or not self.memory.is_withheld(ref):
                     return error
-        cached = work.cached
+        if work.run is not None and work.run.spoiled:
+            return NotDeployed(
+                model=work.message.model.number, inputs="these inputs any more", unloaded=False
+            )
+        cached = work.cached if work.run is None else work.run.cached
         return None if cached is None else self.state.why_quarantined(cached.lowered.graph, work.number)
 
     def refused_again(self, work: W, error: CudnnActorError) -> CudnnActorError:
@@ -544,7 +623,7 @@ class Broker(Generic[W]):
         The first run may have left its output half-written, so the caller must learn that the output holds
         no result. `ExecutionFailed` and `QuarantinedRequest` say so themselves; any other error is replaced.
         """
-        writes = not work.injects and footprint(work.message, self.state.lowered).writes
+        writes = not work.injects and work.footprint(self.state.lowered).writes
         if not writes or isinstance(error, ExecutionFailed):
             return error
         self._tear_output(work)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from cudnn_actor.broker.deployments import ModelRun
 from cudnn_actor.broker.message_cache import CachedMessage, MessageCache
 from cudnn_actor.engines.base import BuilderAccess
 from cudnn_actor.memory import Buffers
@@ -71,6 +72,11 @@ class ExecutionState:
         if cached is None:
             item.found = cached = self.messages.of(item.message)
         return cached
+
+    def model_run(self, item: Any) -> ModelRun:
+        """What a task or an envelope that runs a model runs. In a worker, its inbox has looked it up."""
+        run: ModelRun = item.found
+        return run
 
     def lowered(self, message: Compute) -> Lowered:
         """The graph of a message, cached. Any thread. Raises `InvalidRequest`."""

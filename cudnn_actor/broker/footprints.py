@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Any, NamedTuple
 
 from cudnn_actor.protocol.messages.lowering import Lowered
-from cudnn_actor.protocol.messages.messages import COMPUTE, Compute, Copy, Download
+from cudnn_actor.protocol.messages.messages import COMPUTE, Compute, Copy, Download, RunModel
 from cudnn_actor.protocol.messages.operands import operands, operands_named
 
 __all__ = ["NOTHING", "Footprint", "compute_footprint", "footprint", "memory_footprint", "overwritten"]
@@ -37,6 +37,10 @@ def memory_footprint(message: Any) -> Footprint:
     `Free` counts as writing, so that no waiting request loses its buffer. `View` counts as writing, because
     its caller may write to the array.
     """
+    if isinstance(message, RunModel):  # of the buffers that it names; its graph has others
+        return Footprint(
+            [ref.slot for ref in message.buffers.values()], [ref.slot for ref in message.into.values()]
+        )
     refs = operands(message)
     if not refs:
         return NOTHING

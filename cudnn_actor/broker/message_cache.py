@@ -98,10 +98,14 @@ class MessageCache:
         """The entry of a message. Raises `InvalidRequest`."""
         known = self._messages.get(id(message))
         if known is None or known.message is not message:
-            known = CachedMessage(message, self._lower(message))
+            known = self.once(message)
             # the entry keeps the message alive: no other gets its id
             self._messages.put(id(message), known, known.nbytes)
         return known
+
+    def once(self, message: Compute) -> CachedMessage:
+        """A new entry for a message, which only its caller keeps. Raises `InvalidRequest`."""
+        return CachedMessage(message, self._lower(message))
 
     def _lower(self, message: Compute) -> Lowered:
         if type(message) is RunGraph and isinstance(message.graph, Graph):

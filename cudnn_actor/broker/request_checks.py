@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from cudnn_actor.actors import Envelope
+from cudnn_actor.broker.deployments import ModelRun
 from cudnn_actor.broker.message_cache import Bound, CachedMessage
 from cudnn_actor.broker.service_state import ServiceState
 from cudnn_actor.memory import Buffers, Slot
@@ -28,6 +29,7 @@ from cudnn_actor.protocol.messages.messages import (
     Allocate,
     Compute,
     Copy,
+    DeployModel,
     Download,
     Drain,
     Explain,
@@ -36,25 +38,39 @@ from cudnn_actor.protocol.messages.messages import (
     GetStatistics,
     Message,
     Ping,
+    RunModel,
+    UnloadModel,
     Upload,
     View,
     Warm,
+    WarmModel,
 )
+from cudnn_actor.protocol.messages.model_messages import ModelRef
 from cudnn_actor.protocol.messages.operands import operand, operands_named
 from cudnn_actor.protocol.types.checks import require_type
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
-__all__ = ["bound", "check_allocate", "check_explain", "check_message", "require_asker", "slots_of"]
+__all__ = [
+    "bound",
+    "check_allocate",
+    "check_explain",
+    "check_message",
+    "check_unload",
+    "require_asker",
+    "slots_of",
+]
 
 
-def check_message(state: ServiceState, message: Message, instead: Mapping[type, str]) -> CachedMessage | None:
+def check_message(
+    state: ServiceState, message: Message, instead: Mapping[type, str]
+) -> CachedMessage | ModelRun | None:
     """Check a message before it is sent: its fields and shapes, that no reference is stale already, and that
     no output is another operand's buffer. `instead` says what to do with objects that are no messages.
 
-    Returns the cache entry of a message that runs a plan, for `Envelope.found`; None for other messages.
+    Returns what is known of a message that runs a plan or a model, for `Envelope.found`; else None.
 
-    Raises `InvalidRequest`, `StaleBufferError`, `ActorStopped`. Never blocks: it takes under a millisecond
-    for the first message of a shape, and some microseconds for later ones.
+    Raises `InvalidRequest`, `StaleBufferError`, `NotDeployed`, `ActorStopped`. Never blocks: it takes under a
+    millisecond for the first message of a shape, and some microseconds for later ones.
     """
     state.mailbox.check_open()
     kind = type(message)
@@ -63,6 +79,10 @@ def check_message(state: ServiceState, message: Message, instead: Mapping[type, 
             cached = state.messages.of(message)  # type: ignore[arg-type]
             bound(cached, state.memory)
             return cached
+        if kind is RunModel:
+            run = state.models.run_of(message)  # type: ignore[arg-type]
+            state.models.slots(run, message)  # type: ignore[arg-type]
+            return run
         if kind not in _CHECKS:
             raise not_a_message(message, instead.get(kind))
         if (check := _CHECKS[kind]) is not None:
@@ -146,12 +166,30 @@ def _check_warm(state: ServiceState, message: Warm) -> None:
         state.check_graph(graph)
 
 
+def _check_warm_model(state: ServiceState, message: WarmModel) -> None:
+    require_type("model", message.model, ModelRef, "pass `model.ref`")
+    state.models.require(message.model)
+    state.models.check(message.graphs)
+
+
+def check_unload(message: UnloadModel) -> None:
+    """Raise `InvalidRequest` unless the message names a model, and graphs by text."""
+    require_type("model", message.model, ModelRef, "pass `model.ref`")
+    if message.graphs is not None:
+        require_type("graphs", message.graphs, tuple)
+        for name in message.graphs:
+            require_type("graphs", name, str)
+
+
 _CHECKS: dict[type, Callable[[ServiceState, Any], object] | None] = {
     **dict.fromkeys(_REFERENCES, lambda state, message: slots_of(state.memory, message)),
     **dict.fromkeys((Ping, GetStatistics, Drain)),  # they have no fields
     Allocate: lambda state, message: check_allocate(state.memory, message),
     Warm: _check_warm,
     Explain: lambda _, message: check_explain(message),
+    DeployModel: lambda state, message: state.models.check(message.graphs),
+    WarmModel: _check_warm_model,
+    UnloadModel: lambda _, message: check_unload(message),
 }
 """How messages that run no plan are checked, by their class; None if nothing is to be checked."""
 

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import msgspec
 
 from cudnn_actor.actors import Counters, Envelope, Mailbox
 from cudnn_actor.actors.errors import ActorStopped
+from cudnn_actor.broker.deployments import Deployments, ModelRun
 from cudnn_actor.broker.execution_state import ExecutionState
 from cudnn_actor.broker.recovery import MOST_CRASHES
 from cudnn_actor.memory import MemoryTable
 from cudnn_actor.protocol.errors import OutOfMemory, QuarantinedRequest
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.graphs.reproduction import token
-from cudnn_actor.protocol.messages.messages import Free
+from cudnn_actor.protocol.messages.messages import Free, UnloadModel
+from cudnn_actor.protocol.messages.model_messages import ModelRef
 from cudnn_actor.protocol.messages.receipts import CacheStatistics, PlanStatistics, Statistics
 from cudnn_actor.protocol.types.buffers import BufferRef
 from cudnn_actor.supervision import FaultSource
@@ -76,6 +78,21 @@ class ServiceState(ExecutionState):
     replayed: int = field(default=0, init=False)
     restarts: int = field(default=0, init=False)
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.models = Deployments(self.memory, self.messages.once)
+        """The models. Only the live incarnation writes them."""
+
+    def model_run(self, item: Any) -> ModelRun:
+        """What an envelope with a `RunModel` runs, kept in it.
+
+        Raises `NotDeployed`, `InvalidRequest`.
+        """
+        run = item.found
+        if type(run) is not ModelRun or run.deployed is None or run.deployed.ended:
+            item.found = run = self.models.run_of(item.message)
+        return run
+
     def why_quarantined(self, graph: OperationGraph, number: int) -> QuarantinedRequest | None:
         """The error for a request whose graph is quarantined; None if it is not."""
         if not self.quarantined:
@@ -128,12 +145,20 @@ class ServiceState(ExecutionState):
         )
 
     def discard(self, result: object) -> None:
-        """Free a buffer that nobody receives, unless a crash has ended it by then. Any thread."""
+        """Free a buffer that nobody receives, unless a crash has ended it by then, or unload a model. Any
+        thread."""
+        if isinstance(result, ModelRef):
+            self.unload(result, None)
         if isinstance(result, BufferRef) and self.memory.is_live(result):
             try:
                 self.mailbox.admit(Envelope(Discard(buffer=result)))
             except ActorStopped:
                 return  # the service has stopped, and its memory goes with it
+
+    def unload(self, model: ModelRef, graphs: tuple[str, ...] | None) -> None:
+        """Have graphs of a model forgotten, or all, without waiting: see `UnloadModel`. Any thread."""
+        with contextlib.suppress(ActorStopped):  # the models go with the service
+            self.mailbox.admit(Envelope(UnloadModel(model=model, graphs=graphs)))
 
     def forget(self, identities: frozenset[str], plans: frozenset[str]) -> None:
         """Have graphs and plans dropped from the caches, in every process: see `Forget`. Any thread."""

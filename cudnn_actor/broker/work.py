@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 
 from cudnn_actor.actors import Envelope
+from cudnn_actor.broker.deployments import ModelRun
+from cudnn_actor.broker.footprints import Footprint, footprint
 from cudnn_actor.broker.message_cache import CachedMessage
 from cudnn_actor.memory import Slot
+from cudnn_actor.protocol.messages.lowering import Lowered
+from cudnn_actor.protocol.messages.messages import Compute
 from cudnn_actor.protocol.types.buffers import BufferRef
 from cudnn_actor.supervision import FaultRule
 
@@ -39,6 +43,8 @@ class Work(msgspec.Struct, eq=False):
         Whether it is run only to inject its fault. Afterwards its message is started again.
     suspect
         Whether it was running at a crash.
+    run
+        What a `RunModel` runs; None for all other messages.
     """
 
     envelope: Envelope
@@ -50,6 +56,7 @@ class Work(msgspec.Struct, eq=False):
     fault: FaultRule | None = None
     injects: bool = False
     suspect: bool = False
+    run: ModelRun | None = None
 
     @property
     def started_ns(self) -> int:
@@ -60,3 +67,7 @@ class Work(msgspec.Struct, eq=False):
     def message(self) -> Any:
         """The message as it was sent."""
         return self.envelope.message
+
+    def footprint(self, lowered: Callable[[Compute], Lowered]) -> Footprint:
+        """The buffers with lasting contents that it reads and writes. `lowered` finds a message's graph."""
+        return footprint(self.message, lowered) if self.run is None else self.run.footprint

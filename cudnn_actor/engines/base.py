@@ -234,7 +234,7 @@ class Engine(Protocol):
         """
 
     def prepare(self, plan: Plan) -> None:
-        """Allocate the workspace of a plan that a builder made. If it must grow, waits for running work.
+        """Allocate the workspace of a plan that a builder made.
 
         Raises `OutOfMemory` when the device has no room for it; a plan with a smaller workspace may fit.
         """
@@ -243,6 +243,12 @@ class Engine(Protocol):
         """Enqueue a run. `buffers` and `scalars` are in the order of `graph.bound` and `graph.scalars`.
 
         Raises `EngineFailure` when the library refuses, `StickyError` when the context has died.
+        """
+
+    def expect(self, plan: Plan, buffers: Sequence[Binding], scalars: Sequence[float]) -> None:
+        """Expect many runs on these buffers. An engine may take longer for the first, for faster later ones.
+
+        Enqueues nothing. Raises as `prepare`.
         """
 
     def measure(self, plan: Plan, graph: OperationGraph) -> PlanTimes:

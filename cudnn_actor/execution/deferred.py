@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from cudnn_actor.broker.deployments import ModelRun
 from cudnn_actor.broker.execution_state import ExecutionState
 from cudnn_actor.broker.footprints import NOTHING, Footprint, compute_footprint, memory_footprint
 from cudnn_actor.broker.message_cache import CachedMessage
@@ -25,12 +26,15 @@ from cudnn_actor.execution.planning import Outcome, Planner
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.messages.lowering import Lowered
 from cudnn_actor.protocol.messages.message_checks import check_warm
-from cudnn_actor.protocol.messages.messages import COMPUTE, Compute, Drain, Explain, Warm
+from cudnn_actor.protocol.messages.messages import COMPUTE, Drain, Explain, RunModel, Warm, WarmModel
 from cudnn_actor.protocol.messages.operands import operands
 
 __all__ = ["DeferredWork"]
 
 Defer = Callable[[], None]
+
+_WARMING = frozenset({Warm, WarmModel, Explain})
+"""Messages that are about plans."""
 
 
 class _Waiting(msgspec.Struct, eq=False):
@@ -82,8 +86,10 @@ class DeferredWork:
         message = item.message
         kind = type(message)
         if kind in COMPUTE:
-            return self._for_compute(item, message)
-        if kind is Warm or kind is Explain:
+            return self._for_compute(item)
+        if kind is RunModel or type(getattr(item, "found", None)) is ModelRun:
+            return self._for_model(item)
+        if kind in _WARMING:
             return self._for_warm(item, message)
         if not self._hazards:
             return None
@@ -102,24 +108,36 @@ class DeferredWork:
             return functools.partial(self._defer_behind, _Waiting(item), footprint)
         return None
 
-    def _for_compute(self, item: Any, message: Compute) -> Defer | None:
+    def _for_compute(self, item: Any) -> Defer | None:
         try:
             cached = self._state.cached_message(item)
         except Exception:  # noqa: BLE001 - as above
             return None
         known = self._cache.find(cached.lowered.graph.digest())
         if known is None or self._hazards:
-            return self._for_slow_compute(item, message, cached, known)
+            if not self._is_valid(cached):
+                return None
+            return self._for_slow(item, cached, known, compute_footprint(cached.message, cached.lowered))
         self._found = item, known
         return None
 
-    def _for_slow_compute(
-        self, item: Any, message: Compute, cached: CachedMessage, known: Outcome | None
+    def _for_model(self, item: Any) -> Defer | None:
+        try:
+            run = self._state.model_run(item)
+        except Exception:  # noqa: BLE001 - as above
+            return None
+        known = self._cache.find(run.cached.lowered.graph.digest())
+        if known is None or self._hazards:
+            return self._for_slow(item, run.cached, known, run.hazards)
+        self._found = item, known
+        return None
+
+    def _for_slow(
+        self, item: Any, cached: CachedMessage, known: Outcome | None, footprint: Footprint
     ) -> Defer | None:
         lowered = cached.lowered
-        if lowered.graph.digest() in self._state.quarantined or not self._is_valid(cached):
+        if lowered.graph.digest() in self._state.quarantined:
             return None
-        footprint = compute_footprint(message, lowered)
         waiting = _Waiting(item, lowered)
         if known is None:
             return functools.partial(self._defer_for_plans, waiting, footprint, [lowered.graph], [])
@@ -136,8 +154,8 @@ class DeferredWork:
             return False
         return True
 
-    def _for_warm(self, item: Any, message: Warm | Explain) -> Defer | None:
-        tunes = isinstance(message, Warm)
+    def _for_warm(self, item: Any, message: Warm | WarmModel | Explain) -> Defer | None:
+        tunes = not isinstance(message, Explain)
         try:
             graphs = self._graphs_of(message)
         except Exception:  # noqa: BLE001 - as above
@@ -149,10 +167,12 @@ class DeferredWork:
             return None
         return functools.partial(self._defer_for_plans, _Waiting(item), NOTHING, missing, untuned)
 
-    def _graphs_of(self, message: Warm | Explain) -> dict[str, OperationGraph]:
+    def _graphs_of(self, message: Warm | WarmModel | Explain) -> dict[str, OperationGraph]:
         """The graphs whose plans a message is about, by digest. Raises `InvalidRequest`."""
         if isinstance(message, Explain):
             return {message.graph.digest(): message.graph}
+        if isinstance(message, WarmModel):
+            return {each.graph.body.digest(): each.graph.body for each in message.graphs}
         check_warm(message)
         return self._state.warmed(message)
 

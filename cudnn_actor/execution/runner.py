@@ -7,17 +7,20 @@ receives the results and makes the receipts.
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NoReturn, Protocol, TypeVar
+
+import numpy as np
 
 from cudnn_actor.actors import Crash
 from cudnn_actor.actors.logs import Log
 from cudnn_actor.broker.execution_state import ExecutionState
 from cudnn_actor.broker.message_cache import CachedMessage
-from cudnn_actor.engines.base import Engine, Plan
+from cudnn_actor.engines.base import Binding, Engine, Plan
 from cudnn_actor.execution.deferred import DeferredWork
 from cudnn_actor.execution.executor import LATER, RECEIPT, Enqueued, Executor, described
 from cudnn_actor.execution.injection import Injection
@@ -315,6 +318,104 @@ class Runner(Generic[T]):
         except OperationError as error:
             raise described(error, graph) from error
 
+    def run_model(
+        self,
+        task: T,
+        cached: CachedMessage,
+        key: object,
+        *,
+        sources: Sequence[tuple[int, Slot | np.ndarray]],
+        targets: Sequence[tuple[int, Slot | np.ndarray | None]],
+        slots: Sequence[Slot],
+        answer: Callable[[str, list[np.ndarray]], Any],
+    ) -> Any:
+        """Copy a model's inputs to their places, run its graph there, and copy the outputs from there.
+
+        Parameters
+        ----------
+        task
+            The request.
+        cached
+            The `RunGraph` that it amounts to.
+        key
+            The item that was passed to `DeferredWork.defers`.
+        sources, targets
+            Inputs and outputs: each the place of its buffer among the plan's, and where the values come from
+            or go to. That is another buffer, or an array; None for a new array.
+        slots
+            The buffers that the request holds.
+        answer
+            Makes the answer of the plan's tag, and of the arrays among the targets.
+        """
+        bound, executor, deferred = cached.bound, self._executor, self.deferred
+        assert bound is not None, "its graph is bound"
+        assert executor is not None
+        graph = cached.lowered.graph
+        enqueued = False
+        tag = executor.building(graph)
+        try:
+            plan = self._plan(graph, None if deferred is None else deferred.found_for(key))
+            tag = plan.tag
+            buffers = [executor.binding(slot) for slot in bound.slots]
+            if self.faults.rule is not None:
+                self.faults.inject(tag)
+            engine = executor.engine
+            if not bound.has_bindings:
+                executor.call(tag, engine.expect, plan, buffers, bound.scalars)
+                bound.has_bindings = True
+            enqueued = True
+            for place, source in sources:
+                if isinstance(source, Slot):
+                    executor.call(tag, engine.copy, executor.binding(source), buffers[place])
+                else:
+                    executor.call(tag, engine.write, buffers[place], source)
+            executor.call(tag, engine.execute, plan, buffers, bound.scalars)
+            read: list[Callable[[], np.ndarray]] = []
+            for place, target in targets:
+                if isinstance(target, Slot):
+                    executor.call(tag, engine.copy, buffers[place], executor.binding(target))
+                else:
+                    read.append(self._read_soon(executor, tag, buffers[place], target))
+        except OperationError as error:
+            return self._failed(task, tag, slots, described(error, graph), enqueued=enqueued)
+        except CudnnActorError as error:
+            return self._failed(task, tag, slots, error, enqueued=enqueued)
+
+        def late() -> Any:
+            return answer(tag, [values() for values in read])
+
+        if executor.synchronous:
+            return late()
+        executor.defer(Enqueued(task, tag, slots, late=late))
+        return LATER
+
+    def _read_soon(
+        self, executor: Executor[T], tag: str, place: Binding, into: np.ndarray | None
+    ) -> Callable[[], np.ndarray]:
+        """A function that gives a buffer's values as they are behind the work enqueued so far.
+
+        Call it once a fence behind this has passed. Blocks where the engine has no staging memory left.
+        """
+        engine = executor.engine
+        if not executor.synchronous:
+            fetched: Callable[[], np.ndarray] | None = executor.call(tag, engine.fetch, place, into)
+            if fetched is not None:
+                return fetched
+            self.host.flush()  # the next call waits for all that was enqueued before it
+        array = executor.call(tag, engine.read, place, into)
+        return lambda: array
+
+    def _failed(
+        self, task: T, tag: str, slots: Sequence[Slot], error: CudnnActorError, *, enqueued: bool
+    ) -> Any:
+        """Fail a request. If the engine may still read or write for it, only when that has ended: until then
+        it holds its buffers, and its caller's memory."""
+        executor = self.executor
+        if executor.synchronous or not enqueued:
+            raise error
+        executor.defer(Enqueued(task, tag, slots, late=functools.partial(_raise, error)))
+        return LATER
+
     def explain(self, message: Explain, key: object) -> Explanation:
         """How the plan of a graph runs it, and how long each piece takes if that is asked for.
 
@@ -438,3 +539,7 @@ class Runner(Generic[T]):
         elif self._long_runs:
             self._long_runs.discard(tag)
         return self.host.receipt_for(task, tag, now_ns)
+
+
+def _raise(error: CudnnActorError) -> NoReturn:
+    raise error

@@ -8,7 +8,7 @@ from cudnn_actor.memory.buffer_table import MemoryTable
 from cudnn_actor.memory.free_list import GRANULARITY, FreeList
 from cudnn_actor.memory.lending import BufferOwner
 from cudnn_actor.memory.pool import ArenaPool
-from cudnn_actor.memory.slot import REMEMBERED_ENDS, Slot
+from cudnn_actor.memory.slot import REMEMBERED_ENDS, SharedHold, Slot
 
 __all__ = [
     "ARENA_STEP",
@@ -21,5 +21,6 @@ __all__ = [
     "FreeList",
     "MemoryTable",
     "Mirror",
+    "SharedHold",
     "Slot",
 ]

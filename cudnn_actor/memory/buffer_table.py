@@ -18,7 +18,7 @@ from cudnn_actor.memory.arena import Arena
 from cudnn_actor.memory.base import Mirror
 from cudnn_actor.memory.lending import BufferOwner
 from cudnn_actor.memory.pool import ArenaPool
-from cudnn_actor.memory.slot import Slot
+from cudnn_actor.memory.slot import SharedHold, Slot
 from cudnn_actor.protocol.errors import (
     InvalidRequest,
     OutOfMemory,
@@ -84,6 +84,8 @@ class MemoryTable:
         self.epoch = next(_epochs)
         """Changes whenever a buffer or its bindings end, and differs between tables. While it is unchanged,
         every reference that resolved still resolves to the same slot. Any thread may read it."""
+        self.losses = 0
+        """How many buffers have been torn or lost so far."""
         self._pool = ArenaPool(arena_bytes=arena_bytes, limit=limit)
         self._first = nonce << 32 | 1
         self._slots: list[Slot] = []
@@ -282,6 +284,18 @@ class MemoryTable:
             else:
                 self.release(slot)
 
+    def hold_together(self, slots: Sequence[Slot]) -> SharedHold:
+        """Hold slots, which `resolve` has just returned, until the returned object is ended and released."""
+        self.hold_all(slots)
+        return SharedHold(slots)
+
+    def end_hold(self, hold: SharedHold) -> None:
+        """End a shared hold: its slots are released when nothing holds it any more. Idempotent."""
+        if hold.live:
+            hold.live = False
+            if not hold.users:
+                self._vacate(hold)
+
     def lend(self, slot: Slot) -> BufferOwner[Slot]:
         """Hold a slot that `resolve` has just returned until the returned object is collected, on any thread.
 
@@ -326,6 +340,7 @@ class MemoryTable:
 
     def _end(self, slot: Slot, reason: StaleReason) -> None:
         slot.end(reason)  # first: a sender's thread that finds it gone from `_live` can then read why
+        self.losses += reason is not StaleReason.FREED
         del self._live[slot.index]
         self.live_bytes -= slot.nbytes
         self.epoch = next(_epochs)  # after the end: a thread that reads the new number sees the end
@@ -335,6 +350,9 @@ class MemoryTable:
             self._vacate(slot)
 
     def _vacate(self, slot: Slot) -> None:
+        if isinstance(slot, SharedHold):
+            self.release_all(slot.slots)
+            return
         if self._mirror is not None and _was_freed(slot):
             self._mirror.vacate(slot.index)
         slot.binding = None

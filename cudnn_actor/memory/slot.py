@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from cudnn_actor.memory.arena import Arena
 from cudnn_actor.protocol.errors import StaleReason
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
-__all__ = ["REMEMBERED_ENDS", "Slot"]
+__all__ = ["REMEMBERED_ENDS", "SharedHold", "Slot"]
 
 REMEMBERED_ENDS = 32
 """How many generations of one slot are remembered as torn or lost; older ones are reported as freed."""
@@ -101,3 +102,30 @@ class Slot:
     def why_ended(self, generation: int) -> StaleReason:
         """Why an ended generation of this slot ended."""
         return (self._ends or {}).get(generation, StaleReason.FREED)
+
+
+class SharedHold(Slot):
+    """One hold on many slots, which is itself held like a slot: by each request that uses them all.
+
+    A request of a model uses hundreds of slots. To count its use on this object instead takes one step.
+    `MemoryTable.hold_together` makes it. `live` is True until it is ended; the slots are released once it has
+    ended and no request holds it any more.
+    """
+
+    __slots__ = ("generations", "slots")
+
+    def __init__(self, slots: Sequence[Slot]) -> None:
+        super().__init__(-1, 0)
+        self.slots = tuple(slots)
+        self.generations = tuple(slot.generation for slot in slots)
+        self.live = True
+
+    def first_lost(self) -> int | None:
+        """The number of the first slot whose buffer was torn or lost since; None for none.
+
+        A buffer that was only freed still has its bytes, because they are held.
+        """
+        for number, (slot, generation) in enumerate(zip(self.slots, self.generations, strict=True)):
+            if slot.generation != generation and slot.why_ended(generation) is not StaleReason.FREED:
+                return number
+        return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import warnings
 from collections import OrderedDict, deque
@@ -18,15 +19,20 @@ from cudnn_actor.models.kept_graphs import KeptGraphs
 from cudnn_actor.models.loop_locks import LoopLocks
 from cudnn_actor.models.rounding import rounded
 from cudnn_actor.models.sizes import Sizes, one_set_of_specs, sets_of_specs
-from cudnn_actor.models.source import Draw, Feature, NeedsValues, Source, Specialised, fixed_specs
+from cudnn_actor.models.source import Feature, NeedsValues, Source, Specialised, fixed_specs
 from cudnn_actor.plan_store.cache import CAPACITY
-from cudnn_actor.protocol.errors import InvalidRequest, OutOfMemory
+from cudnn_actor.protocol.errors import InvalidRequest, NotDeployed, OutOfMemory
 from cudnn_actor.protocol.graphs.explanation import Explanation
 from cudnn_actor.protocol.graphs.named_graph import Graph
+from cudnn_actor.protocol.messages.messages import Allocate, RunModel, WarmModel
+from cudnn_actor.protocol.messages.model_messages import ModelGraph, ModelRef
 from cudnn_actor.protocol.types.buffers import BufferRef
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
 __all__ = ["Model"]
+
+Unload = Callable[[ModelRef, tuple[str, ...] | None], None]
+"""Has the service forget graphs of a model by their names, or all, without waiting."""
 
 MOST_KEPT = 64
 """How many specialised graphs a model keeps."""
@@ -42,18 +48,52 @@ class _Kept:
         Without the weights' values, which are in buffers.
     names
         The keys of its weights, one for each port that has one.
+    specs, values
+        The inputs that it is for, and the values of those that decide over shapes.
     weights
         Ports → buffers.
+    name
+        Its name in the service's model.
+    places
+        Ports → the buffers of a run's inputs and outputs.
+    sent
+        What the service is sent of it; None until it has places.
+    deployed
+        Whether the service has it.
     """
 
     of: Specialised
     names: tuple[str, ...]
+    name: str
+    specs: dict[str, TensorSpec]
+    values: dict[str, np.ndarray]
     weights: dict[str, BufferRef] = field(default_factory=dict)
+    places: dict[str, BufferRef] = field(default_factory=dict)
+    sent: ModelGraph | None = None
+    deployed: bool = False
     runs: int = 0
 
     @property
     def graph(self) -> Graph | None:
         return self.of.graph
+
+    def place(self, places: dict[str, BufferRef]) -> None:
+        """Give it places."""
+        of, graph = self.of, self.graph
+        assert graph is not None
+        self.places = places
+        buffers = {**self.weights, **places}
+        self.sent = ModelGraph(
+            name=self.name,
+            graph=graph,
+            buffers=tuple(buffers[port] for port in graph.places),
+            specs=self.specs,
+            inputs=dict(of.inputs),
+            outputs=dict(of.outputs),
+            values=self.values,
+            constants=dict(of.constants),
+            draws=of.random,
+        )
 
     @property
     def nbytes(self) -> int:
@@ -72,8 +112,12 @@ class Model:
     ----------
     gpu
         The `CudnnRef` of the service.
+    ref
+        The model in the service, by which messages name it.
     source
         What it is made from.
+    unload
+        Has the service forget graphs of a model, or all, without waiting.
     discard
         Frees a buffer without waiting.
     values
@@ -87,17 +131,22 @@ class Model:
     def __init__(
         self,
         gpu: Any,
+        ref: ModelRef,
         source: Source,
-        discard: Callable[[BufferRef], None],
         values: Values,
         *,
+        discard: Callable[[BufferRef], None],
+        unload: Unload,
         most_operations: int,
         graphs: KeptGraphs,
     ) -> None:
         self._most_operations = most_operations
+        self.ref = ref
+        """Its reference, for messages: `RunModel(model=model.ref, ...)`, from pykka actors for example."""
         self._gpu = gpu
         self._source = source
         self._discard = discard
+        self._unload = unload
         self._values = values
         self._graphs = graphs
         self._lock = threading.RLock()
@@ -107,8 +156,8 @@ class Model:
         """Digests of the graphs that it has dropped lately to make room. The service may have their plans."""
         self._weights: dict[str, tuple[BufferRef, int]] = {}
         """Weights by key: the buffer, and how many of the kept graphs use it."""
-        self._drawn = 0
-        """How many random numbers the runs have drawn."""
+        self._numbers = itertools.count(1)
+        """Numbers for the names of its graphs."""
         self._deciding: set[str] = set()
         """Inputs whose values have decided over shapes."""
         self._locks = LoopLocks()
@@ -118,7 +167,7 @@ class Model:
         forks.watch(self)
         graphs.add(self._kept)
         given = (self._weights, self._kept, self._past, repr(self))
-        forks.finalize(self, _dropped, gpu, discard, graphs, given).atexit = False
+        forks.finalize(self, _dropped, gpu, ref, (discard, unload), graphs, given).atexit = False
 
     def forget_parent(self) -> None:
         """Take a new lock in a forked child. The service refuses its requests there."""
@@ -226,10 +275,7 @@ class Model:
     async def _warmed(self, specs: Mapping[str, TensorSpec], deadline: Deadline) -> int:
         kept = await self._acquire_or_refuse(specs, {}, deadline)
         try:
-            if kept.graph is None:
-                return 0
-            built: int = await self._gpu.warm(kept.graph, timeout=deadline.left_s)
-            return built
+            return await self._deploy(kept, deadline)
         finally:
             self._release(kept)
 
@@ -309,55 +355,91 @@ class Model:
     async def _run(
         self, kept: _Kept, given: Mapping[str, Any], keep: Collection[str], deadline: Deadline
     ) -> dict[str, Any]:
-        made: list[BufferRef] = []
-        results: dict[str, Any] = {name: array.copy() for name, array in kept.of.constants.items()}
+        constants, graph, ask = kept.of.constants, kept.graph, self._gpu.ask
+        made: dict[str, BufferRef] = {}
         try:
             for name in keep:
-                if name in results:
-                    results[name] = await self._gpu.upload(results[name], timeout=deadline.left_s)
-                    made.append(results[name])
-            if kept.of.graph is not None:
-                buffers = dict(kept.weights)
-                for name, port in kept.of.inputs.items():
-                    value = given[name]
-                    if not isinstance(value, BufferRef):
-                        value = await self._uploaded(name, value, deadline)
-                        made.append(value)
-                    buffers[port] = value
-                if (random := kept.of.random) is not None:
-                    numbers = np.array([random.seed, self._drawn_before(random)])
-                    state = await self._gpu.upload(numbers, timeout=deadline.left_s)
-                    made.append(state)
-                    buffers[random.port] = state
-                out = await self._gpu.apply(kept.of.graph, buffers, timeout=deadline.left_s)
-                refs = list(out) if isinstance(out, tuple) else [out]
-                made.extend(refs)
-                ports = {port.name: ref for port, ref in zip(kept.of.graph.outputs, refs, strict=True)}
-                for name, port in kept.of.outputs.items():
-                    ref = ports[port]
-                    results[name] = (
-                        ref if name in keep else await self._gpu.download(ref, timeout=deadline.left_s)
-                    )
-            held = {results[name] for name in keep}
-            made = [ref for ref in made if ref not in held]
-            return {each.name: results[each.name] for each in self.outputs}
+                if name in constants:
+                    made[name] = await self._gpu.upload(constants[name], timeout=deadline.left_s)
+                else:
+                    assert graph is not None
+                    spec = graph.ports[graph.places[kept.of.outputs[name]]].spec
+                    made[name] = await ask(Allocate(spec=spec), timeout=deadline.left_s)
+            if graph is None:
+                results = {name: array.copy() for name, array in constants.items()}
+            else:
+                into = {name: ref for name, ref in made.items() if name not in constants}
+                message = RunModel.of(self.ref, {**given, **kept.values}, into)
+                results = await self._answer(kept, message, deadline)
+            kept_ones, made = made, {}
+            return {each.name: {**results, **kept_ones}[each.name] for each in self.outputs}
         finally:
-            for ref in made:
+            for ref in made.values():
                 self._discard(ref)
 
-    async def _uploaded(self, name: str, value: Any, deadline: Deadline) -> BufferRef:
-        try:
-            ref: BufferRef = await self._gpu.upload(value, timeout=deadline.left_s)
-        except OutOfMemory as error:
-            raise error.at(error.operations, f"input {name!r}") from error
-        return ref
+    async def _answer(self, kept: _Kept, message: RunModel, deadline: Deadline) -> dict[str, np.ndarray]:
+        """The answer to a run.
 
-    def _drawn_before(self, draw: Draw) -> int:
-        """How many random numbers earlier runs have drawn; this one draws its own, too."""
-        with self._lock:
-            before = self._drawn
-            self._drawn = (before + draw.count) % (1 << 62)
-            return before
+        If the service had to forget the graph, because a worker that could not be ended may still write its
+        places, the graph gets new ones and is deployed again.
+        """
+        while True:
+            if not kept.deployed:
+                await self._deploy(kept, deadline)
+            deployed = kept.sent
+            try:
+                results: dict[str, np.ndarray] = await self._gpu.ask(message, timeout=deadline.left_s)
+            except NotDeployed as error:
+                if error.unloaded:
+                    raise
+                with self._lock:
+                    places: dict[str, BufferRef] = {}
+                    if kept.sent is deployed:  # else another task has deployed it again
+                        kept.deployed, kept.sent = False, None
+                        places, kept.places = kept.places, {}
+                for ref in places.values():
+                    self._discard(ref)
+            else:
+                return results
+
+    async def _deploy(self, kept: _Kept, deadline: Deadline) -> int:
+        """Allocate the places of a graph if it has none, and have the service build its plan.
+
+        Returns how many plans were built.
+        """
+        if kept.graph is None:
+            return 0
+        if kept.sent is None:
+            async with deadline.limiting(), self._locks.of_running_loop():
+                if kept.sent is None:
+                    await self._allocate(kept, deadline)
+        sent = kept.sent
+        assert sent is not None
+        built: int = await self._gpu.ask(WarmModel(model=self.ref, graphs=(sent,)), timeout=deadline.left_s)
+        kept.deployed = kept.sent is sent
+        return built
+
+    async def _allocate(self, kept: _Kept, deadline: Deadline) -> None:
+        """Allocate the places of a graph's inputs and outputs."""
+        made: dict[str, BufferRef] = {}
+        assert kept.graph is not None
+        names = {port: f"input {name!r}" for name, port in kept.of.inputs.items()}
+        names |= {port: f"output {name!r}" for name, port in kept.of.outputs.items()}
+        try:
+            for port in kept.graph.ports:
+                if port.name in kept.weights:
+                    continue
+                try:
+                    made[port.name] = await self._gpu.ask(Allocate(spec=port.spec), timeout=deadline.left_s)
+                except OutOfMemory as error:
+                    raise error.at(error.operations, names.get(port.name, port.name)) from error
+            with self._lock:
+                if kept.sent is None:  # a task of another loop may have been faster
+                    kept.place(made)
+                    made = {}
+        finally:
+            for ref in made.values():
+                self._discard(ref)
 
     # Specialised graphs and weights.
     #
@@ -390,7 +472,7 @@ class Model:
                     with self._lock:
                         self._deciding |= needs.names
                 else:
-                    return await self._keep(key, of)
+                    return await self._keep(key, of, specs, values)
 
     def _found(self, key: object) -> _Kept | None:
         """The graph that is kept for a key, for one more run; None if there is none."""
@@ -411,15 +493,17 @@ class Model:
         values: np.ndarray = await self._gpu.download(value, timeout=deadline.left_s)
         return values
 
-    async def _keep(self, key: object, of: Specialised) -> _Kept:
+    async def _keep(
+        self, key: object, of: Specialised, specs: Mapping[str, TensorSpec], values: Mapping[str, np.ndarray]
+    ) -> _Kept:
         """Upload the weights that are not there yet, and keep the graph."""
         made: dict[str, BufferRef] = {}
-        specs = {} if of.graph is None else {port.name: port.spec for port in of.graph.inputs}
+        ports = {} if of.graph is None else {port.name: port.spec for port in of.graph.inputs}
         try:
-            while (kept := self._bound(key, of, made)) is None:
+            while (kept := self._bound(key, of, made, specs, values)) is None:
                 for port, (name, array) in of.weights.items():
                     if name not in made and name not in self._weights:
-                        made[name] = await self._upload_weight(array, specs[port])
+                        made[name] = await self._upload_weight(array, ports[port])
         finally:  # what another run uploaded as well is left
             for ref in made.values():
                 self._discard(ref)
@@ -431,7 +515,14 @@ class Model:
         ref: BufferRef = await self._gpu.upload(array, layout=spec.layout)
         return ref
 
-    def _bound(self, key: object, of: Specialised, made: dict[str, BufferRef]) -> _Kept | None:
+    def _bound(
+        self,
+        key: object,
+        of: Specialised,
+        made: dict[str, BufferRef],
+        specs: Mapping[str, TensorSpec],
+        values: Mapping[str, np.ndarray],
+    ) -> _Kept | None:
         """Keep the graph, with weights that are there or in `made`; None if one is missing."""
         with self._lock:
             self._check_open()
@@ -439,7 +530,9 @@ class Model:
                 if any(name not in self._weights and name not in made for name, _ in of.weights.values()):
                     return None
                 names = tuple(name for name, _ in of.weights.values())
-                kept = self._kept[key] = _Kept(replace(of, weights={}), names)
+                kept = self._kept[key] = _Kept(
+                    replace(of, weights={}), names, str(next(self._numbers)), dict(specs), dict(values)
+                )
                 for port, (name, _) in of.weights.items():
                     ref, users = self._weights.get(name) or (made.pop(name), 0)
                     self._weights[name] = ref, users + 1
@@ -452,10 +545,10 @@ class Model:
             unused = self._evicted()
         self._give_back(*unused)
 
-    def _evicted(self) -> tuple[list[Graph], list[BufferRef]]:
-        """Forget idle graphs over the bounds, or all once closed. Returns them, and the weights that none
+    def _evicted(self) -> tuple[list[_Kept], list[BufferRef]]:
+        """Forget idle graphs over the bounds, or all once closed. Returns them, and the buffers that none
         needs."""
-        graphs: list[Graph] = []
+        evicted: list[_Kept] = []
         unused: list[BufferRef] = []
         nbytes = sum(kept.nbytes for kept in self._kept.values())
         for key in [key for key, kept in self._kept.items() if not kept.runs]:
@@ -465,19 +558,25 @@ class Model:
                 break
             kept = self._kept.pop(key)
             nbytes -= kept.nbytes
-            graphs += [] if kept.graph is None else [kept.graph]
+            evicted.append(kept)
+            unused += kept.places.values()
             for name in kept.names:
                 ref, users = self._weights[name]
                 self._weights[name] = ref, users - 1
                 if users == 1:
                     unused.append(self._weights.pop(name)[0])
-        return graphs, unused
+        return evicted, unused
 
-    def _give_back(self, graphs: list[Graph], refs: list[BufferRef]) -> None:
+    def _give_back(self, evicted: list[_Kept], refs: list[BufferRef]) -> None:
         """Free buffers, and drop graphs from the service's caches; those of a closed model with their
         plans."""
+        if self._closed and not self._kept:
+            self._unload(self.ref, None)
+        elif evicted:
+            self._unload(self.ref, tuple(kept.name for kept in evicted))
         for ref in refs:
             self._discard(ref)
+        graphs = [kept.graph for kept in evicted if kept.graph is not None]
         digests = [graph.body.digest() for graph in graphs]
         if not self._closed:
             self._past.extend(digests)
@@ -495,14 +594,20 @@ class Model:
 
 def _dropped(
     gpu: Any,
-    discard: Callable[[BufferRef], None],
+    ref: ModelRef,
+    give_back: tuple[Callable[[BufferRef], None], Unload],
     graphs: KeptGraphs,
     left: tuple[Mapping[str, tuple[BufferRef, int]], Mapping[object, _Kept], Collection[str], str],
 ) -> None:
     """Give back what a model kept that nobody can close any more. Any thread, also by the collector."""
+    discard, unload = give_back
     weights, kept, past, shown = left
-    for ref, _ in weights.values():
-        discard(ref)
+    unload(ref, None)
+    for buffer, _ in weights.values():
+        discard(buffer)
+    for each in kept.values():
+        for buffer in each.places.values():
+            discard(buffer)
     graphs.remove(kept)
     left_graphs = [each.graph for each in kept.values() if each.graph is not None]
     graphs.release(left_graphs, [*(graph.body.digest() for graph in left_graphs), *past])

@@ -9,10 +9,11 @@ from typing import Protocol
 import numpy as np
 
 from cudnn_actor.protocol.graphs.named_graph import Graph
+from cudnn_actor.protocol.messages.model_messages import Draws
 from cudnn_actor.protocol.types.dtypes import DType
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
-__all__ = ["Dims", "Draw", "Feature", "NeedsValues", "Source", "Specialised", "fixed_specs", "shown"]
+__all__ = ["Dims", "Feature", "NeedsValues", "Source", "Specialised", "fixed_specs", "shown"]
 
 Dims = tuple[int | str | None, ...]
 
@@ -61,15 +62,6 @@ def shown(dims: Dims) -> str:
     return f"({', '.join('?' if dim is None else str(dim) for dim in dims)})"
 
 
-@dataclass(frozen=True)
-class Draw:
-    """The random numbers that a run draws: the port of their state, the seed, and how many they are."""
-
-    port: str
-    seed: int
-    count: int
-
-
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Specialised:
     """A model for particular dims, and for particular values of the inputs that decide over shapes.
@@ -93,7 +85,7 @@ class Specialised:
     outputs: Mapping[str, str]
     weights: Mapping[str, tuple[str, np.ndarray]]
     constants: Mapping[str, np.ndarray]
-    random: Draw | None = None
+    random: Draws | None = None
 
 
 class NeedsValues(Exception):

@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from cudnn_actor.models.source import Draw, Feature
+from cudnn_actor.models.source import Feature
 from cudnn_actor.onnx import operators
 from cudnn_actor.onnx.reading import ModelFile
 from cudnn_actor.onnx.values import Declined, Empty, Refused, Undecided, Value
 from cudnn_actor.protocol.graphs.graph_builder import GraphBuilder, Tensor
+from cudnn_actor.protocol.messages.model_messages import Draws
 from cudnn_actor.protocol.types.dtypes import DType
 from cudnn_actor.protocol.types.tensor import Layout, TensorSpec
 
@@ -64,9 +65,11 @@ class Ports:
         """The ports of the weights that the graph reads → their keys and values."""
         return {port: weight for port, weight in self._weights.items() if port in read}
 
-    def random(self, read: Collection[str]) -> Draw | None:
+    def random(self, read: Collection[str]) -> Draws | None:
         """What random numbers a run of the graph draws; None if it draws none."""
-        return Draw(self._random, self._file.random or 0, self._drawn) if self._random in read else None
+        if self._random not in read:
+            return None
+        return Draws(port=self._random, seed=self._file.random or 0, count=self._drawn)
 
     def input(self, feature: Feature) -> Value:
         """An input of the model. As a tensor, it is an input of the graph."""

@@ -35,6 +35,7 @@ from cudnn_actor.protocol.messages.messages import (
     ConvBwdFilter,
     ConvFwd,
     Copy,
+    DeployModel,
     Download,
     Drain,
     Explain,
@@ -206,7 +207,7 @@ class CudnnRef:
             Any other failure of the request; see `protocol.errors`.
         """
         found = check_message(self._state, message, INSTEAD)
-        discard = self._state.discard if type(message) is Allocate else None
+        discard = self._state.discard if type(message) in (Allocate, DeployModel) else None
         return await ask(self._state.mailbox, message, timeout=timeout, discard=discard, found=found)
 
     @overload
@@ -223,7 +224,7 @@ class CudnnRef:
         Raises `MailboxFull` when there is no room, and what `ask` raises before it sends.
         """
         found = check_message(self._state, message, INSTEAD)
-        discard = self._state.discard if type(message) is Allocate else None
+        discard = self._state.discard if type(message) in (Allocate, DeployModel) else None
         return submit(self._state.mailbox, message, timeout=timeout, discard=discard, found=found)
 
     def tell(self, message: Message) -> None:
@@ -602,9 +603,11 @@ class CudnnRef:
                     source = await in_own_thread(_read, model, random, dtype)
             loaded = Model(
                 self,
+                await self.ask(DeployModel(), timeout=deadline.left_s),
                 source,
-                state.discard,
                 service.values,
+                discard=state.discard,
+                unload=state.unload,
                 most_operations=state.most_operations,
                 graphs=service.kept_graphs,
             )

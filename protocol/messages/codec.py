@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import numbers
-from typing import Any
+from typing import Any, get_origin
 
 import msgspec
 import numpy as np
@@ -16,6 +16,7 @@ import numpy as np
 from cudnn_actor.protocol.errors import ErrorRecord, MalformedMessage
 from cudnn_actor.protocol.graphs.explanation import Explanation
 from cudnn_actor.protocol.messages.messages import Travelling, View
+from cudnn_actor.protocol.messages.model_messages import ModelRef
 from cudnn_actor.protocol.messages.receipts import Receipt, Statistics
 from cudnn_actor.protocol.types.buffers import BufferRef
 from cudnn_actor.protocol.types.device_array import DeviceArray
@@ -23,7 +24,17 @@ from cudnn_actor.protocol.types.dtypes import DType
 
 __all__ = ["decode_message", "decode_reply", "encode_message", "encode_reply"]
 
-ReplyValue = Receipt | BufferRef | Statistics | Explanation | np.ndarray | int | None
+ReplyValue = (
+    Receipt
+    | BufferRef
+    | ModelRef
+    | Statistics
+    | Explanation
+    | np.ndarray
+    | dict[str, np.ndarray]
+    | int
+    | None
+)
 
 
 class _Array(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -37,17 +48,19 @@ class _Reply(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     body: msgspec.Raw
 
 
-_REPLY_TYPES: dict[str, type] = {
+_REPLY_TYPES: dict[str, Any] = {
     "receipt": Receipt,
     "buffer": BufferRef,
     "statistics": Statistics,
     "explanation": Explanation,
     "array": np.ndarray,
+    "arrays": dict[str, np.ndarray],
+    "model": ModelRef,
     "int": int,
     "none": type(None),
     "error": ErrorRecord,
 }
-_REPLY_KINDS = {cls: kind for kind, cls in _REPLY_TYPES.items()}
+_REPLY_KINDS = {get_origin(cls) or cls: kind for kind, cls in _REPLY_TYPES.items()}
 
 
 def encode_message(message: Travelling) -> bytes:
@@ -65,9 +78,13 @@ def decode_message(frame: bytes | memoryview) -> Travelling:
 def encode_reply(reply: object) -> bytes:
     """A reply, or the `ErrorRecord` of an error, as bytes. Raises `TypeError` for anything else."""
     kind = _REPLY_KINDS.get(type(reply))
-    if kind is None:
+    if kind is None or (isinstance(reply, dict) and not all(map(_is_array, reply.values()))):
         raise TypeError(f"{type(reply).__name__} is not a reply of this protocol")
     return _ENCODER.encode(_Reply(kind, msgspec.Raw(_encode(reply))))
+
+
+def _is_array(value: object) -> bool:
+    return isinstance(value, np.ndarray)
 
 
 def decode_reply(frame: bytes | memoryview) -> ReplyValue | ErrorRecord:

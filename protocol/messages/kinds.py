@@ -17,6 +17,12 @@ from cudnn_actor.protocol.messages.convolution_messages import (
     ConvBwdFilter as ConvBwdFilter,
     ConvFwd as ConvFwd,
 )
+from cudnn_actor.protocol.messages.model_messages import (
+    DeployModel as DeployModel,
+    RunModel as RunModel,
+    UnloadModel as UnloadModel,
+    WarmModel as WarmModel,
+)
 from cudnn_actor.protocol.messages.planning_messages import Explain as Explain, Warm as Warm
 from cudnn_actor.protocol.messages.run_graph import RunGraph as RunGraph
 from cudnn_actor.protocol.messages.service_messages import (

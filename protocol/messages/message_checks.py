@@ -3,19 +3,39 @@
 from __future__ import annotations
 
 import numbers
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
 
 import numpy as np
 
 from cudnn_actor.protocol.errors import InvalidRequest, Words
 from cudnn_actor.protocol.graphs.graph_builder import GraphBuilder
 from cudnn_actor.protocol.graphs.named_graph import Graph
-from cudnn_actor.protocol.messages.messages import COMPUTE, Warm
-from cudnn_actor.protocol.types.checks import require_awaited, require_fits_message, require_type
+from cudnn_actor.protocol.messages.messages import COMPUTE, RunModel, Warm
+from cudnn_actor.protocol.messages.model_messages import Draws, ModelGraph, ModelRef
+from cudnn_actor.protocol.types.buffers import BufferRef
+from cudnn_actor.protocol.types.checks import (
+    did_you_mean,
+    require_awaited,
+    require_fits_message,
+    require_type,
+    require_whole,
+)
 from cudnn_actor.protocol.types.device_array import DeviceArray
 from cudnn_actor.protocol.types.dtypes import DType
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
-__all__ = ["check_fill", "check_values", "check_warm", "kind_of", "no_plan", "not_a_message"]
+__all__ = [
+    "check_fill",
+    "check_model_graph",
+    "check_run_model",
+    "check_values",
+    "check_warm",
+    "kind_of",
+    "no_plan",
+    "not_a_message",
+]
 
 
 def not_a_message(given: object, fix: str | None = None) -> InvalidRequest:
@@ -95,3 +115,97 @@ def check_warm(message: Warm) -> None:
         wrong = [one for one in given if type(one) not in kinds] if isinstance(given, tuple) else [given]
         if wrong:
             raise no_plan(field, wrong[0])
+
+
+def check_model_graph(given: ModelGraph) -> None:
+    """Raise `InvalidRequest` for a graph whose names, buffers or values do not fit each other.
+
+    Whether the buffers exist, and have the specs of the graph's ports, is checked by their service.
+    """
+    require_type("graphs", given, ModelGraph)
+    graph = given.graph
+    require_type("name", given.name, str)
+    require_type("graph", graph, Graph)
+    require_type("buffers", given.buffers, tuple)
+    if len(given.buffers) != len(graph.ports):
+        raise InvalidRequest(
+            field="buffers",
+            value=Words(f"{len(given.buffers)} buffers"),
+            problem=f"are not one for each of the {len(graph.ports)} ports of the graph",
+            fix="give them in the order of graph.places",
+        )
+    if not graph.body.pure:
+        raise InvalidRequest(
+            field="graph",
+            value=graph,
+            problem="changes its own inputs, so that a run could not be repeated after a crash",
+            fix="send RunGraph",
+        )
+    own = [*_ports_of("inputs", given.inputs, {port.name for port in graph.inputs})]
+    own += set(_ports_of("outputs", given.outputs, {port.name for port in graph.outputs}))
+    _check_types("specs", given.specs, TensorSpec)
+    for field, arrays in (("values", given.values), ("constants", given.constants)):
+        _check_types(field, arrays, np.ndarray)
+    _check_known("inputs", given.inputs, given.specs, "name in specs")
+    _check_known("values", given.values, given.specs, "name in specs")
+    if given.draws is not None:
+        require_type("draws", given.draws, Draws)
+        require_type("seed", given.draws.seed, int)
+        require_whole("count", given.draws.count, 0)
+        own += _ports_of("draws", {"state": given.draws.port}, {port.name for port in graph.inputs})
+    for name, port in given.inputs.items():
+        spec, wanted = given.specs[name], graph.ports[graph.places[port]].spec
+        if (spec.dims, spec.dtype) != (wanted.dims, wanted.dtype):
+            raise InvalidRequest(
+                field="specs",
+                value=Words(f"{name}: {spec}"),
+                problem=f"is not what its port has, {wanted}",
+                fix="give the dims and dtype of the port",
+            )
+    refs = dict(zip(graph.places, given.buffers, strict=True))
+    shared = Counter(refs.values())
+    for port in own:
+        if shared[refs[port]] > 1:
+            raise InvalidRequest(
+                field="buffers",
+                value=Words(refs[port]),
+                problem=f"is used for {port}, which each run writes, and for another port",
+                fix="give it a buffer of its own",
+            )
+
+
+def _ports_of(field: str, ports: Mapping[str, str], known: set[str]) -> list[str]:
+    _check_types(field, ports, str)
+    _check_known(field, ports.values(), known, "port of the graph on that side")
+    return list(ports.values())
+
+
+def _check_known(field: str, names: Iterable[str], known: Collection[str], what: str) -> None:
+    for name in names:
+        if name not in known:
+            raise InvalidRequest(
+                field=field,
+                value=name,
+                problem=f"is no {what}",
+                fix=f"{did_you_mean(name, known)}use {', '.join(sorted(known)[:20])}",
+            )
+
+
+def _check_types(field: str, given: Mapping[str, Any], kind: type) -> None:
+    require_type(field, given, dict, f"give a dict of names to {kind.__name__}s")
+    for name, value in given.items():
+        require_type(f"{field}[{name!r}]", value, kind)
+
+
+def check_run_model(message: RunModel) -> None:
+    """Raise `InvalidRequest` unless the fields of a run have the right types, and name each input once."""
+    require_type("model", message.model, ModelRef, "pass `model.ref`")
+    for field, kind in (("arrays", np.ndarray), ("buffers", BufferRef), ("into", BufferRef)):
+        _check_types(field, getattr(message, field), kind)
+    for name in message.arrays.keys() & message.buffers.keys():
+        raise InvalidRequest(field=name, value=Words("input"), problem="is given twice", fix="give it once")
+    for name, array in message.arrays.items():
+        if DType.of(array.dtype) is None:
+            raise InvalidRequest(
+                field=name, value=array, problem="has a dtype that no buffer has", fix="convert it"
+            )

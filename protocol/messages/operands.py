@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from cudnn_actor.protocol.messages.messages import RunGraph
+from cudnn_actor.protocol.messages.messages import RunGraph, RunModel
 from cudnn_actor.protocol.types.buffers import BufferRef
 
 __all__ = ["operand", "operands", "operands_named"]
@@ -15,6 +15,9 @@ def operands(message: Any) -> dict[str, BufferRef]:
     """All references of a message, by name. Empty for an object that is no message."""
     if isinstance(message, RunGraph):
         return dict(zip(message.graph.places, message.buffers, strict=True))
+    if isinstance(message, RunModel):
+        into = {f"into[{name!r}]": ref for name, ref in message.into.items()}
+        return {**message.buffers, **into}
     found: dict[str, BufferRef] = {}
     for field in getattr(type(message), "__struct_fields__", ()):
         value = getattr(message, field)

@@ -582,7 +582,7 @@ class WorkerHostMachine(RuleBasedStateMachine):
     def no_staging_block_has_two_users(self) -> None:
         table = self.office.host.in_flight
         requests = [*table.requests.values(), *table._again]
-        blocks = [request.block for request in requests if request.block is not None]
+        blocks = [block for request in requests for block in request.blocks]
         blocks += [block for ghost in self.ghosts for block in ghost.pending.blocks]
         spans = sorted((block.segment, block.offset, block.offset + block.nbytes) for block in blocks)
         for (segment, _, end), (other, start, _) in itertools.pairwise(spans):

@@ -20,6 +20,7 @@ from cudnn_actor.protocol import (
     GraphBuilder,
     Layout,
     Measured,
+    ModelRef,
     Numerics,
     OperationGraph,
     PieceOfPlan,
@@ -120,6 +121,7 @@ _KNOWN: dict[type, st.SearchStrategy[Any]] = {
     Graph: graphs(),
     OperationGraph: graphs().map(lambda graph: graph.body),
     np.ndarray: arrays(),
+    msgspec.inspect.StrType: st.text(),
     msgspec.inspect.NoneType: st.none(),
     msgspec.inspect.BoolType: st.booleans(),
     msgspec.inspect.IntType: st.integers(-(2**63), 2**64 - 1),
@@ -136,6 +138,8 @@ def _values_of(kind: msgspec.inspect.Type) -> st.SearchStrategy[Any]:
             return _KNOWN[cls] if cls in _KNOWN else _built(kind)
         case msgspec.inspect.VarTupleType(item_type=item):
             return st.lists(_values_of(item), max_size=3).map(tuple)
+        case msgspec.inspect.DictType(key_type=key, value_type=value):
+            return st.dictionaries(_values_of(key), _values_of(value), max_size=3)
         case msgspec.inspect.UnionType(types=types):
             return st.one_of(*map(_values_of, types))
     return _KNOWN[type(kind)]
@@ -194,6 +198,15 @@ explanations = st.builds(
     scratch=st.lists(_scratch, max_size=3).map(tuple),
     workspace=COUNTS,
 )
+models = st.builds(ModelRef, number=COUNTS, service=COUNTS)
 replies = st.one_of(
-    receipts, refs, statistics, explanations, arrays(), st.integers(-(2**63), 2**63), st.none()
+    receipts,
+    refs,
+    models,
+    statistics,
+    explanations,
+    arrays(),
+    st.dictionaries(st.text(), arrays(), max_size=3),
+    st.integers(-(2**63), 2**63),
+    st.none(),
 )

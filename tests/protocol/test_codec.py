@@ -16,16 +16,21 @@ from cudnn_actor.protocol import (
     BufferRef,
     ConvFwd,
     ConvSpec,
+    DeployModel,
     DeviceArray,
     Drain,
     DType,
     ErrorRecord,
     Fill,
     MalformedMessage,
+    ModelGraph,
     Ping,
+    RunModel,
     TensorSpec,
+    UnloadModel,
     Upload,
     View,
+    WarmModel,
     decode_message,
     decode_reply,
     encode_message,
@@ -49,9 +54,13 @@ def same(one: object, other: object) -> bool:
             and (one.dtype, one.shape) == (other.dtype, other.shape)
             and one.tobytes() == other.tobytes()
         )
-    if isinstance(one, Allocate | Upload):
+    if isinstance(one, Allocate | Upload | DeployModel | WarmModel | RunModel | UnloadModel | ModelGraph):
         fields = one.__struct_fields__
         return type(one) is type(other) and all(same(getattr(one, n), getattr(other, n)) for n in fields)
+    if isinstance(one, tuple) and isinstance(other, tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(same(one[name], other[name]) for name in one)
     return type(one) is type(other) and one == other
 
 

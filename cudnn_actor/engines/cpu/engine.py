@@ -96,6 +96,9 @@ class CpuEngine:
         except ValueError as error:
             raise EngineFailure("BAD_BINDINGS", str(error), blamed(error)) from error
 
+    def expect(self, plan: Plan, buffers: Sequence[np.ndarray], scalars: Sequence[float]) -> None:
+        """Nothing is gained by expecting a run."""
+
     def measure(self, plan: Plan, graph: OperationGraph) -> PlanTimes:
         """Time a plan and its pieces on numbers of its own. Raises `OutOfMemory`, `EngineFailure`."""
         if not isinstance(plan, _PLANS):

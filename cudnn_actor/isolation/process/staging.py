@@ -16,7 +16,7 @@ import mmap
 import os
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -89,17 +89,26 @@ class Staging:
 
     def array(self, block: Block, dims: tuple[int, ...], dtype: Any) -> np.ndarray:
         """A block as a C-contiguous array, valid until the block is freed."""
-        return np.ndarray(dims, dtype, buffer=self._mapped[block.segment], offset=block.offset)
+        return self.array_at(block.segment, block.offset, dims, dtype)
+
+    def array_at(self, segment: int, offset: int, dims: tuple[int, ...], dtype: Any) -> np.ndarray:
+        """A place in a block as a C-contiguous array, likewise."""
+        return np.ndarray(dims, dtype, buffer=self._mapped[segment], offset=offset)
 
     def result(self, block: Block, dims: tuple[int, ...], dtype: Any) -> np.ndarray:
         """An array with a block's values, for the service's caller. The caller of this method no longer frees
         the block, even if `MemoryError` is raised.
         """
+        return self.results(block, [(0, dims, dtype)])[0]
+
+    def results(self, block: Block, places: Sequence[tuple[int, tuple[int, ...], Any]]) -> list[np.ndarray]:
+        """Arrays with the values of a block, likewise: at each offset in it, one of these dims and dtype."""
+        arrays = [self.array_at(block.segment, block.offset + at, dims, dtype) for at, dims, dtype in places]
         if block.nbytes > _COPY_BYTES:
             owner = BufferOwner(block, self._ended)
-            return keeping(self.array(block, dims, dtype), owner)
+            return [keeping(array, owner) for array in arrays]
         try:
-            return self.array(block, dims, dtype).copy()
+            return [array.copy() for array in arrays]
         finally:
             self.give_back(block)
 

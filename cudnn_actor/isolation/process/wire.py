@@ -6,7 +6,8 @@ does, fails only its request: it would fail in every other worker too.
 
 =============  ==========================================================================================
 parent sends   `Hello` once; `MapArena`, `UnmapArena`, `CreateArena`, `MapStage`, `UnmapStage`; `KnowGraph`
-               before the first request with that graph, `ForgetGraph`, `ForgetPlans`; `Requests`;
+               before the first request with that graph, `ForgetGraph`, `ForgetPlans`; `KnowRun` before the
+               first request that runs a model's graph, `ForgetRun`; `Requests`;
                `Internal`, for work of the service itself; `Promote` to a standby; `Stop`
 worker sends   `Ready` once; `Answers`, in the order in which requests finished; `InternalDone`; `ArenaMade`
                or `ArenaRefused`; `Logged`; `Dying`, its last frame
@@ -54,6 +55,7 @@ __all__ = [
     "Dropped",
     "Dying",
     "ForgetGraph",
+    "ForgetRun",
     "FromParent",
     "FromWorker",
     "Given",
@@ -62,6 +64,7 @@ __all__ = [
     "Internal",
     "InternalDone",
     "KnowGraph",
+    "KnowRun",
     "Logged",
     "MapArena",
     "MapStage",
@@ -72,6 +75,7 @@ __all__ = [
     "Request",
     "Requests",
     "RunKnown",
+    "RunPlaced",
     "Staged",
     "Stop",
     "UnmapArena",
@@ -168,9 +172,32 @@ class RunKnown(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return RunGraph(graph=graph, buffers=tuple(buffers))
 
 
+class RunPlaced(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
+    """A `RunModel`: a run whose inputs are copied to their places first, and whose outputs from theirs.
+
+    Parameters
+    ----------
+    run
+        The number of a `KnowRun`.
+    write, read
+        Inputs in staging memory, and outputs that are copied there: where the buffer of each stands among the
+        plan's, and the place in staging memory.
+    copy_in, copy_out
+        Inputs and outputs in buffers: likewise, with the buffer.
+    """
+
+    control = False
+    run: int
+    write: tuple[tuple[int, Staged], ...] = ()
+    read: tuple[tuple[int, Staged], ...] = ()
+    copy_in: tuple[tuple[int, BufferRef], ...] = ()
+    copy_out: tuple[tuple[int, BufferRef], ...] = ()
+
+
 Asked = (
     Compute
     | RunKnown
+    | RunPlaced
     | Copy
     | Fill
     | Ping
@@ -256,6 +283,19 @@ class ForgetPlans(_Frame, frozen=True, array_like=True, forbid_unknown_fields=Tr
     digests: list[str]
 
 
+class KnowRun(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
+    """Keep the run of a model's graph: `body` is a `RunKnown`. Later requests name it by its number."""
+
+    number: int
+    body: bytes
+
+
+class ForgetRun(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
+    """Drop the run of a model's graph. Requests that were sent earlier still run it."""
+
+    number: int
+
+
 class CreateArena(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
     """Make an arena, map it, and send its descriptor."""
 
@@ -324,6 +364,8 @@ FromParent = (
     | KnowGraph
     | ForgetGraph
     | ForgetPlans
+    | KnowRun
+    | ForgetRun
     | Requests
     | Internal
     | Promote

@@ -12,15 +12,18 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from cudnn_actor.actors import DEFERRED, Actor, Crash, Envelope
 from cudnn_actor.broker import Broker, Work
-from cudnn_actor.broker.footprints import footprint
+from cudnn_actor.broker.deployments import Deployed
 from cudnn_actor.broker.progress import Progress
 from cudnn_actor.broker.service_state import Forget, ServiceState
 from cudnn_actor.engines.base import Engine
 from cudnn_actor.execution.injection import fail_start
 from cudnn_actor.execution.planning import BuildCrash
 from cudnn_actor.execution.runner import Runner
+from cudnn_actor.memory import Slot
 from cudnn_actor.protocol.errors import (
     ContextLost,
     CudnnActorError,
@@ -36,6 +39,7 @@ from cudnn_actor.protocol.messages.messages import (
     Free,
     GetStatistics,
     Ping,
+    RunModel,
     Upload,
     View,
     Warm,
@@ -183,7 +187,7 @@ class CudnnActor(Actor):
         """
         ended: list[Envelope] = []
         for work in self._running(current):
-            if footprint(work.message, self._state.lowered).writes:
+            if work.footprint(self._state.lowered).writes:
                 why = "its thread has not ended and may still write"
                 error = OutcomeUnknown(request_id=work.number, cause=cause, why=why)
                 self.settle(work.envelope, None, error)
@@ -266,6 +270,8 @@ class CudnnActor(Actor):
                         break
                     self._faults.inject(type(message).__name__.lower())
                 injected = True  # start it again: its fault has been injected, or its arena has been made
+            if work.run is not None:
+                return self._run_model(work, envelope)
             if work.cached is not None:
                 return self._runner.compute(work, work.cached, envelope)
             return self._handlers[type(work.request)](work)
@@ -276,6 +282,30 @@ class CudnnActor(Actor):
             if told is error:
                 raise
             raise told from error
+
+    def _run_model(self, work: Work, envelope: Envelope) -> Any:
+        run, memory = work.run, self._state.memory
+        assert run is not None
+        message: RunModel = work.request
+        deployed = run.deployed
+        assert deployed is not None
+        deployed.bind(memory)
+        sources: list[tuple[int, Slot | np.ndarray]] = [
+            (place, values) for place, values in deployed.arrays_of(message, run.drawn)
+        ]
+        sources += [(place, memory.resolve(ref)) for place, ref in deployed.buffers_of(message)]
+        targets: list[tuple[int, Slot | np.ndarray | None]] = [
+            (place, memory.resolve(message.into[name], name) if name in message.into else None)
+            for name, place in deployed.outputs.items()
+        ]
+        named = [name for name in deployed.outputs if name not in message.into]
+
+        def answer(_tag: str, arrays: list[np.ndarray]) -> dict[str, np.ndarray]:
+            return deployed.results(dict(zip(named, arrays, strict=True)))
+
+        return self._runner.run_model(
+            work, run.cached, envelope, sources=sources, targets=targets, slots=work.slots, answer=answer
+        )
 
     def _error_of(self, envelope: Envelope, work: Work | None, error: Exception) -> Exception:
         """The error for the caller of a message that could not be started, or whose work has failed."""
@@ -319,6 +349,9 @@ class CudnnActor(Actor):
         """Drop plans. Graphs are kept by the service's own cache alone."""
         for digest in message.plans:
             self._runner.plans.drop(digest)
+
+    def forget_deployed(self, deployed: Deployed) -> None:
+        """Nothing is kept of a model's graph but the plan, which other graphs may share."""
 
     def drop_arena(self, number: int) -> None:
         """Have the engine unmap an arena. After a crash, closing the engine unmaps all of them."""

@@ -12,6 +12,7 @@ import threading
 from typing import Any
 
 from cudnn_actor.actors import forks
+from cudnn_actor.engines.cuda.device.virtual_memory import access, properties, rounded
 from cudnn_actor.engines.cuda.library.failures import check
 from cudnn_actor.engines.cuda.library.libraries import libraries
 
@@ -37,12 +38,12 @@ class Arenas:
         Raises `MemoryError`, `EngineFailure`.
         """
         driver = libraries().driver
-        properties = self._properties()
-        memory = check(driver.cuMemCreate(self._rounded(nbytes), properties, 0))
+        kind, size = properties(self._ordinal, exported=True), rounded(self._ordinal, nbytes)
+        memory = check(driver.cuMemCreate(size, kind, 0))
         try:
-            fd = int(check(driver.cuMemExportToShareableHandle(memory, properties.requestedHandleTypes, 0)))
+            fd = int(check(driver.cuMemExportToShareableHandle(memory, kind.requestedHandleTypes, 0)))
             try:
-                self._mapped[arena] = Mapping(memory, self._rounded(nbytes), self._ordinal)
+                self._mapped[arena] = Mapping(memory, size, self._ordinal)
             except BaseException:
                 os.close(fd)  # the caller never gets it, and it would keep the memory
                 raise
@@ -56,7 +57,7 @@ class Arenas:
         kind = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
         memory = check(driver.cuMemImportFromShareableHandle(fd, kind))
         try:
-            self._mapped[arena] = Mapping(memory, self._rounded(nbytes), self._ordinal)
+            self._mapped[arena] = Mapping(memory, rounded(self._ordinal, nbytes), self._ordinal)
         finally:
             driver.cuMemRelease(memory)
 
@@ -71,22 +72,6 @@ class Arenas:
 
     def __getitem__(self, arena: int) -> Mapping:
         return self._mapped[arena]
-
-    def _properties(self) -> Any:
-        driver = libraries().driver
-        properties = driver.CUmemAllocationProp()
-        properties.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
-        properties.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
-        properties.location.id = self._ordinal
-        kind = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
-        properties.requestedHandleTypes = kind
-        return properties
-
-    def _rounded(self, nbytes: int) -> int:
-        driver = libraries().driver
-        which = driver.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
-        step = int(check(driver.cuMemGetAllocationGranularity(self._properties(), which)))
-        return -(-nbytes // step) * step
 
 
 class Mapping:
@@ -106,7 +91,7 @@ class Mapping:
         try:
             check(driver.cuMemMap(self._address, nbytes, 0, memory, 0))
             try:
-                check(driver.cuMemSetAccess(self._address, nbytes, [_access(ordinal)], 1))
+                check(driver.cuMemSetAccess(self._address, nbytes, [access(ordinal)], 1))
             except Exception:
                 driver.cuMemUnmap(self._address, nbytes)
                 raise
@@ -131,12 +116,3 @@ class Mapping:
         driver = libraries().driver
         driver.cuMemUnmap(self._address, self.nbytes)
         driver.cuMemAddressFree(self._address, self.nbytes)
-
-
-def _access(ordinal: int) -> Any:
-    driver = libraries().driver
-    access = driver.CUmemAccessDesc()
-    access.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
-    access.location.id = ordinal
-    access.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
-    return access

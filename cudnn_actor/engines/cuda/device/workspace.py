@@ -1,9 +1,16 @@
-"""The scratch memory that all plans of an engine share; they run one after the other."""
+"""The scratch memory that all plans of an engine share; they run one after the other.
+
+It lies in a reserved range of addresses, and grows at its end. So it never moves: work that runs meanwhile is
+not disturbed, and captured graphs stay valid.
+https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__VA.html
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
+from cudnn_actor.engines.cuda.device.virtual_memory import access, properties, rounded
+from cudnn_actor.engines.cuda.library.failures import check
 from cudnn_actor.engines.cuda.library.libraries import libraries
 
 __all__ = ["Workspace"]
@@ -14,30 +21,47 @@ _LEAST_BYTES = 1 << 20
 class Workspace:
     """Device memory as large as the largest plan needs.
 
-    `resize` moves it: no work may be using it then, and graphs captured before must not be replayed after.
+    Parameters
+    ----------
+    ordinal
+        The device's number. Addresses for all of its memory are reserved, which takes none of it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, ordinal: int) -> None:
+        driver, runtime = libraries().driver, libraries().runtime
+        self._ordinal = ordinal
+        self._reserved = rounded(ordinal, runtime.memGetInfo()[1])
+        self._address = check(driver.cuMemAddressReserve(self._reserved, 0, 0, 0))
+        self.pointer = int(self._address)
+        """Where it begins."""
         self.nbytes = 0
-        self.pointer = 0
-        self._mark = libraries().runtime.malloc(256)
+        self._parts: list[tuple[int, int]] = []
+        """Address and bytes of each mapping."""
+        self._mark = runtime.malloc(256)
         """What `touch` writes to."""
-        self.resize(_LEAST_BYTES)
+        self.grow(_LEAST_BYTES)
 
-    def resize(self, nbytes: int) -> None:
-        """Resize it to `nbytes`. If it raises `MemoryError`, it has its old size, or is empty."""
-        runtime = libraries().runtime
-        before = self.nbytes
-        self._free()
-        for wanted in (nbytes, before):
-            try:
-                self.pointer = runtime.malloc(wanted)
-            except (MemoryError, libraries().cupy.cuda.runtime.CUDARuntimeError):
-                continue
-            self.nbytes = wanted
-            break
-        if self.nbytes < nbytes:
+    def grow(self, nbytes: int) -> None:
+        """Have at least `nbytes`. If it raises `MemoryError`, nothing has changed. Work may be using it."""
+        driver = libraries().driver
+        more = rounded(self._ordinal, nbytes) - self.nbytes
+        if more <= 0:
+            return
+        if nbytes > self._reserved:
             raise MemoryError(f"no room for a workspace of {nbytes:,} bytes")
+        memory = check(driver.cuMemCreate(more, properties(self._ordinal), 0))
+        place = self.pointer + self.nbytes
+        try:
+            check(driver.cuMemMap(place, more, 0, memory, 0))
+            try:
+                check(driver.cuMemSetAccess(place, more, [access(self._ordinal)], 1))
+            except Exception:
+                driver.cuMemUnmap(place, more)
+                raise
+        finally:
+            driver.cuMemRelease(memory)  # the mapping keeps it
+        self._parts.append((place, more))
+        self.nbytes += more
 
     def poison(self, stream: Any) -> None:
         """Enqueue filling it with NaN."""
@@ -49,11 +73,11 @@ class Workspace:
         stream.synchronize()
 
     def close(self) -> None:
-        """Free the memory."""
-        self._free()
+        """Free the memory. No work may be using it."""
+        driver = libraries().driver
+        for place, nbytes in self._parts:
+            driver.cuMemUnmap(place, nbytes)
+        self._parts.clear()
+        driver.cuMemAddressFree(self._address, self._reserved)
+        self.nbytes = 0
         libraries().runtime.free(self._mark)
-
-    def _free(self) -> None:
-        if self.pointer:
-            libraries().runtime.free(self.pointer)
-        self.pointer = self.nbytes = 0

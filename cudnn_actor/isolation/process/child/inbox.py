@@ -15,22 +15,27 @@ from typing import Any
 
 import msgspec
 
+from cudnn_actor.broker.deployments import ModelRun
+from cudnn_actor.broker.message_cache import CachedMessage
 from cudnn_actor.isolation.process.child.decoders import MESSAGES
 from cudnn_actor.isolation.process.child.outbox import Outbox
 from cudnn_actor.isolation.process.child.task import InternalTask, WorkerTask
 from cudnn_actor.isolation.process.status import StatusPage
 from cudnn_actor.isolation.process.wire import (
+    ForgetRun,
     Internal,
     KnowGraph,
+    KnowRun,
     Request,
     Requests,
     RunKnown,
+    RunPlaced,
 )
 from cudnn_actor.plan_store.least_recent import LeastRecent
 from cudnn_actor.processes.channel import Channel
-from cudnn_actor.protocol.errors import MalformedMessage
+from cudnn_actor.protocol.errors import CudnnActorError, MalformedMessage
 from cudnn_actor.protocol.graphs.named_graph import Graph
-from cudnn_actor.protocol.messages.messages import COMPUTE, RunGraph
+from cudnn_actor.protocol.messages.messages import COMPUTE, Compute, RunGraph
 
 __all__ = ["Inbox"]
 
@@ -55,14 +60,25 @@ class Inbox:
         The device in buffer references.
     cache_limit
         Bytes of memory for decoded messages, approximately.
+    find
+        Lowers a message. Raises `InvalidRequest`.
     """
 
     def __init__(
-        self, channel: Channel, outbox: Outbox, page: StatusPage, device: str, cache_limit: int
+        self,
+        channel: Channel,
+        outbox: Outbox,
+        page: StatusPage,
+        device: str,
+        cache_limit: int,
+        *,
+        find: Callable[[Compute], CachedMessage],
     ) -> None:
         self.on_frame: dict[type, Callable[[Any], None]] = {
             Internal: self._put_internal,
             KnowGraph: self._keep_graph,
+            KnowRun: self._keep_run,
+            ForgetRun: self._forget_run,
         }
         """The handlers for frames that are not requests."""
         self._channel = channel
@@ -73,6 +89,9 @@ class Inbox:
         self._urgent: deque[WorkerTask | InternalTask] = deque()
         self._known: LeastRecent[bytes, Any] = LeastRecent(most=_MOST_KNOWN, nbytes=cache_limit)
         self._graphs: dict[str, Graph | MalformedMessage] = {}
+        self._find = find
+        self._runs: dict[int, CachedMessage | CudnnActorError] = {}
+        """The runs of models' graphs, by number; for one that cannot be run, the error."""
         self._early: list[Any] = []
         self._wake_event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._waited_for = (channel.fileno(), self._wake_event)
@@ -126,7 +145,28 @@ class Inbox:
         if message is None:
             message = self._decoded(request.body)
         task = WorkerTask(message, request.number, request.place, request.fault, self._page)
+        if type(message) is RunPlaced:
+            task.found = self._run_of(task, message)
         (self._urgent if getattr(message, "control", False) else self._tasks).append(task)
+
+    def _run_of(self, task: WorkerTask, message: RunPlaced) -> ModelRun | None:
+        cached = self._runs[message.run]
+        if isinstance(cached, CudnnActorError):
+            task.message = cached
+            return None
+        reads = tuple(ref.slot for _, ref in message.copy_in)
+        return ModelRun(cached, reads, tuple(ref.slot for _, ref in message.copy_out))
+
+    def _keep_run(self, frame: KnowRun) -> None:
+        message = self._decoded(frame.body)
+        try:
+            known = message if isinstance(message, CudnnActorError) else self._find(message)
+        except CudnnActorError as error:
+            known = error
+        self._runs[frame.number] = known
+
+    def _forget_run(self, frame: ForgetRun) -> None:
+        del self._runs[frame.number]
 
     def _put_internal(self, frame: Internal) -> None:
         self._tasks.append(InternalTask(self._decoded(frame.body), frame.number))

@@ -6,7 +6,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NoReturn
+
+import numpy as np
 
 from cudnn_actor.actors import Crash
 from cudnn_actor.broker.execution_state import ExecutionState
@@ -20,9 +22,16 @@ from cudnn_actor.isolation.process.child.inbox import Inbox
 from cudnn_actor.isolation.process.child.outbox import Outbox
 from cudnn_actor.isolation.process.child.stages import Stages
 from cudnn_actor.isolation.process.child.task import InternalTask, WorkerTask
-from cudnn_actor.isolation.process.wire import Counted, Done, Dying, InjectFault, ReadStaged, WriteStaged
+from cudnn_actor.isolation.process.wire import (
+    Counted,
+    Done,
+    Dying,
+    InjectFault,
+    ReadStaged,
+    RunPlaced,
+    WriteStaged,
+)
 from cudnn_actor.memory import Slot
-from cudnn_actor.protocol.errors import MalformedMessage
 from cudnn_actor.protocol.messages.messages import COMPUTE, Copy, Explain, Fill, GetStatistics, Ping, Warm
 
 __all__ = ["WorkerLoop"]
@@ -76,6 +85,7 @@ class WorkerLoop:
         self._runner: Runner[Task] = Runner(state, make, self, abandoned=threading.Event(), nudge=inbox.nudge)
         self._handlers: dict[type, Callable[[Any], Any]] = {
             **dict.fromkeys(COMPUTE, self._compute),
+            RunPlaced: self._run_model,
             WriteStaged: self._write,
             ReadStaged: self._read,
             Copy: lambda task: self._runner.copy(
@@ -89,7 +99,6 @@ class WorkerLoop:
             InjectFault: lambda task: self._runner.faults.inject(task.message.tag),
             Ping: lambda _: state.generation,
             GetStatistics: self._count,
-            MalformedMessage: self._malformed,
         }
 
     @property
@@ -182,7 +191,7 @@ class WorkerLoop:
         self._busy_since = time.monotonic()
         self._runner.faults.rule = task.fault
         try:
-            value = self._handlers[type(task.message)](task)
+            value = self._handlers.get(type(task.message), _refuse)(task)
         except Crash:
             raise
         except Exception as error:  # noqa: BLE001 - the answer to this one request
@@ -210,6 +219,27 @@ class WorkerLoop:
         bound(cached, self._state.memory)
         return self._runner.compute(task, cached, task)
 
+    def _run_model(self, task: WorkerTask) -> Any:
+        message: RunPlaced = task.message
+        run = self._state.model_run(task)
+        known = bound(run.cached, self._state.memory)
+        sources: list[tuple[int, Slot | np.ndarray]] = [
+            (place, self._stages.array(staged, known.slots[place].spec)) for place, staged in message.write
+        ]
+        sources += [(place, self._resolved(ref, "buffers")) for place, ref in message.copy_in]
+        targets: list[tuple[int, Slot | np.ndarray | None]] = [
+            (place, self._stages.array(staged, known.slots[place].spec)) for place, staged in message.read
+        ]
+        targets += [(place, self._resolved(ref, "into")) for place, ref in message.copy_out]
+        slots = [*known.slots, *(slot for _, slot in (*sources, *targets) if isinstance(slot, Slot))]
+
+        def answer(tag: str, _arrays: list[np.ndarray]) -> Any:
+            return self.receipt_for(task, tag, time.perf_counter_ns())
+
+        return self._runner.run_model(
+            task, run.cached, task, sources=sources, targets=targets, slots=slots, answer=answer
+        )
+
     def _write(self, task: Task) -> Any:
         message: WriteStaged = task.message
         slot = self._resolved(message.dst, "dst")
@@ -223,9 +253,6 @@ class WorkerLoop:
     def _count(self, task: WorkerTask) -> Counted:
         plans, graphs = self._runner.plans.statistics(), self._state.messages.statistics()
         return Counted(task.number, task.place, plans, graphs)
-
-    def _malformed(self, task: Task) -> Any:
-        raise task.message
 
     # As the host of the runner.
 
@@ -261,3 +288,8 @@ class WorkerLoop:
     def flush(self) -> None:
         """Send the queued answers and log lines, because the next step may take long or end the process."""
         self._outbox.flush()
+
+
+def _refuse(task: Task) -> NoReturn:
+    """Raise the error that stands in the place of a message that could not be decoded, or cannot be run."""
+    raise task.message

@@ -88,7 +88,6 @@ class _Process:
         hello = early.pop(0)
         page = StatusPage.attach(status, hello.window)
         self._outbox = outbox = Outbox(channel, page)
-        self._inbox = inbox = Inbox(channel, outbox, page, hello.device, hello.cache_limit)
         state = ExecutionState(
             memory=BorrowedTable(hello.device, GenerationView(generations)),
             workspace_limit=hello.workspace_limit,
@@ -97,6 +96,9 @@ class _Process:
             cache_limit=hello.cache_limit,
         )
         self._messages = state.messages
+        self._inbox = inbox = Inbox(
+            channel, outbox, page, hello.device, hello.cache_limit, find=state.messages.once
+        )
         state.generation = hello.generation
         state.builders = None if builders is None else BuilderQueue(builders, hello.journal)
         state.announce_build = lambda builds: page.note_build(time.monotonic_ns(), builds=builds)

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
+from cudnn_actor.broker.deployments import ModelRun
 from cudnn_actor.broker.message_cache import CachedMessage
 from cudnn_actor.isolation.process.status import StatusPage
 from cudnn_actor.supervision import FaultRule
@@ -32,8 +33,8 @@ class WorkerTask(msgspec.Struct, eq=False):
     place: int
     fault: FaultRule | None
     page: StatusPage
-    found: CachedMessage | None = None
-    """The cache entry of its message, once it has been looked up: see `ExecutionState.cached_message`."""
+    found: CachedMessage | ModelRun | None = None
+    """What is known of its message, once it has been looked up: see `ExecutionState.cached_message`."""
     started_ns: int = 0
     """When it began, on `time.perf_counter_ns`'s clock; 0 if it has not."""
 

@@ -13,6 +13,7 @@ from typing import Any
 from cudnn_actor.actors import Envelope
 from cudnn_actor.broker import Broker
 from cudnn_actor.isolation.process.parent.in_flight import InFlightTable, Violation, WorkerRequest
+from cudnn_actor.isolation.process.parent.model_runs import ModelRuns
 from cudnn_actor.isolation.process.parent.recent_plans import RecentPlans
 from cudnn_actor.isolation.process.parent.sender import Sender
 from cudnn_actor.isolation.process.parent.values import Values
@@ -20,11 +21,11 @@ from cudnn_actor.isolation.process.wire import Answer, Counted, Done, Dropped, G
 from cudnn_actor.protocol.errors import MalformedMessage
 from cudnn_actor.protocol.graphs.explanation import Explanation
 from cudnn_actor.protocol.messages.codec import decode_reply
-from cudnn_actor.protocol.messages.messages import Explain, GetStatistics, Ping, Warm
+from cudnn_actor.protocol.messages.messages import Explain, GetStatistics, Ping, RunModel, Warm, WarmModel
 
 __all__ = ["AnswerTaker"]
 
-_REPLY_TYPES: dict[type, type] = {Ping: int, Warm: int, Explain: Explanation}
+_REPLY_TYPES: dict[type, type] = {Ping: int, Warm: int, WarmModel: int, Explain: Explanation}
 """The types of a worker's answers to these messages."""
 _WITHOUT_RECEIPT = frozenset({*_REPLY_TYPES, GetStatistics})
 
@@ -37,7 +38,7 @@ class AnswerTaker:
 
     Parameters
     ----------
-    broker, in_flight, sender, values, recent
+    broker, in_flight, sender, values, models, recent
         The host's own.
     start_again
         Called with an envelope whose fault has been injected, to start its message.
@@ -47,6 +48,7 @@ class AnswerTaker:
     in_flight: InFlightTable
     sender: Sender
     values: Values
+    models: ModelRuns
     recent: RecentPlans
     start_again: Callable[[Envelope], None]
 
@@ -96,7 +98,7 @@ class AnswerTaker:
                 self.start_again(envelope)
             case Done():
                 try:
-                    value = self.values.result(request, answer)
+                    value = self._result(request, answer)
                 except MemoryError as error:  # this process has no room for the result
                     broker.refuse(envelope, error)
                 else:
@@ -104,6 +106,17 @@ class AnswerTaker:
             case Given() | Counted():
                 sender.discharge(request, end_ref=False)
                 broker.succeed(envelope, value)
+
+    def _result(self, request: WorkerRequest, done: Done) -> Any:
+        if type(request.message) is not RunModel:
+            return self.values.result(request, done)
+        assert request.run is not None
+        if self.recent.kept:
+            self.recent.note(request, request.run.cached)
+        try:
+            return self.models.results(request)
+        finally:
+            self.sender.discharge(request, end_ref=False)
 
     def _decoded(self, request: WorkerRequest, answer: Answer) -> Any:
         """The decoded value or error of an answer. Raises `Violation` for an answer that does not fit."""

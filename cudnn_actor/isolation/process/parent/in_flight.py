@@ -62,8 +62,10 @@ class WorkerRequest(Work, eq=False):
     ----------
     body
         The request as bytes.
-    block
-        The block with its host data; None for none.
+    blocks
+        The blocks with its host data.
+    results
+        Of these, the one that the worker writes a model's outputs to; None for none.
     sum
         Checksum of the values that it writes; None if no checksum is kept.
     unwanted
@@ -79,7 +81,8 @@ class WorkerRequest(Work, eq=False):
     """
 
     body: bytes = b""
-    block: Block | None = None
+    blocks: tuple[Block, ...] = ()
+    results: Block | None = None
     sum: Sum | None = None
     unwanted: bool = False
     place: int = -1

@@ -13,7 +13,7 @@ from typing import Any
 
 from cudnn_actor.actors import Envelope
 from cudnn_actor.broker import Broker
-from cudnn_actor.broker.footprints import footprint
+from cudnn_actor.broker.deployments import Deployed
 from cudnn_actor.isolation.process.parent.checksums import Checksums
 from cudnn_actor.isolation.process.parent.in_flight import InFlightTable, WorkerRequest
 from cudnn_actor.isolation.process.parent.workers import Workers
@@ -21,7 +21,9 @@ from cudnn_actor.isolation.process.staging import Staging
 from cudnn_actor.isolation.process.wire import (
     LONGEST_MESSAGE,
     ForgetGraph,
+    ForgetRun,
     KnowGraph,
+    KnowRun,
     Request,
     Requests,
     encode_message,
@@ -62,6 +64,8 @@ class Sender:
     """The frame that is being sent. It stays set if the sender is interrupted."""
     _graphs: OrderedDict[str, int] = field(default_factory=OrderedDict, init=False)
     """Identities of the graphs that the worker keeps → their bytes, the least recently used first."""
+    _runs: set[int] = field(default_factory=set, init=False)
+    """Numbers of the runs of models' graphs that the worker keeps."""
 
     # Encoding.
 
@@ -128,6 +132,25 @@ class Sender:
         del self._graphs[identity]
         self.workers.serving.send(ForgetGraph(identity))
 
+    def _make_run_known(self, deployed: Deployed) -> None:
+        """Send the worker the run of a model's graph, unless it keeps it."""
+        if deployed.number in self._runs:
+            return
+        assert self.workers.serving is not None
+        message = deployed.cached.message
+        if not self.knows(message):
+            self._make_known(deployed.of.graph)
+        self.workers.serving.send(KnowRun(deployed.number, encode_message(message)))
+        self._runs.add(deployed.number)
+
+    def forget_run(self, deployed: Deployed) -> None:
+        """Have the worker drop the run of a model's graph, which has ended, if it keeps it."""
+        if deployed.number in self._runs:
+            assert self.workers.serving is not None
+            self.flush()  # requests that name it go first
+            self._runs.remove(deployed.number)
+            self.workers.serving.send(ForgetRun(deployed.number))
+
     # Dispatching.
 
     def dispatch(self, request: WorkerRequest) -> None:
@@ -142,7 +165,7 @@ class Sender:
             self.discharge(request, end_ref=True)
             return
         if self.checksums is not None:
-            self.checksums.note_writes(footprint(request.message, self.broker.state.lowered).writes)
+            self.checksums.note_writes(request.footprint(self.broker.state.lowered).writes)
         self.broker.memory.hold_all(request.slots)
         self._queue(request)
 
@@ -193,6 +216,9 @@ class Sender:
         """Send what must go before a request. May be repeated. Raises `MemoryError`."""
         if not self.knows(request.request):
             self._make_known(request.request.graph)
+        if request.run is not None:
+            assert request.run.deployed is not None
+            self._make_run_known(request.run.deployed)
         if len(request.body) > BULKY_BYTES:  # it gets its own frame
             self.flush()
 
@@ -235,14 +261,15 @@ class Sender:
         self._unsent.clear()
         self._sending = None
         self._graphs.clear()
+        self._runs.clear()
 
     # What a request holds.
 
     def discharge(self, request: WorkerRequest, *, end_ref: bool) -> None:
-        """Give back a request's block. `end_ref`: also free the buffer that no caller will receive."""
-        if request.block is not None:
-            self.staging.give_back(request.block)
-            request.block = None
+        """Give back a request's blocks. `end_ref`: also free the buffer that no caller will receive."""
+        blocks, request.blocks, request.results = request.blocks, (), None
+        for block in blocks:
+            self.staging.give_back(block)
         if end_ref:
             self.broker.end_unreceived(request)
 

@@ -31,7 +31,7 @@ from cudnn_actor.isolation.process.parent.sender import Sender
 from cudnn_actor.isolation.process.staging import Staging
 from cudnn_actor.isolation.process.wire import Done, ReadStaged, Staged, WriteStaged, encode_message
 from cudnn_actor.memory import Slot
-from cudnn_actor.protocol.messages.messages import Allocate, Download, Upload
+from cudnn_actor.protocol.messages.messages import Allocate, Download, RunModel, Upload
 from cudnn_actor.protocol.messages.receipts import Receipt
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
@@ -65,6 +65,8 @@ class Values:
 
     def is_heavy(self, message: Any) -> bool:
         """Whether starting a message copies so much that an event loop leaves it to the monitor's thread."""
+        if type(message) is RunModel:
+            return sum(array.nbytes for array in message.arrays.values()) > HEAVY_BYTES
         if type(message) not in WITH_VALUES:
             return False
         match message:
@@ -105,7 +107,7 @@ class Values:
             if self.broker.begins(envelope):
                 self.broker.succeed(envelope, transfer.read(self.bytes_of(slot)))
             return
-        request.block = block = self.staging.take(nbytes_of(slot.spec))
+        request.blocks = (block,) = (self.staging.take(nbytes_of(slot.spec)),)
         values = Staged(block.segment, block.offset)
         request.body = encode_message(ReadStaged(src=request.message.src, values=values))
         self.sender.dispatch(request)
@@ -117,9 +119,9 @@ class Values:
         """
         if self.checksums is not None and request.sum is not None:
             self.checksums.keep(request.slots[0], request.sum)
-        if request.ref is None and type(request.message) is Download and request.block is not None:
+        if request.ref is None and type(request.message) is Download and request.blocks:
             spec = request.message.src.spec
-            block, request.block = request.block, None  # the array has it from now on
+            (block,), request.blocks = request.blocks, ()  # the array has it from now on
             return self.staging.result(block, spec.dims, spec.dtype.numpy)
         self.sender.discharge(request, end_ref=False)
         if request.ref is not None:
@@ -150,7 +152,7 @@ class Values:
     def _write_staged(self, request: WorkerRequest, slot: Slot, data: Any) -> None:
         spec = slot.spec
         transfer.check_values(spec.dims, spec.dtype.numpy, data)
-        request.block = block = self.staging.take(nbytes_of(spec))
+        request.blocks = (block,) = (self.staging.take(nbytes_of(spec)),)
         values = self.staging.array(block, spec.dims, spec.dtype.numpy)
         transfer.store(values, data)
         ref = request.message.dst if request.ref is None else request.ref

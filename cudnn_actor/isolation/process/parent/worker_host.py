@@ -8,6 +8,7 @@ part                what it does
 `sender`            encodes requests, sends them, and holds their buffers until they are complete
 `answers`           checks the worker's answers, and completes the requests
 `values`            copies host data into buffers and out of them
+`models`            sends runs of models, and makes their results
 `arenas`            has arenas made, and mapped in every worker
 `recovery`          decides at a worker's end what becomes of its requests and their memory
 `workers`           knows the worker that serves, the one that starts, and the standby
@@ -27,12 +28,14 @@ from typing import Any
 from cudnn_actor.actors import Envelope
 from cudnn_actor.actors.diverting import LEVELS, Line, write_line
 from cudnn_actor.broker import Broker
+from cudnn_actor.broker.deployments import Deployed
 from cudnn_actor.broker.service_state import Forget, ServiceState
 from cudnn_actor.engines.cpu.arenas import Arenas
 from cudnn_actor.isolation.process.parent.answers import AnswerTaker
 from cudnn_actor.isolation.process.parent.checksums import Checksums
 from cudnn_actor.isolation.process.parent.crash import CrashRecovery
 from cudnn_actor.isolation.process.parent.in_flight import WINDOW, InFlightTable, Violation, WorkerRequest
+from cudnn_actor.isolation.process.parent.model_runs import ModelRuns
 from cudnn_actor.isolation.process.parent.recent_plans import RecentPlans
 from cudnn_actor.isolation.process.parent.sender import Sender
 from cudnn_actor.isolation.process.parent.service_arenas import ServiceArenas
@@ -53,7 +56,7 @@ from cudnn_actor.isolation.process.wire import (
     MapStage,
     encode_message,
 )
-from cudnn_actor.protocol.messages.messages import Download
+from cudnn_actor.protocol.messages.messages import Download, RunModel
 
 __all__ = ["WorkerHost"]
 
@@ -100,11 +103,13 @@ class WorkerHost:
         self.arenas = ServiceArenas(self.broker, self.workers, mapped)
         self.sender = Sender(self.broker, self.in_flight, self.workers, self.staging, self.checksums)
         self.values = Values(self.broker, self.staging, self.sender, mapped, self.checksums)
+        self.models = ModelRuns(self.staging, self.sender)
         self.answers = AnswerTaker(
             broker=self.broker,
             in_flight=self.in_flight,
             sender=self.sender,
             values=self.values,
+            models=self.models,
             recent=self.recent,
             start_again=self._start_injected,
         )
@@ -161,6 +166,8 @@ class WorkerHost:
             self.sender.dispatch(request)
         elif kind is Download:
             self.values.read(request)
+        elif kind is RunModel:
+            self.models.start(request)
         elif kind in WITH_VALUES:
             self.values.write(request)
         else:
@@ -227,6 +234,10 @@ class WorkerHost:
             self.recent.forget(message.plans)
             self.in_flight.forget_plans(message.plans)
             self.workers.tell_all(ForgetPlans(sorted(message.plans)))
+
+    def forget_deployed(self, deployed: Deployed) -> None:
+        """Have the worker drop the run of a model's graph."""
+        self.sender.forget_run(deployed)
 
     def close(self) -> None:
         """Free the staging memory, and unmap the arenas. Idempotent."""

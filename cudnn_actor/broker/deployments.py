@@ -1,0 +1,400 @@
+"""The models of a service: which graphs each has, and the buffers that these run on.
+
+Written by the broker alone, in its turns. Any sender's thread may look up what a run needs (`run_of`): each
+change of what it reads there is one step. What was found may have been unloaded by the time the request
+starts, so the broker looks at `Deployed.ended` then.
+"""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from cudnn_actor.broker.footprints import Footprint, compute_footprint
+from cudnn_actor.broker.message_cache import Bound, CachedMessage
+from cudnn_actor.memory import MemoryTable, SharedHold, Slot
+from cudnn_actor.protocol.errors import InvalidRequest, NotDeployed, StaleBufferError, StaleReason, Words
+from cudnn_actor.protocol.messages.message_checks import check_model_graph, check_run_model
+from cudnn_actor.protocol.messages.messages import Compute, RunGraph, RunModel
+from cudnn_actor.protocol.messages.model_messages import ModelGraph, ModelRef
+from cudnn_actor.protocol.types.buffers import BufferRef
+from cudnn_actor.protocol.types.dtypes import DType
+from cudnn_actor.protocol.types.tensor import TensorSpec
+
+__all__ = ["MOST_GRAPHS", "Deployed", "Deployments", "ModelRun"]
+
+MOST_GRAPHS = 4096
+"""Graphs that all models of a service may have together. Each has buffers of its own, and a record in the
+worker."""
+
+Key = frozenset[tuple[str, tuple[int, ...], DType]]
+"""The inputs of a run: name, dims and dtype of each."""
+
+
+class Deployed(msgspec.Struct, eq=False):
+    """A graph of a model, with its buffers.
+
+    Parameters
+    ----------
+    number
+        Its number, which no other graph of the service gets.
+    of
+        The graph as it was given.
+    cached
+        The `RunGraph` that each run amounts to.
+    hold
+        The hold on all its buffers.
+    inputs, outputs
+        Names of inputs and outputs → where their buffers stand among those of the plan.
+    state
+        Where the buffer of the random numbers' state stands; None if the graph draws none.
+    writes
+        The slot numbers of the buffers that each run writes.
+    ended
+        Whether it was unloaded.
+    spoiled
+        Whether an ended worker may still write its places for inputs and outputs, so that no run may use
+        them.
+    checked_losses
+        `MemoryTable.losses` when its weights were last found whole.
+    """
+
+    number: int
+    of: ModelGraph
+    cached: CachedMessage
+    hold: SharedHold
+    inputs: dict[str, int]
+    outputs: dict[str, int]
+    state: int | None
+    writes: frozenset[int]
+    ended: bool = False
+    spoiled: bool = False
+    checked_losses: int = -1
+
+    @property
+    def weights(self) -> frozenset[int]:
+        """The slot numbers of the buffers that runs only read."""
+        return frozenset(slot.index for slot in self.hold.slots) - self.writes
+
+    def accepts(self, arrays: Mapping[str, np.ndarray]) -> bool:
+        """Whether it is the graph for these values, of those that are for inputs of the same specs."""
+        return all(
+            name in arrays and np.array_equal(arrays[name], value) for name, value in self.of.values.items()
+        )
+
+    def spec_at(self, place: int) -> TensorSpec:
+        """The spec of the buffer that stands at a place among those of the plan."""
+        graph = self.of.graph
+        return graph.ports[graph.places[self.cached.lowered.buffers[place]]].spec
+
+    def bind(self, memory: MemoryTable) -> None:
+        """Set what its graph runs on: the slots that it holds. They stay, whatever becomes of their
+        references."""
+        if self.cached.bound is None or self.cached.bound.epoch != memory.epoch:
+            by_port = dict(zip(self.of.graph.places, self.hold.slots, strict=True))
+            slots = [by_port[port] for port in self.cached.lowered.buffers]
+            self.cached.bound = Bound(memory.epoch, slots, [])
+
+    def arrays_of(self, message: RunModel, drawn: int | None) -> list[tuple[int, np.ndarray]]:
+        """What a run copies from the host: where each buffer stands among the plan's, and its values."""
+        arrays = [
+            (place, message.arrays[name]) for name, place in self.inputs.items() if name in message.arrays
+        ]
+        if self.state is not None:
+            assert self.of.draws is not None
+            arrays.append((self.state, np.array([self.of.draws.seed, drawn])))
+        return arrays
+
+    def buffers_of(self, message: RunModel) -> tuple[tuple[int, BufferRef], ...]:
+        """What a run copies from buffers, likewise."""
+        given = message.buffers
+        return tuple((place, given[name]) for name, place in self.inputs.items() if name in given)
+
+    def results(self, computed: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The answer to a run: what was computed, and copies of the constants."""
+        constants = {name: array.copy() for name, array in self.of.constants.items()}
+        return {**computed, **constants}
+
+
+class ModelRun(msgspec.Struct, eq=False):
+    """What is known of a `RunModel` before it runs: kept in `Envelope.found`, so also when it runs again.
+
+    Parameters
+    ----------
+    cached
+        The `RunGraph` that it amounts to.
+    reads, writes
+        Slot numbers of the buffers that it names itself: inputs, and outputs with buffers of the caller's.
+    deployed
+        The graph; None in a worker, which knows it by its number.
+    drawn
+        How many random numbers the model's earlier runs have drawn; None until it first begins.
+    """
+
+    cached: CachedMessage
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+    deployed: Deployed | None = None
+    drawn: int | None = None
+
+    @property
+    def spoiled(self) -> bool:
+        """Whether its graph's places may not be used any more."""
+        return self.deployed is not None and self.deployed.spoiled
+
+    @property
+    def hazards(self) -> Footprint:
+        """What it reads and writes, its graph's own places for inputs and outputs included."""
+        reads, writes = compute_footprint(self.cached.message, self.cached.lowered)
+        return Footprint({*reads, *self.reads}, {*writes, *self.writes})
+
+    @property
+    def footprint(self) -> Footprint:
+        """What it reads and writes of buffers with lasting contents: a second run depends on these alone."""
+        assert self.deployed is not None
+        return Footprint(self.deployed.weights.union(self.reads), self.writes)
+
+
+class _Model:
+    def __init__(self, ref: ModelRef) -> None:
+        self.ref = ref
+        self.graphs: dict[str, Deployed] = {}
+        self.by_key: dict[Key, tuple[Deployed, ...]] = {}
+        """Replaced in one step whenever `graphs` changes."""
+        self.drawn = 0
+
+
+class Deployments:
+    """The models of one service.
+
+    Parameters
+    ----------
+    memory
+        The service's table.
+    find
+        Checks and lowers a message. Raises `InvalidRequest`.
+    """
+
+    def __init__(self, memory: MemoryTable, find: Callable[[Compute], CachedMessage]) -> None:
+        self._memory = memory
+        self._find = find
+        self._service = secrets.randbelow(1 << 62)
+        self._models: dict[int, _Model] = {}
+        self._model_numbers = itertools.count(1)
+        self._graph_numbers = itertools.count(1)
+
+    # Any thread.
+
+    def run_of(self, message: RunModel) -> ModelRun:
+        """The graph that a message runs.
+
+        Raises `NotDeployed`, and `InvalidRequest` for inputs and outputs that are not the model's.
+        """
+        check_run_model(message)
+        model = self._model(message.model)
+        deployed = self._deployed(model, message)
+        for name in message.into:
+            if name not in deployed.outputs:
+                raise InvalidRequest(
+                    field="into",
+                    value=name,
+                    problem="is no output that the graph computes",
+                    fix=f"use {', '.join(deployed.outputs)}",
+                )
+        reads = tuple(ref.slot for ref in message.buffers.values())
+        writes = tuple(ref.slot for ref in message.into.values())
+        return ModelRun(deployed.cached, reads, writes, deployed)
+
+    def check(self, graphs: Iterable[ModelGraph]) -> None:
+        """Raise `InvalidRequest` or `StaleBufferError` for graphs that cannot be deployed."""
+        for each in graphs:
+            check_model_graph(each)
+            self._find(RunGraph(graph=each.graph, buffers=each.buffers))
+            for name, ref in zip(each.graph.places, each.buffers, strict=True):
+                self._memory.resolve(ref, name)
+
+    def require(self, ref: ModelRef) -> None:
+        """Raise `NotDeployed` unless there is such a model."""
+        self._model(ref)
+
+    def _model(self, ref: ModelRef) -> _Model:
+        model = self._models.get(ref.number)
+        if model is None or ref.service != self._service:
+            raise NotDeployed(model=ref.number, inputs="", unloaded=True)
+        return model
+
+    @staticmethod
+    def _deployed(model: _Model, message: RunModel) -> Deployed:
+        arrays, buffers = message.arrays, message.buffers
+        given = [(name, array.shape, DType.of(array.dtype)) for name, array in arrays.items()]
+        given += [(name, ref.spec.dims, ref.spec.dtype) for name, ref in buffers.items()]
+        for deployed in model.by_key.get(frozenset(given), ()):  # type: ignore[arg-type]  # None is in none
+            if deployed.accepts(arrays):
+                return deployed
+        shown = ", ".join(f"{name}: {dtype} {dims}" for name, dims, dtype in given)
+        raise NotDeployed(model=model.ref.number, inputs=shown or "no inputs", unloaded=False)
+
+    # In the broker's turns.
+
+    def deploy(self, graphs: Iterable[ModelGraph]) -> ModelRef:
+        """Make a model. Raises as `add`; then there is none."""
+        ref = ModelRef(number=next(self._model_numbers), service=self._service)
+        self._models[ref.number] = _Model(ref)
+        try:
+            self.add(ref, graphs)
+        except BaseException:
+            self._models.pop(ref.number)
+            raise
+        return ref
+
+    def add(self, ref: ModelRef, graphs: Iterable[ModelGraph]) -> list[Deployed]:
+        """Add graphs to a model. Returns those that they replace, which have ended.
+
+        Raises `NotDeployed`, `InvalidRequest`, `StaleBufferError`; then nothing has changed.
+        """
+        model, graphs = self._model(ref), tuple(graphs)
+        fresh = [each for each in graphs if not self._has(model, each)]
+        self.check(fresh)
+        count = sum(len(each.graphs) for each in self._models.values())
+        if count + len(fresh) > MOST_GRAPHS:
+            raise InvalidRequest(
+                field="graphs",
+                value=Words(f"{count + len(fresh):,} graphs"),
+                problem=f"are more than the {MOST_GRAPHS:,} that models of a service may have together",
+                fix="unload some first",
+            )
+        replaced = [model.graphs[each.name] for each in fresh if each.name in model.graphs]
+        for each in fresh:
+            model.graphs[each.name] = self._made(each)
+        self._index(model)
+        self._end(replaced)
+        return replaced
+
+    @staticmethod
+    def _has(model: _Model, graph: ModelGraph) -> bool:
+        """Whether the model has this very graph: a message that a crash has interrupted is started again."""
+        known = model.graphs.get(graph.name)
+        return known is not None and known.of is graph
+
+    def remove(self, ref: ModelRef, names: Iterable[str] | None) -> list[Deployed]:
+        """Forget graphs, or the whole model. Returns the graphs that were there, which have ended."""
+        model = self._models.get(ref.number)
+        if model is None or ref.service != self._service:
+            return []
+        chosen = tuple(model.graphs) if names is None else names
+        removed = [model.graphs.pop(name) for name in chosen if name in model.graphs]
+        self._index(model)
+        if names is None:
+            del self._models[ref.number]
+        self._end(removed)
+        return removed
+
+    def forget(self, deployed: Deployed) -> bool:
+        """Forget a graph. Returns whether it was there."""
+        for model in tuple(self._models.values()):
+            if model.graphs.get(deployed.of.name) is deployed:
+                return bool(self.remove(model.ref, (deployed.of.name,)))
+        return False
+
+    def draw(self, run: ModelRun, ref: ModelRef) -> None:
+        """Have a run draw its random numbers, if it has not yet. The next runs draw others."""
+        assert run.deployed is not None
+        if run.drawn is None:
+            draws, model = run.deployed.of.draws, self._model(ref)
+            run.drawn = model.drawn
+            if draws is not None:
+                model.drawn = (model.drawn + draws.count) % (1 << 62)
+
+    def check_whole(self, deployed: Deployed) -> None:
+        """Raise `StaleBufferError` if a buffer of a graph was torn or lost."""
+        losses = self._memory.losses
+        if deployed.checked_losses == losses:
+            return
+        if (number := deployed.hold.first_lost()) is not None:
+            ref, name = deployed.of.buffers[number], tuple(deployed.of.graph.places)[number]
+            raise StaleBufferError(
+                slot=ref.slot, generation=ref.generation, reason=StaleReason.TORN, field=name
+            )
+        deployed.checked_losses = losses
+
+    def slots(self, run: ModelRun, message: RunModel) -> list[Slot]:
+        """What a request holds: all buffers of its graph, as one hold, and those that it names.
+
+        Raises `StaleBufferError`, and `InvalidRequest` for buffers in `into` that do not fit the outputs.
+        """
+        deployed = run.deployed
+        assert deployed is not None
+        resolve, ports = self._memory.resolve, deployed.of.graph.ports
+        places = deployed.of.graph.places
+        slots: list[Slot] = [deployed.hold]
+        for name, ref in message.buffers.items():
+            slots.append(resolve(ref, name))
+            if ref.slot in deployed.writes:
+                raise _of_the_graph(name, ref)
+        used = {ref.slot for ref in (*deployed.of.buffers, *message.buffers.values())}
+        for name, ref in message.into.items():
+            slots.append(resolve(ref, name))
+            if ref.slot in used:
+                raise _of_the_graph(name, ref)
+            used.add(ref.slot)
+            spec = ports[places[deployed.of.outputs[name]]].spec
+            if (ref.spec.dims, ref.spec.dtype) != (spec.dims, spec.dtype):
+                raise InvalidRequest(
+                    field=name,
+                    value=Words(ref.spec),
+                    problem=f"is not of the output's dims and dtype, {spec.dtype} {spec.dims}",
+                    fix="allocate one with these; the layout may differ",
+                )
+        return slots
+
+    def close(self) -> None:
+        """Forget all models."""
+        for model in tuple(self._models.values()):
+            self.remove(model.ref, None)
+
+    def _made(self, graph: ModelGraph) -> Deployed:
+        message = RunGraph(graph=graph.graph, buffers=graph.buffers)
+        cached = self._find(message)
+        places: dict[str, int] = {}
+        for place, port in enumerate(cached.lowered.buffers):
+            places.setdefault(port, place)
+        draws = graph.draws
+        own = [*graph.inputs.values(), *graph.outputs.values(), *([] if draws is None else [draws.port])]
+        refs: dict[str, BufferRef] = dict(zip(graph.graph.places, graph.buffers, strict=True))
+        return Deployed(
+            number=next(self._graph_numbers),
+            of=graph,
+            cached=cached,
+            hold=self._memory.hold_together([self._memory.resolve(ref) for ref in graph.buffers]),
+            inputs={name: places[port] for name, port in graph.inputs.items() if port in places},
+            outputs={name: places[port] for name, port in graph.outputs.items()},
+            state=None if draws is None else places.get(draws.port),
+            writes=frozenset(refs[port].slot for port in own),
+        )
+
+    @staticmethod
+    def _index(model: _Model) -> None:
+        by_key: dict[Any, tuple[Deployed, ...]] = {}
+        for deployed in reversed(model.graphs.values()):  # of several for the same inputs, the latest
+            key = frozenset((name, spec.dims, spec.dtype) for name, spec in deployed.of.specs.items())
+            by_key[key] = (*by_key.get(key, ()), deployed)
+        model.by_key = by_key
+
+    def _end(self, removed: Iterable[Deployed]) -> None:
+        for deployed in removed:
+            deployed.ended = True
+            self._memory.end_hold(deployed.hold)
+
+
+def _of_the_graph(name: str, ref: BufferRef) -> InvalidRequest:
+    return InvalidRequest(
+        field=name,
+        value=Words(ref),
+        problem="is used by this run already: by the model, as an input, or for another output",
+        fix="give it a buffer of its own",
+    )

@@ -1,0 +1,44 @@
+"""What the driver's virtual memory management is told of memory, in one place.
+
+https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__VA.html
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cudnn_actor.engines.cuda.library.failures import check
+from cudnn_actor.engines.cuda.library.libraries import libraries
+
+__all__ = ["access", "properties", "rounded"]
+
+
+def properties(ordinal: int, *, exported: bool = False) -> Any:
+    """What memory on a device is like. `exported`: whether it can be exported as a file descriptor."""
+    driver = libraries().driver
+    found = driver.CUmemAllocationProp()
+    found.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+    found.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+    found.location.id = ordinal
+    if exported:
+        kinds = driver.CUmemAllocationHandleType
+        found.requestedHandleTypes = kinds.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+    return found
+
+
+def rounded(ordinal: int, nbytes: int) -> int:
+    """Bytes, rounded up to the device's granularity."""
+    driver = libraries().driver
+    which = driver.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
+    step = int(check(driver.cuMemGetAllocationGranularity(properties(ordinal, exported=True), which)))
+    return -(-nbytes // step) * step
+
+
+def access(ordinal: int) -> Any:
+    """That the device may read and write memory."""
+    driver = libraries().driver
+    found = driver.CUmemAccessDesc()
+    found.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+    found.location.id = ordinal
+    found.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+    return found

@@ -1,0 +1,343 @@
+"""Models that the service knows: deployed, warmed, run and unloaded by messages."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from cudnn_actor import (
+    BufferRef,
+    CudnnRef,
+    DeadlineExceeded,
+    DeployModel,
+    Download,
+    Draws,
+    ExecutionFailed,
+    Fault,
+    FaultPlan,
+    Free,
+    Graph,
+    GraphBuilder,
+    InvalidRequest,
+    ModelGraph,
+    ModelRef,
+    NotDeployed,
+    QuarantinedRequest,
+    RunModel,
+    StaleBufferError,
+    UnloadModel,
+    UnsupportedGraph,
+    WarmModel,
+)
+
+from .rigs import Gate, spawn, spawn_gated
+
+pytestmark = pytest.mark.usefixtures("isolation")
+
+W = np.arange(6, dtype=np.float32).reshape(3, 2) - 2
+
+
+def dense(count: int) -> Graph:
+    g = GraphBuilder()
+    x = g.input("x", (count, 3))
+    w = g.input("w", (3, 2))
+    y = g.matmul(x, w)
+    return g.build(y=g.relu(y), z=y)
+
+
+def images(count: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal((count, 3)).astype(np.float32)
+
+
+def check(results: dict[str, np.ndarray], x: np.ndarray) -> None:
+    np.testing.assert_allclose(results["scores"], np.maximum(x @ W, 0), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(results["logits"], x @ W, rtol=1e-5, atol=1e-6)
+
+
+async def placed(gpu: CudnnRef, w: BufferRef, count: int, **changes: Any) -> ModelGraph:
+    graph = dense(count)
+    x, y, z = [await gpu.empty(dims) for dims in ((count, 3), (count, 2), (count, 2))]
+    fields: dict[str, Any] = {
+        "name": f"of {count}",
+        "graph": graph,
+        "buffers": (x, w, y, z),
+        "specs": {"image": x.spec},
+        "inputs": {"image": "x"},
+        "outputs": {"scores": "y", "logits": "z"},
+    }
+    return ModelGraph(**(fields | changes))
+
+
+@asynccontextmanager
+async def deployed(*counts: int, **options: Any) -> AsyncIterator[tuple[CudnnRef, ModelRef]]:
+    async with spawn(**options) as gpu:
+        w = await gpu.upload(W)
+        graphs = tuple([await placed(gpu, w, count) for count in counts or (4,)])
+        model = await gpu.ask(DeployModel(graphs=graphs))
+        yield gpu, model
+
+
+async def run(gpu: CudnnRef, model: ModelRef, x: np.ndarray | BufferRef, **into: BufferRef) -> Any:
+    return await gpu.ask(RunModel.of(model, {"image": x}, into))
+
+
+async def test_a_run_is_one_message_and_allocates_nothing() -> None:
+    async with deployed() as (gpu, model):
+        check(await run(gpu, model, images(4)), images(4))
+        before = await gpu.statistics()
+        for seed in range(5):
+            check(await run(gpu, model, images(4, seed)), images(4, seed))
+        after = await gpu.statistics()
+        assert after.finished - before.finished == 5 + 1  # the runs, and the first of the two statistics
+        assert (after.live_buffers, after.arena_bytes) == (before.live_buffers, before.arena_bytes)
+
+
+async def test_the_graph_is_chosen_by_the_inputs() -> None:
+    async with deployed(1, 4, 6) as (gpu, model):
+        for count in (6, 1, 4, 1):
+            check(await run(gpu, model, images(count)), images(count))
+        with pytest.raises(NotDeployed, match=r"no graph is deployed for image: float32 \(2, 3\)"):
+            await run(gpu, model, images(2))
+        with pytest.raises(NotDeployed, match="float64"):
+            await run(gpu, model, images(4).astype(np.float64))
+
+
+async def test_inputs_may_lie_in_buffers_and_outputs_go_to_others() -> None:
+    async with deployed() as (gpu, model):
+        x, into = await gpu.upload(images(4)), await gpu.empty((4, 2))
+        results = await run(gpu, model, x, scores=into)
+        assert list(results) == ["logits"]
+        np.testing.assert_allclose(results["logits"], images(4) @ W, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(await gpu.download(into), np.maximum(images(4) @ W, 0), rtol=1e-5)
+        np.testing.assert_array_equal(await gpu.download(x), images(4))
+
+
+async def test_a_graph_is_added_and_its_plan_built() -> None:
+    async with deployed(4) as (gpu, model):
+        w = await gpu.upload(W)
+        assert await gpu.ask(WarmModel(model=model, graphs=(await placed(gpu, w, 9),))) == 1
+        check(await run(gpu, model, images(9)), images(9))
+        assert (await gpu.statistics()).plans.misses == 1
+
+
+async def test_a_graph_of_the_same_name_replaces_the_earlier_one() -> None:
+    async with deployed(4) as (gpu, model):
+        other = await gpu.upload(-W)
+        await gpu.ask(WarmModel(model=model, graphs=(await placed(gpu, other, 4),)))
+        results = await run(gpu, model, images(4))
+        np.testing.assert_allclose(results["logits"], -images(4) @ W, rtol=1e-5, atol=1e-6)
+
+
+async def test_the_model_keeps_weights_that_were_freed() -> None:
+    async with spawn() as gpu:
+        w = await gpu.upload(W)
+        graph = await placed(gpu, w, 4)
+        model = await gpu.ask(DeployModel(graphs=(graph,)))
+        for ref in graph.buffers:
+            await gpu.free(ref)
+        await gpu.upload(np.full((3, 2), np.nan, np.float32))  # it would get the bytes
+        check(await run(gpu, model, images(4)), images(4))
+        await gpu.ask(UnloadModel(model=model))
+        assert (await gpu.statistics()).live_buffers == 1
+
+
+async def test_an_unloaded_model_runs_no_more() -> None:
+    async with deployed(1, 4) as (gpu, model):
+        await gpu.ask(UnloadModel(model=model, graphs=("of 1", "unknown")))
+        with pytest.raises(NotDeployed, match="no graph is deployed"):
+            await run(gpu, model, images(1))
+        check(await run(gpu, model, images(4)), images(4))
+        for _ in range(2):
+            await gpu.ask(UnloadModel(model=model))
+        for message in (RunModel.of(model, {"image": images(4)}), WarmModel(model=model, graphs=())):
+            with pytest.raises(NotDeployed, match=r"this service has no such model"):
+                await gpu.ask(message)
+        other = msgspec.structs.replace(model, service=model.service + 1)
+        with pytest.raises(NotDeployed):
+            await run(gpu, other, images(4))
+
+
+async def test_runs_that_were_sent_before_a_model_is_unloaded_finish() -> None:
+    gate = Gate()
+    async with spawn_gated(gate) as gpu:
+        w = await gpu.upload(W)
+        graph = await placed(gpu, w, 4)
+        model = await gpu.ask(DeployModel(graphs=(graph,)))
+        gate.shut()
+        runs = [gpu.submit(RunModel.of(model, {"image": images(4, seed)})) for seed in range(8)]
+        unloading = gpu.submit(UnloadModel(model=model))
+        frees = [gpu.submit(message) for message in [Free(buffer=ref) for ref in graph.buffers]]
+        gate.open()
+        for seed, answer in enumerate(await asyncio.gather(*runs)):
+            check(answer, images(4, seed))
+        await asyncio.gather(unloading, *frees)
+        assert (await gpu.statistics()).live_buffers == 0
+
+
+def _frees(graph: ModelGraph) -> list[Any]:
+    from cudnn_actor import Free
+
+    return [Free(buffer=ref) for ref in graph.buffers]
+
+
+@pytest.mark.parametrize("when", [1, 2, 3])
+async def test_a_crash_loses_no_run(when: int) -> None:
+    faults = FaultPlan().at(when, Fault.STICKY, of=RunModel)
+    async with deployed(1, 4, faults=faults) as (gpu, model):
+        xs = [images(1 + 3 * (number % 2), number) for number in range(40)]
+        for x, answer in zip(xs, await asyncio.gather(*(run(gpu, model, x) for x in xs)), strict=True):
+            check(answer, x)
+        assert gpu.generation == 2
+
+
+async def test_a_run_that_ends_two_incarnations_is_quarantined() -> None:
+    faults = FaultPlan().at(1, Fault.STICKY, of=RunModel).at(2, Fault.STICKY, of=RunModel)
+    async with deployed(1, 4, faults=faults) as (gpu, model):
+        with pytest.raises(QuarantinedRequest):
+            await run(gpu, model, images(4))
+        with pytest.raises(QuarantinedRequest):
+            await run(gpu, model, images(4))
+        check(await run(gpu, model, images(1)), images(1))
+
+
+async def test_an_error_of_one_run_is_its_own() -> None:
+    faults = FaultPlan().at(2, Fault.FAIL_EXECUTION, of=RunModel).at(3, Fault.REJECT_BUILD, of=RunModel)
+    async with deployed(faults=faults) as (gpu, model):
+        check(await run(gpu, model, images(4)), images(4))
+        with pytest.raises(ExecutionFailed):
+            await run(gpu, model, images(4))
+        with pytest.raises(UnsupportedGraph):
+            await run(gpu, model, images(4))
+        check(await run(gpu, model, images(4)), images(4))
+
+
+async def test_a_run_that_has_not_started_can_be_withdrawn() -> None:
+    gate = Gate()
+    async with spawn_gated(gate) as gpu:
+        w = await gpu.upload(W)
+        model = await gpu.ask(DeployModel(graphs=(await placed(gpu, w, 4),)))
+        gate.shut()
+        first = gpu.submit(RunModel.of(model, {"image": images(4)}))
+        with pytest.raises(DeadlineExceeded):
+            await gpu.ask(RunModel.of(model, {"image": images(4)}), timeout=0.05)
+        gate.open()
+        check(await first, images(4))
+        check(await run(gpu, model, images(4)), images(4))
+
+
+async def test_a_pykka_caller_sends_the_same_messages() -> None:
+    async with deployed() as (gpu, model):
+        message, ref = RunModel.of(model, {"image": images(4)}), gpu.actor_ref
+        results: Any = await asyncio.to_thread(lambda: ref.ask(message))
+        check(results, images(4))
+
+
+async def test_random_numbers_go_on_from_run_to_run() -> None:
+    g = GraphBuilder()
+    state = g.input("state", (2,), "int64")
+    graph = g.build(y=g.uniform((8,), state=state))
+    faults = FaultPlan().at(2, Fault.STICKY, of=RunModel)
+
+    async def drawn(**options: Any) -> list[np.ndarray]:
+        async with spawn(**options) as gpu:
+            buffers = (await gpu.empty((2,), dtype="int64"), await gpu.empty((8,)))
+            one = ModelGraph(
+                name="noise",
+                graph=graph,
+                buffers=buffers,
+                specs={},
+                inputs={},
+                outputs={"y": "y"},
+                draws=Draws(port="state", seed=7, count=8),
+            )
+            model = await gpu.ask(DeployModel(graphs=(one,)))
+            return [(await gpu.ask(RunModel(model=model)))["y"] for _ in range(4)]
+
+    quiet, crashed = await drawn(), await drawn(faults=faults)
+    np.testing.assert_array_equal(quiet, crashed)
+    assert len({each.tobytes() for each in quiet}) == 4
+
+
+async def test_values_that_decide_choose_the_graph() -> None:
+    async with spawn() as gpu:
+        w, other = await gpu.upload(W), await gpu.upload(2 * W)
+        one = await placed(gpu, w, 4, name="one", values={"image": np.ones((4, 3), np.float32)})
+        two = await placed(gpu, other, 4, name="two", values={"image": np.zeros((4, 3), np.float32)})
+        constant = np.arange(3)
+        one = msgspec.structs.replace(one, constants={"shape": constant})
+        model = await gpu.ask(DeployModel(graphs=(one, two)))
+        ones = np.ones((4, 3), np.float32)
+        results = await run(gpu, model, ones)
+        check(results, ones)
+        np.testing.assert_array_equal(results["shape"], constant)
+        assert "shape" not in await run(gpu, model, 0 * ones)
+        with pytest.raises(NotDeployed):
+            await run(gpu, model, 3 * ones)
+        with pytest.raises(NotDeployed):
+            await run(gpu, model, await gpu.upload(ones))
+
+
+async def test_what_does_not_fit_is_refused_and_nothing_is_changed() -> None:
+    async with deployed() as (gpu, model):
+        w, x = await gpu.upload(W), await gpu.upload(images(4))
+        good = await placed(gpu, w, 4)
+        wrong: dict[str, dict[str, Any]] = {
+            "one for each of the 4 ports": {"buffers": good.buffers[:3]},
+            "is not what the graph was built for": {"buffers": (good.buffers[0], x, *good.buffers[2:])},
+            "is no port of the graph": {"inputs": {"image": "nowhere"}},
+            "port of the graph on that side": {"outputs": {"scores": "x"}},
+            "is not what its port has": {"specs": {"image": w.spec}},
+            "is no name in specs": {"values": {"other": W}},
+            "is of type": {"constants": {"shape": 3}},
+            "for another port": {"buffers": (good.buffers[0], w, good.buffers[2], good.buffers[2])},
+        }
+        for problem, changes in wrong.items():
+            with pytest.raises(InvalidRequest, match=problem):
+                await gpu.ask(DeployModel(graphs=(msgspec.structs.replace(good, **changes),)))
+        await gpu.free(good.buffers[0])
+        with pytest.raises(StaleBufferError):
+            await gpu.ask(WarmModel(model=model, graphs=(good,)))
+        for problem, message in {
+            "is of type": RunModel(model=model, arrays={"image": 3}),  # type: ignore[dict-item]
+            "is given twice": RunModel(model=model, arrays={"image": images(4)}, buffers={"image": x}),
+            "is no output": RunModel.of(model, {"image": images(4)}, {"other": x}),
+            "not of the output's dims": RunModel.of(model, {"image": images(4)}, {"scores": w}),
+            "used by this run already": RunModel.of(model, {"image": x}, {"scores": x}),
+            "has a dtype": RunModel(model=model, arrays={"image": images(4).astype(complex)}),
+        }.items():
+            with pytest.raises(InvalidRequest, match=problem):
+                await gpu.ask(message)
+        check(await run(gpu, model, images(4)), images(4))
+
+
+async def test_a_graph_that_changes_its_inputs_is_refused() -> None:
+    g = GraphBuilder()
+    x = g.input("x", (3,))
+    graph = g.build(y=x + 1, updates={"x": x * 2})
+    async with spawn() as gpu:
+        buffers = (await gpu.empty((3,)), await gpu.empty((3,)))
+        given = ModelGraph(
+            name="", graph=graph, buffers=buffers, specs={"x": buffers[0].spec}, inputs={"x": "x"}, outputs={}
+        )
+        with pytest.raises(InvalidRequest, match="changes its own inputs"):
+            await gpu.ask(DeployModel(graphs=(given,)))
+
+
+async def test_large_results_are_given_without_a_copy_and_their_memory_is_used_again() -> None:
+    count = 100_000
+    async with deployed(count) as (gpu, model):
+        kept = []
+        for seed in range(6):
+            results = await run(gpu, model, images(count, seed))
+            check(results, images(count, seed))
+            kept.append((seed, results["logits"]))
+        for seed, logits in kept:
+            np.testing.assert_allclose(logits, images(count, seed) @ W, rtol=1e-4, atol=1e-5)
+        down = await gpu.ask(Download(src=await gpu.upload(W)))
+        np.testing.assert_array_equal(down, W)
