@@ -138,7 +138,7 @@ class Reference:
         found = cupy.empty((3, self.samples), cupy.float64)
         pointers = [address(uid) for uid in self._names]
         numbers = [cupy.float64(scalars[i]) for i in range(self._scalars)]
-        geometry = cupy.asarray(np.array(self._numbers(), np.int64))
+        geometry = cupy.asarray(np.array([*self._numbers().values()], np.int64))
         arguments = (found, self.samples, geometry, address(self.result), *pointers, *numbers)
         self._kernel((self.samples,), (_THREADS,), arguments)
         return found
@@ -174,25 +174,17 @@ class Reference:
             self._leaves.append(tensor)
         return Leaf(1 + self._leaves.index(tensor), tensor.dtype)
 
-    def _numbers(self) -> list[int]:
-        """The geometry, in the order of the kernel's `g` array."""
-        operation = self._convolution
-        x, w, y = self._shapes()
-        conv = operation.conv
-        numbers = [
-            *(size for tensor in (x, w, y) for size in _in_five(tensor.dims, 1)),
-            conv.groups,
-            self.length,
-        ]
-        for values, other in ((conv.pre_padding, 0), (conv.stride, 1), (conv.dilation, 1)):
-            numbers += [*[other] * (3 - len(values)), *values]
-        out = self._graph.tensor(self.result)
-        operands = [self._graph.tensor(uid) for uid in self._names]
-        for tensor in (out, *operands[:2]):
-            numbers += _in_five(tensor.strides, 0)
-        for tensor in operands[2:]:
-            numbers += _broadcast(tensor, out)
-        return numbers
+    def _numbers(self) -> dict[str, int]:
+        """The geometry: the kernel's names for the numbers in its `g` array, in their order."""
+        conv, out = self._convolution.conv, self._graph.tensor(self.result)
+        lists = {name: _in_five(of.dims, 1) for name, of in zip("xwy", self._shapes(), strict=True)}
+        sizes = {"pre": (conv.pre_padding, 0), "stride": (conv.stride, 1), "dilation": (conv.dilation, 1)}
+        lists |= {name: [*[other] * (3 - len(of)), *of] for name, (of, other) in sizes.items()}
+        lists["s_out"] = _in_five(out.strides, 0)
+        for number, operand in enumerate(map(self._graph.tensor, self._names)):
+            lists[f"s_{number}"] = _in_five(operand.strides, 0) if number < 2 else _broadcast(operand, out)
+        found = {f"{name}{axis}": value for name, of in lists.items() for axis, value in enumerate(of)}
+        return {"groups": conv.groups, "length": self.length, **found}
 
     def _shapes(self) -> tuple[GraphTensor, GraphTensor, GraphTensor]:
         """The convolution's x, w and y."""
@@ -207,10 +199,8 @@ class Reference:
         arguments = ["double* found", "long long samples", "const long long* g"]
         arguments += [f"const {C_TYPES[out.dtype]}* result", *pointers]
         arguments += [f"double scalar{i}" for i in range(len(self._graph.scalars))]
-        names = [f"{t}{i}" for t in ("x", "w", "y") for i in range(_RANK)] + ["groups", "length"]
-        names += [f"{t}{i}" for t in ("pre", "stride", "dilation") for i in range(3)]
-        names += [f"s_{t}{i}" for t in ("out", *range(len(operands))) for i in range(_RANK)]
-        geometry = "\n    ".join(f"const long long {name} = g[{i}];" for i, name in enumerate(names))
+        names = enumerate(self._numbers())
+        geometry = "\n    ".join(f"const long long {name} = g[{i}];" for i, name in names)
         loads = [
             f"const {value_type(t.dtype)} v{i - 1} = {load(t.dtype, f'in{i}[{_place(str(i))}]')};"
             for i, t in enumerate(operands)

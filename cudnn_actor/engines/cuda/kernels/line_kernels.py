@@ -121,7 +121,7 @@ class Lined(msgspec.Struct, frozen=True, tag="lined"):
     def launches(self) -> tuple[Launch, ...]:
         """Its only launch."""
         pointers = map(Pointer, range(len(self.operands) + len(self.results)))
-        arguments: tuple[Argument, ...] = (*pointers, *self.lines.numbers, *self.scalars())
+        arguments: tuple[Argument, ...] = (*pointers, *self.lines.numbers.values(), *self.scalars())
         return (Launch("lined", source(self), *self.threads(), arguments, ROUNDING),)
 
 

@@ -18,6 +18,7 @@ from typing import NamedTuple
 from cudnn_actor.engines.cpu.rounding import integer_range
 from cudnn_actor.engines.cuda.kernels.axes import FEW, Axis, indexing, merge_dims
 from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES, CONVERSIONS, load, store
+from cudnn_actor.engines.cuda.kernels.kernel import parameters_of
 from cudnn_actor.protocol.operations import GraphTensor
 from cudnn_actor.protocol.types.dtypes import DType
 
@@ -78,25 +79,14 @@ class Lines(NamedTuple):
         return self.length // self.vector
 
     @property
-    def numbers(self) -> tuple[int, ...]:
-        """The arguments of `parameters`."""
-        sizes = (size for size, _ in (*self.across[1:], *self.along[1:]))
-        return (
-            self.total,
-            self.length,
-            *sizes,
-            *(s for _, steps in (*self.across, *self.along) for s in steps),
-        )
-
-    @property
-    def parameters(self) -> str:
-        """The parameters of a kernel that describe the lines."""
-        names = ["lines", "length"]
-        for name, axes in (("c", self.across), ("e", self.along)):
-            names += [f"{name}{n}_size" for n in range(1, len(axes))]
-        for name, axes in (("c", self.across), ("e", self.along)):
-            names += [f"{name}{n}_step{t}" for n, (_, steps) in enumerate(axes) for t in range(len(steps))]
-        return ", ".join(f"long long {name}" for name in names)
+    def numbers(self) -> dict[str, int]:
+        """The numbers that a kernel needs to know of the lines, by the names of its parameters."""
+        axes = {f"c{n}": axis for n, axis in enumerate(self.across)}
+        axes |= {f"e{n}": axis for n, axis in enumerate(self.along)}
+        found = {"lines": self.total, "length": self.length}
+        found |= {f"{name}_size": size for name, (size, _) in axes.items() if name not in ("c0", "e0")}
+        steps = ((f"{name}_step", steps) for name, (_, steps) in axes.items())
+        return found | {f"{name}{t}": step for name, of in steps for t, step in enumerate(of)}
 
     def base(self, tensors: Mapping[str, int]) -> str:
         """Statements that define `{name}_base`, where the line begins, for tensors by name and number."""
@@ -131,7 +121,7 @@ class Lines(NamedTuple):
         threads = {Form.WARP: _THREADS, Form.COLUMN: most}.get(self.form, _MANY_THREADS)
         start = f'extern "C" __global__ void __launch_bounds__({threads}) {name}'
         loop = _EACH_LINE[self.form].format(body=body)
-        return f"{start}({pointers}, {self.parameters}{more}) {{{loop}\n}}\n"
+        return f"{start}({pointers}, {parameters_of(self.numbers)}{more}) {{{loop}\n}}\n"
 
     def threads(self, parts: int = 1, most: int = _MANY_THREADS) -> Threads:
         """Grid and block for such a kernel. `most`: threads of a block of columns."""

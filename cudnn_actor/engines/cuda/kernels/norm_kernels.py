@@ -199,7 +199,7 @@ class _Kernels:
 
         def launch(name: str, source: str, lines: Lines, threads: Threads, last: int) -> Launch:
             """`last`: the packs of a part of a line, or how many parts there are."""
-            arguments = (*pointers, *lines.numbers, *numbers, last, *norm.scalars)
+            arguments = (*pointers, *lines.numbers.values(), *numbers, last, *norm.scalars)
             return Launch(name, source, *threads, arguments, ROUNDING)
 
         def of_lines(name: str, *steps: str) -> Launch:

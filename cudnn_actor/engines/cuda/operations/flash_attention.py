@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES, CONVERSIONS, load, store
-from cudnn_actor.engines.cuda.kernels.kernel import Launch, arguments_of
+from cudnn_actor.engines.cuda.kernels.kernel import Launch, arguments_of, parameters_of
 from cudnn_actor.engines.cuda.operations.random import PHILOX
 from cudnn_actor.protocol.operations import Attention, AttentionBackward, GraphTensor
 from cudnn_actor.protocol.operations.random import keeping
@@ -106,23 +106,12 @@ def attention_workspace(operation: AnyAttention, tensors: Sequence[GraphTensor])
 def attention_launches(operation: AnyAttention, tensors: Sequence[GraphTensor]) -> list[Launch]:
     """The launches of attention. The order counts: the first writes what others read of the workspace."""
     given = _given(operation, tensors)
-    q, k = given["q"], given["k"]
-    tiles = _tiles(operation, given)
+    q, tiles = given["q"], _tiles(operation, given)
     text = _source(operation, given, tiles)
     number = np.float64 if q.dtype is DType.FLOAT64 else np.float32
-    batch, heads, rows, _ = q.dims
-    groups, columns = k.dims[1:3]
-    left, right = operation.bounds(rows, columns)
-    options = (
-        rows if left is None else left,
-        columns if right is None else right,
-        keeping(1 - operation.dropout),
-        number(operation.effective_scale(q.dims[3])),
-        number(1 / (1 - operation.dropout)),
-    )
-    numbers = [batch, heads, groups, rows, columns]
-    numbers += [number for tensor in given.values() for number in _four(tensor.strides)]
-    numbers += given["dbias"].dims[:3] if "dbias" in given else [1, 1, 1]
+    scale, lifted = operation.effective_scale(q.dims[3]), 1 / (1 - operation.dropout)
+    options = keeping(1 - operation.dropout), number(scale), number(lifted)
+    numbers = _numbers(operation, given).values()
     count = len(tensors) + isinstance(operation, AttentionBackward)  # with the workspace
     return [
         Launch(
@@ -141,8 +130,17 @@ def _given(operation: AnyAttention, tensors: Sequence[GraphTensor]) -> dict[str,
     return {name: tensors[number] for name, number in named}
 
 
-def _four(strides: Sequence[int]) -> list[int]:
-    return [*strides, *[0] * (4 - len(strides))]
+def _numbers(operation: AnyAttention, given: Mapping[str, GraphTensor]) -> dict[str, int]:
+    """The kernels' numbers, by the names of their parameters, but for the number of blocks."""
+    (batch, heads, rows, _), (_, groups, columns, _) = given["q"].dims, given["k"].dims
+    found = {"batch": batch, "heads": heads, "groups": groups, "rows": rows, "columns": columns}
+    for name, tensor in given.items():
+        strides = *tensor.strides, *[0] * (4 - len(tensor.strides))
+        found |= {f"{name}{axis}": step for axis, step in enumerate(strides)}
+    biases = given["dbias"].dims[:3] if "dbias" in given else (1, 1, 1)
+    found |= {f"biases{axis}": size for axis, size in enumerate(biases)}
+    left, right = operation.bounds(rows, columns)
+    return {**found, "left": rows if left is None else left, "right": columns if right is None else right}
 
 
 def _source(operation: AnyAttention, given: Mapping[str, GraphTensor], tiles: Mapping[str, _Tile]) -> str:
@@ -158,11 +156,8 @@ def _source(operation: AnyAttention, given: Mapping[str, GraphTensor], tiles: Ma
     ]
     if isinstance(operation, AttentionBackward):
         pointers.append("T* aparts")
-    names = ["count", "batch", "heads", "groups", "rows", "columns"]
-    names += [f"{name}{axis}" for name in given for axis in range(4)]
-    names += [*(f"biases{axis}" for axis in range(3)), "left", "right"]
-    numbers = (f"long long {name}" for name in names)
-    arguments = ", ".join([*pointers, *numbers, "Natural threshold", "T scale", "T lifted"])
+    numbers = parameters_of(["count", *_numbers(operation, given)])
+    arguments = ", ".join([*pointers, numbers, "Natural threshold", "T scale", "T lifted"])
     dtype = given["q"].dtype
     # What fits into 48 KiB of shared memory.
     deep = dtype is not DType.FLOAT64 and max(size for of in tiles.values() for size in (0, *of.columns)) <= 6

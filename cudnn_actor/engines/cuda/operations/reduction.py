@@ -101,11 +101,11 @@ def reduction_launches(operation: AnyReduction, tensors: Sequence[GraphTensor]) 
     reduce, finish = _sources(operation, tensors, lines, cut=parts > 1)
     x, y, workspace = map(Pointer, range(3))
     if parts == 1:
-        return [Launch("reduce", reduce, *lines.threads(), (x, y, *lines.numbers, chunk))]
+        return [Launch("reduce", reduce, *lines.threads(), (x, y, *lines.numbers.values(), chunk))]
     combining = lines._replace(form=Form.WARP).threads()
     return [
-        Launch("reduce", reduce, *lines.threads(parts), (x, workspace, *lines.numbers, chunk)),
-        Launch("finish", finish, *combining, (workspace, y, *lines.numbers, parts)),
+        Launch("reduce", reduce, *lines.threads(parts), (x, workspace, *lines.numbers.values(), chunk)),
+        Launch("finish", finish, *combining, (workspace, y, *lines.numbers.values(), parts)),
     ]
 
 
@@ -220,7 +220,7 @@ def cumulative_launches(operation: Cumulative[int], tensors: Sequence[GraphTenso
     if not lines.total * lines.length:
         return []
     launched = lines._replace(along=()) if lines.form is Form.COLUMN else lines
-    arguments = arguments_of(2, *lines.numbers)
+    arguments = arguments_of(2, *lines.numbers.values())
     return [Launch("scan", _scan_source(operation, tensors, lines), *launched.threads(), arguments)]
 
 

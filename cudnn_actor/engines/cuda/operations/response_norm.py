@@ -34,7 +34,7 @@ def response_launches(operation: AnyResponse, tensors: Sequence[GraphTensor]) ->
     channels = tensors[0].dims[1]
     reach = (min(part, channels) for part in operation.reach)
     count = len(tensors) + isinstance(operation, LocalResponseNormBackward)  # with the workspace
-    arguments = arguments_of(count, *lines.numbers, *numbers, *reach)
+    arguments = arguments_of(count, *lines.numbers.values(), *numbers, *reach)
     texts = _sources(operation, tensors, lines)
     return [Launch(name, text, *lines.threads(), arguments) for name, text in texts.items()]
 
