@@ -16,6 +16,7 @@ from cudnn_actor.engines.cuda.kernels.expressions import Scalar
 from cudnn_actor.engines.cuda.library.libraries import libraries
 
 __all__ = [
+    "MOST_BLOCKS",
     "ROUNDING",
     "THREADS",
     "Argument",
@@ -32,7 +33,8 @@ __all__ = [
 
 THREADS = 256
 """Of a block of most kernels."""
-_MOST_BLOCKS = 1 << 16
+MOST_BLOCKS = 1 << 16
+"""Of a grid, if each block can do the work of several."""
 _MANY_BLOCKS, _MOST_TURNS = 2048, 4
 """As many blocks keep a GPU busy; if there are more, each does as much as so many at most."""
 ROUNDING = ("--fmad=false",)
@@ -159,7 +161,7 @@ def _compiled(launch: Launch) -> Run:
     return run
 
 
-def grid_over(count: int, most: int = _MOST_BLOCKS) -> tuple[tuple[int], tuple[int]]:
+def grid_over(count: int, most: int = MOST_BLOCKS) -> tuple[tuple[int], tuple[int]]:
     """The grid and the block with a thread for each of `count` places, or for several if there are many."""
     return (min(-(-count // THREADS), most),), (THREADS,)
 

@@ -18,16 +18,19 @@ from typing import NamedTuple
 from cudnn_actor.engines.cpu.rounding import integer_range
 from cudnn_actor.engines.cuda.kernels.axes import FEW, Axis, indexing, merge_dims
 from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES, CONVERSIONS, load, store
-from cudnn_actor.engines.cuda.kernels.kernel import parameters_of
+from cudnn_actor.engines.cuda.kernels.kernel import MOST_BLOCKS, THREADS, parameters_of
 from cudnn_actor.protocol.operations import GraphTensor
 from cudnn_actor.protocol.types.dtypes import DType
 
 __all__ = ["COMBINING", "Form", "Lines", "Threads", "beginning", "lines_of", "rounded", "value_of"]
 
-_THREADS, _WARP, _MOST_BLOCKS = 256, 32, 1 << 16
+_WARP = 32
 _LONG, _MANY_THREADS = 1 << 13, 1024
 """Lines of so many elements have larger blocks if there are few of them."""
 _FEW_LINES = 264
+_ENOUGH_BLOCKS, _LEAST_PACKS = 528, 4
+"""Lines are cut into parts where there are fewer blocks than four for each multiprocessor of an H200. Each
+thread reads at least so often."""
 _VECTOR = 16
 _PACKS_OF_A_WARP = 128
 
@@ -118,7 +121,7 @@ class Lines(NamedTuple):
         All threads of a group run the body, also for lines that are not there. `more`: parameters after those
         of the lines. `most`: as in `threads`.
         """
-        threads = {Form.WARP: _THREADS, Form.COLUMN: most}.get(self.form, _MANY_THREADS)
+        threads = {Form.WARP: THREADS, Form.COLUMN: most}.get(self.form, _MANY_THREADS)
         start = f'extern "C" __global__ void __launch_bounds__({threads}) {name}'
         loop = _EACH_LINE[self.form].format(body=body)
         return f"{start}({pointers}, {parameters_of(self.numbers)}{more}) {{{loop}\n}}\n"
@@ -130,13 +133,21 @@ class Lines(NamedTuple):
             columns = min(_WARP, max(_power_of_two(self.across[-1][0]), most // rows))
             return self.columns(columns, min(most // columns, rows), parts)
         if self.form is Form.WARP:
-            return Threads((min(-(-self.total * _WARP // _THREADS), _MOST_BLOCKS), parts), (_THREADS,))
+            return Threads((min(-(-self.total * _WARP // THREADS), MOST_BLOCKS), parts), (THREADS,))
         many = self.length >= _LONG and self.total * parts < _FEW_LINES
-        return Threads((min(self.total, _MOST_BLOCKS), parts), (_MANY_THREADS if many else _THREADS,))
+        return Threads((min(self.total, MOST_BLOCKS), parts), (_MANY_THREADS if many else THREADS,))
+
+    def parts(self, most: int = _MANY_THREADS) -> int:
+        """How many parts each line is cut into, so that no multiprocessor idles. `most`: as in `threads`."""
+        if self.form is Form.WARP:
+            return 1
+        grid, block = self.threads(most=most)
+        threads = block[1] if self.form is Form.COLUMN else THREADS
+        return max(1, min(-(-_ENOUGH_BLOCKS // max(1, grid[0])), self.packs // (threads * _LEAST_PACKS)))
 
     def columns(self, columns: int, rows: int, parts: int = 1) -> Threads:
         """Grid and block where a block has `columns` lines, and `rows` threads have a line together."""
-        return Threads((min(-(-self.total // columns), _MOST_BLOCKS), parts), (columns, rows))
+        return Threads((min(-(-self.total // columns), MOST_BLOCKS), parts), (columns, rows))
 
 
 def _power_of_two(least: int) -> int:

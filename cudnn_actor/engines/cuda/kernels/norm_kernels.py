@@ -30,9 +30,6 @@ from cudnn_actor.protocol.types.dtypes import DType
 
 __all__ = ["Norm", "Normal", "Operand", "Pass", "launches_of", "workspace_of"]
 
-_ENOUGH_BLOCKS, _LEAST_PACKS = 528, 4
-"""Lines are cut into parts where there are fewer blocks than four for each multiprocessor of an H200. Each
-thread reads at least so often."""
 _BLOCK_THREADS, _MANY_THREADS = 256, 1024
 _STATE_NUMBERS, _VALUES = 3, 2
 """The most numbers of a part of a line, and those that its elements are changed with."""
@@ -167,18 +164,9 @@ class _Kernels:
     @property
     def _parts(self) -> int:
         """How many parts each line is cut into."""
-        if self.lines.form is Form.WARP or not self.lines.total:
+        if not self.lines.total or self.lines.parts() == 1:
             return 1
-        _, block = self.lines.threads()
-        if self._share(block) > 1:  # then smaller blocks, whose threads wait less for each other
-            grid, block = self.lines.threads(most=_BLOCK_THREADS)
-            return min(-(-_ENOUGH_BLOCKS // grid[0]), self._share(block))
-        return 1
-
-    def _share(self, block: tuple[int, ...]) -> int:
-        """The most parts that such blocks may cut a line into."""
-        threads = block[1] if self.lines.form is Form.COLUMN else _BLOCK_THREADS
-        return self.lines.packs // (threads * _LEAST_PACKS)
+        return self.lines.parts(_BLOCK_THREADS)  # smaller blocks, whose threads wait less for each other
 
     @property
     def _most(self) -> int:

@@ -30,14 +30,13 @@ from cudnn_actor.engines.cuda.kernels.axes import (
     with_divisors,
 )
 from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES, PACK, WORDS
-from cudnn_actor.engines.cuda.kernels.kernel import Launch, arguments_of, parameters_of
+from cudnn_actor.engines.cuda.kernels.kernel import MOST_BLOCKS, Launch, arguments_of, parameters_of
 from cudnn_actor.engines.cuda.kernels.skewed_tiles import COPY, LANES, THREADS, Skewed, skewed
 from cudnn_actor.protocol.graphs.step_kinds import StepKind
 
 __all__ = ["Tiled", "tiled", "tiled_source"]
 
 _WARPS = THREADS // LANES
-_MOST_BLOCKS = 1 << 16
 _PACK_BYTES, _WORD = 16, 4
 _LEAST = 16
 """Elements along both axes that are worth a tile which they do not fill."""
@@ -201,7 +200,7 @@ class Tiled(msgspec.Struct, frozen=True, tag="tiled"):
 
     def launches(self) -> tuple[Launch, ...]:
         """Its only launch."""
-        grid = (min(self.tiles, _MOST_BLOCKS),)
+        grid = (min(self.tiles, MOST_BLOCKS),)
         arguments = arguments_of(2, *self.numbers.values())
         return (Launch("tiled", tiled_source(self), grid, (THREADS,), arguments),)
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from cudnn_actor.engines.cuda.kernels.axes import SMALL, indexing, split_index, with_divisors
 from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES, CONVERSIONS, PACK, store
-from cudnn_actor.engines.cuda.kernels.kernel import THREADS, Launch, arguments_of, parameters_of
+from cudnn_actor.engines.cuda.kernels.kernel import MOST_BLOCKS, THREADS, Launch, arguments_of, parameters_of
 from cudnn_actor.engines.cuda.kernels.walks import Walk
 from cudnn_actor.engines.cuda.operations.implementation import implement, kernels
 from cudnn_actor.protocol.operations import BorderPad, GraphTensor, Pad
@@ -23,7 +23,6 @@ from cudnn_actor.protocol.types.dtypes import DType
 
 __all__ = ["padding_launches"]
 
-_MOST_BLOCKS = 1 << 16
 _PACK_BYTES, _WORD = 16, 4
 _UNITS, _LEAST_BESIDE = 4, 8
 """The most units that a thread has, and the fewest threads beside each other if a row has as many."""
@@ -105,7 +104,7 @@ class _Padding(NamedTuple):
         """How many blocks of threads the kernel is launched with: as many for each part of the rows."""
         needed = -(-self.walk.total * self.beside // THREADS)
         few = max(-(-needed // _ROWS), _MANY_BLOCKS // self.parts)
-        most = _MOST_BLOCKS // self.parts if self.alike else few
+        most = MOST_BLOCKS // self.parts if self.alike else few
         return max(min(needed, most), 1) * self.parts
 
     @property

@@ -36,9 +36,6 @@ __all__ = ["cumulative_launches", "lower_reduction", "reduction_launches", "redu
 AnyReduction = Reduction[int] | ArgReduction[int]
 _Mode = ReductionMode
 
-_ENOUGH_BLOCKS, _LEAST_PACKS, _BLOCK_THREADS = 528, 4, 256
-"""Lines are cut into parts where there are fewer blocks than four for each multiprocessor of an H200. Each
-thread reads at least so often."""
 _STATE_BYTES = 16
 """The most bytes of a part."""
 _MANY_LINES, _SHORT = 4096, 64
@@ -96,7 +93,7 @@ def reduction_launches(operation: AnyReduction, tensors: Sequence[GraphTensor]) 
     lines = _lines(operation, tensors)
     if not lines.total:
         return []
-    parts = _parts(lines)
+    parts = lines.parts()
     chunk = -(-lines.packs // parts)
     reduce, finish = _sources(operation, tensors, lines, cut=parts > 1)
     x, y, workspace = map(Pointer, range(3))
@@ -112,7 +109,7 @@ def reduction_launches(operation: AnyReduction, tensors: Sequence[GraphTensor]) 
 def reduction_workspace(operation: AnyReduction, tensors: Sequence[GraphTensor]) -> int:
     """Bytes for the parts of lines; 0 if lines are not cut."""
     lines = _lines(operation, tensors)
-    parts = _parts(lines)
+    parts = lines.parts()
     return lines.total * parts * _STATE_BYTES if parts > 1 else 0
 
 
@@ -161,15 +158,6 @@ def _lines(operation: AnyReduction, tensors: Sequence[GraphTensor]) -> Lines:
             if operation.keep_dims:
                 next(steps)
     return lines_of(x.dims, (x.strides, of_y), axes, (x.dtype, y.dtype), vectors=(0,))
-
-
-def _parts(lines: Lines) -> int:
-    """How many parts each line is cut into."""
-    if lines.form is Form.WARP:
-        return 1
-    grid, block = lines.threads()
-    threads = block[1] if lines.form is Form.COLUMN else _BLOCK_THREADS
-    return max(1, min(-(-_ENOUGH_BLOCKS // max(1, grid[0])), lines.packs // (threads * _LEAST_PACKS)))
 
 
 _PLACE = """
