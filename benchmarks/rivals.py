@@ -77,6 +77,12 @@ PROBLEMS: dict[str, Callable[[], OperationGraph]] = {
     "convolution, MobileNet's stem, 32": lambda: convolution(
         (32, 3, 224, 224), (32, 3, 3, 3), stride=2, pad=1
     ),
+    "convolution, 1x1, 64 to 256, 32": lambda: convolution((32, 64, 56, 56), (256, 64, 1, 1), added=True),
+    "convolution, 1x1, 256 to 64, 32": lambda: convolution((32, 256, 56, 56), (64, 256, 1, 1)),
+    "convolution, 1x1, 1024 to 256, 32": lambda: convolution((32, 1024, 14, 14), (256, 1024, 1, 1)),
+    "convolution, 1x1, 512 to 2048, 32": lambda: convolution((32, 512, 7, 7), (2048, 512, 1, 1), added=True),
+    "convolution, 1x1, 1024 to 256, 1": lambda: convolution((1, 1024, 14, 14), (256, 1024, 1, 1)),
+    "convolution, 1x1, 512 to 2048, 1": lambda: convolution((1, 512, 7, 7), (2048, 512, 1, 1), added=True),
     "product, GPT-2 4x512, qkv": lambda: product((4, 512), 768, 2304, "bias"),
     "product, GPT-2 4x512, attended": lambda: product((4, 512), 768, 768, "residual"),
     "product, GPT-2 4x512, wide": lambda: product((4, 512), 768, 3072, "gelu_tanh"),

@@ -11,7 +11,7 @@ import pytest
 
 from cudnn_actor.engines.cpu.evaluation import EvaluatedPlan
 from cudnn_actor.engines.cuda.library.libcublaslt import Epilogue
-from cudnn_actor.engines.cuda.operations.cublaslt import LtProduct, lt_product
+from cudnn_actor.engines.cuda.operations.cublaslt import LtProduct
 from cudnn_actor.engines.cuda.planning.partition import cut
 from cudnn_actor.engines.cuda.planning.products import product_of
 from cudnn_actor.engines.cuda.running.barriers import waits
@@ -132,12 +132,11 @@ def test_cublaslt_is_asked_for_what_the_graph_means(name: str) -> None:
     graph = PRODUCTS[name]
     found = product_of(graph)
     assert found is not None
-    asked, tensors = lt_product(graph.numerics, *found)
-    assert {tensor.uid for tensor in tensors} == {*graph.bound}
+    assert {*found.uids} == {*graph.bound}
     memories = {uid: memory(graph.tensor(uid), uid) for uid in graph.bound}
     others = {uid: values.copy() for uid, values in memories.items()}
     evaluated(graph, memories)
-    run(asked, [others[tensor.uid] for tensor in tensors])
+    run(found.product, [others[uid] for uid in found.uids])
     for uid, wanted in memories.items():
         np.testing.assert_allclose(others[uid].astype(float), wanted.astype(float), rtol=2**-7, atol=1e-6)
 
@@ -180,8 +179,7 @@ def step() -> ProductStep:
     graph = PRODUCTS["bias"]
     found = product_of(graph)
     assert found is not None
-    described, _ = lt_product(graph.numerics, *found)
-    chosen = msgspec.structs.replace(described, algorithm=bytes(range(64)), workspace=9)
+    chosen = msgspec.structs.replace(found.product, algorithm=bytes(range(64)), workspace=9)
     return ProductStep(chosen, (Buffer(0), Buffer(1), Buffer(2), Buffer(3), Scratch(0)))
 
 

@@ -103,22 +103,34 @@ PATCHES = {
     "a volume": layer((2, 3, 4, 8, 8), (8, 3, 2, 4, 4), stride=(2, 4, 4)),
     "alone": layer((2, 3, 32, 48), (24, 3, 16, 16), stride=16, behind=False),
 }
+PIXELS = {
+    "one pixel": layer((2, 16, 6, 5), (8, 16, 1, 1)),
+    "one pixel by channels": layer((2, 16, 6, 5), (8, 16, 1, 1), layouts=(NCHW, NCHW)),
+    "one pixel of few channels": layer((2, 3, 6, 5), (8, 3, 1, 1)),
+    "one pixel of an image of one": layer((2, 16, 1, 1), (8, 16, 1, 1)),
+    "one pixel of a line": layer((2, 16, 7), (8, 16, 1)),
+}
 
 
-@pytest.mark.parametrize("name", PATCHES)
+@pytest.mark.parametrize("name", PATCHES | PIXELS)
 def test_windows_side_by_side_are_a_product(name: str) -> None:
-    found = check(PATCHES[name], as_product(PATCHES[name]))
+    graph = (PATCHES | PIXELS)[name]
+    found = check(graph, as_product(graph))
     (product,) = [each for each in found.graph.operations if isinstance(each, MatMul)]
     assert found.graph.tensor(product.a).dims[-1] % 8 == 0
 
 
-def test_packed_filters_need_no_copy() -> None:
-    for name, copies in {
+def test_packed_filters_and_single_pixels_need_no_copy() -> None:
+    wanted = {
         "vision transformer": 1,
         "filters by channels": 1,
         "rows that are no vectors": 2,
-    }.items():
-        found = as_product(PATCHES[name])
+        "one pixel": 0,
+        "one pixel by channels": 0,
+        "one pixel of few channels": 2,
+    }
+    for name, copies in wanted.items():
+        found = as_product((PATCHES | PIXELS)[name])
         assert found is not None
         assert len(found.copies) == copies, name
 
@@ -143,6 +155,8 @@ def test_blocks_as_pixels_need_no_strides(name: str) -> None:
     found = check(graph, without_strides(graph))
     (convolution,) = [each for each in found.graph.operations if isinstance(each, ConvolutionForward)]
     assert set(convolution.conv.stride) == {1}
+    x, w, y = (found.graph.tensor(uid).dims for uid in convolution.of_shape)
+    assert convolution.conv.output_dims(x, w) == y
     assert found.graph.tensor(convolution.x).dims[1] % 8 == 0
 
 

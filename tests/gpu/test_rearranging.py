@@ -12,7 +12,7 @@ from cudnn_actor.engines.cuda.planning.cuda_builder import CudaBuilder
 from cudnn_actor.engines.cuda.planning.rearranging import rearrangements
 from cudnn_actor.engines.cuda.running.program import Program
 
-from ..engines.test_rearranging import PATCHES, STRIDED, layer
+from ..engines.test_rearranging import PATCHES, PIXELS, STRIDED, layer
 from .test_operation_checks import builder
 
 __all__ = ["builder"]
@@ -24,9 +24,10 @@ LARGE = {
     "convnext": layer((32, 3, 224, 224), (96, 3, 4, 4), stride=4),
     "downsampling": layer((32, 96, 56, 56), (192, 96, 2, 2), stride=2),
     "resnet": layer((32, 3, 224, 224), (64, 3, 7, 7), stride=2, pad=3),
+    "bottleneck": layer((32, 256, 56, 56), (64, 256, 1, 1)),
     "mobilenet": layer((32, 3, 224, 224), (32, 3, 3, 3), stride=2, pad=1),
 }
-GRAPHS = {f"small: {name}": graph for name, graph in (PATCHES | STRIDED).items()} | LARGE
+GRAPHS = {f"small: {name}": graph for name, graph in (PATCHES | PIXELS | STRIDED).items()} | LARGE
 
 
 @pytest.mark.parametrize("name", GRAPHS)

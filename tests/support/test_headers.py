@@ -12,7 +12,7 @@ import pytest
 from cudnn_actor.engines.base import EngineFailure
 from cudnn_actor.engines.cuda.library import libcublas, libcublaslt
 from cudnn_actor.engines.cuda.library.libcudnn import PROTOTYPES
-from cudnn_actor.engines.cuda.operations.cublaslt import Descriptors, LtProduct, lt_product, preference
+from cudnn_actor.engines.cuda.operations.cublaslt import Descriptors, LtProduct, preference
 from cudnn_actor.engines.cuda.planning.products import product_of
 
 from ..engines.test_products import PRODUCTS
@@ -140,7 +140,7 @@ def test_the_installed_cublaslt_takes_every_description_of_a_product(child: Chil
     for graph in PRODUCTS.values():
         found = product_of(graph)
         assert found is not None
-        asked.append(lt_product(graph.numerics, *found)[0])
+        asked.append(found.product)
     assert child.call(descriptions, asked) == len(asked)
     assert child.call(lt_error_without_a_device) == "CUBLAS_STATUS_NOT_INITIALIZED: cublasLtCreate"
 

@@ -178,7 +178,8 @@ def possible_plans(
         try:
             plan = make()
         except Refused as refusal:
-            refusals.append(str(refusal))
+            if str(refusal) not in refusals:
+                refusals.append(str(refusal))
         else:
             found = True
             yield plan

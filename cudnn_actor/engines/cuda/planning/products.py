@@ -7,12 +7,13 @@ adds to its sums. GELU is fused only in the form with tanh, which is cuBLASLt's.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from typing import NamedTuple
 
 from cudnn_actor.engines.base import EngineFailure
 from cudnn_actor.engines.cuda.cudnn.frontend_graph import Refused
-from cudnn_actor.engines.cuda.operations.cublaslt import ACTIVATIONS, Operands, lt_product
+from cudnn_actor.engines.cuda.operations.cublaslt import ACTIVATIONS, LtProduct, Operands, lt_product
 from cudnn_actor.engines.cuda.planning.candidates import AbsentDevice
 from cudnn_actor.engines.cuda.planning.steps import bound_sources, finish
 from cudnn_actor.engines.cuda.running.plan import CudaPlan
@@ -27,26 +28,49 @@ from cudnn_actor.protocol.operations import (
     TensorRole,
 )
 
-__all__ = ["Product", "compile_product", "product_of"]
+__all__ = ["GraphProduct", "compile_product", "product_of"]
 
 _WORKSPACE_BYTES = 32 << 20
 """What NVIDIA recommends for Hopper and later."""
 
 
-class Product(NamedTuple):
-    """What a graph computes: a product, what is added to it, and a function of that."""
+class GraphProduct(NamedTuple):
+    """A graph as a product for cuBLASLt, without an algorithm, and the tensors whose addresses that takes."""
+
+    product: LtProduct
+    uids: tuple[int, ...]
+
+
+class _Meaning(NamedTuple):
+    """A product, what is added to it, and a function of that."""
 
     operands: Operands
     activation: PointwiseMode | None = None
 
 
-def product_of(graph: OperationGraph) -> Product | None:
-    """The product that a graph computes, if cuBLASLt's epilogues are all that follows; None for others."""
+def product_of(graph: OperationGraph) -> GraphProduct | None:
+    """A graph as a product for cuBLASLt; None if it is something else.
+
+    It is none where cuBLASLt has no epilogue for what follows, or does not take what lies as the tensors do.
+    """
+    found = _meaning(graph)
+    if found is None:
+        return None
+    with contextlib.suppress(Refused):
+        product, tensors = lt_product(graph.numerics, *found)
+        return GraphProduct(product, tuple(tensor.uid for tensor in tensors))
+    return None
+
+
+def _meaning(graph: OperationGraph) -> _Meaning | None:
+    """The product that a graph computes, if cuBLASLt's epilogues are all that follows."""
     operation, *behind = graph.operations
     if not isinstance(operation, MatMul) or len(graph.results) != 1:
         return None
     (result,) = graph.results
-    found: Product | None = Product(Operands(*map(graph.tensor, (operation.a, operation.b, result))))
+    if graph.tensor(operation.y).dims != graph.tensor(result).dims:
+        return None
+    found: _Meaning | None = _Meaning(Operands(*map(graph.tensor, (operation.a, operation.b, result))))
     uid = operation.y
     for each in behind:
         if found is None or not isinstance(each, Pointwise) or not _is_exact(graph, uid):
@@ -62,7 +86,9 @@ def _is_exact(graph: OperationGraph, uid: int) -> bool:
     return tensor.role is TensorRole.VIRTUAL and exact and reads.count(uid) == 1
 
 
-def _followed(product: Product, operation: Pointwise[int], uid: int, graph: OperationGraph) -> Product | None:
+def _followed(
+    product: _Meaning, operation: Pointwise[int], uid: int, graph: OperationGraph
+) -> _Meaning | None:
     """A product with an operation that reads its value, `uid`; None if there is no such epilogue."""
     others = [graph.tensor(operand) for operand in operation.operands if operand != uid]
     if len(others) == len(operation.operands):
@@ -102,24 +128,23 @@ def _has_defaults(operation: Pointwise[int]) -> bool:
 
 
 def compile_product(
-    graph: OperationGraph, product: Product, handle: object, limit: int | None, choice: int = 0
+    graph: OperationGraph, of: GraphProduct, handle: object, limit: int | None, choice: int = 0
 ) -> CudaPlan:
-    """Returns a graph that is such a product as one step, with the algorithm of that index: see `chosen`.
+    """Returns a graph that is a product as one step, with the algorithm of that index: see `chosen`.
 
     Raises `Refused`.
     """
     if isinstance(handle, AbsentDevice):
         raise Refused("cuBLASLt chooses algorithms for the device that is there")
-    described, tensors = lt_product(graph.numerics, *product)
     most = _WORKSPACE_BYTES if limit is None else min(limit, _WORKSPACE_BYTES)
     try:
-        chosen = next(itertools.islice(described.chosen(most, choice + 1), choice, None), None)
+        chosen = next(itertools.islice(of.product.chosen(most, choice + 1), choice, None), None)
     except EngineFailure as failure:
         raise Refused(str(failure)) from failure
     if chosen is None:
         raise Refused(f"cuBLASLt has no algorithm {choice} for it")
     sources = bound_sources(graph)
-    places = [sources[tensor.uid] for tensor in tensors]
+    places = [sources[uid] for uid in of.uids]
     if chosen.workspace:
         places.append(Scratch(0))
     return finish(graph, [ProductStep(chosen, tuple(places))], [], aligned(chosen.workspace), limit)

@@ -4,7 +4,7 @@ If the filter is as large as the stride and nothing is padded, no two windows sh
 element. Then a copy of the windows, one after the other, is a matrix, and the
 convolution is its product with the filters: the first layer of a vision transformer,
 16x16, or of ConvNeXt, 4x4. cuDNN's engines for such strides took long, and those for
-few channels were wrong (9.19, H100, stride 16).
+few channels were wrong (9.19, H100, stride 16). Filters of one pixel need no copy.
 
 Else a copy has each block of as many pixels as the stride as one pixel, with the
 channels of all of them ("space to depth"). On it the convolution has no strides, a
@@ -15,6 +15,7 @@ that it is with 8 channels (see `widening`).
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 from collections.abc import Iterator, Sequence
@@ -91,7 +92,8 @@ def rearrangements(graph: OperationGraph, *, every: bool = False) -> Iterator[Re
     operation, x = found
     few = x.dims[1] < _VECTOR
     large = len(graph.operations) > 1 or x.spec.nbytes >= _LEAST_BYTES
-    if every or (large and (few or max(operation.conv.stride) > _LONGEST_STRIDE)):
+    longest = max(operation.conv.stride)
+    if every or (large and ((few and longest > 1) or longest > _LONGEST_STRIDE)):
         product = as_product(graph)
         if product is not None:
             yield product
@@ -151,8 +153,7 @@ def _convolution(graph: OperationGraph) -> tuple[ConvolutionForward[int], GraphT
         for tensor in (x, w)
     )
     fits = x.dtype.is_half and y.dtype in (x.dtype, DType.FLOAT32) and 0 not in (*x.dims, *y.dims)
-    strided = max(operation.conv.stride) > 1 and max(operation.conv.dilation) == 1
-    return (operation, x) if alone and fits and strided else None
+    return (operation, x) if alone and fits and max(operation.conv.dilation) == 1 else None
 
 
 # As a product.
@@ -161,8 +162,8 @@ def _convolution(graph: OperationGraph) -> tuple[ConvolutionForward[int], GraphT
 def as_product(graph: OperationGraph) -> Rearranged | None:
     """The convolution as a product of its windows and its filters: (N, P Q, C R S) and (C R S, K).
 
-    Rows have the order that the filters have in memory, so that those need no copy. None if windows share
-    elements, or if the channels of a result do not lie as the columns of a matrix.
+    Rows have the order that the filters have in memory, so that those need no copy. Windows of one pixel may
+    need none either. None if windows share elements, or if pixels of a result do not lie as rows of a matrix.
     """
     found = _convolution(graph)
     if found is None:
@@ -174,23 +175,48 @@ def as_product(graph: OperationGraph) -> Rearranged | None:
     order = sorted(range(1, len(w.dims)), key=lambda axis: -w.strides[axis])
     channels = _channels(w.dims[1], math.prod(conv.stride))
     sizes = tuple(channels if axis == 1 else w.dims[axis] for axis in order)
-    row, step = math.prod(sizes), w.strides[0]
     filters = _seen(w, _of(w.dims, order), _of(w.strides, order))
     first, *within = _of(x.strides, order)
     outside = (step * by for step, by in zip(x.strides[2:], conv.stride, strict=True))
     windows = _seen(x, (x.dims[0], *y.dims[2:], *filters.dims[1:]), (first, *outside, *within))
-    copies = [Copy(x.uid, windows, _packed(x, (x.dims[0], *y.dims[2:], *sizes)))]
-    if channels != w.dims[1] or merge_axes([(n, (s,)) for n, s in _axes(filters)[1:]]) != [(row, (1,))]:
-        copies.append(Copy(w.uid, filters, _packed(w, (w.dims[0], *sizes))))
-        step = row
+    (a, of_x), (b, of_w) = (_rows(seen, sizes) for seen in (windows, filters))
     try:
         folded = {tensor.uid: _folded(tensor, y.dims) for tensor in graph.tensors if tensor not in (x, w)}
     except Refused:
         return None
-    folded[x.uid] = _packed(x, (x.dims[0], math.prod(y.dims[2:]), row))
-    folded[w.uid] = _seen(w, (row, w.dims[0]), (1, step))
+    folded |= {x.uid: a, w.uid: _seen(b, b.dims[::-1], b.strides[::-1])}
     product = MatMul(a=x.uid, b=w.uid, y=y.uid)
-    return Rearranged("as a product", _replaced(graph, folded, operation, product), tuple(copies))
+    return Rearranged("as a product", _replaced(graph, folded, operation, product), (*of_x, *of_w))
+
+
+def _rows(tensor: GraphTensor, sizes: tuple[int, ...]) -> tuple[GraphTensor, tuple[Copy, ...]]:
+    """A tensor as rows of its last axes, which get these sizes, and the copy that this takes, if any."""
+    if tensor.dims[-len(sizes) :] == sizes:
+        with contextlib.suppress(Refused):
+            seen = _as_rows(tensor, len(sizes))
+            if 1 in seen.strides[-2:]:
+                return seen, ()
+    form = _packed(tensor, (*tensor.dims[: -len(sizes)], *sizes))
+    return _as_rows(form, len(sizes)), (Copy(tensor.uid, tensor, form),)
+
+
+def _as_rows(tensor: GraphTensor, columns: int) -> GraphTensor:
+    """A tensor with its last axes as one, and those between them and the first as one if there are any.
+
+    Raises `Refused` if axes do not lie so.
+    """
+    first, *between = _axes(tensor)[:-columns]
+    axes = [first, *([_one(between)] if between else []), _one(_axes(tensor)[-columns:])]
+    return _seen(tensor, tuple(size for size, _ in axes), tuple(step for _, step in axes))
+
+
+def _one(axes: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    """Axes as one: its size and stride. Raises `Refused` if they do not lie so."""
+    merged = merge_axes((size, (step,)) for size, step in axes)
+    if len(merged) > 1:
+        raise Refused("axes do not lie as one")
+    size, (step,) = merged[0] if merged else (1, (1,))
+    return size, step
 
 
 def _folded(tensor: GraphTensor, dims: tuple[int, ...]) -> GraphTensor:
@@ -201,11 +227,10 @@ def _folded(tensor: GraphTensor, dims: tuple[int, ...]) -> GraphTensor:
     wanted = (tensor.dims[0], size, tensor.dims[1])
     if tensor.role is not TensorRole.BOUND:
         return _seen(tensor, wanted, packed_strides(wanted))
-    pixels = merge_axes((n, (step,)) for n, step in _axes(tensor)[2:])
-    if len(pixels) > 1 or size not in (1, math.prod(dims[2:])):
-        raise Refused("pixels do not lie as the rows of a matrix")
-    step = pixels[0][1][0] if pixels else tensor.dims[1]
-    return _seen(tensor, wanted, (tensor.strides[0], step, tensor.strides[1]))
+    if size not in (1, math.prod(dims[2:])):
+        raise Refused("what follows a convolution is broadcast to a part of the pixels")
+    _, step = _one(_axes(tensor)[2:])
+    return _seen(tensor, wanted, (tensor.strides[0], step if size > 1 else tensor.dims[1], tensor.strides[1]))
 
 
 # Without strides.
@@ -217,7 +242,7 @@ def without_strides(graph: OperationGraph) -> Rearranged | None:
     Zeros before the filter make what is padded before x whole blocks. None if x is not of whole blocks.
     """
     found = _convolution(graph)
-    if found is None:
+    if found is None or max(found[0].conv.stride) == 1:
         return None
     operation, x = found
     conv, w, y = operation.conv, graph.tensor(operation.w), graph.tensor(operation.y)
