@@ -45,14 +45,17 @@ def convolution(
 
 
 def product(rows: tuple[int, ...], inner: int, columns: int, behind: str = "") -> OperationGraph:
-    """A product of rows and weights. `behind`: "bias", or that with "residual" or the mode of a function."""
+    """A product of rows and weights. `behind`: "swiglu", or "bias", or that with "residual" or a mode."""
     g = GraphBuilder()
     y: Tensor = g.input("x", (*rows, inner), "bfloat16") @ g.input("w", (inner, columns), "bfloat16")
-    if behind:
+    if behind not in ("", "swiglu"):
         y = y + g.input("b", (*(1,) * len(rows), columns), "bfloat16")
-    if behind == "residual":
+    if behind == "swiglu":
+        gate = g.input("gate", y.dims, "float32")
+        y = gate * g.sigmoid(gate) * y
+    elif behind == "residual":
         y = y + g.input("r", y.dims, "bfloat16")
-    elif behind not in ("", "bias"):
+    elif behind not in ("", "bias", "swiglu"):
         y = g.pointwise(behind, y)
     return g.build(y=y.astype("bfloat16")).body
 
@@ -98,6 +101,8 @@ PROBLEMS: dict[str, Callable[[], OperationGraph]] = {
     "product, ViT 1, narrow": lambda: product((1, 197), 3072, 768, "residual"),
     "product, Llama 512, up": lambda: product((1, 512), 2048, 5632),
     "product, Llama 512, down": lambda: product((1, 512), 5632, 2048, "residual"),
+    "product, Llama 512, gated": lambda: product((1, 512), 2048, 5632, "swiglu"),
+    "product, Llama 4096, gated": lambda: product((1, 4096), 2048, 5632, "swiglu"),
     "product, one row": lambda: product((1,), 2048, 5632),
     "product, relu": lambda: product((4096,), 1024, 4096, "relu"),
     "product, square of 4096": lambda: product((4096,), 4096, 4096),

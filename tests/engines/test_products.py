@@ -13,7 +13,8 @@ from cudnn_actor.engines.cpu.evaluation import EvaluatedPlan
 from cudnn_actor.engines.cuda.library.libcublaslt import Epilogue
 from cudnn_actor.engines.cuda.operations.cublaslt import LtProduct
 from cudnn_actor.engines.cuda.planning.partition import cut
-from cudnn_actor.engines.cuda.planning.products import product_of
+from cudnn_actor.engines.cuda.planning.products import halves_of, is_split_by_default, product_of
+from cudnn_actor.engines.cuda.planning.splitting import is_elementwise
 from cudnn_actor.engines.cuda.running.barriers import waits
 from cudnn_actor.engines.cuda.running.recipe import Buffer, GraphStep, ProductStep, Recipe, Scratch
 from cudnn_actor.protocol import DType, GraphBuilder, GraphTensor, OperationGraph, Tensor
@@ -161,6 +162,57 @@ OTHERS = {
 @pytest.mark.parametrize("name", OTHERS)
 def test_what_cublaslt_has_no_epilogue_for_is_not_asked_of_it(name: str) -> None:
     assert product_of(OTHERS[name]) is None
+
+
+def swiglu(g: GraphBuilder, y: Tensor) -> Tensor:
+    gate = g.input("gate", y.dims, FLOAT32)
+    return gate * g.sigmoid(gate) * y
+
+
+GRAPHS = OTHERS | {
+    "swiglu": product(swiglu),
+    "a bias in float32": product(lambda g, y: g.gelu(y + g.input("bias", (1, 1, 6), FLOAT32))),
+}
+SPLIT = {
+    "rounded before a residual": ["matmul", "add", "identity"],
+    "gelu by erf": ["matmul"],
+    "two residuals": ["matmul"],
+    "a residual of rows": ["matmul"],
+    "swiglu": ["matmul"],
+    "a bias in float32": ["matmul", "add"],
+}
+"""What cuBLASLt computes of them."""
+
+
+@pytest.mark.parametrize("name", SPLIT)
+def test_cublaslt_computes_what_it_can_before_a_kernel_computes_the_rest(name: str) -> None:
+    graph = GRAPHS[name]
+    halves = halves_of(graph)
+    assert halves is not None
+    assert [each.title for each in halves.first.operations] == SPLIT[name]
+    assert is_elementwise(halves.rest)
+    found = product_of(halves.first)
+    assert found is not None
+    memories = {uid: memory(graph.tensor(uid), uid) for uid in graph.bound}
+    others = {uid: values.copy() for uid, values in memories.items()}
+    others[halves.between.uid] = memory(halves.between, 0)
+    evaluated(graph, memories)
+    run(found.product, [others[uid] for uid in found.uids])
+    evaluated(halves.rest, others)
+    for uid, wanted in memories.items():
+        np.testing.assert_allclose(others[uid].astype(float), wanted.astype(float), rtol=2**-7, atol=1e-6)
+
+
+def test_large_products_of_small_results_are_split_by_default() -> None:
+    def is_split(a: tuple[int, ...]) -> bool:
+        graph = product(swiglu, a, (2048, 5632))
+        halves = halves_of(graph)
+        assert halves is not None
+        return is_split_by_default(graph, halves)
+
+    assert is_split((1, 512, 2048))
+    assert not is_split((1, 16, 2048)), "another kernel costs more than it saves"
+    assert not is_split((8, 4096, 2048)), "sums in float32 go through memory"
 
 
 def test_an_overwritten_operand_must_not_be_read_later() -> None:

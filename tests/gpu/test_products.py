@@ -10,15 +10,21 @@ import pytest
 from cudnn_actor.engines.cuda.checking.self_check import SelfCheck
 from cudnn_actor.engines.cuda.cudnn.frontend_graph import Refused
 from cudnn_actor.engines.cuda.planning.cuda_builder import CudaBuilder
-from cudnn_actor.engines.cuda.planning.products import compile_product, product_of
+from cudnn_actor.engines.cuda.planning.products import (
+    compile_halves,
+    compile_product,
+    halves_of,
+    product_of,
+)
 from cudnn_actor.engines.cuda.running.plan import CudaPlan
 from cudnn_actor.engines.cuda.running.program import Program
-from cudnn_actor.engines.cuda.running.recipe import ProductStep
+from cudnn_actor.engines.cuda.running.recipe import KernelStep, ProductStep
 from cudnn_actor.protocol import DType, Graph, GraphBuilder, OperationGraph, Tensor
 
 from ..engines.differences import computed
 from ..engines.references import relative_error
-from ..engines.test_products import PRODUCTS, added, biased, product
+from ..engines.test_products import GRAPHS as SPLIT
+from ..engines.test_products import PRODUCTS, added, biased, product, swiglu
 from .bounds import UNIT
 from .test_epilogues import run
 from .test_operation_checks import builder
@@ -83,6 +89,29 @@ def test_it_is_the_plan_and_comes_back_from_bytes(builder: CudaBuilder, name: st
     check = SelfCheck(graph, builder.context)
     assert check.fault(again) is None
     check.close()
+
+
+HALVES = {name: graph for name, graph in SPLIT.items() if halves_of(graph) is not None} | {
+    "a large swiglu": product(swiglu, (1, 512, 2048), (2048, 5632)),
+    "a large gelu": product(lambda g, y: g.gelu(biased(g, y)), (1, 512, 768), (768, 3072)),
+}
+
+
+@pytest.mark.parametrize("name", HALVES)
+def test_a_product_and_a_kernel_pass_their_self_check(builder: CudaBuilder, name: str) -> None:
+    graph, context = HALVES[name], builder.context
+    halves = halves_of(graph)
+    assert halves is not None
+    plan = compile_halves(graph, halves, context.handle, None)
+    assert [type(step) for step in plan.recipe.steps] == [ProductStep, KernelStep]
+    check = SelfCheck(graph, context)
+    assert check.fault(plan) is None, plan.tag
+    check.close()
+
+
+def test_a_large_product_of_a_small_result_is_split(builder: CudaBuilder) -> None:
+    plan = builder.build(HALVES["a large swiglu"], workspace_limit=None)
+    assert [type(step) for step in plan.recipe.steps] == [ProductStep, KernelStep], plan.tag
 
 
 def behind(dims: tuple[int, int, int], after: Callable[[GraphBuilder, Tensor], Tensor]) -> Graph:

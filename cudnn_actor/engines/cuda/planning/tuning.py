@@ -28,7 +28,7 @@ from cudnn_actor.engines.cuda.planning.compiler import (
 )
 from cudnn_actor.engines.cuda.planning.depthwise import compile_depthwise, ways_of_depthwise
 from cudnn_actor.engines.cuda.planning.partition import cut
-from cudnn_actor.engines.cuda.planning.products import compile_product, product_of
+from cudnn_actor.engines.cuda.planning.products import compile_halves, compile_product, halves_of, product_of
 from cudnn_actor.engines.cuda.planning.rearranging import rearrangements
 from cudnn_actor.engines.cuda.planning.splitting import compile_split, ways
 from cudnn_actor.engines.cuda.planning.widening import compile_widened, is_widened
@@ -93,6 +93,12 @@ def all_candidates(graph: OperationGraph, handle: Any, limit: int) -> Sequence[C
         rivals += [
             Candidate(f"by cuBLASLt, {n + 1}", partial(compile_product, graph, product, handle, limit, n))
             for n in range(_PRODUCTS)
+        ]
+    elif (halves := halves_of(graph)) is not None:
+        rivals += [
+            Candidate(f"by cuBLASLt and a kernel, {n + 1}", partial(compile_halves, *of))
+            for n in range(_PRODUCTS)
+            for of in [(graph, halves, handle, limit, n)]
         ]
     rivals += [
         Candidate(f"{of.what}, {n + 1}", partial(compile_rearranged, graph, of, handle, limit, n))
