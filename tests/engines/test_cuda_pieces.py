@@ -398,7 +398,7 @@ def test_a_kernel_that_only_copies_copies_the_bits(dtype: DType) -> None:
     """By way of float or double, not every int64 would arrive."""
     copy = source(elementwise(Leaf(0, dtype), dtype, (4, 5), [(5, 1), (1, 4)]))
     body = copy.partition("elementwise(")[2]
-    place = "in0[i0 * (I)s1_0 + i1 * (I)s1_1]"
+    place = "in0[i0 * (I)i0_in0 + i1 * (I)i1_in0]"
     assert re.findall(r"r0\.of\[v\] = (.*);", body) == [place], "what is read, as it is"
     assert re.findall(r"= (r0s\[u\]);", body) == ["r0s[u]"], "that is stored"
     assert "(T)" not in body
