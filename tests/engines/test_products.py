@@ -13,7 +13,8 @@ from cudnn_actor.engines.cpu.evaluation import EvaluatedPlan
 from cudnn_actor.engines.cuda.library.libcublaslt import Epilogue
 from cudnn_actor.engines.cuda.operations.cublaslt import LtProduct
 from cudnn_actor.engines.cuda.planning.partition import cut
-from cudnn_actor.engines.cuda.planning.products import halves_of, is_split_by_default, product_of
+from cudnn_actor.engines.cuda.planning.product_halves import halves_of, is_split_by_default
+from cudnn_actor.engines.cuda.planning.products import GraphProduct, product_of
 from cudnn_actor.engines.cuda.planning.splitting import is_elementwise
 from cudnn_actor.engines.cuda.running.barriers import waits
 from cudnn_actor.engines.cuda.running.recipe import Buffer, GraphStep, ProductStep, Recipe, Scratch
@@ -67,6 +68,7 @@ PRODUCTS = {
     "one row and a residual": product(added, a=(1, 8)),
     "bias": product(biased),
     "bias before": product(lambda g, y: g.input("bias", (1, 1, 6), BFLOAT16) + y),
+    "a narrower bias": product(biased, result=FLOAT32),
     "residual": product(added),
     "bias and residual": product(lambda g, y: added(g, biased(g, y))),
     "residual and bias": product(lambda g, y: biased(g, added(g, y))),
@@ -128,6 +130,14 @@ def run(product: LtProduct, memories: list[np.ndarray]) -> None:
         d[...] = sums
 
 
+def run_of(found: GraphProduct, memories: Mapping[int, np.ndarray]) -> None:
+    """The same, of a graph's tensors."""
+    given = dict(memories)
+    if found.bias is not None:
+        given[found.bias.uid] = given[found.bias.uid].astype(found.bias.dtype.numpy)
+    run(found.product, [given[uid] for uid in found.uids])
+
+
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_cublaslt_is_asked_for_what_the_graph_means(name: str) -> None:
     graph = PRODUCTS[name]
@@ -137,7 +147,7 @@ def test_cublaslt_is_asked_for_what_the_graph_means(name: str) -> None:
     memories = {uid: memory(graph.tensor(uid), uid) for uid in graph.bound}
     others = {uid: values.copy() for uid, values in memories.items()}
     evaluated(graph, memories)
-    run(found.product, [others[uid] for uid in found.uids])
+    run_of(found, others)
     for uid, wanted in memories.items():
         np.testing.assert_allclose(others[uid].astype(float), wanted.astype(float), rtol=2**-7, atol=1e-6)
 
@@ -169,8 +179,23 @@ def swiglu(g: GraphBuilder, y: Tensor) -> Tensor:
     return gate * g.sigmoid(gate) * y
 
 
+def gated() -> OperationGraph:
+    """As models have it: the gate's function comes before the product."""
+    g = GraphBuilder()
+    gate = g.input("gate", (2, 5, 6), FLOAT32)
+    silu = gate * g.sigmoid(gate)
+    y = silu * (g.input("a", (2, 5, 8), BFLOAT16) @ g.input("b", (8, 6), BFLOAT16))
+    graph = g.build(y=y.astype(BFLOAT16)).body
+    assert graph.operations[0].title == "sigmoid"
+    return graph
+
+
 GRAPHS = OTHERS | {
     "swiglu": product(swiglu),
+    "a gate that is computed before": gated(),
+    "a bias that is computed": product(
+        lambda g, y: g.relu(y + g.exp(g.input("bias", (1, 1, 6), BFLOAT16)).astype(BFLOAT16))
+    ),
     "a bias in float32": product(lambda g, y: g.gelu(y + g.input("bias", (1, 1, 6), FLOAT32))),
 }
 SPLIT = {
@@ -179,6 +204,8 @@ SPLIT = {
     "two residuals": ["matmul"],
     "a residual of rows": ["matmul"],
     "swiglu": ["matmul"],
+    "a gate that is computed before": ["matmul"],
+    "a bias that is computed": ["matmul"],
     "a bias in float32": ["matmul", "add"],
 }
 """What cuBLASLt computes of them."""
@@ -197,7 +224,7 @@ def test_cublaslt_computes_what_it_can_before_a_kernel_computes_the_rest(name: s
     others = {uid: values.copy() for uid, values in memories.items()}
     others[halves.between.uid] = memory(halves.between, 0)
     evaluated(graph, memories)
-    run(found.product, [others[uid] for uid in found.uids])
+    run_of(found, others)
     evaluated(halves.rest, others)
     for uid, wanted in memories.items():
         np.testing.assert_allclose(others[uid].astype(float), wanted.astype(float), rtol=2**-7, atol=1e-6)
@@ -208,7 +235,7 @@ def test_large_products_of_small_results_are_split_by_default() -> None:
         graph = product(swiglu, a, (2048, 5632))
         halves = halves_of(graph)
         assert halves is not None
-        return is_split_by_default(graph, halves)
+        return is_split_by_default(halves)
 
     assert is_split((1, 512, 2048))
     assert not is_split((1, 16, 2048)), "another kernel costs more than it saves"

@@ -7,15 +7,14 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from cudnn_actor.cli.graph_bench import graph_bench, made_up_values, opened
+from cudnn_actor.engines.cuda import CudaEngine
 from cudnn_actor.engines.cuda.checking.self_check import SelfCheck
 from cudnn_actor.engines.cuda.cudnn.frontend_graph import Refused
 from cudnn_actor.engines.cuda.planning.cuda_builder import CudaBuilder
-from cudnn_actor.engines.cuda.planning.products import (
-    compile_halves,
-    compile_product,
-    halves_of,
-    product_of,
-)
+from cudnn_actor.engines.cuda.planning.product_halves import compile_halves, halves_of
+from cudnn_actor.engines.cuda.planning.products import compile_product, product_of
+from cudnn_actor.engines.cuda.running.barriers import waits
 from cudnn_actor.engines.cuda.running.plan import CudaPlan
 from cudnn_actor.engines.cuda.running.program import Program
 from cudnn_actor.engines.cuda.running.recipe import KernelStep, ProductStep
@@ -150,3 +149,32 @@ async def test_relu_keeps_what_is_no_number() -> None:
     wanted = computed(graph, values)["y"]
     np.testing.assert_array_equal(found["y"].astype(np.float32), wanted.astype(np.float32))
     assert steps == ["cuBLASLt"]
+
+
+def stacked() -> OperationGraph:
+    """Products of which each adds what the one before it has just written, small enough to overlap."""
+    g = GraphBuilder()
+    a = g.input("a", (197, 768), "bfloat16")
+    weights = [g.input(f"w{layer}", (768, 768), "bfloat16") for layer in range(16)]
+    y = (a @ weights[0]).astype("bfloat16")
+    for w in weights[1:]:
+        y = (a @ w + y).astype("bfloat16")
+    return g.build(y=y).body
+
+
+def test_a_residual_is_there_before_cublaslt_reads_it() -> None:
+    """There is no barrier before its kernels, which may begin before the kernel in front has ended."""
+    graph = stacked()
+    with opened("cuda:0") as engine, graph_bench(engine, graph) as bench:
+        assert isinstance(engine, CudaEngine)
+        bench.fill(made_up_values(graph, 1))
+        plan = engine.build(graph, workspace_limit=None)
+        assert sum(isinstance(step, ProductStep) for step in plan.recipe.steps) == 16, plan.tag
+        assert not any(waits(plan.recipe.steps))
+        (first,) = bench.run(plan).values()
+        for number in range(1000):
+            if number < 100:
+                engine.forget_replays()
+            engine._workspace.poison(engine.stream)
+            (again,) = bench.run(plan).values()
+            np.testing.assert_array_equal(again.view(np.uint16), first.view(np.uint16))

@@ -24,13 +24,8 @@ from cudnn_actor.engines.cuda.planning.composition import compose, largest, scra
 from cudnn_actor.engines.cuda.planning.depthwise import compile_depthwise, is_depthwise
 from cudnn_actor.engines.cuda.planning.fusing import compile_fused
 from cudnn_actor.engines.cuda.planning.partition import Cut, cut
-from cudnn_actor.engines.cuda.planning.products import (
-    compile_halves,
-    compile_product,
-    halves_of,
-    is_split_by_default,
-    product_of,
-)
+from cudnn_actor.engines.cuda.planning.product_halves import compile_halves, halves_of, is_split_by_default
+from cudnn_actor.engines.cuda.planning.products import compile_product, product_of
 from cudnn_actor.engines.cuda.planning.rearranging import Rearranged, plan_of_rearranged, rearrangements
 from cudnn_actor.engines.cuda.planning.splitting import MOST_FORMS, compile_split, is_elementwise, ways
 from cudnn_actor.engines.cuda.planning.steps import bound_sources, finish, graph_step
@@ -205,7 +200,7 @@ def _of_our_own(graph: OperationGraph, handle: Any, limit: int | None) -> Iterat
         for choice in range(_CHOICES):
             yield partial(compile_product, graph, product, handle, limit, choice)
     elif (halves := halves_of(graph)) is not None:
-        for choice in range(_CHOICES if is_split_by_default(graph, halves) else 0):
+        for choice in range(_CHOICES if is_split_by_default(halves) else 0):
             yield partial(compile_halves, graph, halves, handle, limit, choice)
     elif others and not any(isinstance(operation, Convolution) for operation in others):
         yield partial(compile_fused, graph, limit)

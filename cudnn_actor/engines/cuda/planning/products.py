@@ -2,18 +2,14 @@
 
 Rounding is part of a graph's meaning. So what follows must be computed on values that are
 not rounded before: a residual that is added to a product in bfloat16 is not what cuBLASLt
-adds to its sums. GELU is fused only in the form with tanh, which is cuBLASLt's.
-
-For anything else, cuBLASLt computes what it can, and a kernel of our own the rest. What
-lies between them has the type that the graph gives it, mostly float32: that is worth its
-way through memory for large products with small results.
+adds to its sums. GELU is fused only in the form with tanh, which is cuBLASLt's. A bias of
+a narrower type than the result is converted before, by a kernel of our own.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -22,35 +18,36 @@ from cudnn_actor.engines.base import EngineFailure
 from cudnn_actor.engines.cuda.cudnn.frontend_graph import Refused
 from cudnn_actor.engines.cuda.operations.cublaslt import ACTIVATIONS, LtProduct, Operands, lt_product
 from cudnn_actor.engines.cuda.planning.candidates import AbsentDevice
-from cudnn_actor.engines.cuda.planning.splitting import compile_split
-from cudnn_actor.engines.cuda.planning.steps import bound_sources, finish, placed
+from cudnn_actor.engines.cuda.planning.splitting import copy_kernel
+from cudnn_actor.engines.cuda.planning.steps import bound_sources, finish
 from cudnn_actor.engines.cuda.running.plan import CudaPlan
-from cudnn_actor.engines.cuda.running.recipe import ProductStep, Scratch, Step, aligned
+from cudnn_actor.engines.cuda.running.recipe import KernelStep, ProductStep, Scratch, Step, aligned
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.operations import (
     FUNCTIONS,
     GraphTensor,
     MatMul,
-    Node,
     Pointwise,
     PointwiseMode,
     TensorRole,
 )
+from cudnn_actor.protocol.types.dtypes import DType
 
-__all__ = ["GraphProduct", "Halves", "compile_halves", "compile_product", "halves_of", "is_split_by_default"]
-__all__ += ["product_of"]
+__all__ = ["GraphProduct", "compile_product", "product_of"]
 
 _WORKSPACE_BYTES = 32 << 20
 """What NVIDIA recommends for Hopper and later."""
-_LEAST_WORK, _MOST_BETWEEN = 1 << 31, 32 << 20
-"""Of a product and another kernel: products of elements, and bytes between them, which stay in the cache."""
 
 
 class GraphProduct(NamedTuple):
-    """A graph as a product for cuBLASLt, without an algorithm, and the tensors whose addresses that takes."""
+    """A graph as a product for cuBLASLt, without an algorithm.
+
+    `uids`: of the tensors whose addresses it takes. `bias`: as the product takes it, if that is a copy.
+    """
 
     product: LtProduct
     uids: tuple[int, ...]
+    bias: GraphTensor | None = None
 
 
 class _Meaning(NamedTuple):
@@ -70,81 +67,10 @@ def product_of(graph: OperationGraph) -> GraphProduct | None:
         return None
     with contextlib.suppress(Refused):
         product, tensors = lt_product(graph.numerics, *found)
-        return GraphProduct(product, tuple(tensor.uid for tensor in tensors))
+        bias = found.operands.bias
+        converted = bias is not None and bias.dtype is not graph.tensor(bias.uid).dtype
+        return GraphProduct(product, tuple(tensor.uid for tensor in tensors), bias if converted else None)
     return None
-
-
-class Halves(NamedTuple):
-    """A product with the epilogues that cuBLASLt has, what follows it, and the tensor between them."""
-
-    first: OperationGraph
-    rest: OperationGraph
-    between: GraphTensor
-
-
-def halves_of(graph: OperationGraph) -> Halves | None:
-    """A product in two parts, the first as large as can be; None if there is no first part, or no second."""
-    product, *behind = operations = graph.operations
-    if not isinstance(product, MatMul) or not all(isinstance(each, Pointwise) for each in behind):
-        return None
-    for number in reversed(range(1, len(operations))):
-        (uid,) = operations[number - 1].writes
-        tensor = graph.tensor(uid)
-        if tensor.role is TensorRole.VIRTUAL and any(uid in each.reads for each in operations[number:]):
-            between = msgspec.structs.replace(tensor, role=TensorRole.BOUND)
-            first = _part(graph, operations[:number], between)
-            if first is not None and product_of(first) is not None:
-                rest = _part(graph, operations[number:], between)
-                return None if rest is None else Halves(first, rest, between)
-    return None
-
-
-def is_split_by_default(graph: OperationGraph, halves: Halves) -> bool:
-    """Whether cuBLASLt's kernel and another one are expected to take less time than one of cuDNN's."""
-    product, nbytes = graph.operations[0], halves.between.spec.nbytes
-    work = product.work({name: graph.tensor(uid).spec for name, uid in product.named()})
-    return work >= _LEAST_WORK and nbytes <= _MOST_BETWEEN
-
-
-def _part(graph: OperationGraph, operations: Sequence[Node], between: GraphTensor) -> OperationGraph | None:
-    """Some operations as a graph; None if they read what is computed in the others besides `between`."""
-    touched = {uid for each in operations for uid in (*each.reads, *each.writes)}
-    written = {uid for each in operations for uid in each.writes}
-    tensors = [between if uid == between.uid else graph.tensor(uid) for uid in sorted(touched)]
-    if any(tensor.role is TensorRole.VIRTUAL and tensor.uid not in written for tensor in tensors):
-        return None
-    read = {uid for each in operations for uid in each.reads}
-    return OperationGraph(
-        tensors=tuple(
-            tensor if tensor.overwrites in read else msgspec.structs.replace(tensor, overwrites=None)
-            for tensor in tensors
-        ),
-        operations=tuple(operations),
-        numerics=graph.numerics,
-    )
-
-
-def compile_halves(
-    graph: OperationGraph, halves: Halves, handle: Any, limit: int | None, choice: int = 0
-) -> CudaPlan:
-    """Returns a graph as a step of cuBLASLt's, with the algorithm of that index, and a kernel of our own.
-
-    Raises `Refused`.
-    """
-    product = product_of(halves.first)
-    assert product is not None, "that is what the first half is"
-    sources = bound_sources(graph) | {halves.between.uid: Scratch(0)}
-    nbytes = aligned(halves.between.spec.nbytes)
-    steps: list[Step] = []
-    plans = [
-        (halves.first, compile_product(halves.first, product, handle, limit, choice)),
-        (halves.rest, compile_split(halves.rest, handle, limit)),
-    ]
-    for part, plan in plans:
-        buffers = [sources[uid] for uid in part.bound]
-        numbers = [graph.scalars.index(uid) for uid in part.scalars]
-        steps += [placed(step, buffers, numbers, nbytes) for step in plan.recipe.steps]
-    return finish(graph, steps, [], nbytes + max(plan.recipe.scratch for _, plan in plans), limit)
 
 
 def _meaning(graph: OperationGraph) -> _Meaning | None:
@@ -199,12 +125,15 @@ def _overwrites_early(operands: Operands) -> bool:
 def _with_added(operands: Operands, other: GraphTensor) -> Operands | None:
     """The operands with a residual or a bias, if it can be one and there is none yet."""
     y = operands.y
-    if other.role is not TensorRole.BOUND or other.dtype is not y.dtype or len(other.dims) != len(y.dims):
+    if other.role is not TensorRole.BOUND or len(other.dims) != len(y.dims):
         return None
+    same, widened = other.dtype is y.dtype, other.dtype.is_half and y.dtype is DType.FLOAT32
     if other.dims == y.dims and operands.added is None and any(size > 1 for size in y.dims[:-1]):
-        return operands._replace(added=other)
+        return operands._replace(added=other) if same else None
     is_bias = other.dims == (*(1,) * (len(y.dims) - 1), y.dims[-1]) and other.strides[-1] == 1
-    return operands._replace(bias=other) if is_bias and operands.bias is None else None
+    if not is_bias or operands.bias is not None or not (same or widened):
+        return None
+    return operands._replace(bias=other if same else msgspec.structs.replace(other, dtype=y.dtype))
 
 
 def _has_defaults(operation: Pointwise[int]) -> bool:
@@ -228,8 +157,12 @@ def compile_product(
         raise Refused(str(failure)) from failure
     if chosen is None:
         raise Refused(f"cuBLASLt has no algorithm {choice} for it")
-    sources = bound_sources(graph)
-    places = [sources[uid] for uid in of.uids]
-    if chosen.workspace:
-        places.append(Scratch(0))
-    return finish(graph, [ProductStep(chosen, tuple(places))], [], aligned(chosen.workspace), limit)
+    sources, scratch, steps = bound_sources(graph), aligned(chosen.workspace), list[Step]()
+    if of.bias is not None:
+        given, place = graph.tensor(of.bias.uid), Scratch(scratch)
+        scratch += aligned(of.bias.spec.nbytes)
+        steps.append(KernelStep(copy_kernel(given, of.bias), (place, sources[given.uid])))
+        sources[given.uid] = place
+    places = (sources[uid] for uid in of.uids)
+    steps.append(ProductStep(chosen, (*places, *([Scratch(0)] if chosen.workspace else []))))
+    return finish(graph, steps, [], scratch, limit)

@@ -28,7 +28,8 @@ from cudnn_actor.engines.cuda.planning.compiler import (
 )
 from cudnn_actor.engines.cuda.planning.depthwise import compile_depthwise, ways_of_depthwise
 from cudnn_actor.engines.cuda.planning.partition import cut
-from cudnn_actor.engines.cuda.planning.products import compile_halves, compile_product, halves_of, product_of
+from cudnn_actor.engines.cuda.planning.product_halves import compile_halves, halves_of
+from cudnn_actor.engines.cuda.planning.products import compile_product, product_of
 from cudnn_actor.engines.cuda.planning.rearranging import rearrangements
 from cudnn_actor.engines.cuda.planning.splitting import compile_split, ways
 from cudnn_actor.engines.cuda.planning.widening import compile_widened, is_widened

@@ -1,0 +1,110 @@
+"""Runs a product by cuBLASLt, and what that has no epilogue for as a kernel of our own.
+
+What lies between them has the type that the graph gives it, mostly float32. That costs its
+way through memory. For large products with small results, which stay in the cache,
+cuBLASLt's kernels are expected to save more than that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from cudnn_actor.engines.cuda.planning.products import compile_product, product_of
+from cudnn_actor.engines.cuda.planning.splitting import compile_split
+from cudnn_actor.engines.cuda.planning.steps import bound_sources, finish, placed
+from cudnn_actor.engines.cuda.running.plan import CudaPlan
+from cudnn_actor.engines.cuda.running.recipe import Scratch, Step, aligned
+from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
+from cudnn_actor.protocol.operations import GraphTensor, MatMul, Node, Pointwise, TensorRole
+
+__all__ = ["Halves", "compile_halves", "halves_of", "is_split_by_default"]
+
+_LEAST_WORK, _MOST_BETWEEN = 1 << 31, 32 << 20
+"""Products of elements, and bytes between the two kernels, which stay in the cache."""
+
+
+class Halves(NamedTuple):
+    """A product with the epilogues that cuBLASLt has, what else there is, and the tensor between them."""
+
+    first: OperationGraph
+    rest: OperationGraph
+    between: GraphTensor
+
+
+def halves_of(graph: OperationGraph) -> Halves | None:
+    """A product in two parts, the first as large as can be; None if there is no first part, or no second."""
+    products = [each for each in graph.operations if not isinstance(each, Pointwise)]
+    if len(products) != 1 or not isinstance(products[0], MatMul):
+        return None
+    chain = _chain(graph, products[0])
+    for length in reversed(range(1, len(chain) + 1)):
+        first = chain[:length]
+        rest = [each for each in graph.operations if each not in first]
+        (uid,) = first[-1].writes
+        if graph.tensor(uid).role is TensorRole.VIRTUAL and rest:
+            between = msgspec.structs.replace(graph.tensor(uid), role=TensorRole.BOUND)
+            head, tail = (_part(graph, part, between) for part in (first, rest))
+            found = None if head is None or tail is None else product_of(head)
+            if head and tail and found and found.bias is None:  # else the other kernel had better add it
+                return Halves(head, tail, between)
+    return None
+
+
+def is_split_by_default(halves: Halves) -> bool:
+    """Whether cuBLASLt's kernel and another one are expected to take less time than one of cuDNN's."""
+    product, nbytes = halves.first.operations[0], halves.between.spec.nbytes
+    work = product.work({name: halves.first.tensor(uid).spec for name, uid in product.named()})
+    return work >= _LEAST_WORK and nbytes <= _MOST_BETWEEN
+
+
+def _chain(graph: OperationGraph, product: Node) -> list[Node]:
+    """A product, and the operations behind it of which each alone reads what the one before it writes."""
+    chain = [product]
+    while True:
+        readers = [each for each in graph.operations if chain[-1].writes[0] in each.reads]
+        if len(readers) != 1:
+            return chain
+        chain += readers
+
+
+def _part(graph: OperationGraph, operations: Sequence[Node], between: GraphTensor) -> OperationGraph | None:
+    """Some operations as a graph; None if they read what others compute, besides `between`."""
+    read = {uid for each in operations for uid in each.reads}
+    written = {uid for each in operations for uid in each.writes}
+    tensors = [between if uid == between.uid else graph.tensor(uid) for uid in sorted(read | written)]
+    if any(tensor.role is TensorRole.VIRTUAL and tensor.uid not in written for tensor in tensors):
+        return None
+    return OperationGraph(
+        tensors=tuple(
+            tensor if tensor.overwrites in read else msgspec.structs.replace(tensor, overwrites=None)
+            for tensor in tensors
+        ),
+        operations=tuple(operations),
+        numerics=graph.numerics,
+    )
+
+
+def compile_halves(
+    graph: OperationGraph, halves: Halves, handle: Any, limit: int | None, choice: int = 0
+) -> CudaPlan:
+    """Returns a graph as a step of cuBLASLt's, with the algorithm of that index, and a kernel of our own.
+
+    Raises `Refused`.
+    """
+    product = product_of(halves.first)
+    assert product is not None, "that is what the first half is"
+    sources = bound_sources(graph) | {halves.between.uid: Scratch(0)}
+    nbytes = aligned(halves.between.spec.nbytes)
+    steps: list[Step] = []
+    plans = [
+        (halves.first, compile_product(halves.first, product, handle, limit, choice)),
+        (halves.rest, compile_split(halves.rest, handle, limit)),
+    ]
+    for part, plan in plans:
+        buffers = [sources[uid] for uid in part.bound]
+        numbers = [graph.scalars.index(uid) for uid in part.scalars]
+        steps += [placed(step, buffers, numbers, nbytes) for step in plan.recipe.steps]
+    return finish(graph, steps, [], nbytes + max(plan.recipe.scratch for _, plan in plans), limit)
