@@ -24,6 +24,7 @@ from ..engines.differences import computed
 from ..engines.references import relative_error
 from ..engines.test_products import GRAPHS as SPLIT
 from ..engines.test_products import PRODUCTS, added, biased, product, swiglu
+from ..engines.test_reshaped_products import block
 from .bounds import UNIT
 from .test_epilogues import run
 from .test_operation_checks import builder
@@ -137,6 +138,15 @@ async def test_a_result_is_rounded_once(name: str, dims: tuple[int, int, int]) -
     assert steps == ["cuBLASLt"]
     wanted = computed(graph, values)["y"].astype(np.float64)
     assert relative_error(found["y"], wanted) < 2 * UNIT[BFLOAT16]
+
+
+async def test_a_reshape_of_rows_does_not_part_a_product_from_what_follows() -> None:
+    graph, rng = block(), np.random.default_rng(9)
+    values = {p.name: rng.uniform(-1, 1, p.spec.dims).astype(p.spec.dtype.numpy) for p in graph.inputs}
+    found, steps = await run(graph, values)
+    assert steps[:-1] == ["cuBLASLt", "cuBLASLt"]
+    for name, wanted in computed(graph, values).items():
+        assert relative_error(found[name], wanted.astype(np.float64)) < 1e-4, name
 
 
 async def test_relu_keeps_what_is_no_number() -> None:

@@ -107,10 +107,10 @@ class Found(ctypes.Structure):
 @functools.cache
 def libcublaslt() -> Any:
     """The library that cuBLAS is made of. Raises `EngineFailure` if there is none."""
-    pathfinder: Any = importlib.import_module("cuda.pathfinder")  # CuPy's own way to find it
     try:
+        pathfinder: Any = importlib.import_module("cuda.pathfinder")  # CuPy's own way to find it
         library = ctypes.CDLL(pathfinder.load_nvidia_dynamic_lib("cublasLt").abs_path)
-    except (RuntimeError, OSError) as error:
+    except (ImportError, RuntimeError, OSError) as error:
         raise EngineFailure("CUBLAS_STATUS_NOT_INITIALIZED", f"cuBLASLt cannot be loaded: {error}") from error
     library.cublasLtGetVersion.restype = c_size_t
     library.cublasLtGetStatusName.restype = c_char_p

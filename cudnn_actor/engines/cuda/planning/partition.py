@@ -40,6 +40,7 @@ from cudnn_actor.engines.cuda.planning.layout_rules import (
     view_of_operand,
 )
 from cudnn_actor.engines.cuda.planning.pieces import Draft, Lines, Pieces, Stored
+from cudnn_actor.engines.cuda.planning.reshaped_products import reshaped
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.operations import Concat, GraphTensor, Movement, Node, Pointwise, TensorRole
 
@@ -68,12 +69,18 @@ class Cut(NamedTuple):
 def cut(graph: OperationGraph) -> Cut | None:
     """Cut a graph into pieces; None if it is a single one.
 
-    There are none for operations without elements in their results: see `empty_tensors`.
+    There are none for operations without elements in their results: see `empty_tensors`. Products may have
+    other dims than in the graph: see `reshaped_products`.
     """
-    left = filled(graph)
-    if left is not None:
-        return _numbered(_Partition(left.graph).cut(), left.numbers) if left.graph else _NOTHING
-    parts = _Partition(graph).cut()
+    whole, numbers = graph, tuple(range(len(graph.operations)))
+    for change in (filled, reshaped):
+        if (found := change(whole)) is not None:
+            if found.graph is None:
+                return _NOTHING
+            whole, numbers = found.graph, tuple(numbers[number] for number in found.numbers)
+    parts = _Partition(whole).cut()
+    if whole is not graph:
+        return _numbered(parts, numbers)
     return None if len(parts.pieces[0].graph.operations) == len(graph.operations) else parts
 
 

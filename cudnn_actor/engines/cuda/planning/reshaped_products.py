@@ -1,0 +1,170 @@
+"""Graphs in which products have the dims that their rows get behind them.
+
+Files of models multiply rows of all tokens, as (tokens, channels), and reshape the result to (batch, tokens,
+channels) for what follows. Pieces have results of the same dims, so nothing behind the reshape would be part
+of the product's piece, and its sums would be stored before. A reshape of an operand is a view. So here a
+product, and the functions before the reshape, get the dims that those behind it have.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from typing import NamedTuple
+
+import msgspec
+
+from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
+from cudnn_actor.protocol.operations import GraphTensor, MatMul, Node, Pointwise, Reshape, TensorRole
+from cudnn_actor.protocol.types.tensor import packed_strides
+
+__all__ = ["Reshaped", "reshaped"]
+
+
+class Reshaped(NamedTuple):
+    """Such a graph, and the number that each of its operations had before.
+
+    Tensors that are bound keep their uids. Further reshapes have the number of that in whose place they are.
+    """
+
+    graph: OperationGraph
+    numbers: tuple[int, ...]
+
+
+def reshaped(graph: OperationGraph) -> Reshaped | None:
+    """Returns such a graph; None if it is that already."""
+    if not any(isinstance(operation, MatMul) for operation in graph.operations):
+        return None
+    return _Reshaping(graph).reshaped()
+
+
+class _Reshaping:
+    """Replaces the operations of one graph."""
+
+    def __init__(self, graph: OperationGraph) -> None:
+        self._graph = graph
+        self._tensors = {tensor.uid: tensor for tensor in graph.tensors}
+        self._new_uids = itertools.count(1 + max(self._tensors))
+        self._overwritten = {tensor.overwrites for tensor in graph.tensors}
+        self._readers = Counter(uid for each in graph.operations for uid in each.reads)
+        self._computed = {
+            uid for each in graph.operations if isinstance(each, Pointwise) for uid in each.reads
+        }
+        """What pointwise operations read."""
+        self._writers = {uid: number for number, each in enumerate(graph.operations) for uid in each.writes}
+        self._instead: dict[int, list[Node]] = {}
+        """The operations in the place of one, by its number."""
+
+    def reshaped(self) -> Reshaped | None:
+        """See `reshaped`."""
+        for number, operation in enumerate(self._graph.operations):
+            if isinstance(operation, Reshape) and operation.y in self._computed:
+                chain = self._chain(operation)
+                if chain:
+                    self._rewrite(number, operation, chain)
+        if not self._instead:
+            return None
+        found = [
+            (number, each)
+            for number, operation in enumerate(self._graph.operations)
+            for each in self._instead.get(number, [operation])
+        ]
+        operations = tuple(each for _, each in found)
+        touched = dict.fromkeys(uid for each in operations for uid in (*each.reads, *each.writes))
+        graph = OperationGraph(
+            tensors=tuple(self._tensors[uid] for uid in touched),
+            operations=operations,
+            numerics=self._graph.numerics,
+        )
+        return Reshaped(graph, tuple(number for number, _ in found))
+
+    def _chain(self, reshape: Reshape[int]) -> list[int]:
+        """The numbers of a product and what follows it up to a reshape of its rows; none if it is no such."""
+        x, y = (self._graph.tensor(uid) for uid in (reshape.x, reshape.y))
+        rows = len(x.dims) == 2 < len(y.dims) and x.dims[-1] == y.dims[-1] and 0 not in x.dims
+        if not rows or y.overwrites is not None or y.strides != packed_strides(y.dims):
+            return []
+        chain: list[int] = []
+        uid: int | None = x.uid
+        while uid is not None:
+            number = self._writers.get(uid)
+            tensor, alone = self._graph.tensor(uid), self._readers[uid] == 1
+            if (
+                number is None
+                or number in self._instead
+                or tensor.role is not TensorRole.VIRTUAL
+                or not alone
+            ):
+                return []
+            chain.append(number)
+            operation = self._graph.operations[number]
+            if isinstance(operation, MatMul):
+                given = (self._graph.tensor(read) for read in operation.reads)
+                return chain[::-1] if all(len(tensor.dims) == 2 for tensor in given) else []
+            uid = self._within(operation, x.dims)
+        return []
+
+    def _within(self, operation: Node, dims: tuple[int, ...]) -> int | None:
+        """The operand of a pointwise operation that a chain goes on with; None if it ends with it."""
+        if not isinstance(operation, Pointwise):
+            return None
+        computed = [uid for uid in operation.operands if self._is_link(uid, dims)]
+        others = [uid for uid in operation.operands if uid not in computed[:1]]
+        return computed[0] if computed and all(map(self._is_view, others)) else None
+
+    def _is_link(self, uid: int, dims: tuple[int, ...]) -> bool:
+        """Whether a product or a pointwise operation computes a tensor of these dims for one reader."""
+        writer = self._graph.operations[self._writers[uid]] if uid in self._writers else None
+        tensor = self._graph.tensor(uid)
+        return isinstance(writer, MatMul | Pointwise) and tensor.dims == dims and self._readers[uid] == 1
+
+    def _is_view(self, uid: int) -> bool:
+        """Whether a tensor with other dims of rows is a view of an input, or another constant."""
+        tensor = self._graph.tensor(uid)
+        if tensor.role is TensorRole.CONSTANT:
+            return True
+        if uid in self._writers:
+            writer = self._graph.operations[self._writers[uid]]
+            return isinstance(writer, Reshape) and self._is_view(writer.x)
+        packed = tensor.strides == packed_strides(tensor.dims) and uid not in self._overwritten
+        return tensor.role is TensorRole.BOUND and packed
+
+    def _rewrite(self, at: int, reshape: Reshape[int], chain: list[int]) -> None:
+        """Give the operations of a chain the dims behind a reshape, which is left out."""
+        x, y = (self._graph.tensor(uid) for uid in (reshape.x, reshape.y))
+        inside = {uid for number in chain for uid in self._graph.operations[number].writes}
+        self._instead[at] = []
+        for number in chain:
+            operation = self._graph.operations[number]
+            (result,) = operation.writes
+            if isinstance(
+                operation, MatMul
+            ):  # its operand gets the uid of what is no more before the reshape
+                others = {operation.a: x.uid}
+            else:
+                others = {uid: next(self._new_uids) for uid in {*operation.reads} - inside}
+            views = [self._view(uid, new, y.dims[:-1]) for uid, new in others.items()]
+            others[result] = y.uid if result == x.uid else result
+            if result != x.uid:
+                self._tensors[result] = _with_dims(self._graph.tensor(result), y.dims)
+            named = dict(operation.named())
+            changed = operation.with_operands(lambda name: others.get(named[name], named[name]))  # noqa: B023
+            self._instead[number] = [*filter(None, views), changed]
+
+    def _view(self, uid: int, new: int, rows: tuple[int, ...]) -> Node | None:
+        """What makes a tensor of rows, or one that is broadcast to them, one with these dims of rows.
+
+        None for a constant, which just has other dims.
+        """
+        tensor = self._graph.tensor(uid)
+        first, last = tensor.dims
+        seen = _with_dims(tensor, (*((1,) * len(rows) if first == 1 else rows), last))
+        constant = tensor.role is TensorRole.CONSTANT
+        role = tensor.role if constant else TensorRole.VIRTUAL
+        self._tensors[new] = msgspec.structs.replace(seen, uid=new, role=role, overwrites=None)
+        return None if constant else Reshape(x=uid, y=new, dims=seen.dims)
+
+
+def _with_dims(tensor: GraphTensor, dims: tuple[int, ...]) -> GraphTensor:
+    """A tensor with other dims, packed."""
+    return msgspec.structs.replace(tensor, dims=dims, strides=packed_strides(dims))
