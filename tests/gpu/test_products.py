@@ -109,7 +109,7 @@ def test_a_product_and_a_kernel_pass_their_self_check(builder: CudaBuilder, name
     check.close()
 
 
-def test_a_large_product_of_a_small_result_is_split(builder: CudaBuilder) -> None:
+def test_a_product_with_a_gate_is_split(builder: CudaBuilder) -> None:
     plan = builder.build(HALVES["a large swiglu"], workspace_limit=None)
     assert [type(step) for step in plan.recipe.steps] == [ProductStep, KernelStep], plan.tag
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from cudnn_actor.engines.cuda.planning.pieces import Anchored, Draft, Group, Lines, View
 from cudnn_actor.protocol.operations import Convolution, MatMul, Node, Pointwise, PointwiseMode
 
-__all__ = ["EPILOGUE_RULES", "GROUP_RULES", "RULES", "Candidate", "fusion_of"]
+__all__ = ["EPILOGUE_RULES", "GROUP_RULES", "RULES", "SLOW_EPILOGUES", "Candidate", "fusion_of"]
 
 _WITH_EPILOGUE = (Convolution, MatMul)
 """Operations whose graphs of cuDNN's take pointwise operations behind them.
@@ -24,7 +24,7 @@ _WITH_EPILOGUE = (Convolution, MatMul)
 What stands before them has kernels of its own: with a scale and a relu before a convolution, plans of
 cuDNN took as long as both kernels, or twice as long (9.19, H200, bfloat16, NHWC).
 """
-_SLOW_EPILOGUES = frozenset({PointwiseMode.SIGMOID})
+SLOW_EPILOGUES = frozenset({PointwiseMode.SIGMOID})
 """What takes longer in cuDNN's graph, behind a product or a convolution, than as a kernel behind it.
 
 It took twice as long as both kernels. Of the others, erf and GELU took as long or a little longer, and all
@@ -105,7 +105,7 @@ def result_has_the_dims_of_the_operand(epilogue: Epilogue) -> bool:
 
 def function_is_fast_in_cudnn(epilogue: Epilogue) -> bool:
     """The function is faster in cuDNN's graph than behind it, or the piece has a kernel of our own."""
-    return epilogue.piece.own or epilogue.operation.mode not in _SLOW_EPILOGUES
+    return epilogue.piece.own or epilogue.operation.mode not in SLOW_EPILOGUES
 
 
 def operand_is_read_by_nothing_else(epilogue: Epilogue) -> bool:

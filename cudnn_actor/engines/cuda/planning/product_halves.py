@@ -1,8 +1,8 @@
 """Runs a product by cuBLASLt, and what that has no epilogue for as a kernel of our own.
 
 What lies between them has the type that the graph gives it, mostly float32. That costs its
-way through memory. For large products with small results, which stay in the cache,
-cuBLASLt's kernels are expected to save more than that.
+way through memory, so it is left to autotuning, but for functions that are known to take
+long in cuDNN's graph: the gates of products have them.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from cudnn_actor.engines.cuda.planning.fusion_rules import SLOW_EPILOGUES
 from cudnn_actor.engines.cuda.planning.products import compile_product, product_of
 from cudnn_actor.engines.cuda.planning.splitting import compile_split
 from cudnn_actor.engines.cuda.planning.steps import bound_sources, finish, placed
@@ -21,9 +22,6 @@ from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.operations import GraphTensor, MatMul, Node, Pointwise, TensorRole
 
 __all__ = ["Halves", "compile_halves", "halves_of", "is_split_by_default"]
-
-_LEAST_WORK, _MOST_BETWEEN = 1 << 31, 32 << 20
-"""Products of elements, and bytes between the two kernels, which stay in the cache."""
 
 
 class Halves(NamedTuple):
@@ -54,10 +52,9 @@ def halves_of(graph: OperationGraph) -> Halves | None:
 
 
 def is_split_by_default(halves: Halves) -> bool:
-    """Whether cuBLASLt's kernel and another one are expected to take less time than one of cuDNN's."""
-    product, nbytes = halves.first.operations[0], halves.between.spec.nbytes
-    work = product.work({name: halves.first.tensor(uid).spec for name, uid in product.named()})
-    return work >= _LEAST_WORK and nbytes <= _MOST_BETWEEN
+    """Whether cuBLASLt's kernel and another one take less time than one of cuDNN's, as far as is known."""
+    modes = {operation.mode for operation in halves.rest.operations if isinstance(operation, Pointwise)}
+    return not modes.isdisjoint(SLOW_EPILOGUES)
 
 
 def _chain(graph: OperationGraph, product: Node) -> list[Node]:
