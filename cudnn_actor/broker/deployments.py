@@ -336,6 +336,8 @@ class Deployments:
             slots.append(resolve(ref, name))
             if ref.slot in deployed.writes:
                 raise _of_the_graph(name, ref)
+        if not message.into:
+            return slots
         used = {ref.slot for ref in (*deployed.of.buffers, *message.buffers.values())}
         for name, ref in message.into.items():
             slots.append(resolve(ref, name))

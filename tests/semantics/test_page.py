@@ -212,7 +212,7 @@ NUMBERS = [
     f"the (at most {CudnnActor.batch_limit}) messages of the present turn",
     f"in arenas of {ARENA_BYTES >> 20} MiB",
     f"Shared memory comes in pieces of {staging.SEGMENT_BYTES >> 20} MiB",
-    f"A result of over {staging._COPY_BYTES >> 10} KiB",
+    f"A result of over {staging.COPY_BYTES >> 10} KiB",
     f"Arrays of over {values.HEAVY_BYTES >> 10} KiB are copied on a thread",
     f"A frame is {frames.LONGEST >> 20} MiB at most",
     f"{channel._MOST_DESCRIPTORS} descriptors may wait for their frames",

@@ -25,12 +25,12 @@ from cudnn_actor.engines.cpu.arenas import FIXED_SIZE, keeping
 from cudnn_actor.memory import ArenaPool, BufferOwner
 from cudnn_actor.memory.exhaustion import exhaustion
 
-__all__ = ["Block", "Staging", "map_segment"]
+__all__ = ["COPY_BYTES", "Block", "Staging", "map_segment"]
 
 SEGMENT_BYTES = 32 << 20
 _IDLE_SEGMENTS = 1
 """Empty segments kept for the next transfer."""
-_COPY_BYTES = 64 << 10
+COPY_BYTES = 64 << 10
 """A result of up to this size is copied out of its block, so that the block is free at once."""
 
 
@@ -104,7 +104,7 @@ class Staging:
     def results(self, block: Block, places: Sequence[tuple[int, tuple[int, ...], Any]]) -> list[np.ndarray]:
         """Arrays with the values of a block, likewise: at each offset in it, one of these dims and dtype."""
         arrays = [self.array_at(block.segment, block.offset + at, dims, dtype) for at, dims, dtype in places]
-        if block.nbytes > _COPY_BYTES:
+        if block.nbytes > COPY_BYTES:
             owner = BufferOwner(block, self._ended)
             return [keeping(array, owner) for array in arrays]
         try:

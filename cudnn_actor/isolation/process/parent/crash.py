@@ -40,7 +40,7 @@ class PendingReclaim:
     def add(self, request: WorkerRequest) -> None:
         """Add all that a lost request held."""
         self.slots.extend(request.slots)
-        self.blocks.extend(request.blocks)
+        self.blocks.extend(request.held_blocks)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
@@ -76,7 +76,7 @@ class CrashRecovery:
         begun, others = self._take_back()
         again, lost = self.broker.crashed(begun, cause, may_still_write=may_still_write)
         if may_still_write:
-            for request in [each for each in again if each.blocks]:
+            for request in [each for each in again if each.held_blocks]:
                 why = "its process may still use its place in staging memory"
                 again.remove(request)
                 lost.append(request)

@@ -18,15 +18,17 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from cudnn_actor.actors import Envelope, Mailbox
+from cudnn_actor.broker.deployments import ModelRun
 from cudnn_actor.isolation.process.parent.in_flight import WorkerRequest, claims_lock
 from cudnn_actor.isolation.process.parent.sender import BULKY_BYTES, Sender
 from cudnn_actor.isolation.process.parent.worker_host import WorkerHost
+from cudnn_actor.isolation.process.staging import COPY_BYTES
 from cudnn_actor.isolation.process.wire import Answer, Answers, Done, Given, Request, encode_message
 from cudnn_actor.memory import Slot
 from cudnn_actor.processes.channel import Channel
 from cudnn_actor.protocol.errors import CudnnActorError, MalformedMessage
 from cudnn_actor.protocol.messages.codec import decode_reply
-from cudnn_actor.protocol.messages.messages import COMPUTE, Ping
+from cudnn_actor.protocol.messages.messages import COMPUTE, Ping, RunModel
 
 __all__ = ["Reply", "complete", "hand_over"]
 
@@ -59,9 +61,10 @@ def hand_over(mailbox: Mailbox, host: WorkerHost) -> bool:
         if not queue:
             return False
         envelope = queue[0]
-        request = _prepared(sender, envelope)
+        request = _prepared(host, sender, envelope)
         if request is None:
             return True
+        spare = _spare_of(host, request)
         slots = request.slots
         many = _counting(slots, 1) if len(slots) > _FEW else None
         a, b, c, d, e, f = (*slots, *_FILL[len(slots)]) if many is None else _FILL[0]
@@ -91,6 +94,7 @@ def hand_over(mailbox: Mailbox, host: WorkerHost) -> bool:
             table.handed += 1
             del places[-1]
             unsent += entry
+            del spare[-1]
             del queue[0]
             if many is not None:
                 _run_through(many)
@@ -123,12 +127,23 @@ def _takes_long(host: WorkerHost) -> bool:
     )
 
 
-def _prepared(sender: Sender, envelope: Envelope) -> WorkerRequest | None:
+def _spare_of(host: WorkerHost, request: WorkerRequest) -> list[Any]:
+    """A list from whose end a request takes its staging memory. For one without any, a list that is not used
+    otherwise."""
+    run = request.run
+    if run is None or run.deployed is None or request.staged is None:
+        return [None]
+    return host.models.spare_of(run.deployed)
+
+
+def _prepared(host: WorkerHost, sender: Sender, envelope: Envelope) -> WorkerRequest | None:
     """A request ready to be dispatched; None for one that needs the slow path. Changes only caches."""
     message, future = envelope.message, envelope.future
-    if envelope.started_ns or (future is not None and future.done()):
-        return None
-    if envelope.deadline is not None and envelope.expired:
+    if (
+        envelope.started_ns
+        or (future is not None and future.done())
+        or (envelope.deadline is not None and envelope.expired)
+    ):
         return None
     try:
         if type(message) in COMPUTE:
@@ -138,6 +153,8 @@ def _prepared(sender: Sender, envelope: Envelope) -> WorkerRequest | None:
         elif type(message) is Ping:
             request = WorkerRequest(envelope, envelope.number, message)
             request.body = encode_message(message)
+        elif type(message) is RunModel and not host.values.is_heavy(message):
+            return host.models.prepared(envelope)
         else:
             return None
     except (CudnnActorError, TypeError, MemoryError):  # the slow path raises and answers it
@@ -179,12 +196,16 @@ def complete(channel: Channel, host: WorkerHost, outbox: deque[Reply]) -> bool:
             if type(answer) is Done:
                 finished = request
             place = [request.place]
+            staged = () if request.staged is None else (request.staged,)
+            spare = _spare_of(host, request)
             reply = ((request.envelope, value, None),)
             with claims_lock:
                 # One step.
                 del in_flight[number]
                 request.claims = None
                 places += place
+                spare += staged
+                request.staged = None
                 table._alone = False
                 a.users -= 1
                 b.users -= 1
@@ -213,6 +234,8 @@ def _value(host: WorkerHost, request: WorkerRequest, answer: Answer) -> Any:
         if host.recent.kept:
             host.recent.note(request, cached)
         return request.receipt(host.state.generation, answer.plan, answer.started_ns, answer.run_us)
+    if type(answer) is Done and request.run is not None:
+        return _results(host, request, request.run)
     if type(answer) is Given and type(request.message) is Ping and not request.injects:
         try:
             value = decode_reply(answer.body)
@@ -220,3 +243,14 @@ def _value(host: WorkerHost, request: WorkerRequest, answer: Answer) -> Any:
             return None
         return value if type(value) is int else None
     return None
+
+
+def _results(host: WorkerHost, request: WorkerRequest, run: ModelRun) -> Any:
+    """The outputs of a run; None if they are large, or its staging memory is not kept for another run."""
+    deployed, staged = run.deployed, request.staged
+    assert deployed is not None
+    if staged is not None and (staged.output_bytes > COPY_BYTES or not host.models.has_room(deployed)):
+        return None
+    if host.recent.kept:
+        host.recent.note(request, run.cached)
+    return host.models.copied(request, deployed)

@@ -15,14 +15,17 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
+
+import numpy as np
 
 from cudnn_actor.actors import forks
 from cudnn_actor.broker import Work
 from cudnn_actor.isolation.process.parent.checksums import Sum
 from cudnn_actor.isolation.process.staging import Block
 from cudnn_actor.isolation.process.status import Finished
+from cudnn_actor.isolation.process.wire import Staged
 from cudnn_actor.protocol.messages.receipts import Receipt
 
 __all__ = ["WINDOW", "Claims", "InFlightTable", "Oldest", "Violation", "WorkerRequest", "claims_lock"]
@@ -55,6 +58,43 @@ class Claims(Protocol):
         """What an ended worker has noted of the request; None if the request had not finished."""
 
 
+class RunStaging(NamedTuple):
+    """Staging memory for the inputs and the outputs of one run of a model's graph.
+
+    Parameters
+    ----------
+    given, returned
+        The blocks with the inputs and with the outputs; None if there are none.
+    inputs, outputs
+        Arrays on them, by where their buffers stand among the plan's.
+    write, read
+        Where these are, as the worker is told it.
+    offsets
+        Of the outputs in their block.
+    body
+        The message of a run whose inputs are all on the host, and whose outputs all go there.
+    """
+
+    given: Block | None
+    returned: Block | None
+    inputs: Mapping[int, np.ndarray]
+    outputs: Mapping[int, np.ndarray]
+    write: Mapping[int, Staged]
+    read: Mapping[int, Staged]
+    offsets: Mapping[int, int]
+    body: bytes
+
+    @property
+    def blocks(self) -> list[Block]:
+        """Both blocks."""
+        return [block for block in (self.given, self.returned) if block is not None]
+
+    @property
+    def output_bytes(self) -> int:
+        """Bytes of the outputs."""
+        return 0 if self.returned is None else self.returned.nbytes
+
+
 class WorkerRequest(Work, eq=False):
     """Work in the form that a worker receives.
 
@@ -64,8 +104,8 @@ class WorkerRequest(Work, eq=False):
         The request as bytes.
     blocks
         The blocks with its host data.
-    results
-        Of these, the one that the worker writes a model's outputs to; None for none.
+    staged
+        The staging memory of a model's run; None for none.
     sum
         Checksum of the values that it writes; None if no checksum is kept.
     unwanted
@@ -82,7 +122,7 @@ class WorkerRequest(Work, eq=False):
 
     body: bytes = b""
     blocks: tuple[Block, ...] = ()
-    results: Block | None = None
+    staged: RunStaging | None = None
     sum: Sum | None = None
     unwanted: bool = False
     place: int = -1
@@ -105,6 +145,11 @@ class WorkerRequest(Work, eq=False):
             if claims is not None and claims.withdraw(self.place, self.number):
                 self.gone = True
             return self.gone
+
+    @property
+    def held_blocks(self) -> list[Block]:
+        """All its staging memory."""
+        return [*self.blocks, *(() if self.staged is None else self.staged.blocks)]
 
     def receipt(self, generation: int, plan: str, started_ns: int, run_us: float) -> Receipt:
         """The receipt for the caller of a request that has finished. `started_ns` is as in `Done`."""

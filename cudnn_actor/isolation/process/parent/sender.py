@@ -7,7 +7,7 @@ handler may raise an exception in it; only `flush`, `finish_sending` and what th
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,6 +58,8 @@ class Sender:
     workers: Workers
     staging: Staging
     checksums: Checksums | None
+    take_back: Callable[[WorkerRequest], None] = field(init=False)
+    """Takes back the staging memory of a model's run."""
     _unsent: list[Request] = field(default_factory=list, init=False)
     """Requests in flight whose frame has not been made. The fast path adds to it in its step."""
     _sending: Requests | None = field(default=None, init=False)
@@ -131,6 +133,10 @@ class Sender:
         self.flush()  # requests that name it go first
         del self._graphs[identity]
         self.workers.serving.send(ForgetGraph(identity))
+
+    def knows_run(self, deployed: Deployed) -> bool:
+        """Whether the worker has the run of a model's graph."""
+        return deployed.number in self._runs
 
     def _make_run_known(self, deployed: Deployed) -> None:
         """Send the worker the run of a model's graph, unless it keeps it."""
@@ -267,9 +273,11 @@ class Sender:
 
     def discharge(self, request: WorkerRequest, *, end_ref: bool) -> None:
         """Give back a request's blocks. `end_ref`: also free the buffer that no caller will receive."""
-        blocks, request.blocks, request.results = request.blocks, (), None
+        blocks, request.blocks = request.blocks, ()
         for block in blocks:
             self.staging.give_back(block)
+        if request.staged is not None:
+            self.take_back(request)
         if end_ref:
             self.broker.end_unreceived(request)
 

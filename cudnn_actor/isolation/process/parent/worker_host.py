@@ -103,7 +103,8 @@ class WorkerHost:
         self.arenas = ServiceArenas(self.broker, self.workers, mapped)
         self.sender = Sender(self.broker, self.in_flight, self.workers, self.staging, self.checksums)
         self.values = Values(self.broker, self.staging, self.sender, mapped, self.checksums)
-        self.models = ModelRuns(self.staging, self.sender)
+        self.models = ModelRuns(self.broker, self.staging, self.sender)
+        self.sender.take_back = self.models.discharge
         self.answers = AnswerTaker(
             broker=self.broker,
             in_flight=self.in_flight,
@@ -236,11 +237,13 @@ class WorkerHost:
             self.workers.tell_all(ForgetPlans(sorted(message.plans)))
 
     def forget_deployed(self, deployed: Deployed) -> None:
-        """Have the worker drop the run of a model's graph."""
+        """Have the worker drop the run of a model's graph, and free what is kept for it here."""
         self.sender.forget_run(deployed)
+        self.models.forget(deployed)
 
     def close(self) -> None:
         """Free the staging memory, and unmap the arenas. Idempotent."""
+        self.models.close()
         self.staging.close()
         self.recent.clear()
         self.arenas.close()
