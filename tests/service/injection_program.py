@@ -7,6 +7,7 @@ back-edge) of the n-th call, until calls have no n-th place. After each, another
 and so must the main thread.
 
 With BUFFERS, each call is a graph with so many, and no other thread asks: so the main thread has the socket.
+With "model", each call is a run of a model, from an array to an array.
 """
 
 from __future__ import annotations
@@ -27,12 +28,25 @@ from typing import Any
 import numpy as np
 
 import cudnn_actor
-from cudnn_actor import BufferRef, ConvFwd, ConvSpec, CudnnRef, GraphBuilder, Ping, RunGraph
+from cudnn_actor import (
+    BufferRef,
+    ConvFwd,
+    ConvSpec,
+    CudnnRef,
+    DeployModel,
+    GraphBuilder,
+    ModelGraph,
+    Ping,
+    RunGraph,
+    RunModel,
+    UnloadModel,
+)
 from cudnn_actor.protocol.messages.messages import Compute
 
 from ..instructions import functions_in, instructions
 
 PATIENCE_S = 20.0
+ONES = np.ones(3, np.float32)
 _OURS = tuple(f"{cudnn_actor.__path__[0]}/{part}/" for part in ("actors", "broker", "isolation", "processes"))
 
 
@@ -91,6 +105,25 @@ def grown(x: BufferRef, w: BufferRef, y: BufferRef, buffers: int) -> Compute:
     return RunGraph.bind(g.build(updates={"y": total + 1.0}), refs)
 
 
+async def deployed(gpu: CudnnRef) -> RunModel:
+    """A run of a model that gives 1 more than its input."""
+    g = GraphBuilder()
+    graph = g.build(y=g.input("x", (3,)) + 1.0)
+    x, y = await gpu.empty((3,)), await gpu.empty((3,))
+    of = ModelGraph(
+        name="", graph=graph, buffers=(x, y), specs={"x": x.spec}, inputs={"x": "x"}, outputs={"y": "y"}
+    )
+    model = await gpu.ask(DeployModel(graphs=(of,)))
+    await gpu.ask(RunModel.of(model, {"x": ONES}))  # so that the worker knows it
+    return RunModel.of(model, {"x": ONES})
+
+
+async def unloaded(gpu: CudnnRef, message: RunModel) -> None:
+    """Check that the model gives what it should, and unload it."""
+    np.testing.assert_array_equal((await gpu.ask(message))["y"], 2 * ONES)
+    await gpu.ask(UnloadModel(model=message.model))
+
+
 def main(isolation: Any, entry: str, buffers: str = "0") -> dict[str, Any]:
     logging.getLogger("asyncio").setLevel(logging.CRITICAL + 1)
     service = cudnn_actor.start(device="cpu", isolation=isolation)
@@ -100,7 +133,8 @@ def main(isolation: Any, entry: str, buffers: str = "0") -> dict[str, Any]:
     thread.start()
     one = np.ones((1, 1, 1, 1), "float32")
     x, w, y = (loop.run_until_complete(gpu.upload(one * value)) for value in (1.0, 1.0, 0.0))
-    grow = grown(x, w, y, int(buffers))
+    of_model = buffers == "model"
+    grow: Any = loop.run_until_complete(deployed(gpu)) if of_model else grown(x, w, y, int(buffers))
     slots = [service.state.memory.resolve(ref) for ref in (x, w, y)]
     injector, idle = Injector(), threading.Event()
 
@@ -135,13 +169,18 @@ def main(isolation: Any, entry: str, buffers: str = "0") -> dict[str, Any]:
             swallowed += bool(injector.where)  # by asyncio, which logs what a callback raises
         except Injected:
             raised += 1
-        if not int(buffers):
+        if buffers == "0":
             asyncio.run_coroutine_threadsafe(gpu.ping(), other).result(PATIENCE_S)
             ref.ask(Ping(), timeout=PATIENCE_S)
         loop.run_until_complete(asyncio.wait_for(gpu.ping(), PATIENCE_S))
     loop.run_until_complete(gpu.drain())
     applied = float(loop.run_until_complete(gpu.download(y)).item())
+    if of_model:
+        loop.run_until_complete(unloaded(gpu, grow))
+        applied = calls - raised - swallowed  # nothing counts them
     statistics = loop.run_until_complete(gpu.statistics())
+    mailbox: Any = service.state.mailbox
+    segments = mailbox.host.staging._pool.all() if isolation == "process" else ()
     outcome = {
         "places": at,
         "calls": calls,
@@ -151,7 +190,9 @@ def main(isolation: Any, entry: str, buffers: str = "0") -> dict[str, Any]:
         "queued": statistics.queued,
         "failed": statistics.failed,
         "live_buffers": statistics.live_buffers,
+        "buffers": 3 + 2 * of_model,
         "restarts": statistics.restarts,
+        "staging_in_use": sum(not segment.free.idle for segment in segments),
         "held": sum(slot.users for slot in slots),
         "files": sorted(injector.files),
     }

@@ -53,6 +53,12 @@ def test_wherever_a_handler_may_raise_in_a_turn_all_buffers_of_a_graph_are_held_
     _check_injections("process", "submit", 10, files=files)
 
 
+@pytest.mark.timeout(240)
+def test_wherever_a_handler_may_raise_a_models_staging_memory_is_in_use_or_kept_once() -> None:
+    """It is all free once the model is unloaded."""
+    _check_injections("process", "submit", "model", files=["fast_path.py", "model_runs.py"])
+
+
 def _check_injections(*arguments: object, files: Sequence[str]) -> None:
     for entry, told in run("injection_program", *arguments).items():
         assert set(files) <= set(told["files"]), entry
@@ -64,4 +70,5 @@ def _check_injections(*arguments: object, files: Sequence[str]) -> None:
 
 def _is_whole(told: dict[str, Any]) -> None:
     assert (told["queued"], told["failed"], told["restarts"]) == (0, 0, 0)
-    assert told["live_buffers"] == 3
+    assert told["live_buffers"] == told.get("buffers", 3)
+    assert not told.get("staging_in_use")
