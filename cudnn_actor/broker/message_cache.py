@@ -21,7 +21,7 @@ _MESSAGE_BYTES = 4096
 """About what an entry takes besides its graph: the message, its references and slots, its encoded body."""
 
 
-class Bound(msgspec.Struct, eq=False):
+class Bound(msgspec.Struct, eq=False, weakref=True):
     """The slots and scalars that a message runs on. Each slot keeps or drops the engine's binding itself."""
 
     epoch: int

@@ -245,10 +245,11 @@ class Engine(Protocol):
         Raises `EngineFailure` when the library refuses, `StickyError` when the context has died.
         """
 
-    def expect(self, plan: Plan, buffers: Sequence[Binding], scalars: Sequence[float]) -> None:
-        """Expect many runs on these buffers. An engine may take longer for the first, for faster later ones.
+    def expect(self, plan: Plan, buffers: Sequence[Binding], scalars: Sequence[float]) -> Callable[[], None]:
+        """A function that enqueues a run on these buffers, of which many are expected: see `execute`.
 
-        Enqueues nothing. Raises as `prepare`.
+        The engine may take longer for the first runs, for faster later ones. Enqueues nothing itself. Raises
+        as `prepare`.
         """
 
     def measure(self, plan: Plan, graph: OperationGraph) -> PlanTimes:

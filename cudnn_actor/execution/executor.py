@@ -43,6 +43,8 @@ RECEIPT: Final = object()
 LATER: Final = DEFERRED
 """Returned in place of an answer that follows when the device has finished."""
 
+_MOST_DURATIONS = 4096
+
 T = TypeVar("T")
 
 
@@ -90,6 +92,12 @@ class Executor(Generic[T]):
         self.synchronous = engine.synchronous
         self.progress_s = 0.0
         """When the device last made progress, in `time.monotonic()` seconds. Valid while work is fenced."""
+        self.expected_s = 0.0
+        """How long the oldest fence is expected to be waited for, counted from `progress_s`; 0: unknown."""
+        self._timed = ""
+        """The tag of the work before the oldest fence, if that is one piece on an idle device; else empty."""
+        self._durations: dict[str, float] = {}
+        """Tags of such work → how long it was last waited for, in seconds."""
         self._buffers = buffers
         self._unfenced: list[Enqueued[T]] = []
         self._fenced: deque[tuple[Fence, list[Enqueued[T]]]] = deque()
@@ -210,6 +218,8 @@ class Executor(Generic[T]):
             fence = self.engine.fence()
             if not self._fenced:
                 self.progress_s = time.monotonic()
+                self._timed = self._unfenced[0].tag if len(self._unfenced) == 1 else ""
+                self.expected_s = self._durations.get(self._timed, 0.0)
             self._fenced.append((fence, self._unfenced))
             self._unfenced = []
 
@@ -226,7 +236,12 @@ class Executor(Generic[T]):
         """
         if not self._fenced or not self.engine.finished(self._fenced[0][0]):
             return False
-        self.progress_s = time.monotonic()
+        now = time.monotonic()
+        if self._timed:
+            if len(self._durations) >= _MOST_DURATIONS:
+                self._durations.clear()
+            self._durations[self._timed] = now - self.progress_s
+        self._timed, self.expected_s, self.progress_s = "", 0.0, now
         _, batch = self._fenced.popleft()
         self._passed += batch
         self._advance()

@@ -11,11 +11,20 @@ LONGEST_PAUSE_S = 1e-3
 _FRACTION = 8
 
 
-def pause_s(waited_s: float) -> float:
+_EARLY_S = 100e-6
+"""Polling stops pausing this long before a fence is expected to pass: a sleep ends up to that much late."""
+
+
+def pause_s(waited_s: float, expected_s: float = 0.0) -> float:
     """Seconds until the next look at a fence that has been waited for `waited_s` seconds.
 
-    The pause is a fraction of the time waited, so an answer is late by that fraction at most. A message ends
-    the pause. The pause also lets the event loop's thread run, which polling without a pause does only by
-    chance, since it holds the interpreter's lock.
+    `expected_s`: how long it is expected to be waited for in all; 0 if that is unknown. Until shortly before
+    then, there is no look; around then, no pause.
+
+    Otherwise the pause is a fraction of the time waited, so an answer is late by that fraction at most. A
+    message ends the pause. The pause also lets the event loop's thread run, which polling without a pause
+    does only by chance, since it holds the interpreter's lock.
     """
+    if waited_s < expected_s + AT_ONCE_S and expected_s > _EARLY_S:
+        return max(expected_s - _EARLY_S - waited_s, 0.0)
     return 0.0 if waited_s < AT_ONCE_S else min(waited_s / _FRACTION, LONGEST_PAUSE_S)

@@ -12,14 +12,15 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, Generic, NoReturn, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, NoReturn, Protocol, TypeVar
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from cudnn_actor.actors import Crash
 from cudnn_actor.actors.logs import Log
 from cudnn_actor.broker.execution_state import ExecutionState
-from cudnn_actor.broker.message_cache import CachedMessage
+from cudnn_actor.broker.message_cache import Bound, CachedMessage
 from cudnn_actor.engines.base import Binding, Engine, Plan
 from cudnn_actor.execution.deferred import DeferredWork
 from cudnn_actor.execution.executor import LATER, RECEIPT, Enqueued, Executor, described
@@ -66,6 +67,14 @@ class Task(Protocol):
     @property
     def started_ns(self) -> int:
         """When it began, on `time.perf_counter_ns`'s clock."""
+
+
+class _Expected(NamedTuple):
+    """A plan for a model's graph, the engine's own buffers for it, and a function that enqueues a run."""
+
+    plan: Plan
+    buffers: list[Binding]
+    launch: Callable[[], None]
 
 
 T = TypeVar("T", bound=Task)
@@ -133,6 +142,8 @@ class Runner(Generic[T]):
         self._planner: Planner | None = None
         self._long_runs: set[str] = set()
         """Tags whose last run, on a synchronous engine, took longer than `_LONG_RUN_NS`."""
+        self._expected: WeakKeyDictionary[Bound, _Expected] = WeakKeyDictionary()
+        """What the engine has prepared for the graphs of models, as long as these are there."""
         self.deferred: DeferredWork | None = None
         """Requests that wait for plans. The host asks it before it starts a request. None if the runner's own
         thread builds plans when they are needed."""
@@ -152,6 +163,7 @@ class Runner(Generic[T]):
     def close(self, *, wait: bool) -> None:
         """End the build threads, and close the engine. `wait`: give the running build a moment to finish."""
         self.abandon_builds(wait=wait)
+        self._expected.clear()
         executor, self._executor = self._executor, None
         if executor is not None:
             try:
@@ -249,7 +261,9 @@ class Runner(Generic[T]):
             return None
         self._settle_passed(executor)
         since = executor.working_since()
-        return None if since is None else pause_s(time.monotonic() - since)
+        if since is None:
+            return None
+        return pause_s(time.monotonic() - since, executor.expected_s)
 
     def settle_done(self) -> None:
         """Answer work that is known to have finished and has not been answered."""
@@ -356,20 +370,17 @@ class Runner(Generic[T]):
         try:
             plan = self._plan(graph, None if deferred is None else deferred.found_for(key))
             tag = plan.tag
-            buffers = [executor.binding(slot) for slot in bound.slots]
+            _, buffers, launch = self._expected_run(executor, bound, plan)
             if self.faults.rule is not None:
                 self.faults.inject(tag)
             engine = executor.engine
-            if not bound.has_bindings:
-                executor.call(tag, engine.expect, plan, buffers, bound.scalars)
-                bound.has_bindings = True
             enqueued = True
             for place, source in sources:
                 if isinstance(source, Slot):
                     executor.call(tag, engine.copy, executor.binding(source), buffers[place])
                 else:
                     executor.call(tag, engine.write, buffers[place], source)
-            executor.call(tag, engine.execute, plan, buffers, bound.scalars)
+            executor.call(tag, launch)
             read: list[Callable[[], np.ndarray]] = []
             for place, target in targets:
                 if isinstance(target, Slot):
@@ -388,6 +399,15 @@ class Runner(Generic[T]):
             return late()
         executor.defer(Enqueued(task, tag, slots, late=late))
         return LATER
+
+    def _expected_run(self, executor: Executor[T], bound: Bound, plan: Plan) -> _Expected:
+        """What the engine has prepared for runs of a model's graph with this plan."""
+        known = self._expected.get(bound)
+        if known is None or known.plan is not plan:
+            buffers = [executor.binding(slot) for slot in bound.slots]
+            launch = executor.call(plan.tag, executor.engine.expect, plan, buffers, bound.scalars)
+            self._expected[bound] = known = _Expected(plan, buffers, launch)
+        return known
 
     def _read_soon(
         self, executor: Executor[T], tag: str, place: Binding, into: np.ndarray | None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 
+import pytest
+
 from cudnn_actor.execution.polling import AT_ONCE_S, LONGEST_PAUSE_S, pause_s
 
 
@@ -29,3 +31,19 @@ def test_looking_takes_few_looks() -> None:
         waited += pause_s(waited)
         looks += 1
     assert looks < 1100
+
+
+def test_a_run_of_known_length_is_looked_at_when_it_should_end() -> None:
+    waited, looks = 0.0, []
+    while waited < 5e-3:
+        looks.append(waited)
+        waited += pause_s(waited, 4e-3) or 10e-6
+    early = [at for at in looks if 0.0 < at < 4e-3]
+    assert min(early) >= 3.9e-3
+    assert len(early) >= 9
+    assert pause_s(6e-3, 4e-3) == pause_s(6e-3)
+
+
+def test_an_expected_end_that_is_near_is_awaited_without_a_pause() -> None:
+    assert pause_s(0.0, 150e-6) == pytest.approx(50e-6)
+    assert pause_s(60e-6, 150e-6) == pause_s(200e-6, 150e-6) == 0.0

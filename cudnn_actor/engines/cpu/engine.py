@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import time
 from collections.abc import Callable, Sequence
@@ -96,8 +97,11 @@ class CpuEngine:
         except ValueError as error:
             raise EngineFailure("BAD_BINDINGS", str(error), blamed(error)) from error
 
-    def expect(self, plan: Plan, buffers: Sequence[np.ndarray], scalars: Sequence[float]) -> None:
-        """Nothing is gained by expecting a run."""
+    def expect(
+        self, plan: Plan, buffers: Sequence[np.ndarray], scalars: Sequence[float]
+    ) -> Callable[[], None]:
+        """A function that runs a plan on these buffers."""
+        return functools.partial(self.execute, plan, buffers, scalars)
 
     def measure(self, plan: Plan, graph: OperationGraph) -> PlanTimes:
         """Time a plan and its pieces on numbers of its own. Raises `OutOfMemory`, `EngineFailure`."""

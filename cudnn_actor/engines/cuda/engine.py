@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -229,9 +230,22 @@ class CudaEngine:
 
     def execute(self, plan: Plan, buffers: Sequence[Place], scalars: Sequence[float]) -> None:
         """Enqueue a run. Raises `EngineFailure`, `StickyError`."""
+        self._enqueue(plan, (*(place.pointer for place in buffers), *scalars), buffers, scalars)
+
+    @reported
+    def expect(self, plan: Plan, buffers: Sequence[Place], scalars: Sequence[float]) -> Callable[[], None]:
+        """A function that enqueues a run on these buffers. The second run is captured, not only the fourth.
+
+        Raises `OutOfMemory`, `EngineFailure`.
+        """
+        key = (*(place.pointer for place in buffers), *scalars)
+        self._program(plan).expect(key)
+        return functools.partial(self._enqueue, plan, key, buffers, scalars)
+
+    def _enqueue(
+        self, plan: Plan, key: tuple[float, ...], buffers: Sequence[Place], scalars: Sequence[float]
+    ) -> None:
         try:
-            pointers = [place.pointer for place in buffers]
-            key = (*pointers, *scalars)
             program = getattr(plan, "program", None)
             if program is not None and (replay := program.replays.get(key)) is not None:
                 replay.launch(self._launched - self._passed)
@@ -257,11 +271,6 @@ class CudaEngine:
         before = len(program.replays)
         program.run(key, key[: len(buffers)], scalars, self._workspace.pointer)  # type: ignore[arg-type]
         self._replays += len(program.replays) > before
-
-    @reported
-    def expect(self, plan: Plan, buffers: Sequence[Place], scalars: Sequence[float]) -> None:
-        """Capture the second run on these buffers, not only the fourth."""
-        self._program(plan).expect((*(place.pointer for place in buffers), *scalars))
 
     @reported
     def measure(self, plan: Plan, graph: OperationGraph) -> PlanTimes:

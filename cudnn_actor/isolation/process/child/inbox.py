@@ -195,6 +195,6 @@ class Inbox:
                 message = message.message(graph, self._device)
         except (msgspec.DecodeError, ValueError, IndexError, RecursionError) as error:
             return MalformedMessage(detail=str(error))
-        if type(message) in COMPUTE:
+        if type(message) in COMPUTE or type(message) is RunPlaced:
             self._known.put(body, message, _MESSAGE_BYTES + _BYTES_PER_BYTE * len(body))
         return message

@@ -231,7 +231,8 @@ class WorkerLoop:
             (place, self._stages.array(staged, known.slots[place].spec)) for place, staged in message.read
         ]
         targets += [(place, self._resolved(ref, "into")) for place, ref in message.copy_out]
-        slots = [*known.slots, *(slot for _, slot in (*sources, *targets) if isinstance(slot, Slot))]
+        # The parent holds the graph's own buffers as long as it sends requests that name the graph.
+        slots = [slot for _, slot in (*sources, *targets) if isinstance(slot, Slot)]
 
         def answer(tag: str, _arrays: list[np.ndarray]) -> Any:
             return self.receipt_for(task, tag, time.perf_counter_ns())
