@@ -84,8 +84,8 @@ async def test_a_result_that_there_is_no_memory_for_is_refused_alone(
         values = np.arange(edge * edge, dtype=np.float32).reshape(1, 1, edge, edge)
         ref = await gpu.upload(values)
         for _ in range(2):
-            shown, left = wanting(Staging.array, 1)
-            monkeypatch.setattr(Staging, "array", shown)
+            shown, left = wanting(Staging.array_at, 1)
+            monkeypatch.setattr(Staging, "array_at", shown)
             with pytest.raises(OutOfMemory):
                 await gpu.download(ref)
             assert not left

@@ -103,12 +103,12 @@ class Staging:
 
     def results(self, block: Block, places: Sequence[tuple[int, tuple[int, ...], Any]]) -> list[np.ndarray]:
         """Arrays with the values of a block, likewise: at each offset in it, one of these dims and dtype."""
-        arrays = [self.array_at(block.segment, block.offset + at, dims, dtype) for at, dims, dtype in places]
+        shown = (self.array_at(block.segment, block.offset + at, dims, dtype) for at, dims, dtype in places)
         if block.nbytes > COPY_BYTES:
             owner = BufferOwner(block, self._ended)
-            return [keeping(array, owner) for array in arrays]
+            return [keeping(array, owner) for array in shown]
         try:
-            return [array.copy() for array in arrays]
+            return [array.copy() for array in shown]
         finally:
             self.give_back(block)
 
