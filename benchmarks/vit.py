@@ -11,6 +11,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import functools
+import os
+import signal
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -23,6 +25,7 @@ from rich.table import Table
 from cudnn_actor import CudnnRef, Feature, Graph, GraphBuilder, RunModel, spawn
 from cudnn_actor.models import Specialised
 from cudnn_actor.protocol import DType, PieceOfPlan, Port, Tensor
+from cudnn_actor.trials.bench.crashes import FOR_EVER, standby_ready
 
 from .gpu.setting import gpu_versions
 from .recording import Row, attempted, keep
@@ -30,6 +33,7 @@ from .recording import Row, attempted, keep
 __all__ = ["Size", "main", "vit"]
 
 _FIRST, _RUNS, _SLOWEST = 5, 50, 10
+_SETTLE_S = 3.0
 
 
 Isolation = Literal["thread", "process"]
@@ -148,6 +152,30 @@ async def measured(gpu: CudnnRef, batch: int, size: Size) -> Row:
     }
 
 
+async def after_kills(network: Network, device: str, standby: int, kills: int) -> Row:
+    """Milliseconds from SIGKILL of the worker to the next answer of a run that was not begun before it."""
+    images, took = network.values["images"], []
+    async with spawn(
+        device=device, isolation="process", standby=standby, hang_after_s=600.0, max_restarts=FOR_EVER
+    ) as gpu:
+        model = await gpu.load(network)
+        await model.warm()
+        for _ in range(kills):
+            await gpu.run(model, images=images)
+            await standby_ready(gpu)
+            await asyncio.sleep(_SETTLE_S if standby else 0.0)  # until the standby has built the plan
+            pid, generation = gpu.worker_pid, gpu.generation
+            assert pid is not None, "a request has just been answered"
+            begin = time.perf_counter()
+            os.kill(pid, signal.SIGKILL)
+            await gpu.run(model, images=images)
+            while gpu.generation == generation:  # the old worker had answered before it died
+                await gpu.run(model, images=images)
+            took.append(1e3 * (time.perf_counter() - begin))
+        await model.close()
+    return {"standby": standby, "after_kill_ms": sorted(took)}
+
+
 def _told(piece: PieceOfPlan) -> Row:
     assert piece.time is not None
     time_of = {"us": piece.time.us, "of_device": piece.time.of_device}
@@ -162,8 +190,16 @@ def _measured_once(device: str, batch: int, size: Size, isolation: Isolation) ->
     yield asyncio.run(one())
 
 
-def rows(batches: list[int], device: str, size: Size) -> Iterator[Row]:
-    """Yields a row for each batch size and isolation."""
+def _killed_once(device: str, batch: int, size: Size, standby: int, kills: int) -> Iterator[Row]:
+    network = Network(batch, size)
+    yield {"batch": batch, **asyncio.run(after_kills(network, device, standby, kills))}
+
+
+def rows(batches: list[int], device: str, size: Size, kills: int) -> Iterator[Row]:
+    """Yields a row for each batch size and isolation, and one for kills with a standby and without."""
+    for standby in (1, 0) if kills else ():
+        part = functools.partial(_killed_once, device, batches[0], size, standby, kills)
+        yield from attempted(f"kills, standby {standby}", part)
     isolations: tuple[Isolation, ...] = ("thread", "process")
     for batch in batches:
         for isolation in isolations:
@@ -178,6 +214,10 @@ def sheet(found: list[Row]) -> Table:
     for name in (*names, "the slowest, µs"):
         table.add_column(name, justify="right")
     for row in found:
+        if "after_kill_ms" in row:
+            told = ", ".join(f"{ms:,.0f}" for ms in row["after_kill_ms"])
+            table.add_row(str(row["batch"]), f"standby {row['standby']}", "ms after a kill:", told)
+            continue
         worst = row["slowest"][0]
         text = f"{worst['us']:,.1f} {worst['operations'][0].partition(' at ')[0]}"
         table.add_row(
@@ -197,11 +237,14 @@ def main() -> None:
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 32])
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--small", action="store_true", help="a network of one layer, to try the program")
+    parser.add_argument(
+        "--kills", type=int, default=0, help="how often a worker is killed, with each standby"
+    )
     parser.add_argument("--out", type=Path, help="directory for the JSON")
     given = parser.parse_args()
     versions = {} if given.device == "cpu" else gpu_versions()
     size = _SMALL if given.small else _USUAL
-    keep(rows(given.batches, given.device, size), sheet, given.out, "vit", versions=versions)
+    keep(rows(given.batches, given.device, size, given.kills), sheet, given.out, "vit", versions=versions)
 
 
 if __name__ == "__main__":
