@@ -102,3 +102,18 @@ def test_other_reshapes_stay(name: str) -> None:
     assert reshaped(graph.body) is None
     if cut(graph.body) is not None:
         check(graph)
+
+
+def test_a_turned_operand_needs_no_copy() -> None:
+    g = GraphBuilder()
+    x, w = g.input("x", (WIDTH, ROWS)), g.input("w", (WIDTH, WIDTH))
+    graph = g.build(y=g.relu(g.reshape(g.transpose(x, (1, 0)) @ w, (*TOKENS, WIDTH))))
+    assert titles(graph) == [["matmul", "relu"]]
+
+
+def test_an_operand_that_is_overwritten_later_is_copied_before() -> None:
+    g = GraphBuilder()
+    x = g.input("x", (ROWS, WIDTH))
+    y = g.relu(g.reshape(x @ g.input("w", (WIDTH, WIDTH)), (*TOKENS, WIDTH)))
+    graph = g.build(y=y, updates={"x": x + 1.0})
+    assert ["matmul", "relu"] in titles(graph)

@@ -88,13 +88,7 @@ class _Reshaping:
         uid: int | None = x.uid
         while uid is not None:
             number = self._writers.get(uid)
-            tensor, alone = self._graph.tensor(uid), self._readers[uid] == 1
-            if (
-                number is None
-                or number in self._instead
-                or tensor.role is not TensorRole.VIRTUAL
-                or not alone
-            ):
+            if number is None or number in self._instead or not self._is_passed_on(uid):
                 return []
             chain.append(number)
             operation = self._graph.operations[number]
@@ -103,6 +97,10 @@ class _Reshaping:
                 return chain[::-1] if all(len(tensor.dims) == 2 for tensor in given) else []
             uid = self._within(operation, x.dims)
         return []
+
+    def _is_passed_on(self, uid: int) -> bool:
+        """Whether a tensor is there for one operation, and is no result."""
+        return self._graph.tensor(uid).role is TensorRole.VIRTUAL and self._readers[uid] == 1
 
     def _within(self, operation: Node, dims: tuple[int, ...]) -> int | None:
         """The operand of a pointwise operation that a chain goes on with; None if it ends with it."""
@@ -116,7 +114,7 @@ class _Reshaping:
         """Whether a product or a pointwise operation computes a tensor of these dims for one reader."""
         writer = self._graph.operations[self._writers[uid]] if uid in self._writers else None
         tensor = self._graph.tensor(uid)
-        return isinstance(writer, MatMul | Pointwise) and tensor.dims == dims and self._readers[uid] == 1
+        return isinstance(writer, MatMul | Pointwise) and tensor.dims == dims and self._is_passed_on(uid)
 
     def _is_view(self, uid: int) -> bool:
         """Whether a tensor with other dims of rows is a view of an input, or another constant."""
@@ -137,12 +135,11 @@ class _Reshaping:
         for number in chain:
             operation = self._graph.operations[number]
             (result,) = operation.writes
-            if isinstance(
-                operation, MatMul
-            ):  # its operand gets the uid of what is no more before the reshape
-                others = {operation.a: x.uid}
+            if isinstance(operation, MatMul):
+                others = {operation.a: x.uid}  # as one of the graph's, since it may be stored
             else:
-                others = {uid: next(self._new_uids) for uid in {*operation.reads} - inside}
+                outside = [uid for uid in operation.reads if uid not in inside]
+                others = {uid: next(self._new_uids) for uid in dict.fromkeys(outside)}
             views = [self._view(uid, new, y.dims[:-1]) for uid, new in others.items()]
             others[result] = y.uid if result == x.uid else result
             if result != x.uid:
