@@ -24,7 +24,7 @@ from cudnn_actor.actors import ActorStopped, Envelope
 from cudnn_actor.actors.logs import Log, speaking_for
 from cudnn_actor.broker.deployments import Deployed, ModelRun
 from cudnn_actor.broker.footprints import overwritten
-from cudnn_actor.broker.recovery import Verdict, judge
+from cudnn_actor.broker.recovery import Verdict, graph_is_cause, judge
 from cudnn_actor.broker.request_checks import (
     bound,
     check_allocate,
@@ -33,7 +33,7 @@ from cudnn_actor.broker.request_checks import (
     require_asker,
     slots_of,
 )
-from cudnn_actor.broker.service_state import Discard, Forget, ServiceState
+from cudnn_actor.broker.service_state import Discard, Forget, ServiceState, quarantined
 from cudnn_actor.broker.work import Work
 from cudnn_actor.memory import MemoryTable
 from cudnn_actor.memory.exhaustion import exhaustion
@@ -283,6 +283,7 @@ class Broker(Generic[W]):
         models.draw(run, message.model)
         work = self._work(envelope, envelope.number, message, models.slots(run, message))
         work.run = run
+        work.alone = message.crashes > 0
         return work
 
     def _unload_model(self, envelope: Envelope, message: UnloadModel) -> None:
@@ -514,6 +515,7 @@ class Broker(Generic[W]):
             for work in begun:
                 if work.run is not None:
                     self._spoil(work.run)
+        self._count_for_graphs(begun, cause)
         spoiled = overwritten([work.footprint(self.state.lowered) for work in begun])
         again, lost = [], []
         for work, is_spoiled in zip(begun, spoiled, strict=True):
@@ -525,12 +527,21 @@ class Broker(Generic[W]):
                 may_still_write=may_still_write,
             )
             if error is None:
-                work.suspect = True
+                work.suspect = work.alone = True
                 again.append(work)
             else:
                 lost.append(work)
                 self.lose(work, error)
         return again, lost
+
+    def _count_for_graphs(self, begun: Sequence[W], cause: str) -> None:
+        """Count a crash for the models' graphs that were running, and quarantine those that have had too
+        many."""
+        for deployed in {work.run.deployed for work in begun if work.run is not None}:
+            assert deployed is not None
+            deployed.crashes += 1
+            if graph_is_cause(crashes=deployed.crashes, finished=deployed.finished):
+                self.state.quarantined[deployed.cached.lowered.graph.digest()] = cause
 
     def _judge(
         self, work: W, cause: str, *, is_spoiled: bool, memory_survives: bool, may_still_write: bool
@@ -544,10 +555,13 @@ class Broker(Generic[W]):
         if work.run is not None:
             lowered = work.run.cached.lowered
         envelope.crashes += 1
+        crashes, again = envelope.crashes, True
+        if work.run is not None:
+            crashes, again = crashes + message.crashes, message.again
         writes = lowered is not None or hasattr(message, "dst")
         verdict = judge(
-            pure=(lowered is None or lowered.graph.pure) and not is_spoiled,
-            crashes=envelope.crashes,
+            repeatable=again and (lowered is None or lowered.graph.pure) and not is_spoiled,
+            crashes=crashes,
             outlives_context=memory_survives,
             may_still_write=may_still_write and writes,
         )
@@ -560,11 +574,15 @@ class Broker(Generic[W]):
                 if lowered is None:
                     kind = type(message).__name__.lower()
                     return QuarantinedRequest(request_id=work.number, digest=kind, cause=cause)
+                if work.run is not None:  # whether its graph is, too, was decided before
+                    return quarantined(lowered.graph, work.number, cause)
                 self.state.quarantined[lowered.graph.digest()] = cause
                 return self.state.why_quarantined(lowered.graph, work.number)
             case Verdict.CONTEXT_LOST:
                 return ContextLost(status="context lost", detail=cause)
         why = "it may still be written" if may_still_write else "it accumulates"
+        if not again:
+            why = "its sender did not want that"
         if is_spoiled and not may_still_write:
             why = "a later request may have overwritten its input"
         return OutcomeUnknown(request_id=work.number, cause=cause, why=why)

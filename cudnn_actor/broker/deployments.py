@@ -62,6 +62,10 @@ class Deployed(msgspec.Struct, eq=False):
         them.
     checked_losses
         `MemoryTable.losses` when its weights were last found whole.
+    finished
+        Whether a run of it has finished.
+    crashes
+        At how many crashes runs of it were running since one has finished.
     """
 
     number: int
@@ -75,6 +79,8 @@ class Deployed(msgspec.Struct, eq=False):
     ended: bool = False
     spoiled: bool = False
     checked_losses: int = -1
+    finished: bool = False
+    crashes: int = 0
 
     @property
     def weights(self) -> frozenset[int]:
@@ -115,8 +121,9 @@ class Deployed(msgspec.Struct, eq=False):
         given = message.buffers
         return tuple((place, given[name]) for name, place in self.inputs.items() if name in given)
 
-    def results(self, computed: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """The answer to a run: what was computed, and copies of the constants."""
+    def finish(self, computed: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Note that a run has finished. Returns its answer: what was computed, and copies of constants."""
+        self.finished, self.crashes = True, 0
         constants = {name: array.copy() for name, array in self.of.constants.items()}
         return {**computed, **constants}
 

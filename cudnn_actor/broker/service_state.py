@@ -23,7 +23,7 @@ from cudnn_actor.protocol.messages.receipts import CacheStatistics, PlanStatisti
 from cudnn_actor.protocol.types.buffers import BufferRef
 from cudnn_actor.supervision import FaultSource
 
-__all__ = ["Discard", "Forget", "ServiceState"]
+__all__ = ["Discard", "Forget", "ServiceState", "quarantined"]
 
 
 class Discard(Free, frozen=True, kw_only=True, tag=True):
@@ -101,7 +101,7 @@ class ServiceState(ExecutionState):
         cause = self.quarantined.get(digest)
         if cause is None:
             return None
-        return QuarantinedRequest(request_id=number, digest=digest, cause=cause, reproduce=token(graph))
+        return quarantined(graph, number, cause)
 
     def blame_build(self, digest: str | None, cause: str) -> None:
         """Note which graph's build ended an incarnation. The second time, the graph is quarantined.
@@ -164,3 +164,8 @@ class ServiceState(ExecutionState):
         """Have graphs and plans dropped from the caches, in every process: see `Forget`. Any thread."""
         with contextlib.suppress(ActorStopped):  # the caches go with the service
             self.mailbox.admit(Envelope(Forget(identities=identities, plans=plans)))
+
+
+def quarantined(graph: OperationGraph, number: int, cause: str) -> QuarantinedRequest:
+    """The error for a request that is quarantined, or whose graph is."""
+    return QuarantinedRequest(request_id=number, digest=graph.digest(), cause=cause, reproduce=token(graph))

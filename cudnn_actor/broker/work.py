@@ -43,6 +43,8 @@ class Work(msgspec.Struct, eq=False):
         Whether it is run only to inject its fault. Afterwards its message is started again.
     suspect
         Whether it was running at a crash.
+    alone
+        Whether no other request may run beside it: a suspect, or one whose inputs were running at a crash.
     run
         What a `RunModel` runs; None for all other messages.
     """
@@ -56,6 +58,7 @@ class Work(msgspec.Struct, eq=False):
     fault: FaultRule | None = None
     injects: bool = False
     suspect: bool = False
+    alone: bool = False
     run: ModelRun | None = None
 
     @property

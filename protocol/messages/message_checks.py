@@ -202,6 +202,10 @@ def check_run_model(message: RunModel) -> None:
     require_type("model", message.model, ModelRef, "pass `model.ref`")
     for field, kind in (("arrays", np.ndarray), ("buffers", BufferRef), ("into", BufferRef)):
         _check_types(field, getattr(message, field), kind)
+    given: object = message.again
+    if not isinstance(given, bool):
+        raise InvalidRequest(field="again", value=given, problem="is no bool", fix="use True or False")
+    require_whole("crashes", message.crashes, 0)
     for name in message.arrays.keys() & message.buffers.keys():
         raise InvalidRequest(field=name, value=Words("input"), problem="is given twice", fix="give it once")
     for name, array in message.arrays.items():

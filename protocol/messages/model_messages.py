@@ -127,6 +127,12 @@ class RunModel(AnyMessage[dict[str, np.ndarray]], tag=True, eq=False):
         service, of any layout. Each must have the input's dtype.
     into
         Outputs that are copied to these buffers. They are not among the arrays of the answer.
+    again
+        Whether it runs again if a crash interrupts it. If not, it gets `OutcomeUnknown` then: for a sender
+        that divides it, because one part of it may have been the cause.
+    crashes
+        At how many crashes its inputs were running before, as parts of other runs. If any, it runs alone; and
+        a crash at which it is running counts with these, so that it is quarantined at the second.
 
     Raises `NotDeployed` if the model has no graph for inputs of these dims: nothing has run.
     """
@@ -135,6 +141,8 @@ class RunModel(AnyMessage[dict[str, np.ndarray]], tag=True, eq=False):
     arrays: dict[str, np.ndarray] = msgspec.field(default_factory=dict)
     buffers: dict[str, BufferRef] = msgspec.field(default_factory=dict)
     into: dict[str, BufferRef] = msgspec.field(default_factory=dict)
+    again: bool = True
+    crashes: int = 0
 
     @classmethod
     def of(

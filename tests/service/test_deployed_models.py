@@ -28,6 +28,7 @@ from cudnn_actor import (
     ModelGraph,
     ModelRef,
     NotDeployed,
+    OutcomeUnknown,
     QuarantinedRequest,
     RunModel,
     StaleBufferError,
@@ -206,6 +207,54 @@ async def test_a_run_that_ends_two_incarnations_is_quarantined() -> None:
         check(await run(gpu, model, images(1)), images(1))
 
 
+async def test_a_run_that_shall_not_run_again_is_told_of_the_crash() -> None:
+    faults = FaultPlan().at(2, Fault.STICKY, of=RunModel)
+    async with deployed(faults=faults) as (gpu, model):
+        check(await run(gpu, model, images(4)), images(4))
+        with pytest.raises(OutcomeUnknown, match="its sender did not want that"):
+            await gpu.ask(RunModel(model=model, arrays={"image": images(4)}, again=False))
+        check(await run(gpu, model, images(4)), images(4))
+        assert gpu.generation == 2
+
+
+async def test_inputs_that_were_at_a_crash_are_quarantined_at_the_next_and_their_graph_is_not() -> None:
+    faults = FaultPlan().at(2, Fault.STICKY, of=RunModel)
+    async with deployed(faults=faults) as (gpu, model):
+        check(await run(gpu, model, images(4)), images(4))
+        with pytest.raises(QuarantinedRequest, match="running at two crashes"):
+            await gpu.ask(RunModel(model=model, arrays={"image": images(4)}, crashes=1))
+        check(await run(gpu, model, images(4)), images(4))
+        again = RunModel(model=model, arrays={"image": images(4)}, crashes=1)
+        check(await gpu.ask(again), images(4))
+        assert gpu.generation == 2
+
+
+async def test_a_graph_that_has_finished_a_run_is_not_quarantined_with_the_next() -> None:
+    faults = FaultPlan()
+    for number in (2, 3, 5):
+        faults = faults.at(number, Fault.STICKY, of=RunModel)
+    async with deployed(faults=faults) as (gpu, model):
+        check(await run(gpu, model, images(4)), images(4))
+        with pytest.raises(QuarantinedRequest):
+            await run(gpu, model, images(4))
+        for seed in range(2):  # the second of these is interrupted, too: what has finished between counts
+            check(await run(gpu, model, images(4, seed)), images(4, seed))
+        assert gpu.generation == 4
+
+
+async def test_a_graph_that_finishes_no_run_any_more_is_quarantined_before_the_service_ends() -> None:
+    faults = FaultPlan()
+    for number in (2, 3, 4):
+        faults = faults.at(number, Fault.STICKY, of=RunModel)
+    async with deployed(1, 4, faults=faults) as (gpu, model):
+        check(await run(gpu, model, images(4)), images(4))
+        for _ in range(3):
+            with pytest.raises(QuarantinedRequest):
+                await run(gpu, model, images(4))
+        check(await run(gpu, model, images(1)), images(1))
+        assert gpu.generation == 4
+
+
 async def test_an_error_of_one_run_is_its_own() -> None:
     faults = FaultPlan().at(2, Fault.FAIL_EXECUTION, of=RunModel).at(3, Fault.REJECT_BUILD, of=RunModel)
     async with deployed(faults=faults) as (gpu, model):
@@ -309,6 +358,8 @@ async def test_what_does_not_fit_is_refused_and_nothing_is_changed() -> None:
             "is no output": RunModel.of(model, {"image": images(4)}, {"other": x}),
             "not of the output's dims": RunModel.of(model, {"image": images(4)}, {"scores": w}),
             "used by this run already": RunModel.of(model, {"image": x}, {"scores": x}),
+            "crashes=-1": RunModel(model=model, arrays={"image": images(4)}, crashes=-1),
+            "again=1": RunModel(model=model, arrays={"image": images(4)}, again=1),  # type: ignore[arg-type]
             "has a dtype": RunModel(model=model, arrays={"image": images(4).astype(complex)}),
         }.items():
             with pytest.raises(InvalidRequest, match=problem):

@@ -301,7 +301,7 @@ class CudnnActor(Actor):
         named = [name for name in deployed.outputs if name not in message.into]
 
         def answer(_tag: str, arrays: list[np.ndarray]) -> dict[str, np.ndarray]:
-            return deployed.results(dict(zip(named, arrays, strict=True)))
+            return deployed.finish(dict(zip(named, arrays, strict=True)))
 
         return self._runner.run_model(
             work, run.cached, envelope, sources=sources, targets=targets, slots=work.slots, answer=answer

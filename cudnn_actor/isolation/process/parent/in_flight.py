@@ -8,6 +8,8 @@ again are dispatched before all others, with the same holds and the same encoded
   worker. A suspect runs alone. If the next worker dies too, that suspect is the cause, and no other request
   is blamed.
 - Then the requests that had not begun, in order, together.
+
+A new request that must run alone, because its inputs were running at a crash, waits with them.
 """
 
 from __future__ import annotations
@@ -221,7 +223,7 @@ class InFlightTable:
         """Remove and return the next request to dispatch again; None if there is none or it must wait."""
         if not self._again or self._alone or not self._places:
             return None
-        if self._again[0].suspect and self.requests:
+        if self._again[0].alone and self.requests:
             return None
         return self._again.popleft()
 
@@ -235,7 +237,7 @@ class InFlightTable:
             request.claims = claims
         self.requests[request.number] = request
         self.handed += 1
-        self._alone = request.suspect
+        self._alone = request.alone
         return place
 
     def find(self, number: int, place: int) -> WorkerRequest:
@@ -300,6 +302,10 @@ class InFlightTable:
     def first(self, requests: Sequence[WorkerRequest]) -> None:
         """Have requests dispatched again before all others."""
         self._again.extendleft(reversed(requests))
+
+    def last(self, request: WorkerRequest) -> None:
+        """Have a new request dispatched after all others that wait here, and before any newer one."""
+        self._again.append(request)
 
     def give_up(self) -> list[WorkerRequest]:
         """Remove and return the requests that wait to be dispatched again, because no worker may follow."""

@@ -64,7 +64,10 @@ class ModelRuns:
             spare = self.spare_of(deployed)
             request.staged = spare.pop() if spare else self._make(deployed)
         self.fill(request, run, message)
-        self.sender.dispatch(request)
+        if request.alone:
+            self.sender.dispatch_alone(request)
+        else:
+            self.sender.dispatch(request)
 
     def prepared(self, envelope: Envelope) -> WorkerRequest | None:
         """A run ready to be dispatched by the fast path; None if it must take the slow one.
@@ -82,6 +85,7 @@ class ModelRuns:
             or deployed.checked_losses != memory.losses
             or not self.sender.knows_run(deployed)
             or not envelope.wants_reply
+            or message.crashes
         ):
             return None
         request = WorkerRequest(
@@ -140,17 +144,17 @@ class ModelRuns:
         arrays = self.staging.results(
             staged.returned, [(offset, spec.dims, spec.dtype.numpy) for offset, spec in views]
         )
-        return deployed.results(dict(zip(places, arrays, strict=True)))
+        return deployed.finish(dict(zip(places, arrays, strict=True)))
 
     def copied(self, request: WorkerRequest, deployed: Deployed) -> dict[str, np.ndarray]:
-        """The outputs of a finished run, copied out of its staging memory. Changes nothing."""
+        """The outputs of a finished run, copied out of its staging memory. Changes nothing else."""
         into, staged = request.message.into, request.staged
         if staged is None:
-            return deployed.results({})
+            return deployed.finish({})
         computed = {
             name: staged.outputs[place].copy() for name, place in deployed.outputs.items() if name not in into
         }
-        return deployed.results(computed)
+        return deployed.finish(computed)
 
     def discharge(self, request: WorkerRequest) -> None:
         """Take back the staging memory of a run that has ended."""

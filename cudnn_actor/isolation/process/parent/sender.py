@@ -175,6 +175,14 @@ class Sender:
         self.broker.memory.hold_all(request.slots)
         self._queue(request)
 
+    def dispatch_alone(self, request: WorkerRequest) -> None:
+        """Dispatch a new request once no other is in flight. Newer ones wait behind it."""
+        if not self.in_flight.requests:
+            self.dispatch(request)
+            return
+        self.broker.memory.hold_all(request.slots)
+        self.in_flight.last(request)
+
     def dispatch_again(self) -> None:
         """Dispatch the requests that go first after a crash, as far as they may go now.
 
