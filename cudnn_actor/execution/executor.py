@@ -97,7 +97,10 @@ class Executor(Generic[T]):
         self._timed = ""
         """The tag of the work before the oldest fence, if that is one piece on an idle device; else empty."""
         self._durations: dict[str, float] = {}
-        """Tags of such work → how long it was last waited for, in seconds."""
+        """Tags of such work → for how long it was last seen unfinished, in seconds. It is not the time until
+        it was seen finished: whoever has slept too long would then sleep so long again."""
+        self._seen_s = 0.0
+        """When the oldest fence was last seen not to have passed."""
         self._buffers = buffers
         self._unfenced: list[Enqueued[T]] = []
         self._fenced: deque[tuple[Fence, list[Enqueued[T]]]] = deque()
@@ -234,13 +237,16 @@ class Executor(Generic[T]):
 
         A passed fence must not be queried again, so it is removed in the same step.
         """
-        if not self._fenced or not self.engine.finished(self._fenced[0][0]):
+        if not self._fenced:
             return False
         now = time.monotonic()
+        if not self.engine.finished(self._fenced[0][0]):
+            self._seen_s = now
+            return False
         if self._timed:
             if len(self._durations) >= _MOST_DURATIONS:
                 self._durations.clear()
-            self._durations[self._timed] = now - self.progress_s
+            self._durations[self._timed] = max(self._seen_s - self.progress_s, 0.0)
         self._timed, self.expected_s, self.progress_s = "", 0.0, now
         _, batch = self._fenced.popleft()
         self._passed += batch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from cudnn_actor.engines.cuda.device.arenas import Mapping
@@ -50,6 +51,7 @@ class Place:
         return cupy.ndarray(spec.dims, dtype, cupy.cuda.MemoryPointer(memory, 0), strides=strides)
 
 
+@functools.lru_cache(maxsize=4096)
 def memory_order(spec: TensorSpec) -> tuple[int, ...] | None:
     """A tensor's axes from slowest to fastest if its elements have no gaps between them, else None."""
     order = sorted(range(spec.rank), key=lambda a: (-spec.strides[a], spec.dims[a] == 1, a))
