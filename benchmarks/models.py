@@ -14,8 +14,10 @@ writes those in their usual size. Each file is measured in processes of its own:
 - PyTorch, where it is installed: the network's own operators, eagerly and by `torch.compile`. All networks
   are compiled side by side, before anything is measured.
 
-A run is timed with its inputs on the device and its outputs left there, until the device has finished: the
-median, of the service in a process of its own.
+A run is timed with its inputs on the device and its outputs left there, until the device has finished, and
+from NumPy to NumPy (of PyTorch: from pageable memory to pageable memory): the median, of the service in a
+process of its own. `device` is what a run takes on the device: here from its start to its end, of PyTorch the
+sum of its kernels.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,7 +43,7 @@ import numpy as np
 import onnx
 from rich.table import Table
 
-from cudnn_actor import CudnnRef, TensorSpec, spawn
+from cudnn_actor import CudnnRef, RunModel, TensorSpec, spawn
 from cudnn_actor.models import Model, NeedsValues
 from cudnn_actor.onnx import OnnxModel
 from cudnn_actor.trials.bench.record import machine, versions
@@ -53,7 +55,8 @@ from .recording import Row, attempted, keep
 
 _SMALL = Path(__file__).parents[1] / "tests" / "onnx" / "networks" / "data"
 _READY = "ready"
-_COLUMNS = ("load_ms", "import_ms", "first_ms", "run_ms", "stored_first_ms", "eager_ms", "compiled_ms")
+_OURS = ("load_ms", "import_ms", "first_ms", "stored_first_ms", "device_ms", "run_ms", "numpy_ms")
+_COLUMNS = (*_OURS, "eager_ms", "compiled_device_ms", "compiled_ms", "compiled_numpy_ms")
 
 
 def ms(call: Callable[[], Any]) -> tuple[float, Any]:
@@ -106,55 +109,95 @@ async def service(job: Job) -> Row:
             await gpu.run(model, inputs)
             row["first_ms"] = median_ms([time.perf_counter() - begin])
             row["run_ms"] = median_ms([each async for each in _runs(gpu, model, inputs, job.runs)])
+            row["numpy_ms"] = median_ms([await _timed(gpu.run(model, inputs)) for _ in range(job.runs)])
+            explanation = await model.explain(inputs, measure=True)
+            assert explanation.run_us is not None
+            row["device_ms"] = round(explanation.run_us / 1e3, 4)
     return found
+
+
+async def _timed(run: Awaitable[object]) -> float:
+    """Seconds until a run is answered."""
+    begin = time.perf_counter()
+    await run
+    return time.perf_counter() - begin
 
 
 async def _runs(gpu: CudnnRef, model: Model, inputs: dict[str, np.ndarray], runs: int) -> Any:
     """Seconds of each run, with inputs and outputs on the device."""
     given = {name: await gpu.upload(array) for name, array in inputs.items()}
-    names = [each.name for each in model.outputs]
+    outputs = await gpu.run(model, given, keep=[each.name for each in model.outputs])
+    message = RunModel.of(model.ref, given, outputs)
     for number in range(runs + 2):
-        begin = time.perf_counter()
-        outputs = await gpu.run(model, given, keep=names)
-        seconds = time.perf_counter() - begin
-        for ref in outputs.values():
-            await gpu.free(ref)
+        seconds = await _timed(gpu.ask(message))
         if number >= 2:
             yield seconds
-    for ref in given.values():
+    for ref in (*given.values(), *outputs.values()):
         await gpu.free(ref)
+
+
+class InTorch:
+    """A network in PyTorch, eager and compiled, with its inputs on the host and on the device."""
+
+    def __init__(self, job: Job) -> None:
+        self.torch: Any = importlib.import_module("torch")
+        self.torch.backends.cudnn.allow_tf32 = self.torch.backends.cuda.matmul.allow_tf32 = False
+        self.where, self.runs = "cpu" if job.device == "cpu" else "cuda", job.runs
+        self.eager = program(_program(Path(job.path)), self.where)
+        self.compiled = self.torch.compile(self.eager, mode="reduce-overhead", dynamic=False)
+        proto = onnx.load(job.path)
+        self.on_host = {str(batch): tensors(inputs_of(proto, batch).values(), "cpu") for batch in job.batches}
+        self.given = {batch: [each.to(self.where) for each in given] for batch, given in self.on_host.items()}
+
+    def run(self, way: Callable[..., Any], batch: str) -> None:
+        """A run with inputs on the device, whose outputs stay there."""
+        self.torch.compiler.cudagraph_mark_step_begin()
+        way(*self.given[batch])
+        if self.where == "cuda":
+            self.torch.cuda.synchronize()
+
+    def from_host(self, batch: str) -> None:
+        """A run from pageable memory to pageable memory."""
+        self.torch.compiler.cudagraph_mark_step_begin()
+        for output in self.compiled(*[each.to(self.where) for each in self.on_host[batch]]):
+            output.cpu()
+
+    def on_device_ms(self, batch: str) -> float:
+        """Milliseconds of all kernels of a run of the compiled network."""
+        profiler = self.torch.profiler
+        with profiler.profile(activities=[profiler.ProfilerActivity.CUDA]) as profile:
+            for _ in range(self.runs):
+                self.run(self.compiled, batch)
+        took_us: float = sum(each.self_device_time_total for each in profile.key_averages())
+        return took_us / self.runs / 1e3
+
+    def row(self, batch: str) -> Row:
+        """What is measured of a batch size."""
+
+        def median_of(call: Callable[[], object]) -> float:
+            return median_ms([ms(call)[0] / 1e3 for _ in range(self.runs)])
+
+        row = {
+            "eager_ms": median_of(lambda: self.run(self.eager, batch)),
+            "compiled_ms": median_of(lambda: self.run(self.compiled, batch)),
+        }
+        if self.where == "cuda":
+            row["compiled_numpy_ms"] = median_of(lambda: self.from_host(batch))
+            row["compiled_device_ms"] = round(self.on_device_ms(batch), 4)
+        return row
 
 
 def torch_side(job: Job) -> Row:
     """PyTorch's times for each batch size, measured when a line is there to read: then all is compiled."""
-    torch = importlib.import_module("torch")
-    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
-    where = "cpu" if job.device == "cpu" else "cuda"
-    eager = program(_program(Path(job.path)), where)
-    compiled = torch.compile(eager, mode="reduce-overhead", dynamic=False)
-    proto = onnx.load(job.path)
-    given = {str(batch): tensors(inputs_of(proto, batch).values(), where) for batch in job.batches}
-
-    def run(way: Callable[..., Any], batch: str) -> None:
-        torch.compiler.cudagraph_mark_step_begin()
-        way(*given[batch])
-        if where == "cuda":
-            torch.cuda.synchronize()
-
-    def measured(way: Callable[..., Any], batch: str) -> float:
-        return median_ms([ms(functools.partial(run, way, batch))[0] / 1e3 for _ in range(job.runs)])
-
-    with torch.no_grad():
-        for batch in given:
-            for way in (eager, compiled):
+    network = InTorch(job)
+    with network.torch.no_grad():
+        for batch in network.given:
+            for way in (network.eager, network.compiled):
                 for _ in range(3):
-                    run(way, batch)
+                    network.run(way, batch)
         print(_READY, flush=True)
         sys.stdin.readline()
-        return {
-            batch: {"eager_ms": measured(eager, batch), "compiled_ms": measured(compiled, batch)}
-            for batch in given
-        }
+        return {batch: network.row(batch) for batch in network.given}
 
 
 class TorchSide:
