@@ -13,6 +13,8 @@ from __future__ import annotations
 from cudnn_actor import _linux  # noqa: F401 - first: on other systems it raises a clear error
 from cudnn_actor import logging as logging
 from cudnn_actor.models import (
+    BatchedModel as BatchedModel,
+    BatchStatistics as BatchStatistics,
     Feature as Feature,
     InvalidModel as InvalidModel,
     Model as Model,

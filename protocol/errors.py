@@ -432,17 +432,21 @@ class NoEventLoop(CudnnActorError, RuntimeError):
 class MailboxFull(CudnnActorError):
     """Raised when `submit` or `tell` finds the mailbox full; `ask` would have waited.
 
-    Carries `capacity`, in messages.
+    Carries `capacity`, in messages, and `batched`: whether it is that of a batched model, in requests.
     """
 
     retry_safe = True
     capacity: int
+    batched: bool
 
-    def __init__(self, *, capacity: int) -> None:
+    def __init__(self, *, capacity: int, batched: bool = False) -> None:
         super().__init__(
-            f"the mailbox is full ({capacity} messages); await ask() to wait for room, "
+            f"{capacity} requests wait for a batch; await endpoint(...) to wait, too, or raise max_waiting"
+            if batched
+            else f"the mailbox is full ({capacity} messages); await ask() to wait for room, "
             "or spawn with a larger mailbox",
             capacity=capacity,
+            batched=batched,
         )
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from cudnn_actor.models.batching import BatchedModel, BatchStatistics
 from cudnn_actor.models.errors import InvalidModel, ModelNotFound, UnsupportedModel
 from cudnn_actor.models.model import Model
 from cudnn_actor.models.source import Feature, NeedsValues, Source, Specialised
 
 __all__ = [
+    "BatchStatistics",
+    "BatchedModel",
     "Feature",
     "InvalidModel",
     "Model",

@@ -8,6 +8,7 @@ import warnings
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -233,14 +234,45 @@ class Model:
         **named: Any,
     ) -> dict[str, Any]:
         """See `CudnnRef.run`: `run(image=x)`, or `run({"image": x})`."""
-        given = checked_inputs(self._source, self._values, named_once(inputs, named), keep)
-        specs = {name: spec_of(value) for name, value in given.items()}
+        given = self.validated(named_once(inputs, named), keep)
         with within(timeout) as deadline:
-            kept = await self._acquire(specs, given, deadline)
-            try:
-                return await self._run(kept, given, keep, deadline)
-            finally:
-                self._release(kept)
+            return await self.run_checked(given, deadline, keep=keep)
+
+    def validated(
+        self, inputs: Mapping[str, Any], keep: Collection[str] = ()
+    ) -> dict[str, BufferRef | np.ndarray]:
+        """The inputs of a run as references and arrays, by name. Raises `InvalidRequest`."""
+        return checked_inputs(self._source, self._values, inputs, keep)
+
+    async def run_checked(
+        self,
+        given: Mapping[str, BufferRef | np.ndarray],
+        deadline: Deadline,
+        *,
+        keep: Collection[str] = (),
+        again: bool = True,
+        crashes: int = 0,
+    ) -> dict[str, Any]:
+        """Run it with inputs that `validated` has returned. `again` and `crashes` are those of `RunModel`."""
+        specs = {name: spec_of(value) for name, value in given.items()}
+        kept = await self._acquire(specs, given, deadline)
+        try:
+            return await self._run(kept, given, keep, deadline, again=again, crashes=crashes)
+        finally:
+            self._release(kept)
+
+    async def reserve(self, specs: Mapping[str, TensorSpec], deadline: Deadline) -> Callable[[], None]:
+        """Warm it for inputs of these specs, and keep the graph. Returns what ends that, once called.
+
+        Raises as `warm`.
+        """
+        kept = await self._acquire_or_refuse(specs, {}, deadline)
+        try:
+            await self._deploy(kept, deadline)
+        except BaseException:
+            self._release(kept)
+            raise
+        return partial(self._release, kept)
 
     async def warm(
         self, sizes: Mapping[str, Sizes] | None = None, /, *, timeout: float | None = None, **named: Sizes
@@ -353,7 +385,14 @@ class Model:
     # One run.
 
     async def _run(
-        self, kept: _Kept, given: Mapping[str, Any], keep: Collection[str], deadline: Deadline
+        self,
+        kept: _Kept,
+        given: Mapping[str, Any],
+        keep: Collection[str],
+        deadline: Deadline,
+        *,
+        again: bool,
+        crashes: int,
     ) -> dict[str, Any]:
         constants, graph, ask = kept.of.constants, kept.graph, self._gpu.ask
         made: dict[str, BufferRef] = {}
@@ -369,7 +408,7 @@ class Model:
                 results = {name: array.copy() for name, array in constants.items()}
             else:
                 into = {name: ref for name, ref in made.items() if name not in constants}
-                message = RunModel.of(self.ref, {**given, **kept.values}, into)
+                message = RunModel.of(self.ref, {**given, **kept.values}, into, again=again, crashes=crashes)
                 results = await self._answer(kept, message, deadline)
             kept_ones, made = made, {}
             return {each.name: {**results, **kept_ones}[each.name] for each in self.outputs}

@@ -20,7 +20,8 @@ from cudnn_actor.actors import ask, submit, tell, within
 from cudnn_actor.actors.long_work import in_own_thread
 from cudnn_actor.broker.request_checks import check_message
 from cudnn_actor.broker.warm_batches import cut
-from cudnn_actor.models import Model, Source
+from cudnn_actor.models import BatchedModel, Model, Source
+from cudnn_actor.models.batch_rules import BatchRules
 from cudnn_actor.models.sizes import Sizes
 from cudnn_actor.protocol.errors import CudnnActorError, InvalidRequest
 from cudnn_actor.protocol.graphs.explanation import Explanation
@@ -659,8 +660,12 @@ class CudnnRef:
         CudnnActorError
             As `apply`. What was allocated is freed.
         """
-        given: object = model
-        if not (isinstance(given, Model) and given.belongs_to(self._service)):
+        self._require_own(model)
+        return await model.run(inputs, keep=keep, timeout=timeout, **named)
+
+    def _require_own(self, model: object) -> None:
+        """Raise `InvalidRequest` unless this service has loaded a model."""
+        if not (isinstance(model, Model) and model.belongs_to(self._service)):
             require_awaited("model", model)
             raise InvalidRequest(
                 field="model",
@@ -668,7 +673,72 @@ class CudnnRef:
                 problem="is not a model that this service loaded",
                 fix="load it: model = await gpu.load(path)",
             )
-        return await model.run(inputs, keep=keep, timeout=timeout, **named)
+
+    def batched(
+        self,
+        model: Model,
+        *,
+        max_batch: int | None = None,
+        max_delay_us: float = 2000,
+        sizes: Sequence[int] | None = None,
+        dims: Mapping[str, Sizes] | None = None,
+        max_waiting: int = 1024,
+        in_flight: int = 2,
+        timeout: float | None = None,
+    ) -> BatchedModel:
+        """Run requests of many tasks together: `async with gpu.batched(model) as endpoint`.
+
+        Then `await endpoint(image=x)` runs one sample, or a few, in a batch with those of others. A batch
+        starts at once if none runs; else when it is full, or its first request has waited for `max_delay_us`.
+        It is filled up to the next of `sizes`. Entering warms all of these, and runs each once on zeros.
+
+        Parameters
+        ----------
+        model
+            Its inputs have one named dim in common, the first of each; its outputs follow it, and no sample's
+            results depend on another sample.
+        max_batch
+            The most samples in a batch: the largest of `sizes`, and 32 without these.
+        max_delay_us
+            Microseconds that a request waits for others while another batch runs.
+        sizes
+            How many samples batches have. Powers of two up to `max_batch`, and that, unless given.
+        dims
+            Sizes of all other named dims of the inputs: `{"L": (128, 512)}`. Requests share a batch if all
+            their dims but the first are equal.
+        max_waiting
+            How many requests may wait before `endpoint.submit` raises `MailboxFull`. `await endpoint(...)`
+            always waits.
+        in_flight
+            How many batches may be sent at a time: with 2, the next is put together while one runs.
+        timeout
+            Seconds for entering it.
+
+        Raises
+        ------
+        InvalidRequest
+            An input has no named leading dim, or another one than the first input; an output does not follow
+            it; the size of a dim is missing; or an option is out of its range.
+        """
+        self._require_own(model)
+        rules = BatchRules.of(
+            model.inputs,
+            model.outputs,
+            max_batch=max_batch,
+            sizes=sizes,
+            dims=dims,
+            max_delay_us=max_delay_us,
+            max_waiting=max_waiting,
+            in_flight=in_flight,
+        )
+        state = self._state
+        return BatchedModel(
+            model,
+            rules,
+            quarantined=lambda digest: digest in state.quarantined,
+            name=state.name,
+            timeout=timeout,
+        )
 
     # Control.
 

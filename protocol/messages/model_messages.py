@@ -150,6 +150,9 @@ class RunModel(AnyMessage[dict[str, np.ndarray]], tag=True, eq=False):
         model: ModelRef,
         inputs: Mapping[str, np.ndarray | BufferRef],
         into: Mapping[str, BufferRef] | None = None,
+        *,
+        again: bool = True,
+        crashes: int = 0,
     ) -> RunModel:
         """A message with inputs of both kinds, by name."""
         return cls(
@@ -157,6 +160,8 @@ class RunModel(AnyMessage[dict[str, np.ndarray]], tag=True, eq=False):
             arrays={name: value for name, value in inputs.items() if not isinstance(value, BufferRef)},
             buffers={name: value for name, value in inputs.items() if isinstance(value, BufferRef)},
             into=dict(into or {}),
+            again=again,
+            crashes=crashes,
         )
 
 

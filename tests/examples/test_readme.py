@@ -25,6 +25,7 @@ def programs(page: Path) -> list[str]:
 SHOWN = {
     "lines": r"c(pu|uda)/conv_fwd/\w{8}\S* \(1, 8, 222, 222\) \(1, 8, 111, 111\)",
     "server": r"^200 \['scores'\]\n(422 \['detail'\]\n){4}$",
+    "batched": r"\(1, 5\) \d+\.\d+",
     "notebook": r"\(1, 4, 8, 8\) 27\.0",
     "script": r"\{'scores': \(1, 5\)\}",
     "messages": r"27\.0",
@@ -55,7 +56,7 @@ asyncio.run(client())
     ("name", "program"), list(zip(SHOWN, programs(README), strict=True)), ids=list(SHOWN)
 )
 def test_the_readme_s_programs_run_as_they_stand(name: str, program: str, tmp_path: Path) -> None:
-    if name in ("server", "script"):
+    if name in ("server", "batched", "script"):
         (tmp_path / "examples").symlink_to(README.parent / "examples")
         for line in commands("python "):
             in_shell(line, tmp_path)

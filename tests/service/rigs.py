@@ -24,7 +24,7 @@ from cudnn_actor.options import make_options
 from cudnn_actor.service.service import CudnnService
 from cudnn_actor.supervision import ChildSpec
 
-from .worker_rigs import GatedEngine
+from .worker_rigs import GatedEngine, PoisonedEngine
 
 PATIENCE_S = 20.0
 """How long a test waits for something that must happen: far longer than it takes, but not for ever."""
@@ -312,6 +312,18 @@ def gated_service(gate: Gate, at: str = "execute", **options: Any) -> CudnnServi
 def spawn_gated(gate: Gate, at: str = "execute", **options: Any) -> Spawning:
     """`spawn` on the engine of `gated`."""
     return Spawning(gated_service(gate, at, **options))
+
+
+def spawn_poisoned(**options: Any) -> Spawning:
+    """`spawn` on an engine for which the value `worker_rigs.POISON` is fatal."""
+    choice = _choice(lambda: PoisonedEngine(in_worker=False))
+    if in_process():
+        choice = choice._replace(
+            worker=WorkerEngine("tests.service.worker_rigs:PoisonedEngine", (True,)),
+            preload=("cudnn_actor.engines.cpu",),
+            host_arenas=True,
+        )
+    return Spawning(CudnnService(make_options({"device": "cpu", **_current, **options}), engine=choice))
 
 
 def gated_child(gate: Gate, id: str = "cudnn", **options: Any) -> tuple[ChildSpec, CudnnService]:

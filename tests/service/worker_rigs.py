@@ -5,16 +5,19 @@ A worker imports this by name, so this module imports only what a worker has.
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
+from cudnn_actor.engines.base import StickyError
 from cudnn_actor.engines.cpu import CpuEngine
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 
-__all__ = ["GatedEngine", "Passage", "RemoteGate", "gated_in_worker"]
+__all__ = ["POISON", "GatedEngine", "Passage", "PoisonedEngine", "RemoteGate", "gated_in_worker"]
 
 
 class Passage(Protocol):
@@ -95,3 +98,28 @@ class GatedEngine(CpuEngine):
 def gated_in_worker(address: str, at: str) -> GatedEngine:
     """The engine of a worker whose gate is in the test's process."""
     return GatedEngine(RemoteGate(address), at)
+
+
+POISON = 1234.5
+"""A value at which a `PoisonedEngine` ends its worker, or kills its context."""
+
+
+class PoisonedEngine(CpuEngine):
+    """The CPU engine, for which one value of an input is fatal.
+
+    Parameters
+    ----------
+    in_worker
+        Whether it ends its whole process. Else it reports that its context has died.
+    """
+
+    def __init__(self, in_worker: bool) -> None:
+        super().__init__()
+        self._in_worker = in_worker
+
+    def execute(self, plan: Any, buffers: Sequence[np.ndarray], scalars: Sequence[float]) -> None:
+        if any((buffer == POISON).any() for buffer in buffers):
+            if self._in_worker:
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise StickyError("POISONED", "a value that kills")
+        super().execute(plan, buffers, scalars)

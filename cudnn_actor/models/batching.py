@@ -1,0 +1,511 @@
+"""Dynamic batching: requests of one or a few samples each, which run together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from cudnn_actor.actors import Deadline, forks, within
+from cudnn_actor.actors.deadline import require_timeout
+from cudnn_actor.actors.event_loop import running_loop, tolerating_closed
+from cudnn_actor.actors.logs import Log, speaking_for
+from cudnn_actor.actors.long_work import in_own_thread
+from cudnn_actor.models.batch_rules import BatchRules
+from cudnn_actor.models.forming import FormingBatches
+from cudnn_actor.models.inputs import named_once
+from cudnn_actor.models.model import Model
+from cudnn_actor.protocol.errors import (
+    CudnnActorError,
+    DeadlineExceeded,
+    ExecutionFailed,
+    InvalidRequest,
+    MailboxFull,
+    OutcomeUnknown,
+    QuarantinedRequest,
+)
+from cudnn_actor.protocol.types.buffers import BufferRef
+from cudnn_actor.protocol.types.records import Record
+
+__all__ = ["BatchStatistics", "BatchedModel"]
+
+log = Log("cudnn_actor")
+
+_ON_LOOP_BYTES = 256 << 10
+"""More than this is not copied on the event loop, but on a thread."""
+
+_DIVIDED = (OutcomeUnknown, QuarantinedRequest, ExecutionFailed)
+"""After these, the requests of a batch run one by one: one of them may be the cause."""
+
+
+class BatchStatistics(Record):
+    """What a `BatchedModel` has done so far.
+
+    Parameters
+    ----------
+    batches, samples, padded
+        Batches that were run, the samples in them, and the rows that were added to fill their sizes.
+    waiting, running
+        Requests that wait for a batch now, and batches that run now.
+    divided
+        Batches that failed, or that a crash interrupted, so that their requests ran one by one.
+    """
+
+    batches: int = 0
+    samples: int = 0
+    padded: int = 0
+    waiting: int = 0
+    running: int = 0
+    divided: int = 0
+
+    @property
+    def mean_batch(self) -> float:
+        """Samples in a batch, on average; 0 before the first."""
+        return self.samples / self.batches if self.batches else 0.0
+
+
+class _Request:
+    """A request that was accepted. Its future is the only address of its answer."""
+
+    __slots__ = ("batch", "future", "group", "inputs", "samples", "timeout_s", "timer")
+
+    def __init__(
+        self,
+        inputs: dict[str, np.ndarray],
+        samples: int,
+        group: Hashable,
+        future: asyncio.Future[dict[str, np.ndarray]],
+        timeout_s: float | None,
+    ) -> None:
+        self.inputs = inputs
+        self.samples = samples
+        self.group = group
+        self.future = future
+        self.timeout_s = timeout_s
+        self.timer: asyncio.TimerHandle | None = None
+        self.batch: _Batch | None = None
+        """The batch that it is in, while that runs and somebody waits for the answer."""
+
+
+class _Batch:
+    """A batch that runs: how many of its requests are still waited for, and the task that runs it."""
+
+    def __init__(self, requests: Sequence[_Request]) -> None:
+        self.requests = requests
+        self.awaited = len(requests)
+        self.task: asyncio.Task[None] | None = None
+
+
+class BatchedModel:
+    """A model that runs requests of many tasks together. Made by `CudnnRef.batched`; used in `async with`.
+
+    All of it runs on the event loop that entered it, so each method's steps up to an `await` are one step.
+
+    Parameters
+    ----------
+    model
+        What is run.
+    rules
+        How batches are formed.
+    quarantined
+        Whether the service refuses graphs of a digest.
+    name
+        The service's name in its log lines.
+    timeout
+        Seconds for entering it.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        rules: BatchRules,
+        *,
+        quarantined: Callable[[str], bool],
+        name: str | None,
+        timeout: float | None,
+    ) -> None:
+        require_timeout(timeout)
+        self._model = model
+        self._rules = rules
+        self._quarantined = quarantined
+        self._name = name
+        self._timeout = timeout
+        self._forming: FormingBatches[_Request] = FormingBatches(
+            rules.sizes, rules.max_delay_us / 1e6, rules.in_flight
+        )
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._open = False
+        self._waking = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._batches: set[_Batch] = set()
+        self._groups: set[Hashable] = set()
+        self._refusals: dict[Hashable, CudnnActorError] = {}
+        """Of groups for which no size is left."""
+        self._counts = {"batches": 0, "samples": 0, "padded": 0, "divided": 0}
+        self._releases: list[Callable[[], None]] = []
+        forks.finalize(self, _release_all, self._releases).atexit = False
+
+    def __repr__(self) -> str:
+        return f"<batched to {self._rules.sizes[-1]} along {self._rules.dim}: {self._model!r}>"
+
+    # Life.
+
+    async def __aenter__(self) -> BatchedModel:
+        """Make it ready: every size is warmed and has run once, so that no request waits for a build.
+
+        Raises
+        ------
+        InvalidRequest
+            It was entered before; the size of a named dim is missing; or an output does not follow the batch.
+        CudnnActorError
+            As `Model.warm` and `CudnnRef.run`.
+        """
+        if self._loop is not None:
+            raise self._error("was entered before", "make another: gpu.batched(model, ...)")
+        self._loop = running_loop()
+        try:
+            with within(self._timeout) as deadline:
+                for specs in self._rules.sets_of_specs(self._model.inputs):
+                    self._releases.append(await self._model.reserve(specs, deadline))
+                    zeros = {name: np.zeros(spec.dims, spec.dtype.numpy) for name, spec in specs.items()}
+                    results = await self._model.run_checked(zeros, deadline)
+                    self._rules.check_results(results, zeros)
+                    self._groups.add(self._rules.group_of(zeros))
+        except BaseException:
+            _release_all(self._releases)
+            raise
+        self._open = True
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Refuse further requests, and wait until the accepted ones have been answered. Idempotent.
+
+        If the wait is cancelled, the requests that are left are cancelled, too.
+        """
+        if self._loop not in (None, running_loop()):
+            raise self._error("belongs to another event loop", "close it there")
+        self._open = False
+        self._start()  # from now on the end of each batch starts the next
+        try:
+            while self._batches:
+                await asyncio.wait([batch.task for batch in self._batches if batch.task is not None])
+        finally:
+            for request in self._forming.clear():
+                request.future.cancel()
+            for batch in tuple(self._batches):
+                if batch.task is not None:
+                    batch.task.cancel()
+            if self._timer is not None:
+                self._timer.cancel()
+            _release_all(self._releases)
+
+    # Requests.
+
+    async def __call__(
+        self,
+        inputs: Mapping[str, Any] | None = None,
+        /,
+        *,
+        timeout: float | None = None,
+        **named: Any,
+    ) -> dict[str, np.ndarray]:
+        """Run the model on one or a few samples, in a batch with those of others.
+
+        However many requests wait, one more may: each waits in a task. Cancelling the wait withdraws a
+        request whose batch has not started; else its answer is dropped.
+
+        Parameters
+        ----------
+        inputs, named
+            All inputs by name, as for `CudnnRef.run`, but on the host. The leading dim of each is that of the
+            batch: (1, 3, 224, 224) for one image, (4, 3, 224, 224) for four. An input that is named `timeout`
+            stands in `inputs`. They must not change until the answer.
+        timeout
+            Seconds after which to give up.
+
+        Returns
+        -------
+        dict
+            The outputs by name: new arrays, with as many samples as were given.
+
+        Raises
+        ------
+        InvalidRequest
+            The inputs do not fit the model or each other, are on the device, or have other dims than were
+            warmed; there are no samples or more than a batch takes; it is closed; or this is another event
+            loop than the one that entered it.
+        DeadlineExceeded
+            No answer within `timeout`. `started`: whether its batch had started.
+        QuarantinedRequest
+            It was running at two crashes, at the second one alone. The others of its batch have run again.
+        ServiceStopped
+            The service has ended.
+        CudnnActorError
+            Any other failure of its run.
+        """
+        future = self._accept(inputs, named, timeout)
+        try:
+            return await future
+        except BaseException:
+            # Cancelled, or closed with its loop. An error that is the answer leaves nothing to cancel.
+            with tolerating_closed(future.get_loop()):
+                future.cancel()
+            raise
+
+    def submit(
+        self,
+        inputs: Mapping[str, Any] | None = None,
+        /,
+        *,
+        timeout: float | None = None,
+        **named: Any,
+    ) -> asyncio.Future[dict[str, np.ndarray]]:
+        """The same, but returns the future of the answer at once; cancelling it withdraws the request.
+
+        Raises `MailboxFull` if `max_waiting` requests wait, and `InvalidRequest`; the future, all else.
+        """
+        if len(self._forming) >= self._rules.max_waiting:
+            raise MailboxFull(capacity=self._rules.max_waiting, batched=True)
+        return self._accept(inputs, named, timeout)
+
+    def statistics(self) -> BatchStatistics:
+        """What it has done so far, and what waits now."""
+        return BatchStatistics(**self._counts, waiting=len(self._forming), running=self._forming.running)
+
+    def _accept(
+        self, inputs: Mapping[str, Any] | None, named: Mapping[str, Any], timeout: float | None
+    ) -> asyncio.Future[dict[str, np.ndarray]]:
+        loop = running_loop()
+        if self._loop is None:
+            raise self._error("is not open", "use it in: async with gpu.batched(model, ...) as endpoint")
+        if loop is not self._loop:
+            raise self._error(
+                "belongs to another event loop", "make one in each loop: gpu.batched(model, ...)"
+            )
+        if not self._open:
+            raise self._error("is closed", "make another: gpu.batched(model, ...)")
+        require_timeout(timeout)
+        given = self._on_host(named_once(inputs, named))
+        samples, group = self._rules.samples_of(given), self._rules.group_of(given)
+        if group not in self._groups:
+            raise self._rules.not_warmed(given)
+        self._require_size(group, samples)
+        request = _Request(given, samples, group, loop.create_future(), timeout)
+        request.future.add_done_callback(partial(self._settled, request))
+        if timeout is not None:
+            request.timer = loop.call_later(timeout, self._expire, request)
+        self._forming.add(request, group, samples, loop.time())
+        self._wake()
+        return request.future
+
+    def _on_host(self, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        given = self._model.validated(inputs)
+        for name, value in given.items():
+            if isinstance(value, BufferRef):
+                raise InvalidRequest(
+                    field=name,
+                    value=value,
+                    problem="is on the device, and batches are put together on the host",
+                    fix="give an array, or run it by itself: await gpu.run(model, ...)",
+                )
+        return given  # type: ignore[return-value]  # checked above
+
+    def _require_size(self, group: Hashable, samples: int) -> None:
+        """Raise `InvalidRequest` for more samples than a batch takes, or why such batches are refused."""
+        self._rules.check_samples(samples)
+        if self._forming.size_for(group, samples) is None:
+            raise self._refusals[group].again()
+
+    def _error(self, problem: str, fix: str) -> InvalidRequest:
+        return InvalidRequest(field="endpoint", value=self, problem=problem, fix=fix)
+
+    def _expire(self, request: _Request) -> None:
+        if not request.future.done():
+            assert request.timeout_s is not None
+            started = request.batch is not None
+            error = DeadlineExceeded(timeout_s=request.timeout_s, started=started)
+            request.future.set_exception(error)
+
+    def _settled(self, request: _Request, _: object) -> None:
+        """Forget a request whose future is done: it was answered, cancelled, or has expired.
+
+        A batch that nobody waits for any more is withdrawn, if it has not started.
+        """
+        if request.timer is not None:
+            request.timer.cancel()
+        self._forming.remove(request, request.group)
+        batch, request.batch = request.batch, None
+        if batch is not None:
+            batch.awaited -= 1
+            if not batch.awaited and batch.task is not None:
+                batch.task.cancel()
+
+    # Batches.
+
+    def _wake(self) -> None:
+        """Look for batches to start, once all that is ready on the loop has had its turn.
+
+        So the tasks that the same batch's answers have woken send their next requests before one starts.
+        """
+        if not self._waking:
+            self._waking = True
+            assert self._loop is not None
+            self._loop.call_soon(self._start)
+
+    def _start(self) -> None:
+        """Start the batches that may start now."""
+        self._waking = False
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._loop is None:
+            return
+        while (requests := self._forming.take(self._loop.time())) is not None:
+            # A future that is done already has a callback on its way, which finds nothing more to do.
+            batch = _Batch([each for each in requests if not each.future.done()])
+            if not batch.requests:
+                self._forming.end()
+                continue
+            for request in batch.requests:
+                request.batch = batch
+            self._batches.add(batch)
+            batch.task = self._loop.create_task(self._run(batch))
+        if (at := self._forming.next_at()) is not None:
+            self._timer = self._loop.call_at(at, self._wake)
+
+    async def _run(self, batch: _Batch) -> None:
+        try:
+            await self._answer(batch.requests)
+        except asyncio.CancelledError:
+            for request in batch.requests:
+                request.future.cancel()
+            raise
+        except Exception as error:  # noqa: BLE001 - the answer to whoever has none yet
+            self._fail(batch.requests, error)
+        finally:
+            self._batches.discard(batch)
+            self._forming.end()
+            if self._open:
+                self._wake()
+            else:
+                self._start()  # while it closes, every batch is in the set that is waited for
+
+    async def _answer(self, requests: Sequence[_Request], crashes: int = 0) -> None:
+        """Run requests together, and answer each. If that fails, run them one by one.
+
+        A batch of several requests does not run again after a crash: its requests do, each alone, and the one
+        that is the cause ends one more worker. So a sample costs no more restarts in a batch than by itself.
+        """
+        group, several = requests[0].group, len(requests) > 1
+        samples = sum(each.samples for each in requests)
+        size = self._forming.size_for(group, samples)
+        if size is None:  # it was left out since
+            self._fail(requests, self._refusals[group])
+            return
+        self._counts["batches"] += 1
+        self._counts["samples"] += samples
+        self._counts["padded"] += size - samples
+        try:
+            parts = [each.inputs for each in requests]
+            batch = await self._aside(_assembled, parts, size, nbytes=_nbytes(parts))
+            results = await self._model.run_checked(batch, Deadline(), again=not several, crashes=crashes)
+        except _DIVIDED as error:
+            if isinstance(error, QuarantinedRequest) and self._quarantined(error.digest):
+                self._leave_out(group, size, error)
+            if not several:
+                self._fail(requests, error)
+                return
+            await self._answer_one_by_one(requests, size, error)
+        else:
+            counts = [each.samples for each in requests]
+            for request, result in zip(
+                requests,
+                await self._aside(_divided, results, counts, size, nbytes=_nbytes([results])),
+                strict=True,
+            ):
+                request.batch = None
+                if not request.future.done():
+                    request.future.set_result(result)
+
+    async def _answer_one_by_one(
+        self, requests: Sequence[_Request], size: int, error: CudnnActorError
+    ) -> None:
+        self._counts["divided"] += 1
+        samples = sum(each.samples for each in requests)
+        with speaking_for(self._name):
+            log.warning("batch.divided", requests=len(requests), samples=samples, size=size, error=str(error))
+        crashes = int(isinstance(error, OutcomeUnknown))
+        for request in requests:
+            if not request.future.done():
+                try:
+                    await self._answer([request], crashes)
+                except Exception as failure:  # noqa: BLE001 - the answer to this one
+                    self._fail([request], failure)
+
+    def _leave_out(self, group: Hashable, size: int, error: CudnnActorError) -> None:
+        """Run no more batches of a size whose graph the service refuses."""
+        if size in self._forming.sizes(group):
+            with speaking_for(self._name):
+                log.error("batch.size_left_out", size=size, error=str(error))
+            self._refusals[group] = error
+            self._fail(self._forming.leave_out(group, size), error)
+
+    @staticmethod
+    def _fail(requests: Sequence[_Request], error: Exception) -> None:
+        for request in requests:
+            request.batch = None
+            if not request.future.done():
+                own = error.again() if isinstance(error, CudnnActorError) else error
+                request.future.set_exception(own)
+
+    @staticmethod
+    async def _aside(work: Callable[..., Any], *args: Any, nbytes: int) -> Any:
+        """The result of copying so many bytes: on the event loop if they are few, else on a thread."""
+        return work(*args) if nbytes <= _ON_LOOP_BYTES else await in_own_thread(work, *args)
+
+
+def _assembled(parts: Sequence[Mapping[str, np.ndarray]], size: int) -> dict[str, np.ndarray]:
+    """The inputs of a batch: the samples of all requests, one after another, copied once.
+
+    The rows behind them are copies of the last sample, so that they compute nothing that a request does not.
+    """
+    batch: dict[str, np.ndarray] = {}
+    for name, first in parts[0].items():
+        if len(parts) == 1 and len(first) == size:
+            batch[name] = first
+            continue
+        batch[name] = whole = np.empty((size, *first.shape[1:]), first.dtype)
+        end = 0
+        for part in parts:
+            begin, end = end, end + len(part[name])
+            whole[begin:end] = part[name]
+        whole[end:] = whole[end - 1]
+    return batch
+
+
+def _divided(
+    results: Mapping[str, np.ndarray], counts: Sequence[int], size: int
+) -> list[dict[str, np.ndarray]]:
+    """The outputs of each request: arrays of its own, which keep no other's alive."""
+    divided, end = [], 0
+    for count in counts:
+        begin, end = end, end + count
+        divided.append(
+            {name: all if count == size else all[begin:end].copy() for name, all in results.items()}
+        )
+    return divided
+
+
+def _nbytes(parts: Sequence[Mapping[str, np.ndarray]]) -> int:
+    return sum(array.nbytes for part in parts for array in part.values())
+
+
+def _release_all(releases: list[Callable[[], None]]) -> None:
+    while releases:
+        releases.pop()()

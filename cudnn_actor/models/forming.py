@@ -1,0 +1,147 @@
+"""Which requests become a batch, and when it starts, as a class without I/O: times are given to it."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable, Sequence
+from typing import Generic, NamedTuple, TypeVar
+
+__all__ = ["FormingBatches"]
+
+R = TypeVar("R", bound=Hashable)
+
+
+class _Waiting(NamedTuple):
+    samples: int
+    since: float
+    number: int
+
+
+class FormingBatches(Generic[R]):
+    """Requests that wait for a batch, in groups that can share one.
+
+    A batch starts
+
+    - at once, if none is running;
+    - else if it is full, which is when its size is reached or the next request of its group does not fit;
+    - else if its first request has waited for `max_delay`;
+
+    and in no case while `most_running` batches run. Of several groups, the one whose first request came first
+    starts. Requests of one group are taken in order.
+
+    Parameters
+    ----------
+    sizes
+        How many samples batches may have, ascending. The last is the most.
+    max_delay
+        How long a request waits for others while another batch runs, in the unit of the times given.
+    most_running
+        How many batches may run at a time.
+    """
+
+    def __init__(self, sizes: Sequence[int], max_delay: float, most_running: int) -> None:
+        self._sizes = tuple(sizes)
+        self._max_delay = max_delay
+        self._most_running = most_running
+        self._groups: dict[Hashable, OrderedDict[R, _Waiting]] = {}
+        self._samples: dict[Hashable, int] = {}
+        self._left_out: dict[Hashable, set[int]] = {}
+        self._numbers = 0
+        self.running = 0
+        """How many batches run."""
+
+    def __len__(self) -> int:
+        """How many requests wait."""
+        return sum(map(len, self._groups.values()))
+
+    @property
+    def samples(self) -> int:
+        """How many samples they have together."""
+        return sum(self._samples.values())
+
+    def sizes(self, group: Hashable) -> tuple[int, ...]:
+        """How many samples batches of a group may have, ascending."""
+        left_out = self._left_out.get(group, ())
+        return tuple(size for size in self._sizes if size not in left_out)
+
+    def size_for(self, group: Hashable, samples: int) -> int | None:
+        """The size of a batch of so many samples: the next one; None if there is none so large."""
+        return next((size for size in self.sizes(group) if size >= samples), None)
+
+    def add(self, request: R, group: Hashable, samples: int, now: float) -> None:
+        """Let a request wait. Its samples must fit into a batch (`size_for`)."""
+        self._numbers += 1
+        waiting = self._groups.setdefault(group, OrderedDict())
+        waiting[request] = _Waiting(samples, now, self._numbers)
+        self._samples[group] = self._samples.get(group, 0) + samples
+
+    def remove(self, request: R, group: Hashable) -> bool:
+        """Let a request wait no more. Returns whether it did."""
+        waiting = self._groups.get(group, OrderedDict())
+        if request not in waiting:
+            return False
+        self._forget(group, request)
+        return True
+
+    def take(self, now: float) -> list[R] | None:
+        """The requests of the next batch that may start now, which runs from then on; None if none may."""
+        if self.running >= self._most_running:
+            return None
+        due = [group for group in self._groups if self._may_start(group, now)]
+        if not due:
+            return None
+        group = min(due, key=lambda each: self._first(each).number)
+        self.running += 1
+        return self._taken(group)
+
+    def next_at(self) -> float | None:
+        """When `take` may give a batch that it does not give now, if nothing else happens; None for never."""
+        if not self._groups or self.running >= self._most_running:
+            return None
+        return min(self._first(group).since for group in self._groups) + self._max_delay
+
+    def end(self) -> None:
+        """Note that a batch has ended."""
+        self.running -= 1
+
+    def leave_out(self, group: Hashable, size: int) -> list[R]:
+        """Form no more batches of a size. Returns the requests that fit into no other, and wait no more."""
+        self._left_out.setdefault(group, set()).add(size)
+        waiting = self._groups.get(group, OrderedDict())
+        unfit = [request for request, each in waiting.items() if self.size_for(group, each.samples) is None]
+        for request in unfit:
+            self._forget(group, request)
+        return unfit
+
+    def clear(self) -> list[R]:
+        """Remove and return all requests that wait."""
+        requests = [request for waiting in self._groups.values() for request in waiting]
+        self._groups.clear()
+        self._samples.clear()
+        return requests
+
+    def _first(self, group: Hashable) -> _Waiting:
+        return next(iter(self._groups[group].values()))
+
+    def _may_start(self, group: Hashable, now: float) -> bool:
+        if not self.running or self._samples[group] >= self.sizes(group)[-1]:
+            return True
+        return now >= self._first(group).since + self._max_delay
+
+    def _taken(self, group: Hashable) -> list[R]:
+        most, samples = self.sizes(group)[-1], 0
+        taken: list[R] = []
+        for request, each in self._groups[group].items():
+            samples += each.samples
+            if samples > most:
+                break
+            taken.append(request)
+        for request in taken:
+            self._forget(group, request)
+        return taken
+
+    def _forget(self, group: Hashable, request: R) -> None:
+        waiting = self._groups[group]
+        self._samples[group] -= waiting.pop(request).samples
+        if not waiting:
+            del self._groups[group], self._samples[group]

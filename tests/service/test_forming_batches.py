@@ -1,0 +1,173 @@
+"""Which requests become a batch, and when: the rules, without a service, on times that the tests give."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from cudnn_actor.models.forming import FormingBatches
+
+SIZES = (1, 2, 4, 8)
+DELAY = 10.0
+
+
+def forming(sizes: Sequence[int] = SIZES, most_running: int = 2) -> FormingBatches[str]:
+    return FormingBatches(sizes, DELAY, most_running)
+
+
+def test_the_first_request_starts_at_once() -> None:
+    batches = forming()
+    batches.add("a", "group", 1, now=0.0)
+    assert batches.take(0.0) == ["a"]
+    assert batches.take(0.0) is None
+
+
+def test_while_a_batch_runs_requests_wait_until_the_next_is_full_or_the_first_has_waited() -> None:
+    batches = forming()
+    batches.add("a", "group", 1, now=0.0)
+    assert batches.take(0.0) == ["a"]
+    batches.add("b", "group", 4, now=1.0)
+    batches.add("c", "group", 3, now=2.0)
+    assert batches.take(2.0) is None
+    assert batches.next_at() == 11.0
+    assert batches.take(10.9) is None
+    assert batches.take(11.0) == ["b", "c"]
+    batches.end()
+    batches.end()
+    assert batches.next_at() is None
+
+
+def test_a_full_batch_starts_beside_another() -> None:
+    batches = forming()
+    batches.add("a", "group", 1, now=0.0)
+    assert batches.take(0.0) == ["a"]
+    for name in "bcdefghij":
+        batches.add(name, "group", 1, now=0.0)
+    assert batches.take(0.0) == list("bcdefghi")
+    assert batches.take(100.0) is None, "two run"
+    assert batches.next_at() is None
+    batches.end()
+    assert batches.take(9.0) is None
+    assert batches.take(10.0) == ["j"]
+
+
+def test_a_request_that_does_not_fit_goes_first_in_the_next_batch() -> None:
+    batches = forming()
+    for name, samples in (("a", 5), ("b", 4), ("c", 3)):
+        batches.add(name, "group", samples, now=0.0)
+    assert batches.take(0.0) == ["a"]
+    batches.end()
+    assert batches.take(0.0) == ["b", "c"]
+
+
+def test_requests_of_other_dims_make_other_batches_and_the_first_come_starts() -> None:
+    batches = forming()
+    for name, group in (("a", 1), ("b", 2), ("c", 1), ("d", 2)):
+        batches.add(name, group, 1, now=0.0)
+    assert batches.take(0.0) == ["a", "c"]
+    batches.end()
+    assert batches.take(0.0) == ["b", "d"]
+
+
+def test_what_was_removed_is_in_no_batch() -> None:
+    batches = forming()
+    for name in "abc":
+        batches.add(name, "group", 1, now=0.0)
+    assert batches.remove("b", "group")
+    assert not batches.remove("b", "group")
+    assert batches.take(0.0) == ["a", "c"]
+
+
+@pytest.mark.parametrize(("samples", "size"), [(1, 1), (2, 2), (3, 4), (5, 8), (8, 8), (9, None)])
+def test_a_batch_is_filled_up_to_the_next_size(samples: int, size: int | None) -> None:
+    assert forming().size_for("group", samples) == size
+
+
+def test_a_size_that_is_left_out_is_used_no_more_in_that_group() -> None:
+    batches = forming()
+    batches.add("a", 1, 6, now=0.0)
+    batches.add("b", 1, 3, now=0.0)
+    batches.add("c", 1, 3, now=0.0)
+    assert batches.leave_out(1, 8) == ["a"]
+    assert batches.sizes(1) == (1, 2, 4)
+    assert batches.sizes(2) == SIZES
+    assert batches.take(0.0) == ["b"]
+    assert batches.leave_out(1, 4) == ["c"]
+    assert len(batches) == batches.samples == 0
+
+
+class Batching(RuleBasedStateMachine):
+    """Every request is in one batch, or was removed; batches fit; each group keeps its order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+        self.number = 0
+        self.batches: FormingBatches[int] = FormingBatches(SIZES, DELAY, 2)
+        self.waiting: dict[int, tuple[int, int, float]] = {}
+        """By number: group, samples and time of those that have not been taken or removed."""
+
+    @rule(group=st.integers(0, 2), samples=st.integers(1, 8))
+    def request(self, group: int, samples: int) -> None:
+        self.batches.add(self.number, group, samples, self.now)
+        self.waiting[self.number] = group, samples, self.now
+        self.number += 1
+
+    @rule(passing=st.floats(0, 2 * DELAY))
+    def time_passes(self, passing: float) -> None:
+        self.now += passing
+
+    @precondition(lambda self: self.waiting)
+    @rule(data=st.data())
+    def withdraw(self, data: st.DataObject) -> None:
+        number = data.draw(st.sampled_from(sorted(self.waiting)))
+        group, _, _ = self.waiting.pop(number)
+        assert self.batches.remove(number, group)
+
+    @precondition(lambda self: self.batches.running)
+    @rule()
+    def a_batch_ends(self) -> None:
+        self.batches.end()
+
+    @rule()
+    def start(self) -> None:
+        running, told = self.batches.running, self.batches.next_at()
+        taken = self.batches.take(self.now)
+        if taken is None:
+            assert running == 2 or not self.waiting or (running and self._none_is_due())
+            assert self.batches.running == running
+            assert told is None or told > self.now
+            return
+        assert running < 2
+        assert self.batches.running == running + 1
+        group = self.waiting[taken[0]][0]
+        mates = [number for number, one in self.waiting.items() if one[0] == group]
+        assert taken == mates[: len(taken)], "in order"
+        samples = sum(self.waiting[number][1] for number in taken)
+        assert samples <= 8
+        if len(taken) < len(mates):
+            assert samples + self.waiting[mates[len(taken)]][1] > 8, "no larger batch fits"
+        due = not running or samples == 8 or len(taken) < len(mates)
+        assert due or self.now >= self.waiting[taken[0]][2] + DELAY
+        for number in taken:
+            del self.waiting[number]
+
+    def _none_is_due(self) -> bool:
+        groups: dict[int, list[tuple[int, int, float]]] = {}
+        for one in self.waiting.values():
+            groups.setdefault(one[0], []).append(one)
+        return all(
+            sum(samples for _, samples, _ in ones) < 8 and self.now < ones[0][2] + DELAY
+            for ones in groups.values()
+        )
+
+    @invariant()
+    def it_counts(self) -> None:
+        assert len(self.batches) == len(self.waiting)
+        assert self.batches.samples == sum(samples for _, samples, _ in self.waiting.values())
+
+
+TestBatching = Batching.TestCase
