@@ -23,7 +23,7 @@ from cudnn_actor.models.errors import InvalidModel, UnsupportedModel
 from cudnn_actor.models.source import Feature, NeedsValues, Specialised, fixed_specs
 from cudnn_actor.onnx import operators
 from cudnn_actor.onnx.attributes import defaults, resolved, with_attributes
-from cudnn_actor.onnx.budget import Budget
+from cudnn_actor.onnx.budget import Budget, TooMuch
 from cudnn_actor.onnx.control import CONTROL, is_control
 from cudnn_actor.onnx.dtypes import Given, agreed, dtype_code, formal
 from cudnn_actor.onnx.expanding import body_of, has_body
@@ -44,7 +44,7 @@ from cudnn_actor.protocol.graphs.named_graph import Graph
 from cudnn_actor.protocol.types.dtypes import DType
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
-__all__ = ["LIMITS", "Import"]
+__all__ = ["LIMITS", "Import", "Trial"]
 
 LIMITS = GraphLimits(operations=1_000_000, nbytes=1 << 30)
 """Of a graph while it is built; a service has its own."""
@@ -93,6 +93,20 @@ class _Place:
     depth: int = 0
     as_written: bool = False
     """Whether they are of ONNX's own functions, which say by themselves what they compute in float32."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Trial:
+    """What became of one node by itself: why it cannot be run, or its results.
+
+    `unfit`: whether its operator does not take what it has, so that the file is at fault. `telling`: whether
+    the words of `problem` have in them each dim that it is about.
+    """
+
+    problem: str = ""
+    unfit: bool = False
+    telling: bool = False
+    results: Sequence[Value | _Unknown | None] = ()
 
 
 class Import:
@@ -235,9 +249,31 @@ class Import:
         The graph with them is never built. None if their dims are not known.
         """
         found = None if is_control(node) else inferred(node, inputs, place.opsets)
-        return None if found is None else [None if each is None else self._stand_in(*each) for each in found]
+        return None if found is None else [None if each is None else self.stand_in(*each) for each in found]
 
-    def _stand_in(self, dims: tuple[int, ...], dtype: np.dtype[Any]) -> Value | _Unknown:
+    def trial(self, node: onnx.NodeProto, inputs: list[Value | None]) -> Trial | None:
+        """What a node of the model gives by itself for these inputs.
+
+        None if that does not follow: values are needed that are not known, or the limits of this import are
+        used up, which all of its trials share.
+        """
+        self._problems, self._undecided = {}, set()
+        try:
+            results = self._computed(node, inputs, _Place(ChainMap(), self._file.opsets, {}))
+        except (Empty, TooMuch, Undecided, UnsupportedModel, _Unknowable):
+            return None
+        except _Misfit as misfit:
+            return Trial(problem=misfit.error.problem, unfit=True)
+        except InvalidModel as error:
+            return Trial(problem=error.problem, unfit=True)
+        except (Contradiction, Unfit) as error:
+            return Trial(problem=str(error), unfit=True, telling=True)
+        except (*_REFUSALS, *_MALFORMED) as error:
+            return Trial(problem=_reason(error), telling=isinstance(error, Declined))
+        return Trial(problem="; ".join(self._problems), results=results)
+
+    def stand_in(self, dims: tuple[int, ...], dtype: np.dtype[Any]) -> Value | _Unknown:
+        """An input in the place of a value whose elements are not known."""
         known = DType.of(dtype)
         if known is None or 0 in dims:
             return _UNKNOWN

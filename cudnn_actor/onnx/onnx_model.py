@@ -12,6 +12,7 @@ from cudnn_actor.models.errors import UnsupportedModel
 from cudnn_actor.models.source import Feature, NeedsValues, Specialised, fixed_specs
 from cudnn_actor.onnx.dtypes import check_dtypes
 from cudnn_actor.onnx.importing import LIMITS, Import
+from cudnn_actor.onnx.open_dims import problems_of_nodes
 from cudnn_actor.onnx.operator_checks import problems_of, unknown_versions
 from cudnn_actor.onnx.precision import checked_precision
 from cudnn_actor.onnx.reading import ModelFile, ModelLimits, read
@@ -80,9 +81,12 @@ def check_operators(file: ModelFile) -> None:
     problems = [f"input {each.name!r}: is a {each.kind}" for each in file.inputs if each.dtype is None]
     problems += unknown_versions(file)
     problems += problems_of(file)
+    specs = fixed_specs(file.inputs)
+    if specs is None:
+        problems = list(dict.fromkeys([*problems, *problems_of_nodes(file)]))
     if not problems:
         return
-    if (specs := fixed_specs(file.inputs)) is not None:
+    if specs is not None:
         try:
             Import(file, specs, {}, LIMITS.operations).specialised()
         except NeedsValues:

@@ -74,7 +74,8 @@ has the name N; `--profile` times each part, `--concurrency 1:64` measures runs 
   float32 constants beside operands of a half type, which have their dtype then, and a dtype that only a later
   version of an operator takes. PyTorch writes both.
 - **Dims that do not fit** a node raise `InvalidModel` where the file says them, and `InvalidRequest` where
-  the inputs of a run have them. Both name the node.
+  the inputs of a run have them. Both name the node. Dims and attributes that no size of a named dim can mend,
+  such as weights of (5, 3) for inputs of (N, 4), are refused when the model is loaded.
 - **Initialisers that are inputs, too,** are the inputs' defaults: `model.defaults` has them. Leave them out,
   or give other values to a run.
 - **Dims.** A model is made into a graph for the dims of its inputs, at the first run with them. The {kept}

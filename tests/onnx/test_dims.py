@@ -38,6 +38,8 @@ CASES: list[tuple[str, list[tuple[int, ...]], dict[str, Any], str]] = [
     ("SwiGLU", [(2, 3), (2, 1)], {}, r"has inputs of dims \(2, 3\), \(2, 1\)"),
 ]
 """Operators, dims of their inputs that contradict it, attributes, and what the error says."""
+OF_RANKS = {"a label for each of 1 dims"}
+"""What is wrong whatever sizes the dims have."""
 
 
 def model(op: str, dims: list[Any], attributes: dict[str, Any]) -> onnx.ModelProto:
@@ -57,7 +59,9 @@ async def test_dims_of_the_file_that_do_not_fit_are_a_fault_of_the_file(
             await gpu.load(model(op, dims, attributes))
 
 
-@pytest.mark.parametrize(("op", "dims", "attributes", "problem"), CASES)
+@pytest.mark.parametrize(
+    ("op", "dims", "attributes", "problem"), [each for each in CASES if each[3] not in OF_RANKS]
+)
 async def test_dims_of_inputs_that_do_not_fit_are_a_fault_of_what_was_given(
     op: str, dims: list[tuple[int, ...]], attributes: dict[str, Any], problem: str
 ) -> None:
@@ -108,19 +112,11 @@ async def test_indices_that_do_not_fit_are_a_fault_of_the_file_or_of_what_was_gi
         await loaded.close()
 
 
-async def test_a_fault_of_the_file_is_one_whatever_dims_are_given() -> None:
-    async with spawn(device="cpu") as gpu:
-        loaded = await gpu.load(model("Transpose", [["N", 3]], {"perm": [0, 0]}))
-        with pytest.raises(InvalidModel, match="not the 2 axes of x"):
-            await gpu.run(loaded, x0=np.ones((2, 3), np.float32))
-        await loaded.close()
-
-
 async def test_a_shape_of_other_elements_than_there_are_does_not_fit() -> None:
     reshape = node("Reshape", "x shape", "y", name="one")
-    ports: Any = {"x": (FLOAT, ["N", 3])}, {"y": (FLOAT, None)}, {"shape": np.array([4, 2])}
+    ports: Any = {"x": (FLOAT, ["N", 3])}, {"y": (FLOAT, None)}, {"shape": np.array([4, 3])}
     async with spawn(device="cpu") as gpu:
         loaded = await gpu.load(model_of([reshape], *ports))
-        with pytest.raises(InvalidRequest, match=r"x \(2, 3\).*shape \(4, 2\) for the 6 elements"):
+        with pytest.raises(InvalidRequest, match=r"x \(2, 3\).*shape \(4, 3\) for the 6 elements"):
             await gpu.run(loaded, x=np.ones((2, 3), np.float32))
         await loaded.close()
