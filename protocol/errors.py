@@ -357,6 +357,11 @@ class OutOfMemory(OperationError, MemoryError):
         )
         self.retry_safe = most is None or requested <= most
 
+    def as_part_of(self, requested: int, *, in_use: int, where: str) -> Self:
+        """The same error, about all of what the request was a part of, beside buffers of so many bytes."""
+        facts = {**self._facts, "requested": requested, "in_use": in_use, "where": where, "largest": None}
+        return type(self).of_facts(facts)
+
     def beside(self, *, in_use: int, arena_bytes: int) -> Self:
         """The same error, of a service whose buffers take so many bytes."""
         return type(self).of_facts({**self._facts, "in_use": in_use, "arena_bytes": arena_bytes})

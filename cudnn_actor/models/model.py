@@ -535,7 +535,10 @@ class Model:
     async def _keep(
         self, key: object, of: Specialised, specs: Mapping[str, TensorSpec], values: Mapping[str, np.ndarray]
     ) -> _Kept:
-        """Upload the weights that are not there yet, and keep the graph."""
+        """Upload the weights that are not there yet, and keep the graph.
+
+        Raises `OutOfMemory` that says how many bytes they take together.
+        """
         made: dict[str, BufferRef] = {}
         ports = {} if of.graph is None else {port.name: port.spec for port in of.graph.inputs}
         try:
@@ -543,6 +546,11 @@ class Model:
                 for port, (name, array) in of.weights.items():
                     if name not in made and name not in self._weights:
                         made[name] = await self._upload_weight(array, ports[port])
+        except OutOfMemory as error:
+            missing = {name: port for port, (name, _) in of.weights.items() if name not in self._weights}
+            nbytes = sum(ports[port].nbytes for port in missing.values())
+            others = error.in_use - sum(ref.nbytes for ref in made.values())
+            raise error.as_part_of(nbytes, in_use=max(0, others), where="the model's weights") from error
         finally:  # what another run uploaded as well is left
             for ref in made.values():
                 self._discard(ref)

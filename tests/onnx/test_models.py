@@ -662,6 +662,38 @@ async def test_a_batch_that_does_not_fit_into_memory_is_named_by_its_input() -> 
         await model.close()
 
 
+@pytest.mark.parametrize("when", ["load", "warm", "run"])
+@pytest.mark.parametrize("other", [0, 2 << 20])
+async def test_a_model_that_does_not_fit_says_how_many_bytes_of_how_many(when: str, other: int) -> None:
+    """Those of all of its weights, though it ends with one of them, and none stays."""
+    side, limit = 512, 4 << 20
+    weights = {name: np.ones((side, side), np.float32) for name in "abc" + "de" * (not other)}
+    for number, array in enumerate(weights.values()):
+        array[0, 0] = number
+    names = ["x", *weights]
+    nodes = [node("MatMul", f"{x} {w}", w + "x" if w != names[-1] else "y") for x, w in _chain(names)]
+    batch: Any = 1 if when == "load" else "N"
+    proto = model_of(nodes, {"x": (FLOAT, [batch, side])}, {"y": (FLOAT, None)}, weights)
+    nbytes = sum(array.nbytes for array in weights.values())
+    said = rf"^out of memory: the model's weights: {nbytes:,} bytes requested"
+    said += r", and memory_limit=4,194,304 allows" if not other else rf"; buffers take {other:,} bytes"
+    async with spawn(device="cpu", memory_limit=limit) as gpu:
+        kept = await gpu.upload(np.zeros(other, np.uint8)) if other else None
+        with pytest.raises(OutOfMemory, match=said) as raised:
+            async with await gpu.load(proto) as model:
+                await (model.warm(N=1) if when == "warm" else model.run(x=np.ones((1, side), np.float32)))
+        assert raised.value.requested == nbytes
+        assert raised.value.retry_safe == bool(other)
+        await gpu.drain()
+        assert (await gpu.statistics()).live_bytes == other
+        del kept
+
+
+def _chain(names: list[str]) -> list[tuple[str, str]]:
+    """Each name behind the value that the one before it gives."""
+    return [(names[n - 1] + "x" * (n > 1), names[n]) for n in range(1, len(names))]
+
+
 async def test_inputs_may_be_given_by_name() -> None:
     proto, x = image_model(), images(1)
     async with spawn(device="cpu") as gpu:
