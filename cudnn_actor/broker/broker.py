@@ -20,6 +20,8 @@ from collections.abc import Callable, Sequence
 from contextvars import Context
 from typing import Any, Generic, Protocol, TypeVar
 
+import numpy as np
+
 from cudnn_actor.actors import ActorStopped, Envelope
 from cudnn_actor.actors.logs import Log, speaking_for
 from cudnn_actor.broker.deployments import Deployed, ModelRun
@@ -65,6 +67,7 @@ from cudnn_actor.protocol.messages.messages import (
     Fill,
     Free,
     GetStatistics,
+    LendStaging,
     Ping,
     RunModel,
     UnloadModel,
@@ -75,6 +78,7 @@ from cudnn_actor.protocol.messages.messages import (
 )
 from cudnn_actor.protocol.messages.operands import operands
 from cudnn_actor.protocol.types.buffers import BufferRef
+from cudnn_actor.protocol.types.checks import require_type
 from cudnn_actor.protocol.types.tensor import TensorSpec
 from cudnn_actor.supervision import Fault
 
@@ -84,7 +88,7 @@ W = TypeVar("W", bound=Work)
 
 _IDLE_ARENAS = 1
 """How many empty arenas are kept for the next allocation. The others are returned to the system."""
-_BOOKKEEPING = frozenset({Allocate, Free, Discard, Drain, View, DeployModel, UnloadModel})
+_BOOKKEEPING = frozenset({Allocate, Free, Discard, Drain, View, DeployModel, UnloadModel, LendStaging})
 """Messages that may never reach the engine. A fault for one of them is therefore run as separate work."""
 
 log = Log("cudnn_actor")
@@ -107,6 +111,12 @@ class Host(Protocol):
 
     def forget(self, message: Forget) -> None:
         """Drop graphs and plans from the caches of whatever runs the work."""
+
+    def lend(self, spec: TensorSpec) -> np.ndarray:
+        """An array of these dims in memory that the engine reads without a copy, for a caller.
+
+        Raises `OutOfMemory`, `OutOfDescriptors`.
+        """
 
     def forget_deployed(self, deployed: Deployed) -> None:
         """Drop what is kept of a model's graph, which has ended."""
@@ -150,6 +160,7 @@ class Broker(Generic[W]):
             Allocate: self._allocate,
             **dict.fromkeys((Upload, Download, Copy, Fill), self._on_slots),
             View: self._view,
+            LendStaging: self._lend,
             Free: self._free,
             Discard: self._discard,
             Forget: self._forget,
@@ -311,6 +322,13 @@ class Broker(Generic[W]):
         elif self.begins(envelope):
             self.succeed(envelope, self.memory.allocate(message.spec))
         return None
+
+    def _lend(self, envelope: Envelope, message: LendStaging) -> None:
+        require_type("spec", message.spec, TensorSpec)
+        require_asker(envelope, "memory")
+        array = self._host.lend(message.spec)  # first: it may raise, and then nothing has begun
+        if self.begins(envelope):
+            self.succeed(envelope, array)
 
     def _free(self, envelope: Envelope, message: Free) -> None:
         self.memory.resolve(message.buffer)

@@ -36,6 +36,7 @@ from cudnn_actor.protocol.messages.messages import (
     Fill,
     Free,
     GetStatistics,
+    LendStaging,
     Message,
     Ping,
     RunModel,
@@ -185,6 +186,7 @@ _CHECKS: dict[type, Callable[[ServiceState, Any], object] | None] = {
     **dict.fromkeys(_REFERENCES, lambda state, message: slots_of(state.memory, message)),
     **dict.fromkeys((Ping, GetStatistics, Drain)),  # they have no fields
     Allocate: lambda state, message: check_allocate(state.memory, message),
+    LendStaging: lambda _, message: require_type("spec", message.spec, TensorSpec),
     Warm: _check_warm,
     Explain: lambda _, message: check_explain(message),
     DeployModel: lambda state, message: state.models.check(message.graphs),

@@ -20,9 +20,10 @@ from cudnn_actor.actors import ask, submit, tell, within
 from cudnn_actor.actors.long_work import in_own_thread
 from cudnn_actor.broker.request_checks import check_message
 from cudnn_actor.broker.warm_batches import cut
-from cudnn_actor.models import BatchedModel, Model, Source
+from cudnn_actor.models import BatchedModel, Feature, Model, Source
 from cudnn_actor.models.batch_rules import BatchRules
-from cudnn_actor.models.sizes import Sizes
+from cudnn_actor.models.inputs import named_once
+from cudnn_actor.models.sizes import Sizes, one_set_of_specs
 from cudnn_actor.protocol.errors import CudnnActorError, InvalidRequest
 from cudnn_actor.protocol.graphs.explanation import Explanation
 from cudnn_actor.protocol.graphs.named_graph import Graph
@@ -43,6 +44,7 @@ from cudnn_actor.protocol.messages.messages import (
     Fill,
     Free,
     GetStatistics,
+    LendStaging,
     Message,
     Ping,
     RunGraph,
@@ -54,7 +56,7 @@ from cudnn_actor.protocol.messages.receipts import Receipt, Statistics
 from cudnn_actor.protocol.messages.run_graph import bound_names
 from cudnn_actor.protocol.operations import Operation
 from cudnn_actor.protocol.types.buffers import BufferRef
-from cudnn_actor.protocol.types.checks import require_awaited, require_seconds
+from cudnn_actor.protocol.types.checks import require_awaited, require_seconds, require_type
 from cudnn_actor.protocol.types.conv import ConvSpec, Padding
 from cudnn_actor.protocol.types.dtypes import DType, DTypeLike
 from cudnn_actor.protocol.types.epilogue import Epilogue
@@ -540,6 +542,41 @@ class CudnnRef:
                 self._state.discard(result)
                 raise
         return result
+
+    async def staging(
+        self,
+        feature: Feature,
+        sizes: Mapping[str, int] | None = None,
+        /,
+        *,
+        timeout: float | None = None,
+        **named: int,
+    ) -> np.ndarray:
+        """An array for an input of a model, in memory that the device reads without another copy.
+
+        Fill it and pass it to `run`, as often as you like; it must not change until the run is answered. Its
+        memory is given back when the array has been collected. The outputs of `run` that are larger than 64
+        KiB lie in such memory too, in process isolation, and may be passed on as inputs.
+
+        Parameters
+        ----------
+        feature
+            An input, as in `model.inputs[0]`.
+        sizes, named
+            Sizes of its named dims: `staging(model.inputs[0], N=8)`.
+        timeout
+            Seconds, as in `ask`.
+
+        Raises
+        ------
+        InvalidRequest
+            A size is missing, unknown or no whole number, or the input has dims without a name.
+        OutOfMemory
+            There is no room.
+        """
+        require_type("feature", feature, Feature, "pass an input of a model: model.inputs[0]")
+        specs = one_set_of_specs((feature,), named_once(sizes, named))
+        return await self.ask(LendStaging(spec=specs[feature.name]), timeout=timeout)
 
     # Models.
 

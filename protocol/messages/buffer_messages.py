@@ -12,7 +12,7 @@ from cudnn_actor.protocol.types.buffers import BufferRef
 from cudnn_actor.protocol.types.device_array import DeviceArray
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
-__all__ = ["Allocate", "Copy", "Download", "Fill", "Free", "Upload", "View"]
+__all__ = ["Allocate", "Copy", "Download", "Fill", "Free", "LendStaging", "Upload", "View"]
 
 if TYPE_CHECKING:
     Values = np.ndarray | DeviceArray
@@ -80,6 +80,17 @@ class Fill(AnyMessage[Receipt], tag=True):
 
     dst: BufferRef
     value: bool | int | float
+
+
+class LendStaging(AnyMessage[np.ndarray], tag=True):
+    """Ask for host memory that the device reads without a copy; answered by an array with dims `spec.dims`.
+
+    The array is C-contiguous, and its contents are undefined. It may be filled and passed to runs of models
+    and to `Upload` as often as is wanted, as a whole or in leading parts; it must not change until these are
+    answered. Its memory is given back when the array, and all that shares its memory, has been collected.
+    """
+
+    spec: TensorSpec
 
 
 class Free(AnyMessage[None], tag=True):

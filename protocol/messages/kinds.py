@@ -9,6 +9,7 @@ from cudnn_actor.protocol.messages.buffer_messages import (
     Download as Download,
     Fill as Fill,
     Free as Free,
+    LendStaging as LendStaging,
     Upload as Upload,
     View as View,
 )

@@ -14,8 +14,8 @@ import pytest
 
 from cudnn_actor import CudnnRef, GraphBuilder, GraphLimits, OutOfMemory, Ping, Spawning, Upload
 from cudnn_actor.engines import choose_engine
-from cudnn_actor.isolation.process.staging import Staging
 from cudnn_actor.isolation.process.wire import KnowGraph, Requests, encode_message
+from cudnn_actor.isolation.staging import Staging
 from cudnn_actor.options import make_options
 from cudnn_actor.processes.channel import Channel
 from cudnn_actor.processes.frames import encode

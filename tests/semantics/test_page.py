@@ -14,7 +14,7 @@ import pytest
 
 import cudnn_actor
 from cudnn_actor import Health, HealthState
-from cudnn_actor.isolation.process import staging
+from cudnn_actor.isolation import staging
 from cudnn_actor.isolation.process.parent import (
     in_flight,
     monitor,

@@ -18,9 +18,11 @@ from cudnn_actor import (
     DeployModel,
     Download,
     Draws,
+    DType,
     ExecutionFailed,
     Fault,
     FaultPlan,
+    Feature,
     Free,
     Graph,
     GraphBuilder,
@@ -392,3 +394,44 @@ async def test_large_results_are_given_without_a_copy_and_their_memory_is_used_a
             np.testing.assert_allclose(logits, images(count, seed) @ W, rtol=1e-4, atol=1e-5)
         down = await gpu.ask(Download(src=await gpu.upload(W)))
         np.testing.assert_array_equal(down, W)
+
+
+async def test_a_run_reads_lent_memory_where_it_lies() -> None:
+    count = 30_000
+    async with deployed(count) as (gpu, model):
+        feature = Feature(name="image", dtype=DType.FLOAT32, dims=("N", 3))
+        lent = await gpu.staging(feature, N=count + 8)
+        assert lent.shape == (count + 8, 3)
+        assert lent.flags.c_contiguous
+        for seed in range(3):
+            lent[:] = np.nan
+            lent[8:] = images(count, seed)
+            check(await run(gpu, model, lent[8:]), images(count, seed))  # a part of it
+            buffer = await gpu.upload(lent[8:])
+            np.testing.assert_array_equal(await gpu.download(buffer), images(count, seed))
+            results = await run(gpu, model, np.asfortranarray(lent[8:]))  # not contiguous: it is copied
+            check(results, images(count, seed))
+        for wrong in ({}, {"N": -1}, {"N": 2, "M": 3}):
+            with pytest.raises(InvalidRequest):
+                await gpu.staging(feature, wrong)
+        with pytest.raises(InvalidRequest, match="is of type int"):
+            await gpu.staging(3)  # type: ignore[arg-type]
+
+
+async def test_lent_memory_is_used_again_once_it_is_dropped() -> None:
+    feature = Feature(name="image", dtype=DType.FLOAT32, dims=("N", 3))
+    async with deployed() as (gpu, _):
+        seen = set()
+        for _ in range(20):
+            lent = await gpu.staging(feature, N=100_000)
+            seen.add(lent.__array_interface__["data"][0])
+            del lent
+        assert len(seen) < 20
+
+
+async def test_lent_memory_outlives_its_service() -> None:
+    feature = Feature(name="image", dtype=DType.FLOAT32, dims=("N", 3))
+    async with deployed() as (gpu, _):
+        lent = await gpu.staging(feature, N=4)
+        lent[:] = 3
+    np.testing.assert_array_equal(lent, np.full((4, 3), 3))

@@ -23,6 +23,7 @@ from cudnn_actor.engines.base import Engine
 from cudnn_actor.execution.injection import fail_start
 from cudnn_actor.execution.planning import BuildCrash
 from cudnn_actor.execution.runner import Runner
+from cudnn_actor.isolation.staging import Staging
 from cudnn_actor.memory import Slot
 from cudnn_actor.protocol.errors import (
     ContextLost,
@@ -47,6 +48,7 @@ from cudnn_actor.protocol.messages.messages import (
 from cudnn_actor.protocol.messages.operands import operands
 from cudnn_actor.protocol.messages.receipts import Receipt
 from cudnn_actor.protocol.types.buffers import BufferRef
+from cudnn_actor.protocol.types.tensor import TensorSpec
 
 __all__ = ["CudnnActor"]
 
@@ -84,6 +86,8 @@ class CudnnActor(Actor):
             note_deferred=self._note_deferred,
         )
         self._faults = self._runner.faults
+        self._staging: Staging | None = None
+        """Memory that was lent to callers; None before the first."""
         self._work: Work | None = None
         """The work that is running, or ran last in this batch."""
         self._crashed = False
@@ -120,6 +124,7 @@ class CudnnActor(Actor):
         self._broker.settle_drains()
         self.flush()
         self._runner.close(wait=not self.abandoned.is_set())
+        self._close_staging()
 
     def on_crash(self, error: BaseException, current: Envelope | None, waiting: list[Envelope]) -> None:
         """Judge every request that was running, and leave the others, in order, to the successor.
@@ -154,6 +159,7 @@ class CudnnActor(Actor):
             self._lose_all(cause)
         self.flush()
         runner.close(wait=False)
+        self._close_staging()
 
     def _running(self, current: Envelope | None) -> list[Work]:
         """The requests that have begun, in order: those on the device, and the one being handled."""
@@ -200,6 +206,7 @@ class CudnnActor(Actor):
     def on_late_end(self) -> None:
         """Close the engine."""
         self._runner.close(wait=False)
+        self._close_staging()
 
     def working_since(self) -> float | None:
         """Since when the current message, the device or a build thread has made no progress: the earliest."""
@@ -349,6 +356,26 @@ class CudnnActor(Actor):
         """Drop plans. Graphs are kept by the service's own cache alone."""
         for digest in message.plans:
             self._runner.plans.drop(digest)
+
+    def lend(self, spec: TensorSpec) -> np.ndarray:
+        """An array in memory that the engine reads directly, for a caller."""
+        if self._staging is None:
+            self._staging = Staging(self._pin, self._unpin)
+        return self._staging.lend(spec.dims, spec.dtype.numpy)
+
+    def _close_staging(self) -> None:
+        """Forget the memory that was lent; callers' arrays keep theirs. The engine has unpinned it."""
+        staging, self._staging = self._staging, None
+        if staging is not None:
+            staging.close()
+
+    def _pin(self, segment: int, _nbytes: int, _descriptor: int) -> None:
+        assert self._staging is not None
+        self._runner.executor.engine.pin(self._staging.memory(segment))
+
+    def _unpin(self, segment: int) -> None:
+        assert self._staging is not None
+        self._runner.executor.engine.unpin(self._staging.memory(segment))
 
     def forget_deployed(self, deployed: Deployed) -> None:
         """Nothing is kept of a model's graph but the plan, which other graphs may share."""

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import numpy as np
 
 from cudnn_actor.engines.base import Engine
-from cudnn_actor.isolation.process.staging import map_segment
 from cudnn_actor.isolation.process.wire import Staged
+from cudnn_actor.isolation.staging import map_segment
 from cudnn_actor.processes.frames import BadFrame
 from cudnn_actor.protocol.errors import CudnnActorError
 from cudnn_actor.protocol.types.tensor import TensorSpec

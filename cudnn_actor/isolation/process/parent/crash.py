@@ -17,8 +17,8 @@ from cudnn_actor.isolation.process.parent.answers import AnswerTaker
 from cudnn_actor.isolation.process.parent.in_flight import Claims, InFlightTable, Violation, WorkerRequest
 from cudnn_actor.isolation.process.parent.sender import Sender
 from cudnn_actor.isolation.process.parent.workers import Workers
-from cudnn_actor.isolation.process.staging import Block, Staging
 from cudnn_actor.isolation.process.wire import Done
+from cudnn_actor.isolation.staging import Block, Staging
 from cudnn_actor.memory import Slot
 from cudnn_actor.protocol.errors import OutcomeUnknown
 

@@ -22,8 +22,8 @@ from cudnn_actor.broker.deployments import ModelRun
 from cudnn_actor.isolation.process.parent.in_flight import WorkerRequest, claims_lock
 from cudnn_actor.isolation.process.parent.sender import BULKY_BYTES, Sender
 from cudnn_actor.isolation.process.parent.worker_host import WorkerHost
-from cudnn_actor.isolation.process.staging import COPY_BYTES
 from cudnn_actor.isolation.process.wire import Answer, Answers, Done, Given, Request, encode_message
+from cudnn_actor.isolation.staging import COPY_BYTES
 from cudnn_actor.memory import Slot
 from cudnn_actor.processes.channel import Channel
 from cudnn_actor.protocol.errors import CudnnActorError, MalformedMessage

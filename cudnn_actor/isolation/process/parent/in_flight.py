@@ -25,9 +25,9 @@ import numpy as np
 from cudnn_actor.actors import forks
 from cudnn_actor.broker import Work
 from cudnn_actor.isolation.process.parent.checksums import Sum
-from cudnn_actor.isolation.process.staging import Block
 from cudnn_actor.isolation.process.status import Finished
 from cudnn_actor.isolation.process.wire import Staged
+from cudnn_actor.isolation.staging import Block
 from cudnn_actor.protocol.messages.receipts import Receipt
 
 __all__ = ["WINDOW", "Claims", "InFlightTable", "Oldest", "Violation", "WorkerRequest", "claims_lock"]

@@ -18,8 +18,8 @@ from cudnn_actor.broker.deployments import Deployed, ModelRun
 from cudnn_actor.engines.cpu import transfer
 from cudnn_actor.isolation.process.parent.in_flight import RunStaging, WorkerRequest
 from cudnn_actor.isolation.process.parent.sender import Sender
-from cudnn_actor.isolation.process.staging import COPY_BYTES, Block, Staging
 from cudnn_actor.isolation.process.wire import RunPlaced, Staged, encode_message
+from cudnn_actor.isolation.staging import COPY_BYTES, Block, Staging
 from cudnn_actor.protocol.messages.messages import RunModel
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
@@ -104,17 +104,24 @@ class ModelRuns:
         """Copy the inputs of a run to its staging memory, and encode it."""
         deployed, staged = run.deployed, request.staged
         assert deployed is not None
+        written: dict[int, Staged] = {}
+        copied = True
         if staged is not None:
             for place, array in deployed.arrays_of(message, run.drawn):
-                transfer.store(staged.inputs[place], array)
-            if not message.buffers and not message.into:
+                at = self.staging.locate(array)
+                if at is None:
+                    transfer.store(staged.inputs[place], array)
+                    written[place] = staged.write[place]
+                else:
+                    copied = False
+                    written[place] = Staged(*at)
+            if copied and not message.buffers and not message.into:
                 request.body = staged.body
                 return
         into = {deployed.outputs[name]: ref for name, ref in message.into.items()}
-        given = {place for place, _ in deployed.arrays_of(message, run.drawn)}
         placed = RunPlaced(
             run=deployed.number,
-            write=_only(given, staged.write) if staged else (),
+            write=tuple(written.items()),
             read=_only(set(deployed.outputs.values()) - into.keys(), staged.read) if staged else (),
             copy_in=deployed.buffers_of(message),
             copy_out=tuple(into.items()),

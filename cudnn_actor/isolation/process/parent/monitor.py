@@ -46,8 +46,8 @@ from cudnn_actor.isolation.process.parent.verification import compare, verificat
 from cudnn_actor.isolation.process.parent.worker import WakeEvent, Worker
 from cudnn_actor.isolation.process.parent.worker_host import WorkerHost
 from cudnn_actor.isolation.process.parent.worker_source import WorkerSource
-from cudnn_actor.isolation.process.staging import Block
 from cudnn_actor.isolation.process.wire import Dying, InternalDone, Stop
+from cudnn_actor.isolation.staging import Block
 from cudnn_actor.processes.frames import BadFrame
 from cudnn_actor.processes.process_state import LOOK_EVERY_S, SilentTime, is_stopped
 from cudnn_actor.processes.waiting import wait_for

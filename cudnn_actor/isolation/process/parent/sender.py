@@ -17,7 +17,6 @@ from cudnn_actor.broker.deployments import Deployed
 from cudnn_actor.isolation.process.parent.checksums import Checksums
 from cudnn_actor.isolation.process.parent.in_flight import InFlightTable, WorkerRequest
 from cudnn_actor.isolation.process.parent.workers import Workers
-from cudnn_actor.isolation.process.staging import Staging
 from cudnn_actor.isolation.process.wire import (
     LONGEST_MESSAGE,
     ForgetGraph,
@@ -28,6 +27,7 @@ from cudnn_actor.isolation.process.wire import (
     Requests,
     encode_message,
 )
+from cudnn_actor.isolation.staging import Staging
 from cudnn_actor.protocol.errors import InvalidRequest, Words
 from cudnn_actor.protocol.graphs.named_graph import Graph
 from cudnn_actor.protocol.messages.messages import Compute, Explain, RunGraph

@@ -28,8 +28,8 @@ from cudnn_actor.engines.cpu.arenas import Arenas
 from cudnn_actor.isolation.process.parent.checksums import Checksums
 from cudnn_actor.isolation.process.parent.in_flight import WorkerRequest
 from cudnn_actor.isolation.process.parent.sender import Sender
-from cudnn_actor.isolation.process.staging import Staging
 from cudnn_actor.isolation.process.wire import Done, ReadStaged, Staged, WriteStaged, encode_message
+from cudnn_actor.isolation.staging import Staging
 from cudnn_actor.memory import Slot
 from cudnn_actor.protocol.messages.messages import Allocate, Download, RunModel, Upload
 from cudnn_actor.protocol.messages.receipts import Receipt
@@ -66,12 +66,14 @@ class Values:
     def is_heavy(self, message: Any) -> bool:
         """Whether starting a message copies so much that an event loop leaves it to the monitor's thread."""
         if type(message) is RunModel:
-            return sum(array.nbytes for array in message.arrays.values()) > HEAVY_BYTES
+            copied = [each for each in message.arrays.values() if self.staging.locate(each) is None]
+            return sum(array.nbytes for array in copied) > HEAVY_BYTES
         if type(message) not in WITH_VALUES:
             return False
         match message:
             case Upload(data=data) | Allocate(data=data):
-                return getattr(data, "nbytes", 0) > HEAVY_BYTES
+                heavy: bool = getattr(data, "nbytes", 0) > HEAVY_BYTES
+                return heavy and not (isinstance(data, np.ndarray) and self.staging.locate(data))
             case Download(src=src):
                 spec = getattr(src, "spec", None)
                 return (
@@ -152,11 +154,16 @@ class Values:
     def _write_staged(self, request: WorkerRequest, slot: Slot, data: Any) -> None:
         spec = slot.spec
         transfer.check_values(spec.dims, spec.dtype.numpy, data)
-        request.blocks = (block,) = (self.staging.take(nbytes_of(spec)),)
-        values = self.staging.array(block, spec.dims, spec.dtype.numpy)
-        transfer.store(values, data)
+        at = self.staging.locate(data) if data.dtype == spec.dtype.numpy else None
+        if at is not None:
+            values = data
+        else:
+            request.blocks = (block,) = (self.staging.take(nbytes_of(spec)),)
+            values = self.staging.array(block, spec.dims, spec.dtype.numpy)
+            transfer.store(values, data)
+            at = block.segment, block.offset
         ref = request.message.dst if request.ref is None else request.ref
-        request.body = encode_message(WriteStaged(dst=ref, values=Staged(block.segment, block.offset)))
+        request.body = encode_message(WriteStaged(dst=ref, values=Staged(*at)))
         self.sender.dispatch(request)
         if self.checksums is not None:
             request.sum = self.checksums.of(slot, values)

@@ -13,8 +13,8 @@ import numpy as np
 from cudnn_actor.actors.logs import Log
 from cudnn_actor.isolation.process.parent.values import nbytes_of
 from cudnn_actor.isolation.process.parent.worker_host import WorkerHost
-from cudnn_actor.isolation.process.staging import Block
 from cudnn_actor.isolation.process.wire import ReadStaged, Staged, encode_message
+from cudnn_actor.isolation.staging import Block
 from cudnn_actor.memory import Slot
 from cudnn_actor.protocol.types.buffers import BufferRef
 

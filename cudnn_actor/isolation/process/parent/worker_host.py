@@ -25,6 +25,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from cudnn_actor.actors import Envelope
 from cudnn_actor.actors.diverting import LEVELS, Line, write_line
 from cudnn_actor.broker import Broker
@@ -41,7 +43,6 @@ from cudnn_actor.isolation.process.parent.sender import Sender
 from cudnn_actor.isolation.process.parent.service_arenas import ServiceArenas
 from cudnn_actor.isolation.process.parent.values import WITH_VALUES, Values
 from cudnn_actor.isolation.process.parent.workers import WorkerEnd, Workers
-from cudnn_actor.isolation.process.staging import Staging
 from cudnn_actor.isolation.process.wire import (
     Answers,
     ArenaMade,
@@ -56,7 +57,9 @@ from cudnn_actor.isolation.process.wire import (
     MapStage,
     encode_message,
 )
+from cudnn_actor.isolation.staging import Staging
 from cudnn_actor.protocol.messages.messages import Download, RunModel
+from cudnn_actor.protocol.types.tensor import TensorSpec
 
 __all__ = ["WorkerHost"]
 
@@ -235,6 +238,10 @@ class WorkerHost:
             self.recent.forget(message.plans)
             self.in_flight.forget_plans(message.plans)
             self.workers.tell_all(ForgetPlans(sorted(message.plans)))
+
+    def lend(self, spec: TensorSpec) -> np.ndarray:
+        """An array in staging memory, for a caller."""
+        return self.staging.lend(spec.dims, spec.dtype.numpy)
 
     def forget_deployed(self, deployed: Deployed) -> None:
         """Have the worker drop the run of a model's graph, and free what is kept for it here."""

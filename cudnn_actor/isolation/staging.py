@@ -1,8 +1,9 @@
-"""Host memory that the parent and a worker share, for values on their way to and from the worker's device.
+"""Host memory for values on their way to and from the device, which reads and writes it without another copy.
 
-Segments are anonymous files, like the arenas of the CPU engine, and blocks are places in them. The parent
-allocates and frees blocks; a worker only reads or writes the block that a request names. So a block is free
-again when its request is complete, or when the worker that used it has certainly ended.
+In process isolation, the parent and a worker share it. Segments are anonymous files, like the arenas of the
+CPU engine, and blocks are places in them. The parent allocates and frees blocks; a worker only reads or
+writes the block that a request names. So a block is free again when its request is complete, or when the
+worker that used it has certainly ended.
 
 A large result is given to the caller in its block, without a copy. The block is freed after the last array
 that uses it is collected. As in `memory.lending`, the finalizer may run on any thread, so it only appends to
@@ -12,6 +13,7 @@ a deque.
 from __future__ import annotations
 
 import fcntl
+import math
 import mmap
 import os
 import sys
@@ -66,6 +68,8 @@ class Staging:
         self._retire = retire
         self._pool = ArenaPool(arena_bytes=SEGMENT_BYTES, limit=None)
         self._mapped: dict[int, mmap.mmap] = {}
+        self._begins: dict[int, tuple[int, int]] = {}
+        """The address and the size in bytes of each mapped segment, by its number."""
         self._ended: deque[Block] = deque()
 
     def segments(self) -> list[tuple[int, int, int]]:
@@ -95,6 +99,30 @@ class Staging:
         """A place in a block as a C-contiguous array, likewise."""
         return np.ndarray(dims, dtype, buffer=self._mapped[segment], offset=offset)
 
+    def memory(self, segment: int) -> memoryview:
+        """The whole of a segment."""
+        return memoryview(self._mapped[segment])
+
+    def lend(self, dims: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+        """An array in a block of its own, which is freed after the last array that uses it is collected.
+
+        Raises as `take`.
+        """
+        block = self.take(math.prod(dims) * dtype.itemsize)
+        owner = BufferOwner(block, self._ended)
+        return keeping(self.array(block, dims, dtype), owner)
+
+    def locate(self, array: np.ndarray) -> tuple[int, int] | None:
+        """The segment and the offset of an array that lies in staging memory; None if it does not, or is not
+        C-contiguous."""
+        if not array.flags.c_contiguous:
+            return None
+        address = array.__array_interface__["data"][0]
+        for segment, (begin, nbytes) in self._begins.items():
+            if begin <= address and address + array.nbytes <= begin + nbytes:
+                return segment, address - begin
+        return None
+
     def result(self, block: Block, dims: tuple[int, ...], dtype: Any) -> np.ndarray:
         """An array with a block's values, for the service's caller. The caller of this method no longer frees
         the block, even if `MemoryError` is raised.
@@ -116,6 +144,7 @@ class Staging:
         """Close every descriptor. A segment stays mapped while a caller's array uses it."""
         self._pool.close()
         self._mapped.clear()
+        self._begins.clear()
 
     def _grow(self, nbytes: int) -> None:
         number, size = self._pool.next(nbytes)
@@ -134,17 +163,19 @@ class Staging:
         try:
             os.ftruncate(descriptor, size)
             fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, FIXED_SIZE)
-            self._mapped[number] = map_segment(descriptor, size)
+            self._mapped[number] = mapped = map_segment(descriptor, size)
+            self._begins[number] = np.frombuffer(mapped, np.uint8).__array_interface__["data"][0], size
             self._announce(number, size, descriptor)
         except BaseException:
             self._mapped.pop(number, None)
+            self._begins.pop(number, None)
             os.close(descriptor)
             raise
         return descriptor
 
     def _drop(self, number: int) -> None:
         self._retire(number)
-        del self._mapped[number]
+        del self._mapped[number], self._begins[number]
         self._pool.drop(number)
 
     def _take_back(self) -> None:
