@@ -166,6 +166,12 @@ OTHERS = {
     "a residual for each matrix": product(lambda g, y: y + g.input("c", (1, 5, 6), BFLOAT16)),
     "a residual of another type": product(lambda g, y: y + g.input("c", y.dims, FLOAT32)),
     "difference": product(lambda g, y: y - g.input("c", y.dims, BFLOAT16)),
+    "a result in uint16": product(result=DType.UINT16),
+    "a result in int8": product(result=DType.INT8),
+    "truth values": product(result=DType.BOOL),
+    "float64 of float32": product(dtype=FLOAT32, result=FLOAT64),
+    "bfloat16 of float32": product(dtype=FLOAT32, result=BFLOAT16),
+    "bfloat16 of float16": product(dtype=FLOAT16, result=BFLOAT16),
 }
 
 
@@ -203,6 +209,9 @@ SPLIT = {
     "gelu by erf": ["matmul"],
     "two residuals": ["matmul"],
     "a residual of rows": ["matmul"],
+    "a result in uint16": ["matmul"],
+    "truth values": ["matmul"],
+    "bfloat16 of float32": ["matmul"],
     "swiglu": ["matmul"],
     "a gate that is computed before": ["matmul"],
     "a bias that is computed": ["matmul"],

@@ -210,6 +210,8 @@ def lt_product(
     check_for_libraries((a, b, y))
     if not a.dtype.is_floating:
         raise Refused("cuBLASLt takes bytes only in layouts of its own")
+    if y.dtype is not a.dtype and not (a.dtype.is_half and y.dtype is DType.FLOAT32):
+        raise Refused(f"cuBLASLt does not store products of {a.dtype} as {y.dtype}")
     compute, _ = computing(numerics, a.dtype)
     tensors = [tensor for tensor in (a, b, y, added) if tensor is not None]
     product = described(*tensors)
