@@ -110,16 +110,20 @@ def test_a_replay_is_not_used_for_other_buffers_or_scalars(engine: CudaEngine, b
     assert_close(bench.read(other.y), wanted(other, bench))
 
 
-def test_a_replay_does_not_outlive_the_workspace_that_it_uses(engine: CudaEngine, bench: Workbench) -> None:
+def test_a_replay_stays_right_when_the_workspace_grows(engine: CudaEngine, bench: Workbench) -> None:
     message = request_on(bench, Layout.NCHW, alpha=0.5)  # in two steps, with the sums between them
     expected = wanted(message, bench)
     plan = engine.build(lower(message).graph, workspace_limit=None)
     assert plan.workspace
     for _ in range(6):
         bench.execute(plan, message)
+    replays = dict(plan.program.replays)
+    assert replays
     engine._grow(64 << 20)
-    assert not plan.program.replays
+    engine.poison_workspace()
+    engine.fill(bench.binding(message.y), float("nan"))
     bench.execute(plan, message)
+    assert plan.program.replays == replays
     assert_close(bench.read(message.y), expected)
 
 
