@@ -216,7 +216,7 @@ def _shown(progress: Progress, task: TaskID, name: str) -> Callable[[int, int, s
     """A callback through which a tuning reports its progress."""
 
     def show(done: int, of: int, what: str) -> None:
-        progress.update(task, description=f"{name}  {what}", completed=done, total=of)
+        progress.update(task, description=f"{name}  {what}", completed=done, total=of or None)
 
     return show
 

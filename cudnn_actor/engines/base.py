@@ -46,6 +46,8 @@ Fence = Any
 ProgressCallback = Callable[[int, int, str], None]
 """Called with how many plans have been tried, how many there are (0: unknown), and what is tried next.
 
+Also when a plan turns out to be one that cannot be built, with the reason.
+
 Also while a builder waits for another client's work: with 0, 0. It must not raise then.
 """
 

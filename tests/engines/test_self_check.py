@@ -31,6 +31,7 @@ from cudnn_actor.engines.cuda.checking.self_check_memory import CheckedTensor, F
 from cudnn_actor.engines.cuda.library import libraries
 from cudnn_actor.engines.cuda.planning.compiler import compile_plan
 from cudnn_actor.engines.cuda.planning.splitting import compile_split
+from cudnn_actor.engines.cuda.planning.tuning import tune
 from cudnn_actor.engines.cuda.running.plan import CudaPlan
 from cudnn_actor.engines.cuda.running.recipe import OperationStep
 from cudnn_actor.protocol import (
@@ -191,6 +192,32 @@ def test_a_build_tells_each_plan_that_it_tries() -> None:
     plan = compile_plan(graph, BuildContext(None, Stream(), trying=told.append), None)
     assert [tag.split("/")[1] for tag in told] == ["softmax", "softmax"]
     assert len(plan.recipe.steps) == 2
+
+
+def test_a_build_tells_of_each_plan_that_cannot_be_built() -> None:
+    """To find out may take half a second for each, and a builder that says nothing for long is killed."""
+    g = GraphBuilder()
+    n = g.input("n", (4, 4), "int64")
+    graph = g.build(y=g.take_along_axis(n, n, 1)).body
+    told: list[str] = []
+    plan = compile_plan(graph, BuildContext(None, Stream(), trying=told.append), None)
+    assert told == ["it has no neighbours to be fused", plan.tag]
+
+
+class Unwanted(Exception):
+    """The plan is not wanted any more."""
+
+
+def test_tuning_tells_of_them_too() -> None:
+    g = GraphBuilder()
+    n = g.input("n", (4, 4), "int64")
+    graph = g.build(y=g.take_along_axis(n, n, 1)).body
+
+    def progress(done: int, of: int, what: str) -> None:
+        raise Unwanted(done, of, what)
+
+    with pytest.raises(Unwanted, match=r"0, 0, 'it has no neighbours to be fused'"):
+        tune(graph, BuildContext(None, Stream()), None, progress)
 
 
 def gradients(g: GraphBuilder, dtype: DType, dropout: float, keys: int) -> list[Any]:

@@ -50,7 +50,7 @@ class BuildContext(NamedTuple):
     journal
         Where checks are recorded.
     trying
-        Called with the tag of each plan that a build tries.
+        Called with the tag of each plan that a build tries, and with the reason why a plan cannot be built.
     kernels
         Compiled kernels for graphs of other sizes; None to compile each plan's own.
     """

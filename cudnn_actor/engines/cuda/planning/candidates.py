@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from cudnn_actor.engines.cuda.cudnn.errata import erratum
@@ -17,14 +17,24 @@ from cudnn_actor.protocol.types.tensor import Layout, TensorSpec
 
 __all__ = [
     "AbsentDevice",
+    "OnRefusal",
     "build_candidate",
     "candidates",
     "check_whole",
     "computed_first",
+    "ignore_refusal",
     "names_of",
     "serialised",
     "takes_bytes",
 ]
+
+
+OnRefusal = Callable[[str], object]
+"""Called with the reason why a plan cannot be built, which may have taken half a second to find out."""
+
+
+def ignore_refusal(reason: str) -> None:
+    """Ignore the reason why a plan cannot be built."""
 
 
 class AbsentDevice(NamedTuple):

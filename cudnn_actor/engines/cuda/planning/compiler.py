@@ -19,7 +19,14 @@ from cudnn_actor.engines.cuda.checking.self_check import BuildContext, SelfCheck
 from cudnn_actor.engines.cuda.cudnn.frontend_graph import Refused
 from cudnn_actor.engines.cuda.cudnn.kernel_caches import KernelCaches
 from cudnn_actor.engines.cuda.library.failures import translate
-from cudnn_actor.engines.cuda.planning.candidates import build_candidate, candidates, check_whole, serialised
+from cudnn_actor.engines.cuda.planning.candidates import (
+    OnRefusal,
+    build_candidate,
+    candidates,
+    check_whole,
+    ignore_refusal,
+    serialised,
+)
 from cudnn_actor.engines.cuda.planning.composition import compose, largest, scratch_bytes
 from cudnn_actor.engines.cuda.planning.depthwise import compile_depthwise, is_depthwise
 from cudnn_actor.engines.cuda.planning.fusing import compile_fused
@@ -63,7 +70,7 @@ def compile_plan(graph: OperationGraph, context: BuildContext, workspace_limit: 
     except Refused as refusal:
         reason = refusal
     try:
-        unlimited = next(possible_plans(graph, context.handle, None))
+        unlimited = next(possible_plans(graph, context.handle, None, on_refusal=context.trying))
     except Refused:
         unlimited = None
     context.stream.synchronize()  # raises if the context is dead: then cuDNN refuses everything
@@ -100,7 +107,10 @@ def _first_good(graph: OperationGraph, context: BuildContext, limit: int) -> Cud
     last = "cuDNN has no plan for it"
     reasons: list[str] = []
     try:
-        for found in possible_plans(graph, context.handle, limit, reasons, context.kernels):
+        plans = possible_plans(
+            graph, context.handle, limit, reasons, context.kernels, on_refusal=context.trying
+        )
+        for found in plans:
             plan = found.instead_of(reasons)
             context.trying(plan.tag)
             try:
@@ -158,6 +168,8 @@ def possible_plans(
     limit: int | None,
     refusals: list[str] | None = None,
     kernels: KernelCaches | None = None,
+    *,
+    on_refusal: OnRefusal = ignore_refusal,
 ) -> Iterator[CudaPlan]:
     """Every plan for a graph, each built when the iterator reaches it: in one piece first, then in steps.
 
@@ -165,20 +177,22 @@ def possible_plans(
     around them, and depthwise convolutions with such behind them are one kernel of our own, which comes
     first; so do products by cuBLASLt, and convolutions of few channels on rearranged copies, or with channels
     of zeros. With `kernels`, cuDNN's first candidate for dynamic shapes comes before the others. Appends the
-    reasons why there are no others to `refusals`. Raises `Refused`, with cuDNN's reason, if there is no plan.
+    reasons why there are no others to `refusals`, and calls `on_refusal` whenever one cannot be built. Raises
+    `Refused`, with cuDNN's reason, if there is no plan.
     """
     refusals = [] if refusals is None else refusals
     found = False
     whole = _in_one_piece(graph, handle, limit, refusals, kernels)
-    steps = _in_steps(graph, handle, limit)
+    steps = _in_steps(graph, handle, limit, on_refusal)
     if is_elementwise(graph):
         makes = itertools.chain(steps, whole)
     else:
-        makes = itertools.chain(_of_our_own(graph, handle, limit), whole, steps)
+        makes = itertools.chain(_of_our_own(graph, handle, limit, on_refusal), whole, steps)
     for make in makes:
         try:
             plan = make()
         except Refused as refusal:
+            on_refusal(str(refusal))
             if str(refusal) not in refusals:
                 refusals.append(str(refusal))
         else:
@@ -191,7 +205,9 @@ def possible_plans(
 _Make = Callable[[], CudaPlan]
 
 
-def _of_our_own(graph: OperationGraph, handle: Any, limit: int | None) -> Iterator[_Make]:
+def _of_our_own(
+    graph: OperationGraph, handle: Any, limit: int | None, on_refusal: OnRefusal
+) -> Iterator[_Make]:
     """Yields what makes the graph one kernel of our own, or a convolution on other forms of its operands."""
     others = [operation for operation in graph.operations if not isinstance(operation, Pointwise)]
     if any(is_depthwise(operation, graph.tensor) for operation in others):
@@ -206,19 +222,26 @@ def _of_our_own(graph: OperationGraph, handle: Any, limit: int | None) -> Iterat
         yield partial(compile_fused, graph, limit)
     else:
         for rearranged, choice in itertools.product(rearrangements(graph), range(_CHOICES)):
-            yield partial(compile_rearranged, graph, rearranged, handle, limit, choice)
+            yield partial(compile_rearranged, graph, rearranged, handle, limit, choice, on_refusal=on_refusal)
         for candidate in range(_CHOICES if is_widened(graph) else 0):
             yield partial(compile_widened, graph, handle, limit, candidate)
 
 
 def compile_rearranged(
-    graph: OperationGraph, rearranged: Rearranged, handle: Any, limit: int | None, choice: int
+    graph: OperationGraph,
+    rearranged: Rearranged,
+    handle: Any,
+    limit: int | None,
+    choice: int,
+    *,
+    on_refusal: OnRefusal = ignore_refusal,
 ) -> CudaPlan:
     """The graph on rearranged copies of operands, by the plan of that index of the rearranged graph.
 
-    Raises `Refused`.
+    Calls `on_refusal` for plans of the rearranged graph, too. Raises `Refused`.
     """
-    plan = next(itertools.islice(possible_plans(rearranged.graph, handle, limit), choice, None), None)
+    plans = possible_plans(rearranged.graph, handle, limit, on_refusal=on_refusal)
+    plan = next(itertools.islice(plans, choice, None), None)
     if plan is None:
         raise Refused(f"there is no plan {choice} for it {rearranged.what}")
     return plan_of_rearranged(graph, rearranged, plan, limit)
@@ -252,12 +275,14 @@ def _in_one_piece(
         refusals.append(refusal)
 
 
-def _in_steps(graph: OperationGraph, handle: Any, limit: int | None) -> Iterator[_Make]:
+def _in_steps(
+    graph: OperationGraph, handle: Any, limit: int | None, on_refusal: OnRefusal
+) -> Iterator[_Make]:
     """Yields what makes the graph steps: a few choices for each form of a convolution's tensors, or way."""
     convolves = any(isinstance(operation, Convolution) for operation in graph.operations)
     for form in range(MOST_FORMS if convolves else 1):
         for choice in range(_CHOICES if convolves else ways(graph)):
-            yield partial(compile_split, graph, handle, limit, form, choice)
+            yield partial(compile_split, graph, handle, limit, form, choice, on_refusal=on_refusal)
 
 
 def compile_whole(

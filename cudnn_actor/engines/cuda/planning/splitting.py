@@ -27,9 +27,11 @@ from cudnn_actor.engines.cuda.kernels.transposes import Tiled, tiled
 from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS
 from cudnn_actor.engines.cuda.planning.bodies import Body, broadcast
 from cudnn_actor.engines.cuda.planning.candidates import (
+    OnRefusal,
     build_candidate,
     candidates,
     computed_first,
+    ignore_refusal,
     takes_bytes,
 )
 from cudnn_actor.engines.cuda.planning.indexed_reads import is_indexed_read
@@ -80,15 +82,23 @@ def is_elementwise(graph: OperationGraph) -> bool:
 
 
 def compile_split(
-    graph: OperationGraph, handle: Any, limit: int | None, form: int = 0, choice: int = 0
+    graph: OperationGraph,
+    handle: Any,
+    limit: int | None,
+    form: int = 0,
+    choice: int = 0,
+    *,
+    on_refusal: OnRefusal = ignore_refusal,
 ) -> CudaPlan:
     """Compile a graph in steps: each operation alone, and a kernel for pointwise results of the same dims.
 
     `form` is the index of the form of the convolutions' tensors (see `_forms`). `choice` is the index of the
     candidate to use for a convolution, of those that can be built, and of the way to run another operation:
-    its last way, if it has fewer. Raises `Refused` if there is no such form or candidate.
+    its last way, if it has fewer. Calls `on_refusal` for each candidate that cannot be built.
+
+    Raises `Refused` if there is no such form or candidate.
     """
-    return _Splitter(graph, handle, limit, form, choice).plan()
+    return _Splitter(graph, handle, limit, form, choice, on_refusal=on_refusal).plan()
 
 
 def _is_fused(graph: OperationGraph, operation: Node) -> bool:
@@ -100,12 +110,22 @@ def _is_fused(graph: OperationGraph, operation: Node) -> bool:
 class _Splitter:
     """Splits one graph into steps."""
 
-    def __init__(self, graph: OperationGraph, handle: Any, limit: int | None, form: int, choice: int) -> None:
+    def __init__(
+        self,
+        graph: OperationGraph,
+        handle: Any,
+        limit: int | None,
+        form: int,
+        choice: int,
+        *,
+        on_refusal: OnRefusal,
+    ) -> None:
         self._graph = graph
         self._handle = handle
         self._limit = limit
         self._form = form
         self._choice = choice
+        self._on_refusal = on_refusal
         self._sources = bound_sources(graph)
         self._forms = {tensor.uid: tensor for tensor in graph.tensors}
         """Each tensor as stored at its place in `_sources`: a virtual one as its step wrote it."""
@@ -190,7 +210,8 @@ class _Splitter:
         for index in range(lowered.get_execution_plan_count()):
             try:
                 build_candidate(alone, lowered, index)
-            except Refused:
+            except Refused as refusal:
+                self._on_refusal(str(refusal))
                 continue
             if not left:
                 return lowered

@@ -62,7 +62,8 @@ def tune(
     parts = cut(graph)
     if parts is not None:
         return in_pieces(graph, parts, limit, lambda piece: tune(piece, context, limit, progress))
-    heuristic = compile_plan(graph, context, workspace_limit)
+    building = context._replace(trying=lambda what: progress(0, 0, what))
+    heuristic = compile_plan(graph, building, workspace_limit)
     check = SelfCheck(graph, context)
     try:
         return _fastest(check, heuristic, all_candidates(graph, context.handle, limit), progress)
