@@ -88,9 +88,13 @@ class Deployed(msgspec.Struct, eq=False):
         return frozenset(slot.index for slot in self.hold.slots) - self.writes
 
     def accepts(self, arrays: Mapping[str, np.ndarray]) -> bool:
-        """Whether it is the graph for these values, of those that are for inputs of the same specs."""
+        """Whether it is the graph for these values, of those that are for inputs of the same specs.
+
+        They are compared by their bits: a NaN is equal to itself.
+        """
         return all(
-            name in arrays and np.array_equal(arrays[name], value) for name, value in self.of.values.items()
+            name in arrays and arrays[name].tobytes() == value.tobytes()
+            for name, value in self.of.values.items()
         )
 
     def spec_at(self, place: int) -> TensorSpec:

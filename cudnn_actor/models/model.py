@@ -35,6 +35,8 @@ __all__ = ["Model"]
 Unload = Callable[[ModelRef, tuple[str, ...] | None], None]
 """Has the service forget graphs of a model by their names, or all, without waiting."""
 
+_MOST_DEPLOYED = 8
+"""How often a run may find that its graph has been forgotten."""
 MOST_KEPT = 64
 """How many specialised graphs a model keeps."""
 
@@ -422,14 +424,16 @@ class Model:
         If the service had to forget the graph, because a worker that could not be ended may still write its
         places, the graph gets new ones and is deployed again.
         """
+        tries = 0
         while True:
+            tries += 1
             if not kept.deployed:
                 await self._deploy(kept, deadline)
             deployed = kept.sent
             try:
                 results: dict[str, np.ndarray] = await self._gpu.ask(message, timeout=deadline.left_s)
             except NotDeployed as error:
-                if error.unloaded:
+                if error.unloaded or tries == _MOST_DEPLOYED:
                     raise
                 with self._lock:
                     places: dict[str, BufferRef] = {}

@@ -334,6 +334,14 @@ async def test_values_that_decide_choose_the_graph() -> None:
             await run(gpu, model, await gpu.upload(ones))
 
 
+async def test_a_value_that_decides_may_be_no_number() -> None:
+    async with spawn() as gpu:
+        nan = np.full((4, 3), np.nan, np.float32)
+        one = await placed(gpu, await gpu.upload(W), 4, values={"image": nan})
+        model = await gpu.ask(DeployModel(graphs=(one,)))
+        assert np.isnan((await run(gpu, model, nan))["logits"]).all()
+
+
 async def test_what_does_not_fit_is_refused_and_nothing_is_changed() -> None:
     async with deployed() as (gpu, model):
         w, x = await gpu.upload(W), await gpu.upload(images(4))
