@@ -26,6 +26,7 @@ from cudnn_actor.actors import ActorStopped, Envelope
 from cudnn_actor.actors.logs import Log, speaking_for
 from cudnn_actor.broker.deployments import Deployed, ModelRun
 from cudnn_actor.broker.footprints import overwritten
+from cudnn_actor.broker.held_back import HeldBack
 from cudnn_actor.broker.recovery import Verdict, graph_is_cause, judge
 from cudnn_actor.broker.request_checks import (
     bound,
@@ -75,6 +76,7 @@ from cudnn_actor.protocol.messages.messages import (
     View,
     Warm,
     WarmModel,
+    WriteWeights,
 )
 from cudnn_actor.protocol.messages.operands import operands
 from cudnn_actor.protocol.types.buffers import BufferRef
@@ -155,6 +157,8 @@ class Broker(Generic[W]):
         self._host = host
         self._work = work
         self._drains: deque[Envelope] = deque()
+        self.held = HeldBack(state)
+        """Messages that wait for a write of weights, which waits for runs."""
         self._handlers: dict[type, Callable[[Envelope, Any], W | None]] = {
             **dict.fromkeys(COMPUTE, self.prepared),
             Allocate: self._allocate,
@@ -173,6 +177,7 @@ class Broker(Generic[W]):
             WarmModel: self._warm_model,
             RunModel: self._run_model,
             UnloadModel: self._unload_model,
+            WriteWeights: self._write_weights,
         }
 
     # Starting.
@@ -198,10 +203,14 @@ class Broker(Generic[W]):
         if envelope.deadline is not None and envelope.expired and not injected:
             self.expire(envelope)
             return None
+        if not injected and self.held.must_wait(envelope):
+            self.held.add(envelope)
+            return None
         return self.take_up(envelope, injected=injected)
 
     def take_up(self, envelope: Envelope, *, injected: bool = False) -> W | None:
-        """Like `start`, for a message whose caller is known to be still waiting."""
+        """Like `start`, for a message whose caller is known to be still waiting, and that need not be held
+        back."""
         message = envelope.message
         handler = self._handlers.get(type(message))
         if handler is None:
@@ -296,6 +305,9 @@ class Broker(Generic[W]):
         work.run = run
         work.alone = message.crashes > 0
         return work
+
+    def _write_weights(self, envelope: Envelope, message: WriteWeights) -> W:
+        return self._work(envelope, envelope.number, message, self.state.models.written_by(message))
 
     def _unload_model(self, envelope: Envelope, message: UnloadModel) -> None:
         check_unload(message)
@@ -418,11 +430,6 @@ class Broker(Generic[W]):
             self.settle_drains()
 
     @property
-    def has_drains(self) -> bool:
-        """Whether any `Drain` is unanswered."""
-        return bool(self._drains)
-
-    @property
     def has_drains_due(self) -> bool:
         """Whether the first unanswered `Drain` can be answered now."""
         return bool(self._drains) and not self.is_awaited(self._drains[0].number)
@@ -438,11 +445,24 @@ class Broker(Generic[W]):
             envelope.number < number for envelope in self.awaiting_arena
         )
 
+    @property
+    def has_due(self) -> bool:
+        """Whether any message that waits for earlier ones can go on now: `settle_waiting` has it do so."""
+        return self.has_drains_due or self.held.are_due
+
+    def settle_waiting(self) -> None:
+        """Answer each `Drain` that can be answered, and return what was held back to the mailbox if a write
+        can begin. Call it after requests have been answered."""
+        if self.held.are_due:
+            self.state.mailbox.restore(self.held.take())
+        self.settle_drains()
+
     def take_waiting(self) -> list[Envelope]:
-        """Remove and return all messages that wait in the broker: for an arena, or as a `Drain`."""
+        """Remove and return all messages that wait in the broker: for an arena, as a `Drain`, or held
+        back."""
         drains = list(self._drains)
         self._drains.clear()
-        return [*self.take_awaiting(), *drains]
+        return [*self.take_awaiting(), *drains, *self.held.take()]
 
     # Answers.
 
@@ -576,7 +596,7 @@ class Broker(Generic[W]):
         crashes, again = envelope.crashes, True
         if work.run is not None:
             crashes, again = crashes + message.crashes, message.again
-        writes = lowered is not None or hasattr(message, "dst")
+        writes = lowered is not None or hasattr(message, "dst") or type(message) is WriteWeights
         verdict = judge(
             repeatable=again and (lowered is None or lowered.graph.pure) and not is_spoiled,
             crashes=crashes,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import secrets
 from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import msgspec
@@ -19,8 +20,8 @@ from cudnn_actor.broker.footprints import Footprint, compute_footprint
 from cudnn_actor.broker.message_cache import Bound, CachedMessage
 from cudnn_actor.memory import MemoryTable, SharedHold, Slot
 from cudnn_actor.protocol.errors import InvalidRequest, NotDeployed, StaleBufferError, StaleReason, Words
-from cudnn_actor.protocol.messages.message_checks import check_model_graph, check_run_model
-from cudnn_actor.protocol.messages.messages import Compute, RunGraph, RunModel
+from cudnn_actor.protocol.messages.message_checks import check_model_graph, check_run_model, check_write
+from cudnn_actor.protocol.messages.messages import Compute, RunGraph, RunModel, WriteWeights
 from cudnn_actor.protocol.messages.model_messages import ModelGraph, ModelRef
 from cudnn_actor.protocol.types.buffers import BufferRef
 from cudnn_actor.protocol.types.dtypes import DType
@@ -198,6 +199,8 @@ class Deployments:
         self._models: dict[int, _Model] = {}
         self._model_numbers = itertools.count(1)
         self._graph_numbers = itertools.count(1)
+        self._ending: list[Deployed] = []
+        """Graphs that were unloaded, as long as runs of them have not been answered."""
 
     # Any thread.
 
@@ -365,6 +368,36 @@ class Deployments:
                 )
         return slots
 
+    def written_by(self, message: WriteWeights) -> tuple[Slot, ...]:
+        """The weights that a message overwrites.
+
+        Raises `NotDeployed`, `InvalidRequest` and `StaleBufferError` for what does not fit.
+        """
+        check_write(message)
+        model = self._model(message.model)
+        for number, ref in enumerate(message.buffers):
+            if any(ref.slot in deployed.writes for deployed in model.graphs.values()):
+                raise InvalidRequest(
+                    field=f"buffers[{number}]",
+                    value=Words(ref),
+                    problem="is no weight: each run of the model writes it",
+                    fix="give weights alone",
+                )
+        resolve = self._memory.resolve
+        return tuple(resolve(ref, f"buffers[{number}]") for number, ref in enumerate(message.buffers))
+
+    def are_read(self, slots: AbstractSet[int]) -> bool:
+        """Whether a run that reads one of these slots has not been answered.
+
+        A run holds its graph from when it may begin until its answer, also while it waits to be repeated.
+        """
+        self._ending = [deployed for deployed in self._ending if deployed.hold.users]
+        of_models = (deployed for model in self._models.values() for deployed in model.graphs.values())
+        return any(
+            deployed.hold.users and not slots.isdisjoint(deployed.weights)
+            for deployed in (*of_models, *self._ending)
+        )
+
     def close(self) -> None:
         """Forget all models."""
         for model in tuple(self._models.values()):
@@ -402,6 +435,8 @@ class Deployments:
         for deployed in removed:
             deployed.ended = True
             self._memory.end_hold(deployed.hold)
+            if deployed.hold.users:
+                self._ending.append(deployed)
 
 
 def _of_the_graph(name: str, ref: BufferRef) -> InvalidRequest:

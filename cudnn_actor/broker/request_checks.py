@@ -45,6 +45,7 @@ from cudnn_actor.protocol.messages.messages import (
     View,
     Warm,
     WarmModel,
+    WriteWeights,
 )
 from cudnn_actor.protocol.messages.model_messages import ModelRef
 from cudnn_actor.protocol.messages.operands import operand, operands_named
@@ -192,6 +193,7 @@ _CHECKS: dict[type, Callable[[ServiceState, Any], object] | None] = {
     DeployModel: lambda state, message: state.models.check(message.graphs),
     WarmModel: _check_warm_model,
     UnloadModel: lambda _, message: check_unload(message),
+    WriteWeights: lambda state, message: state.models.written_by(message),
 }
 """How messages that run no plan are checked, by their class; None if nothing is to be checked."""
 

@@ -474,6 +474,23 @@ class Runner(Generic[T]):
         place = self.executor.binding(slot)
         return self._enqueue(task, "upload", [slot], self.executor.engine.write, place, data, reply=reply)
 
+    def write_all(self, task: T, slots: Sequence[Slot], values: Sequence[np.ndarray]) -> Any:
+        """Write the values of host arrays to buffers, all or none: they fit, as was checked before.
+
+        If the engine fails in between, this raises `Crash`: the successor writes all of them.
+        """
+        self.faults.inject("write")
+        executor = self.executor
+        places = [executor.binding(slot) for slot in slots]
+        for number, (place, array) in enumerate(zip(places, values, strict=True)):
+            try:
+                executor.call("write", executor.engine.write, place, array)
+            except CudnnActorError as error:
+                if not number:
+                    raise
+                raise Crash(f"it could not write all weights: {error}") from error
+        return self._enqueued(task, "write", slots)
+
     def read(self, task: T, slot: Slot, into: Any = None) -> Any:
         """A buffer's values, in `into` if given; or `LATER`, if they are read after all earlier work."""
         self.faults.inject("download")

@@ -23,6 +23,7 @@ from cudnn_actor.protocol.messages.model_messages import (
     RunModel as RunModel,
     UnloadModel as UnloadModel,
     WarmModel as WarmModel,
+    WriteWeights as WriteWeights,
 )
 from cudnn_actor.protocol.messages.planning_messages import Explain as Explain, Warm as Warm
 from cudnn_actor.protocol.messages.run_graph import RunGraph as RunGraph

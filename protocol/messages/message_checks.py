@@ -12,7 +12,7 @@ import numpy as np
 from cudnn_actor.protocol.errors import InvalidRequest, Words
 from cudnn_actor.protocol.graphs.graph_builder import GraphBuilder
 from cudnn_actor.protocol.graphs.named_graph import Graph
-from cudnn_actor.protocol.messages.messages import COMPUTE, RunModel, Warm
+from cudnn_actor.protocol.messages.messages import COMPUTE, RunModel, Warm, WriteWeights
 from cudnn_actor.protocol.messages.model_messages import Draws, ModelGraph, ModelRef
 from cudnn_actor.protocol.types.buffers import BufferRef
 from cudnn_actor.protocol.types.checks import (
@@ -32,6 +32,7 @@ __all__ = [
     "check_run_model",
     "check_values",
     "check_warm",
+    "check_write",
     "kind_of",
     "no_plan",
     "not_a_message",
@@ -213,3 +214,34 @@ def check_run_model(message: RunModel) -> None:
             raise InvalidRequest(
                 field=name, value=array, problem="has a dtype that no buffer has", fix="convert it"
             )
+
+
+def check_write(message: WriteWeights) -> None:
+    """Raise `InvalidRequest` unless a `WriteWeights` has an array that fits for each buffer.
+
+    Whether the buffers exist is checked by their service.
+    """
+    require_type("model", message.model, ModelRef, "pass `model.ref`")
+    require_type("buffers", message.buffers, tuple)
+    require_type("values", message.values, tuple)
+    if len(message.values) != len(message.buffers):
+        raise InvalidRequest(
+            field="values",
+            value=Words(f"{len(message.values)} arrays"),
+            problem=f"are not one for each of the {len(message.buffers)} buffers",
+            fix="give one for each, in the order of the buffers",
+        )
+    for number, (ref, array) in enumerate(zip(message.buffers, message.values, strict=True)):
+        require_type(f"buffers[{number}]", ref, BufferRef)
+        require_type(f"values[{number}]", array, np.ndarray)
+        if (array.shape, DType.of(array.dtype)) != (ref.spec.dims, ref.spec.dtype):
+            raise InvalidRequest(
+                field=f"values[{number}]",
+                value=Words(f"{array.dtype} {array.shape}"),
+                problem=f"is not of the weight's dtype and dims, {ref.spec.dtype} {ref.spec.dims}",
+                fix="convert it, or deploy a model with other weights",
+            )
+    if len(set(message.buffers)) < len(message.buffers):
+        raise InvalidRequest(
+            field="buffers", value=Words("a buffer"), problem="is given twice", fix="give each once"
+        )

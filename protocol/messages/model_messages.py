@@ -15,11 +15,21 @@ import numpy as np
 
 from cudnn_actor.protocol.graphs.named_graph import Graph
 from cudnn_actor.protocol.messages.any_message import AnyMessage
+from cudnn_actor.protocol.messages.receipts import Receipt
 from cudnn_actor.protocol.types.buffers import BufferRef
 from cudnn_actor.protocol.types.records import Record
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
-__all__ = ["DeployModel", "Draws", "ModelGraph", "ModelRef", "RunModel", "UnloadModel", "WarmModel"]
+__all__ = [
+    "DeployModel",
+    "Draws",
+    "ModelGraph",
+    "ModelRef",
+    "RunModel",
+    "UnloadModel",
+    "WarmModel",
+    "WriteWeights",
+]
 
 
 class ModelRef(
@@ -163,6 +173,31 @@ class RunModel(AnyMessage[dict[str, np.ndarray]], tag=True, eq=False):
             again=again,
             crashes=crashes,
         )
+
+
+class WriteWeights(AnyMessage[Receipt], tag=True, eq=False):
+    """Overwrite weights between two runs, all of them or none; answered by a receipt.
+
+    It begins once all earlier runs that read one of these weights have been answered, and later ones begin
+    after it. So each run reads either the old values of all of them or the new ones, also a run that a crash
+    interrupts and that is repeated. If a crash interrupts the write itself, it is repeated as well.
+
+    Parameters
+    ----------
+    model
+        The model.
+    buffers
+        The weights: buffers that no run of the model writes.
+    values
+        One array for each, of its dims and dtype. They must not change until the reply.
+
+    Raises `NotDeployed` if there is no such model, and `InvalidRequest` or `StaleBufferError` for what does
+    not fit. Then nothing was written.
+    """
+
+    model: ModelRef
+    buffers: tuple[BufferRef, ...]
+    values: tuple[np.ndarray, ...]
 
 
 class UnloadModel(AnyMessage[None], tag=True, eq=False):

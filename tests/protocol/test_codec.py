@@ -31,6 +31,7 @@ from cudnn_actor.protocol import (
     Upload,
     View,
     WarmModel,
+    WriteWeights,
     decode_message,
     decode_reply,
     encode_message,
@@ -46,6 +47,18 @@ SPEC = TensorSpec.packed((2, 3))
 REF = BufferRef(slot=1, generation=1 << 32 | 1, spec=SPEC, device="cpu")
 
 
+_WITH_ARRAYS = (
+    Allocate,
+    Upload,
+    ModelGraph,
+    DeployModel,
+    WarmModel,
+    RunModel,
+    WriteWeights,
+    UnloadModel,
+)
+
+
 def same(one: object, other: object) -> bool:
     """Equality that looks into arrays, by their bytes, and into the messages that compare by identity."""
     if isinstance(one, np.ndarray):
@@ -54,7 +67,7 @@ def same(one: object, other: object) -> bool:
             and (one.dtype, one.shape) == (other.dtype, other.shape)
             and one.tobytes() == other.tobytes()
         )
-    if isinstance(one, Allocate | Upload | DeployModel | WarmModel | RunModel | UnloadModel | ModelGraph):
+    if isinstance(one, _WITH_ARRAYS):
         fields = one.__struct_fields__
         return type(one) is type(other) and all(same(getattr(one, n), getattr(other, n)) for n in fields)
     if isinstance(one, tuple) and isinstance(other, tuple):

@@ -24,7 +24,7 @@ from cudnn_actor.options import make_options
 from cudnn_actor.service.service import CudnnService
 from cudnn_actor.supervision import ChildSpec
 
-from .worker_rigs import GatedEngine, PoisonedEngine
+from .worker_rigs import GatedEngine, LaggingEngine, PoisonedEngine
 
 PATIENCE_S = 20.0
 """How long a test waits for something that must happen: far longer than it takes, but not for ever."""
@@ -295,6 +295,15 @@ def gated(gate: Gate, at: str = "execute") -> EngineChoice:
         preload=("cudnn_actor.engines.cpu",),
         host_arenas=at not in ("write", "read"),
     )
+
+
+def spawn_lagging(folder: Path, **options: Any) -> Spawning:
+    """`spawn` on an engine that reports its work as unfinished: see `LaggingEngine`."""
+    choice = _choice(lambda: LaggingEngine(str(folder)))
+    if in_process():
+        worker = WorkerEngine("tests.service.worker_rigs:LaggingEngine", (str(folder),))
+        choice = choice._replace(worker=worker, preload=("cudnn_actor.engines.cpu",), host_arenas=True)
+    return Spawning(CudnnService(make_options({"device": "cpu", **_current, **options}), engine=choice))
 
 
 def remove_gate(gate: Gate) -> None:

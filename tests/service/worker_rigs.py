@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,7 +18,15 @@ from cudnn_actor.engines.base import StickyError
 from cudnn_actor.engines.cpu import CpuEngine
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 
-__all__ = ["POISON", "GatedEngine", "Passage", "PoisonedEngine", "RemoteGate", "gated_in_worker"]
+__all__ = [
+    "POISON",
+    "GatedEngine",
+    "LaggingEngine",
+    "Passage",
+    "PoisonedEngine",
+    "RemoteGate",
+    "gated_in_worker",
+]
 
 
 class Passage(Protocol):
@@ -93,6 +102,32 @@ class GatedEngine(CpuEngine):
     def _pause(self, at: str) -> None:
         if at == self._at:
             self._gate.go_through()
+
+
+class LaggingEngine(CpuEngine):
+    """A CPU engine that reports its work as unfinished until there is a file `done` in a folder, and that
+    notes each run of a plan in the file `runs`. A file `dead` ends its context, once."""
+
+    synchronous = False
+
+    def __init__(self, folder: str) -> None:
+        super().__init__()
+        self._folder = Path(folder)
+
+    def execute(self, plan: Any, buffers: Sequence[np.ndarray], scalars: Sequence[float]) -> None:
+        super().execute(plan, buffers, scalars)
+        with (self._folder / "runs").open("a") as file:
+            file.write(".")
+
+    def fence(self) -> Any:
+        return object()
+
+    def finished(self, fence: Any) -> bool:
+        dead = self._folder / "dead"
+        if dead.exists():
+            dead.unlink()
+            raise StickyError("DEAD", "the test killed the context")
+        return (self._folder / "done").exists()
 
 
 def gated_in_worker(address: str, at: str) -> GatedEngine:

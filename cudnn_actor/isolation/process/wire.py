@@ -80,6 +80,7 @@ __all__ = [
     "Stop",
     "UnmapArena",
     "UnmapStage",
+    "WriteAllStaged",
     "WriteStaged",
     "encode_message",
 ]
@@ -108,6 +109,14 @@ class WriteStaged(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     control = False
     dst: BufferRef
     values: Staged
+
+
+class WriteAllStaged(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
+    """A `WriteWeights`: overwrite each of `buffers` with staged values."""
+
+    control = False
+    buffers: tuple[BufferRef, ...]
+    values: tuple[Staged, ...]
 
 
 class ReadStaged(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
@@ -205,6 +214,7 @@ Asked = (
     | Warm
     | Explain
     | WriteStaged
+    | WriteAllStaged
     | ReadStaged
     | InjectFault
 )

@@ -7,6 +7,7 @@ So a `Free` takes effect before any request that was sent after it is checked. T
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -44,6 +45,7 @@ from cudnn_actor.protocol.messages.messages import (
     Upload,
     View,
     Warm,
+    WriteWeights,
 )
 from cudnn_actor.protocol.messages.operands import operands
 from cudnn_actor.protocol.messages.receipts import Receipt
@@ -91,10 +93,13 @@ class CudnnActor(Actor):
         self._work: Work | None = None
         """The work that is running, or ran last in this batch."""
         self._crashed = False
+        self._in_runner = 0
+        """How many messages the runner has deferred."""
         self._handlers: dict[type, Callable[[Work], Any]] = {
             Allocate: lambda work: self._runner.write(work, work.slots[0], work.request.data, work.ref),
             Upload: lambda work: self._runner.write(work, work.slots[0], work.request.data),
             Download: lambda work: self._runner.read(work, work.slots[0]),
+            WriteWeights: lambda work: self._runner.write_all(work, work.slots, work.request.values),
             View: lambda work: self._runner.view(work, work.slots[0], state.memory.lend(work.slots[0])),
             Copy: lambda work: self._runner.copy(work, *work.slots),
             Fill: lambda work: self._runner.fill(work, work.slots[0], work.request.value),
@@ -228,13 +233,28 @@ class CudnnActor(Actor):
     # Turns.
 
     def defers(self, envelope: Envelope) -> Callable[[], None] | None:
-        """The call that defers a message which must wait for a plan or behind a deferred one; else None."""
+        """The call that defers a message which must wait: for runs that read what it writes, for a plan, or
+        behind another; else None."""
+        if self._broker.held.must_wait(envelope):
+            return functools.partial(self._hold_back, envelope)
         deferred = self._runner.deferred  # in one call: this is asked of each message
         return None if deferred is None else deferred.defers(envelope)
 
     def take_deferred(self) -> list[Envelope]:
         """Remove and return the deferred messages, in order. None of them has started."""
-        return self._runner.take_deferred()
+        deferred = [*self._runner.take_deferred(), *self._broker.held.take()]
+        return sorted(deferred, key=lambda envelope: envelope.number)
+
+    def _hold_back(self, envelope: Envelope) -> None:
+        self._broker.held.add(envelope)
+        self._note_deferred(self._in_runner)
+
+    def _next_resumed(self) -> Envelope | None:
+        """The next message that has waited for its plan, and need not be held back."""
+        envelope: Envelope | None
+        while (envelope := self._runner.next_resumed()) is not None and self._broker.held.must_wait(envelope):
+            self._hold_back(envelope)
+        return envelope
 
     def on_batch_end(self) -> None:
         """Put one fence behind all that the batch enqueued."""
@@ -247,13 +267,14 @@ class CudnnActor(Actor):
         runner.collect_builds()
         if runner.may_resume:
             for _ in range(self.batch_limit):
-                if not self.resume(runner.next_resumed):
+                if not self.resume(self._next_resumed):
                     break
             self.on_batch_end()
             self.flush()
         pause = runner.settle()
-        if self._broker.has_drains:
-            self._broker.settle_drains()
+        if self._broker.has_due:
+            self._broker.settle_waiting()
+            self._note_deferred(self._in_runner)
             self.flush()
         return 0.0 if runner.may_resume else pause
 
@@ -388,7 +409,8 @@ class CudnnActor(Actor):
     # As the host of the runner.
 
     def _note_deferred(self, count: int) -> None:
-        self._state.mailbox.deferred = count
+        self._in_runner = count
+        self._state.mailbox.deferred = count + len(self._broker.held)
 
     def note_progress(self) -> None:
         """Note for the watchdog that the current message made progress."""

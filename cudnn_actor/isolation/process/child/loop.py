@@ -29,6 +29,7 @@ from cudnn_actor.isolation.process.wire import (
     InjectFault,
     ReadStaged,
     RunPlaced,
+    WriteAllStaged,
     WriteStaged,
 )
 from cudnn_actor.memory import Slot
@@ -87,6 +88,7 @@ class WorkerLoop:
             **dict.fromkeys(COMPUTE, self._compute),
             RunPlaced: self._run_model,
             WriteStaged: self._write,
+            WriteAllStaged: self._write_all,
             ReadStaged: self._read,
             Copy: lambda task: self._runner.copy(
                 task, self._resolved(task.message.src, "src"), self._resolved(task.message.dst, "dst")
@@ -245,6 +247,12 @@ class WorkerLoop:
         message: WriteStaged = task.message
         slot = self._resolved(message.dst, "dst")
         return self._runner.write(task, slot, self._stages.array(message.values, slot.spec))
+
+    def _write_all(self, task: Task) -> Any:
+        message: WriteAllStaged = task.message
+        slots = [self._resolved(ref, "buffers") for ref in message.buffers]
+        pairs = zip(message.values, slots, strict=True)
+        return self._runner.write_all(task, slots, [self._stages.array(at, slot.spec) for at, slot in pairs])
 
     def _read(self, task: Task) -> Any:
         message: ReadStaged = task.message

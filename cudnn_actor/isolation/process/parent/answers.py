@@ -77,8 +77,8 @@ class AnswerTaker:
     def note_completed(self) -> None:
         """Note that a frame of answers has been handled."""
         self.in_flight.note_progress()
-        if self.broker.has_drains:
-            self.broker.settle_drains()
+        if self.broker.has_due:
+            self.broker.settle_waiting()
 
     def _settle(self, request: WorkerRequest, answer: Answer, value: Any) -> None:
         """Tell the caller of a request that has left the in-flight table, or start its message."""

@@ -259,7 +259,7 @@ class Dispatcher(Mailbox):
         if self._wants_reading:
             self._wants_reading = False
             channel.fetch()
-        if channel.frames or self.host.broker.has_drains_due:
+        if channel.frames or self.host.broker.has_due:
             leaves = self._complete(channel, fast_only=fast_only)
         if began_s and channel.drained and not channel.frames:
             self.read_s = began_s
@@ -284,10 +284,10 @@ class Dispatcher(Mailbox):
             else:
                 channel.frames.popleft()
                 host.receive((frame,))
-        if host.broker.has_drains_due:
+        if host.broker.has_due:
             if fast_only:
                 return True
-            host.broker.settle_drains()
+            host.broker.settle_waiting()
         return False
 
     def read_to_the_end(self, channel: Channel) -> None:
@@ -312,7 +312,9 @@ class Dispatcher(Mailbox):
 
     def _take_up_next(self, *, monitor: bool) -> None:
         for envelope in self.take(1, 0.0):
-            if is_stop(envelope.message):
+            if is_stop(envelope.message) and self.host.broker.held:
+                self.host.broker.held.add(envelope)  # it comes back behind those that wait
+            elif is_stop(envelope.message):
                 self._stop = envelope
             elif not monitor and self.host.values.is_heavy(envelope.message):
                 self.restore([envelope])

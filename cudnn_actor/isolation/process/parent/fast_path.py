@@ -121,6 +121,7 @@ def _takes_long(host: WorkerHost) -> bool:
         or table._alone
         or host.workers.stopping
         or host.broker.awaiting_arena
+        or host.broker.held
         or state.quarantined
         or state.faults is not None
         or host.checksums is not None

@@ -28,10 +28,17 @@ from cudnn_actor.engines.cpu.arenas import Arenas
 from cudnn_actor.isolation.process.parent.checksums import Checksums
 from cudnn_actor.isolation.process.parent.in_flight import WorkerRequest
 from cudnn_actor.isolation.process.parent.sender import Sender
-from cudnn_actor.isolation.process.wire import Done, ReadStaged, Staged, WriteStaged, encode_message
+from cudnn_actor.isolation.process.wire import (
+    Done,
+    ReadStaged,
+    Staged,
+    WriteAllStaged,
+    WriteStaged,
+    encode_message,
+)
 from cudnn_actor.isolation.staging import Staging
 from cudnn_actor.memory import Slot
-from cudnn_actor.protocol.messages.messages import Allocate, Download, RunModel, Upload
+from cudnn_actor.protocol.messages.messages import Allocate, Download, RunModel, Upload, WriteWeights
 from cudnn_actor.protocol.messages.receipts import Receipt
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
@@ -68,6 +75,8 @@ class Values:
         if type(message) is RunModel:
             copied = [each for each in message.arrays.values() if self.staging.locate(each) is None]
             return sum(array.nbytes for array in copied) > HEAVY_BYTES
+        if type(message) is WriteWeights:
+            return sum(array.nbytes for array in message.values) > HEAVY_BYTES
         if type(message) not in WITH_VALUES:
             return False
         match message:
@@ -100,6 +109,21 @@ class Values:
         elif broker.begins(envelope):
             self._write_here(slot, data)
             broker.succeed(envelope, self._upload_receipt(request))
+
+    def write_all(self, request: WorkerRequest) -> None:
+        """Write arrays to buffers, in the worker, in one request that keeps its values until it is answered.
+
+        Raises `OutOfMemory`, `OutOfDescriptors`, `MemoryError`. The caller then discharges the request.
+        """
+        message: WriteWeights = request.message
+        staged = []
+        for slot, data in zip(request.slots, message.values, strict=True):
+            block = self.staging.take(nbytes_of(slot.spec))
+            request.blocks = (*request.blocks, block)
+            transfer.store(self.staging.array(block, slot.spec.dims, slot.spec.dtype.numpy), data)
+            staged.append(Staged(block.segment, block.offset))
+        request.body = encode_message(WriteAllStaged(buffers=message.buffers, values=tuple(staged)))
+        self.sender.dispatch(request)
 
     def read(self, request: WorkerRequest) -> None:
         """Read a buffer's values, likewise."""

@@ -58,7 +58,7 @@ from cudnn_actor.isolation.process.wire import (
     encode_message,
 )
 from cudnn_actor.isolation.staging import Staging
-from cudnn_actor.protocol.messages.messages import Download, RunModel
+from cudnn_actor.protocol.messages.messages import Download, RunModel, WriteWeights
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
 __all__ = ["WorkerHost"]
@@ -139,10 +139,10 @@ class WorkerHost:
 
     @property
     def room(self) -> int:
-        """How many new messages may be started. Each message that waits for an arena will need a place."""
+        """How many new messages may be started. Each that waits in the broker will need a place."""
         if self.workers.serving is None or self.workers.stopping:
             return 0
-        return max(0, self.in_flight.room - len(self.broker.awaiting_arena))
+        return max(0, self.in_flight.room - len(self.broker.awaiting_arena) - len(self.broker.held))
 
     def start(self, envelope: Envelope, *, injected: bool = False) -> None:
         """Start a message: answer it, or dispatch it. `injected`: its fault has been injected already."""
@@ -172,6 +172,8 @@ class WorkerHost:
             self.values.read(request)
         elif kind is RunModel:
             self.models.start(request)
+        elif kind is WriteWeights:
+            self.values.write_all(request)
         elif kind in WITH_VALUES:
             self.values.write(request)
         else:
@@ -206,7 +208,7 @@ class WorkerHost:
         for envelope in waiting:
             self.start(envelope, injected=True)
         if waiting:
-            self.broker.settle_drains()
+            self.broker.settle_waiting()
 
     def write_log(self, line: Logged) -> None:
         """Write a worker's log line, in the context of the request that was running. Raises `Violation`."""

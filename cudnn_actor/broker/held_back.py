@@ -1,0 +1,103 @@
+"""Messages that may not begin yet, because weights are to be overwritten that a run still reads.
+
+A `WriteWeights` waits until all runs that read one of its weights have been answered. After the answer, no
+crash can have such a run repeated, so none ever reads weights that a later write has put there. Meanwhile
+what was sent after it waits behind it, if it is of the same model, or uses the same buffers as a message that
+waits; so does a `Drain`. Everything else goes on.
+
+What waits has not begun: its caller may cancel it, and a stop or a crash hands it back. When a write may
+begin, all that waits returns to the head of the mailbox, in order, and is looked at anew.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from cudnn_actor.actors import Envelope
+from cudnn_actor.broker.footprints import NOTHING, Footprint, footprint
+from cudnn_actor.broker.service_state import ServiceState
+from cudnn_actor.protocol.errors import CudnnActorError
+from cudnn_actor.protocol.messages.messages import Drain, RunModel, WriteWeights
+from cudnn_actor.protocol.messages.operands import operands
+
+__all__ = ["HeldBack"]
+
+
+class _Held(msgspec.Struct, eq=False):
+    """A message that waits, the model that it is of, and the buffers that it reads and writes."""
+
+    envelope: Envelope
+    model: Any
+    reads: frozenset[int]
+    writes: frozenset[int]
+
+
+class HeldBack:
+    """The messages of a service that are held back, in the order in which they came.
+
+    Parameters
+    ----------
+    state
+        The service's state.
+    """
+
+    def __init__(self, state: ServiceState) -> None:
+        self._state = state
+        self._held: list[_Held] = []
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def must_wait(self, envelope: Envelope) -> bool:
+        """Whether a message may not begin now. Then pass it to `add`."""
+        message = envelope.message
+        if type(message) is WriteWeights and self._is_read(message):
+            return True
+        return bool(self._held) and self._is_behind(envelope)
+
+    def add(self, envelope: Envelope) -> None:
+        """Hold a message back, which is answered or returned by `take` later."""
+        reads, writes = self._footprint(envelope)
+        model = getattr(envelope.message, "model", None)
+        self._held.append(_Held(envelope, model, frozenset(reads), frozenset(writes)))
+
+    @property
+    def are_due(self) -> bool:
+        """Whether any write can begin now."""
+        messages = (held.envelope.message for held in self._held)
+        return any(type(message) is WriteWeights and not self._is_read(message) for message in messages)
+
+    def take(self) -> list[Envelope]:
+        """Remove and return all messages, in order. None has begun."""
+        held, self._held = self._held, []
+        return sorted((each.envelope for each in held), key=lambda envelope: envelope.number)
+
+    def _is_read(self, message: WriteWeights) -> bool:
+        """Whether a run has not been answered that reads one of these weights."""
+        return self._state.models.are_read({ref.slot for ref in operands(message).values()})
+
+    def _is_behind(self, envelope: Envelope) -> bool:
+        """Whether a message must not overtake one that is held back. Those with lower numbers came later only
+        because they waited elsewhere, for their plans, so they go first."""
+        number, model = envelope.number, getattr(envelope.message, "model", None)
+        reads, writes = map(frozenset, self._footprint(envelope))
+        return any(
+            type(envelope.message) is Drain
+            or (model is not None and held.model == model)
+            or not held.writes.isdisjoint(reads | writes)
+            or not held.reads.isdisjoint(writes)
+            for held in self._held
+            if held.envelope.number < number
+        )
+
+    def _footprint(self, envelope: Envelope) -> Footprint:
+        """What a message reads and writes; nothing for one that will be refused when it begins."""
+        message = envelope.message
+        try:
+            if type(message) is RunModel:
+                return self._state.model_run(envelope).hazards
+            return footprint(message, self._state.lowered)
+        except (CudnnActorError, TypeError, ValueError, AttributeError):
+            return NOTHING
