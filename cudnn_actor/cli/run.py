@@ -75,6 +75,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--seconds", type=_seconds, default=5.0, help="for how long, each number of tasks (5 unless given)"
     )
     parser.add_argument(
+        "--batched",
+        action="store_true",
+        help="with --concurrency: measure gpu.batched, too, beside single runs",
+    )
+    parser.add_argument(
         "--json", type=Path, metavar="FILE.json", help="write what --profile and --concurrency say"
     )
 
@@ -105,6 +110,8 @@ def run(args: argparse.Namespace) -> int:
     """Run the command; the exit status is 0 if the model ran."""
     if args.json is not None and not (args.explain or args.profile or args.concurrency):
         raise UserError("--json has nothing to write; ask for --profile, --explain or --concurrency, too")
+    if args.batched and not args.concurrency:
+        raise UserError("--batched needs a number of tasks; give --concurrency 1:64, too")
     try:
         return asyncio.run(_run(args))
     except (InvalidModel, UnsupportedModel, InvalidRequest, ImportError) as error:
@@ -150,9 +157,29 @@ async def _load(
     gpu: CudnnRef, model: Model, inputs: dict[str, np.ndarray], args: argparse.Namespace
 ) -> list[Throughput]:
     """Measure it with several runs in flight, and print the table."""
-    found = [await measured(gpu, model, inputs, tasks, args.seconds) for tasks in args.concurrency]
+    found = [
+        await measured(lambda: gpu.run(model, inputs), tasks, args.seconds) for tasks in args.concurrency
+    ]
+    if args.batched:
+        found += [await _batched_load(gpu, model, inputs, tasks, args.seconds) for tasks in args.concurrency]
     Console(width=100).print(sheet(found))
     return found
+
+
+async def _batched_load(
+    gpu: CudnnRef, model: Model, inputs: dict[str, np.ndarray], tasks: int, seconds: float
+) -> Throughput:
+    """Measure it with several requests in flight that share batches."""
+    sizes: dict[str, int] = {}
+    for each in model.inputs:
+        named = zip(each.dims or (), inputs[each.name].shape, strict=False)
+        sizes |= {dim: size for place, (dim, size) in enumerate(named) if place and isinstance(dim, str)}
+    async with gpu.batched(model, dims=sizes) as endpoint:
+        before = endpoint.statistics()
+        found = await measured(lambda: endpoint(inputs), tasks, seconds)
+        after = endpoint.statistics()
+    mean = (after.samples - before.samples) / (after.batches - before.batches)
+    return msgspec.structs.replace(found, mean_batch=mean)
 
 
 def _write_json(path: Path, found: dict[str, Any]) -> None:

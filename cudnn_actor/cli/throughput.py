@@ -6,14 +6,11 @@ import argparse
 import asyncio
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable
 
 import msgspec
 import numpy as np
 from rich.table import Table
-
-from cudnn_actor import CudnnRef
-from cudnn_actor.models import Model
 
 __all__ = ["MOST_IN_FLIGHT", "Throughput", "in_flight", "measured", "sheet"]
 
@@ -23,7 +20,8 @@ MOST_IN_FLIGHT = 1024
 class Throughput(msgspec.Struct, frozen=True, kw_only=True):
     """What was measured with so many runs in flight: runs, runs a second, and percentiles of milliseconds.
 
-    A run takes NumPy arrays and gives NumPy arrays.
+    A run takes NumPy arrays and gives NumPy arrays. `mean_batch`: samples in a batch, on average; None where
+    each task's run is by itself.
     """
 
     in_flight: int
@@ -32,6 +30,7 @@ class Throughput(msgspec.Struct, frozen=True, kw_only=True):
     p50_ms: float
     p90_ms: float
     p99_ms: float
+    mean_batch: float | None = None
 
 
 def in_flight(text: str) -> tuple[int, ...]:
@@ -45,9 +44,7 @@ def in_flight(text: str) -> tuple[int, ...]:
     return tuple(dict.fromkeys([*(least << step for step in range(11) if least << step < most), most]))
 
 
-async def measured(
-    gpu: CudnnRef, model: Model, inputs: Mapping[str, np.ndarray], tasks: int, seconds: float
-) -> Throughput:
+async def measured(run: Callable[[], Awaitable[object]], tasks: int, seconds: float) -> Throughput:
     """Run a model by so many tasks, each again and again for so many seconds, and at least twice.
 
     The first run of each task does not count.
@@ -55,10 +52,10 @@ async def measured(
     took: list[float] = []
 
     async def work() -> None:
-        await gpu.run(model, inputs)
+        await run()
         while True:
             began = time.perf_counter()
-            await gpu.run(model, inputs)
+            await run()
             ended = time.perf_counter()
             took.append(ended - began)
             if ended > end:
@@ -77,9 +74,13 @@ async def measured(
 def sheet(found: list[Throughput]) -> Table:
     """The table for a terminal."""
     table = Table(title="runs, from arrays to arrays")
-    for name in ("in flight", "runs", "per second", "p50, ms", "p90, ms", "p99, ms"):
+    batched = any(each.mean_batch is not None for each in found)
+    names = ("in flight", "runs", "per second", "p50, ms", "p90, ms", "p99, ms")
+    for name in (*names, *(["samples a batch"] if batched else [])):
         table.add_column(name, justify="right")
     for each in found:
         times = (f"{ms:,.2f}" for ms in (each.p50_ms, each.p90_ms, each.p99_ms))
-        table.add_row(str(each.in_flight), f"{each.runs:,}", f"{each.per_s:,.1f}", *times)
+        mean = "by itself" if each.mean_batch is None else f"{each.mean_batch:,.1f}"
+        row = (str(each.in_flight), f"{each.runs:,}", f"{each.per_s:,.1f}", *times)
+        table.add_row(*row, *([mean] if batched else []))
     return table

@@ -65,6 +65,21 @@ def test_a_transformer_of_images_is_measured_with_its_slowest_pieces(tmp_path: P
     assert "ViT in bfloat16" in done.stdout
 
 
+def test_batched_clients_are_measured_beside_fixed_batches(tmp_path: Path) -> None:
+    words = ("benchmarks.batching", "--device", "cpu", "--small", "--clients", "8", "--max-batch", "2")
+    command = [sys.executable, "-m", *words, "--seconds", "0.05", "--out", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, cwd=ROOT, check=True)
+    (written,) = tmp_path.glob("batching-*.json")
+    rows = json.loads(written.read_text())["found"]
+    fixed = [f"batch {batch}, {tasks} in flight" for batch in (1, 2) for tasks in (1, 2)]
+    assert [row["what"] for row in rows] == 2 * [*fixed, "8 clients"]
+    for row in rows:
+        assert row["pictures_per_s"] > 0
+    for clients in rows[4::5]:
+        assert min(clients["of_the_best"], clients["p99_by_p50"], clients["mean_batch"]) > 0
+    assert "of the best fixed" in done.stdout
+
+
 def test_builds_are_measured_for_each_size_and_recorded(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.building", "--dry-run", "--out", str(tmp_path)]
     subprocess.run(command, capture_output=True, timeout=LIMIT_S, cwd=ROOT, check=True)

@@ -80,6 +80,28 @@ def test_runs_in_flight_are_measured_for_each_number_of_tasks(path: Path, tmp_pa
         assert 0 < each.p50_ms <= each.p90_ms <= each.p99_ms
 
 
+def test_batched_requests_are_measured_beside_single_runs(path: Path, tmp_path: Path) -> None:
+    written = tmp_path / "load.json"
+    load = ("--concurrency", "1:4", "--seconds", "0.05", "--batched", "--json", str(written))
+    done = cudnn_actor_here("run", str(path), "--device", "cpu", "--dim", "N=1", *load)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "samples a batch" in done.stdout
+    found = msgspec.json.decode(written.read_bytes(), type=dict[str, list[Throughput]])["throughput"]
+    assert [each.in_flight for each in found] == [1, 2, 4, 1, 2, 4]
+    single, batched = found[:3], found[3:]
+    assert all(each.mean_batch is None for each in single)
+    assert batched[0].mean_batch == 1
+    assert all(each.mean_batch and each.mean_batch >= 1 and each.per_s > 0 for each in batched)
+
+
+def test_batched_needs_a_load_and_a_batch_dim(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["run", str(path), "--device", "cpu", "--dim", "N=33", "--batched"]
+    assert main(command) == 2
+    assert "--batched needs a number of tasks; give --concurrency" in capsys.readouterr().err
+    assert main([*command, "--concurrency", "1", "--seconds", "0.01"]) == 2
+    assert "N=33: is more than a batch has, 32" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("option", "value", "told"),
     [
