@@ -26,6 +26,7 @@ from cudnn_actor.protocol.errors import (
     MailboxFull,
     OutcomeUnknown,
     QuarantinedRequest,
+    Words,
 )
 from cudnn_actor.protocol.types.buffers import BufferRef
 from cudnn_actor.protocol.types.records import Record
@@ -306,6 +307,14 @@ class BatchedModel:
 
     def _on_host(self, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
         given = self._model.validated(inputs)
+        for each in self._model.defaults:
+            if each.name in given:
+                raise InvalidRequest(
+                    field=each.name,
+                    value=Words("input"),
+                    problem="has a default in the model, which batches keep",
+                    fix="leave it out, or run the model by itself: await gpu.run(model, ...)",
+                )
         for name, value in given.items():
             if isinstance(value, BufferRef):
                 raise InvalidRequest(

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import numpy as np
 import pytest
 
 from cudnn_actor import CudnnRef, DeployModel, ModelGraph, ModelRef, QuarantinedRequest, RunModel
 from tests.service.rigs import in_thread, outcome
+from tests.service.test_batched_models import doubling, rows
 from tests.service.test_deployed_models import W, check, images, placed
 
 from .crash_rigs import PATIENCE_S, after, gone, kill, workers
@@ -77,3 +79,44 @@ async def test_a_run_that_waits_to_be_alone_outlives_a_crash() -> None:
         check(await outcome(first), images(4, 0))
         check(await outcome(alone), images(4, 1))
         assert (await gpu.statistics()).withdrawn == 1
+
+
+async def test_of_two_batches_in_flight_at_a_crash_each_request_runs_alone_and_is_answered() -> None:
+    async with (
+        workers("LateEngine") as (gpu, points),
+        await gpu.load(doubling()) as model,
+        gpu.batched(model, max_batch=2, max_delay_us=0) as endpoint,
+    ):
+        points.hold("finished")
+        before = points.visits(after("execute"))
+        futures = [endpoint.submit(x=rows(number)) for number in range(4)]
+        await in_thread(lambda: points.wait_for_visits(after("execute"), before + 2))
+        kill(gpu)
+        points.let_go()
+        for number, future in enumerate(futures):
+            np.testing.assert_array_equal((await outcome(future))["y"], rows(2 * number))
+        statistics = await gpu.statistics()
+        assert (statistics.restarts, statistics.replayed, endpoint.statistics().divided) == (1, 0, 2)
+
+
+async def test_a_sample_is_found_though_two_batches_were_in_flight() -> None:
+    async with (
+        workers("LateEngine") as (gpu, points),
+        await gpu.load(doubling()) as model,
+        gpu.batched(model, max_batch=2, max_delay_us=0) as endpoint,
+    ):
+        points.hold("finished")
+        before = points.visits(after("execute"))
+        futures = [endpoint.submit(x=rows(number)) for number in range(4)]
+        await in_thread(lambda: points.wait_for_visits(after("execute"), before + 2))
+        points.hold("execute")  # of the next worker: the first request that it runs is the culprit
+        kill(gpu)
+        points.let_go("finished")
+        (await in_thread(lambda: points.arrival("execute"))).kill()
+        points.let_go()
+        outcomes = [await outcome(future) for future in futures]
+        assert sum(isinstance(each, QuarantinedRequest) for each in outcomes) == 1
+        for number, answer in enumerate(outcomes):
+            if not isinstance(answer, QuarantinedRequest):
+                np.testing.assert_array_equal(answer["y"], rows(2 * number))
+        assert (await gpu.statistics()).restarts == 2

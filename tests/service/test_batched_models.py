@@ -515,6 +515,21 @@ async def test_inputs_that_do_not_fit_are_refused_and_nobody_else_notices() -> N
         check(await good, 1.0)
 
 
+async def test_an_input_with_a_default_keeps_it() -> None:
+    scaled = model_of(
+        [node("Mul", "x scale", "y")],
+        {"x": (FLOAT, ["N", 3]), "scale": (FLOAT, [1])},
+        {"y": (FLOAT, ["N", 3])},
+        {"scale": np.array([2], np.float32)},
+    )
+    async with batched(model=scaled, max_batch=2) as (_, endpoint):
+        np.testing.assert_array_equal((await endpoint(x=rows(3.0)))["y"], rows(6.0))
+        with pytest.raises(
+            InvalidRequest, match=r"scale=input: has a default in the model, .*; leave it out"
+        ):
+            await endpoint(x=rows(3.0), scale=np.ones(1, np.float32))
+
+
 async def test_a_model_that_was_closed_is_said_to_be() -> None:
     async with spawn() as gpu:
         model: Model = await gpu.load(doubling())
