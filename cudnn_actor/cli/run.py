@@ -66,6 +66,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--profile", action="store_true", help="say what runs each part, and how long it takes"
     )
     parser.add_argument(
+        "--timeline", type=Path, metavar="FILE.svg", help="draw what --profile measures along the time"
+    )
+    parser.add_argument(
         "--concurrency",
         type=in_flight,
         metavar="N[:M]",
@@ -110,6 +113,8 @@ def run(args: argparse.Namespace) -> int:
     """Run the command; the exit status is 0 if the model ran."""
     if args.json is not None and not (args.explain or args.profile or args.concurrency):
         raise UserError("--json has nothing to write; ask for --profile, --explain or --concurrency, too")
+    if args.timeline is not None and not args.profile:
+        raise UserError("--timeline draws what --profile measures; give --profile, too")
     if args.batched and not args.concurrency:
         raise UserError("--batched needs a number of tasks; give --concurrency 1:64, too")
     try:
@@ -143,6 +148,8 @@ async def _run(args: argparse.Namespace) -> int:
         if args.explain or args.profile:
             found["explanation"] = explanation = await model.explain(inputs, measure=args.profile)
             print(explanation)
+            if args.timeline is not None:
+                await asyncio.to_thread(_write_text, args.timeline, explanation.to_svg())
         if args.concurrency:
             found["throughput"] = await _load(gpu, model, inputs, args)
         if args.json is not None:
@@ -185,6 +192,11 @@ async def _batched_load(
 def _write_json(path: Path, found: dict[str, Any]) -> None:
     with writing(path):
         path.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1))
+
+
+def _write_text(path: Path, text: str) -> None:
+    with writing(path):
+        path.write_text(text, encoding="utf-8")
 
 
 def _summary(value: np.ndarray) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import msgspec
 
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
+from cudnn_actor.protocol.graphs.timeline import timeline
 from cudnn_actor.protocol.graphs.timing import DeviceSpeed, PieceTime, PlanTimes, piece_times
 
 __all__ = ["Explanation", "Measured", "PieceOfPlan", "ScratchTensor", "piece_of"]
@@ -131,6 +132,10 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             run_us=times.run_us,
             device=times.device,
         )
+
+    def to_svg(self) -> str:
+        """A measured run as a picture, SVG: its pieces along the time. `Graph.to_svg` draws the graph."""
+        return timeline(self)
 
     @property
     def engine(self) -> str:

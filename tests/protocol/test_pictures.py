@@ -17,7 +17,7 @@ from cudnn_actor.protocol import DeviceSpeed, Explanation, Graph, GraphBuilder, 
 from cudnn_actor.protocol.graphs.box_placement import Size, place
 from cudnn_actor.protocol.graphs.explanation import piece_of
 from cudnn_actor.protocol.graphs.step_kinds import StepKind
-from cudnn_actor.protocol.graphs.timing import PlanTimes
+from cudnn_actor.protocol.graphs.timing import PieceTime, PlanTimes
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -169,3 +169,48 @@ def test_a_measured_piece_has_its_time_in_its_box() -> None:
     shown = "".join(ET.fromstring(drawn.to_svg(measured)).itertext())
     assert "0: cuDNN eng1 + generated copy, 1,234.5 us" in shown
     assert 'label="0: cuDNN eng1 + generated copy, 1,234.5 us"' in drawn.to_dot(measured)
+
+
+def measured(*us: float) -> Explanation:
+    """An explanation of a graph with as many pieces as there are times."""
+    pieces = tuple(
+        PieceOfPlan(
+            operations=(n,),
+            labels=(f"matmul at <{n}>.py:3",),
+            steps=(("cuDNN eng4_k24=5", "generated copy")[n % 2],),
+            plan="p",
+            time=PieceTime(us=each, nbytes=4, flops=8, of_device=0.5),
+        )
+        for n, each in enumerate(us)
+    )
+    return Explanation(plan="cuda/graph/1234/x", digest="d", pieces=pieces, run_us=sum(us))
+
+
+@given(st.lists(st.floats(0, 1e6), max_size=300))
+def test_a_timeline_has_a_bar_as_long_as_each_piece(us: list[float]) -> None:
+    root = ET.fromstring(measured(*us).to_svg())
+    bars = [each for each in root.iter(f"{SVG}rect") if len(each)]
+    widths: dict[str, float] = {}
+    for bar in bars:
+        told = "".join(bar.itertext())
+        number = told.partition(":")[0]
+        widths[number] = widths.get(number, 0.0) + float(bar.get("width", "0"))
+        assert 0 <= float(bar.get("x", "-1")) <= 1200
+        assert float(bar.get("x", "0")) + float(bar.get("width", "0")) <= 1201
+    assert set(widths) == {str(number) for number in range(len(us))}
+    whole, total = sum(widths.values()), sum(us)
+    for at, each in enumerate(us):
+        if each > total / 50:  # short ones are drawn half a pixel wide at least
+            assert widths[str(at)] / whole == pytest.approx(each / total, rel=0.25)
+
+
+def test_a_timeline_says_what_took_how_long() -> None:
+    shown = "".join(ET.fromstring(measured(30.0, 10.0, 30.0).to_svg()).itertext())
+    assert "cuda/graph/1234: 70.0 us in 3 pieces" in shown
+    assert "cuDNN: 60.0 us, 85.7%" in shown
+    assert "generated copy: 10.0 us, 14.3%" in shown
+    assert "0: 30.0 us, 50% of the device\ncuDNN eng4_k24=5\nmatmul at <0>.py:3" in shown
+
+
+def test_an_explanation_without_times_has_an_empty_timeline() -> None:
+    assert "0.0 us in 0 pieces" in explanation(graph()).to_svg()
