@@ -16,6 +16,8 @@ __all__ = ["timeline"]
 _WIDTH, _BAR, _ROW, _MARGIN, _LETTER = 1200, 30, 58, 24, 6.0
 _MOST_ROWS, _A_ROW = 16, 16
 """The most rows, and about how many pieces stand in one."""
+_LEAST_US = 1e-3
+"""A piece that takes less is drawn as long."""
 _COLOURS = ("#4c78a8", "#f58518", "#54a24b", "#e45756", "#72b7b2", "#b279a2", "#9d755d", "#bab0ac")
 """Of the kinds of steps, those that take longest first; the last is for all others."""
 
@@ -35,7 +37,7 @@ def timeline(explanation: Explanation) -> str:
     its time, and how near it comes to what the device can do, where the pointer is. An explanation without
     times has no bars.
     """
-    timed = [(piece, piece.time.us) for piece in explanation.pieces if piece.time is not None]
+    timed = [(piece, max(piece.time.us, _LEAST_US)) for piece in explanation.pieces if piece.time is not None]
     total = sum(us for _, us in timed)
     rows = max(1, min(_MOST_ROWS, math.ceil(len(timed) / _A_ROW)))
     scale = (_WIDTH - 2 * _MARGIN) * rows / (total or 1.0)
@@ -81,8 +83,7 @@ def timeline(explanation: Explanation) -> str:
 def _bars(begin: float, us: float, row_us: float, rows: int) -> Iterator[_Bar]:
     """The parts of a piece, which may end in a later row than it begins in."""
     end = begin + us
-    while True:
-        row = min(int(begin / row_us), rows - 1)
+    for row in range(min(int(begin / row_us), rows - 1), rows):
         last = end if row == rows - 1 else min(end, (row + 1) * row_us)
         yield _Bar(row, begin - row * row_us, last - row * row_us)
         if last >= end:
