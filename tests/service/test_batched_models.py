@@ -501,6 +501,8 @@ async def test_inputs_that_do_not_fit_are_refused_and_nobody_else_notices() -> N
             ({"x": rows(1.0, 5)}, "N=5: is more than a batch has, 4"),
             ({"x": rows(1.0, 1, 4)}, "x=.*does not fit"),
             ({"x": rows(1.0)[0]}, "it has 1 dims, not 2"),
+            ({"x": np.float32(1.0)}, "it has 0 dims, not 2"),
+            ({"x": np.array(1.0, np.float32)}, "it has 0 dims, not 2"),
             ({"x": rows(1.0).astype(np.float64)}, "is not the dtype"),
             ({}, "is an input that is missing"),
             ({"x": rows(1.0), "z": 1}, "is no input"),
@@ -513,6 +515,23 @@ async def test_inputs_that_do_not_fit_are_refused_and_nobody_else_notices() -> N
         with pytest.raises(InvalidRequest, match="timeout=-1"):
             endpoint.submit(x=rows(1.0), timeout=-1)
         check(await good, 1.0)
+
+
+async def test_several_inputs_have_as_many_samples_each_in_any_order() -> None:
+    added = model_of(
+        [node("Add", "a b", "y")],
+        {"a": (FLOAT, ["N", 3]), "b": (FLOAT, ["N", 1])},
+        {"y": (FLOAT, ["N", 3])},
+    )
+    async with batched(model=added, max_batch=4) as (_, endpoint):
+        one, other = rows(1.0, 2), rows(2.0, 2, 1)
+        answers = await asyncio.gather(
+            endpoint(a=one, b=other), endpoint(b=other, a=one), endpoint({"b": other}, a=one)
+        )
+        for answer in answers:
+            np.testing.assert_array_equal(answer["y"], rows(3.0, 2))
+        with pytest.raises(InvalidRequest, match=r"b=.*dim 0 is 3, not 2"):
+            await endpoint(a=one, b=rows(2.0, 3, 1))
 
 
 async def test_an_input_with_a_default_keeps_it() -> None:
