@@ -245,6 +245,24 @@ def test_what_is_slow_in_cudnns_graph_is_split_by_default() -> None:
     assert split == {"swiglu", "a gate that is computed before"}
 
 
+def test_costly_functions_of_large_products_are_split_where_the_graph_rounds_to_a_half_type() -> None:
+    def is_split(rows: int, function: After, *, rounded: bool = True) -> bool:
+        def after(g: GraphBuilder, y: Tensor) -> Tensor:
+            y = biased(g, y)
+            return function(g, y.astype(BFLOAT16) if rounded else y)
+
+        halves = halves_of(product(after, (32, rows, 768), (768, 3072)))
+        assert halves is not None
+        assert halves.between.dtype is (BFLOAT16 if rounded else FLOAT32)
+        return is_split_by_default(halves)
+
+    assert is_split(197, lambda g, y: g.gelu(y))
+    assert is_split(197, lambda g, y: g.erf(y))
+    assert not is_split(4, lambda g, y: g.gelu(y))
+    assert not is_split(197, lambda g, y: g.gelu(y), rounded=False)
+    assert not is_split(197, lambda g, y: g.exp(y))
+
+
 def test_an_overwritten_operand_must_not_be_read_later() -> None:
     def overwriting(name: str) -> OperationGraph:
         graph = product(lambda g, y: added(g, biased(g, y)), (5, 6), (6, 6))

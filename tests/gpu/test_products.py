@@ -111,6 +111,13 @@ def test_a_product_and_a_kernel_pass_their_self_check(builder: CudaBuilder, name
     check.close()
 
 
+def test_a_large_gelu_of_a_rounded_product_is_split(builder: CudaBuilder) -> None:
+    rounded = product(lambda g, y: g.gelu(biased(g, y).astype(BFLOAT16)), (8, 197, 768), (768, 3072))
+    plan = builder.build(rounded, workspace_limit=None)
+    assert [type(step) for step in plan.recipe.steps] == [ProductStep, KernelStep], plan.tag
+    assert plan.checked
+
+
 def test_a_product_with_a_gate_is_split(builder: CudaBuilder) -> None:
     plan = builder.build(HALVES["a large swiglu"], workspace_limit=None)
     assert [type(step) for step in plan.recipe.steps] == [ProductStep, KernelStep], plan.tag

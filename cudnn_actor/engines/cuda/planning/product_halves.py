@@ -2,7 +2,8 @@
 
 What lies between them has the type that the graph gives it, mostly float32. That costs its
 way through memory, so it is left to autotuning, but for functions that are known to take
-long in cuDNN's graph: the gates of products have them.
+long in cuDNN's graph: the gates of products have them, and large products with GELU by erf
+behind them, where the graph rounds to a half type in between.
 """
 
 from __future__ import annotations
@@ -19,9 +20,19 @@ from cudnn_actor.engines.cuda.planning.steps import bound_sources, finish, place
 from cudnn_actor.engines.cuda.running.plan import CudaPlan
 from cudnn_actor.engines.cuda.running.recipe import Scratch, Step, aligned
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
-from cudnn_actor.protocol.operations import GraphTensor, MatMul, Node, Pointwise, TensorRole
+from cudnn_actor.protocol.operations import GraphTensor, MatMul, Node, Pointwise, PointwiseMode, TensorRole
 
 __all__ = ["Halves", "compile_halves", "halves_of", "is_split_by_default"]
+
+
+_COSTLY = frozenset({PointwiseMode.ERF, PointwiseMode.GELU})
+"""What takes longer in cuDNN's graph than as a kernel that reads the product in a half type.
+
+For each element of the result, cuDNN's graph of a product, a bias and GELU took 3.8 to 4.6 ps. A product with
+a bias by cuBLASLt takes 1.5 to 2.1, and such a kernel 1.3 (H100; ViT, BERT and ConvNeXt, 32 samples).
+"""
+_LEAST_BYTES = 8 << 20
+"""Of what lies in between: with 4 million elements the gain is some 5 us, which is that of a few launches."""
 
 
 class Halves(NamedTuple):
@@ -54,7 +65,9 @@ def halves_of(graph: OperationGraph) -> Halves | None:
 def is_split_by_default(halves: Halves) -> bool:
     """Whether cuBLASLt's kernel and another one take less time than one of cuDNN's, as far as is known."""
     modes = {operation.mode for operation in halves.rest.operations if isinstance(operation, Pointwise)}
-    return not modes.isdisjoint(SLOW_EPILOGUES)
+    between = halves.between
+    is_large = between.dtype.is_half and between.spec.nbytes >= _LEAST_BYTES
+    return not modes.isdisjoint(SLOW_EPILOGUES | _COSTLY if is_large else SLOW_EPILOGUES)
 
 
 def _chain(graph: OperationGraph, product: Node) -> list[Node]:
