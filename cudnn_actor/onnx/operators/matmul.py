@@ -10,14 +10,13 @@ import numpy as np
 from cudnn_actor.onnx.nodes import Node, Result
 from cudnn_actor.onnx.operator_table import operator
 from cudnn_actor.onnx.operators.casts import converted, wrapped
+from cudnn_actor.onnx.operators.sources import MOST_STEPS, made_by
 from cudnn_actor.onnx.values import Declined, Value
 from cudnn_actor.protocol.graphs.graph_builder import GraphBuilder, Tensor
 from cudnn_actor.protocol.types.dtypes import DType
 
 __all__ = ["product", "turned"]
 
-_MOST_STEPS = 16
-"""How many scales or conversions in a row are looked through: many products may be behind the same ones."""
 _MOST = 1 << 24
 """The most products of integers that are formed one by one."""
 
@@ -87,21 +86,21 @@ def gemm(node: Node, g: GraphBuilder) -> Result:
 def _attention(node: Node, g: GraphBuilder) -> Tensor | None:
     """A product of weights and values, as attention; None if it is not the last step of that."""
     weights, v = node.value(0), node.value(1)
-    softmax = _made_by(weights, "Softmax")
+    softmax = made_by(weights, "Softmax")
     if softmax is None or not v.is_half or not weights.rank == v.rank == 4:
         return None
     if softmax.axis() != 3:
         return None
     scores, bias, scale = softmax.value(0), None, 1.0
-    if (added := _made_by(scores, "Add")) is not None:
+    if (added := made_by(scores, "Add")) is not None:
         sides = [added.value(0), added.value(1)]
-        place = 0 if any(_made_by(sides[0], op) is not None for op in ("MatMul", "Mul", "Div")) else 1
+        place = 0 if any(made_by(sides[0], op) is not None for op in ("MatMul", "Mul", "Div")) else 1
         scores, bias = sides[place], sides[1 - place]
-    for _ in range(_MOST_STEPS):
+    for _ in range(MOST_STEPS):
         if (scaled := _scaled(scores)) is None:
             break
         scores, scale = scaled[0], scale * scaled[1]
-    of_keys = _made_by(scores, "MatMul")
+    of_keys = made_by(scores, "MatMul")
     if of_keys is None or not math.isfinite(scale):
         return None
     q, k = of_keys.value(0), of_keys.value(1)
@@ -123,21 +122,9 @@ def _attention(node: Node, g: GraphBuilder) -> Tensor | None:
 def _scaled(value: Value) -> tuple[Value, float] | None:
     """What a value is a multiple of by a constant, and the constant; None if it is none."""
     for op, place in (("Mul", 1), ("Mul", 0), ("Div", 1)):
-        made = _made_by(value, op)
+        made = made_by(value, op)
         if made is not None and made.value(place).fixed and made.value(place).size == 1:
             factor = float(made.value(place).array.reshape(()))
             if factor or op == "Mul":
                 return made.value(1 - place), factor if op == "Mul" else 1 / factor
     return None
-
-
-def _made_by(value: Value, op: str) -> Node | None:
-    """The node that makes a value, if it is that operator's, but for conversions between floats."""
-    made: Node | None = value.made_by
-    for _ in range(_MOST_STEPS):
-        if made is None or op == made.op or made.op not in ("Cast", "CastLike"):
-            break
-        if not made.dtype(0).is_floating:
-            break
-        made = made.value(0).made_by
-    return made if made is not None and made.op == op else None

@@ -10,6 +10,7 @@ import numpy as np
 from cudnn_actor.onnx.nodes import Node, Result
 from cudnn_actor.onnx.operator_table import operator
 from cudnn_actor.onnx.operators.casts import converted, wrapped
+from cudnn_actor.onnx.operators.gelu import gelu_of, spelled_out_gelu
 from cudnn_actor.protocol.graphs.graph_builder import GraphBuilder, Tensor
 from cudnn_actor.protocol.graphs.integer_division import truncated
 from cudnn_actor.protocol.operations import PointwiseMode
@@ -80,6 +81,8 @@ for _name, (_mode, _since) in _FUNCTIONS.items():
 def _arithmetic(mode: PointwiseMode) -> Callable[[Node, GraphBuilder], Result]:
     def handler(node: Node, g: GraphBuilder) -> Result:
         dtype = node.dtype(0)
+        if node.op == "Mul" and (whole := spelled_out_gelu(node, g)) is not None:
+            return whole
         if dtype.is_floating or dtype in _WIDE:
             return g.pointwise(mode, *node.operands())
         wide = (g.astype(x, DType.INT64) if isinstance(x, Tensor) else x for x in node.operands())
@@ -222,7 +225,7 @@ def hard_sigmoid(node: Node, g: GraphBuilder) -> Result:
 
 @operator("Gelu", since=20)
 def gelu(node: Node, g: GraphBuilder) -> Result:
-    return g.gelu(node.tensor(0), approximate=node.attribute("approximate") == "tanh")
+    return gelu_of(g, node.value(0), approximate=node.attribute("approximate") == "tanh")
 
 
 @operator("Shrink", since=9)

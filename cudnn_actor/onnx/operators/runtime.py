@@ -13,6 +13,7 @@ import numpy as np
 from cudnn_actor.onnx.nodes import Node, Result
 from cudnn_actor.onnx.operator_table import operator
 from cudnn_actor.onnx.operators.convolution import conv
+from cudnn_actor.onnx.operators.gelu import gelu_of
 from cudnn_actor.onnx.operators.generators import trilu
 from cudnn_actor.onnx.operators.matmul import gemm, turned
 from cudnn_actor.onnx.operators.norms import rms_norm
@@ -29,7 +30,10 @@ microsoft("Trilu")(trilu)
 
 @microsoft("Gelu", "BiasGelu", "FastGelu")
 def gelu(node: Node, g: GraphBuilder) -> Result:
-    return g.gelu(_plus(node, g, node.tensor(0), 1), approximate=node.op == "FastGelu")
+    approximate = node.op == "FastGelu"
+    if node.has(1):
+        return g.gelu(_plus(node, g, node.tensor(0), 1), approximate=approximate)
+    return gelu_of(g, node.value(0), approximate=approximate)
 
 
 @microsoft("QuickGelu")

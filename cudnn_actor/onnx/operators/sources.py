@@ -1,0 +1,28 @@
+"""What nodes values come from: for what models spell out in several nodes."""
+
+from __future__ import annotations
+
+from cudnn_actor.onnx.nodes import Node
+from cudnn_actor.onnx.values import Value
+
+__all__ = ["MOST_STEPS", "made_by", "number_of"]
+
+MOST_STEPS = 16
+"""How many scales or conversions in a row are looked through: many nodes may be behind the same ones."""
+
+
+def made_by(value: Value, op: str) -> Node | None:
+    """The node that makes a value, if it is that operator's, but for conversions between floats."""
+    made: Node | None = value.made_by
+    for _ in range(MOST_STEPS):
+        if made is None or op == made.op or made.op not in ("Cast", "CastLike"):
+            break
+        if not made.dtype(0).is_floating:
+            break
+        made = made.value(0).made_by
+    return made if made is not None and made.op == op else None
+
+
+def number_of(value: Value) -> float | None:
+    """The element of a constant that has one; None of another value."""
+    return float(value.array.reshape(())) if value.fixed and value.size == 1 else None
