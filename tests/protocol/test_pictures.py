@@ -198,8 +198,9 @@ def test_a_timeline_has_a_bar_as_long_as_each_piece(us: list[float]) -> None:
         assert 0 <= float(bar.get("x", "-1")) <= 1200
         assert float(bar.get("x", "0")) + float(bar.get("width", "0")) <= 1201
     assert set(widths) == {str(number) for number in range(len(us))}
-    whole, total = sum(widths.values()), sum(us)
-    for at, each in enumerate(us):
+    drawn = [max(each, 1e-3) for each in us]  # shorter ones are drawn as long as that
+    whole, total = sum(widths.values()), sum(drawn)
+    for at, each in enumerate(drawn):
         if each > total / 50:  # short ones are drawn half a pixel wide at least
             assert widths[str(at)] / whole == pytest.approx(each / total, rel=0.25)
 
