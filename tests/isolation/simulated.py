@@ -40,11 +40,15 @@ from cudnn_actor.isolation.process.wire import (
     CreateArena,
     Done,
     Dropped,
+    ForgetGraph,
     ForgetPlans,
+    ForgetRun,
     FromParent,
     FromWorker,
     Given,
     InjectFault,
+    KnowGraph,
+    KnowRun,
     MapArena,
     MapStage,
     ReadStaged,
@@ -176,7 +180,7 @@ class SimulatedWorker:
                 for request in frame.requests:
                     message = MESSAGES.decode(request.body)
                     self._put(Task(request.number, request.place, message, request.fault))
-            case ForgetPlans():
+            case ForgetPlans() | KnowGraph() | ForgetGraph() | KnowRun() | ForgetRun():
                 pass  # it keeps none
             case _:
                 raise AssertionError(f"{frame} is nothing that a host says")

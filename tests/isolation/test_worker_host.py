@@ -21,11 +21,16 @@ from cudnn_actor.protocol import (
     ConvFwd,
     ConvSpec,
     Copy,
+    DeployModel,
     Download,
     Drain,
     Fill,
     Free,
+    GraphBuilder,
+    ModelGraph,
+    NotDeployed,
     OutcomeUnknown,
+    RunModel,
     ServiceStopped,
     StaleBufferError,
     TensorSpec,
@@ -115,6 +120,41 @@ def test_what_a_process_may_still_write_is_withheld_until_it_has_gone(office: Of
     assert office.memory.resolve(buffer(office)).offset != place
     office.host.recovery.reclaim(pending)
     assert office.memory.resolve(buffer(office)).offset == place
+
+
+def model_graph(office: Office) -> ModelGraph:
+    g = GraphBuilder()
+    graph = g.build(y=g.input("x", SPEC.dims) + 1.0)
+    x, y = buffer(office), buffer(office)
+    return ModelGraph(
+        name="", graph=graph, buffers=(x, y), specs={"x": SPEC}, inputs={"x": "x"}, outputs={"y": "y"}
+    )
+
+
+def test_a_models_graph_whose_places_may_still_be_written_runs_no_more(office: Office) -> None:
+    """Neither a run that was going on, nor one that had not begun, nor a later one."""
+    graph = model_graph(office)
+    model = office.ask(DeployModel(graphs=(graph,)))
+    ones = np.ones(SPEC.dims, np.float32)
+    running = begun(office, RunModel.of(model, {"x": ones}))[0]
+    waiting = office.send(RunModel.of(model, {"x": ones}))
+    office.turn()
+    places = {office.memory.resolve(ref).offset for ref in graph.buffers}
+    pending = office.crash(may_still_write=True)
+    for ref in graph.buffers:
+        office.send(Free(buffer=ref))
+    office.attach()
+    office.settle()
+    assert isinstance(error_of(office, running), OutcomeUnknown)
+    assert isinstance(error_of(office, waiting), NotDeployed)
+    later = office.send(RunModel.of(model, {"x": ones}))
+    office.settle()
+    assert isinstance(error_of(office, later), NotDeployed)
+    taken = {office.memory.resolve(buffer(office)).offset for _ in range(4)}
+    assert not taken & places
+    office.host.recovery.reclaim(pending)
+    taken = {office.memory.resolve(buffer(office)).offset for _ in range(4)}
+    assert places <= taken
 
 
 # What goes with it.
