@@ -1,8 +1,8 @@
 """Deferred messages: those that cannot start yet. They keep their place in the order.
 
 A message is deferred if its plan is being built or if it conflicts with a deferred message. A `Drain` is
-deferred if any message is. All other messages start, and overtake the deferred ones. If nothing is deferred
-and the plan is there, this costs one lookup.
+deferred if any message is, and an `UnloadModel` if one of its model is. All other messages start, and
+overtake the deferred ones. If nothing is deferred and the plan is there, this costs one lookup.
 
 A deferred message has not started. So its caller can still cancel it, its `DeadlineExceeded` says that it had
 not started, a stop answers it with `ServiceStopped`, and after a crash the successor runs it.
@@ -26,7 +26,15 @@ from cudnn_actor.execution.planning import Outcome, Planner
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.messages.lowering import Lowered
 from cudnn_actor.protocol.messages.message_checks import check_warm
-from cudnn_actor.protocol.messages.messages import COMPUTE, Drain, Explain, RunModel, Warm, WarmModel
+from cudnn_actor.protocol.messages.messages import (
+    COMPUTE,
+    Drain,
+    Explain,
+    RunModel,
+    UnloadModel,
+    Warm,
+    WarmModel,
+)
 from cudnn_actor.protocol.messages.operands import operands
 
 __all__ = ["DeferredWork"]
@@ -93,9 +101,14 @@ class DeferredWork:
             return self._for_warm(item, message)
         if not self._hazards:
             return None
-        if kind is Drain:
+        if kind is Drain or (kind is UnloadModel and self._waits_for_model(message)):
             return functools.partial(self._defer_behind_all, _Waiting(item))
         return self._for_memory(item, message)
+
+    def _waits_for_model(self, message: UnloadModel) -> bool:
+        """Whether a message of the model waits, which was sent before: a run, or one that adds graphs."""
+        waiting = (each.item.message for each in self._hazards.items())
+        return any(isinstance(each, RunModel | WarmModel) and each.model == message.model for each in waiting)
 
     def _for_memory(self, item: Any, message: Any) -> Defer | None:
         try:

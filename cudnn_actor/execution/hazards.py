@@ -53,6 +53,10 @@ class HazardQueue(Generic[T]):
     def __len__(self) -> int:
         return len(self._entries)
 
+    def items(self) -> list[T]:
+        """All items, in order of arrival."""
+        return [entry.item for entry in self._entries.values()]
+
     def conflicts(self, footprint: Footprint) -> bool:
         """Whether a request that is ready to run conflicts with an entry and must wait behind it."""
         reads, writes = footprint
@@ -96,7 +100,7 @@ class HazardQueue(Generic[T]):
 
     def clear(self) -> list[T]:
         """Remove and return all items, in order of arrival."""
-        items = [entry.item for entry in self._entries.values()]
+        items = self.items()
         for index in (self._entries, self._runnable, self._barriers, self._writer, self._readers):
             index.clear()
         return items

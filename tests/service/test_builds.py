@@ -21,6 +21,7 @@ from cudnn_actor import (
     Copy,
     CudnnRef,
     DeadlineExceeded,
+    DeployModel,
     Download,
     Drain,
     Epilogue,
@@ -29,12 +30,17 @@ from cudnn_actor import (
     FaultPlan,
     Fill,
     Free,
+    GraphBuilder,
     MailboxFull,
+    ModelGraph,
+    NotDeployed,
     OutOfMemory,
     Receipt,
+    RunModel,
     Spawning,
     StaleBufferError,
     TensorSpec,
+    UnloadModel,
     UnsupportedGraph,
     Upload,
     Warm,
@@ -414,3 +420,30 @@ async def test_a_kept_plan_that_the_library_refuses_is_built(tmp_path: Path, log
         assert await trio.result() == 6
     assert workshop.building.passed == built + 1
     assert "plan_store.bad_file" in {line["event"] for line in logs}
+
+
+async def test_a_model_is_forgotten_after_its_runs_that_wait_for_their_plan() -> None:
+    async with workshop_service() as (gpu, workshop, _):
+        g = GraphBuilder()
+        graph = g.build(y=g.relu(g.input("x", (3,))))
+        buffers = (await gpu.empty((3,)), await gpu.empty((3,)))
+        one = ModelGraph(
+            name="one",
+            graph=graph,
+            buffers=buffers,
+            specs={"x": buffers[0].spec},
+            inputs={"x": "x"},
+            outputs={"y": "y"},
+        )
+        model = await gpu.ask(DeployModel(graphs=(one,)))
+        with held(workshop):
+            runs = [gpu.submit(RunModel.of(model, {"x": np.full(3, n, np.float32)})) for n in range(3)]
+            await in_thread(workshop.building.wait_for_arrival)
+            unloading = gpu.submit(UnloadModel(model=model))
+            await taken_up(gpu)
+            assert not unloading.done()
+        for n, answer in enumerate(await asyncio.gather(*runs)):
+            np.testing.assert_array_equal(answer["y"], np.full(3, n))
+        await unloading
+        with pytest.raises(NotDeployed):
+            await gpu.ask(RunModel.of(model, {"x": np.zeros(3, np.float32)}))
