@@ -24,6 +24,7 @@ from cudnn_actor.protocol.messages.message_checks import check_model_graph, chec
 from cudnn_actor.protocol.messages.messages import Compute, RunGraph, RunModel, WriteWeights
 from cudnn_actor.protocol.messages.model_messages import ModelGraph, ModelRef
 from cudnn_actor.protocol.types.buffers import BufferRef
+from cudnn_actor.protocol.types.checks import require_type
 from cudnn_actor.protocol.types.dtypes import DType
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
@@ -112,10 +113,18 @@ class Deployed(msgspec.Struct, eq=False):
             self.cached.bound = Bound(memory.epoch, slots, [])
 
     def arrays_of(self, message: RunModel, drawn: int | None) -> list[tuple[int, np.ndarray]]:
-        """What a run copies from the host: where each buffer stands among the plan's, and its values."""
-        arrays = [
-            (place, message.arrays[name]) for name, place in self.inputs.items() if name in message.arrays
-        ]
+        """What a run copies from the host: where each buffer stands among the plan's, and its values.
+
+        Raises `InvalidRequest` for an array that does not fit any more: it, or the message, was changed after
+        it was sent.
+        """
+        arrays: list[tuple[int, np.ndarray]] = []
+        for name, place in self.inputs.items():
+            if name not in message.buffers:
+                array, spec = message.arrays.get(name), self.of.specs[name]
+                if not isinstance(array, np.ndarray) or not _fits(array, spec):
+                    raise _changed(name, array, spec)
+                arrays.append((place, array))
         if self.state is not None:
             assert self.of.draws is not None
             arrays.append((self.state, np.array([self.of.draws.seed, drawn])))
@@ -224,10 +233,20 @@ class Deployments:
         writes = tuple(ref.slot for ref in message.into.values())
         return ModelRun(deployed.cached, reads, writes, deployed)
 
-    def check(self, graphs: Iterable[ModelGraph]) -> None:
+    def check(self, graphs: tuple[ModelGraph, ...]) -> None:
         """Raise `InvalidRequest` or `StaleBufferError` for graphs that cannot be deployed."""
+        require_type("graphs", graphs, tuple)
+        names: set[str] = set()
         for each in graphs:
             check_model_graph(each)
+            if each.name in names:
+                raise InvalidRequest(
+                    field="graphs",
+                    value=Words(f"two graphs {each.name!r}"),
+                    problem="have the same name, so that one would replace the other",
+                    fix="give each a name of its own",
+                )
+            names.add(each.name)
             self._find(RunGraph(graph=each.graph, buffers=each.buffers))
             for name, ref in zip(each.graph.places, each.buffers, strict=True):
                 self._memory.resolve(ref, name)
@@ -272,7 +291,7 @@ class Deployments:
         Raises `NotDeployed`, `InvalidRequest`, `StaleBufferError`; then nothing has changed.
         """
         model, graphs = self._model(ref), tuple(graphs)
-        fresh = [each for each in graphs if not self._has(model, each)]
+        fresh = tuple(each for each in graphs if not self._has(model, each))
         self.check(fresh)
         count = sum(len(each.graphs) for each in self._models.values())
         if count + len(fresh) > MOST_GRAPHS:
@@ -437,6 +456,19 @@ class Deployments:
             self._memory.end_hold(deployed.hold)
             if deployed.hold.users:
                 self._ending.append(deployed)
+
+
+def _fits(array: np.ndarray, spec: TensorSpec) -> bool:
+    return array.shape == spec.dims and array.dtype == spec.dtype.numpy
+
+
+def _changed(name: str, array: object, spec: TensorSpec) -> InvalidRequest:
+    return InvalidRequest(
+        field=name,
+        value=array,
+        problem=f"was changed after it was sent: it had {spec.dtype} {spec.dims}",
+        fix="change it after the reply, or give a copy",
+    )
 
 
 def _of_the_graph(name: str, ref: BufferRef) -> InvalidRequest:

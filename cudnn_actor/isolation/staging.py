@@ -114,8 +114,9 @@ class Staging:
 
     def locate(self, array: np.ndarray) -> tuple[int, int] | None:
         """The segment and the offset of an array that lies in staging memory; None if it does not, or is not
-        C-contiguous."""
-        if not array.flags.c_contiguous:
+        C-contiguous. Of anything else than an array: None, because a message is looked at before its checks.
+        """
+        if not isinstance(array, np.ndarray) or not array.flags.c_contiguous:
             return None
         address = array.__array_interface__["data"][0]
         for segment, (begin, nbytes) in self._begins.items():

@@ -150,10 +150,7 @@ def check_model_graph(given: ModelGraph) -> None:
     _check_known("inputs", given.inputs, given.specs, "name in specs")
     _check_known("values", given.values, given.specs, "name in specs")
     if given.draws is not None:
-        require_type("draws", given.draws, Draws)
-        require_type("seed", given.draws.seed, int)
-        require_whole("count", given.draws.count, 0)
-        own += _ports_of("draws", {"state": given.draws.port}, {port.name for port in graph.inputs})
+        own += _port_of_state(given.draws, graph, given.inputs)
     for name, port in given.inputs.items():
         spec, wanted = given.specs[name], graph.ports[graph.places[port]].spec
         if (spec.dims, spec.dtype) != (wanted.dims, wanted.dtype):
@@ -163,6 +160,8 @@ def check_model_graph(given: ModelGraph) -> None:
                 problem=f"is not what its port has, {wanted}",
                 fix="give the dims and dtype of the port",
             )
+    for number, ref in enumerate(given.buffers):
+        require_type(f"buffers[{number}]", ref, BufferRef)
     refs = dict(zip(graph.places, given.buffers, strict=True))
     shared = Counter(refs.values())
     for port in own:
@@ -173,6 +172,22 @@ def check_model_graph(given: ModelGraph) -> None:
                 problem=f"is used for {port}, which each run writes, and for another port",
                 fix="give it a buffer of its own",
             )
+
+
+def _port_of_state(draws: Draws, graph: Graph, inputs: Mapping[str, str]) -> list[str]:
+    require_type("draws", draws, Draws)
+    require_whole("seed", draws.seed, -1 << 63)
+    require_whole("count", draws.count, 0)
+    ports = _ports_of("draws", {"state": draws.port}, {port.name for port in graph.inputs})
+    spec = graph.ports[graph.places[draws.port]].spec
+    if (spec.dims, spec.dtype) != ((2,), DType.INT64) or draws.port in inputs.values():
+        raise InvalidRequest(
+            field="draws",
+            value=Words(f"{draws.port}: {spec}"),
+            problem="is an input of the model" if draws.port in inputs.values() else "is not two int64",
+            fix="name the port of the random numbers' state",
+        )
+    return ports
 
 
 def _ports_of(field: str, ports: Mapping[str, str], known: set[str]) -> list[str]:

@@ -60,7 +60,7 @@ class Draws(Record):
     port
         The port of their state, two int64: the seed, and how many were drawn before.
     seed
-        The seed.
+        The seed: a whole number that an int64 holds.
     count
         How many numbers a run draws.
     """
@@ -153,6 +153,13 @@ class RunModel(AnyMessage[dict[str, np.ndarray]], tag=True, eq=False):
     into: dict[str, BufferRef] = msgspec.field(default_factory=dict)
     again: bool = True
     crashes: int = 0
+
+    def __post_init__(self) -> None:
+        """Take copies of the dicts, so that their sender may use them for the next message at once."""
+        for name in ("arrays", "buffers", "into"):
+            given = getattr(self, name)
+            if type(given) is dict:
+                msgspec.structs.force_setattr(self, name, given.copy())
 
     @classmethod
     def of(

@@ -443,3 +443,83 @@ async def test_lent_memory_outlives_its_service() -> None:
         lent = await gpu.staging(feature, N=4)
         lent[:] = 3
     np.testing.assert_array_equal(lent, np.full((4, 3), 3))
+
+
+async def test_a_run_keeps_the_inputs_that_it_was_sent_with() -> None:
+    gate = Gate()
+    async with spawn_gated(gate) as gpu:
+        model = await gpu.ask(DeployModel(graphs=(await placed(gpu, await gpu.upload(W), 4),)))
+        given, answers = {}, []
+        with gate.closed():
+            for seed in range(400):  # more than a worker has at once, so the last ones wait
+                given["image"] = images(4, seed)
+                answers.append(gpu.submit(RunModel(model=model, arrays=given)))
+            given.clear()
+        for seed, answer in enumerate(await asyncio.gather(*answers)):
+            check(answer, images(4, seed))
+
+
+async def test_an_array_that_is_reshaped_before_its_run_begins_is_refused_alone() -> None:
+    gate = Gate()
+    async with spawn_gated(gate) as gpu:
+        model = await gpu.ask(DeployModel(graphs=(await placed(gpu, await gpu.upload(W), 4),)))
+        feature = Feature(name="image", dtype=DType.FLOAT32, dims=("N", 3))
+        lent = await gpu.staging(feature, N=4)
+        with gate.closed():
+            others = [gpu.submit(RunModel.of(model, {"image": images(4, seed)})) for seed in range(400)]
+            messages = [RunModel.of(model, {"image": x}) for x in (images(4), lent, images(4), images(4))]
+            wrong = [gpu.submit(message) for message in messages]
+            messages[0].arrays["image"].shape = (3, 4)
+            messages[1].arrays["image"] = lent[:1]
+            messages[2].arrays["image"] = "no array"  # type: ignore[assignment]
+            del messages[3].arrays["image"]
+        for answer in wrong:
+            with pytest.raises(InvalidRequest, match="was changed after it was sent"):
+                await answer
+        for seed, answer in enumerate(await asyncio.gather(*others)):
+            check(answer, images(4, seed))
+        check(await run(gpu, model, images(4)), images(4))
+        assert gpu.generation == 1
+
+
+async def test_graphs_of_one_message_have_names_of_their_own() -> None:
+    async with deployed() as (gpu, model):
+        w = await gpu.upload(W)
+        one, two = [await placed(gpu, w, 2, name="same") for _ in range(2)]
+        for graphs in ((one, two), (one, one)):
+            for message in (DeployModel(graphs=graphs), WarmModel(model=model, graphs=graphs)):
+                with pytest.raises(InvalidRequest, match="have the same name"):
+                    await gpu.ask(message)
+        check(await run(gpu, model, images(4)), images(4))
+
+
+async def test_draws_that_do_not_fit_are_refused() -> None:
+    g = GraphBuilder()
+    graph = g.build(y=g.input("state", (2,), dtype="int64") + g.input("x", (2,), dtype="int64"))
+    async with spawn() as gpu:
+        buffers = tuple([await gpu.empty((2,), dtype="int64") for _ in range(3)])
+        given = ModelGraph(
+            name="",
+            graph=graph,
+            buffers=buffers,
+            specs={"x": buffers[1].spec},
+            inputs={"x": "x"},
+            outputs={"y": "y"},
+            draws=Draws(port="state", seed=-1 << 63, count=1),
+        )
+        model = await gpu.ask(DeployModel(graphs=(given,)))
+        x = np.array([1, 2])
+        results = await gpu.ask(RunModel(model=model, arrays={"x": x}))
+        np.testing.assert_array_equal(results["y"], [(-1 << 63) + 1, 2])
+        for problem, changes in {
+            "must be a whole number": {"seed": 1 << 63},
+            "is an input of the model": {"port": "x"},
+        }.items():
+            draws = msgspec.structs.replace(given.draws, **changes)
+            with pytest.raises(InvalidRequest, match=problem):
+                await gpu.ask(DeployModel(graphs=(msgspec.structs.replace(given, draws=draws),)))
+    async with deployed() as (gpu, _):
+        graph = await placed(gpu, await gpu.upload(W), 4, inputs={}, specs={})
+        draws = Draws(port="x", seed=1, count=1)
+        with pytest.raises(InvalidRequest, match="is not two int64"):
+            await gpu.ask(DeployModel(graphs=(msgspec.structs.replace(graph, draws=draws),)))

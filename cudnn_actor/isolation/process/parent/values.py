@@ -74,7 +74,7 @@ class Values:
         """Whether starting a message copies so much that an event loop leaves it to the monitor's thread."""
         if type(message) is RunModel:
             copied = [each for each in message.arrays.values() if self.staging.locate(each) is None]
-            return sum(array.nbytes for array in copied) > HEAVY_BYTES
+            return sum(getattr(array, "nbytes", 0) for array in copied) > HEAVY_BYTES
         if type(message) is WriteWeights:
             return sum(array.nbytes for array in message.values) > HEAVY_BYTES
         if type(message) not in WITH_VALUES:
@@ -82,7 +82,7 @@ class Values:
         match message:
             case Upload(data=data) | Allocate(data=data):
                 heavy: bool = getattr(data, "nbytes", 0) > HEAVY_BYTES
-                return heavy and not (isinstance(data, np.ndarray) and self.staging.locate(data))
+                return heavy and (self.arenas is not None or self.staging.locate(data) is None)
             case Download(src=src):
                 spec = getattr(src, "spec", None)
                 return (
