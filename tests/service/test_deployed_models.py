@@ -445,6 +445,24 @@ async def test_lent_memory_outlives_its_service() -> None:
     np.testing.assert_array_equal(lent, np.full((4, 3), 3))
 
 
+async def test_one_result_may_have_two_names() -> None:
+    async with spawn() as gpu:
+        w = await gpu.upload(W)
+        graph = await placed(gpu, w, 4, outputs={"first": "y", "second": "y", "logits": "z"})
+        model = await gpu.ask(DeployModel(graphs=(graph,)))
+        for seed in range(3):
+            x = images(4, seed)
+            wanted = np.maximum(x @ W, 0)
+            first = await gpu.empty((4, 2))
+            results = await run(gpu, model, x, first=first)
+            np.testing.assert_allclose(results["second"], wanted, rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(await gpu.download(first), wanted, rtol=1e-5, atol=1e-6)
+            both = [await gpu.upload(np.full((4, 2), np.nan, np.float32)) for _ in range(2)]
+            assert set(await run(gpu, model, x, first=both[0], second=both[1])) == {"logits"}
+            for each in both:
+                np.testing.assert_allclose(await gpu.download(each), wanted, rtol=1e-5, atol=1e-6)
+
+
 async def test_a_run_keeps_the_inputs_that_it_was_sent_with() -> None:
     gate = Gate()
     async with spawn_gated(gate) as gpu:

@@ -54,7 +54,8 @@ class ModelRuns:
     def start(self, request: WorkerRequest) -> None:
         """Copy the inputs of a run to staging memory, and dispatch it.
 
-        Raises `OutOfMemory`, `OutOfDescriptors`, `MemoryError`. The caller then discharges the request.
+        Raises `InvalidRequest`, `OutOfMemory`, `OutOfDescriptors`, `MemoryError`. The caller then discharges
+        the request.
         """
         run, message = request.run, request.message
         assert run is not None
@@ -101,7 +102,7 @@ class ModelRuns:
         return request
 
     def fill(self, request: WorkerRequest, run: ModelRun, message: RunModel) -> None:
-        """Copy the inputs of a run to its staging memory, and encode it."""
+        """Copy the inputs of a run to its staging memory, and encode it. Raises `InvalidRequest`."""
         deployed, staged = run.deployed, request.staged
         assert deployed is not None
         written: dict[int, Staged] = {}
@@ -118,13 +119,14 @@ class ModelRuns:
             if copied and not message.buffers and not message.into:
                 request.body = staged.body
                 return
-        into = {deployed.outputs[name]: ref for name, ref in message.into.items()}
+        into = tuple((deployed.outputs[name], ref) for name, ref in message.into.items())
+        places = {place for name, place in deployed.outputs.items() if name not in message.into}
         placed = RunPlaced(
             run=deployed.number,
             write=tuple(written.items()),
-            read=_only(set(deployed.outputs.values()) - into.keys(), staged.read) if staged else (),
+            read=tuple((place, at) for place, at in staged.read.items() if place in places) if staged else (),
             copy_in=deployed.buffers_of(message),
-            copy_out=tuple(into.items()),
+            copy_out=into,
         )
         request.body = encode_message(placed)
 
@@ -171,14 +173,13 @@ class ModelRuns:
         assert request.run is not None
         deployed = request.run.deployed
         assert deployed is not None
-        spare = self.spare_of(deployed)
-        if deployed.ended or len(spare) >= _MOST_SPARE:
-            self._give_back(staged)
+        if self.has_room(deployed):
+            self.spare_of(deployed).append(staged)
         else:
-            spare.append(staged)
+            self._give_back(staged)
 
     def has_room(self, deployed: Deployed) -> bool:
-        """Whether the fast path may add to a graph's unused staging memory."""
+        """Whether more of a graph's staging memory may be kept unused."""
         return not deployed.ended and len(self.spare_of(deployed)) < _MOST_SPARE
 
     # Staging memory.
@@ -257,10 +258,6 @@ class ModelRuns:
 def needs_staging(deployed: Deployed, message: RunModel) -> bool:
     """Whether any value of a run is on the host."""
     return bool(message.arrays) or len(message.into) < len(deployed.outputs) or deployed.state is not None
-
-
-def _only(places: set[int], staged: Mapping[int, Staged]) -> tuple[tuple[int, Staged], ...]:
-    return tuple((place, at) for place, at in staged.items() if place in places)
 
 
 def _nbytes(spec: TensorSpec) -> int:
