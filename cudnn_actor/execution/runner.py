@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, Generic, NamedTuple, NoReturn, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -21,7 +21,7 @@ from cudnn_actor.actors import Crash
 from cudnn_actor.actors.logs import Log
 from cudnn_actor.broker.execution_state import ExecutionState
 from cudnn_actor.broker.message_cache import Bound, CachedMessage
-from cudnn_actor.engines.base import Binding, Engine, Plan
+from cudnn_actor.engines.base import Binding, Engine, Plan, StickyError
 from cudnn_actor.execution.deferred import DeferredWork
 from cudnn_actor.execution.executor import LATER, RECEIPT, Enqueued, Executor, described
 from cudnn_actor.execution.injection import Injection
@@ -366,6 +366,7 @@ class Runner(Generic[T]):
         assert executor is not None
         graph = cached.lowered.graph
         enqueued = False
+        read: list[Callable[[], np.ndarray]] = []
         tag = executor.building(graph)
         try:
             plan = self._plan(graph, None if deferred is None else deferred.found_for(key))
@@ -381,19 +382,18 @@ class Runner(Generic[T]):
                 else:
                     executor.call(tag, engine.write, buffers[place], source)
             executor.call(tag, launch)
-            read: list[Callable[[], np.ndarray]] = []
             for place, target in targets:
                 if isinstance(target, Slot):
                     executor.call(tag, engine.copy, buffers[place], executor.binding(target))
                 else:
                     read.append(self._read_soon(executor, tag, buffers[place], target))
         except OperationError as error:
-            return self._failed(task, tag, slots, described(error, graph), enqueued=enqueued)
+            return self._failed(task, tag, slots, described(error, graph), read, enqueued=enqueued)
         except CudnnActorError as error:
-            return self._failed(task, tag, slots, error, enqueued=enqueued)
+            return self._failed(task, tag, slots, error, read, enqueued=enqueued)
 
         def late() -> Any:
-            return answer(tag, [values() for values in read])
+            return answer(tag, _collected(read))
 
         if executor.synchronous:
             return late()
@@ -426,14 +426,21 @@ class Runner(Generic[T]):
         return lambda: array
 
     def _failed(
-        self, task: T, tag: str, slots: Sequence[Slot], error: CudnnActorError, *, enqueued: bool
+        self,
+        task: T,
+        tag: str,
+        slots: Sequence[Slot],
+        error: CudnnActorError,
+        read: Sequence[Callable[[], np.ndarray]],
+        *,
+        enqueued: bool,
     ) -> Any:
         """Fail a request. If the engine may still read or write for it, only when that has ended: until then
-        it holds its buffers, and its caller's memory."""
+        it holds its buffers, its caller's memory, and the engine's for the outputs in `read`."""
         executor = self.executor
         if executor.synchronous or not enqueued:
             raise error
-        executor.defer(Enqueued(task, tag, slots, late=functools.partial(_raise, error)))
+        executor.defer(Enqueued(task, tag, slots, late=functools.partial(_collected, read, error)))
         return LATER
 
     def explain(self, message: Explain, key: object) -> Explanation:
@@ -578,5 +585,19 @@ class Runner(Generic[T]):
         return self.host.receipt_for(task, tag, now_ns)
 
 
-def _raise(error: CudnnActorError) -> NoReturn:
-    raise error
+def _collected(read: Iterable[Callable[[], np.ndarray]], error: Exception | None = None) -> list[np.ndarray]:
+    """The values of all of these functions. Raises `error`, or the first error of one.
+
+    Each is called even so: until then, the engine keeps memory for its values.
+    """
+    arrays = []
+    for values in read:
+        try:
+            arrays.append(values())
+        except StickyError:
+            raise
+        except Exception as failure:  # noqa: BLE001 - raised below
+            error = error or failure
+    if error is not None:
+        raise error
+    return arrays

@@ -112,7 +112,7 @@ class Staging:
         owner = BufferOwner(block, self._ended)
         return keeping(self.array(block, dims, dtype), owner)
 
-    def locate(self, array: np.ndarray) -> tuple[int, int] | None:
+    def locate(self, array: object) -> tuple[int, int] | None:
         """The segment and the offset of an array that lies in staging memory; None if it does not, or is not
         C-contiguous. Of anything else than an array: None, because a message is looked at before its checks.
         """

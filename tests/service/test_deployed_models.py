@@ -38,8 +38,10 @@ from cudnn_actor import (
     UnsupportedGraph,
     WarmModel,
 )
+from cudnn_actor.engines.base import EngineFailure, StickyError
+from cudnn_actor.engines.cpu import CpuEngine
 
-from .rigs import Gate, spawn, spawn_gated
+from .rigs import AsynchronousEngine, Device, Gate, spawn, spawn_gated, spawn_on
 
 pytestmark = pytest.mark.usefixtures("isolation")
 
@@ -491,9 +493,9 @@ async def test_an_array_that_is_reshaped_before_its_run_begins_is_refused_alone(
             messages[1].arrays["image"] = lent[:1]
             messages[2].arrays["image"] = "no array"  # type: ignore[assignment]
             del messages[3].arrays["image"]
-        for answer in wrong:
+        for changed in wrong:
             with pytest.raises(InvalidRequest, match="was changed after it was sent"):
-                await answer
+                await changed
         for seed, answer in enumerate(await asyncio.gather(*others)):
             check(answer, images(4, seed))
         check(await run(gpu, model, images(4)), images(4))
@@ -529,15 +531,47 @@ async def test_draws_that_do_not_fit_are_refused() -> None:
         x = np.array([1, 2])
         results = await gpu.ask(RunModel(model=model, arrays={"x": x}))
         np.testing.assert_array_equal(results["y"], [(-1 << 63) + 1, 2])
-        for problem, changes in {
-            "must be a whole number": {"seed": 1 << 63},
-            "is an input of the model": {"port": "x"},
+        for problem, draws in {
+            "must be a whole number": Draws(port="state", seed=1 << 63, count=1),
+            "is an input of the model": Draws(port="x", seed=1, count=1),
         }.items():
-            draws = msgspec.structs.replace(given.draws, **changes)
             with pytest.raises(InvalidRequest, match=problem):
                 await gpu.ask(DeployModel(graphs=(msgspec.structs.replace(given, draws=draws),)))
     async with deployed() as (gpu, _):
-        graph = await placed(gpu, await gpu.upload(W), 4, inputs={}, specs={})
         draws = Draws(port="x", seed=1, count=1)
+        other = await placed(gpu, await gpu.upload(W), 4, inputs={}, specs={}, draws=draws)
         with pytest.raises(InvalidRequest, match="is not two int64"):
-            await gpu.ask(DeployModel(graphs=(msgspec.structs.replace(graph, draws=draws),)))
+            await gpu.ask(DeployModel(graphs=(other,)))
+
+
+async def test_an_output_that_cannot_be_read_leaves_none_of_the_others_in_staging_memory() -> None:
+    device = Device()
+    device.run_freely()
+    async with spawn_on(lambda: AsynchronousEngine(device)) as gpu:
+        model = await gpu.ask(DeployModel(graphs=(await placed(gpu, await gpu.upload(W), 4),)))
+        for collected in (2, 4):
+            device.fetch_fails_with = EngineFailure("BAD_COPY", "the test says so")
+            with pytest.raises(ExecutionFailed, match="BAD_COPY"):
+                await run(gpu, model, images(4))
+            assert device.fetched == collected
+        check(await run(gpu, model, images(4)), images(4))
+
+
+class _PinsOnce(CpuEngine):
+    """An engine whose context dies when it pins memory for the first time."""
+
+    def __init__(self, dies: list[bool]) -> None:
+        super().__init__()
+        self._dies = dies
+
+    def pin(self, memory: memoryview) -> None:
+        if self._dies.pop():
+            raise StickyError("DEAD", "the test killed the context")
+
+
+async def test_memory_is_lent_by_the_next_incarnation_if_the_context_dies_meanwhile() -> None:
+    dies = [False, True]
+    async with spawn_on(lambda: _PinsOnce(dies)) as gpu:
+        lent = await gpu.staging(Feature(name="image", dtype=DType.FLOAT32, dims=("N", 3)), N=4)
+        assert lent.shape == (4, 3)
+        assert gpu.generation == 2

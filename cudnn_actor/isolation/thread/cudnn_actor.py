@@ -392,11 +392,13 @@ class CudnnActor(Actor):
 
     def _pin(self, segment: int, _nbytes: int, _descriptor: int) -> None:
         assert self._staging is not None
-        self._runner.executor.engine.pin(self._staging.memory(segment))
+        executor = self._runner.executor
+        executor.call("staging", executor.engine.pin, self._staging.memory(segment))
 
     def _unpin(self, segment: int) -> None:
         assert self._staging is not None
-        self._runner.executor.engine.unpin(self._staging.memory(segment))
+        executor = self._runner.executor
+        executor.call("staging", executor.engine.unpin, self._staging.memory(segment))
 
     def forget_deployed(self, deployed: Deployed) -> None:
         """Nothing is kept of a model's graph but the plan, which other graphs may share."""
