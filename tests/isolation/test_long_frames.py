@@ -11,7 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.typing import EventDict
 
-from cudnn_actor import Explain, Explanation, Graph, GraphBuilder, GraphLimits
+from cudnn_actor import (
+    DeployModel,
+    Explain,
+    Explanation,
+    Graph,
+    GraphBuilder,
+    GraphLimits,
+    InvalidRequest,
+    ModelGraph,
+    RunModel,
+)
 from cudnn_actor.broker.warm_batches import cut
 from cudnn_actor.engines.base import EngineFailure
 from cudnn_actor.engines.remote.builder_messages import Build, Open
@@ -127,3 +137,21 @@ def test_a_cut_keeps_the_order_and_no_part_is_longer_than_it_may_be(sizes: list[
         assert len(part) == 1 or sum(len(graph.encoded) for graph in part) <= limit
     for part, after in itertools.pairwise(parts):
         assert sum(len(graph.encoded) for graph in (*part, after[0])) > limit
+
+
+async def test_a_model_whose_graph_does_not_fit_into_a_frame_is_refused_when_it_runs() -> None:
+    graph = long_graph(1, LONGEST)
+    async with workers(graph_limits=GraphLimits(nbytes=1 << 30)) as (gpu, _):
+        x, y = await gpu.upload(single(3.0)), await gpu.upload(single(0.0))
+        one = ModelGraph(
+            name="",
+            graph=graph,
+            buffers=(x, y),
+            specs={"x": x.spec},
+            inputs={"x": graph.inputs[0].name},
+            outputs={"y": "y"},
+        )
+        model = await gpu.ask(DeployModel(graphs=(one,)))
+        with pytest.raises(InvalidRequest, match="a worker accepts at most"):
+            await gpu.ask(RunModel.of(model, {"x": single(1.0)}))
+        assert await gpu.ping() == 1

@@ -139,13 +139,14 @@ class Sender:
         return deployed.number in self._runs
 
     def _make_run_known(self, deployed: Deployed) -> None:
-        """Send the worker the run of a model's graph, unless it keeps it."""
+        """Send the worker the run of a model's graph, unless it keeps it. Raises `InvalidRequest`."""
         if deployed.number in self._runs:
             return
         assert self.workers.serving is not None
-        message = deployed.cached.message
+        message, graph = deployed.cached.message, deployed.of.graph
+        _check_length(len(graph.encoded), len(graph.body.operations))
         if not self.knows(message):
-            self._make_known(deployed.of.graph)
+            self._make_known(graph)
         self.workers.serving.send(KnowRun(deployed.number, encode_message(message)))
         self._runs.add(deployed.number)
 
