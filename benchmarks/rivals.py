@@ -23,6 +23,7 @@ from cudnn_actor.engines.cuda.cudnn.frontend_graph import Refused
 from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.engines.cuda.planning.compiler import WORKSPACE_BYTES
 from cudnn_actor.engines.cuda.planning.cuda_builder import CudaBuilder
+from cudnn_actor.engines.cuda.planning.partition import cut
 from cudnn_actor.engines.cuda.planning.tuning import all_candidates, time_plan
 from cudnn_actor.protocol import GraphBuilder, Layout, OperationGraph, Tensor
 
@@ -44,10 +45,17 @@ def convolution(
     return g.build(y=g.relu(y).astype("bfloat16")).body
 
 
-def product(rows: tuple[int, ...], inner: int, columns: int, behind: str = "") -> OperationGraph:
-    """A product of rows and weights. `behind`: "swiglu", or "bias", or that with "residual" or a mode."""
+def product(
+    rows: tuple[int, ...], inner: int, columns: int, behind: str = "", *, turned: bool = False
+) -> OperationGraph:
+    """A product of rows and weights, which are stored by columns if `turned`.
+
+    `behind`: "swiglu", or "bias", or that with "residual", a mode, or "rounded", which is GELU of bfloat16.
+    """
     g = GraphBuilder()
-    y: Tensor = g.input("x", (*rows, inner), "bfloat16") @ g.input("w", (inner, columns), "bfloat16")
+    x = g.input("x", (*rows, inner), "bfloat16")
+    w = g.input("w", (columns, inner) if turned else (inner, columns), "bfloat16")
+    y: Tensor = x @ (g.transpose(w, (1, 0)) if turned else w)
     if behind not in ("", "swiglu"):
         y = y + g.input("b", (*(1,) * len(rows), columns), "bfloat16")
     if behind == "swiglu":
@@ -55,9 +63,13 @@ def product(rows: tuple[int, ...], inner: int, columns: int, behind: str = "") -
         y = gate * g.sigmoid(gate) * y
     elif behind == "residual":
         y = y + g.input("r", y.dims, "bfloat16")
-    elif behind not in ("", "bias", "swiglu"):
+    elif behind == "rounded":
+        y = g.gelu(y.astype("bfloat16"))
+    elif behind not in ("", "bias"):
         y = g.pointwise(behind, y)
-    return g.build(y=y.astype("bfloat16")).body
+    graph = g.build(y=y.astype("bfloat16")).body
+    parts = cut(graph)
+    return graph if parts is None else parts.pieces[0].graph
 
 
 def batched(batch: tuple[int, ...], m: int, n: int, k: int) -> OperationGraph:
@@ -91,6 +103,16 @@ PROBLEMS: dict[str, Callable[[], OperationGraph]] = {
     "product, GPT-2 4x512, wide": lambda: product((4, 512), 768, 3072, "gelu_tanh"),
     "product, GPT-2 4x512, narrow": lambda: product((4, 512), 3072, 768, "residual"),
     "product, GPT-2 4x512, scores of words": lambda: product((4, 512), 768, 50257),
+    "product, GPT-2 32x64, logits": lambda: product((32, 64), 768, 50257, turned=True),
+    "product, GPT-2 32x64, aligned logits": lambda: product((32, 64), 768, 50264, turned=True),
+    "product, odd columns": lambda: product((1024,), 512, 4097, "bias"),
+    "product, odd inner dim": lambda: product((1024,), 1025, 2048, "bias"),
+    "product, BERT 32x128, rounded": lambda: product((32, 128), 768, 3072, "rounded"),
+    "product, BERT 8x128, rounded": lambda: product((8, 128), 768, 3072, "rounded"),
+    "product, ViT 32, rounded": lambda: product((32, 197), 768, 3072, "rounded"),
+    "product, ConvNeXt 32x56x56, rounded": lambda: product((32, 3136), 96, 384, "rounded"),
+    "product, ConvNeXt 32x14x14, rounded": lambda: product((32, 196), 384, 1536, "rounded"),
+    "product, ConvNeXt 32x7x7, rounded": lambda: product((32, 49), 768, 3072, "rounded"),
     "product, BERT 32x128, attended": lambda: product((32, 128), 768, 768, "residual"),
     "product, BERT 32x128, wide": lambda: product((32, 128), 768, 3072, "gelu"),
     "product, BERT 32x128, narrow": lambda: product((32, 128), 3072, 768, "residual"),

@@ -9,6 +9,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from cudnn_actor import DType
+
 from .small_models import model_of, node
 from .test_importing import imported, kinds, run
 
@@ -144,3 +146,12 @@ def test_nothing_else_is_rounded_before_gelu() -> None:
     assert not rounds(behind_a_product(spelled(SPELLED["tanh, half of x"])))
     assert not rounds(behind_a_product([node("Exp", "x", "e"), node("Gelu", "e", "y")]))
     assert not rounds(behind_a_product([node("Gelu", "x", "y")], FLOAT))
+
+
+@pytest.mark.parametrize("code", [HALF, FLOAT])
+def test_a_product_of_a_half_type_is_rounded_before_a_transpose(code: int) -> None:
+    """So that it is stored in the half type, as ConvNeXt's is before what scales its layers."""
+    nodes = [node("Transpose", "x", "t", perm=[1, 0]), node("Mul", "t t", "q"), node("Transpose", "q", "y")]
+    body = imported(behind_a_product(nodes, code)).graph.body
+    (moved, *_) = (each for each in body.operations if each.kind == "transpose")
+    assert body.tensor(moved.x).dtype is (DType.FLOAT32 if code == FLOAT else DType.FLOAT16)

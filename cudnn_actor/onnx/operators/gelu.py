@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from cudnn_actor.onnx.nodes import Node
-from cudnn_actor.onnx.operators.sources import made_by, number_of
+from cudnn_actor.onnx.operators.sources import is_half_product, made_by, number_of
 from cudnn_actor.onnx.values import Value
 from cudnn_actor.protocol.graphs.graph_builder import GraphBuilder, Tensor
 from cudnn_actor.protocol.types.dtypes import DType
@@ -27,17 +27,9 @@ _CUBE, _SCALE = 0.044715, math.sqrt(2 / math.pi)
 
 def gelu_of(g: GraphBuilder, x: Value, *, approximate: bool) -> Tensor:
     """GELU of a value, which is rounded before if it is a product of a half type, and by erf."""
-    rounds = x.is_half and not approximate and _is_product(x)
+    reshaped = made_by(x, "Reshape")
+    rounds = not approximate and is_half_product(x if reshaped is None else reshaped.value(0))
     return g.gelu(g.astype(x.tensor, x.tensor.dtype) if rounds else x.tensor, approximate=approximate)
-
-
-def _is_product(value: Value) -> bool:
-    """Whether a value is a product of matrices, perhaps plus a bias, and reshaped."""
-    reshaped = made_by(value, "Reshape")
-    value = value if reshaped is None else reshaped.value(0)
-    added = made_by(value, "Add")
-    values = [value] if added is None else [added.value(0), added.value(1)]
-    return any(made_by(each, op) is not None for each in values for op in ("MatMul", "Gemm"))
 
 
 def spelled_out_gelu(node: Node, g: GraphBuilder) -> Tensor | None:

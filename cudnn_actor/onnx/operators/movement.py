@@ -14,6 +14,7 @@ from cudnn_actor.onnx.folding import slices
 from cudnn_actor.onnx.nodes import Node, Result
 from cudnn_actor.onnx.operator_table import operator
 from cudnn_actor.onnx.operators.casts import converted, dtype_of
+from cudnn_actor.onnx.operators.sources import is_half_product
 from cudnn_actor.onnx.values import Contradiction, Declined, Unfit
 from cudnn_actor.protocol.graphs.graph_builder import GraphBuilder
 from cudnn_actor.protocol.operations import ScatterReduction
@@ -93,7 +94,10 @@ def unsqueeze(node: Node, g: GraphBuilder) -> Result:
 
 @operator("Transpose", since=1)
 def transpose(node: Node, g: GraphBuilder) -> Result:
-    return g.transpose(node.tensor(0), node.attribute("perm"))
+    x = node.tensor(0)
+    if is_half_product(node.value(0)):  # rounded, as ONNX says: it is stored in the half type, not in float32
+        x = g.astype(x, x.dtype)
+    return g.transpose(x, node.attribute("perm"))
 
 
 @operator("Slice", since=1)

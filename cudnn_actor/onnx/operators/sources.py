@@ -5,7 +5,7 @@ from __future__ import annotations
 from cudnn_actor.onnx.nodes import Node
 from cudnn_actor.onnx.values import Value
 
-__all__ = ["MOST_STEPS", "made_by", "number_of"]
+__all__ = ["MOST_STEPS", "is_half_product", "made_by", "number_of"]
 
 MOST_STEPS = 16
 """How many scales or conversions in a row are looked through: many nodes may be behind the same ones."""
@@ -26,3 +26,12 @@ def made_by(value: Value, op: str) -> Node | None:
 def number_of(value: Value) -> float | None:
     """The element of a constant that has one; None of another value."""
     return float(value.array.reshape(())) if value.fixed and value.size == 1 else None
+
+
+def is_half_product(value: Value) -> bool:
+    """Whether a value of a half type is a product of matrices, perhaps plus a bias."""
+    added = made_by(value, "Add")
+    values = [value] if added is None else [added.value(0), added.value(1)]
+    return value.is_half and any(
+        made_by(each, op) is not None for each in values for op in ("MatMul", "Gemm")
+    )
