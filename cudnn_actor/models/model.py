@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import itertools
 import threading
 import warnings
 from collections import OrderedDict, deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -20,12 +23,21 @@ from cudnn_actor.models.kept_graphs import KeptGraphs
 from cudnn_actor.models.loop_locks import LoopLocks
 from cudnn_actor.models.rounding import rounded
 from cudnn_actor.models.sizes import Sizes, one_set_of_specs, sets_of_specs
-from cudnn_actor.models.source import Feature, NeedsValues, Source, Specialised, fixed_specs
+from cudnn_actor.models.source import (
+    Feature,
+    NeedsValues,
+    Origin,
+    Source,
+    Specialised,
+    SwappableSource,
+    fixed_specs,
+)
+from cudnn_actor.models.weights import checked_weights, derived, specs_of
 from cudnn_actor.plan_store.cache import CAPACITY
-from cudnn_actor.protocol.errors import InvalidRequest, NotDeployed, OutOfMemory
+from cudnn_actor.protocol.errors import CudnnActorError, InvalidRequest, NotDeployed, OutOfMemory
 from cudnn_actor.protocol.graphs.explanation import Explanation
 from cudnn_actor.protocol.graphs.named_graph import Graph
-from cudnn_actor.protocol.messages.messages import Allocate, RunModel, WarmModel
+from cudnn_actor.protocol.messages.messages import Allocate, RunModel, WarmModel, WriteWeights
 from cudnn_actor.protocol.messages.model_messages import ModelGraph, ModelRef
 from cudnn_actor.protocol.types.buffers import BufferRef
 from cudnn_actor.protocol.types.tensor import TensorSpec
@@ -39,6 +51,10 @@ _MOST_DEPLOYED = 8
 """How often a run may find that its graph has been forgotten."""
 MOST_KEPT = 64
 """How many specialised graphs a model keeps."""
+
+
+class _Outdated(Exception):
+    """Raised when weights were overwritten while a graph was imported with the earlier ones."""
 
 
 @dataclass(eq=False)
@@ -166,6 +182,17 @@ class Model:
         self._locks = LoopLocks()
         """To import and upload: what one task of an event loop has made, the next ones use. Tasks of other
         loops may do the same work at the same time; see `_keep`."""
+        self._origins: dict[str, Origin] = {}
+        """Keys of weights that may be overwritten → what they are computed from."""
+        self._decided: set[str] = set()
+        """Initialisers whose values are part of a graph."""
+        self._writing: Future[None] | None = None
+        """The write that is under way, of any event loop; None for none. Graphs are not added meanwhile."""
+        self._writes = 0
+        """How many writes have begun."""
+        self._unsure: dict[str, np.ndarray] = {}
+        """What a write has sent whose caller was cancelled, or waited no longer: the service may have taken
+        it, or not. It is sent again before a graph is added, and with the next write."""
         self._closed = False
         forks.watch(self)
         graphs.add(self._kept)
@@ -312,6 +339,134 @@ class Model:
             return await self._deploy(kept, deadline)
         finally:
             self._release(kept)
+
+    @property
+    def weights(self) -> dict[str, TensorSpec]:
+        """The weights that `write` takes: names and specs, as in the file. Raises as `write`.
+
+        Those whose values are found to decide over shapes, axes or factors, as graphs are imported, are not
+        among them.
+        """
+        source = self._swappable()
+        with self._lock:
+            return specs_of(source.tensors, self._decided)
+
+    async def write(self, weights: Mapping[str, Any], *, timeout: float | None = None) -> None:
+        """Overwrite weights, all of them or none, between two runs: no run sees a mixture.
+
+        Runs that were sent before are answered with the old weights, and later ones with the new, for all
+        dims. What the model computes from constants alone is computed again. A crash changes none of this.
+
+        Parameters
+        ----------
+        weights
+            Arrays on the host by the names of the file's initialisers, of their dims and dtypes. They are
+            copied. In a model that was loaded with a dtype, they are rounded as by `load`.
+        timeout
+            Seconds for all of it. After `DeadlineExceeded` that says that it had started, or if it is
+            cancelled, the weights may be overwritten yet.
+
+        Raises
+        ------
+        InvalidRequest
+            The model was not loaded with `swappable=True`, a name is no weight or decides over shapes, or
+            dims or dtype are others. Nothing was written.
+        CudnnActorError
+            As `ask`. A write that ends two workers leaves the weights torn: load the model again.
+        """
+        source = self._swappable()
+        given = checked_weights(source.tensors, self._decided, self._values, weights)
+        with within(timeout) as deadline:
+            await self._write(given, deadline)
+
+    def _swappable(self) -> SwappableSource:
+        if not getattr(self._source, "swappable", False):
+            raise InvalidRequest(
+                field="model",
+                value=self,
+                problem="was loaded without swappable=True, so its weights are not kept apart",
+                fix="load it so: await gpu.load(path, swappable=True)",
+            )
+        return self._source  # type: ignore[return-value]
+
+    async def _write(self, given: Mapping[str, np.ndarray], deadline: Deadline) -> None:
+        async with self._writing_alone(deadline):
+            with self._lock:
+                kept = tuple(self._kept.values())
+                for each in kept:  # it, and its weights, are not given back meanwhile
+                    each.runs += 1
+            try:
+                await self._write_all({**self._unsure, **given}, deadline)
+            finally:
+                for each in kept:
+                    self._release(each)
+
+    @contextlib.asynccontextmanager
+    async def _writing_alone(self, deadline: Deadline) -> AsyncIterator[None]:
+        """Wait for the write that is under way, if there is one, and let no other begin within the block."""
+        while True:
+            with self._lock:
+                self._check_open()
+                other = self._writing
+                if other is None:
+                    mine = self._writing = Future()
+                    self._writes += 1
+                    break
+            await self._ended(other, deadline)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._writing = None
+            mine.set_result(None)
+
+    async def _ended(self, writing: Future[None], deadline: Deadline) -> None:
+        async with deadline.limiting():
+            await asyncio.shield(asyncio.wrap_future(writing))
+
+    async def _write_all(self, given: Mapping[str, np.ndarray], deadline: Deadline) -> None:
+        source = self._swappable().with_tensors(given)
+        chosen = [
+            (self._weights[key][0], origin)
+            for key, origin in self._origins.items()
+            if not origin.names.isdisjoint(given)
+        ]
+        arrays = await in_own_thread(_computed, chosen, source.tensors)
+        if chosen:
+            refs = tuple(ref for ref, _ in chosen)
+            message = WriteWeights(model=self.ref, buffers=refs, values=tuple(arrays))
+            try:
+                await self._gpu.ask(message, timeout=deadline.left_s)
+            except BaseException as error:
+                if not isinstance(error, CudnnActorError) or error.ran is not False:
+                    self._unsure = dict(given)
+                raise
+        self._source, self._unsure = source, {}
+
+    @contextlib.asynccontextmanager
+    async def _unwritten(self, deadline: Deadline, *, alone: bool) -> AsyncIterator[int]:
+        """Wait until no write is under way, and finish one that may have been taken or not. Gives `_writes`.
+
+        `alone`: no write begins within the block. Else many writes could make a long import outdated again
+        and again.
+        """
+        while True:
+            with self._lock:
+                writing, unsure = self._writing, self._unsure
+                if writing is None and not unsure:
+                    writes = self._writes
+                    break
+            if writing is not None:
+                await self._ended(writing, deadline)
+            else:
+                await self._write({}, deadline)
+        if alone:
+            async with self._writing_alone(deadline):
+                if self._unsure:
+                    await self._write_all(self._unsure, deadline)
+                yield self._writes
+        else:
+            yield writes
 
     async def explain(
         self,
@@ -495,6 +650,7 @@ class Model:
         self, specs: Mapping[str, TensorSpec], given: Mapping[str, Any], deadline: Deadline
     ) -> _Kept:
         """The graph for these inputs, with its weights uploaded. It is kept until `_release` at least."""
+        outdated = False
         while True:
             with self._lock:
                 self._check_open()
@@ -508,14 +664,18 @@ class Model:
                 if (kept := self._found(key)) is not None:
                     return kept
                 try:
-                    of = await in_own_thread(self._source.specialised, specs, values, self._most_operations)
+                    async with self._unwritten(deadline, alone=outdated) as writes:
+                        of = await in_own_thread(
+                            self._source.specialised, specs, values, self._most_operations
+                        )
+                        return await self._keep(key, of, specs, values, writes)
+                except _Outdated:
+                    outdated = True
                 except NeedsValues as needs:
                     if not needs.names <= given.keys() or needs.names <= deciding:
                         raise
                     with self._lock:
                         self._deciding |= needs.names
-                else:
-                    return await self._keep(key, of, specs, values)
 
     def _found(self, key: object) -> _Kept | None:
         """The graph that is kept for a key, for one more run; None if there is none."""
@@ -537,16 +697,22 @@ class Model:
         return values
 
     async def _keep(
-        self, key: object, of: Specialised, specs: Mapping[str, TensorSpec], values: Mapping[str, np.ndarray]
+        self,
+        key: object,
+        of: Specialised,
+        specs: Mapping[str, TensorSpec],
+        values: Mapping[str, np.ndarray],
+        writes: int,
     ) -> _Kept:
         """Upload the weights that are not there yet, and keep the graph.
 
-        Raises `OutOfMemory` that says how many bytes they take together.
+        Raises `OutOfMemory` that says how many bytes they take together, and `_Outdated`. `writes`: how many
+        had begun when the source of these weights was looked up.
         """
         made: dict[str, BufferRef] = {}
         ports = {} if of.graph is None else {port.name: port.spec for port in of.graph.inputs}
         try:
-            while (kept := self._bound(key, of, made, specs, values)) is None:
+            while (kept := self._bound(key, of, made, specs, values, writes=writes)) is None:
                 for port, (name, array) in of.weights.items():
                     if name not in made and name not in self._weights:
                         made[name] = await self._upload_weight(array, ports[port])
@@ -573,21 +739,31 @@ class Model:
         made: dict[str, BufferRef],
         specs: Mapping[str, TensorSpec],
         values: Mapping[str, np.ndarray],
+        *,
+        writes: int,
     ) -> _Kept | None:
         """Keep the graph, with weights that are there or in `made`; None if one is missing."""
         with self._lock:
             self._check_open()
+            if writes != self._writes:
+                raise _Outdated
             if key not in self._kept:
                 if any(name not in self._weights and name not in made for name, _ in of.weights.values()):
                     return None
                 names = tuple(name for name, _ in of.weights.values())
                 kept = self._kept[key] = _Kept(
-                    replace(of, weights={}), names, str(next(self._numbers)), dict(specs), dict(values)
+                    replace(of, weights={}, origins={}),
+                    names,
+                    str(next(self._numbers)),
+                    dict(specs),
+                    dict(values),
                 )
                 for port, (name, _) in of.weights.items():
                     ref, users = self._weights.get(name) or (made.pop(name), 0)
                     self._weights[name] = ref, users + 1
                     kept.weights[port] = ref
+                self._origins.update(of.origins)
+                self._decided |= of.decided_by
             return self._found(key)
 
     def _release(self, kept: _Kept) -> None:
@@ -615,6 +791,7 @@ class Model:
                 ref, users = self._weights[name]
                 self._weights[name] = ref, users - 1
                 if users == 1:
+                    self._origins.pop(name, None)
                     unused.append(self._weights.pop(name)[0])
         return evicted, unused
 
@@ -671,3 +848,11 @@ def _key(specs: Mapping[str, TensorSpec], values: Mapping[str, np.ndarray]) -> o
         tuple(specs.items()),
         tuple((name, values[name].tobytes()) for name in sorted(values)),
     )
+
+
+def _computed(
+    chosen: Collection[tuple[BufferRef, Origin]], tensors: Mapping[str, np.ndarray]
+) -> list[np.ndarray]:
+    """The values of weights, each in its buffer's dtype. Raises `InvalidRequest`."""
+    known: dict[str, Any] = {}
+    return [rounded(derived(origin, ref.spec, tensors, known), ref.spec.dtype) for ref, origin in chosen]

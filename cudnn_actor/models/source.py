@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -13,7 +13,17 @@ from cudnn_actor.protocol.messages.model_messages import Draws
 from cudnn_actor.protocol.types.dtypes import DType
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
-__all__ = ["Dims", "Feature", "NeedsValues", "Source", "Specialised", "fixed_specs", "shown"]
+__all__ = [
+    "Dims",
+    "Feature",
+    "NeedsValues",
+    "Origin",
+    "Source",
+    "Specialised",
+    "SwappableSource",
+    "fixed_specs",
+    "shown",
+]
 
 Dims = tuple[int | str | None, ...]
 
@@ -63,6 +73,31 @@ def shown(dims: Dims) -> str:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
+class Origin:
+    """What a constant of a model is computed from, if that is initialisers that may be overwritten.
+
+    Parameters
+    ----------
+    key
+        Equal for constants that are computed alike from the same initialisers.
+    names
+        The initialisers.
+    compute
+        Computes it from the values of initialisers, by name; and from other constants, by `derive`.
+    """
+
+    key: str
+    names: frozenset[str]
+    compute: Callable[[Mapping[str, np.ndarray], dict[str, np.ndarray]], np.ndarray]
+
+    def derive(self, tensors: Mapping[str, np.ndarray], known: dict[str, np.ndarray]) -> np.ndarray:
+        """The constant for these values of all initialisers. `known`: those that were derived, by key."""
+        if self.key not in known:
+            known[self.key] = self.compute(tensors, known)
+        return known[self.key]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Specialised:
     """A model for particular dims, and for particular values of the inputs that decide over shapes.
 
@@ -78,6 +113,10 @@ class Specialised:
         Outputs that need no computation.
     random
         What random numbers a run draws; None if it draws none.
+    origins
+        Keys of weights → what they are computed from; of those that may be overwritten.
+    decided_by
+        Initialisers whose values are part of the graph, so that they may not be overwritten.
     """
 
     graph: Graph | None
@@ -86,6 +125,8 @@ class Specialised:
     weights: Mapping[str, tuple[str, np.ndarray]]
     constants: Mapping[str, np.ndarray]
     random: Draws | None = None
+    origins: Mapping[str, Origin] = field(default_factory=dict)
+    decided_by: frozenset[str] = frozenset()
 
 
 class NeedsValues(Exception):
@@ -117,3 +158,14 @@ class Source(Protocol):
 
         Raises `NeedsValues`, and `UnsupportedModel` or `InvalidModel` for what cannot be run.
         """
+
+
+class SwappableSource(Source, Protocol):
+    """A source whose weights may be overwritten."""
+
+    @property
+    def tensors(self) -> Mapping[str, np.ndarray]:
+        """The values of the initialisers, by name."""
+
+    def with_tensors(self, tensors: Mapping[str, np.ndarray]) -> SwappableSource:
+        """The same source with other values for these initialisers, of the same dims and dtypes."""

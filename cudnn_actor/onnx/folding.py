@@ -204,7 +204,7 @@ def _known(
     present = [(name, value) for name, value in zip(node.input, values, strict=True) if value is not None]
     try:
         types = {name: value.type for name, value in present}
-        lists = ((name, value.array) for name, value in present if value.fixed and value.size <= _LIST)
+        lists = ((name, value.elements) for name, value in present if value.fixed and value.size <= _LIST)
         return types, {name: onnx.numpy_helper.from_array(array) for name, array in lists}
     except (LookupError, TypeError, ValueError):
         return None

@@ -20,7 +20,7 @@ from onnx import defs
 
 from cudnn_actor.actors.long_work import check_wanted
 from cudnn_actor.models.errors import InvalidModel, UnsupportedModel
-from cudnn_actor.models.source import Feature, NeedsValues, Specialised, fixed_specs
+from cudnn_actor.models.source import Feature, NeedsValues, Origin, Specialised, fixed_specs
 from cudnn_actor.onnx import operators
 from cudnn_actor.onnx.attributes import defaults, resolved, with_attributes
 from cudnn_actor.onnx.budget import Budget, TooMuch
@@ -31,6 +31,7 @@ from cudnn_actor.onnx.folding import fold, inferred, misfit, nothing
 from cudnn_actor.onnx.lists import Listed
 from cudnn_actor.onnx.nodes import Node
 from cudnn_actor.onnx.operator_checks import problem_of
+from cudnn_actor.onnx.origins import origins_of
 from cudnn_actor.onnx.ports import Ports
 from cudnn_actor.onnx.precision import Precision
 from cudnn_actor.onnx.reading import ModelFile, Opsets, in_order, label_of, versions
@@ -376,7 +377,16 @@ class Import:
         key = id(value), dtype
         if key not in self._of_half:
             self._budget.keep(value.size * dtype.itemsize)
-            half = self._ports.constant(value.array.astype(dtype), fixed=True, name=name)
+            origin = value.origin
+            if origin is not None:
+                of_wide = origin
+                origin = Origin(
+                    key=f"{of_wide.key} as {dtype}",
+                    names=of_wide.names,
+                    compute=lambda *given: of_wide.derive(*given).astype(dtype),
+                )
+            array = value.elements.astype(dtype)
+            half = self._ports.constant(array, fixed=True, name=name, origin=origin)
             self._of_half[key] = value, half
         return self._of_half[key][1]
 
@@ -400,9 +410,13 @@ class Import:
 
     def _constants(self, view: Node, place: _Place, *, fixed: bool) -> Sequence[Value | None]:
         """A node's results, computed now."""
-        given = [None if value is None else value.array for value in view.inputs]
+        given = [None if value is None else value.elements for value in view.inputs]
         arrays = fold(view.proto, given, place.opsets, self._budget)
-        return [None if each is None else self._ports.constant(each, fixed=fixed) for each in arrays]
+        origins = origins_of(view.proto, view.inputs, place.opsets)
+        return [
+            None if each is None else self._ports.constant(each, fixed=fixed, origin=origin)
+            for each, origin in zip(arrays, origins, strict=True)
+        ]
 
     def _added(self, view: Node, place: _Place, label: str) -> Sequence[Value | None] | None:
         """The results of a node that its handler added; None if the operator's function is to be tried."""
@@ -554,6 +568,8 @@ class Import:
             weights=self._ports.weights(read),
             constants=constants,
             random=self._ports.random(read),
+            origins=self._ports.origins(read),
+            decided_by=frozenset(self._ports.looked_at),
         )
 
     def _built(self, ports: Mapping[str, Tensor]) -> Graph:

@@ -297,6 +297,8 @@ class Node:
         others = [each for each in self.inputs if each is not None and each is not value and not each.fixed]
         if not value.fixed or value.size != 1 or not any(each.rank >= value.rank for each in others):
             return value.tensor
+        if value.origin is not None and value.rank:  # a weight, like a bias of one channel, and no factor
+            return value.tensor
         one = value.array.reshape(())
         return int(one) if value.dtype.kind in "iub" else float(one.astype(np.float64))
 

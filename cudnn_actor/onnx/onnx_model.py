@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -36,6 +37,8 @@ class OnnxModel:
     dtype
         What its weights and activations are computed in: "bfloat16", "float16" or "float32"; None for the
         dtypes of the file. See `CudnnRef.load`.
+    swappable
+        Whether its weights may be overwritten: see `Model.write`.
 
     Raises
     ------
@@ -52,11 +55,12 @@ class OnnxModel:
         *,
         random: int | None = None,
         dtype: DTypeLike | None = None,
+        swappable: bool = False,
     ) -> None:
         if random is not None:
             require_whole("random", random, 0)
         precision = checked_precision(dtype)
-        self._file = replace(read(model, limits), random=random, dtype=precision)
+        self._file = replace(read(model, limits), random=random, dtype=precision, swappable=swappable)
         check_dtypes(self._file)
         check_operators(self._file)
         self.inputs: tuple[Feature, ...] = self._file.inputs
@@ -65,6 +69,22 @@ class OnnxModel:
         """The inputs that may be left out: their defaults are initialisers of the model."""
         self.outputs: tuple[Feature, ...] = self._file.outputs
         """The outputs."""
+
+    @property
+    def swappable(self) -> bool:
+        """Whether its weights may be overwritten."""
+        return self._file.swappable
+
+    @property
+    def tensors(self) -> Mapping[str, np.ndarray]:
+        """The values of the initialisers, by name."""
+        return self._file.tensors
+
+    def with_tensors(self, tensors: Mapping[str, np.ndarray]) -> OnnxModel:
+        """The same model with other values for these initialisers, of the same dims and dtypes."""
+        other = copy.copy(self)
+        other._file = replace(self._file, tensors={**self._file.tensors, **tensors})
+        return other
 
     def specialised(
         self,

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from cudnn_actor.models.source import Feature
+from cudnn_actor.models.source import Feature, Origin
 from cudnn_actor.onnx import operators
 from cudnn_actor.onnx.reading import ModelFile
 from cudnn_actor.onnx.values import Declined, Empty, Refused, Undecided, Value
@@ -49,6 +49,9 @@ class Ports:
         self._names: set[str] = set()
         self._numbered: Counter[str] = Counter()
         """Names → the last number that was given to a port of that name."""
+        self.looked_at: set[str] = set()
+        """Initialisers whose values are part of the graph, of those that may be overwritten."""
+        self._origins: dict[str, Origin] = {}
         self._weights: dict[str, tuple[str, np.ndarray]] = {}
         self._of_weight: dict[str, Tensor] = {}
         self._random = ""
@@ -64,6 +67,11 @@ class Ports:
     def weights(self, read: Collection[str]) -> dict[str, tuple[str, np.ndarray]]:
         """The ports of the weights that the graph reads → their keys and values."""
         return {port: weight for port, weight in self._weights.items() if port in read}
+
+    def origins(self, read: Collection[str]) -> dict[str, Origin]:
+        """The keys of those weights that are computed from initialisers that may be overwritten."""
+        keys = [key for key, _ in self.weights(read).values()]
+        return {key: self._origins[key] for key in keys if key in self._origins}
 
     def random(self, read: Collection[str]) -> Draws | None:
         """What random numbers a run of the graph draws; None if it draws none."""
@@ -87,7 +95,10 @@ class Ports:
 
     def initialiser(self, name: str) -> Value:
         """An initialiser of the model."""
-        return self.constant(self._file.tensors[name], fixed=True, key=f"initialiser {name}", name=name)
+        key, origin = f"initialiser {name}", None
+        if self._file.swappable:
+            origin = Origin(key=key, names=frozenset({name}), compute=lambda tensors, _: tensors[name])
+        return self.constant(self._file.tensors[name], fixed=True, key=key, name=name, origin=origin)
 
     def constant(
         self,
@@ -96,13 +107,18 @@ class Ports:
         fixed: bool,
         key: str = "",
         name: str = "",
+        origin: Origin | None = None,
     ) -> Value:
         """A value whose elements are known. As a tensor, it is a weight."""
+        if origin is not None:
+            key = origin.key
 
         def weight(layout: Layout = Layout.NCHW, dtype: DType | None = None) -> Tensor:
-            return self.weight(array, key, name, layout, dtype)
+            return self.weight(array, key, name, layout, dtype, origin=origin)
 
-        return Value(array.shape, array.dtype, weight, array, fixed=fixed, weight=weight)
+        value = Value(array.shape, array.dtype, weight, array, fixed=fixed, weight=weight)
+        value.origin, value.looked_at = origin, self.looked_at
+        return value
 
     def weight(
         self,
@@ -111,11 +127,13 @@ class Ports:
         name: str = "",
         layout: Layout = Layout.NCHW,
         stored: DType | None = None,
+        *,
+        origin: Origin | None = None,
     ) -> Tensor:
         """A constant as an input of the graph: one for equal values in the same layout and dtype.
 
         `key` is equal for equal values; by default, the values' digest. `name`: of the port. `stored`: a
-        dtype that its floats are converted to when they are uploaded.
+        dtype that its floats are converted to when they are uploaded. `origin`: what it is computed from.
 
         Raises `Declined` for a dtype that no tensor has, and `Empty`.
         """
@@ -135,6 +153,8 @@ class Ports:
             port = self.name(name or f"constant {len(self._weights)}")
             self._of_weight[key] = self._g.input(port, array.shape, dtype, layout=layout)
             self._weights[port] = key, array
+            if origin is not None:
+                self._origins[key] = origin
         return self._of_weight[key]
 
     def random_state(self, seed: float | None, count: int) -> Tensor:

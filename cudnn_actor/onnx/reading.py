@@ -91,7 +91,8 @@ class ModelFile:
     comes after those whose results it reads. `functions`: its own, by domain, name and overload. `declared`:
     the dtypes that it says of names, by ONNX's numbers.
     `limits`: those of an import, for a file of this size. `random`: the seed of nodes without one. `dtype`:
-    that weights and activations are to be computed in; None for their own.
+    that weights and activations are to be computed in; None for their own. `swappable`: whether initialisers
+    may be overwritten later.
     """
 
     inputs: tuple[Feature, ...]
@@ -105,6 +106,7 @@ class ModelFile:
     limits: ModelLimits
     random: int | None = None
     dtype: DType | None = None
+    swappable: bool = False
 
 
 def read(model: Any, limits: ModelLimits | None = None) -> ModelFile:

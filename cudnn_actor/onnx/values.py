@@ -12,6 +12,7 @@ import numpy as np
 import onnx
 
 from cudnn_actor.models.rounding import largest
+from cudnn_actor.models.source import Origin
 from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.graphs.graph_builder import GraphBuilder, Tensor
 from cudnn_actor.protocol.types.dtypes import DType
@@ -104,9 +105,25 @@ class Value:
         The `Node` whose result it is; None if it is an input, a constant or the result of a function.
     standing
         Why it stays float32 in a model that is computed in another dtype: see `precision`.
+    origin
+        What it is computed from, if that is initialisers that may be overwritten; else None.
+    looked_at
+        The import's set of the initialisers that `array` has shown. Their values are part of the graph.
     """
 
-    __slots__ = ("_array", "_laid_out", "_tensor", "_weight", "dims", "dtype", "fixed", "made_by", "standing")
+    __slots__ = (
+        "_array",
+        "_laid_out",
+        "_tensor",
+        "_weight",
+        "dims",
+        "dtype",
+        "fixed",
+        "looked_at",
+        "made_by",
+        "origin",
+        "standing",
+    )
 
     def __init__(
         self,
@@ -123,6 +140,8 @@ class Value:
         self._laid_out: dict[Layout, Tensor] = {}
         self.made_by: Any = None
         self.standing: Any = None
+        self.origin: Origin | None = None
+        self.looked_at: set[str] = set()
 
     def stored_as(self, dtype: DType) -> Value:
         """A constant of floats that is a weight of another floating-point dtype.
@@ -133,11 +152,16 @@ class Value:
         weight = functools.partial(self._weight, dtype=dtype)
 
         def bounded() -> np.ndarray:
-            array, limit = self.array, largest(dtype)
-            beyond = np.isfinite(array) & (np.abs(array) > limit)
-            return np.where(beyond, np.sign(array) * limit, array) if beyond.any() else array
+            return _bounded(self.elements, dtype)
 
-        return Value(self.dims, dtype.numpy, weight, bounded, fixed=True, weight=weight)
+        made = Value(self.dims, dtype.numpy, weight, bounded, fixed=True, weight=weight)
+        if (origin := self.origin) is not None:
+            key = f"{origin.key} within {dtype}"
+            made.origin = Origin(
+                key=key, names=origin.names, compute=lambda *given: _bounded(origin.derive(*given), dtype)
+            )
+            made.looked_at = self.looked_at
+        return made
 
     @property
     def tensor(self) -> Tensor:
@@ -155,6 +179,13 @@ class Value:
 
     @property
     def array(self) -> np.ndarray:
+        """Its elements, for what they decide: they are part of the graph. Raises as `elements`."""
+        if self.origin is not None:
+            self.looked_at |= self.origin.names
+        return self.elements
+
+    @property
+    def elements(self) -> np.ndarray:
         """Its elements. Raises `Undecided` with all inputs whose values are needed for them."""
         if isinstance(self._array, np.ndarray):
             return self._array
@@ -224,3 +255,10 @@ class Value:
     def is_half(self) -> bool:
         """Whether it is of a floating-point type of 16 bits."""
         return self.known is not None and self.known.is_half
+
+
+def _bounded(array: np.ndarray, dtype: DType) -> np.ndarray:
+    """An array whose finite elements are within a dtype's limits."""
+    limit = largest(dtype)
+    beyond = np.isfinite(array) & (np.abs(array) > limit)
+    return np.where(beyond, np.sign(array) * limit, array) if beyond.any() else array

@@ -587,6 +587,7 @@ class CudnnRef:
         dims: Mapping[str, Sizes] | None = None,
         dtype: DTypeLike | None = None,
         random: int | None = None,
+        swappable: bool = False,
         timeout: float | None = None,
     ) -> Model:
         """Load a model: read it and check it. See `cudnn-actor docs onnx`.
@@ -608,6 +609,8 @@ class CudnnRef:
         random
             The seed, a whole number, of nodes that draw random numbers and have no seed of their own; without
             it they are refused. Each run draws other numbers, and a model that is loaded again the same ones.
+        swappable
+            Whether its weights may be overwritten later, while it runs: see `Model.write`.
         timeout
             Seconds for all of it. A file that is being read then is read to its end, and dropped.
 
@@ -636,9 +639,9 @@ class CudnnRef:
         state, service = self._state, self._service
         with within(timeout) as deadline:
             async with deadline.limiting():
-                source = _source(model, random=random, dtype=dtype)
+                source = _source(model, random=random, dtype=dtype, swappable=swappable or None)
                 if source is None:
-                    source = await in_own_thread(_read, model, random, dtype)
+                    source = await in_own_thread(_read, model, random, dtype, swappable)
             loaded = Model(
                 self,
                 await self.ask(DeployModel(), timeout=deadline.left_s),
@@ -867,11 +870,11 @@ def _source(model: Any, **options: Any) -> Source | None:
     return source
 
 
-def _read(model: Any, random: int | None, dtype: DTypeLike | None) -> Source:
+def _read(model: Any, random: int | None, dtype: DTypeLike | None, swappable: bool) -> Source:
     """An ONNX model, read and checked. Blocks, also to import what it needs."""
     from cudnn_actor.onnx import OnnxModel  # noqa: PLC0415 - needs an extra
 
-    return OnnxModel(model, random=random, dtype=dtype)
+    return OnnxModel(model, random=random, dtype=dtype, swappable=swappable)
 
 
 async def _outlast(stopped: Awaitable[Any], service: CudnnService) -> None:

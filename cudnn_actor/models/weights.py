@@ -1,0 +1,100 @@
+"""The weights of a model that may be overwritten: their names and specs, and what is given for them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import numpy as np
+
+from cudnn_actor.models.inputs import Values
+from cudnn_actor.models.source import Origin, shown
+from cudnn_actor.protocol.errors import InvalidRequest, Words
+from cudnn_actor.protocol.types.checks import did_you_mean, require_awaited
+from cudnn_actor.protocol.types.dtypes import DType
+from cudnn_actor.protocol.types.tensor import TensorSpec
+
+__all__ = ["checked_weights", "derived", "specs_of"]
+
+_SHOWN = 20
+
+
+def specs_of(tensors: Mapping[str, np.ndarray], decided: Collection[str]) -> dict[str, TensorSpec]:
+    """The initialisers that may be overwritten. `decided`: those whose values are part of a graph."""
+    found = {}
+    for name, array in tensors.items():
+        dtype = DType.of(array.dtype)
+        if dtype is not None and array.size and name not in decided:
+            found[name] = TensorSpec.packed(array.shape, dtype)
+    return found
+
+
+def checked_weights(
+    tensors: Mapping[str, np.ndarray], decided: Collection[str], values: Values, given: object
+) -> dict[str, np.ndarray]:
+    """Copies of what was given for weights, by name. Raises `InvalidRequest` if anything does not fit."""
+    if not isinstance(given, Mapping):
+        require_awaited("weights", given)
+        raise InvalidRequest(
+            field="weights",
+            value=Words(type(given).__name__),
+            problem="is not a mapping of names to arrays",
+            fix='name each: {"layer1.weight": array}; model.weights lists the names',
+        )
+    known = specs_of(tensors, ())
+    return {name: _checked(name, known, decided, values, value) for name, value in given.items()}
+
+
+def _checked(
+    name: Any, known: Mapping[str, TensorSpec], decided: Collection[str], values: Values, value: Any
+) -> np.ndarray:
+    if name in decided:
+        raise InvalidRequest(
+            field="weights",
+            value=name,
+            problem="decides over the model's graph: shapes, axes or factors follow from its values",
+            fix="load the new file in the model's place: await gpu.load(new, replace=model)",
+        )
+    if name not in known:
+        some = ", ".join([each for each in known if each not in decided][:_SHOWN])
+        raise InvalidRequest(
+            field="weights",
+            value=name,
+            problem="is no weight of the model",
+            fix=f"{did_you_mean(name, known) if isinstance(name, str) else ''}use {some}",
+        )
+    require_awaited(name, value)
+    array = values(value)
+    if not isinstance(array, np.ndarray):
+        raise InvalidRequest(
+            field=name, value=Words(array), problem="is on a device", fix="give an array on the host"
+        )
+    spec = known[name]
+    if (array.shape, DType.of(array.dtype)) != (spec.dims, spec.dtype):
+        raise InvalidRequest(
+            field=name,
+            value=Words(f"{array.dtype} {shown(array.shape)}"),
+            problem=f"is not of the weight's dtype and dims, {spec.dtype} {shown(spec.dims)}",
+            fix="give it as in the file: model.weights has the specs",
+        )
+    return np.array(array)
+
+
+def derived(
+    origin: Origin, spec: TensorSpec, tensors: Mapping[str, np.ndarray], known: dict[str, Any]
+) -> Any:
+    """A weight for these values of the initialisers. Raises `InvalidRequest` if there is none of its dims."""
+    names = ", ".join(sorted(origin.names))
+    try:
+        array = origin.derive(tensors, known)
+        problem = "" if array.shape == spec.dims else f"of dims {array.shape}, not {spec.dims}"
+    except Exception as error:  # noqa: BLE001 - whatever an operator says of values that it does not take
+        problem = str(error)
+    if problem:
+        raise InvalidRequest(
+            field="weights",
+            value=names,
+            problem=f"has values from which a constant of the model cannot be computed: {problem}",
+            fix="load the new file in the model's place: await gpu.load(new, replace=model)",
+        )
+    return array

@@ -1,0 +1,80 @@
+"""How constants follow from initialisers that may be overwritten: the same nodes compute them again."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+
+from cudnn_actor.models.source import Origin
+from cudnn_actor.onnx.budget import Budget
+from cudnn_actor.onnx.folding import fold
+from cudnn_actor.onnx.schemas import domain_of
+from cudnn_actor.onnx.values import Value
+
+__all__ = ["origins_of"]
+
+_OF_DIMS = frozenset({"Shape", "Size"})
+"""Operators whose results do not depend on the elements of their input."""
+_UNBOUNDED = 1 << 62
+
+
+def origins_of(
+    node: onnx.NodeProto, inputs: Sequence[Value | None], opsets: Mapping[str, int]
+) -> list[Origin | None]:
+    """What each result of a node that has only constants is computed from; None if from no initialiser that
+    may be overwritten."""
+    names = frozenset[str]().union(
+        *(each.origin.names for each in inputs if each is not None and each.origin is not None)
+    )
+    count = len(node.output)
+    if not names or node.op_type in _OF_DIMS:
+        return [None] * count
+    parts = [None if each is None else each.origin or each.elements for each in inputs]
+    compute = functools.partial(_computed, node, parts, opsets)
+    whole = Origin(key=_key(node, inputs, opsets), names=names, compute=compute)
+
+    def result(number: int, *given: Any) -> np.ndarray:
+        array: np.ndarray = whole.derive(*given)[number]
+        return array
+
+    return [
+        Origin(key=f"{whole.key} {number}", names=names, compute=functools.partial(result, number))
+        for number in range(count)
+    ]
+
+
+def _computed(
+    node: onnx.NodeProto,
+    parts: Sequence[Origin | np.ndarray | None],
+    opsets: Mapping[str, int],
+    tensors: Mapping[str, np.ndarray],
+    known: dict[str, np.ndarray],
+) -> Any:
+    given = [each.derive(tensors, known) if isinstance(each, Origin) else each for each in parts]
+    return fold(node, given, opsets, Budget(_UNBOUNDED, _UNBOUNDED))
+
+
+def _key(node: onnx.NodeProto, inputs: Sequence[Value | None], opsets: Mapping[str, int]) -> str:
+    """Equal for equal nodes of the same inputs, whatever their names are."""
+    bare = onnx.NodeProto()
+    bare.CopyFrom(node)
+    bare.name = bare.doc_string = ""
+    del bare.input[:], bare.output[:]
+    found = hashlib.blake2b(bare.SerializeToString(deterministic=True), digest_size=16)
+    found.update(repr((opsets.get(domain_of(node)), [bool(name) for name in node.output])).encode())
+    for each in inputs:
+        found.update(b"|" if each is None else f"|{_key_of(each)}".encode())
+    return f"derived {found.hexdigest()}"
+
+
+def _key_of(value: Value) -> str:
+    if value.origin is not None:
+        return value.origin.key
+    array = value.elements
+    data = repr(array.tolist()).encode() if array.dtype.hasobject else np.ascontiguousarray(array).tobytes()
+    return f"{array.dtype} {array.shape} {hashlib.blake2b(data, digest_size=16).hexdigest()}"

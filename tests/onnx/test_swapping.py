@@ -1,0 +1,235 @@
+"""`model.write` and `load(replace=)`: a model's weights are swapped while it serves."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+from cudnn_actor import (
+    CudnnRef,
+    DeadlineExceeded,
+    Fault,
+    FaultPlan,
+    InvalidRequest,
+    RunModel,
+    ServiceStopped,
+    TensorSpec,
+    WriteWeights,
+    spawn,
+)
+from cudnn_actor.options import Isolation
+
+from .small_models import FLOAT, image_model, model_of, node
+
+pytestmark = pytest.mark.parametrize("isolation", ["thread", "process"])
+
+
+def network(batch: int | str = "N") -> onnx.ModelProto:
+    """A product with a weight that constant nodes turn and scale, a bias of one element, a shape."""
+    return model_of(
+        [
+            node("Constant", "", "half", value=numpy_helper.from_array(np.array([0.5, 2.0], np.float32))),
+            node("Transpose", "w", "turned"),
+            node("Mul", "turned half", "scaled"),
+            node("MatMul", "x scaled", "product"),
+            node("Add", "product bias", "moved"),
+            node("Mul", "moved factor", "multiplied"),
+            node("Reshape", "multiplied shape", "y"),
+        ],
+        {"x": (FLOAT, [batch, 3])},
+        {"y": (FLOAT, None)},
+        {
+            "w": np.arange(6, dtype=np.float32).reshape(2, 3),
+            "bias": np.array([1], np.float32),
+            "factor": np.array(3, np.float32),
+            "shape": np.array([-1], np.int64),
+        },
+    )
+
+
+def with_weights(model: onnx.ModelProto, weights: dict[str, np.ndarray]) -> onnx.ModelProto:
+    other = onnx.ModelProto()
+    other.CopyFrom(model)
+    for tensor in other.graph.initializer:
+        if tensor.name in weights:
+            tensor.CopyFrom(numpy_helper.from_array(weights[tensor.name], tensor.name))
+    return other
+
+
+def expected(model: onnx.ModelProto, x: np.ndarray, name: str = "x") -> Any:
+    results: Any = ReferenceEvaluator(model).run(None, {name: x})
+    return results[0]
+
+
+def rows(count: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal((count, 3)).astype(np.float32)
+
+
+def drawn(seed: int) -> dict[str, np.ndarray]:
+    """Weights of the image model."""
+    rng = np.random.default_rng(seed)
+    tensors = {each.name: each.dims for each in image_model().graph.initializer}
+    return {name: rng.standard_normal(tuple(dims)).astype(np.float32) / 4 for name, dims in tensors.items()}
+
+
+async def check(gpu: CudnnRef, model: Any, file: onnx.ModelProto, *counts: int) -> None:
+    for count in counts:
+        found = (await gpu.run(model, x=rows(count)))["y"]
+        np.testing.assert_allclose(found, expected(file, rows(count)), rtol=1e-4, atol=1e-5)
+
+
+async def test_written_weights_and_what_is_folded_from_them_serve_all_dims(
+    isolation: Isolation,
+) -> None:
+    file = network()
+    async with (
+        spawn(device="cpu", isolation=isolation) as gpu,
+        await gpu.load(file, swappable=True) as model,
+    ):
+        await check(gpu, model, file, 1, 4)
+        before = (await gpu.statistics()).live_buffers
+        new = {"w": rows(2, 5), "bias": np.array([-7], np.float32)}
+        await model.write(new)
+        changed = with_weights(file, new)
+        await check(gpu, model, changed, 4, 1)
+        assert (await gpu.statistics()).live_buffers == before
+        await check(gpu, model, changed, 9)  # a graph that is made after the write
+        new["w"][:] = 99  # it was copied
+        await check(gpu, model, changed, 10)
+        await model.write({"bias": np.array([4], np.float32)})
+        await check(gpu, model, with_weights(changed, {"bias": np.array([4], np.float32)}), 1, 4, 9, 10, 11)
+
+
+async def test_weights_are_written_before_the_first_run(isolation: Isolation) -> None:
+    file, new = network(), {"w": rows(2, 8)}
+    async with spawn(device="cpu", isolation=isolation) as gpu:
+        async with await gpu.load(file, swappable=True) as model:
+            await model.write(new)
+            await check(gpu, model, with_weights(file, new), 3)
+        async with await gpu.load(network(2), swappable=True) as model:  # uploaded, and not deployed yet
+            await model.write(new)
+            await check(gpu, model, with_weights(file, new), 2)
+
+
+async def test_the_weights_of_a_model_in_another_dtype_are_rounded(isolation: Isolation) -> None:
+    file = image_model(2)
+    x = np.random.default_rng(1).standard_normal((2, 3, 8, 8)).astype(np.float32)
+    new = drawn(5)
+    async with spawn(device="cpu", isolation=isolation) as gpu:
+        options: dict[str, Any] = {"dtype": "bfloat16"}
+        async with (
+            await gpu.load(file, swappable=True, **options) as model,
+            await gpu.load(with_weights(file, new), **options) as other,
+        ):
+            await gpu.run(model, image=x)
+            await model.write(new)
+            found, wanted = await gpu.run(model, image=x), await gpu.run(other, image=x)
+            for name, array in wanted.items():
+                np.testing.assert_array_equal(found[name], array)
+
+
+async def test_what_does_not_fit_is_refused_and_nothing_is_written(isolation: Isolation) -> None:
+    file = network()
+    async with spawn(device="cpu", isolation=isolation) as gpu:
+        async with await gpu.load(file, swappable=True) as model:
+            assert model.weights["w"] == TensorSpec.packed((2, 3), "float32")
+            await check(gpu, model, file, 2)
+            assert model.weights.keys() == {"w", "bias"}
+            good = rows(2, 3)
+            cases: dict[str, dict[str, Any]] = {
+                "is no weight of the model; did you mean .bias.": {"bia": np.array([1], np.float32)},
+                "decides over the model's graph": {"shape": np.array([1, -1])},
+                r"is not of the weight's dtype and dims, float32 \(1\)": {
+                    "bias": np.array([1, 2], np.float32)
+                },
+                "float64": {"bias": np.ones(1)},
+                "gpu.load\\(new, replace=model\\)": {"factor": np.array(1, np.float32)},
+            }
+            for problem, wrong in cases.items():
+                with pytest.raises(InvalidRequest, match=problem):
+                    await model.write({"w": good, **wrong})
+            with pytest.raises(InvalidRequest, match="is not a mapping"):
+                await model.write([good])  # type: ignore[arg-type]
+            await check(gpu, model, file, 2)
+        with pytest.raises(InvalidRequest, match="is closed"):
+            await model.write({"w": good})
+        async with await gpu.load(file) as model:
+            with pytest.raises(InvalidRequest, match="swappable=True"):
+                await model.write({"w": good})
+
+
+@pytest.mark.parametrize("of", [None, RunModel, WriteWeights])
+@pytest.mark.parametrize("standby", [False, True])
+async def test_each_answer_is_of_one_version(isolation: Isolation, of: type | None, standby: bool) -> None:
+    faults = FaultPlan()
+    if of is not None:
+        faults = faults.at(3, Fault.STICKY, of=of).at(15, Fault.STICKY, of=of)
+    options: dict[str, Any] = {"standby": int(standby)} if isolation == "process" else {}
+    file = image_model()
+    versions = [drawn(seed) for seed in range(8)]
+    files = [with_weights(file, each) for each in versions]
+    x = np.random.default_rng(1).standard_normal((5, 3, 8, 8)).astype(np.float32)
+    wanted = [[expected(each, x[:count], "image") for each in files] for count in range(1, 6)]
+    written, ran = 0, asyncio.Event()
+    async with (
+        spawn(device="cpu", isolation=isolation, faults=faults, max_restarts=9, **options) as gpu,
+        await gpu.load(files[0], swappable=True) as model,
+    ):
+
+        async def write() -> None:
+            nonlocal written
+            for written in range(1, 25):
+                await model.write(versions[written % 8])
+                ran.clear()
+                if written < 24:
+                    await ran.wait()
+
+        async def run(count: int) -> None:
+            while written < 24:
+                since = written
+                ran.set()
+                found = (await gpu.run(model, image=x[:count]))["scores"]
+                near = [
+                    number
+                    for number, each in enumerate(wanted[count - 1])
+                    if np.allclose(found, each, rtol=1e-4, atol=1e-4)
+                ]
+                assert len(near) == 1, "of no version"
+                possible = {number % 8 for number in range(max(0, since - 1), written + 1)}
+                assert near[0] in possible, "of a version that was not there"
+
+        await asyncio.gather(write(), *(run(count) for count in range(1, 6)))
+        assert gpu.generation == (1 if of is None else 3)
+
+
+async def test_a_write_that_is_not_awaited_any_more_is_finished_before_a_graph_is_added(
+    isolation: Isolation,
+) -> None:
+    file, new = network(), {"w": rows(2, 4), "bias": np.array([2], np.float32)}
+    faults = FaultPlan().at(1, Fault.SLOW, of=WriteWeights, seconds=0.5)
+    async with (
+        spawn(device="cpu", isolation=isolation, faults=faults) as gpu,
+        await gpu.load(file, swappable=True) as model,
+    ):
+        await check(gpu, model, file, 1)
+        with pytest.raises(DeadlineExceeded) as caught:
+            await model.write(new, timeout=0.2)
+        assert caught.value.started
+        changed = with_weights(file, new)
+        await check(gpu, model, changed, 3, 1)
+
+
+async def test_a_service_that_closes_answers_writes(isolation: Isolation) -> None:
+    async with spawn(device="cpu", isolation=isolation) as gpu:
+        model = await gpu.load(network(), dims={"N": 2}, swappable=True)
+        tasks = [asyncio.ensure_future(model.write({"w": rows(2, seed)})) for seed in range(5)]
+        tasks.append(asyncio.ensure_future(model.close()))
+        await asyncio.sleep(0)
+    for outcome in await asyncio.gather(*tasks, return_exceptions=True):
+        assert outcome is None or isinstance(outcome, ServiceStopped | InvalidRequest)
