@@ -30,6 +30,7 @@ from cudnn_actor.protocol.errors import (
 )
 from cudnn_actor.protocol.types.buffers import BufferRef
 from cudnn_actor.protocol.types.records import Record
+from cudnn_actor.protocol.types.tensor import TensorSpec
 
 __all__ = ["BatchStatistics", "BatchedModel"]
 
@@ -146,6 +147,8 @@ class BatchedModel:
         """Of all dims that were warmed."""
         self._dtypes: dict[str, np.dtype[Any]] = {}
         """Of the inputs."""
+        self._memory: dict[Hashable, list[dict[str, np.ndarray]]] = {}
+        """Memory of the service for the inputs of the largest batch of each group: what no batch uses now."""
         self._refusals: dict[Hashable, CudnnActorError] = {}
         """Of groups for which no size is left."""
         self._counts = {"batches": 0, "samples": 0, "padded": 0, "divided": 0}
@@ -177,7 +180,11 @@ class BatchedModel:
                     zeros = {name: np.zeros(spec.dims, spec.dtype.numpy) for name, spec in specs.items()}
                     results = await self._model.run_checked(zeros, deadline)
                     self._rules.check_results(results, zeros)
-                    self._groups.add(self._rules.group_of(zeros))
+                    group, size = self._rules.group_of(zeros), len(next(iter(zeros.values())))
+                    self._groups.add(group)
+                    if size == self._rules.sizes[-1]:
+                        in_flight = range(self._rules.in_flight)
+                        self._memory[group] = [await self._model.lend(specs) for _ in in_flight]
                     self._dtypes = {name: array.dtype for name, array in zeros.items()}
         except BaseException:
             _release_all(self._releases)
@@ -208,6 +215,7 @@ class BatchedModel:
                     batch.task.cancel()
             if self._timer is not None:
                 self._timer.cancel()
+            self._memory.clear()
             _release_all(self._releases)
 
     # Requests.
@@ -441,8 +449,10 @@ class BatchedModel:
         self._counts["padded"] += size - samples
         try:
             parts = [each.inputs for each in requests]
-            batch = await self._aside(_assembled, parts, size, nbytes=_nbytes(parts))
-            results = await self._model.run_checked(batch, Deadline(), again=not several, crashes=crashes)
+            if not several and samples == size:
+                results = await self._model.run_checked(parts[0], Deadline(), crashes=crashes)
+            else:
+                results = await self._run_together(parts, group, size, again=not several, crashes=crashes)
         except _DIVIDED as error:
             if isinstance(error, QuarantinedRequest) and self._quarantined(error.digest):
                 self._leave_out(group, size, error)
@@ -460,6 +470,23 @@ class BatchedModel:
                 request.batch = None
                 if not request.future.done():
                     request.future.set_result(result)
+
+    async def _run_together(
+        self, parts: Sequence[Mapping[str, np.ndarray]], group: Hashable, size: int, **options: Any
+    ) -> dict[str, np.ndarray]:
+        """Assemble a batch in memory that the device reads without another copy, and run it.
+
+        The memory serves another batch only if this one was answered: a run that nobody waits for any more
+        may still read it.
+        """
+        unused = self._memory.setdefault(group, [])
+        memory = unused.pop() if unused else await self._model.lend(_specs(parts[0], self._rules.sizes[-1]))
+        batch = {name: whole[:size] for name, whole in memory.items()}
+        await self._aside(_assemble, parts, batch, nbytes=_nbytes(parts))
+        results = await self._model.run_checked(batch, Deadline(), **options)
+        if self._open:
+            unused.append(memory)
+        return results
 
     async def _answer_one_by_one(
         self, requests: Sequence[_Request], size: int, error: CudnnActorError
@@ -498,23 +525,22 @@ class BatchedModel:
         return work(*args) if nbytes <= _ON_LOOP_BYTES else await in_own_thread(work, *args)
 
 
-def _assembled(parts: Sequence[Mapping[str, np.ndarray]], size: int) -> dict[str, np.ndarray]:
-    """The inputs of a batch: the samples of all requests, one after another, copied once.
+def _specs(part: Mapping[str, np.ndarray], size: int) -> dict[str, TensorSpec]:
+    """The specs of a batch of this size with inputs like these."""
+    return {name: TensorSpec.packed((size, *one.shape[1:]), one.dtype) for name, one in part.items()}
+
+
+def _assemble(parts: Sequence[Mapping[str, np.ndarray]], batch: Mapping[str, np.ndarray]) -> None:
+    """Fill a batch with the samples of all requests, one after another, copied once.
 
     The rows behind them are copies of the last sample, so that they compute nothing that a request does not.
     """
-    batch: dict[str, np.ndarray] = {}
-    for name, first in parts[0].items():
-        if len(parts) == 1 and len(first) == size:
-            batch[name] = first
-            continue
-        batch[name] = whole = np.empty((size, *first.shape[1:]), first.dtype)
+    for name, whole in batch.items():
         end = 0
         for part in parts:
             begin, end = end, end + len(part[name])
             whole[begin:end] = part[name]
         whole[end:] = whole[end - 1]
-    return batch
 
 
 def _divided(

@@ -37,7 +37,13 @@ from cudnn_actor.plan_store.cache import CAPACITY
 from cudnn_actor.protocol.errors import CudnnActorError, InvalidRequest, NotDeployed, OutOfMemory
 from cudnn_actor.protocol.graphs.explanation import Explanation
 from cudnn_actor.protocol.graphs.named_graph import Graph
-from cudnn_actor.protocol.messages.messages import Allocate, RunModel, WarmModel, WriteWeights
+from cudnn_actor.protocol.messages.messages import (
+    Allocate,
+    LendStaging,
+    RunModel,
+    WarmModel,
+    WriteWeights,
+)
 from cudnn_actor.protocol.messages.model_messages import ModelGraph, ModelRef
 from cudnn_actor.protocol.types.buffers import BufferRef
 from cudnn_actor.protocol.types.tensor import TensorSpec
@@ -289,6 +295,10 @@ class Model:
             return await self._run(kept, given, keep, deadline, again=again, crashes=crashes)
         finally:
             self._release(kept)
+
+    async def lend(self, specs: Mapping[str, TensorSpec]) -> dict[str, np.ndarray]:
+        """Arrays in memory that the device reads without another copy: see `LendStaging`."""
+        return {name: await self._gpu.ask(LendStaging(spec=spec)) for name, spec in specs.items()}
 
     async def reserve(self, specs: Mapping[str, TensorSpec], deadline: Deadline) -> Callable[[], None]:
         """Warm it for inputs of these specs, and keep the graph. Returns what ends that, once called.
