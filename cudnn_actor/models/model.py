@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import itertools
 import threading
 import warnings
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -34,7 +35,7 @@ from cudnn_actor.models.source import (
 )
 from cudnn_actor.models.weights import checked_weights, derived, specs_of
 from cudnn_actor.plan_store.cache import CAPACITY
-from cudnn_actor.protocol.errors import CudnnActorError, InvalidRequest, NotDeployed, OutOfMemory
+from cudnn_actor.protocol.errors import CudnnActorError, InvalidRequest, NotDeployed, OutOfMemory, Words
 from cudnn_actor.protocol.graphs.explanation import Explanation
 from cudnn_actor.protocol.graphs.named_graph import Graph
 from cudnn_actor.protocol.messages.messages import (
@@ -55,12 +56,30 @@ Unload = Callable[[ModelRef, tuple[str, ...] | None], None]
 
 _MOST_DEPLOYED = 8
 """How often a run may find that its graph has been forgotten."""
+_Method = TypeVar("_Method", bound=Callable[..., Coroutine[Any, Any, Any]])
+
 MOST_KEPT = 64
 """How many specialised graphs a model keeps."""
 
 
+class _Replaced(Exception):
+    """Raised where a model has been replaced, before anything was sent for a call: it is made anew."""
+
+
 class _Outdated(Exception):
     """Raised when weights were overwritten while a graph was imported with the earlier ones."""
+
+
+def _of_latest(method: _Method) -> _Method:
+    """A method that the model which has replaced this one runs instead."""
+
+    @functools.wraps(method)
+    async def call(self: Model, *args: Any, **kwargs: Any) -> Any:
+        while True:
+            with contextlib.suppress(_Replaced):
+                return await method(self._latest(), *args, **kwargs)
+
+    return call  # type: ignore[return-value]  # it has the same signature
 
 
 @dataclass(eq=False)
@@ -166,8 +185,9 @@ class Model:
         graphs: KeptGraphs,
     ) -> None:
         self._most_operations = most_operations
-        self.ref = ref
-        """Its reference, for messages: `RunModel(model=model.ref, ...)`, from pykka actors for example."""
+        self._ref = ref
+        self._successor: Model | None = None
+        """What has replaced it and does all that it is asked for; None for nothing."""
         self._gpu = gpu
         self._source = source
         self._discard = discard
@@ -210,6 +230,12 @@ class Model:
         self._lock = threading.RLock()
 
     @property
+    def ref(self) -> ModelRef:
+        """Its reference, for messages: `RunModel(model=model.ref, ...)`, from pykka actors for example. It
+        gets another when it is replaced."""
+        return self._latest()._ref
+
+    @property
     def inputs(self) -> tuple[Feature, ...]:
         """The inputs that have to be given, in order."""
         return self._source.inputs
@@ -234,8 +260,9 @@ class Model:
     @property
     def nbytes(self) -> int:
         """Bytes that its weights take in the service now; 0 before the first run, warm-up or explanation."""
-        with self._lock:
-            return sum(ref.nbytes for ref, _ in self._weights.values())
+        latest = self._latest()
+        with latest._lock:
+            return sum(ref.nbytes for ref, _ in latest._weights.values())
 
     @property
     def fixed(self) -> bool:
@@ -248,6 +275,7 @@ class Model:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
+    @_of_latest
     async def prepare(self, deadline: Deadline) -> None:
         """Import the model and upload its weights now, if its inputs have fixed dims. Raises as `run`."""
         specs = fixed_specs(self.inputs)
@@ -279,6 +307,7 @@ class Model:
         """The inputs of a run as references and arrays, by name. Raises `InvalidRequest`."""
         return checked_inputs(self._source, self._values, inputs, keep)
 
+    @_of_latest
     async def run_checked(
         self,
         given: Mapping[str, BufferRef | np.ndarray],
@@ -300,6 +329,7 @@ class Model:
         """Arrays in memory that the device reads without another copy: see `LendStaging`."""
         return {name: await self._gpu.ask(LendStaging(spec=spec)) for name, spec in specs.items()}
 
+    @_of_latest
     async def reserve(self, specs: Mapping[str, TensorSpec], deadline: Deadline) -> Callable[[], None]:
         """Warm it for inputs of these specs, and keep the graph. Returns what ends that, once called.
 
@@ -343,6 +373,7 @@ class Model:
         with within(timeout) as deadline:
             return sum([await self._warmed(specs, deadline) for specs in sets])
 
+    @_of_latest
     async def _warmed(self, specs: Mapping[str, TensorSpec], deadline: Deadline) -> int:
         kept = await self._acquire_or_refuse(specs, {}, deadline)
         try:
@@ -357,10 +388,11 @@ class Model:
         Those whose values are found to decide over shapes, axes or factors, as graphs are imported, are not
         among them.
         """
-        source = self._swappable()
-        with self._lock:
-            return specs_of(source.tensors, self._decided)
+        source, latest = self._swappable(), self._latest()
+        with latest._lock:
+            return specs_of(source.tensors, latest._decided)
 
+    @_of_latest
     async def write(self, weights: Mapping[str, Any], *, timeout: float | None = None) -> None:
         """Overwrite weights, all of them or none, between two runs: no run sees a mixture.
 
@@ -389,8 +421,13 @@ class Model:
         with within(timeout) as deadline:
             await self._write(given, deadline)
 
+    @property
+    def swappable(self) -> bool:
+        """Whether its weights may be overwritten."""
+        return bool(getattr(self._source, "swappable", False))
+
     def _swappable(self) -> SwappableSource:
-        if not getattr(self._source, "swappable", False):
+        if not self.swappable:
             raise InvalidRequest(
                 field="model",
                 value=self,
@@ -444,7 +481,7 @@ class Model:
         arrays = await in_own_thread(_computed, chosen, source.tensors)
         if chosen:
             refs = tuple(ref for ref, _ in chosen)
-            message = WriteWeights(model=self.ref, buffers=refs, values=tuple(arrays))
+            message = WriteWeights(model=self._ref, buffers=refs, values=tuple(arrays))
             try:
                 await self._gpu.ask(message, timeout=deadline.left_s)
             except BaseException as error:
@@ -478,6 +515,7 @@ class Model:
         else:
             yield writes
 
+    @_of_latest
     async def explain(
         self,
         inputs: Mapping[str, Any] | None = None,
@@ -544,10 +582,57 @@ class Model:
 
     def end(self) -> None:
         """The same as `close`, from any thread, also by the collector."""
+        self._latest()._end()
+
+    def _end(self) -> None:
         with self._lock:
             self._closed = True
             unused = self._evicted()
         self._give_back(*unused)
+
+    # Its replacement.
+
+    def _latest(self) -> Model:
+        """What has replaced it last; else it itself."""
+        return self if self._successor is None else self._successor._latest()
+
+    async def replaceable_by(self, other: Model, deadline: Deadline) -> None:
+        """Warm another model for all dims that this one has graphs for.
+
+        Raises `InvalidRequest` if inputs or outputs differ, and as `run`.
+        """
+        for what in ("inputs", "defaults", "outputs"):
+            mine, given = getattr(self, what), getattr(other, what)
+            if mine != given:
+                raise InvalidRequest(
+                    field="model",
+                    value=Words(", ".join(map(str, given)) or f"no {what}"),
+                    problem=f"are not the {what} of the model that is to be replaced, "
+                    f"{', '.join(map(str, mine)) or 'none'}",
+                    fix="load it as a model of its own",
+                )
+        latest = self._latest()
+        with latest._lock:
+            latest._check_open()
+            wanted = [(kept.specs, kept.values) for kept in latest._kept.values()]
+        for specs, values in wanted:
+            kept = await other._acquire(specs, values, deadline)
+            try:
+                await other._deploy(kept, deadline)
+            finally:
+                other._release(kept)
+
+    def replace_by(self, other: Model) -> None:
+        """Have another model do all that this one is asked for from now on. Runs that have begun finish, and
+        then what this one has is given back. Any thread."""
+        latest = self._latest()
+        with latest._lock:
+            latest._check_open()
+            # One step for whoever asks from now on: it finds the other, which is warm.
+            latest._successor = other
+        self._successor = other  # so that nothing in between is kept
+        self._source = other._source
+        latest._end()
 
     # One run.
 
@@ -575,7 +660,7 @@ class Model:
                 results = {name: array.copy() for name, array in constants.items()}
             else:
                 into = {name: ref for name, ref in made.items() if name not in constants}
-                message = RunModel.of(self.ref, {**given, **kept.values}, into, again=again, crashes=crashes)
+                message = RunModel.of(self._ref, {**given, **kept.values}, into, again=again, crashes=crashes)
                 results = await self._answer(kept, message, deadline)
             kept_ones, made = made, {}
             return {each.name: {**results, **kept_ones}[each.name] for each in self.outputs}
@@ -623,7 +708,7 @@ class Model:
                     await self._allocate(kept, deadline)
         sent = kept.sent
         assert sent is not None
-        built: int = await self._gpu.ask(WarmModel(model=self.ref, graphs=(sent,)), timeout=deadline.left_s)
+        built: int = await self._gpu.ask(WarmModel(model=self._ref, graphs=(sent,)), timeout=deadline.left_s)
         kept.deployed = kept.sent is sent
         return built
 
@@ -809,9 +894,9 @@ class Model:
         """Free buffers, and drop graphs from the service's caches; those of a closed model with their
         plans."""
         if self._closed and not self._kept:
-            self._unload(self.ref, None)
+            self._unload(self._ref, None)
         elif evicted:
-            self._unload(self.ref, tuple(kept.name for kept in evicted))
+            self._unload(self._ref, tuple(kept.name for kept in evicted))
         for ref in refs:
             self._discard(ref)
         graphs = [kept.graph for kept in evicted if kept.graph is not None]
@@ -826,6 +911,8 @@ class Model:
         self._past.clear()
 
     def _check_open(self) -> None:
+        if self._successor is not None:
+            raise _Replaced
         if self._closed:
             raise InvalidRequest(field="model", value=self, problem="is closed", fix="load it again")
 

@@ -588,6 +588,7 @@ class CudnnRef:
         dtype: DTypeLike | None = None,
         random: int | None = None,
         swappable: bool = False,
+        replace: Model | None = None,
         timeout: float | None = None,
     ) -> Model:
         """Load a model: read it and check it. See `cudnn-actor docs onnx`.
@@ -611,6 +612,10 @@ class CudnnRef:
             it they are refused. Each run draws other numbers, and a model that is loaded again the same ones.
         swappable
             Whether its weights may be overwritten later, while it runs: see `Model.write`.
+        replace
+            A model that this service loaded, with the same inputs and outputs. The new one is warmed for all
+            dims that it has graphs for; then `replace` itself runs the new one, and is returned. Runs that
+            have begun finish on the old one, which is then unloaded. If anything fails, it stays as it was.
         timeout
             Seconds for all of it. A file that is being read then is read to its end, and dropped.
 
@@ -637,6 +642,9 @@ class CudnnRef:
         """
         self._state.mailbox.check_open()
         state, service = self._state, self._service
+        if replace is not None:
+            self._require_own(replace)
+            swappable = swappable or (replace.swappable and not hasattr(model, "specialised"))
         with within(timeout) as deadline:
             async with deadline.limiting():
                 source = _source(model, random=random, dtype=dtype, swappable=swappable or None)
@@ -653,14 +661,18 @@ class CudnnRef:
                 graphs=service.kept_graphs,
             )
             try:
-                if dims is None:
-                    await loaded.prepare(deadline)
-                else:
+                if replace is not None:
+                    await replace.replaceable_by(loaded, deadline)
+                if dims is not None:
                     await loaded.warm(dims, timeout=deadline.left_s)
+                elif replace is None:
+                    await loaded.prepare(deadline)
+                if replace is not None:
+                    replace.replace_by(loaded)
             except BaseException:
                 loaded.end()
                 raise
-        return loaded
+        return loaded if replace is None else replace
 
     async def run(
         self,

@@ -20,6 +20,7 @@ from cudnn_actor import (
     RunModel,
     ServiceStopped,
     TensorSpec,
+    UnsupportedModel,
     WriteWeights,
     spawn,
 )
@@ -154,8 +155,9 @@ async def test_what_does_not_fit_is_refused_and_nothing_is_written(isolation: Is
             for problem, wrong in cases.items():
                 with pytest.raises(InvalidRequest, match=problem):
                     await model.write({"w": good, **wrong})
+            listed: Any = [good]
             with pytest.raises(InvalidRequest, match="is not a mapping"):
-                await model.write([good])  # type: ignore[arg-type]
+                await model.write(listed)
             await check(gpu, model, file, 2)
         with pytest.raises(InvalidRequest, match="is closed"):
             await model.write({"w": good})
@@ -233,3 +235,74 @@ async def test_a_service_that_closes_answers_writes(isolation: Isolation) -> Non
         await asyncio.sleep(0)
     for outcome in await asyncio.gather(*tasks, return_exceptions=True):
         assert outcome is None or isinstance(outcome, ServiceStopped | InvalidRequest)
+
+
+def rescaled(version: int) -> onnx.ModelProto:
+    """The image model with other weights, and with one node more."""
+    file = with_weights(image_model(), drawn(version))
+    file.graph.node[-1].output[0] = "unscaled"
+    scale = numpy_helper.from_array(np.array(version, np.float32))
+    file.graph.node.extend(
+        [node("Constant", "", "scale", value=scale), node("Mul", "unscaled scale", "scores")]
+    )
+    return file
+
+
+async def test_a_model_is_replaced_while_it_serves(isolation: Isolation) -> None:
+    files = [rescaled(version) for version in range(1, 5)]
+    x = np.random.default_rng(1).standard_normal((3, 3, 8, 8)).astype(np.float32)
+    wanted = [[expected(each, x[:count], "image") for each in files] for count in range(1, 4)]
+    faults = FaultPlan().at(7, Fault.STICKY, of=RunModel)
+    ending, served = False, 0
+    async with spawn(device="cpu", isolation=isolation, faults=faults) as gpu:
+        model = await gpu.load(files[0], dims={"N": (1, 2, 3)})
+
+        async def run(count: int) -> None:
+            nonlocal served
+            while not ending:
+                since = served
+                found = (await gpu.run(model, image=x[:count]))["scores"]
+                near = [
+                    number
+                    for number, each in enumerate(wanted[count - 1])
+                    if np.allclose(found, each, rtol=1e-4, atol=1e-4)
+                ]
+                assert len(near) == 1
+                assert since <= near[0] <= served + 1
+
+        async def replace() -> None:
+            nonlocal ending, served
+            for number, file in enumerate(files[1:], 1):
+                before = model.ref
+                assert await gpu.load(file, replace=model) is model
+                served = number
+                assert model.ref != before
+            ending = True
+
+        await asyncio.gather(replace(), *(run(count) for count in range(1, 4)))
+        await gpu.drain()
+        assert (await gpu.statistics()).live_buffers == len(drawn(0)) + 3 * 3
+        await model.close()
+        await gpu.drain()
+        assert (await gpu.statistics()).live_buffers == 0
+        with pytest.raises(InvalidRequest, match="is closed"):
+            await gpu.run(model, image=x)
+
+
+async def test_a_model_that_cannot_be_replaced_stays(isolation: Isolation) -> None:
+    file = network()
+    async with spawn(device="cpu", isolation=isolation) as gpu, await gpu.load(file, swappable=True) as model:
+        await check(gpu, model, file, 1, 2)
+        before = (await gpu.statistics()).live_buffers
+        with pytest.raises(InvalidRequest, match="are not the inputs of the model"):
+            await gpu.load(image_model(), replace=model)
+        wrong = with_weights(file, {"shape": np.array([2], np.int64)})
+        with pytest.raises((UnsupportedModel, InvalidRequest)):
+            await gpu.load(wrong, replace=model)
+        await gpu.drain()
+        assert (await gpu.statistics()).live_buffers == before
+        await check(gpu, model, file, 1, 2)
+        new = with_weights(file, {"w": rows(2, 7), "shape": np.array([1, -1], np.int64)})
+        await gpu.load(new, replace=model)  # it may be swapped as the old one could be
+        await model.write({"bias": np.array([6], np.float32)})
+        await check(gpu, model, with_weights(new, {"bias": np.array([6], np.float32)}), 2, 3)
