@@ -54,6 +54,7 @@ from cudnn_actor.isolation.process.wire import (
     ReadStaged,
     Refused,
     Requests,
+    RunPlaced,
     UnmapArena,
     UnmapStage,
     WriteStaged,
@@ -114,6 +115,8 @@ class SimulatedWorker:
         self.arenas: dict[int, int] = {}
         """Bytes of each that is mapped, by number."""
         self.wishes: deque[CreateArena] = deque()
+        self.runs: set[int] = set()
+        """Numbers of the runs of models' graphs that it keeps."""
         self.queue: deque[Task] = deque()
         self.running: deque[Task] = deque()
         self.finished: list[tuple[Task, Answer]] = []
@@ -180,7 +183,11 @@ class SimulatedWorker:
                 for request in frame.requests:
                     message = MESSAGES.decode(request.body)
                     self._put(Task(request.number, request.place, message, request.fault))
-            case ForgetPlans() | KnowGraph() | ForgetGraph() | KnowRun() | ForgetRun():
+            case KnowRun():
+                self.runs.add(frame.number)
+            case ForgetRun():
+                self.runs.remove(frame.number)
+            case ForgetPlans() | KnowGraph() | ForgetGraph():
                 pass  # it keeps none
             case _:
                 raise AssertionError(f"{frame} is nothing that a host says")
@@ -331,6 +338,8 @@ class SimulatedWorker:
                 self._array(task, dst)[...] = self._stages.array(values, dst.spec)
             case ReadStaged(src=src, values=values):
                 self._stages.array(values, src.spec)[...] = self._array(task, src)
+            case RunPlaced():
+                pass  # what it would compute is not simulated
             case other:
                 raise AssertionError(f"{other} is nothing that a worker is asked for")
 

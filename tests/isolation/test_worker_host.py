@@ -34,6 +34,7 @@ from cudnn_actor.protocol import (
     ServiceStopped,
     StaleBufferError,
     TensorSpec,
+    UnloadModel,
     Upload,
 )
 from cudnn_actor.supervision import Fault, FaultPlan
@@ -155,6 +156,20 @@ def test_a_models_graph_whose_places_may_still_be_written_runs_no_more(office: O
     office.host.recovery.reclaim(pending)
     taken = {office.memory.resolve(buffer(office)).offset for _ in range(4)}
     assert places <= taken
+
+
+def test_a_worker_keeps_no_graph_that_was_unloaded_behind_a_run_that_runs_again(office: Office) -> None:
+    model = office.ask(DeployModel(graphs=(model_graph(office),)))
+    run = RunModel.of(model, {"x": np.ones(SPEC.dims, np.float32)})
+    office.ask(run)
+    assert len(office.worker.runs) == 1
+    runs = begun(office, run, run)
+    office.send(UnloadModel(model=model))
+    office.turn()
+    assert not office.worker.runs
+    replaced(office)
+    assert [error_of(office, each) for each in runs] == [None, None]
+    assert not office.worker.runs
 
 
 # What goes with it.

@@ -281,7 +281,11 @@ class Sender:
     # What a request holds.
 
     def discharge(self, request: WorkerRequest, *, end_ref: bool) -> None:
-        """Give back a request's blocks. `end_ref`: also free the buffer that no caller will receive."""
+        """Give back a request's blocks. `end_ref`: also free the buffer that no caller will receive.
+
+        A model's graph that was unloaded while the request ran is forgotten by the worker that has just been
+        told of it once more, because the request ran again or had to wait.
+        """
         blocks, request.blocks = request.blocks, ()
         for block in blocks:
             self.staging.give_back(block)
@@ -289,6 +293,8 @@ class Sender:
             self.take_back(request)
         if end_ref:
             self.broker.end_unreceived(request)
+        if request.run is not None and request.run.deployed is not None and request.run.deployed.ended:
+            self.forget_run(request.run.deployed)
 
     def release(self, request: WorkerRequest) -> None:
         """Release all that a request holds which is not in flight and has no result."""
