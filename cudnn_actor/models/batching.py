@@ -326,10 +326,13 @@ class BatchedModel:
         dtypes = self._dtypes
         if type(inputs) is not dict or inputs.keys() != dtypes.keys():
             return None
-        fitting = {name: inputs[name] for name in dtypes}
-        if any(type(each) is not np.ndarray or each.dtype != dtypes[name] for name, each in fitting.items()):
+        given = {name: inputs[name] for name in dtypes}
+        if any(type(each) is not np.ndarray or each.dtype != dtypes[name] for name, each in given.items()):
             return None
-        alike = len({each.shape[:1] for each in fitting.values()}) == 1
+        # Views keep their shapes, even if the caller gives an array another one before its batch starts.
+        fitting = {name: each[...] for name, each in given.items()}
+        counts = {each.shape[:1] for each in fitting.values()}
+        alike = len(counts) == 1 and () not in counts
         return fitting if alike and self._rules.group_of(fitting) in self._groups else None
 
     def _on_host(self, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:

@@ -101,7 +101,8 @@ def _input(feature: Feature, value: Any, values: Values) -> BufferRef | np.ndarr
         raise InvalidRequest(
             field=feature.name, value=value, problem="has gaps between its elements", fix="copy it"
         )
-    return value  # type: ignore[no-any-return]
+    # A view keeps its shape, even if the caller gives the array another one before the run begins.
+    return value[...] if isinstance(value, np.ndarray) else value
 
 
 def _check_dims(features: Sequence[Feature], given: Mapping[str, Any]) -> None:

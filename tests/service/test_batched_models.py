@@ -132,6 +132,25 @@ async def test_large_samples_are_put_together_and_divided_too() -> None:
             check(answer, number, 1, length)
 
 
+async def test_an_array_that_is_reshaped_while_it_waits_spoils_no_batch() -> None:
+    async with held(max_batch=4) as (_, endpoint, gate, first):
+        given = [rows(n, 2) for n in range(2)]
+        waiting = [endpoint.submit(x=x) for x in given]
+        given[1].shape = (3, 2)
+        gate.open()
+        check(await first, 100.0)
+        for number, answer in enumerate(await asyncio.gather(*waiting)):
+            check(answer, number, 2)
+
+
+async def test_a_number_is_no_sample_of_a_model_of_rows_without_dims() -> None:
+    model = model_of([node("Add", "x x", "y")], {"x": (FLOAT, ["N"])}, {"y": (FLOAT, ["N"])})
+    async with batched(model=model, max_batch=4) as (_, endpoint):
+        with pytest.raises(InvalidRequest, match="0 dims"):
+            await endpoint(x=np.array(3.0, np.float32))
+        np.testing.assert_array_equal((await endpoint(x=np.ones(2, np.float32)))["y"], [2.0, 2.0])
+
+
 async def test_requests_of_other_dims_do_not_share_a_batch() -> None:
     async with batched(model=doubling("L"), max_batch=4, dims={"L": (3, 5)}) as (_, endpoint):
         lengths = [3, 5] * 8
