@@ -32,14 +32,19 @@ pytestmark = pytest.mark.parametrize("isolation", ["thread", "process"])
 
 
 def network(batch: int | str = "N") -> onnx.ModelProto:
-    """A product with a weight that constant nodes turn and scale, a bias of one element, a shape."""
+    """A product with a weight that constant nodes turn and scale, the first rows of another weight, a bias of
+    one element, a shape."""
     return model_of(
         [
             node("Constant", "", "half", value=numpy_helper.from_array(np.array([0.5, 2.0], np.float32))),
             node("Transpose", "w", "turned"),
             node("Mul", "turned half", "scaled"),
             node("MatMul", "x scaled", "product"),
-            node("Add", "product bias", "moved"),
+            node("Constant", "", "zero", value=numpy_helper.from_array(np.array([0], np.int64))),
+            node("Shape", "x", "count", start=0, end=1),
+            node("Slice", "positions zero count", "here"),
+            node("Add", "product here", "placed"),
+            node("Add", "placed bias", "moved"),
             node("Mul", "moved factor", "multiplied"),
             node("Reshape", "multiplied shape", "y"),
         ],
@@ -47,6 +52,7 @@ def network(batch: int | str = "N") -> onnx.ModelProto:
         {"y": (FLOAT, None)},
         {
             "w": np.arange(6, dtype=np.float32).reshape(2, 3),
+            "positions": np.arange(32, dtype=np.float32).reshape(16, 2),
             "bias": np.array([1], np.float32),
             "factor": np.array(3, np.float32),
             "shape": np.array([-1], np.int64),
@@ -95,7 +101,11 @@ async def test_written_weights_and_what_is_folded_from_them_serve_all_dims(
     ):
         await check(gpu, model, file, 1, 4)
         before = (await gpu.statistics()).live_buffers
-        new = {"w": rows(2, 5), "bias": np.array([-7], np.float32)}
+        new = {
+            "w": rows(2, 5),
+            "positions": rows(16, 6)[:, :2],
+            "bias": np.array([-7], np.float32),
+        }
         await model.write(new)
         changed = with_weights(file, new)
         await check(gpu, model, changed, 4, 1)
@@ -141,7 +151,7 @@ async def test_what_does_not_fit_is_refused_and_nothing_is_written(isolation: Is
         async with await gpu.load(file, swappable=True) as model:
             assert model.weights["w"] == TensorSpec.packed((2, 3), "float32")
             await check(gpu, model, file, 2)
-            assert model.weights.keys() == {"w", "bias"}
+            assert model.weights.keys() == {"w", "positions", "bias"}
             good = rows(2, 3)
             cases: dict[str, dict[str, Any]] = {
                 "is no weight of the model; did you mean .bias.": {"bia": np.array([1], np.float32)},
@@ -213,7 +223,7 @@ async def test_each_answer_is_of_one_version(isolation: Isolation, of: type | No
 async def test_a_write_that_is_not_awaited_any_more_is_finished_before_a_graph_is_added(
     isolation: Isolation,
 ) -> None:
-    file, new = network(), {"w": rows(2, 4), "bias": np.array([2], np.float32)}
+    file, new = network(), {"w": rows(2, 4), "positions": rows(16, 6)[:, :2]}
     faults = FaultPlan().at(1, Fault.SLOW, of=WriteWeights, seconds=0.5)
     async with (
         spawn(device="cpu", isolation=isolation, faults=faults) as gpu,
@@ -306,3 +316,15 @@ async def test_a_model_that_cannot_be_replaced_stays(isolation: Isolation) -> No
         await gpu.load(new, replace=model)  # it may be swapped as the old one could be
         await model.write({"bias": np.array([6], np.float32)})
         await check(gpu, model, with_weights(new, {"bias": np.array([6], np.float32)}), 2, 3)
+
+
+async def test_a_graph_that_is_imported_during_a_write_has_the_new_weights(isolation: Isolation) -> None:
+    file = network()
+    async with spawn(device="cpu", isolation=isolation) as gpu, await gpu.load(file, swappable=True) as model:
+        for count in range(1, 13):
+            new = {"positions": rows(16, count)[:, :2]}
+            running = asyncio.ensure_future(gpu.run(model, x=rows(count)))
+            await asyncio.sleep(0)
+            await model.write(new)
+            await running
+            await check(gpu, model, with_weights(file, new), count)
