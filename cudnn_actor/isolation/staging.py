@@ -78,11 +78,21 @@ class Staging:
 
     def take(self, nbytes: int) -> Block:
         """Allocate a block. Raises `OutOfMemory`, `OutOfDescriptors`; then nothing has changed."""
-        self._take_back()
+        self.take_back()
         if not self._pool.room_for(nbytes):
             self._grow(nbytes)
         arena, offset = self._pool.place(nbytes)
         return Block(arena.number, offset, nbytes)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether any caller's array has been collected, so that there is something to `take_back`."""
+        return bool(self._ended)
+
+    def take_back(self) -> None:
+        """Free the blocks of callers' arrays that have been collected. `take` does this first."""
+        while self._ended:
+            self.give_back(self._ended.popleft())
 
     def give_back(self, block: Block) -> None:
         """Free a block. Nothing may read or write it any more."""
@@ -178,7 +188,3 @@ class Staging:
         self._retire(number)
         del self._mapped[number], self._begins[number]
         self._pool.drop(number)
-
-    def _take_back(self) -> None:
-        while self._ended:
-            self.give_back(self._ended.popleft())

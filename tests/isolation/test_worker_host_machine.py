@@ -662,7 +662,7 @@ class WorkerHostMachine(RuleBasedStateMachine):
         """When all is done, no bytes of arenas and staging memory are taken but by what faults withheld."""
         host, memory = self.office.host, self.office.memory
         self.kept.clear()
-        host.staging._take_back()
+        host.staging.take_back()
         assert all(arena.idle for arena in host.staging._pool.all()), "a staging block was never given back"
         live = any(memory.is_live(ref) for ref in self.refs)
         if not live and not self.withheld_for_good:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -41,7 +42,7 @@ from cudnn_actor import (
 from cudnn_actor.engines.base import EngineFailure, StickyError
 from cudnn_actor.engines.cpu import CpuEngine
 
-from .rigs import AsynchronousEngine, Device, Gate, spawn, spawn_gated, spawn_on
+from .rigs import PATIENCE_S, AsynchronousEngine, Device, Gate, spawn, spawn_gated, spawn_on
 
 pytestmark = pytest.mark.usefixtures("isolation")
 
@@ -437,6 +438,25 @@ async def test_lent_memory_is_used_again_once_it_is_dropped() -> None:
             seen.add(lent.__array_interface__["data"][0])
             del lent
         assert len(seen) < 20
+
+
+async def test_lent_memory_is_given_back_by_the_next_turns_once_it_is_dropped() -> None:
+    feature = Feature(name="image", dtype=DType.FLOAT32, dims=("N", 3))
+    async with deployed() as (gpu, model):
+        check(await run(gpu, model, images(4)), images(4))  # later runs use its staging memory
+        before = _segments()
+        lent = [await gpu.staging(feature, N=3 << 20) for _ in range(4)]
+        lent[0][:] = 1
+        assert _segments() >= before + 3
+        lent.clear()
+        async with asyncio.timeout(PATIENCE_S):
+            while _segments() > before + 1:
+                check(await run(gpu, model, images(4)), images(4))
+
+
+def _segments() -> int:
+    """How many segments of staging memory this process has mapped."""
+    return Path("/proc/self/maps").read_text().count("cudnn-actor-stage")
 
 
 async def test_lent_memory_outlives_its_service() -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from cudnn_actor.actors import DEFERRED, Actor, Crash, Envelope
+from cudnn_actor.actors.logs import Log
 from cudnn_actor.broker import Broker, Work
 from cudnn_actor.broker.deployments import Deployed
 from cudnn_actor.broker.progress import Progress
@@ -53,6 +54,8 @@ from cudnn_actor.protocol.types.buffers import BufferRef
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
 __all__ = ["CudnnActor"]
+
+log = Log("cudnn_actor")
 
 
 class CudnnActor(Actor):
@@ -260,6 +263,8 @@ class CudnnActor(Actor):
         """Put one fence behind all that the batch enqueued."""
         self._work = None  # keep nothing of a batch after its turn
         self._runner.fence()
+        if self._staging is not None and self._staging.has_ended:
+            self._take_back(self._staging)
 
     def poll(self) -> float | None:
         """Collect builds, start the requests that waited for them, and check the device's fences."""
@@ -383,6 +388,14 @@ class CudnnActor(Actor):
         if self._staging is None:
             self._staging = Staging(self._pin, self._unpin)
         return self._staging.lend(spec.dims, spec.dtype.numpy)
+
+    @staticmethod
+    def _take_back(staging: Staging) -> None:
+        """Free lent memory whose arrays have been collected. Blocks if that unpins a segment."""
+        try:
+            staging.take_back()
+        except CudnnActorError as error:  # the segment stays, and is tried again with the next one
+            log.warning("staging.not_unpinned", error=str(error))
 
     def _close_staging(self) -> None:
         """Forget the memory that was lent; callers' arrays keep theirs. The engine has unpinned it."""
