@@ -246,12 +246,12 @@ def test_what_is_slow_in_cudnns_graph_is_split_by_default() -> None:
 
 
 def test_costly_functions_of_large_products_are_split_where_the_graph_rounds_to_a_half_type() -> None:
-    def is_split(rows: int, function: After, *, rounded: bool = True) -> bool:
+    def is_split(rows: int, function: After, *, rounded: bool = True, inner: int = 384) -> bool:
         def after(g: GraphBuilder, y: Tensor) -> Tensor:
             y = biased(g, y)
             return function(g, y.astype(BFLOAT16) if rounded else y)
 
-        halves = halves_of(product(after, (32, rows, 768), (768, 3072)))
+        halves = halves_of(product(after, (32, rows, inner), (inner, 3072)))
         assert halves is not None
         assert halves.between.dtype is (BFLOAT16 if rounded else FLOAT32)
         return is_split_by_default(halves)
@@ -259,6 +259,7 @@ def test_costly_functions_of_large_products_are_split_where_the_graph_rounds_to_
     assert is_split(197, lambda g, y: g.gelu(y))
     assert is_split(197, lambda g, y: g.erf(y))
     assert not is_split(4, lambda g, y: g.gelu(y))
+    assert not is_split(197, lambda g, y: g.gelu(y), inner=768)
     assert not is_split(197, lambda g, y: g.gelu(y), rounded=False)
     assert not is_split(197, lambda g, y: g.exp(y))
 

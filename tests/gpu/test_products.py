@@ -12,7 +12,6 @@ from cudnn_actor.engines.cuda import CudaEngine
 from cudnn_actor.engines.cuda.checking.self_check import SelfCheck
 from cudnn_actor.engines.cuda.cudnn.frontend_graph import Refused
 from cudnn_actor.engines.cuda.planning.cuda_builder import CudaBuilder
-from cudnn_actor.engines.cuda.planning.padded_rows import compile_padded, padded
 from cudnn_actor.engines.cuda.planning.product_halves import compile_halves, halves_of
 from cudnn_actor.engines.cuda.planning.products import compile_product, product_of
 from cudnn_actor.engines.cuda.running.barriers import waits
@@ -23,7 +22,6 @@ from cudnn_actor.protocol import DType, Graph, GraphBuilder, OperationGraph, Ten
 
 from ..engines.differences import computed
 from ..engines.references import relative_error
-from ..engines.test_padded_rows import ODD
 from ..engines.test_products import GRAPHS as SPLIT
 from ..engines.test_products import PRODUCTS, added, biased, product, swiglu
 from ..engines.test_reshaped_products import block
@@ -112,7 +110,7 @@ def test_a_product_and_a_kernel_pass_their_self_check(builder: CudaBuilder, name
 
 
 def test_a_large_gelu_of_a_rounded_product_is_split(builder: CudaBuilder) -> None:
-    rounded = product(lambda g, y: g.gelu(biased(g, y).astype(BFLOAT16)), (8, 197, 768), (768, 3072))
+    rounded = product(lambda g, y: g.gelu(biased(g, y).astype(BFLOAT16)), (8, 197, 384), (384, 3072))
     plan = builder.build(rounded, workspace_limit=None)
     assert [type(step) for step in plan.recipe.steps] == [ProductStep, KernelStep], plan.tag
     assert plan.checked
@@ -121,35 +119,6 @@ def test_a_large_gelu_of_a_rounded_product_is_split(builder: CudaBuilder) -> Non
 def test_a_product_with_a_gate_is_split(builder: CudaBuilder) -> None:
     plan = builder.build(HALVES["a large swiglu"], workspace_limit=None)
     assert [type(step) for step in plan.recipe.steps] == [ProductStep, KernelStep], plan.tag
-
-
-ROWS = {f"small: {name}": graph for name, (graph, _) in ODD.items()} | {
-    "logits": product(a=(4, 512, 768), b=(768, 50_257), turned="b"),
-    "an odd inner dim": product(biased, a=(2048, 1535), b=(1535, 2048)),
-    "a residual": product(lambda g, y: added(g, biased(g, y)), a=(2048, 1024), b=(1024, 2049)),
-}
-
-
-@pytest.mark.parametrize("name", ROWS)
-def test_a_product_on_padded_rows_passes_its_self_check_and_can_be_captured(
-    builder: CudaBuilder, name: str
-) -> None:
-    graph, context = ROWS[name], builder.context
-    found, check = padded(graph, every=True), SelfCheck(graph, context)
-    assert found is not None
-    plan = compile_padded(graph, found, context.handle, None)
-    assert check.fault(plan) is None, plan.tag
-    program, workspace = Program(plan, context.handle, context.stream), check.room_for(plan)
-    for _ in range(5):
-        program.run((1.0,), check.pointers, check.scalars, workspace.pointer)
-    assert program.replays, f"{plan.tag} cannot be captured"
-    check.close()
-
-
-def test_logits_have_padded_rows_by_default(builder: CudaBuilder) -> None:
-    plan = builder.build(ROWS["logits"], workspace_limit=None)
-    assert [type(step) for step in plan.recipe.steps] == [ProductStep, KernelStep], plan.tag
-    assert plan.checked
 
 
 def behind(dims: tuple[int, int, int], after: Callable[[GraphBuilder, Tensor], Tensor]) -> Graph:
@@ -173,18 +142,8 @@ async def test_a_result_is_rounded_once(name: str, dims: tuple[int, int, int]) -
     graph, rng = behind(dims, EPILOGUES[name]), np.random.default_rng(7)
     values = {p.name: rng.uniform(-1, 1, p.spec.dims).astype(p.spec.dtype.numpy) for p in graph.inputs}
     found, steps = await run(graph, values)
-    assert steps == ["cuBLASLt"]
-    wanted = computed(graph, values)["y"].astype(np.float64)
-    assert relative_error(found["y"], wanted) < 2 * UNIT[BFLOAT16]
-
-
-@pytest.mark.parametrize("dims", [(1024, 4097, 512), (1024, 2048, 1025)])
-async def test_a_product_of_odd_rows_is_rounded_once(dims: tuple[int, int, int]) -> None:
-    graph, rng = behind(dims, EPILOGUES["bias and residual"]), np.random.default_rng(7)
-    values = {p.name: rng.uniform(-1, 1, p.spec.dims).astype(p.spec.dtype.numpy) for p in graph.inputs}
-    found, steps = await run(graph, values)
-    assert "cuBLASLt" in steps
-    assert len(steps) > 1
+    if dims[0] > 1 or name != "bias and residual":  # cuDNN adds what is as large as a row of bias
+        assert steps == ["cuBLASLt"]
     wanted = computed(graph, values)["y"].astype(np.float64)
     assert relative_error(found["y"], wanted) < 2 * UNIT[BFLOAT16]
 

@@ -30,7 +30,6 @@ from cudnn_actor.engines.cuda.planning.candidates import (
 from cudnn_actor.engines.cuda.planning.composition import compose, largest, scratch_bytes
 from cudnn_actor.engines.cuda.planning.depthwise import compile_depthwise, is_depthwise
 from cudnn_actor.engines.cuda.planning.fusing import compile_fused
-from cudnn_actor.engines.cuda.planning.padded_rows import compile_padded, padded
 from cudnn_actor.engines.cuda.planning.partition import Cut, cut
 from cudnn_actor.engines.cuda.planning.product_halves import compile_halves, halves_of, is_split_by_default
 from cudnn_actor.engines.cuda.planning.products import compile_product, product_of
@@ -214,9 +213,6 @@ def _of_our_own(
     if any(is_depthwise(operation, graph.tensor) for operation in others):
         yield partial(compile_depthwise, graph, limit)
     elif (product := product_of(graph)) is not None:
-        if (wide := padded(graph)) is not None:
-            for choice in range(_CHOICES):
-                yield partial(compile_padded, graph, wide, handle, limit, choice)
         for choice in range(_CHOICES):
             yield partial(compile_product, graph, product, handle, limit, choice)
     elif (halves := halves_of(graph)) is not None:

@@ -28,9 +28,12 @@ __all__ = ["Halves", "compile_halves", "halves_of", "is_split_by_default"]
 _COSTLY = frozenset({PointwiseMode.ERF, PointwiseMode.GELU})
 """What takes longer in cuDNN's graph than as a kernel that reads the product in a half type.
 
-For each element of the result, cuDNN's graph of a product, a bias and GELU took 3.8 to 4.6 ps. A product with
-a bias by cuBLASLt takes 1.5 to 2.1, and such a kernel 1.3 (H100; ViT, BERT and ConvNeXt, 32 samples).
+For each element of the result, cuDNN's graph of a product, a bias and GELU takes 3.8 to 4.6 ps (H100; ViT,
+BERT and ConvNeXt, 32 samples). A product with a bias by cuBLASLt and such a kernel take 3.2 with rows of 96
+numbers, and 4.6 with rows of 768.
 """
+_LONGEST_ROWS = 512
+"""Of the product's operands: with longer ones nothing is gained (ViT), or a tenth is lost (BERT)."""
 _LEAST_BYTES = 8 << 20
 """Of what lies in between: with 4 million elements the gain is some 5 us, which is that of a few launches."""
 
@@ -66,7 +69,9 @@ def is_split_by_default(halves: Halves) -> bool:
     """Whether cuBLASLt's kernel and another one take less time than one of cuDNN's, as far as is known."""
     modes = {operation.mode for operation in halves.rest.operations if isinstance(operation, Pointwise)}
     between = halves.between
-    is_large = between.dtype.is_half and between.spec.nbytes >= _LEAST_BYTES
+    (product,) = (each for each in halves.first.operations if isinstance(each, MatMul))
+    rows_of = halves.first.tensor(product.a).dims[-1]
+    is_large = between.dtype.is_half and between.spec.nbytes >= _LEAST_BYTES and rows_of <= _LONGEST_ROWS
     return not modes.isdisjoint(SLOW_EPILOGUES | _COSTLY if is_large else SLOW_EPILOGUES)
 
 

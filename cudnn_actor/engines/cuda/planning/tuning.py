@@ -27,7 +27,6 @@ from cudnn_actor.engines.cuda.planning.compiler import (
     in_pieces,
 )
 from cudnn_actor.engines.cuda.planning.depthwise import compile_depthwise, ways_of_depthwise
-from cudnn_actor.engines.cuda.planning.padded_rows import compile_padded, padded
 from cudnn_actor.engines.cuda.planning.partition import cut
 from cudnn_actor.engines.cuda.planning.product_halves import compile_halves, halves_of
 from cudnn_actor.engines.cuda.planning.products import compile_product, product_of
@@ -97,11 +96,6 @@ def all_candidates(graph: OperationGraph, handle: Any, limit: int) -> Sequence[C
             Candidate(f"by cuBLASLt, {n + 1}", partial(compile_product, graph, product, handle, limit, n))
             for n in range(_PRODUCTS)
         ]
-        if (wide := padded(graph, every=True)) is not None:
-            rivals += [
-                Candidate(f"on padded rows, {n + 1}", partial(compile_padded, graph, wide, handle, limit, n))
-                for n in range(_PRODUCTS)
-            ]
     elif (halves := halves_of(graph)) is not None:
         rivals += [
             Candidate(f"by cuBLASLt and a kernel, {n + 1}", partial(compile_halves, *of))
