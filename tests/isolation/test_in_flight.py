@@ -26,7 +26,7 @@ def request(number: int, *, suspect: bool = False) -> WorkerRequest:
     envelope = Envelope(Ping())
     envelope.number = number
     made = WorkerRequest(envelope, envelope.number, envelope.message)
-    made.suspect = suspect
+    made.suspect = made.alone = suspect
     return made
 
 
