@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,6 +26,14 @@ def pytest_runtest_setup() -> None:
     """Skip everything here where there is no GPU: in one place, so that the report has one line for it."""
     if (why := why_not("cuda")) is not None:
         pytest.skip(why)
+
+
+@pytest.fixture
+def whole_device() -> None:
+    """Skip a test that takes all of the device's memory where tests run side by side: others would have
+    none."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        pytest.skip("it takes all of the device's memory: run it without -n")
 
 
 @pytest.fixture(scope="session")

@@ -183,6 +183,7 @@ def all_memory_taken() -> Iterator[Callable[[], None]]:
             runtime.free(pointer)
 
 
+@pytest.mark.usefixtures("whole_device")
 def test_a_plan_that_cannot_be_restored_on_a_full_device_stops_no_other(
     engine: CudaEngine, bench: Workbench, builder: CudaBuilder
 ) -> None:

@@ -180,6 +180,7 @@ sys.stdin.read()
             hog.kill()
 
 
+@pytest.mark.usefixtures("whole_device")
 async def test_memory_that_another_process_has_is_refused_and_there_again_when_it_has_ended() -> None:
     x, w = (np.ones((1, 8, 16, 16), np.float32), np.ones((8, 8, 1, 1), np.float32))
     async with spawn(device=DEVICE, isolation="process") as gpu:
