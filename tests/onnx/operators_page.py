@@ -61,7 +61,8 @@ output on the device: `outputs["features"]` is a reference.
 
 `pip install -e ".[onnx]"` in a clone brings the package onnx. [onnx_model.py](../examples/onnx_model.py) is a
 program to start from. On the command line: `cudnn-actor run MODEL.onnx`, with `--dim N=8` for a dim that
-has the name N; `--profile` times each part, `--concurrency 1:64` measures runs a second.
+has the name N; `--profile` times each part, `--concurrency 1:64` measures runs a second, and with
+`--batched` those of `gpu.batched`, too.
 
 - **Reading.** The model is checked when it is loaded. One that is cut off, contradicts itself or refers to
   data outside of its folder raises `InvalidModel`, which names the node or the initialiser. A path at which
@@ -138,13 +139,27 @@ has the name N; `--profile` times each part, `--concurrency 1:64` measures runs 
   stays. Quantised operators read float32, so that of the same floats they give the same integers; the floats
   between them are of the dtype. Integers, and numbers that decide over shapes, are those of the file. Of a
   file in float32, `"float32"` changes no bit.
-- **Running.** Each run is one message, `RunGraph`, with one [graph](graphs.md). So
-  `FaultPlan().at(1, Fault.FAIL_EXECUTION, of=RunGraph)` makes the first run fail, for a test of your program.
+- **Other weights while it serves.** `await gpu.load(path, swappable=True)`, then `await
+  model.write({{"layer1.0.conv1.weight": array}})`: all of these are overwritten between two runs, or
+  none, and no run sees a mixture. `model.weights` lists the names, with dims and dtypes. What constant
+  nodes make of a weight (a transpose, a scale) is computed again. A name whose values are part of the
+  graph (a shape, axes, pads, a factor without dims) is refused, and so are other dims or another dtype:
+  then nothing is written. `await gpu.load(new, replace=model)` puts another file with the same inputs and
+  outputs in a model's place: it is warmed for all dims that `model` has graphs for, then `model` runs it.
+  Runs that have begun finish on the old one, which is then unloaded. If the new one cannot be loaded, the
+  old one stays.
+- **Running.** Each run is one message, `RunModel`, and one [graph](graphs.md): see
+  [semantics.md](semantics.md#models). So `FaultPlan().at(1, Fault.FAIL_EXECUTION, of=RunModel)` makes the
+  first run fail, for a test of your program.
   `print(await model.explain(inputs))` says how a model runs, with the nodes' names; with `measure=True`, how
   long each part takes.
 - **Numbers.** A tensor has the model's dtype where it is stored. Functions of elements that follow each
   other are computed in float32 and not rounded in between. Integers wrap around where ONNX's do in
   arithmetic, powers too; a product of integers saturates at int32's limits.
+- **GELU** that a model spells out in a half type, by erf or tanh, is one function here. ONNX rounds the
+  result of each node. Functions of each element behind a product are computed in float32 here and rounded
+  once; but before GELU by erf, and before a transpose, the product with its bias is rounded as ONNX says,
+  so that less is stored between them.
 - **Attention** that a model spells out in a half type is one operation here. Of a row whose scores are all
   -inf it gives 0, where the nodes would give NaN.
 - **Indices** that are out of range count as the nearest in range: a device cannot raise for them.

@@ -9,7 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cudnn_actor import CudnnRef, DeadlineExceeded, GraphBuilder, InvalidRequest, MaxPool, Window
+from cudnn_actor import (
+    CudnnRef,
+    DeadlineExceeded,
+    Feature,
+    GraphBuilder,
+    InvalidRequest,
+    MaxPool,
+    Window,
+)
+from cudnn_actor.protocol import DType
 
 from .rigs import Gate, Trio, in_thread, outcome, spawn, spawn_gated
 
@@ -18,6 +27,7 @@ pytestmark = pytest.mark.usefixtures("isolation")
 X = np.ones((1, 1, 4, 4), np.float32)
 G = GraphBuilder()
 GRAPH = G.build(y=G.input("x", (1, 1, 4, 4)) * 2.0)
+FEATURE = Feature(name="x", dtype=DType.FLOAT32, dims=("N", 3))
 Call = Callable[[CudnnRef, Trio, float | None], Any]
 CALLS: dict[str, Call] = {
     "upload": lambda gpu, t, s: gpu.upload(X, timeout=s),
@@ -34,11 +44,12 @@ CALLS: dict[str, Call] = {
     "warm": lambda gpu, t, s: gpu.warm([GRAPH, t.product()], timeout=s),
     "explain": lambda gpu, t, s: gpu.explain(GRAPH, timeout=s),
     "drain": lambda gpu, t, s: gpu.drain(timeout=s),
+    "staging": lambda gpu, t, s: gpu.staging(FEATURE, N=2, timeout=s),
 }
 ELSEWHERE = {"ask", "submit", "aclose", "load", "run", "ping", "statistics", "view"}
 """Calls that are tested in other files; those that overtake what waits; and the one of thread isolation."""
 
-BOOKKEEPING = {"upload", "empty", "free"}
+BOOKKEEPING = {"upload", "empty", "free", "staging"}
 
 
 def test_every_call_of_the_handle_has_a_timeout() -> None:
