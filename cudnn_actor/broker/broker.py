@@ -9,6 +9,8 @@ on its own engine or in a worker, and reports the result. This has two consequen
 - At a crash, the broker and the host together hold all that must not be lost: which requests had begun, which
   had not, and which bytes they use.
 
+The file is long because each kind of message has a handler here, of a few lines.
+
 The broker knows no threads, event loops, processes or engines, so its behaviour is a function of the calls
 made to it. The host makes sure that there is one caller at a time.
 """

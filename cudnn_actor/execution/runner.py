@@ -1,7 +1,7 @@
 """The runner: enqueues work on an engine in order, sets fences, and reports the work that has finished.
 
 It is the same in both isolations: the actor's thread has a runner, and so has a worker. The runner's host
-receives the results and makes the receipts.
+receives the results and makes the receipts. The file is long because each kind of work has a method here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""A model: graphs with weights in buffers of a service, one graph for each set of dims of its inputs."""
+"""A model: graphs with weights in buffers of a service, one graph for each set of dims of its inputs.
+
+The file is long because users hold one object, and its parts share a lock: the graphs and weights that are
+kept, runs, writes of weights, the replacement by another file, and the end.
+"""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 Nodes are walked in order. Each is computed now if it only has constants, or
 added to the graph by its operator's handler, or replaced by the function that
 defines it. What can be done in none of these ways is reported for the whole
-model at once.
+model at once. The file is long because this walk is one class.
 """
 
 from __future__ import annotations
