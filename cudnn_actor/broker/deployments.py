@@ -417,11 +417,6 @@ class Deployments:
             for deployed in (*of_models, *self._ending)
         )
 
-    def close(self) -> None:
-        """Forget all models."""
-        for model in tuple(self._models.values()):
-            self.remove(model.ref, None)
-
     def _made(self, graph: ModelGraph) -> Deployed:
         message = RunGraph(graph=graph.graph, buffers=graph.buffers)
         cached = self._find(message)

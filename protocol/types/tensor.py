@@ -27,6 +27,7 @@ __all__ = [
     "LayoutLike",
     "LayoutName",
     "TensorSpec",
+    "packed_nbytes",
     "packed_strides",
     "settled_strides",
     "whole_numbers",
@@ -216,6 +217,11 @@ class TensorSpec(Parameters):
     def __str__(self) -> str:
         dims = "x".join(map(str, self.dims))
         return f"{self.dtype.value}[{dims}] {self.layout.value}"
+
+
+def packed_nbytes(spec: TensorSpec) -> int:
+    """Bytes of a tensor's values, without gaps between them."""
+    return spec.size * spec.dtype.itemsize
 
 
 def settled_strides(dims: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:

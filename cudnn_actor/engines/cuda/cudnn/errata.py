@@ -36,7 +36,7 @@ from cudnn_actor.protocol.operations import (
     TensorRole,
 )
 from cudnn_actor.protocol.types.dtypes import DType
-from cudnn_actor.protocol.types.tensor import Layout
+from cudnn_actor.protocol.types.tensor import Layout, packed_nbytes
 
 __all__ = ["erratum"]
 
@@ -171,7 +171,7 @@ def _is_packed(tensor: GraphTensor) -> bool:
 
 def _is_dense(tensor: GraphTensor) -> bool:
     """Whether a tensor has no gaps."""
-    return tensor.spec.nbytes == tensor.spec.size * tensor.dtype.itemsize
+    return tensor.spec.nbytes == packed_nbytes(tensor.spec)
 
 
 def _is_grouped(graph: OperationGraph, kind: type[Convolution[Any]], dtype: DType) -> bool:

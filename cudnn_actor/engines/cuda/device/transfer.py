@@ -29,7 +29,7 @@ from cudnn_actor.engines.cuda.device.pinned_ring import Piece, StagingRing
 from cudnn_actor.engines.cuda.device.pinning import PinnedMemory, address_of
 from cudnn_actor.engines.cuda.device.place import Place, memory_order
 from cudnn_actor.engines.cuda.library.libraries import libraries
-from cudnn_actor.protocol.types.tensor import TensorSpec
+from cudnn_actor.protocol.types.tensor import TensorSpec, packed_nbytes
 
 __all__ = ["PIECE_BYTES", "Transfer", "blocks"]
 
@@ -279,7 +279,7 @@ class Transfer:
             self._send_to(into, src)
             return lambda: into
         spec = src.spec
-        nbytes = spec.size * spec.dtype.itemsize
+        nbytes = packed_nbytes(spec)
         piece = self._fetched.take(nbytes) if nbytes <= _RING_BYTES // 2 else None
         if piece is None:
             return None

@@ -20,8 +20,9 @@ from cudnn_actor.isolation.process.parent.in_flight import RunStaging, WorkerReq
 from cudnn_actor.isolation.process.parent.sender import Sender
 from cudnn_actor.isolation.process.wire import RunPlaced, Staged, encode_message
 from cudnn_actor.isolation.staging import COPY_BYTES, Block, Staging
+from cudnn_actor.memory.free_list import rounded
 from cudnn_actor.protocol.messages.messages import RunModel
-from cudnn_actor.protocol.types.tensor import TensorSpec
+from cudnn_actor.protocol.types.tensor import packed_nbytes
 
 __all__ = ["ModelRuns"]
 
@@ -240,7 +241,7 @@ class ModelRuns:
         offsets, end = {}, 0
         for place in places:
             offsets[place] = end
-            end += -(-_nbytes(deployed.spec_at(place)) // _ALIGNMENT) * _ALIGNMENT
+            end += rounded(packed_nbytes(deployed.spec_at(place)), _ALIGNMENT)
         if not offsets:
             return None, {}, {}
         block = self.staging.take(end)
@@ -258,7 +259,3 @@ class ModelRuns:
 def needs_staging(deployed: Deployed, message: RunModel) -> bool:
     """Whether any value of a run is on the host."""
     return bool(message.arrays) or len(message.into) < len(deployed.outputs) or deployed.state is not None
-
-
-def _nbytes(spec: TensorSpec) -> int:
-    return spec.size * spec.dtype.itemsize

@@ -40,7 +40,7 @@ from cudnn_actor.isolation.staging import Staging
 from cudnn_actor.memory import Slot
 from cudnn_actor.protocol.messages.messages import Allocate, Download, RunModel, Upload, WriteWeights
 from cudnn_actor.protocol.messages.receipts import Receipt
-from cudnn_actor.protocol.types.tensor import TensorSpec
+from cudnn_actor.protocol.types.tensor import TensorSpec, packed_nbytes
 
 __all__ = ["HEAVY_BYTES", "WITH_VALUES", "Values"]
 
@@ -86,7 +86,9 @@ class Values:
             case Download(src=src):
                 spec = getattr(src, "spec", None)
                 return (
-                    self.arenas is not None and isinstance(spec, TensorSpec) and nbytes_of(spec) > HEAVY_BYTES
+                    self.arenas is not None
+                    and isinstance(spec, TensorSpec)
+                    and packed_nbytes(spec) > HEAVY_BYTES
                 )
         return False
 
@@ -118,7 +120,7 @@ class Values:
         message: WriteWeights = request.message
         staged = []
         for slot, data in zip(request.slots, message.values, strict=True):
-            block = self.staging.take(nbytes_of(slot.spec))
+            block = self.staging.take(packed_nbytes(slot.spec))
             request.blocks = (*request.blocks, block)
             transfer.store(self.staging.array(block, slot.spec.dims, slot.spec.dtype.numpy), data)
             staged.append(Staged(block.segment, block.offset))
@@ -133,7 +135,7 @@ class Values:
             if self.broker.begins(envelope):
                 self.broker.succeed(envelope, transfer.read(self.bytes_of(slot)))
             return
-        request.blocks = (block,) = (self.staging.take(nbytes_of(slot.spec)),)
+        request.blocks = (block,) = (self.staging.take(packed_nbytes(slot.spec)),)
         values = Staged(block.segment, block.offset)
         request.body = encode_message(ReadStaged(src=request.message.src, values=values))
         self.sender.dispatch(request)
@@ -182,7 +184,7 @@ class Values:
         if at is not None:
             values = data
         else:
-            request.blocks = (block,) = (self.staging.take(nbytes_of(spec)),)
+            request.blocks = (block,) = (self.staging.take(packed_nbytes(spec)),)
             values = self.staging.array(block, spec.dims, spec.dtype.numpy)
             transfer.store(values, data)
             at = block.segment, block.offset
@@ -197,8 +199,3 @@ class Values:
         started_ns = request.envelope.started_ns
         run_us = (time.perf_counter_ns() - started_ns) / 1e3
         return request.receipt(self.broker.state.generation, "upload", started_ns, run_us)
-
-
-def nbytes_of(spec: TensorSpec) -> int:
-    """Bytes of a tensor's values, without gaps between them."""
-    return spec.size * spec.dtype.itemsize

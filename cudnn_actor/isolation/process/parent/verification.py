@@ -11,12 +11,12 @@ from collections.abc import Iterator
 import numpy as np
 
 from cudnn_actor.actors.logs import Log
-from cudnn_actor.isolation.process.parent.values import nbytes_of
 from cudnn_actor.isolation.process.parent.worker_host import WorkerHost
 from cudnn_actor.isolation.process.wire import ReadStaged, Staged, encode_message
 from cudnn_actor.isolation.staging import Block
 from cudnn_actor.memory import Slot
 from cudnn_actor.protocol.types.buffers import BufferRef
+from cudnn_actor.protocol.types.tensor import packed_nbytes
 
 __all__ = ["compare", "verification"]
 
@@ -35,7 +35,7 @@ def verification(host: WorkerHost) -> Iterator[tuple[Slot, bytes, Block | None]]
             yield slot, b"", None
             continue
         spec, device = slot.spec, host.state.memory.device
-        block = host.staging.take(nbytes_of(spec))
+        block = host.staging.take(packed_nbytes(spec))
         ref = BufferRef(slot=slot.index, generation=slot.generation, spec=spec, device=device)
         staged = Staged(block.segment, block.offset)
         yield slot, encode_message(ReadStaged(src=ref, values=staged)), block
