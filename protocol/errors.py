@@ -5,6 +5,8 @@ Besides what happened, each class states two things: whether the request ran
 sent again unchanged (`retry_safe`). An error consists of facts: keyword
 arguments that become attributes and from which the text is made. Facts are
 plain data, so errors can be pickled and sent to other processes.
+
+The file is long because it is the whole list of errors, each of a few lines.
 """
 
 from __future__ import annotations

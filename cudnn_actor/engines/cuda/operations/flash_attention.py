@@ -4,8 +4,7 @@ Sums are float32, float64 of float64. The kernels use no tensor cores. A block h
 a tile of queries, or of keys for their gradients, and goes over the tiles of the
 keys, or queries, that the masks leave. Scores are never written to memory: T. Dao
 et al., "FlashAttention", NeurIPS 2022. Sums are added up in an order that the dims
-alone decide. The file is long because the kernels share their tiles and are
-written out here.
+alone decide.
 
 The file is long because half of it is the C++ of the kernels, which share most of it.
 """
