@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from cudnn_actor.models.model import MOST_KEPT
+from cudnn_actor.models.keeping import MOST_KEPT
 from cudnn_actor.models.sizes import Sizes, sets_of_specs
 from cudnn_actor.models.source import Feature
 from cudnn_actor.protocol.errors import InvalidRequest

@@ -209,7 +209,7 @@ that ONNX defines it by. Cases: right of all, then right of all that are expande
 
 def render(outcomes: Sequence[Outcome]) -> str:
     """The page."""
-    from cudnn_actor.models.model import MOST_KEPT
+    from cudnn_actor.models.keeping import MOST_KEPT
 
     limits = ModelLimits()
 

@@ -169,7 +169,7 @@ model.run(x)
 gpu, held, stay = model._service.gpu, threading.Event(), threading.Event()
 
 def hold():
-    with model.model._lock:
+    with model.model._keeping.lock:
         held.set()
         stay.wait()
 

@@ -1,0 +1,334 @@
+"""What a model keeps: a graph for each set of dims of its inputs, their weights, and who uses them.
+
+Nothing here waits. Every change is a step under one lock, which is held for moments only.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import warnings
+from collections import OrderedDict, deque
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from cudnn_actor.actors import forks
+from cudnn_actor.models.kept_graphs import KeptGraphs
+from cudnn_actor.models.source import Origin, Source, Specialised
+from cudnn_actor.plan_store.cache import CAPACITY
+from cudnn_actor.protocol.errors import InvalidRequest, Words
+from cudnn_actor.protocol.graphs.named_graph import Graph
+from cudnn_actor.protocol.messages.model_messages import ModelGraph, ModelRef
+from cudnn_actor.protocol.types.buffers import BufferRef
+from cudnn_actor.protocol.types.tensor import TensorSpec
+
+__all__ = ["MOST_KEPT", "Keeping", "Kept", "Outdated", "Replaced", "Unload"]
+
+Unload = Callable[[ModelRef, tuple[str, ...] | None], None]
+"""Has the service forget graphs of a model by their names, or all, without waiting."""
+
+MOST_KEPT = 64
+"""How many specialised graphs a model keeps."""
+
+
+class Replaced(Exception):
+    """Raised where a model has been replaced, before anything was sent for a call: it is made anew."""
+
+
+class Outdated(Exception):
+    """Raised when weights were overwritten while a graph was imported with the earlier ones."""
+
+
+@dataclass(eq=False)
+class Kept:
+    """A specialised graph that a model keeps, and how many runs use it now.
+
+    Parameters
+    ----------
+    of
+        Without the weights' values, which are in buffers.
+    names
+        The keys of its weights, one for each port that has one.
+    specs, values
+        The inputs that it is for, and the values of those that decide over shapes.
+    weights
+        Ports → buffers.
+    name
+        Its name in the service's model.
+    places
+        Ports → the buffers of a run's inputs and outputs.
+    sent
+        What the service is sent of it; None until it has places.
+    deployed
+        Whether the service has it.
+    """
+
+    of: Specialised
+    names: tuple[str, ...]
+    name: str
+    specs: dict[str, TensorSpec]
+    values: dict[str, np.ndarray]
+    weights: dict[str, BufferRef] = field(default_factory=dict)
+    places: dict[str, BufferRef] = field(default_factory=dict)
+    sent: ModelGraph | None = None
+    deployed: bool = False
+    runs: int = 0
+
+    @property
+    def graph(self) -> Graph | None:
+        """What is computed; None if the outputs are constants alone."""
+        return self.of.graph
+
+    def place(self, places: dict[str, BufferRef]) -> None:
+        """Give it buffers for its inputs and outputs: it can be deployed then."""
+        of, graph = self.of, self.graph
+        assert graph is not None
+        self.places = places
+        buffers = {**self.weights, **places}
+        self.sent = ModelGraph(
+            name=self.name,
+            graph=graph,
+            buffers=tuple(buffers[port] for port in graph.places),
+            specs=self.specs,
+            inputs=dict(of.inputs),
+            outputs=dict(of.outputs),
+            values=self.values,
+            constants=dict(of.constants),
+            draws=of.random,
+        )
+
+    @property
+    def nbytes(self) -> int:
+        """About the bytes of host memory that it takes."""
+        graph = 0 if self.graph is None else self.graph.footprint
+        return graph + sum(array.nbytes for array in self.of.constants.values())
+
+
+class Keeping:
+    """The graphs and weights of a model. If it is collected before `end`, it gives them back with a warning.
+
+    A weight is one buffer, however many graphs read it, and is given back with the last of them.
+
+    Parameters
+    ----------
+    gpu
+        The `CudnnRef` of the service.
+    ref
+        The model in the service, by which messages name it.
+    source
+        What the model is made from.
+    shown
+        The model, as errors show it.
+    unload
+        Has the service forget graphs of a model, or all, without waiting.
+    discard
+        Frees a buffer without waiting.
+    graphs
+        The graphs of all models of the service, and how much this one's may take.
+    """
+
+    def __init__(
+        self,
+        gpu: Any,
+        ref: ModelRef,
+        source: Source,
+        shown: str,
+        *,
+        discard: Callable[[BufferRef], None],
+        unload: Unload,
+        graphs: KeptGraphs,
+    ) -> None:
+        self.ref = ref
+        self.source = source
+        self.discard = discard
+        self._shown = shown
+        self._unload = unload
+        self._graphs = graphs
+        self.lock = threading.RLock()
+        """Guards what follows; held for moments only."""
+        self.kept: OrderedDict[object, Kept] = OrderedDict()
+        self._past: deque[str] = deque(maxlen=CAPACITY)
+        """Digests of the graphs that it has dropped lately to make room. The service may have their plans."""
+        self.weights: dict[str, tuple[BufferRef, int]] = {}
+        """Weights by key: the buffer, and how many of the kept graphs use it."""
+        self._numbers = itertools.count(1)
+        """Numbers for the names of its graphs."""
+        self.origins: dict[str, Origin] = {}
+        """Keys of weights that may be overwritten → what they are computed from."""
+        self.decided: set[str] = set()
+        """Initialisers whose values are part of a graph."""
+        self.writes = 0
+        """How many writes have begun."""
+        self.replaced = False
+        self.closed = False
+        forks.watch(self)
+        graphs.add(self.kept)
+        left = (self.weights, self.kept, self._past, shown)
+        forks.finalize(self, _dropped, gpu, ref, (discard, unload), graphs, left).atexit = False
+
+    def forget_parent(self) -> None:
+        """Take a new lock in a forked child. The service refuses its requests there."""
+        self.lock = threading.RLock()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the weights take in the service now."""
+        with self.lock:
+            return sum(ref.nbytes for ref, _ in self.weights.values())
+
+    def check_open(self) -> None:
+        """Raise `Replaced`, or `InvalidRequest` once closed."""
+        if self.replaced:
+            raise Replaced
+        if self.closed:
+            raise InvalidRequest(
+                field="model", value=Words(self._shown), problem="is closed", fix="load it again"
+            )
+
+    def found(self, key: object) -> Kept | None:
+        """The graph that is kept for a key, for one more run; None if there is none."""
+        with self.lock:
+            self.check_open()
+            kept = self.kept.get(key)
+            if kept is not None:
+                kept.runs += 1
+                self.kept.move_to_end(key)
+            return kept
+
+    def found_all(self) -> tuple[Kept, ...]:
+        """All graphs, each for one more run."""
+        with self.lock:
+            kept = tuple(self.kept.values())
+            for each in kept:
+                each.runs += 1
+            return kept
+
+    def bound(
+        self,
+        key: object,
+        of: Specialised,
+        made: dict[str, BufferRef],
+        specs: Mapping[str, TensorSpec],
+        values: Mapping[str, np.ndarray],
+        *,
+        writes: int,
+    ) -> Kept | None:
+        """Keep a graph, with weights that are there or in `made`, for one run; None if a weight is missing.
+
+        Raises `Outdated` if a write has begun since there were `writes` of them.
+        """
+        with self.lock:
+            self.check_open()
+            if writes != self.writes:
+                raise Outdated
+            if key not in self.kept:
+                if any(name not in self.weights and name not in made for name, _ in of.weights.values()):
+                    return None
+                names = tuple(name for name, _ in of.weights.values())
+                kept = self.kept[key] = Kept(
+                    replace(of, weights={}, origins={}),
+                    names,
+                    str(next(self._numbers)),
+                    dict(specs),
+                    dict(values),
+                )
+                for port, (name, _) in of.weights.items():
+                    ref, users = self.weights.get(name) or (made.pop(name), 0)
+                    self.weights[name] = ref, users + 1
+                    kept.weights[port] = ref
+                self.origins.update(of.origins)
+                self.decided |= of.decided_by
+            return self.found(key)
+
+    def release(self, kept: Kept) -> None:
+        """End what `found` or `bound` has begun: one run of a graph."""
+        with self.lock:
+            kept.runs -= 1
+            unused = self._evicted()
+        self._give_back(*unused)
+
+    def forget_places(self, kept: Kept, sent: ModelGraph | None) -> None:
+        """Give back the places of a graph that the service has had to forget, unless it has new ones."""
+        with self.lock:
+            places: dict[str, BufferRef] = {}
+            if kept.sent is sent:  # else another task has deployed it again
+                kept.deployed, kept.sent = False, None
+                places, kept.places = kept.places, {}
+        for ref in places.values():
+            self.discard(ref)
+
+    def end(self) -> None:
+        """Give back what no run uses now, and the rest when its runs end. Any thread, also the collector."""
+        with self.lock:
+            self.closed = True
+            unused = self._evicted()
+        self._give_back(*unused)
+
+    def _evicted(self) -> tuple[list[Kept], list[BufferRef]]:
+        """Forget idle graphs over the bounds, or all once closed. Returns them, and the buffers that none
+        needs."""
+        evicted: list[Kept] = []
+        unused: list[BufferRef] = []
+        nbytes = sum(kept.nbytes for kept in self.kept.values())
+        for key in [key for key, kept in self.kept.items() if not kept.runs]:
+            if not self.closed and (
+                len(self.kept) == 1 or (len(self.kept) <= MOST_KEPT and nbytes <= self._graphs.limit)
+            ):
+                break
+            kept = self.kept.pop(key)
+            nbytes -= kept.nbytes
+            evicted.append(kept)
+            unused += kept.places.values()
+            for name in kept.names:
+                ref, users = self.weights[name]
+                self.weights[name] = ref, users - 1
+                if users == 1:
+                    self.origins.pop(name, None)
+                    unused.append(self.weights.pop(name)[0])
+        return evicted, unused
+
+    def _give_back(self, evicted: list[Kept], refs: list[BufferRef]) -> None:
+        """Free buffers, and drop graphs from the service's caches; those of a closed model with their
+        plans."""
+        if self.closed and not self.kept:
+            self._unload(self.ref, None)
+        elif evicted:
+            self._unload(self.ref, tuple(kept.name for kept in evicted))
+        for ref in refs:
+            self.discard(ref)
+        graphs = [kept.graph for kept in evicted if kept.graph is not None]
+        digests = [graph.body.digest() for graph in graphs]
+        if not self.closed:
+            self._past.extend(digests)
+            self._graphs.release(graphs, ())
+            return
+        if not self.kept:
+            self._graphs.remove(self.kept)
+        self._graphs.release(graphs, [*digests, *self._past])
+        self._past.clear()
+
+
+def _dropped(
+    gpu: Any,
+    ref: ModelRef,
+    give_back: tuple[Callable[[BufferRef], None], Unload],
+    graphs: KeptGraphs,
+    left: tuple[Mapping[str, tuple[BufferRef, int]], Mapping[object, Kept], Collection[str], str],
+) -> None:
+    """Give back what a model kept that nobody can close any more. Any thread, also by the collector."""
+    discard, unload = give_back
+    weights, kept, past, shown = left
+    unload(ref, None)
+    for buffer, _ in weights.values():
+        discard(buffer)
+    for each in kept.values():
+        for buffer in each.places.values():
+            discard(buffer)
+    graphs.remove(kept)
+    left_graphs = [each.graph for each in kept.values() if each.graph is not None]
+    graphs.release(left_graphs, [*(graph.body.digest() for graph in left_graphs), *past])
+    if weights and gpu.alive:
+        warnings.warn(f"unclosed {shown}: use `await model.close()`", ResourceWarning, stacklevel=2)

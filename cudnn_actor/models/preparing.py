@@ -1,0 +1,179 @@
+"""Making graphs of a model ready for runs: imported for these inputs, weights uploaded, plan built."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from cudnn_actor.actors import Deadline
+from cudnn_actor.actors.long_work import in_own_thread
+from cudnn_actor.models.keeping import Keeping, Kept, Outdated
+from cudnn_actor.models.loop_locks import LoopLocks
+from cudnn_actor.models.rounding import rounded
+from cudnn_actor.models.source import NeedsValues, Specialised
+from cudnn_actor.models.writing import Writing
+from cudnn_actor.protocol.errors import OutOfMemory
+from cudnn_actor.protocol.messages.messages import Allocate, WarmModel
+from cudnn_actor.protocol.types.buffers import BufferRef
+from cudnn_actor.protocol.types.tensor import TensorSpec
+
+__all__ = ["Preparing"]
+
+
+class Preparing:
+    """Makes graphs, has them kept, and deploys them in the service.
+
+    A run counts from `Keeping.found` or `bound` until `release`, and awaits nothing between them but in a
+    `try`: so it is released however it ends. A weight belongs to `made` from the moment `upload` returns it
+    until `bound` takes it out; else it is discarded. `upload` itself frees what it cannot return. What is
+    awaited may change all else, so `found` and `bound` look again, under the lock.
+
+    Parameters
+    ----------
+    gpu
+        The `CudnnRef` of the service.
+    keeping, writing
+        What the model keeps, and what overwrites its weights.
+    most_operations
+        How many a graph of the service may have.
+    """
+
+    def __init__(self, gpu: Any, keeping: Keeping, writing: Writing, most_operations: int) -> None:
+        self._gpu = gpu
+        self._keeping = keeping
+        self._writing = writing
+        self._most_operations = most_operations
+        self._defaults = frozenset(each.name for each in keeping.source.defaults)
+        self._deciding: set[str] = set()
+        """Inputs whose values have decided over shapes."""
+        self._locks = LoopLocks()
+        """To import and upload: what one task of an event loop has made, the next ones use. Tasks of other
+        loops may do the same work at the same time; see `_keep`."""
+
+    async def acquire(
+        self, specs: Mapping[str, TensorSpec], given: Mapping[str, Any], deadline: Deadline
+    ) -> Kept:
+        """The graph for these inputs, with its weights uploaded. Kept until `Keeping.release` at least."""
+        outdated = False
+        while True:
+            with self._keeping.lock:
+                self._keeping.check_open()
+                deciding = frozenset(self._deciding)
+            left_out = self._defaults - specs.keys()
+            values = {name: await self._value(given, name, deadline) for name in deciding - left_out}
+            key = _key(specs, values)
+            if (kept := self._keeping.found(key)) is not None:
+                return kept
+            async with deadline.limiting(), self._locks.of_running_loop():
+                if (kept := self._keeping.found(key)) is not None:
+                    return kept
+                try:
+                    async with self._writing.unwritten(deadline, alone=outdated) as writes:
+                        of = await in_own_thread(
+                            self._keeping.source.specialised, specs, values, self._most_operations
+                        )
+                        return await self._keep(key, of, specs, values, writes)
+                except Outdated:
+                    outdated = True
+                except NeedsValues as needs:
+                    if not needs.names <= given.keys() or needs.names <= deciding:
+                        raise
+                    with self._keeping.lock:
+                        self._deciding |= needs.names
+
+    async def deploy(self, kept: Kept, deadline: Deadline) -> int:
+        """Allocate the places of a graph if it has none, and have the service build its plan.
+
+        Returns how many plans were built.
+        """
+        if kept.graph is None:
+            return 0
+        if kept.sent is None:
+            async with deadline.limiting(), self._locks.of_running_loop():
+                if kept.sent is None:
+                    await self._allocate(kept, deadline)
+        sent = kept.sent
+        assert sent is not None
+        built: int = await self._gpu.ask(
+            WarmModel(model=self._keeping.ref, graphs=(sent,)), timeout=deadline.left_s
+        )
+        kept.deployed = kept.sent is sent
+        return built
+
+    async def _allocate(self, kept: Kept, deadline: Deadline) -> None:
+        """Allocate the places of a graph's inputs and outputs."""
+        made: dict[str, BufferRef] = {}
+        assert kept.graph is not None
+        names = {port: f"input {name!r}" for name, port in kept.of.inputs.items()}
+        names |= {port: f"output {name!r}" for name, port in kept.of.outputs.items()}
+        try:
+            for port in kept.graph.ports:
+                if port.name in kept.weights:
+                    continue
+                try:
+                    made[port.name] = await self._gpu.ask(Allocate(spec=port.spec), timeout=deadline.left_s)
+                except OutOfMemory as error:
+                    raise error.at(error.operations, names.get(port.name, port.name)) from error
+            with self._keeping.lock:
+                if kept.sent is None:  # a task of another loop may have been faster
+                    kept.place(made)
+                    made = {}
+        finally:
+            for ref in made.values():
+                self._keeping.discard(ref)
+
+    async def _value(self, given: Mapping[str, Any], name: str, deadline: Deadline) -> np.ndarray:
+        if name not in given:
+            raise NeedsValues([name])
+        value = given[name]
+        if not isinstance(value, BufferRef):
+            return np.array(value)
+        values: np.ndarray = await self._gpu.download(value, timeout=deadline.left_s)
+        return values
+
+    async def _keep(
+        self,
+        key: object,
+        of: Specialised,
+        specs: Mapping[str, TensorSpec],
+        values: Mapping[str, np.ndarray],
+        writes: int,
+    ) -> Kept:
+        """Upload the weights that are not there yet, and keep the graph.
+
+        Raises `OutOfMemory` that says how many bytes they take together, and `Outdated`. `writes`: how many
+        had begun when the source of these weights was looked up.
+        """
+        made: dict[str, BufferRef] = {}
+        ports = {} if of.graph is None else {port.name: port.spec for port in of.graph.inputs}
+        try:
+            while (kept := self._keeping.bound(key, of, made, specs, values, writes=writes)) is None:
+                for port, (name, array) in of.weights.items():
+                    if name not in made and name not in self._keeping.weights:
+                        made[name] = await self._upload_weight(array, ports[port])
+        except OutOfMemory as error:
+            missing = {
+                name: port for port, (name, _) in of.weights.items() if name not in self._keeping.weights
+            }
+            nbytes = sum(ports[port].nbytes for port in missing.values())
+            others = error.in_use - sum(ref.nbytes for ref in made.values())
+            raise error.as_part_of(nbytes, in_use=max(0, others), where="the model's weights") from error
+        finally:  # what another run uploaded as well is left
+            for ref in made.values():
+                self._keeping.discard(ref)
+        return kept
+
+    async def _upload_weight(self, array: np.ndarray, spec: TensorSpec) -> BufferRef:
+        if array.dtype != spec.dtype.numpy:
+            array = await in_own_thread(rounded, array, spec.dtype)
+        ref: BufferRef = await self._gpu.upload(array, layout=spec.layout)
+        return ref
+
+
+def _key(specs: Mapping[str, TensorSpec], values: Mapping[str, np.ndarray]) -> object:
+    return (
+        tuple(specs.items()),
+        tuple((name, values[name].tobytes()) for name in sorted(values)),
+    )

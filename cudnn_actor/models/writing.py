@@ -1,0 +1,147 @@
+"""Overwriting the weights of a model: one write at a time, and no graph is added in the middle of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Collection, Mapping
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+
+from cudnn_actor.actors import Deadline
+from cudnn_actor.actors.long_work import in_own_thread
+from cudnn_actor.models.inputs import Values
+from cudnn_actor.models.keeping import Keeping
+from cudnn_actor.models.rounding import rounded
+from cudnn_actor.models.source import Origin, SwappableSource
+from cudnn_actor.models.weights import checked_weights, derived, specs_of
+from cudnn_actor.protocol.errors import CudnnActorError
+from cudnn_actor.protocol.messages.messages import WriteWeights
+from cudnn_actor.protocol.types.buffers import BufferRef
+from cudnn_actor.protocol.types.tensor import TensorSpec
+
+__all__ = ["Writing"]
+
+
+class Writing:
+    """Writes the weights that a model keeps. Its source must be a `SwappableSource`, but for `unwritten`.
+
+    Parameters
+    ----------
+    gpu
+        The `CudnnRef` of the service.
+    keeping
+        What the model keeps.
+    """
+
+    def __init__(self, gpu: Any, keeping: Keeping) -> None:
+        self._gpu = gpu
+        self._keeping = keeping
+        self._under_way: Future[None] | None = None
+        """The write that is under way, of any event loop; None for none. Graphs are not added meanwhile."""
+        self._unsure: dict[str, np.ndarray] = {}
+        """What a write has sent whose caller was cancelled, or waited no longer: the service may have taken
+        it, or not. It is sent again before a graph is added, and with the next write."""
+
+    @property
+    def _source(self) -> SwappableSource:
+        return self._keeping.source  # type: ignore[return-value]  # the model has looked
+
+    @property
+    def specs(self) -> dict[str, TensorSpec]:
+        """The weights that may be overwritten, as far as is known."""
+        with self._keeping.lock:
+            return specs_of(self._source.tensors, self._keeping.decided)
+
+    def checked(self, values: Values, weights: object) -> dict[str, np.ndarray]:
+        """Copies of what was given for weights. Raises `InvalidRequest` if anything does not fit."""
+        return checked_weights(self._source.tensors, self._keeping.decided, values, weights)
+
+    async def write(self, given: Mapping[str, np.ndarray], deadline: Deadline) -> None:
+        """Overwrite weights with what `checked` has returned."""
+        async with self._alone(deadline):
+            kept = self._keeping.found_all()  # it, and its weights, are not given back meanwhile
+            try:
+                await self._write_all({**self._unsure, **given}, deadline)
+            finally:
+                for each in kept:
+                    self._keeping.release(each)
+
+    @contextlib.asynccontextmanager
+    async def unwritten(self, deadline: Deadline, *, alone: bool) -> AsyncIterator[int]:
+        """Wait until no write is under way, and finish one that may have been taken or not. Gives `writes`.
+
+        `alone`: no write begins within the block. Else many writes could make a long import outdated again
+        and again.
+        """
+        keeping = self._keeping
+        while True:
+            with keeping.lock:
+                other, unsure = self._under_way, self._unsure
+                if other is None and not unsure:
+                    writes = keeping.writes
+                    break
+            if other is not None:
+                await self._ended(other, deadline)
+            else:
+                await self.write({}, deadline)
+        if alone:
+            async with self._alone(deadline):
+                if self._unsure:
+                    await self._write_all(self._unsure, deadline)
+                yield keeping.writes
+        else:
+            yield writes
+
+    @contextlib.asynccontextmanager
+    async def _alone(self, deadline: Deadline) -> AsyncIterator[None]:
+        """Wait for the write that is under way, if there is one, and let no other begin within the block."""
+        keeping = self._keeping
+        while True:
+            with keeping.lock:
+                keeping.check_open()
+                other = self._under_way
+                if other is None:
+                    mine = self._under_way = Future()
+                    keeping.writes += 1
+                    break
+            await self._ended(other, deadline)
+        try:
+            yield
+        finally:
+            with keeping.lock:
+                self._under_way = None
+            mine.set_result(None)
+
+    async def _ended(self, write: Future[None], deadline: Deadline) -> None:
+        async with deadline.limiting():
+            await asyncio.shield(asyncio.wrap_future(write))
+
+    async def _write_all(self, given: Mapping[str, np.ndarray], deadline: Deadline) -> None:
+        keeping, source = self._keeping, self._source.with_tensors(given)
+        chosen = [
+            (keeping.weights[key][0], origin)
+            for key, origin in keeping.origins.items()
+            if not origin.names.isdisjoint(given)
+        ]
+        arrays = await in_own_thread(_computed, chosen, source.tensors)
+        if chosen:
+            refs = tuple(ref for ref, _ in chosen)
+            message = WriteWeights(model=keeping.ref, buffers=refs, values=tuple(arrays))
+            try:
+                await self._gpu.ask(message, timeout=deadline.left_s)
+            except BaseException as error:
+                if not isinstance(error, CudnnActorError) or error.ran is not False:
+                    self._unsure = dict(given)
+                raise
+        keeping.source, self._unsure = source, {}
+
+
+def _computed(
+    chosen: Collection[tuple[BufferRef, Origin]], tensors: Mapping[str, np.ndarray]
+) -> list[np.ndarray]:
+    """The values of weights, each in its buffer's dtype. Raises `InvalidRequest`."""
+    known: dict[str, Any] = {}
+    return [rounded(derived(origin, ref.spec, tensors, known), ref.spec.dtype) for ref, origin in chosen]
