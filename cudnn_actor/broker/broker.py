@@ -668,10 +668,16 @@ class Broker(Generic[W]):
                 # A later message has freed it. The bytes are held for this request, so it still runs on them.
                 if error.reason is not StaleReason.FREED or not self.memory.is_withheld(ref):
                     return error
-        if work.run is not None and work.run.spoiled:
-            return NotDeployed(
-                model=work.message.model.number, inputs="these inputs any more", unloaded=False
-            )
+        if (run := work.run) is not None:
+            assert run.deployed is not None
+            if run.spoiled:
+                return NotDeployed(
+                    model=work.message.model.number, inputs="these inputs any more", unloaded=False
+                )
+            try:
+                self.state.models.check_whole(run.deployed)
+            except StaleBufferError as error:  # a write of its weights, sent before it, has torn them
+                return error
         cached = work.cached if work.run is None else work.run.cached
         return None if cached is None else self.state.why_quarantined(cached.lowered.graph, work.number)
 
@@ -680,12 +686,15 @@ class Broker(Generic[W]):
 
         The first run may have left its output half-written, so the caller must learn that the output holds
         no result. `ExecutionFailed` and `QuarantinedRequest` say so themselves; any other error is replaced.
+        Weights are torn in any case: a run that did not know of the error would read some old, some new.
         """
         writes = not work.injects and work.footprint(self.state.lowered).writes
-        if not writes or isinstance(error, ExecutionFailed):
+        if not writes:
+            return error
+        if isinstance(error, ExecutionFailed) and type(work.message) is not WriteWeights:
             return error
         self._tear_output(work)
-        if isinstance(error, QuarantinedRequest):
+        if isinstance(error, ExecutionFailed | QuarantinedRequest):
             return error
         why = f"its second run was refused: {error}"
         return OutcomeUnknown(request_id=work.number, cause="a worker that has died", why=why)

@@ -19,7 +19,14 @@ from cudnn_actor.actors import forks
 from cudnn_actor.models.kept_graphs import KeptGraphs
 from cudnn_actor.models.source import Origin, Source, Specialised
 from cudnn_actor.plan_store.cache import CAPACITY
-from cudnn_actor.protocol.errors import InvalidRequest, Words
+from cudnn_actor.protocol.errors import (
+    CudnnActorError,
+    InvalidRequest,
+    NotDeployed,
+    StaleBufferError,
+    StaleReason,
+    Words,
+)
 from cudnn_actor.protocol.graphs.named_graph import Graph
 from cudnn_actor.protocol.messages.model_messages import ModelGraph, ModelRef
 from cudnn_actor.protocol.types.buffers import BufferRef
@@ -64,6 +71,8 @@ class Kept:
         What the service is sent of it; None until it has places.
     deployed
         Whether the service has it.
+    outdated
+        Whether its weights were torn, so that it is not kept any more, and its buffers were given back.
     """
 
     of: Specialised
@@ -75,6 +84,7 @@ class Kept:
     places: dict[str, BufferRef] = field(default_factory=dict)
     sent: ModelGraph | None = None
     deployed: bool = False
+    outdated: bool = False
     runs: int = 0
 
     @property
@@ -198,6 +208,11 @@ class Keeping:
                 self.kept.move_to_end(key)
             return kept
 
+    def hold(self, kept: Kept) -> None:
+        """Count one more run of a graph that is in use."""
+        with self.lock:
+            kept.runs += 1
+
     def found_all(self) -> tuple[Kept, ...]:
         """All graphs, each for one more run."""
         with self.lock:
@@ -247,8 +262,10 @@ class Keeping:
         """End what `found` or `bound` has begun: one run of a graph."""
         with self.lock:
             kept.runs -= 1
-            unused = self._evicted()
-        self._give_back(*unused)
+            evicted, unused = self._evicted()
+            if kept.outdated:
+                unused += self._places_of_idle(kept)
+        self._give_back(evicted, unused)
 
     def forget_places(self, kept: Kept, sent: ModelGraph | None) -> None:
         """Give back the places of a graph that the service has had to forget, unless it has new ones."""
@@ -259,6 +276,36 @@ class Keeping:
                 places, kept.places = kept.places, {}
         for ref in places.values():
             self.discard(ref)
+
+    def forget_torn(self, kept: Kept, error: CudnnActorError) -> bool:
+        """Forget all graphs if this error says that a weight of one of them was torn: by a write of weights
+        that the service has not finished. They are made anew when they are needed, from the source.
+
+        Returns whether the graph is outdated, by this or before: look for another one.
+        """
+        with self.lock:
+            if kept.outdated:
+                return isinstance(error, StaleBufferError | NotDeployed)
+            if not _says_torn(error, kept.weights.values()):
+                return False
+            graphs = list(self.kept.values())
+            buffers = [ref for ref, _ in self.weights.values()]
+            for each in graphs:
+                each.outdated = True
+                buffers += self._places_of_idle(each)
+            self.kept.clear()
+            self.weights.clear()
+            self.origins.clear()
+        self._give_back(graphs, buffers)
+        return True
+
+    @staticmethod
+    def _places_of_idle(kept: Kept) -> list[BufferRef]:
+        """The places of an outdated graph once no run uses it, which has none then."""
+        places: dict[str, BufferRef] = {}
+        if not kept.runs:
+            places, kept.places = kept.places, {}
+        return list(places.values())
 
     def end(self) -> None:
         """Give back what no run uses now, and the rest when its runs end. Any thread, also the collector."""
@@ -309,6 +356,14 @@ class Keeping:
             self._graphs.remove(self.kept)
         self._graphs.release(graphs, [*digests, *self._past])
         self._past.clear()
+
+
+def _says_torn(error: CudnnActorError, refs: Collection[BufferRef]) -> bool:
+    return (
+        isinstance(error, StaleBufferError)
+        and error.reason is not StaleReason.FREED
+        and (error.slot, error.generation) in {(ref.slot, ref.generation) for ref in refs}
+    )
 
 
 def _dropped(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Collection, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
@@ -21,7 +21,7 @@ from cudnn_actor.models.preparing import Preparing
 from cudnn_actor.models.sizes import Sizes, one_set_of_specs, sets_of_specs
 from cudnn_actor.models.source import Feature, NeedsValues, Source, Specialised, fixed_specs
 from cudnn_actor.models.writing import Writing
-from cudnn_actor.protocol.errors import InvalidRequest, NotDeployed, Words
+from cudnn_actor.protocol.errors import CudnnActorError, InvalidRequest, NotDeployed, Words
 from cudnn_actor.protocol.graphs.explanation import Explanation
 from cudnn_actor.protocol.messages.messages import Allocate, LendStaging, RunModel
 from cudnn_actor.protocol.messages.model_messages import ModelRef
@@ -32,6 +32,7 @@ __all__ = ["Model"]
 
 _MOST_DEPLOYED = 8
 """How often a run may find that its graph has been forgotten."""
+T = TypeVar("T")
 _Method = TypeVar("_Method", bound=Callable[..., Coroutine[Any, Any, Any]])
 
 
@@ -182,11 +183,8 @@ class Model:
     ) -> dict[str, Any]:
         """Run it with inputs that `validated` has returned. `again` and `crashes` are those of `RunModel`."""
         specs = {name: spec_of(value) for name, value in given.items()}
-        kept = await self._preparing.acquire(specs, given, deadline)
-        try:
-            return await self._run(kept, given, keep, deadline, again=again, crashes=crashes)
-        finally:
-            self._keeping.release(kept)
+        run = partial(self._run, given, keep, deadline, again=again, crashes=crashes)
+        return await self._with_graph(specs, given, deadline, run)
 
     async def lend(self, specs: Mapping[str, TensorSpec]) -> dict[str, np.ndarray]:
         """Arrays in memory that the device reads without another copy: see `LendStaging`."""
@@ -198,13 +196,14 @@ class Model:
 
         Raises as `warm`.
         """
-        kept = await self._acquire_or_refuse(specs, {}, deadline)
-        try:
+
+        async def deploy_and_hold(kept: Kept) -> Callable[[], None]:
             await self._preparing.deploy(kept, deadline)
-        except BaseException:
-            self._keeping.release(kept)
-            raise
-        return partial(self._keeping.release, kept)
+            self._keeping.hold(kept)
+            return partial(self._keeping.release, kept)
+
+        with self._refusing_values():
+            return await self._with_graph(specs, {}, deadline, deploy_and_hold)
 
     async def warm(
         self, sizes: Mapping[str, Sizes] | None = None, /, *, timeout: float | None = None, **named: Sizes
@@ -238,11 +237,10 @@ class Model:
 
     @_of_latest
     async def _warmed(self, specs: Mapping[str, TensorSpec], deadline: Deadline) -> int:
-        kept = await self._acquire_or_refuse(specs, {}, deadline)
-        try:
-            return await self._preparing.deploy(kept, deadline)
-        finally:
-            self._keeping.release(kept)
+        with self._refusing_values():
+            return await self._with_graph(
+                specs, {}, deadline, partial(self._preparing.deploy, deadline=deadline)
+            )
 
     @property
     def weights(self) -> dict[str, TensorSpec]:
@@ -276,7 +274,7 @@ class Model:
             The model was not loaded with `swappable=True`, a name is no weight or decides over shapes, or
             dims or dtype are others. Nothing was written.
         CudnnActorError
-            As `ask`. A write that ends two workers leaves the weights torn: load the model again.
+            As `ask`. The old weights stay, also after a write that has ended two workers.
         """
         self._require_swappable()
         given = self._writing.checked(self._values, weights)
@@ -327,18 +325,19 @@ class Model:
             given = checked_inputs(self._keeping.source, self._values, {} if inputs is None else inputs)
             specs = {name: spec_of(value) for name, value in given.items()}
         with within(timeout) as deadline:
-            kept = await self._acquire_or_refuse(specs, given, deadline)
+            with self._refusing_values():
+                kept = await self._preparing.acquire(specs, given, deadline)
             try:
                 return await self._explained(kept.of, deadline, measure=measure)
             finally:
                 self._keeping.release(kept)
 
-    async def _acquire_or_refuse(
-        self, specs: Mapping[str, TensorSpec], given: Mapping[str, Any], deadline: Deadline
-    ) -> Kept:
-        """The same as `Preparing.acquire`; raises `InvalidRequest` if values of inputs are needed."""
+    @staticmethod
+    @contextlib.contextmanager
+    def _refusing_values() -> Iterator[None]:
+        """Have `InvalidRequest` raised if values of inputs are needed that were not given."""
         try:
-            return await self._preparing.acquire(specs, given, deadline)
+            yield
         except NeedsValues as needs:
             raise InvalidRequest(
                 field="inputs", value=None, problem=f"must be given: {needs}", fix="pass them as for run"
@@ -392,11 +391,8 @@ class Model:
             keeping.check_open()
             wanted = [(kept.specs, kept.values) for kept in keeping.kept.values()]
         for specs, values in wanted:
-            kept = await other._preparing.acquire(specs, values, deadline)
-            try:
-                await other._preparing.deploy(kept, deadline)
-            finally:
-                other._keeping.release(kept)
+            deploy = partial(other._preparing.deploy, deadline=deadline)
+            await other._with_graph(specs, values, deadline, deploy)
 
     def replace_by(self, other: Model) -> None:
         """Have another model do all that this one is asked for from now on. Runs that have begun finish, and
@@ -412,12 +408,30 @@ class Model:
 
     # One run.
 
+    async def _with_graph(
+        self,
+        specs: Mapping[str, TensorSpec],
+        given: Mapping[str, Any],
+        deadline: Deadline,
+        use: Callable[[Kept], Coroutine[Any, Any, T]],
+    ) -> T:
+        """Use the graph for these inputs; if its weights turn out to be torn, one that is made anew."""
+        while True:
+            kept = await self._preparing.acquire(specs, given, deadline)
+            try:
+                return await use(kept)
+            except CudnnActorError as error:
+                if not self._keeping.forget_torn(kept, error):
+                    raise
+            finally:
+                self._keeping.release(kept)
+
     async def _run(
         self,
-        kept: Kept,
         given: Mapping[str, Any],
         keep: Collection[str],
         deadline: Deadline,
+        kept: Kept,
         *,
         again: bool,
         crashes: int,

@@ -17,7 +17,7 @@ from cudnn_actor.models.keeping import Keeping
 from cudnn_actor.models.rounding import rounded
 from cudnn_actor.models.source import Origin, SwappableSource
 from cudnn_actor.models.weights import checked_weights, derived, specs_of
-from cudnn_actor.protocol.errors import CudnnActorError
+from cudnn_actor.protocol.errors import CudnnActorError, DeadlineExceeded, StaleBufferError
 from cudnn_actor.protocol.messages.messages import WriteWeights
 from cudnn_actor.protocol.types.buffers import BufferRef
 from cudnn_actor.protocol.types.tensor import TensorSpec
@@ -64,6 +64,10 @@ class Writing:
         async with self._alone(deadline):
             kept = self._keeping.found_all()  # it, and its weights, are not given back meanwhile
             try:
+                await self._write_all({**self._unsure, **given}, deadline)
+            except StaleBufferError as error:  # an earlier write, whose end nobody has seen, tore them
+                if not any(self._keeping.forget_torn(each, error) for each in kept):
+                    raise
                 await self._write_all({**self._unsure, **given}, deadline)
             finally:
                 for each in kept:
@@ -133,7 +137,9 @@ class Writing:
             try:
                 await self._gpu.ask(message, timeout=deadline.left_s)
             except BaseException as error:
-                if not isinstance(error, CudnnActorError) or error.ran is not False:
+                # What has failed has written nothing, or has torn the weights.
+                waited_no_longer = isinstance(error, DeadlineExceeded) and error.ran is not False
+                if waited_no_longer or not isinstance(error, CudnnActorError):
                     self._unsure = dict(given)
                 raise
         keeping.source, self._unsure = source, {}

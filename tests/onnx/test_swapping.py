@@ -14,9 +14,11 @@ from onnx.reference import ReferenceEvaluator
 from cudnn_actor import (
     CudnnRef,
     DeadlineExceeded,
+    ExecutionFailed,
     Fault,
     FaultPlan,
     InvalidRequest,
+    QuarantinedRequest,
     RunModel,
     ServiceStopped,
     TensorSpec,
@@ -328,3 +330,52 @@ async def test_a_graph_that_is_imported_during_a_write_has_the_new_weights(isola
             await model.write(new)
             await running
             await check(gpu, model, with_weights(file, new), count)
+
+
+@pytest.mark.parametrize("second", [Fault.STICKY, Fault.FAIL_EXECUTION])
+async def test_a_write_that_does_not_end_well_leaves_the_old_weights(
+    isolation: Isolation, second: Fault
+) -> None:
+    """The service may have written some of them: they are uploaded again."""
+    file, new = network(), {"w": rows(2, 4), "positions": rows(16, 6)[:, :2]}
+    faults = FaultPlan().at(1, Fault.STICKY, of=WriteWeights).at(2, second, of=WriteWeights)
+    async with (
+        spawn(device="cpu", isolation=isolation, faults=faults, max_restarts=9) as gpu,
+        await gpu.load(file, swappable=True) as model,
+    ):
+        await check(gpu, model, file, 1, 4)
+        before = (await gpu.statistics()).live_buffers
+        writing = asyncio.ensure_future(model.write(new))
+        running = [asyncio.ensure_future(check(gpu, model, file, 1, 4, 5)) for _ in range(3)]
+        with pytest.raises((QuarantinedRequest, ExecutionFailed)):
+            await writing
+        await asyncio.gather(*running)
+        await check(gpu, model, file, 1, 6)  # 6: a graph that is made now
+        await model.write(new)
+        await check(gpu, model, with_weights(file, new), 1, 4, 7)
+        await gpu.drain()
+        assert (
+            await gpu.statistics()
+        ).live_buffers == before + 3 * 3  # the places, and a weight, of 5, 6 and 7
+
+
+async def test_a_write_that_is_torn_while_nobody_waits_is_made_again(isolation: Isolation) -> None:
+    if isolation == "thread":
+        pytest.skip("a thread that hangs is not ended")
+    file, new = network(), {"w": rows(2, 4), "positions": rows(16, 6)[:, :2]}
+    faults = FaultPlan().at(1, Fault.STICKY, of=WriteWeights).at(2, Fault.HANG, of=WriteWeights)
+    async with (
+        spawn(device="cpu", isolation=isolation, faults=faults, max_restarts=9, hang_after_s=0.5) as gpu,
+        await gpu.load(file, swappable=True) as model,
+    ):
+        await check(gpu, model, file, 1)
+        writing = asyncio.ensure_future(model.write(new))
+        while gpu.generation == 1:  # noqa: ASYNC110 - a worker ends
+            await asyncio.sleep(0.001)
+        writing.cancel()  # the second worker has it now, or will have it
+        with pytest.raises(asyncio.CancelledError):
+            await writing
+        later = {"bias": np.array([3], np.float32)}
+        await model.write(later)
+        await check(gpu, model, with_weights(file, {**new, **later}), 1, 2)
+        assert gpu.generation == 3

@@ -20,6 +20,7 @@ from cudnn_actor import (
     DeadlineExceeded,
     DeployModel,
     Download,
+    ExecutionFailed,
     Fault,
     FaultPlan,
     Free,
@@ -29,6 +30,7 @@ from cudnn_actor import (
     ModelGraph,
     ModelRef,
     NotDeployed,
+    QuarantinedRequest,
     Receipt,
     RunModel,
     ServiceStopped,
@@ -305,6 +307,40 @@ async def test_a_write_that_is_killed_between_two_weights_is_repeated(isolation:
         await writing
         assert version_of(await running) == 4
         assert gpu.generation == 2
+
+
+async def test_runs_behind_a_write_that_ends_two_workers_find_the_weights_torn() -> None:
+    faults = FaultPlan().at(1, Fault.STICKY, of=WriteWeights, times=2)
+    async with adder(faults=faults, max_restarts=9) as model:
+        writing = model.gpu.submit(model.writing(4))
+        running = [model.gpu.submit(model.running()) for _ in range(4)]
+        with pytest.raises(QuarantinedRequest):
+            await writing
+        for each in running:
+            with pytest.raises(StaleBufferError, match="torn"):
+                await each
+
+
+async def test_weights_of_which_some_are_written_are_torn_if_the_second_try_fails(isolation: str) -> None:
+    if isolation == "thread":
+        pytest.skip("there is no worker to kill")
+    gate = Gate()
+    faults = FaultPlan().at(2, Fault.FAIL_EXECUTION, of=WriteWeights)
+    async with spawn_gated(gate, at="write", faults=faults) as gpu:
+        model = await Adder.on(gpu)
+        gate.catch_one()
+        writing = gpu.submit(model.writing(4))
+        running = gpu.submit(model.running())
+        await asyncio.to_thread(gate.wait_for_arrival)
+        gate.release_caught()
+        await asyncio.to_thread(gate.wait_for_arrival)  # one weight is written, the second is not
+        assert gpu.worker_pid is not None
+        os.kill(gpu.worker_pid, signal.SIGKILL)
+        gate.open()
+        with pytest.raises(ExecutionFailed):
+            await writing
+        with pytest.raises(StaleBufferError, match="torn"):
+            await running
 
 
 async def test_a_pykka_caller_writes_weights() -> None:
