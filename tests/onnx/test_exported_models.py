@@ -15,8 +15,8 @@ from .networks.recipes import inputs_of, read
 from .networks.results import Expected, difference, expected
 
 DATA = Path(__file__).parent / "networks" / "data"
-NETWORKS = ("bert", "convnext", "gpt2", "mobilenet_v2", "resnet50", "unet", "vit", "whisper_encoder")
-FILES = [f"{network}.{opset}" for network in NETWORKS for opset in (17, 18, 20, 23)]
+FILES = sorted(path.stem for path in DATA.glob("*.onnx"))
+NETWORKS = sorted({file.partition(".")[0] for file in FILES})
 HALVES = [f"bfloat16/{network}.23" for network in NETWORKS]
 BATCHES = (1, 3)
 BOUND, BOUND_OF_HALVES = 1e-4, 2e-2

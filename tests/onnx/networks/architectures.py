@@ -1,4 +1,4 @@
-"""The eight networks, from torchvision, transformers and diffusers: small or in their usual size."""
+"""The networks, from torchvision, transformers and diffusers: small or in their usual size."""
 
 from __future__ import annotations
 
@@ -97,6 +97,16 @@ def gpt2(full: bool) -> Any:
     return GPT2LMHeadModel(GPT2Config(use_cache=False, **ends, **({} if full else small)))
 
 
+def llama(full: bool) -> Any:
+    """Eight layers in the width of a model of 1.2 billion weights, with a fourth of the heads for keys."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    large = {"hidden_size": 2048, "num_hidden_layers": 8, "intermediate_size": 5632}
+    heads = {"num_attention_heads": 32 if full else 4, "num_key_value_heads": 8 if full else 2}
+    size = large if full else {"vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 64}
+    return LlamaForCausalLM(LlamaConfig(use_cache=False, tie_word_embeddings=False, **size, **heads))
+
+
 def whisper_encoder(full: bool) -> Any:
     from transformers import WhisperConfig
     from transformers.models.whisper.modeling_whisper import WhisperEncoder
@@ -134,6 +144,10 @@ def _tokens(full: bool) -> Any:
     return {"input_ids": (dims, torch.int64), "attention_mask": (dims, torch.int64)}
 
 
+def _text(full: bool) -> Any:
+    return {"input_ids": ((None, 512 if full else 12), torch.int64)}
+
+
 def _sound(full: bool) -> Any:
     return {"input_features": ((None, *((80, 3000) if full else (16, 40))), torch.float32)}
 
@@ -154,6 +168,7 @@ NETWORKS: Mapping[str, Network] = {
         ("last_hidden_state", "pooler_output"),
     ),
     "gpt2": Network(gpt2, _tokens, lambda net, ids, mask: net(input_ids=ids, attention_mask=mask).logits),
+    "llama": Network(llama, _text, lambda net, ids: net(input_ids=ids).logits),
     "whisper_encoder": Network(
         whisper_encoder, _sound, lambda net, x: net(x).last_hidden_state, ("last_hidden_state",)
     ),
