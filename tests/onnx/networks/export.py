@@ -41,7 +41,7 @@ from .results import sampled, sums
 BATCHES = (1, 3)
 OPSETS = (17, 18, 20, 23)
 _DATA = Path(__file__).with_name("data")
-_SMALL, _LARGEST = 256, 4096
+_SMALL, _LARGEST = 256, 65_536
 """Bytes: smaller tensors stay in the file; larger ones may not stay."""
 
 
