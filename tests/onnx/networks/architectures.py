@@ -103,8 +103,9 @@ def llama(full: bool) -> Any:
 
     large = {"hidden_size": 2048, "num_hidden_layers": 8, "intermediate_size": 5632}
     heads = {"num_attention_heads": 32 if full else 4, "num_key_value_heads": 8 if full else 2}
-    size = large if full else {"vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 64}
-    return LlamaForCausalLM(LlamaConfig(use_cache=False, tie_word_embeddings=False, **size, **heads))
+    small = {"vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 64}
+    whole = {"use_cache": False, "tie_word_embeddings": False}
+    return LlamaForCausalLM(LlamaConfig(**whole, **heads, **(large if full else small)))
 
 
 def whisper_encoder(full: bool) -> Any:
