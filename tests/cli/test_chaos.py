@@ -550,12 +550,15 @@ def test_nothing_is_lost_or_wrong_in_a_thread(tmp_path: Path) -> None:
 def test_nothing_is_lost_or_wrong_in_a_process(standby: str, tmp_path: Path) -> None:
     out = tmp_path / "chaos.json"
     done = chaos("--standby", standby, "--seconds", "2", "--kill-every", "0.2", "--out", str(out))
-    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+    assert out.exists(), done.stdout + done.stderr
     record = json.loads(out.read_text())
-    assert record["counts"]["finished"] > 0
+    counts = record["counts"]
+    assert (counts["lost"], counts["wrong"], record["stuck"], record["stopped"]) == (0, 0, [], ""), (
+        done.stdout
+    )
+    assert counts["finished"] > 0
     assert any(kind["faults"] for kind in record["recovery"].values())  # which come first is chance
-    assert record["counts"]["stalls"] == 0
-    assert record["stuck"] == []
+    assert done.returncode == int(counts["stalls"] > 0)  # on a busy machine, where a start takes seconds
 
 
 def test_an_interrupt_ends_the_run_early_and_it_is_reported() -> None:

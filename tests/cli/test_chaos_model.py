@@ -16,8 +16,9 @@ import pytest
 from cudnn_actor.cli.user_error import UserError
 from cudnn_actor.onnx import OnnxModel
 from cudnn_actor.protocol import ExecutionFailed, OutcomeUnknown, OutOfMemory
-from cudnn_actor.trials.chaos.models import ModelLoad, cases_of
+from cudnn_actor.trials.chaos.models import ModelLoad, case_of, cases_of
 from cudnn_actor.trials.chaos.settings import FaultKind
+from cudnn_actor.trials.chaos.swaps import SwapLoad, Versions
 from cudnn_actor.trials.chaos.tally import Tally
 
 from ..onnx.small_models import FLOAT, image_model, model_of, node
@@ -31,20 +32,13 @@ def path(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_model_is_served_through_kills(path: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("standby", [0, 1])
+def test_a_model_is_served_batched_and_swapped_through_kills(
+    path: Path, tmp_path: Path, standby: int
+) -> None:
     out = tmp_path / "chaos.json"
-    words = [
-        "--seconds",
-        "4",
-        "--kill-every",
-        "0.3",
-        "--standby",
-        "1",
-        "--tasks",
-        "1",
-        "--load",
-        "tasks,models",
-    ]
+    words = ["--seconds", "5", "--kill-every", "0.4", "--standby", str(standby), "--seed", str(standby)]
+    words += ["--tasks", "1", "--load", "tasks,models,batched,swaps"]
     done = cudnn_actor("chaos", "--model", str(path), *words, "--out", str(out))
     assert out.exists(), done.stdout + done.stderr
     record = json.loads(out.read_text())
@@ -53,7 +47,86 @@ def test_a_model_is_served_through_kills(path: Path, tmp_path: Path) -> None:
         done.stdout
     )
     assert record["messages"]["ModelRun"] > 3
+    assert record["messages"]["BatchedRun"] > 3
+    assert record["messages"]["WeightWrite"] > 1
     assert counts["restarts"] > 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "batch", "why"),
+    [
+        ("batched", 2, "has no leading dim with a name"),
+        ("swaps", "N", "no weights of floating-point numbers"),
+    ],
+)
+def test_what_a_model_does_not_allow_is_left_out_unless_it_is_asked_for(
+    kind: str, batch: int | str, why: str, tmp_path: Path
+) -> None:
+    path, out = tmp_path / "plain.onnx", tmp_path / "chaos.json"
+    port: Any = (FLOAT, [batch, 3])
+    onnx.save(model_of([node("Relu", "x", "y")], {"x": port}, {"y": port}), path)
+    words = ["chaos", "--model", str(path), "--seconds", "0.1", "--faults", "none", "--out", str(out)]
+    asked = cudnn_actor(*words, "--load", kind)
+    assert asked.returncode == 2
+    assert why in asked.stderr
+    assert f"leave {kind} out" in asked.stderr
+    done = cudnn_actor(*words, "--without", "loops,threads,pykka,alarms,uploads")
+    assert done.returncode == 0, done.stdout + done.stderr
+    left_out = json.loads(out.read_text())["left_out"]
+    assert [kind in each and why in each for each in left_out].count(True) == 1
+
+
+def test_an_answer_may_be_of_each_version_that_was_there_meanwhile() -> None:
+    versions = Versions()
+    first = versions.now
+    assert versions.since(first) == {0}
+    versions.begin(1)
+    second = versions.now
+    assert versions.since(first) == versions.since(second) == {0, 1}
+    versions.end(1)
+    third = versions.now
+    assert versions.since(second) == {0, 1}
+    assert versions.since(third) == {1}
+    versions.begin(2)
+    versions.end(1)  # it failed
+    assert versions.since(third) == {1, 2}
+    assert versions.since(versions.now) == {1}
+
+
+class Mixing:
+    """A service whose model answers with a version of its weights, or with a mixture."""
+
+    def __init__(self, answer: Any) -> None:
+        self._answer = answer
+        self.generation = 1
+
+    async def load(self, source: object) -> Mixing:
+        return self
+
+    async def run(self, inputs: Mapping[str, np.ndarray]) -> Any:
+        return await asyncio.to_thread(self._answer, inputs)
+
+    async def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("shown", "wrong"), [("old", False), ("new", True), ("mixed", True)])
+def test_an_answer_of_both_versions_is_wrong(path: Path, shown: str, wrong: bool) -> None:
+    source = OnnxModel(path, swappable=True)
+
+    def answer(inputs: Mapping[str, np.ndarray]) -> Any:
+        weights = dict(source.tensors)
+        given = load._weights[1]
+        names = {"old": [], "new": list(given), "mixed": list(given)[:1]}[shown]
+        return case_of(path, source, dict(inputs), weights | {name: given[name] for name in names}).outputs
+
+    tally, ending = Tally(), threading.Event()
+    gpu: Any = Mixing(answer)
+    load = SwapLoad(gpu, path, source, (), tally, seed=0)
+    asyncio.run(load.warm())
+    ending.set()
+    asyncio.run(load.run(ending))
+    assert (tally.wrong > 0) == wrong
 
 
 class Answering:

@@ -20,6 +20,8 @@ from cudnn_actor.protocol import InvalidRequest
 
 from .small_models import FLOAT, INT64, graph_of, image_model, model_of, node
 
+DEVICE = "cpu"
+"""Where models run; `tests/gpu` runs some of these tests on a GPU."""
 BOUNDS = {"bfloat16": 2e-2, "float16": 5e-3, "float32": 1e-5}
 LEAST = float(np.finfo(np.float32).min)
 HALVES = ("bfloat16", "float16")
@@ -39,7 +41,7 @@ def normal(*dims: int) -> np.ndarray:
 
 def run(proto: onnx.ModelProto, inputs: Mapping[str, Any], dtype: Any = None, **options: Any) -> list[Any]:
     async def result() -> list[Any]:
-        async with spawn(device="cpu") as gpu, await gpu.load(proto, dtype=dtype, **options) as model:
+        async with spawn(device=DEVICE) as gpu, await gpu.load(proto, dtype=dtype, **options) as model:
             assert [each.dtype for each in model.inputs] == [value.dtype for value in inputs.values()]
             found = await gpu.run(model, inputs)
             for each in model.outputs:

@@ -21,7 +21,7 @@ from cudnn_actor.trials.bench.record import write
 from cudnn_actor.trials.chaos import processes
 from cudnn_actor.trials.chaos.harness import Harness
 from cudnn_actor.trials.chaos.report import Report, print_report
-from cudnn_actor.trials.chaos.settings import FaultKind, LoadKind, Settings, possible_faults
+from cudnn_actor.trials.chaos.settings import OF_A_MODEL, FaultKind, LoadKind, Settings, possible_faults
 
 __all__ = ["add_arguments", "run"]
 
@@ -34,8 +34,10 @@ Faults: kill and hang send SIGKILL and SIGSTOP to the worker that serves; kill-s
 their like to the process that they name. poison ends the device context in the middle of a request. start
 fails a start of a worker, fail one run, memory one allocation.
 Load: tasks are tasks of one event loop; loops have event loops on threads of their own; threads and pykka are
-plain threads; alarms is the main thread, interrupted by a signal handler that raises; models run the model of
---model. With uploads all of them also send large arrays, with cancels also cancellations and tiny timeouts.
+plain threads; alarms is the main thread, interrupted by a signal handler that raises. With the model of
+--model, models run it, batched sends it samples that run together, and swaps runs it while all its weights
+are overwritten every second. With uploads all others also send large arrays, with cancels also cancellations
+and tiny timeouts.
 """
 
 
@@ -128,9 +130,10 @@ def _settings(args: argparse.Namespace) -> Settings:
         if why_not[kind]:
             raise UserError(f"--faults {kind}: {why_not[kind]}; leave {kind} out, or choose another service")
     faults = possible if args.faults is None else args.faults
-    callers = [kind for kind in LoadKind if kind is not LoadKind.MODELS or args.model is not None]
-    if LoadKind.MODELS in (args.load or ()) and args.model is None:
-        raise UserError("--load models: there is no model; give one with --model FILE")
+    callers = [kind for kind in LoadKind if kind not in OF_A_MODEL or args.model is not None]
+    for kind in args.load or ():
+        if kind in OF_A_MODEL and args.model is None:
+            raise UserError(f"--load {kind}: there is no model; give one with --model FILE")
     load = tuple(callers) if args.load is None else args.load
     settings = Settings(
         seconds=args.seconds,
@@ -142,10 +145,11 @@ def _settings(args: argparse.Namespace) -> Settings:
         load=tuple(kind for kind in load if kind not in args.without),
         tasks=args.tasks,
         model="" if args.model is None else str(args.model),
+        required=args.load or (),
         seed=args.seed,
     )
     if not set(settings.load) - {LoadKind.UPLOADS, LoadKind.CANCELS}:
-        raise UserError("--load: no caller is selected; choose some of tasks,loops,threads,pykka,alarms")
+        raise UserError(f"--load: no caller is selected; choose some of {','.join(callers[:-2])}")
     return settings
 
 

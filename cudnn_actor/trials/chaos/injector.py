@@ -17,7 +17,7 @@ from cudnn_actor.service.client import CudnnRef
 from cudnn_actor.supervision import ExitKind, Fault, FaultPlan, FaultRule, Restarting
 from cudnn_actor.trials.chaos import processes
 from cudnn_actor.trials.chaos.processes import Found, Role
-from cudnn_actor.trials.chaos.settings import FaultKind, Settings
+from cudnn_actor.trials.chaos.settings import FaultKind, LoadKind, Settings
 from cudnn_actor.trials.chaos.tally import Tally
 
 __all__ = ["Injector", "fault_plan", "injected_errors", "watch"]
@@ -53,7 +53,7 @@ _MOST_STARTS = 5000
 _MESSAGES_PER_S = {"cpu": 3000, "cuda": 15000}
 """Rough rate of a service under faults: only this is known of the rates beforehand."""
 _COMPUTE = sorted(message.__name__ for message in COMPUTE)
-_FALLIBLE = (*_COMPUTE, "Allocate", "Upload", "Download", "Copy", "Fill")
+_FALLIBLE = (*_COMPUTE, "Allocate", "Upload", "Download", "Copy", "Fill", "RunModel")
 _INJECTED: dict[FaultKind, tuple[Fault, float, tuple[str | None, ...]]] = {
     FaultKind.POISON: (Fault.STICKY, 0.5, (None,)),
     FaultKind.FAIL: (Fault.FAIL_EXECUTION, 4.0, _FALLIBLE),
@@ -61,6 +61,8 @@ _INJECTED: dict[FaultKind, tuple[Fault, float, tuple[str | None, ...]]] = {
 }
 """The fault that is injected, approximately how often per signal, and the messages affected; None: all. No
 `Free` is made to fail: for a buffer that no caller received, no one would repeat it."""
+_OF_A_WRITE = {FaultKind.POISON: (Fault.STICKY, 0.25), FaultKind.FAIL: (Fault.FAIL_EXECUTION, 0.1)}
+"""Faults of writes of weights, which are rare, with their probabilities: some writes end two workers."""
 _FELT = ((ExecutionFailed, FaultKind.FAIL), (OutOfMemory, FaultKind.MEMORY))
 """The error that a caller gets for each kind of fault that affects one request."""
 _CAUSES = (
@@ -79,6 +81,12 @@ def fault_plan(settings: Settings) -> FaultPlan:
         for fault, per_strike, names in injected
         for name in names
     ]
+    if LoadKind.SWAPS in settings.load:
+        rules += [
+            FaultRule(fault=fault, probability=chance, of="WriteWeights")
+            for kind, (fault, chance) in _OF_A_WRITE.items()
+            if kind in settings.faults
+        ]
     if FaultKind.START in settings.faults:
         chance = random.Random(f"{settings.seed} starts")
         starts = min(_MOST_STARTS, 50 + int(8 * settings.seconds / settings.kill_every))

@@ -8,22 +8,34 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from cudnn_actor.cli.user_error import UserError
 from cudnn_actor.models import Feature, Model
-from cudnn_actor.models.source import NeedsValues, Source
+from cudnn_actor.models.source import NeedsValues, Source, Specialised
 from cudnn_actor.protocol import CudnnActorError, OutOfMemory, QuarantinedRequest, ServiceStopped, TensorSpec
 from cudnn_actor.service.client import CudnnRef
 from cudnn_actor.trials.chaos.oracle import ModelRun, Wrong, text, was_refused
 from cudnn_actor.trials.chaos.settings import LoadKind
 from cudnn_actor.trials.chaos.tally import Tally
 
-__all__ = ["ModelCase", "ModelLoad", "cases_of"]
+__all__ = [
+    "Judge",
+    "LeftOut",
+    "LoadOfModel",
+    "ModelCase",
+    "ModelLoad",
+    "case_of",
+    "cases_of",
+    "close",
+    "drawn",
+    "specialised",
+    "wrongs",
+]
 
 _SIZES = (1, 2, 3)
 """The size of every dim that the model leaves open; one case for each."""
@@ -32,6 +44,22 @@ _NUMBER = 5000
 """The number of the first task."""
 _BOUNDS = {"float16": 3e-2, "bfloat16": 3e-2}
 """The allowed errors, as fractions of the largest value; for wider types 1e-3."""
+
+
+class LeftOut(Exception):
+    """Raised when the model does not allow a kind of load. Its text says why."""
+
+
+class LoadOfModel(Protocol):
+    """Tasks that use a model."""
+
+    kind: LoadKind
+
+    async def warm(self) -> None:
+        """Run what will be run, before the load begins. Raises `LeftOut`."""
+
+    async def run(self, ending: Any) -> None:
+        """Run until `ending` is set; then each case once more. Raises `ServiceStopped`."""
 
 
 class ModelCase(NamedTuple):
@@ -47,41 +75,105 @@ def cases_of(path: Path, source: Source, seed: int) -> list[ModelCase]:
     Raises `InvalidModel` or `UnsupportedModel` if the model cannot be run with these inputs, and `UserError`
     if the reference cannot.
     """
+    return [case_of(path, source, drawn(source, size, [seed, size])) for size in _SIZES]
+
+
+def case_of(
+    path: Path, source: Source, given: dict[str, np.ndarray], tensors: Mapping[str, np.ndarray] | None = None
+) -> ModelCase:
+    """A case with these inputs, and with `tensors` in place of initialisers. Raises as `cases_of`."""
     from cudnn_actor.onnx.reference_evaluator import reference_outputs  # noqa: PLC0415 - needs an extra
 
-    found = []
-    for size in _SIZES:
-        rng = np.random.default_rng([seed, size])
-        given = {feature.name: _drawn(feature, size, rng) for feature in source.inputs}
-        _check_support(source, given)
-        try:
-            expected = reference_outputs(path, given)
-        except Exception as error:
-            problem = "ONNX's reference fails, so there is nothing to compare"
-            raise UserError(f"{path}: {problem}: {error}") from error
-        found.append(ModelCase(given, expected))
-    return found
+    specialised(source, given)
+    try:
+        return ModelCase(given, reference_outputs(path, given, tensors or {}))
+    except Exception as error:
+        problem = "ONNX's reference fails, so there is nothing to compare"
+        raise UserError(f"{path}: {problem}: {error}") from error
 
 
-def _check_support(source: Source, given: Mapping[str, np.ndarray]) -> None:
-    """Raise `InvalidModel` or `UnsupportedModel` unless the model can be run with these inputs."""
+def specialised(source: Source, given: Mapping[str, np.ndarray]) -> Specialised:
+    """The model for these inputs. Raises `InvalidModel` or `UnsupportedModel` if it cannot be run."""
     specs = {name: TensorSpec.packed(value.shape, value.dtype) for name, value in given.items()}
     values: dict[str, np.ndarray] = {}
     while True:
         try:
-            source.specialised(specs, values)
+            return source.specialised(specs, values)
         except NeedsValues as needs:
             values |= {name: given[name] for name in needs.names}
-        else:
-            return
 
 
-def _drawn(feature: Feature, size: int, rng: np.random.Generator) -> np.ndarray:
+def drawn(
+    source: Source, size: int, seed: Sequence[int], sizes: Mapping[str, int] | None = None
+) -> dict[str, np.ndarray]:
+    """Inputs whose open dims have this size, but those in `sizes`."""
+    rng = np.random.default_rng(seed)
+    return {each.name: _drawn(each, size, sizes or {}, rng) for each in source.inputs}
+
+
+def _drawn(feature: Feature, size: int, sizes: Mapping[str, int], rng: np.random.Generator) -> np.ndarray:
     assert feature.dtype is not None, "the model has been read"
-    dims = [dim if isinstance(dim, int) else size for dim in feature.dims or ()]
+    dims = [dim if isinstance(dim, int) else sizes.get(dim or "", size) for dim in feature.dims or ()]
     if feature.dtype.is_floating:
         return np.asarray(rng.standard_normal(dims).astype(feature.dtype.numpy))
     return np.asarray(rng.integers(0, 2, dims).astype(feature.dtype.numpy))
+
+
+class Judge:
+    """Sends requests of a kind of load, notes them, and judges their outcomes.
+
+    Parameters
+    ----------
+    gpu
+        The service.
+    kind
+        The kind of load.
+    excused
+        The errors that injected faults cause.
+    tally
+        Where requests and wrong answers are noted.
+    """
+
+    def __init__(
+        self, gpu: CudnnRef, kind: LoadKind, excused: tuple[type[Exception], ...], tally: Tally
+    ) -> None:
+        self._gpu, self._kind, self.excused, self._tally = gpu, kind, excused, tally
+
+    async def load(self, source: Any) -> Model:
+        """Load a model, however often it takes."""
+        while True:
+            try:
+                return await self._gpu.load(source)
+            except self.excused:
+                continue
+
+    async def outcome_of(
+        self, sending: Callable[[], Awaitable[Any]], deed: ModelRun, task: int, burst: int
+    ) -> object:
+        """Send a request, and note it. Returns the answer or the error; raises `ServiceStopped`."""
+        generation = self._gpu.generation
+        running = asyncio.ensure_future(sending())
+        self._tally.sent(running, deed, self._kind, task, burst)
+        await asyncio.wait([running])
+        outcome: object = running.exception() if not running.cancelled() else asyncio.CancelledError()
+        outcome = running.result() if outcome is None else outcome
+        self._tally.ended(running, outcome, generation)
+        if isinstance(outcome, ServiceStopped | asyncio.CancelledError):
+            raise outcome
+        return outcome
+
+    def note(self, wrongs: list[Wrong], task: int, burst: int) -> None:
+        """Note wrong answers."""
+        self._tally.judged(task, burst, wrongs)
+
+    def is_excused(self, outcome: object) -> bool:
+        """Whether an injected fault may have caused this outcome.
+
+        A crash tears nothing that a run reads. So if a second run was refused, memory was short.
+        """
+        if was_refused(outcome):
+            return OutOfMemory in self.excused
+        return isinstance(outcome, self.excused)
 
 
 class ModelLoad:
@@ -101,6 +193,8 @@ class ModelLoad:
         Where requests and wrong answers are noted.
     """
 
+    kind = LoadKind.MODELS
+
     def __init__(
         self,
         gpu: CudnnRef,
@@ -109,12 +203,13 @@ class ModelLoad:
         excused: tuple[type[Exception], ...],
         tally: Tally,
     ) -> None:
-        self._gpu, self._source, self._excused, self._tally = gpu, source, excused, tally
+        self._gpu, self._source = gpu, source
+        self._judge = Judge(gpu, self.kind, excused, tally)
         self._cases = dict(enumerate(cases))
 
     async def warm(self) -> None:
         """Run each case once. Its plans are stored, and need not be built when a fault has ended a worker."""
-        model = await self._loaded()
+        model = await self._judge.load(self._source)
         for case in self._cases.values():
             with contextlib.suppress(CudnnActorError):  # a fault may end this run, too, as it may any other
                 await self._gpu.run(model, case.inputs)
@@ -122,7 +217,7 @@ class ModelLoad:
 
     async def run(self, ending: Any) -> None:
         """Run the model until `ending` is set; then each case once more. Raises `ServiceStopped`."""
-        model = await self._loaded()
+        model = await self._judge.load(self._source)
         async with asyncio.TaskGroup() as tasks:
             for task in range(_TASKS):
                 tasks.create_task(self._run(model, _NUMBER + task, ending))
@@ -130,13 +225,6 @@ class ModelLoad:
             while number in self._cases and not await self._run_once(model, _NUMBER, 0, number):
                 pass
         await model.close()
-
-    async def _loaded(self) -> Model:
-        while True:
-            try:
-                return await self._gpu.load(self._source)
-            except self._excused:
-                continue
 
     async def _run(self, model: Model, task: int, ending: Any) -> None:
         for burst in itertools.count(1):
@@ -147,44 +235,28 @@ class ModelLoad:
 
     async def _run_once(self, model: Model, task: int, burst: int, number: int) -> bool:
         """Run a case, and judge its outputs unless an injected fault ended it. Returns whether none did."""
-        case = self._cases[number]
-        generation = self._gpu.generation
-        running = asyncio.ensure_future(model.run(case.inputs))
-        deed = ModelRun(number)
-        self._tally.sent(running, deed, LoadKind.MODELS, task, burst)
-        await asyncio.wait([running])
-        outcome: object = running.exception() if not running.cancelled() else asyncio.CancelledError()
-        outcome = running.result() if outcome is None else outcome
-        self._tally.ended(running, outcome, generation)
-        if isinstance(outcome, ServiceStopped | asyncio.CancelledError):
-            raise outcome
+        case, deed = self._cases[number], ModelRun(number)
+        outcome = await self._judge.outcome_of(lambda: model.run(case.inputs), deed, task, burst)
         if isinstance(outcome, QuarantinedRequest):
             self._cases.pop(number, None)
-        elif not self._is_excused(outcome):
-            self._tally.judged(task, burst, _wrongs(str(deed), case.outputs, outcome))
-        return not self._is_excused(outcome)
-
-    def _is_excused(self, outcome: object) -> bool:
-        """Whether an injected fault may have caused this outcome.
-
-        A crash tears nothing that a run reads. So if a second run was refused, memory was short.
-        """
-        if was_refused(outcome):
-            return OutOfMemory in self._excused
-        return isinstance(outcome, self._excused)
+        elif not self._judge.is_excused(outcome):
+            self._judge.note(wrongs(str(deed), case.outputs, outcome), task, burst)
+        return not self._judge.is_excused(outcome)
 
 
-def _wrongs(request: str, expected: Mapping[str, np.ndarray], got: object) -> list[Wrong]:
+def wrongs(request: str, expected: Mapping[str, np.ndarray], got: object) -> list[Wrong]:
+    """What is wrong with the outputs of a run."""
     if not isinstance(got, Mapping):
         return [Wrong(request, "its outputs", text(got))]
     return [
         Wrong(f"{request}: {name}", text(values), text(got[name]))
         for name, values in expected.items()
-        if not _close(np.asarray(got[name]), values)
+        if not close(np.asarray(got[name]), values)
     ]
 
 
-def _close(got: np.ndarray, expected: np.ndarray) -> bool:
+def close(got: np.ndarray, expected: np.ndarray) -> bool:
+    """Whether an output is what the reference computed, but for rounding."""
     if got.shape != expected.shape or got.dtype != expected.dtype:
         return False
     if not np.issubdtype(expected.dtype, np.floating) and expected.dtype.name not in _BOUNDS:

@@ -13,9 +13,11 @@ import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from cudnn_actor.cli.user_error import UserError
 from cudnn_actor.protocol import (
     Allocate,
     BufferRef,
@@ -31,15 +33,17 @@ from cudnn_actor.service.client import CudnnRef
 from cudnn_actor.service.spawning import spawn
 from cudnn_actor.supervision import FaultPlan
 from cudnn_actor.trials.chaos.answers import Answers
+from cudnn_actor.trials.chaos.batches import BatchedLoad
 from cudnn_actor.trials.chaos.computations import Problem, accumulates, message
 from cudnn_actor.trials.chaos.crowd import Crowd, bursts
 from cudnn_actor.trials.chaos.graphs import LIGHT, LOAD
 from cudnn_actor.trials.chaos.injector import Injector, fault_plan, injected_errors, watch
 from cudnn_actor.trials.chaos.load import Ground, Task
-from cudnn_actor.trials.chaos.models import ModelLoad, cases_of
+from cudnn_actor.trials.chaos.models import LeftOut, LoadOfModel, ModelLoad, cases_of
 from cudnn_actor.trials.chaos.oracle import Oracle
 from cudnn_actor.trials.chaos.senders import LoopSender
-from cudnn_actor.trials.chaos.settings import LoadKind, Settings
+from cudnn_actor.trials.chaos.settings import OF_A_MODEL, LoadKind, Settings
+from cudnn_actor.trials.chaos.swaps import SwapLoad
 from cudnn_actor.trials.chaos.tally import LostRequest, Tally
 
 __all__ = ["Interrupted", "Outcome", "run_once"]
@@ -78,6 +82,8 @@ class Outcome(NamedTuple):
         How long load and faults lasted.
     stuck
         What did not end in time: the service, or threads of callers.
+    left_out
+        Kinds of load that the model does not allow, each with the reason.
     """
 
     device: str
@@ -87,6 +93,7 @@ class Outcome(NamedTuple):
     stopped: str
     seconds: float
     stuck: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
 
 
 async def run_once(
@@ -138,7 +145,7 @@ async def run_once(
 @contextlib.asynccontextmanager
 async def _plan_store(settings: Settings) -> AsyncIterator[str | None]:
     """A folder for a model's plans, which take longer to build than the time between two faults."""
-    if LoadKind.MODELS not in settings.load:
+    if not set(OF_A_MODEL).intersection(settings.load):
         yield None
         return
     folder = await asyncio.to_thread(tempfile.mkdtemp, prefix="cudnn-actor-chaos-")
@@ -227,16 +234,16 @@ class _Run:
             problems=problems,
         )
         self._crowd = Crowd(self._ground, settings)
-        self._model: ModelLoad | None = None
+        self._models: list[LoadOfModel] = []
+        self._left_out: list[str] = []
 
     async def run(self) -> Outcome:
         """Do everything, in order. When it returns, all that it started has ended, except lost requests."""
         tally, deadline_s = self._tally, self._settings.deadline_s
         problems = [LOAD[number] for number in self._ground.problems]
-        if LoadKind.MODELS in self._settings.load:
-            self._model = await self._read(Path(self._settings.model))
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._model.warm(), _WARM_S)
+        if set(OF_A_MODEL).intersection(self._settings.load):
+            for each in await self._read(Path(self._settings.model)):
+                await self._warm_model(each)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(_warm(self._gpu, problems, self._show), _WARM_S)
         tally.begin()
@@ -257,16 +264,38 @@ class _Run:
             self._ground.abandoned.set()
             for task in (injector, load, watcher):
                 await _end(task)
-            tally.give_up(LoadKind.TASKS, LoadKind.MODELS)
+            tally.give_up(LoadKind.TASKS, *OF_A_MODEL)
 
-    async def _read(self, path: Path) -> ModelLoad:
-        """The tasks that run a model. Its weights are uploaded when it is run first."""
+    async def _read(self, path: Path) -> list[LoadOfModel]:
+        """The kinds of load with a model. Its weights are uploaded when it is run first."""
         from cudnn_actor.onnx import OnnxModel  # noqa: PLC0415 - needs an extra
 
-        read = await asyncio.to_thread(OnnxModel, path)
-        cases = await asyncio.to_thread(cases_of, path, read, self._settings.seed)
+        load, seed, gpu, tally = self._settings.load, self._settings.seed, self._gpu, self._tally
         excused = tuple(injected_errors(self._settings))
-        return ModelLoad(self._gpu, read, cases, excused, self._tally)
+        read = await asyncio.to_thread(OnnxModel, path)
+        found: list[LoadOfModel] = []
+        if LoadKind.MODELS in load:
+            cases = await asyncio.to_thread(cases_of, path, read, seed)
+            found.append(ModelLoad(gpu, read, cases, excused, tally))
+        if LoadKind.BATCHED in load:
+            found.append(BatchedLoad(gpu, path, read, excused, tally, seed=seed))
+        if LoadKind.SWAPS in load:
+            swappable = await asyncio.to_thread(partial(OnnxModel, path, swappable=True))
+            found.append(SwapLoad(gpu, path, swappable, excused, tally, seed=seed))
+        return found
+
+    async def _warm_model(self, load: LoadOfModel) -> None:
+        """Warm one of them; leave it out if the model does not allow it. Raises `UserError` if it must be."""
+        try:
+            await asyncio.wait_for(load.warm(), _WARM_S)
+        except TimeoutError:
+            pass
+        except LeftOut as why:
+            if load.kind in self._settings.required:
+                raise UserError(f"--load {load.kind}: {why}; leave {load.kind} out") from why
+            self._left_out.append(f"{load.kind}: {why}")
+            return
+        self._models.append(load)
 
     async def _load(self) -> None:
         sender = LoopSender(self._gpu)
@@ -280,8 +309,8 @@ class _Run:
                 for number in range(1, count + 1):
                     program = bursts(self._settings, number)
                     tasks.create_task(Task(self._ground, number, sender).run(program))
-                if self._model is not None:
-                    tasks.create_task(self._model.run(self._ending))
+                for each in self._models:
+                    tasks.create_task(each.run(self._ending))
             while self._crowd.alive() or self._ground.others:  # noqa: ASYNC110 - they are threads
                 await asyncio.sleep(_LOOK_S)
             await host.unshare()
@@ -318,6 +347,7 @@ class _Run:
             self._stopped,
             seconds,
             tuple(f"thread {name} did not end" for name in stuck),
+            tuple(self._left_out),
         )
 
 

@@ -135,6 +135,14 @@ class ModelRun:
         return self
 
 
+class BatchedRun(ModelRun):
+    """A request to a batched model."""
+
+
+class WeightWrite(ModelRun):
+    """A write of all weights of a model. `case`: the version that is written."""
+
+
 @dataclass(slots=True, eq=False)
 class Deed:
     """A request, and its effect on the models.

@@ -76,6 +76,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Calls that an alarm interrupted."""
     stuck: tuple[str, ...]
     """What did not end in time."""
+    left_out: tuple[str, ...] = ()
+    """Kinds of load that the model does not allow, each with the reason."""
 
     @property
     def good(self) -> bool:
@@ -112,6 +114,7 @@ def report_of(settings: Settings, tally: Tally, outcome: Outcome, *, alarms: int
         messages=dict(tally.messages),
         alarms=alarms,
         stuck=outcome.stuck,
+        left_out=outcome.left_out,
     )
 
 
@@ -198,6 +201,8 @@ def print_report(report: Report, console: Console) -> None:
     if report.stalls:
         fewest = min(sum(faults_met(report, stall).values()) for stall in report.stalls)
         console.print(f"each stalled request met at least {fewest} faults of processes", soft_wrap=True)
+    for why in report.left_out:
+        console.print(f"[yellow]left out[/]: {escape(why)}", soft_wrap=True)
     for stuck in report.stuck:
         console.print(f"[red]not ended[/]: {escape(stuck)}", soft_wrap=True)
     if report.stopped:

@@ -8,7 +8,7 @@ import msgspec
 
 from cudnn_actor.options import Isolation
 
-__all__ = ["STALL_S", "FaultKind", "LoadKind", "Settings", "possible_faults"]
+__all__ = ["OF_A_MODEL", "STALL_S", "FaultKind", "LoadKind", "Settings", "possible_faults"]
 
 STALL_S = 5.0
 """Seconds: a request that takes longer has stalled, whatever faults came meanwhile."""
@@ -58,12 +58,18 @@ class LoadKind(enum.StrEnum):
     """The main thread, with an alarm whose handler raises while it sends."""
     MODELS = "models"
     """Tasks of the first event loop that run the model of `--model`."""
+    BATCHED = "batched"
+    """Tasks of that loop that send samples to `gpu.batched` of that model."""
+    SWAPS = "swaps"
+    """Tasks of that loop that run the model while all its weights are overwritten every second."""
     UPLOADS = "uploads"
     """All of the above also send arrays of over 256 KiB."""
     CANCELS = "cancels"
     """All callers with an event loop also use cancellations and tiny timeouts."""
 
 
+OF_A_MODEL = (LoadKind.MODELS, LoadKind.BATCHED, LoadKind.SWAPS)
+"""The kinds that need a model."""
 _INJECTED = (FaultKind.POISON, FaultKind.START, FaultKind.FAIL, FaultKind.MEMORY)
 _OF_A_STANDBY = (FaultKind.KILL_STANDBY, FaultKind.HANG_STANDBY)
 _OF_A_BUILDER = (FaultKind.KILL_BUILDER, FaultKind.HANG_BUILDER)
@@ -108,6 +114,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         Asyncio tasks that send requests, on the first event loop. The other loops have fewer.
     model
         The path of an ONNX model that is run, too; empty for none.
+    required
+        Kinds of load for which it is an error if the model does not allow them. Others are left out then.
     seed
         Determines the programs, which signal comes when, and the injected faults.
     hang_after_s
@@ -126,6 +134,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     load: tuple[LoadKind, ...] = tuple(LoadKind)
     tasks: int = 8
     model: str = ""
+    required: tuple[LoadKind, ...] = ()
     seed: int = 0
     hang_after_s: float = 1.0
     deadline_s: float = 30.0

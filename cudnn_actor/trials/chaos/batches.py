@@ -1,0 +1,131 @@
+"""Batched requests as part of the load: many tasks send a few samples each, which run together."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from pathlib import Path
+from typing import Any
+
+from cudnn_actor.models import BatchedModel, Model
+from cudnn_actor.models.source import Source
+from cudnn_actor.protocol import CudnnActorError, InvalidRequest, QuarantinedRequest
+from cudnn_actor.service.client import CudnnRef
+from cudnn_actor.trials.chaos.models import Judge, LeftOut, ModelCase, case_of, drawn, wrongs
+from cudnn_actor.trials.chaos.oracle import BatchedRun
+from cudnn_actor.trials.chaos.settings import LoadKind
+from cudnn_actor.trials.chaos.tally import Tally
+
+__all__ = ["BatchedLoad"]
+
+_TASKS, _MAX_BATCH = 16, 8
+_SAMPLES = (1, 1, 1, 2, 2, 3)
+"""Samples of each case."""
+_OTHERS = 2
+"""The size of the open dims along which no samples lie."""
+_NUMBER = 6000
+"""The number of the first task."""
+_AFTER_QUARANTINE_S = 0.02
+
+
+class BatchedLoad:
+    """The tasks that send samples to `gpu.batched`.
+
+    A request that was running at two crashes is quarantined, and the task goes on: the next one with the same
+    values is another request.
+
+    Parameters
+    ----------
+    gpu, source, excused, tally
+        As of `ModelLoad`.
+    path, seed
+        The file, and what determines the samples.
+    """
+
+    kind = LoadKind.BATCHED
+
+    def __init__(
+        self,
+        gpu: CudnnRef,
+        path: Path,
+        source: Source,
+        excused: tuple[type[Exception], ...],
+        tally: Tally,
+        *,
+        seed: int,
+    ) -> None:
+        self._gpu, self._path, self._source, self._seed = gpu, path, source, seed
+        self._judge = Judge(gpu, self.kind, excused, tally)
+        self._cases: list[ModelCase] = []
+
+    async def warm(self) -> None:
+        """Compute the cases, and warm all sizes of batches. Raises `LeftOut`."""
+        model = await self._judge.load(self._source)
+        try:
+            endpoint = await self._entered(model)
+        except InvalidRequest as error:
+            raise LeftOut(str(error)) from error
+        finally:
+            await model.close()
+        await endpoint.aclose()
+        self._cases = await asyncio.to_thread(self._drawn_cases)
+
+    def _drawn_cases(self) -> list[ModelCase]:
+        cases = []
+        for number, samples in enumerate(_SAMPLES):
+            sizes = {dim: samples for dim in self._dims if dim == self._batch_dim}
+            given = drawn(self._source, _OTHERS, [self._seed, _NUMBER, number], sizes)
+            cases.append(case_of(self._path, self._source, given))
+        return cases
+
+    @property
+    def _dims(self) -> dict[str, int]:
+        """The named dims of the inputs, and the size of each but the first."""
+        named = [dim for each in self._source.inputs for dim in each.dims or () if isinstance(dim, str)]
+        return dict.fromkeys(named, _OTHERS)
+
+    @property
+    def _batch_dim(self) -> str:
+        return next(iter(self._dims), "")
+
+    async def _entered(self, model: Model) -> BatchedModel:
+        """Warm a batched model, however often it takes. Raises `InvalidRequest`."""
+        dims = {dim: size for dim, size in self._dims.items() if dim != self._batch_dim}
+        while True:
+            endpoint = self._gpu.batched(model, max_batch=_MAX_BATCH, dims=dims)
+            try:
+                return await endpoint.__aenter__()
+            except CudnnActorError as error:
+                if not isinstance(error, (QuarantinedRequest, *self._judge.excused)):
+                    raise
+
+    async def run(self, ending: Any) -> None:
+        """Send samples until `ending` is set; then each case once more. Raises `ServiceStopped`."""
+        model = await self._judge.load(self._source)
+        endpoint = await self._entered(model)
+        async with asyncio.TaskGroup() as tasks:
+            for task in range(_TASKS):
+                tasks.create_task(self._run(endpoint, _NUMBER + task, ending))
+        for number in range(len(self._cases)):
+            while not await self._run_once(endpoint, _NUMBER, 0, number):
+                pass
+        await endpoint.aclose()
+        await model.close()
+
+    async def _run(self, endpoint: BatchedModel, task: int, ending: Any) -> None:
+        for burst in itertools.count(1):
+            if ending.is_set():
+                return
+            await self._run_once(endpoint, task, burst, (task + burst) % len(self._cases))
+
+    async def _run_once(self, endpoint: BatchedModel, task: int, burst: int, number: int) -> bool:
+        """Send a case, and judge its answer. Returns False if an injected fault ended it."""
+        case, deed = self._cases[number], BatchedRun(number)
+        outcome = await self._judge.outcome_of(lambda: endpoint(case.inputs), deed, task, burst)
+        if isinstance(outcome, QuarantinedRequest):
+            await asyncio.sleep(_AFTER_QUARANTINE_S)
+        elif self._judge.is_excused(outcome):
+            return False
+        else:
+            self._judge.note(wrongs(str(deed), case.outputs, outcome), task, burst)
+        return True
