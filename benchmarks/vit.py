@@ -33,7 +33,6 @@ from .recording import Row, attempted, keep
 __all__ = ["Size", "main", "vit"]
 
 _FIRST, _RUNS, _SLOWEST = 5, 50, 10
-_SETTLE_S = 3.0
 
 
 Isolation = Literal["thread", "process"]
@@ -163,7 +162,6 @@ async def after_kills(network: Network, device: str, standby: int, kills: int) -
         for _ in range(kills):
             await gpu.run(model, images=images)
             await standby_ready(gpu)
-            await asyncio.sleep(_SETTLE_S if standby else 0.0)  # until the standby has built the plan
             pid, generation = gpu.worker_pid, gpu.generation
             assert pid is not None, "a request has just been answered"
             begin = time.perf_counter()

@@ -107,8 +107,7 @@ async def _faulty(setting: Setting, standby: int, folder: str, **options: Any) -
 async def _kills(setting: Setting, standby: int, _ammunition: Ammunition, folder: str) -> list[float]:
     async with _faulty(setting, standby, folder) as gpu:
         message = await placed(gpu, setting.small)
-        settle_s = _settle_s(setting) if standby else 0.0
-        return await after_kills(gpu, message, setting.choose(10, 2), settle_s=settle_s)
+        return await after_kills(gpu, message, setting.choose(10, 2))
 
 
 async def _strikes(
@@ -147,7 +146,6 @@ async def _harmed(
     for _ in range(count):
         await gpu.ask(message)
         await standby_ready(gpu)
-        await asyncio.sleep(_settle_s(setting))
         await gpu.fill(victim, PREPARING)
         generation, ended = gpu.generation, 0.0
         ammunition.load()
@@ -191,11 +189,6 @@ class _Told:
         self._task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._task
-
-
-def _settle_s(setting: Setting) -> float:
-    """What a standby that has just got ready may take to load the plans that were used lately."""
-    return 0.7 if setting.on_gpu else 0.02
 
 
 # Starting.
@@ -246,7 +239,6 @@ async def _service_memory(setting: Setting, note: Callable[[str], None]) -> None
             message = await placed(gpu, setting.small)
             await gpu.ask(message)
             await standby_ready(gpu)
-            await asyncio.sleep(_settle_s(setting))
             note(name)
         note(f"nothing, after {name}")
 

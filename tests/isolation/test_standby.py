@@ -21,6 +21,7 @@ from cudnn_actor.isolation.process.parent.dispatcher import Dispatcher
 from cudnn_actor.isolation.process.parent.monitor import WorkerMonitor
 from cudnn_actor.isolation.process.parent.process_isolation import ProcessIsolation
 from cudnn_actor.supervision import Backoff, supervisor
+from cudnn_actor.trials.bench.crashes import standby_ready
 from tests.service.rigs import SOON_S, Trio, in_thread, outcome, seen, single
 
 from ..log_lines import line
@@ -139,6 +140,18 @@ async def test_a_standby_has_the_plans_that_were_used_last(
         kill(gpu)
         assert isinstance(await outcome(gpu.submit(hot)), Receipt)
         assert (await gpu.statistics()).plans.misses == 2, "the standby had not built the plan"
+
+
+async def test_who_waits_for_a_standby_goes_on_when_it_has_the_plans(logs: list[EventDict]) -> None:
+    async with workers(standby=1) as (gpu, points):
+        async with a_standby_is_held(logs, points):
+            for message in await three_products(gpu):
+                await gpu.ask(message)
+            waiting = asyncio.create_task(standby_ready(gpu))
+            await gpu.ping()
+            assert not waiting.done()
+        await waiting
+        assert points.visits("after build") == 3 + 3
 
 
 async def test_a_standby_that_fails_to_build_a_plan_builds_the_others_and_tries_it_again(

@@ -9,6 +9,7 @@ import time
 from typing import Any
 
 from cudnn_actor import ConvFwd, CudnnRef, Fault, FaultPlan, spawn
+from cudnn_actor.isolation.process.parent.process_isolation import ProcessIsolation
 from cudnn_actor.protocol.messages.messages import Compute
 from cudnn_actor.trials.bench.convolutions import crash
 from cudnn_actor.trials.bench.hops import trivial_convolution
@@ -35,14 +36,13 @@ async def recoveries(plan: Plan) -> dict[str, list[float]]:
     return found
 
 
-async def after_kills(gpu: CudnnRef, message: Compute, count: int, *, settle_s: float = 0.0) -> list[float]:
+async def after_kills(gpu: CudnnRef, message: Compute, count: int) -> list[float]:
     """Milliseconds from SIGKILL to the next receipt. At each kill the standby, if any, is ready, and no
     request is in flight."""
     taken = []
     for _ in range(count):
         await gpu.ask(message)
         await standby_ready(gpu)
-        await asyncio.sleep(settle_s)
         pid, generation = gpu.worker_pid, gpu.generation
         assert pid is not None, "a request has just been answered"
         began = time.perf_counter()
@@ -72,13 +72,14 @@ async def _after_sticky_errors(count: int, standby: int) -> list[float]:
 
 
 async def standby_ready(gpu: CudnnRef) -> None:
-    """Wait until the standby can take over. Returns at once if there is none. Raises `TimeoutError`.
+    """Wait until the standby can take over, and has built what it is warmed with. Returns at once if the
+    service keeps none. Raises `TimeoutError`.
 
     A service reports its standby only in its log, and a benchmark must not read logs: so this polls.
     """
-    source = getattr(gpu._service._isolation, "_source", None)
-    if source is None or not source._keeps_standby:
+    isolation = gpu._service._isolation
+    if not isinstance(isolation, ProcessIsolation):
         return
     async with asyncio.timeout(_STANDBY_WITHIN_S):
-        while (standby := source.standby) is None or not standby.ready:  # noqa: ASYNC110
+        while not isolation.is_standby_warm:  # noqa: ASYNC110
             await asyncio.sleep(_LOOK_S)

@@ -57,6 +57,13 @@ class Warming:
             if self._failed[digest] > _TRIED_ALONE:
                 log.warning("standby.build_failed", graph=digest[:8], error=error.kind)
 
+    def lacks_nothing(self, recent: Mapping[str, RecentPlan]) -> bool:
+        """Whether the standby has built each of these plans, or cannot. The host need not be held."""
+        failed = self._failed
+        return not self._building and all(
+            digest in self._built or failed.get(digest, 0) > _TRIED_ALONE for digest in tuple(recent)
+        )
+
     def _next_batch(self, recent: Mapping[str, RecentPlan]) -> tuple[str, ...]:
         """The digests of the plans to build next.
 

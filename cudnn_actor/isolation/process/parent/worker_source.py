@@ -311,6 +311,13 @@ class WorkerSource:
         if (body := self._warming.next_request(host.recent.plans)) is not None:
             worker.ask(body)
 
+    def is_standby_warm(self, host: WorkerHost) -> bool:
+        """See `ProcessIsolation.is_standby_warm`. The host need not be held."""
+        worker = self.standby
+        if not self._keeps_standby:
+            return True
+        return worker is not None and worker.ready and self._warming.lacks_nothing(host.recent.plans)
+
     def _lose(self, host: WorkerHost, wake: Callable[[], None], why: str = "") -> None:
         worker, self.standby, host.workers.standby = self.standby, None, None
         assert worker is not None
