@@ -18,6 +18,7 @@ from rich.console import Console
 
 from cudnn_actor import CudnnRef, spawn
 from cudnn_actor.cli.throughput import Throughput, in_flight, measured, sheet
+from cudnn_actor.cli.throughput_plot import plot
 from cudnn_actor.cli.user_error import UserError, whole_number, writing
 from cudnn_actor.models import Feature, InvalidModel, Model, UnsupportedModel
 from cudnn_actor.protocol.errors import InvalidRequest
@@ -82,6 +83,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="with --concurrency: measure gpu.batched, too, beside single runs",
     )
+    parser.add_argument("--plot", type=Path, metavar="FILE.svg", help="draw what --concurrency measures")
     parser.add_argument(
         "--json", type=Path, metavar="FILE.json", help="write what --profile and --concurrency say"
     )
@@ -115,12 +117,21 @@ def run(args: argparse.Namespace) -> int:
         raise UserError("--json has nothing to write; ask for --profile, --explain or --concurrency, too")
     if args.timeline is not None and not args.profile:
         raise UserError("--timeline draws what --profile measures; give --profile, too")
+    if args.plot is not None:
+        _check_plot(args.plot, measured=bool(args.concurrency))
     if args.batched and not args.concurrency:
         raise UserError("--batched needs a number of tasks; give --concurrency 1:64, too")
     try:
         return asyncio.run(_run(args))
     except (InvalidModel, UnsupportedModel, InvalidRequest, ImportError) as error:
         raise UserError(str(error)) from error
+
+
+def _check_plot(path: Path, *, measured: bool) -> None:
+    if not measured:
+        raise UserError("--plot draws what --concurrency measures; give --concurrency 1:64, too")
+    if path.suffix.lower() != ".svg":
+        raise UserError(f"--plot {path} is not an SVG, which browsers show; give a name that ends in .svg")
 
 
 async def _run(args: argparse.Namespace) -> int:
@@ -151,7 +162,10 @@ async def _run(args: argparse.Namespace) -> int:
             if args.timeline is not None:
                 await asyncio.to_thread(_write_text, args.timeline, explanation.to_svg())
         if args.concurrency:
-            found["throughput"] = await _load(gpu, model, inputs, args)
+            found["throughput"] = throughput = await _load(gpu, model, inputs, args)
+            if args.plot is not None:
+                title = f"{Path(args.model).name} on {gpu.device}, from arrays to arrays"
+                await asyncio.to_thread(_write_text, args.plot, plot(title, throughput))
         if args.json is not None:
             await asyncio.to_thread(_write_json, args.json, found)
         if args.out is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import msgspec
 import numpy as np
@@ -14,6 +15,7 @@ import pytest
 from cudnn_actor import Explanation
 from cudnn_actor.cli import main
 from cudnn_actor.cli.throughput import MOST_IN_FLIGHT, Throughput, in_flight
+from cudnn_actor.cli.throughput_plot import plot
 
 from ..onnx.small_models import FLOAT, INT64, image_model, model_of, node
 from .terminal import cudnn_actor_here
@@ -92,6 +94,50 @@ def test_batched_requests_are_measured_beside_single_runs(path: Path, tmp_path: 
     assert all(each.mean_batch is None for each in single)
     assert batched[0].mean_batch == 1
     assert all(each.mean_batch and each.mean_batch >= 1 and each.per_s > 0 for each in batched)
+
+
+def test_what_is_measured_of_runs_in_flight_is_drawn(path: Path, tmp_path: Path) -> None:
+    drawn, written = tmp_path / "load.svg", tmp_path / "load.json"
+    load = ("--concurrency", "1:2", "--seconds", "0.05", "--batched", "--plot", str(drawn))
+    command = ("run", str(path), "--device", "cpu", "--dim", "N=1")
+    done = cudnn_actor_here(*command, *load, "--json", str(written))
+    assert (done.returncode, done.stderr) == (0, "")
+    picture = ElementTree.parse(drawn).getroot()
+    found = msgspec.json.decode(written.read_bytes(), type=dict[str, list[Throughput]])["throughput"]
+    told = [each.text or "" for each in picture.iter() if each.tag.endswith("title")]
+    assert len(told) == 4 * len(found)  # runs a second, and three percentiles
+    for each in found:
+        assert sum(f"{each.in_flight} in flight: {each.per_s:,.1f} a second" in words for words in told) == 4
+
+
+@pytest.mark.parametrize("tasks", [[5], [1, 1024]])
+@pytest.mark.parametrize("per_s", [0.013, 1.0, 1e6])
+def test_a_plot_of_any_numbers_lies_within_its_page(tasks: list[int], per_s: float) -> None:
+    found = [
+        Throughput(in_flight=each, runs=3, per_s=per_s, p50_ms=1e3 / per_s, p90_ms=1e3 / per_s, p99_ms=1e6)
+        for each in tasks
+    ]
+    picture = ElementTree.fromstring(plot("any <model>", found))
+    width, height = float(picture.attrib["width"]), float(picture.attrib["height"])
+    circles = [each for each in picture.iter() if each.tag.endswith("circle")]
+    assert len(circles) == 4 * len(tasks)
+    for each in circles:
+        assert 0 < float(each.attrib["cx"]) < width
+        assert 60 < float(each.attrib["cy"]) < height - 40
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["--plot", "load.svg"], "give --concurrency 1:64, too"),
+        (["--plot", "load.png", "--concurrency", "1"], "give a name that ends in .svg"),
+    ],
+)
+def test_a_plot_needs_a_load_and_is_an_svg(
+    words: list[str], problem: str, path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", str(path), "--device", "cpu", *words]) == 2
+    assert problem in capsys.readouterr().err
 
 
 def test_batched_needs_a_load_and_a_batch_dim(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
