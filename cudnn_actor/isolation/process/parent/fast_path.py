@@ -199,11 +199,13 @@ def complete(channel: Channel, host: WorkerHost, outbox: deque[Reply]) -> bool:
             place = [request.place]
             staged = () if request.staged is None else (request.staged,)
             spare = _spare_of(host, request)
-            reply = ((request.envelope, value, None),)
+            envelope = request.envelope
+            reply = ((envelope, value, None),)
             with claims_lock:
                 # One step.
                 del in_flight[number]
                 request.claims = None
+                envelope.elsewhere = None
                 places += place
                 spare += staged
                 request.staged = None

@@ -248,8 +248,13 @@ class InFlightTable:
         return request
 
     def complete(self, request: WorkerRequest) -> None:
-        """Remove a request that has ended."""
+        """Remove a request that has ended.
+
+        Its envelope forgets it: together they would keep the reply alive until the collector looks for
+        cycles, and with it memory that was lent.
+        """
         del self.requests[request.number]
+        request.envelope.elsewhere = None
         with claims_lock:
             request.claims = None
         self._places.append(request.place)
