@@ -303,7 +303,7 @@ class Broker(Generic[W]):
             self._refuse_quarantined(run.cached.lowered.graph, envelope.number)
         models.check_whole(run.deployed)
         models.draw(run, message.model)
-        work = self._work(envelope, envelope.number, message, models.slots(run, message))
+        work = self._work(envelope, envelope.number, message, models.slots(run))
         work.run = run
         work.alone = message.crashes > 0
         return work
@@ -450,7 +450,7 @@ class Broker(Generic[W]):
     @property
     def has_due(self) -> bool:
         """Whether any message that waits for earlier ones can go on now: `settle_waiting` has it do so."""
-        return self.has_drains_due or self.held.are_due
+        return bool(self._drains or self.held) and (self.has_drains_due or self.held.are_due)
 
     def settle_waiting(self) -> None:
         """Answer each `Drain` that can be answered, and return what was held back to the mailbox if a write

@@ -83,11 +83,36 @@ class Deployed(msgspec.Struct, eq=False):
     checked_losses: int = -1
     finished: bool = False
     crashes: int = 0
+    kinds: tuple[tuple[str, tuple[int, ...], np.dtype[Any], DType], ...] = ()
+    """Name, dims and dtype of each input: what `of.specs` says, in the form in which runs are compared with
+    it."""
+    uses: frozenset[int] = frozenset()
+    """The slot numbers of all its buffers."""
+
+    def __post_init__(self) -> None:
+        """Note what inputs it is for, and what it uses."""
+        self.uses = frozenset([ref.slot for ref in self.of.buffers])
+        self.kinds = tuple(
+            (name, spec.dims, spec.dtype.numpy, spec.dtype) for name, spec in self.of.specs.items()
+        )
 
     @property
     def weights(self) -> frozenset[int]:
         """The slot numbers of the buffers that runs only read."""
         return frozenset(slot.index for slot in self.hold.slots) - self.writes
+
+    def is_for(self, message: RunModel) -> bool:
+        """Whether a run with these inputs runs this graph, unless another one is for the same inputs."""
+        arrays, buffers = message.arrays, message.buffers
+        if len(arrays) + len(buffers) != len(self.kinds):
+            return False
+        for name, dims, dtype, member in self.kinds:
+            if (array := arrays.get(name)) is not None:
+                if array.shape != dims or array.dtype != dtype:
+                    return False
+            elif (ref := buffers.get(name)) is None or ref.spec.dims != dims or ref.spec.dtype is not member:
+                return False
+        return not self.of.values or self.accepts(arrays)
 
     def accepts(self, arrays: Mapping[str, np.ndarray]) -> bool:
         """Whether it is the graph for these values, of those that are for inputs of the same specs.
@@ -119,8 +144,9 @@ class Deployed(msgspec.Struct, eq=False):
         it was sent.
         """
         arrays: list[tuple[int, np.ndarray]] = []
+        given = message.buffers
         for name, place in self.inputs.items():
-            if name not in message.buffers:
+            if name not in given:
                 array, spec = message.arrays.get(name), self.of.specs[name]
                 if not isinstance(array, np.ndarray) or not _fits(array, spec):
                     raise _changed(name, array, spec)
@@ -129,11 +155,6 @@ class Deployed(msgspec.Struct, eq=False):
             assert self.of.draws is not None
             arrays.append((self.state, np.array([self.of.draws.seed, drawn])))
         return arrays
-
-    def buffers_of(self, message: RunModel) -> tuple[tuple[int, BufferRef], ...]:
-        """What a run copies from buffers, likewise."""
-        given = message.buffers
-        return tuple((place, given[name]) for name, place in self.inputs.items() if name in given)
 
     def finish(self, computed: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Note that a run has finished. Returns its answer: what was computed, and copies of constants."""
@@ -153,15 +174,47 @@ class ModelRun(msgspec.Struct, eq=False):
         Slot numbers of the buffers that it names itself: inputs, and outputs with buffers of the caller's.
     deployed
         The graph; None in a worker, which knows it by its number.
+    buffers, into
+        The inputs that lie in buffers, and the outputs that go to some, by name.
     drawn
         How many random numbers the model's earlier runs have drawn; None until it first begins.
+    epoch, slots
+        What `Deployments.slots` has found, and the epoch of the memory in which that holds.
     """
 
     cached: CachedMessage
     reads: tuple[int, ...]
     writes: tuple[int, ...]
     deployed: Deployed | None = None
+    buffers: tuple[tuple[str, BufferRef], ...] = ()
+    into: tuple[tuple[str, BufferRef], ...] = ()
     drawn: int | None = None
+    epoch: int = -1
+    slots: tuple[Slot, ...] = ()
+
+    @property
+    def copy_in(self) -> tuple[tuple[int, BufferRef], ...]:
+        """What it copies from buffers: where each goes among the plan's."""
+        assert self.deployed is not None
+        places = self.deployed.inputs
+        return tuple([(places[name], ref) for name, ref in self.buffers if name in places])
+
+    @property
+    def copy_out(self) -> tuple[tuple[int, BufferRef], ...]:
+        """What it copies to buffers, likewise."""
+        assert self.deployed is not None
+        places = self.deployed.outputs
+        return tuple([(places[name], ref) for name, ref in self.into])
+
+    @property
+    def returned(self) -> dict[str, int]:
+        """The outputs that its caller gets as arrays: where the buffer of each stands."""
+        assert self.deployed is not None
+        outputs = self.deployed.outputs
+        if not self.into:
+            return outputs
+        kept = {name for name, _ in self.into}
+        return {name: place for name, place in outputs.items() if name not in kept}
 
     @property
     def spoiled(self) -> bool:
@@ -187,6 +240,8 @@ class _Model:
         self.graphs: dict[str, Deployed] = {}
         self.by_key: dict[Key, tuple[Deployed, ...]] = {}
         """Replaced in one step whenever `graphs` changes."""
+        self.likely: tuple[object, Deployed] | None = None
+        """The graph of the latest run, with the `by_key` that it was found in. Any thread replaces it."""
         self.drawn = 0
 
 
@@ -221,17 +276,23 @@ class Deployments:
         check_run_model(message)
         model = self._model(message.model)
         deployed = self._deployed(model, message)
-        for name in message.into:
-            if name not in deployed.outputs:
+        buffers, into, outputs = message.buffers, message.into, deployed.outputs
+        for name in into:
+            if name not in outputs:
                 raise InvalidRequest(
                     field="into",
                     value=name,
                     problem="is no output that the graph computes",
-                    fix=f"use {', '.join(deployed.outputs)}",
+                    fix=f"use {', '.join(outputs)}",
                 )
-        reads = tuple(ref.slot for ref in message.buffers.values())
-        writes = tuple(ref.slot for ref in message.into.values())
-        return ModelRun(deployed.cached, reads, writes, deployed)
+        return ModelRun(
+            deployed.cached,
+            tuple([ref.slot for ref in buffers.values()]),
+            tuple([ref.slot for ref in into.values()]),
+            deployed,
+            tuple(buffers.items()),
+            tuple(into.items()),
+        )
 
     def check(self, graphs: tuple[ModelGraph, ...]) -> None:
         """Raise `InvalidRequest` or `StaleBufferError` for graphs that cannot be deployed."""
@@ -263,11 +324,16 @@ class Deployments:
 
     @staticmethod
     def _deployed(model: _Model, message: RunModel) -> Deployed:
+        by_key, likely = model.by_key, model.likely
+        # With another `by_key`, another graph may be for the same inputs.
+        if likely is not None and likely[0] is by_key and likely[1].is_for(message):
+            return likely[1]
         arrays, buffers = message.arrays, message.buffers
         given = [(name, array.shape, DType.of(array.dtype)) for name, array in arrays.items()]
         given += [(name, ref.spec.dims, ref.spec.dtype) for name, ref in buffers.items()]
-        for deployed in model.by_key.get(frozenset(given), ()):  # type: ignore[arg-type]  # None is in none
+        for deployed in by_key.get(frozenset(given), ()):  # type: ignore[arg-type]  # None is in none
             if deployed.accepts(arrays):
+                model.likely = by_key, deployed
                 return deployed
         shown = ", ".join(f"{name}: {dtype} {dims}" for name, dims, dtype in given)
         raise NotDeployed(model=model.ref.number, inputs=shown or "no inputs", unloaded=False)
@@ -355,26 +421,33 @@ class Deployments:
             )
         deployed.checked_losses = losses
 
-    def slots(self, run: ModelRun, message: RunModel) -> list[Slot]:
+    def slots(self, run: ModelRun) -> tuple[Slot, ...]:
         """What a request holds: all buffers of its graph, as one hold, and those that it names.
+
+        Unless a buffer has ended since, this is one comparison from the second time on.
 
         Raises `StaleBufferError`, and `InvalidRequest` for buffers in `into` that do not fit the outputs.
         """
+        epoch = self._memory.epoch
+        if run.epoch != epoch:
+            run.slots = tuple(self._found_slots(run))
+            run.epoch = epoch
+        return run.slots
+
+    def _found_slots(self, run: ModelRun) -> list[Slot]:
         deployed = run.deployed
         assert deployed is not None
         resolve, ports = self._memory.resolve, deployed.of.graph.ports
         places = deployed.of.graph.places
         slots: list[Slot] = [deployed.hold]
-        for name, ref in message.buffers.items():
+        for name, ref in run.buffers:
             slots.append(resolve(ref, name))
             if ref.slot in deployed.writes:
                 raise _of_the_graph(name, ref)
-        if not message.into:
-            return slots
-        used = {ref.slot for ref in (*deployed.of.buffers, *message.buffers.values())}
-        for name, ref in message.into.items():
+        used = set(run.reads)
+        for name, ref in run.into:
             slots.append(resolve(ref, name))
-            if ref.slot in used:
+            if ref.slot in used or ref.slot in deployed.uses:
                 raise _of_the_graph(name, ref)
             used.add(ref.slot)
             spec = ports[places[deployed.of.outputs[name]]].spec

@@ -83,7 +83,7 @@ def check_message(
             return cached
         if kind is RunModel:
             run = state.models.run_of(message)  # type: ignore[arg-type]
-            state.models.slots(run, message)  # type: ignore[arg-type]
+            state.models.slots(run)
             return run
         if kind not in _CHECKS:
             raise not_a_message(message, instead.get(kind))

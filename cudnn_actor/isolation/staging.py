@@ -27,13 +27,16 @@ from cudnn_actor.engines.cpu.arenas import FIXED_SIZE, keeping
 from cudnn_actor.memory import ArenaPool, BufferOwner
 from cudnn_actor.memory.exhaustion import exhaustion
 
-__all__ = ["COPY_BYTES", "Block", "Staging", "map_segment"]
+__all__ = ["COPY_BYTES", "HEAVY_RUN_BYTES", "Block", "Staging", "map_segment"]
 
 SEGMENT_BYTES = 32 << 20
 _IDLE_SEGMENTS = 1
 """Empty segments kept for the next transfer."""
 COPY_BYTES = 64 << 10
 """A result of up to this size is copied out of its block, so that the block is free at once."""
+HEAVY_RUN_BYTES = 1 << 20
+"""More than this is not copied for a model's run on an event loop's thread. This takes some 100 us, and a hop
+to another thread and back as long."""
 
 
 def map_segment(descriptor: int, nbytes: int) -> mmap.mmap:
@@ -128,6 +131,9 @@ class Staging:
         """
         if not isinstance(array, np.ndarray) or not array.flags.c_contiguous:
             return None
+        base = array.base
+        if base is None or (type(base) is np.ndarray and base.base is None):
+            return None  # it has memory of its own, or shows an array that has: so nearly all of them
         address = array.__array_interface__["data"][0]
         for segment, (begin, nbytes) in self._begins.items():
             if begin <= address and address + array.nbytes <= begin + nbytes:

@@ -208,21 +208,24 @@ def _check_known(field: str, names: Iterable[str], known: Collection[str], what:
 
 
 def _check_types(field: str, given: Mapping[str, Any], kind: type) -> None:
-    require_type(field, given, dict, f"give a dict of names to {kind.__name__}s")
+    if type(given) is not dict:  # else the text of the fix, which is made for each run, is for nothing
+        require_type(field, given, dict, f"give a dict of names to {kind.__name__}s")
     for name, value in given.items():
-        require_type(f"{field}[{name!r}]", value, kind)
+        if type(value) is not kind:
+            require_type(f"{field}[{name!r}]", value, kind)
 
 
 def check_run_model(message: RunModel) -> None:
     """Raise `InvalidRequest` unless the fields of a run have the right types, and name each input once."""
     require_type("model", message.model, ModelRef, "pass `model.ref`")
-    for field, kind in (("arrays", np.ndarray), ("buffers", BufferRef), ("into", BufferRef)):
-        _check_types(field, getattr(message, field), kind)
+    _check_types("arrays", message.arrays, np.ndarray)
+    _check_types("buffers", message.buffers, BufferRef)
+    _check_types("into", message.into, BufferRef)
     given: object = message.again
     if not isinstance(given, bool):
         raise InvalidRequest(field="again", value=given, problem="is no bool", fix="use True or False")
     require_whole("crashes", message.crashes, 0)
-    for name in message.arrays.keys() & message.buffers.keys():
+    for name in message.arrays.keys() & message.buffers.keys() if message.buffers else ():
         raise InvalidRequest(field=name, value=Words("input"), problem="is given twice", fix="give it once")
     for name, array in message.arrays.items():
         if DType.of(array.dtype) is None:

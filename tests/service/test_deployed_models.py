@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import os
+import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,6 +17,7 @@ import pytest
 
 from cudnn_actor import (
     BufferRef,
+    ConvFwd,
     CudnnRef,
     DeadlineExceeded,
     DeployModel,
@@ -42,7 +46,7 @@ from cudnn_actor import (
 from cudnn_actor.engines.base import EngineFailure, StickyError
 from cudnn_actor.engines.cpu import CpuEngine
 
-from .rigs import PATIENCE_S, AsynchronousEngine, Device, Gate, spawn, spawn_gated, spawn_on
+from .rigs import PATIENCE_S, AsynchronousEngine, Device, Gate, Trio, spawn, spawn_gated, spawn_on
 
 pytestmark = pytest.mark.usefixtures("isolation")
 
@@ -407,6 +411,147 @@ async def test_large_results_are_given_without_a_copy_and_their_memory_is_used_a
         np.testing.assert_array_equal(down, W)
 
 
+COUNT = 20_000
+"""So many rows that results are lent, and not copied."""
+
+
+async def test_no_later_run_changes_a_large_result_that_is_held() -> None:
+    async with deployed(COUNT) as (gpu, model):
+        held = {seed: await run(gpu, model, images(COUNT, seed)) for seed in range(14)}
+        together = [run(gpu, model, images(COUNT, seed)) for seed in range(14, 24)]
+        held |= dict(enumerate(await asyncio.gather(*together), start=14))
+        for seed in range(0, 24, 2):
+            del held[seed]  # so some memory comes back, beside what is held
+        for seed in range(30, 36):
+            check(await run(gpu, model, images(COUNT, seed)), images(COUNT, seed))
+        for seed, results in held.items():
+            check(results, images(COUNT, seed))
+
+
+async def test_a_part_of_a_large_result_keeps_it() -> None:
+    async with deployed(COUNT) as (gpu, model):
+        last = {seed: (await run(gpu, model, images(COUNT, seed)))["logits"][-3:].T for seed in range(6)}
+        for seed in range(10, 14):
+            await run(gpu, model, images(COUNT, seed))
+        for seed, rows in last.items():
+            np.testing.assert_allclose(rows.T, images(COUNT, seed)[-3:] @ W, rtol=1e-5, atol=1e-6)
+
+
+async def test_a_large_result_with_two_names_is_two_arrays() -> None:
+    async with spawn() as gpu:
+        graph = await placed(gpu, await gpu.upload(W), COUNT, outputs={"first": "z", "second": "z"})
+        model = await gpu.ask(DeployModel(graphs=(graph,)))
+        results = await run(gpu, model, images(COUNT))
+        results["first"][:] = 7
+        np.testing.assert_allclose(results["second"], images(COUNT) @ W, rtol=1e-5, atol=1e-6)
+
+
+async def test_the_memory_of_large_results_is_used_again_once_they_are_dropped() -> None:
+    async with deployed(COUNT) as (gpu, model):
+        for seed in range(3):
+            await run(gpu, model, images(COUNT, seed))
+        before = _segments()
+        gc.disable()  # nothing else keeps them until the collector looks for cycles
+        try:
+            for seed in range(100):
+                results = await run(gpu, model, images(COUNT, seed))
+                assert gpu.worker_pid is None or _is_staged(results["logits"])
+        finally:
+            gc.enable()
+        check(results, images(COUNT, 99))
+        assert _segments() <= before + 1
+
+
+async def test_results_of_an_unloaded_model_are_held_and_then_given_back() -> None:
+    count = 1 << 18
+    async with deployed(count, 4) as (gpu, model):
+        check(await run(gpu, model, images(4)), images(4))
+        before = _segments()
+        held = [await run(gpu, model, images(count, seed)) for seed in range(9)]
+        await gpu.ask(UnloadModel(model=model, graphs=(f"of {count}",)))
+        for seed in range(3):
+            check(await run(gpu, model, images(4, seed)), images(4, seed))
+        for seed, results in enumerate(held):
+            check(results, images(count, seed))
+        del results
+        held.clear()
+        async with asyncio.timeout(PATIENCE_S):
+            while _segments() > before + 1:
+                check(await run(gpu, model, images(4)), images(4))
+
+
+async def test_a_large_result_outlives_its_service() -> None:
+    async with deployed(COUNT) as (gpu, model):
+        results = await run(gpu, model, images(COUNT))
+    check(results, images(COUNT))
+
+
+async def test_a_worker_that_is_killed_changes_no_result_that_is_held() -> None:
+    async with deployed(COUNT, max_restarts=50) as (gpu, model):
+        held = {}
+        for start in range(0, 60, 6):
+            together = [asyncio.ensure_future(run(gpu, model, images(COUNT, start + n))) for n in range(6)]
+            held[start] = await together[0]
+            if gpu.worker_pid is not None:
+                os.kill(gpu.worker_pid, signal.SIGKILL)
+            for number, results in enumerate(await asyncio.gather(*together)):
+                check(results, images(COUNT, start + number))
+        for start, results in held.items():
+            check(results, images(COUNT, start))
+
+
+async def test_a_message_that_is_sent_again_finds_that_its_buffer_was_freed() -> None:
+    async with deployed() as (gpu, model):
+        x, into = await gpu.upload(images(4)), await gpu.empty((4, 2))
+        message = RunModel.of(model, {"image": x}, {"logits": into})
+        for _ in range(3):
+            np.testing.assert_allclose((await gpu.ask(message))["scores"], np.maximum(images(4) @ W, 0), 1e-5)
+        np.testing.assert_allclose(await gpu.download(into), images(4) @ W, 1e-5)
+        await gpu.free(x)
+        with pytest.raises(StaleBufferError):
+            await gpu.ask(message)
+        other = await gpu.upload(images(4, 3))  # it may get the place of the freed one
+        with pytest.raises(StaleBufferError):
+            await gpu.ask(message)
+        check(await run(gpu, model, other), images(4, 3))
+
+
+async def test_a_run_that_was_sent_before_a_crash_finds_that_its_input_was_torn() -> None:
+    async with spawn(faults=FaultPlan().at(1, Fault.STICKY, of=ConvFwd)) as gpu:
+        trio = await Trio.on(gpu)
+        g = GraphBuilder()
+        graph = g.build(y=g.relu(g.input("x", (1, 1, 1, 1))))
+        x, y = [await gpu.empty((1, 1, 1, 1)) for _ in range(2)]
+        given = ModelGraph(
+            name="",
+            graph=graph,
+            buffers=(x, y),
+            specs={"image": x.spec},
+            inputs={"image": "x"},
+            outputs={"scores": "y"},
+        )
+        model = await gpu.ask(DeployModel(graphs=(given,)))
+        assert (await run(gpu, model, trio.y))["scores"].item() == 1
+        tearing = gpu.submit(trio.sum())
+        behind = [gpu.submit(RunModel.of(model, {"image": ref})) for ref in (trio.y, trio.x)]
+        with pytest.raises(OutcomeUnknown, match="torn"):
+            await tearing
+        with pytest.raises(StaleBufferError, match="a crash interrupted a write"):
+            await behind[0]
+        assert (await behind[1])["scores"].item() == 3
+
+
+async def test_the_latest_graph_for_the_same_inputs_runs_whatever_ran_before() -> None:
+    async with deployed() as (gpu, model):
+        check(await run(gpu, model, images(4)), images(4))
+        other = await placed(gpu, await gpu.upload(W * 3), 4, name="another")
+        await gpu.ask(WarmModel(model=model, graphs=(other,)))
+        results = await run(gpu, model, images(4))
+        np.testing.assert_allclose(results["logits"], images(4) @ (W * 3), rtol=1e-5, atol=1e-6)
+        await gpu.ask(UnloadModel(model=model, graphs=("another",)))
+        check(await run(gpu, model, images(4)), images(4))
+
+
 async def test_a_run_reads_lent_memory_where_it_lies() -> None:
     count = 30_000
     async with deployed(count) as (gpu, model):
@@ -454,9 +599,21 @@ async def test_lent_memory_is_given_back_by_the_next_turns_once_it_is_dropped() 
                 check(await run(gpu, model, images(4)), images(4))
 
 
+def _mapped() -> list[str]:
+    """The segments of staging memory that this process has mapped."""
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    return [line.split()[0] for line in maps if "cudnn-actor-stage" in line]
+
+
 def _segments() -> int:
     """How many segments of staging memory this process has mapped."""
-    return Path("/proc/self/maps").read_text().count("cudnn-actor-stage")
+    return len(_mapped())
+
+
+def _is_staged(array: np.ndarray) -> bool:
+    """Whether an array lies in staging memory."""
+    address = array.__array_interface__["data"][0]
+    return any(int(begin, 16) <= address < int(end, 16) for begin, end in (m.split("-") for m in _mapped()))
 
 
 async def test_lent_memory_outlives_its_service() -> None:

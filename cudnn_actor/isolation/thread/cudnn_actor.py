@@ -326,12 +326,10 @@ class CudnnActor(Actor):
         sources: list[tuple[int, Slot | np.ndarray]] = [
             (place, values) for place, values in deployed.arrays_of(message, run.drawn)
         ]
-        sources += [(place, memory.resolve(ref)) for place, ref in deployed.buffers_of(message)]
-        targets: list[tuple[int, Slot | np.ndarray | None]] = [
-            (place, memory.resolve(message.into[name], name) if name in message.into else None)
-            for name, place in deployed.outputs.items()
-        ]
-        named = [name for name in deployed.outputs if name not in message.into]
+        sources += [(place, memory.resolve(ref)) for place, ref in run.copy_in]
+        named = run.returned
+        targets: list[tuple[int, Slot | np.ndarray | None]] = [(place, None) for place in named.values()]
+        targets += [(place, memory.resolve(ref, "into")) for place, ref in run.copy_out]
 
         def answer(_tag: str, arrays: list[np.ndarray]) -> dict[str, np.ndarray]:
             return deployed.finish(dict(zip(named, arrays, strict=True)))

@@ -114,7 +114,11 @@ class AnswerTaker:
         if self.recent.kept:
             self.recent.note(request, request.run.cached)
         try:
-            return self.models.results(request)
+            outputs, loan = self.models.results(request)
+            if loan is not None:
+                assert request.staged is not None
+                loan.pieces, request.staged = (request.staged,), None
+            return outputs
         finally:
             self.sender.discharge(request, end_ref=False)
 

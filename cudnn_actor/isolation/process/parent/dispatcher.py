@@ -267,11 +267,12 @@ class Dispatcher(Mailbox):
             self.wake_monitor()
         if self._ordinary or self._control or self._stop is not None or self.host.in_flight.waiting_again:
             leaves |= self._hand_over(fast_only=fast_only, monitor=monitor)
-        if self.host.staging.has_ended:
+        if self.host.staging.has_ended or self.host.models.has_returned:
             if fast_only:
                 leaves = True
             else:
                 self.host.staging.take_back()
+                self.host.models.take_back()
         self.host.sender.flush()
         if not channel.flush():
             self.wake_monitor()

@@ -18,12 +18,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from cudnn_actor.actors import Envelope, Mailbox
-from cudnn_actor.broker.deployments import ModelRun
-from cudnn_actor.isolation.process.parent.in_flight import WorkerRequest, claims_lock
+from cudnn_actor.isolation.process.parent.in_flight import RunStaging, WorkerRequest, claims_lock
+from cudnn_actor.isolation.process.parent.model_runs import Loan
 from cudnn_actor.isolation.process.parent.sender import BULKY_BYTES, Sender
 from cudnn_actor.isolation.process.parent.worker_host import WorkerHost
 from cudnn_actor.isolation.process.wire import Answer, Answers, Done, Given, Request, encode_message
-from cudnn_actor.isolation.staging import COPY_BYTES
 from cudnn_actor.memory import Slot
 from cudnn_actor.processes.channel import Channel
 from cudnn_actor.protocol.errors import CudnnActorError, MalformedMessage
@@ -37,6 +36,8 @@ Reply = tuple[Envelope, Any, BaseException | None]
 _NOBODY = Slot(-1, 0)
 """Pads a request's slots to the fixed number that a step counts, because a step contains no loop."""
 _NOBODY.live = True
+_NO_LOAN = Loan([])
+"""Stands in a step for the loan of a request that lends nothing."""
 _FEW = 6
 _FILL = tuple((_NOBODY,) * (_FEW - n) for n in range(_FEW + 1))
 _run_through = deque[None](maxlen=0).extend
@@ -94,7 +95,7 @@ def hand_over(mailbox: Mailbox, host: WorkerHost) -> bool:
             table.handed += 1
             del places[-1]
             unsent += entry
-            del spare[-1]
+            del spare[0]
             del queue[0]
             if many is not None:
                 _run_through(many)
@@ -129,12 +130,12 @@ def _takes_long(host: WorkerHost) -> bool:
 
 
 def _spare_of(host: WorkerHost, request: WorkerRequest) -> list[Any]:
-    """A list from whose end a request takes its staging memory. For one without any, a list that is not used
+    """A list from whose head a request takes its staging memory. For one without any, a list that is not used
     otherwise."""
     run = request.run
     if run is None or run.deployed is None or request.staged is None:
         return [None]
-    return host.models.spare_of(run.deployed)
+    return host.models.pieces_of(run.deployed).spare
 
 
 def _prepared(host: WorkerHost, sender: Sender, envelope: Envelope) -> WorkerRequest | None:
@@ -184,7 +185,7 @@ def complete(channel: Channel, host: WorkerHost, outbox: deque[Reply]) -> bool:
             request = in_flight.get(number)
             if request is None or request.place != answer.place:
                 return True
-            value = _value(host, request, answer)
+            value, loan = _value(host, request, answer)
             if value is None:
                 return True
             slots = request.slots
@@ -197,7 +198,7 @@ def complete(channel: Channel, host: WorkerHost, outbox: deque[Reply]) -> bool:
             if type(answer) is Done:
                 finished = request
             place = [request.place]
-            staged = () if request.staged is None else (request.staged,)
+            staged, lent = _given_up(request, loan)
             spare = _spare_of(host, request)
             envelope = request.envelope
             reply = ((envelope, value, None),)
@@ -208,6 +209,7 @@ def complete(channel: Channel, host: WorkerHost, outbox: deque[Reply]) -> bool:
                 envelope.elsewhere = None
                 places += place
                 spare += staged
+                loan.pieces = lent
                 request.staged = None
                 table._alone = False
                 a.users -= 1
@@ -230,30 +232,40 @@ def complete(channel: Channel, host: WorkerHost, outbox: deque[Reply]) -> bool:
     return False
 
 
-def _value(host: WorkerHost, request: WorkerRequest, answer: Answer) -> Any:
-    """The reply for an answer; None for one that needs the slow path."""
+def _given_up(request: WorkerRequest, loan: Loan) -> tuple[tuple[RunStaging, ...], tuple[RunStaging, ...]]:
+    """The staging memory of a request, if it has any: for the next run, or for the loan."""
+    staged = () if request.staged is None else (request.staged,)
+    return (staged, ()) if loan is _NO_LOAN else ((), staged)
+
+
+def _value(host: WorkerHost, request: WorkerRequest, answer: Answer) -> tuple[Any, Loan]:
+    """The reply for an answer, None for one that needs the slow path; and the loan of the request's staging
+    memory that it is."""
     cached = request.cached
     if type(answer) is Done and cached is not None:
         if host.recent.kept:
             host.recent.note(request, cached)
-        return request.receipt(host.state.generation, answer.plan, answer.started_ns, answer.run_us)
+        receipt = request.receipt(host.state.generation, answer.plan, answer.started_ns, answer.run_us)
+        return receipt, _NO_LOAN
     if type(answer) is Done and request.run is not None:
-        return _results(host, request, request.run)
+        return _results(host, request)
     if type(answer) is Given and type(request.message) is Ping and not request.injects:
         try:
             value = decode_reply(answer.body)
         except MalformedMessage:
-            return None
-        return value if type(value) is int else None
-    return None
+            return None, _NO_LOAN
+        return (value if type(value) is int else None), _NO_LOAN
+    return None, _NO_LOAN
 
 
-def _results(host: WorkerHost, request: WorkerRequest, run: ModelRun) -> Any:
-    """The outputs of a run; None if they are large, or its staging memory is not kept for another run."""
-    deployed, staged = run.deployed, request.staged
-    assert deployed is not None
-    if staged is not None and (staged.output_bytes > COPY_BYTES or not host.models.has_room(deployed)):
-        return None
+def _results(host: WorkerHost, request: WorkerRequest) -> tuple[Any, Loan]:
+    """The outputs of a run; None if much is to be copied, or its staging memory is not kept."""
+    run, models = request.run, host.models
+    assert run is not None
+    assert run.deployed is not None
+    if models.is_heavy(request) or not models.has_room(run.deployed):
+        return None, _NO_LOAN
     if host.recent.kept:
         host.recent.note(request, run.cached)
-    return host.models.copied(request, deployed)
+    outputs, loan = models.results(request)
+    return outputs, _NO_LOAN if loan is None else loan

@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
+import msgspec
 import numpy as np
 
 from cudnn_actor.actors import forks
@@ -60,7 +61,7 @@ class Claims(Protocol):
         """What an ended worker has noted of the request; None if the request had not finished."""
 
 
-class RunStaging(NamedTuple):
+class RunStaging(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     """Staging memory for the inputs and the outputs of one run of a model's graph.
 
     Parameters
@@ -90,6 +91,11 @@ class RunStaging(NamedTuple):
     def blocks(self) -> list[Block]:
         """Both blocks."""
         return [block for block in (self.given, self.returned) if block is not None]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of both."""
+        return sum(block.nbytes for block in self.blocks)
 
     @property
     def output_bytes(self) -> int:

@@ -1,37 +1,99 @@
 """Runs of models: their inputs go to the worker, and their outputs come back, in staging memory.
 
-A run has staging memory with a place for each input and each output of its graph. It keeps that until it is
-complete, so after a crash it is sent again as it is. Small outputs are copied out, and the staging memory
-serves the next run; large ones are given to the caller where they are, without a copy.
+A run has a piece of staging memory with a place for each input and each output of its graph. It keeps that
+until it is complete, so after a crash it is sent again as it is. Small outputs are copied out, and the piece
+serves the next run. Large ones are lent to the caller where they are, without a copy, and the piece serves
+another run after the last array that uses it has been collected.
+
+So a lent piece is in no run: nothing but the caller's arrays can reach it, whatever becomes of the worker. As
+in `memory.lending`, the end of a loan may come on any thread and in the middle of any operation, so it does
+one thing only: it appends the piece to the end of a list, from whose head the holder of the host takes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
 from cudnn_actor.actors import Envelope
 from cudnn_actor.broker import Broker
 from cudnn_actor.broker.deployments import Deployed, ModelRun
-from cudnn_actor.engines.cpu import transfer
+from cudnn_actor.engines.cpu.arenas import keeping
 from cudnn_actor.isolation.process.parent.in_flight import RunStaging, WorkerRequest
 from cudnn_actor.isolation.process.parent.sender import Sender
 from cudnn_actor.isolation.process.wire import RunPlaced, Staged, encode_message
-from cudnn_actor.isolation.staging import COPY_BYTES, Block, Staging
+from cudnn_actor.isolation.staging import COPY_BYTES, HEAVY_RUN_BYTES, Block, Staging
 from cudnn_actor.memory.free_list import rounded
 from cudnn_actor.protocol.messages.messages import RunModel
 from cudnn_actor.protocol.types.tensor import packed_nbytes
 
-__all__ = ["ModelRuns"]
+__all__ = ["Loan", "ModelRuns", "Pieces", "Results"]
 
 _ALIGNMENT = 256
 """Values in a block begin at multiples of it, as the device reads them fastest."""
 _MOST_SPARE = 4
-"""How many pieces of unused staging memory are kept for each graph."""
+"""How many unused pieces are kept for each graph, beside those that come back from callers."""
+_FEW_LENT, _MOST_LENT = 2, 8
+"""How many pieces of a graph callers may have at a time: the fewer if more were larger than
+`_MOST_LENT_BYTES` together. Further outputs are copied out."""
+_MOST_LENT_BYTES = 256 << 20
 _MOST_SPARE_BYTES = 256 << 20
 """If all graphs together have more unused staging memory than this, the next run that needs more frees it."""
+
+
+class Pieces:
+    """The staging memory of one graph that is in no run.
+
+    Attributes
+    ----------
+    spare
+        Unused pieces. The holder of the host takes the first; what comes back is appended.
+    lent
+        Pieces that were lent to callers, and that no run has taken since.
+    """
+
+    __slots__ = ("lent", "spare")
+
+    def __init__(self) -> None:
+        self.spare: list[RunStaging] = []
+        self.lent: list[RunStaging] = []
+
+    def may_lend(self, piece: RunStaging) -> bool:
+        """Whether one more piece may be lent."""
+        out = [each for each in self.lent if each not in self.spare]
+        small = (len(out) + 1) * piece.nbytes <= _MOST_LENT_BYTES
+        return len(out) < (_MOST_LENT if small else _FEW_LENT)
+
+
+class Loan:
+    """The hold of a caller's arrays on a piece. It ends when this object is collected.
+
+    Parameters
+    ----------
+    spare
+        Where the piece goes then.
+    """
+
+    __slots__ = ("__weakref__", "_spare", "pieces")
+
+    def __init__(self, spare: list[RunStaging]) -> None:
+        self._spare = spare
+        self.pieces: tuple[RunStaging, ...] = ()
+        """The piece, from the step on in which the request gives it up. Until then, the request has it, and
+        an exception may drop the arrays."""
+
+    def __del__(self) -> None:
+        self._spare += self.pieces
+
+
+class Results(NamedTuple):
+    """The outputs of a finished run, by name; and the loan of its piece, None if they were copied out."""
+
+    outputs: dict[str, np.ndarray]
+    loan: Loan | None
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -47,8 +109,10 @@ class ModelRuns:
     broker: Broker[WorkerRequest]
     staging: Staging
     sender: Sender
-    _spare: dict[int, list[RunStaging]] = field(default_factory=dict, init=False)
-    """The unused staging memory of each graph that the sender knows, by the graph's number."""
+    _pieces: dict[int, Pieces] = field(default_factory=dict, init=False)
+    """The staging memory of each graph that the sender knows, by the graph's number."""
+    _leaving: list[Pieces] = field(default_factory=list, init=False)
+    """That of graphs that have ended while callers had pieces of it."""
 
     # Starting.
 
@@ -62,9 +126,10 @@ class ModelRuns:
         assert run is not None
         deployed = run.deployed
         assert deployed is not None
-        if needs_staging(deployed, message):
-            spare = self.spare_of(deployed)
-            request.staged = spare.pop() if spare else self._make(deployed)
+        if needs_staging(run, message):
+            pieces = self.pieces_of(deployed)
+            request.staged = pieces.spare.pop(0) if pieces.spare else self._make(deployed)
+            _take_back(pieces, request.staged)
         self.fill(request, run, message)
         if request.alone:
             self.sender.dispatch_alone(request)
@@ -75,7 +140,7 @@ class ModelRuns:
         """A run ready to be dispatched by the fast path; None if it must take the slow one.
 
         Changes nothing but the unused staging memory that it fills: the caller takes that in its step, as the
-        last of `spare_of`. Raises what is wrong with the message.
+        first of `pieces_of(...).spare`. Raises what is wrong with the message.
         """
         run, message = envelope.found, envelope.message
         if type(run) is not ModelRun or run.deployed is None:
@@ -90,15 +155,14 @@ class ModelRuns:
             or message.crashes
         ):
             return None
-        request = WorkerRequest(
-            envelope, envelope.number, message, self.broker.state.models.slots(run, message)
-        )
+        request = WorkerRequest(envelope, envelope.number, message, self.broker.state.models.slots(run))
         request.run = run
-        if needs_staging(deployed, message):
-            spare = self._spare.get(deployed.number)
-            if not spare:
+        if needs_staging(run, message):
+            pieces = self._pieces.get(deployed.number)
+            if pieces is None or not pieces.spare:
                 return None
-            request.staged = spare[-1]
+            request.staged = pieces.spare[0]
+            _take_back(pieces, request.staged)
         self.fill(request, run, message)
         return request
 
@@ -112,59 +176,69 @@ class ModelRuns:
             for place, array in deployed.arrays_of(message, run.drawn):
                 at = self.staging.locate(array)
                 if at is None:
-                    transfer.store(staged.inputs[place], array)
+                    staged.inputs[place][...] = array
                     written[place] = staged.write[place]
                 else:
                     copied = False
                     written[place] = Staged(*at)
-            if copied and not message.buffers and not message.into:
+            if copied and not run.buffers and not run.into:
                 request.body = staged.body
                 return
-        into = tuple((deployed.outputs[name], ref) for name, ref in message.into.items())
-        places = {place for name, place in deployed.outputs.items() if name not in message.into}
+        places = frozenset(run.returned.values())
         placed = RunPlaced(
             run=deployed.number,
             write=tuple(written.items()),
             read=tuple((place, at) for place, at in staged.read.items() if place in places) if staged else (),
-            copy_in=deployed.buffers_of(message),
-            copy_out=into,
+            copy_in=run.copy_in,
+            copy_out=run.copy_out,
         )
         request.body = encode_message(placed)
 
     # Results.
 
-    def results(self, request: WorkerRequest) -> dict[str, np.ndarray]:
-        """The outputs of a finished run, by name. Raises `MemoryError` if this process has no room.
+    def results(self, request: WorkerRequest) -> Results:
+        """The outputs of a finished run. Raises `MemoryError` if this process has no room to copy them.
 
-        Large ones take their staging memory from the request.
+        Changes nothing else: the caller sets `Loan.pieces`, in the step in which the request gives up its
+        piece.
         """
         run, staged = request.run, request.staged
         assert run is not None
         deployed = run.deployed
         assert deployed is not None
-        if staged is None or staged.output_bytes <= COPY_BYTES:
-            return self.copied(request, deployed)
-        request.staged = None
-        into = request.message.into
-        if staged.given is not None:
-            self.staging.give_back(staged.given)
-        places = {name: place for name, place in deployed.outputs.items() if name not in into}
-        views = [(staged.offsets[place], deployed.spec_at(place)) for place in places.values()]
-        assert staged.returned is not None
-        arrays = self.staging.results(
-            staged.returned, [(offset, spec.dims, spec.dtype.numpy) for offset, spec in views]
-        )
-        return deployed.finish(dict(zip(places, arrays, strict=True)))
-
-    def copied(self, request: WorkerRequest, deployed: Deployed) -> dict[str, np.ndarray]:
-        """The outputs of a finished run, copied out of its staging memory. Changes nothing else."""
-        into, staged = request.message.into, request.staged
         if staged is None:
-            return deployed.finish({})
-        computed = {
-            name: staged.outputs[place].copy() for name, place in deployed.outputs.items() if name not in into
-        }
-        return deployed.finish(computed)
+            return Results(deployed.finish({}), None)
+        places = run.returned
+        if staged.output_bytes > COPY_BYTES and (pieces := self._lending(deployed)).may_lend(staged):
+            loan = Loan(pieces.spare)
+            outputs: dict[str, np.ndarray] = {}
+            for name, place in places.items():
+                array = staged.outputs[place]
+                again = any(places[other] == place for other in outputs)  # it has two names
+                outputs[name] = array.copy() if again else keeping(array, loan)
+            if staged not in pieces.lent:
+                pieces.lent.append(staged)
+            return Results(deployed.finish(outputs), loan)
+        return Results(
+            deployed.finish({name: staged.outputs[place].copy() for name, place in places.items()}), None
+        )
+
+    def is_heavy(self, request: WorkerRequest) -> bool:
+        """Whether much is to be copied of the outputs of a finished run."""
+        run, staged = request.run, request.staged
+        assert run is not None
+        assert run.deployed is not None
+        if staged is None or staged.output_bytes <= HEAVY_RUN_BYTES:
+            return False
+        return not self._lending(run.deployed).may_lend(staged)
+
+    def _lending(self, deployed: Deployed) -> Pieces:
+        """Where a piece goes that is lent to the caller of a run."""
+        if not deployed.ended:
+            return self.pieces_of(deployed)
+        pieces = Pieces()
+        self._leaving.append(pieces)
+        return pieces
 
     def discharge(self, request: WorkerRequest) -> None:
         """Take back the staging memory of a run that has ended."""
@@ -175,28 +249,54 @@ class ModelRuns:
         deployed = request.run.deployed
         assert deployed is not None
         if self.has_room(deployed):
-            self.spare_of(deployed).append(staged)
+            self.pieces_of(deployed).spare.append(staged)
         else:
             self._give_back(staged)
 
     def has_room(self, deployed: Deployed) -> bool:
         """Whether more of a graph's staging memory may be kept unused."""
-        return not deployed.ended and len(self.spare_of(deployed)) < _MOST_SPARE
+        return not deployed.ended and len(self.pieces_of(deployed).spare) < _MOST_SPARE
 
     # Staging memory.
 
-    def spare_of(self, deployed: Deployed) -> list[RunStaging]:
-        """The unused staging memory of a graph. The fast path takes the last piece, and adds to it."""
-        return self._spare.setdefault(deployed.number, [])
+    def pieces_of(self, deployed: Deployed) -> Pieces:
+        """The staging memory of a graph. The fast path takes the first spare piece, and adds to these."""
+        pieces = self._pieces.get(deployed.number)
+        if pieces is None:
+            pieces = self._pieces[deployed.number] = Pieces()
+        return pieces
 
     def forget(self, deployed: Deployed) -> None:
-        """Free the unused staging memory of a graph that has ended."""
-        for staged in self._spare.pop(deployed.number, ()):
-            self._give_back(staged)
+        """Free the staging memory of a graph that has ended: what callers have, once they drop it."""
+        pieces = self._pieces.pop(deployed.number, None)
+        if pieces is not None:
+            self._leaving.append(pieces)
+            self.take_back()
+
+    @property
+    def has_returned(self) -> bool:
+        """Whether pieces of graphs that have ended have come back, so that there is something to
+        `take_back`."""
+        return bool(self._leaving) and any(pieces.spare for pieces in self._leaving)
+
+    def take_back(self) -> None:
+        """Free the pieces of graphs that have ended."""
+        for pieces in tuple(self._leaving):
+            self._free(pieces)
+            if not pieces.lent:
+                self._leaving.remove(pieces)
 
     def close(self) -> None:
-        """Drop all unused staging memory: the arrays on it keep its segments mapped."""
-        self._spare.clear()
+        """Drop all staging memory: the arrays on it keep its segments mapped."""
+        self._pieces.clear()
+        self._leaving.clear()
+
+    def _free(self, pieces: Pieces) -> None:
+        """Free the unused pieces of a graph."""
+        while pieces.spare:
+            staged = pieces.spare.pop(0)
+            _take_back(pieces, staged)
+            self._give_back(staged)
 
     def _give_back(self, staged: RunStaging) -> None:
         for block in staged.blocks:
@@ -204,13 +304,10 @@ class ModelRuns:
 
     def _make(self, deployed: Deployed) -> RunStaging:
         """New staging memory for a run. If much is unused, that is freed first."""
-        unused = [
-            block.nbytes for spare in self._spare.values() for staged in spare for block in staged.blocks
-        ]
+        unused = [staged.nbytes for pieces in self._pieces.values() for staged in pieces.spare]
         if sum(unused) > _MOST_SPARE_BYTES:
-            for spare in self._spare.values():
-                while spare:
-                    self._give_back(spare.pop())
+            for pieces in self._pieces.values():
+                self._free(pieces)
         inputs = [*deployed.inputs.values()]
         if deployed.state is not None:
             inputs.append(deployed.state)
@@ -256,6 +353,14 @@ class ModelRuns:
         }
 
 
-def needs_staging(deployed: Deployed, message: RunModel) -> bool:
+def needs_staging(run: ModelRun, message: RunModel) -> bool:
     """Whether any value of a run is on the host."""
-    return bool(message.arrays) or len(message.into) < len(deployed.outputs) or deployed.state is not None
+    deployed = run.deployed
+    assert deployed is not None
+    return bool(message.arrays) or len(run.into) < len(deployed.outputs) or deployed.state is not None
+
+
+def _take_back(pieces: Pieces, staged: RunStaging) -> None:
+    """Note that a piece is not lent any more."""
+    if staged in pieces.lent:
+        pieces.lent.remove(staged)

@@ -36,7 +36,7 @@ from cudnn_actor.isolation.process.wire import (
     WriteStaged,
     encode_message,
 )
-from cudnn_actor.isolation.staging import Staging
+from cudnn_actor.isolation.staging import HEAVY_RUN_BYTES, Staging
 from cudnn_actor.memory import Slot
 from cudnn_actor.protocol.messages.messages import Allocate, Download, RunModel, Upload, WriteWeights
 from cudnn_actor.protocol.messages.receipts import Receipt
@@ -73,8 +73,7 @@ class Values:
     def is_heavy(self, message: Any) -> bool:
         """Whether starting a message copies so much that an event loop leaves it to the monitor's thread."""
         if type(message) is RunModel:
-            copied = [each for each in message.arrays.values() if self.staging.locate(each) is None]
-            return sum(getattr(array, "nbytes", 0) for array in copied) > HEAVY_BYTES
+            return self._is_heavy_run(message)
         if type(message) is WriteWeights:
             return sum(array.nbytes for array in message.values) > HEAVY_BYTES
         if type(message) not in WITH_VALUES:
@@ -91,6 +90,13 @@ class Values:
                     and packed_nbytes(spec) > HEAVY_BYTES
                 )
         return False
+
+    def _is_heavy_run(self, message: RunModel) -> bool:
+        arrays = message.arrays.values()
+        if sum([getattr(array, "nbytes", 0) for array in arrays]) <= HEAVY_RUN_BYTES:
+            return False
+        copied = [each for each in arrays if self.staging.locate(each) is None]
+        return sum([getattr(array, "nbytes", 0) for array in copied]) > HEAVY_RUN_BYTES
 
     def write(self, request: WorkerRequest) -> None:
         """Write an array to a buffer: in this process, or in the worker through staging memory.
