@@ -68,6 +68,10 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         Bytes that buffers may take from the system, at least 2 MiB; memory is taken in steps of 2 MiB.
         None: on the CPU, in a container with a memory limit (Linux's control groups), three quarters of the
         memory that this limit leaves when the service starts; else no limit.
+    deployed_limit
+        Bytes of buffers that models may keep for the inputs and outputs of sets of dims that no run uses.
+        Over that, those of the set that was used longest ago are given back; its next run allocates them
+        again, with its plan still built. None: a quarter of the device's memory, or of `memory_limit`.
     plan_store
         A directory where built plans are stored, for later processes and for others that share it; None for
         none. Its files are run as native code, so choose a directory that only you can write to. No effect on
@@ -118,6 +122,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     graph_limits: GraphLimits | None = None
     cache_limit: int = CACHE_BYTES
     memory_limit: int | None = None
+    deployed_limit: int | None = None
     plan_store: str | os.PathLike[str] | None = None
     autotune: bool = False
     dynamic_shapes: bool = False
@@ -141,6 +146,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         if self.memory_limit is not None:
             # with less, no buffer fits
             require_whole("memory_limit", self.memory_limit, ARENA_STEP, of_bytes=True)
+        if self.deployed_limit is not None:
+            require_whole("deployed_limit", self.deployed_limit, 0, of_bytes=True)
         if type(self.graph_limits) not in (GraphLimits, type(None)):
             fix = "give GraphLimits(operations=..., nbytes=...)"
             raise _invalid("graph_limits", self.graph_limits, "is not a GraphLimits", fix)

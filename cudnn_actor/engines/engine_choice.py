@@ -74,6 +74,8 @@ class EngineChoice(NamedTuple):
     default_limit
         Finds out how many bytes its arenas may take where the service's options give no limit; None for no
         limit. Reads files, so an event loop must not call it.
+    memory_bytes
+        The device's memory; 0 if it is not known.
     """
 
     device: str
@@ -86,6 +88,7 @@ class EngineChoice(NamedTuple):
     preload: tuple[str, ...] = ()
     host_arenas: bool = False
     default_limit: Callable[[], int | None] = _unlimited
+    memory_bytes: int = 0
 
 
 _CUDA_PRELOAD = ("cudnn_actor.engines.cuda.engine", "cudnn_actor.engines.cuda.library.preload")
@@ -195,6 +198,7 @@ def _cpu(reason: str, *, unused_gpu: bool = False) -> EngineChoice:
         preload=("cudnn_actor.engines.cpu",),
         host_arenas=True,
         default_limit=default_limit,
+        memory_bytes=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
     )
 
 
@@ -212,6 +216,7 @@ def _cuda(ordinal: int, driver: Driver, reason: str, setting: _Setting) -> Engin
         adopt=None if setting.apart else partial(adopt, ordinal=ordinal),
         worker=WorkerEngine("cudnn_actor.engines.cuda.engine:CudaEngine", (ordinal, setting.dynamic_shapes)),
         preload=_CUDA_PRELOAD,
+        memory_bytes=driver.gpus[ordinal].memory_bytes,
     )
 
 

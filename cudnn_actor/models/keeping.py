@@ -71,6 +71,8 @@ class Kept:
         What the service is sent of it; None until it has places.
     deployed
         Whether the service has it.
+    used
+        When a run of it began last, by `KeptGraphs.tick`.
     outdated
         Whether its weights were torn, so that it is not kept any more, and its buffers were given back.
     """
@@ -84,6 +86,7 @@ class Kept:
     places: dict[str, BufferRef] = field(default_factory=dict)
     sent: ModelGraph | None = None
     deployed: bool = False
+    used: int = 0
     outdated: bool = False
     runs: int = 0
 
@@ -176,6 +179,7 @@ class Keeping:
         self.closed = False
         forks.watch(self)
         graphs.add(self.kept)
+        graphs.watch(self)
         left = (self.weights, self.kept, self._past, shown)
         forks.finalize(self, _dropped, gpu, ref, (discard, unload), graphs, left).atexit = False
 
@@ -205,6 +209,7 @@ class Keeping:
             kept = self.kept.get(key)
             if kept is not None:
                 kept.runs += 1
+                kept.used = self._graphs.tick()
                 self.kept.move_to_end(key)
             return kept
 
@@ -263,18 +268,55 @@ class Keeping:
         with self.lock:
             kept.runs -= 1
             evicted, unused = self._evicted()
-            if kept.outdated:
-                unused += self._places_of_idle(kept)
+            if kept.outdated and not kept.runs:
+                unused += self._take_places(kept)
         self._give_back(evicted, unused)
+        self._graphs.trim()
+
+    def place(self, kept: Kept, places: dict[str, BufferRef]) -> bool:
+        """Give a graph that is in use buffers for its inputs and outputs. Returns False if it has some."""
+        with self.lock:
+            if kept.sent is not None:  # a task of another loop was faster
+                return False
+            kept.place(places)
+            self._graphs.note_places(sum(ref.nbytes for ref in places.values()))
+        self._graphs.trim()
+        return True
+
+    def make_room(self, nbytes: int) -> bool:
+        """Give back places of idle graphs of any model that take so many bytes. False if there are none."""
+        return self._graphs.trim(at_least=nbytes)
+
+    def idle(self) -> list[tuple[int, Kept]]:
+        """The graphs that have places and no runs, each with when it was used last."""
+        with self.lock:
+            return [(kept.used, kept) for kept in self.kept.values() if kept.places and not kept.runs]
+
+    def give_back_places(self, kept: Kept) -> int:
+        """Give the places of a graph back, unless it has runs: the next one deploys it again. Returns their
+        bytes."""
+        with self.lock:
+            if kept.runs:
+                return 0
+            places = self._take_places(kept)
+        self._unload(self.ref, (kept.name,))
+        for ref in places:
+            self.discard(ref)
+        return sum(ref.nbytes for ref in places)
+
+    def _take_places(self, kept: Kept) -> list[BufferRef]:
+        """Take the places from a graph, which cannot be run then. The lock is held."""
+        places, kept.places = list(kept.places.values()), {}
+        kept.deployed, kept.sent = False, None
+        self._graphs.note_places(-sum(ref.nbytes for ref in places))
+        return places
 
     def forget_places(self, kept: Kept, sent: ModelGraph | None) -> None:
         """Give back the places of a graph that the service has had to forget, unless it has new ones."""
         with self.lock:
-            places: dict[str, BufferRef] = {}
-            if kept.sent is sent:  # else another task has deployed it again
-                kept.deployed, kept.sent = False, None
-                places, kept.places = kept.places, {}
-        for ref in places.values():
+            # Else another task has deployed it again.
+            places = self._take_places(kept) if kept.sent is sent else []
+        for ref in places:
             self.discard(ref)
 
     def forget_torn(self, kept: Kept, error: CudnnActorError) -> bool:
@@ -292,20 +334,12 @@ class Keeping:
             buffers = [ref for ref, _ in self.weights.values()]
             for each in graphs:
                 each.outdated = True
-                buffers += self._places_of_idle(each)
+                buffers += [] if each.runs else self._take_places(each)
             self.kept.clear()
             self.weights.clear()
             self.origins.clear()
         self._give_back(graphs, buffers)
         return True
-
-    @staticmethod
-    def _places_of_idle(kept: Kept) -> list[BufferRef]:
-        """The places of an outdated graph once no run uses it, which has none then."""
-        places: dict[str, BufferRef] = {}
-        if not kept.runs:
-            places, kept.places = kept.places, {}
-        return list(places.values())
 
     def end(self) -> None:
         """Give back what no run uses now, and the rest when its runs end. Any thread, also the collector."""
@@ -328,7 +362,7 @@ class Keeping:
             kept = self.kept.pop(key)
             nbytes -= kept.nbytes
             evicted.append(kept)
-            unused += kept.places.values()
+            unused += self._take_places(kept)
             for name in kept.names:
                 ref, users = self.weights[name]
                 self.weights[name] = ref, users - 1
@@ -382,6 +416,7 @@ def _dropped(
     for each in kept.values():
         for buffer in each.places.values():
             discard(buffer)
+        graphs.note_places(-sum(buffer.nbytes for buffer in each.places.values()))
     graphs.remove(kept)
     left_graphs = [each.graph for each in kept.values() if each.graph is not None]
     graphs.release(left_graphs, [*(graph.body.digest() for graph in left_graphs), *past])

@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
+import itertools
+import threading
+import weakref
+from collections import deque
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from cudnn_actor.protocol.graphs.named_graph import Graph
 
 __all__ = ["KeptGraphs"]
 
 
+class _Keeping(Protocol):
+    """What a model keeps."""
+
+    def idle(self) -> list[tuple[int, Any]]:
+        """The graphs that have places and no runs, each with when it was used last."""
+
+    def give_back_places(self, kept: Any) -> int:
+        """Give the places of a graph back, unless it has runs. Returns their bytes."""
+
+
 class KeptGraphs:
-    """Knows which graphs models keep, so that a model takes from the service's caches what no other needs.
+    """Knows which graphs models keep, so that a model takes from the service's caches what no other needs,
+    and that the places of idle graphs, their buffers for inputs and outputs, stay within a limit together.
 
     Several models with the same graphs are usual: they have other weights. Any thread, also within a
-    finalizer: each change of the dict is one step.
+    finalizer: each change of a dict is one step.
 
     Parameters
     ----------
@@ -22,20 +37,81 @@ class KeptGraphs:
         Drops graphs, by their identities, and plans, by the digests of theirs, from the service's caches.
     limit
         About the bytes of host memory that a model's graphs may take.
+    deployed_limit
+        How many bytes the places of idle graphs may take now; None for no limit.
     """
 
-    def __init__(self, forget: Callable[[frozenset[str], frozenset[str]], None], limit: int) -> None:
+    def __init__(
+        self,
+        forget: Callable[[frozenset[str], frozenset[str]], None],
+        limit: int,
+        deployed_limit: Callable[[], int | None] = lambda: None,
+    ) -> None:
         self._forget = forget
         self.limit = limit
+        self._deployed_limit = deployed_limit
         self._of_models: dict[int, Mapping[Any, Any]] = {}
+        self._keepings: dict[int, weakref.ref[_Keeping]] = {}
+        self._placed = 0
+        """Bytes of the places of all models, but for what `_changes` says."""
+        self._changes: deque[int] = deque()
+        self._counting = threading.Lock()
+        self._clock = itertools.count(1)
 
     def add(self, kept: Mapping[Any, Any]) -> None:
         """Take up a model: what it keeps, by its own keys; each value has a `graph`, which may be None."""
         self._of_models[id(kept)] = kept
 
+    def watch(self, keeping: _Keeping) -> None:
+        """Have places of idle graphs taken from it as long as it is there."""
+        key = id(keeping)
+        self._keepings[key] = weakref.ref(keeping, lambda _: self._keepings.pop(key, None))
+
     def remove(self, kept: Mapping[Any, Any]) -> None:
         """Take out a model that keeps nothing any more. Idempotent."""
         self._of_models.pop(id(kept), None)
+
+    def tick(self) -> int:
+        """A number above all earlier ones: when a graph is used."""
+        return next(self._clock)
+
+    def note_places(self, nbytes: int) -> None:
+        """Note that places of a graph were allocated, or given back, with a minus."""
+        self._changes.append(nbytes)
+
+    def trim(self, *, at_least: int = 0) -> bool:
+        """Give back places of idle graphs, those that were used longest ago first, until they are within the
+        limit, and by `at_least` so many bytes. Returns whether any were given back. No lock may be held.
+
+        A graph with runs in flight keeps its places, and they count towards the limit.
+        """
+        limit, dropped = self._deployed_limit(), False
+        while at_least > 0 or (limit is not None and self._total() > limit):
+            freed = self._drop_oldest()
+            if not freed:
+                break
+            dropped, at_least = True, at_least - freed
+        return dropped
+
+    def _total(self) -> int:
+        """Bytes of the places of all models. While another thread counts them, they may be a little old."""
+        if self._counting.acquire(blocking=False):  # it may be interrupted by a handler that asks, too
+            try:
+                while self._changes:
+                    self._placed += self._changes.popleft()
+            finally:
+                self._counting.release()
+        return self._placed
+
+    def _drop_oldest(self) -> int:
+        """Give back the places of the idle graph that was used longest ago. Returns their bytes; 0 if there
+        is none."""
+        alive = [keeping for ref in tuple(self._keepings.values()) if (keeping := ref()) is not None]
+        idle = [(used, keeping, kept) for keeping in alive for used, kept in keeping.idle()]
+        for _, keeping, kept in sorted(idle, key=lambda each: each[0]):
+            if freed := keeping.give_back_places(kept):
+                return freed
+        return 0
 
     def release(self, graphs: Collection[Graph], plans: Collection[str]) -> None:
         """Have graphs dropped that a model no longer keeps, and plans, by the digests of their graphs.

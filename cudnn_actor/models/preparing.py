@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -113,13 +114,12 @@ class Preparing:
                 if port.name in kept.weights:
                     continue
                 try:
-                    made[port.name] = await self._gpu.ask(Allocate(spec=port.spec), timeout=deadline.left_s)
+                    allocate = partial(self._gpu.ask, Allocate(spec=port.spec), timeout=deadline.left_s)
+                    made[port.name] = await self._with_room(port.spec.nbytes, allocate)
                 except OutOfMemory as error:
                     raise error.at(error.operations, names.get(port.name, port.name)) from error
-            with self._keeping.lock:
-                if kept.sent is None:  # a task of another loop may have been faster
-                    kept.place(made)
-                    made = {}
+            if self._keeping.place(kept, made):
+                made = {}
         finally:
             for ref in made.values():
                 self._keeping.discard(ref)
@@ -168,8 +168,16 @@ class Preparing:
     async def _upload_weight(self, array: np.ndarray, spec: TensorSpec) -> BufferRef:
         if array.dtype != spec.dtype.numpy:
             array = await in_own_thread(rounded, array, spec.dtype)
-        ref: BufferRef = await self._gpu.upload(array, layout=spec.layout)
-        return ref
+        return await self._with_room(spec.nbytes, partial(self._gpu.upload, array, layout=spec.layout))
+
+    async def _with_room(self, nbytes: int, make: Callable[[], Awaitable[BufferRef]]) -> BufferRef:
+        """A new buffer; if memory is short, without the places of graphs that no run uses."""
+        while True:
+            try:
+                return await make()
+            except OutOfMemory:
+                if not self._keeping.make_room(nbytes):
+                    raise
 
 
 def _key(specs: Mapping[str, TensorSpec], values: Mapping[str, np.ndarray]) -> object:

@@ -75,6 +75,9 @@ _SHUTDOWN_S, _READY_WITHIN_S = 10.0, 300.0
 _RELEASED_WITHIN_S = 10.0
 """How long a new life waits for the resources of the last one to be released."""
 
+_OF_THE_DEVICE = 4
+"""One in so many bytes of the memory may be places of idle sets of dims."""
+
 
 class CudnnService:
     """One supervised `CudnnActor`, for code without asyncio: plain threads and pykka actors.
@@ -136,7 +139,7 @@ class CudnnService:
             graph_limits=options.graph_limits or GraphLimits(),
             name=self.name,
         )
-        self.kept_graphs = KeptGraphs(self.state.forget, self.state.cache_limit)
+        self.kept_graphs = KeptGraphs(self.state.forget, self.state.cache_limit, self._deployed_limit)
         """The graphs of its models."""
         self._isolation.begin(self.state)
         self.actor_ref: pykka.ActorRef[Any] = MailboxRef(self.state.mailbox, CudnnActor, self._gone)
@@ -151,6 +154,13 @@ class CudnnService:
         self._telling: int | None = None
         """The thread that runs the `on_give_up` callable; None while none does."""
         forks.watch(self)
+
+    def _deployed_limit(self) -> int | None:
+        """Bytes that the places of idle sets of models' dims may take now; None for no limit."""
+        if self.options.deployed_limit is not None:
+            return self.options.deployed_limit
+        known = [each for each in (self.state.memory.limit, self._engine.memory_bytes) if each]
+        return min(known) // _OF_THE_DEVICE if known else None
 
     def forget_parent(self) -> None:
         """In a forked child: become stopped, also for code that waits for the start or the end."""

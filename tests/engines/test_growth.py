@@ -363,6 +363,7 @@ def test_the_end_of_a_run_looks_at_no_other_model() -> None:
         def runs() -> object:
             for _ in range(count):
                 models.release([], [])
+                models.trim()
             return kept
 
         return runs
