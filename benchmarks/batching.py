@@ -98,9 +98,11 @@ async def _clients(gpu: CudnnRef, model: Model, given: argparse.Namespace) -> Ro
 async def _found(given: argparse.Namespace, isolation: Isolation) -> list[Row]:
     """A row for each fixed batch, and one for the clients, with its ratios."""
     source = given.model or _AnyBatch(_SMALL if given.small else Size())
-    sizes = [1 << step for step in range(given.max_batch.bit_length()) if 1 << step <= given.max_batch]
+    sizes = [1 << step for step in range(given.max_batch.bit_length())]
     async with (
-        spawn(device=given.device, isolation=isolation, hang_after_s=600.0) as gpu,
+        spawn(
+            device=given.device, isolation=isolation, hang_after_s=600.0, plan_store=given.plan_store
+        ) as gpu,
         await gpu.load(source) as model,
     ):
         await model.warm({model.inputs[0].dims[0]: sizes})  # type: ignore[index, dict-item]
@@ -118,8 +120,7 @@ def _measured_once(given: argparse.Namespace, isolation: Isolation) -> list[Row]
 
 def rows(given: argparse.Namespace) -> Iterator[Row]:
     """Yields the rows of each isolation."""
-    isolations: tuple[Isolation, ...] = ("thread", "process")
-    for isolation in isolations:
+    for isolation in given.isolations:
         yield from attempted(isolation, functools.partial(_measured_once, given, isolation))
 
 
@@ -146,6 +147,9 @@ def main() -> None:
     parser.add_argument("--max-delay-us", type=float, default=2000)
     parser.add_argument("--in-flight", type=int, default=2, help="batches that are sent at a time")
     parser.add_argument("--seconds", type=float, default=5.0, help="for how long, each row")
+    isolations: tuple[Isolation, ...] = ("process", "thread")
+    parser.add_argument("--isolations", nargs="+", choices=isolations, default=isolations)
+    parser.add_argument("--plan-store", type=Path, help="a directory for plans, which the next run finds")
     parser.add_argument("--out", type=Path, help="directory for the JSON")
     given = parser.parse_args()
     versions = {} if given.device == "cpu" else gpu_versions()

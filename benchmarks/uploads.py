@@ -1,0 +1,194 @@
+"""Arrays to the device and back, in both isolations, beside PyTorch's ways in the same rounds.
+
+    python -m benchmarks.uploads --out benchmarks/results
+
+Needs PyTorch on a GPU; with `--device cpu` only the service's own ways are timed. Rows have GB/s, the median
+of the rounds. "Pageable" is memory as NumPy has it. "Pipelined" has four copies in flight: ours from
+`gpu.staging`, PyTorch's from pinned memory, which is what the link gives.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import functools
+import statistics
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from rich.table import Table
+
+from cudnn_actor import CudnnRef, Feature, Upload, spawn
+from cudnn_actor.protocol import DType
+
+from .gpu.setting import gpu_versions, torch
+from .recording import Row, attempted, keep
+
+__all__ = ["RATIOS", "main"]
+
+_SIZES_MIB = (1, 16, 256)
+_IN_FLIGHT = 4
+_SECONDS = 1.5
+"""For how long rounds of one size are repeated."""
+_LEAST_ROUNDS = 5
+Isolation = Literal["thread", "process"]
+Way = Callable[[], Awaitable[object]]
+
+RATIOS = {
+    "up": ("upload", "pageable up"),
+    "up again": ("upload again", "pageable up again"),
+    "staging": ("staging, pipelined", "pinned, pipelined"),
+    "down": ("download", "pageable down"),
+}
+"""The ratios of a row, by what is compared: our way, and PyTorch's."""
+
+
+class _Ours:
+    """The service's ways with arrays of one size."""
+
+    def __init__(self, gpu: CudnnRef, values: np.ndarray) -> None:
+        self._gpu = gpu
+        self._values = values
+
+    async def prepare(self) -> Mapping[str, tuple[Way, int]]:
+        """The ways, and how many arrays each moves."""
+        gpu, values = self._gpu, self._values
+        feature = Feature(name="x", dtype=DType.FLOAT32, dims=("N",))
+        lent = [await gpu.staging(feature, N=values.size) for _ in range(_IN_FLIGHT)]
+        for array in lent:
+            array[...] = values
+        buffers = [await gpu.upload(values) for _ in range(_IN_FLIGHT)]
+        again = Upload(dst=buffers[0], data=values)
+        staged = [Upload(dst=ref, data=array) for ref, array in zip(buffers, lent, strict=True)]
+        new = []
+
+        async def upload() -> None:
+            new.append(await gpu.upload(values))
+
+        async def pipelined() -> None:
+            await asyncio.gather(*(gpu.submit(message) for message in staged))
+
+        async def free() -> None:
+            while new:
+                await gpu.free(new.pop())
+
+        self.free = free
+        return {
+            "upload": (upload, 1),
+            "upload again": (lambda: gpu.ask(again), 1),
+            "staging": (lambda: gpu.ask(staged[0]), 1),
+            "staging, pipelined": (pipelined, _IN_FLIGHT),
+            "download": (lambda: gpu.download(buffers[0]), 1),
+        }
+
+
+class _Theirs:
+    """PyTorch's ways with the same values."""
+
+    def __init__(self, values: np.ndarray) -> None:
+        self._torch = library = torch()
+        self._host = library.from_numpy(values)
+        self._pinned = [self._host.pin_memory() for _ in range(_IN_FLIGHT)]
+        self._there = [self._host.cuda() for _ in range(_IN_FLIGHT)]
+
+    def ways(self) -> Mapping[str, tuple[Way, int]]:
+        """The ways, and how many arrays each moves."""
+        return {
+            "pageable up": (self._waited(self._host.cuda), 1),
+            "pageable up again": (self._waited(lambda: self._there[0].copy_(self._host)), 1),
+            "pinned": (self._waited(lambda: self._there[0].copy_(self._pinned[0], non_blocking=True)), 1),
+            "pinned, pipelined": (self._waited(self._pipelined), _IN_FLIGHT),
+            "pageable down": (self._waited(lambda: self._there[0].cpu().numpy()), 1),
+        }
+
+    def _pipelined(self) -> None:
+        for there, pinned in zip(self._there, self._pinned, strict=True):
+            there.copy_(pinned, non_blocking=True)
+
+    def _waited(self, call: Callable[[], object]) -> Way:
+        async def way() -> None:
+            call()
+            self._torch.cuda.synchronize()
+
+        return way
+
+
+async def _timed(way: Way) -> float:
+    begin = time.perf_counter()
+    await way()
+    return time.perf_counter() - begin
+
+
+async def _measured(gpu: CudnnRef, mebibytes: int, on_gpu: bool, seconds: float) -> dict[str, float]:
+    """GB/s of each way: the median of the rounds, each of which goes through all ways."""
+    values = np.random.default_rng(0).standard_normal(mebibytes << 18, dtype=np.float32)
+    ours = _Ours(gpu, values)
+    ways = {**await ours.prepare(), **(_Theirs(values).ways() if on_gpu else {})}
+    took: dict[str, list[float]] = {name: [] for name in ways}
+    for way, _ in ways.values():  # a first time, which is not counted
+        await way()
+    end = time.monotonic() + seconds
+    rounds = 0
+    while rounds < _LEAST_ROUNDS or time.monotonic() < end:
+        rounds += 1
+        for name, (way, count) in ways.items():
+            took[name].append(values.nbytes * count / 1e9 / await _timed(way))
+        await ours.free()
+    return {name: round(statistics.median(each), 3) for name, each in took.items()}
+
+
+async def _found(device: str, isolation: Isolation, seconds: float) -> list[Row]:
+    rows = []
+    for mebibytes in _SIZES_MIB:
+        async with spawn(device=device, isolation=isolation) as gpu:
+            gb_per_s = await _measured(gpu, mebibytes, device != "cpu", seconds)
+        ratios = {
+            name: round(gb_per_s[ours] / gb_per_s[theirs], 3)
+            for name, (ours, theirs) in RATIOS.items()
+            if theirs in gb_per_s
+        }
+        rows.append({"isolation": isolation, "MiB": mebibytes, "gb_per_s": gb_per_s, "ratios": ratios})
+    return rows
+
+
+def rows(device: str, seconds: float) -> Iterator[Row]:
+    """Yields a row for each size and isolation."""
+    isolations: tuple[Isolation, ...] = ("process", "thread")
+    for isolation in isolations:
+
+        def part(isolation: Isolation = isolation) -> list[Row]:
+            return asyncio.run(_found(device, isolation, seconds))
+
+        yield from attempted(isolation, functools.partial(part))
+
+
+def sheet(found: list[Row]) -> Table:
+    """The table for a terminal."""
+    table = Table(title="Arrays to the device and back, GB/s")
+    table.add_column("isolation")
+    table.add_column("MiB", justify="right")
+    names = list(found[0]["gb_per_s"]) if found else []
+    for name in (*names, *(f"{name}, ×" for name in RATIOS)):
+        table.add_column(name, justify="right")
+    for row in found:
+        rates = (f"{row['gb_per_s'][name]:.2f}" for name in names)
+        ratios: Iterator[Any] = (row["ratios"].get(name, "") for name in RATIOS)
+        table.add_row(row["isolation"], str(row["MiB"]), *rates, *map(str, ratios))
+    return table
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.uploads", description=__doc__)
+    parser.add_argument("--device", default="cuda:0")
+    parser.add_argument("--seconds", type=float, default=_SECONDS, help="for how long, each size")
+    parser.add_argument("--out", type=Path, help="directory for the JSON")
+    given = parser.parse_args()
+    versions = {} if given.device == "cpu" else gpu_versions()
+    keep(rows(given.device, given.seconds), sheet, given.out, "uploads", versions=versions)
+
+
+if __name__ == "__main__":
+    main()
