@@ -33,7 +33,7 @@ _SIZES_MIB = (1, 16, 256)
 _IN_FLIGHT = 4
 _SECONDS = 1.5
 """For how long rounds of one size are repeated."""
-_LEAST_ROUNDS = 5
+_LEAST_ROUNDS = 3
 Isolation = Literal["thread", "process"]
 Way = Callable[[], Awaitable[object]]
 
@@ -140,29 +140,28 @@ async def _measured(gpu: CudnnRef, mebibytes: int, on_gpu: bool, seconds: float)
     return {name: round(statistics.median(each), 3) for name, each in took.items()}
 
 
-async def _found(device: str, isolation: Isolation, seconds: float) -> list[Row]:
-    rows = []
-    for mebibytes in _SIZES_MIB:
-        async with spawn(device=device, isolation=isolation) as gpu:
-            gb_per_s = await _measured(gpu, mebibytes, device != "cpu", seconds)
-        ratios = {
-            name: round(gb_per_s[ours] / gb_per_s[theirs], 3)
-            for name, (ours, theirs) in RATIOS.items()
-            if theirs in gb_per_s
-        }
-        rows.append({"isolation": isolation, "MiB": mebibytes, "gb_per_s": gb_per_s, "ratios": ratios})
-    return rows
+async def _found(device: str, isolation: Isolation, mebibytes: int, seconds: float) -> Row:
+    async with spawn(device=device, isolation=isolation) as gpu:
+        gb_per_s = await _measured(gpu, mebibytes, device != "cpu", seconds)
+    ratios = {
+        name: round(gb_per_s[ours] / gb_per_s[theirs], 3)
+        for name, (ours, theirs) in RATIOS.items()
+        if theirs in gb_per_s
+    }
+    return {"isolation": isolation, "MiB": mebibytes, "gb_per_s": gb_per_s, "ratios": ratios}
+
+
+def _one(device: str, isolation: Isolation, mebibytes: int, seconds: float) -> Iterator[Row]:
+    yield asyncio.run(_found(device, isolation, mebibytes, seconds))
 
 
 def rows(device: str, seconds: float) -> Iterator[Row]:
     """Yields a row for each size and isolation."""
     isolations: tuple[Isolation, ...] = ("process", "thread")
     for isolation in isolations:
-
-        def part(isolation: Isolation = isolation) -> list[Row]:
-            return asyncio.run(_found(device, isolation, seconds))
-
-        yield from attempted(isolation, functools.partial(part))
+        for mebibytes in _SIZES_MIB:
+            part = functools.partial(_one, device, isolation, mebibytes, seconds)
+            yield from attempted(f"{isolation}, {mebibytes} MiB", part)
 
 
 def sheet(found: list[Row]) -> Table:
