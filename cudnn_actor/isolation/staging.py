@@ -18,7 +18,7 @@ import mmap
 import os
 import sys
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableSequence, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,16 +27,21 @@ from cudnn_actor.engines.cpu.arenas import FIXED_SIZE, keeping
 from cudnn_actor.memory import ArenaPool, BufferOwner
 from cudnn_actor.memory.exhaustion import exhaustion
 
-__all__ = ["COPY_BYTES", "HEAVY_RUN_BYTES", "Block", "Staging", "map_segment"]
+__all__ = ["COPY_BYTES", "HEAVY_RUN_BYTES", "PIECES", "PIECE_BYTES", "Block", "Staging", "map_segment"]
 
 SEGMENT_BYTES = 32 << 20
-_IDLE_SEGMENTS = 1
-"""Empty segments kept for the next transfer."""
+_IDLE_BYTES = 512 << 20
+"""As many bytes of empty segments are kept for the next transfers, and at least one segment. To make another
+takes as long as several copies: all its pages are cleared, and on CUDA pinned."""
 COPY_BYTES = 64 << 10
 """A result of up to this size is copied out of its block, so that the block is free at once."""
 HEAVY_RUN_BYTES = 1 << 20
 """More than this is not copied for a model's run on an event loop's thread. This takes some 100 us, and a hop
 to another thread and back as long."""
+PIECE_BYTES = HEAVY_RUN_BYTES
+"""What a piece of staging memory for uploads holds: see `Staging.pieces`."""
+PIECES = 16
+"""Of a service that has uploaded anything to a device."""
 
 
 def map_segment(descriptor: int, nbytes: int) -> mmap.mmap:
@@ -73,7 +78,12 @@ class Staging:
         self._mapped: dict[int, mmap.mmap] = {}
         self._begins: dict[int, tuple[int, int]] = {}
         """The address and the size in bytes of each mapped segment, by its number."""
-        self._ended: deque[Block] = deque()
+        self.ended: deque[Block] = deque()
+        """Blocks that nothing uses any more; `take_back` frees them. Any thread appends."""
+        self.pieces: list[Block] = []
+        """Unused blocks of `PIECE_BYTES` for uploads. The fast path takes the first, and adds to them."""
+        self._stock: frozenset[Block] = frozenset()
+        """All pieces, used or not."""
 
     def segments(self) -> list[tuple[int, int, int]]:
         """Number, size in bytes and descriptor of each segment, for a new worker to map."""
@@ -87,22 +97,46 @@ class Staging:
         arena, offset = self._pool.place(nbytes)
         return Block(arena.number, offset, nbytes)
 
+    def stock(self) -> None:
+        """Make the pieces, once. Raises as `take`."""
+        if not self._stock:
+            while len(self.pieces) < PIECES:
+                self.pieces.append(self.take(PIECE_BYTES))
+            self._stock = frozenset(self.pieces)
+
+    def unstock(self) -> None:
+        """Free the unused pieces, and make no others from the used ones."""
+        self._stock = frozenset()
+        while self.pieces:
+            self.give_back(self.pieces.pop())
+
+    def home_of(self, blocks: Sequence[Block]) -> MutableSequence[Block]:
+        """Where blocks that nothing uses any more are put in one step, instead of `give_back`: either all of
+        them are pieces, or none is."""
+        return self.pieces if blocks and blocks[0] in self._stock else self.ended
+
     @property
     def has_ended(self) -> bool:
         """Whether any caller's array has been collected, so that there is something to `take_back`."""
-        return bool(self._ended)
+        return bool(self.ended)
 
     def take_back(self) -> None:
         """Free the blocks of callers' arrays that have been collected. `take` does this first."""
-        while self._ended:
-            self.give_back(self._ended.popleft())
+        while self.ended:
+            self.give_back(self.ended.popleft())
 
     def give_back(self, block: Block) -> None:
         """Free a block. Nothing may read or write it any more."""
+        if block in self._stock:
+            self.pieces.append(block)
+            return
         arena = next(arena for arena in self._pool.all() if arena.number == block.segment)
         arena.free.release(block.offset)
-        for idle in self._pool.idle()[_IDLE_SEGMENTS:]:
-            self._drop(idle.number)
+        kept = 0
+        for number, idle in enumerate(sorted(self._pool.idle(), key=lambda each: each.nbytes)):
+            kept += idle.nbytes
+            if number and kept > _IDLE_BYTES:
+                self._drop(idle.number)
 
     def array(self, block: Block, dims: tuple[int, ...], dtype: Any) -> np.ndarray:
         """A block as a C-contiguous array, valid until the block is freed."""
@@ -122,7 +156,7 @@ class Staging:
         Raises as `take`.
         """
         block = self.take(math.prod(dims) * dtype.itemsize)
-        owner = BufferOwner(block, self._ended)
+        owner = BufferOwner(block, self.ended)
         return keeping(self.array(block, dims, dtype), owner)
 
     def locate(self, array: object) -> tuple[int, int] | None:
@@ -150,7 +184,7 @@ class Staging:
         """Arrays with the values of a block, likewise: at each offset in it, one of these dims and dtype."""
         shown = (self.array_at(block.segment, block.offset + at, dims, dtype) for at, dims, dtype in places)
         if block.nbytes > COPY_BYTES:
-            owner = BufferOwner(block, self._ended)
+            owner = BufferOwner(block, self.ended)
             return [keeping(array, owner) for array in shown]
         try:
             return [array.copy() for array in shown]
@@ -162,6 +196,7 @@ class Staging:
         self._pool.close()
         self._mapped.clear()
         self._begins.clear()
+        self.pieces.clear()
 
     def _grow(self, nbytes: int) -> None:
         number, size = self._pool.next(nbytes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import weakref
 from collections.abc import Iterator
@@ -9,7 +10,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from cudnn_actor import Ping
+from cudnn_actor import Feature, Ping, Upload
+from cudnn_actor.protocol import DType
 
 from .crash_rigs import workers
 
@@ -47,3 +49,25 @@ async def test_a_request_is_collected_when_its_caller_drops_the_reply() -> None:
         del future
         await gpu.ping()
         assert there() is None
+
+
+@pytest.mark.parametrize("lent", [False, True], ids=["arrays", "lent memory"])
+async def test_many_uploads_at_once_write_each_its_own_values(lent: bool) -> None:
+    """More than there are pieces of staging memory for, and of all sizes: none, and more than one, too."""
+    async with workers(host_arenas=False) as (gpu, _):
+        chance = np.random.default_rng(0)
+        sizes = [*chance.integers(0, 1000, 60), 1 << 18, (1 << 18) + 1, (5 << 20) + 3]
+        arrays = [chance.standard_normal(int(size), dtype=np.float32) for size in sizes]
+        if lent:
+            for number, array in enumerate(arrays):
+                arrays[number] = await gpu.staging(
+                    Feature(name="x", dtype=DType.FLOAT32, dims=("N",)), N=array.size
+                )
+                arrays[number][...] = array
+        refs = [await gpu.empty(array.shape) for array in arrays]
+        for _ in range(3):
+            given = zip(refs, arrays, strict=True)
+            await asyncio.gather(*(gpu.submit(Upload(dst=ref, data=array)) for ref, array in given))
+            for ref, array in zip(refs, arrays, strict=True):
+                np.testing.assert_array_equal(await gpu.download(ref), array)
+                np.negative(array, out=array)

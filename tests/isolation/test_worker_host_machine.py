@@ -584,6 +584,7 @@ class WorkerHostMachine(RuleBasedStateMachine):
         requests = [*table.requests.values(), *table._again]
         blocks = [block for request in requests for block in request.blocks]
         blocks += [block for ghost in self.ghosts for block in ghost.pending.blocks]
+        blocks += self.office.host.staging.pieces
         spans = sorted((block.segment, block.offset, block.offset + block.nbytes) for block in blocks)
         for (segment, _, end), (other, start, _) in itertools.pairwise(spans):
             assert segment != other or end <= start, "two requests have one staging block"
@@ -663,6 +664,7 @@ class WorkerHostMachine(RuleBasedStateMachine):
         host, memory = self.office.host, self.office.memory
         self.kept.clear()
         host.staging.take_back()
+        host.staging.unstock()
         assert all(arena.idle for arena in host.staging._pool.all()), "a staging block was never given back"
         live = any(memory.is_live(ref) for ref in self.refs)
         if not live and not self.withheld_for_good:

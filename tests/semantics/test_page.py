@@ -14,6 +14,7 @@ import pytest
 
 import cudnn_actor
 from cudnn_actor import Health, HealthState
+from cudnn_actor.engines.cpu import transfer
 from cudnn_actor.isolation import staging
 from cudnn_actor.isolation.process.parent import (
     in_flight,
@@ -212,8 +213,11 @@ NUMBERS = [
     f"the (at most {CudnnActor.batch_limit}) messages of the present turn",
     f"in arenas of {ARENA_BYTES >> 20} MiB",
     f"Shared memory comes in pieces of {staging.SEGMENT_BYTES >> 20} MiB",
+    f"up to {staging._IDLE_BYTES >> 20} MiB are kept for the next transfers",
     f"A result of over {staging.COPY_BYTES >> 10} KiB",
     f"Arrays of over {values.HEAVY_BYTES >> 10} KiB are copied on a thread",
+    f"to a buffer on the device, only if they are larger than {staging.PIECE_BYTES >> 20} MiB",
+    f"copy an array of {2 * transfer._PART_BYTES >> 20} MiB and more",
     f"A frame is {frames.LONGEST >> 20} MiB at most",
     f"{channel._MOST_DESCRIPTORS} descriptors may wait for their frames",
     f"a heartbeat every {process_isolation._LONGEST_BEAT_S} s, or eight in `hang_after_s`",

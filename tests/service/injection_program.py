@@ -7,7 +7,8 @@ back-edge) of the n-th call, until calls have no n-th place. After each, another
 and so must the main thread.
 
 With BUFFERS, each call is a graph with so many, and no other thread asks: so the main thread has the socket.
-With "model", each call is a run of a model, from an array to an array.
+With "model", each call is a run of a model, from an array to an array. With "upload", each is an upload to a
+device, for which the CPU engine's arenas pass.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from cudnn_actor import (
     ConvFwd,
     ConvSpec,
     CudnnRef,
+    CudnnService,
     DeployModel,
     GraphBuilder,
     ModelGraph,
@@ -40,7 +42,10 @@ from cudnn_actor import (
     RunGraph,
     RunModel,
     UnloadModel,
+    Upload,
 )
+from cudnn_actor.engines import choose_engine
+from cudnn_actor.options import make_options
 from cudnn_actor.protocol.messages.messages import Compute
 
 from ..instructions import functions_in, instructions
@@ -124,9 +129,28 @@ async def unloaded(gpu: CudnnRef, message: RunModel) -> None:
     await gpu.ask(UnloadModel(model=message.model))
 
 
+def started(isolation: Any, *, host_arenas: bool) -> CudnnService:
+    """A service on the CPU engine."""
+    choice = choose_engine("cpu", apart=isolation == "process")._replace(host_arenas=host_arenas)
+    service = CudnnService(make_options({"device": "cpu", "isolation": isolation}), engine=choice)
+    service.launch()
+    service.started.result(PATIENCE_S)
+    return service
+
+
+def staging_in_use(service: CudnnService) -> int:
+    """Segments of staging memory of which any block is in use, or is among the unused ones twice."""
+    mailbox: Any = service.state.mailbox
+    staging = mailbox.host.staging
+    twice = len(staging.pieces) - len(set(staging.pieces))
+    staging.unstock()
+    return twice + sum(not segment.free.idle for segment in staging._pool.all())
+
+
 def main(isolation: Any, entry: str, buffers: str = "0") -> dict[str, Any]:
     logging.getLogger("asyncio").setLevel(logging.CRITICAL + 1)
-    service = cudnn_actor.start(device="cpu", isolation=isolation)
+    uploads = buffers == "upload"
+    service = started(isolation, host_arenas=not uploads)
     gpu, ref, loop = CudnnRef(service), service.actor_ref, asyncio.new_event_loop()
     other = asyncio.new_event_loop()
     thread = threading.Thread(target=other.run_forever, daemon=True)
@@ -134,7 +158,8 @@ def main(isolation: Any, entry: str, buffers: str = "0") -> dict[str, Any]:
     one = np.ones((1, 1, 1, 1), "float32")
     x, w, y = (loop.run_until_complete(gpu.upload(one * value)) for value in (1.0, 1.0, 0.0))
     of_model = buffers == "model"
-    grow: Any = loop.run_until_complete(deployed(gpu)) if of_model else grown(x, w, y, int(buffers))
+    grow: Any = Upload(dst=y, data=one) if uploads else None
+    grow = loop.run_until_complete(deployed(gpu)) if of_model else grow or grown(x, w, y, int(buffers))
     slots = [service.state.memory.resolve(ref) for ref in (x, w, y)]
     injector, idle = Injector(), threading.Event()
 
@@ -177,10 +202,9 @@ def main(isolation: Any, entry: str, buffers: str = "0") -> dict[str, Any]:
     applied = float(loop.run_until_complete(gpu.download(y)).item())
     if of_model:
         loop.run_until_complete(unloaded(gpu, grow))
+    if of_model or uploads:
         applied = calls - raised - swallowed  # nothing counts them
     statistics = loop.run_until_complete(gpu.statistics())
-    mailbox: Any = service.state.mailbox
-    segments = mailbox.host.staging._pool.all() if isolation == "process" else ()
     outcome = {
         "places": at,
         "calls": calls,
@@ -192,7 +216,7 @@ def main(isolation: Any, entry: str, buffers: str = "0") -> dict[str, Any]:
         "live_buffers": statistics.live_buffers,
         "buffers": 3 + 2 * of_model,
         "restarts": statistics.restarts,
-        "staging_in_use": sum(not segment.free.idle for segment in segments),
+        "staging_in_use": staging_in_use(service) if isolation == "process" else 0,
         "held": sum(slot.users for slot in slots),
         "files": sorted(injector.files),
     }

@@ -59,6 +59,11 @@ def test_wherever_a_handler_may_raise_a_models_staging_memory_is_in_use_or_kept_
     _check_injections("process", "submit", "model", files=["fast_path.py", "model_runs.py"])
 
 
+@pytest.mark.timeout(240)
+def test_wherever_a_handler_may_raise_an_uploads_piece_is_in_use_or_kept_once() -> None:
+    _check_injections("process", "submit", "upload", files=["fast_path.py", "values.py"])
+
+
 def _check_injections(*arguments: object, files: Sequence[str]) -> None:
     for entry, told in run("injection_program", *arguments).items():
         assert set(files) <= set(told["files"]), entry

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import threading
 
 import numpy as np
 
@@ -12,6 +14,11 @@ from cudnn_actor.protocol.errors import InvalidRequest, Words
 from cudnn_actor.protocol.types.dtypes import DType
 
 __all__ = ["check_target", "check_values", "element", "fill", "read", "store", "write"]
+
+_MOST_THREADS = 4
+"""That copy one array: more of them do not make memory faster."""
+_PART_BYTES = 2 << 20
+"""The least that is worth a thread: starting one takes as long as copying a quarter of it."""
 
 
 def write(dst: np.ndarray, array: np.ndarray) -> None:
@@ -36,13 +43,44 @@ def store(dst: np.ndarray, array: np.ndarray) -> None:
     """Store checked values into an array of the same dims.
 
     Floats are rounded to nearest and overflow to infinity. Integers are kept exactly, or rounded to
-    nearest if `dst` has a floating-point dtype.
+    nearest if `dst` has a floating-point dtype. Several threads copy a large array.
     """
+    if array.dtype == dst.dtype and array.nbytes >= 2 * _PART_BYTES and _are_flat(dst, array):
+        _copy_together(dst.reshape(-1).view(np.uint8), array.reshape(-1).view(np.uint8))
+        return
     with np.errstate(all="ignore"):
         if array.dtype == np.float64:
             rounding_to(dst.dtype)(dst, array)
         else:
             dst[...] = array
+
+
+def _are_flat(*arrays: np.ndarray) -> bool:
+    return all(array.flags.c_contiguous for array in arrays)
+
+
+def _copy_together(dst: np.ndarray, src: np.ndarray) -> None:
+    """Copy bytes, a part on this thread and the others on helpers, which have ended when this returns.
+
+    One thread copies 5 to 10 GB/s, and half as much into memory that is used for the first time. NumPy
+    releases the interpreter's lock meanwhile. Helpers are started for each copy: they outlive nothing, and a
+    fork finds none.
+    """
+    threads = min(_MOST_THREADS, len(os.sched_getaffinity(0)), src.nbytes // _PART_BYTES)
+    step = -(-src.nbytes // threads)
+    parts = [slice(begin, begin + step) for begin in range(0, src.nbytes, step)]
+    helpers = []
+    for part in parts[1:]:
+        helper = threading.Thread(target=np.copyto, args=(dst[part], src[part]), name="copy", daemon=True)
+        try:
+            helper.start()
+        except RuntimeError:  # the system gives no thread
+            np.copyto(dst[part], src[part])
+        else:
+            helpers.append(helper)
+    np.copyto(dst[parts[0]], src[parts[0]])
+    for helper in helpers:
+        helper.join()
 
 
 def read(src: np.ndarray, into: np.ndarray | None = None) -> np.ndarray:

@@ -1,8 +1,9 @@
-"""The fast path: dispatches a request that runs a plan, or completes it, in one step each.
+"""The fast path: dispatches a request that runs a plan, or an upload, or completes it, in one step each.
 
 Nearly all requests take it. All others take the slow path, by the host's own methods: messages that allocate
-or free, requests that fail or wait, and all requests after a crash or with a fault plan. Both paths have the
-same effect, so this module uses the internals of the mailbox, the sender and the in-flight table.
+or free, large copies, requests that fail or wait, and all requests after a crash or with a fault plan. Both
+paths have the same effect, so this module uses the internals of the mailbox, the sender and the in-flight
+table.
 
 The main thread takes only this path, because a signal handler may raise an exception there
 (`actors.interrupts`). Everything before a step changes only caches, and the next turn repeats it. After a
@@ -27,7 +28,7 @@ from cudnn_actor.memory import Slot
 from cudnn_actor.processes.channel import Channel
 from cudnn_actor.protocol.errors import CudnnActorError, MalformedMessage
 from cudnn_actor.protocol.messages.codec import decode_reply
-from cudnn_actor.protocol.messages.messages import COMPUTE, Ping, RunModel
+from cudnn_actor.protocol.messages.messages import COMPUTE, Allocate, Ping, RunModel, Upload
 
 __all__ = ["Reply", "complete", "hand_over"]
 
@@ -38,6 +39,7 @@ _NOBODY = Slot(-1, 0)
 _NOBODY.live = True
 _NO_LOAN = Loan([])
 """Stands in a step for the loan of a request that lends nothing."""
+_UPLOADS = frozenset({Upload, Allocate})
 _FEW = 6
 _FILL = tuple((_NOBODY,) * (_FEW - n) for n in range(_FEW + 1))
 _run_through = deque[None](maxlen=0).extend
@@ -133,6 +135,8 @@ def _spare_of(host: WorkerHost, request: WorkerRequest) -> list[Any]:
     """A list from whose head a request takes its staging memory. For one without any, a list that is not used
     otherwise."""
     run = request.run
+    if request.blocks:
+        return host.staging.pieces
     if run is None or run.deployed is None or request.staged is None:
         return [None]
     return host.models.pieces_of(run.deployed).spare
@@ -147,21 +151,22 @@ def _prepared(host: WorkerHost, sender: Sender, envelope: Envelope) -> WorkerReq
         or (envelope.deadline is not None and envelope.expired)
     ):
         return None
+    request: WorkerRequest | None
     try:
         if type(message) in COMPUTE:
-            if not sender.knows(message):
-                return None
-            request = sender.prepared(envelope, message)
+            request = sender.prepared(envelope, message) if sender.knows(message) else None
         elif type(message) is Ping:
             request = WorkerRequest(envelope, envelope.number, message)
             request.body = encode_message(message)
+        elif type(message) is Upload:
+            request = host.values.prepared(envelope)
         elif type(message) is RunModel and not host.values.is_heavy(message):
-            return host.models.prepared(envelope)
+            request = host.models.prepared(envelope)
         else:
             return None
     except (CudnnActorError, TypeError, MemoryError):  # the slow path raises and answers it
         return None
-    return None if len(request.body) > BULKY_BYTES else request
+    return None if request is None or len(request.body) > BULKY_BYTES else request
 
 
 def complete(channel: Channel, host: WorkerHost, outbox: deque[Reply]) -> bool:
@@ -197,11 +202,10 @@ def complete(channel: Channel, host: WorkerHost, outbox: deque[Reply]) -> bool:
                 return True  # a freed buffer: releasing it may free its bytes
             if type(answer) is Done:
                 finished = request
-            place = [request.place]
+            place, blocks = [request.place], request.blocks
             staged, lent = _given_up(request, loan)
-            spare = _spare_of(host, request)
-            envelope = request.envelope
-            reply = ((envelope, value, None),)
+            spare, home = _spare_of(host, request), host.staging.home_of(blocks)
+            envelope, reply = request.envelope, ((request.envelope, value, None),)
             with claims_lock:
                 # One step.
                 del in_flight[number]
@@ -211,6 +215,7 @@ def complete(channel: Channel, host: WorkerHost, outbox: deque[Reply]) -> bool:
                 spare += staged
                 loan.pieces = lent
                 request.staged = None
+                home += blocks
                 table._alone = False
                 a.users -= 1
                 b.users -= 1
@@ -249,6 +254,8 @@ def _value(host: WorkerHost, request: WorkerRequest, answer: Answer) -> tuple[An
         return receipt, _NO_LOAN
     if type(answer) is Done and request.run is not None:
         return _results(host, request)
+    if type(answer) is Done and type(request.message) in _UPLOADS and not request.injects:
+        return None if host.checksums is not None else host.values.written(request, answer), _NO_LOAN
     if type(answer) is Given and type(request.message) is Ping and not request.injects:
         try:
             value = decode_reply(answer.body)

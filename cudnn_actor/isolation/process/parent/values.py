@@ -22,7 +22,9 @@ from typing import Any
 
 import numpy as np
 
+from cudnn_actor.actors import Envelope
 from cudnn_actor.broker import Broker
+from cudnn_actor.broker.request_checks import slots_of
 from cudnn_actor.engines.cpu import transfer
 from cudnn_actor.engines.cpu.arenas import Arenas
 from cudnn_actor.isolation.process.parent.checksums import Checksums
@@ -36,10 +38,11 @@ from cudnn_actor.isolation.process.wire import (
     WriteStaged,
     encode_message,
 )
-from cudnn_actor.isolation.staging import HEAVY_RUN_BYTES, Staging
+from cudnn_actor.isolation.staging import HEAVY_RUN_BYTES, PIECE_BYTES, Staging
 from cudnn_actor.memory import Slot
 from cudnn_actor.protocol.messages.messages import Allocate, Download, RunModel, Upload, WriteWeights
 from cudnn_actor.protocol.messages.receipts import Receipt
+from cudnn_actor.protocol.types.buffers import BufferRef
 from cudnn_actor.protocol.types.tensor import TensorSpec, packed_nbytes
 
 __all__ = ["HEAVY_BYTES", "WITH_VALUES", "Values"]
@@ -97,6 +100,37 @@ class Values:
             return False
         copied = [each for each in arrays if self.staging.locate(each) is None]
         return sum([getattr(array, "nbytes", 0) for array in copied]) > HEAVY_RUN_BYTES
+
+    def prepared(self, envelope: Envelope) -> WorkerRequest | None:
+        """An upload ready to be dispatched by the fast path; None if it must take the slow one.
+
+        Changes nothing but the piece of staging memory that it fills: the caller takes that in its step, as
+        the first of `Staging.pieces`. Raises what is wrong with the message.
+        """
+        message: Upload = envelope.message
+        if self.arenas is not None:
+            return None
+        request = WorkerRequest(envelope, envelope.number, message, slots_of(self.broker.memory, message))
+        spec, data = message.dst.spec, message.data
+        if not isinstance(data, np.ndarray) or data.dtype != spec.dtype.numpy:
+            return None
+        transfer.check_values(spec.dims, spec.dtype.numpy, data)
+        at = self.staging.locate(data)
+        if at is None:
+            pieces = self.staging.pieces
+            if data.nbytes > PIECE_BYTES or not pieces:
+                return None
+            request.blocks = (block,) = (pieces[0],)
+            at = block.segment, block.offset
+            transfer.store(self.staging.array(block, spec.dims, spec.dtype.numpy), data)
+        request.body = encode_message(WriteStaged(dst=message.dst, values=Staged(*at)))
+        return request
+
+    def written(self, request: WorkerRequest, done: Done) -> BufferRef | Receipt:
+        """What the caller of an upload that has finished receives. Changes nothing."""
+        if request.ref is not None:
+            return request.ref
+        return request.receipt(self.broker.state.generation, done.plan, done.started_ns, done.run_us)
 
     def write(self, request: WorkerRequest) -> None:
         """Write an array to a buffer: in this process, or in the worker through staging memory.
@@ -158,9 +192,7 @@ class Values:
             (block,), request.blocks = request.blocks, ()  # the array has it from now on
             return self.staging.result(block, spec.dims, spec.dtype.numpy)
         self.sender.discharge(request, end_ref=False)
-        if request.ref is not None:
-            return request.ref
-        return request.receipt(self.broker.state.generation, done.plan, done.started_ns, done.run_us)
+        return self.written(request, done)
 
     def bytes_of(self, slot: Slot) -> np.ndarray:
         """A buffer's memory as an array, where the arenas are mapped in this process."""
@@ -190,6 +222,8 @@ class Values:
         if at is not None:
             values = data
         else:
+            if data.nbytes <= PIECE_BYTES:
+                self.staging.stock()  # for those that follow
             request.blocks = (block,) = (self.staging.take(packed_nbytes(spec)),)
             values = self.staging.array(block, spec.dims, spec.dtype.numpy)
             transfer.store(values, data)
