@@ -291,6 +291,17 @@ class Engine(Protocol):
         written after that fence.
         """
 
+    def direct_copy(
+        self, src: Binding | np.ndarray, dst: Binding | np.ndarray
+    ) -> Callable[[], object] | None:
+        """A function that enqueues a copy of this buffer or array into that one, each time it is called.
+
+        Dims and dtype are the same. For many copies between the same places: what can be found out once is
+        found out here. None if the values need more than a copy on their way: then use `write`, `copy` or
+        `fetch`. An array, which is C-contiguous, must stay mapped as long as the function is used, and until
+        a later fence has passed; from a call until then, one that is read must not change.
+        """
+
     def pin(self, memory: memoryview) -> None:
         """Let the device read and write host memory directly: arrays in it need no staging memory.
 

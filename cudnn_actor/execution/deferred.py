@@ -95,7 +95,7 @@ class DeferredWork:
         kind = type(message)
         if kind in COMPUTE:
             return self._for_compute(item)
-        if kind is RunModel or type(getattr(item, "found", None)) is ModelRun:
+        if kind is RunModel or isinstance(getattr(item, "found", None), ModelRun):
             return self._for_model(item)
         if kind in _WARMING:
             return self._for_warm(item, message)

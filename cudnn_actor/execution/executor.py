@@ -208,6 +208,11 @@ class Executor(Generic[T]):
         """Whether any work has not finished, or has finished and awaits its late answer."""
         return bool(self._fenced or self._unfenced or self._passed)
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether all unfinished work is one piece that began on an idle device."""
+        return bool(self._timed) and len(self._fenced) == 1 and not self._unfenced
+
     def working_since(self) -> float | None:
         """Since when the device has made no progress, in `time.monotonic()` seconds; None without work.
 

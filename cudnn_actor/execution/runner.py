@@ -15,6 +15,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
+import msgspec
 import numpy as np
 
 from cudnn_actor.actors import Crash
@@ -26,7 +27,7 @@ from cudnn_actor.execution.deferred import DeferredWork
 from cudnn_actor.execution.executor import LATER, RECEIPT, Enqueued, Executor, described
 from cudnn_actor.execution.injection import Injection
 from cudnn_actor.execution.planning import Outcome, Planner
-from cudnn_actor.execution.polling import pause_s
+from cudnn_actor.execution.polling import pause_s, sleep_exactly
 from cudnn_actor.memory import Arena, BufferOwner, Slot
 from cudnn_actor.plan_store.cache import PlanCache
 from cudnn_actor.protocol.errors import (
@@ -42,11 +43,14 @@ from cudnn_actor.protocol.graphs.timing import PlanTimes
 from cudnn_actor.protocol.messages.messages import Explain, Warm
 from cudnn_actor.supervision import FaultRule
 
-__all__ = ["Runner", "RunnerHost", "Task"]
+__all__ = ["ModelPlaces", "Runner", "RunnerHost", "Task"]
 
 _LONG_RUN_NS = 200_000
 """Before a synchronous plan that took longer than this last time, the earlier answers are delivered."""
 _MOST_LONG_RUNS = 4096
+_MOST_LOOKS = 16
+"""How often a fence is looked at before new messages are, if nothing else runs on the device: a look takes
+1 to 2 us, and a turn of the host ten times as long."""
 _STOPPING_POLL_S = 50e-6
 """Seconds between two looks at the fences while the runner stops."""
 
@@ -67,6 +71,44 @@ class Task(Protocol):
     @property
     def started_ns(self) -> int:
         """When it began, on `time.perf_counter_ns`'s clock."""
+
+
+class ModelPlaces(msgspec.Struct, eq=False, kw_only=True):
+    """Where the inputs of a model's run come from, and where its outputs go.
+
+    Parameters
+    ----------
+    bound
+        What its graph runs on.
+    sources, targets
+        Inputs and outputs: each the place of its buffer among the plan's, and where the values come from or
+        go to. That is another buffer, or an array; None for a new array.
+    slots
+        The buffers that the request holds.
+    repeats
+        Whether many runs have these very places, so that copies are worth being prepared. Then no target is
+        None.
+    prepared
+        What the runner has prepared; None if it has not yet, or cannot.
+    """
+
+    bound: Bound
+    sources: Sequence[tuple[int, Slot | np.ndarray]]
+    targets: Sequence[tuple[int, Slot | np.ndarray | None]]
+    slots: Sequence[Slot]
+    repeats: bool = False
+    prepared: _Prepared | None = None
+
+
+class _Prepared(NamedTuple):
+    """A plan, and the calls that enqueue a whole run of it, copies included."""
+
+    plan: Plan
+    calls: tuple[Callable[[], object], ...]
+
+    def enqueue(self) -> None:
+        for call in self.calls:
+            call()
 
 
 class _Expected(NamedTuple):
@@ -156,6 +198,8 @@ class Runner(Generic[T]):
         self._executor = executor
         executor.engine.on_progress = self.host.note_progress
         executor.open(arenas)
+        if not executor.synchronous:
+            sleep_exactly()
         self._planner = Planner(executor, self.plans, self.state, self.nudge)
         if self._planner.builds_elsewhere:
             self.deferred = DeferredWork(self.state, self._planner, self.note_deferred)
@@ -260,10 +304,17 @@ class Runner(Generic[T]):
         if executor is None or not executor.busy:
             return None
         self._settle_passed(executor)
-        since = executor.working_since()
-        if since is None:
-            return None
-        return pause_s(time.monotonic() - since, executor.expected_s)
+        for _ in range(_MOST_LOOKS):
+            since = executor.working_since()
+            if since is None:
+                return None
+            pause = pause_s(time.monotonic() - since, executor.expected_s)
+            if pause or not executor.is_alone:
+                return pause
+            if executor.passed():
+                self._settle_work(executor)
+                self._settle_passed(executor)
+        return 0.0
 
     def settle_done(self) -> None:
         """Answer work that is known to have finished and has not been answered."""
@@ -272,11 +323,15 @@ class Runner(Generic[T]):
 
     def _settle_passed(self, executor: Executor[T]) -> None:
         while executor.passed():
-            self._settle_done(executor)
-            while (late := executor.first_late()) is not None:
-                self._settle_late(executor, late)
-                self._settle_done(executor)
+            self._settle_work(executor)
         self.host.flush()
+
+    def _settle_work(self, executor: Executor[T]) -> None:
+        """Answer the work before a fence that has just passed."""
+        self._settle_done(executor)
+        while (late := executor.first_late()) is not None:
+            self._settle_late(executor, late)
+            self._settle_done(executor)
 
     def _settle_done(self, executor: Executor[T]) -> None:
         now_ns = time.perf_counter_ns()
@@ -337,11 +392,8 @@ class Runner(Generic[T]):
         task: T,
         cached: CachedMessage,
         key: object,
-        *,
-        sources: Sequence[tuple[int, Slot | np.ndarray]],
-        targets: Sequence[tuple[int, Slot | np.ndarray | None]],
-        slots: Sequence[Slot],
-        answer: Callable[[str, list[np.ndarray]], Any],
+        places: ModelPlaces,
+        answer: Callable[[list[np.ndarray]], Any] | None = None,
     ) -> Any:
         """Copy a model's inputs to their places, run its graph there, and copy the outputs from there.
 
@@ -353,52 +405,92 @@ class Runner(Generic[T]):
             The `RunGraph` that it amounts to.
         key
             The item that was passed to `DeferredWork.defers`.
-        sources, targets
-            Inputs and outputs: each the place of its buffer among the plan's, and where the values come from
-            or go to. That is another buffer, or an array; None for a new array.
-        slots
-            The buffers that the request holds.
+        places
+            What is copied.
         answer
-            Makes the answer of the plan's tag, and of the arrays among the targets.
+            Makes the answer of the arrays among the targets; None for a receipt.
         """
-        bound, executor, deferred = cached.bound, self._executor, self.deferred
-        assert bound is not None, "its graph is bound"
+        executor, deferred = self._executor, self.deferred
         assert executor is not None
-        graph = cached.lowered.graph
+        graph, slots = cached.lowered.graph, places.slots
         enqueued = False
         read: list[Callable[[], np.ndarray]] = []
-        tag = executor.building(graph)
+        tag = ""
         try:
             plan = self._plan(graph, None if deferred is None else deferred.found_for(key))
             tag = plan.tag
-            _, buffers, launch = self._expected_run(executor, bound, plan)
             if self.faults.rule is not None:
                 self.faults.inject(tag)
-            engine = executor.engine
+            prepared = places.prepared
+            if prepared is None or prepared.plan is not plan:
+                prepared = self._prepared(executor, plan, places) if places.repeats else None
             enqueued = True
-            for place, source in sources:
-                if isinstance(source, Slot):
-                    executor.call(tag, engine.copy, executor.binding(source), buffers[place])
-                else:
-                    executor.call(tag, engine.write, buffers[place], source)
-            executor.call(tag, launch)
-            for place, target in targets:
-                if isinstance(target, Slot):
-                    executor.call(tag, engine.copy, buffers[place], executor.binding(target))
-                else:
-                    read.append(self._read_soon(executor, tag, buffers[place], target))
+            if prepared is None:
+                self._enqueue_run(executor, plan, places, read)
+            else:
+                executor.call(tag, prepared.enqueue)
         except OperationError as error:
             return self._failed(task, tag, slots, described(error, graph), read, enqueued=enqueued)
         except CudnnActorError as error:
             return self._failed(task, tag, slots, error, read, enqueued=enqueued)
-
-        def late() -> Any:
-            return answer(tag, _collected(read))
-
+        late = None
+        if answer is not None or read:
+            late = functools.partial(self._answered, task, tag, read, answer)
         if executor.synchronous:
-            return late()
+            return self.host.receipt_for(task, tag, time.perf_counter_ns()) if late is None else late()
         executor.defer(Enqueued(task, tag, slots, late=late))
         return LATER
+
+    def _answered(
+        self,
+        task: T,
+        tag: str,
+        read: Sequence[Callable[[], np.ndarray]],
+        answer: Callable[[list[np.ndarray]], Any] | None,
+    ) -> Any:
+        arrays = _collected(read)
+        return self.host.receipt_for(task, tag, time.perf_counter_ns()) if answer is None else answer(arrays)
+
+    def _prepared(self, executor: Executor[T], plan: Plan, places: ModelPlaces) -> _Prepared | None:
+        """The calls that enqueue a run between these places; None if any value takes more than a copy."""
+        _, buffers, launch = self._expected_run(executor, places.bound, plan)
+        direct, binding = executor.engine.direct_copy, executor.binding
+        calls: list[Callable[[], object] | None] = []
+        for place, source in places.sources:
+            near = binding(source) if isinstance(source, Slot) else source
+            calls.append(executor.call(plan.tag, direct, near, buffers[place]))
+        calls.append(launch)
+        for place, target in places.targets:
+            assert target is not None, "a new array is not the same for many runs"
+            near = binding(target) if isinstance(target, Slot) else target
+            calls.append(executor.call(plan.tag, direct, buffers[place], near))
+        chosen = tuple(call for call in calls if call is not None)
+        places.repeats = len(chosen) == len(calls)  # else do not try again
+        places.prepared = _Prepared(plan, chosen) if places.repeats else None
+        return places.prepared
+
+    def _enqueue_run(
+        self,
+        executor: Executor[T],
+        plan: Plan,
+        places: ModelPlaces,
+        read: list[Callable[[], np.ndarray]],
+    ) -> None:
+        """Enqueue a run with its copies, one after the other. Adds to `read` what gives the arrays among the
+        targets."""
+        tag, engine = plan.tag, executor.engine
+        _, buffers, launch = self._expected_run(executor, places.bound, plan)
+        for place, source in places.sources:
+            if isinstance(source, Slot):
+                executor.call(tag, engine.copy, executor.binding(source), buffers[place])
+            else:
+                executor.call(tag, engine.write, buffers[place], source)
+        executor.call(tag, launch)
+        for place, target in places.targets:
+            if isinstance(target, Slot):
+                executor.call(tag, engine.copy, buffers[place], executor.binding(target))
+            else:
+                read.append(self._read_soon(executor, tag, buffers[place], target))
 
     def _expected_run(self, executor: Executor[T], bound: Bound, plan: Plan) -> _Expected:
         """What the engine has prepared for runs of a model's graph with this plan."""

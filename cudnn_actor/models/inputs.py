@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -153,6 +153,10 @@ def _conversion(dtype: DType | None, *, uploaded: bool) -> str:
 
 def spec_of(value: BufferRef | np.ndarray) -> TensorSpec:
     """The spec that an input has, or will have once uploaded. Raises `InvalidRequest` for too many dims."""
-    if isinstance(value, BufferRef):
-        return value.spec
-    return TensorSpec.packed(value.shape, value.dtype)
+    return value.spec if isinstance(value, BufferRef) else _packed(value.shape, value.dtype)
+
+
+@lru_cache(maxsize=256)
+def _packed(dims: tuple[int, ...], dtype: np.dtype[Any]) -> TensorSpec:
+    """The spec of arrays like this one: the same is asked for at each run."""
+    return TensorSpec.packed(dims, dtype)

@@ -94,6 +94,44 @@ def test_values_come_from_where_they_are(bench: Workbench, shared: SharedMemory,
     np.testing.assert_array_equal(bench.read(ref), values)
 
 
+@EVERY_SPEC
+def test_a_direct_copy_moves_what_is_there_each_time_that_it_is_called(
+    bench: Workbench, shared: SharedMemory, spec: TensorSpec
+) -> None:
+    engine, values = bench.engine, values_of(spec)
+    array = shared.holding(values, spec)
+    src, dst = (bench.binding(bench.empty(spec)) for _ in range(2))
+    copies = [engine.direct_copy(array, src), engine.direct_copy(src, dst)]
+    for number in range(3):
+        array[...] = np.roll(values, number)
+        for copy, (near, far) in zip(copies, ((array, src), (src, dst)), strict=True):
+            if copy is not None:
+                copy()
+            elif near is array:
+                engine.write(far, near)
+            else:
+                engine.copy(near, far)
+        settle(engine)
+        np.testing.assert_array_equal(engine.read(dst), np.roll(values, number))
+
+
+@EVERY_SPEC
+def test_a_direct_copy_out_is_there_behind_a_fence(
+    bench: Workbench, shared: SharedMemory, spec: TensorSpec
+) -> None:
+    engine, values, into = bench.engine, values_of(spec), shared.room(spec)
+    src = bench.binding(bench.empty(spec))
+    copy = engine.direct_copy(src, into)
+    for number in range(3):
+        engine.write(src, np.roll(values, number))
+        if copy is None:
+            into[...] = read(engine, src, np.empty(spec.dims, spec.dtype.numpy))
+        else:
+            copy()
+            settle(engine)
+        np.testing.assert_array_equal(into, np.roll(values, number))
+
+
 @WAYS
 def test_not_a_byte_beside_the_target_is_written(
     bench: Workbench, shared: SharedMemory, receive: Receive

@@ -599,9 +599,29 @@ async def test_lent_memory_is_given_back_by_the_next_turns_once_it_is_dropped() 
                 check(await run(gpu, model, images(4)), images(4))
 
 
-def _mapped() -> list[str]:
-    """The segments of staging memory that this process has mapped."""
-    maps = Path("/proc/self/maps").read_text().splitlines()
+async def test_a_worker_unmaps_lent_memory_that_runs_have_read() -> None:
+    count = 3 << 20
+    feature = Feature(name="image", dtype=DType.FLOAT32, dims=("N", 3))
+    async with deployed(count, 4) as (gpu, model):
+        check(await run(gpu, model, images(4)), images(4))
+        into = [await gpu.empty((count, 2)) for _ in range(2)]
+        await run(gpu, model, images(count), scores=into[0], logits=into[1])
+        before = _segments()
+        lent = [await gpu.staging(feature, N=count) for _ in range(4)]
+        for seed, x in enumerate(lent):
+            x[:] = images(count, seed)
+            assert await run(gpu, model, x, scores=into[0], logits=into[1]) == {}
+            np.testing.assert_allclose(await gpu.download(into[1]), x @ W, rtol=1e-5, atol=1e-5)
+        del x
+        lent.clear()
+        async with asyncio.timeout(PATIENCE_S):
+            while max(_segments(), len(_mapped(gpu.worker_pid or "self"))) > before + 1:
+                check(await run(gpu, model, images(4)), images(4))
+
+
+def _mapped(pid: int | str = "self") -> list[str]:
+    """The segments of staging memory that a process has mapped."""
+    maps = Path(f"/proc/{pid}/maps").read_text().splitlines()
     return [line.split()[0] for line in maps if "cudnn-actor-stage" in line]
 
 

@@ -297,6 +297,19 @@ class CudaEngine:
         self._launched += _A_TRANSFER
         return self._transfer.fetch(src, into)
 
+    def direct_copy(self, src: Place | np.ndarray, dst: Place | np.ndarray) -> Callable[[], object] | None:
+        """A function that enqueues one copy; None for arrays that are not pinned, and for other layouts."""
+        copy = self._transfer.direct_copy(src, dst)
+        if copy is None:
+            return None
+
+        @reported
+        def enqueue() -> None:
+            self._launched += 1
+            copy()
+
+        return enqueue
+
     @reported
     def pin(self, memory: memoryview) -> None:
         """Lock a mapping's pages for the device. Blocks while the driver does. Raises `StickyError`."""

@@ -24,7 +24,7 @@ from cudnn_actor.broker.service_state import Forget, ServiceState
 from cudnn_actor.engines.base import Engine
 from cudnn_actor.execution.injection import fail_start
 from cudnn_actor.execution.planning import BuildCrash
-from cudnn_actor.execution.runner import Runner
+from cudnn_actor.execution.runner import ModelPlaces, Runner
 from cudnn_actor.isolation.staging import Staging
 from cudnn_actor.memory import Slot
 from cudnn_actor.protocol.errors import (
@@ -331,12 +331,12 @@ class CudnnActor(Actor):
         targets: list[tuple[int, Slot | np.ndarray | None]] = [(place, None) for place in named.values()]
         targets += [(place, memory.resolve(ref, "into")) for place, ref in run.copy_out]
 
-        def answer(_tag: str, arrays: list[np.ndarray]) -> dict[str, np.ndarray]:
+        def answer(arrays: list[np.ndarray]) -> dict[str, np.ndarray]:
             return deployed.finish(dict(zip(named, arrays, strict=True)))
 
-        return self._runner.run_model(
-            work, run.cached, envelope, sources=sources, targets=targets, slots=work.slots, answer=answer
-        )
+        assert run.cached.bound is not None
+        places = ModelPlaces(bound=run.cached.bound, sources=sources, targets=targets, slots=work.slots)
+        return self._runner.run_model(work, run.cached, envelope, places=places, answer=answer)
 
     def _error_of(self, envelope: Envelope, work: Work | None, error: Exception) -> Exception:
         """The error for the caller of a message that could not be started, or whose work has failed."""

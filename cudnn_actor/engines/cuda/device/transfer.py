@@ -14,6 +14,7 @@ their copy has passed a fence, so their memory is not freed during the copy.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import math
 from collections import deque
@@ -318,6 +319,24 @@ class Transfer:
             self._copy(dst.pointer, src.pointer, src.spec.nbytes, _ON_DEVICE)
         else:
             self._assign(dst.raw, _ALL, src.raw)
+
+    def direct_copy(self, src: Place | np.ndarray, dst: Place | np.ndarray) -> Callable[[], None] | None:
+        """A function that enqueues this copy; None if it takes more than moving the bytes in their order."""
+        if isinstance(src, np.ndarray):
+            assert isinstance(dst, Place)
+            fits = self._can_read(dst, src) and _in_c_order(dst.spec)
+            source, target, kind = address_of(src), dst.pointer, _TO_DEVICE
+        elif isinstance(dst, np.ndarray):
+            fits = self._can_write(src, dst) and _in_c_order(src.spec)
+            source, target, kind = src.pointer, address_of(dst), _TO_HOST
+        else:
+            fits = memory_order(src.spec) is not None and src.spec.strides == dst.spec.strides
+            source, target, kind = src.pointer, dst.pointer, _ON_DEVICE
+        nbytes = src.nbytes if isinstance(src, np.ndarray) else src.spec.nbytes
+        if not fits or not nbytes:
+            return None
+        copy, stream = libraries().runtime.memcpyAsync, self._stream.ptr
+        return functools.partial(copy, target, source, nbytes, kind, stream)
 
     def fill(self, dst: Place, value: float) -> None:
         """Enqueue setting every element. Raises `InvalidRequest` for a value that the dtype cannot hold."""

@@ -15,11 +15,10 @@ from typing import Any
 
 import msgspec
 
-from cudnn_actor.broker.deployments import ModelRun
 from cudnn_actor.broker.message_cache import CachedMessage
 from cudnn_actor.isolation.process.child.decoders import MESSAGES
 from cudnn_actor.isolation.process.child.outbox import Outbox
-from cudnn_actor.isolation.process.child.task import InternalTask, WorkerTask
+from cudnn_actor.isolation.process.child.task import InternalTask, PlacedRun, WorkerTask
 from cudnn_actor.isolation.process.status import StatusPage
 from cudnn_actor.isolation.process.wire import (
     ForgetRun,
@@ -144,18 +143,20 @@ class Inbox:
         message = self._known.get(request.body)
         if message is None:
             message = self._decoded(request.body)
-        task = WorkerTask(message, request.number, request.place, request.fault, self._page)
-        if type(message) is RunPlaced:
-            task.found = self._run_of(task, message)
+        if type(message) is PlacedRun:
+            run, message = message, message.message
+            task = WorkerTask(message, request.number, request.place, request.fault, self._page, run)
+        else:
+            task = WorkerTask(message, request.number, request.place, request.fault, self._page)
         (self._urgent if getattr(message, "control", False) else self._tasks).append(task)
 
-    def _run_of(self, task: WorkerTask, message: RunPlaced) -> ModelRun | None:
+    def _run_of(self, message: RunPlaced) -> PlacedRun | CudnnActorError:
         cached = self._runs[message.run]
         if isinstance(cached, CudnnActorError):
-            task.message = cached
-            return None
+            return cached
         reads = tuple(ref.slot for _, ref in message.copy_in)
-        return ModelRun(cached, reads, tuple(ref.slot for _, ref in message.copy_out))
+        writes = tuple(ref.slot for _, ref in message.copy_out)
+        return PlacedRun(cached, reads, writes, message=message)
 
     def _keep_run(self, frame: KnowRun) -> None:
         message = self._decoded(frame.body)
@@ -167,6 +168,17 @@ class Inbox:
 
     def _forget_run(self, frame: ForgetRun) -> None:
         del self._runs[frame.number]
+        for body, run in self._placed():
+            if run.message.run == frame.number:
+                self._known.pop(body)
+
+    def forget_places(self) -> None:
+        """Have runs find their places anew, because staging memory is unmapped, which some may have named."""
+        for _, run in self._placed():
+            run.places = None
+
+    def _placed(self) -> list[tuple[bytes, PlacedRun]]:
+        return [(body, known) for body, known in self._known.items() if type(known) is PlacedRun]
 
     def _put_internal(self, frame: Internal) -> None:
         self._tasks.append(InternalTask(self._decoded(frame.body), frame.number))
@@ -195,6 +207,8 @@ class Inbox:
                 message = message.message(graph, self._device)
         except (msgspec.DecodeError, ValueError, IndexError, RecursionError) as error:
             return MalformedMessage(detail=str(error))
-        if type(message) in COMPUTE or type(message) is RunPlaced:
+        if type(message) is RunPlaced:
+            message = self._run_of(message)
+        if type(message) in COMPUTE or type(message) is PlacedRun:
             self._known.put(body, message, _MESSAGE_BYTES + _BYTES_PER_BYTE * len(body))
         return message

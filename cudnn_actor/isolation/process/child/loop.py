@@ -12,16 +12,17 @@ import numpy as np
 
 from cudnn_actor.actors import Crash
 from cudnn_actor.broker.execution_state import ExecutionState
+from cudnn_actor.broker.message_cache import Bound
 from cudnn_actor.broker.request_checks import bound
 from cudnn_actor.engines.base import ContextDead, Engine
 from cudnn_actor.execution.executor import LATER
 from cudnn_actor.execution.injection import fail_start
 from cudnn_actor.execution.planning import BuildCrash
-from cudnn_actor.execution.runner import Runner
+from cudnn_actor.execution.runner import ModelPlaces, Runner
 from cudnn_actor.isolation.process.child.inbox import Inbox
 from cudnn_actor.isolation.process.child.outbox import Outbox
 from cudnn_actor.isolation.process.child.stages import Stages
-from cudnn_actor.isolation.process.child.task import InternalTask, WorkerTask
+from cudnn_actor.isolation.process.child.task import InternalTask, PlacedRun, WorkerTask
 from cudnn_actor.isolation.process.wire import (
     Counted,
     Done,
@@ -222,9 +223,14 @@ class WorkerLoop:
         return self._runner.compute(task, cached, task)
 
     def _run_model(self, task: WorkerTask) -> Any:
-        message: RunPlaced = task.message
-        run = self._state.model_run(task)
-        known = bound(run.cached, self._state.memory)
+        run = task.found
+        assert type(run) is PlacedRun
+        known, places = bound(run.cached, self._state.memory), run.places
+        if places is None or places.bound is not known:
+            places = run.places = self._places_of(run.message, known)
+        return self._runner.run_model(task, run.cached, task, places=places)
+
+    def _places_of(self, message: RunPlaced, known: Bound) -> ModelPlaces:
         sources: list[tuple[int, Slot | np.ndarray]] = [
             (place, self._stages.array(staged, known.slots[place].spec)) for place, staged in message.write
         ]
@@ -235,13 +241,7 @@ class WorkerLoop:
         targets += [(place, self._resolved(ref, "into")) for place, ref in message.copy_out]
         # The parent holds the graph's own buffers as long as it sends requests that name the graph.
         slots = [slot for _, slot in (*sources, *targets) if isinstance(slot, Slot)]
-
-        def answer(tag: str, _arrays: list[np.ndarray]) -> Any:
-            return self.receipt_for(task, tag, time.perf_counter_ns())
-
-        return self._runner.run_model(
-            task, run.cached, task, sources=sources, targets=targets, slots=slots, answer=answer
-        )
+        return ModelPlaces(bound=known, sources=sources, targets=targets, slots=slots, repeats=True)
 
     def _write(self, task: Task) -> Any:
         message: WriteStaged = task.message

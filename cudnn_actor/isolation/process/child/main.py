@@ -114,7 +114,7 @@ class _Process:
             UnmapArena: lambda frame: self._engine.unmap_arena(frame.number),
             CreateArena: self._create_arena,
             MapStage: self._map_stage,
-            UnmapStage: lambda frame: self._stages.unmap(frame.segment),
+            UnmapStage: self._unmap_stage,
             ForgetGraph: self._forget_graph,
             ForgetPlans: lambda frame: loop.forget_plans(frame.digests),
             Promote: lambda frame: setattr(state, "generation", frame.generation),
@@ -145,6 +145,10 @@ class _Process:
     def _stop(self, _frame: Stop) -> None:
         self._stopping = True
         self._loop.stop()
+
+    def _unmap_stage(self, frame: UnmapStage) -> None:
+        self._inbox.forget_places()  # first: arrays on the segment keep it mapped
+        self._stages.unmap(frame.segment)
 
     def _forget_graph(self, frame: ForgetGraph) -> None:
         self._inbox.forget_graph(frame.identity)

@@ -9,10 +9,28 @@ import msgspec
 
 from cudnn_actor.broker.deployments import ModelRun
 from cudnn_actor.broker.message_cache import CachedMessage
+from cudnn_actor.execution.runner import ModelPlaces
 from cudnn_actor.isolation.process.status import StatusPage
+from cudnn_actor.isolation.process.wire import RunPlaced
 from cudnn_actor.supervision import FaultRule
 
-__all__ = ["InternalTask", "WorkerTask"]
+__all__ = ["InternalTask", "PlacedRun", "WorkerTask"]
+
+
+class PlacedRun(ModelRun, eq=False, kw_only=True):
+    """What a worker knows of a `RunPlaced`. The parent names the same places again and again, in the same
+    bytes.
+
+    Parameters
+    ----------
+    message
+        The message.
+    places
+        Its places, found when it has run last; None if it has not, or memory that it names was unmapped.
+    """
+
+    message: RunPlaced
+    places: ModelPlaces | None = None
 
 
 class WorkerTask(msgspec.Struct, eq=False):
