@@ -585,7 +585,10 @@ async def test_lent_memory_is_used_again_once_it_is_dropped() -> None:
         assert len(seen) < 20
 
 
-async def test_lent_memory_is_given_back_by_the_next_turns_once_it_is_dropped() -> None:
+async def test_lent_memory_is_given_back_by_the_next_turns_once_it_is_dropped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("cudnn_actor.isolation.staging._IDLE_BYTES", 0)
     feature = Feature(name="image", dtype=DType.FLOAT32, dims=("N", 3))
     async with deployed() as (gpu, model):
         check(await run(gpu, model, images(4)), images(4))  # later runs use its staging memory
@@ -599,7 +602,8 @@ async def test_lent_memory_is_given_back_by_the_next_turns_once_it_is_dropped() 
                 check(await run(gpu, model, images(4)), images(4))
 
 
-async def test_a_worker_unmaps_lent_memory_that_runs_have_read() -> None:
+async def test_a_worker_unmaps_lent_memory_that_runs_have_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cudnn_actor.isolation.staging._IDLE_BYTES", 0)
     count = 3 << 20
     feature = Feature(name="image", dtype=DType.FLOAT32, dims=("N", 3))
     async with deployed(count, 4) as (gpu, model):
