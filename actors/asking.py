@@ -114,7 +114,8 @@ def _envelope(
     discard: Callable[[Any], None] | None,
     found: Any,
 ) -> Envelope:
-    require_timeout(timeout)
+    if timeout is not None:
+        require_timeout(timeout)
     return Envelope(
         message,
         future=bridge.loop.create_future(),

@@ -230,7 +230,7 @@ class CudaEngine:
 
     def execute(self, plan: Plan, buffers: Sequence[Place], scalars: Sequence[float]) -> None:
         """Enqueue a run. Raises `EngineFailure`, `StickyError`."""
-        self._enqueue(plan, (*(place.pointer for place in buffers), *scalars), buffers, scalars)
+        self._enqueue(plan, (*[place.pointer for place in buffers], *scalars), buffers, scalars)
 
     @reported
     def expect(self, plan: Plan, buffers: Sequence[Place], scalars: Sequence[float]) -> Callable[[], None]:

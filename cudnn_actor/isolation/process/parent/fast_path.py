@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, MutableSequence, Sequence
 from typing import Any
 
 from cudnn_actor.actors import Envelope, Mailbox
@@ -24,6 +24,7 @@ from cudnn_actor.isolation.process.parent.model_runs import Loan
 from cudnn_actor.isolation.process.parent.sender import BULKY_BYTES, Sender
 from cudnn_actor.isolation.process.parent.worker_host import WorkerHost
 from cudnn_actor.isolation.process.wire import Answer, Answers, Done, Given, Request, encode_message
+from cudnn_actor.isolation.staging import Block
 from cudnn_actor.memory import Slot
 from cudnn_actor.processes.channel import Channel
 from cudnn_actor.protocol.errors import CudnnActorError, MalformedMessage
@@ -39,6 +40,9 @@ _NOBODY = Slot(-1, 0)
 _NOBODY.live = True
 _NO_LOAN = Loan([])
 """Stands in a step for the loan of a request that lends nothing."""
+_Memory = tuple[list[Any], MutableSequence[Block], tuple[RunStaging, ...], tuple[RunStaging, ...]]
+_NO_MEMORY: _Memory = ([], [], (), ())
+"""Of a request without staging memory. The lists stay empty."""
 _UPLOADS = frozenset({Upload, Allocate})
 _FEW = 6
 _FILL = tuple((_NOBODY,) * (_FEW - n) for n in range(_FEW + 1))
@@ -67,7 +71,7 @@ def hand_over(mailbox: Mailbox, host: WorkerHost) -> bool:
         request = _prepared(host, sender, envelope)
         if request is None:
             return True
-        spare = _spare_of(host, request)
+        spare = [None] if request.staged is None and not request.blocks else _spare_of(host, request)
         slots = request.slots
         many = _counting(slots, 1) if len(slots) > _FEW else None
         a, b, c, d, e, f = (*slots, *_FILL[len(slots)]) if many is None else _FILL[0]
@@ -203,8 +207,8 @@ def complete(channel: Channel, host: WorkerHost, outbox: deque[Reply]) -> bool:
             if type(answer) is Done:
                 finished = request
             place, blocks = [request.place], request.blocks
-            staged, lent = _given_up(request, loan)
-            spare, home = _spare_of(host, request), host.staging.home_of(blocks)
+            memory = _NO_MEMORY if request.staged is None and not blocks else _memory_of(host, request, loan)
+            spare, home, staged, lent = memory
             envelope, reply = request.envelope, ((request.envelope, value, None),)
             with claims_lock:
                 # One step.
@@ -237,10 +241,12 @@ def complete(channel: Channel, host: WorkerHost, outbox: deque[Reply]) -> bool:
     return False
 
 
-def _given_up(request: WorkerRequest, loan: Loan) -> tuple[tuple[RunStaging, ...], tuple[RunStaging, ...]]:
-    """The staging memory of a request, if it has any: for the next run, or for the loan."""
+def _memory_of(host: WorkerHost, request: WorkerRequest, loan: Loan) -> _Memory:
+    """Where a request's staging memory goes in its last step, and what of it for the next run, or for the
+    loan."""
     staged = () if request.staged is None else (request.staged,)
-    return (staged, ()) if loan is _NO_LOAN else ((), staged)
+    spare, home = _spare_of(host, request), host.staging.home_of(request.blocks)
+    return (spare, home, staged, ()) if loan is _NO_LOAN else (spare, home, (), staged)
 
 
 def _value(host: WorkerHost, request: WorkerRequest, answer: Answer) -> tuple[Any, Loan]:
