@@ -3,8 +3,8 @@
     python -m benchmarks.uploads --out benchmarks/results
 
 Needs PyTorch on a GPU; with `--device cpu` only the service's own ways are timed. Rows have GB/s, the median
-of the rounds. "Pageable" is memory as NumPy has it. "Pipelined" has four copies in flight: ours from
-`gpu.staging`, PyTorch's from pinned memory, which is what the link gives.
+of the rounds. "Pageable" is memory as NumPy has it. "Pipelined" are many copies. Of ours, from `gpu.staging`,
+four are in flight at any time; PyTorch's, from pinned memory, are all enqueued at once: what the link gives.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import asyncio
 import functools
 import statistics
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,6 +31,9 @@ __all__ = ["RATIOS", "main"]
 
 _SIZES_MIB = (1, 16, 256)
 _IN_FLIGHT = 4
+_PIPELINED_MIB = 1024
+"""About what all copies of a pipelined round move."""
+_MOST_PIPELINED = 64
 _SECONDS = 1.5
 """For how long rounds of one size are repeated."""
 _LEAST_ROUNDS = 3
@@ -44,6 +47,11 @@ RATIOS = {
     "down": ("download", "pageable down"),
 }
 """The ratios of a row, by what is compared: our way, and PyTorch's."""
+
+
+def _each(nbytes: int) -> int:
+    """How many copies each of those in flight makes in a pipelined round."""
+    return max(1, min(_MOST_PIPELINED, (_PIPELINED_MIB << 20) // nbytes) // _IN_FLIGHT)
 
 
 class _Ours:
@@ -64,12 +72,17 @@ class _Ours:
         again = Upload(dst=buffers[0], data=values)
         staged = [Upload(dst=ref, data=array) for ref, array in zip(buffers, lent, strict=True)]
         new = []
+        each = _each(values.nbytes)
 
         async def upload() -> None:
             new.append(await gpu.upload(values))
 
+        async def again_and_again(message: Upload) -> None:
+            for _ in range(each):
+                await gpu.ask(message)
+
         async def pipelined() -> None:
-            await asyncio.gather(*(gpu.submit(message) for message in staged))
+            await asyncio.gather(*map(again_and_again, staged))
 
         async def free() -> None:
             while new:
@@ -80,7 +93,7 @@ class _Ours:
             "upload": (upload, 1),
             "upload again": (lambda: gpu.ask(again), 1),
             "staging": (lambda: gpu.ask(staged[0]), 1),
-            "staging, pipelined": (pipelined, _IN_FLIGHT),
+            "staging, pipelined": (pipelined, _IN_FLIGHT * each),
             "download": (lambda: gpu.download(buffers[0]), 1),
         }
 
@@ -91,6 +104,7 @@ class _Theirs:
     def __init__(self, values: np.ndarray) -> None:
         self._torch = library = torch()
         self._host = library.from_numpy(values)
+        self._each = _each(values.nbytes)
         self._pinned = [self._host.pin_memory() for _ in range(_IN_FLIGHT)]
         self._there = [self._host.cuda() for _ in range(_IN_FLIGHT)]
 
@@ -100,13 +114,14 @@ class _Theirs:
             "pageable up": (self._waited(self._host.cuda), 1),
             "pageable up again": (self._waited(lambda: self._there[0].copy_(self._host)), 1),
             "pinned": (self._waited(lambda: self._there[0].copy_(self._pinned[0], non_blocking=True)), 1),
-            "pinned, pipelined": (self._waited(self._pipelined), _IN_FLIGHT),
+            "pinned, pipelined": (self._waited(self._pipelined), _IN_FLIGHT * self._each),
             "pageable down": (self._waited(lambda: self._there[0].cpu().numpy()), 1),
         }
 
     def _pipelined(self) -> None:
-        for there, pinned in zip(self._there, self._pinned, strict=True):
-            there.copy_(pinned, non_blocking=True)
+        for _ in range(self._each):
+            for there, pinned in zip(self._there, self._pinned, strict=True):
+                there.copy_(pinned, non_blocking=True)
 
     def _waited(self, call: Callable[[], object]) -> Way:
         async def way() -> None:
@@ -155,11 +170,10 @@ def _one(device: str, isolation: Isolation, mebibytes: int, seconds: float) -> I
     yield asyncio.run(_found(device, isolation, mebibytes, seconds))
 
 
-def rows(device: str, seconds: float) -> Iterator[Row]:
-    """Yields a row for each size and isolation."""
-    isolations: tuple[Isolation, ...] = ("process", "thread")
+def rows(device: str, isolations: Iterable[Isolation], sizes: Iterable[int], seconds: float) -> Iterator[Row]:
+    """Yields a row for each size, in mebibytes, and isolation."""
     for isolation in isolations:
-        for mebibytes in _SIZES_MIB:
+        for mebibytes in sizes:
             part = functools.partial(_one, device, isolation, mebibytes, seconds)
             yield from attempted(f"{isolation}, {mebibytes} MiB", part)
 
@@ -182,11 +196,16 @@ def sheet(found: list[Row]) -> Table:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.uploads", description=__doc__)
     parser.add_argument("--device", default="cuda:0")
+    parser.add_argument(
+        "--isolations", nargs="+", default=["process", "thread"], choices=["process", "thread"]
+    )
+    parser.add_argument("--mebibytes", nargs="+", type=int, default=_SIZES_MIB)
     parser.add_argument("--seconds", type=float, default=_SECONDS, help="for how long, each size")
     parser.add_argument("--out", type=Path, help="directory for the JSON")
     given = parser.parse_args()
     versions = {} if given.device == "cpu" else gpu_versions()
-    keep(rows(given.device, given.seconds), sheet, given.out, "uploads", versions=versions)
+    found = rows(given.device, given.isolations, given.mebibytes, given.seconds)
+    keep(found, sheet, given.out, "uploads", versions=versions)
 
 
 if __name__ == "__main__":
