@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import weakref
 from collections.abc import Iterator
 
@@ -71,3 +72,15 @@ async def test_many_uploads_at_once_write_each_its_own_values(lent: bool) -> Non
             for ref, array in zip(refs, arrays, strict=True):
                 np.testing.assert_array_equal(await gpu.download(ref), array)
                 np.negative(array, out=array)
+
+
+@pytest.mark.parametrize("cores", [2, 4, 64])
+@pytest.mark.parametrize("nbytes", [(4 << 20) - 1, 4 << 20, (9 << 20) + 5])
+async def test_a_large_array_is_uploaded_whole_on_any_number_of_cores(
+    monkeypatch: pytest.MonkeyPatch, cores: int, nbytes: int
+) -> None:
+    async with workers(host_arenas=False) as (gpu, _):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
+        values = np.random.default_rng(0).integers(0, 256, nbytes, np.uint8)
+        ref = await gpu.upload(values)
+        np.testing.assert_array_equal(await gpu.download(ref), values)

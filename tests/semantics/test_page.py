@@ -217,7 +217,7 @@ NUMBERS = [
     f"A result of over {staging.COPY_BYTES >> 10} KiB",
     f"Arrays of over {values.HEAVY_BYTES >> 10} KiB are copied on a thread",
     f"to a buffer on the device, only if they are larger than {staging.PIECE_BYTES >> 20} MiB",
-    f"copy an array of {2 * transfer._PART_BYTES >> 20} MiB and more",
+    f"array of {2 * transfer._PART_BYTES >> 20} MiB and more",
     f"A frame is {frames.LONGEST >> 20} MiB at most",
     f"{channel._MOST_DESCRIPTORS} descriptors may wait for their frames",
     f"a heartbeat every {process_isolation._LONGEST_BEAT_S} s, or eight in `hang_after_s`",

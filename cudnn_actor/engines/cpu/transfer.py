@@ -16,7 +16,7 @@ from cudnn_actor.protocol.types.dtypes import DType
 __all__ = ["check_target", "check_values", "element", "fill", "read", "store", "write"]
 
 _MOST_THREADS = 4
-"""That copy one array: more of them do not make memory faster."""
+"""That copy one array, and at most half as many as there are cores: more do not make memory faster."""
 _PART_BYTES = 2 << 20
 """The least that is worth a thread: starting one takes as long as copying a quarter of it."""
 
@@ -46,8 +46,10 @@ def store(dst: np.ndarray, array: np.ndarray) -> None:
     nearest if `dst` has a floating-point dtype. Several threads copy a large array.
     """
     if array.dtype == dst.dtype and array.nbytes >= 2 * _PART_BYTES and _are_flat(dst, array):
-        _copy_together(dst.reshape(-1).view(np.uint8), array.reshape(-1).view(np.uint8))
-        return
+        threads = min(_MOST_THREADS, len(os.sched_getaffinity(0)) // 2, array.nbytes // _PART_BYTES)
+        if threads > 1:
+            _copy_together(dst.reshape(-1).view(np.uint8), array.reshape(-1).view(np.uint8), threads)
+            return
     with np.errstate(all="ignore"):
         if array.dtype == np.float64:
             rounding_to(dst.dtype)(dst, array)
@@ -59,14 +61,13 @@ def _are_flat(*arrays: np.ndarray) -> bool:
     return all(array.flags.c_contiguous for array in arrays)
 
 
-def _copy_together(dst: np.ndarray, src: np.ndarray) -> None:
+def _copy_together(dst: np.ndarray, src: np.ndarray, threads: int) -> None:
     """Copy bytes, a part on this thread and the others on helpers, which have ended when this returns.
 
     One thread copies 5 to 10 GB/s, and half as much into memory that is used for the first time. NumPy
     releases the interpreter's lock meanwhile. Helpers are started for each copy: they outlive nothing, and a
     fork finds none.
     """
-    threads = min(_MOST_THREADS, len(os.sched_getaffinity(0)), src.nbytes // _PART_BYTES)
     step = -(-src.nbytes // threads)
     parts = [slice(begin, begin + step) for begin in range(0, src.nbytes, step)]
     helpers = []
