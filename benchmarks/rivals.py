@@ -24,7 +24,8 @@ from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.engines.cuda.planning.compiler import WORKSPACE_BYTES
 from cudnn_actor.engines.cuda.planning.cuda_builder import CudaBuilder
 from cudnn_actor.engines.cuda.planning.partition import cut
-from cudnn_actor.engines.cuda.planning.tuning import all_candidates, time_plan
+from cudnn_actor.engines.cuda.planning.rivals import all_candidates
+from cudnn_actor.engines.cuda.planning.tuning import time_plan
 from cudnn_actor.protocol import GraphBuilder, Layout, OperationGraph, Tensor
 
 __all__ = ["PROBLEMS", "main"]

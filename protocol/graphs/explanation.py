@@ -12,7 +12,7 @@ from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.graphs.timeline import timeline
 from cudnn_actor.protocol.graphs.timing import DeviceSpeed, PieceTime, PlanTimes, piece_times
 
-__all__ = ["Explanation", "Measured", "PieceOfPlan", "ScratchTensor", "piece_of"]
+__all__ = ["Explanation", "Measured", "PieceOfPlan", "ScratchTensor", "Tuned", "piece_of"]
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -24,11 +24,30 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         Device time of the library's first choice and of the fastest candidate, in microseconds.
     timed
         How many candidates were timed.
+    instead_of
+        What the first choice would have launched, if another candidate was taken.
     """
 
     heuristic_us: float
     tuned_us: float
     timed: int
+    instead_of: str = ""
+
+
+class Tuned(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What tuning a plan has gained, and how long it took. The pieces say what it changed.
+
+    Parameters
+    ----------
+    heuristic_us, tuned_us
+        Device time of a run with the first choices and with what was chosen, in microseconds.
+    took_s
+        Seconds that the tuning took, by whichever process did it.
+    """
+
+    heuristic_us: float
+    tuned_us: float
+    took_s: float
 
 
 class PieceOfPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -52,7 +71,7 @@ class PieceOfPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     checked
         Whether the plan has passed a self-check, by this process or by the one that stored it.
     measured
-        The measurements, if the plan was chosen by tuning.
+        The measurements, if the piece was tuned: in a run of the whole.
     time
         Its time in a run of the whole, if that was measured.
     """
@@ -110,6 +129,8 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         Bytes of workspace in all, the scratch memory included.
     run_us, device
         Microseconds of a run, and what the device can do, if the time was measured.
+    tuned
+        What tuning has gained; None if the plan was not tuned.
     """
 
     plan: str
@@ -121,6 +142,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     workspace: int = 0
     run_us: float | None = None
     device: DeviceSpeed | None = None
+    tuned: Tuned | None = None
 
     def with_times(self, graph: OperationGraph, times: PlanTimes) -> Explanation:
         """The same, with what was measured; `graph` is the one that it explains."""
@@ -159,6 +181,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             f"{_count(operations, 'operation')} in {_count(len(self.pieces), 'piece')}, "
             f"{_count(self.steps, 'step')} launched, {_count(len(self.views), 'view')}; "
             f"workspace {self.workspace:,} bytes; {'checked' if self.checked else 'NOT CHECKED'}",
+            *([] if self.tuned is None else [self._gain(self.tuned)]),
             "",
         ]
         head, measured = _timed(self.pieces)
@@ -186,6 +209,13 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
                 for tensor in self.scratch
             ]
         return "\n".join(lines)
+
+    def _gain(self, tuned: Tuned) -> str:
+        changed = sum(piece.measured is not None and bool(piece.measured.instead_of) for piece in self.pieces)
+        return (
+            f"tuned in {tuned.took_s:,.1f} s: {tuned.tuned_us:,.1f} us a run, "
+            f"{tuned.heuristic_us:,.1f} us by the first choices; {_count(changed, 'piece')} changed"
+        )
 
 
 def piece_of(graph: OperationGraph, plan: str, operations: Sequence[int], *steps: str) -> PieceOfPlan:
@@ -230,6 +260,7 @@ def _facts(piece: PieceOfPlan) -> list[str]:
         found = piece.measured
         facts.append(
             f"tuned: {found.tuned_us:.1f} us, the first choice {found.heuristic_us:.1f} us, of {found.timed}"
+            + (f"; it was {found.instead_of}" if found.instead_of else "")
         )
     return facts + ([] if piece.checked else ["not checked: the device had no room for the self-check"])
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -12,7 +12,7 @@ from cudnn_actor.engines.cuda.planning.partition import Cut, Piece
 from cudnn_actor.engines.cuda.planning.scratch_places import places, spans
 from cudnn_actor.engines.cuda.planning.steps import finish, moved, placed
 from cudnn_actor.engines.cuda.running.plan import CudaPlan
-from cudnn_actor.engines.cuda.running.recipe import Between, Buffer, Part, Scratch, Source, Step, Tuning
+from cudnn_actor.engines.cuda.running.recipe import Between, Buffer, Part, Scratch, Source, Step
 from cudnn_actor.protocol.errors import OperationError
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 
@@ -37,7 +37,6 @@ def compose(graph: OperationGraph, parts: Cut, build: Callable[[OperationGraph],
     recipe = msgspec.structs.replace(
         whole.recipe,
         checked=all(plan.checked for plan in plans.values()),
-        tuning=_tuning(plans.values()),
         parts=tuple(itertools.chain.from_iterable(_parts(*each) for each in in_order)),
         between=_between(graph, parts, offsets),
     )
@@ -107,18 +106,5 @@ def _parts(piece: Piece, plan: CudaPlan) -> Iterator[Part]:
             part,
             operations=_of_whole(piece, part.operations),
             checked=plan.recipe.checked,
-            tuning=plan.recipe.tuning,
+            tuning=plan.recipe.tuning or part.tuning,
         )
-
-
-def _tuning(plans: Iterable[CudaPlan]) -> Tuning | None:
-    """The sum of the measurements, of each different piece once; None if none was tuned."""
-    tuned = [plan.recipe.tuning for plan in plans if plan.recipe.tuning is not None]
-    if not tuned:
-        return None
-    return Tuning(
-        heuristic_us=sum(one.heuristic_us for one in tuned),
-        tuned_us=sum(one.tuned_us for one in tuned),
-        timed=sum(one.timed for one in tuned),
-        discarded=tuple(text for one in tuned for text in one.discarded),
-    )

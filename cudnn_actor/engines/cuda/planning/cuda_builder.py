@@ -24,7 +24,7 @@ from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 
 __all__ = ["CudaBuilder"]
 
-_FORMAT = 14
+_FORMAT = 15
 """Version of the format of exported plans. Increase it when a recipe, what runs it or an erratum changes."""
 
 
@@ -99,7 +99,7 @@ class CudaBuilder:
     def tune(
         self, graph: OperationGraph, *, workspace_limit: int | None, progress: ProgressCallback
     ) -> CudaPlan:
-        """Measure all plans on the device and return the fastest. Blocks for seconds. Raises as `build`."""
+        """See `tuning.tune`. Blocks for seconds to minutes. Raises as `build`."""
         return tune(graph, self.context, workspace_limit, progress)
 
     @reported

@@ -1,51 +1,58 @@
-"""Autotuning: times every plan that cuDNN offers for a graph on the device, and keeps the fastest.
+"""Tuning: measures candidates for each piece of a graph on the device, and keeps the fastest.
 
-Only plans that have passed their self-check are timed; the others are reported.
-The few fastest are timed again in turns, so that a change of the GPU's clock
-meanwhile favours none of them.
+A piece's candidates must pass their self-check. Those that alone are about as fast as the
+first choice are then timed where they will run: in the captured CUDA graph of the whole,
+in turns with the plan so far, so that neither the clock nor warm caches favour one of
+them. `tuning_rules` decides what is faster. Pieces that are equal are tuned once, those
+that take most of a run first.
+
+The number of candidates is bounded for each piece, and no further piece is begun after a
+few minutes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
-from typing import Any, NamedTuple
+import itertools
+import statistics
+import time
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
 from cudnn_actor.actors.logs import Log
-from cudnn_actor.engines.base import EngineFailure, ProgressCallback
+from cudnn_actor.engines.base import EngineFailure, ProgressCallback, StickyError
 from cudnn_actor.engines.cuda.checking.self_check import BuildContext, SelfCheck
 from cudnn_actor.engines.cuda.cudnn.frontend_graph import Refused
+from cudnn_actor.engines.cuda.library.failures import translate
 from cudnn_actor.engines.cuda.library.libraries import libraries
-from cudnn_actor.engines.cuda.planning.candidates import candidates, check_whole, names_of
-from cudnn_actor.engines.cuda.planning.compiler import (
-    WORKSPACE_BYTES,
-    compile_plan,
-    compile_rearranged,
-    compile_whole,
-    in_pieces,
+from cudnn_actor.engines.cuda.planning.compiler import WORKSPACE_BYTES, compile_plan, in_pieces
+from cudnn_actor.engines.cuda.planning.partition import Cut, cut
+from cudnn_actor.engines.cuda.planning.rivals import all_candidates
+from cudnn_actor.engines.cuda.planning.tuning_rules import (
+    finalists,
+    gain_of,
+    is_gain,
+    shortlist,
+    worth_tuning,
 )
-from cudnn_actor.engines.cuda.planning.depthwise import compile_depthwise, ways_of_depthwise
-from cudnn_actor.engines.cuda.planning.partition import cut
-from cudnn_actor.engines.cuda.planning.product_halves import compile_halves, halves_of
-from cudnn_actor.engines.cuda.planning.products import compile_product, product_of
-from cudnn_actor.engines.cuda.planning.rearranging import rearrangements
-from cudnn_actor.engines.cuda.planning.splitting import compile_split, ways
-from cudnn_actor.engines.cuda.planning.widening import compile_widened, is_widened
+from cudnn_actor.engines.cuda.running.contests import Contest, Entered
 from cudnn_actor.engines.cuda.running.plan import CudaPlan
 from cudnn_actor.engines.cuda.running.program import Program
 from cudnn_actor.engines.cuda.running.recipe import Tuning
+from cudnn_actor.protocol.errors import OutOfMemory
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
-from cudnn_actor.protocol.operations import Convolution
 
-__all__ = ["Candidate", "all_candidates", "time_plan", "tune"]
+__all__ = ["time_plan", "tune"]
 
 log = Log("cudnn_actor")
 
-_WARM_UPS, _ROUGH_RUNS, _FINE_RUNS, _FINALISTS, _ROUNDS = 5, 5, 20, 4, 3
-_WIDENED, _REARRANGED, _PRODUCTS = 8, 4, 8
-"""How many plans are timed with channels of zeros, on rearranged copies, and of products by cuBLASLt."""
+_WARM_UPS, _ROUGH_RUNS = 5, 5
+_CANDIDATES, _FINALISTS = 16, 4
+"""How many candidates of a piece are built, and how many of them are tried in the whole."""
+_LONGEST_S = 240.0
+"""After so long, no further piece is begun."""
+_FAILURES = (EngineFailure, MemoryError, OutOfMemory)
+"""What keeps a candidate from being timed, unless the context is dead."""
 
 
 def tune(
@@ -54,116 +61,227 @@ def tune(
     workspace_limit: int | None,
     progress: ProgressCallback,
 ) -> CudaPlan:
-    """Returns the fastest plan for a graph; its `tuning` has the measurements. Blocks for seconds.
+    """Returns the fastest plan for a graph; its `tuning` has the measurements. Blocks for seconds to minutes.
 
-    Raises as `compile_plan`, and `MemoryError` if a second set of the graph's tensors does not fit.
+    Raises as `compile_plan`, and `OutOfMemory` or `MemoryError` if a second set of the graph's tensors does
+    not fit.
     """
     limit = WORKSPACE_BYTES if workspace_limit is None else workspace_limit
-    parts = cut(graph)
-    if parts is not None:
-        return in_pieces(graph, parts, limit, lambda piece: tune(piece, context, limit, progress))
-    building = context._replace(trying=lambda what: progress(0, 0, what))
-    heuristic = compile_plan(graph, building, workspace_limit)
-    check = SelfCheck(graph, context)
-    try:
-        return _fastest(check, heuristic, all_candidates(graph, context.handle, limit), progress)
-    finally:
-        check.close()
+    return _Tuner(graph, context, limit, progress).tuned()
 
 
-class Candidate(NamedTuple):
-    """A plan, in words, and what builds it."""
+class _Tuner:
+    """The tuning of one graph."""
 
-    what: str
-    build: Callable[[], CudaPlan]
+    def __init__(
+        self, graph: OperationGraph, context: BuildContext, limit: int, progress: ProgressCallback
+    ) -> None:
+        self._graph, self._context, self._limit, self._progress = graph, context, limit, progress
+        self._began = time.monotonic()
+        self._cuts: dict[str, Cut | None] = {}
+        """By the digest of a graph, or of a piece: its pieces; None if it is a single one."""
+        self._singles: dict[str, OperationGraph] = {}
+        """The different pieces that are cut no further, by digest: the keys of their plans."""
+        self._chosen: dict[str, CudaPlan] = {}
+        """The plan so far of each of these."""
+        self._timed = 0
+        self._discarded: list[str] = []
 
-
-def all_candidates(graph: OperationGraph, handle: Any, limit: int) -> Sequence[Candidate]:
-    """All candidates: cuDNN's, those on rearranged copies or with channels of zeros, our kernels of depthwise
-    convolutions, and the ways to run the graph in steps unless it is a convolution alone.
-    """
-    try:
-        check_whole(graph)
-        lowered = candidates(graph, handle, limit)
-        names = names_of(lowered)
-    except Refused:
-        names = []
-
-    given = graph, handle, limit
-    rivals = [Candidate(name, partial(compile_whole, *given, index)) for index, name in enumerate(names)]
-    if (product := product_of(graph)) is not None:
-        rivals += [
-            Candidate(f"by cuBLASLt, {n + 1}", partial(compile_product, graph, product, handle, limit, n))
-            for n in range(_PRODUCTS)
-        ]
-    elif (halves := halves_of(graph)) is not None:
-        rivals += [
-            Candidate(f"by cuBLASLt and a kernel, {n + 1}", partial(compile_halves, *of))
-            for n in range(_PRODUCTS)
-            for of in [(graph, halves, handle, limit, n)]
-        ]
-    rivals += [
-        Candidate(f"{of.what}, {n + 1}", partial(compile_rearranged, graph, of, handle, limit, n))
-        for of in rearrangements(graph, every=True)
-        for n in range(_REARRANGED)
-    ]
-    wider = range(_WIDENED if is_widened(graph) else 0)
-    rivals += [
-        Candidate(f"with channels of zeros, {n + 1}", partial(compile_widened, *given, n)) for n in wider
-    ]
-    rivals += [
-        Candidate(f"depthwise, {n + 1}", partial(compile_depthwise, graph, limit, n))
-        for n in range(1, ways_of_depthwise(graph))
-    ]
-    convolves = any(isinstance(operation, Convolution) for operation in graph.operations)
-    choices = (len(graph.operations) > 1) if convolves else ways(graph)
-    return rivals + [
-        Candidate(f"in steps, way {choice + 1}", partial(compile_split, *given, choice=choice))
-        for choice in range(choices)
-    ]
-
-
-def _fastest(
-    check: SelfCheck,
-    heuristic: CudaPlan,
-    rivals: Sequence[Candidate],
-    progress: ProgressCallback,
-) -> CudaPlan:
-    """The fastest of the heuristic's plan and the rivals that pass their self-check."""
-    times = [(time_plan(check, heuristic, _ROUGH_RUNS), 0, heuristic)]
-    discarded: list[str] = []
-    for number, (candidate, plan) in enumerate(_built(rivals, progress), start=1):
-        fault = check.fault(plan)
-        if fault is None:
-            times.append((time_plan(check, plan, _ROUGH_RUNS), number, plan))
-        else:
-            log.info("plan.discarded", plan=plan.tag, reason=fault)
-            discarded.append(f"{candidate.what}: {fault}")
-    heuristic_us, best_us, best = _final(check, heuristic, [plan for _, _, plan in sorted(times)])
-    found = Tuning(heuristic_us, best_us, len(times), tuple(discarded))
-    return CudaPlan(msgspec.structs.replace(best.recipe, tuning=found), best.graphs)
-
-
-def _built(rivals: Sequence[Candidate], progress: ProgressCallback) -> Iterator[tuple[Candidate, CudaPlan]]:
-    """Yields the candidates that can be built, each with its plan."""
-    for number, candidate in enumerate(rivals):
-        progress(number, len(rivals), candidate.what)
+    def tuned(self) -> CudaPlan:
+        """See `tune`."""
+        building = self._context._replace(trying=lambda what: self._progress(0, 0, what))
+        for single in self._in_order(self._graph):
+            digest = single.digest()
+            if digest not in self._chosen:
+                self._singles[digest] = single
+                self._chosen[digest] = compile_plan(single, building, self._limit)
+        first = self._chosen.copy()
+        contest = Contest(self._graph, self._context.handle, self._context.stream)
         try:
-            yield candidate, candidate.build()
-        except (Refused, EngineFailure, MemoryError) as error:
-            log.debug("plan.not_built", what=candidate.what, reason=str(error))
-    progress(len(rivals), len(rivals), "done")
+            return self._contested(contest, first)
+        finally:
+            contest.close()
+
+    def _contested(self, contest: Contest, first: Mapping[str, CudaPlan]) -> CudaPlan:
+        """The plan that is the fastest in the whole. `first`: the first choices, by digest."""
+        times = self._times(contest.pieces_us(self._whole(first)))
+        wanted = worth_tuning(times)
+        for number, digest in enumerate(wanted):
+            if time.monotonic() - self._began > _LONGEST_S:
+                log.info("plan.tuning_ended", graph=self._graph.digest()[:8], left=len(wanted) - number)
+                break
+            each_us = [us for key, us in times if key == digest]
+            self._tune_piece(contest, digest, each_us, (number, len(wanted)))
+        self._progress(len(wanted) * _CANDIDATES, len(wanted) * _CANDIDATES, "the whole")
+        runs = contest.turns([contest.enter(self._whole(plans)) for plans in (first, self._chosen)])
+        before_us, after_us = map(statistics.median, zip(*runs, strict=True))
+        gain = gain_of([(before, after) for before, after in runs])
+        if not (self._has_changed and is_gain(gain, 0.0)):
+            after_us = before_us
+            self._chosen = {digest: _with_first(plan, first[digest]) for digest, plan in self._chosen.items()}
+        found = Tuning(
+            heuristic_us=before_us,
+            tuned_us=after_us,
+            timed=self._timed,
+            discarded=tuple(self._discarded),
+            took_s=time.monotonic() - self._began,
+            instead_of=self._instead_of,
+        )
+        return _tuned(self._whole(self._chosen), found)
+
+    @property
+    def _instead_of(self) -> str:
+        """What would have been launched for the whole, if it is a single piece with another plan now."""
+        plan = self._chosen.get(self._graph.digest())
+        return "" if plan is None or plan.tuning is None else plan.tuning.instead_of
+
+    @property
+    def _has_changed(self) -> bool:
+        """Whether a piece has another plan than its first choice."""
+        return any(plan.tuning is not None and plan.tuning.instead_of for plan in self._chosen.values())
+
+    # One piece.
+
+    def _tune_piece(
+        self, contest: Contest, digest: str, each_us: Sequence[float], place: tuple[int, int]
+    ) -> None:
+        """Choose a piece's plan. `each_us`: its times in the run, once for each of the equal pieces."""
+        first, piece_us = self._chosen[digest], sum(each_us) / len(each_us)
+        timed, rivals = self._finalists(digest, place)
+        entered = [
+            (rival, run) for rival in rivals if (run := self._entered(contest, digest, rival)) is not None
+        ]
+        saved_us, best = 0.0, first
+        if entered:
+            turns = contest.turns([contest.enter(self._whole(self._chosen)), *(run for _, run in entered)])
+            for number, (rival, _) in enumerate(entered, start=1):
+                gain = gain_of([(turn[0], turn[number]) for turn in turns])
+                if is_gain(gain, sum(each_us)) and gain.us > saved_us:
+                    saved_us, best = gain.us, rival
+        found = Tuning(
+            heuristic_us=piece_us,
+            tuned_us=max(0.0, piece_us - saved_us / len(each_us)),
+            timed=timed,
+            discarded=(),
+            instead_of="" if best is first else _name(first),
+        )
+        self._chosen[digest] = _tuned(best, found)
+
+    def _entered(self, contest: Contest, digest: str, rival: CudaPlan) -> Entered | None:
+        """The whole with a piece's plan in place of the present one; None if it does not run."""
+        with self._context.journal.trying(rival.tag):
+            try:
+                return contest.enter(self._whole({**self._chosen, digest: rival}))
+            except Exception as error:
+                known = translate(error)
+                if isinstance(known, StickyError) or not isinstance(known, _FAILURES):
+                    raise known from error
+                log.info("plan.not_timed", plan=rival.tag, reason=str(known))
+                return None
+
+    def _finalists(self, digest: str, place: tuple[int, int]) -> tuple[int, list[CudaPlan]]:
+        """How many plans of a piece were timed alone, and which others may be faster than the present one."""
+        piece, first = self._singles[digest], self._chosen[digest]
+        found: list[tuple[CudaPlan, float]] = []
+        check = SelfCheck(piece, self._context)
+        try:
+            first_us = self._alone(check, first)
+            for plan in self._built(piece, first, place):
+                fault = check.fault(plan)
+                if fault is None:
+                    found.append((plan, self._alone(check, plan)))
+                else:
+                    log.info("plan.discarded", plan=plan.tag, reason=fault)
+                    self._discarded.append(f"{_name(plan)}: {fault}")
+        except MemoryError as error:
+            log.info("plan.not_timed", plan=first.tag, reason=str(error))
+            return 0, []
+        finally:
+            check.close()
+        self._timed += 1 + len(found)
+        best = finalists(first_us, [us for _, us in found], _FINALISTS)
+        return 1 + len(found), [found[number][0] for number in best]
+
+    def _built(self, piece: OperationGraph, first: CudaPlan, place: tuple[int, int]) -> Iterator[CudaPlan]:
+        """Yields the candidates for a piece that can be built, each once, without the present plan.
+
+        `place`: which piece it is, and of how many.
+        """
+        every = all_candidates(piece, self._context.handle, self._limit)
+        known = [first.recipe.steps]
+        for number, candidate in enumerate(shortlist(((each.kind, each) for each in every), _CANDIDATES)):
+            done, of = place
+            self._progress(done * _CANDIDATES + number, of * _CANDIDATES, candidate.what)
+            try:
+                plan = candidate.build()
+            except StickyError:
+                raise
+            except (Refused, *_FAILURES) as error:
+                log.debug("plan.not_built", what=candidate.what, reason=str(error))
+                continue
+            if plan.recipe.steps not in known:
+                known.append(plan.recipe.steps)
+                yield plan
+
+    def _alone(self, check: SelfCheck, plan: CudaPlan) -> float:
+        """Microseconds of a piece's plan that runs again and again by itself."""
+        with self._context.journal.trying(plan.tag):
+            return time_plan(check, plan, _ROUGH_RUNS)
+
+    # The whole.
+
+    def _in_order(self, graph: OperationGraph) -> Iterator[OperationGraph]:
+        """Yields the pieces of a graph, and those that they are cut into themselves, in order."""
+        parts = self._cut(graph)
+        if parts is None:
+            yield graph
+            return
+        for piece in parts.pieces:
+            yield from self._in_order(piece.graph)
+
+    def _cut(self, graph: OperationGraph) -> Cut | None:
+        digest = graph.digest()
+        if digest not in self._cuts:
+            self._cuts[digest] = cut(graph)
+        return self._cuts[digest]
+
+    def _whole(self, plans: Mapping[str, CudaPlan]) -> CudaPlan:
+        """The plan of the whole with these plans of its pieces, by digest. Raises `OutOfMemory`."""
+
+        def plan_of(graph: OperationGraph) -> CudaPlan:
+            parts = self._cut(graph)
+            if parts is None:
+                return plans[graph.digest()]
+            return in_pieces(graph, parts, self._limit, plan_of)
+
+        return plan_of(self._graph)
+
+    def _times(self, parts_us: Sequence[float]) -> list[tuple[str, float]]:
+        """Of each piece its digest and its time, from the times of the parts of the whole."""
+        rest, found = iter(parts_us), []
+        for single in self._in_order(self._graph):
+            digest = single.digest()
+            parts = len(self._chosen[digest].recipe.parts)
+            found.append((digest, sum(itertools.islice(rest, parts))))
+        return found
 
 
-def _final(
-    check: SelfCheck, heuristic: CudaPlan, ranked: Sequence[CudaPlan]
-) -> tuple[float, float, CudaPlan]:
-    """The heuristic's time, the best time, and the best plan, from timing the few fastest in turns."""
-    finalists = list(dict.fromkeys([*ranked[:_FINALISTS], heuristic]))
-    rounds = [[time_plan(check, plan, _FINE_RUNS) for plan in finalists] for _ in range(_ROUNDS)]
-    medians = [sorted(times)[_ROUNDS // 2] for times in zip(*rounds, strict=True)]
-    best = min(range(len(finalists)), key=medians.__getitem__)
-    return medians[finalists.index(heuristic)], medians[best], finalists[best]
+def _tuned(plan: CudaPlan, found: Tuning) -> CudaPlan:
+    """A plan that says how it was chosen."""
+    return CudaPlan(msgspec.structs.replace(plan.recipe, tuning=found), plan.graphs)
+
+
+def _with_first(plan: CudaPlan, first: CudaPlan) -> CudaPlan:
+    """The first choice, with what was measured for the plan that was to take its place."""
+    found = plan.tuning
+    if found is None:
+        return first
+    return _tuned(first, msgspec.structs.replace(found, tuned_us=found.heuristic_us, instead_of=""))
+
+
+def _name(plan: CudaPlan) -> str:
+    """What a plan launches, as its tag has it."""
+    return plan.tag.split("/", 3)[-1]
 
 
 def time_plan(check: SelfCheck, plan: CudaPlan, runs: int) -> float:

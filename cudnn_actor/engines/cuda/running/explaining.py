@@ -15,7 +15,7 @@ from cudnn_actor.engines.cuda.running.recipe import (
     Recipe,
     Step,
 )
-from cudnn_actor.protocol.graphs.explanation import Explanation, Measured, PieceOfPlan, ScratchTensor
+from cudnn_actor.protocol.graphs.explanation import Explanation, Measured, PieceOfPlan, ScratchTensor, Tuned
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.graphs.step_kinds import StepKind
 
@@ -52,6 +52,7 @@ def explanation(recipe: Recipe, graph: OperationGraph) -> Explanation:
         ),
         scratch_bytes=max((one.offset + one.nbytes for one in recipe.between), default=0),
         workspace=recipe.workspace,
+        tuned=_gained(recipe),
     )
 
 
@@ -92,4 +93,17 @@ def _measured(part: Part) -> Measured | None:
     found = part.tuning
     if found is None:
         return None
-    return Measured(heuristic_us=found.heuristic_us, tuned_us=found.tuned_us, timed=found.timed)
+    return Measured(
+        heuristic_us=found.heuristic_us,
+        tuned_us=found.tuned_us,
+        timed=found.timed,
+        instead_of=found.instead_of,
+    )
+
+
+def _gained(recipe: Recipe) -> Tuned | None:
+    """What tuning has gained on the whole; None if it was not tuned."""
+    found = recipe.tuning
+    if found is None:
+        return None
+    return Tuned(heuristic_us=found.heuristic_us, tuned_us=found.tuned_us, took_s=found.took_s)

@@ -138,7 +138,7 @@ Step = GraphStep | KernelStep[AnyKernel] | OperationStep | ProductStep
 
 
 class Tuning(msgspec.Struct, frozen=True):
-    """The result of tuning.
+    """The result of tuning a plan, or one piece of it in a run of the whole.
 
     Parameters
     ----------
@@ -148,12 +148,18 @@ class Tuning(msgspec.Struct, frozen=True):
         How many plans were timed.
     discarded
         Why candidates failed their self-check: "engine: reason".
+    took_s
+        How long it took; 0 for a piece.
+    instead_of
+        What the heuristic's plan would have launched in place of the piece's, if that is another.
     """
 
     heuristic_us: float
     tuned_us: float
     timed: int
     discarded: tuple[str, ...]
+    took_s: float = 0.0
+    instead_of: str = ""
 
 
 class Part(msgspec.Struct, frozen=True):

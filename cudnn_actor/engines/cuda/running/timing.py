@@ -24,7 +24,7 @@ from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.graphs.timing import DeviceSpeed, PlanTimes
 from cudnn_actor.protocol.operations import GraphTensor
 
-__all__ = ["speed_of", "timed"]
+__all__ = ["operands", "replayed", "speed_of", "timed"]
 
 _HOST_TO_DEVICE, _DEVICE_TO_DEVICE = 1, 3
 _CLOCK_KHZ = 13
@@ -56,10 +56,10 @@ def timed(
     held: dict[int, Any] = {}
     try:
         with program.stream:
-            pointers = _operands(graph, pool, held)
+            pointers = operands(graph, pool, held)
             scalars = [1.0] * len(graph.scalars)
-            pieces = _replayed(program, pointers, scalars, workspace, pieces=True)
-            whole = _replayed(program, pointers, scalars, workspace, pieces=False)
+            pieces = replayed(program, pointers, scalars, workspace, pieces=True)
+            whole = replayed(program, pointers, scalars, workspace, pieces=False)
 
             def run() -> Sequence[float]:
                 on_progress()
@@ -73,7 +73,7 @@ def timed(
     return PlanTimes(run_us=run_us, pieces_us=without_overhead(run_us, pieces_us), device=device)
 
 
-def _operands(graph: OperationGraph, pool: Any, held: dict[int, Any]) -> list[int]:
+def operands(graph: OperationGraph, pool: Any, held: dict[int, Any]) -> list[int]:
     """Addresses of new memory for a graph's buffers, in order; `held` is what holds it, by tensor."""
     for uid in graph.bound:
         tensor = graph.tensor(uid)
@@ -106,7 +106,7 @@ def _fill(address: int, tensor: GraphTensor) -> None:
         filled += part
 
 
-def _replayed(
+def replayed(
     program: Program, pointers: Sequence[int], scalars: Sequence[float], workspace: int, *, pieces: bool
 ) -> Callable[[], Sequence[float]]:
     """A function that runs the program once and waits. It returns microseconds: of each piece or the run."""

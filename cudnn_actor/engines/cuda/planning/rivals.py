@@ -1,0 +1,90 @@
+"""The candidates that tuning measures: whatever may run a graph that is a single piece."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+from cudnn_actor.engines.cuda.cudnn.frontend_graph import Refused
+from cudnn_actor.engines.cuda.planning.candidates import candidates, check_whole, names_of
+from cudnn_actor.engines.cuda.planning.compiler import compile_rearranged, compile_whole
+from cudnn_actor.engines.cuda.planning.depthwise import compile_depthwise, ways_of_depthwise
+from cudnn_actor.engines.cuda.planning.product_halves import compile_halves, halves_of
+from cudnn_actor.engines.cuda.planning.products import compile_product, product_of
+from cudnn_actor.engines.cuda.planning.rearranging import rearrangements
+from cudnn_actor.engines.cuda.planning.splitting import compile_split, ways
+from cudnn_actor.engines.cuda.planning.widening import compile_widened, is_widened
+from cudnn_actor.engines.cuda.running.plan import CudaPlan
+from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
+from cudnn_actor.protocol.operations import Convolution
+
+__all__ = ["Candidate", "all_candidates"]
+
+_WIDENED, _REARRANGED, _PRODUCTS = 8, 4, 8
+"""How many plans are timed with channels of zeros, on rearranged copies, and of products by cuBLASLt."""
+
+
+class Candidate(NamedTuple):
+    """A plan: of which kind it is, which number of that kind, and what builds it."""
+
+    kind: str
+    number: int
+    build: Callable[[], CudaPlan]
+
+    @property
+    def what(self) -> str:
+        """It in words."""
+        return f"{self.kind}, {self.number}"
+
+
+def all_candidates(graph: OperationGraph, handle: Any, limit: int) -> list[Candidate]:
+    """All candidates: cuDNN's, those on rearranged copies or with channels of zeros, our kernels of depthwise
+    convolutions, and the ways to run the graph in steps unless it is a convolution alone.
+
+    Those of one kind come in the order in which they are expected to be fast.
+    """
+    return [
+        Candidate(kind, number, build)
+        for kind, builds in _kinds(graph, handle, limit)
+        for number, build in enumerate(builds, start=1)
+    ]
+
+
+def _kinds(
+    graph: OperationGraph, handle: Any, limit: int
+) -> Iterator[tuple[str, list[Callable[[], CudaPlan]]]]:
+    """Yields the kinds of candidates, each with what builds them."""
+    given = graph, handle, limit
+    yield "cuDNN's", [partial(compile_whole, *given, index) for index in range(_of_cudnn(*given))]
+    if (product := product_of(graph)) is not None:
+        yield (
+            "by cuBLASLt",
+            [partial(compile_product, graph, product, handle, limit, n) for n in range(_PRODUCTS)],
+        )
+    elif (halves := halves_of(graph)) is not None:
+        yield (
+            "by cuBLASLt and a kernel",
+            [partial(compile_halves, graph, halves, handle, limit, n) for n in range(_PRODUCTS)],
+        )
+    for way in rearrangements(graph, every=True):
+        yield (
+            way.what,
+            [partial(compile_rearranged, graph, way, handle, limit, n) for n in range(_REARRANGED)],
+        )
+    if is_widened(graph):
+        yield "with channels of zeros", [partial(compile_widened, *given, n) for n in range(_WIDENED)]
+    depthwise = range(ways_of_depthwise(graph))
+    yield "depthwise", [partial(compile_depthwise, graph, limit, n) for n in depthwise]
+    convolves = any(isinstance(operation, Convolution) for operation in graph.operations)
+    choices = (len(graph.operations) > 1) if convolves else ways(graph)
+    yield "in steps", [partial(compile_split, *given, choice=choice) for choice in range(choices)]
+
+
+def _of_cudnn(graph: OperationGraph, handle: Any, limit: int) -> int:
+    """How many candidates cuDNN has for the whole graph."""
+    try:
+        check_whole(graph)
+        return len(names_of(candidates(graph, handle, limit)))
+    except Refused:
+        return 0

@@ -1,0 +1,91 @@
+"""How tuning decides: which pieces and candidates it measures, and what counts as faster.
+
+A time that is measured differs a little from run to run, so a difference is compared with what two runs of
+the same plan differ by. A candidate that is not clearly faster leaves the first choice as it is: then plans
+do not change from one tuning to the next without a reason.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Sequence
+from itertools import chain, zip_longest
+from typing import NamedTuple, TypeVar
+
+__all__ = ["TIE", "Gain", "finalists", "gain_of", "is_gain", "shortlist", "worth_tuning"]
+
+T = TypeVar("T")
+
+TIE = 0.02
+"""What share of a piece's time a candidate must save at least, to be taken."""
+_LEAST_SHARE = 0.005
+"""Of a run: with a piece that takes less, nothing can be gained that could be told from chance."""
+_SURE = 3.0
+"""How many standard errors a gain must be away from nothing."""
+_LEAST_US = 0.5
+"""The steps in which events of the device count."""
+_NEAR = 1.5
+"""A candidate that alone takes longer than so many times the first choice is not tried in the whole run."""
+_NORMAL = 1.4826
+"""Standard deviations in a median absolute deviation, of normally distributed numbers."""
+
+
+def worth_tuning(times: Iterable[tuple[str, float]]) -> list[str]:
+    """The different pieces that are worth it, those first that take the most of a run together.
+
+    `times`: of each piece of a run, its plan's key and its time. Equal pieces have one key.
+    """
+    total: defaultdict[str, float] = defaultdict(float)
+    for key, us in times:
+        total[key] += us
+    least = _LEAST_SHARE * sum(total.values())
+    return sorted((key for key, us in total.items() if us >= least), key=lambda key: -total[key])
+
+
+def shortlist(candidates: Iterable[tuple[Hashable, T]], most: int) -> list[T]:
+    """At most so many candidates, as many of each kind as of the others, the first ones of each kind.
+
+    `candidates`: each with its kind. Those of one kind come in the order in which they are expected to be
+    fast.
+    """
+    kinds: defaultdict[Hashable, list[tuple[int, T]]] = defaultdict(list)
+    for number, (kind, candidate) in enumerate(candidates):
+        kinds[kind].append((number, candidate))
+    in_turns = chain.from_iterable(zip_longest(*kinds.values()))
+    chosen = [each for each in in_turns if each is not None][:most]
+    return [candidate for _, candidate in sorted(chosen, key=lambda each: each[0])]
+
+
+def finalists(first_us: float, others_us: Sequence[float], most: int) -> list[int]:
+    """Which candidates are tried in the whole run, by what they take alone: the fastest, at most so many.
+
+    Alone, a plan finds its operands in the caches. So a slower one may be the faster in the whole run, but
+    not one that is much slower.
+    """
+    near = [number for number, us in enumerate(others_us) if us <= _NEAR * first_us]
+    return sorted(sorted(near, key=others_us.__getitem__)[:most])
+
+
+class Gain(NamedTuple):
+    """Microseconds that a run is shorter, and the standard error of that."""
+
+    us: float
+    error_us: float
+
+
+def gain_of(runs: Sequence[tuple[float, float]]) -> Gain:
+    """What one plan gains on another, from microseconds of runs in turns: first of that one, then of this.
+
+    The two runs of a turn have the same clock and temperature, so they are compared with each other.
+    """
+    gains = [before - after for before, after in runs]
+    middle = statistics.median(gains)
+    spread = _NORMAL * statistics.median([abs(gain - middle) for gain in gains])
+    return Gain(middle, math.sqrt(math.pi / 2 / len(gains)) * spread)
+
+
+def is_gain(gain: Gain, of_us: float) -> bool:
+    """Whether a gain on pieces that take `of_us` together in a run is more than chance and `TIE`."""
+    return gain.us > max(TIE * of_us, _SURE * gain.error_us, _LEAST_US)
