@@ -253,7 +253,9 @@ class Broker(Generic[W]):
         known = self.state.quarantined
         messages = tuple(r for r in message.messages if self.state.lowered(r).graph.digest() not in known)
         graphs = tuple(graph for graph in message.graphs if graph.body.digest() not in known)
-        return self._work(envelope, envelope.number, Warm(messages=messages, graphs=graphs))
+        return self._work(
+            envelope, envelope.number, Warm(messages=messages, graphs=graphs, tune=message.tune)
+        )
 
     def _explain(self, envelope: Envelope, message: Explain) -> W:
         check_explain(message)
@@ -292,7 +294,7 @@ class Broker(Generic[W]):
         for each in message.graphs:
             self.state.check_graph(each.graph)
         self._ended(self.state.models.add(message.model, message.graphs))
-        warm = Warm(graphs=tuple(each.graph for each in message.graphs))
+        warm = Warm(graphs=tuple(each.graph for each in message.graphs), tune=message.tune)
         return self._warm(envelope, warm)
 
     def _run_model(self, envelope: Envelope, message: RunModel) -> W:

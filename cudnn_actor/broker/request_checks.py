@@ -51,6 +51,7 @@ from cudnn_actor.protocol.messages.model_messages import ModelRef
 from cudnn_actor.protocol.messages.operands import operand, operands_named
 from cudnn_actor.protocol.types.checks import require_type
 from cudnn_actor.protocol.types.tensor import TensorSpec
+from cudnn_actor.protocol.types.tune import require_tune
 
 __all__ = [
     "bound",
@@ -170,6 +171,7 @@ def _check_warm(state: ServiceState, message: Warm) -> None:
 
 def _check_warm_model(state: ServiceState, message: WarmModel) -> None:
     require_type("model", message.model, ModelRef, "pass `model.ref`")
+    require_tune("tune", message.tune)
     state.models.require(message.model)
     state.models.check(message.graphs)
 

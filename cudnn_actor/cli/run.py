@@ -61,6 +61,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE.npz",
         help="write the outputs; those of bfloat16 as two bytes each: array.view(ml_dtypes.bfloat16)",
     )
+    parser.add_argument(
+        "--tune",
+        action="store_true",
+        help="measure candidates for each part first, which takes up to minutes, and run the fastest",
+    )
+    parser.add_argument(
+        "--store",
+        type=Path,
+        metavar="DIR",
+        help="keep plans there, tuned ones too: spawn(plan_store=DIR)",
+    )
     parser.add_argument("--time", action="store_true", help=f"run it {_RUNS} times more, and time it")
     parser.add_argument("--explain", action="store_true", help="say what runs each part of it")
     parser.add_argument(
@@ -135,12 +146,14 @@ def _check_plot(path: Path, *, measured: bool) -> None:
 
 
 async def _run(args: argparse.Namespace) -> int:
-    async with spawn(device=args.device) as gpu:
+    async with spawn(device=args.device, plan_store=args.store) as gpu:
         began = time.perf_counter()
-        model = await gpu.load(args.model, dtype=args.dtype)
+        model = await gpu.load(args.model, dtype=args.dtype, tune=args.tune)
         files, dims = _once("--input", args.input), _once("--dim", args.dim)
         inputs = await asyncio.to_thread(_inputs, model, files, dims)
         try:
+            if args.tune:
+                await _tune(model, inputs)
             outputs = await gpu.run(model, inputs)
         except UnsupportedModel as error:
             random = [
@@ -172,6 +185,26 @@ async def _run(args: argparse.Namespace) -> int:
             await asyncio.to_thread(_write, args.out, outputs)
         await model.close()
     return 0
+
+
+async def _tune(model: Model, inputs: dict[str, np.ndarray]) -> None:
+    """Tune it for the dims of these inputs, and say what that has gained."""
+    began = time.perf_counter()
+    await model.warm(_sizes(model, inputs))
+    tuned = (await model.explain(inputs)).tuned
+    took = f"warmed in {time.perf_counter() - began:.1f} s"
+    if tuned is None:
+        print(f"{took}: nothing was tuned; -v shows why (the CPU engine has one plan for each graph)")
+    else:
+        print(f"{took}: {tuned.tuned_us:,.1f} us a run, {tuned.heuristic_us:,.1f} us by the first choices")
+
+
+def _sizes(model: Model, inputs: dict[str, np.ndarray]) -> dict[str, int]:
+    """The sizes of its named dims in these inputs."""
+    named = [
+        pair for each in model.inputs for pair in zip(each.dims or (), inputs[each.name].shape, strict=False)
+    ]
+    return {dim: size for dim, size in named if isinstance(dim, str)}
 
 
 async def _load(

@@ -42,12 +42,12 @@ class Result(NamedTuple):
     took_ns: int
 
 
-class _ClosedError(Exception):
-    """Raised during tuning when the build thread is being closed."""
+class _UnwantedError(Exception):
+    """Raised during tuning when nobody wants its result any more, or the build thread is being closed."""
 
 
 class BuildThread:
-    """A builder on a daemon thread of its own. Plans to build go before plans to tune.
+    """A builder on a daemon thread of its own, which does one job after the other.
 
     Parameters
     ----------
@@ -80,10 +80,11 @@ class BuildThread:
         self._announce = announce
         self._newest_first = newest_first
         self._changed = threading.Condition()
-        self._builds: deque[Job] = deque()
-        self._tunes: deque[Job] = deque()
+        self._jobs: deque[Job] = deque()
         self._closing = False
         self._job: Job | None = None
+        self._unwanted: Job | None = None
+        """The job in work, once nobody wants its result."""
         self._since: float | None = None
         self._results: deque[Result] = deque()
         self._thread = threading.Thread(target=carrying(self._run), name=name, daemon=True)
@@ -98,7 +99,7 @@ class BuildThread:
     def ask(self, job: Job) -> None:
         """Add a job. Blocks only for the queue's lock."""
         with self._changed:
-            (self._tunes if job.tune else self._builds).append(job)
+            self._jobs.append(job)
             if self._since is None:
                 self._since = time.monotonic()
             self._changed.notify()
@@ -106,9 +107,18 @@ class BuildThread:
     def hurry(self, digest: str) -> None:
         """Move a queued build to the front, because a request waits for it now."""
         with self._changed:
-            for job in [job for job in self._builds if job.digest == digest]:
-                self._builds.remove(job)
-                (self._builds.append if self._newest_first else self._builds.appendleft)(job)
+            for job in [job for job in self._jobs if job.digest == digest]:
+                self._jobs.remove(job)
+                (self._jobs.append if self._newest_first else self._jobs.appendleft)(job)
+
+    def abandon(self, job: Job) -> None:
+        """Leave a tuning that nobody wants any more: at its next candidate if it has begun. It may still have
+        a result."""
+        with self._changed:
+            if self._job is job:
+                self._unwanted = job
+            elif job in self._jobs:
+                self._jobs.remove(job)
 
     @property
     def has_results(self) -> bool:
@@ -167,17 +177,16 @@ class BuildThread:
     def _next(self) -> Job | None:
         with self._changed:
             self._job = None
-            if not (self._builds or self._tunes):
+            if not self._jobs:
                 self._announce(False)
-            while not (self._closing or self._builds or self._tunes):
+            while not (self._closing or self._jobs):
                 self._since = None
                 self._changed.wait()
             if self._closing:
                 return None
             self._announce(True)
             self._since = time.monotonic()
-            take_build = self._builds.pop if self._newest_first else self._builds.popleft
-            self._job = take_build() if self._builds else self._tunes.popleft()
+            self._job = self._jobs.pop() if self._newest_first else self._jobs.popleft()
             return self._job
 
     def _do(self, job: Job) -> Result:
@@ -198,10 +207,10 @@ class BuildThread:
     def _tune(self, job: Job) -> Plan:
         def progress(done: int, of: int, what: str) -> None:
             self._note_progress()
-            if not of:  # the builder waits while another client tunes the graph
+            if self._closing or self._unwanted is job:
+                raise _UnwantedError
+            if not of:  # it builds the first choices, or waits while another client is served
                 return
-            if self._closing:
-                raise _ClosedError
             log.info("plan.tuning", graph=job.digest[:8], done=done, of=of, candidate=what)
 
         return self._builder.tune(job.graph, workspace_limit=job.workspace_limit, progress=progress)

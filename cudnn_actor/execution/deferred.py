@@ -22,7 +22,7 @@ from cudnn_actor.broker.footprints import NOTHING, Footprint, compute_footprint,
 from cudnn_actor.broker.message_cache import CachedMessage
 from cudnn_actor.broker.request_checks import bound
 from cudnn_actor.execution.hazards import Entry, HazardQueue
-from cudnn_actor.execution.planning import Outcome, Planner
+from cudnn_actor.execution.planning import Outcome, Planner, TuningWay
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.messages.lowering import Lowered
 from cudnn_actor.protocol.messages.message_checks import check_warm
@@ -168,17 +168,18 @@ class DeferredWork:
         return True
 
     def _for_warm(self, item: Any, message: Warm | WarmModel | Explain) -> Defer | None:
-        tunes = not isinstance(message, Explain)
+        tune = None if isinstance(message, Explain) else message.tune
         try:
             graphs = self._graphs_of(message)
         except Exception:  # noqa: BLE001 - as above
             return None
         wanted = [one for one in graphs.items() if one[0] not in self._state.quarantined]
         missing = [graph for digest, graph in wanted if digest not in self._cache]
-        untuned = [graph for digest, graph in wanted if tunes and self._planner.wants_tuning(digest)]
+        way = None if tune is None else self._planner.way_of_tuning(tune)
+        untuned = [graph for digest, graph in wanted if way and self._planner.wants_tuning(digest, way)]
         if not missing and not untuned:
             return None
-        return functools.partial(self._defer_for_plans, _Waiting(item), NOTHING, missing, untuned)
+        return functools.partial(self._defer_for_plans, _Waiting(item), NOTHING, missing, untuned, way)
 
     def _graphs_of(self, message: Warm | WarmModel | Explain) -> dict[str, OperationGraph]:
         """The graphs whose plans a message is about, by digest. Raises `InvalidRequest`."""
@@ -205,13 +206,15 @@ class DeferredWork:
         footprint: Footprint,
         missing: list[OperationGraph],
         untuned: list[OperationGraph],
+        way: TuningWay | None = None,
     ) -> None:
         waiting.missing = len(missing) + len(untuned)
         entry = self._hazards.add(waiting, footprint, ready=False)
         for graph in missing:
             self._planner.wait_for(graph, functools.partial(self._note_outcome, entry))
         for graph in untuned:
-            self._planner.wait_for_tuned(graph, functools.partial(self._note_end, entry))
+            assert way is not None, "only then something is to be tuned"
+            self._planner.wait_for_tuned(graph, way, functools.partial(self._note_end, entry))
         self._tell_count()
 
     def _tell_count(self) -> None:
@@ -221,9 +224,9 @@ class DeferredWork:
 
     def _note_outcome(self, entry: Entry[_Waiting], digest: str, outcome: Outcome) -> None:
         entry.item.outcomes[digest] = outcome
-        self._note_end(entry, digest, outcome)
+        self._note_end(entry)
 
-    def _note_end(self, entry: Entry[_Waiting], _digest: str, _outcome: Outcome) -> None:
+    def _note_end(self, entry: Entry[_Waiting]) -> None:
         entry.item.missing -= 1
         if not entry.item.missing:
             self._hazards.make_ready(entry)

@@ -3,8 +3,9 @@
 If the engine has a builder, the build thread builds a missing plan, once, and the requests that need it are
 deferred. If it has none, `get_or_build` builds the plan on the runner's own thread. A second thread restores
 plans that are kept on disk, so that a request whose plan is on disk waits for no build. This matters most
-after a crash, when no plan is in the cache and a build may be first in the queue. Only the runner's thread
-uses this module, except for `_Announcer`.
+after a crash, when no plan is in the cache and a build may be first in the queue. A third thread, which is
+started for the first plan that is to be tuned, has plans tuned, which takes minutes: no build waits for it.
+Only the runner's thread uses this module, except for `_Announcer`.
 """
 
 from __future__ import annotations
@@ -12,25 +13,29 @@ from __future__ import annotations
 import threading
 from collections import defaultdict
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 from cudnn_actor.actors import Crash
 from cudnn_actor.actors.logs import Log
 from cudnn_actor.broker.execution_state import ExecutionState
-from cudnn_actor.engines.base import Engine, Plan
+from cudnn_actor.engines.base import Builder, Plan
 from cudnn_actor.execution.building import BuildThread, Job, Result
 from cudnn_actor.execution.executor import Executor
 from cudnn_actor.plan_store.cache import CAPACITY, PlanCache
 from cudnn_actor.plan_store.stored import KeptPlans, NotKept, StoredPlans
 from cudnn_actor.protocol.errors import CudnnActorError, OutOfMemory, UnsupportedGraph
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
+from cudnn_actor.protocol.types.tune import Tune
 
-__all__ = ["BuildCrash", "Outcome", "Planner", "Waiter", "less_workspace"]
+__all__ = ["BuildCrash", "Outcome", "Planner", "TuningWay", "Waiter", "less_workspace"]
 
 Outcome = Plan | CudnnActorError
 """The result of a build."""
 Waiter = Callable[[str, Outcome], None]
 """Called with a graph's digest and the result of its build, on the runner's thread. Must not raise."""
+
+TuningWay = Literal["measure", "cached"]
+"""Whether candidates are measured, unless the plan store has a tuned plan, or only the store is asked."""
 
 _CLOSE_WAIT_S = 1.0
 """How long an actor that stops waits for the running build. A build that takes longer is interrupted."""
@@ -79,14 +84,41 @@ class Planner:
         self._executor = executor
         self._limit = state.workspace_limit
         self._tunes = state.autotune
-        self._restorer, self._thread = _threads(executor.engine, state, nudge)
+        self._announcer = _Announcer(state.announce_build)
+        self._nudge, self._store, self._builders = nudge, state.plan_store, state.builders
+        self._restorer, self._thread = self._threads()
+        self._tuner: BuildThread | None = None
         self._all_threads = [thread for thread in (self._restorer, self._thread) if thread is not None]
-        """The thread that restores kept plans, and the thread that builds; without those that are None."""
+        """The threads that restore kept plans, that build and that tune; without those that are None."""
         self._waiting: defaultdict[str, list[Waiter]] = defaultdict(list)
-        self._for_tuned: defaultdict[str, list[Waiter]] = defaultdict(list)
+        self._for_tuned: defaultdict[tuple[str, TuningWay], list[Callable[[], None]]] = defaultdict(list)
+        self._tuning: dict[tuple[str, TuningWay], Job] = {}
+        """The jobs whose results those wait for, from when they were asked for."""
         self._tuned: set[str] = set()
         for thread in self._all_threads:
             thread.start()
+
+    def _threads(self) -> tuple[BuildThread | None, BuildThread | None]:
+        """The thread that restores kept plans, and the one that builds. Each has its own builder."""
+        builds = self._executor.engine.builder(self._builders)
+        if builds is None:
+            return None, None
+        if self._store is None:
+            return None, self._new_thread(builds, "cudnn-builder")
+        # Newest first: a promoted standby may have many plans still to warm, of which requests need few.
+        restorer = self._new_thread(
+            KeptPlans(self._store, self._new_builder()), "cudnn-plans", newest_first=True
+        )
+        return restorer, self._new_thread(StoredPlans(self._store, builds), "cudnn-builder")
+
+    def _new_builder(self) -> Builder:
+        builder = self._executor.engine.builder(self._builders)
+        assert builder is not None, "an engine either has builders or has none"
+        return builder
+
+    def _new_thread(self, builder: Builder, name: str, *, newest_first: bool = False) -> BuildThread:
+        announce = self._announcer.of(name)
+        return BuildThread(builder, self._nudge, announce, name=name, newest_first=newest_first)
 
     @property
     def builds_elsewhere(self) -> bool:
@@ -95,8 +127,13 @@ class Planner:
 
     @property
     def digest_in_work(self) -> str | None:
-        """The digest of the graph that is being built, or else of the one that is being restored."""
-        return next(filter(None, (thread.digest_in_work for thread in reversed(self._all_threads))), None)
+        """The digest of the graph that a thread has in work, of the thread that has got on least."""
+        in_work = [
+            (thread.working_since() or 0.0, digest)  # one with a job that has ended has died
+            for thread in self._all_threads
+            if (digest := thread.digest_in_work) is not None
+        ]
+        return min(in_work)[1] if in_work else None
 
     def working_since(self) -> float | None:
         """Since when a thread has made no progress, in `time.monotonic()` seconds; None if both are idle."""
@@ -137,25 +174,61 @@ class Planner:
         elif self._restorer is not None:
             self._restorer.hurry(digest)
 
-    def wants_tuning(self, digest: str) -> bool:
-        """Whether warming this graph must tune its plan: not if it is tuned, or known to be unsupported."""
-        if not self._tunes or digest in self._tuned:
+    def way_of_tuning(self, tune: Tune) -> TuningWay | None:
+        """What a request with this `tune` asks for; None for nothing."""
+        if tune == "cached":
+            return None if self._restorer is None else "cached"
+        return "measure" if tune or self._tunes else None
+
+    def wants_tuning(self, digest: str, way: TuningWay) -> bool:
+        """Whether a plan is to be tuned: not if it is tuned, or known to be unsupported.
+
+        The store is not asked again for a plan that is missing: it is asked before the plan is built.
+        """
+        if digest in self._tuned:
             return False
-        return not isinstance(self.cache.peek(digest), UnsupportedGraph)
+        known = self.cache.peek(digest)
+        return not isinstance(known, UnsupportedGraph) and (way == "measure" or known is not None)
 
-    def wait_for_tuned(self, graph: OperationGraph, waiter: Waiter) -> None:
-        """Have a plan tuned. `waiter` is called with the plan that is used from then on.
+    def wait_for_tuned(self, graph: OperationGraph, way: TuningWay, waiter: Callable[[], None]) -> None:
+        """Have a plan tuned. `waiter` is called once that is done or has failed; then the plan stays.
 
-        A missing plan must be under way already; it is tuned once it is built. If tuning fails, the waiter
-        gets the untuned plan; if there is none either, it gets the error.
+        A missing plan must be under way already; it is tuned once it is built.
         """
         digest = graph.digest()
-        first = digest not in self._for_tuned
-        self._for_tuned[digest].append(waiter)
+        key = digest, way
+        first = key not in self._for_tuned
+        self._for_tuned[key].append(waiter)
         if first and self.cache.peek(digest) is not None:
-            self._builder_thread.ask(Job(digest, graph, self._limit, tune=True))
+            self._ask_tuner(graph, way)
         elif first:
-            self._waiting[digest].append(lambda _, outcome: self._tune_next(graph, outcome))
+            self._waiting[digest].append(lambda _, outcome: self._tune_next(graph, way, outcome))
+
+    def _ask_tuner(self, graph: OperationGraph, way: TuningWay) -> None:
+        digest = graph.digest()
+        job = self._tuning[digest, way] = Job(digest, graph, self._limit, tune=True)
+        if way == "cached":
+            assert self._restorer is not None, "else no request has this way"
+            self._restorer.ask(job)
+            return
+        if self._tuner is None:
+            builder = self._new_builder()
+            tunes = builder if self._store is None else StoredPlans(self._store, builder)
+            self._tuner = self._new_thread(tunes, "cudnn-tuner")
+            self._all_threads.append(self._tuner)
+            self._tuner.start()
+        self._tuner.ask(job)
+
+    def forget(self, digest: str) -> None:
+        """Drop a plan that is not expected to be needed again. If it is being tuned, that is abandoned."""
+        self.cache.drop(digest)
+        self._tuned.discard(digest)
+        key: tuple[str, TuningWay] = digest, "measure"
+        if (job := self._tuning.pop(key, None)) is not None:
+            assert self._tuner is not None, "it was asked for that"
+            self._tuner.abandon(job)
+        for waiter in self._for_tuned.pop(key, ()):
+            waiter()
 
     @property
     def has_results(self) -> bool:
@@ -173,28 +246,41 @@ class Planner:
         assert self._thread is not None, "requests are deferred only if there is a build thread"
         return self._thread
 
-    def _tune_next(self, graph: OperationGraph, outcome: Outcome) -> None:
-        digest = graph.digest()
+    def _tune_next(self, graph: OperationGraph, way: TuningWay, outcome: Outcome) -> None:
+        key = graph.digest(), way
         if isinstance(outcome, CudnnActorError):
-            _tell(self._for_tuned.pop(digest), digest, outcome)
-        else:
-            self._builder_thread.ask(Job(digest, graph, self._limit, tune=True))
+            for waiter in self._for_tuned.pop(key, ()):
+                waiter()
+        elif key in self._for_tuned:  # else the plan was forgotten meanwhile
+            self._ask_tuner(graph, way)
 
     def _take(self, result: Result) -> None:
         job = result.job
         if job is None:
             raise BuildCrash(f"the build thread has died: {result.outcome!r}", self.digest_in_work)
+        if job.tune:
+            self._take_tuned(job, result)
+            return
         if isinstance(result.outcome, NotKept):
             self._builder_thread.ask(job)
             return
         self.cache.note_build(result.took_ns)
         outcome = self._prepared(job, result.outcome)
-        if outcome is None:
-            return
-        if job.tune:
-            self._end_tuning(job, outcome)
-        else:
+        if outcome is not None:
             self._end_build(job, outcome)
+
+    def _take_tuned(self, job: Job, result: Result) -> None:
+        key = next((key for key, wanted in self._tuning.items() if wanted is job), None)
+        if key is None:  # it was abandoned
+            return
+        del self._tuning[key]
+        if not isinstance(result.outcome, NotKept):
+            self.cache.note_build(result.took_ns)
+            outcome = self._prepared(job, result.outcome)
+            assert outcome is not None, "it is not built again with less workspace"
+            self._use_tuned(job, outcome)
+        for waiter in self._for_tuned.pop(key):
+            waiter()
 
     def _prepared(self, job: Job, outcome: Plan | BaseException) -> Outcome | None:
         """A plan that is ready to run, or the error. None while one with less workspace is being built."""
@@ -227,16 +313,14 @@ class Planner:
         self._tuned.discard(job.digest)
         _tell(self._waiting.pop(job.digest), job.digest, outcome)
 
-    def _end_tuning(self, job: Job, outcome: Outcome) -> None:
+    def _use_tuned(self, job: Job, outcome: Outcome) -> None:
         if isinstance(outcome, CudnnActorError):
             log.warning("plan.not_tuned", graph=job.digest[:8], error=str(outcome))
-            outcome = self.cache.peek(job.digest) or outcome
-        else:
-            self.cache.replace(job.digest, outcome, job.graph.footprint)
-            self._tuned.add(job.digest)
-            if len(self._tuned) > 2 * CAPACITY:  # plans that were evicted are tuned anew
-                self._tuned.intersection_update(self.cache.digests)
-        _tell(self._for_tuned.pop(job.digest), job.digest, outcome)
+            return
+        self.cache.replace(job.digest, outcome, job.graph.footprint)
+        self._tuned.add(job.digest)
+        if len(self._tuned) > 2 * CAPACITY:  # plans that were evicted are tuned anew
+            self._tuned.intersection_update(self.cache.digests)
 
 
 class _Announcer:
@@ -262,31 +346,6 @@ class _Announcer:
                 self._announce(bool(self._at_work))
 
         return announce
-
-
-def _threads(
-    engine: Engine, state: ExecutionState, nudge: Callable[[], None]
-) -> tuple[BuildThread | None, BuildThread | None]:
-    """The thread that restores kept plans, and the one that builds. Each has its own builder."""
-    builds = engine.builder(state.builders)
-    if builds is None:
-        return None, None
-    announcer = _Announcer(state.announce_build)
-    store = state.plan_store
-    name = "cudnn-builder"
-    if store is None:
-        return None, BuildThread(builds, nudge, announcer.of(name), name=name)
-    restores = engine.builder(state.builders)
-    assert restores is not None, "an engine either has builders or has none"
-    # Newest first: a promoted standby may have many plans still to warm, of which requests need only a few.
-    restorer = BuildThread(
-        KeptPlans(store, restores),
-        nudge,
-        announcer.of("cudnn-plans"),
-        name="cudnn-plans",
-        newest_first=True,
-    )
-    return restorer, BuildThread(StoredPlans(store, builds), nudge, announcer.of(name), name=name)
 
 
 def _tell(waiters: list[Waiter], digest: str, outcome: Outcome) -> None:

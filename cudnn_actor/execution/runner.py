@@ -282,6 +282,14 @@ class Runner(Generic[T]):
         """Whether any deferred item can start now."""
         return self.deferred is not None and self.deferred.may_resume
 
+    def forget_plans(self, digests: Iterable[str]) -> None:
+        """Drop plans whose graphs are not expected to come again, and abandon their tuning."""
+        for digest in digests:
+            if self._planner is None:
+                self.plans.drop(digest)
+            else:
+                self._planner.forget(digest)
+
     def collect_builds(self) -> None:
         """Take the results of the build threads. Raises `Crash`."""
         if self._planner is not None and self._planner.has_results:

@@ -27,6 +27,7 @@ from cudnn_actor.protocol.messages.messages import Allocate, LendStaging, RunMod
 from cudnn_actor.protocol.messages.model_messages import ModelRef
 from cudnn_actor.protocol.types.buffers import BufferRef
 from cudnn_actor.protocol.types.tensor import TensorSpec
+from cudnn_actor.protocol.types.tune import Tune
 
 __all__ = ["Model"]
 
@@ -72,6 +73,8 @@ class Model:
         How many a graph of the service may have.
     graphs
         The graphs of all models of the service, and how much this one's may take.
+    tune
+        Whether its plans are tuned when it is warmed.
     """
 
     def __init__(
@@ -85,6 +88,7 @@ class Model:
         unload: Unload,
         most_operations: int,
         graphs: KeptGraphs,
+        tune: Tune = False,
     ) -> None:
         self._gpu = gpu
         self._values = values
@@ -93,7 +97,7 @@ class Model:
         self._features = source.inputs, source.defaults, source.outputs
         self._keeping = Keeping(gpu, ref, source, repr(self), discard=discard, unload=unload, graphs=graphs)
         self._writing = Writing(gpu, self._keeping)
-        self._preparing = Preparing(gpu, self._keeping, self._writing, most_operations)
+        self._preparing = Preparing(gpu, self._keeping, self._writing, most_operations, tune)
 
     @property
     def ref(self) -> ModelRef:
@@ -141,7 +145,10 @@ class Model:
 
     @_of_latest
     async def prepare(self, deadline: Deadline) -> None:
-        """Import the model and upload its weights now, if its inputs have fixed dims. Raises as `run`."""
+        """Import the model and upload its weights now, if its inputs have fixed dims, and tune it if wanted.
+
+        Raises as `run`.
+        """
         specs = fixed_specs(self.inputs)
         if specs is None:
             return
@@ -149,7 +156,11 @@ class Model:
             kept = await self._preparing.acquire(specs, {}, deadline)
         except NeedsValues:
             return
-        self._keeping.release(kept)
+        try:
+            if self._preparing.tune:
+                await self._preparing.deploy(kept, deadline)
+        finally:
+            self._keeping.release(kept)
 
     async def run(
         self,
@@ -211,7 +222,8 @@ class Model:
         """Import the model for these sizes of its named dims, upload its weights, and build the plans.
 
         `warm(N=8)`, or `warm(N=(1, 8, 32))` for several; of several dims, every combination. A run with such
-        dims then imports and builds nothing. Returns how many plans were newly built.
+        dims then imports and builds nothing. Returns how many plans were newly built. If the model was loaded
+        with `tune=True`, they are tuned as well: see `CudnnRef.load`.
 
         Parameters
         ----------
@@ -469,8 +481,8 @@ class Model:
         tries = 0
         while True:
             tries += 1
-            if not kept.deployed:
-                await self._preparing.deploy(kept, deadline)
+            if not kept.deployed:  # a run does not wait for tuning
+                await self._preparing.deploy(kept, deadline, "cached")
             deployed = kept.sent
             try:
                 results: dict[str, np.ndarray] = await self._gpu.ask(message, timeout=deadline.left_s)

@@ -19,6 +19,7 @@ from cudnn_actor.protocol.errors import OutOfMemory
 from cudnn_actor.protocol.messages.messages import Allocate, WarmModel
 from cudnn_actor.protocol.types.buffers import BufferRef
 from cudnn_actor.protocol.types.tensor import TensorSpec
+from cudnn_actor.protocol.types.tune import Tune
 
 __all__ = ["Preparing"]
 
@@ -39,9 +40,14 @@ class Preparing:
         What the model keeps, and what overwrites its weights.
     most_operations
         How many a graph of the service may have.
+    tune
+        Whether plans are tuned, unless a deployment says otherwise.
     """
 
-    def __init__(self, gpu: Any, keeping: Keeping, writing: Writing, most_operations: int) -> None:
+    def __init__(
+        self, gpu: Any, keeping: Keeping, writing: Writing, most_operations: int, tune: Tune = False
+    ) -> None:
+        self.tune = tune
         self._gpu = gpu
         self._keeping = keeping
         self._writing = writing
@@ -84,8 +90,8 @@ class Preparing:
                     with self._keeping.lock:
                         self._deciding |= needs.names
 
-    async def deploy(self, kept: Kept, deadline: Deadline) -> int:
-        """Allocate the places of a graph if it has none, and have the service build its plan.
+    async def deploy(self, kept: Kept, deadline: Deadline, tune: Tune | None = None) -> int:
+        """Allocate the places of a graph if it has none, and have the service build its plan, and tune it.
 
         Returns how many plans were built.
         """
@@ -97,9 +103,9 @@ class Preparing:
                     await self._allocate(kept, deadline)
         sent = kept.sent
         assert sent is not None
-        built: int = await self._gpu.ask(
-            WarmModel(model=self._keeping.ref, graphs=(sent,)), timeout=deadline.left_s
-        )
+        tune = self.tune if tune is None else tune
+        message = WarmModel(model=self._keeping.ref, graphs=(sent,), tune=tune)
+        built: int = await self._gpu.ask(message, timeout=deadline.left_s)
         kept.deployed = kept.sent is sent
         return built
 

@@ -70,13 +70,17 @@ class StoredPlans:
         Raises and blocks like `Builder.tune`. A stored plan is not measured again; `progress` is not called
         then.
         """
-        key = self._key(graph, workspace_limit)
-        stored = self._store.load(key)
-        plan = self._restored(graph, key, stored) if stored is not None and stored.tuned else None
+        plan = self.kept_tuned(graph, workspace_limit)
         if plan is None:
             plan = self._builder.tune(graph, workspace_limit=workspace_limit, progress=progress)
-            self._keep(key, plan, tuned=True)
+            self._keep(self._key(graph, workspace_limit), plan, tuned=True)
         return plan
+
+    def kept_tuned(self, graph: OperationGraph, workspace_limit: int | None) -> Plan | None:
+        """The stored plan, if it is tuned; None if there is none. Raises `StickyError`."""
+        key = self._key(graph, workspace_limit)
+        stored = self._store.load(key)
+        return self._restored(graph, key, stored) if stored is not None and stored.tuned else None
 
     def interrupt(self) -> None:
         """Call the builder's `interrupt`. Any thread."""
@@ -140,6 +144,19 @@ class KeptPlans(StoredPlans):
     ) -> Plan:
         """The stored plan. Raises `NotKept`, `StickyError`. Blocks for the disk and for restoring."""
         plan = self.kept(graph, workspace_limit)
+        if plan is None:
+            raise NotKept(graph.digest())
+        return plan
+
+    def tune(
+        self,
+        graph: OperationGraph,
+        *,
+        workspace_limit: int | None,
+        progress: ProgressCallback,  # noqa: ARG002 - it measures nothing
+    ) -> Plan:
+        """The stored plan, if it is tuned. Raises and blocks as `build`."""
+        plan = self.kept_tuned(graph, workspace_limit)
         if plan is None:
             raise NotKept(graph.digest())
         return plan

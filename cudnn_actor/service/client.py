@@ -63,6 +63,7 @@ from cudnn_actor.protocol.types.epilogue import Epilogue
 from cudnn_actor.protocol.types.numerics import Numerics
 from cudnn_actor.protocol.types.spelling import spelled
 from cudnn_actor.protocol.types.tensor import Layout, LayoutLike, TensorSpec
+from cudnn_actor.protocol.types.tune import Tune, require_tune
 from cudnn_actor.service.arrays import about_array, packed_like
 from cudnn_actor.service.convolution_arguments import convolution_of, require_operands
 from cudnn_actor.service.health import Health
@@ -589,6 +590,7 @@ class CudnnRef:
         random: int | None = None,
         swappable: bool = False,
         replace: Model | None = None,
+        tune: Tune = False,
         timeout: float | None = None,
     ) -> Model:
         """Load a model: read it and check it. See `cudnn-actor docs onnx`.
@@ -616,6 +618,13 @@ class CudnnRef:
             A model that this service loaded, with the same inputs and outputs. The new one is warmed for all
             dims that it has graphs for; then `replace` itself runs the new one, and is returned. Runs that
             have begun finish on the old one, which is then unloaded. If anything fails, it stays as it was.
+        tune
+            True: when it is warmed, here or later, candidates for each different piece are measured on the
+            device, in the captured graph of the whole, and the fastest are kept; also in the service's
+            `plan_store`, where the next load finds them. That takes up to minutes for each set of dims: this
+            call waits, and the service answers its other requests meanwhile, but they share the device. If it
+            fails, the plans stay as they were. "cached": take what the `plan_store` has tuned, and never
+            measure. A run never waits for tuning. Without effect on the CPU engine.
         timeout
             Seconds for all of it. A file that is being read then is read to its end, and dropped.
 
@@ -628,8 +637,8 @@ class CudnnRef:
         UnsupportedModel
             Some of its nodes cannot be run; all of them are named.
         InvalidRequest
-            It is over a limit of `ModelLimits`; `dtype` is none of those, or `random` no seed; or one of them
-            was given with an `OnnxModel`.
+            It is over a limit of `ModelLimits`; `dtype` or `tune` is none of those, or `random` no seed; or
+            one of `random`, `dtype` and `swappable` was given with an `OnnxModel`.
         ImportError
             The package onnx is missing. The text says how to install it.
         CudnnActorError
@@ -641,6 +650,7 @@ class CudnnRef:
         and the thread ends at the next node; neither the event loop nor the program waits for it.
         """
         self._state.mailbox.check_open()
+        require_tune("tune", tune)
         state, service = self._state, self._service
         if replace is not None:
             self._require_own(replace)
@@ -659,6 +669,7 @@ class CudnnRef:
                 unload=state.unload,
                 most_operations=state.most_operations,
                 graphs=service.kept_graphs,
+                tune=tune,
             )
             try:
                 if replace is not None:

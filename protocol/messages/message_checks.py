@@ -25,6 +25,7 @@ from cudnn_actor.protocol.types.checks import (
 from cudnn_actor.protocol.types.device_array import DeviceArray
 from cudnn_actor.protocol.types.dtypes import DType
 from cudnn_actor.protocol.types.tensor import TensorSpec
+from cudnn_actor.protocol.types.tune import require_tune
 
 __all__ = [
     "check_fill",
@@ -116,6 +117,7 @@ def check_warm(message: Warm) -> None:
         wrong = [one for one in given if type(one) not in kinds] if isinstance(given, tuple) else [given]
         if wrong:
             raise no_plan(field, wrong[0])
+    require_tune("tune", message.tune)
 
 
 def check_model_graph(given: ModelGraph) -> None:

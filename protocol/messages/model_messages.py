@@ -19,6 +19,7 @@ from cudnn_actor.protocol.messages.receipts import Receipt
 from cudnn_actor.protocol.types.buffers import BufferRef
 from cudnn_actor.protocol.types.records import Record
 from cudnn_actor.protocol.types.tensor import TensorSpec
+from cudnn_actor.protocol.types.tune import Tune
 
 __all__ = [
     "DeployModel",
@@ -119,10 +120,18 @@ class WarmModel(AnyMessage[int], tag=True, eq=False):
     """Add graphs to a model, and build the plans of these; answered by the number of plans built.
 
     A failure to build is cached, but not reported here.
+
+    Parameters
+    ----------
+    model, graphs
+        The model, and what it gets. A graph that it has already is not added again.
+    tune
+        As in `Warm`.
     """
 
     model: ModelRef
     graphs: tuple[ModelGraph, ...]
+    tune: Tune = False
 
 
 class RunModel(AnyMessage[dict[str, np.ndarray]], tag=True, eq=False):

@@ -7,6 +7,7 @@ from cudnn_actor.protocol.graphs.named_graph import Graph
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.messages.any_message import AnyMessage
 from cudnn_actor.protocol.messages.computations import Compute
+from cudnn_actor.protocol.types.tune import Tune
 
 __all__ = ["Explain", "Warm"]
 
@@ -15,10 +16,19 @@ class Warm(AnyMessage[int], tag=True):
     """Build the plans of `messages` and `graphs` without running them; answered by the number of plans built.
 
     A failure to build is cached, but not reported here.
+
+    Parameters
+    ----------
+    messages, graphs
+        What to build plans for.
+    tune
+        Whether to tune them, which takes seconds to minutes: see `Tune`. If that fails, the plans stay as
+        they were built.
     """
 
     messages: tuple[Compute, ...] = ()
     graphs: tuple[Graph, ...] = ()
+    tune: Tune = False
 
 
 class Explain(AnyMessage[Explanation], tag=True):

@@ -60,17 +60,6 @@ def job(width: int, *, tune: bool = False) -> Job:
     return Job(graph.digest(), graph, None, tune)
 
 
-def test_what_is_to_be_built_goes_before_what_is_to_be_tuned() -> None:
-    with bench() as made, made.workshop.tuning.closed():
-        jobs = [job(1, tune=True), job(2, tune=True), job(3)]
-        made.thread.ask(jobs[0])
-        made.workshop.tuning.wait_for_arrival()
-        for later in jobs[1:]:
-            made.thread.ask(later)
-        made.workshop.tuning.open()
-        assert [made.result().job for _ in range(3)] == [jobs[0], jobs[2], jobs[1]]
-
-
 @pytest.mark.parametrize(
     ("newest_first", "order"), [(False, [1, 3, 2, 4]), (True, [1, 3, 4, 2])], ids=["oldest", "newest"]
 )
@@ -132,6 +121,32 @@ def test_tuning_that_nobody_waits_for_any_more_ends_at_the_next_candidate() -> N
         made.thread.close()
         made.workshop.tuning.open()
         assert isinstance(made.result().outcome, Exception)
+
+
+def test_a_tuning_that_is_abandoned_ends_at_the_next_candidate_and_the_next_job_is_done() -> None:
+    with bench() as made, made.workshop.tuning.closed():
+        unwanted = job(1, tune=True)
+        made.thread.ask(unwanted)
+        made.workshop.tuning.wait_for_arrival()
+        made.thread.ask(job(2))
+        made.thread.abandon(unwanted)
+        made.workshop.tuning.open()
+        assert isinstance(made.result().outcome, Exception)
+        assert made.workshop.tuning.passed == 1
+        assert made.result().job == job(2)
+
+
+def test_one_that_is_abandoned_before_it_begins_has_no_result() -> None:
+    with bench() as made:
+        with made.workshop.building.closed():
+            made.thread.ask(job(1))
+            made.workshop.building.wait_for_arrival()
+            unwanted = job(2, tune=True)
+            made.thread.ask(unwanted)
+            made.thread.ask(job(3))
+            made.thread.abandon(unwanted)
+        assert [made.result().job for _ in range(2)] == [job(1), job(3)]
+        assert made.workshop.tuning.passed == 0
 
 
 class WatchedGraph(OperationGraph, frozen=True, kw_only=True, weakref=True):

@@ -368,18 +368,14 @@ async def test_requests_run_the_first_plan_until_the_tuned_one_is_there(logs: li
     assert shown[-2:] == [(0, 2), (1, 2)]
 
 
-async def test_builds_go_before_tuning() -> None:
+async def test_no_build_waits_for_tuning() -> None:
     async with workshop_service(autotune=True) as (gpu, workshop, trio):
-        other = trio.product(epilogue=Epilogue(activation=Activation.TANH))
-        with held(workshop):
+        with workshop.tuning.closed():
             warmed = gpu.submit(Warm(messages=(cold(trio),)))
-            await in_thread(workshop.building.wait_for_arrival)
-            late = gpu.submit(other)
-            await taken_up(gpu)
-            workshop.tuning.shut()
-        assert isinstance(await late, Receipt)
-        assert not warmed.done()
-        workshop.tuning.open()
+            await in_thread(workshop.tuning.wait_for_arrival)
+            late = trio.product(epilogue=Epilogue(activation=Activation.TANH))
+            assert isinstance(await gpu.ask(late), Receipt)
+            assert not warmed.done()
         assert await warmed == 1
 
 

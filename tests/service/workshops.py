@@ -28,6 +28,8 @@ class Workshop:
         self.tuning = Gate()
         self.failures: list[Exception | None] = []
         """What the next builds raise, one after the other; None for one that works."""
+        self.tuning_failures: list[Exception] = []
+        """What the next tunings raise at their second candidate."""
         self.room: int | None = None
         """Bytes of workspace that the device has; None for enough."""
         self.dies = False
@@ -84,6 +86,8 @@ class WorkshopBuilder:
         for done in range(2):
             progress(done, 2, f"candidate {done}")
             self._workshop.tuning.go_through()
+            if done and self._workshop.tuning_failures:
+                raise self._workshop.tuning_failures.pop(0)
         plan: Any = compile_plan(graph, workspace_limit)
         tuned: Plan = dataclasses.replace(plan, tag=f"{plan.tag}/tuned")
         return tuned
@@ -109,11 +113,19 @@ class KeepingBuilder(WorkshopBuilder):
         self._graphs[id(plan)] = graph
         return plan
 
+    def tune(self, graph: OperationGraph, *, workspace_limit: int | None, progress: ProgressCallback) -> Plan:
+        plan = super().tune(graph, workspace_limit=workspace_limit, progress=progress)
+        self._graphs[id(plan)] = graph
+        return plan
+
     def export(self, plan: Plan) -> bytes:  # type: ignore[override]
-        return msgspec.msgpack.encode(self._graphs[id(plan)])
+        return msgspec.msgpack.encode((self._graphs[id(plan)], plan.tag))
 
     def restore(self, graph: OperationGraph, data: bytes) -> Plan:
-        return compile_plan(msgspec.msgpack.decode(data, type=OperationGraph), None)
+        kept, tag = msgspec.msgpack.decode(data, type=tuple[OperationGraph, str])
+        plan: Any = compile_plan(kept, None)
+        restored: Plan = dataclasses.replace(plan, tag=tag)
+        return restored
 
 
 class BuildingEngine(CpuEngine):

@@ -15,15 +15,15 @@ a build, or tuning                     in the builder process. Waits while the p
                                        for earlier requests of others. In this process, a build
                                        would block every thread, and a plan that kills its device
                                        context during its check would destroy this process's
-a plan that cannot be exported or      again in this process: building it has proved harmless
-restored
+a plan that cannot be exported or      again in this process: building it has proved harmless. Not one
+restored                               that was tuned: that would take minutes, so the tuning fails
 a build whose process was stopped or   in another process, and does not count towards `tries`: the
 killed for other reasons, or had not   graph is not to blame
 started the build
 a graph being built when a process     never in this process. In another process, at once, until
 died                                   `tries` processes have died of it; with `tries` 1, at the
                                        next request for it. After that, nowhere
-no process (4 deaths within 60 s, or   in this process from then on; a warning is logged
+no process (4 deaths within 60 s, or   in this process from then on; a warning is logged. Tuning fails
 other library versions)
 =====================================  ==========================================================
 
@@ -59,12 +59,14 @@ from cudnn_actor.engines.remote.connection import (
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.supervision.policy import RestartIntensity
 
-__all__ = ["DIED", "INTERRUPTED", "SILENT", "RemoteBuilder"]
+__all__ = ["DIED", "INTERRUPTED", "NOT_TUNED", "SILENT", "RemoteBuilder"]
 
 DIED = "BUILDER_DIED"
 """Status of the `EngineFailure` of a build whose process died."""
 SILENT = "BUILDER_SILENT"
 """Status of the `EngineFailure` of a build that hung: its process was killed."""
+NOT_TUNED = "NO_BUILDER_TO_TUNE"
+"""Status of the `EngineFailure` of a tuning without a process to measure in."""
 INTERRUPTED = "BUILDER_INTERRUPTED"
 """Status of the `EngineFailure` of a build that was interrupted."""
 
@@ -226,8 +228,10 @@ class RemoteBuilder:
                 return plan
         elif self._killed[digest]:
             raise EngineFailure(DIED, "a builder process died of this graph; it is not built in this one")
-        make = self._local.tune if request.tunes else self._local.build
-        return make(request.graph, workspace_limit=request.workspace_limit, progress=progress)
+        if request.tunes:
+            raise EngineFailure(NOT_TUNED, "tuning would hold up the threads of this process for minutes")
+        limit = request.workspace_limit
+        return self._local.build(request.graph, workspace_limit=limit, progress=progress)
 
     def _answer(self, connection: Connection, request: Build, progress: ProgressCallback) -> Built:
         try:

@@ -2,7 +2,8 @@
 
 It is forked from a forkserver (`host`). It gets the receiving end of the queue of connections, the file that
 it prints to, and the pidfd of its parent, the service's process. It serves requests in the order in which it
-reads them.
+reads them, but builds go before tuning, which takes minutes: between two of its candidates, the builds that
+others wait for are made.
 
 A build that has begun is finished even if its client has gone, for example a worker that was killed. The plan
 is then kept until another client requests it, so that the next worker gets the plan that its predecessor
@@ -123,7 +124,9 @@ class _Server:
         while not self._has_done_its_share:
             self._look(None)
             while self._requests and not self._has_done_its_share:
-                self._do(*self._requests.popleft())
+                self._build_first()
+                if self._requests:
+                    self._do(*self._requests.popleft())
                 self._look(0)
         for peer in self._peers.values():
             self._say(peer, Leaving())
@@ -168,6 +171,12 @@ class _Server:
             self._open(peer, request)
         elif self._builder is not None and not peer.ended:  # else the client has gone
             self._answer(peer, request, self._builder)
+
+    def _build_first(self) -> None:
+        """Do what is no tuning."""
+        while (found := next((each for each in self._requests if not _tunes(each[1])), None)) is not None:
+            self._requests.remove(found)
+            self._do(*found)
 
     def _open(self, peer: Channel, request: Open) -> None:
         """Open the builder on the first request. An exception is printed and ends the process."""
@@ -224,6 +233,9 @@ class _Server:
                     other.send(Busy())
             if request.tunes and self._has_gone(peer):
                 raise _UnwantedError
+            if request.tunes:
+                self._build_first()
+                self._at_work_for = peer
 
         graph, limit = request.graph, request.workspace_limit
         make = builder.tune if request.tunes else builder.build
@@ -260,6 +272,10 @@ def _made(request: Open) -> Builder:
     module, _, name = request.make.partition(":")
     builder: Builder = getattr(importlib.import_module(module), name)(*request.arguments)
     return builder
+
+
+def _tunes(request: Open | Build) -> bool:
+    return isinstance(request, Build) and request.tunes
 
 
 def _key(request: Build) -> str:

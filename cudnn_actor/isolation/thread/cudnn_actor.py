@@ -378,8 +378,7 @@ class CudnnActor(Actor):
 
     def forget(self, message: Forget) -> None:
         """Drop plans. Graphs are kept by the service's own cache alone."""
-        for digest in message.plans:
-            self._runner.plans.drop(digest)
+        self._runner.forget_plans(message.plans)
 
     def lend(self, spec: TensorSpec) -> np.ndarray:
         """An array in memory that the engine reads directly, for a caller."""

@@ -12,16 +12,17 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cudnn_actor.engines.base import EngineFailure
 from cudnn_actor.engines.remote import BuilderHost, RemoteBuilder
-from cudnn_actor.engines.remote.builder_messages import ANSWERS, Accepted, Busy
+from cudnn_actor.engines.remote.builder_messages import ANSWERS, Accepted, Build, Built, Busy, Open, Ready
 from cudnn_actor.processes.channel import Channel
 
 from .conftest import NewBuilder
-from .craft import MAKE, PATIENCE_S, Craft, Stage, maker_of, wait_for_exit
+from .craft import MAKE, PATIENCE_S, Craft, Stage, graph, maker_of, wait_for_exit
 from .test_remote_builds import GRAPH, HERE, build, ready, starting
 
 ROOT = Path(__file__).parents[3]
@@ -131,6 +132,49 @@ def test_another_that_waits_is_told_that_a_tuning_gets_on(
         heard += [type(frame) for frame in other.receive()]
     assert heard[0] is Accepted
     other.close()
+
+
+def until(channel: Channel, last: type) -> list[Any]:
+    """What a client hears, up to a message of that kind. Blocks."""
+    heard: list[Any] = []
+    while not heard or not isinstance(heard[-1], last):
+        assert select.select([channel], (), (), PATIENCE_S)[0]
+        heard += channel.receive()
+    return heard
+
+
+def test_builds_of_others_are_made_between_two_candidates_of_a_tuning(
+    new_builder: NewBuilder, stage: Stage, thread: ThreadPoolExecutor, host: BuilderHost
+) -> None:
+    tunes = new_builder(renew_after=100)
+    player = ready(tunes, stage)
+    other = Channel(host.connect(), ANSWERS)
+    other.send(Open(MAKE, (stage.address,), 100))
+    other.send_all()
+    until(other, Ready)
+    tuned = thread.submit(tunes.tune, GRAPH, workspace_limit=None, progress=lambda *_: None)
+    player.at("tune")
+    other.send(Build(graph(5), None))
+    other.send_all()
+    player.told("go")
+    assert player.at("build") == player.pid
+    player.told("go")
+    player.at("tune")
+    assert until(other, Built)[-1].data is not None
+    assert not tuned.done()
+    other.close()
+    player.told("go", "go")
+    assert maker_of(tuned.result(PATIENCE_S)) == player.at("tune")
+
+
+def test_without_a_process_nothing_is_tuned_and_plans_are_built_here(
+    new_builder: NewBuilder, stage: Stage
+) -> None:
+    builder = new_builder("another library")
+    starting(builder, stage, "go")
+    with pytest.raises(EngineFailure, match="NO_BUILDER_TO_TUNE"):
+        builder.tune(GRAPH, workspace_limit=None, progress=lambda *_: None)
+    assert build(builder) == HERE
 
 
 def test_a_stopped_process_that_another_has_killed_is_no_graphs_fault(

@@ -115,8 +115,7 @@ class WorkerLoop:
 
     def forget_plans(self, digests: Iterable[str]) -> None:
         """Drop the plans of these graphs. A request that needs one has it built again."""
-        for digest in digests:
-            self._runner.plans.drop(digest)
+        self._runner.forget_plans(digests)
 
     def stop(self) -> None:
         """End after the current request."""
