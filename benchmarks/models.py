@@ -11,6 +11,9 @@ writes those in their usual size. Each file is measured in processes of its own:
   `load` reads the file; `import` makes the graph for a batch size; `first` is the first run with this batch
   size, in which the graph is made again, weights are uploaded and plans are built.
 - stored: the first run of a new service in another process, with what the first one stored.
+- tuned, with `--tune`: the same after `load(tune=True)`; `tune_s` is how long that took, `stored_tune_s` how
+  long it takes in the other process, which finds it in the store, and `changed` how many pieces have other
+  plans.
 - PyTorch, where it is installed: the network's own operators, eagerly and by `torch.compile`. All networks
   are compiled side by side, before anything is measured.
 
@@ -55,8 +58,26 @@ from .recording import Row, attempted, keep
 
 _SMALL = Path(__file__).parents[1] / "tests" / "onnx" / "networks" / "data"
 _READY = "ready"
-_OURS = ("load_ms", "import_ms", "first_ms", "stored_first_ms", "device_ms", "run_ms", "numpy_ms")
-_COLUMNS = (*_OURS, "eager_ms", "compiled_device_ms", "compiled_ms", "compiled_numpy_ms")
+_OURS = (
+    "load_ms",
+    "import_ms",
+    "first_ms",
+    "stored_first_ms",
+    "device_ms",
+    "tuned_device_ms",
+    "run_ms",
+    "numpy_ms",
+)
+_COLUMNS = (
+    *_OURS,
+    "eager_ms",
+    "compiled_device_ms",
+    "compiled_ms",
+    "compiled_numpy_ms",
+    "tune_s",
+    "stored_tune_s",
+)
+_MODES = ("reduce-overhead", "max-autotune")
 
 
 def ms(call: Callable[[], Any]) -> tuple[float, Any]:
@@ -82,13 +103,18 @@ def import_ms(source: OnnxModel, inputs: dict[str, np.ndarray]) -> float:
 
 
 class Job(NamedTuple):
-    """What one process measures: of which file with weights, with a folder for what is stored."""
+    """What one process measures: of which file with weights, with a folder for what is stored.
+
+    `tune`: whether it tunes, too. `mode`: how `torch.compile` does it.
+    """
 
     path: str
     batches: list[int]
     device: str
     folder: str
     runs: int
+    tune: bool = False
+    mode: str = _MODES[0]
 
 
 async def service(job: Job) -> Row:
@@ -113,7 +139,35 @@ async def service(job: Job) -> Row:
             explanation = await model.explain(inputs, measure=True)
             assert explanation.run_us is not None
             row["device_ms"] = round(explanation.run_us / 1e3, 4)
+        if job.tune:
+            async with await gpu.load(job.path, tune=True) as tuned:
+                for batch in job.batches:
+                    found[str(batch)] |= await _tuned(tuned, inputs_of(proto, batch))
     return found
+
+
+async def _tuned(model: Model, inputs: dict[str, np.ndarray]) -> Row:
+    """How long tuning takes, and what it gains."""
+    begin = time.perf_counter()
+    named = [
+        pair for each in model.inputs for pair in zip(each.dims or (), inputs[each.name].shape, strict=True)
+    ]
+    await model.warm({dim: size for dim, size in named if isinstance(dim, str)})
+    row: Row = {"tune_s": round(time.perf_counter() - begin, 2)}
+    explanation = await model.explain(inputs, measure=True)
+    assert explanation.run_us is not None
+    changed = [piece for piece in explanation.pieces if piece.measured and piece.measured.instead_of]
+    row["tuned_device_ms"] = round(explanation.run_us / 1e3, 4)
+    row["changed"] = len(changed)
+    row["changes"] = sorted(
+        {
+            f"{piece.labels[0]}: {piece.measured.instead_of} {piece.measured.heuristic_us:.1f} -> "
+            f"{piece.plan.split('/', 3)[-1]} {piece.measured.tuned_us:.1f}"
+            for piece in changed
+            if piece.measured
+        }
+    )
+    return row
 
 
 async def _timed(run: Awaitable[object]) -> float:
@@ -144,7 +198,7 @@ class InTorch:
         self.torch.backends.cudnn.allow_tf32 = self.torch.backends.cuda.matmul.allow_tf32 = False
         self.where, self.runs = "cpu" if job.device == "cpu" else "cuda", job.runs
         self.eager = program(_program(Path(job.path)), self.where)
-        self.compiled = self.torch.compile(self.eager, mode="reduce-overhead", dynamic=False)
+        self.compiled = self.torch.compile(self.eager, mode=job.mode, dynamic=False)
         proto = onnx.load(job.path)
         self.on_host = {str(batch): tensors(inputs_of(proto, batch).values(), "cpu") for batch in job.batches}
         self.given = {batch: [each.to(self.where) for each in given] for batch, given in self.on_host.items()}
@@ -290,6 +344,8 @@ def _rows_of(path: Path, job: Job, in_torch: Row, sides: Sequence[str]) -> Itera
         row = {"network": name, "opset": int(opset), "batch": int(batch)}
         if cold:
             row |= {"load_ms": cold["load_ms"], **cold[batch], "stored_first_ms": stored[batch]["first_ms"]}
+            if job.tune:
+                row["stored_tune_s"] = stored[batch]["tune_s"]
         yield row | in_torch.get(batch, {})
 
 
@@ -313,6 +369,8 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--sides", nargs="+", choices=("service", "torch"), default=["service", "torch"])
+    parser.add_argument("--tune", action="store_true", help="measure what tuning gains, too")
+    parser.add_argument("--mode", choices=_MODES, default=_MODES[0], help="of torch.compile")
     parser.add_argument("--out", type=Path, help="directory for the JSON")
     parser.add_argument("--side", nargs=2, help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -329,8 +387,8 @@ def main() -> None:
     known = versions(("numpy", "msgspec", "onnx", "torch"))
     known |= {} if given.device == "cpu" else gpu_versions()
 
-    wanted = Job("", given.batches, given.device, "", given.runs)
-    about = {"machine": machine(), "device": given.device, "files": given.folder.name}
+    wanted = Job("", given.batches, given.device, "", given.runs, given.tune, given.mode)
+    about = {"machine": machine(), "device": given.device, "files": given.folder.name, "compiled": given.mode}
     keep(measured(chosen, wanted, given.sides), sheet, given.out, "models", versions=known, **about)
 
 

@@ -51,8 +51,8 @@ _CANDIDATES, _FINALISTS = 16, 4
 """How many candidates of a piece are built, and how many of them are tried in the whole."""
 _LONGEST_S = 240.0
 """After so long, no further piece is begun."""
-_FAILURES = (EngineFailure, MemoryError, OutOfMemory)
-"""What keeps a candidate from being timed, unless the context is dead."""
+_OWN_FAULTS = (Refused, EngineFailure, MemoryError, OutOfMemory)
+"""What is wrong with a candidate alone, unless the context is dead."""
 
 
 def tune(
@@ -172,35 +172,35 @@ class _Tuner:
         with self._context.journal.trying(rival.tag):
             try:
                 return contest.enter(self._whole({**self._chosen, digest: rival}))
-            except Exception as error:
-                known = translate(error)
-                if isinstance(known, StickyError) or not isinstance(known, _FAILURES):
-                    raise known from error
-                log.info("plan.not_timed", plan=rival.tag, reason=str(known))
+            except Exception as error:  # noqa: BLE001 - it is raised again unless it is the plan's
+                log.info("plan.not_timed", plan=rival.tag, reason=_excuse(error))
                 return None
 
     def _finalists(self, digest: str, place: tuple[int, int]) -> tuple[int, list[CudaPlan]]:
         """How many plans of a piece were timed alone, and which others may be faster than the present one."""
         piece, first = self._singles[digest], self._chosen[digest]
         found: list[tuple[CudaPlan, float]] = []
-        check = SelfCheck(piece, self._context)
         try:
-            first_us = self._alone(check, first)
-            for plan in self._built(piece, first, place):
-                fault = check.fault(plan)
-                if fault is None:
-                    found.append((plan, self._alone(check, plan)))
-                else:
-                    log.info("plan.discarded", plan=plan.tag, reason=fault)
-                    self._discarded.append(f"{_name(plan)}: {fault}")
+            check = SelfCheck(piece, self._context)
         except MemoryError as error:
             log.info("plan.not_timed", plan=first.tag, reason=str(error))
             return 0, []
+        try:
+            first_us = self._alone(check, first)
+            for plan in self._built(piece, first, place):
+                if (fault := check.fault(plan)) is not None:
+                    log.info("plan.discarded", plan=plan.tag, reason=fault)
+                    self._discarded.append(f"{_name(plan)}: {fault}")
+                elif (us := self._alone(check, plan)) is not None:
+                    found.append((plan, us))
         finally:
             check.close()
-        self._timed += 1 + len(found)
+        timed = len(found) + (first_us is not None)
+        self._timed += timed
+        if first_us is None:
+            return timed, []
         best = finalists(first_us, [us for _, us in found], _FINALISTS)
-        return 1 + len(found), [found[number][0] for number in best]
+        return timed, [found[number][0] for number in best]
 
     def _built(self, piece: OperationGraph, first: CudaPlan, place: tuple[int, int]) -> Iterator[CudaPlan]:
         """Yields the candidates for a piece that can be built, each once, without the present plan.
@@ -214,19 +214,21 @@ class _Tuner:
             self._progress(done * _CANDIDATES + number, of * _CANDIDATES, candidate.what)
             try:
                 plan = candidate.build()
-            except StickyError:
-                raise
-            except (Refused, *_FAILURES) as error:
-                log.debug("plan.not_built", what=candidate.what, reason=str(error))
+            except Exception as error:  # noqa: BLE001 - as above
+                log.debug("plan.not_built", what=candidate.what, reason=_excuse(error))
                 continue
             if plan.recipe.steps not in known:
                 known.append(plan.recipe.steps)
                 yield plan
 
-    def _alone(self, check: SelfCheck, plan: CudaPlan) -> float:
-        """Microseconds of a piece's plan that runs again and again by itself."""
+    def _alone(self, check: SelfCheck, plan: CudaPlan) -> float | None:
+        """Microseconds of a piece's plan that runs again and again by itself; None if it fails."""
         with self._context.journal.trying(plan.tag):
-            return time_plan(check, plan, _ROUGH_RUNS)
+            try:
+                return time_plan(check, plan, _ROUGH_RUNS)
+            except Exception as error:  # noqa: BLE001 - as above
+                log.info("plan.not_timed", plan=plan.tag, reason=_excuse(error))
+                return None
 
     # The whole.
 
@@ -264,6 +266,14 @@ class _Tuner:
             parts = len(self._chosen[digest].recipe.parts)
             found.append((digest, sum(itertools.islice(rest, parts))))
         return found
+
+
+def _excuse(error: Exception) -> str:
+    """Why a candidate is left out. Raises what is not the candidate's own fault."""
+    known = translate(error)
+    if isinstance(known, StickyError) or not isinstance(known, _OWN_FAULTS):
+        raise known from error
+    return str(known)
 
 
 def _tuned(plan: CudaPlan, found: Tuning) -> CudaPlan:
