@@ -7,6 +7,7 @@ from cudnn_actor.protocol.graphs.explanation import (
     Measured as Measured,
     PieceOfPlan as PieceOfPlan,
     ScratchTensor as ScratchTensor,
+    Tuned as Tuned,
 )
 from cudnn_actor.protocol.graphs.graph_builder import GraphBuilder as GraphBuilder, Tensor as Tensor
 from cudnn_actor.protocol.graphs.limits import GraphLimits as GraphLimits

@@ -55,6 +55,14 @@ def test_a_model_is_computed_in_another_dtype(path: Path, tmp_path: Path) -> Non
     assert 0 < difference < 5e-3
 
 
+def test_tuning_on_the_cpu_says_that_there_was_nothing_to_tune(path: Path, tmp_path: Path) -> None:
+    options = ("--device", "cpu", "--dim", "N=2", "--tune", "--store", str(tmp_path / "plans"))
+    done = cudnn_actor_here("run", str(path), *options)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "nothing was tuned" in done.stdout
+    assert "scores: float32 (2, 5)" in done.stdout
+
+
 def test_the_pieces_of_a_model_are_timed(path: Path, tmp_path: Path) -> None:
     written = tmp_path / "profile.json"
     options = ("--device", "cpu", "--dim", "N=2", "--profile", "--json", str(written))

@@ -29,7 +29,7 @@ from cudnn_actor.engines.cuda.running.recipe import (
     Scratch,
     Tuning,
 )
-from cudnn_actor.protocol import DType, Explanation, Graph, GraphBuilder, OperationGraph, OutOfMemory
+from cudnn_actor.protocol import DType, Explanation, Graph, GraphBuilder, OperationGraph, OutOfMemory, Tuned
 from cudnn_actor.protocol.errors import UnsupportedGraph
 from cudnn_actor.protocol.operations import Cumulative, MatMul, Movement, Pointwise
 
@@ -142,7 +142,7 @@ def test_a_tuned_or_unchecked_piece_says_so() -> None:
     def tuned(piece: OperationGraph) -> CudaPlan:
         plan = made(piece)
         changes = (
-            {"tuning": Tuning(20.0, 10.0, 5, ())}
+            {"tuning": Tuning(20.0, 10.0, 5, (), instead_of="eng7")}
             if isinstance(piece.operations[0], Cumulative)
             else {"checked": False}
         )
@@ -155,9 +155,19 @@ def test_a_tuned_or_unchecked_piece_says_so() -> None:
     for words in (
         "NOT CHECKED",
         "no room for the self-check",
-        "tuned: 10.0 us, the first choice 20.0 us, of 5",
+        "tuned: 10.0 us, the first choice 20.0 us, of 5; it was eng7",
     ):
         assert words in str(found)
+
+
+def test_what_tuning_has_gained_in_all_and_how_long_it_took_is_told() -> None:
+    graph = layers()
+    plan = compose(graph.body, pieces_of(graph), made)
+    whole = Tuning(340.0, 300.0, 60, (), took_s=41.5)
+    found = CudaPlan(msgspec.structs.replace(plan.recipe, tuning=whole), ()).explain(graph.body)
+    assert found.tuned == Tuned(heuristic_us=340.0, tuned_us=300.0, took_s=41.5)
+    assert "tuned in 41.5 s: 300.0 us a run, 340.0 us by the first choices; 0 pieces changed" in str(found)
+    assert plan.explain(graph.body).tuned is None
 
 
 def test_a_plan_in_one_piece_is_explained_too() -> None:

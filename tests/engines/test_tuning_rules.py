@@ -71,8 +71,8 @@ def test_a_gain_is_seen_through_the_fall_of_the_clock() -> None:
 
 
 def test_two_runs_of_the_same_plan_are_a_tie() -> None:
-    for seed_of_level in (100.0, 1000.0, 5000.0):
-        assert not is_gain(gain_of(runs(seed_of_level, seed_of_level, noise=5.0)), of_us=seed_of_level / 10)
+    for us in (100.0, 1000.0, 5000.0):
+        assert not is_gain(gain_of(runs(us, us, noise=5.0)), of_us=us / 10)
 
 
 def test_one_that_gains_less_than_a_tie_of_the_pieces_time_keeps_the_first_choice() -> None:

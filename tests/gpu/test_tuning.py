@@ -121,17 +121,28 @@ def convolution_in(graph: OperationGraph) -> OperationGraph:
     return found
 
 
-def test_a_candidate_that_kills_the_context_ends_the_tuning_and_no_build() -> None:
+def remote(host: BuilderHost, tries: int) -> RemoteBuilder:
+    """A builder one of whose candidates kills the context of its process."""
+    name = f"{StrayBuilder.__module__}:{StrayBuilder.__name__}"
+    builder = RemoteBuilder(name, (0, host.journal, False), CudaBuilder(0), host, tries=tries)
+    builder.open()
+    return builder
+
+
+def test_the_next_process_does_without_a_candidate_that_has_killed_one() -> None:
     graph = network(1).body
     with BuilderHost() as host:
+        tunes = remote(host, tries=2)
+        plan: Any = tunes.tune(graph, workspace_limit=None, progress=lambda *_: None)
+        assert plan.checked
+        assert plan.tuning is not None
+        tunes.close()
 
-        def remote(make: type[CudaBuilder]) -> RemoteBuilder:
-            name = f"{make.__module__}:{make.__name__}"
-            return RemoteBuilder(name, (0, host.journal, False), CudaBuilder(0), host, tries=2)
 
-        tunes, builds = remote(StrayBuilder), remote(StrayBuilder)
-        for each in (tunes, builds):
-            each.open()
+def test_a_tuning_that_has_cost_its_processes_fails_and_no_build_does() -> None:
+    graph = network(1).body
+    with BuilderHost() as host:
+        tunes, builds = remote(host, tries=1), remote(host, tries=1)
         with pytest.raises(EngineFailure, match="BUILDER_DIED"):
             tunes.tune(graph, workspace_limit=None, progress=lambda *_: None)
         assert builds.build(graph, workspace_limit=None).checked

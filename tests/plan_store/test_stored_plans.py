@@ -11,7 +11,7 @@ from cudnn_actor.engines.base import Builder, EngineFailure, Plan, ProgressCallb
 from cudnn_actor.engines.cpu.compiler import compile_plan
 from cudnn_actor.plan_store.plan_file import PlanKey
 from cudnn_actor.plan_store.store import PlanStore
-from cudnn_actor.plan_store.stored import StoredPlans
+from cudnn_actor.plan_store.stored import KeptPlans, NotKept, StoredPlans
 from cudnn_actor.protocol import UnsupportedGraph
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 
@@ -53,6 +53,27 @@ def test_another_library_and_another_limit_build_their_own(store: PlanStore) -> 
     StoredPlans(store, newer).build(GRAPH, workspace_limit=None)
     StoredPlans(store, modest).build(GRAPH, workspace_limit=1 << 20)
     assert (newer.work, modest.work) == (["build"], ["build"])
+
+
+def test_another_library_or_device_and_another_limit_are_tuned_anew(store: PlanStore) -> None:
+    StoredPlans(store, GraphBuilder()).tune(GRAPH, workspace_limit=None, progress=unheard)
+    newer, other, modest = GraphBuilder("numpy of next year"), GraphBuilder("numpy on a gpu"), GraphBuilder()
+    for builder, limit in ((newer, None), (other, None), (modest, 1 << 20)):
+        StoredPlans(store, builder).tune(GRAPH, workspace_limit=limit, progress=unheard)
+        assert builder.work == ["tune"]
+
+
+def test_what_only_asks_the_store_never_measures(store: PlanStore) -> None:
+    asks, tunes = GraphBuilder(), GraphBuilder()
+    kept = KeptPlans(store, asks)
+    with pytest.raises(NotKept):
+        kept.tune(GRAPH, workspace_limit=None, progress=unheard)
+    StoredPlans(store, tunes).build(GRAPH, workspace_limit=None)
+    with pytest.raises(NotKept):
+        kept.tune(GRAPH, workspace_limit=None, progress=unheard)
+    StoredPlans(store, tunes).tune(GRAPH, workspace_limit=None, progress=unheard)
+    kept.tune(GRAPH, workspace_limit=None, progress=unheard)
+    assert (tunes.work, asks.work) == (["build", "tune"], ["restore"])
 
 
 def test_a_tuned_plan_serves_builds_and_later_tunings(store: PlanStore) -> None:

@@ -68,6 +68,20 @@ def test_a_build_that_may_cost_several_processes_is_made_by_the_last(
         assert made.result(PATIENCE_S) == last.at("open")
 
 
+def test_a_tuning_that_costs_every_process_that_it_may_fails_and_no_other_builder_refuses_the_graph(
+    new_builder: NewBuilder, stage: Stage
+) -> None:
+    tunes, builds = new_builder(tries=2), new_builder(tries=2)
+    ready(tunes, stage, "go", "crash")
+    with ThreadPoolExecutor(1) as thread:
+        failed = thread.submit(tunes.tune, GRAPH, workspace_limit=None, progress=lambda *_: None)
+        stage.enter("go", "crash")
+        with pytest.raises(EngineFailure, match="BUILDER_DIED"):
+            failed.result(PATIENCE_S)
+        last = stage.enter("go", "go")
+        assert build(builds) == last.at("open") != HERE
+
+
 def test_a_build_that_costs_every_process_that_it_may_fails(new_builder: NewBuilder, stage: Stage) -> None:
     builder = new_builder(tries=2)
     ready(builder, stage, "crash")

@@ -27,7 +27,7 @@ from cudnn_actor.engines.cuda.library.failures import translate
 from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.engines.cuda.planning.compiler import WORKSPACE_BYTES, compile_plan, in_pieces
 from cudnn_actor.engines.cuda.planning.partition import Cut, cut
-from cudnn_actor.engines.cuda.planning.rivals import all_candidates
+from cudnn_actor.engines.cuda.planning.rivals import Candidate, all_candidates
 from cudnn_actor.engines.cuda.planning.tuning_rules import (
     finalists,
     gain_of,
@@ -207,17 +207,18 @@ class _Tuner:
 
         `place`: which piece it is, and of how many.
         """
-        every = all_candidates(piece, self._context.handle, self._limit)
+        every, journal = all_candidates(piece, self._context.handle, self._limit), self._context.journal
         known = [first.recipe.steps]
         for number, candidate in enumerate(shortlist(((each.kind, each) for each in every), _CANDIDATES)):
             done, of = place
             self._progress(done * _CANDIDATES + number, of * _CANDIDATES, candidate.what)
-            try:
-                plan = candidate.build()
-            except Exception as error:  # noqa: BLE001 - as above
-                log.debug("plan.not_built", what=candidate.what, reason=_excuse(error))
+            name = f"tuning/{piece.digest()[:8]}/{candidate.what}"
+            if journal.killed(name):
+                log.info("plan.discarded", plan=name, reason="to build it killed an earlier process")
                 continue
-            if plan.recipe.steps not in known:
+            with journal.trying(name):
+                plan = _plan_of(candidate)
+            if plan is not None and plan.recipe.steps not in known:
                 known.append(plan.recipe.steps)
                 yield plan
 
@@ -266,6 +267,15 @@ class _Tuner:
             parts = len(self._chosen[digest].recipe.parts)
             found.append((digest, sum(itertools.islice(rest, parts))))
         return found
+
+
+def _plan_of(candidate: Candidate) -> CudaPlan | None:
+    """A candidate's plan; None if it cannot be built."""
+    try:
+        return candidate.build()
+    except Exception as error:  # noqa: BLE001 - as above
+        log.debug("plan.not_built", what=candidate.what, reason=_excuse(error))
+        return None
 
 
 def _excuse(error: Exception) -> str:
