@@ -132,8 +132,9 @@ _KNOWN: dict[type, st.SearchStrategy[Any]] = {
 def _values_of(kind: msgspec.inspect.Type) -> st.SearchStrategy[Any]:
     """Values of the type of a field."""
     match kind:
-        case msgspec.inspect.EnumType(cls=cls):
-            return st.sampled_from(cls)
+        case msgspec.inspect.EnumType() | msgspec.inspect.LiteralType():
+            choices: Any = kind.cls if isinstance(kind, msgspec.inspect.EnumType) else kind.values
+            return st.sampled_from(choices)
         case msgspec.inspect.StructType(cls=cls) | msgspec.inspect.CustomType(cls=cls):
             return _KNOWN[cls] if cls in _KNOWN else _built(kind)
         case msgspec.inspect.VarTupleType(item_type=item):

@@ -145,7 +145,10 @@ async def test_so_does_one_whose_time_is_up() -> None:
                 await gpu.load(read(), dims={"N": 2}, tune=True, timeout=0.2)
             model = await gpu.load(read(), dims={"N": 2})
             assert not await tuned(gpu, model)
-        assert workshop.tuning.passed <= 1
+            await model.close()
+        again = await gpu.load(read(), dims={"N": 2}, tune=True)
+        assert await tuned(gpu, again)
+        assert workshop.tuning.passed - 2 in (0, 1)  # it may have begun before the time was up
 
 
 async def test_a_model_that_another_holds_is_tuned_to_the_end() -> None:
