@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -95,12 +96,12 @@ def test_candidates_that_are_wrong_or_fail_are_left_out(
     def failing() -> CudaPlan:
         raise EngineFailure("CUDNN_STATUS_INTERNAL_ERROR", "as the test says")
 
-    def candidates(piece: OperationGraph, handle: Any, limit: int) -> list[Candidate]:
+    def candidates(piece: OperationGraph, *given: Any, **options: Any) -> list[Candidate]:
         mine = [Candidate("failing", 1, failing)]
         mine += (
             [Candidate("wrong", 1, wrong)] if piece.digest() == convolution_in(graph.body).digest() else []
         )
-        return [*mine, *all_candidates(piece, handle, limit)]
+        return [*mine, *all_candidates(piece, *given, **options)]
 
     monkeypatch.setattr(tuning, "all_candidates", candidates)
     plan, _ = tuned(builder, graph)
@@ -121,33 +122,30 @@ def convolution_in(graph: OperationGraph) -> OperationGraph:
     return found
 
 
-def remote(host: BuilderHost, tries: int) -> RemoteBuilder:
+@contextlib.contextmanager
+def remote(host: BuilderHost, tries: int) -> Iterator[RemoteBuilder]:
     """A builder one of whose candidates kills the context of its process."""
     name = f"{StrayBuilder.__module__}:{StrayBuilder.__name__}"
     builder = RemoteBuilder(name, (0, host.journal, False), CudaBuilder(0), host, tries=tries)
-    builder.open()
-    return builder
+    with contextlib.closing(builder):
+        builder.open()
+        yield builder
 
 
 def test_the_next_process_does_without_a_candidate_that_has_killed_one() -> None:
     graph = network(1).body
-    with BuilderHost() as host:
-        tunes = remote(host, tries=2)
+    with BuilderHost() as host, remote(host, tries=2) as tunes:
         plan: Any = tunes.tune(graph, workspace_limit=None, progress=lambda *_: None)
         assert plan.checked
         assert plan.tuning is not None
-        tunes.close()
 
 
 def test_a_tuning_that_has_cost_its_processes_fails_and_no_build_does() -> None:
     graph = network(1).body
-    with BuilderHost() as host:
-        tunes, builds = remote(host, tries=1), remote(host, tries=1)
+    with BuilderHost() as host, remote(host, tries=1) as tunes, remote(host, tries=1) as builds:
         with pytest.raises(EngineFailure, match="BUILDER_DIED"):
             tunes.tune(graph, workspace_limit=None, progress=lambda *_: None)
         assert builds.build(graph, workspace_limit=None).checked
-        for each in (tunes, builds):
-            each.close()
 
 
 @pytest.mark.parametrize("isolation", ["thread", "process"])

@@ -13,6 +13,7 @@ from cudnn_actor.engines.cuda.planning.cuda_builder import CudaBuilder
 from cudnn_actor.engines.cuda.planning.rivals import Candidate, all_candidates
 from cudnn_actor.engines.cuda.running.plan import CudaPlan
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
+from cudnn_actor.protocol.operations import Convolution
 
 __all__ = ["StrayBuilder"]
 
@@ -26,15 +27,17 @@ def _stray() -> CudaPlan:
 
 
 class StrayBuilder(CudaBuilder):
-    """One of its candidates writes to an illegal address."""
+    """One of its candidates for a piece with a convolution writes to an illegal address."""
 
     def tune(
         self, graph: OperationGraph, *, workspace_limit: int | None, progress: ProgressCallback
     ) -> CudaPlan:
         """As `CudaBuilder.tune`, which meets that candidate."""
 
-        def candidates(*given: Any) -> list[Candidate]:
-            return [*all_candidates(*given), Candidate("stray", 1, _stray)]
+        def candidates(piece: OperationGraph, *given: Any, **options: Any) -> list[Candidate]:
+            found = all_candidates(piece, *given, **options)
+            convolves = any(isinstance(operation, Convolution) for operation in piece.operations)
+            return [*found, Candidate("stray", 1, _stray)] if convolves else found
 
         setattr(tuning, "all_candidates", candidates)  # noqa: B010 - mypy sees that it is not exported
         return super().tune(graph, workspace_limit=workspace_limit, progress=progress)
