@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from cudnn_actor.engines.cpu.evaluation import EvaluatedPlan
 from cudnn_actor.engines.cuda.planning.partition import cut
+from cudnn_actor.engines.cuda.planning.products import product_of
 from cudnn_actor.engines.cuda.planning.rearranging import (
     Rearranged,
     as_product,
@@ -181,6 +182,53 @@ OTHERS = {
 @pytest.mark.parametrize("name", OTHERS)
 def test_others_are_not_rearranged(name: str) -> None:
     assert [*rearrangements(OTHERS[name])] == []
+
+
+SMALL = {
+    "more channels": layer((1, 128, 28, 28), (512, 128, 1, 1)),
+    "as many channels": layer((1, 64, 56, 56), (64, 64, 1, 1), FLOAT16),
+    "several images": layer((4, 512, 7, 7), (2048, 512, 1, 1)),
+    "images by channels": layer((2, 128, 28, 28), (512, 128, 1, 1), layouts=(NCHW, NCHW)),
+}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_single_pixels_are_a_small_product_of_cublaslt_without_a_copy(name: str) -> None:
+    (found,) = rearrangements(SMALL[name])
+    assert not found.copies
+    assert product_of(found.graph) is not None
+    check(SMALL[name], found)
+
+
+NO_SMALL = {
+    "fewer channels": layer((1, 512, 28, 28), (128, 512, 1, 1)),
+    "large": layer((32, 128, 28, 28), (512, 128, 1, 1)),
+    "strides": layer((1, 128, 28, 28), (512, 128, 1, 1), stride=2),
+    "channels that are no vectors": layer((1, 12, 28, 28), (24, 12, 1, 1)),
+    "filters that are no vectors": layer((1, 16, 28, 28), (20, 16, 1, 1)),
+    "alone": layer((1, 128, 28, 28), (512, 128, 1, 1), behind=False),
+}
+
+
+@pytest.mark.parametrize("name", NO_SMALL)
+def test_other_single_pixels_are_left_to_cudnn(name: str) -> None:
+    assert [*rearrangements(NO_SMALL[name])] == []
+
+
+def test_single_pixels_with_a_function_behind_that_cublaslt_lacks_are_left_to_cudnn() -> None:
+    g = GraphBuilder()
+    x = g.input("x", (1, 32, 14, 14), BFLOAT16, layout=NHWC)
+    y = g.conv(x, g.input("w", (192, 32, 1, 1), BFLOAT16, layout=NHWC))
+    graph = g.build(y=g.sigmoid(y).astype(BFLOAT16)).body
+    assert [*rearrangements(graph)] == []
+
+
+def test_single_pixels_with_a_float32_result_are_left_to_cudnn() -> None:
+    g = GraphBuilder()
+    x = g.input("x", (1, 128, 28, 28), BFLOAT16, layout=NHWC)
+    y = g.conv(x, g.input("w", (512, 128, 1, 1), BFLOAT16, layout=NHWC))
+    graph = g.build(y=g.relu(y).astype(FLOAT32)).body
+    assert [*rearrangements(graph)] == []
 
 
 def test_what_few_channels_and_long_strides_are_tried_as() -> None:
