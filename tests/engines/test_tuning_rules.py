@@ -7,6 +7,7 @@ import pytest
 
 from cudnn_actor.engines.cuda.planning.tuning_rules import (
     TIE,
+    Few,
     Gain,
     finalists,
     gain_of,
@@ -44,6 +45,24 @@ def test_a_kind_with_few_candidates_leaves_its_places_to_the_others() -> None:
 def test_a_list_that_is_short_keeps_all_in_their_order() -> None:
     every = [("a", 1), ("b", 2), ("a", 3)]
     assert shortlist(every, 3) == [1, 2, 3]
+
+
+def test_of_each_engine_the_first_few_that_can_be_built_are() -> None:
+    assert built_of("4a", "4refused", "4b", "4c", "7a", "7b") == ["4a", "4b", "7a"]
+
+
+def test_of_a_single_engine_as_many_are_as_of_several() -> None:
+    assert built_of("4a", "4b", "4c", "4d") == ["4a", "4b", "4c"]
+
+
+def built_of(*names: str) -> list[str]:
+    """Which of the configurations are built, of two of an engine at most and three in all."""
+    few, built = Few((name[0] for name in names), of_each=2, most=3), []
+    for name in names:
+        if few.allows(name[0]) and "refused" not in name:
+            few.note(name[0])
+            built.append(name)
+    return built
 
 
 def test_the_fastest_alone_are_tried_in_the_whole_also_if_they_are_a_little_slower_there() -> None:

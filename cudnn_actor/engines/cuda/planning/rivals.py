@@ -26,11 +26,15 @@ _WIDENED, _REARRANGED, _PRODUCTS = 8, 4, 8
 
 
 class Candidate(NamedTuple):
-    """A plan: of which kind it is, which number of that kind, and what builds it."""
+    """A plan: of which kind it is, which number of that kind, and what builds it.
+
+    `engine`: which of cuDNN's engines runs the whole graph; empty for other plans.
+    """
 
     kind: str
     number: int
     build: Callable[[], CudaPlan]
+    engine: str = ""
 
     @property
     def what(self) -> str:
@@ -38,25 +42,28 @@ class Candidate(NamedTuple):
         return f"{self.kind}, {self.number}"
 
 
-def all_candidates(graph: OperationGraph, handle: Any, limit: int) -> list[Candidate]:
+def all_candidates(
+    graph: OperationGraph, handle: Any, limit: int, *, fallbacks: bool = True
+) -> list[Candidate]:
     """All candidates: cuDNN's, those on rearranged copies or with channels of zeros, our kernels of depthwise
     convolutions, and the ways to run the graph in steps unless it is a convolution alone.
 
-    Those of one kind come in the order in which they are expected to be fast.
+    Those of one kind come in the order in which they are expected to be fast. `fallbacks`: whether cuDNN's
+    fallbacks are among them where it has others.
     """
-    return [
+    of_cudnn = _of_cudnn(graph, handle, limit, fallbacks=fallbacks)
+    return of_cudnn + [
         Candidate(kind, number, build)
-        for kind, builds in _kinds(graph, handle, limit)
+        for kind, builds in _other_kinds(graph, handle, limit)
         for number, build in enumerate(builds, start=1)
     ]
 
 
-def _kinds(
+def _other_kinds(
     graph: OperationGraph, handle: Any, limit: int
 ) -> Iterator[tuple[str, list[Callable[[], CudaPlan]]]]:
-    """Yields the kinds of candidates, each with what builds them."""
+    """Yields the kinds of candidates that are not cuDNN's for the whole graph, each with what builds them."""
     given = graph, handle, limit
-    yield "cuDNN's", [partial(compile_whole, *given, index) for index in range(_of_cudnn(*given))]
     if (product := product_of(graph)) is not None:
         yield (
             "by cuBLASLt",
@@ -81,10 +88,19 @@ def _kinds(
     yield "in steps", [partial(compile_split, *given, choice=choice) for choice in range(choices)]
 
 
-def _of_cudnn(graph: OperationGraph, handle: Any, limit: int) -> int:
-    """How many candidates cuDNN has for the whole graph."""
+def _of_cudnn(graph: OperationGraph, handle: Any, limit: int, *, fallbacks: bool) -> list[Candidate]:
+    """cuDNN's candidates for the whole graph."""
     try:
         check_whole(graph)
-        return len(names_of(candidates(graph, handle, limit)))
+        names = names_of(candidates(graph, handle, limit, fallbacks=fallbacks))
     except Refused:
-        return 0
+        return [] if fallbacks else _of_cudnn(graph, handle, limit, fallbacks=True)
+    return [
+        Candidate(
+            "cuDNN's",
+            number,
+            partial(compile_whole, graph, handle, limit, number - 1, fallbacks=fallbacks),
+            name.partition("_")[0],
+        )
+        for number, name in enumerate(names, start=1)
+    ]

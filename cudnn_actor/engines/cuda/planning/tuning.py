@@ -29,6 +29,7 @@ from cudnn_actor.engines.cuda.planning.compiler import WORKSPACE_BYTES, compile_
 from cudnn_actor.engines.cuda.planning.partition import Cut, cut
 from cudnn_actor.engines.cuda.planning.rivals import Candidate, all_candidates
 from cudnn_actor.engines.cuda.planning.tuning_rules import (
+    Few,
     finalists,
     gain_of,
     is_gain,
@@ -49,6 +50,8 @@ log = Log("cudnn_actor")
 _WARM_UPS, _ROUGH_RUNS = 5, 5
 _CANDIDATES, _FINALISTS = 16, 4
 """How many candidates of a piece are built, and how many of them are tried in the whole."""
+_OF_ENGINE, _OF_CUDNN = 3, 6
+"""How many of these are cuDNN's: of one engine, and of all."""
 _LONGEST_S = 240.0
 """After so long, no further piece is begun."""
 _OWN_FAULTS = (Refused, EngineFailure, MemoryError, OutOfMemory)
@@ -207,17 +210,22 @@ class _Tuner:
 
         `place`: which piece it is, and of how many.
         """
-        every, journal = all_candidates(piece, self._context.handle, self._limit), self._context.journal
-        known = [first.recipe.steps]
+        every = all_candidates(piece, self._context.handle, self._limit, fallbacks=False)
+        few = Few((each.engine for each in every if each.engine), _OF_ENGINE, _OF_CUDNN)
+        known, journal = [first.recipe.steps], self._context.journal
         for number, candidate in enumerate(shortlist(((each.kind, each) for each in every), _CANDIDATES)):
             done, of = place
             self._progress(done * _CANDIDATES + number, of * _CANDIDATES, candidate.what)
+            if candidate.engine and not few.allows(candidate.engine):
+                continue
             name = f"tuning/{piece.digest()[:8]}/{candidate.what}"
             if journal.killed(name):
                 log.info("plan.discarded", plan=name, reason="to build it killed an earlier process")
                 continue
             with journal.trying(name):
                 plan = _plan_of(candidate)
+            if plan is not None and candidate.engine:
+                few.note(candidate.engine)
             if plan is not None and plan.recipe.steps not in known:
                 known.append(plan.recipe.steps)
                 yield plan
