@@ -14,6 +14,8 @@ writes those in their usual size. Each file is measured in processes of its own:
 - tuned, with `--tune`: the same after `load(tune=True)`; `tune_s` is how long that took, `stored_tune_s` how
   long it takes in the other process, which finds it in the store, and `changed` how many pieces have other
   plans.
+- With `--prepared`, all plans are built beforehand, of all networks side by side while PyTorch compiles. Then
+  there is no cold start, and one process measures a file instead of two.
 - PyTorch, where it is installed: the network's own operators, eagerly and by `torch.compile`. All networks
   are compiled side by side, before anything is measured.
 
@@ -38,7 +40,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -144,6 +146,18 @@ async def service(job: Job) -> Row:
                 for batch in job.batches:
                     found[str(batch)] |= await _tuned(tuned, inputs_of(proto, batch))
     return found
+
+
+async def prepare(job: Job) -> None:
+    """Store the plans for each batch size."""
+    proto = onnx.load(job.path)
+    store = Path(job.folder) / "plans"
+    async with (
+        spawn(device=job.device, isolation="process", plan_store=store, hang_after_s=600.0) as gpu,
+        await gpu.load(job.path) as model,
+    ):
+        for batch in job.batches:
+            await gpu.run(model, inputs_of(proto, batch))
 
 
 async def _tuned(model: Model, inputs: dict[str, np.ndarray]) -> Row:
@@ -291,25 +305,35 @@ def _program(path: Path) -> Path:
 
 def apart(job: Job) -> Row:
     """What a new service measures in a process whose kernels are kept in the job's folder. Blocks."""
-    environment = {**os.environ, "CUPY_CACHE_DIR": str(Path(job.folder) / "kernels")}
     done = subprocess.run(
-        _side("service", job), env=environment, stdout=subprocess.PIPE, text=True, check=True
+        _side("service", job), env=_environment(job), stdout=subprocess.PIPE, text=True, check=True
     )
     row: Row = json.loads(done.stdout.splitlines()[-1])
     return row
+
+
+def _environment(job: Job) -> dict[str, str]:
+    return {**os.environ, "CUPY_CACHE_DIR": str(Path(job.folder) / "kernels")}
 
 
 def _side(what: str, job: Job) -> list[str]:
     return [sys.executable, "-m", "benchmarks.models", "--side", what, json.dumps(job)]
 
 
-def measured(paths: Sequence[Path], wanted: Job, sides: Sequence[str]) -> Iterator[Row]:
+def measured(wanted: dict[Path, Job], sides: Sequence[str], *, prepared: bool) -> Iterator[Row]:
     """A row for each file, which lacks its weights, and each batch size.
 
-    `wanted` is what is measured of each file; it has no path.
+    `wanted` is what is measured of each file, without a path.
     """
+    paths = list(wanted)
     with contextlib.ExitStack() as stack:
-        jobs = [_job(path, wanted, stack) for path in paths]
+        jobs = [_job(path, job, stack) for path, job in wanted.items()]
+        preparing = []
+        for job in jobs if prepared and "service" in sides else ():
+            preparing.append(
+                subprocess.Popen(_side("prepare", job), env=_environment(job), stdout=subprocess.DEVNULL)
+            )
+            stack.callback(preparing[-1].kill)
         rivals = []
         if "torch" in sides and importlib.util.find_spec("torch") is not None:
             for job in jobs:
@@ -317,6 +341,8 @@ def measured(paths: Sequence[Path], wanted: Job, sides: Sequence[str]) -> Iterat
                 stack.callback(rivals[-1].end)
         for rival in rivals:
             rival.await_ready()
+        for process in preparing:
+            process.wait()
         in_torch = dict.fromkeys(paths, Row())
         for path, rival in zip(paths, rivals, strict=False):
             for found in attempted(f"{path.name} in PyTorch", lambda rival=rival: [rival.result()]):  # type: ignore[misc]
@@ -325,7 +351,7 @@ def measured(paths: Sequence[Path], wanted: Job, sides: Sequence[str]) -> Iterat
                 else:
                     in_torch[path] = found
         for path, job in zip(paths, jobs, strict=True):
-            yield from attempted(path.name, functools.partial(_rows_of, path, job, in_torch[path], sides))
+            yield from attempted(path.name, functools.partial(_rows_of, job, in_torch[path], sides, prepared))
 
 
 def _job(path: Path, wanted: Job, stack: contextlib.ExitStack) -> Job:
@@ -337,15 +363,18 @@ def _job(path: Path, wanted: Job, stack: contextlib.ExitStack) -> Job:
     return job
 
 
-def _rows_of(path: Path, job: Job, in_torch: Row, sides: Sequence[str]) -> Iterator[Row]:
-    name, opset = path.stem.split(".")
-    cold, stored = (apart(job), apart(job)) if "service" in sides else (Row(), Row())
+def _rows_of(job: Job, in_torch: Row, sides: Sequence[str], prepared: bool) -> Iterator[Row]:
+    name, opset = Path(job.path).stem.split(".")
+    services = [apart(job) for _ in range(1 if prepared else 2)] if "service" in sides else []
     for batch in map(str, job.batches):
         row = {"network": name, "opset": int(opset), "batch": int(batch)}
-        if cold:
-            row |= {"load_ms": cold["load_ms"], **cold[batch], "stored_first_ms": stored[batch]["first_ms"]}
-            if job.tune:
-                row["stored_tune_s"] = stored[batch]["tune_s"]
+        if services:
+            first, last = services[0], services[-1]
+            row |= {"load_ms": first["load_ms"], **first[batch], "stored_first_ms": last[batch]["first_ms"]}
+            if prepared:
+                del row["first_ms"]
+            elif job.tune:
+                row["stored_tune_s"] = last[batch]["tune_s"]
         yield row | in_torch.get(batch, {})
 
 
@@ -363,13 +392,16 @@ def main() -> None:
     parser.add_argument(
         "--folder", type=Path, default=_SMALL, help="with NETWORK.OPSET.onnx and NETWORK.json"
     )
-    parser.add_argument("--networks", nargs="+", help="all in the folder unless given")
+    parser.add_argument(
+        "--networks", nargs="+", help="all in the folder unless given; gpt2:1,4 has batch sizes of its own"
+    )
     parser.add_argument("--opset", type=int, default=20)
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--sides", nargs="+", choices=("service", "torch"), default=["service", "torch"])
     parser.add_argument("--tune", action="store_true", help="measure what tuning gains, too")
+    parser.add_argument("--prepared", action="store_true", help="build plans beforehand, side by side")
     parser.add_argument("--mode", choices=_MODES, default=_MODES[0], help="of torch.compile")
     parser.add_argument("--out", type=Path, help="directory for the JSON")
     parser.add_argument("--side", nargs=2, help=argparse.SUPPRESS)
@@ -377,19 +409,25 @@ def main() -> None:
     if given.side is not None:
         what, text = given.side
         job = Job(*json.loads(text))
-        print(json.dumps(torch_side(job) if what == "torch" else asyncio.run(service(job))))
+        sides: dict[str, Callable[[Job], Coroutine[Any, Any, object]]] = {
+            "service": service,
+            "prepare": prepare,
+        }
+        print(json.dumps(torch_side(job) if what == "torch" else asyncio.run(sides[what](job))))
         return
-    paths = sorted(given.folder.glob(f"*.{given.opset}.onnx"))
-    names = given.networks or [path.name.split(".")[0] for path in paths]
-    chosen = [path for name in names for path in paths if path.name.split(".")[0] == name]
-    if not chosen:
+    paths = {path.name.split(".")[0]: path for path in sorted(given.folder.glob(f"*.{given.opset}.onnx"))}
+    job = Job("", given.batches, given.device, "", given.runs, given.tune, given.mode)
+    wanted = {}
+    for name, _, batches in (each.partition(":") for each in given.networks or paths):
+        if name in paths:
+            wanted[paths[name]] = job._replace(batches=[*map(int, batches.split(","))]) if batches else job
+    if not wanted:
         parser.error(f"no such networks of opset {given.opset} in {given.folder}")
     known = versions(("numpy", "msgspec", "onnx", "torch"))
     known |= {} if given.device == "cpu" else gpu_versions()
-
-    wanted = Job("", given.batches, given.device, "", given.runs, given.tune, given.mode)
     about = {"machine": machine(), "device": given.device, "files": given.folder.name, "compiled": given.mode}
-    keep(measured(chosen, wanted, given.sides), sheet, given.out, "models", versions=known, **about)
+    rows = measured(wanted, given.sides, prepared=given.prepared)
+    keep(rows, sheet, given.out, "models", versions=known, **about)
 
 
 if __name__ == "__main__":

@@ -101,6 +101,18 @@ def test_networks_are_imported_run_and_recorded(tmp_path: Path) -> None:
         assert all(row[name] > 0 for row in found)
 
 
+def test_networks_whose_plans_are_built_beforehand_have_no_cold_start(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "benchmarks.models", "--networks", "whisper_encoder:1,2", "--prepared"]
+    command += ["--tune", "--runs", "1", "--sides", "service", "--out", str(tmp_path)]
+    subprocess.run(command, capture_output=True, timeout=LIMIT_S, cwd=ROOT, check=True)
+    (written,) = tmp_path.glob("models-*.json")
+    found = json.loads(written.read_text())["found"]
+    assert [row["batch"] for row in found] == [1, 2]
+    for row in found:
+        assert "first_ms" not in row
+        assert min(row["stored_first_ms"], row["tune_s"], row["device_ms"], row["tuned_device_ms"]) > 0
+
+
 def test_what_was_found_before_the_end_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A part that fails does not end the others; SIGTERM ends them all, and what was found is there."""
 

@@ -11,8 +11,9 @@ from cudnn_actor.engines.cuda.planning.compiler import compile_rearranged
 from cudnn_actor.engines.cuda.planning.cuda_builder import CudaBuilder
 from cudnn_actor.engines.cuda.planning.rearranging import rearrangements
 from cudnn_actor.engines.cuda.running.program import Program
+from cudnn_actor.engines.cuda.running.recipe import ProductStep
 
-from ..engines.test_rearranging import PATCHES, PIXELS, STRIDED, layer
+from ..engines.test_rearranging import PATCHES, PIXELS, SMALL, STRIDED, layer
 from .test_operation_checks import builder
 
 __all__ = ["builder"]
@@ -27,7 +28,7 @@ LARGE = {
     "bottleneck": layer((32, 256, 56, 56), (64, 256, 1, 1)),
     "mobilenet": layer((32, 3, 224, 224), (32, 3, 3, 3), stride=2, pad=1),
 }
-GRAPHS = {f"small: {name}": graph for name, graph in (PATCHES | PIXELS | STRIDED).items()} | LARGE
+GRAPHS = {f"small: {name}": graph for name, graph in (PATCHES | PIXELS | SMALL | STRIDED).items()} | LARGE
 
 
 @pytest.mark.parametrize("name", GRAPHS)
@@ -57,4 +58,14 @@ def test_few_channels_are_rearranged_by_default(builder: CudaBuilder, name: str)
     assert plan.checked
     assert len(plan.recipe.steps) == len(first.copies) + 1, plan.tag
     again = builder.restore(graph, builder.export(plan) or b"")
+    assert again.tag == plan.tag
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_small_single_pixels_are_a_product_by_default(builder: CudaBuilder, name: str) -> None:
+    plan = builder.build(SMALL[name], workspace_limit=None)
+    (step,) = plan.recipe.steps
+    assert plan.checked
+    assert isinstance(step, ProductStep)
+    again = builder.restore(SMALL[name], builder.export(plan) or b"")
     assert again.tag == plan.tag
