@@ -11,6 +11,8 @@ from cudnn_actor.cli.graph_bench import graph_bench, made_up_values, opened
 from cudnn_actor.engines.cuda import CudaEngine
 from cudnn_actor.engines.cuda.checking.self_check import SelfCheck
 from cudnn_actor.engines.cuda.cudnn.frontend_graph import Refused
+from cudnn_actor.engines.cuda.planning.aligned_products import aligned_product
+from cudnn_actor.engines.cuda.planning.compiler import compile_aligned
 from cudnn_actor.engines.cuda.planning.cuda_builder import CudaBuilder
 from cudnn_actor.engines.cuda.planning.product_halves import compile_halves, halves_of
 from cudnn_actor.engines.cuda.planning.products import compile_product, product_of
@@ -22,6 +24,7 @@ from cudnn_actor.protocol import DType, Graph, GraphBuilder, OperationGraph, Ten
 
 from ..engines.differences import computed
 from ..engines.references import relative_error
+from ..engines.test_aligned_products import ODD
 from ..engines.test_products import GRAPHS as SPLIT
 from ..engines.test_products import PRODUCTS, added, biased, product, swiglu
 from ..engines.test_reshaped_products import block
@@ -121,6 +124,40 @@ def test_a_product_with_a_gate_is_split(builder: CudaBuilder) -> None:
     assert [type(step) for step in plan.recipe.steps] == [ProductStep, KernelStep], plan.tag
 
 
+UNALIGNED = {f"small: {name}": graph for name, (graph, _) in ODD.items()} | {
+    "logits": product(a=(4, 512, 768), b=(768, 50_257), turned="b"),
+    "logits, words in order": product(a=(4, 512, 768), b=(768, 50_257)),
+    "an odd inner dim": product(biased, a=(2048, 1535), b=(1535, 2048)),
+    "both, and gelu": product(lambda g, y: g.gelu(biased(g, y)), a=(1024, 1025), b=(1025, 4097), turned="b"),
+}
+
+
+@pytest.mark.parametrize("name", UNALIGNED)
+def test_products_of_whole_vectors_pass_their_self_check_and_can_be_captured(
+    builder: CudaBuilder, name: str
+) -> None:
+    graph, context = UNALIGNED[name], builder.context
+    found, check = aligned_product(graph, every=True), SelfCheck(graph, context)
+    assert found is not None
+    plan = compile_aligned(graph, found, context.handle, None, 0)
+    assert check.fault(plan) is None, plan.tag
+    program, workspace = Program(plan, context.handle, context.stream), check.room_for(plan)
+    for _ in range(5):
+        program.run((1.0,), check.pointers, check.scalars, workspace.pointer)
+    assert program.replays, f"{plan.tag} cannot be captured"
+    check.close()
+
+
+@pytest.mark.parametrize(("name", "steps"), [("logits", 3), ("logits, words in order", 3)])
+def test_logits_are_products_of_whole_vectors_by_default(builder: CudaBuilder, name: str, steps: int) -> None:
+    plan = builder.build(UNALIGNED[name], workspace_limit=None)
+    assert len(plan.recipe.steps) == steps, plan.tag
+    assert isinstance(plan.recipe.steps[-1], KernelStep)
+    assert plan.checked
+    again = builder.restore(UNALIGNED[name], builder.export(plan) or b"")
+    assert again.recipe == plan.recipe
+
+
 def behind(dims: tuple[int, int, int], after: Callable[[GraphBuilder, Tensor], Tensor]) -> Graph:
     m, n, k = dims
     g = GraphBuilder()
@@ -144,6 +181,17 @@ async def test_a_result_is_rounded_once(name: str, dims: tuple[int, int, int]) -
     found, steps = await run(graph, values)
     if dims[0] > 1 or name != "bias and residual":  # cuDNN adds what is as large as a row of bias
         assert steps == ["cuBLASLt"]
+    wanted = computed(graph, values)["y"].astype(np.float64)
+    assert relative_error(found["y"], wanted) < 2 * UNIT[BFLOAT16]
+
+
+@pytest.mark.parametrize("dims", [(1024, 4097, 512), (1024, 2048, 1025)])
+async def test_a_product_of_whole_vectors_is_rounded_once(dims: tuple[int, int, int]) -> None:
+    graph, rng = behind(dims, EPILOGUES["bias and relu"]), np.random.default_rng(7)
+    values = {p.name: rng.uniform(-1, 1, p.spec.dims).astype(p.spec.dtype.numpy) for p in graph.inputs}
+    found, steps = await run(graph, values)
+    assert "cuBLASLt" in steps
+    assert len(steps) > 1
     wanted = computed(graph, values)["y"].astype(np.float64)
     assert relative_error(found["y"], wanted) < 2 * UNIT[BFLOAT16]
 

@@ -19,6 +19,7 @@ from cudnn_actor.engines.cuda.checking.self_check import BuildContext, SelfCheck
 from cudnn_actor.engines.cuda.cudnn.frontend_graph import Refused
 from cudnn_actor.engines.cuda.cudnn.kernel_caches import KernelCaches
 from cudnn_actor.engines.cuda.library.failures import translate
+from cudnn_actor.engines.cuda.planning.aligned_products import aligned_product
 from cudnn_actor.engines.cuda.planning.candidates import (
     OnRefusal,
     build_candidate,
@@ -35,7 +36,7 @@ from cudnn_actor.engines.cuda.planning.product_halves import compile_halves, hal
 from cudnn_actor.engines.cuda.planning.products import compile_product, product_of
 from cudnn_actor.engines.cuda.planning.rearranging import Rearranged, plan_of_rearranged, rearrangements
 from cudnn_actor.engines.cuda.planning.splitting import MOST_FORMS, compile_split, is_elementwise, ways
-from cudnn_actor.engines.cuda.planning.steps import bound_sources, finish, graph_step
+from cudnn_actor.engines.cuda.planning.steps import bound_sources, finish, graph_step, placed
 from cudnn_actor.engines.cuda.planning.widening import compile_widened, is_widened
 from cudnn_actor.engines.cuda.running.loading import load, loaded
 from cudnn_actor.engines.cuda.running.plan import CudaPlan
@@ -43,9 +44,9 @@ from cudnn_actor.engines.cuda.running.recipe import GraphStep
 from cudnn_actor.engines.support import check_graph, unsupported
 from cudnn_actor.protocol.errors import OutOfMemory
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
-from cudnn_actor.protocol.operations import Convolution, Pointwise
+from cudnn_actor.protocol.operations import Convolution, MatMul, Pointwise
 
-__all__ = ["WORKSPACE_BYTES", "compile_plan", "compile_rearranged", "compile_whole"]
+__all__ = ["WORKSPACE_BYTES", "compile_aligned", "compile_plan", "compile_rearranged", "compile_whole"]
 
 log = Log("cudnn_actor")
 
@@ -210,6 +211,9 @@ def _of_our_own(
 ) -> Iterator[_Make]:
     """Yields what makes the graph one kernel of our own, or a convolution on other forms of its operands."""
     others = [operation for operation in graph.operations if not isinstance(operation, Pointwise)]
+    if (aligned := aligned_product(graph)) is not None:
+        for choice in range(_CHOICES):
+            yield partial(compile_aligned, graph, aligned, handle, limit, choice, on_refusal=on_refusal)
     if any(is_depthwise(operation, graph.tensor) for operation in others):
         yield partial(compile_depthwise, graph, limit)
     elif (product := product_of(graph)) is not None:
@@ -245,6 +249,38 @@ def compile_rearranged(
     if plan is None:
         raise Refused(f"there is no plan {choice} for it {rearranged.what}")
     return plan_of_rearranged(graph, rearranged, plan, limit)
+
+
+def compile_aligned(
+    graph: OperationGraph,
+    aligned: OperationGraph,
+    handle: Any,
+    limit: int | None,
+    choice: int,
+    *,
+    on_refusal: OnRefusal = ignore_refusal,
+) -> CudaPlan:
+    """A product as those of whole vectors (`aligned_product`), each by its plan of that index.
+
+    Calls `on_refusal` for plans of these, too. Raises `Refused`.
+    """
+
+    def build(piece: OperationGraph) -> CudaPlan:
+        plans = possible_plans(piece, handle, limit, on_refusal=on_refusal)
+        number = choice if any(isinstance(each, MatMul) for each in piece.operations) else 0
+        plan = next(itertools.islice(plans, number, None), None)
+        if plan is None:
+            raise Refused(f"there is no plan {choice} for products of whole vectors")
+        return plan
+
+    parts = cut(aligned)
+    assert parts is not None, "copies are pieces of their own"
+    plan = compose(aligned, parts, build)
+    sources = bound_sources(graph)
+    buffers = [sources[uid] for uid in aligned.bound]
+    numbers = [graph.scalars.index(uid) for uid in aligned.scalars]
+    steps = [placed(step, buffers, numbers, 0) for step in plan.recipe.steps]
+    return finish(graph, steps, plan.graphs, plan.recipe.scratch, limit)
 
 
 def _in_one_piece(

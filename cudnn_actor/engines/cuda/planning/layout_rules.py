@@ -41,7 +41,7 @@ _LEAST_ALIGNMENT = 16
 """Bytes to which cuDNN wants addresses aligned."""
 _RUNNING = ("running_mean", "running_variance")
 _WRITE_ROWS_ANYWHERE = (Attention, AttentionBackward, MatMul)
-"""Operations that write rows of a result anywhere."""
+"""Operations that write rows of a result anywhere, but not their vectors of 16 bytes where there are none."""
 
 
 # A result of a norm.
@@ -106,7 +106,15 @@ def _can_write(piece: Draft, form: GraphTensor, strides: tuple[int, ...]) -> boo
     if isinstance(piece, Group):
         return piece.norm is None
     rows = not strides or strides[-1] == form.strides[-1] == 1
-    return rows and isinstance(piece, Anchored) and isinstance(piece.anchor, _WRITE_ROWS_ANYWHERE)
+    if not rows or not isinstance(piece, Anchored) or not isinstance(piece.anchor, _WRITE_ROWS_ANYWHERE):
+        return False
+    return _has_vectors(form, strides) or not _has_vectors(form, form.strides)
+
+
+def _has_vectors(form: GraphTensor, strides: tuple[int, ...]) -> bool:
+    """Whether rows with these strides begin where kernels for tensor cores can write them."""
+    others = [step for size, step in zip(form.dims[:-1], strides[:-1], strict=True) if size > 1]
+    return not any(step * form.dtype.itemsize % _LEAST_ALIGNMENT for step in others)
 
 
 def _has_strides(form: GraphTensor, strides: tuple[int, ...]) -> bool:

@@ -7,8 +7,9 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from cudnn_actor.engines.cuda.cudnn.frontend_graph import Refused
+from cudnn_actor.engines.cuda.planning.aligned_products import aligned_product
 from cudnn_actor.engines.cuda.planning.candidates import candidates, check_whole, names_of
-from cudnn_actor.engines.cuda.planning.compiler import compile_rearranged, compile_whole
+from cudnn_actor.engines.cuda.planning.compiler import compile_aligned, compile_rearranged, compile_whole
 from cudnn_actor.engines.cuda.planning.depthwise import compile_depthwise, ways_of_depthwise
 from cudnn_actor.engines.cuda.planning.product_halves import compile_halves, halves_of
 from cudnn_actor.engines.cuda.planning.products import compile_product, product_of
@@ -21,8 +22,8 @@ from cudnn_actor.protocol.operations import Convolution
 
 __all__ = ["Candidate", "all_candidates"]
 
-_WIDENED, _REARRANGED, _PRODUCTS = 8, 4, 8
-"""How many plans are timed with channels of zeros, on rearranged copies, and of products by cuBLASLt."""
+_WIDENED, _REARRANGED, _PRODUCTS, _ALIGNED = 8, 4, 8, 4
+"""How many plans are timed: with channels of zeros, on rearranged copies, by cuBLASLt, of whole vectors."""
 
 
 class Candidate(NamedTuple):
@@ -45,8 +46,9 @@ class Candidate(NamedTuple):
 def all_candidates(
     graph: OperationGraph, handle: Any, limit: int, *, fallbacks: bool = True
 ) -> list[Candidate]:
-    """All candidates: cuDNN's, those on rearranged copies or with channels of zeros, our kernels of depthwise
-    convolutions, and the ways to run the graph in steps unless it is a convolution alone.
+    """All candidates: cuDNN's, products by cuBLASLt or of whole vectors, those on rearranged copies or with
+    channels of zeros, our kernels of depthwise convolutions, and the ways to run the graph in steps unless it
+    is a convolution alone.
 
     Those of one kind come in the order in which they are expected to be fast. `fallbacks`: whether cuDNN's
     fallbacks are among them where it has others.
@@ -73,6 +75,11 @@ def _other_kinds(
         yield (
             "by cuBLASLt and a kernel",
             [partial(compile_halves, graph, halves, handle, limit, n) for n in range(_PRODUCTS)],
+        )
+    if (aligned := aligned_product(graph, every=True)) is not None:
+        yield (
+            "of whole vectors",
+            [partial(compile_aligned, graph, aligned, handle, limit, n) for n in range(_ALIGNED)],
         )
     for way in rearrangements(graph, every=True):
         yield (
