@@ -107,6 +107,8 @@ class Value:
         Why it stays float32 in a model that is computed in another dtype: see `precision`.
     origin
         What it is computed from, if that is initialisers that may be overwritten; else None.
+    biases
+        What it is as a mask that is added to scores of each dtype, once attention has needed that.
     looked_at
         The import's set of the initialisers that `array` has shown. Their values are part of the graph.
     """
@@ -116,6 +118,7 @@ class Value:
         "_laid_out",
         "_tensor",
         "_weight",
+        "biases",
         "dims",
         "dtype",
         "fixed",
@@ -141,6 +144,7 @@ class Value:
         self.made_by: Any = None
         self.standing: Any = None
         self.origin: Origin | None = None
+        self.biases: dict[DType, Tensor] = {}
         self.looked_at: set[str] = set()
 
     def stored_as(self, dtype: DType) -> Value:

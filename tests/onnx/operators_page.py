@@ -161,7 +161,8 @@ has the name N; `--profile` times each part, `--concurrency 1:64` measures runs 
   once; but before GELU by erf, and before a transpose, the product with its bias is rounded as ONNX says,
   so that less is stored between them.
 - **Attention** that a model spells out in a half type is one operation here. Of a row whose scores are all
-  -inf it gives 0, where the nodes would give NaN.
+  -inf it gives 0, where the nodes would give NaN. A mask whose values are in the file, and which
+  hides nothing or is causal, is not read when the model runs.
 - **Indices** that are out of range count as the nearest in range: a device cannot raise for them.
 - **Trained files.** `python -m benchmarks.trained_files` runs the .onnx files of 23 packages on PyPI, at two
   sizes each, here and in ONNX Runtime. [benchmarks/results](../benchmarks/results) has the records,

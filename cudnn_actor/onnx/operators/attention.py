@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from cudnn_actor.onnx.nodes import Node, Result
 from cudnn_actor.onnx.operator_table import operator
+from cudnn_actor.onnx.operators.masks import Mask, bias_of, read_mask
 from cudnn_actor.onnx.values import Declined
 from cudnn_actor.protocol.graphs.graph_builder import GraphBuilder, Tensor
-from cudnn_actor.protocol.types.dtypes import DType
 
 __all__: list[str] = []
 
@@ -24,17 +23,13 @@ def _heads(g: GraphBuilder, x: Tensor, heads: int | None) -> Tensor:
     return g.transpose(split, (0, 2, 1, 3))
 
 
-def _bias(node: Node, g: GraphBuilder, q: Tensor, k: Tensor) -> Tensor | None:
+def _mask(node: Node, q: Tensor, k: Tensor) -> Mask:
     if not node.has(3):
-        return None
-    mask = node.tensor(3)
+        return Mask(None)
+    mask = node.value(3)
     if mask.dims[-1] != k.dims[2]:
         raise Declined(f"a mask of dims {mask.dims} for {k.dims[2]} keys")
-    if mask.dtype is DType.BOOL:
-        mask = g.astype(g.where(mask, 0.0, -math.inf), q.dtype)
-    if mask.dtype is not q.dtype:
-        mask = g.astype(mask, q.dtype)
-    return g.reshape(mask, (*[1] * (4 - mask.rank), *mask.dims))
+    return read_mask(mask, q.dims[2], k.dims[2])
 
 
 @operator("Attention", since=23)
@@ -53,7 +48,10 @@ def attention(node: Node, g: GraphBuilder) -> Result:
         if causal:
             raise Declined("is causal, and has keys from before")
         k, v = g.concatenate([node.tensor(4), k], 2), g.concatenate([node.tensor(5), v], 2)
-    y: Any = g.attention(q, k, v, bias=_bias(node, g, q, k), scale=node.attribute("scale"), causal=causal)
+    mask = _mask(node, q, k)
+    bias = None if mask.rest is None else bias_of(mask.rest, g, q.dtype)
+    causal = causal or mask.causal
+    y: Any = g.attention(q, k, v, bias=bias, scale=node.attribute("scale"), causal=causal)
     if x.rank == 3:
         b, h, s, d = y.dims
         y = g.reshape(g.transpose(y, (0, 2, 1, 3)), (b, s, h * d))

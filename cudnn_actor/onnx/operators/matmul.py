@@ -10,6 +10,7 @@ import numpy as np
 from cudnn_actor.onnx.nodes import Node, Result
 from cudnn_actor.onnx.operator_table import operator
 from cudnn_actor.onnx.operators.casts import converted, wrapped
+from cudnn_actor.onnx.operators.masks import Mask, bias_of, read_mask
 from cudnn_actor.onnx.operators.sources import MOST_STEPS, made_by
 from cudnn_actor.onnx.values import Declined, Value
 from cudnn_actor.protocol.graphs.graph_builder import GraphBuilder, Tensor
@@ -115,8 +116,9 @@ def _attention(node: Node, g: GraphBuilder) -> Tensor | None:
         or np.broadcast_shapes(bias.dims, dims) != dims
     ):
         return None
-    mask = None if bias is None else g.reshape(bias.tensor, (*[1] * (4 - bias.rank), *bias.dims))
-    return g.attention(q.tensor, turned(g, k.tensor), v.tensor, bias=mask, scale=scale)
+    mask = Mask(None) if bias is None else read_mask(bias, *dims[2:])
+    rest = None if mask.rest is None else bias_of(mask.rest, g, q.tensor.dtype)
+    return g.attention(q.tensor, turned(g, k.tensor), v.tensor, bias=rest, scale=scale, causal=mask.causal)
 
 
 def _scaled(value: Value) -> tuple[Value, float] | None:
