@@ -1,4 +1,4 @@
-"""Attention with what is known of its masks, and heads that are shared, on a GPU."""
+"""Attention with what is known of its masks, heads that are shared, and rotary embedding, on a GPU."""
 
 from __future__ import annotations
 
@@ -66,3 +66,22 @@ async def test_attention_with_a_mask_or_shared_heads(name: str) -> None:
     assert np.isfinite(found["y"].astype(np.float32)).all()
     assert relative_error(found["y"], wanted.astype(np.float64)) < 2e-2
     assert len(steps) == 1, steps
+
+
+def rotary() -> Graph:
+    """As Llama has it."""
+    g = GraphBuilder()
+    rows = g.input("rows", (B, S, H * D), BFLOAT16)
+    x = g.transpose(g.reshape(rows, (B, S, H, D)), (0, 2, 1, 3))
+    cos, sin = (g.input(name, (1, 1, S, D), BFLOAT16) for name in ("cos", "sin"))
+    turned = g.concatenate([-x[..., D // 2 :], x[..., : D // 2]], 3)
+    return g.build(y=(x * cos + turned * sin).astype(BFLOAT16))
+
+
+async def test_rotary_embedding_is_one_kernel() -> None:
+    graph = rotary()
+    values = values_of(graph)
+    found, steps = await run(graph, values)
+    assert len(steps) == 1, steps
+    wanted = computed(graph, values)["y"].astype(np.float64)
+    assert relative_error(found["y"], wanted) < 4e-3

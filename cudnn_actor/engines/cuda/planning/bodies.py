@@ -143,7 +143,7 @@ class Body:
         """The leaf for a tensor, one for equal parameters: see `Leaf`."""
         steps = tuple(0 if size == 1 else step for size, step in zip(self._dims, steps, strict=True))
         leaf = Leaf(self._first + len(self._leaves), tensor.dtype, offset, selects, filling)
-        return self._leaves.setdefault((tensor, steps, offset, selects, filling), leaf)
+        return self._leaves.setdefault((tensor, steps, offset, selects, repr(filling)), leaf)
 
     def of(self, uids: Iterable[int]) -> list[Value]:
         """The expressions of tensors that have been computed, by uid."""

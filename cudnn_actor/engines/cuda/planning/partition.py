@@ -27,6 +27,7 @@ from typing import NamedTuple
 import msgspec
 
 from cudnn_actor.engines.cuda.operations.fused_norms import FUSED
+from cudnn_actor.engines.cuda.planning.concatenated_reads import read_in_parts
 from cudnn_actor.engines.cuda.planning.depthwise import is_depthwise
 from cudnn_actor.engines.cuda.planning.empty_tensors import filled
 from cudnn_actor.engines.cuda.planning.fusing import is_lined, lines_of_operation
@@ -73,7 +74,7 @@ def cut(graph: OperationGraph) -> Cut | None:
     other dims than in the graph: see `reshaped_products`.
     """
     whole, numbers = graph, tuple(range(len(graph.operations)))
-    for change in (filled, reshaped):
+    for change in (filled, reshaped, read_in_parts):
         if (found := change(whole)) is not None:
             if found.graph is None:
                 return _NOTHING
