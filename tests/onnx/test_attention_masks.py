@@ -122,3 +122,43 @@ def test_a_mask_that_may_be_overwritten_is_a_bias() -> None:
     graph = model.specialised(specs, {}).graph
     assert graph is not None
     assert any(isinstance(each, Attention) and each.bias is not None for each in graph.body.operations)
+
+
+# Heads of queries that share heads of keys.
+
+
+def sharing(k: tuple[int, ...], dims: tuple[int, ...], *, outputs: str = "y") -> onnx.ModelProto:
+    """Attention of 4 heads of queries, with copies of keys and values for them as exporters write them."""
+    nodes = []
+    for name in "kv":
+        nodes += [
+            node("Unsqueeze", f"{name} two", f"{name}1"),
+            node("Expand", f"{name}1 five", f"{name}2"),
+            node("Reshape", f"{name}2 four", f"{name}3"),
+        ]
+    nodes.append(node("Attention", "q k3 v3 - - -", outputs))
+    return model_of(
+        nodes,
+        {"q": (FLOAT, [2, 4, 5, 8]), "k": (FLOAT, k), "v": (FLOAT, k)},
+        {"y": (FLOAT, None)},
+        {"two": np.array([2]), "five": np.array(dims), "four": np.array([2, 4, 5, 8])},
+        opset_imports=[helper.make_opsetid("", 23)],
+    )
+
+
+def test_heads_that_are_shared_are_not_copied() -> None:
+    proto = sharing((2, 2, 5, 8), (2, 2, 2, 5, 8))
+    (operation,) = attention_of(proto)
+    body = imported(proto).graph.body
+    assert [body.tensor(uid).dims for uid in (operation.k, operation.v)] == [(2, 2, 5, 8)] * 2
+    assert "mul" not in kinds(imported(proto))
+    given = {name: rng.standard_normal((2, 2, 5, 8)).astype("f4") for name in "kv"}
+    check(proto, q=rng.standard_normal((2, 4, 5, 8)).astype("f4"), **given)
+
+
+def test_other_copies_of_heads_stay() -> None:
+    proto = sharing((2, 1, 5, 8), (2, 2, 2, 5, 8))  # one head for all, first as two
+    (operation,) = attention_of(proto)
+    assert imported(proto).graph.body.tensor(operation.k).dims == (2, 4, 5, 8)
+    given = {name: rng.standard_normal((2, 1, 5, 8)).astype("f4") for name in "kv"}
+    check(proto, q=rng.standard_normal((2, 4, 5, 8)).astype("f4"), **given)

@@ -23,6 +23,23 @@ def _heads(g: GraphBuilder, x: Tensor, heads: int | None) -> Tensor:
     return g.transpose(split, (0, 2, 1, 3))
 
 
+def _shared(node: Node, number: int) -> Tensor:
+    """Keys or values, without the copies that a model makes of heads that several heads of queries share."""
+    value = node.value(number)
+    made = value.made_by
+    if made is None or made.op != "Reshape" or value.rank != 4:
+        return value.tensor
+    copies = made.value(0)
+    expand = copies.made_by
+    if expand is None or expand.op != "Expand":
+        return value.tensor
+    once, (batch, heads, *rest) = expand.value(0), value.dims
+    groups = once.dims[1] if once.rank == 5 else 1
+    if once.dims != (batch, groups, 1, *rest) or copies.dims != (batch, groups, heads // groups, *rest):
+        return value.tensor
+    return node.g.reshape(once.tensor, (batch, groups, *rest))
+
+
 def _mask(node: Node, q: Tensor, k: Tensor) -> Mask:
     if not node.has(3):
         return Mask(None)
@@ -43,6 +60,10 @@ def attention(node: Node, g: GraphBuilder) -> Result:
     x = node.tensor(0)
     q = _heads(g, x, node.attribute("q_num_heads"))
     k, v = (_heads(g, node.tensor(number), node.attribute("kv_num_heads")) for number in (1, 2))
+    if not node.has(4) and not node.wants(1) and not node.wants(2):
+        one, other = _shared(node, 1), _shared(node, 2)
+        if one.dims[1] == other.dims[1]:
+            k, v = (one, other) if x.rank == 4 else (k, v)
     causal = bool(node.attribute("is_causal", 0))
     if node.has(4):
         if causal:
