@@ -413,10 +413,13 @@ class Import:
         given = [None if value is None else value.elements for value in view.inputs]
         arrays = fold(view.proto, given, place.opsets, self._budget)
         origins = origins_of(view.proto, view.inputs, place.opsets)
-        return [
+        found = [
             None if each is None else self._ports.constant(each, fixed=fixed, origin=origin)
             for each, origin in zip(arrays, origins, strict=True)
         ]
+        if view.op == "Transpose" and found[0] is not None and found[0].rank == 2:
+            found[0].turned_from = view.value(0) if view.attribute("perm", (1, 0)) == (1, 0) else None
+        return found
 
     def _added(self, view: Node, place: _Place, label: str) -> Sequence[Value | None] | None:
         """The results of a node that its handler added; None if the operator's function is to be tried."""

@@ -193,6 +193,7 @@ class Precision:
         key = id(value), dtype
         if key not in self._made:
             made = value.stored_as(dtype) if value.fixed else self._cast(value, dtype)
+            made.turned_from = value.turned_from and self._as(value.turned_from, dtype)
             self._made[key] = value, made
         return self._made[key][1]
 

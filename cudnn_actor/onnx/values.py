@@ -105,6 +105,8 @@ class Value:
         The `Node` whose result it is; None if it is an input, a constant or the result of a function.
     standing
         Why it stays float32 in a model that is computed in another dtype: see `precision`.
+    turned_from
+        Of a constant that is another one transposed, of rank 2: that one.
     origin
         What it is computed from, if that is initialisers that may be overwritten; else None.
     biases
@@ -126,6 +128,7 @@ class Value:
         "made_by",
         "origin",
         "standing",
+        "turned_from",
     )
 
     def __init__(
@@ -143,6 +146,7 @@ class Value:
         self._laid_out: dict[Layout, Tensor] = {}
         self.made_by: Any = None
         self.standing: Any = None
+        self.turned_from: Value | None = None
         self.origin: Origin | None = None
         self.biases: dict[DType, Tensor] = {}
         self.looked_at: set[str] = set()
@@ -166,6 +170,11 @@ class Value:
             )
             made.looked_at = self.looked_at
         return made
+
+    @property
+    def is_in_graph(self) -> bool:
+        """Whether it is a tensor of the graph already."""
+        return isinstance(self._tensor, Tensor)
 
     @property
     def tensor(self) -> Tensor:

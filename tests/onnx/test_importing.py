@@ -154,6 +154,20 @@ def test_weights_are_named_as_the_model_names_them_and_equal_constants_are_one()
     check(proto, x=X)
 
 
+@pytest.mark.parametrize("options", [{}, {"dtype": DType.BFLOAT16}, {"swappable": True}])
+def test_a_weight_that_is_read_as_it_is_and_transposed_is_uploaded_once(options: Any) -> None:
+    nodes = [
+        node("Gather", "words x", "rows"),
+        node("Transpose", "words", "turned", perm=[1, 0]),
+        node("MatMul", "rows turned", "y"),
+    ]
+    tensors = {"words": rng.standard_normal((6, 4)).astype("f4")}
+    proto = model_of(nodes, {"x": (INT64, [3])}, {"y": (FLOAT, [3, 6])}, tensors)
+    special = OnnxModel(proto, **options).specialised({"x": TensorSpec.packed((3,), "int64")}, {})
+    assert len(special.weights) == 1
+    check(proto, x=np.array([5, 0, 3]))
+
+
 @pytest.mark.parametrize("dtype", [TensorProto.BFLOAT16, HALF, FLOAT])
 def test_networks_of_half_types_have_their_channels_last(dtype: int) -> None:
     """From the first convolution on; filters are uploaded so, where they are constants."""

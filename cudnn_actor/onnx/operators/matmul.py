@@ -53,7 +53,13 @@ def mat_mul(node: Node, g: GraphBuilder) -> Result:
     fused = _attention(node, g)
     if fused is not None:
         return fused
-    return product(g, node.tensor(0), node.tensor(1))
+    return product(g, node.tensor(0), _factor(node.value(1), g))
+
+
+def _factor(value: Value, g: GraphBuilder) -> Tensor:
+    """A factor: a view of what it is the transpose of, if that is in the graph, too, as embeddings are."""
+    of = value.turned_from
+    return turned(g, of.tensor) if of is not None and of.is_in_graph else value.tensor
 
 
 @operator("Gemm", since=7)
