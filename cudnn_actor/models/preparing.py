@@ -13,7 +13,7 @@ from cudnn_actor.actors.long_work import in_own_thread
 from cudnn_actor.models.keeping import Keeping, Kept, Outdated
 from cudnn_actor.models.loop_locks import LoopLocks
 from cudnn_actor.models.rounding import rounded
-from cudnn_actor.models.source import NeedsValues, Specialised
+from cudnn_actor.models.source import NeedsValues, Specialised, Weight, values_of
 from cudnn_actor.models.writing import Writing
 from cudnn_actor.protocol.errors import OutOfMemory
 from cudnn_actor.protocol.messages.messages import Allocate, WarmModel
@@ -171,7 +171,8 @@ class Preparing:
                 self._keeping.discard(ref)
         return kept
 
-    async def _upload_weight(self, array: np.ndarray, spec: TensorSpec) -> BufferRef:
+    async def _upload_weight(self, weight: Weight, spec: TensorSpec) -> BufferRef:
+        array = await in_own_thread(values_of, weight) if callable(weight) else weight
         if array.dtype != spec.dtype.numpy:
             array = await in_own_thread(rounded, array, spec.dtype)
         return await self._with_room(spec.nbytes, partial(self._gpu.upload, array, layout=spec.layout))

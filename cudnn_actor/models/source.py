@@ -21,11 +21,20 @@ __all__ = [
     "Source",
     "Specialised",
     "SwappableSource",
+    "Weight",
     "fixed_specs",
     "shown",
+    "values_of",
 ]
 
 Dims = tuple[int | str | None, ...]
+Weight = np.ndarray | Callable[[], np.ndarray]
+"""The values of a weight, or what computes them when they are to be uploaded."""
+
+
+def values_of(weight: Weight) -> np.ndarray:
+    """The values of a weight. Those of a computed one are computed anew."""
+    return weight() if callable(weight) else weight
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +131,7 @@ class Specialised:
     graph: Graph | None
     inputs: Mapping[str, str]
     outputs: Mapping[str, str]
-    weights: Mapping[str, tuple[str, np.ndarray]]
+    weights: Mapping[str, tuple[str, Weight]]
     constants: Mapping[str, np.ndarray]
     random: Draws | None = None
     origins: Mapping[str, Origin] = field(default_factory=dict)

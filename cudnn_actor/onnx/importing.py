@@ -28,6 +28,7 @@ from cudnn_actor.onnx.control import CONTROL, is_control
 from cudnn_actor.onnx.dtypes import Given, agreed, dtype_code, formal
 from cudnn_actor.onnx.expanding import body_of, has_body
 from cudnn_actor.onnx.folding import fold, inferred, misfit, nothing
+from cudnn_actor.onnx.joining import Joined, joined
 from cudnn_actor.onnx.lists import Listed
 from cudnn_actor.onnx.nodes import Node
 from cudnn_actor.onnx.operator_checks import problem_of
@@ -564,14 +565,17 @@ class Import:
             ports[outputs[feature.name]] = tensor if precision is None else precision.output(tensor, feature)
         graph = self._built(ports) if ports else None
         read = set() if graph is None else {port.name for port in graph.inputs}
+        weights, origins = self._ports.weights(read), self._ports.origins(read)
+        if graph is not None:
+            graph, weights, origins = joined(Joined(graph, weights, origins), self._ports.name)
         return Specialised(
             graph=graph,
             inputs=self._ports.inputs(read),
             outputs=outputs,
-            weights=self._ports.weights(read),
+            weights=weights,
             constants=constants,
             random=self._ports.random(read),
-            origins=self._ports.origins(read),
+            origins=origins,
             decided_by=frozenset(self._ports.looked_at),
         )
 

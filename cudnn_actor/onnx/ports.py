@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from cudnn_actor.models.source import Feature, Origin
+from cudnn_actor.models.source import Feature, Origin, Weight
 from cudnn_actor.onnx import operators
 from cudnn_actor.onnx.reading import ModelFile
 from cudnn_actor.onnx.values import Declined, Empty, Refused, Undecided, Value
@@ -64,11 +64,11 @@ class Ports:
         """The inputs of the model that the graph reads → ports. `read`: the ports that it reads."""
         return {name: port for name, port in self._inputs.items() if port in read}
 
-    def weights(self, read: Collection[str]) -> dict[str, tuple[str, np.ndarray]]:
+    def weights(self, read: Collection[str]) -> Mapping[str, tuple[str, Weight]]:
         """The ports of the weights that the graph reads → their keys and values."""
         return {port: weight for port, weight in self._weights.items() if port in read}
 
-    def origins(self, read: Collection[str]) -> dict[str, Origin]:
+    def origins(self, read: Collection[str]) -> Mapping[str, Origin]:
         """The keys of those weights that are computed from initialisers that may be overwritten."""
         keys = [key for key, _ in self.weights(read).values()]
         return {key: self._origins[key] for key in keys if key in self._origins}

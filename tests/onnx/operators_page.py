@@ -160,6 +160,10 @@ has the name N; `--profile` times each part, `--concurrency 1:64` measures runs 
   result of each node. Functions of each element behind a product are computed in float32 here and rounded
   once; but before GELU by erf, and before a transpose, the product with its bias is rounded as ONNX says,
   so that less is stored between them.
+- **Products of one value by several weights** (queries, keys and values; the halves of a gated network) are
+  one product here, by all those weights side by side, if each is read by that product alone. They are put
+  side by side when they are uploaded, and `model.write` takes them by their own names. In a half type, what
+  such a product gives is rounded as ONNX says, before functions of each element.
 - **Attention** that a model spells out in a half type is one operation here. Of a row whose scores are all
   -inf it gives 0, where the nodes would give NaN. A mask whose values are in the file, and which
   hides nothing or is causal, is not read when the model runs.

@@ -21,6 +21,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from cudnn_actor import DType, InvalidModel, InvalidRequest, TensorSpec, UnsupportedModel, spawn
 from cudnn_actor.models import NeedsValues
+from cudnn_actor.models.source import values_of
 from cudnn_actor.onnx import ModelLimits, OnnxModel
 from cudnn_actor.onnx.budget import Budget
 from cudnn_actor.onnx.costs import cost_of
@@ -140,7 +141,7 @@ def test_what_is_too_large_to_be_computed_now_is_left_to_the_service() -> None:
     model = OnnxModel(proto, ModelLimits(constants=MIB))
     special = model.specialised(SPECS, {})
     assert special.graph is not None
-    assert all(array.size <= 1 for _, array in special.weights.values())
+    assert all(values_of(weight).size <= 1 for _, weight in special.weights.values())
 
     async def result() -> Any:
         async with spawn(device="cpu") as gpu:

@@ -62,6 +62,9 @@ def reshape(node: Node, g: GraphBuilder) -> Result:
 
 
 def _reshaped(node: Node, g: GraphBuilder, wanted: Sequence[int]) -> Result:
+    rest = math.prod(each for each in wanted if each != -1)
+    if list(wanted).count(-1) == 1 and rest and node.value(0).size % rest == 0:
+        wanted = [node.value(0).size // rest if each == -1 else each for each in wanted]
     return node.value(0) if tuple(wanted) == node.dims(0) else g.reshape(node.tensor(0), wanted)
 
 
