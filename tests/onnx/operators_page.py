@@ -62,7 +62,7 @@ output on the device: `outputs["features"]` is a reference.
 `pip install -e ".[onnx]"` in a clone brings the package onnx. [onnx_model.py](../examples/onnx_model.py) is a
 program to start from. On the command line: `cudnn-actor run MODEL.onnx`, with `--dim N=8` for a dim that
 has the name N; `--profile` times each part, `--concurrency 1:64` measures runs a second, and with
-`--batched` those of `gpu.batched`, too.
+`--batched` those of `gpu.batched`, too; `--plot FILE.svg` draws them.
 
 - **Reading.** The model is checked when it is loaded. One that is cut off, contradicts itself or refers to
   data outside of its folder raises `InvalidModel`, which names the node or the initialiser. A path at which
@@ -80,7 +80,9 @@ has the name N; `--profile` times each part, `--concurrency 1:64` measures runs 
 - **Initialisers that are inputs, too,** are the inputs' defaults: `model.defaults` has them. Leave them out,
   or give other values to a run.
 - **Dims.** A model is made into a graph for the dims of its inputs, at the first run with them. The {kept}
-  graphs that were used last are kept, or fewer if they take more than `spawn(cache_limit=)` bytes. `close`
+  graphs that were used last are kept, or fewer if they take more than `spawn(cache_limit=)` bytes. Their
+  buffers for inputs and outputs take up to `spawn(deployed_limit=)` bytes, for all models of a service
+  together; over that, those of the graph that was used longest ago are given back until its next run. `close`
   drops them and their plans, and frees the weights. Inputs whose dims have one name must agree.
 - **Values that decide.** Where the values of an input decide over shapes, axes or attributes, the graph is
   made for these values, too. Arithmetic runs on the engine, never in the importing process; only what
@@ -124,8 +126,8 @@ has the name N; `--profile` times each part, `--concurrency 1:64` measures runs 
   `model.nbytes` says how many bytes they are. `close` frees them, and so does the end of
   `async with await gpu.load(path) as model`. A model that is dropped without it frees them too, with a
   `ResourceWarning`.
-  `cudnn-actor chaos --model MODEL.onnx` tries it: it runs the model while workers are killed, and compares
-  each result with ONNX's own reference.
+  `cudnn-actor chaos --model MODEL.onnx` tries it: it runs the model, alone and batched, while workers are
+  killed and all weights are swapped every second, and compares each result with ONNX's own reference.
 - **Layout.** In bfloat16 and float16, convolutions have their channels last, and so has what follows from
   them. Filters are uploaded so. An output that is kept as a reference may be one of those.
 - **Precision.** `gpu.load(model, dtype="bfloat16")`, or `"float16"` or `"float32"`, computes weights and
