@@ -374,6 +374,36 @@ def test_time_in_which_the_harness_did_not_run_is_no_stall() -> None:
     assert (tally.stalled(), tally.longest_s) == ([], 1.0)
 
 
+def test_a_life_lasts_until_its_end_and_is_noted_with_its_first_answer() -> None:
+    now = 0.0
+    tally = Tally(clock=lambda: now)
+
+    def answer() -> None:
+        request = Asked()
+        tally.sent(request, fill(buffer(1), 7), LoadKind.TASKS, task=1, burst=1)
+        tally.ended(request, RECEIPT)
+
+    now = 1.0
+    answer()
+    tally.ends(1)
+    now = 3.0
+    served = [tally.served_s]
+    tally.serves(2)
+    now = 4.0
+    assert [*served, tally.served_s] == [None, 1.0]
+    tally.ends(2)
+    tally.ends(3)  # a signal meets a worker before it is told that this serves
+    tally.serves(3)
+    now = 5.0
+    tally.serves(4)
+    now = 7.0
+    answer()
+    answer()
+    assert tally.lives() == [(0, 1, 1, 1), (3, 1, 0, None), (4, 0, 0, None), (5, 2, 2, 2)]
+    life = report_of(Settings(), tally, Outcome("cpu", [], {}, None, "", now, ())).life
+    assert (life.lives, life.served_s, life.idle, life.first_max_ms) == (4, 4.0, 1, 2000.0)
+
+
 # What it knows and what it asks.
 
 
@@ -559,6 +589,15 @@ def test_nothing_is_lost_or_wrong_in_a_process(standby: str, tmp_path: Path) -> 
     assert counts["finished"] > 0
     assert any(kind["faults"] for kind in record["recovery"].values())  # which come first is chance
     assert done.returncode == int(counts["stalls"] > 0)  # on a busy machine, where a start takes seconds
+
+
+def test_a_worker_serves_for_a_while_before_it_is_killed(tmp_path: Path) -> None:
+    out = tmp_path / "chaos.json"
+    words = ["--faults", "kill", "--load", "tasks", "--seconds", "3", "--kill-every", "0.05"]
+    chaos(*words, "--out", str(out))  # a start takes longer than a pause
+    lasted = [lasted_s for _, lasted_s, _, _ in json.loads(out.read_text())["lives"][:-1]]
+    assert len(lasted) > 3
+    assert sum(lasted_s >= 0.025 for lasted_s in lasted) > 0.6 * len(lasted), lasted
 
 
 def test_an_interrupt_ends_the_run_early_and_it_is_reported() -> None:

@@ -335,6 +335,17 @@ def spawn_poisoned(**options: Any) -> Spawning:
     return Spawning(CudnnService(make_options({"device": "cpu", **_current, **options}), engine=choice))
 
 
+def spawn_mortal(calls: int, **options: Any) -> Spawning:
+    """`spawn` in process isolation, on an engine that ends its worker after so many calls."""
+    choice = _choice(CpuEngine)._replace(
+        worker=WorkerEngine("tests.service.worker_rigs:MortalEngine", (calls,)),
+        preload=("cudnn_actor.engines.cpu",),
+        host_arenas=True,
+    )
+    options = {"device": "cpu", "isolation": "process", **options}
+    return Spawning(CudnnService(make_options(options), engine=choice))
+
+
 def gated_child(gate: Gate, id: str = "cudnn", **options: Any) -> tuple[ChildSpec, CudnnService]:
     """`child_spec` on the engine of `gated`."""
     spec, service = child_spec(id, device="cpu", **options)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,6 +22,7 @@ __all__ = [
     "POISON",
     "GatedEngine",
     "LaggingEngine",
+    "MortalEngine",
     "Passage",
     "PoisonedEngine",
     "RemoteGate",
@@ -158,3 +159,51 @@ class PoisonedEngine(CpuEngine):
                 os.kill(os.getpid(), signal.SIGKILL)
             raise StickyError("POISONED", "a value that kills")
         super().execute(plan, buffers, scalars)
+
+
+class MortalEngine(CpuEngine):
+    """The CPU engine of a worker that dies instead of making its last call.
+
+    Parameters
+    ----------
+    calls
+        How many calls that read or write buffers it makes in its life.
+    """
+
+    def __init__(self, calls: int) -> None:
+        super().__init__()
+        self._left = calls
+
+    def execute(self, plan: Any, buffers: Sequence[np.ndarray], scalars: Sequence[float]) -> None:
+        self._live()
+        super().execute(plan, buffers, scalars)
+
+    def write(self, dst: np.ndarray, array: np.ndarray) -> None:
+        self._live()
+        super().write(dst, array)
+
+    def read(self, src: np.ndarray, into: np.ndarray | None = None) -> np.ndarray:
+        self._live()
+        return super().read(src, into)
+
+    def copy(self, src: np.ndarray, dst: np.ndarray) -> None:
+        self._live()
+        super().copy(src, dst)
+
+    def direct_copy(self, src: np.ndarray, dst: np.ndarray) -> Callable[[], object]:
+        copy = super().direct_copy(src, dst)
+
+        def copy_if_alive() -> object:
+            self._live()
+            return copy()
+
+        return copy_if_alive
+
+    def fill(self, dst: np.ndarray, value: float) -> None:
+        self._live()
+        super().fill(dst, value)
+
+    def _live(self) -> None:
+        if not self._left:
+            os.kill(os.getpid(), signal.SIGKILL)
+        self._left -= 1

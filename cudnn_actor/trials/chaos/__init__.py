@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_pause,
         default=_DEFAULTS.kill_every,
         metavar="SECONDS",
-        help="mean time between two signals to processes (%(default)s)",
+        help="mean time between two signals; to a worker, since it serves (%(default)s)",
     )
     parser.add_argument(
         "--faults",

@@ -1,8 +1,10 @@
 """When which fault is injected.
 
-Signals come from outside, after random pauses. Other faults are injected inside the service by a fault plan,
-with a probability per message: so they hit the service in the middle of requests, also of those that
-accumulate. Everything is drawn from the seed; which request a signal hits depends on timing.
+Signals come from outside, after random pauses. The pause before a signal to the worker that serves begins
+when it serves: where a start takes longer than the pauses, each worker would else be struck in the moment in
+which it is ready. Other faults are injected inside the service by a fault plan, with a probability per
+message: so they hit the service in the middle of requests, also of those that accumulate. Everything is drawn
+from the seed; which request a signal hits depends on timing.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import signal
 from cudnn_actor.protocol import ExecutionFailed, OutOfMemory
 from cudnn_actor.protocol.messages.messages import COMPUTE
 from cudnn_actor.service.client import CudnnRef
-from cudnn_actor.supervision import ExitKind, Fault, FaultPlan, FaultRule, Restarting
+from cudnn_actor.supervision import ExitKind, Fault, FaultPlan, FaultRule, Restarted, Restarting
 from cudnn_actor.trials.chaos import processes
 from cudnn_actor.trials.chaos.processes import Found, Role
 from cudnn_actor.trials.chaos.settings import FaultKind, LoadKind, Settings
@@ -41,6 +43,8 @@ _OUTLASTED = 0.75
 """The fraction of stopped serving workers that are left to the watchdog; the others are killed, or continued,
 before. Of the other stopped processes, the same fraction stays stopped until something ends them."""
 _CONTINUED_WITHIN_S = 2.0
+_AT_ONCE = 0.1
+"""The fraction of serving workers that are struck as soon as they serve, if the last signal is long past."""
 _LOOK_S, _SEARCH_S = 0.002, 0.05
 """Seconds between two checks of the serving worker, and between two of all processes."""
 _PATIENCE_S = 1.0
@@ -111,7 +115,10 @@ async def watch(gpu: CudnnRef, tally: Tally, *, pauses: bool) -> None:
     """
     async for event in gpu.events():
         tally.events[type(event).__name__] += 1
+        if isinstance(event, Restarted):
+            tally.serves(event.generation)
         if isinstance(event, Restarting):
+            tally.ends(event.generation)
             if pauses:
                 tally.excuse(event.delay_s)
             for exit, words, kind in _CAUSES:
@@ -145,11 +152,13 @@ class Injector:
         first = self._chance.sample(self._kinds, len(self._kinds))
         try:
             while self._kinds:
-                await asyncio.sleep(self._every * self._chance.uniform(0.5, 1.5))
+                pause_s = self._every * self._chance.uniform(0.5, 1.5)
+                await asyncio.sleep(pause_s)
                 (kind,) = self._chance.choices(self._kinds, [_WEIGHTS[kind] for kind in self._kinds])
                 kind = first.pop() if first else kind
                 outlasted = self._chance.random() < _OUTLASTED
-                struck = await self._strike(kind)
+                at_once = self._chance.random() < _AT_ONCE
+                struck = await self._strike(kind, 0.0 if at_once else pause_s)
                 if struck is None:
                     continue
                 if kind is FaultKind.HANG and outlasted:
@@ -160,24 +169,31 @@ class Injector:
             for task in self._continuing:
                 task.cancel()
 
-    async def _strike(self, kind: FaultKind) -> Found | None:
-        """Send one signal to a process of this kind; None if none was found for a while."""
+    async def _strike(self, kind: FaultKind, served_s: float) -> Found | None:
+        """Send one signal to a process of this kind; None if none was found for a while.
+
+        A worker that serves is struck after it has served for `served_s`.
+        """
         patience_s = self._tally.now_s + _PATIENCE_S
         number = signal.SIGSTOP if kind in _HANGS else signal.SIGKILL
         while True:
             generation = self._gpu.generation
-            target = self._target(kind)
+            target = self._target(kind, served_s)
             if target is not None and processes.send_signal(target, number):
                 self._tally.note_fault(kind, generation if kind in _OF_THE_SERVING else None, signal=True)
+                if kind is FaultKind.KILL:
+                    self._tally.ends(generation)
                 return target
             if kind not in _OF_THE_SERVING and self._tally.now_s > patience_s:
                 return None
             await asyncio.sleep(_LOOK_S if kind in _OF_THE_SERVING else _SEARCH_S)
 
-    def _target(self, kind: FaultKind) -> Found | None:
+    def _target(self, kind: FaultKind, served_s: float) -> Found | None:
         serving = self._gpu.worker_pid
         if kind in _OF_THE_SERVING:
-            return None if serving is None else Found(serving, Role.WORKER)
+            if serving is None or (self._tally.served_s or 0.0) < served_s:
+                return None
+            return Found(serving, Role.WORKER)
         running = [each for each in processes.find() if each.role is _TARGETS[kind] and each.pid != serving]
         if _TARGETS[kind] is Role.FORKSERVER:
             running = [each for each in running if self._is_idle(each)]

@@ -17,6 +17,7 @@ from cudnn_actor.trials.chaos.settings import STALL_S, FaultKind, LoadKind, Sett
 from cudnn_actor.trials.chaos.tally import (
     BIN_S,
     InjectedFault,
+    Life,
     LostRequest,
     Recovery,
     Stall,
@@ -28,6 +29,8 @@ from cudnn_actor.trials.measure import percentile
 __all__ = ["Report", "faults_met", "print_report", "report_of"]
 
 _PACKAGES = ("cudnn-actor", "numpy", "pykka", "msgspec", "cupy-cuda13x", "nvidia-cudnn-frontend")
+_IDLE_S = 0.5
+"""A life that lasts longer than this should have answered a request."""
 _SHOWN = 10
 """The most wrong answers and lost requests that are printed; the record has more."""
 
@@ -41,6 +44,20 @@ class RecoveryTimes(msgspec.Struct, frozen=True, kw_only=True):
     p50_ms: float | None
     p90_ms: float | None
     max_ms: float | None
+
+
+class LifeTimes(msgspec.Struct, frozen=True, kw_only=True):
+    """How long incarnations served, in seconds, and how soon they answered, in milliseconds."""
+
+    lives: int
+    served_s: float
+    """All of them together."""
+    p50_s: float
+    idle: int
+    """Those that lasted over half a second and answered nothing."""
+    first_p50_ms: float | None
+    first_p90_ms: float | None
+    first_max_ms: float | None
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,6 +77,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     recovery: dict[FaultKind, RecoveryTimes]
     faults: list[InjectedFault]
     recoveries: list[Recovery]
+    life: LifeTimes
+    lives: list[Life]
     bin_s: float
     finished: list[int]
     """Requests finished in each interval of `bin_s` since the load began."""
@@ -104,6 +123,8 @@ def report_of(settings: Settings, tally: Tally, outcome: Outcome, *, alarms: int
         recovery={kind: _times(kind, tally) for kind in settings.faults},
         faults=tally.faults,
         recoveries=tally.recoveries,
+        life=_life(tally.lives()),
+        lives=tally.lives(),
         bin_s=BIN_S,
         finished=[tally.bins[place] for place in range(max(tally.bins, default=0) + 1)],
         lost=outcome.lost,
@@ -153,6 +174,20 @@ def _times(kind: FaultKind, tally: Tally) -> RecoveryTimes:
     return RecoveryTimes(faults=faults, over=len(took), p50_ms=p50, p90_ms=p90, max_ms=longest)
 
 
+def _life(lives: list[Life]) -> LifeTimes:
+    first = sorted(1e3 * life.first_s for life in lives if life.first_s is not None)
+    p50, p90, longest = (percentile(first, 50), percentile(first, 90), first[-1]) if first else (None,) * 3
+    return LifeTimes(
+        lives=len(lives),
+        served_s=sum(life.lasted_s for life in lives),
+        p50_s=percentile(sorted(life.lasted_s for life in lives), 50),
+        idle=sum(life.lasted_s > _IDLE_S and not life.finished for life in lives),
+        first_p50_ms=p50,
+        first_p90_ms=p90,
+        first_max_ms=longest,
+    )
+
+
 _WORDS = {
     "answered": "requests that ended",
     "finished": "  in an answer",
@@ -181,6 +216,7 @@ def print_report(report: Report, console: Console) -> None:
     console.print(_count_table(report))
     if report.recovery:
         console.print(_recovery_table(report))
+    console.print(_life_words(report.life), soft_wrap=True)
     console.print(f"sent by {_numbers(report.senders)}", soft_wrap=True)
     console.print(f"sent: {_numbers(report.messages)}", soft_wrap=True)
     for lost in report.lost[:_SHOWN]:
@@ -227,6 +263,16 @@ def verdict(report: Report) -> str:
         f"{counts['answered']:,} requests, {counts['faults']:,} faults: "
         f"lost: {counts['lost']}   wrong: {counts['wrong']}   "
         f"stalls over {STALL_S:g} s: {counts['stalls']}   (the longest took {report.longest_s:.2f} s)"
+    )
+
+
+def _life_words(life: LifeTimes) -> str:
+    times = (life.first_p50_ms, life.first_p90_ms, life.first_max_ms)
+    first = " / ".join("-" if each is None else f"{each:.1f}" for each in times)
+    return (
+        f"{life.lives:,} lives, {life.p50_s:.2f} s each (p50), {life.served_s:.1f} s in all; from the"
+        f" beginning of a life to its first finished request, p50 / p90 / max: {first} ms; over {_IDLE_S:g} s"
+        f" without one: {life.idle}"
     )
 
 

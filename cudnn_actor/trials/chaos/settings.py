@@ -105,7 +105,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     standby
         Number of standby workers: 0 or 1.
     kill_every
-        Mean seconds between two signals to processes. The scripted faults come about as often, or more often.
+        Mean seconds between two signals to processes; before one to a worker, since that serves. The
+        scripted faults come about as often, or more often.
     faults
         The kinds to inject.
     load

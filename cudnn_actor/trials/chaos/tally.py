@@ -4,6 +4,9 @@ Any thread may call it, under one lock, since several send requests. A fault tha
 with the first receipt of a later generation: an answer that was already on its way when the fault came proves
 nothing. A fault that affects a single request, or another process, is over with the next answer to any
 caller.
+
+A life is the time in which one incarnation serves. Faults say little about how soon the service answers if
+its lives are short: so each life is noted, with its first answer.
 """
 
 from __future__ import annotations
@@ -20,7 +23,17 @@ from cudnn_actor.protocol import Receipt
 from cudnn_actor.trials.chaos.oracle import Deed, ModelRun, Wrong, describe
 from cudnn_actor.trials.chaos.settings import STALL_S, FaultKind, LoadKind
 
-__all__ = ["BIN_S", "InjectedFault", "LostRequest", "Recovery", "Stall", "Tally", "Waiting", "WrongAnswer"]
+__all__ = [
+    "BIN_S",
+    "InjectedFault",
+    "Life",
+    "LostRequest",
+    "Recovery",
+    "Stall",
+    "Tally",
+    "Waiting",
+    "WrongAnswer",
+]
 
 BIN_S = 0.05
 """Seconds per bin of the throughput."""
@@ -40,6 +53,19 @@ class Recovery(NamedTuple):
     kind: FaultKind
     at_s: float
     took_s: float
+
+
+class Life(NamedTuple):
+    """The time in which one incarnation serves."""
+
+    at_s: float
+    """When it began."""
+    lasted_s: float
+    """Until a fault that ends it, or its end is reported."""
+    finished: int
+    """Requests that were answered until the next life."""
+    first_s: float | None
+    """How long after its beginning the first of them was answered; None if none was."""
 
 
 class WrongAnswer(NamedTuple):
@@ -92,6 +118,20 @@ class _Open(NamedTuple):
     generation: int | None
 
 
+class _Living:
+    """A life that has begun."""
+
+    def __init__(self, at_s: float) -> None:
+        self.at_s = at_s
+        self.until_s: float | None = None
+        self.finished = 0
+        self.first_s: float | None = None
+
+    def life(self, now_s: float) -> Life:
+        until_s = now_s if self.until_s is None else self.until_s
+        return Life(self.at_s, until_s - self.at_s, self.finished, self.first_s)
+
+
 class Tally:
     """The figures of one run.
 
@@ -141,6 +181,9 @@ class Tally:
         """The first of them."""
         self.events: Counter[str] = Counter()
         self._open: list[_Open] = []
+        self._lives = [_Living(0.0)]
+        self._ended_life = 0
+        """The last incarnation whose end is known."""
         self.last_outage_s = 0.0
         """When the last fault that ends or stops a process came; 0 before the first."""
         self._outstanding: dict[Waiting, _Sent] = {}
@@ -158,6 +201,7 @@ class Tally:
     def begin(self) -> None:
         """Note that the load begins: times are counted from here."""
         self._origin = self._clock()
+        self._lives = [_Living(0.0)]
 
     # Requests.
 
@@ -258,8 +302,41 @@ class Tally:
         self.finished += 1
         now = self.now_s
         self.bins[int(now / BIN_S)] += 1
+        life = self._lives[-1]
+        life.finished += 1
+        if life.first_s is None:
+            life.first_s = now - life.at_s
         if self._open:
             self._close(now, generation)
+
+    # Lives.
+
+    def serves(self, generation: int) -> None:
+        """Note that an incarnation begins to serve. Its end may have been noted before."""
+        with self._lock:
+            life = _Living(self.now_s)
+            if generation <= self._ended_life:
+                life.until_s = life.at_s
+            self._lives.append(life)
+
+    def ends(self, generation: int) -> None:
+        """Note that an incarnation serves no longer. For each, the first call counts."""
+        with self._lock:
+            self._ended_life = max(self._ended_life, generation)
+            life = self._lives[-1]
+            if life.until_s is None:
+                life.until_s = self.now_s
+
+    @property
+    def served_s(self) -> float | None:
+        """For how long the present incarnation has served; None if none serves."""
+        life = self._lives[-1]
+        return None if life.until_s is not None else self.now_s - life.at_s
+
+    def lives(self) -> list[Life]:
+        """All lives since the load began, also the one that goes on."""
+        with self._lock:
+            return [each.life(self.now_s) for each in self._lives]
 
     # Faults.
 

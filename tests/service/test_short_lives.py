@@ -1,0 +1,58 @@
+"""Workers that all die soon: each of them brings what waits further, so everything is answered."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from cudnn_actor import CudnnRef, Model
+from tests.onnx.small_models import FLOAT, model_of, node
+
+from .rigs import PATIENCE_S, spawn_mortal
+
+COUNT = 12
+
+
+def scaling() -> object:
+    """y = x w, of rows of 3."""
+    return model_of(
+        [node("Mul", "x w", "y")],
+        {"x": (FLOAT, ["N", 3])},
+        {"y": (FLOAT, ["N", 3])},
+        {"w": np.ones(3, np.float32)},
+    )
+
+
+async def plain(gpu: CudnnRef, value: float) -> None:
+    ref = await gpu.upload(np.full(3, value, np.float32))
+    np.testing.assert_array_equal(await gpu.download(ref), np.full(3, value))
+    await gpu.free(ref)
+
+
+async def run(model: Model, rows: int) -> None:
+    y = (await model.run({"x": np.ones((rows, 3), np.float32)}))["y"]
+    assert y.shape == (rows, 3)
+    assert set(y.flat) in ({1.0}, {2.0}), "of the old weights or of the new"
+
+
+@pytest.mark.parametrize("standby", [0, 1])
+@pytest.mark.parametrize("calls", [5, 6])
+async def test_workers_that_make_a_few_calls_each_answer_everything_together(
+    calls: int, standby: int
+) -> None:
+    async with (
+        spawn_mortal(calls, standby=standby, max_restarts=2000) as gpu,
+        await gpu.load(scaling()) as model,
+        await gpu.load(scaling(), swappable=True) as swapped,
+    ):
+        async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as tasks:
+            for number in range(COUNT):
+                tasks.create_task(plain(gpu, number))
+                tasks.create_task(run(model, 1 + number % 3))
+                tasks.create_task(run(swapped, 1 + number % 3))
+            tasks.create_task(swapped.write({"w": np.full(3, 2, np.float32)}))
+        y = (await swapped.run({"x": np.ones((1, 3), np.float32)}))["y"]
+        np.testing.assert_array_equal(y, [[2, 2, 2]])
+        assert gpu.generation > COUNT
