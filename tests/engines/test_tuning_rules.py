@@ -48,19 +48,20 @@ def test_a_list_that_is_short_keeps_all_in_their_order() -> None:
 
 
 def test_of_each_engine_the_first_few_that_can_be_built_are() -> None:
-    assert built_of("4a", "4refused", "4b", "4c", "7a", "7b") == ["4a", "4b", "7a"]
+    names = "eng4_k24=1", "eng4_refused", "eng4_k24=2", "eng4", "eng7_k24=1", "eng7"
+    assert built_of(*names) == ["eng4_k24=1", "eng4_k24=2", "eng7_k24=1"]
 
 
 def test_of_a_single_engine_as_many_are_as_of_several() -> None:
-    assert built_of("4a", "4b", "4c", "4d") == ["4a", "4b", "4c"]
+    assert built_of("eng4_k24=1", "eng4_k24=2", "eng4_k24=3", "eng4") == [f"eng4_k24={n}" for n in (1, 2, 3)]
 
 
 def built_of(*names: str) -> list[str]:
     """Which of the configurations are built, of two of an engine at most and three in all."""
-    few, built = Few((name[0] for name in names), of_each=2, most=3), []
+    few, built = Few(names, of_each=2, most=3), []
     for name in names:
-        if few.allows(name[0]) and "refused" not in name:
-            few.note(name[0])
+        if few.allows(name) and "refused" not in name:
+            few.note(name)
             built.append(name)
     return built
 

@@ -29,13 +29,13 @@ _WIDENED, _REARRANGED, _PRODUCTS, _ALIGNED = 8, 4, 8, 4
 class Candidate(NamedTuple):
     """A plan: of which kind it is, which number of that kind, and what builds it.
 
-    `engine`: which of cuDNN's engines runs the whole graph; empty for other plans.
+    `configuration`: cuDNN's name for it, if it is cuDNN's for the whole graph; else empty.
     """
 
     kind: str
     number: int
     build: Callable[[], CudaPlan]
-    engine: str = ""
+    configuration: str = ""
 
     @property
     def what(self) -> str:
@@ -107,7 +107,7 @@ def _of_cudnn(graph: OperationGraph, handle: Any, limit: int, *, fallbacks: bool
             "cuDNN's",
             number,
             partial(compile_whole, graph, handle, limit, number - 1, fallbacks=fallbacks),
-            name.partition("_")[0],
+            name,
         )
         for number, name in enumerate(names, start=1)
     ]

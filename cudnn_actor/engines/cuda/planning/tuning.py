@@ -39,7 +39,7 @@ from cudnn_actor.engines.cuda.planning.tuning_rules import (
 from cudnn_actor.engines.cuda.running.contests import Contest, Entered
 from cudnn_actor.engines.cuda.running.plan import CudaPlan
 from cudnn_actor.engines.cuda.running.program import Program
-from cudnn_actor.engines.cuda.running.recipe import Tuning
+from cudnn_actor.engines.cuda.running.recipe import GraphStep, Tuning
 from cudnn_actor.protocol.errors import OutOfMemory
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 
@@ -211,12 +211,16 @@ class _Tuner:
         `place`: which piece it is, and of how many.
         """
         every = all_candidates(piece, self._context.handle, self._limit, fallbacks=False)
-        few = Few((each.engine for each in every if each.engine), _OF_ENGINE, _OF_CUDNN)
+        few = Few((each.configuration for each in every if each.configuration), _OF_ENGINE, _OF_CUDNN)
         known, journal = [first.recipe.steps], self._context.journal
+        present = _configuration(first)
         for number, candidate in enumerate(shortlist(((each.kind, each) for each in every), _CANDIDATES)):
             done, of = place
             self._progress(done * _CANDIDATES + number, of * _CANDIDATES, candidate.what)
-            if candidate.engine and not few.allows(candidate.engine):
+            if candidate.configuration and not few.allows(candidate.configuration):
+                continue
+            if candidate.configuration == present:
+                few.note(present)
                 continue
             name = f"tuning/{piece.digest()[:8]}/{candidate.what}"
             if journal.killed(name):
@@ -224,8 +228,8 @@ class _Tuner:
                 continue
             with journal.trying(name):
                 plan = _plan_of(candidate)
-            if plan is not None and candidate.engine:
-                few.note(candidate.engine)
+            if plan is not None and candidate.configuration:
+                few.note(candidate.configuration)
             if plan is not None and plan.recipe.steps not in known:
                 known.append(plan.recipe.steps)
                 yield plan
@@ -275,6 +279,14 @@ class _Tuner:
             parts = len(self._chosen[digest].recipe.parts)
             found.append((digest, sum(itertools.islice(rest, parts))))
         return found
+
+
+def _configuration(plan: CudaPlan) -> str | None:
+    """cuDNN's name for a plan that is one of cuDNN's graphs; None for others."""
+    match plan.recipe.steps:
+        case (GraphStep(engine=name),):
+            return name
+    return None
 
 
 def _plan_of(candidate: Candidate) -> CudaPlan | None:

@@ -67,24 +67,28 @@ class Few:
 
     Parameters
     ----------
-    engines
-        That of each candidate.
+    configurations
+        cuDNN's name of each candidate: its engine, and perhaps knobs.
     of_each, most
         How many of an engine may be built, if there are others, and how many in all.
     """
 
-    def __init__(self, engines: Iterable[str], of_each: int, most: int) -> None:
-        self._of_each = of_each if len(set(engines)) > 1 else most
+    def __init__(self, configurations: Iterable[str], of_each: int, most: int) -> None:
+        self._of_each = of_each if len(set(map(_engine, configurations))) > 1 else most
         self._most = most
         self._built: Counter[str] = Counter()
 
-    def allows(self, engine: str) -> bool:
-        """Whether another candidate of this engine is to be built."""
-        return self._built[engine] < self._of_each and self._built.total() < self._most
+    def allows(self, configuration: str) -> bool:
+        """Whether this one is to be built."""
+        return self._built[_engine(configuration)] < self._of_each and self._built.total() < self._most
 
-    def note(self, engine: str) -> None:
-        """One of this engine has been built."""
-        self._built[engine] += 1
+    def note(self, configuration: str) -> None:
+        """This one has been built."""
+        self._built[_engine(configuration)] += 1
+
+
+def _engine(configuration: str) -> str:
+    return configuration.partition("_")[0]
 
 
 def finalists(first_us: float, others_us: Sequence[float], most: int) -> list[int]:
