@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+
 from cudnn_actor.engines.cuda.cudnn.frontend_graph import Refused
+from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.engines.cuda.planning.candidates import build_candidate, candidates
 from cudnn_actor.protocol import DType
 
@@ -11,13 +14,30 @@ from .claims import attention
 from .device import h200
 
 
+def imported_for_an_attention() -> list[str]:
+    """Which of the frontend's modules with engines of its own a process has imported for an attention."""
+    candidates(attention(DType.BFLOAT16, backward=False, head=64), h200(), None)
+    folders = ("cudnn.sdpa", "cudnn.gemm", "cudnn.norm", "cudnn.frost", "cutlass")
+    return [name for name in sys.modules if name.startswith(folders)]
+
+
+def test_the_frontend_does_not_import_its_python_engines(child: Child) -> None:
+    alone = Child()  # the other has perhaps imported them
+    try:
+        assert alone.call(imported_for_an_attention) == []
+    finally:
+        alone.close()
+
+
 def build_past_a_python_engine() -> tuple[list[bool], str, str]:
     """Which candidates are the frontend's, what becomes of the first, and the second's name."""
-    from cudnn.engines import is_python_engine
+    from cudnn.engines import is_python_engine, manifest
     from cudnn.frost import buffers
     from cudnn.sdpa import graph_analyzer
 
     # The frontend looks for a device and for its compiler before it offers an engine: let it find both.
+    assert libraries().cudnn.backend_version()
+    manifest._ANCHOR_NODE_TO_FAMILY.update(SDPA="frost_sdpa_fwd")  # as if it had not been removed
     graph_analyzer._device_props = lambda: {"deviceVer": 900, "multiProcessorCount": 132}
     buffers._DSL_STATE = (True, None)
     graph = attention(DType.BFLOAT16, backward=False, head=512)

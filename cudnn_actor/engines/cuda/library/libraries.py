@@ -28,8 +28,10 @@ class Libraries:
 
     @functools.cached_property
     def cudnn(self) -> Any:
-        """nvidia-cudnn-frontend: graphs and plans."""
-        return importlib.import_module("cudnn")
+        """nvidia-cudnn-frontend: graphs and plans, and of its engines cuDNN's alone."""
+        cudnn = importlib.import_module("cudnn")
+        _leave_out_python_engines()
+        return cudnn
 
     @functools.cached_property
     def driver(self) -> Any:
@@ -40,6 +42,18 @@ class Libraries:
         """Import all of them. Raises `ImportError`. Blocks for about half a second the first time."""
         _ = self.cupy, self.runtime, self.cudnn, self.driver
         return self
+
+
+def _leave_out_python_engines() -> None:
+    """Have the frontend ask none of its engines that are written in Python, of which we use none.
+
+    To ask them, it imports their compilers with the first product, norm or attention of a process: 2 to 4 s.
+    It finds them by a table of the operations that they serve, which has been there since 1.32. If another
+    version has no such table, `build_candidate` still passes over its Python engines.
+    """
+    manifest = importlib.import_module("cudnn.engines.manifest")
+    served: dict[str, str] = getattr(manifest, "_ANCHOR_NODE_TO_FAMILY", {})
+    served.clear()
 
 
 _LIBRARIES = Libraries()
