@@ -253,9 +253,8 @@ class Broker(Generic[W]):
         known = self.state.quarantined
         messages = tuple(r for r in message.messages if self.state.lowered(r).graph.digest() not in known)
         graphs = tuple(graph for graph in message.graphs if graph.body.digest() not in known)
-        return self._work(
-            envelope, envelope.number, Warm(messages=messages, graphs=graphs, tune=message.tune)
-        )
+        warm = Warm(messages=messages, graphs=graphs, tune=message.tune, soon=message.soon)
+        return self._work(envelope, envelope.number, warm)
 
     def _explain(self, envelope: Envelope, message: Explain) -> W:
         check_explain(message)
@@ -294,7 +293,8 @@ class Broker(Generic[W]):
         for each in message.graphs:
             self.state.check_graph(each.graph)
         self._ended(self.state.models.add(message.model, message.graphs))
-        warm = Warm(graphs=tuple(each.graph for each in message.graphs), tune=message.tune)
+        graphs = tuple(each.graph for each in message.graphs)
+        warm = Warm(graphs=graphs, tune=message.tune, soon=message.soon)
         return self._warm(envelope, warm)
 
     def _run_model(self, envelope: Envelope, message: RunModel) -> W:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import socket
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -25,6 +25,7 @@ __all__ = [
     "Builder",
     "BuilderAccess",
     "ContextDead",
+    "Effort",
     "Engine",
     "EngineFailure",
     "Fence",
@@ -114,6 +115,15 @@ class Plan(Protocol):
     def checked(self) -> bool:
         """Whether the plan has passed its self-check. A plan that has not is used but not kept."""
 
+    @property
+    def provisional(self) -> bool:
+        """Whether it was built because the plan that is preferred to it takes long to build."""
+
+
+Effort = Literal["soon", "best", "behind"]
+"""How much time a build takes: "soon" as little as can be, since a provisional plan will do; "best" what the
+plan takes that is preferred to all; "behind" the same, after all that others wait for."""
+
 
 class BuilderAccess(Protocol):
     """Gives access to a service's builder process. Any thread."""
@@ -149,7 +159,12 @@ class Builder(Protocol):
         """Release the handle. Safe to call twice, and after a sticky error."""
 
     def build(
-        self, graph: OperationGraph, *, workspace_limit: int | None, progress: ProgressCallback = unheard
+        self,
+        graph: OperationGraph,
+        *,
+        workspace_limit: int | None,
+        progress: ProgressCallback = unheard,
+        effort: Effort = "best",
     ) -> Plan:
         """Like `Engine.build`, but allocates no workspace: the engine's `prepare` does.
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from cudnn_actor.actors.logs import Log, carrying
 from cudnn_actor.actors.threads import start_thread
-from cudnn_actor.engines.base import Builder, Plan, StickyError
+from cudnn_actor.engines.base import Builder, Effort, Plan, StickyError
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 
 __all__ = ["BuildThread", "Job", "Result"]
@@ -26,12 +26,13 @@ log = Log("cudnn_actor")
 
 
 class Job(NamedTuple):
-    """A plan to build or to tune. `workspace_limit` is in bytes."""
+    """A plan to build, with that effort, or to tune. `workspace_limit` is in bytes."""
 
     digest: str
     graph: OperationGraph
     workspace_limit: int | None
     tune: bool = False
+    effort: Effort = "best"
 
 
 class Result(NamedTuple):
@@ -202,7 +203,9 @@ class BuildThread:
 
     def _build(self, job: Job) -> Plan:
         progress = self._note_progress
-        return self._builder.build(job.graph, workspace_limit=job.workspace_limit, progress=progress)
+        return self._builder.build(
+            job.graph, workspace_limit=job.workspace_limit, progress=progress, effort=job.effort
+        )
 
     def _tune(self, job: Job) -> Plan:
         def progress(done: int, of: int, what: str) -> None:

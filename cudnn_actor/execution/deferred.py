@@ -11,7 +11,7 @@ not started, a stop answers it with `ServiceStopped`, and after a crash the succ
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -141,19 +141,27 @@ class DeferredWork:
             return None
         known = self._cache.find(run.cached.lowered.graph.digest())
         if known is None or self._hazards:
-            return self._for_slow(item, run.cached, known, run.hazards)
+            return self._for_slow(item, run.cached, known, run.hazards, soon=True)
         self._found = item, known
         return None
 
     def _for_slow(
-        self, item: Any, cached: CachedMessage, known: Outcome | None, footprint: Footprint
+        self,
+        item: Any,
+        cached: CachedMessage,
+        known: Outcome | None,
+        footprint: Footprint,
+        *,
+        soon: bool = False,
     ) -> Defer | None:
         lowered = cached.lowered
         if lowered.graph.digest() in self._state.quarantined:
             return None
         waiting = _Waiting(item, lowered)
         if known is None:
-            return functools.partial(self._defer_for_plans, waiting, footprint, [lowered.graph], [])
+            return functools.partial(
+                self._defer_for_plans, waiting, footprint, [lowered.graph], [], soon=soon
+            )
         if self._hazards.conflicts(footprint):
             waiting.outcomes[lowered.graph.digest()] = known
             return functools.partial(self._defer_behind, waiting, footprint)
@@ -177,9 +185,14 @@ class DeferredWork:
         missing = [graph for digest, graph in wanted if digest not in self._cache]
         way = None if tune is None else self._planner.way_of_tuning(tune)
         untuned = [graph for digest, graph in wanted if way and self._planner.wants_tuning(digest, way)]
-        if not missing and not untuned:
+        soon = isinstance(message, Explain) or message.soon  # it explains the plan that runs take now
+        known = [graph for digest, graph in wanted if not soon and self._planner.is_provisional(digest)]
+        if not missing and not untuned and not known:
             return None
-        return functools.partial(self._defer_for_plans, _Waiting(item), NOTHING, missing, untuned, way)
+        waiting = _Waiting(item)
+        return functools.partial(
+            self._defer_for_plans, waiting, NOTHING, missing, untuned, way, provisional=known, soon=soon
+        )
 
     def _graphs_of(self, message: Warm | WarmModel | Explain) -> dict[str, OperationGraph]:
         """The graphs whose plans a message is about, by digest. Raises `InvalidRequest`."""
@@ -207,11 +220,16 @@ class DeferredWork:
         missing: list[OperationGraph],
         untuned: list[OperationGraph],
         way: TuningWay | None = None,
+        *,
+        provisional: Sequence[OperationGraph] = (),
+        soon: bool = False,
     ) -> None:
-        waiting.missing = len(missing) + len(untuned)
+        waiting.missing = len(missing) + len(untuned) + len(provisional)
         entry = self._hazards.add(waiting, footprint, ready=False)
         for graph in missing:
-            self._planner.wait_for(graph, functools.partial(self._note_outcome, entry))
+            self._planner.wait_for(graph, functools.partial(self._note_outcome, entry), soon=soon)
+        for graph in provisional:
+            self._planner.wait_for_better(graph, functools.partial(self._note_outcome, entry))
         for graph in untuned:
             assert way is not None, "only then something is to be tuned"
             self._planner.wait_for_tuned(graph, way, functools.partial(self._note_end, entry))

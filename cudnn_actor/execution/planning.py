@@ -5,6 +5,11 @@ deferred. If it has none, `get_or_build` builds the plan on the runner's own thr
 plans that are kept on disk, so that a request whose plan is on disk waits for no build. This matters most
 after a crash, when no plan is in the cache and a build may be first in the queue. A third thread, which is
 started for the first plan that is to be tuned, has plans tuned, which takes minutes: no build waits for it.
+
+A run of a model does not wait for kernels that cuDNN would have to compile, if its graph can be run without:
+it gets a provisional plan. A fourth thread, started for the first of these, has the preferred plan built
+behind what others wait for, and that replaces the provisional one between two runs, as a tuned plan does.
+
 Only the runner's thread uses this module, except for `_Announcer`.
 """
 
@@ -89,8 +94,16 @@ class Planner:
         self._restorer, self._thread = self._threads()
         self._tuner: BuildThread | None = None
         self._all_threads = [thread for thread in (self._restorer, self._thread) if thread is not None]
-        """The threads that restore kept plans, that build and that tune; without those that are None."""
-        self._waiting: defaultdict[str, list[Waiter]] = defaultdict(list)
+        """The threads that restore kept plans, that build, that tune, and that replace provisional plans;
+        without those that are None."""
+        self._improver: BuildThread | None = None
+        self._waiting: defaultdict[str, list[tuple[Waiter, bool]]] = defaultdict(list)
+        """Each with whether a provisional plan will do."""
+        self._for_better: defaultdict[str, list[Waiter]] = defaultdict(list)
+        self._improving: dict[str, Job] = {}
+        """The jobs whose results replace provisional plans."""
+        self._unimproved: set[str] = set()
+        """Provisional plans that nothing has been found to replace."""
         self._for_tuned: defaultdict[tuple[str, TuningWay], list[Callable[[], None]]] = defaultdict(list)
         self._tuning: dict[tuple[str, TuningWay], Job] = {}
         """The jobs whose results those wait for, from when they were asked for."""
@@ -165,14 +178,43 @@ class Planner:
 
     # On the build thread.
 
-    def wait_for(self, graph: OperationGraph, waiter: Waiter) -> None:
-        """Have a missing plan built, unless its build is under way. `waiter` is called with the result."""
+    def wait_for(self, graph: OperationGraph, waiter: Waiter, *, soon: bool = False) -> None:
+        """Have a missing plan built, unless its build is under way. `waiter` is called with the result.
+
+        `soon`: a provisional plan will do.
+        """
         digest = graph.digest()
-        self._waiting[digest].append(waiter)
+        self._waiting[digest].append((waiter, soon))
         if self.cache.begin(digest):
-            (self._restorer or self._builder_thread).ask(Job(digest, graph, self._limit))
+            job = Job(digest, graph, self._limit, effort="soon" if soon else "best")
+            (self._restorer or self._builder_thread).ask(job)
         elif self._restorer is not None:
             self._restorer.hurry(digest)
+
+    def is_provisional(self, digest: str) -> bool:
+        """Whether a cached plan is provisional, and another is to replace it."""
+        known = self.cache.peek(digest)
+        found = known is not None and not isinstance(known, UnsupportedGraph) and known.provisional
+        return found and digest not in self._unimproved
+
+    def wait_for_better(self, graph: OperationGraph, waiter: Waiter) -> None:
+        """Wait until a provisional plan is replaced. `waiter` is called with the plan that is used then."""
+        self._for_better[graph.digest()].append(waiter)
+        self._improve(graph)
+
+    def _improve(self, graph: OperationGraph) -> None:
+        """Have the plan built that replaces a provisional one, unless that is under way."""
+        digest = graph.digest()
+        if digest in self._improving:
+            return
+        job = self._improving[digest] = Job(digest, graph, self._limit, effort="behind")
+        if self._improver is None:
+            builder = self._new_builder()
+            builds = builder if self._store is None else StoredPlans(self._store, builder)
+            self._improver = self._new_thread(builds, "cudnn-improver")
+            self._all_threads.append(self._improver)
+            self._improver.start()
+        self._improver.ask(job)
 
     def way_of_tuning(self, tune: Tune) -> TuningWay | None:
         """What a request with this `tune` asks for; None for nothing."""
@@ -202,7 +244,7 @@ class Planner:
         if first and self.cache.peek(digest) is not None:
             self._ask_tuner(graph, way)
         elif first:
-            self._waiting[digest].append(lambda _, outcome: self._tune_next(graph, way, outcome))
+            self._waiting[digest].append((lambda _, outcome: self._tune_next(graph, way, outcome), True))
 
     def _ask_tuner(self, graph: OperationGraph, way: TuningWay) -> None:
         digest = graph.digest()
@@ -221,8 +263,15 @@ class Planner:
 
     def forget(self, digest: str) -> None:
         """Drop a plan that is not expected to be needed again. If it is being tuned, that is abandoned."""
+        known = self.cache.peek(digest)
         self.cache.drop(digest)
         self._tuned.discard(digest)
+        self._unimproved.discard(digest)
+        if (better := self._improving.pop(digest, None)) is not None:
+            assert self._improver is not None, "it was asked for that"
+            self._improver.abandon(better)
+            if known is not None:
+                _tell(self._for_better.pop(digest, []), digest, known)
         key: tuple[str, TuningWay] = digest, "measure"
         if (job := self._tuning.pop(key, None)) is not None:
             assert self._tuner is not None, "it was asked for that"
@@ -261,6 +310,9 @@ class Planner:
         if job.tune:
             self._take_tuned(job, result)
             return
+        if job.effort == "behind":
+            self._take_better(job, result)
+            return
         if isinstance(result.outcome, NotKept):
             self._builder_thread.ask(job)
             return
@@ -282,6 +334,22 @@ class Planner:
         for waiter in self._for_tuned.pop(key):
             waiter()
 
+    def _take_better(self, job: Job, result: Result) -> None:
+        if self._improving.get(job.digest) is not job:  # it was abandoned
+            return
+        del self._improving[job.digest]
+        self.cache.note_build(result.took_ns)
+        outcome = self._prepared(job, result.outcome)
+        assert outcome is not None, "it is not built again with less workspace"
+        known = self.cache.peek(job.digest)
+        if isinstance(outcome, CudnnActorError):
+            log.warning("plan.not_replaced", graph=job.digest[:8], error=str(outcome))
+            self._unimproved.add(job.digest)
+        elif self.is_provisional(job.digest):  # else it was tuned meanwhile, or evicted
+            self.cache.replace(job.digest, outcome, job.graph.footprint)
+            known = outcome
+        _tell(self._for_better.pop(job.digest, []), job.digest, known or outcome)
+
     def _prepared(self, job: Job, outcome: Plan | BaseException) -> Outcome | None:
         """A plan that is ready to run, or the error. None while one with less workspace is being built."""
         if isinstance(outcome, BaseException):
@@ -290,7 +358,7 @@ class Planner:
             self._executor.call("prepare", self._executor.engine.prepare, outcome)
         except OutOfMemory as error:
             limit = less_workspace(outcome.workspace, job.workspace_limit)
-            if limit is None or job.tune:
+            if limit is None or job.tune or job.effort == "behind":
                 return error
             self._builder_thread.ask(job._replace(workspace_limit=limit))
             return None
@@ -311,7 +379,13 @@ class Planner:
         else:
             self.cache.end(job.digest, None)  # the error may be temporary, so it is not cached
         self._tuned.discard(job.digest)
-        _tell(self._waiting.pop(job.digest), job.digest, outcome)
+        self._unimproved.discard(job.digest)
+        waiting = self._waiting.pop(job.digest)
+        if self.is_provisional(job.digest):
+            self._for_better[job.digest] += [waiter for waiter, soon in waiting if not soon]
+            waiting = [each for each in waiting if each[1]]
+            self._improve(job.graph)
+        _tell([waiter for waiter, _ in waiting], job.digest, outcome)
 
     def _use_tuned(self, job: Job, outcome: Outcome) -> None:
         if isinstance(outcome, CudnnActorError):

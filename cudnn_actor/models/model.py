@@ -481,8 +481,8 @@ class Model:
         tries = 0
         while True:
             tries += 1
-            if not kept.deployed:  # a run does not wait for tuning
-                await self._preparing.deploy(kept, deadline, "cached")
+            if not kept.deployed:  # a run waits neither for tuning nor for kernels that it can do without
+                await self._preparing.deploy(kept, deadline, "cached", soon=True)
             deployed = kept.sent
             try:
                 results: dict[str, np.ndarray] = await self._gpu.ask(message, timeout=deadline.left_s)

@@ -90,8 +90,12 @@ class Preparing:
                     with self._keeping.lock:
                         self._deciding |= needs.names
 
-    async def deploy(self, kept: Kept, deadline: Deadline, tune: Tune | None = None) -> int:
+    async def deploy(
+        self, kept: Kept, deadline: Deadline, tune: Tune | None = None, *, soon: bool = False
+    ) -> int:
         """Allocate the places of a graph if it has none, and have the service build its plan, and tune it.
+
+        `soon`: until the graph can run, perhaps by a provisional plan.
 
         Returns how many plans were built.
         """
@@ -104,7 +108,7 @@ class Preparing:
         sent = kept.sent
         assert sent is not None
         tune = self.tune if tune is None else tune
-        message = WarmModel(model=self._keeping.ref, graphs=(sent,), tune=tune)
+        message = WarmModel(model=self._keeping.ref, graphs=(sent,), tune=tune, soon=soon)
         built: int = await self._gpu.ask(message, timeout=deadline.left_s)
         kept.deployed = kept.sent is sent
         return built

@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from cudnn_actor.actors.logs import Log
-from cudnn_actor.engines.base import Builder, EngineFailure, Plan, ProgressCallback, StickyError, unheard
+from cudnn_actor.engines.base import (
+    Builder,
+    Effort,
+    EngineFailure,
+    Plan,
+    ProgressCallback,
+    StickyError,
+    unheard,
+)
 from cudnn_actor.plan_store.plan_file import PlanKey, StoredPlan
 from cudnn_actor.plan_store.store import PlanStore
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
@@ -47,15 +55,22 @@ class StoredPlans:
         self._builder.close()
 
     def build(
-        self, graph: OperationGraph, *, workspace_limit: int | None, progress: ProgressCallback = unheard
+        self,
+        graph: OperationGraph,
+        *,
+        workspace_limit: int | None,
+        progress: ProgressCallback = unheard,
+        effort: Effort = "best",
     ) -> Plan:
-        """The stored plan, tuned or not; else a new one, which is then stored.
+        """The stored plan, tuned or not; else a new one, which is then stored unless it is provisional.
 
         Raises and blocks like `Builder.build`.
         """
         plan = self.kept(graph, workspace_limit)
         if plan is None:
-            plan = self._builder.build(graph, workspace_limit=workspace_limit, progress=progress)
+            plan = self._builder.build(
+                graph, workspace_limit=workspace_limit, progress=progress, effort=effort
+            )
             self._keep(self._key(graph, workspace_limit), plan, tuned=False)
         return plan
 
@@ -111,8 +126,8 @@ class StoredPlans:
             return None
 
     def _keep(self, key: PlanKey, plan: Plan, *, tuned: bool) -> None:
-        if not plan.checked:
-            return  # the next process may have the memory for a self-check
+        if not plan.checked or plan.provisional:
+            return  # the next process may have the memory for a self-check; a better plan is to come
         try:
             data = self._builder.export(plan)
         except EngineFailure as error:  # the plan itself can still be used
@@ -141,6 +156,7 @@ class KeptPlans(StoredPlans):
         *,
         workspace_limit: int | None,
         progress: ProgressCallback = unheard,  # noqa: ARG002 - it tries none
+        effort: Effort = "best",  # noqa: ARG002
     ) -> Plan:
         """The stored plan. Raises `NotKept`, `StickyError`. Blocks for the disk and for restoring."""
         plan = self.kept(graph, workspace_limit)

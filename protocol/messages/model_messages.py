@@ -125,13 +125,14 @@ class WarmModel(AnyMessage[int], tag=True, eq=False):
     ----------
     model, graphs
         The model, and what it gets. A graph that it has already is not added again.
-    tune
+    tune, soon
         As in `Warm`.
     """
 
     model: ModelRef
     graphs: tuple[ModelGraph, ...]
     tune: Tune = False
+    soon: bool = False
 
 
 class RunModel(AnyMessage[dict[str, np.ndarray]], tag=True, eq=False):

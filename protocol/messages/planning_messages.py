@@ -24,11 +24,15 @@ class Warm(AnyMessage[int], tag=True):
     tune
         Whether to tune them, which takes seconds to minutes: see `Tune`. If that fails, the plans stay as
         they were built.
+    soon
+        Whether to answer as soon as the graphs can run: perhaps by provisional plans, which others replace
+        later.
     """
 
     messages: tuple[Compute, ...] = ()
     graphs: tuple[Graph, ...] = ()
     tune: Tune = False
+    soon: bool = False
 
 
 class Explain(AnyMessage[Explanation], tag=True):

@@ -12,6 +12,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.operations.base import (
     ALLOCATED,
@@ -74,6 +76,8 @@ class MaxPool(_Pooling[T], tag=True):
 
     def evaluate(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
         best, window = values["x"], self.window
+        if "index" not in specs:
+            return {"y": _largest(xp, window, best, specs["y"].dims[2:])}
         index = xp.arange(math.prod(best.shape), dtype=xp.int64).reshape(best.shape)
         # One dim after the other, the last first: the first of equals along each dim is then the first in
         # row-major order.
@@ -93,6 +97,17 @@ class MaxPool(_Pooling[T], tag=True):
     def gradient(self, g: Any, d: Mapping[str, Any]) -> dict[str, Any]:
         backward = MaxPoolBackward(dy=d["y"], index=g.output(self, "index"), window=self.window)
         return {"x": g.apply(backward, like={"dx": self.x})}
+
+
+def _largest(xp: Any, window: Window | AdaptiveWindow, x: Array, places: Sequence[int]) -> Array:
+    """The largest element of each window, the first of equals; NaN is larger than any number."""
+    least = -math.inf if x.dtype.kind == "f" else np.iinfo(x.dtype).min
+    for axis, count in reversed([*enumerate(places)]):
+        best, *others = window.seen(xp, axis, x, least, count)
+        for value in others:
+            best = xp.where((value > best) | (value != value), value, best)  # noqa: PLR0124 - of NaN
+        x = best
+    return x
 
 
 class MaxPoolBackward(_Pooling[T], tag=True):

@@ -9,7 +9,7 @@ import pytest
 
 from cudnn_actor.cli.autotune import Tuned, Tuner, tune_all
 from cudnn_actor.cli.problem_form import Problem, read_problem
-from cudnn_actor.engines.base import Plan, ProgressCallback, unheard
+from cudnn_actor.engines.base import Effort, Plan, ProgressCallback, unheard
 from cudnn_actor.engines.cpu import CpuEngine
 from cudnn_actor.engines.cpu.compiler import compile_plan
 from cudnn_actor.plan_store.store import PlanStore
@@ -53,7 +53,12 @@ class ThreeWays:
         pass
 
     def build(
-        self, graph: OperationGraph, *, workspace_limit: int | None, progress: ProgressCallback = unheard
+        self,
+        graph: OperationGraph,
+        *,
+        workspace_limit: int | None,
+        progress: ProgressCallback = unheard,
+        effort: Effort = "best",
     ) -> Plan:
         return compile_plan(graph, workspace_limit)
 

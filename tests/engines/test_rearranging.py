@@ -112,6 +112,8 @@ PIXELS = {
     "one pixel of few channels": layer((2, 3, 6, 5), (8, 3, 1, 1)),
     "one pixel of an image of one": layer((2, 16, 1, 1), (8, 16, 1, 1)),
     "one pixel of a line": layer((2, 16, 7), (8, 16, 1)),
+    "every other pixel": layer((2, 16, 8, 7), (8, 16, 1, 1), stride=2),
+    "windows apart": layer((2, 3, 13, 15), (8, 3, 2, 3), stride=(4, 3)),
 }
 
 

@@ -33,7 +33,7 @@ import numpy as np
 from cudnn_actor import Allocate, CudnnRef, CudnnService, Fill, Ping, Spawning, TensorSpec, spawn, start
 from cudnn_actor.actors.logs import Log
 from cudnn_actor.engines import EngineChoice, WorkerEngine
-from cudnn_actor.engines.base import EngineFailure, ProgressCallback, StickyError, unheard
+from cudnn_actor.engines.base import Effort, EngineFailure, ProgressCallback, StickyError, unheard
 from cudnn_actor.engines.cpu import CpuEngine
 from cudnn_actor.engines.cpu.compiler import compile_plan
 from cudnn_actor.isolation.process.child.loop import WorkerLoop
@@ -242,7 +242,12 @@ class PointedBuilder:
         """Deaf: a build at a point is ended by the test alone."""
 
     def build(
-        self, graph: OperationGraph, *, workspace_limit: int | None, progress: ProgressCallback = unheard
+        self,
+        graph: OperationGraph,
+        *,
+        workspace_limit: int | None,
+        progress: ProgressCallback = unheard,
+        effort: Effort = "best",
     ) -> Any:
         self._door.go_through("build")
         plan = compile_plan(graph, workspace_limit)

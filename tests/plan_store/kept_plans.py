@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from cudnn_actor.engines.base import EngineFailure, Plan, ProgressCallback, unheard
+from cudnn_actor.engines.base import Effort, EngineFailure, Plan, ProgressCallback, unheard
 from cudnn_actor.engines.cpu.compiler import compile_plan
 from cudnn_actor.plan_store.plan_file import PlanKey, StoredPlan
 from cudnn_actor.protocol import BufferRef, ConvFwd, ConvSpec, TensorSpec
@@ -54,7 +54,12 @@ class GraphBuilder:
         self.work.append("interrupt")
 
     def build(
-        self, graph: OperationGraph, *, workspace_limit: int | None, progress: ProgressCallback = unheard
+        self,
+        graph: OperationGraph,
+        *,
+        workspace_limit: int | None,
+        progress: ProgressCallback = unheard,
+        effort: Effort = "best",
     ) -> Plan:
         self.work.append("build")
         return self._made(graph, workspace_limit)

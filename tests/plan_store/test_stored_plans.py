@@ -7,7 +7,15 @@ from pathlib import Path
 import pytest
 from structlog.typing import EventDict
 
-from cudnn_actor.engines.base import Builder, EngineFailure, Plan, ProgressCallback, StickyError, unheard
+from cudnn_actor.engines.base import (
+    Builder,
+    Effort,
+    EngineFailure,
+    Plan,
+    ProgressCallback,
+    StickyError,
+    unheard,
+)
 from cudnn_actor.engines.cpu.compiler import compile_plan
 from cudnn_actor.plan_store.plan_file import PlanKey
 from cudnn_actor.plan_store.store import PlanStore
@@ -148,7 +156,12 @@ def test_a_plan_that_is_not_to_be_kept_is_not_kept(store: PlanStore, logs: list[
 
 class RefusesAll(GraphBuilder):
     def build(
-        self, graph: OperationGraph, *, workspace_limit: int | None, progress: ProgressCallback = unheard
+        self,
+        graph: OperationGraph,
+        *,
+        workspace_limit: int | None,
+        progress: ProgressCallback = unheard,
+        effort: Effort = "best",
     ) -> Plan:
         raise UnsupportedGraph(engine="cpu", digest=GRAPH.digest(), detail="as told")
 

@@ -35,6 +35,7 @@ class Built(NamedTuple):
     tag: str
     workspace: int = 0
     checked: bool = True
+    provisional: bool = False
 
     def explain(self, graph: OperationGraph) -> Explanation:
         return Explanation(plan=self.tag, digest=graph.digest(), pieces=())

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
-from cudnn_actor.engines.base import EngineFailure, Plan, ProgressCallback, unheard
+from cudnn_actor.engines.base import Effort, EngineFailure, Plan, ProgressCallback, unheard
 from cudnn_actor.engines.cpu import CpuEngine
 from cudnn_actor.engines.cpu.compiler import compile_plan
+from cudnn_actor.engines.cpu.evaluation import EvaluatedPlan
 from cudnn_actor.protocol.errors import OutOfMemory
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 
@@ -26,6 +27,10 @@ class Workshop:
         self.building = Gate()
         self.trying = Gate()
         self.tuning = Gate()
+        self.hurries = False
+        """Whether what is to be built soon has another plan, for the time being."""
+        self.improving = Gate()
+        self.improving_failures: list[Exception] = []
         self.failures: list[Exception | None] = []
         """What the next builds raise, one after the other; None for one that works."""
         self.tuning_failures: list[Exception] = []
@@ -51,6 +56,13 @@ class Workshop:
             raise OutOfMemory(requested=plan.workspace, in_use=0, limit=self.room)
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class ProvisionalPlan(EvaluatedPlan):
+    """A plan that another is to replace."""
+
+    provisional: ClassVar[bool] = True
+
+
 class WorkshopBuilder:
     """A `Builder` of plans for the CPU engine."""
 
@@ -72,9 +84,23 @@ class WorkshopBuilder:
         """Deaf: a build at a gate is ended by the test alone."""
 
     def build(
-        self, graph: OperationGraph, *, workspace_limit: int | None, progress: ProgressCallback = unheard
+        self,
+        graph: OperationGraph,
+        *,
+        workspace_limit: int | None,
+        progress: ProgressCallback = unheard,
+        effort: Effort = "best",
     ) -> Plan:
-        return self._workshop.build(graph, workspace_limit, progress)
+        if effort == "behind":
+            self._workshop.improving.go_through()
+            if self._workshop.improving_failures:
+                raise self._workshop.improving_failures.pop(0)
+        plan = self._workshop.build(graph, workspace_limit, progress)
+        return (
+            ProvisionalPlan(f"{plan.tag}/provisional", graph)
+            if effort == "soon" and self._workshop.hurries
+            else plan
+        )
 
     def tune(
         self,
@@ -107,9 +133,14 @@ class KeepingBuilder(WorkshopBuilder):
         self._graphs: dict[int, OperationGraph] = {}
 
     def build(
-        self, graph: OperationGraph, *, workspace_limit: int | None, progress: ProgressCallback = unheard
+        self,
+        graph: OperationGraph,
+        *,
+        workspace_limit: int | None,
+        progress: ProgressCallback = unheard,
+        effort: Effort = "best",
     ) -> Plan:
-        plan = super().build(graph, workspace_limit=workspace_limit, progress=progress)
+        plan = super().build(graph, workspace_limit=workspace_limit, progress=progress, effort=effort)
         self._graphs[id(plan)] = graph
         return plan
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from typing import NamedTuple
 
 from cudnn_actor.engines.cuda.cudnn.frontend_graph import Refused
 from cudnn_actor.engines.cuda.kernels.line_kernels import Lined
+from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.engines.cuda.operations.fused_norms import Normed
-from cudnn_actor.engines.cuda.planning.candidates import candidates, names_of
+from cudnn_actor.engines.cuda.planning.candidates import COMPILES, candidates, names_of
 from cudnn_actor.engines.cuda.planning.compiler import WORKSPACE_BYTES, possible_plans
 from cudnn_actor.engines.cuda.planning.composition import compose
 from cudnn_actor.engines.cuda.planning.partition import cut
@@ -20,7 +22,7 @@ from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from .device import h200
 from .nvrtc import compile_cuda
 
-__all__ = ["explanation", "first_plan", "first_plans", "ranked", "tried", "waited_for"]
+__all__ = ["Hasty", "explanation", "first_plan", "first_plans", "hasty_plan", "ranked", "tried", "waited_for"]
 
 
 def first_plan(graph: OperationGraph) -> str:
@@ -39,6 +41,33 @@ def first_plan(graph: OperationGraph) -> str:
             for launch in step.kernel.launches():
                 compile_cuda(launch.source)
     return plan.tag.split("/", 3)[3]
+
+
+class Hasty(NamedTuple):
+    """The first plan that compiles nothing, and the first of all, as their tags' last parts.
+
+    `compiled`: for each graph of cuDNN's in it, whether its kernel was compiled. `left_out`: whether a plan
+    before it was left out because it would have been.
+    """
+
+    tag: str
+    first: str
+    compiled: list[bool]
+    left_out: bool
+
+
+def hasty_plan(graph: OperationGraph) -> Hasty:
+    """What the engine would build where there is no time. Raises as `first_plan`."""
+    heard: list[str] = []
+    given = graph, h200(), WORKSPACE_BYTES
+    plan = next(possible_plans(*given, on_refusal=heard.append, precompiled=True))
+    note = libraries().cudnn.behavior_note.RUNTIME_COMPILATION
+    return Hasty(
+        plan.tag.split("/", 3)[3],
+        first_plan(graph),
+        [note in of.get_behavior_notes() for of in plan.graphs],
+        COMPILES in heard,
+    )
 
 
 def waited_for(graph: OperationGraph) -> list[bool]:

@@ -121,6 +121,7 @@ class EvaluatedPlan:
     graph: OperationGraph
     workspace: ClassVar[int] = 0
     checked: ClassVar[bool] = True
+    provisional: ClassVar[bool] = False
 
     @property
     def buffers(self) -> int:

@@ -235,6 +235,7 @@ class CpuPlan:
     scalars: int
     views: tuple[View, ...] = ()
     checked: ClassVar[bool] = True
+    provisional: ClassVar[bool] = False
 
     def bind(self, workspace: Bytes) -> Program:
         """The plan on a workspace of at least `self.workspace` bytes."""

@@ -42,6 +42,7 @@ from cudnn_actor.actors.logs import Log
 from cudnn_actor.engines.base import (
     Builder,
     BuilderAccess,
+    Effort,
     EngineFailure,
     Plan,
     ProgressCallback,
@@ -181,13 +182,18 @@ class RemoteBuilder:
         return self._ready_connection(time.monotonic() + timeout_s) is not None
 
     def build(
-        self, graph: OperationGraph, *, workspace_limit: int | None, progress: ProgressCallback = unheard
+        self,
+        graph: OperationGraph,
+        *,
+        workspace_limit: int | None,
+        progress: ProgressCallback = unheard,
+        effort: Effort = "best",
     ) -> Plan:
         """As `Builder.build`. Blocks without holding the interpreter's lock, except in `restore`.
 
         Raises `EngineFailure` with status `DIED`, `SILENT` or `INTERRUPTED`, besides the builder's errors.
         """
-        return self._plan(Build(graph, workspace_limit), progress)
+        return self._plan(Build(graph, workspace_limit, effort=effort), progress)
 
     def tune(self, graph: OperationGraph, *, workspace_limit: int | None, progress: ProgressCallback) -> Plan:
         """As `Builder.tune`; when `progress` raises, the process is killed. Raises and blocks as `build`."""
@@ -230,8 +236,8 @@ class RemoteBuilder:
             raise EngineFailure(DIED, "a builder process died of this graph; it is not built in this one")
         if request.tunes:
             raise EngineFailure(NOT_TUNED, "tuning would hold up the threads of this process for minutes")
-        limit = request.workspace_limit
-        return self._local.build(request.graph, workspace_limit=limit, progress=progress)
+        limit, effort = request.workspace_limit, request.effort
+        return self._local.build(request.graph, workspace_limit=limit, progress=progress, effort=effort)
 
     def _answer(self, connection: Connection, request: Build, progress: ProgressCallback) -> Built:
         try:

@@ -16,6 +16,7 @@ from typing import Any, Literal
 import msgspec
 
 from cudnn_actor.actors.diverting import Line
+from cudnn_actor.engines.base import Effort
 from cudnn_actor.protocol.errors import ErrorRecord
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 
@@ -66,6 +67,7 @@ class Build(_Frame, frozen=True, forbid_unknown_fields=True, tag=True):
     graph: OperationGraph
     workspace_limit: int | None
     tunes: bool = False
+    effort: Effort = "best"
 
 
 class Accepted(_Frame, frozen=True, forbid_unknown_fields=True, tag=True):

@@ -2,8 +2,8 @@
 
 It is forked from a forkserver (`host`). It gets the receiving end of the queue of connections, the file that
 it prints to, and the pidfd of its parent, the service's process. It serves requests in the order in which it
-reads them, but builds go before tuning, which takes minutes: between two of its candidates, the builds that
-others wait for are made.
+reads them, but what is waited for goes before builds "behind", and these before tuning, which takes minutes:
+between two of their candidates, what goes before is done.
 
 A build that has begun is finished even if its client has gone, for example a worker that was killed. The plan
 is then kept until another client requests it, so that the next worker gets the plan that its predecessor
@@ -124,7 +124,7 @@ class _Server:
         while not self._has_done_its_share:
             self._look(None)
             while self._requests and not self._has_done_its_share:
-                self._build_first()
+                self._do_before(_LAST)
                 if self._requests:
                     self._do(*self._requests.popleft())
                 self._look(0)
@@ -172,11 +172,14 @@ class _Server:
         elif self._builder is not None and not peer.ended:  # else the client has gone
             self._answer(peer, request, self._builder)
 
-    def _build_first(self) -> None:
-        """Do what is no tuning."""
-        while (found := next((each for each in self._requests if not _tunes(each[1])), None)) is not None:
-            self._requests.remove(found)
-            self._do(*found)
+    def _do_before(self, turn: int) -> None:
+        """Do what is of an earlier turn, in the order of turns."""
+        while self._requests:
+            first = min(self._requests, key=lambda each: _turn(each[1]))
+            if _turn(first[1]) >= turn:
+                return
+            self._requests.remove(first)
+            self._do(*first)
 
     def _open(self, peer: Channel, request: Open) -> None:
         """Open the builder on the first request. An exception is printed and ends the process."""
@@ -233,13 +236,15 @@ class _Server:
                     other.send(Busy())
             if request.tunes and self._has_gone(peer):
                 raise _UnwantedError
-            if request.tunes:
-                self._build_first()
+            if _turn(request):
+                self._do_before(_turn(request))
                 self._at_work_for = peer
 
         graph, limit = request.graph, request.workspace_limit
-        make = builder.tune if request.tunes else builder.build
-        plan = make(graph, workspace_limit=limit, progress=progress)
+        if request.tunes:
+            plan = builder.tune(graph, workspace_limit=limit, progress=progress)
+        else:
+            plan = builder.build(graph, workspace_limit=limit, progress=progress, effort=request.effort)
         try:
             data = builder.export(plan)
         except StickyError:
@@ -274,10 +279,17 @@ def _made(request: Open) -> Builder:
     return builder
 
 
-def _tunes(request: Open | Build) -> bool:
-    return isinstance(request, Build) and request.tunes
+_LAST = 2
+"""The turn of what may take minutes."""
+
+
+def _turn(request: Open | Build) -> int:
+    """Requests of a lower turn go before those of a higher one."""
+    if isinstance(request, Open):
+        return 0
+    return _LAST if request.tunes else int(request.effort == "behind")
 
 
 def _key(request: Build) -> str:
     """Identifies equal requests, whichever client sends them."""
-    return f"{request.tunes} {request.graph.digest()} {request.workspace_limit}"
+    return f"{request.tunes} {request.effort} {request.graph.digest()} {request.workspace_limit}"

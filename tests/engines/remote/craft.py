@@ -21,7 +21,15 @@ import msgspec
 import numpy as np
 
 from cudnn_actor.actors.logs import Log
-from cudnn_actor.engines.base import EngineFailure, Plan, ProgressCallback, StickyError, blame, unheard
+from cudnn_actor.engines.base import (
+    Effort,
+    EngineFailure,
+    Plan,
+    ProgressCallback,
+    StickyError,
+    blame,
+    unheard,
+)
 from cudnn_actor.engines.cpu.compiler import compile_plan
 from cudnn_actor.engines.remote.serving import _Server
 from cudnn_actor.protocol import BufferRef, ConvFwd, ConvSpec, TensorSpec, UnsupportedGraph
@@ -97,7 +105,12 @@ class Craft:
         self._tell("close")
 
     def build(
-        self, graph: OperationGraph, *, workspace_limit: int | None, progress: ProgressCallback = unheard
+        self,
+        graph: OperationGraph,
+        *,
+        workspace_limit: int | None,
+        progress: ProgressCallback = unheard,
+        effort: Effort = "best",
     ) -> Plan:
         progress(0, 0, "the only plan")
         self._step("build")

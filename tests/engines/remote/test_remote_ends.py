@@ -18,7 +18,16 @@ import pytest
 
 from cudnn_actor.engines.base import EngineFailure
 from cudnn_actor.engines.remote import BuilderHost, RemoteBuilder
-from cudnn_actor.engines.remote.builder_messages import ANSWERS, Accepted, Build, Built, Busy, Open, Ready
+from cudnn_actor.engines.remote.builder_messages import (
+    ANSWERS,
+    Accepted,
+    Began,
+    Build,
+    Built,
+    Busy,
+    Open,
+    Ready,
+)
 from cudnn_actor.processes.channel import Channel
 
 from .conftest import NewBuilder
@@ -137,10 +146,10 @@ def test_another_that_waits_is_told_that_a_tuning_gets_on(
 def until(channel: Channel, last: type) -> list[Any]:
     """What a client hears, up to a message of that kind. Blocks."""
     heard: list[Any] = []
-    while not heard or not isinstance(heard[-1], last):
+    while last not in map(type, heard):
         assert select.select([channel], (), (), PATIENCE_S)[0]
         heard += channel.receive()
-    return heard
+    return heard[: [*map(type, heard)].index(last) + 1]
 
 
 def test_builds_of_others_are_made_between_two_candidates_of_a_tuning(
@@ -165,6 +174,33 @@ def test_builds_of_others_are_made_between_two_candidates_of_a_tuning(
     other.close()
     player.told("go", "go")
     assert maker_of(tuned.result(PATIENCE_S)) == player.at("tune")
+
+
+def test_what_is_waited_for_is_made_before_what_is_built_behind(
+    new_builder: NewBuilder, stage: Stage, thread: ThreadPoolExecutor, host: BuilderHost
+) -> None:
+    builder = new_builder(renew_after=100)
+    player = ready(builder, stage)
+    behind, soon = others = [Channel(host.connect(), ANSWERS) for _ in range(2)]
+    for other in others:
+        other.send(Open(MAKE, (stage.address,), 100))
+        other.send_all()
+        until(other, Ready)
+    made = thread.submit(builder.build, GRAPH, workspace_limit=None)
+    player.at("build")
+    behind.send(Build(graph(6), None, effort="behind"))
+    soon.send(Build(graph(5), None, effort="soon"))
+    for other in others:
+        other.send_all()
+    player.told("go", "go")
+    assert maker_of(made.result(PATIENCE_S)) == player.at("build")
+    assert until(soon, Built)[-1].data is not None
+    player.at("build")
+    assert until(behind, Began)
+    player.told("go")
+    assert until(behind, Built)[-1].data is not None
+    for other in others:
+        other.close()
 
 
 def test_without_a_process_nothing_is_tuned_and_plans_are_built_here(

@@ -55,8 +55,11 @@ _MOST_ELEMENTS, _COPIES = 1 << 30, 10
 """The most elements of all tensors together, and how often they may lie on the device as double at once."""
 _MOST_PLACES, _LEAST_PLACES = 1 << 12, 16
 """How many places of each dim of a result are evaluated where all of them are too much."""
-_FEW_ELEMENTS = 1 << 17
-"""Of the tensors of a graph that is computed on the host, in some milliseconds."""
+_FEW_ELEMENTS, _LITTLE_WORK = 1 << 20, 1 << 22
+"""Elements of the tensors of a graph that is computed on the host, and the steps that it takes (see
+`Operation.work`): some milliseconds to 0.1 s, which is what CuPy takes to compile one function."""
+_FEW_ANYWAY = 1 << 17
+"""A graph of so few elements is computed on the host whatever it takes."""
 _DRAWS = 6
 """How often a graph is evaluated with other roundings: all up, all down, and at random."""
 _SELECTED = (ReductionMode.MAX, ReductionMode.MIN, ReductionMode.ABSOLUTE_MAX)
@@ -224,7 +227,7 @@ Place = type[OnDevice] | type[OnHost]
 
 def place_of(graph: OperationGraph) -> Place:
     """Where a graph's values are computed: on the host if they are few."""
-    if _elements_of(graph) <= _FEW_ELEMENTS:
+    if _elements_of(graph) <= _FEW_ANYWAY or not _is_more(graph, _LITTLE_WORK, _FEW_ELEMENTS):
         return OnHost
     double = (graph.compute(op) is DType.FLOAT64 for op in graph.operations if isinstance(op, MatMul))
     return OnDeviceApart if any(double) else OnDevice

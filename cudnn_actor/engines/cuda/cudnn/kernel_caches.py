@@ -66,14 +66,15 @@ class KernelCaches:
 def compiles(graph: OperationGraph) -> bool:
     """Whether a graph is of convolutions or matrix products whose kernels cuDNN compiles.
 
-    For a single convolution, and for a forward one with a bias, relu or both, cuDNN has compiled kernels.
+    For a single convolution, and for a forward one with relu, or a bias and relu, cuDNN has compiled kernels;
+    with a bias alone, only for some dims.
     """
     others = [operation for operation in graph.operations if not isinstance(operation, Pointwise)]
     if not others or not all(isinstance(operation, Convolution | MatMul) for operation in others):
         return False
     behind = [_name(graph, operation) for operation in graph.operations if isinstance(operation, Pointwise)]
     if [type(operation) for operation in others] == [ConvolutionForward]:
-        return behind not in ([], ["bias"], ["relu"], ["bias", "relu"])
+        return behind not in ([], ["relu"], ["bias", "relu"])
     return bool(behind) or len(others) > 1 or isinstance(others[0], MatMul)
 
 

@@ -16,6 +16,7 @@ from cudnn_actor.protocol.types.dtypes import DType
 from cudnn_actor.protocol.types.tensor import Layout, TensorSpec
 
 __all__ = [
+    "COMPILES",
     "AbsentDevice",
     "OnRefusal",
     "build_candidate",
@@ -23,6 +24,7 @@ __all__ = [
     "check_whole",
     "computed_first",
     "ignore_refusal",
+    "is_compiled_first",
     "names_of",
     "serialised",
     "takes_bytes",
@@ -31,6 +33,10 @@ __all__ = [
 
 OnRefusal = Callable[[str], object]
 """Called with the reason why a plan cannot be built, which may have taken half a second to find out."""
+
+
+COMPILES = "cuDNN would compile its kernel first: left for later"
+"""The reason why a candidate is not built where there is no time to compile kernels."""
 
 
 def ignore_refusal(reason: str) -> None:
@@ -195,11 +201,18 @@ def serialised(lowered: Any) -> bytes:
         raise Refused(_first_line(error)) from error
 
 
-def build_candidate(graph: OperationGraph, lowered: Any, index: int) -> None:
+def is_compiled_first(lowered: Any, index: int) -> bool:
+    """Whether cuDNN notes that it compiles a candidate's kernel when it builds the plan."""
+    notes = lowered.get_behavior_notes_for_plan_at_index(index)
+    return libraries().cudnn.behavior_note.RUNTIME_COMPILATION in notes
+
+
+def build_candidate(graph: OperationGraph, lowered: Any, index: int, *, precompiled: bool = False) -> None:
     """Build one of the candidates. Blocks for milliseconds to a second.
 
     Raises `Refused` if it cannot be built, if the notes, the workspace limit or an erratum exclude it, or if
-    it is not cuDNN's.
+    it is not cuDNN's. With `precompiled`, also if cuDNN notes that it compiles the kernel: the reason is then
+    `COMPILES`.
     """
     cudnn = libraries().cudnn
     try:
@@ -209,6 +222,8 @@ def build_candidate(graph: OperationGraph, lowered: Any, index: int) -> None:
             raise Refused(f"{name} is an engine of the frontend, not of cuDNN")
         if (known := erratum(graph, name, cudnn.backend_version())) is not None:
             raise Refused(known)
+        if precompiled and is_compiled_first(lowered, index):
+            raise Refused(COMPILES)
         lowered.build_plan_at_index(index)
     except (cudnn.cudnnGraphNotSupportedError, RuntimeError, ValueError) as error:
         raise Refused(_first_line(error)) from error

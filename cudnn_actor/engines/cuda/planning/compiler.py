@@ -6,8 +6,9 @@ graph in steps. The first that passes its self-check becomes the plan.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,15 +18,17 @@ from cudnn_actor.actors.logs import Log
 from cudnn_actor.engines.base import StickyError
 from cudnn_actor.engines.cuda.checking.self_check import BuildContext, SelfCheck
 from cudnn_actor.engines.cuda.cudnn.frontend_graph import Refused
-from cudnn_actor.engines.cuda.cudnn.kernel_caches import KernelCaches
+from cudnn_actor.engines.cuda.cudnn.kernel_caches import KernelCaches, compiles
 from cudnn_actor.engines.cuda.library.failures import translate
 from cudnn_actor.engines.cuda.planning.aligned_products import aligned_product
 from cudnn_actor.engines.cuda.planning.candidates import (
+    COMPILES,
     OnRefusal,
     build_candidate,
     candidates,
     check_whole,
     ignore_refusal,
+    is_compiled_first,
     serialised,
 )
 from cudnn_actor.engines.cuda.planning.composition import compose, largest, scratch_bytes
@@ -34,7 +37,12 @@ from cudnn_actor.engines.cuda.planning.fusing import compile_fused
 from cudnn_actor.engines.cuda.planning.partition import Cut, cut
 from cudnn_actor.engines.cuda.planning.product_halves import compile_halves, halves_of, is_split_by_default
 from cudnn_actor.engines.cuda.planning.products import compile_product, product_of
-from cudnn_actor.engines.cuda.planning.rearranging import Rearranged, plan_of_rearranged, rearrangements
+from cudnn_actor.engines.cuda.planning.rearranging import (
+    Rearranged,
+    as_product,
+    plan_of_rearranged,
+    rearrangements,
+)
 from cudnn_actor.engines.cuda.planning.splitting import MOST_FORMS, compile_split, is_elementwise, ways
 from cudnn_actor.engines.cuda.planning.steps import bound_sources, finish, graph_step, placed
 from cudnn_actor.engines.cuda.planning.widening import compile_widened, is_widened
@@ -56,8 +64,13 @@ _CHOICES = 3
 """How many candidates are tried for each form of a convolution's tensors."""
 
 
-def compile_plan(graph: OperationGraph, context: BuildContext, workspace_limit: int | None) -> CudaPlan:
+def compile_plan(
+    graph: OperationGraph, context: BuildContext, workspace_limit: int | None, *, soon: bool = False
+) -> CudaPlan:
     """Returns a checked plan for a graph. Blocks for milliseconds, or for seconds if kernels are compiled.
+
+    `soon`: where cuDNN would compile the kernel of a convolution or product, another plan will do if there is
+    one; it is then marked as provisional.
 
     Raises `UnsupportedGraph`, `OutOfMemory` if only plans over the limit can run it, `EngineFailure`.
     """
@@ -65,7 +78,10 @@ def compile_plan(graph: OperationGraph, context: BuildContext, workspace_limit: 
     limit = WORKSPACE_BYTES if workspace_limit is None else workspace_limit
     parts = cut(graph)
     if parts is not None:
-        return in_pieces(graph, parts, limit, lambda piece: compile_plan(piece, context, limit))
+        return in_pieces(graph, parts, limit, lambda piece: compile_plan(piece, context, limit, soon=soon))
+    if soon and _may_wait(graph):
+        with contextlib.suppress(Refused):
+            return _first_good(graph, context, limit, precompiled=True)
     try:
         return _first_good(graph, context, limit)
     except Refused as refusal:
@@ -99,20 +115,36 @@ def in_pieces(
     return plan
 
 
-def _first_good(graph: OperationGraph, context: BuildContext, limit: int) -> CudaPlan:
+def _may_wait(graph: OperationGraph) -> bool:
+    """Whether a graph may have a plan without the kernels that cuDNN compiles, of which none takes longer."""
+    others = [operation for operation in graph.operations if not isinstance(operation, Pointwise)]
+    return bool(others) and all(isinstance(operation, Convolution | MatMul) for operation in others)
+
+
+def _first_good(
+    graph: OperationGraph, context: BuildContext, limit: int, *, precompiled: bool = False
+) -> CudaPlan:
     """Returns the first plan that passes its self-check. Raises `Refused` if none does.
 
-    If the device has no room for the self-check, it is the first plan, unchecked.
+    If the device has no room for the self-check, it is the first plan, unchecked. With `precompiled`, it is
+    provisional if a plan before it was left out for the time that its kernels take to compile.
     """
+    left_out = False
+
+    def hear(reason: str) -> None:
+        nonlocal left_out
+        left_out |= reason == COMPILES
+        context.trying(reason)
+
     check: SelfCheck | None = None
     last = "cuDNN has no plan for it"
     reasons: list[str] = []
     try:
         plans = possible_plans(
-            graph, context.handle, limit, reasons, context.kernels, on_refusal=context.trying
+            graph, context.handle, limit, reasons, context.kernels, on_refusal=hear, precompiled=precompiled
         )
         for found in plans:
-            plan = found.instead_of(reasons)
+            plan = found.instead_of(reasons, provisional=left_out)
             context.trying(plan.tag)
             try:
                 check = check or SelfCheck(graph, context)
@@ -171,6 +203,7 @@ def possible_plans(
     kernels: KernelCaches | None = None,
     *,
     on_refusal: OnRefusal = ignore_refusal,
+    precompiled: bool = False,
 ) -> Iterator[CudaPlan]:
     """Every plan for a graph, each built when the iterator reaches it: in one piece first, then in steps.
 
@@ -178,17 +211,23 @@ def possible_plans(
     around them, and depthwise convolutions with such behind them are one kernel of our own, which comes
     first; so do products by cuBLASLt, and convolutions of few channels on rearranged copies, or with channels
     of zeros. With `kernels`, cuDNN's first candidate for dynamic shapes comes before the others. Appends the
-    reasons why there are no others to `refusals`, and calls `on_refusal` whenever one cannot be built. Raises
-    `Refused`, with cuDNN's reason, if there is no plan.
+    reasons why there are no others to `refusals`, and calls `on_refusal` whenever one cannot be built. With
+    `precompiled`, plans whose kernels cuDNN compiles are left out (the reason is `COMPILES`), and so are its
+    fallbacks; a product by cuBLASLt comes before the ways in steps then, with a kernel for what is behind it.
+    Raises `Refused`, with cuDNN's reason, if there is no plan.
     """
     refusals = [] if refusals is None else refusals
     found = False
-    whole = _in_one_piece(graph, handle, limit, refusals, kernels)
-    steps = _in_steps(graph, handle, limit, on_refusal)
+    if precompiled:
+        whole = _precompiled(graph, handle, limit, refusals, on_refusal)
+    else:
+        whole = _in_one_piece(graph, handle, limit, refusals, kernels)
+    steps = _in_steps(graph, handle, limit, on_refusal, precompiled=precompiled)
     if is_elementwise(graph):
         makes = itertools.chain(steps, whole)
     else:
-        makes = itertools.chain(_of_our_own(graph, handle, limit, on_refusal), whole, steps)
+        own = _of_our_own(graph, handle, limit, on_refusal, precompiled=precompiled)
+        makes = itertools.chain(own, whole, steps)
     for make in makes:
         try:
             plan = make()
@@ -200,14 +239,14 @@ def possible_plans(
             found = True
             yield plan
     if not found:
-        raise Refused(refusals[0])
+        raise Refused(refusals[0] if refusals else COMPILES)
 
 
 _Make = Callable[[], CudaPlan]
 
 
 def _of_our_own(
-    graph: OperationGraph, handle: Any, limit: int | None, on_refusal: OnRefusal
+    graph: OperationGraph, handle: Any, limit: int | None, on_refusal: OnRefusal, *, precompiled: bool
 ) -> Iterator[_Make]:
     """Yields what makes the graph one kernel of our own, or a convolution on other forms of its operands."""
     others = [operation for operation in graph.operations if not isinstance(operation, Pointwise)]
@@ -226,9 +265,10 @@ def _of_our_own(
         yield partial(compile_fused, graph, limit)
     else:
         for rearranged, choice in itertools.product(rearrangements(graph), range(_CHOICES)):
-            yield partial(compile_rearranged, graph, rearranged, handle, limit, choice, on_refusal=on_refusal)
+            given = graph, rearranged, handle, limit, choice
+            yield partial(compile_rearranged, *given, on_refusal=on_refusal, precompiled=precompiled)
         for candidate in range(_CHOICES if is_widened(graph) else 0):
-            yield partial(compile_widened, graph, handle, limit, candidate)
+            yield partial(compile_widened, graph, handle, limit, candidate, precompiled=precompiled)
 
 
 def compile_rearranged(
@@ -239,12 +279,14 @@ def compile_rearranged(
     choice: int,
     *,
     on_refusal: OnRefusal = ignore_refusal,
+    precompiled: bool = False,
 ) -> CudaPlan:
     """The graph on rearranged copies of operands, by the plan of that index of the rearranged graph.
 
-    Calls `on_refusal` for plans of the rearranged graph, too. Raises `Refused`.
+    Calls `on_refusal` for plans of the rearranged graph, too. Raises `Refused`. `precompiled`: as for
+    `possible_plans`.
     """
-    plans = possible_plans(rearranged.graph, handle, limit, on_refusal=on_refusal)
+    plans = possible_plans(rearranged.graph, handle, limit, on_refusal=on_refusal, precompiled=precompiled)
     plan = next(itertools.islice(plans, choice, None), None)
     if plan is None:
         raise Refused(f"there is no plan {choice} for it {rearranged.what}")
@@ -288,11 +330,10 @@ def _in_one_piece(
 ) -> Iterator[_Make]:
     """The graph as a single cuDNN graph: each of cuDNN's candidates, in cuDNN's order, its fallbacks last.
 
-    Asking for fallbacks takes most of the time, and they are seldom needed.
+    Asking for fallbacks takes most of the time, and they are seldom needed. A kernel for dynamic shapes comes
+    first if cuDNN would compile another.
     """
     cache = None if kernels is None else kernels.cache(graph)
-    if cache is not None:
-        yield partial(_dynamic, graph, handle, limit, cache)
     done, refusal = 0, ""
     for fallbacks in (False, True):
         try:
@@ -302,6 +343,9 @@ def _in_one_piece(
             refusal = str(error)
             continue
         count = lowered.get_execution_plan_count()
+        if cache is not None and count and is_compiled_first(lowered, 0):
+            yield partial(_dynamic, graph, handle, limit, cache)
+            cache = None
         if count > done:
             yield partial(_whole, graph, lowered, limit, done)
         for index in range(done + 1, count):
@@ -311,14 +355,52 @@ def _in_one_piece(
         refusals.append(refusal)
 
 
+def _precompiled(
+    graph: OperationGraph, handle: Any, limit: int | None, refusals: list[str], on_refusal: OnRefusal
+) -> Iterator[_Make]:
+    """The graph as a single cuDNN graph, by those of cuDNN's candidates whose kernels need not be compiled.
+
+    Then a convolution as a product by cuBLASLt, if it can be one, and a product as one by cuBLASLt and a
+    kernel of our own.
+    """
+    for index in _with_kernels(graph, handle, limit, refusals, on_refusal):
+        yield partial(compile_whole, graph, handle, limit, index, fallbacks=False)
+    if (product := as_product(graph)) is not None:
+        given = graph, product, handle, limit, 0
+        yield partial(compile_rearranged, *given, on_refusal=on_refusal, precompiled=True)
+    if (halves := halves_of(graph)) is not None:
+        yield partial(compile_halves, graph, halves, handle, limit)
+
+
+def _with_kernels(
+    graph: OperationGraph, handle: Any, limit: int | None, refusals: list[str], on_refusal: OnRefusal
+) -> Sequence[int]:
+    """The indices of cuDNN's candidates whose kernels it need not compile; it is asked if it may have any."""
+    if compiles(graph):
+        on_refusal(COMPILES)
+        return ()
+    try:
+        check_whole(graph)
+        lowered = candidates(graph, handle, limit, fallbacks=False)
+    except Refused as error:
+        refusals.append(str(error))
+        return ()
+    every = range(lowered.get_execution_plan_count())
+    found = [index for index in every if not is_compiled_first(lowered, index)]
+    if not found or found[0]:
+        on_refusal(COMPILES)
+    return found
+
+
 def _in_steps(
-    graph: OperationGraph, handle: Any, limit: int | None, on_refusal: OnRefusal
+    graph: OperationGraph, handle: Any, limit: int | None, on_refusal: OnRefusal, *, precompiled: bool
 ) -> Iterator[_Make]:
     """Yields what makes the graph steps: a few choices for each form of a convolution's tensors, or way."""
     convolves = any(isinstance(operation, Convolution) for operation in graph.operations)
     for form in range(MOST_FORMS if convolves else 1):
         for choice in range(_CHOICES if convolves else ways(graph)):
-            yield partial(compile_split, graph, handle, limit, form, choice, on_refusal=on_refusal)
+            given = graph, handle, limit, form, choice
+            yield partial(compile_split, *given, on_refusal=on_refusal, precompiled=precompiled)
 
 
 def compile_whole(

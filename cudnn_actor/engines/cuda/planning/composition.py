@@ -37,6 +37,7 @@ def compose(graph: OperationGraph, parts: Cut, build: Callable[[OperationGraph],
     recipe = msgspec.structs.replace(
         whole.recipe,
         checked=all(plan.checked for plan in plans.values()),
+        provisional=any(plan.provisional for plan in plans.values()),
         parts=tuple(itertools.chain.from_iterable(_parts(*each) for each in in_order)),
         between=_between(graph, parts, offsets),
     )

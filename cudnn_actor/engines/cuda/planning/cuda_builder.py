@@ -7,7 +7,7 @@ import itertools
 
 import msgspec
 
-from cudnn_actor.engines.base import EngineFailure, Plan, ProgressCallback, unheard
+from cudnn_actor.engines.base import Effort, EngineFailure, Plan, ProgressCallback, unheard
 from cudnn_actor.engines.cuda.checking.journal import Journal
 from cudnn_actor.engines.cuda.checking.self_check import BuildContext
 from cudnn_actor.engines.cuda.cudnn.kernel_caches import KernelCaches
@@ -15,17 +15,23 @@ from cudnn_actor.engines.cuda.library import libcublaslt
 from cudnn_actor.engines.cuda.library.failures import mind_own_captures, reported
 from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS
-from cudnn_actor.engines.cuda.planning.compiler import compile_plan
+from cudnn_actor.engines.cuda.planning.compiler import WORKSPACE_BYTES, compile_plan, in_pieces
+from cudnn_actor.engines.cuda.planning.partition import cut
 from cudnn_actor.engines.cuda.planning.tuning import tune
 from cudnn_actor.engines.cuda.running.loading import load, loaded
 from cudnn_actor.engines.cuda.running.plan import CudaPlan
 from cudnn_actor.engines.cuda.running.recipe import GraphStep, OperationStep, Recipe
+from cudnn_actor.engines.support import check_graph
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 
 __all__ = ["CudaBuilder"]
 
-_FORMAT = 15
+_FORMAT = 16
 """Version of the format of exported plans. Increase it when a recipe, what runs it or an erratum changes."""
+
+
+_MOST_PIECES = 512
+"""The most plans of pieces that a builder keeps."""
 
 
 class CudaBuilder:
@@ -47,6 +53,8 @@ class CudaBuilder:
         self._dynamic_shapes = dynamic_shapes
         self._journal = Journal(journal)
         self._context: BuildContext | None = None
+        self._pieces: dict[tuple[str, int], CudaPlan] = {}
+        """The latest plans of pieces, by digest and limit."""
         self.fingerprint = ""
 
     def expect_builds(self) -> None:
@@ -74,6 +82,7 @@ class CudaBuilder:
     def close(self) -> None:
         """Destroy the handle. Safe to call twice."""
         context, self._context = self._context, None
+        self._pieces.clear()
         if context is not None:
             libraries().cudnn.destroy_handle(context.handle)
 
@@ -88,12 +97,38 @@ class CudaBuilder:
 
     @reported
     def build(
-        self, graph: OperationGraph, *, workspace_limit: int | None, progress: ProgressCallback = unheard
+        self,
+        graph: OperationGraph,
+        *,
+        workspace_limit: int | None,
+        progress: ProgressCallback = unheard,
+        effort: Effort = "best",
     ) -> CudaPlan:
-        """See `compile_plan`. The engine allocates the workspace."""
+        """See `compile_plan`. The engine allocates the workspace.
+
+        Plans of pieces are kept: so a better plan than a provisional one takes only what that has not.
+        """
+        check_graph(graph, "cuda")
         tried = itertools.count()
         context = self.context._replace(trying=lambda tag: progress(next(tried), 0, tag))
-        return compile_plan(graph, context, workspace_limit)
+        limit = WORKSPACE_BYTES if workspace_limit is None else workspace_limit
+
+        def build(piece: OperationGraph) -> CudaPlan:
+            key = piece.digest(), limit
+            plan = self._pieces.get(key)
+            if plan is None:
+                plan = compile_plan(piece, context, limit, soon=effort == "soon")
+                if plan.checked and not plan.provisional:
+                    self._keep(key, plan)
+            return plan
+
+        parts = cut(graph)
+        return build(graph) if parts is None else in_pieces(graph, parts, limit, build)
+
+    def _keep(self, key: tuple[str, int], plan: CudaPlan) -> None:
+        if len(self._pieces) >= _MOST_PIECES:
+            del self._pieces[next(iter(self._pieces))]
+        self._pieces[key] = plan
 
     @reported
     def tune(

@@ -1,6 +1,6 @@
 """Runs a convolution on rearranged copies of its operands: as a product, or as a convolution without strides.
 
-If the filter is as large as the stride and nothing is padded, no two windows share an
+If the filter is no larger than the stride and nothing is padded, no two windows share an
 element. Then a copy of the windows, one after the other, is a matrix, and the
 convolution is its product with the filters: the first layer of a vision transformer,
 16x16, or of ConvNeXt, 4x4. cuDNN's engines for such strides took long, and those for
@@ -179,7 +179,7 @@ def as_product(graph: OperationGraph) -> Rearranged | None:
         return None
     operation, x = found
     conv, w, y = operation.conv, graph.tensor(operation.w), graph.tensor(operation.y)
-    if conv.stride != w.dims[2:] or any((*conv.pre_padding, *conv.post_padding)):
+    if any(map(int.__lt__, conv.stride, w.dims[2:])) or any((*conv.pre_padding, *conv.post_padding)):
         return None
     order = sorted(range(1, len(w.dims)), key=lambda axis: -w.strides[axis])
     channels = _channels(w.dims[1], math.prod(conv.stride))

@@ -89,16 +89,19 @@ def compile_split(
     choice: int = 0,
     *,
     on_refusal: OnRefusal = ignore_refusal,
+    precompiled: bool = False,
 ) -> CudaPlan:
     """Compile a graph in steps: each operation alone, and a kernel for pointwise results of the same dims.
 
     `form` is the index of the form of the convolutions' tensors (see `_forms`). `choice` is the index of the
     candidate to use for a convolution, of those that can be built, and of the way to run another operation:
-    its last way, if it has fewer. Calls `on_refusal` for each candidate that cannot be built.
+    its last way, if it has fewer. Calls `on_refusal` for each candidate that cannot be built. `precompiled`:
+    as for `build_candidate`.
 
     Raises `Refused` if there is no such form or candidate.
     """
-    return _Splitter(graph, handle, limit, form, choice, on_refusal=on_refusal).plan()
+    splitter = _Splitter(graph, handle, limit, form, choice, on_refusal=on_refusal, precompiled=precompiled)
+    return splitter.plan()
 
 
 def _is_fused(graph: OperationGraph, operation: Node) -> bool:
@@ -119,6 +122,7 @@ class _Splitter:
         choice: int,
         *,
         on_refusal: OnRefusal,
+        precompiled: bool,
     ) -> None:
         self._graph = graph
         self._handle = handle
@@ -126,6 +130,7 @@ class _Splitter:
         self._form = form
         self._choice = choice
         self._on_refusal = on_refusal
+        self._precompiled = precompiled
         self._sources = bound_sources(graph)
         self._forms = {tensor.uid: tensor for tensor in graph.tensors}
         """Each tensor as stored at its place in `_sources`: a virtual one as its step wrote it."""
@@ -205,11 +210,11 @@ class _Splitter:
 
     def _candidate(self, alone: OperationGraph, choice: int) -> Any:
         """cuDNN's graph, built with the candidate of that index among those that can be. Raises `Refused`."""
-        lowered = candidates(alone, self._handle, self._limit)
+        lowered = candidates(alone, self._handle, self._limit, fallbacks=not self._precompiled)
         left = choice
         for index in range(lowered.get_execution_plan_count()):
             try:
-                build_candidate(alone, lowered, index)
+                build_candidate(alone, lowered, index, precompiled=self._precompiled)
             except Refused as refusal:
                 self._on_refusal(str(refusal))
                 continue

@@ -34,10 +34,12 @@ def is_widened(graph: OperationGraph) -> bool:
     return bool(_widened(graph))
 
 
-def compile_widened(graph: OperationGraph, handle: Any, limit: int | None, candidate: int = 0) -> CudaPlan:
+def compile_widened(
+    graph: OperationGraph, handle: Any, limit: int | None, candidate: int = 0, *, precompiled: bool = False
+) -> CudaPlan:
     """Returns the graph with copies of operands, or of a result, that have 8 channels: see `is_widened`.
 
-    Raises `Refused`.
+    Raises `Refused`. `precompiled`: as for `build_candidate`.
     """
     forms = _widened(graph)
     wide = OperationGraph(
@@ -49,7 +51,7 @@ def compile_widened(graph: OperationGraph, handle: Any, limit: int | None, candi
     lowered = candidates(wide, handle, limit)
     if candidate >= lowered.get_execution_plan_count():
         raise Refused(f"cuDNN has no candidate {candidate} for it with {_CHANNELS} channels")
-    build_candidate(wide, lowered, candidate)
+    build_candidate(wide, lowered, candidate, precompiled=precompiled)
     sources, scratch = bound_sources(graph), 0
     before: list[Step] = []
     after: list[Step] = []

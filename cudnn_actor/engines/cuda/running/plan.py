@@ -34,15 +34,17 @@ class CudaPlan:
         self.tag = recipe.tag
         self.workspace = recipe.workspace
         self.checked = recipe.checked
+        self.provisional = recipe.provisional
         self.program: Any = None
         """The plan bound to the engine that runs it. Only that engine uses it."""
         self.tuning = recipe.tuning
 
-    def instead_of(self, refused: Sequence[str]) -> CudaPlan:
+    def instead_of(self, refused: Sequence[str], *, provisional: bool = False) -> CudaPlan:
         """The same plan, with the reasons why the candidates that were preferred to it do not run."""
         reasons = tuple(dict.fromkeys(refused))[:_MOST_REASONS]
         parts = tuple(msgspec.structs.replace(part, refused=reasons) for part in self.recipe.parts)
-        return CudaPlan(msgspec.structs.replace(self.recipe, parts=parts), self.graphs)
+        recipe = msgspec.structs.replace(self.recipe, parts=parts, provisional=provisional)
+        return CudaPlan(recipe, self.graphs)
 
     def explain(self, graph: OperationGraph) -> Explanation:
         """How the plan runs the graph; see `engines.base.Plan`."""

@@ -213,6 +213,8 @@ class Recipe(msgspec.Struct, frozen=True):
         The measurements, if the plan was chosen by tuning.
     checked
         Whether it has passed its self-check.
+    provisional
+        Whether another plan would have been preferred, whose kernels take long to compile.
     parts
         The pieces of the graph, in the order in which they run.
     between
@@ -228,6 +230,7 @@ class Recipe(msgspec.Struct, frozen=True):
     checked: bool = True
     parts: tuple[Part, ...] = ()
     between: tuple[Between, ...] = ()
+    provisional: bool = False
 
     @property
     def own_workspace(self) -> int:
