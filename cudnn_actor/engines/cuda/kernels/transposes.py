@@ -246,7 +246,7 @@ def tiled(
         columns=counts[1],
         row_step=row_step,
         column_step=column_step,
-        batch=tuple((size, to, of) for size, (to, of) in axes),
+        batch=tuple((size, to, of) for size, (to, of) in axes) or ((1, 0, 0),),  # one source for all batches
         read=_together(counts[1], of, alignments[1], itemsize),
         written=_together(counts[0], to, alignments[0], itemsize),
         rows_within=rows_within,

@@ -95,10 +95,13 @@ def library_pooling(operation: LibraryPooling, tensors: Sequence[GraphTensor], h
 
 
 def pooling_launches(operation: Pooling, tensors: Sequence[GraphTensor]) -> list[Launch]:
-    """The launch of a pooling. The elements of the first result have a thread each."""
+    """The launch of a pooling. The elements of the first result have a thread each.
+
+    The source does not depend on how many samples there are, if these are apart in memory.
+    """
     looped = tensors[len(operation.reads)]
-    text = _source(operation, tensors, looped)
-    return [Launch("pooling", text, *grid_over(math.prod(looped.dims)), arguments_of(len(tensors)))]
+    text, count = _source(operation, tensors, looped), math.prod(looped.dims)
+    return [Launch("pooling", text, *grid_over(count), arguments_of(len(tensors), count))]
 
 
 def _source(operation: Pooling, tensors: Sequence[GraphTensor], looped: GraphTensor) -> str:
@@ -110,8 +113,8 @@ def _source(operation: Pooling, tensors: Sequence[GraphTensor], looped: GraphTen
     )
     forward = isinstance(operation, MaxPool | AvgPool | LpPool)
     x, y = (tensors[0], tensors[1]) if forward else (tensors[-1], tensors[0])
-    numbers = {f"x{axis}": size for axis, size in enumerate(_dims(x.dims))}
-    numbers |= {f"y{axis}": size for axis, size in enumerate(_dims(y.dims))}
+    numbers = {f"x{axis}": size for axis, size in enumerate(_dims(x.dims)) if axis}
+    numbers |= {f"y{axis}": size for axis, size in enumerate(_dims(y.dims)) if axis}
     numbers |= _window(operation)
     for number, tensor in enumerate(tensors):
         numbers |= {f"s{number}_{axis}": step for axis, step in enumerate(_dims(tensor.strides, 0))}
@@ -121,18 +124,18 @@ def _source(operation: Pooling, tensors: Sequence[GraphTensor], looped: GraphTen
     largest = max(*counts, *sizes, *numbers.values(), *_products(operation, x, y))
     constants = "".join(f"constexpr I {name} = {value}; " for name, value in numbers.items())
     # Neighbouring threads take elements that are neighbours in memory.
-    order = sorted(range(_RANK), key=lambda axis: (strides[axis], dims[axis] > 1))
+    *order, last = sorted(range(_RANK), key=lambda axis: (strides[axis], dims[axis] > 1 or not axis))
     decode = " ".join(f"const I i{axis} = rest % {dims[axis]}; rest /= {dims[axis]};" for axis in order)
     return f"""typedef {_accumulator(tensors[0].dtype)} T;
 typedef {index_type(wide=largest >= FEW)} I;
 {CONVERSIONS}
 {_COUNT}
-extern "C" __global__ void pooling({arguments}) {{
+extern "C" __global__ void pooling({arguments}, const long long count) {{
     {constants}
-    const long long step = (long long)gridDim.x * blockDim.x, count = {math.prod(dims)};
+    const long long step = (long long)gridDim.x * blockDim.x;
     for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < count; i += step) {{
         I rest = (I)i;
-        {decode}
+        {decode} const I i{last} = rest;
         {_BODIES[type(operation)](operation, tensors)}
     }}
 }}
