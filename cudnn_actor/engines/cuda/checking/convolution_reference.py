@@ -26,6 +26,7 @@ from cudnn_actor.engines.cuda.kernels.expressions import (
     expression,
 )
 from cudnn_actor.engines.cuda.kernels.formulas import PREAMBLE, formula
+from cudnn_actor.engines.cuda.kernels.kernel import AHEAD, Launch
 from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.operations import (
@@ -54,6 +55,10 @@ class References:
     def __init__(self, graph: OperationGraph) -> None:
         self._graph = graph
         self._each = [Reference(graph, result) for result in graph.results]
+
+    def launches(self) -> list[Launch]:
+        """Their kernels, as what is compiled."""
+        return [reference.launch for reference in self._each]
 
     def compare(self, address: Callable[[int], int], scalars: Sequence[float]) -> dict[int, Compared]:
         """Returns what to compare of each result, by uid. Blocks. `address` locates each bound tensor."""
@@ -112,9 +117,15 @@ class Reference:
         dims = {graph.tensor(uid).dims for uid in (*operation.writes, *graph.results)}
         return isinstance(operation, Convolution) and bound and len(dims) == 1
 
+    @property
+    def launch(self) -> Launch:
+        """The kernel, as what is compiled."""
+        return Launch("reference", self.source, (self.samples,), (_THREADS,), ())
+
     @functools.cached_property
     def _kernel(self) -> Any:
-        """The kernel, not compiled yet."""
+        """The kernel, perhaps not compiled yet."""
+        AHEAD.wait_for(self.launch)
         return libraries().cupy.RawKernel(self.source, "reference", options=("--std=c++17",))
 
     @property

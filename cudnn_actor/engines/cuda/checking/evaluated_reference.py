@@ -11,7 +11,7 @@ import functools
 import importlib
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -23,7 +23,7 @@ from cudnn_actor.engines.cuda.checking.self_check_memory import drawn
 from cudnn_actor.engines.cuda.kernels.axes import INDEXING
 from cudnn_actor.engines.cuda.kernels.elementwise import elementwise
 from cudnn_actor.engines.cuda.kernels.expressions import Leaf
-from cudnn_actor.engines.cuda.kernels.kernel import compiled, grid_over
+from cudnn_actor.engines.cuda.kernels.kernel import Launch, compiled, grid_over
 from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
@@ -46,6 +46,7 @@ __all__ = [
     "OnHost",
     "evaluated",
     "first_byte",
+    "kernels_of_evaluation",
     "place_of",
     "result_uncertainties",
     "sampled",
@@ -139,12 +140,10 @@ class OnDevice:
     @staticmethod
     def load(tensor: GraphTensor, address: int) -> Array:
         """Returns a tensor's values."""
-        kind = DType.FLOAT64 if tensor.dtype.is_floating else DType.INT64
-        if tensor.dtype is DType.UINT64:
-            kind = DType.UINT64
+        kind = _kind(tensor)
         values = libraries().cupy.empty(tensor.dims, kind.numpy)
-        strides = [packed_strides(tensor.dims), tensor.strides]
-        run = compiled(elementwise(Leaf(0, tensor.dtype), kind, tensor.dims, strides).launches())
+        kernel = elementwise(Leaf(0, tensor.dtype), kind, tensor.dims, _load_strides(tensor))
+        run = compiled(kernel.launches())
         run((int(values.data.ptr), address), ())
         return values
 
@@ -156,6 +155,17 @@ class OnDevice:
         place = libraries().cupy.empty(tensor.spec.nbytes, np.uint8)
         cls.store(values, tensor, int(place.data.ptr))
         return cls.load(tensor, int(place.data.ptr))
+
+
+def _kind(tensor: GraphTensor) -> DType:
+    """The type of a tensor's values on the device."""
+    if tensor.dtype is DType.UINT64:
+        return DType.UINT64
+    return DType.FLOAT64 if tensor.dtype.is_floating else DType.INT64
+
+
+def _load_strides(tensor: GraphTensor) -> list[tuple[int, ...]]:
+    return [packed_strides(tensor.dims), tensor.strides]
 
 
 class OnDeviceApart(OnDevice):
@@ -231,6 +241,16 @@ def place_of(graph: OperationGraph) -> Place:
         return OnHost
     double = (graph.compute(op) is DType.FLOAT64 for op in graph.operations if isinstance(op, MatMul))
     return OnDeviceApart if any(double) else OnDevice
+
+
+def kernels_of_evaluation(graph: OperationGraph) -> Iterator[Launch]:
+    """Yields launches of the kernels that bring the tensors of a graph to where it is evaluated."""
+    if place_of(graph) is OnHost:
+        return
+    for uid in graph.bound:
+        tensor = graph.tensor(uid)
+        kernel = elementwise(Leaf(0, tensor.dtype), _kind(tensor), tensor.dims, _load_strides(tensor))
+        yield from kernel.launches()
 
 
 def _elements_of(graph: OperationGraph) -> int:

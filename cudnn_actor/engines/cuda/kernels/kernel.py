@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Executor, Future
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -16,9 +17,11 @@ from cudnn_actor.engines.cuda.kernels.expressions import Scalar
 from cudnn_actor.engines.cuda.library.libraries import libraries
 
 __all__ = [
+    "AHEAD",
     "MOST_BLOCKS",
     "ROUNDING",
     "THREADS",
+    "Ahead",
     "Argument",
     "Kernel",
     "Launch",
@@ -40,6 +43,7 @@ _MANY_BLOCKS, _MOST_TURNS = 2048, 4
 ROUNDING = ("--fmad=false",)
 """The options for kernels with formulas: a contracted product and sum would not round in between."""
 
+_MOST_SOURCES = 4096
 Run = Callable[[Sequence[int], Sequence[float]], None]
 """Enqueues a run on the current stream: takes the addresses of a kernel's tensors, and the plan's scalars."""
 
@@ -117,6 +121,48 @@ def parameters_of(numbers: Iterable[str]) -> str:
     return ", ".join(f"long long {name}" for name in numbers)
 
 
+class Ahead:
+    """Sources that other threads compile before they are needed. Any thread may wait.
+
+    CuPy keeps what it has compiled, by device, source and options.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, tuple[str, ...]], Future[None]] = {}
+
+    def missing(self, launches: Iterable[Launch]) -> list[Launch]:
+        """A launch for each source that has not been compiled ahead."""
+        found = {(each.source, each.options): each for each in launches if math.prod(each.grid)}
+        return [launch for key, launch in found.items() if key not in self._known]
+
+    def compile_on(self, pool: Executor, launches: Iterable[Launch]) -> None:
+        """Have these compiled for the current device of the pool's threads. Used by one thread."""
+        for each in launches:
+            self._known[each.source, each.options] = pool.submit(_compile, each)
+        while len(self._known) > _MOST_SOURCES:
+            del self._known[next(iter(self._known))]
+
+    def wait_for(self, launch: Launch) -> None:
+        """Wait for the source if it is being compiled. If that fails, so it does again when it is needed."""
+        future = self._known.get((launch.source, launch.options))
+        if future is not None:
+            future.exception()
+
+
+def _compile(launch: Launch) -> None:
+    _module(launch).get_function(launch.name)
+
+
+def _module(launch: Launch) -> Any:
+    """CuPy's module of a launch, which compiles when it is used first."""
+    options = ("--std=c++17", *launch.options)
+    return libraries().cupy.RawModule(code=launch.source, options=options)
+
+
+AHEAD = Ahead()
+"""Those of this process. A builder fills it."""
+
+
 def compiled(launches: Iterable[Launch]) -> Run:
     """The run of some launches in order, compiled for the current device. Blocks for up to seconds."""
     runs = [_compiled(launch) for launch in launches if math.prod(launch.grid)]
@@ -133,8 +179,8 @@ def compiled(launches: Iterable[Launch]) -> Run:
 def _compiled(launch: Launch) -> Run:
     """A launch, compiled."""
     cupy = libraries().cupy
-    options = ("--std=c++17", *launch.options)
-    function = cupy.RawModule(code=launch.source, options=options).get_function(launch.name)
+    AHEAD.wait_for(launch)
+    function = _module(launch).get_function(launch.name)
     grid, block, shared, double = launch.grid, launch.block, launch.shared, cupy.float64
     if shared:
         function.max_dynamic_shared_size_bytes = shared

@@ -15,6 +15,7 @@ from cudnn_actor.engines.cuda.library import libcublaslt
 from cudnn_actor.engines.cuda.library.failures import mind_own_captures, reported
 from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS
+from cudnn_actor.engines.cuda.planning.ahead import compiling_ahead
 from cudnn_actor.engines.cuda.planning.compiler import WORKSPACE_BYTES, compile_plan, in_pieces
 from cudnn_actor.engines.cuda.planning.partition import cut
 from cudnn_actor.engines.cuda.planning.tuning import tune
@@ -123,7 +124,12 @@ class CudaBuilder:
             return plan
 
         parts = cut(graph)
-        return build(graph) if parts is None else in_pieces(graph, parts, limit, build)
+        if parts is None:
+            return build(graph)
+        different = {piece.graph.digest(): piece.graph for piece in parts.pieces}
+        missing = [piece for digest, piece in different.items() if (digest, limit) not in self._pieces]
+        with compiling_ahead(missing, limit):
+            return in_pieces(graph, parts, limit, build)
 
     def _keep(self, key: tuple[str, int], plan: CudaPlan) -> None:
         if len(self._pieces) >= _MOST_PIECES:

@@ -1,0 +1,70 @@
+"""Compiles kernels of our own for the pieces of a graph side by side, before the first piece is built.
+
+NVRTC takes 0.03 to 0.2 s for a kernel, and other threads run meanwhile. One after the other, the kernels for
+a network's plans and self-checks took most of the time of its first answer, and 1 to 2 s for another size.
+A kernel that is missed here is compiled when it is needed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+from cudnn_actor.engines.cuda.checking.convolution_reference import Reference, References
+from cudnn_actor.engines.cuda.checking.evaluated_reference import kernels_of_evaluation
+from cudnn_actor.engines.cuda.cudnn.frontend_graph import Refused
+from cudnn_actor.engines.cuda.kernels.kernel import AHEAD, Launch
+from cudnn_actor.engines.cuda.library.libraries import libraries
+from cudnn_actor.engines.cuda.planning.depthwise import compile_depthwise, is_depthwise
+from cudnn_actor.engines.cuda.planning.fusing import compile_fused
+from cudnn_actor.engines.cuda.planning.splitting import compile_split, is_elementwise
+from cudnn_actor.engines.cuda.running.plan import CudaPlan
+from cudnn_actor.engines.cuda.running.recipe import KernelStep
+from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
+from cudnn_actor.protocol.operations import Convolution, MatMul, Pointwise
+
+__all__ = ["compiling_ahead", "launches_ahead"]
+
+_MOST_THREADS, _LEAST_KERNELS = 8, 2
+
+
+@contextlib.contextmanager
+def compiling_ahead(pieces: Iterable[OperationGraph], limit: int) -> Iterator[None]:
+    """Compile what the pieces need on other threads, during the `with` block and before its end."""
+    missing = AHEAD.missing(launch for piece in pieces for launch in launches_ahead(piece, limit))
+    threads = min(_MOST_THREADS, len(missing), os.cpu_count() or 1)
+    if threads < _LEAST_KERNELS:
+        yield
+        return
+    device = libraries().cupy.cuda.Device()
+    with ThreadPoolExecutor(threads, "cudnn-compiler", device.use) as pool:
+        AHEAD.compile_on(pool, missing)
+        yield
+
+
+def launches_ahead(piece: OperationGraph, limit: int) -> Iterator[Launch]:
+    """Yields launches of the kernels of our own that the first plan of a piece has, and its self-check."""
+    with contextlib.suppress(Refused):
+        plan = _of_kernels(piece, limit)
+        if plan is not None:
+            for step in plan.recipe.steps:
+                if isinstance(step, KernelStep):
+                    yield from step.kernel.launches()
+    if Reference.covers(piece):
+        yield from References(piece).launches()
+    else:
+        yield from kernels_of_evaluation(piece)
+
+
+def _of_kernels(piece: OperationGraph, limit: int) -> CudaPlan | None:
+    """The plan of a piece that kernels of our own run first; None for others. Raises `Refused`."""
+    others = [operation for operation in piece.operations if not isinstance(operation, Pointwise)]
+    if is_elementwise(piece):
+        return compile_split(piece, None, limit)
+    if any(is_depthwise(operation, piece.tensor) for operation in others):
+        return compile_depthwise(piece, limit)
+    if any(isinstance(operation, Convolution | MatMul) for operation in others):
+        return None
+    return compile_fused(piece, limit)
