@@ -160,9 +160,9 @@ class Preparing:
         ports = {} if of.graph is None else {port.name: port.spec for port in of.graph.inputs}
         try:
             while (kept := self._keeping.bound(key, of, made, specs, values, writes=writes)) is None:
-                for port, (name, array) in of.weights.items():
+                for port, (name, elements) in of.weights.items():
                     if name not in made and name not in self._keeping.weights:
-                        made[name] = await self._upload_weight(array, ports[port])
+                        made[name] = await self._upload_weight(elements, ports[port])
         except OutOfMemory as error:
             missing = {
                 name: port for port, (name, _) in of.weights.items() if name not in self._keeping.weights

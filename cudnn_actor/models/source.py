@@ -117,7 +117,8 @@ class Specialised:
     inputs, outputs
         Inputs that the graph reads, and outputs that it computes → the names of their ports.
     weights
-        Ports → the weights bound to them: a key, equal for equal values, and the values.
+        Ports → the weights bound to them: a key, equal for equal values, and the values, or what computes
+        them, which may take a while.
     constants
         Outputs that need no computation.
     random

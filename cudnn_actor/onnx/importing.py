@@ -20,7 +20,7 @@ from onnx import defs
 
 from cudnn_actor.actors.long_work import check_wanted
 from cudnn_actor.models.errors import InvalidModel, UnsupportedModel
-from cudnn_actor.models.source import Feature, NeedsValues, Origin, Specialised, fixed_specs
+from cudnn_actor.models.source import Feature, NeedsValues, Specialised, fixed_specs
 from cudnn_actor.onnx import operators
 from cudnn_actor.onnx.attributes import defaults, resolved, with_attributes
 from cudnn_actor.onnx.budget import Budget, TooMuch
@@ -32,8 +32,8 @@ from cudnn_actor.onnx.joining import Joined, joined
 from cudnn_actor.onnx.lists import Listed
 from cudnn_actor.onnx.nodes import Node
 from cudnn_actor.onnx.operator_checks import problem_of
-from cudnn_actor.onnx.origins import origins_of
-from cudnn_actor.onnx.ports import Ports
+from cudnn_actor.onnx.origins import keys_of, origins_of
+from cudnn_actor.onnx.ports import LITTLE, Ports
 from cudnn_actor.onnx.precision import Precision
 from cudnn_actor.onnx.reading import ModelFile, Opsets, in_order, label_of, versions
 from cudnn_actor.onnx.schemas import Schema, domain_of, schema_for
@@ -378,16 +378,7 @@ class Import:
         key = id(value), dtype
         if key not in self._of_half:
             self._budget.keep(value.size * dtype.itemsize)
-            origin = value.origin
-            if origin is not None:
-                of_wide = origin
-                origin = Origin(
-                    key=f"{of_wide.key} as {dtype}",
-                    names=of_wide.names,
-                    compute=lambda *given: of_wide.derive(*given).astype(dtype),
-                )
-            array = value.elements.astype(dtype)
-            half = self._ports.constant(array, fixed=True, name=name, origin=origin)
+            half = self._ports.converted(value, dtype, name)
             self._of_half[key] = value, half
         return self._of_half[key][1]
 
@@ -414,9 +405,15 @@ class Import:
         given = [None if value is None else value.elements for value in view.inputs]
         arrays = fold(view.proto, given, place.opsets, self._budget)
         origins = origins_of(view.proto, view.inputs, place.opsets)
+        large = any(each is not None and each.nbytes > LITTLE for each in arrays)
+        keys = keys_of(view.proto, view.inputs, place.opsets) if large else [""] * len(arrays)
         found = [
-            None if each is None else self._ports.constant(each, fixed=fixed, origin=origin)
-            for each, origin in zip(arrays, origins, strict=True)
+            None
+            if each is None
+            else self._ports.constant(
+                each, fixed=fixed, key=key if each.nbytes > LITTLE else "", origin=origin
+            )
+            for each, key, origin in zip(arrays, keys, origins, strict=True)
         ]
         if view.op == "Transpose" and found[0] is not None and found[0].rank == 2:
             found[0].turned_from = view.value(0) if view.attribute("perm", (1, 0)) == (1, 0) else None

@@ -1,4 +1,8 @@
-"""How constants follow from initialisers that may be overwritten: the same nodes compute them again."""
+"""How constants follow from initialisers: by which nodes, so that these can compute them again, and need not.
+
+Those of initialisers that may be overwritten are computed again with the new values. The others are known by
+their keys in the next import of the file, for other dims: their elements need not be read for that.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ from cudnn_actor.onnx.folding import fold
 from cudnn_actor.onnx.schemas import domain_of
 from cudnn_actor.onnx.values import Value
 
-__all__ = ["origins_of"]
+__all__ = ["keys_of", "origins_of"]
 
 _OF_DIMS = frozenset({"Shape", "Size"})
 """Operators whose results do not depend on the elements of their input."""
@@ -48,6 +52,17 @@ def origins_of(
     ]
 
 
+def keys_of(node: onnx.NodeProto, inputs: Sequence[Value | None], opsets: Mapping[str, int]) -> list[str]:
+    """A key for each result of a node that has only constants; empty where its elements must tell.
+
+    A result has a key if an input has one, since large constants are initialisers or follow from them.
+    """
+    if not any(each is not None and each.key for each in inputs):
+        return [""] * len(node.output)
+    key = _key(node, inputs, opsets)
+    return [f"{key} {number}" for number in range(len(node.output))]
+
+
 def _computed(
     node: onnx.NodeProto,
     parts: Sequence[Origin | np.ndarray | None],
@@ -75,6 +90,8 @@ def _key(node: onnx.NodeProto, inputs: Sequence[Value | None], opsets: Mapping[s
 def _key_of(value: Value) -> str:
     if value.origin is not None:
         return value.origin.key
+    if value.key:
+        return value.key
     array = value.elements
     data = repr(array.tolist()).encode() if array.dtype.hasobject else np.ascontiguousarray(array).tobytes()
     return f"{array.dtype} {array.shape} {hashlib.blake2b(data, digest_size=16).hexdigest()}"

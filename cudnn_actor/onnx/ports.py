@@ -18,7 +18,10 @@ from cudnn_actor.protocol.messages.model_messages import Draws
 from cudnn_actor.protocol.types.dtypes import DType
 from cudnn_actor.protocol.types.tensor import Layout, TensorSpec
 
-__all__ = ["Ports"]
+__all__ = ["LITTLE", "Ports"]
+
+LITTLE = 1 << 16
+"""Bytes of a constant whose key is its digest: so equal ones are one buffer, and it takes no time."""
 
 
 class Ports:
@@ -52,7 +55,7 @@ class Ports:
         self.looked_at: set[str] = set()
         """Initialisers whose values are part of the graph, of those that may be overwritten."""
         self._origins: dict[str, Origin] = {}
-        self._weights: dict[str, tuple[str, np.ndarray]] = {}
+        self._weights: dict[str, tuple[str, Weight]] = {}
         self._of_weight: dict[str, Tensor] = {}
         self._random = ""
         self._state: Tensor | None = None
@@ -118,11 +121,32 @@ class Ports:
 
         value = Value(array.shape, array.dtype, weight, array, fixed=fixed, weight=weight)
         value.origin, value.looked_at = origin, self.looked_at
+        value.key = key
         return value
+
+    def converted(self, value: Value, dtype: np.dtype[Any], name: str) -> Value:
+        """A constant in another dtype. Its elements are converted when they are needed, to upload them."""
+        origin = value.origin
+        key = f"{value.key} as {dtype}" if value.key and value.size * dtype.itemsize > LITTLE else ""
+        if origin is not None:
+            wide = origin
+            key = f"{wide.key} as {dtype}"
+            origin = Origin(
+                key=key, names=wide.names, compute=lambda *given: wide.derive(*given).astype(dtype)
+            )
+
+        def weight(layout: Layout = Layout.NCHW, stored: DType | None = None) -> Tensor:
+            return self.weight(made, key, name, layout, stored, origin=origin)
+
+        made = Value(
+            value.dims, dtype, weight, lambda: value.elements.astype(dtype), fixed=True, weight=weight
+        )
+        made.origin, made.looked_at, made.key = origin, self.looked_at, key
+        return made
 
     def weight(
         self,
-        array: np.ndarray,
+        given: np.ndarray | Value,
         key: str = "",
         name: str = "",
         layout: Layout = Layout.NCHW,
@@ -137,22 +161,23 @@ class Ports:
 
         Raises `Declined` for a dtype that no tensor has, and `Empty`.
         """
-        dtype = DType.of(array.dtype)
+        dtype = DType.of(given.dtype)
         if dtype is None:
-            raise Declined(f"has a constant of {'text' if array.dtype.hasobject else array.dtype}")
-        if array.size == 0:
+            raise Declined(f"has a constant of {'text' if given.dtype.hasobject else given.dtype}")
+        if given.size == 0:
             raise Empty
+        dims = given.dims if isinstance(given, Value) else given.shape
         if not key:
-            data = np.ascontiguousarray(array)
+            data = np.ascontiguousarray(given.elements if isinstance(given, Value) else given)
             digest = hashlib.blake2b(data.reshape(-1).view(np.uint8).data, digest_size=16)
-            key = f"{dtype} {array.shape} {digest.hexdigest()}"
+            key = f"{dtype} {dims} {digest.hexdigest()}"
         if stored not in (None, dtype):
             dtype, key = stored, f"{key}, {stored}"
         key = key if layout is Layout.NCHW else f"{key}, {layout}"
         if key not in self._of_weight:
             port = self.name(name or f"constant {len(self._weights)}")
-            self._of_weight[key] = self._g.input(port, array.shape, dtype, layout=layout)
-            self._weights[port] = key, array
+            self._of_weight[key] = self._g.input(port, dims, dtype, layout=layout)
+            self._weights[port] = key, (lambda: given.elements) if isinstance(given, Value) else given
             if origin is not None:
                 self._origins[key] = origin
         return self._of_weight[key]

@@ -107,6 +107,8 @@ class Value:
         Why it stays float32 in a model that is computed in another dtype: see `precision`.
     turned_from
         Of a constant that is another one transposed, of rank 2: that one.
+    key
+        Equal for equal elements in every import of the file; empty if its elements are to be compared.
     origin
         What it is computed from, if that is initialisers that may be overwritten; else None.
     biases
@@ -124,6 +126,7 @@ class Value:
         "dims",
         "dtype",
         "fixed",
+        "key",
         "looked_at",
         "made_by",
         "origin",
@@ -147,6 +150,7 @@ class Value:
         self.made_by: Any = None
         self.standing: Any = None
         self.turned_from: Value | None = None
+        self.key = ""
         self.origin: Origin | None = None
         self.biases: dict[DType, Tensor] = {}
         self.looked_at: set[str] = set()
