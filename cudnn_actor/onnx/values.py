@@ -112,7 +112,7 @@ class Value:
     origin
         What it is computed from, if that is initialisers that may be overwritten; else None.
     biases
-        What it is as a mask that is added to scores of each dtype, once attention has needed that.
+        What it is as a mask: what is added to scores of a dtype, by that and by what hides a key.
     looked_at
         The import's set of the initialisers that `array` has shown. Their values are part of the graph.
     """
@@ -152,7 +152,7 @@ class Value:
         self.turned_from: Value | None = None
         self.key = ""
         self.origin: Origin | None = None
-        self.biases: dict[DType, Tensor] = {}
+        self.biases: dict[tuple[DType, float], Tensor] = {}
         self.looked_at: set[str] = set()
 
     def stored_as(self, dtype: DType) -> Value:

@@ -68,6 +68,17 @@ async def test_attention_with_a_mask_or_shared_heads(name: str) -> None:
     assert len(steps) == 1, steps
 
 
+@pytest.mark.parametrize("causal", [False, True])
+async def test_rows_that_see_nothing_weigh_keys_alike_if_a_mask_is_finite(causal: bool) -> None:
+    graph = attention((B, 1, 1, S), causal=causal)
+    values = values_of(graph)
+    values["bias"][:2] = -1e38
+    found, steps = await run(graph, values)
+    wanted = computed(graph, {key: each.astype(np.float64) for key, each in values.items()})["y"]
+    assert relative_error(found["y"], wanted.astype(np.float64)) < 2e-2
+    assert len(steps) == 1, steps
+
+
 def rotary() -> Graph:
     """As Llama has it."""
     g = GraphBuilder()

@@ -51,6 +51,7 @@ KNOWN = {
     "causal": (CAUSAL, True),
     "causal, of two dims more": (np.broadcast_to(CAUSAL, (2, 1, 5, 5)).copy(), True),
     "causal, as what is added": (np.where(CAUSAL, 0, -np.inf).astype("f4"), True),
+    "causal, as the least number": (np.where(CAUSAL, 0, np.finfo("f4").min).astype("f4"), True),
 }
 
 
@@ -71,9 +72,9 @@ def test_a_constant_mask_that_says_no_more_is_no_bias(name: str) -> None:
         np.tri(5, k=1, dtype=bool),
         np.tri(5, k=-1, dtype=bool) | np.eye(1, 5, dtype=bool),
         np.full((5, 5), -1, "f4"),
-        np.where(CAUSAL, 0, -1e30).astype("f4"),
+        np.where(CAUSAL, 0, -1e4).astype("f4"),
     ],
-    ids=["of samples", "one more", "one less", "a number", "finite"],
+    ids=["of samples", "one more", "one less", "a number", "of weak scores"],
 )
 def test_another_constant_mask_is_a_bias(mask: np.ndarray) -> None:
     proto = attending({"m": mask})

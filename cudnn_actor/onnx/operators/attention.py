@@ -7,6 +7,7 @@ from typing import Any
 from cudnn_actor.onnx.nodes import Node, Result
 from cudnn_actor.onnx.operator_table import operator
 from cudnn_actor.onnx.operators.masks import Mask, bias_of, read_mask
+from cudnn_actor.onnx.operators.spelled_attention import shared_heads
 from cudnn_actor.onnx.values import Declined
 from cudnn_actor.protocol.graphs.graph_builder import GraphBuilder, Tensor
 
@@ -21,23 +22,6 @@ def _heads(g: GraphBuilder, x: Tensor, heads: int | None) -> Tensor:
         raise Declined(f"{heads} heads of dims {x.dims}")
     split = g.reshape(x, (*x.dims[:2], heads, x.dims[2] // heads))
     return g.transpose(split, (0, 2, 1, 3))
-
-
-def _shared(node: Node, number: int) -> Tensor:
-    """Keys or values, without the copies that a model makes of heads that several heads of queries share."""
-    value = node.value(number)
-    made = value.made_by
-    if made is None or made.op != "Reshape" or value.rank != 4:
-        return value.tensor
-    copies = made.value(0)
-    expand = copies.made_by
-    if expand is None or expand.op != "Expand":
-        return value.tensor
-    once, (batch, heads, *rest) = expand.value(0), value.dims
-    groups = once.dims[1] if once.rank == 5 else 1
-    if once.dims != (batch, groups, 1, *rest) or copies.dims != (batch, groups, heads // groups, *rest):
-        return value.tensor
-    return node.g.reshape(once.tensor, (batch, groups, *rest))
 
 
 def _mask(node: Node, q: Tensor, k: Tensor) -> Mask:
@@ -61,7 +45,7 @@ def attention(node: Node, g: GraphBuilder) -> Result:
     q = _heads(g, x, node.attribute("q_num_heads"))
     k, v = (_heads(g, node.tensor(number), node.attribute("kv_num_heads")) for number in (1, 2))
     if not node.has(4) and not node.wants(1) and not node.wants(2):
-        one, other = _shared(node, 1), _shared(node, 2)
+        one, other = (shared_heads(node.value(number), g) for number in (1, 2))
         if one.dims[1] == other.dims[1]:
             k, v = (one, other) if x.rank == 4 else (k, v)
     causal = bool(node.attribute("is_causal", 0))
@@ -70,8 +54,7 @@ def attention(node: Node, g: GraphBuilder) -> Result:
             raise Declined("is causal, and has keys from before")
         k, v = g.concatenate([node.tensor(4), k], 2), g.concatenate([node.tensor(5), v], 2)
     mask = _mask(node, q, k)
-    bias = None if mask.rest is None else bias_of(mask.rest, g, q.dtype)
-    causal = causal or mask.causal
+    bias, causal = bias_of(mask, g, q.dtype), causal or mask.causal
     y: Any = g.attention(q, k, v, bias=bias, scale=node.attribute("scale"), causal=causal)
     if x.rank == 3:
         b, h, s, d = y.dims

@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cudnn_actor.onnx.operators.sources import MOST_STEPS
+from cudnn_actor.models.rounding import largest
+from cudnn_actor.onnx.operators.sources import MOST_STEPS, number_of
 from cudnn_actor.onnx.values import Value
 from cudnn_actor.protocol.graphs.graph_builder import GraphBuilder, Tensor
 from cudnn_actor.protocol.types.dtypes import DType
@@ -20,15 +21,26 @@ __all__ = ["Mask", "bias_of", "read_mask"]
 
 
 class Mask(NamedTuple):
-    """What hides keys from queries: what the graph computes, if that is anything, and what comes later."""
+    """What hides keys from queries: what the graph computes, if that is anything, and what comes later.
+
+    `hidden`: what is added to scores where `rest` has truth values that hide a key.
+    """
 
     rest: Value | None
     causal: bool = False
+    hidden: float = -math.inf
+
+
+_HIDDEN = -1e30
+"""Scores to which this is added, or less, have no weight beside others."""
+_LEAST = 1e38
+"""What is added to scores is not below minus this, so that kernels can multiply it by log2(e)."""
 
 
 def read_mask(mask: Value, rows: int, columns: int) -> Mask:
     """What a mask of attention says, of truth values or of what is added to scores."""
-    parts, causal, left = _parts(mask), False, list[Value]()
+    seen, hidden = _choice(mask)
+    parts, causal, left = _parts(seen), False, list[Value]()
     for part in parts:
         match _known(part, rows, columns):
             case "causal":
@@ -39,21 +51,35 @@ def read_mask(mask: Value, rows: int, columns: int) -> Mask:
                 left.append(part)
     if not left:
         return Mask(None, causal)
-    if len(left) == len(parts) or len(left) > 1 or left[0].dims[-1:] != (columns,):
-        return Mask(mask)
-    return Mask(left[0], causal)
+    whole = len(left) > 1 or left[0].dims[-1:] != (columns,)
+    if whole or (causal and math.isfinite(hidden)):
+        left, causal = [seen], False  # a row that sees nothing weighs all keys alike, later ones too
+    return Mask(left[0], causal, hidden) if left[0].dims[-1:] == (columns,) else Mask(mask)
+
+
+def _choice(mask: Value) -> tuple[Value, float]:
+    """The truth values that a mask is made of, and what is added to scores where they are false."""
+    made = mask.made_by
+    if mask.known is not DType.BOOL and made is not None and made.op == "Where":
+        seen, hidden = number_of(made.value(1)), number_of(made.value(2))
+        if seen == 0 and hidden is not None and hidden <= _HIDDEN:
+            return made.value(0), hidden
+    return mask, -math.inf
 
 
 def _parts(mask: Value) -> list[Value]:
     """The masks of truth values whose conjunction it is."""
-    parts = [mask]
+    parts, waiting = list[Value](), [mask]
     for _ in range(MOST_STEPS):
-        made = parts[-1].made_by
-        if made is None or made.op != "And":
+        if not waiting:
             break
-        constants = sorted((made.value(0), made.value(1)), key=lambda value: not value.fixed)
-        parts[-1:] = constants
-    return parts
+        part = waiting.pop()
+        made = part.made_by
+        if part.fixed or made is None or made.op not in ("And", "Expand"):
+            parts.append(part)
+        else:
+            waiting += [made.value(number) for number in range(1 + (made.op == "And"))]
+    return parts + waiting
 
 
 def _known(part: Value, rows: int, columns: int) -> str:
@@ -61,23 +87,30 @@ def _known(part: Value, rows: int, columns: int) -> str:
     if not part.fixed or part.origin is not None:
         return ""
     array = part.elements
-    if array.dtype != np.bool_ and part.known is None:
-        return ""
-    seen, hidden = (True, False) if array.dtype == np.bool_ else (0, -math.inf)
-    if (array == seen).all():
+    if array.dtype != np.bool_:
+        wide = array.astype(np.float32) if part.is_half else array
+        if part.known is None or not ((wide == 0) | (wide <= _HIDDEN)).all():
+            return ""
+        array = array == 0
+    if array.all():
         return "all"
     if part.dims[-2:] != (rows, columns) or rows != columns:
         return ""
-    return "causal" if (array == np.where(np.tri(rows, dtype=bool), seen, hidden)).all() else ""
+    return "causal" if (array == np.tri(rows, dtype=bool)).all() else ""
 
 
-def bias_of(mask: Value, g: GraphBuilder, dtype: DType) -> Tensor:
-    """A mask as what is added to scores of a dtype: one for all nodes that read it."""
-    if dtype not in mask.biases:
-        bias = mask.tensor
+def bias_of(mask: Mask, g: GraphBuilder, dtype: DType) -> Tensor | None:
+    """What a mask adds to scores of a dtype, one for all nodes that read it; None if that is nothing."""
+    of, hidden = mask.rest, mask.hidden
+    if of is None:
+        return None
+    key = dtype, hidden
+    if key not in of.biases:
+        bias = of.tensor
         if bias.dtype is DType.BOOL:
-            bias = g.astype(g.where(bias, 0.0, -math.inf), dtype)
+            least = hidden if math.isinf(hidden) else max(hidden, -min(largest(dtype), _LEAST))
+            bias = g.astype(g.where(bias, 0.0, least), dtype)
         if bias.dtype is not dtype:
             bias = g.astype(bias, dtype)
-        mask.biases[dtype] = g.reshape(bias, (*[1] * (4 - bias.rank), *bias.dims))
-    return mask.biases[dtype]
+        of.biases[key] = g.reshape(bias, (*[1] * (4 - bias.rank), *bias.dims))
+    return of.biases[key]

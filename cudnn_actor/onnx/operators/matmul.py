@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
-
-import numpy as np
 
 from cudnn_actor.onnx.nodes import Node, Result
 from cudnn_actor.onnx.operator_table import operator
 from cudnn_actor.onnx.operators.casts import converted, wrapped
-from cudnn_actor.onnx.operators.masks import Mask, bias_of, read_mask
-from cudnn_actor.onnx.operators.sources import MOST_STEPS, made_by
+from cudnn_actor.onnx.operators.spelled_attention import spelled_out_attention
 from cudnn_actor.onnx.values import Declined, Value
 from cudnn_actor.protocol.graphs.graph_builder import GraphBuilder, Tensor
 from cudnn_actor.protocol.types.dtypes import DType
@@ -50,7 +46,7 @@ def _wide(dtype: DType) -> DType:
 
 @operator("MatMul", since=1)
 def mat_mul(node: Node, g: GraphBuilder) -> Result:
-    fused = _attention(node, g)
+    fused = spelled_out_attention(node, g)
     if fused is not None:
         return fused
     return product(g, node.tensor(0), _factor(node.value(1), g))
@@ -85,54 +81,3 @@ def gemm(node: Node, g: GraphBuilder) -> Result:
         c = c if isinstance(c, Tensor) or not turns else c % turns
         y = (g.astype(y, wide) if wide is not dtype else y) + c
     return converted(g, y, dtype)
-
-
-# Attention that a model spells out: softmax(scale * q @ k^T + bias) @ v, of half types.
-
-
-def _attention(node: Node, g: GraphBuilder) -> Tensor | None:
-    """A product of weights and values, as attention; None if it is not the last step of that."""
-    weights, v = node.value(0), node.value(1)
-    softmax = made_by(weights, "Softmax")
-    if softmax is None or not v.is_half or not weights.rank == v.rank == 4:
-        return None
-    if softmax.axis() != 3:
-        return None
-    scores, bias, scale = softmax.value(0), None, 1.0
-    if (added := made_by(scores, "Add")) is not None:
-        sides = [added.value(0), added.value(1)]
-        place = 0 if any(made_by(sides[0], op) is not None for op in ("MatMul", "Mul", "Div")) else 1
-        scores, bias = sides[place], sides[1 - place]
-    for _ in range(MOST_STEPS):
-        if (scaled := _scaled(scores)) is None:
-            break
-        scores, scale = scaled[0], scale * scaled[1]
-    of_keys = made_by(scores, "MatMul")
-    if of_keys is None or not math.isfinite(scale):
-        return None
-    q, k = of_keys.value(0), of_keys.value(1)
-    if not (
-        q.rank == k.rank == 4 and q.known is k.known is v.known and q.dims[:2] == k.dims[:2] == v.dims[:2]
-    ):
-        return None
-    dims = (*q.dims[:3], v.dims[2])
-    if bias is not None and (
-        bias.known is not q.known
-        or bias.dims[-1:] != dims[3:]
-        or np.broadcast_shapes(bias.dims, dims) != dims
-    ):
-        return None
-    mask = Mask(None) if bias is None else read_mask(bias, *dims[2:])
-    rest = None if mask.rest is None else bias_of(mask.rest, g, q.tensor.dtype)
-    return g.attention(q.tensor, turned(g, k.tensor), v.tensor, bias=rest, scale=scale, causal=mask.causal)
-
-
-def _scaled(value: Value) -> tuple[Value, float] | None:
-    """What a value is a multiple of by a constant, and the constant; None if it is none."""
-    for op, place in (("Mul", 1), ("Mul", 0), ("Div", 1)):
-        made = made_by(value, op)
-        if made is not None and made.value(place).fixed and made.value(place).size == 1:
-            factor = float(made.value(place).array.reshape(()))
-            if factor or op == "Mul":
-                return made.value(1 - place), factor if op == "Mul" else 1 / factor
-    return None

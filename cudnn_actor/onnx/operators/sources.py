@@ -5,7 +5,7 @@ from __future__ import annotations
 from cudnn_actor.onnx.nodes import Node
 from cudnn_actor.onnx.values import Value
 
-__all__ = ["MOST_STEPS", "is_half_product", "made_by", "number_of"]
+__all__ = ["MOST_STEPS", "is_half_product", "made_by", "number_of", "softmax_of"]
 
 MOST_STEPS = 16
 """How many scales or conversions in a row are looked through: many nodes may be behind the same ones."""
@@ -28,10 +28,26 @@ def number_of(value: Value) -> float | None:
     return float(value.array.reshape(())) if value.fixed and value.size == 1 else None
 
 
+def softmax_of(weights: Value) -> Node | None:
+    """The softmax that gives these weights, perhaps with 0 instead of NaN: in rows that see nothing."""
+    guard = made_by(weights, "Where")
+    if guard is None:
+        return made_by(weights, "Softmax")
+    softmax, nothing = made_by(guard.value(2), "Softmax"), made_by(guard.value(0), "IsNaN")
+    if softmax is None or nothing is None or made_by(nothing.value(0), "Softmax") is not softmax:
+        return None
+    return softmax if number_of(guard.value(1)) == 0 else None
+
+
 def is_half_product(value: Value) -> bool:
-    """Whether a value of a half type is a product of matrices, perhaps plus a bias."""
+    """Whether a value of a half type is a product of matrices, perhaps plus a bias, and not attention."""
     added = made_by(value, "Add")
     values = [value] if added is None else [added.value(0), added.value(1)]
-    return value.is_half and any(
-        made_by(each, op) is not None for each in values for op in ("MatMul", "Gemm")
-    )
+    return value.is_half and any(map(_is_product, values))
+
+
+def _is_product(value: Value) -> bool:
+    made = made_by(value, "MatMul")
+    if made is None:
+        return made_by(value, "Gemm") is not None
+    return made.value(0).rank != 4 or softmax_of(made.value(0)) is None

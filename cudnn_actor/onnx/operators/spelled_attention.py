@@ -1,0 +1,123 @@
+"""Attention that a model spells out in a half type, softmax(scale * q @ k^T + bias) @ v, as one operation.
+
+Where ONNX has no operator for it, exporters of PyTorch scale queries and keys by a root of the scale each,
+transpose keys between two reshapes, give rows that see no key 0 instead of NaN, and copy heads of keys and
+values for all heads of queries that share them. None of that is computed here.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from cudnn_actor.onnx.nodes import Node
+from cudnn_actor.onnx.operators.masks import Mask, bias_of, read_mask
+from cudnn_actor.onnx.operators.sources import MOST_STEPS, made_by, number_of, softmax_of
+from cudnn_actor.onnx.values import Value
+from cudnn_actor.protocol.graphs.graph_builder import GraphBuilder, Tensor
+
+__all__ = ["shared_heads", "spelled_out_attention"]
+
+
+def spelled_out_attention(node: Node, g: GraphBuilder) -> Tensor | None:
+    """A product of weights and values, as attention; None if it is not the last step of that."""
+    weights, v = node.value(0), node.value(1)
+    softmax = softmax_of(weights)
+    if softmax is None or not v.is_half or not weights.rank == v.rank == 4 or softmax.axis() != 3:
+        return None
+    scores, bias = softmax.value(0), None
+    if (added := made_by(scores, "Add")) is not None:
+        sides = [added.value(0), added.value(1)]
+        place = 0 if any(made_by(sides[0], op) is not None for op in ("MatMul", "Mul", "Div")) else 1
+        scores, bias = sides[place], sides[1 - place]
+    scores, scale = _unscaled(scores)
+    of_keys = made_by(scores, "MatMul")
+    if of_keys is None:
+        return None
+    (q, of_q), (k, of_k) = (_unscaled(of_keys.value(number)) for number in (0, 1))
+    scale *= of_q * of_k
+    if not (
+        q.rank == k.rank == 4
+        and q.known is k.known is v.known
+        and q.dims[:2] == k.dims[:2] == v.dims[:2]
+        and math.isfinite(scale)
+    ):
+        return None
+    dims = (*q.dims[:3], v.dims[2])
+    if bias is not None and (
+        bias.known is not q.known
+        or bias.dims[-1:] != dims[3:]
+        or np.broadcast_shapes(bias.dims, dims) != dims
+    ):
+        return None
+    mask = Mask(None) if bias is None else read_mask(bias, *dims[2:])
+    keys, values = _keys_and_values(k, v, g)
+    rest = bias_of(mask, g, q.tensor.dtype)
+    return g.attention(q.tensor, keys, values, bias=rest, scale=scale, causal=mask.causal)
+
+
+def shared_heads(value: Value, g: GraphBuilder) -> Tensor:
+    """Keys or values, without the copies that a model makes of heads that several heads of queries share."""
+    made = value.made_by
+    if made is None or made.op != "Reshape" or value.rank != 4:
+        return value.tensor
+    copies = made.value(0)
+    expand = copies.made_by
+    if expand is None or expand.op != "Expand":
+        return value.tensor
+    once, (batch, heads, *rest) = expand.value(0), value.dims
+    groups = once.dims[1] if once.rank == 5 else 1
+    if once.dims != (batch, groups, 1, *rest) or copies.dims != (batch, groups, heads // groups, *rest):
+        return value.tensor
+    return g.reshape(once.tensor, (batch, groups, *rest))
+
+
+def _unscaled(value: Value) -> tuple[Value, float]:
+    """What a value is a multiple of, and by how much."""
+    scale = 1.0
+    for _ in range(MOST_STEPS):
+        if (scaled := _scaled(value)) is None:
+            break
+        value, scale = scaled[0], scale * scaled[1]
+    return value, scale
+
+
+def _scaled(value: Value) -> tuple[Value, float] | None:
+    """What a value is a multiple of by a constant, and the constant; None if it is none."""
+    for op, place in (("Mul", 1), ("Mul", 0), ("Div", 1)):
+        made = made_by(value, op)
+        factor = None if made is None else number_of(made.value(place))
+        if made is not None and factor is not None and (factor or op == "Mul"):
+            return made.value(1 - place), factor if op == "Mul" else 1 / factor
+    return None
+
+
+def _keys_and_values(k: Value, v: Value, g: GraphBuilder) -> tuple[Tensor, Tensor]:
+    """Keys (B, H, S, D) of their transpose, and values, of as few heads as there are."""
+    of = _transposed(k)
+    if of is not None and of.known is k.known:
+        keys, values = shared_heads(of, g), shared_heads(v, g)
+        if keys.dims[1] == values.dims[1]:
+            return keys, values
+        return of.tensor, v.tensor
+    return g.transpose(k.tensor, (0, 1, 3, 2)), v.tensor
+
+
+def _transposed(k: Value) -> Value | None:
+    """What a value is the transpose of, in its last two dims, perhaps with the dims before them as one."""
+    made = k.made_by
+    if made is None:
+        return None
+    if made.op == "Transpose":
+        return made.value(0) if tuple(made.attribute("perm", ())) == (0, 1, 3, 2) else None
+    turn = made.value(0).made_by if made.op == "Reshape" else None
+    if turn is None or turn.op != "Transpose" or tuple(turn.attribute("perm", ())) != (0, 2, 1):
+        return None
+    before = turn.value(0).made_by
+    if before is None or before.op != "Reshape":
+        return None
+    of = before.value(0)
+    *batch, columns, rows = k.dims
+    is_same = of.dims == (*batch, rows, columns) and turn.dims(0) == (math.prod(batch), rows, columns)
+    return of if is_same else None
