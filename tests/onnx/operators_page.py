@@ -150,6 +150,11 @@ has the name N; `--profile` times each part, `--concurrency 1:64` measures runs 
   outputs in a model's place: it is warmed for all dims that `model` has graphs for, then `model` runs it.
   Runs that have begun finish on the old one, which is then unloaded. If the new one cannot be loaded, the
   old one stays.
+- **Tuning.** `await gpu.load(path, dims={{"N": (1, 8)}}, tune=True)` measures candidates for each different
+  part on the GPU, in the captured run of the whole, and keeps the fastest, also in the service's
+  `plan_store`. With `tune="cached"` it takes what is there, and never measures. `cudnn-actor run MODEL.onnx
+  --tune --store plans` says what it gains; `explain` says what it has changed.
+  [semantics.md](semantics.md#plans) has the rules. Without effect on the CPU engine.
 - **Running.** Each run is one message, `RunModel`, and one [graph](graphs.md): see
   [semantics.md](semantics.md#models). So `FaultPlan().at(1, Fault.FAIL_EXECUTION, of=RunModel)` makes the
   first run fail, for a test of your program.
