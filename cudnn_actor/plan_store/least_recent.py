@@ -19,6 +19,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 _ABSENT = (None, 0)
+_NOTHING = (0, None, None)
 
 
 class LeastRecent(Generic[K, V]):
@@ -42,6 +43,8 @@ class LeastRecent(Generic[K, V]):
         self.evictions = 0
         """How many entries were dropped to make room."""
         self._entries: OrderedDict[K, tuple[V, int]] = OrderedDict()
+        self._newest: tuple[int, K | None, V | None] = _NOTHING
+        """The hash of the key that was used last, which is mostly the next, too; the key and its value."""
         self._lock: Any = threading.RLock()
 
     def __len__(self) -> int:
@@ -52,14 +55,20 @@ class LeastRecent(Generic[K, V]):
 
     def get(self, key: K) -> V | None:
         """The entry, which counts as used now; None if there is none."""
+        hashed, newest, value = self._newest
+        if hashed == hash(key) and newest == key:
+            return value
         with self._lock:
             entry = self._entries.get(key)
             if entry is None:
                 return None
-            try:  # noqa: SIM105 - each request comes here, and `suppress` takes as long as all the rest
+            self._newest = hash(key), key, entry[0]  # from here on, whoever drops or replaces it clears this
+            try:  # each request comes here, and `suppress` takes as long as all the rest
                 self._entries.move_to_end(key)
             except KeyError:  # a finalizer has dropped it since
-                pass
+                self._newest = _NOTHING
+            if self._entries.get(key) is not entry:
+                self._newest = _NOTHING
             return entry[0]
 
     def peek(self, key: K) -> V | None:
@@ -85,6 +94,7 @@ class LeastRecent(Generic[K, V]):
         with self._lock:
             before = self._entries.get(key, _ABSENT)[1]
             # One step.
+            self._newest = _NOTHING
             self.nbytes += nbytes - before
             self._entries[key] = entry
             with contextlib.suppress(KeyError):
@@ -107,6 +117,7 @@ class LeastRecent(Generic[K, V]):
     def _drop(self, key: K) -> None:
         entry = self._entries.get(key)
         if entry is not None:
-            # One step. `entry` keeps the value alive until both are done: its end could run a finalizer.
+            # One step. `entry` keeps the value alive until all is done: its end could run a finalizer.
+            self._newest = _NOTHING
             self.nbytes -= entry[1]
             del self._entries[key]

@@ -22,26 +22,47 @@ def test_any_use_leaves_what_a_list_in_order_of_use_would(
     most: int, limit: int, steps: list[tuple[str, int, int]]
 ) -> None:
     cache: LeastRecent[int, int] = LeastRecent(most=most, nbytes=limit)
-    wanted: OrderedDict[int, int] = OrderedDict()  # key → size; the value is the key
-    for step, key, size in steps:
+    wanted: OrderedDict[int, tuple[int, int]] = OrderedDict()  # key → value, size
+    for number, (step, key, size) in enumerate(steps):
+        value, _ = wanted.get(key, (None, 0))
         match step:
             case "put":
-                cache.put(key, key, size)
-                wanted[key] = size
+                cache.put(key, number, size)
+                wanted[key] = number, size
                 wanted.move_to_end(key)
-                while len(wanted) > 1 and (len(wanted) > most or sum(wanted.values()) > limit):
+                while len(wanted) > 1 and (
+                    len(wanted) > most or sum(size for _, size in wanted.values()) > limit
+                ):
                     wanted.popitem(last=False)
             case "get":
-                assert cache.get(key) == (key if key in wanted else None)
+                assert cache.get(key) == value
                 if key in wanted:
                     wanted.move_to_end(key)
             case "peek":
-                assert cache.peek(key) == (key if key in wanted else None)
+                assert cache.peek(key) == value
             case "pop":
                 cache.pop(key)
                 wanted.pop(key, None)
-        assert list(cache) == list(cache.values()) == list(wanted)
-        assert cache.nbytes == sum(wanted.values())
+        assert list(cache.items()) == [(key, value) for key, (value, _) in wanted.items()]
+        assert cache.nbytes == sum(size for _, size in wanted.values())
+
+
+def test_the_entry_that_was_used_last_is_gone_once_it_was_dropped_or_replaced() -> None:
+    cache: LeastRecent[str, str] = LeastRecent(most=2, nbytes=100)
+    cache.put("one", "old", 10)
+    assert cache.get("one") == "old"
+    cache.put("one", "new", 10)
+    assert cache.get("one") == "new"
+    cache.pop("one")
+    assert cache.get("one") is None
+    cache.put("one", "last", 10)
+    assert cache.get("one") == "last"
+    cache.put("two", "", 10)
+    assert cache.get("one") == "last"
+    cache.put("three", "", 10)
+    assert list(cache) == ["one", "three"]
+    cache.clear()
+    assert cache.get("one") is None
 
 
 def test_threads_that_use_it_together_leave_a_right_sum_within_the_bounds() -> None:
