@@ -40,8 +40,8 @@ __all__ = ["Inbox"]
 
 _MOST_KNOWN = 1024
 """How many decoded messages are cached, by their bytes."""
-_MESSAGE_BYTES, _BYTES_PER_BYTE = 1024, 5
-"""The approximate memory of a decoded message: a fixed number of bytes, plus a number per encoded byte."""
+_RUN_BYTES, _BYTES_PER_BYTE = 1024, 5
+"""About what a model's run takes in memory; and what a decoded message takes for each of its bytes."""
 
 
 class Inbox:
@@ -86,7 +86,9 @@ class Inbox:
         self._device = device
         self._tasks: deque[WorkerTask | InternalTask] = deque()
         self._urgent: deque[WorkerTask | InternalTask] = deque()
-        self._known: LeastRecent[bytes, Any] = LeastRecent(most=_MOST_KNOWN, nbytes=cache_limit)
+        self._known: LeastRecent[bytes, CachedMessage | PlacedRun] = LeastRecent(
+            most=_MOST_KNOWN, nbytes=cache_limit
+        )
         self._graphs: dict[str, Graph | MalformedMessage] = {}
         self._find = find
         self._runs: dict[int, CachedMessage | CudnnActorError] = {}
@@ -140,15 +142,32 @@ class Inbox:
             raise SystemExit(0)  # the parent has gone
 
     def _put(self, request: Request) -> None:
-        message = self._known.get(request.body)
-        if message is None:
+        known = self._known.get(request.body)
+        if known is None:
             message = self._decoded(request.body)
-        if type(message) is PlacedRun:
-            run, message = message, message.message
-            task = WorkerTask(message, request.number, request.place, request.fault, self._page, run)
-        else:
-            task = WorkerTask(message, request.number, request.place, request.fault, self._page)
+            known = self._known_of(request.body, message)
+        if known is not None:
+            number, place, fault = request.number, request.place, request.fault
+            self._tasks.append(WorkerTask(known.message, number, place, fault, self._page, known))
+            return
+        task = WorkerTask(message, request.number, request.place, request.fault, self._page)
         (self._urgent if getattr(message, "control", False) else self._tasks).append(task)
+
+    def _known_of(self, body: bytes, message: Any) -> CachedMessage | PlacedRun | None:
+        """What is known of a message that runs a plan, kept for when the same bytes come again; else None."""
+        known: CachedMessage | PlacedRun
+        if type(message) is PlacedRun:
+            known, nbytes = message, _RUN_BYTES
+        elif type(message) in COMPUTE:
+            try:
+                known = self._find(message)
+            except Exception:  # noqa: BLE001 - it is looked up, and fails, once more when it starts
+                return None
+            nbytes = known.nbytes
+        else:
+            return None
+        self._known.put(body, known, nbytes + _BYTES_PER_BYTE * len(body))
+        return known
 
     def _run_of(self, message: RunPlaced) -> PlacedRun | CudnnActorError:
         cached = self._runs[message.run]
@@ -178,7 +197,7 @@ class Inbox:
             run.places = None
 
     def _placed(self) -> list[tuple[bytes, PlacedRun]]:
-        return [(body, known) for body, known in self._known.items() if type(known) is PlacedRun]
+        return [(body, known) for body, known in self._known.items() if isinstance(known, PlacedRun)]
 
     def _put_internal(self, frame: Internal) -> None:
         self._tasks.append(InternalTask(self._decoded(frame.body), frame.number))
@@ -192,8 +211,8 @@ class Inbox:
     def forget_graph(self, identity: str) -> None:
         """Drop a graph, and the cached messages that run it. Requests received earlier still run it."""
         graph = self._graphs.pop(identity)
-        for body, message in self._known.items():
-            if type(message) is RunGraph and message.graph is graph:
+        for body, known in self._known.items():
+            if type(known.message) is RunGraph and known.message.graph is graph:
                 self._known.pop(body)
 
     def _decoded(self, body: bytes) -> Any:
@@ -207,8 +226,4 @@ class Inbox:
                 message = message.message(graph, self._device)
         except (msgspec.DecodeError, ValueError, IndexError, RecursionError) as error:
             return MalformedMessage(detail=str(error))
-        if type(message) is RunPlaced:
-            message = self._run_of(message)
-        if type(message) in COMPUTE or type(message) is PlacedRun:
-            self._known.put(body, message, _MESSAGE_BYTES + _BYTES_PER_BYTE * len(body))
-        return message
+        return self._run_of(message) if type(message) is RunPlaced else message
