@@ -12,7 +12,9 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final, Generic, NamedTuple, TypeVar
+from typing import Any, Final, Generic, TypeVar
+
+import msgspec
 
 from cudnn_actor.actors import DEFERRED, Crash
 from cudnn_actor.actors.logs import Log
@@ -48,7 +50,7 @@ _MOST_DURATIONS = 4096
 T = TypeVar("T")
 
 
-class Enqueued(NamedTuple, Generic[T]):
+class Enqueued(msgspec.Struct, Generic[T], frozen=True, eq=False):
     """A task that has been enqueued on the engine and has not finished.
 
     Its answer is `reply`, or the result of `late`. `late` is called once the fence has passed, even if no
@@ -138,6 +140,15 @@ class Executor(Generic[T]):
             raise
         except Exception as error:
             raise self.diagnose(error, tag) from error
+
+    def execute(self, plan: Plan, buffers: Sequence[Binding], scalars: Sequence[float]) -> None:
+        """Have the engine run a plan. Raises the same as `call`: it is `call` without its cost."""
+        try:
+            self.engine.execute(plan, buffers, scalars)
+        except CudnnActorError:
+            raise
+        except Exception as error:
+            raise self.diagnose(error, plan.tag) from error
 
     def diagnose(self, error: BaseException, tag: str) -> CudnnActorError | Crash:
         """Interpret a failure of the engine: a crash if its context is dead, else the request's own error.

@@ -390,7 +390,7 @@ class Runner(Generic[T]):
                 buffers[place] = executor.bind(slots[place], spec)
             if self.faults.rule is not None:
                 self.faults.inject(plan.tag)
-            executor.call(plan.tag, executor.engine.execute, plan, buffers, bound.scalars)
+            executor.execute(plan, buffers, bound.scalars)
             return self._enqueued(task, plan.tag, slots)
         except OperationError as error:
             raise described(error, graph) from error

@@ -159,8 +159,13 @@ class WorkerLoop:
 
     def _turn(self, wait: float | None) -> None:
         batch: deque[Task] = deque(self._inbox.take(_BATCH, wait))
+        defers = self._runner.defers
         while batch and not self._stopping:
-            self._take_up(batch.popleft())
+            task = batch.popleft()
+            if (defer := defers(task)) is not None:
+                defer()
+            else:
+                self._start(task)
         self._runner.fence()
         self.flush()
 
@@ -177,12 +182,6 @@ class WorkerLoop:
             self.flush()
         pause = runner.settle()
         return 0.0 if runner.may_resume else pause
-
-    def _take_up(self, task: Task) -> None:
-        if (defer := self._runner.defers(task)) is not None:
-            defer()
-        else:
-            self._start(task)
 
     def _start(self, task: Task) -> None:
         if not task.begin():
