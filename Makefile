@@ -22,7 +22,7 @@ SUPPORT_VENV := .venv-support-$(CUDNN)
 
 .PHONY: help test suite check wheel demo bench support-venv test-support test-gpu bench-gpu fmt coverage clean
 help:
-	@echo "make demo      photographs, gradients and a crash that nobody notices: writes demo.png"
+	@echo "make demo      photographs, gradients, a model, and crashes that nobody notices: writes demo.png"
 	@echo "make test      lint, types, layers, tests, and a wheel that installs and imports"
 	@echo "make bench     latencies and throughput, printed and written to benchmarks/results/"
 	@echo "make test-support"

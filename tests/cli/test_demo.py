@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from cudnn_actor.cli.demo.serving import CALLERS
 from cudnn_actor.cli.user_error import UserError
 
 from ..once import once
@@ -83,9 +84,9 @@ def test_the_demo_kills_its_worker_and_nobody_sees_an_error(told: str) -> None:
         assert killed != successor
         assert in_flight > 0
         assert next_one == lost + 1
-    assert f"restarts: {len(kills)}   requests run again: " in told
+    assert f"restarts: {len(kills) + 1}   requests run again: " in told  # and one for the model
     assert "errors seen by callers: 0" in told
-    for kind in ("ConvFwd", "ConvBwdFilter", "ConvBwdData"):
+    for kind in ("ConvFwd", "ConvBwdFilter", "ConvBwdData", "BatchedRun"):
         assert kind in told
 
 
@@ -94,6 +95,13 @@ def test_requests_that_had_begun_run_again_and_are_counted(told: str) -> None:
     assert again is not None
     assert int(again[1]) > 0
     assert f"   requests run again: {again[1]}   " in told
+
+
+def test_a_model_is_killed_amid_batched_requests_and_each_is_answered_rightly(told: str) -> None:
+    assert re.search(r"kill -9 \d+: the worker process, amid the batches of \d+ callers", told), told
+    served = re.search(r"    ([\d,]+) requests answered, 0 of them wrongly\n", told)
+    assert served is not None, told
+    assert int(served[1].replace(",", "")) > CALLERS
 
 
 def test_the_picture_is_a_page_of_many_colours(shown: tuple[str, Path]) -> None:

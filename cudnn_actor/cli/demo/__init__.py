@@ -11,7 +11,8 @@ from cudnn_actor.extras import install_command
 
 __all__ = ["add_arguments", "run"]
 
-_DRAWING = {"matplotlib", "PIL"}
+_NEEDED = {"matplotlib": "matplotlib", "PIL": "matplotlib", "onnx": "onnx"}
+"""What the demo imports, and the package that it comes with."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,18 +34,19 @@ def run(args: argparse.Namespace) -> int:
     Raises
     ------
     UserError
-        The image can't be read, the picture can't be written, or matplotlib is not installed.
+        The image can't be read, the picture can't be written, or a package is not installed.
     CudnnActorError
         The service failed.
     """
     try:
-        # Imported late: neither `demo --help` nor the other commands need matplotlib.
+        # Imported late: neither `demo --help` nor the other commands need matplotlib or onnx.
         from cudnn_actor.cli.demo.story import tell  # noqa: PLC0415
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in _DRAWING:
+        package = _NEEDED.get((error.name or "").partition(".")[0])
+        if package is None:
             raise
         raise UserError(
-            f"the demo draws with matplotlib, which is not installed: {install_command('demo')}"
+            f"the demo needs {package}, which is not installed: {install_command('demo')}"
         ) from None
     if args.out.suffix.lower() != ".png":
         raise UserError(f"--out {args.out} is not a PNG; give a name that ends in .png")

@@ -10,7 +10,7 @@ from rich.table import Table
 from cudnn_actor.cli.demo.filters import Filter
 from cudnn_actor.cli.demo.recorder import Sample
 
-__all__ = ["Findings", "Kill", "request_table", "verdict"]
+__all__ = ["Findings", "Kill", "ServedKill", "request_table", "verdict"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +55,34 @@ class Kill:
     nbytes: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class ServedKill:
+    """The kill of the worker amid batched requests of a model, and its effects.
+
+    Parameters
+    ----------
+    killed_s
+        As in `Kill`.
+    callers
+        How many callers sent requests, one after the other.
+    in_flight
+        Their unanswered requests at the time of the kill.
+    answered_s
+        Seconds from the kill to the first answer of the next worker.
+    samples
+        All their requests.
+    wrong
+        Answers that were not what the model gave before for that picture alone.
+    """
+
+    killed_s: float
+    callers: int
+    in_flight: int
+    answered_s: float
+    samples: list[Sample]
+    wrong: int
+
+
 @dataclass(kw_only=True)
 class Findings:
     """Everything that the demo shows at the end. Images are (height, width) or (3, height, width)."""
@@ -74,10 +102,17 @@ class Findings:
     compared: int = 0
     """Responses that were computed again."""
     samples: list[Sample] = field(default_factory=list)
+    """All requests but those of `served`."""
+    served: ServedKill | None = None
     restarts: int = 0
     replayed: int = 0
     errors: int = 0
     device: str = ""
+
+    @property
+    def all_samples(self) -> list[Sample]:
+        """All requests."""
+        return [*self.samples, *(() if self.served is None else self.served.samples)]
 
     @property
     def filter_error(self) -> float:

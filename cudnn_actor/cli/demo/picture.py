@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.gridspec import GridSpec, GridSpecFromSubplotSpec, SubplotSpec
 
 from cudnn_actor.cli.demo.filters import Filter
-from cudnn_actor.cli.demo.findings import Findings, Kill
+from cudnn_actor.cli.demo.findings import Findings, Kill, ServedKill
 from cudnn_actor.cli.demo.recorder import Sample
 from cudnn_actor.cli.user_error import UserError
 
@@ -25,6 +25,8 @@ _SIGNED = LinearSegmentedColormap.from_list("signed", ["#8fd3ff", "#2f81c7", _PA
 _KINDS = {"ConvFwd": _BLUE, "ConvBwdFilter": _ORANGE, "ConvBwdData": _VIOLET}
 _HEADROOM = 0.36
 """The part of the latencies' axes above all points: for the stages' names and the note on the kill."""
+_LEGEND_ROOM = 1e-4
+"""How far below the lowest loss the losses' axis begins: for the legend."""
 _NOTE_WIDTH = 0.4
 """The part of the axes' width that the note on the kill takes."""
 
@@ -85,18 +87,17 @@ def draw(findings: Findings, out: Path) -> None:
 
 def _write_headline(figure: Figure, findings: Findings) -> None:
     figure.text(0.04, 0.952, "cudnn-actor", fontsize=24, fontweight="bold")
-    kills = 1 if findings.kill is None else findings.kill.kills
-    killed = "one kill -9" if kills == 1 else f"{kills} kills"
+    kills = sum([0 if findings.kill is None else findings.kill.kills, findings.served is not None])
     figure.text(
         0.04,
         0.927,
-        f"ten filters, both gradients of a convolution, and {killed} that no caller noticed; "
+        f"ten filters, both gradients of a convolution, a model, and {kills} kills that no caller noticed; "
         f"on {findings.device}",
         fontsize=12.5,
         color=_DIM,
     )
     facts = [
-        (f"{len(findings.samples):,}", "requests", _BLUE),
+        (f"{len(findings.all_samples):,}", "requests", _BLUE),
         (str(findings.restarts), "restarts", _ORANGE),
         (str(findings.replayed), "run again", _VIOLET),
         (str(findings.errors), "errors seen by callers", _GREEN),
@@ -185,40 +186,41 @@ def _frame(axes: Axes) -> None:
 
 
 def _draw_curves(figure: Figure, place: SubplotSpec, findings: Findings) -> None:
-    grid = GridSpecFromSubplotSpec(1, 2, place, width_ratios=[1, 1.45], wspace=0.13)
+    grid = GridSpecFromSubplotSpec(1, 3, place, width_ratios=[0.8, 1.45, 0.9], wspace=0.13)
     _draw_losses(figure.add_subplot(grid[0, 0]), findings)
     _draw_latencies(figure.add_subplot(grid[0, 1]), findings)
+    if findings.served is not None:
+        _draw_served(figure.add_subplot(grid[0, 2]), findings.served)
 
 
 def _draw_losses(axes: Axes, findings: Findings) -> None:
     axes.set_title("loss: mean squared error of what was predicted")
     steps = np.arange(1, 1 + len(findings.filter_losses) + len(findings.photo_losses))
     turn = len(findings.filter_losses)
-    axes.semilogy(
-        steps[:turn], findings.filter_losses, color=_ORANGE, lw=2, label="of the filter: ConvBwdFilter"
-    )
-    axes.semilogy(
-        steps[turn:], findings.photo_losses, color=_VIOLET, lw=2, label="of the photograph: ConvBwdData"
-    )
+    axes.semilogy(steps[:turn], findings.filter_losses, color=_ORANGE, lw=2, label="filter: ConvBwdFilter")
+    axes.semilogy(steps[turn:], findings.photo_losses, color=_VIOLET, lw=2, label="photograph: ConvBwdData")
     if findings.kill is not None:
         step = findings.kill.step
         axes.axvline(step, color=_RED, lw=1.2, ls=(0, (4, 3)))
         axes.plot(step, findings.filter_losses[step - 1], "o", color=_RED, ms=7, mec=_PAGE)
         axes.annotate(
-            f"killed at step {step}:\nthe fit goes on",
+            f"kill at step\n{step}: it goes on",
             (step, findings.filter_losses[step - 1]),
-            xytext=(12, 10),
+            xytext=(-8, -12),
             textcoords="offset points",
+            ha="right",
+            va="top",
             color=_RED,
             fontsize=9,
         )
+    axes.set_ylim(bottom=min(*findings.filter_losses, *findings.photo_losses) * _LEGEND_ROOM)
     axes.set_xlabel("step")
     axes.grid(visible=True, axis="y")
-    axes.legend(loc="upper right")
+    axes.legend(loc="lower right")
 
 
 def _draw_latencies(axes: Axes, findings: Findings) -> None:
-    axes.set_title("latency of every request, as its caller saw it")
+    axes.set_title("latency, as callers saw it")
     kinds = [_name(sample) for sample in findings.samples]
     latencies = np.array([sample.latency_s for sample in findings.samples]) * 1e3
     for kind in dict.fromkeys(kinds):
@@ -296,3 +298,32 @@ def _mark_kill(axes: Axes, kill: Kill, samples: list[Sample]) -> None:
                 bbox={"facecolor": _PANEL, "edgecolor": "none", "pad": 1.0},  # hides the grid behind it
             )
             return
+
+
+def _draw_served(axes: Axes, served: ServedKill) -> None:
+    """The latencies of a model's batched requests, by when they were sent, around the kill."""
+    axes.set_title(f"a model, batched, for {served.callers} callers")
+    began = np.array([sample.began_s - served.killed_s for sample in served.samples]) * 1e3
+    latency = np.array([sample.latency_s for sample in served.samples]) * 1e3
+    waited = (began <= 0) & (began + latency > 0)
+    for chosen, colour, size in ((~waited, _BLUE, 3), (waited, _RED, 6)):
+        axes.semilogy(began[chosen], latency[chosen], ".", color=colour, ms=size, mew=0, alpha=0.85)
+    low, high = latency.min() / 2, latency.max() * 1.5
+    axes.set_ylim(low, high * (high / low) ** (_HEADROOM / (1 - _HEADROOM)))
+    axes.axvline(0, ymax=0.9, color=_RED, lw=1.2, ls=(0, (4, 3)), zorder=1)
+    axes.annotate(
+        f"kill -9 amid {served.in_flight} requests:\n"
+        f"next answer {served.answered_s * 1e3:.0f} ms later,\n"
+        f"none lost, {served.wrong or 'none'} wrong",
+        (0, 1),
+        xycoords=("data", "axes fraction"),
+        xytext=(6, -6),
+        textcoords="offset points",
+        va="top",
+        color=_RED,
+        fontsize=9,
+        bbox={"facecolor": _PANEL, "edgecolor": "none", "pad": 1.0},
+    )
+    axes.set_xlabel("sent, in milliseconds from the kill")
+    axes.set_ylabel("milliseconds")
+    axes.grid(visible=True, axis="y")

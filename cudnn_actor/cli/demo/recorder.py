@@ -73,10 +73,14 @@ class Recorder:
         try:
             answer: Any = await self._gpu.ask(message)
         except CudnnActorError as error:
-            self._errors.append(type(error).__name__)
+            self.note_error(error)
             raise
         self.samples.append(Sample(self.stage, type(message).__name__, began_s, self.now_s - began_s))
         return answer
+
+    def note_error(self, error: CudnnActorError) -> None:
+        """Count an error that a caller has seen."""
+        self._errors.append(type(error).__name__)
 
     async def put(self, array: np.ndarray) -> BufferRef:
         """Upload an array into a new buffer."""

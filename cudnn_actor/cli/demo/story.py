@@ -25,6 +25,7 @@ from cudnn_actor.cli.demo.kills import MOST_KILLS, kill_at_work
 from cudnn_actor.cli.demo.photograph import luminance, read_photograph
 from cudnn_actor.cli.demo.picture import draw
 from cudnn_actor.cli.demo.recorder import Recorder
+from cudnn_actor.cli.demo.serving import CALLERS, PICTURE_SIDE, network, serve_through_a_kill
 from cudnn_actor.protocol import BufferRef, ConvFwd, ConvSpec, Copy, Fill, Message
 from cudnn_actor.service.client import CudnnRef
 from cudnn_actor.service.spawning import spawn
@@ -55,10 +56,10 @@ async def tell(image: Path | None, out: Path, seed: int) -> int:
     console = Console(highlight=False)
     rng = np.random.default_rng(seed)
     findings = Findings(photo=read_photograph(image), true_taps=camera_shake(rng))
-    async with spawn(isolation="process", max_restarts=MOST_KILLS) as gpu:
+    async with spawn(isolation="process", max_restarts=MOST_KILLS + 1) as gpu:
         await _Story(gpu, console, findings, rng).run()
     console.print()
-    console.print(request_table(findings.samples))
+    console.print(request_table(findings.all_samples))
     console.print(f"[bold]{verdict(findings)}[/]")
     draw(findings, out)
     console.print(f"wrote {out} after {time.perf_counter() - began:.1f} s", soft_wrap=True)
@@ -102,6 +103,7 @@ class _Story:
         with self._progress:
             await self._run_bank()
             await self._run_fit()
+            await self._serve()
         await self._conclude()
 
     def _say(self, text: str) -> None:
@@ -240,6 +242,21 @@ class _Story:
         done = len(losses)
         if done in (1, total // 2 - 1, total):  # without a terminal no bars are shown, so print lines
             self._say(f"  step {done:>3}  loss {losses[-1]:.2e}")
+
+    # The model.
+
+    async def _serve(self) -> None:
+        photo = self._findings.photo
+        places = np.linspace(0, 1, CALLERS)
+        patches = [_patch(photo, PICTURE_SIDE, top=place, left=7 * place % 1) for place in places]
+        pictures = [np.ascontiguousarray(patch)[None] for patch in patches]
+        self._say(f"a model, batched, for {CALLERS} callers")
+        served = await serve_through_a_kill(
+            self._gpu, self._recorder, network(self._rng), pictures, self._say
+        )
+        self._findings.served = served
+        self._say(f"    {served.answered_s * 1e3:.0f} ms from the kill to the next answer")
+        self._say(f"    {len(served.samples):,} requests answered, {served.wrong} of them wrongly")
 
     async def _conclude(self) -> None:
         findings, statistics = self._findings, await self._gpu.statistics()
