@@ -49,7 +49,7 @@ from cudnn_actor.protocol.messages.messages import (
 )
 from cudnn_actor.protocol.messages.model_messages import ModelRef
 from cudnn_actor.protocol.messages.operands import operand, operands_named
-from cudnn_actor.protocol.types.checks import require_type
+from cudnn_actor.protocol.types.checks import require_flag, require_type
 from cudnn_actor.protocol.types.tensor import TensorSpec
 from cudnn_actor.protocol.types.tune import require_tune
 
@@ -154,13 +154,7 @@ def check_allocate(memory: Buffers, message: Allocate) -> None:
 def check_explain(message: Explain) -> None:
     """Raise `InvalidRequest` unless the message is about an operation graph."""
     require_type("graph", message.graph, OperationGraph)
-    if not isinstance(message.measure, bool):
-        raise InvalidRequest(
-            field="measure",
-            value=message.measure,
-            problem="is neither True nor False",
-            fix="pass one of them",
-        )
+    require_flag("measure", message.measure)
 
 
 def _check_warm(state: ServiceState, message: Warm) -> None:

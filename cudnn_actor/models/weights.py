@@ -64,10 +64,16 @@ def _checked(
             fix=f"{did_you_mean(name, known) if isinstance(name, str) else ''}use {some}",
         )
     require_awaited(name, value)
-    array = values(value)
+    try:
+        array = values(value)
+    except InvalidRequest as error:
+        raise error.about(name) from error
     if not isinstance(array, np.ndarray):
         raise InvalidRequest(
-            field=name, value=Words(array), problem="is on a device", fix="give an array on the host"
+            field=name,
+            value=Words(type(value).__name__),
+            problem="is on a device, and what follows from weights is computed on the host",
+            fix="move it to the host first (x.cpu().numpy() in PyTorch, cupy.asnumpy(x))",
         )
     spec = known[name]
     if (array.shape, DType.of(array.dtype)) != (spec.dims, spec.dtype):

@@ -18,7 +18,7 @@ from cudnn_actor.onnx.operator_checks import problems_of, unknown_versions
 from cudnn_actor.onnx.precision import checked_precision
 from cudnn_actor.onnx.reading import ModelFile, ModelLimits, read
 from cudnn_actor.protocol.graphs.limits import GraphLimits
-from cudnn_actor.protocol.types.checks import require_whole
+from cudnn_actor.protocol.types.checks import require_flag, require_whole
 from cudnn_actor.protocol.types.dtypes import DTypeLike
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
@@ -59,6 +59,7 @@ class OnnxModel:
     ) -> None:
         if random is not None:
             require_whole("random", random, 0)
+        require_flag("swappable", swappable)
         precision = checked_precision(dtype)
         self._file = replace(read(model, limits), random=random, dtype=precision, swappable=swappable)
         check_dtypes(self._file)

@@ -56,7 +56,7 @@ from cudnn_actor.protocol.messages.receipts import Receipt, Statistics
 from cudnn_actor.protocol.messages.run_graph import bound_names
 from cudnn_actor.protocol.operations import Operation
 from cudnn_actor.protocol.types.buffers import BufferRef
-from cudnn_actor.protocol.types.checks import require_awaited, require_seconds, require_type
+from cudnn_actor.protocol.types.checks import require_awaited, require_flag, require_seconds, require_type
 from cudnn_actor.protocol.types.conv import ConvSpec, Padding
 from cudnn_actor.protocol.types.dtypes import DType, DTypeLike
 from cudnn_actor.protocol.types.epilogue import Epilogue
@@ -637,8 +637,8 @@ class CudnnRef:
         UnsupportedModel
             Some of its nodes cannot be run; all of them are named.
         InvalidRequest
-            It is over a limit of `ModelLimits`; `dtype` or `tune` is none of those, or `random` no seed; or
-            one of `random`, `dtype` and `swappable` was given with an `OnnxModel`.
+            It is over a limit of `ModelLimits`; `dtype`, `tune` or `swappable` is none of those, or `random`
+            no seed; or one of `random`, `dtype` and `swappable` was given with an `OnnxModel`.
         ImportError
             The package onnx is missing. The text says how to install it.
         CudnnActorError
@@ -651,6 +651,7 @@ class CudnnRef:
         """
         self._state.mailbox.check_open()
         require_tune("tune", tune)
+        require_flag("swappable", swappable)
         state, service = self._state, self._service
         if replace is not None:
             self._require_own(replace)

@@ -19,6 +19,7 @@ from cudnn_actor.protocol.types.checks import (
     did_you_mean,
     require_awaited,
     require_fits_message,
+    require_flag,
     require_type,
     require_whole,
 )
@@ -223,9 +224,7 @@ def check_run_model(message: RunModel) -> None:
     _check_types("arrays", message.arrays, np.ndarray)
     _check_types("buffers", message.buffers, BufferRef)
     _check_types("into", message.into, BufferRef)
-    given: object = message.again
-    if not isinstance(given, bool):
-        raise InvalidRequest(field="again", value=given, problem="is no bool", fix="use True or False")
+    require_flag("again", message.again)
     require_whole("crashes", message.crashes, 0)
     for name in message.arrays.keys() & message.buffers.keys() if message.buffers else ():
         raise InvalidRequest(field=name, value=Words("input"), problem="is given twice", fix="give it once")

@@ -23,6 +23,7 @@ __all__ = [
     "require_awaited",
     "require_choice",
     "require_fits_message",
+    "require_flag",
     "require_fraction",
     "require_mapping",
     "require_member",
@@ -116,6 +117,14 @@ def _nearest(given: object, known: Mapping[str, str]) -> str:
     folded = {word.casefold(): meant for word, meant in known.items()}
     near = difflib.get_close_matches(given.casefold(), folded, n=1, cutoff=0.6)
     return folded[near[0]] if near else ""
+
+
+def require_flag(field: str, value: object) -> None:
+    """Raise `InvalidRequest` unless `value` is True or False: "no" would count as true."""
+    if not isinstance(value, bool):
+        raise InvalidRequest(
+            field=field, value=value, problem="is neither True nor False", fix="pass one of them"
+        )
 
 
 def require_whole(field: str, value: object, least: int, *, of_bytes: bool = False) -> None:

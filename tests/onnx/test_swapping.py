@@ -26,6 +26,7 @@ from cudnn_actor import (
     WriteWeights,
     spawn,
 )
+from cudnn_actor.onnx import OnnxModel
 from cudnn_actor.options import Isolation
 
 from .small_models import FLOAT, image_model, model_of, node
@@ -162,11 +163,17 @@ async def test_what_does_not_fit_is_refused_and_nothing_is_written(isolation: Is
                     "bias": np.array([1, 2], np.float32)
                 },
                 "float64": {"bias": np.ones(1)},
+                "bias='abc': is of type str, not an array of numbers": {"bias": "abc"},
                 "gpu.load\\(new, replace=model\\)": {"factor": np.array(1, np.float32)},
             }
             for problem, wrong in cases.items():
                 with pytest.raises(InvalidRequest, match=problem):
                     await model.write({"w": good, **wrong})
+            no: Any = "no"
+            with pytest.raises(InvalidRequest, match="swappable='no': is neither True nor False"):
+                await gpu.load(file, swappable=no)
+            with pytest.raises(InvalidRequest, match="swappable='no': is neither True nor False"):
+                OnnxModel(file, swappable=no)
             listed: Any = [good]
             with pytest.raises(InvalidRequest, match="is not a mapping"):
                 await model.write(listed)
