@@ -22,7 +22,7 @@ from cudnn_actor.actors import Crash
 from cudnn_actor.actors.logs import Log
 from cudnn_actor.broker.execution_state import ExecutionState
 from cudnn_actor.broker.message_cache import Bound, CachedMessage
-from cudnn_actor.engines.base import Binding, Engine, Plan, StickyError
+from cudnn_actor.engines.base import Binding, ContextDead, Engine, Plan, StickyError
 from cudnn_actor.execution.deferred import DeferredWork
 from cudnn_actor.execution.executor import LATER, RECEIPT, Enqueued, Executor, described
 from cudnn_actor.execution.injection import Injection
@@ -48,6 +48,9 @@ __all__ = ["ModelPlaces", "Runner", "RunnerHost", "Task"]
 _LONG_RUN_NS = 200_000
 """Before a synchronous plan that took longer than this last time, the earlier answers are delivered."""
 _MOST_LONG_RUNS = 4096
+_MOST_RUN_PLANS = 4096
+_CAUGHT_UP_WITHIN_S = 1e-3
+"""How long a step that takes long, the first of its kind, waits for the device to finish what came before."""
 _MOST_LOOKS = 16
 """How often a fence is looked at before new messages are, if nothing else runs on the device: a look takes
 1 to 2 us, and a turn of the host ten times as long."""
@@ -184,6 +187,8 @@ class Runner(Generic[T]):
         self._planner: Planner | None = None
         self._long_runs: set[str] = set()
         """Tags whose last run, on a synchronous engine, took longer than `_LONG_RUN_NS`."""
+        self._run_plans: set[str] = set()
+        """Tags of plans that have run here. The first run of one loads its kernels."""
         self._expected: WeakKeyDictionary[Bound, _Expected] = WeakKeyDictionary()
         """What the engine has prepared for the graphs of models, as long as these are there."""
         self.deferred: DeferredWork | None = None
@@ -324,6 +329,30 @@ class Runner(Generic[T]):
                 self._settle_passed(executor)
         return 0.0
 
+    def _catch_up(self) -> None:
+        """Answer all that came before a step that takes long: the first of its kind in this incarnation.
+
+        A batch has many such steps after a crash. If another crash comes amid them, what came before has been
+        answered, and not only been begun. Raises `Crash`.
+        """
+        executor = self.executor
+        self._settle_amid(executor)
+        until_s = time.monotonic() + _CAUGHT_UP_WITHIN_S
+        while executor.busy and time.monotonic() < until_s:
+            self._settle_amid(executor)
+
+    def _settle_amid(self, executor: Executor[T]) -> None:
+        """Put a fence behind what was enqueued, and answer what has finished.
+
+        It is called in the middle of a request, whose own error it is not if the context has died: that
+        raises `Crash`.
+        """
+        try:
+            executor.fence()
+            self._settle_passed(executor)
+        except StickyError as error:
+            raise ContextDead(str(error)) from error
+
     def settle_done(self) -> None:
         """Answer work that is known to have finished and has not been answered."""
         if self._executor is not None:
@@ -380,6 +409,8 @@ class Runner(Generic[T]):
             plan = self._plan(graph, None if deferred is None else deferred.found_for(key))
             if self._long_runs and plan.tag in self._long_runs:
                 self.host.flush()
+            if plan.tag not in self._run_plans:
+                self._begin_plan(plan.tag)
             slots = bound.slots
             if not bound.has_bindings:
                 for slot in slots:
@@ -394,6 +425,12 @@ class Runner(Generic[T]):
             return self._enqueued(task, plan.tag, slots)
         except OperationError as error:
             raise described(error, graph) from error
+
+    def _begin_plan(self, tag: str) -> None:
+        self._catch_up()
+        if len(self._run_plans) >= _MOST_RUN_PLANS:
+            self._run_plans.clear()
+        self._run_plans.add(tag)
 
     def run_model(
         self,
@@ -504,6 +541,7 @@ class Runner(Generic[T]):
         """What the engine has prepared for runs of a model's graph with this plan."""
         known = self._expected.get(bound)
         if known is None or known.plan is not plan:
+            self._catch_up()
             buffers = [executor.binding(slot) for slot in bound.slots]
             launch = executor.call(plan.tag, executor.engine.expect, plan, buffers, bound.scalars)
             self._expected[bound] = known = _Expected(plan, buffers, launch)
@@ -571,6 +609,7 @@ class Runner(Generic[T]):
             known = self.plans.find(graph.digest())
         if known is None:
             assert self._planner is not None
+            self._catch_up()
             return self._planner.get_or_build(graph)
         if isinstance(known, CudnnActorError):
             raise known.again()
@@ -614,7 +653,7 @@ class Runner(Generic[T]):
         except OutOfMemory as error:  # for the array; the engine does not say how large it would have been
             requested, ulimit = slot.spec.nbytes, error.ulimit
             raise OutOfMemory(requested=requested, in_use=0, limit=None, ulimit=ulimit) from error
-        self._settle_passed(executor)  # first answer all earlier work, including what wrote the buffer
+        self._settle_amid(executor)  # first answer all earlier work, including what wrote the buffer
         return array
 
     def view(self, task: T, slot: Slot, owner: BufferOwner[Slot]) -> Any:

@@ -7,10 +7,10 @@ import asyncio
 import numpy as np
 import pytest
 
-from cudnn_actor import CudnnRef, Model
+from cudnn_actor import CudnnRef, Fill, Model
 from tests.onnx.small_models import FLOAT, model_of, node
 
-from .rigs import PATIENCE_S, spawn_mortal
+from .rigs import PATIENCE_S, Gate, Trio, in_thread, spawn_gated, spawn_mortal
 
 COUNT = 12
 
@@ -35,6 +35,26 @@ async def run(model: Model, rows: int) -> None:
     y = (await model.run({"x": np.ones((rows, 3), np.float32)}))["y"]
     assert y.shape == (rows, 3)
     assert set(y.flat) in ({1.0}, {2.0}), "of the old weights or of the new"
+
+
+@pytest.mark.usefixtures("isolation")
+@pytest.mark.parametrize("first", ["execute", "build"])
+async def test_what_came_before_a_first_run_is_answered_before_it_runs(first: str) -> None:
+    gate = Gate()
+    async with spawn_gated(gate, at=first) as gpu:
+        trio, other = await Trio.on(gpu), await gpu.empty((1, 1, 1, 1))
+        gate.catch_one()
+        held = gpu.submit(trio.product())
+        await in_thread(gate.wait_for_arrival)
+        filled = gpu.submit(Fill(dst=other, value=3.0))  # in one batch with the next
+        first_run = gpu.submit(trio.sum())
+        gate.release_caught()
+        async with asyncio.timeout(PATIENCE_S):
+            await asyncio.gather(held, filled)
+        assert not first_run.done()
+        gate.open()
+        await first_run
+        assert await trio.result() == 12.0
 
 
 @pytest.mark.parametrize("standby", [0, 1])
