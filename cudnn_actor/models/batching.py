@@ -457,12 +457,14 @@ class BatchedModel:
             else:
                 results = await self._run_together(parts, group, size, again=not several, crashes=crashes)
         except _DIVIDED as error:
-            if isinstance(error, QuarantinedRequest) and self._quarantined(error.digest):
-                self._leave_out(group, size, error)
-            if not several:
+            refused = isinstance(error, QuarantinedRequest) and self._quarantined(error.digest)
+            first = refused and self._leave_out(group, size, error)
+            if several:
+                await self._answer_one_by_one(requests, size, error)
+            elif refused and not first:  # for what another request has done, whose error came first
+                await self._answer(requests, crashes)
+            else:
                 self._fail(requests, error)
-                return
-            await self._answer_one_by_one(requests, size, error)
         else:
             counts = [each.samples for each in requests]
             for request, result in zip(
@@ -506,13 +508,15 @@ class BatchedModel:
                 except Exception as failure:  # noqa: BLE001 - the answer to this one
                     self._fail([request], failure)
 
-    def _leave_out(self, group: Hashable, size: int, error: CudnnActorError) -> None:
-        """Run no more batches of a size whose graph the service refuses."""
-        if size in self._forming.sizes(group):
-            with speaking_for(self._name):
-                log.error("batch.size_left_out", size=size, error=str(error))
-            self._refusals[group] = error
-            self._fail(self._forming.leave_out(group, size), error)
+    def _leave_out(self, group: Hashable, size: int, error: CudnnActorError) -> bool:
+        """Run no more batches of a size whose graph the service refuses; whether any were run until now."""
+        if size not in self._forming.sizes(group):
+            return False
+        with speaking_for(self._name):
+            log.error("batch.size_left_out", size=size, error=str(error))
+        self._refusals[group] = error
+        self._fail(self._forming.leave_out(group, size), error)
+        return True
 
     @staticmethod
     def _fail(requests: Sequence[_Request], error: Exception) -> None:

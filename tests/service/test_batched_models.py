@@ -349,6 +349,20 @@ async def test_a_size_that_kills_every_worker_is_left_out_before_the_service_end
     assert line["size"] == 4
 
 
+async def test_a_request_of_a_size_that_another_has_just_had_quarantined_runs_in_another_size() -> None:
+    async with batched(spawn_poisoned(), max_batch=2, max_delay_us=0) as (gpu, endpoint):
+        with pytest.raises(QuarantinedRequest):
+            await endpoint(x=rows(POISON))
+        third = endpoint.submit(x=rows(POISON))  # the third crash in a row: its graph is quarantined
+        await asyncio.sleep(0)
+        beside = endpoint.submit(x=rows(2.0))
+        with pytest.raises(QuarantinedRequest):
+            await third
+        check(await beside, 2.0)
+        check(await endpoint(x=rows(3.0)), 3.0)
+        assert (await gpu.statistics()).restarts == 3
+
+
 async def test_a_batch_that_fails_runs_again_one_by_one() -> None:
     faults = FaultPlan().at(4, Fault.FAIL_EXECUTION, of=RunModel).at(6, Fault.FAIL_EXECUTION, of=RunModel)
     async with batched(spawn(faults=faults), max_batch=4) as (_, endpoint):
