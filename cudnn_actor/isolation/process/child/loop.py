@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import deque
@@ -40,6 +41,9 @@ __all__ = ["WorkerLoop"]
 
 _BATCH = 64
 """Requests taken at a time."""
+_MANY_CORES = 4
+"""With so many, a worker of a device may use one for looking for requests, while they come one after the
+other: the sender's thread and another one still have theirs."""
 
 Task = WorkerTask | InternalTask
 
@@ -148,6 +152,7 @@ class WorkerLoop:
                 fail_start()
             runner.open()
             self._outbox.notes = self.engine.synchronous
+            self._inbox.looks = not self.engine.synchronous and len(os.sched_getaffinity(0)) >= _MANY_CORES
             on_ready()
             while not self._stopping:
                 self._turn(self._poll())

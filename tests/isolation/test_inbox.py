@@ -1,0 +1,70 @@
+"""A worker's inbox: it waits for requests, asleep or looking for them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from cudnn_actor import Ping
+from cudnn_actor.isolation.process.child.decoders import FROM_PARENT
+from cudnn_actor.isolation.process.child.inbox import Inbox
+from cudnn_actor.isolation.process.child.outbox import Outbox
+from cudnn_actor.isolation.process.status import StatusPage
+from cudnn_actor.isolation.process.wire import FROM_WORKER, Request, Requests, encode_message
+from cudnn_actor.processes.channel import Channel, channel_pair
+
+Ends = tuple[Inbox, Channel]
+
+
+@pytest.fixture(params=[False, True], ids=["asleep", "looking"])
+def ends(request: pytest.FixtureRequest) -> Iterator[Ends]:
+    """An inbox, and the parent's end of its socket."""
+    ours, theirs = channel_pair()
+    page, parent, channel = StatusPage.create(4), Channel(ours, FROM_WORKER), Channel(theirs, FROM_PARENT)
+    inbox = Inbox(channel, Outbox(channel, page), page, "cpu", 1 << 20, find=lambda _: pytest.fail("no run"))
+    inbox.looks = request.param
+    yield inbox, parent
+    parent.close()
+    channel.close()
+    page.close()
+    os.close(inbox._wake_event)  # a worker's ends with its process
+
+
+def send(parent: Channel, number: int) -> None:
+    parent.send(Requests([Request(number, 0, encode_message(Ping()))]))
+    assert parent.flush()
+
+
+def test_each_request_is_taken_whenever_it_comes(ends: Ends) -> None:
+    inbox, parent = ends
+    with ThreadPoolExecutor(1) as threads:
+        for number in range(300):
+            sent = threads.submit(send, parent, number)
+            if number % 3:  # else it comes before the inbox waits, as it looks, or as it sleeps
+                sent.result()
+            assert [task.number for task in inbox.take(64)] == [number]
+            sent.result()
+
+
+def test_a_nudge_ends_a_wait_without_a_request(ends: Ends) -> None:
+    inbox, parent = ends
+    send(parent, 1)
+    assert len(inbox.take(64)) == 1
+    with ThreadPoolExecutor(1) as threads:
+        threads.submit(inbox.nudge)
+        assert inbox.take(64) == []
+    send(parent, 2)
+    assert [task.number for task in inbox.take(64)] == [2]
+
+
+def test_the_end_of_the_parent_ends_a_wait(ends: Ends) -> None:
+    inbox, parent = ends
+    send(parent, 1)
+    assert len(inbox.take(64)) == 1
+    with ThreadPoolExecutor(1) as threads:
+        threads.submit(parent.close)
+        with pytest.raises(SystemExit):
+            inbox.take(64)
