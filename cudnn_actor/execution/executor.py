@@ -46,6 +46,8 @@ LATER: Final = DEFERRED
 """Returned in place of an answer that follows when the device has finished."""
 
 _MOST_DURATIONS = 4096
+_LONG_S = 200e-6
+"""A fence, with the looks at it, takes the host about a tenth of this."""
 
 T = TypeVar("T")
 
@@ -223,6 +225,11 @@ class Executor(Generic[T]):
     def is_alone(self) -> bool:
         """Whether all unfinished work is one piece that began on an idle device."""
         return bool(self._timed) and len(self._fenced) == 1 and not self._unfenced
+
+    def takes_long(self, tag: str) -> bool:
+        """Whether work with this tag has last kept the device busy for so long that a fence of its own is
+        worth it."""
+        return self._durations.get(tag, 0.0) > _LONG_S
 
     def working_since(self) -> float | None:
         """Since when the device has made no progress, in `time.monotonic()` seconds; None without work.

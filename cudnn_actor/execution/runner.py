@@ -464,6 +464,8 @@ class Runner(Generic[T]):
         try:
             plan = self._plan(graph, None if deferred is None else deferred.found_for(key))
             tag = plan.tag
+            if self._long_runs and tag in self._long_runs:
+                self.host.flush()
             if self.faults.rule is not None:
                 self.faults.inject(tag)
             prepared = places.prepared
@@ -482,8 +484,12 @@ class Runner(Generic[T]):
         if answer is not None or read:
             late = functools.partial(self._answered, task, tag, read, answer)
         if executor.synchronous:
-            return self.host.receipt_for(task, tag, time.perf_counter_ns()) if late is None else late()
+            now_ns = time.perf_counter_ns()
+            self._note_length(tag, now_ns - task.started_ns)
+            return self.host.receipt_for(task, tag, now_ns) if late is None else late()
         executor.defer(Enqueued(task, tag, slots, late=late))
+        if executor.takes_long(tag):
+            self.fence()  # its caller may send the next run while the device computes the one behind this
         return LATER
 
     def _answered(
@@ -715,13 +721,17 @@ class Runner(Generic[T]):
         if reply is not RECEIPT:
             return reply
         now_ns = time.perf_counter_ns()
-        if now_ns - task.started_ns > _LONG_RUN_NS:
+        self._note_length(tag, now_ns - task.started_ns)
+        return self.host.receipt_for(task, tag, now_ns)
+
+    def _note_length(self, tag: str, took_ns: int) -> None:
+        """Note whether a run on a synchronous engine took long."""
+        if took_ns > _LONG_RUN_NS:
             if len(self._long_runs) >= _MOST_LONG_RUNS:
                 self._long_runs.clear()  # most belong to evicted plans; the others are soon known again
             self._long_runs.add(tag)
         elif self._long_runs:
             self._long_runs.discard(tag)
-        return self.host.receipt_for(task, tag, now_ns)
 
 
 def _collected(read: Iterable[Callable[[], np.ndarray]], error: Exception | None = None) -> list[np.ndarray]:

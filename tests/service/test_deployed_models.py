@@ -6,6 +6,7 @@ import asyncio
 import gc
 import os
 import signal
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -46,7 +47,7 @@ from cudnn_actor import (
 from cudnn_actor.engines.base import EngineFailure, StickyError
 from cudnn_actor.engines.cpu import CpuEngine
 
-from .rigs import PATIENCE_S, AsynchronousEngine, Device, Gate, Trio, spawn, spawn_gated, spawn_on
+from .rigs import PATIENCE_S, AsynchronousEngine, Device, Gate, Trio, in_thread, spawn, spawn_gated, spawn_on
 
 pytestmark = pytest.mark.usefixtures("isolation")
 
@@ -756,6 +757,33 @@ async def test_an_output_that_cannot_be_read_leaves_none_of_the_others_in_stagin
                 await run(gpu, model, images(4))
             assert device.fetched == collected
         check(await run(gpu, model, images(4)), images(4))
+
+
+async def test_each_of_the_runs_that_keep_the_device_busy_for_long_is_answered_when_it_has_finished() -> None:
+    device = Device()
+    device.run_freely()
+    async with spawn_on(lambda: AsynchronousEngine(device)) as gpu:
+        model = await gpu.ask(DeployModel(graphs=(await placed(gpu, await gpu.upload(W), 4),)))
+        await run(gpu, model, images(4))
+        device.pause()
+        message = RunModel.of(model, {"image": images(4)}, {})
+        first = gpu.submit(message)
+        fence, begin = await in_thread(device.wait_for_fence), time.monotonic()
+        while time.monotonic() < begin + 0.01:
+            await gpu.ping()  # after it, the actor looks at the fence
+        fence.set()
+        await first
+        before = len(device.fences)
+        with device.fencing.closed() as gate:
+            blocking = gpu.submit(message)
+            await in_thread(gate.wait_for_arrival)
+            together = [gpu.submit(message) for _ in range(3)]
+        for number, future in enumerate([blocking, *together]):
+            while len(device.fences) <= before + number:
+                await gpu.ping()
+            device.fences[before + number].set()
+            check(await future, images(4))
+            assert not any(later.done() for later in together[number:])
 
 
 class _PinsOnce(CpuEngine):

@@ -45,11 +45,15 @@ def store(dst: np.ndarray, array: np.ndarray) -> None:
     Floats are rounded to nearest and overflow to infinity. Integers are kept exactly, or rounded to
     nearest if `dst` has a floating-point dtype. Several threads copy a large array.
     """
-    if array.dtype == dst.dtype and array.nbytes >= 2 * _PART_BYTES and _are_flat(dst, array):
-        threads = min(_MOST_THREADS, len(os.sched_getaffinity(0)) // 2, array.nbytes // _PART_BYTES)
+    if array.dtype == dst.dtype:
+        threads = 1
+        if array.nbytes >= 2 * _PART_BYTES and _are_flat(dst, array):
+            threads = min(_MOST_THREADS, len(os.sched_getaffinity(0)) // 2, array.nbytes // _PART_BYTES)
         if threads > 1:
             _copy_together(dst.reshape(-1).view(np.uint8), array.reshape(-1).view(np.uint8), threads)
-            return
+        else:
+            dst[...] = array
+        return
     with np.errstate(all="ignore"):
         if array.dtype == np.float64:
             rounding_to(dst.dtype)(dst, array)

@@ -310,13 +310,30 @@ class Dispatcher(Mailbox):
         while self._stop is None and not self._heavy and hand_over(self, host) and host.room and len(self):
             if fast_only:
                 return True
-            self._take_up_next(monitor=monitor)
+            if self._take_up_next(monitor=monitor):
+                self._exchange_between()
             host.sender.dispatch_again()
         if self._stop is not None:
             self._stop_in_its_turn(self._stop)
         return False
 
-    def _take_up_next(self, *, monitor: bool) -> None:
+    def _exchange_between(self) -> None:
+        """Send what was dispatched, and deliver the answers that have come: the worker computes, and callers
+        go on, while the values of the next message are copied."""
+        self.host.sender.flush()
+        channel = self.channel
+        if channel is None:
+            return
+        if not channel.flush():
+            self.wake_monitor()
+        if channel.fetch():
+            self._complete(channel, fast_only=False)
+        self._deliver(fast_only=False)
+        self._wake()
+
+    def _take_up_next(self, *, monitor: bool) -> bool:
+        """Start the next message. Returns whether much was copied for it."""
+        heavy = False
         for envelope in self.take(1, 0.0):
             if is_stop(envelope.message) and self.host.broker.held:
                 self.host.broker.held.add(envelope)  # it comes back behind those that wait
@@ -327,7 +344,9 @@ class Dispatcher(Mailbox):
                 self._heavy = True
                 self.wake_monitor()
             else:
+                heavy = monitor and self.host.values.is_heavy(envelope.message)
                 self.host.start(envelope)
+        return heavy
 
     def _stop_in_its_turn(self, stop: Envelope) -> None:
         """Stop the service for pykka's stop message, once all earlier messages have been answered."""

@@ -22,6 +22,7 @@ from cudnn_actor.actors import Envelope
 from cudnn_actor.broker import Broker
 from cudnn_actor.broker.deployments import Deployed, ModelRun
 from cudnn_actor.engines.cpu.arenas import keeping
+from cudnn_actor.engines.cpu.transfer import store
 from cudnn_actor.isolation.process.parent.in_flight import RunStaging, WorkerRequest
 from cudnn_actor.isolation.process.parent.sender import Sender
 from cudnn_actor.isolation.process.wire import RunPlaced, Staged, encode_message
@@ -176,7 +177,7 @@ class ModelRuns:
             for place, array in deployed.arrays_of(message, run.drawn):
                 at = self.staging.locate(array)
                 if at is None:
-                    staged.inputs[place][...] = array
+                    store(staged.inputs[place], array)
                     written[place] = staged.write[place]
                 else:
                     copied = False
