@@ -256,6 +256,12 @@ class Engine(Protocol):
         Raises `OutOfMemory` when the device has no room for it; a plan with a smaller workspace may fit.
         """
 
+    def load(self, plan: Plan) -> None:
+        """Load what a plan's first run would have to load. Runs nothing. Blocks, for up to 0.1 s.
+
+        A plan that cannot be loaded so is loaded in its first run. Raises as `prepare`, and `StickyError`.
+        """
+
     def execute(self, plan: Plan, buffers: Sequence[Binding], scalars: Sequence[float]) -> None:
         """Enqueue a run. `buffers` and `scalars` are in the order of `graph.bound` and `graph.scalars`.
 

@@ -683,7 +683,7 @@ class Runner(Generic[T]):
         return self._enqueue(task, "fill", [slot], self.executor.engine.fill, place, value)
 
     def warm(self, message: Warm, key: object) -> int:
-        """Build the plans that are missing. Returns how many."""
+        """Build the plans that are missing, and load their kernels. Returns how many."""
         wanted = self.state.warmed(message)
         outcomes = {} if self.deferred is None else self.deferred.warmed_for(key)
         self.faults.inject("warm")
@@ -693,8 +693,10 @@ class Runner(Generic[T]):
             if known is not None or digest not in self.plans:
                 self.host.note_progress()  # each build is progress
                 with contextlib.suppress(UnsupportedGraph, OutOfMemory, QuarantinedRequest):
-                    self._plan(graph, known)
+                    plan = self._plan(graph, known)
                     built += 1
+                    self.host.note_progress()
+                    self.executor.call(plan.tag, self.executor.engine.load, plan)
         return built
 
     def _enqueue(

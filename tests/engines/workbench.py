@@ -82,13 +82,17 @@ class Workbench:
 
     def execute(self, plan: Plan, message: Compute) -> None:
         """Run a plan with a message's buffers and scalars."""
+        self.engine.execute(plan, *self.bound(message))
+
+    def bound(self, message: Compute) -> tuple[list[Any], list[float]]:
+        """A message's buffers and scalars, as an engine takes them."""
         lowered = lower(message)
         tensors = map(lowered.graph.tensor, lowered.graph.bound)
         buffers = [
             self.binding(operand(message, name), tensor.spec)
             for name, tensor in zip(lowered.buffers, tensors, strict=True)
         ]
-        self.engine.execute(plan, buffers, [float(getattr(message, name)) for name in lowered.scalars])
+        return buffers, [float(getattr(message, name)) for name in lowered.scalars]
 
     def run_graph(self, graph: OperationGraph, given: Mapping[int, np.ndarray]) -> dict[int, np.ndarray]:
         """Run a graph with arrays for the bound tensors that it only reads; what it wrote."""

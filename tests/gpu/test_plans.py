@@ -110,6 +110,27 @@ def test_a_replay_is_not_used_for_other_buffers_or_scalars(engine: CudaEngine, b
     assert_close(bench.read(other.y), wanted(other, bench))
 
 
+@pytest.mark.parametrize("layout", [Layout.NHWC, Layout.NCHW])
+def test_a_plan_with_loaded_kernels_is_captured_in_its_first_run_if_many_are_expected(
+    engine: CudaEngine, bench: Workbench, layout: Layout
+) -> None:
+    message = request_on(bench, layout, alpha=0.5)
+    expected = wanted(message, bench)
+    plan = engine.build(lower(message).graph, workspace_limit=None)
+    engine.fill(bench.binding(message.y), 7.0)
+    engine.poison_workspace()
+    for _ in range(2):
+        engine.load(plan)
+    assert (bench.read(message.y) == 7.0).all(), "loading has run the plan"
+    buffers, scalars = bench.bound(message)
+    launch = engine.expect(plan, buffers, scalars)
+    for _ in range(3):
+        engine.fill(bench.binding(message.y), float("nan"))
+        launch()
+        assert len(plan.program.replays) == 1
+        assert_close(bench.read(message.y), expected)
+
+
 def test_a_replay_stays_right_when_the_workspace_grows(engine: CudaEngine, bench: Workbench) -> None:
     message = request_on(bench, Layout.NCHW, alpha=0.5)  # in two steps, with the sums between them
     expected = wanted(message, bench)

@@ -82,6 +82,18 @@ def test_each_algorithm_passes_its_self_check_and_can_be_captured(
 
 
 @pytest.mark.parametrize("name", LARGE)
+def test_its_kernel_is_loaded_without_a_run(builder: CudaBuilder, name: str) -> None:
+    graph, context = LARGE[name], builder.context
+    check, plan = SelfCheck(graph, context), algorithms(graph)[0]
+    program, workspace = Program(plan, context.handle, context.stream), check.room_for(plan)
+    program.load(workspace.pointer)
+    program.expect((1.0,))
+    program.run((1.0,), check.pointers, check.scalars, workspace.pointer)
+    assert program.replays, f"{plan.tag} cannot be loaded by a capture"
+    check.close()
+
+
+@pytest.mark.parametrize("name", LARGE)
 def test_it_is_the_plan_and_comes_back_from_bytes(builder: CudaBuilder, name: str) -> None:
     graph = LARGE[name]
     plan = builder.build(graph, workspace_limit=None)

@@ -129,6 +129,10 @@ class BarrierEngine(CpuEngine):
         with self._points("build"):
             return super().build(graph, workspace_limit=workspace_limit)
 
+    def load(self, plan: Any) -> None:
+        with self._points("load"):
+            super().load(plan)
+
     def execute(self, plan: Any, buffers: Sequence[np.ndarray], scalars: Sequence[float]) -> None:
         with self._points("execute"):
             super().execute(plan, buffers, scalars)

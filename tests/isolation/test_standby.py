@@ -152,6 +152,7 @@ async def test_who_waits_for_a_standby_goes_on_when_it_has_the_plans(logs: list[
             assert not waiting.done()
         await waiting
         assert points.visits("after build") == 3 + 3
+        assert points.visits("after load") == 3, "the standby had not loaded what it has built"
 
 
 async def test_a_standby_that_fails_to_build_a_plan_builds_the_others_and_tries_it_again(

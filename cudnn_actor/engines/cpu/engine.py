@@ -84,6 +84,9 @@ class CpuEngine:
         """Grow the workspace if necessary. Raises `OutOfMemory`."""
         self._reserve(plan.workspace)
 
+    def load(self, _plan: Plan) -> None:
+        """Does nothing: a plan has all that it needs."""
+
     def execute(self, plan: Plan, buffers: Sequence[np.ndarray], scalars: Sequence[float]) -> None:
         """Compute at once. Raises `EngineFailure` if the buffers do not match the graph."""
         if not isinstance(plan, _PLANS):

@@ -200,6 +200,11 @@ class CudaEngine:
         """
         self._program(plan)
 
+    @reported
+    def load(self, plan: Plan) -> None:
+        """Load a plan's kernels, and run none. Raises `OutOfMemory`, `EngineFailure`, `StickyError`."""
+        self._program(plan).load(self._workspace.pointer)
+
     def _program(self, plan: Plan) -> Program:
         if not isinstance(plan, CudaPlan):
             raise EngineFailure("FOREIGN_PLAN", f"{plan.tag} was built by another engine")
@@ -234,7 +239,8 @@ class CudaEngine:
 
     @reported
     def expect(self, plan: Plan, buffers: Sequence[Place], scalars: Sequence[float]) -> Callable[[], None]:
-        """A function that enqueues a run on these buffers. The second run is captured, not only the fourth.
+        """A function that enqueues a run on these buffers. The second run is captured, not only the fourth;
+        after `load`, the first.
 
         Raises `OutOfMemory`, `EngineFailure`.
         """
