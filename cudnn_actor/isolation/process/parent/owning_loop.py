@@ -17,8 +17,8 @@ __all__ = ["OwningLoop", "TurnTaker"]
 
 LEAST_GATHERED, MOST_GATHERED = 4, 32
 SHARE = 3
-"""A loop sends at once when the gathered messages are at least 1/SHARE of those in flight. The two numbers
-above bound this threshold."""
+"""A loop sends at once when the gathered messages are at least 1/SHARE of those in flight, now or usually.
+The two numbers above bound this threshold."""
 
 
 class TurnTaker(Protocol):
@@ -48,6 +48,9 @@ class OwningLoop:
         self._scheduled = False
         self._gathered = 0
         """Messages since the last turn."""
+        self._usual = 0
+        """How many messages are usually in flight when answers come. When many come at once, fewer are, until
+        the tasks that have got them send again. It falls by an eighth with each reading."""
         self._channel: Channel | None = None
         self._descriptors: list[int] = []
         """The duplicated descriptor of the socket that the loop reads: one, or none."""
@@ -64,7 +67,7 @@ class OwningLoop:
         if self._channel is dispatcher.channel and (
             not in_flight
             or gathered >= MOST_GATHERED
-            or (gathered >= LEAST_GATHERED and gathered * SHARE >= in_flight)
+            or (gathered >= LEAST_GATHERED and gathered * SHARE >= max(in_flight, self._usual))
         ):
             self._gathered = 0
             dispatcher.turn(self.bridge)
@@ -122,6 +125,8 @@ class OwningLoop:
         dispatcher.turn(self.bridge, read=True)
 
     def _readable(self) -> None:
+        in_flight = len(self._dispatcher.host.in_flight.requests)
+        self._usual = max(in_flight, self._usual * 7 // 8)
         self._dispatcher.turn(self.bridge, read=True)
         channel = self._channel  # None if an exception has interrupted `_follow` or `_let_go`
         if channel is None or channel.ended or channel is not self._dispatcher.channel:
