@@ -159,8 +159,9 @@ class Deployed(msgspec.Struct, eq=False):
     def finish(self, computed: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Note that a run has finished. Returns its answer: what was computed, and copies of constants."""
         self.finished, self.crashes = True, 0
-        constants = {name: array.copy() for name, array in self.of.constants.items()}
-        return {**computed, **constants}
+        for name, array in self.of.constants.items():
+            computed[name] = array.copy()
+        return computed
 
 
 class ModelRun(msgspec.Struct, eq=False):

@@ -129,6 +129,43 @@ async def test_inputs_may_lie_in_buffers_and_outputs_go_to_others() -> None:
         np.testing.assert_array_equal(await gpu.download(x), images(4))
 
 
+async def test_runs_in_buffers_alternate_between_those_that_each_names() -> None:
+    async with deployed() as (gpu, model):
+        inputs = [await gpu.upload(images(4, seed)) for seed in range(2)]
+        outputs = [[await gpu.empty((4, 2)) for _ in range(2)] for _ in range(2)]
+        for number, seed, pair, swapped in [
+            (0, 0, 0, 0),
+            (1, 0, 0, 0),
+            (2, 1, 0, 0),
+            (3, 1, 1, 0),
+            (4, 1, 1, 1),
+        ]:
+            for ref in (*outputs[0], *outputs[1]):
+                await gpu.fill(ref, float(number))
+            scores, logits = reversed(outputs[pair]) if swapped else outputs[pair]
+            assert await run(gpu, model, inputs[seed], scores=scores, logits=logits) == {}
+            check(
+                {"scores": await gpu.download(scores), "logits": await gpu.download(logits)}, images(4, seed)
+            )
+            for other in outputs[1 - pair]:
+                assert (await gpu.download(other) == number).all()
+
+
+async def test_a_run_in_a_buffer_that_took_the_place_of_another_one_uses_that() -> None:
+    async with deployed() as (gpu, model):
+        into = [await gpu.empty((4, 2)) for _ in range(2)]
+        for seed in range(3):
+            x = await gpu.upload(images(4, seed))
+            await run(gpu, model, x, scores=into[0], logits=into[1])
+            check(
+                {"scores": await gpu.download(into[0]), "logits": await gpu.download(into[1])},
+                images(4, seed),
+            )
+            await gpu.free(x)
+            with pytest.raises(StaleBufferError):
+                await run(gpu, model, x, scores=into[0], logits=into[1])
+
+
 async def test_a_graph_is_added_and_its_plan_built() -> None:
     async with deployed(4) as (gpu, model):
         w = await gpu.upload(W)

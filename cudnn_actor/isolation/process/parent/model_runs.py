@@ -29,9 +29,12 @@ from cudnn_actor.isolation.process.wire import RunPlaced, Staged, encode_message
 from cudnn_actor.isolation.staging import COPY_BYTES, HEAVY_RUN_BYTES, Block, Staging
 from cudnn_actor.memory.free_list import rounded
 from cudnn_actor.protocol.messages.messages import RunModel
+from cudnn_actor.protocol.types.buffers import BufferRef
 from cudnn_actor.protocol.types.tensor import packed_nbytes
 
 __all__ = ["Loan", "ModelRuns", "Pieces", "Results"]
+
+Named = tuple[tuple[str, BufferRef], ...]
 
 _ALIGNMENT = 256
 """Values in a block begin at multiples of it, as the device reads them fastest."""
@@ -114,6 +117,9 @@ class ModelRuns:
     """The staging memory of each graph that the sender knows, by the graph's number."""
     _leaving: list[Pieces] = field(default_factory=list, init=False)
     """That of graphs that have ended while callers had pieces of it."""
+    _latest: dict[int, tuple[Named, Named, bytes]] = field(default_factory=dict, init=False)
+    """The latest run of each graph that had all its values in buffers, by the graph's number: its inputs and
+    outputs, and how it was encoded. The next run has often the same."""
 
     # Starting.
 
@@ -185,6 +191,11 @@ class ModelRuns:
             if copied and not run.buffers and not run.into:
                 request.body = staged.body
                 return
+        else:
+            known = self._latest.get(deployed.number)
+            if known is not None and known[0] == run.buffers and known[1] == run.into:
+                request.body = known[2]
+                return
         places = frozenset(run.returned.values())
         placed = RunPlaced(
             run=deployed.number,
@@ -194,6 +205,8 @@ class ModelRuns:
             copy_out=run.copy_out,
         )
         request.body = encode_message(placed)
+        if staged is None and not deployed.ended:
+            self._latest[deployed.number] = run.buffers, run.into, request.body
 
     # Results.
 
@@ -269,6 +282,7 @@ class ModelRuns:
 
     def forget(self, deployed: Deployed) -> None:
         """Free the staging memory of a graph that has ended: what callers have, once they drop it."""
+        self._latest.pop(deployed.number, None)
         pieces = self._pieces.pop(deployed.number, None)
         if pieces is not None:
             self._leaving.append(pieces)
@@ -291,6 +305,7 @@ class ModelRuns:
         """Drop all staging memory: the arrays on it keep its segments mapped."""
         self._pieces.clear()
         self._leaving.clear()
+        self._latest.clear()
 
     def _free(self, pieces: Pieces) -> None:
         """Free the unused pieces of a graph."""

@@ -95,6 +95,8 @@ class Values:
         return False
 
     def _is_heavy_run(self, message: RunModel) -> bool:
+        if not message.arrays:
+            return False
         arrays = message.arrays.values()
         if sum([getattr(array, "nbytes", 0) for array in arrays]) <= HEAVY_RUN_BYTES:
             return False

@@ -1,0 +1,88 @@
+"""Stamps along a request, in the service's own process and in its worker's.
+
+A worker is made with `engine`, and writes its stamps when it ends. The clock is the same in both processes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from cudnn_actor import CudnnRef
+from cudnn_actor.actors.mailbox import Mailbox
+from cudnn_actor.execution.executor import Executor
+from cudnn_actor.execution.runner import Runner
+from cudnn_actor.isolation.process.child.outbox import Outbox
+from cudnn_actor.processes.channel import Channel
+
+__all__ = ["STAMPS", "engine", "stamped_caller"]
+
+STAMPS: list[tuple[int, str]] = []
+"""Of this process: nanoseconds, and what was reached."""
+
+
+def _stamp(
+    owner: type, name: str, before: str = "", after: str = "", *, if_true: bool = False
+) -> Callable[[], None]:
+    """Stamp calls of a method, before and after; after, only those that return something true if `if_true`.
+
+    Returns what ends that.
+    """
+    call: Callable[..., Any] = getattr(owner, name)
+
+    @functools.wraps(call)
+    def stamping(*args: Any, **named: Any) -> Any:
+        if before:
+            STAMPS.append((time.perf_counter_ns(), before))
+        result = call(*args, **named)
+        if after and (result or not if_true):
+            STAMPS.append((time.perf_counter_ns(), after))
+        return result
+
+    setattr(owner, name, stamping)
+    return functools.partial(setattr, owner, name, call)
+
+
+@contextlib.contextmanager
+def stamped_caller() -> Iterator[None]:
+    """While it lasts, requests of services in this process are stamped."""
+    with contextlib.ExitStack() as ends:
+        ends.callback(_stamp(CudnnRef, "ask", "asked"))
+        ends.callback(_stamp(Mailbox, "admit", "checked", "in the mailbox"))
+        ends.callback(_stamp(Channel, "_push", "request encoded", "request sent"))
+        ends.callback(_stamp(Channel, "fetch", after="answer read", if_true=True))
+        yield
+
+
+def engine(folder: str, make: str, *arguments: Any) -> Any:
+    """The engine that a worker is to have. The worker stamps its requests from here on.
+
+    Parameters
+    ----------
+    folder
+        Where it writes its stamps, to a file named by its process id.
+    make, arguments
+        What makes the engine: "package.module:Name".
+    """
+    _stamp(Channel, "_push", "worker: answer encoded")
+    _stamp(Channel, "fetch", after="worker: request read", if_true=True)
+    _stamp(Runner, "run_model", "worker: run begins", "worker: run enqueued")
+    _stamp(Executor, "passed", after="worker: fence passed", if_true=True)
+    _stamp(Outbox, "done", "worker: answer made")
+    close = Runner.close
+
+    @functools.wraps(close)
+    def closing(*args: Any, **named: Any) -> Any:
+        Path(folder, f"{os.getpid()}.json").write_text(json.dumps(STAMPS))
+        return close(*args, **named)
+
+    Runner.close = closing  # type: ignore[method-assign]
+    module, _, name = make.partition(":")
+    return getattr(importlib.import_module(module), name)(*arguments)
