@@ -93,8 +93,8 @@ async def _per_s(gpu: CudnnRef, model: Model, inputs: Arrays, batch: int, second
                     await gpu.run(model, arrays)
                     runs[0] += 1
 
-            each = itertools.islice(itertools.cycle(given), count)
-            await asyncio.gather(*(client(arrays, runs, begin + seconds) for arrays in each))
+            clients = itertools.islice(itertools.cycle(given), count)
+            await asyncio.gather(*(client(arrays, runs, begin + seconds) for arrays in clients))
             found[f"{way}, {count}"] = round(runs[0] * batch / (time.perf_counter() - begin), 1)
     return found
 
@@ -152,7 +152,7 @@ def stages_of(stamps: Iterable[tuple[int, str]]) -> dict[str, float]:
 
     Requests came one at a time. The last is left out: nothing says where it ends.
     """
-    ordered = sorted(tuple(each) for each in stamps)
+    ordered = sorted((at, what) for at, what in stamps)
     starts = [at for at, what in ordered if what == "asked"]
     reached: dict[str, list[float]] = defaultdict(list)
     seen: Counter[tuple[int, str]] = Counter()

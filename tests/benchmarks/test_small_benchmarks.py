@@ -17,6 +17,7 @@ from rich.table import Table
 from benchmarks import building, floor, two_gpus
 from benchmarks.against import environment
 from benchmarks.recording import Row, attempted, keep
+from benchmarks.stages import stages_of
 from cudnn_actor.engines.cuda.planning.partition import cut
 
 ROOT = Path(__file__).parents[2]
@@ -111,6 +112,34 @@ def test_networks_whose_plans_are_built_beforehand_have_no_cold_start(tmp_path: 
     for row in found:
         assert "first_ms" not in row
         assert min(row["stored_first_ms"], row["tune_s"], row["device_ms"], row["tuned_device_ms"]) > 0
+
+
+def test_requests_of_models_are_taken_apart_stage_by_stage(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "benchmarks.stages", "--device", "cpu", "--networks", "whisper_encoder"]
+    command += ["--runs", "5", "--batch", "2", "--seconds", "0.01", "--out", str(tmp_path)]
+    subprocess.run(command, capture_output=True, timeout=LIMIT_S, cwd=ROOT, check=True)
+    (written,) = tmp_path.glob("stages-*.json")
+    process, thread = json.loads(written.read_text())["found"]
+    for row, isolation in ((process, "process"), (thread, "thread")):
+        assert (row["network"], row["isolation"], row["batch"]) == ("whisper_encoder", isolation, 2)
+        assert row["per_s"].keys() == {
+            f"{way}, {count}" for way in ("numpy", "staging") for count in (1, 2, 3)
+        }
+        assert min(row["device_us"], row["device_per_s"], *row["per_s"].values()) > 0
+        assert all(row[way]["p90"] >= row[way]["p50"] > 0 for way in ("request_us", "numpy_us"))
+    assert "stages_us" not in thread
+    stages = list(process["stages_us"])
+    expected = ["checked", "in the mailbox", "request encoded", "worker: request read", "worker: run begins"]
+    expected += ["worker: run enqueued", "worker: answer made", "worker: answer encoded", "answer read"]
+    assert [each for each in stages if each in expected] == expected
+    assert stages[-1] == "next asked"
+
+
+def test_stages_are_medians_of_the_requests_that_reach_them() -> None:
+    stamps = [(0, "asked"), (7_000, "read"), (2_000, "sent"), (10_000, "asked"), (14_000, "sent")]
+    stamps += [(15_000, "sent"), (19_000, "read"), (30_000, "asked"), (99_000, "read")]
+    assert stages_of(stamps) == {"sent": 3.0, "read": 8.0, "next asked": 15.0}
+    assert list(stages_of(stamps)) == ["sent", "read", "next asked"]
 
 
 def test_what_was_found_before_the_end_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
