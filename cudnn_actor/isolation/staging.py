@@ -81,7 +81,7 @@ class Staging:
         self.ended: deque[Block] = deque()
         """Blocks that nothing uses any more; `take_back` frees them. Any thread appends."""
         self.pieces: list[Block] = []
-        """Unused blocks of `PIECE_BYTES` for uploads. The fast path takes the first, and adds to them."""
+        """Unused blocks of `PIECE_BYTES` for uploads. The fast path takes the last, and adds to them."""
         self._stock: frozenset[Block] = frozenset()
         """All pieces, used or not."""
 

@@ -72,6 +72,7 @@ def hand_over(mailbox: Mailbox, host: WorkerHost) -> bool:
         if request is None:
             return True
         spare = [None] if request.staged is None and not request.blocks else _spare_of(host, request)
+        taken = -1 if request.blocks else 0
         slots = request.slots
         many = _counting(slots, 1) if len(slots) > _FEW else None
         a, b, c, d, e, f = (*slots, *_FILL[len(slots)]) if many is None else _FILL[0]
@@ -101,7 +102,7 @@ def hand_over(mailbox: Mailbox, host: WorkerHost) -> bool:
             table.handed += 1
             del places[-1]
             unsent += entry
-            del spare[0]
+            del spare[taken]
             del queue[0]
             if many is not None:
                 _run_through(many)
@@ -136,7 +137,8 @@ def _takes_long(host: WorkerHost) -> bool:
 
 
 def _spare_of(host: WorkerHost, request: WorkerRequest) -> list[Any]:
-    """A list from whose head a request takes its staging memory. For one without any, a list that is not used
+    """The list from which a request takes its staging memory: an upload the last of the pieces, a model's run
+    the first, because other threads may append to those. For one without any, a list that is not used
     otherwise."""
     run = request.run
     if request.blocks:

@@ -107,7 +107,7 @@ class Values:
         """An upload ready to be dispatched by the fast path; None if it must take the slow one.
 
         Changes nothing but the piece of staging memory that it fills: the caller takes that in its step, as
-        the first of `Staging.pieces`. Raises what is wrong with the message.
+        the last of `Staging.pieces`. Raises what is wrong with the message.
         """
         message: Upload = envelope.message
         if self.arenas is not None:
@@ -122,7 +122,7 @@ class Values:
             pieces = self.staging.pieces
             if data.nbytes > PIECE_BYTES or not pieces:
                 return None
-            request.blocks = (block,) = (pieces[0],)
+            request.blocks = (block,) = (pieces[-1],)  # that was used last: it may still be in the cache
             at = block.segment, block.offset
             transfer.store(self.staging.array(block, spec.dims, spec.dtype.numpy), data)
         request.body = encode_message(WriteStaged(dst=message.dst, values=Staged(*at)))
