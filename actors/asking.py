@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -92,7 +93,8 @@ def submit(
         mailbox.admit(envelope, waits=False)
         bridge.sent(needs_thread=mailbox.needs_thread)
         if mailbox.starts_elsewhere:
-            future.add_done_callback(lambda future: envelope.withdraw() if future.cancelled() else None)
+            envelope.watch = functools.partial(_withdraw_cancelled, envelope)
+            future.add_done_callback(envelope.watch)
         if timeout is not None:
             timer = bridge.loop.call_later(timeout, envelope.expire)
             future.add_done_callback(lambda _: timer.cancel())
@@ -100,6 +102,12 @@ def submit(
         _leave(envelope)  # refused, or interrupted by a signal handler: nobody gets the future
         raise
     return future
+
+
+def _withdraw_cancelled(envelope: Envelope, future: asyncio.Future[Any]) -> None:
+    envelope.watch = None  # it refers to the envelope
+    if future.cancelled():
+        envelope.withdraw()
 
 
 def tell(mailbox: Mailbox, message: Any, *, found: Any = None) -> None:

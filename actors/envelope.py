@@ -76,6 +76,7 @@ class Envelope:
         "started_ns",
         "timed_out",
         "timeout_s",
+        "watch",
     )
 
     def __init__(
@@ -108,6 +109,9 @@ class Envelope:
         """Whether an asyncio caller has been told that its timeout has passed."""
         self.elsewhere: Elsewhere | None = None
         """The other process's side, if another process is to start the message; else None."""
+        self.watch: Callable[[asyncio.Future[Any]], object] | None = None
+        """The future's callback that withdraws the message when it is cancelled; None for none. It is removed
+        before an answer, because a loop takes a microsecond to run it."""
         self.claim = [None]
         """Decides the race between starting and expiring: the side that takes out its one element wins.
         Taking it out is atomic under the GIL, so of two threads that try, one succeeds."""
@@ -192,6 +196,12 @@ class Envelope:
             answer(self.reply_to, value, error)
             LoopBridge.drop_closed()
         return None
+
+    def unwatch(self) -> None:
+        """Remove `watch` from the future. Only on the future's own loop."""
+        watch, self.watch = self.watch, None
+        if watch is not None and self.future is not None:
+            self.future.remove_done_callback(watch)
 
     def deliver(self, value: Any, error: BaseException | None) -> None:
         """Put the reply into the asyncio future. Only on the future's own loop.

@@ -387,6 +387,8 @@ class Dispatcher(Mailbox):
                 del outbox[0]
             elif bridge is here and not bridge.posted:
                 if error is None and (future := envelope.future) is not None and not future.done():
+                    if envelope.watch is not None:
+                        envelope.unwatch()
                     future.set_result(value)
                 else:
                     envelope.deliver(value, error)
