@@ -7,6 +7,7 @@ import itertools
 import math
 import re
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -368,6 +369,30 @@ def test_a_graph_has_as_many_choices_as_its_operation_with_the_most_ways() -> No
     of_all = OperationGraph(tensors=tensors, operations=(pools, norms, adds))
     assert ways(of_pooling) == len(IMPLEMENTATIONS[MaxPool].launchers)
     assert ways(of_all) == 2 + len(IMPLEMENTATIONS[RMSNorm].launchers)
+
+
+POOLED = {
+    "a half type, channels last": (DType.BFLOAT16, Layout.NHWC, 64, "library"),
+    "a half type, channels first": (DType.BFLOAT16, Layout.NCHW, 64, "kernel"),
+    "no whole vectors": (DType.BFLOAT16, Layout.NHWC, 60, "kernel"),
+    "float32": (DType.FLOAT32, Layout.NHWC, 64, "kernel"),
+}
+
+
+@pytest.mark.parametrize("name", POOLED)
+@pytest.mark.parametrize("kind", [MaxPool, AvgPool])
+def test_libcudnn_pools_first_the_largest_of_whole_vectors(kind: Any, name: str) -> None:
+    dtype, layout, channels, first = POOLED[name]
+    dims = (2, channels, 8, 8), (2, channels, 4, 4)
+    specs = [TensorSpec.packed(each, dtype, layout) for each in dims]
+    tensors = [
+        GraphTensor(uid=uid, dims=each.dims, strides=each.strides, dtype=dtype)
+        for uid, each in enumerate(specs)
+    ]
+    operation = kind(x=0, y=1, window=Window.symmetric(2, 2, stride=2))
+    names = IMPLEMENTATIONS[kind].ordered(operation, tensors)
+    assert sorted(names) == ["kernel", "library"]
+    assert names[0] == (first if kind is MaxPool else "kernel")
 
 
 @pytest.mark.parametrize("launcher", ["kernel", "forgotten"])

@@ -186,25 +186,27 @@ def test_others_are_not_rearranged(name: str) -> None:
     assert [*rearrangements(OTHERS[name])] == []
 
 
-SMALL = {
+PRODUCTS = {
     "more channels": layer((1, 128, 28, 28), (512, 128, 1, 1)),
     "as many channels": layer((1, 64, 56, 56), (64, 64, 1, 1), FLOAT16),
     "several images": layer((4, 512, 7, 7), (2048, 512, 1, 1)),
     "images by channels": layer((2, 128, 28, 28), (512, 128, 1, 1), layouts=(NCHW, NCHW)),
+    "more channels of many images": layer((16, 64, 28, 28), (128, 64, 1, 1)),
 }
 
 
-@pytest.mark.parametrize("name", SMALL)
-def test_single_pixels_are_a_small_product_of_cublaslt_without_a_copy(name: str) -> None:
-    (found,) = rearrangements(SMALL[name])
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_single_pixels_are_a_product_of_cublaslt_without_a_copy(name: str) -> None:
+    (found,) = rearrangements(PRODUCTS[name])
     assert not found.copies
     assert product_of(found.graph) is not None
-    check(SMALL[name], found)
+    check(PRODUCTS[name], found)
 
 
-NO_SMALL = {
+NO_PRODUCTS = {
     "fewer channels": layer((1, 512, 28, 28), (128, 512, 1, 1)),
-    "large": layer((32, 128, 28, 28), (512, 128, 1, 1)),
+    "fewer channels of many images": layer((32, 512, 28, 28), (128, 512, 1, 1)),
+    "as many channels of many images": layer((32, 64, 56, 56), (64, 64, 1, 1)),
     "strides": layer((1, 128, 28, 28), (512, 128, 1, 1), stride=2),
     "channels that are no vectors": layer((1, 12, 28, 28), (24, 12, 1, 1)),
     "filters that are no vectors": layer((1, 16, 28, 28), (20, 16, 1, 1)),
@@ -212,9 +214,9 @@ NO_SMALL = {
 }
 
 
-@pytest.mark.parametrize("name", NO_SMALL)
+@pytest.mark.parametrize("name", NO_PRODUCTS)
 def test_other_single_pixels_are_left_to_cudnn(name: str) -> None:
-    assert [*rearrangements(NO_SMALL[name])] == []
+    assert [*rearrangements(NO_PRODUCTS[name])] == []
 
 
 def test_single_pixels_with_a_function_behind_that_cublaslt_lacks_are_left_to_cudnn() -> None:
@@ -225,12 +227,21 @@ def test_single_pixels_with_a_function_behind_that_cublaslt_lacks_are_left_to_cu
     assert [*rearrangements(graph)] == []
 
 
-def test_single_pixels_with_a_float32_result_are_left_to_cudnn() -> None:
+def shortcut(images: int) -> OperationGraph:
+    """A convolution of single pixels with a bias of bfloat16 and a float32 result: ResNet's shortcut."""
     g = GraphBuilder()
-    x = g.input("x", (1, 128, 28, 28), BFLOAT16, layout=NHWC)
+    x = g.input("x", (images, 128, 28, 28), BFLOAT16, layout=NHWC)
     y = g.conv(x, g.input("w", (512, 128, 1, 1), BFLOAT16, layout=NHWC))
-    graph = g.build(y=g.relu(y).astype(FLOAT32)).body
-    assert [*rearrangements(graph)] == []
+    return g.build(y=(y + g.input("b", (1, 512, 1, 1), BFLOAT16)).astype(FLOAT32)).body
+
+
+def test_single_pixels_with_a_float32_result_are_a_product_if_there_are_many() -> None:
+    assert [*rearrangements(shortcut(1))] == []
+    (found,) = rearrangements(shortcut(8))
+    assert not found.copies
+    product = product_of(found.graph)
+    assert product is not None
+    assert product.bias is not None
 
 
 def test_what_few_channels_and_long_strides_are_tried_as() -> None:

@@ -16,8 +16,9 @@ from cudnn_actor.engines.cpu import CpuEngine
 from cudnn_actor.engines.cuda import CudaEngine
 from cudnn_actor.engines.cuda.checking.self_check import BuildContext, SelfCheck
 from cudnn_actor.engines.cuda.library.libraries import libraries
-from cudnn_actor.engines.cuda.planning.candidates import candidates
+from cudnn_actor.engines.cuda.planning.candidates import candidates, names_of
 from cudnn_actor.engines.cuda.planning.cuda_builder import CudaBuilder
+from cudnn_actor.engines.cuda.planning.ranking import ranked
 from cudnn_actor.engines.cuda.running.plan import CudaPlan
 from cudnn_actor.engines.cuda.running.program import fast_launch
 from cudnn_actor.engines.cuda.running.recipe import Buffer
@@ -36,6 +37,7 @@ from cudnn_actor.protocol.messages.lowering import lower
 from cudnn_actor.protocol.operations import PointwiseMode
 
 from ..engines.references import assert_close
+from ..engines.test_ranking import FEW
 from ..engines.workbench import Workbench, workbench
 
 CONV = ConvSpec.symmetric(2, pad=1)
@@ -319,3 +321,14 @@ def test_cudnn_offers_several_candidates_so_that_there_is_something_to_tune(
 ) -> None:
     lowered = candidates(lower(request_on(bench)).graph, engine._handle, None)
     assert lowered.get_execution_plan_count() > 1
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_small_attention_has_the_candidate_that_goes_first(name: str) -> None:
+    builder = CudaBuilder(0)
+    builder.open()
+    graph = FEW[name]
+    plan = builder.build(graph, workspace_limit=None)
+    names = names_of(candidates(graph, builder.context.handle, None))
+    assert plan.checked
+    assert plan.tag.split("/", 3)[3] == names[ranked(graph, names)[0]]

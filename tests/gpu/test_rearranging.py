@@ -13,7 +13,7 @@ from cudnn_actor.engines.cuda.planning.rearranging import rearrangements
 from cudnn_actor.engines.cuda.running.program import Program
 from cudnn_actor.engines.cuda.running.recipe import ProductStep
 
-from ..engines.test_rearranging import PATCHES, PIXELS, SMALL, STRIDED, layer
+from ..engines.test_rearranging import PATCHES, PIXELS, PRODUCTS, STRIDED, layer, shortcut
 from .test_operation_checks import builder
 
 __all__ = ["builder"]
@@ -28,7 +28,7 @@ LARGE = {
     "bottleneck": layer((32, 256, 56, 56), (64, 256, 1, 1)),
     "mobilenet": layer((32, 3, 224, 224), (32, 3, 3, 3), stride=2, pad=1),
 }
-GRAPHS = {f"small: {name}": graph for name, graph in (PATCHES | PIXELS | SMALL | STRIDED).items()} | LARGE
+GRAPHS = {f"small: {name}": graph for name, graph in (PATCHES | PIXELS | PRODUCTS | STRIDED).items()} | LARGE
 
 
 @pytest.mark.parametrize("name", GRAPHS)
@@ -61,11 +61,16 @@ def test_few_channels_are_rearranged_by_default(builder: CudaBuilder, name: str)
     assert again.tag == plan.tag
 
 
-@pytest.mark.parametrize("name", SMALL)
-def test_small_single_pixels_are_a_product_by_default(builder: CudaBuilder, name: str) -> None:
-    plan = builder.build(SMALL[name], workspace_limit=None)
-    (step,) = plan.recipe.steps
+SHORTCUTS = {"shortcut": shortcut(8)}
+
+
+@pytest.mark.parametrize("name", PRODUCTS | SHORTCUTS)
+def test_single_pixels_are_a_product_by_default(builder: CudaBuilder, name: str) -> None:
+    graph = (PRODUCTS | SHORTCUTS)[name]
+    plan = builder.build(graph, workspace_limit=None)
+    *bias, step = plan.recipe.steps
     assert plan.checked
     assert isinstance(step, ProductStep)
-    again = builder.restore(SMALL[name], builder.export(plan) or b"")
+    assert len(bias) == (name in SHORTCUTS)
+    again = builder.restore(graph, builder.export(plan) or b"")
     assert again.tag == plan.tag

@@ -6,8 +6,9 @@ import pytest
 
 from cudnn_actor.protocol import OperationGraph
 
+from ..engines import test_ranking
 from ..engines.test_kernel_caches import biased, convolution, product
-from .building import ranked, tried
+from .building import first_plan, ranked, tried
 from .child import Child
 
 
@@ -22,3 +23,11 @@ def test_fallbacks_come_after_all_other_candidates(child: Child, graph: Operatio
 def test_each_candidate_is_tried_once_and_in_order(child: Child) -> None:
     _, both = child.call(ranked, product())
     assert child.call(tried, product()) == both
+
+
+@pytest.mark.parametrize("name", test_ranking.FEW)
+def test_small_tiles_are_tried_first_for_few_queries(child: Child, name: str) -> None:
+    graph = test_ranking.FEW[name]
+    _, both = child.call(ranked, graph)
+    small = [configuration for configuration in both if configuration.endswith("k24=3")]
+    assert [child.call(first_plan, graph)] == small

@@ -8,7 +8,7 @@ from ..engines.hasty_graphs import COMPILED, PRECOMPILED
 from .building import Hasty, hasty_plan
 from .child import Child
 
-BY_CUBLASLT = {"residual", "shortcut", "bounded", "gelu", "tanh"}
+BY_CUBLASLT = {"residual", "shortcut", "bounded", "gelu", "tanh", "1x1 relu"}
 """These are products for cuBLASLt, which does not choose without a device."""
 
 
@@ -20,7 +20,7 @@ def test_it_leaves_out_what_would_be_compiled(child: Child, name: str) -> None:
     assert found.compiled
 
 
-@pytest.mark.parametrize("name", PRECOMPILED)
+@pytest.mark.parametrize("name", [name for name in PRECOMPILED if name not in BY_CUBLASLT])
 def test_it_is_the_first_choice_if_that_compiles_nothing(child: Child, name: str) -> None:
     found: Hasty = child.call(hasty_plan, PRECOMPILED[name])
     assert not found.left_out

@@ -43,12 +43,16 @@ class Launcher(NamedTuple):
         Gives the bytes of memory that the run needs besides, from what `make` gets; None if it needs none.
     launches
         Gives what the run launches, if that is kernels of our own.
+    first
+        Whether it is expected to be faster than the others for an operation on these tensors, though it does
+        not stand first.
     """
 
     make: Callable[[Any, Sequence[GraphTensor], Any], Run]
     packed: bool = False
     workspace: Callable[[Any, Sequence[GraphTensor]], int] | None = None
     launches: Callable[[Any, Sequence[GraphTensor]], Sequence[Launch]] | None = None
+    first: Callable[[Any, Sequence[GraphTensor]], bool] | None = None
 
 
 def kernels(
@@ -93,6 +97,15 @@ class Implementation(NamedTuple):
     def ways(self) -> int:
         """How many ways there are: a graph of cuDNN's on tensors as given or packed, and each launcher."""
         return (self.lower is not None) * 2 + len(self.launchers)
+
+    def ordered(self, operation: Operation[Any], tensors: Sequence[GraphTensor]) -> list[str]:
+        """The names of the launchers, in the order in which they are to be tried for an operation."""
+
+        def is_later(name: str) -> bool:
+            first = self.launchers[name].first
+            return first is None or not first(operation, tensors)
+
+        return sorted(self.launchers, key=is_later)
 
 
 IMPLEMENTATIONS: dict[type[Operation[Any]], Implementation] = {}

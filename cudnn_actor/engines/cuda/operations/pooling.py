@@ -1,8 +1,9 @@
 """Pooling on CUDA: libcudnn's, and a kernel of our own with a thread for each element of the result.
 
-libcudnn's pooling has no dilation, no asymmetric padding and no flat index. Our
-kernel's source has the shapes in it, so that the compiler divides by constants.
-One or two spatial dims become three.
+libcudnn's pooling has no dilation, no asymmetric padding and no flat index. It takes
+less time for a maximum of a half type, channels last (42 instead of 75 us, H200), and more
+for averages, float32, or channels first. Our kernel's source has the shapes in it, so that
+the compiler divides by constants. One or two spatial dims become three.
 https://docs.nvidia.com/deeplearning/cudnn/backend/latest/api/cudnn-ops-library.html
 """
 
@@ -42,6 +43,8 @@ LibraryPooling = MaxPool[int] | AvgPool[int] | AvgPoolBackward[int]
 Pooling = LibraryPooling | MaxPoolBackward[int] | LpPool[int] | LpPoolBackward[int]
 
 _RANK = 5
+_VECTOR = 8
+"""Elements of a half type that are read at once."""
 _MAX, _AVERAGE_WITH_PADDING, _AVERAGE = 3, 1, 2
 """cudnnPoolingMode_t: the maximum is the deterministic one."""
 
@@ -359,7 +362,13 @@ _BODIES: dict[type, Callable[[Any, Sequence[GraphTensor]], str]] = {
 }
 
 
-_KERNEL, _LIBRARY = kernels(pooling_launches), {"library": Launcher(library_pooling)}
+def _is_of_vectors(operation: LibraryPooling, tensors: Sequence[GraphTensor]) -> bool:
+    """Whether it is a max pooling of a half type, channels last, whose channels are whole vectors."""
+    whole = (tensor.dims[1] % _VECTOR == 0 and tensor.strides[1] == 1 for tensor in tensors)
+    return isinstance(operation, MaxPool) and tensors[0].dtype.is_half and all(whole)
+
+
+_KERNEL, _LIBRARY = kernels(pooling_launches), {"library": Launcher(library_pooling, first=_is_of_vectors)}
 implement(MaxPool, AvgPool, launchers={**_KERNEL, **_LIBRARY})
 implement(AvgPoolBackward, launchers={**_LIBRARY, **_KERNEL})
 implement(MaxPoolBackward, LpPool, LpPoolBackward, launchers=_KERNEL)

@@ -1,6 +1,6 @@
 """Compiles an operation graph into a plan: in one piece if cuDNN accepts it, else in several steps.
 
-cuDNN's candidates are checked first, in cuDNN's order, then the ways to run the
+cuDNN's candidates are checked first, mostly in cuDNN's order, then the ways to run the
 graph in steps. The first that passes its self-check becomes the plan.
 """
 
@@ -29,6 +29,7 @@ from cudnn_actor.engines.cuda.planning.candidates import (
     check_whole,
     ignore_refusal,
     is_compiled_first,
+    names_of,
     serialised,
 )
 from cudnn_actor.engines.cuda.planning.composition import compose, largest, scratch_bytes
@@ -37,6 +38,7 @@ from cudnn_actor.engines.cuda.planning.fusing import compile_fused
 from cudnn_actor.engines.cuda.planning.partition import Cut, cut
 from cudnn_actor.engines.cuda.planning.product_halves import compile_halves, halves_of, is_split_by_default
 from cudnn_actor.engines.cuda.planning.products import compile_product, product_of
+from cudnn_actor.engines.cuda.planning.ranking import ranked
 from cudnn_actor.engines.cuda.planning.rearranging import (
     Rearranged,
     as_product,
@@ -328,10 +330,10 @@ def compile_aligned(
 def _in_one_piece(
     graph: OperationGraph, handle: Any, limit: int | None, refusals: list[str], kernels: KernelCaches | None
 ) -> Iterator[_Make]:
-    """The graph as a single cuDNN graph: each of cuDNN's candidates, in cuDNN's order, its fallbacks last.
+    """The graph as a single cuDNN graph: each of cuDNN's candidates, its fallbacks last.
 
-    Asking for fallbacks takes most of the time, and they are seldom needed. A kernel for dynamic shapes comes
-    first if cuDNN would compile another.
+    They come in cuDNN's order, but for what `ranked` puts first. Asking for fallbacks takes most of the time,
+    and they are seldom needed. A kernel for dynamic shapes comes first if cuDNN would compile another.
     """
     cache = None if kernels is None else kernels.cache(graph)
     done, refusal = 0, ""
@@ -342,13 +344,15 @@ def _in_one_piece(
         except Refused as error:
             refusal = str(error)
             continue
-        count = lowered.get_execution_plan_count()
+        names = names_of(lowered)
+        count = len(names)
         if cache is not None and count and is_compiled_first(lowered, 0):
             yield partial(_dynamic, graph, handle, limit, cache)
             cache = None
-        if count > done:
-            yield partial(_whole, graph, lowered, limit, done)
-        for index in range(done + 1, count):
+        order = [done + index for index in ranked(graph, names[done:])]
+        for index in order[:1]:
+            yield partial(_whole, graph, lowered, limit, index)
+        for index in order[1:]:
             yield partial(compile_whole, graph, handle, limit, index, fallbacks=fallbacks)
         done = count
     if not done:

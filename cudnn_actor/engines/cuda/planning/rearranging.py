@@ -7,9 +7,11 @@ convolution is its product with the filters: the first layer of a vision transfo
 few channels were wrong (9.19, H100, stride 16).
 
 Filters of one pixel need no copy. Those that make more channels of fewer take less time
-as a product if it is small: the four sizes in ResNet-50 for one image took 4.8, 4.5, 4.6
-and 6.4 us by cuDNN, and 4.2, 3.5, 3.7 and 4.2 by cuBLASLt (H200, tuned in the whole).
-Those that make fewer channels, and those with a float32 result, took less by cuDNN.
+as a product: the four sizes in ResNet-50 took 4.8, 4.5, 4.6 and 6.4 us by cuDNN for one
+image, and 4.2, 3.5, 3.7 and 4.2 by cuBLASLt; for 32 images 87.3, 38.5, 22.7 and 15.0, and
+33.3, 20.6, 11.8 and 9.9 (H200, tuned in the whole). Those with a float32 result took less
+by cuDNN for one image, and 59.2, 37.4, 21.9 and 15.7 for 32, by cuBLASLt 37.9, 20.0, 13.7
+and 12.5. Those that make fewer channels mostly took less by cuDNN.
 
 Else a copy has each block of as many pixels as the stride as one pixel, with the
 channels of all of them ("space to depth"). On it the convolution has no strides, a
@@ -57,7 +59,9 @@ _LONGEST_STRIDE = 8
 _LEAST_BYTES = 1 << 20
 """Of x, for a convolution with nothing behind it: copies take launches."""
 _MOST_RESULTS = 1 << 20
-"""Elements of the result of a convolution of single pixels that is a product by default."""
+"""Elements of the result of a convolution of single pixels, as many channels as before, that is a product."""
+_LEAST_FLOAT32 = 3 << 20
+"""Elements of a float32 result of a convolution of single pixels that is a product."""
 
 
 class Copy(NamedTuple):
@@ -93,7 +97,7 @@ def rearrangements(graph: OperationGraph, *, every: bool = False) -> Iterator[Re
     """Yields the ways to run a graph on rearranged copies: those that pay, or every one.
 
     They are expected to pay for few channels, for strides that cuDNN's fast engines do not take, and for
-    small products of single pixels.
+    products of single pixels that make more channels of fewer.
     """
     found = _convolution(graph)
     if found is None:
@@ -104,7 +108,7 @@ def rearrangements(graph: OperationGraph, *, every: bool = False) -> Iterator[Re
     longest = max(operation.conv.stride)
     windows = large and ((few and longest > 1) or longest > _LONGEST_STRIDE)
     product = as_product(graph)
-    if product is not None and (every or windows or _is_small_product(graph, operation, product)):
+    if product is not None and (every or windows or _is_fast_product(graph, operation, product)):
         yield product
     if every or (large and few):
         deep = without_strides(graph)
@@ -198,18 +202,22 @@ def as_product(graph: OperationGraph) -> Rearranged | None:
     return Rearranged("as a product", _replaced(graph, folded, operation, product), (*of_x, *of_w))
 
 
-def _is_small_product(graph: OperationGraph, operation: ConvolutionForward[int], product: Rearranged) -> bool:
-    """Whether a convolution of single pixels, with more filters than channels or as many, is a small product.
+def _is_fast_product(graph: OperationGraph, operation: ConvolutionForward[int], product: Rearranged) -> bool:
+    """Whether a convolution of single pixels is one that takes less time as a product.
 
-    All that follows is computed by cuBLASLt with it, and no operand is copied.
+    It has more filters than channels, or as many if it is small, or is large if its result is float32. All
+    that follows is computed by cuBLASLt with it, and no operand is copied, but perhaps the bias.
     """
     filters, channels, *_ = graph.tensor(operation.w).dims
     if product.copies or len(graph.operations) == 1 or filters % _VECTOR or filters < channels:
         return False
-    found = product_of(product.graph)
-    results = [graph.tensor(uid) for uid in graph.results]
-    small = all(y.dtype.is_half and math.prod(y.dims) <= _MOST_RESULTS for y in results)
-    return small and found is not None and found.bias is None
+    if product_of(product.graph) is None:
+        return False
+    (y,) = (graph.tensor(uid) for uid in graph.results)
+    size = math.prod(y.dims)
+    if not y.dtype.is_half:
+        return filters > channels and size >= _LEAST_FLOAT32
+    return filters > channels or size <= _MOST_RESULTS
 
 
 def _rows(tensor: GraphTensor, sizes: tuple[int, ...]) -> tuple[GraphTensor, tuple[Copy, ...]]:

@@ -242,7 +242,8 @@ class _Splitter:
         run: list[Callable[[Node], None]] = []
         if implementation.lower is not None:
             run += [partial(self._by_graph, packed=packed) for packed in (False, True)]
-        run += [partial(self._by_step, launcher=name) for name in implementation.launchers]
+        tensors = [self._graph.tensor(uid) for uid in (*operation.reads, *operation.writes)]
+        run += [partial(self._by_step, launcher=name) for name in implementation.ordered(operation, tensors)]
         run[min(self._choice, len(run) - 1)](operation)
 
     def _by_graph(self, operation: Node, *, packed: bool) -> None:
