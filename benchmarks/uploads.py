@@ -3,8 +3,9 @@
     python -m benchmarks.uploads --out benchmarks/results
 
 Needs PyTorch on a GPU; with `--device cpu` only the service's own ways are timed. Rows have GB/s, the median
-of the rounds. "Pageable" is memory as NumPy has it. "Pipelined" are many copies. Of ours, from `gpu.staging`,
-four are in flight at any time; PyTorch's, from pinned memory, are all enqueued at once: what the link gives.
+of the rounds. "Pageable" is memory as NumPy allocates it. "Pipelined" rounds have many copies. Of ours, from
+`gpu.staging`, four are in flight at any time. PyTorch's, from pinned memory, are all enqueued at once: that
+is the bandwidth of the link.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ __all__ = ["RATIOS", "main"]
 _SIZES_MIB = (1, 16, 256)
 _IN_FLIGHT = 4
 _PIPELINED_MIB = 1024
-"""About what all copies of a pipelined round move."""
+"""About how much all copies of a pipelined round move together."""
 _MOST_PIPELINED = 64
 _SECONDS = 1.5
 """For how long rounds of one size are repeated."""
@@ -46,7 +47,7 @@ RATIOS = {
     "staging": ("staging, pipelined", "pinned, pipelined"),
     "down": ("download", "pageable down"),
 }
-"""The ratios of a row, by what is compared: our way, and PyTorch's."""
+"""Ratio → our way and PyTorch's way, which it compares."""
 
 
 def _each(nbytes: int) -> int:

@@ -69,9 +69,10 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         None: on the CPU, in a container with a memory limit (Linux's control groups), three quarters of the
         memory that this limit leaves when the service starts; else no limit.
     deployed_limit
-        Bytes of buffers that models may keep for the inputs and outputs of sets of dims that no run uses.
-        Over that, those of the set that was used longest ago are given back; its next run allocates them
-        again, with its plan still built. None: a quarter of the device's memory, or of `memory_limit`.
+        Bytes of buffers that all models of the service together may keep for the inputs and outputs of graphs
+        that no run uses now: a model has a graph for each set of dims. Over that, the buffers of the least
+        recently used graph are freed; its plan stays, and its next run allocates them again. None: a quarter
+        of the device's memory, or of `memory_limit`.
     plan_store
         A directory where built plans are stored, for later processes and for others that share it; None for
         none. Its files are run as native code, so choose a directory that only you can write to. No effect on

@@ -117,12 +117,14 @@ class Plan(Protocol):
 
     @property
     def provisional(self) -> bool:
-        """Whether it was built because the plan that is preferred to it takes long to build."""
+        """Whether it stands in for a preferred plan, which takes long to build."""
 
 
 Effort = Literal["soon", "best", "behind"]
-"""How much time a build takes: "soon" as little as can be, since a provisional plan will do; "best" what the
-plan takes that is preferred to all; "behind" the same, after all that others wait for."""
+"""Which plan a build is to give, and when.
+
+"soon": a plan as quickly as possible, which may be provisional. "best": the preferred plan. "behind": the
+preferred plan, after all builds that somebody waits for."""
 
 
 class BuilderAccess(Protocol):
@@ -257,9 +259,9 @@ class Engine(Protocol):
         """
 
     def load(self, plan: Plan) -> None:
-        """Load what a plan's first run would have to load. Runs nothing. Blocks, for up to 0.1 s.
+        """Load the kernels that a plan's first run would have to load. Runs nothing. Blocks for up to 0.1 s.
 
-        A plan that cannot be loaded so is loaded in its first run. Raises as `prepare`, and `StickyError`.
+        Where that is not possible, the first run loads them. Raises as `prepare`, and `StickyError`.
         """
 
     def execute(self, plan: Plan, buffers: Sequence[Binding], scalars: Sequence[float]) -> None:
@@ -317,10 +319,11 @@ class Engine(Protocol):
     ) -> Callable[[], object] | None:
         """A function that enqueues a copy of this buffer or array into that one, each time it is called.
 
-        Dims and dtype are the same. For many copies between the same places: what can be found out once is
-        found out here. None if the values need more than a copy on their way: then use `write`, `copy` or
-        `fetch`. An array, which is C-contiguous, must stay mapped as long as the function is used, and until
-        a later fence has passed; from a call until then, one that is read must not change.
+        For many copies between the same places: what is the same for all of them is prepared once. Both have
+        the same dims and dtype, and arrays are C-contiguous. None if the values have to be converted or
+        rearranged on the way: then use `write`, `copy` or `fetch`. An array must stay mapped as long as the
+        function is used, and until a fence behind the last call has passed. From a call until then, an array
+        that is read must not change.
         """
 
     def pin(self, memory: memoryview) -> None:

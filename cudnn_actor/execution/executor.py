@@ -47,7 +47,7 @@ LATER: Final = DEFERRED
 
 _MOST_DURATIONS = 4096
 _LONG_S = 200e-6
-"""A fence, with the looks at it, takes the host about a tenth of this."""
+"""Work that takes the device longer gets a fence of its own, which costs the host a tenth of this."""
 
 T = TypeVar("T")
 
@@ -144,7 +144,7 @@ class Executor(Generic[T]):
             raise self.diagnose(error, tag) from error
 
     def execute(self, plan: Plan, buffers: Sequence[Binding], scalars: Sequence[float]) -> None:
-        """Have the engine run a plan. Raises the same as `call`: it is `call` without its cost."""
+        """Have the engine run a plan. Raises the same as `call`, and costs less."""
         try:
             self.engine.execute(plan, buffers, scalars)
         except CudnnActorError:
@@ -227,7 +227,7 @@ class Executor(Generic[T]):
         return bool(self._timed) and len(self._fenced) == 1 and not self._unfenced
 
     def takes_long(self, tag: str) -> bool:
-        """Whether work with this tag has last kept the device busy for so long that a fence of its own is
+        """Whether the last work with this tag kept the device busy for so long that a fence of its own is
         worth it."""
         return self._durations.get(tag, 0.0) > _LONG_S
 

@@ -37,10 +37,10 @@ def pause_s(waited_s: float, expected_s: float = 0.0) -> float:
 
 
 def sleep_exactly() -> None:
-    """Have the sleeps of the calling thread end at most 1 us late for the sake of the timer.
+    """Let Linux delay the ends of the calling thread's sleeps by at most 1 us.
 
-    Linux lets timers of usual threads be late by 50 us, to wake up less often (prctl(2), PR_SET_TIMERSLACK).
-    Where that is refused, nothing changes.
+    It may delay them by 50 us, to wake up less often, unless a thread asks for less (prctl(2),
+    PR_SET_TIMERSLACK). Where that is refused, nothing changes.
     """
     _libc().prctl(_PR_SET_TIMERSLACK, ctypes.c_ulong(1000), 0, 0, 0)
 

@@ -50,10 +50,10 @@ _LONG_RUN_NS = 200_000
 _MOST_LONG_RUNS = 4096
 _MOST_RUN_PLANS = 4096
 _CAUGHT_UP_WITHIN_S = 1e-3
-"""How long a step that takes long, the first of its kind, waits for the device to finish what came before."""
+"""How long a slow step waits for the device to finish what came before: see `_catch_up`."""
 _MOST_LOOKS = 16
-"""How often a fence is looked at before new messages are, if nothing else runs on the device: a look takes
-1 to 2 us, and a turn of the host ten times as long."""
+"""How often a fence is polled before new messages are looked for, if nothing else runs on the device: to poll
+it takes 1 to 2 us, and to look for messages ten times as long."""
 _STOPPING_POLL_S = 50e-6
 """Seconds between two looks at the fences while the runner stops."""
 
@@ -330,10 +330,10 @@ class Runner(Generic[T]):
         return 0.0
 
     def _catch_up(self) -> None:
-        """Answer all that came before a step that takes long: the first of its kind in this incarnation.
+        """Answer what was enqueued before a slow step, such as the first run of a plan in this incarnation.
 
-        A batch has many such steps after a crash. If another crash comes amid them, what came before has been
-        answered, and not only been begun. Raises `Crash`.
+        After a crash a batch has many slow steps. If another crash comes meanwhile, the requests before the
+        step have been answered, so they need not run again. Raises `Crash`.
         """
         executor = self.executor
         self._settle_amid(executor)
@@ -344,8 +344,8 @@ class Runner(Generic[T]):
     def _settle_amid(self, executor: Executor[T]) -> None:
         """Put a fence behind what was enqueued, and answer what has finished.
 
-        It is called in the middle of a request, whose own error it is not if the context has died: that
-        raises `Crash`.
+        It is called in the middle of a request. If the context has died, that is not this request's error: it
+        raises `ContextDead`.
         """
         try:
             executor.fence()

@@ -31,17 +31,17 @@ __all__ = ["COPY_BYTES", "HEAVY_RUN_BYTES", "PIECES", "PIECE_BYTES", "Block", "S
 
 SEGMENT_BYTES = 32 << 20
 _IDLE_BYTES = 512 << 20
-"""As many bytes of empty segments are kept for the next transfers, and at least one segment. To make another
-takes as long as several copies: all its pages are cleared, and on CUDA pinned."""
+"""So many bytes of empty segments, and at least one segment, are kept for the next transfers. To make a new
+one takes as long as several copies: all its pages are cleared, and on CUDA pinned."""
 COPY_BYTES = 64 << 10
 """A result of up to this size is copied out of its block, so that the block is free at once."""
 HEAVY_RUN_BYTES = 1 << 20
-"""More than this is not copied for a model's run on an event loop's thread. This takes some 100 us, and a hop
-to another thread and back as long."""
+"""An event loop's thread copies no more than this for a model's run. To copy this much takes some 100 us, as
+long as a hop to another thread and back."""
 PIECE_BYTES = HEAVY_RUN_BYTES
-"""What a piece of staging memory for uploads holds: see `Staging.pieces`."""
+"""The size of a piece of staging memory for uploads: see `Staging.pieces`."""
 PIECES = 16
-"""Of a service that has uploaded anything to a device."""
+"""How many pieces a service keeps once it has uploaded anything to a device."""
 
 
 def map_segment(descriptor: int, nbytes: int) -> mmap.mmap:
@@ -167,7 +167,7 @@ class Staging:
             return None
         base = array.base
         if base is None or (type(base) is np.ndarray and base.base is None):
-            return None  # it has memory of its own, or shows an array that has: so nearly all of them
+            return None  # nearly all arrays: with memory of its own, or a view of one that has
         address = array.__array_interface__["data"][0]
         for segment, (begin, nbytes) in self._begins.items():
             if begin <= address and address + array.nbytes <= begin + nbytes:

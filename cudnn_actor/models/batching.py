@@ -461,7 +461,9 @@ class BatchedModel:
             first = refused and self._leave_out(group, size, error)
             if several:
                 await self._answer_one_by_one(requests, size, error)
-            elif refused and not first:  # for what another request has done, whose error came first
+            elif (
+                refused and not first
+            ):  # another request has had this size left out meanwhile: try another size
                 await self._answer(requests, crashes)
             else:
                 self._fail(requests, error)
@@ -509,7 +511,7 @@ class BatchedModel:
                     self._fail([request], failure)
 
     def _leave_out(self, group: Hashable, size: int, error: CudnnActorError) -> bool:
-        """Run no more batches of a size whose graph the service refuses; whether any were run until now."""
+        """Run no more batches of a size whose graph the service refuses. Returns whether that is new."""
         if size not in self._forming.sizes(group):
             return False
         with speaking_for(self._name):

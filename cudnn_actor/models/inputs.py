@@ -158,5 +158,5 @@ def spec_of(value: BufferRef | np.ndarray) -> TensorSpec:
 
 @lru_cache(maxsize=256)
 def _packed(dims: tuple[int, ...], dtype: np.dtype[Any]) -> TensorSpec:
-    """The spec of arrays like this one: the same is asked for at each run."""
+    """The spec of such arrays. Cached, because each run asks for the same ones."""
     return TensorSpec.packed(dims, dtype)

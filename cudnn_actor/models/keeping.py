@@ -51,7 +51,7 @@ class Outdated(Exception):
 
 @dataclass(eq=False)
 class Kept:
-    """A specialised graph that a model keeps, and how many runs use it now.
+    """A specialised graph that a model keeps.
 
     Parameters
     ----------
@@ -75,6 +75,8 @@ class Kept:
         When a run of it began last, by `KeptGraphs.tick`.
     outdated
         Whether its weights were torn, so that it is not kept any more, and its buffers were given back.
+    runs
+        How many runs use it now.
     """
 
     of: Specialised
@@ -203,7 +205,10 @@ class Keeping:
             )
 
     def found(self, key: object) -> Kept | None:
-        """The graph that is kept for a key, for one more run; None if there is none."""
+        """The graph that is kept for a key, in use by one more run until `release`; None if there is none.
+
+        Raises as `check_open`.
+        """
         with self.lock:
             self.check_open()
             kept = self.kept.get(key)
@@ -219,7 +224,7 @@ class Keeping:
             kept.runs += 1
 
     def found_all(self) -> tuple[Kept, ...]:
-        """All graphs, each for one more run."""
+        """All graphs, each in use by one more run until `release`."""
         with self.lock:
             kept = tuple(self.kept.values())
             for each in kept:
@@ -236,7 +241,9 @@ class Keeping:
         *,
         writes: int,
     ) -> Kept | None:
-        """Keep a graph, with weights that are there or in `made`, for one run; None if a weight is missing.
+        """Keep a graph, in use by one run until `release`. Returns None if a weight is missing.
+
+        Its weights are taken from those that are kept, and else from `made`.
 
         Raises `Outdated` if a write has begun since there were `writes` of them.
         """
@@ -264,7 +271,7 @@ class Keeping:
             return self.found(key)
 
     def release(self, kept: Kept) -> None:
-        """End what `found` or `bound` has begun: one run of a graph."""
+        """End one use of a graph, which `found`, `found_all`, `hold` or `bound` has begun."""
         with self.lock:
             kept.runs -= 1
             evicted, unused = self._evicted()
@@ -284,7 +291,7 @@ class Keeping:
         return True
 
     def make_room(self, nbytes: int) -> bool:
-        """Give back places of idle graphs of any model that take so many bytes. False if there are none."""
+        """Give back so many bytes of idle graphs' places, of any model. Returns False if there are none."""
         return self._graphs.trim(at_least=nbytes)
 
     def idle(self) -> list[tuple[int, Kept]]:
@@ -320,10 +327,10 @@ class Keeping:
             self.discard(ref)
 
     def forget_torn(self, kept: Kept, error: CudnnActorError) -> bool:
-        """Forget all graphs if this error says that a weight of one of them was torn: by a write of weights
-        that the service has not finished. They are made anew when they are needed, from the source.
+        """Forget all graphs if this error says that a weight of `kept` was torn, by a write that has failed.
 
-        Returns whether the graph is outdated, by this or before: look for another one.
+        They are made anew from the source when they are needed. Returns whether `kept` is outdated, now or
+        already before: then the caller should look for another graph.
         """
         with self.lock:
             if kept.outdated:
@@ -349,8 +356,8 @@ class Keeping:
         self._give_back(*unused)
 
     def _evicted(self) -> tuple[list[Kept], list[BufferRef]]:
-        """Forget idle graphs over the bounds, or all once closed. Returns them, and the buffers that none
-        needs."""
+        """Forget idle graphs over the bounds, or all idle ones once closed. Returns them, and the buffers
+        that no graph needs any more."""
         evicted: list[Kept] = []
         unused: list[BufferRef] = []
         nbytes = sum(kept.nbytes for kept in self.kept.values())

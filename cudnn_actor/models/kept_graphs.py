@@ -25,8 +25,10 @@ class _Keeping(Protocol):
 
 
 class KeptGraphs:
-    """Knows which graphs models keep, so that a model takes from the service's caches what no other needs,
-    and that the places of idle graphs, their buffers for inputs and outputs, stay within a limit together.
+    """Knows which graphs the models of a service keep.
+
+    So a model that drops a graph has it dropped from the service's caches only if no other model needs it.
+    And the places of idle graphs, which are their buffers for inputs and outputs, stay within one limit.
 
     Several models with the same graphs are usual: they have other weights. Any thread, also within a
     finalizer: each change of a dict is one step.
@@ -72,11 +74,11 @@ class KeptGraphs:
         self._of_models.pop(id(kept), None)
 
     def tick(self) -> int:
-        """A number above all earlier ones: when a graph is used."""
+        """A number above all earlier ones. It orders graphs by when they were used."""
         return next(self._clock)
 
     def note_places(self, nbytes: int) -> None:
-        """Note that places of a graph were allocated, or given back, with a minus."""
+        """Note that a graph has got places of so many bytes, or, if negative, has given them back."""
         self._changes.append(nbytes)
 
     def trim(self, *, at_least: int = 0) -> bool:
@@ -95,7 +97,7 @@ class KeptGraphs:
 
     def _total(self) -> int:
         """Bytes of the places of all models. While another thread counts them, they may be a little old."""
-        if self._counting.acquire(blocking=False):  # it may be interrupted by a handler that asks, too
+        if self._counting.acquire(blocking=False):  # a signal handler may interrupt it, and ask too
             try:
                 while self._changes:
                     self._placed += self._changes.popleft()

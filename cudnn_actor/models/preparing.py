@@ -1,4 +1,4 @@
-"""Making graphs of a model ready for runs: imported for these inputs, weights uploaded, plan built."""
+"""Makes graphs of a model ready for runs: imports them, uploads their weights, and has their plans built."""
 
 from __future__ import annotations
 
@@ -27,10 +27,11 @@ __all__ = ["Preparing"]
 class Preparing:
     """Makes graphs, has them kept, and deploys them in the service.
 
-    A run counts from `Keeping.found` or `bound` until `release`, and awaits nothing between them but in a
-    `try`: so it is released however it ends. A weight belongs to `made` from the moment `upload` returns it
-    until `bound` takes it out; else it is discarded. `upload` itself frees what it cannot return. What is
-    awaited may change all else, so `found` and `bound` look again, under the lock.
+    A graph is in use from `Keeping.found` or `bound` until `release`. Whatever is awaited between them is in
+    a `try`, so the graph is released however the run ends. A weight is in `made` from when `upload` returns
+    it until `bound` takes it out; if `bound` never does, it is discarded. `upload` itself frees what it can't
+    return. While one task awaits, others may change what is kept, so `found` and `bound` look again, under
+    the lock.
 
     Parameters
     ----------
@@ -39,9 +40,9 @@ class Preparing:
     keeping, writing
         What the model keeps, and what overwrites its weights.
     most_operations
-        How many a graph of the service may have.
+        How many operations a graph of the service may have.
     tune
-        Whether plans are tuned, unless a deployment says otherwise.
+        Whether plans are tuned, where `deploy` is not told otherwise.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class Preparing:
     async def acquire(
         self, specs: Mapping[str, TensorSpec], given: Mapping[str, Any], deadline: Deadline
     ) -> Kept:
-        """The graph for these inputs, with its weights uploaded. Kept until `Keeping.release` at least."""
+        """The graph for these inputs, with its weights uploaded. It is in use until `Keeping.release`."""
         outdated = False
         while True:
             with self._keeping.lock:
@@ -95,9 +96,8 @@ class Preparing:
     ) -> int:
         """Allocate the places of a graph if it has none, and have the service build its plan, and tune it.
 
-        `soon`: until the graph can run, perhaps by a provisional plan.
-
-        Returns how many plans were built.
+        With `soon`, wait only until the graph can run, perhaps by a provisional plan. Returns how many plans
+        were built.
         """
         if kept.graph is None:
             return 0
@@ -182,7 +182,7 @@ class Preparing:
         return await self._with_room(spec.nbytes, partial(self._gpu.upload, array, layout=spec.layout))
 
     async def _with_room(self, nbytes: int, make: Callable[[], Awaitable[BufferRef]]) -> BufferRef:
-        """A new buffer; if memory is short, without the places of graphs that no run uses."""
+        """Make a buffer. If memory is short, first give back the places of graphs that no run uses."""
         while True:
             try:
                 return await make()

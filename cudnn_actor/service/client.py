@@ -637,8 +637,8 @@ class CudnnRef:
         UnsupportedModel
             Some of its nodes cannot be run; all of them are named.
         InvalidRequest
-            It is over a limit of `ModelLimits`; `dtype`, `tune` or `swappable` is none of those, or `random`
-            no seed; or one of `random`, `dtype` and `swappable` was given with an `OnnxModel`.
+            It is over a limit of `ModelLimits`; one of `dtype`, `tune`, `swappable` and `random` is no valid
+            value; or `random`, `dtype` or `swappable` was given with an `OnnxModel`.
         ImportError
             The package onnx is missing. The text says how to install it.
         CudnnActorError

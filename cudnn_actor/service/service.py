@@ -76,7 +76,7 @@ _RELEASED_WITHIN_S = 10.0
 """How long a new life waits for the resources of the last one to be released."""
 
 _OF_THE_DEVICE = 4
-"""One in so many bytes of the memory may be places of idle sets of dims."""
+"""Without `deployed_limit`, buffers of idle graphs of models may take the device's memory divided by this."""
 
 
 class CudnnService:
@@ -156,7 +156,7 @@ class CudnnService:
         forks.watch(self)
 
     def _deployed_limit(self) -> int | None:
-        """Bytes that the places of idle sets of models' dims may take now; None for no limit."""
+        """Bytes that the buffers of idle graphs of models may take now; None for no limit."""
         if self.options.deployed_limit is not None:
             return self.options.deployed_limit
         known = [each for each in (self.state.memory.limit, self._engine.memory_bytes) if each]

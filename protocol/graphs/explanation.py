@@ -71,7 +71,7 @@ class PieceOfPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     checked
         Whether the plan has passed a self-check, by this process or by the one that stored it.
     measured
-        The measurements, if the piece was tuned: in a run of the whole.
+        What tuning measured for the piece in a run of the whole; None if it was not tuned.
     time
         Its time in a run of the whole, if that was measured.
     """

@@ -16,9 +16,10 @@ from cudnn_actor.protocol.types.dtypes import DType
 __all__ = ["check_target", "check_values", "element", "fill", "read", "store", "write"]
 
 _MOST_THREADS = 4
-"""That copy one array, and at most half as many as there are cores: more do not make memory faster."""
+"""The most threads that copy one array, and at most half as many as there are cores: more would only wait for
+memory."""
 _PART_BYTES = 2 << 20
-"""The least that is worth a thread: starting one takes as long as copying a quarter of it."""
+"""The least that each thread copies. To start a thread takes as long as to copy a quarter of this."""
 
 
 def write(dst: np.ndarray, array: np.ndarray) -> None:
@@ -66,11 +67,11 @@ def _are_flat(*arrays: np.ndarray) -> bool:
 
 
 def _copy_together(dst: np.ndarray, src: np.ndarray, threads: int) -> None:
-    """Copy bytes, a part on this thread and the others on helpers, which have ended when this returns.
+    """Copy bytes: one part on this thread, the others on helper threads, which have ended when this returns.
 
     One thread copies 5 to 10 GB/s, and half as much into memory that is used for the first time. NumPy
-    releases the interpreter's lock meanwhile. Helpers are started for each copy: they outlive nothing, and a
-    fork finds none.
+    releases the interpreter's lock meanwhile. Helpers are started for each copy, so none is left when a
+    service stops or the process forks.
     """
     step = -(-src.nbytes // threads)
     parts = [slice(begin, begin + step) for begin in range(0, src.nbytes, step)]

@@ -89,7 +89,7 @@ class BatchedLoad:
         return next(iter(self._dims), "")
 
     async def _entered(self, model: Model) -> BatchedModel:
-        """Warm a batched model, however often it takes. Raises `InvalidRequest`."""
+        """Warm a batched model, again after each injected fault. Raises `InvalidRequest`."""
         dims = {dim: size for dim, size in self._dims.items() if dim != self._batch_dim}
         while True:
             endpoint = self._gpu.batched(model, max_batch=_MAX_BATCH, dims=dims)

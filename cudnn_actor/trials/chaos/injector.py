@@ -1,10 +1,10 @@
 """When which fault is injected.
 
-Signals come from outside, after random pauses. The pause before a signal to the worker that serves begins
-when it serves: where a start takes longer than the pauses, each worker would else be struck in the moment in
-which it is ready. Other faults are injected inside the service by a fault plan, with a probability per
-message: so they hit the service in the middle of requests, also of those that accumulate. Everything is drawn
-from the seed; which request a signal hits depends on timing.
+Signals come from outside, after random pauses. Before a signal to the serving worker, the pause begins when
+that worker is ready: else, where a start takes longer than a pause, each worker would be killed as soon as it
+is ready. Other faults are injected inside the service by a fault plan, with a probability per message: so
+they hit the service in the middle of requests, also of those that accumulate. Everything is drawn from the
+seed; which request a signal hits depends on timing.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _OUTLASTED = 0.75
 before. Of the other stopped processes, the same fraction stays stopped until something ends them."""
 _CONTINUED_WITHIN_S = 2.0
 _AT_ONCE = 0.1
-"""The fraction of serving workers that are struck as soon as they serve, if the last signal is long past."""
+"""The fraction of signals to a serving worker that do not wait until it has served for a while."""
 _LOOK_S, _SEARCH_S = 0.002, 0.05
 """Seconds between two checks of the serving worker, and between two of all processes."""
 _PATIENCE_S = 1.0

@@ -140,7 +140,7 @@ class Judge:
         self._gpu, self._kind, self.excused, self._tally = gpu, kind, excused, tally
 
     async def load(self, source: Any) -> Model:
-        """Load a model, however often it takes."""
+        """Load a model, again after each injected fault."""
         while True:
             try:
                 return await self._gpu.load(source)

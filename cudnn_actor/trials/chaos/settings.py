@@ -105,8 +105,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     standby
         Number of standby workers: 0 or 1.
     kill_every
-        Mean seconds between two signals to processes; before one to a worker, since that serves. The
-        scripted faults come about as often, or more often.
+        Mean seconds between two signals to processes. Before a signal to the serving worker they are counted
+        from when that worker is ready. The scripted faults come about as often, or more often.
     faults
         The kinds to inject.
     load

@@ -57,10 +57,10 @@ _MOST_ELEMENTS, _COPIES = 1 << 30, 10
 _MOST_PLACES, _LEAST_PLACES = 1 << 12, 16
 """How many places of each dim of a result are evaluated where all of them are too much."""
 _FEW_ELEMENTS, _LITTLE_WORK = 1 << 20, 1 << 22
-"""Elements of the tensors of a graph that is computed on the host, and the steps that it takes (see
-`Operation.work`): some milliseconds to 0.1 s, which is what CuPy takes to compile one function."""
+"""A graph with fewer elements in its tensors, and less work (see `Operation.work`), is computed on the host:
+that takes some milliseconds to 0.1 s, as long as CuPy takes to compile one function."""
 _FEW_ANYWAY = 1 << 17
-"""A graph of so few elements is computed on the host whatever it takes."""
+"""A graph with at most so many elements is computed on the host, whatever its work."""
 _DRAWS = 6
 """How often a graph is evaluated with other roundings: all up, all down, and at random."""
 _SELECTED = (ReductionMode.MAX, ReductionMode.MIN, ReductionMode.ABSOLUTE_MAX)

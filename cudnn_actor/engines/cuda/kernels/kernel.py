@@ -143,7 +143,7 @@ class Ahead:
             del self._known[next(iter(self._known))]
 
     def wait_for(self, launch: Launch) -> None:
-        """Wait for the source if it is being compiled. If that fails, so it does again when it is needed."""
+        """Wait for the source if it is being compiled. If that fails, so does the use of the kernel later."""
         future = self._known.get((launch.source, launch.options))
         if future is not None:
             future.exception()
@@ -160,7 +160,7 @@ def _module(launch: Launch) -> Any:
 
 
 AHEAD = Ahead()
-"""Those of this process. A builder fills it."""
+"""The sources of this process. A builder adds to them."""
 
 
 def compiled(launches: Iterable[Launch]) -> Run:

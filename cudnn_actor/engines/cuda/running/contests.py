@@ -1,7 +1,7 @@
 """Times plans of one graph against each other, each as a captured CUDA graph of the whole.
 
-So a plan is timed as it will run: without waiting for launches, and with weights that other pieces have
-pushed out of the caches.
+So a plan is timed as it will run: without waiting for launches, and after other pieces have pushed its
+weights out of the caches.
 """
 
 from __future__ import annotations

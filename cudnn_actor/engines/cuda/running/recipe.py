@@ -149,9 +149,9 @@ class Tuning(msgspec.Struct, frozen=True):
     discarded
         Why candidates failed their self-check: "engine: reason".
     took_s
-        How long it took; 0 for a piece.
+        Seconds that it took; 0 for a piece.
     instead_of
-        What the heuristic's plan would have launched in place of the piece's, if that is another.
+        What the first choice would have launched, if another plan was taken; else empty.
     """
 
     heuristic_us: float

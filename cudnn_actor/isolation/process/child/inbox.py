@@ -40,11 +40,11 @@ from cudnn_actor.protocol.messages.messages import COMPUTE, Compute, RunGraph
 __all__ = ["Inbox"]
 
 _PROMPT_S = 200e-6
-"""A caller that sends its next request when it has an answer does so within this time."""
+"""For how long a worker polls for the next request: a caller that sends it on an answer takes less."""
 _MOST_KNOWN = 1024
 """How many decoded messages are cached, by their bytes."""
 _RUN_BYTES, _BYTES_PER_BYTE = 1024, 5
-"""About what a model's run takes in memory; and what a decoded message takes for each of its bytes."""
+"""About the memory that a model's run takes, and a decoded message for each of its encoded bytes."""
 
 
 class Inbox:
@@ -84,8 +84,8 @@ class Inbox:
         }
         """The handlers for frames that are not requests."""
         self.looks = False
-        """Whether to look for the next request for up to `_PROMPT_S` before sleeping, if the one before came
-        as soon: to be woken up takes 20 to 60 us, and what a core does just after a sleep takes longer."""
+        """Whether to poll for the next request for up to `_PROMPT_S` before sleeping, if the last one came as
+        soon. To be woken up takes 20 to 60 us, and a core is slower just after a sleep."""
         self._prompt = False
         """Whether the latest wait without a timeout has ended within `_PROMPT_S`."""
         self._channel = channel
@@ -140,7 +140,7 @@ class Inbox:
             os.eventfd_read(self._wake_event)
 
     def _looked(self) -> list[int]:
-        """What is ready, looked for without sleeping at first."""
+        """What is ready to be read. Polls at first, then sleeps."""
         ready: list[int] = []
         end = time.monotonic() + _PROMPT_S
         if self._prompt:

@@ -42,8 +42,8 @@ __all__ = ["WorkerLoop"]
 _BATCH = 64
 """Requests taken at a time."""
 _MANY_CORES = 4
-"""With so many, a worker of a device may use one for looking for requests, while they come one after the
-other: the sender's thread and another one still have theirs."""
+"""With so many cores, a worker of a device may keep one busy by polling for the next request (`Inbox.looks`):
+the sender's thread and others still have theirs."""
 
 Task = WorkerTask | InternalTask
 
