@@ -9,10 +9,12 @@ from .test_kernel_caches import piece_of
 __all__ = ["COMPILED", "PRECOMPILED", "network"]
 
 
-def _convolved(taps: int, kind: str, *, stride: int = 1, size: int = 14) -> OperationGraph:
+def _convolved(
+    taps: int, kind: str, *, stride: int = 1, size: int = 14, channels: int = 64
+) -> OperationGraph:
     g = GraphBuilder()
-    x = g.input("x", (8, 64, size, size), "bfloat16", layout="NHWC")
-    w = g.input("w", (128, 64, taps, taps), "bfloat16", layout="NHWC")
+    x = g.input("x", (8, channels, size, size), "bfloat16", layout="NHWC")
+    w = g.input("w", (128, channels, taps, taps), "bfloat16", layout="NHWC")
     y = g.conv(x, w, stride=stride, pad=taps // 2, bias=g.input("b", (128,), "bfloat16"))
     if kind == "residual":
         y = g.relu(y + g.input("r", y.dims, "bfloat16", layout="NHWC"))
@@ -30,14 +32,14 @@ def _multiplied(function: str) -> OperationGraph:
 
 
 COMPILED = {
-    "residual": _convolved(1, "residual"),
+    "residual": _convolved(1, "residual", size=56),
     "shortcut": _convolved(1, "bias", stride=2, size=28),
     "bounded": _convolved(1, "bounded"),
     "3x3 residual": _convolved(3, "residual"),
     "gelu": _multiplied("gelu"),
     "tanh": _multiplied("tanh"),
 }
-PRECOMPILED = {"relu": _convolved(3, "relu"), "1x1 relu": _convolved(1, "relu")}
+PRECOMPILED = {"relu": _convolved(3, "relu"), "1x1 relu": _convolved(1, "relu", channels=256)}
 
 
 def network(batch: int) -> OperationGraph:

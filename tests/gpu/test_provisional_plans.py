@@ -63,8 +63,8 @@ async def test_a_models_first_answers_are_right_before_and_after_the_plan_is_rep
 ) -> None:
     source = OnnxModel(image_model())
     image = np.random.default_rng(0).standard_normal((4, 3, 8, 8)).astype(np.float32)
-    async with spawn(device="cpu") as cpu:
-        wanted = (await (await cpu.load(source)).run(image=image))["scores"]
+    async with spawn(device="cpu") as cpu, await cpu.load(source) as model:
+        wanted = (await model.run(image=image))["scores"]
     async with spawn(isolation=isolation, plan_store=tmp_path) as gpu:
         model = await gpu.load(source)
         runs = [model.run(image=image[:n]) for n in (1, 2, 3, 4)]

@@ -172,11 +172,13 @@ async def test_a_model_that_is_closed_meanwhile_gets_none() -> None:
         with workshop.improving.closed():
             await run(model)
             await in_thread(workshop.improving.wait_for_arrival)
+            await run(model, 3)  # whose better plan would be built after that
             await model.close()
             await gpu.drain()
         again = await load(gpu)
         await run(again)
         await until_replaced(gpu, again)
+        assert workshop.improving.passed == 2
 
 
 async def test_requests_that_are_no_model_have_the_best_plan_from_the_start() -> None:
