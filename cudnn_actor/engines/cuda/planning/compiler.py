@@ -367,8 +367,12 @@ def _precompiled(
     Then a convolution as a product by cuBLASLt, if it can be one, and a product as one by cuBLASLt and a
     kernel of our own.
     """
-    for index in _with_kernels(graph, handle, limit, refusals, on_refusal):
-        yield partial(compile_whole, graph, handle, limit, index, fallbacks=False)
+    lowered, indices = _with_kernels(graph, handle, limit, refusals, on_refusal)
+    for number, index in enumerate(indices):
+        if number == 0:
+            yield partial(_whole, graph, lowered, limit, index)
+        else:
+            yield partial(compile_whole, graph, handle, limit, index, fallbacks=False)
     if (product := as_product(graph)) is not None:
         given = graph, product, handle, limit, 0
         yield partial(compile_rearranged, *given, on_refusal=on_refusal, precompiled=True)
@@ -378,22 +382,25 @@ def _precompiled(
 
 def _with_kernels(
     graph: OperationGraph, handle: Any, limit: int | None, refusals: list[str], on_refusal: OnRefusal
-) -> Sequence[int]:
-    """The indices of cuDNN's candidates whose kernels it need not compile; it is asked if it may have any."""
+) -> tuple[Any, Sequence[int]]:
+    """cuDNN's candidates, and the indices of those whose kernels it need not compile.
+
+    It is asked if it may have any.
+    """
     if compiles(graph):
         on_refusal(COMPILES)
-        return ()
+        return None, ()
     try:
         check_whole(graph)
         lowered = candidates(graph, handle, limit, fallbacks=False)
     except Refused as error:
         refusals.append(str(error))
-        return ()
+        return None, ()
     every = range(lowered.get_execution_plan_count())
     found = [index for index in every if not is_compiled_first(lowered, index)]
     if not found or found[0]:
         on_refusal(COMPILES)
-    return found
+    return lowered, found
 
 
 def _in_steps(
