@@ -50,6 +50,8 @@ _A_TRANSFER = 4
 """How many launches one transfer counts as: it makes a few copies and kernels."""
 _MOST_REPLAYS = 1024
 """CUDA graphs kept at most: each holds some device memory."""
+_QUIET_S = 1.0
+"""How long a builder process waits for another build before it begins what nobody waits for."""
 
 
 class CudaEngine:
@@ -178,7 +180,7 @@ class CudaEngine:
             return local
         make = f"{CudaBuilder.__module__}:{CudaBuilder.__name__}"
         arguments = (self._ordinal, access.journal, self._dynamic_shapes)
-        return RemoteBuilder(make, arguments, local, access, tries=3)
+        return RemoteBuilder(make, arguments, local, access, tries=3, quiet_s=_QUIET_S)
 
     @reported
     def build(self, graph: OperationGraph, *, workspace_limit: int | None) -> CudaPlan:

@@ -106,6 +106,9 @@ class RemoteBuilder:
         killed and the build fails; it is not tried again at once.
     renew_after
         The number of builds and tuning candidates after which the process is replaced.
+    quiet_s
+        For how long after a build that is waited for the process begins no candidate of what is built behind.
+        Sizes of a model often come one soon after the other, and a candidate takes cuDNN up to 1.4 s.
     """
 
     def __init__(
@@ -119,8 +122,9 @@ class RemoteBuilder:
         answer_within_s: float = 20.0,
         start_within_s: float = 20.0,
         renew_after: int = _RENEW_AFTER,
+        quiet_s: float = 0.0,
     ) -> None:
-        self._opening = Open(make, arguments, renew_after)
+        self._opening = Open(make, arguments, renew_after, quiet_s)
         self._local = local
         self._access = access
         self._tries = tries

@@ -54,11 +54,14 @@ class Open(_Frame, frozen=True, forbid_unknown_fields=True, tag=True):
         The callable's arguments.
     renew_after
         The number of builds and tuning candidates after which the process exits; another takes over.
+    quiet_s
+        For how long after a build that is waited for no candidate is begun of what is built behind.
     """
 
     make: str
     arguments: tuple[str | int | float | bool | None, ...]
     renew_after: int
+    quiet_s: float = 0.0
 
 
 class Build(_Frame, frozen=True, forbid_unknown_fields=True, tag=True):

@@ -3,7 +3,8 @@
 It is forked from a forkserver (`host`). It gets the receiving end of the queue of connections, the file that
 it prints to, and the pidfd of its parent, the service's process. It serves requests in the order in which it
 reads them, but what is waited for goes before builds "behind", and these before tuning, which takes minutes:
-between two of their candidates, what goes before is done.
+between two of their candidates, what goes before is done. No candidate of a build "behind" is begun shortly
+after a build that was waited for: the next may follow, and would wait for that candidate.
 
 A build that has begun is finished even if its client has gone, for example a worker that was killed. The plan
 is then kept until another client requests it, so that the next worker gets the plan that its predecessor
@@ -25,6 +26,7 @@ import os
 import select
 import signal
 import socket
+import time
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from typing import Any
@@ -114,6 +116,8 @@ class _Server:
         self._builder: Builder | None = None
         self._at_work_for: Channel | None = None
         self._asked = 0
+        self._quiet_at = 0.0
+        """When candidates of builds "behind" may be begun, in `time.monotonic()` seconds."""
         self._poll = select.poll()
         self._poll.register(queue, select.POLLIN)
         self._poll.register(parent, select.POLLIN)
@@ -173,13 +177,20 @@ class _Server:
             self._answer(peer, request, self._builder)
 
     def _do_before(self, turn: int) -> None:
-        """Do what is of an earlier turn, in the order of turns."""
-        while self._requests:
-            first = min(self._requests, key=lambda each: _turn(each[1]))
-            if _turn(first[1]) >= turn:
+        """Do what is of an earlier turn, in the order of turns.
+
+        Then, if what comes next is a build "behind", wait until its candidates may be begun.
+        """
+        while True:
+            first = min(self._requests, key=lambda each: _turn(each[1]), default=None)
+            comes = turn if first is None else min(turn, _turn(first[1]))
+            if comes == _BEHIND and (left_s := self._quiet_at - time.monotonic()) > 0.0:
+                self._look(left_s * 1e3)
+            elif first is None or _turn(first[1]) >= turn:
                 return
-            self._requests.remove(first)
-            self._do(*first)
+            else:
+                self._requests.remove(first)
+                self._do(*first)
 
     def _open(self, peer: Channel, request: Open) -> None:
         """Open the builder on the first request. An exception is printed and ends the process."""
@@ -206,6 +217,8 @@ class _Server:
         self._asked += 1
         self._say(peer, Began())
         answer = self._done(peer, request, builder)
+        if not _turn(request) and self._opened is not None:
+            self._quiet_at = time.monotonic() + self._opened.quiet_s
         if not self._has_gone(peer):
             self._say(peer, answer)
         elif isinstance(answer, Built) and answer.data is not None:
@@ -279,15 +292,15 @@ def _made(request: Open) -> Builder:
     return builder
 
 
-_LAST = 2
-"""The turn of what may take minutes."""
+_BEHIND, _LAST = 1, 2
+"""The turn of what nobody waits for, and of what may take minutes."""
 
 
 def _turn(request: Open | Build) -> int:
     """Requests of a lower turn go before those of a higher one."""
     if isinstance(request, Open):
         return 0
-    return _LAST if request.tunes else int(request.effort == "behind")
+    return _LAST if request.tunes else _BEHIND if request.effort == "behind" else 0
 
 
 def _key(request: Build) -> str:

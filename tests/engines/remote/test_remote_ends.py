@@ -203,6 +203,23 @@ def test_what_is_waited_for_is_made_before_what_is_built_behind(
         other.close()
 
 
+def test_what_is_built_behind_is_not_begun_shortly_after_a_build_that_was_waited_for(
+    new_builder: NewBuilder, stage: Stage, host: BuilderHost
+) -> None:
+    builder = new_builder(renew_after=100, quiet_s=1e6)
+    player = ready(builder, stage, "go", "go", "go")
+    build(builder)
+    behind = Channel(host.connect(), ANSWERS)
+    behind.send(Open(MAKE, (stage.address,), 100, 1e6))
+    behind.send(Build(graph(6), None, effort="behind"))
+    behind.send_all()
+    until(behind, Ready)
+    for size in (5, 7):
+        assert build(builder, size) == player.pid
+    assert Began not in map(type, behind.receive())
+    behind.close()
+
+
 def test_without_a_process_nothing_is_tuned_and_plans_are_built_here(
     new_builder: NewBuilder, stage: Stage
 ) -> None:
