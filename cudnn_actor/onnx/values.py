@@ -112,7 +112,9 @@ class Value:
     origin
         What it is computed from, if that is initialisers that may be overwritten; else None.
     biases
-        What it is as a mask: what is added to scores of a dtype, by that and by what hides a key.
+        What it is as a mask: what is added to scores of a dtype, by that, by what hides a key, and by how.
+    says
+        What it says as a mask of attention, if that is known at import; None before it is looked at.
     looked_at
         The import's set of the initialisers that `array` has shown. Their values are part of the graph.
     """
@@ -130,6 +132,7 @@ class Value:
         "looked_at",
         "made_by",
         "origin",
+        "says",
         "standing",
         "turned_from",
     )
@@ -152,7 +155,8 @@ class Value:
         self.turned_from: Value | None = None
         self.key = ""
         self.origin: Origin | None = None
-        self.biases: dict[tuple[DType, float], Tensor] = {}
+        self.biases: dict[tuple[DType, float, bool], Tensor] = {}
+        self.says: str | None = None
         self.looked_at: set[str] = set()
 
     def stored_as(self, dtype: DType) -> Value:

@@ -173,7 +173,8 @@ has the name N; `--profile` times each part, `--concurrency 1:64` measures runs 
   such a product gives is rounded as ONNX says, before functions of each element.
 - **Attention** that a model spells out in a half type is one operation here, with what exporters of PyTorch
   add to it in files of opsets 17 to 22: scales of queries and keys, keys that are transposed between two
-  reshapes, copies of heads that several heads of queries share, and 0 instead of NaN. Of a row whose scores
+  reshapes, copies of heads that several heads of queries share, scores of which a mask has some replaced
+  (`masked_fill`), and 0 instead of NaN. Of a row whose scores
   are all -inf it gives 0, where plain nodes would give NaN. A mask whose values are in the file, and which
   hides nothing or is causal, is not read when the model runs; -1e30 or less is as good as -inf in it.
 - **Indices** that are out of range count as the nearest in range: a device cannot raise for them.

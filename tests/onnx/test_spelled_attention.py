@@ -290,6 +290,86 @@ def test_what_masks_say_is_known(name: str) -> None:
     check_exported(proto, values, scale=1, bias=np.where(seen, shown, hidden))
 
 
+FILLS: dict[str, tuple[Texts, str, bool]] = {
+    "what is seen": (("Where m s low d",), "some", False),
+    "what is seen, of no weight": (("Where m s none d",), "some", False),
+    "scaled": (("Mul s root r", "Where m r none d"), "some", False),
+    "what is hidden": (("Where m low s d",), "some", False),
+    "what is not seen": (("Not m n", "Where n low s d"), "some", False),
+    "causal": (("Where causal s low d",), "", True),
+    "what comes later": (("Where later none s d",), "", True),
+    "nothing": (("Where nothing low s d",), "", False),
+    "causal and some": (
+        (
+            "And causal m c",
+            "Where c s none d",
+        ),
+        "some",
+        True,
+    ),
+}
+"""Nodes → whether the graph still reads a mask, and whether attention is causal."""
+
+
+@pytest.mark.parametrize("name", FILLS)
+def test_scores_that_are_filled_are_masked(name: str) -> None:
+    nodes, rest, causal = FILLS[name]
+    known = {"later": ~CAUSAL[None, None], "nothing": np.zeros((1, 1, 1, 5), bool)}
+    proto = exported(scores=nodes, weights=GUARD, constants=known)
+    operation, body = operation_of(proto)
+    dims = {"": None, "some": (2, 1, 1, 5)}[rest]
+    assert (None if operation.bias is None else body.tensor(operation.bias).dims) == dims
+    assert operation.causal == causal
+    values = given()
+    values["m"][0, ..., 0] = False
+    if name == "what is hidden":
+        values["m"][0] = True  # a row of which all is hidden by a finite score weighs all keys alike
+    hides = rest and not name.endswith("is hidden")
+    seen = (values["m"] if hides else ~values["m"] if rest else True) & (CAUSAL if causal else np.True_)
+    low = NUMBERS["low" if "low" in nodes[-1].split() else "none"]
+    check_exported(proto, values, scale=operation.scale or 1, bias=np.where(seen, 0, low))
+
+
+OTHER_FILLS = {
+    "a weak score": ("Where m s weak d",),
+    "more than one score": ("Where m s v d",),
+    "scores with scores": ("Where m s s d",),
+    "fewer keys than there are": ("Where one_key s low d",),
+}
+
+
+def test_scores_filled_with_a_number_that_their_type_does_not_have_stay() -> None:
+    nodes = [
+        node("Transpose", "k", "kt", perm=[0, 1, 3, 2]),
+        node("MatMul", "q kt", "s"),
+        node("Cast", "s", "wide", to=TensorProto.FLOAT),
+        node("Where", "m wide low", "d"),
+        node("Softmax", "d", "p", axis=-1),
+        node("Cast", "p", "w", to=HALF),
+        node("MatMul", "w v", "y"),
+    ]
+    inputs: dict[str, tuple[int, Dims]] = {name: (HALF, [1, 1, 5, 8]) for name in "qkv"}
+    proto = model_of(
+        nodes,
+        inputs | {"m": (BOOL, [1, 1, 1, 5])},
+        {"y": (HALF, None)},
+        {"low": np.array(np.finfo("f4").min)},
+    )
+    q, k, v = (rng.standard_normal((1, 1, 5, 8)).astype(np.float16) for _ in range(3))
+    (y,) = run(proto, q=q, k=k, v=v, m=np.zeros((1, 1, 1, 5), bool))
+    wanted = np.broadcast_to(v.astype("f8").mean(2, keepdims=True), y.shape)
+    np.testing.assert_allclose(y.astype("f8"), wanted, atol=2e-3)
+
+
+@pytest.mark.parametrize("name", OTHER_FILLS)
+def test_other_choices_of_scores_stay(name: str) -> None:
+    constants = {"one_key": np.zeros((2, 1, 5, 1), bool)}
+    proto = exported(scores=OTHER_FILLS[name], constants=constants)
+    if name == "more than one score":
+        proto.graph.input[2].type.tensor_type.shape.dim[3].dim_value = 5
+    assert "softmax" in kinds(imported(proto))
+
+
 def test_layers_share_what_a_mask_adds() -> None:
     scores = ("Where m zero low b", "Add s b d")
     again = ("MatMul y kt s2", "Where m zero low b2", "Add s2 b2 d2", "Softmax d2 p2")

@@ -12,23 +12,26 @@ from typing import NamedTuple
 import numpy as np
 
 from cudnn_actor.models.rounding import largest
+from cudnn_actor.onnx.nodes import Node
 from cudnn_actor.onnx.operators.sources import MOST_STEPS, number_of
 from cudnn_actor.onnx.values import Value
 from cudnn_actor.protocol.graphs.graph_builder import GraphBuilder, Tensor
 from cudnn_actor.protocol.types.dtypes import DType
 
-__all__ = ["Mask", "bias_of", "read_mask"]
+__all__ = ["Mask", "bias_of", "read_fill", "read_mask"]
 
 
 class Mask(NamedTuple):
     """What hides keys from queries: what the graph computes, if that is anything, and what comes later.
 
-    `hidden`: what is added to scores where `rest` has truth values that hide a key.
+    `hidden`: what is added to scores where `rest` has truth values that hide a key. `hides`: whether these
+    are the true ones.
     """
 
     rest: Value | None
     causal: bool = False
     hidden: float = -math.inf
+    hides: bool = False
 
 
 _HIDDEN = -1e30
@@ -40,6 +43,32 @@ _LEAST = 1e38
 def read_mask(mask: Value, rows: int, columns: int) -> Mask:
     """What a mask of attention says, of truth values or of what is added to scores."""
     seen, hidden = _choice(mask)
+    return _read(seen, hidden, rows, columns) or Mask(mask)
+
+
+def read_fill(fill: Node, rows: int, columns: int, dtype: DType) -> tuple[Value, Mask] | None:
+    """The scores of which a choice hides some, and what it says as a mask of a dtype; None if it is none."""
+    chosen, yes, no = (fill.value(number) for number in range(3))
+    for scores, low, hides in ((yes, no, False), (no, yes, True)):
+        hidden = number_of(low)
+        if hidden is None or hidden > _HIDDEN:
+            continue
+        if math.isfinite(hidden) and largest(dtype) < -_HIDDEN:
+            return None  # in a row that sees nothing, all keys weigh alike: a sum would keep their scores
+        if not hides:
+            mask = _read(chosen, hidden, rows, columns)
+        elif (turned := chosen.made_by) is not None and turned.op == "Not":
+            mask = _read(turned.value(0), hidden, rows, columns)
+        else:
+            says = _known(chosen, rows, columns)
+            known = {"none": Mask(None), "later": Mask(None, causal=True)}
+            mask = known.get(says, Mask(chosen, hidden=hidden, hides=True))
+        return None if mask is None else (scores, mask)
+    return None
+
+
+def _read(seen: Value, hidden: float, rows: int, columns: int) -> Mask | None:
+    """What truth values say; None if they are not there for each key."""
     parts, causal, left = _parts(seen), False, list[Value]()
     for part in parts:
         match _known(part, rows, columns):
@@ -54,7 +83,7 @@ def read_mask(mask: Value, rows: int, columns: int) -> Mask:
     whole = len(left) > 1 or left[0].dims[-1:] != (columns,)
     if whole or (causal and math.isfinite(hidden)):
         left, causal = [seen], False  # a row that sees nothing weighs all keys alike, later ones too
-    return Mask(left[0], causal, hidden) if left[0].dims[-1:] == (columns,) else Mask(mask)
+    return Mask(left[0], causal, hidden) if left[0].dims[-1:] == (columns,) else None
 
 
 def _choice(mask: Value) -> tuple[Value, float]:
@@ -83,33 +112,45 @@ def _parts(mask: Value) -> list[Value]:
 
 
 def _known(part: Value, rows: int, columns: int) -> str:
-    """What a constant says: "all" is seen, or it is "causal"; nothing of others."""
+    """What a constant says of each key: see `_what_is_seen`."""
     if not part.fixed or part.origin is not None:
         return ""
-    array = part.elements
+    if part.says is None:
+        part.says = _what_is_seen(part)  # once: many layers may read it
+    is_square = part.dims[-2:] == (rows, columns) and rows == columns
+    return part.says if part.says in ("all", "none") or is_square else ""
+
+
+def _what_is_seen(mask: Value) -> str:
+    """What a constant says: "all" or "none" is seen, or it is "causal", or true of "later" keys."""
+    array = mask.elements
     if array.dtype != np.bool_:
-        wide = array.astype(np.float32) if part.is_half else array
-        if part.known is None or not ((wide == 0) | (wide <= _HIDDEN)).all():
+        wide = array.astype(np.float32) if mask.is_half else array
+        if mask.known is None or not ((wide == 0) | (wide <= _HIDDEN)).all():
             return ""
         array = array == 0
     if array.all():
         return "all"
-    if part.dims[-2:] != (rows, columns) or rows != columns:
+    if not array.any():
+        return "none"
+    if array.ndim < 2 or array.shape[-2] != array.shape[-1]:
         return ""
-    return "causal" if (array == np.tri(rows, dtype=bool)).all() else ""
+    is_causal = array == np.tri(array.shape[-1], dtype=bool)
+    return "causal" if is_causal.all() else "" if is_causal.any() else "later"
 
 
 def bias_of(mask: Mask, g: GraphBuilder, dtype: DType) -> Tensor | None:
     """What a mask adds to scores of a dtype, one for all nodes that read it; None if that is nothing."""
-    of, hidden = mask.rest, mask.hidden
+    of, hidden, hides = mask.rest, mask.hidden, mask.hides
     if of is None:
         return None
-    key = dtype, hidden
+    key = dtype, hidden, hides
     if key not in of.biases:
         bias = of.tensor
         if bias.dtype is DType.BOOL:
             least = hidden if math.isinf(hidden) else max(hidden, -min(largest(dtype), _LEAST))
-            bias = g.astype(g.where(bias, 0.0, least), dtype)
+            bias = g.where(bias, least, 0.0) if hides else g.where(bias, 0.0, least)
+            bias = g.astype(bias, dtype)
         if bias.dtype is not dtype:
             bias = g.astype(bias, dtype)
         of.biases[key] = g.reshape(bias, (*[1] * (4 - bias.rank), *bias.dims))

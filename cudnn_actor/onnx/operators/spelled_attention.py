@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
-
 from cudnn_actor.onnx.nodes import Node
-from cudnn_actor.onnx.operators.masks import Mask, bias_of, read_mask
+from cudnn_actor.onnx.operators.masks import Mask, bias_of, read_fill, read_mask
 from cudnn_actor.onnx.operators.sources import MOST_STEPS, made_by, number_of, softmax_of
 from cudnn_actor.onnx.values import Value
 from cudnn_actor.protocol.graphs.graph_builder import GraphBuilder, Tensor
+from cudnn_actor.protocol.types.dtypes import DType
 
 __all__ = ["shared_heads", "spelled_out_attention"]
 
@@ -23,14 +22,19 @@ __all__ = ["shared_heads", "spelled_out_attention"]
 def spelled_out_attention(node: Node, g: GraphBuilder) -> Tensor | None:
     """A product of weights and values, as attention; None if it is not the last step of that."""
     weights, v = node.value(0), node.value(1)
-    softmax = softmax_of(weights)
-    if softmax is None or not v.is_half or not weights.rank == v.rank == 4 or softmax.axis() != 3:
+    softmax, dtype = softmax_of(weights), v.known
+    if (
+        softmax is None
+        or dtype is None
+        or not dtype.is_half
+        or not weights.rank == v.rank == 4
+        or softmax.axis() != 3
+    ):
         return None
-    scores, bias = softmax.value(0), None
-    if (added := made_by(scores, "Add")) is not None:
-        sides = [added.value(0), added.value(1)]
-        place = 0 if any(made_by(sides[0], op) is not None for op in ("MatMul", "Mul", "Div")) else 1
-        scores, bias = sides[place], sides[1 - place]
+    masked = _without_mask(softmax.value(0), dtype)
+    if masked is None:
+        return None
+    scores, mask = masked
     scores, scale = _unscaled(scores)
     of_keys = made_by(scores, "MatMul")
     if of_keys is None:
@@ -39,22 +43,33 @@ def spelled_out_attention(node: Node, g: GraphBuilder) -> Tensor | None:
     scale *= of_q * of_k
     if not (
         q.rank == k.rank == 4
-        and q.known is k.known is v.known
+        and q.known is k.known is dtype
         and q.dims[:2] == k.dims[:2] == v.dims[:2]
         and math.isfinite(scale)
     ):
         return None
-    dims = (*q.dims[:3], v.dims[2])
-    if bias is not None and (
-        bias.known is not q.known
-        or bias.dims[-1:] != dims[3:]
-        or np.broadcast_shapes(bias.dims, dims) != dims
-    ):
-        return None
-    mask = Mask(None) if bias is None else read_mask(bias, *dims[2:])
     keys, values = _keys_and_values(k, v, g)
     rest = bias_of(mask, g, q.tensor.dtype)
     return g.attention(q.tensor, keys, values, bias=rest, scale=scale, causal=mask.causal)
+
+
+def _without_mask(masked: Value, dtype: DType) -> tuple[Value, Mask] | None:
+    """The scores on which a mask of that dtype is added, or of which some are chosen, and the mask.
+
+    None if what there is beside them is no mask of theirs.
+    """
+    dims = masked.dims
+    if (added := made_by(masked, "Add")) is not None:
+        sides = [added.value(0), added.value(1)]
+        place = 0 if any(made_by(sides[0], op) is not None for op in ("MatMul", "Mul", "Div")) else 1
+        scores, bias = sides[place], sides[1 - place]
+        is_mask = scores.dims == dims and bias.dims[-1:] == dims[3:] and bias.known is dtype
+        return (scores, read_mask(bias, *dims[2:])) if is_mask else None
+    if (filled := made_by(masked, "Where")) is not None:
+        found = read_fill(filled, dims[2], dims[3], dtype)
+        is_mask = filled.value(0).dims[-1:] == dims[3:]
+        return found if is_mask and found is not None and found[0].dims == dims else None
+    return masked, Mask(None)
 
 
 def shared_heads(value: Value, g: GraphBuilder) -> Tensor:

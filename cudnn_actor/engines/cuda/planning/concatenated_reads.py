@@ -52,6 +52,7 @@ class _Reading:
         for operation in graph.operations:
             for uid in operation.reads:
                 self._readers.setdefault(uid, []).append(operation)
+        self._overwritten = {tensor.overwrites for tensor in graph.tensors}
         self._writers = {uid: number for number, each in enumerate(graph.operations) for uid in each.writes}
 
     def changed(self) -> Reshaped | None:
@@ -111,14 +112,13 @@ class _Reading:
 
     def _may_be_padded(self, operation: Concat[int], negated: dict[int, int | None]) -> bool:
         """Whether a kernel of functions can pad each part as it reads it, and none is overwritten."""
-        overwritten = {tensor.overwrites for tensor in self._graph.tensors}
         y = self._tensors[operation.y]
         parts = [self._source(uid, negated[uid]) for uid in operation.operands]
         pads = (self._pad(part, y, operation.axis, start) for part, start in self._starts(parts, operation))
         return all(
             part.dtype is y.dtype
             and part.dims == self._tensors[uid].dims
-            and part.uid not in overwritten
+            and part.uid not in self._overwritten
             and is_indexed_read(pad, part, y)
             for part, pad, uid in zip(parts, pads, operation.operands, strict=True)
         )
