@@ -98,7 +98,8 @@ class Ports:
 
     def initialiser(self, name: str) -> Value:
         """An initialiser of the model."""
-        key, origin = f"initialiser {name}", None
+        # Keys are put together. In quotes, no name looks like the key of something else.
+        key, origin = f"initialiser {name!r}", None
         if self._file.swappable:
             origin = Origin(key=key, names=frozenset({name}), compute=lambda tensors, _: tensors[name])
         return self.constant(self._file.tensors[name], fixed=True, key=key, name=name, origin=origin)

@@ -118,3 +118,18 @@ def test_small_constants_that_are_equal_are_one() -> None:
         ones,
     )
     assert len(weights(OnnxModel(proto), 2, SIDE, DType.FLOAT16)) == 1
+
+
+def test_a_weight_whose_name_looks_like_that_of_a_converted_one_stays_its_own() -> None:
+    wide, name = SIDE * SIDE, "scale as float16"
+    tensors = {each: matrix().reshape(-1) for each in ("scale", "bias", name)}
+    tensors[name] = tensors[name].astype(np.float16)
+    proto = model_of(
+        [node("LayerNormalization", "x scale bias", "n"), onnx.helper.make_node("Add", ["n", name], ["y"])],
+        {"x": (HALF, ["N", wide])},
+        {"y": (HALF, ["N", wide])},
+        tensors,
+    )
+    found = weights(OnnxModel(proto), 2, wide, DType.FLOAT16).values()
+    for wanted in tensors.values():
+        assert any((values == wanted.astype(np.float16)).all() for values in found)

@@ -150,7 +150,7 @@ def test_weights_are_named_as_the_model_names_them_and_equal_constants_are_one()
     )
     special = imported(proto)
     assert list(special.weights) == ["w", "constant 1"]
-    assert special.weights["w"][0] == "initialiser w"
+    assert special.weights["w"][0] == "initialiser 'w'"
     check(proto, x=X)
 
 

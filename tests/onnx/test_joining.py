@@ -291,3 +291,21 @@ def test_products_of_drawn_models_are_joined() -> None:
         proto = drawn(seed)
         fewer += len(multiplied(proto)) < sum(each.op_type in ("MatMul", "Gemm") for each in proto.graph.node)
     assert fewer > 15
+
+
+def test_weights_whose_names_look_like_those_of_several_stay_their_own() -> None:
+    """Each pair of names is the same text once it is joined with what keys of weights are joined with."""
+    pairs = {"x": ("a", "b; initialiser c"), "w": ("a; initialiser b", "c")}
+    nodes = []
+    for value, pair in pairs.items():
+        parts = [f"{value}0", f"{value}1"]
+        nodes += [
+            onnx.helper.make_node("MatMul", [value, name], [part])
+            for name, part in zip(pair, parts, strict=True)
+        ]
+        nodes.append(node("Mul", " ".join(parts), f"y{value}"))
+    tensors = {name: rng.standard_normal((K, 4)).astype("f4") for pair in pairs.values() for name in pair}
+    given: Any = dict.fromkeys(pairs, (FLOAT, [2, N, K]))
+    proto = model_of(nodes, given, {"yx": (FLOAT, None), "yw": (FLOAT, None)}, tensors)
+    assert multiplied(proto) == [(2, N, 8), (2, N, 8)]
+    check(proto, **{value: rng.standard_normal((2, N, K)).astype("f4") for value in pairs})
