@@ -267,15 +267,18 @@ class Planner:
         self.cache.drop(digest)
         self._tuned.discard(digest)
         self._unimproved.discard(digest)
-        if (better := self._improving.pop(digest, None)) is not None:
+        # Without a plan for those that wait for a better one, they get that.
+        if known is not None and (better := self._improving.pop(digest, None)) is not None:
             assert self._improver is not None, "it was asked for that"
             self._improver.abandon(better)
-            if known is not None:
-                _tell(self._for_better.pop(digest, []), digest, known)
-        key: tuple[str, TuningWay] = digest, "measure"
+            _tell(self._for_better.pop(digest, []), digest, known)
+        self._abandon_tuning((digest, "measure"), self._tuner)
+        self._abandon_tuning((digest, "cached"), self._restorer)
+
+    def _abandon_tuning(self, key: tuple[str, TuningWay], thread: BuildThread | None) -> None:
         if (job := self._tuning.pop(key, None)) is not None:
-            assert self._tuner is not None, "it was asked for that"
-            self._tuner.abandon(job)
+            assert thread is not None, "it was asked for that"
+            thread.abandon(job)
         for waiter in self._for_tuned.pop(key, ()):
             waiter()
 

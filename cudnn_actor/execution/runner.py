@@ -690,7 +690,8 @@ class Runner(Generic[T]):
         built = 0
         for digest, graph in wanted.items():
             known = outcomes.get(digest)
-            if known is not None or digest not in self.plans:
+            # With a build thread, a plan that is missing here was there, and was evicted or given back since.
+            if known is not None or (self.deferred is None and digest not in self.plans):
                 self.host.note_progress()  # each build is progress
                 with contextlib.suppress(UnsupportedGraph, OutOfMemory, QuarantinedRequest):
                     plan = self._plan(graph, known)

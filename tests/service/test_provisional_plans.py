@@ -18,7 +18,7 @@ from cudnn_actor.onnx import OnnxModel
 
 from ..onnx.small_models import image_model
 from .rigs import PATIENCE_S, in_thread, spawn_on
-from .workshops import BuildingEngine, KeepingEngine, Workshop
+from .workshops import BuildingEngine, KeepingEngine, Workshop, image_graph
 
 
 @asynccontextmanager
@@ -188,3 +188,19 @@ async def test_requests_that_are_no_model_have_the_best_plan_from_the_start() ->
         receipt = await gpu.ask(ConvFwd(x=x, w=w, y=y, conv=ConvSpec.symmetric(2)))
         assert not receipt.plan.endswith("/provisional")
         assert workshop.improving.passed == 0
+
+
+async def test_a_warm_is_answered_whose_plan_was_evicted_and_given_back_meanwhile() -> None:
+    """A cache of one plan, and a model whose graph the caller warms, too."""
+    async with service(cache_limit=0) as (gpu, workshop):
+        model = await load(gpu)
+        with workshop.improving.closed():
+            await run(model)
+            await in_thread(workshop.improving.wait_for_arrival)
+            warming = asyncio.create_task(gpu.warm(image_graph(2)))
+            await gpu.ping()
+            await run(model, 3)
+            await model.close()
+            await gpu.ping()
+            assert not warming.done()
+        await asyncio.wait_for(warming, PATIENCE_S)

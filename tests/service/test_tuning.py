@@ -19,7 +19,7 @@ from cudnn_actor.onnx import OnnxModel
 
 from ..onnx.small_models import image_model
 from .rigs import PATIENCE_S, in_thread, spawn, spawn_on
-from .workshops import BuildingEngine, KeepingEngine, Workshop
+from .workshops import BuildingEngine, KeepingEngine, Workshop, image_graph
 
 IMAGE = np.ones((2, 3, 8, 8), np.float32)
 
@@ -214,3 +214,24 @@ async def test_anything_else_is_refused(tune: Any) -> None:
         for message in (Warm(tune=tune), WarmModel(model=model.ref, graphs=(), tune=tune)):
             with pytest.raises(InvalidRequest, match="tune"):
                 await gpu.ask(message)
+
+
+async def test_a_warm_for_a_tuned_plan_is_answered_if_that_is_given_back_meanwhile() -> None:
+    """A model has the graph, too. Nothing is built for the answer, where requests would wait for that."""
+    workshop = Workshop()
+    async with service(workshop) as gpu:
+        model = await gpu.load(read(), dims={"N": 2})
+        with workshop.tuning.closed():
+            warming = asyncio.create_task(gpu.ask(Warm(graphs=(image_graph(2),), tune=True)))
+            await in_thread(workshop.tuning.wait_for_arrival)
+            await model.close()
+            assert await asyncio.wait_for(warming, PATIENCE_S) == 0
+        assert workshop.building.passed == 1
+
+
+async def test_a_warm_builds_nothing_again_that_its_other_plans_have_evicted() -> None:
+    workshop = Workshop()
+    async with service(workshop, cache_limit=0) as gpu:
+        await gpu.warm(image_graph(2))
+        assert await asyncio.wait_for(gpu.warm([image_graph(2), image_graph(3)]), PATIENCE_S) == 1
+        assert workshop.building.passed == 2

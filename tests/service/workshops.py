@@ -11,9 +11,14 @@ from cudnn_actor.engines.base import Effort, EngineFailure, Plan, ProgressCallba
 from cudnn_actor.engines.cpu import CpuEngine
 from cudnn_actor.engines.cpu.compiler import compile_plan
 from cudnn_actor.engines.cpu.evaluation import EvaluatedPlan
+from cudnn_actor.onnx import OnnxModel
 from cudnn_actor.protocol.errors import OutOfMemory
+from cudnn_actor.protocol.graphs.named_graph import Graph
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
+from cudnn_actor.protocol.types.dtypes import DType
+from cudnn_actor.protocol.types.tensor import TensorSpec
 
+from ..onnx.small_models import image_model
 from .rigs import AsynchronousEngine, Device, Gate
 
 
@@ -203,3 +208,11 @@ class MortalBuildingEngine(BuildingEngine):
     """One whose memory dies with its context."""
 
     outlives_context = False
+
+
+def image_graph(n: int) -> Graph:
+    """The graph of `image_model` for so many images."""
+    specs = {"image": TensorSpec.packed((n, 3, 8, 8), DType.FLOAT32)}
+    graph = OnnxModel(image_model()).specialised(specs, {}).graph
+    assert graph is not None
+    return graph
