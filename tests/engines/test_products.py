@@ -245,7 +245,7 @@ def test_what_is_slow_in_cudnns_graph_is_split_by_default() -> None:
     assert split == {"swiglu", "a gate that is computed before"}
 
 
-def test_costly_functions_of_large_products_are_split_where_the_graph_rounds_to_a_half_type() -> None:
+def test_costly_functions_of_products_are_split_where_the_graph_rounds_to_a_half_type() -> None:
     def is_split(rows: int, function: After, *, rounded: bool = True, inner: int = 384) -> bool:
         def after(g: GraphBuilder, y: Tensor) -> Tensor:
             y = biased(g, y)
@@ -258,7 +258,11 @@ def test_costly_functions_of_large_products_are_split_where_the_graph_rounds_to_
 
     assert is_split(197, lambda g, y: g.gelu(y))
     assert is_split(197, lambda g, y: g.erf(y))
-    assert not is_split(4, lambda g, y: g.gelu(y))
+    assert is_split(4, lambda g, y: g.gelu(y))
+    assert is_split(49, lambda g, y: g.gelu(y), inner=768)
+    assert not is_split(1, lambda g, y: g.gelu(y))
+    assert not is_split(4, lambda g, y: g.gelu(y), inner=96)
+    assert not is_split(4, lambda g, y: g.gelu(y), rounded=False)
     assert not is_split(197, lambda g, y: g.gelu(y), inner=768)
     assert not is_split(197, lambda g, y: g.gelu(y), rounded=False)
     assert not is_split(197, lambda g, y: g.exp(y))

@@ -63,6 +63,8 @@ def test_one_engine_goes_first_for_norms_of_few_rows(rows: tuple[int, ...]) -> N
     assert ranked(norm(rows), OF_NORMS[:2]) == [0, 1]
 
 
-@pytest.mark.parametrize("graph", [norm((32, 128)), norm((128,), FLOAT32)], ids=["many rows", "float32"])
+@pytest.mark.parametrize(
+    "graph", [norm((32, 128)), norm((49,)), norm((128,), FLOAT32)], ids=["many rows", "fewer rows", "float32"]
+)
 def test_other_norms_are_tried_in_cudnns_order(graph: OperationGraph) -> None:
     assert ranked(graph, OF_NORMS) == [0, 1, 2, 3, 4]

@@ -2,8 +2,8 @@
 
 What lies between them has the type that the graph gives it, mostly float32. That costs its
 way through memory, so it is left to autotuning, but for functions that are known to take
-long in cuDNN's graph: the gates of products have them, and large products with GELU by erf
-behind them, where the graph rounds to a half type in between.
+long in cuDNN's graph: the gates of products have them, and products with GELU by erf behind
+them, where the graph rounds to a half type in between.
 """
 
 from __future__ import annotations
@@ -35,7 +35,15 @@ numbers, and 4.6 with rows of 768.
 _LONGEST_ROWS = 512
 """Of the product's operands: with longer ones nothing is gained (ViT), or a tenth is lost (BERT)."""
 _LEAST_BYTES = 8 << 20
-"""Of what lies in between: with 4 million elements the gain is some 5 us, which is that of a few launches."""
+"""Of what lies in between, with rows of any length up to that."""
+_SMALL = range(256 << 10, 5 << 20)
+"""Elements of a small product that is split if its rows are no shorter than `_SHORTEST_ROWS`.
+
+Microseconds by cuDNN and split, H200: 784 x 192 x 768, 7.5 and 6.8; 196 x 384 x 1536, 7.7 and 6.4;
+197 x 768 x 3072, 9.2 and 8.7; 1568 x 768 x 3072, 29.7 and 23.7; H100: 1024 x 768 x 3072, 22.7 and 18.2. With
+49 rows, or with 3136 of 96 numbers, nothing is gained.
+"""
+_SHORTEST_ROWS = 192
 
 
 class Halves(NamedTuple):
@@ -71,8 +79,10 @@ def is_split_by_default(halves: Halves) -> bool:
     between = halves.between
     (product,) = (each for each in halves.first.operations if isinstance(each, MatMul))
     rows_of = halves.first.tensor(product.a).dims[-1]
-    is_large = between.dtype.is_half and between.spec.nbytes >= _LEAST_BYTES and rows_of <= _LONGEST_ROWS
-    return not modes.isdisjoint(SLOW_EPILOGUES | _COSTLY if is_large else SLOW_EPILOGUES)
+    is_large = between.spec.nbytes >= _LEAST_BYTES and rows_of <= _LONGEST_ROWS
+    is_small = between.spec.size in _SMALL and rows_of >= _SHORTEST_ROWS
+    pays = between.dtype.is_half and (is_large or is_small)
+    return not modes.isdisjoint(SLOW_EPILOGUES | _COSTLY if pays else SLOW_EPILOGUES)
 
 
 def _chain(graph: OperationGraph, product: Node) -> list[Node]:
