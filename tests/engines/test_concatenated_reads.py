@@ -95,7 +95,7 @@ OTHERS: dict[str, Make] = {
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_other_concatenations_stay(name: str) -> None:
+def test_concatenations_that_cannot_be_read_in_parts_stay(name: str) -> None:
     assert read_in_parts(of(OTHERS[name]).body) is None
 
 

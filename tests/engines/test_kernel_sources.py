@@ -13,7 +13,7 @@ BATCHES = (1, 2, 8, 100)
 
 
 @pytest.mark.parametrize("kind", ["max_pool", "avg_pool"])
-def test_a_pooling(kind: str) -> None:
+def test_a_pooling_has_one_source_for_all_batch_sizes(kind: str) -> None:
     sources: set[str] = set()
     for batch in BATCHES:
         g = GraphBuilder()
@@ -26,7 +26,7 @@ def test_a_pooling(kind: str) -> None:
     assert len(sources) == 1
 
 
-def test_a_change_of_layout() -> None:
+def test_a_change_of_layout_has_one_source_for_all_batch_sizes() -> None:
     sources: set[str] = set()
     for batch in BATCHES:
         given, to = (

@@ -47,12 +47,12 @@ def test_a_list_that_is_short_keeps_all_in_their_order() -> None:
     assert shortlist(every, 3) == [1, 2, 3]
 
 
-def test_of_each_engine_the_first_few_that_can_be_built_are() -> None:
+def test_of_each_engine_the_first_few_that_can_be_built_are_built() -> None:
     names = "eng4_k24=1", "eng4_refused", "eng4_k24=2", "eng4", "eng7_k24=1", "eng7"
     assert built_of(*names) == ["eng4_k24=1", "eng4_k24=2", "eng7_k24=1"]
 
 
-def test_of_a_single_engine_as_many_are_as_of_several() -> None:
+def test_with_one_engine_as_many_candidates_are_built_as_with_several() -> None:
     assert built_of("eng4_k24=1", "eng4_k24=2", "eng4_k24=3", "eng4") == [f"eng4_k24={n}" for n in (1, 2, 3)]
 
 
@@ -70,7 +70,7 @@ def test_the_fastest_alone_are_tried_in_the_whole_also_if_they_are_a_little_slow
     assert finalists(10.0, [9.0, 14.0, 16.0, 8.0, 11.0], most=3) == [0, 3, 4]
 
 
-def test_a_candidate_that_is_much_slower_alone_is_not() -> None:
+def test_a_candidate_that_is_much_slower_alone_is_not_tried_in_the_whole() -> None:
     assert finalists(10.0, [15.1, 40.0], most=3) == []
 
 

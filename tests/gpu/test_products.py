@@ -82,7 +82,7 @@ def test_each_algorithm_passes_its_self_check_and_can_be_captured(
 
 
 @pytest.mark.parametrize("name", LARGE)
-def test_its_kernel_is_loaded_without_a_run(builder: CudaBuilder, name: str) -> None:
+def test_the_kernel_of_a_product_is_loaded_without_a_run(builder: CudaBuilder, name: str) -> None:
     graph, context = LARGE[name], builder.context
     check, plan = SelfCheck(graph, context), algorithms(graph)[0]
     program, workspace = Program(plan, context.handle, context.stream), check.room_for(plan)

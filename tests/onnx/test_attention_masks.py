@@ -157,7 +157,7 @@ def test_heads_that_are_shared_are_not_copied() -> None:
     check(proto, q=rng.standard_normal((2, 4, 5, 8)).astype("f4"), **given)
 
 
-def test_other_copies_of_heads_stay() -> None:
+def test_copies_of_heads_that_attention_cannot_share_stay() -> None:
     proto = sharing((2, 1, 5, 8), (2, 2, 2, 5, 8))  # one head for all, first as two
     (operation,) = attention_of(proto)
     assert imported(proto).graph.body.tensor(operation.k).dims == (2, 4, 5, 8)

@@ -175,7 +175,7 @@ ALONE = {
 
 
 @pytest.mark.parametrize("name", ALONE)
-def test_other_products_stay(name: str) -> None:
+def test_products_that_may_not_be_joined_stay_apart(name: str) -> None:
     proto = ALONE[name]
     assert len(multiplied(proto)) == sum(each.op_type == "MatMul" for each in proto.graph.node)
     compared(proto)

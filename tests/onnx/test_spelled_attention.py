@@ -224,7 +224,7 @@ OTHER_GUARDS = {
 
 
 @pytest.mark.parametrize("name", OTHER_GUARDS)
-def test_other_choices_behind_softmax_stay(name: str) -> None:
+def test_a_choice_behind_softmax_that_guards_against_nothing_stays(name: str) -> None:
     assert "softmax" in kinds(imported(exported(weights=OTHER_GUARDS[name])))
 
 

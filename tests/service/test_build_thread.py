@@ -136,7 +136,7 @@ def test_a_tuning_that_is_abandoned_ends_at_the_next_candidate_and_the_next_job_
         assert made.result().job == job(2)
 
 
-def test_one_that_is_abandoned_before_it_begins_has_no_result() -> None:
+def test_a_tuning_that_is_abandoned_before_it_begins_has_no_result() -> None:
     with bench() as made:
         with made.workshop.building.closed():
             made.thread.ask(job(1))

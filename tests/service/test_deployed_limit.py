@@ -108,6 +108,6 @@ async def test_sets_come_and_go_amid_crashes() -> None:
         assert gpu.generation == 3
 
 
-async def test_a_limit_is_whole_bytes() -> None:
+async def test_deployed_limit_is_a_whole_number_of_bytes() -> None:
     with pytest.raises(InvalidRequest, match="deployed_limit"):
         spawn(deployed_limit=-1)

@@ -58,7 +58,7 @@ async def test_a_model_is_tuned_for_the_dims_that_it_is_loaded_with() -> None:
         assert workshop.tuning.passed == 2
 
 
-async def test_and_for_those_that_it_is_warmed_for_later() -> None:
+async def test_a_model_is_tuned_for_dims_that_it_is_warmed_for_later() -> None:
     workshop = Workshop()
     async with service(workshop) as gpu:
         model = await gpu.load(read(), tune=True)
@@ -77,7 +77,7 @@ async def test_one_whose_dims_are_numbers_is_tuned_as_it_is_loaded() -> None:
         assert (await model.explain()).plan.endswith("/tuned")
 
 
-async def test_without_it_nothing_is_measured() -> None:
+async def test_without_tune_nothing_is_measured() -> None:
     workshop = Workshop()
     async with service(workshop) as gpu:
         model = await gpu.load(read(), dims={"N": 2})
@@ -137,7 +137,7 @@ async def test_a_load_that_is_cancelled_ends_the_tuning_at_its_next_candidate() 
         assert workshop.tuning.passed == 1 + 2
 
 
-async def test_so_does_one_whose_time_is_up() -> None:
+async def test_a_load_that_times_out_ends_the_tuning_at_its_next_candidate() -> None:
     workshop = Workshop()
     async with service(workshop) as gpu:
         with workshop.tuning.closed():
@@ -206,7 +206,7 @@ async def test_the_cpu_engine_takes_it_and_has_nothing_to_tune(tune: Any, isolat
 
 
 @pytest.mark.parametrize("tune", [1, "yes", None])
-async def test_anything_else_is_refused(tune: Any) -> None:
+async def test_a_value_of_tune_that_is_not_known_is_refused(tune: Any) -> None:
     async with spawn() as gpu:
         with pytest.raises(InvalidRequest, match=r"tune=.* is neither True, False nor"):
             await gpu.load(read(), tune=tune)

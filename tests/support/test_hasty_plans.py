@@ -13,7 +13,7 @@ BY_CUBLASLT = {"residual", "shortcut", "bounded", "gelu", "tanh", "1x1 relu"}
 
 
 @pytest.mark.parametrize("name", [name for name in COMPILED if name not in BY_CUBLASLT])
-def test_it_leaves_out_what_would_be_compiled(child: Child, name: str) -> None:
+def test_a_plan_built_soon_leaves_out_what_would_be_compiled(child: Child, name: str) -> None:
     found: Hasty = child.call(hasty_plan, COMPILED[name])
     assert found.left_out
     assert found.compiled == [False] * len(found.compiled)
@@ -21,7 +21,7 @@ def test_it_leaves_out_what_would_be_compiled(child: Child, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in PRECOMPILED if name not in BY_CUBLASLT])
-def test_it_is_the_first_choice_if_that_compiles_nothing(child: Child, name: str) -> None:
+def test_a_plan_built_soon_is_the_first_choice_if_that_compiles_nothing(child: Child, name: str) -> None:
     found: Hasty = child.call(hasty_plan, PRECOMPILED[name])
     assert not found.left_out
     assert found.compiled == [False]
