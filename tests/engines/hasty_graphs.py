@@ -6,7 +6,7 @@ from cudnn_actor.protocol import GraphBuilder, OperationGraph, Tensor
 
 from .test_kernel_caches import piece_of
 
-__all__ = ["COMPILED", "PRECOMPILED", "network"]
+__all__ = ["COMPILED", "PRECOMPILED", "WITHOUT_BIAS", "network"]
 
 
 def _convolved(
@@ -15,7 +15,8 @@ def _convolved(
     g = GraphBuilder()
     x = g.input("x", (8, channels, size, size), "bfloat16", layout="NHWC")
     w = g.input("w", (128, channels, taps, taps), "bfloat16", layout="NHWC")
-    y = g.conv(x, w, stride=stride, pad=taps // 2, bias=g.input("b", (128,), "bfloat16"))
+    bias = None if kind == "relu alone" else g.input("b", (128,), "bfloat16")
+    y = g.conv(x, w, stride=stride, pad=taps // 2, bias=bias)
     if kind == "residual":
         y = g.relu(y + g.input("r", y.dims, "bfloat16", layout="NHWC"))
     elif kind != "bias":
@@ -32,7 +33,7 @@ def _multiplied(function: str) -> OperationGraph:
 
 
 COMPILED = {
-    "residual": _convolved(1, "residual", size=56),
+    "residual": _convolved(1, "residual", channels=256),
     "shortcut": _convolved(1, "bias", stride=2, size=28),
     "bounded": _convolved(1, "bounded"),
     "3x3 residual": _convolved(3, "residual"),
@@ -40,6 +41,8 @@ COMPILED = {
     "tanh": _multiplied("tanh"),
 }
 PRECOMPILED = {"relu": _convolved(3, "relu"), "1x1 relu": _convolved(1, "relu", channels=256)}
+WITHOUT_BIAS = _convolved(3, "relu alone")
+"""Some graphs of its kind have kernels in cuDNN; it has candidates with compiled kernels only."""
 
 
 def network(batch: int) -> OperationGraph:
