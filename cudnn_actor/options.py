@@ -65,7 +65,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         messages, graphs, and plans. The least recently used entry is dropped first. The latest entry of each
         cache stays, however large it is.
     memory_limit
-        Bytes that buffers may take from the system, at least 2 MiB; memory is taken in steps of 2 MiB.
+        Bytes that buffers may take from the system, at least 2 MiB; memory is taken in steps of 2 MiB. On the
+        CPU, arrays of `CudnnRef.staging` count, too.
         None: on the CPU, in a container with a memory limit (Linux's control groups), three quarters of the
         memory that this limit leaves when the service starts; else no limit.
     deployed_limit

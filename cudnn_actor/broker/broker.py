@@ -83,7 +83,7 @@ from cudnn_actor.protocol.messages.messages import (
 from cudnn_actor.protocol.messages.operands import operands
 from cudnn_actor.protocol.types.buffers import BufferRef
 from cudnn_actor.protocol.types.checks import require_type
-from cudnn_actor.protocol.types.tensor import TensorSpec
+from cudnn_actor.protocol.types.tensor import TensorSpec, packed_nbytes
 from cudnn_actor.supervision import Fault
 
 __all__ = ["Broker", "Host"]
@@ -115,6 +115,10 @@ class Host(Protocol):
 
     def forget(self, message: Forget) -> None:
         """Drop graphs and plans from the caches of whatever runs the work."""
+
+    @property
+    def lent(self) -> int:
+        """Bytes of the arrays that `lend` has given to callers, and that are in use."""
 
     def lend(self, spec: TensorSpec) -> np.ndarray:
         """An array of these dims in memory that the engine reads without a copy, for a caller.
@@ -342,7 +346,15 @@ class Broker(Generic[W]):
     def _lend(self, envelope: Envelope, message: LendStaging) -> None:
         require_type("spec", message.spec, TensorSpec)
         require_asker(envelope, "memory")
-        array = self._host.lend(message.spec)  # first: it may raise, and then nothing has begun
+        nbytes = packed_nbytes(message.spec)
+        self.memory.check_staging(nbytes, self._host.lent)
+        if self.memory.device == "cpu":
+            self._drop_idle(nbytes)
+        try:
+            array = self._host.lend(message.spec)  # first: it may raise, and then nothing has begun
+        except OutOfMemory as error:
+            in_use = self.memory.live_bytes + self._host.lent
+            raise error.beside(in_use=in_use, arena_bytes=self.memory.arena_bytes) from error
         if self.begins(envelope):
             self.succeed(envelope, array)
 
@@ -379,12 +391,18 @@ class Broker(Generic[W]):
         if self.arena is not None:
             self.awaiting_arena.append(envelope)
             return
+        if self.memory.device == "cpu":
+            self.memory.count_staging(self._host.lent)
         number, nbytes = self.memory.next_arena(spec)
-        for idle in self.memory.arenas_to_drop(nbytes):
-            self._drop_arena(idle)
+        self._drop_idle(nbytes)
         self.awaiting_arena.append(envelope)
         self.arena = number, nbytes
         self._host.create_arena(number, nbytes)
+
+    def _drop_idle(self, nbytes: int) -> None:
+        """Drop empty arenas until the limit allows so many bytes more."""
+        for idle in self.memory.arenas_to_drop(nbytes):
+            self._drop_arena(idle)
 
     def arena_made(self, descriptor: int) -> None:
         """Take over the arena that the host has made.

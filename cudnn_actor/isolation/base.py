@@ -13,6 +13,7 @@ from cudnn_actor.broker.progress import Progress
 from cudnn_actor.broker.service_state import ServiceState
 from cudnn_actor.engines import EngineChoice
 from cudnn_actor.memory import MemoryTable
+from cudnn_actor.memory.container import staging_limit
 from cudnn_actor.options import Options
 from cudnn_actor.protocol.errors import StartFailed
 from cudnn_actor.supervision import Backoff
@@ -62,12 +63,15 @@ class Isolation(Protocol):
 
 
 def limit_arenas(memory: MemoryTable, options: Options, engine: EngineChoice) -> None:
-    """Limit the arenas as the engine does by default, unless the options do or there are arenas already.
+    """Limit the arenas as the engine does by default, unless the options do or there are arenas already;
+    and the staging memory.
 
     Called on the supervisor's thread, which may read files, before a worker is there to make an arena.
     """
     if options.memory_limit is None and not memory.arena_bytes:
         memory.limit = engine.default_limit()
+    if memory.staging_limit is None:
+        memory.staging_limit = staging_limit()
 
 
 def if_lost(actor: A | None) -> A | None:

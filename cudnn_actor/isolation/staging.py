@@ -25,7 +25,9 @@ import numpy as np
 
 from cudnn_actor.engines.cpu.arenas import FIXED_SIZE, keeping
 from cudnn_actor.memory import ArenaPool, BufferOwner
+from cudnn_actor.memory.container import available
 from cudnn_actor.memory.exhaustion import exhaustion
+from cudnn_actor.protocol.errors import OutOfMemory
 
 __all__ = ["COPY_BYTES", "HEAVY_RUN_BYTES", "PIECES", "PIECE_BYTES", "Block", "Staging", "map_segment"]
 
@@ -84,6 +86,7 @@ class Staging:
         """Unused blocks of `PIECE_BYTES` for uploads. The fast path takes the last, and adds to them."""
         self._stock: frozenset[Block] = frozenset()
         """All pieces, used or not."""
+        self._lent: set[Block] = set()
 
     def segments(self) -> list[tuple[int, int, int]]:
         """Number, size in bytes and descriptor of each segment, for a new worker to map."""
@@ -130,6 +133,7 @@ class Staging:
         if block in self._stock:
             self.pieces.append(block)
             return
+        self._lent.discard(block)
         arena = next(arena for arena in self._pool.all() if arena.number == block.segment)
         arena.free.release(block.offset)
         kept = 0
@@ -156,8 +160,15 @@ class Staging:
         Raises as `take`.
         """
         block = self.take(math.prod(dims) * dtype.itemsize)
+        self._lent.add(block)
         owner = BufferOwner(block, self.ended)
         return keeping(self.array(block, dims, dtype), owner)
+
+    @property
+    def lent(self) -> int:
+        """Bytes of the arrays that `lend` has made and that are in use."""
+        self.take_back()
+        return sum(block.nbytes for block in self._lent)
 
     def locate(self, array: object) -> tuple[int, int] | None:
         """The segment and the offset of an array that lies in staging memory; None if it does not, or is not
@@ -200,6 +211,9 @@ class Staging:
 
     def _grow(self, nbytes: int) -> None:
         number, size = self._pool.next(nbytes)
+        left = available()
+        if left is not None and size > left:  # Linux would grant it, and kill a process once it is written
+            raise OutOfMemory(requested=nbytes, in_use=self._pool.taken, limit=None, largest=left)
         try:
             descriptor = self._make(number, size)
         except (OSError, OverflowError) as error:

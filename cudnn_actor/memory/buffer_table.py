@@ -84,6 +84,8 @@ class MemoryTable:
         self.epoch = next(_epochs)
         """Changes whenever a buffer or its bindings end, and differs between tables. While it is unchanged,
         every reference that resolved still resolves to the same slot. Any thread may read it."""
+        self.staging_limit: int | None = None
+        """Bytes of host memory that staging arrays may take altogether; None for no limit."""
         self.losses = 0
         """How many buffers have been torn or lost so far."""
         self._pool = ArenaPool(arena_bytes=arena_bytes, limit=limit)
@@ -124,6 +126,24 @@ class MemoryTable:
     @limit.setter
     def limit(self, limit: int | None) -> None:
         self._pool.limit = limit
+
+    def check_staging(self, nbytes: int, lent: int) -> None:
+        """Raise `OutOfMemory` unless a staging array of so many bytes fits beside those of `lent` bytes.
+
+        On the CPU they count towards the limit of the arenas, too: drop `arenas_to_drop(nbytes)`.
+        """
+        self.count_staging(lent)
+        self.take_back()
+        self._pool.check_beside(nbytes if self.device == "cpu" else 0)
+        most = self.staging_limit
+        if most is not None and nbytes > most - lent:
+            raise OutOfMemory(
+                requested=nbytes, in_use=lent, limit=None, most=most, largest=max(0, most - lent)
+            )
+
+    def count_staging(self, lent: int) -> None:
+        """Have staging arrays of so many bytes count towards the limit, if they are in the arenas' memory."""
+        self._pool.beside = lent if self.device == "cpu" else 0
 
     def arenas(self) -> tuple[Arena, ...]:
         """Every arena, in the order of their numbers. A new incarnation maps them again."""

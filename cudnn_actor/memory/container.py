@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from cudnn_actor.memory.arena import ARENA_STEP
 
-__all__ = ["default_limit", "room_in_container"]
+__all__ = ["available", "default_limit", "room_in_container", "staging_limit"]
 
 _FOR_ARENAS = 3 / 4
 """The part of the room that arenas may take. The rest is for arrays of the program and for values on their
@@ -42,13 +42,37 @@ def default_limit() -> int | None:
     return None if room is None else max(ARENA_STEP, int(room * _FOR_ARENAS) // ARENA_STEP * ARENA_STEP)
 
 
+def staging_limit() -> int:
+    """Bytes that staging arrays of a service that starts now may take: those of the machine's memory, or
+    the part of the container's that arenas may take."""
+    limit = default_limit()
+    return _machine() if limit is None else limit
+
+
+def available() -> int | None:
+    """Bytes that the machine can give without swapping; None if it does not say. Does not wait for a disk."""
+    try:
+        descriptor = os.open("/proc/meminfo", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        lines = os.pread(descriptor, 4096, 0).decode().splitlines()
+    finally:
+        os.close(descriptor)
+    return next((int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")), None)
+
+
+def _machine() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
 def room_in_container(groups: Path = _GROUPS, own: Path = _OWN) -> int | None:
     """Bytes that this process may still take in its container; None if no container limits them.
 
     The limits of all groups around its own hold as well, so the least room counts. A limit of at least the
     machine's memory is none. Reads some small files.
     """
-    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    machine = _machine()
     rooms = [
         max(0, limit - _usage(folder, files))
         for folder, files in _folders(groups, own)

@@ -29,6 +29,8 @@ class ArenaPool:
         self.limit = limit
         self.nbytes = 0
         """Bytes of all arenas."""
+        self.beside = 0
+        """Bytes of other memory that count towards the limit."""
         self._full = self._usual = rounded(arena_bytes, ARENA_STEP)
         self._arenas: dict[int, Arena] = {}
         self._next_number = 0
@@ -45,7 +47,7 @@ class ArenaPool:
     def to_drop(self, nbytes: int) -> tuple[Arena, ...]:
         """Idle arenas to drop before one of `nbytes` is added, the largest first, so that few are dropped."""
         chosen: list[Arena] = []
-        excess = 0 if self.limit is None else self.nbytes + nbytes - self.limit
+        excess = 0 if self.limit is None else self.beside + self.nbytes + nbytes - self.limit
         for arena in sorted(self.idle(), key=lambda arena: -arena.nbytes):
             if excess <= 0:
                 break
@@ -63,12 +65,23 @@ class ArenaPool:
         if self.limit is None:
             return self._next_number, max(needed, self._usual)
         # Prefer a smaller arena beside the idle ones to one of full size in their place.
-        untouched = self.limit - self.nbytes
+        untouched = self.limit - self.beside - self.nbytes
         room = untouched if needed <= untouched else self.limit - self._in_use()
         if needed > room:
             raise self._out_of_memory(nbytes)
         room = room // ARENA_STEP * ARENA_STEP
         return self._next_number, max(needed, min(self._usual, room))
+
+    def check_beside(self, nbytes: int) -> None:
+        """Raise `OutOfMemory` unless `nbytes` more of other memory fit beside the arenas that are in use."""
+        if self.limit is not None and nbytes > self.limit - self._in_use():
+            raise OutOfMemory(
+                requested=nbytes,
+                in_use=self.taken + self.beside,
+                arena_bytes=self.nbytes,
+                limit=self.limit,
+                largest=max(0, self.limit - self._in_use()),
+            )
 
     def shrink(self, refused: int, nbytes: int) -> bool:
         """Make the next arenas smaller, since the system has refused one of `refused` bytes.
@@ -122,8 +135,8 @@ class ArenaPool:
                 self._arenas.popitem()[1].close()
 
     def _in_use(self) -> int:
-        """Bytes of the arenas that are not idle."""
-        return self.nbytes - sum(arena.nbytes for arena in self.idle())
+        """Bytes of the arenas that are not idle, and of what counts beside them."""
+        return self.beside + self.nbytes - sum(arena.nbytes for arena in self.idle())
 
     @property
     def taken(self) -> int:
@@ -138,7 +151,7 @@ class ArenaPool:
             largest = max(beside, *(arena.free.largest for arena in self.all()), 0)
         return OutOfMemory(
             requested=nbytes,
-            in_use=self.taken,
+            in_use=self.taken + self.beside,
             arena_bytes=self.nbytes,
             limit=self.limit,
             most=most,

@@ -556,7 +556,8 @@ class CudnnRef:
         """An array for an input of a model, in memory that the device reads without another copy.
 
         Fill it and pass it to `run`, as often as you like; it must not change until the run is answered. Its
-        memory is given back when the array has been collected. The outputs of `run` that are larger than 64
+        memory is given back when the array has been collected. Until then it counts, on the CPU, towards
+        `memory_limit`; on a GPU it is pinned memory of the host. The outputs of `run` that are larger than 64
         KiB lie in such memory too, in process isolation, and may be passed on as inputs.
 
         Parameters
@@ -573,7 +574,7 @@ class CudnnRef:
         InvalidRequest
             A size is missing, unknown or no whole number, or the input has dims without a name.
         OutOfMemory
-            There is no room.
+            There is no room: within `memory_limit` on the CPU, or in the host's or its container's memory.
         """
         require_type("feature", feature, Feature, "pass an input of a model: model.inputs[0]")
         specs = one_set_of_specs((feature,), named_once(sizes, named))

@@ -7,7 +7,7 @@ import os
 import numpy as np
 import pytest
 
-from cudnn_actor import ConvSpec, InvalidRequest, OutOfMemory
+from cudnn_actor import ConvSpec, DType, Feature, InvalidRequest, OutOfMemory
 
 from .rigs import spawn
 
@@ -102,3 +102,48 @@ async def test_what_the_machine_never_has_is_told_to_send_less_and_nothing_that_
         f"out of memory: {4 << 43:,} bytes requested, and the machine has {error.most:,}; "
         "send less at once (a smaller batch)"
     )
+
+
+VECTOR = Feature(name="x", dtype=DType.FLOAT32, dims=("N", 4))
+
+
+async def test_staging_arrays_count_towards_the_limit_as_long_as_they_are_there() -> None:
+    async with spawn(device="cpu", memory_limit=8 * MIB) as gpu:
+        with pytest.raises(OutOfMemory, match="memory_limit=8,388,608 allows") as caught:
+            await gpu.staging(VECTOR, N=2_000_000)
+        assert (caught.value.requested, caught.value.most, caught.value.in_use) == (32_000_000, 8 * MIB, 0)
+        assert not caught.value.retry_safe
+        lent = await gpu.staging(VECTOR, N=5 * MIB // 16)
+        for _ in range(2):
+            with pytest.raises(OutOfMemory, match="at most 3,145,728 fit now") as caught:
+                await gpu.staging(VECTOR, N=4 * MIB // 16)
+            assert (caught.value.limit, caught.value.in_use, caught.value.largest) == (
+                8 * MIB,
+                5 * MIB,
+                3 * MIB,
+            )
+            assert caught.value.retry_safe
+        with pytest.raises(OutOfMemory) as caught:
+            await gpu.empty(floats(4 * MIB))
+        assert (caught.value.in_use, caught.value.largest) == (5 * MIB, 2 * MIB)
+        await gpu.empty(floats(2 * MIB))
+        del lent
+        await gpu.empty(floats(6 * MIB))
+        with pytest.raises(OutOfMemory):
+            await gpu.staging(VECTOR, N=1)
+
+
+async def test_an_empty_arena_makes_room_for_a_staging_array() -> None:
+    async with spawn(device="cpu", memory_limit=8 * MIB) as gpu:
+        await gpu.free(await gpu.empty(floats(8 * MIB)))
+        assert (await gpu.staging(VECTOR, N=8 * MIB // 16)).nbytes == 8 * MIB
+
+
+async def test_staging_arrays_are_bound_by_the_memory_of_the_machine() -> None:
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    async with spawn(device="cpu", memory_limit=1 << 60) as gpu:
+        with pytest.raises(OutOfMemory, match="the machine has") as caught:
+            await gpu.staging(VECTOR, N=2 * machine // 16)
+        assert caught.value.in_use == 0
+        assert not caught.value.retry_safe
+        assert (await gpu.staging(VECTOR, N=8)).shape == (8, 4)

@@ -380,6 +380,11 @@ class CudnnActor(Actor):
         """Drop plans. Graphs are kept by the service's own cache alone."""
         self._runner.forget_plans(message.plans)
 
+    @property
+    def lent(self) -> int:
+        """Bytes of the staging arrays that callers have."""
+        return 0 if self._staging is None else self._staging.lent
+
     def lend(self, spec: TensorSpec) -> np.ndarray:
         """An array in memory that the engine reads directly, for a caller."""
         if self._staging is None:

@@ -241,6 +241,11 @@ class WorkerHost:
             self.in_flight.forget_plans(message.plans)
             self.workers.tell_all(ForgetPlans(sorted(message.plans)))
 
+    @property
+    def lent(self) -> int:
+        """Bytes of the staging arrays that callers have."""
+        return self.staging.lent
+
     def lend(self, spec: TensorSpec) -> np.ndarray:
         """An array in staging memory, for a caller."""
         return self.staging.lend(spec.dims, spec.dtype.numpy)
