@@ -92,6 +92,11 @@ def _key_of(value: Value) -> str:
         return value.origin.key
     if value.key:
         return value.key
-    array = value.elements
+    if not value.digest:  # once: many nodes may read it
+        value.digest = _digest(value.elements)
+    return value.digest
+
+
+def _digest(array: np.ndarray) -> str:
     data = repr(array.tolist()).encode() if array.dtype.hasobject else np.ascontiguousarray(array).tobytes()
     return f"{array.dtype} {array.shape} {hashlib.blake2b(data, digest_size=16).hexdigest()}"

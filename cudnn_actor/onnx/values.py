@@ -109,6 +109,8 @@ class Value:
         Of a constant that is another one transposed, of rank 2: that one.
     key
         Equal for equal elements in every import of the file; empty if its elements are to be compared.
+    digest
+        What tells its elements from others, for want of a key; empty until `origins` has computed it.
     origin
         What it is computed from, if that is initialisers that may be overwritten; else None.
     biases
@@ -125,6 +127,7 @@ class Value:
         "_tensor",
         "_weight",
         "biases",
+        "digest",
         "dims",
         "dtype",
         "fixed",
@@ -153,7 +156,7 @@ class Value:
         self.made_by: Any = None
         self.standing: Any = None
         self.turned_from: Value | None = None
-        self.key = ""
+        self.key = self.digest = ""
         self.origin: Origin | None = None
         self.biases: dict[tuple[DType, float, bool], Tensor] = {}
         self.says: str | None = None

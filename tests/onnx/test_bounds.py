@@ -303,6 +303,27 @@ def patterns(count: int) -> onnx.ModelProto:
     )
 
 
+def test_a_large_constant_without_a_name_is_looked_at_once_however_many_read_it() -> None:
+    """The file has 100 KB, and asks for 20 MB, of which 2,500 nodes read a little each."""
+    count, rows = 2500, 17
+    one = numpy_helper.from_array(np.ones(1, np.float32))
+    nodes = [
+        node("Constant", "", "dims", value_ints=[5000, 1024]),
+        node("ConstantOfShape", "dims", "large", value=one),
+    ]
+    parts = [f"part{number}" for number in range(count)]
+    nodes += [node("Gather", "large rows", part, axis=0) for part in parts]
+    proto = model_of(
+        [*nodes, node("Sum", " ".join(["x", *parts]), "y")],
+        {"x": (FLOAT, [rows, 1024])},
+        {"y": (FLOAT, None)},
+        {"rows": np.arange(rows)},
+    )
+    start = time.process_time()
+    OnnxModel(proto).specialised({"x": TensorSpec.packed((rows, 1024), DType.FLOAT32)}, {})
+    assert time.process_time() - start < 10
+
+
 def test_functions_are_checked_once_however_often_they_are_called() -> None:
     """Each pattern of constants on its own, they would be 2^40."""
     model = OnnxModel(patterns(40).SerializeToString())
