@@ -6,7 +6,7 @@ Networks are files as of `benchmarks.models`, for one sample. A row for each net
 
 - `device_us`: a run on the device, from its start to its end.
 - `request_us` and `numpy_us`: one request at a time, with inputs and outputs on the device, and from NumPy to
-  NumPy: p50 and p90. `over_us` is what the p50 of the former takes longer than the device.
+  NumPy: p50 and p90. `over_us` is the p50 of the former, less `device_us`.
 - `per_s`: samples a second in runs of `--batch` samples, with one, two and three in flight, from NumPy and
   from `gpu.staging`.
 - `stages_us`, in process isolation: when a request on the device reaches each stage, since it was asked; the
@@ -50,7 +50,7 @@ _SIDE = "benchmarks.stages_side"
 _WARM = 20
 _IN_FLIGHT = (1, 2, 3)
 _NEARLY_ALL = 0.6
-"""The share of requests that a stage is in; others are of what happens now and then."""
+"""A stage is listed if it occurs in at least this share of the requests."""
 Isolation = Literal["thread", "process"]
 Arrays = dict[str, np.ndarray]
 
@@ -127,7 +127,7 @@ async def _costs(path: str, isolation: Isolation, given: argparse.Namespace, sto
 
 
 async def _stamped(path: str, given: argparse.Namespace, store: Path, folder: Path) -> None:
-    """Requests whose stamps are in `STAMPS`, and, when this returns, in the folder."""
+    """Send requests whose stamps are in `STAMPS` and, once this has returned, in the folder."""
     options = make_options(
         {"device": given.device, "isolation": "process", "plan_store": store, "hang_after_s": 600.0}
     )

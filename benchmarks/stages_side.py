@@ -25,15 +25,14 @@ from cudnn_actor.processes.channel import Channel
 __all__ = ["STAMPS", "engine", "stamped_caller"]
 
 STAMPS: list[tuple[int, str]] = []
-"""Of this process: nanoseconds, and what was reached."""
+"""The stamps of this process: nanoseconds, and the stage that was reached."""
 
 
 def _stamp(
     owner: type, name: str, before: str = "", after: str = "", *, if_true: bool = False
 ) -> Callable[[], None]:
-    """Stamp calls of a method, before and after; after, only those that return something true if `if_true`.
-
-    Returns what ends that.
+    """Stamp calls of a method, before and after them. With `if_true`, the stamp after is left out if they
+    return something false. Returns a function that ends the stamping.
     """
     call: Callable[..., Any] = getattr(owner, name)
 

@@ -461,9 +461,7 @@ class BatchedModel:
             first = refused and self._leave_out(group, size, error)
             if several:
                 await self._answer_one_by_one(requests, size, error)
-            elif (
-                refused and not first
-            ):  # another request has had this size left out meanwhile: try another size
+            elif refused and not first:  # another request has had this size left out: try another
                 await self._answer(requests, crashes)
             else:
                 self._fail(requests, error)

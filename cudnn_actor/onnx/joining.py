@@ -2,8 +2,8 @@
 
 Queries, keys and values of attention are such products, and the two halves of a gated network. One large
 product takes less time than several smaller ones, and one launch. The weights are put side by side once, when
-they are uploaded. What was computed is read in parts of the result, which takes no copy where a part stays as
-it is but for its last dim, and for functions of each element.
+they are uploaded. Each former result is a slice of the large one. It is not copied where pointwise operations
+or products read it, or where only its last dim is split.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def joined(of: Joined, name: Callable[[str], str]) -> Joined:
 
 
 class _Factor(NamedTuple):
-    """A weight that a product, or a sum, reads: its uid, and the numbers of the operations on the way."""
+    """A weight that a product or a sum reads, with its port and the operations between it and the reader."""
 
     uid: int
     port: str
@@ -66,7 +66,7 @@ class _Factor(NamedTuple):
 class _Part(NamedTuple):
     """A product by a weight, perhaps with a bias.
 
-    `numbers`: of its operations. `rounded`: what is of the operands' type once it is joined.
+    `numbers`: its operations. `rounded`: the tensors that get the operands' type once it is joined.
     """
 
     number: int
@@ -165,7 +165,7 @@ class _Joining:
         return alone or operation.mode in (PointwiseMode.ADD, PointwiseMode.SUB)
 
     def _rounded(self, uid: int) -> tuple[int, ...] | None:
-        """A sum in float32 and the movements before it is used, if functions of each element use it alone.
+        """A float32 result and its moved forms, if only pointwise operations use these; else None.
 
         ONNX rounds products to the type of their operands. A graph has them in float32 for what follows.
         """

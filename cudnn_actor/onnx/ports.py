@@ -21,7 +21,7 @@ from cudnn_actor.protocol.types.tensor import Layout, TensorSpec
 __all__ = ["LITTLE", "Ports"]
 
 LITTLE = 1 << 16
-"""Bytes of a constant whose key is its digest: so equal ones are one buffer, and it takes no time."""
+"""A constant of at most so many bytes has its digest as its key, so equal ones are one buffer."""
 
 
 class Ports:

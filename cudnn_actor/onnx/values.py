@@ -106,7 +106,7 @@ class Value:
     standing
         Why it stays float32 in a model that is computed in another dtype: see `precision`.
     turned_from
-        Of a constant that is another one transposed, of rank 2: that one.
+        The constant of rank 2 whose transpose it is; None for others.
     key
         Equal for equal elements in every import of the file; empty if its elements are to be compared.
     digest
@@ -114,7 +114,7 @@ class Value:
     origin
         What it is computed from, if that is initialisers that may be overwritten; else None.
     biases
-        What it is as a mask: what is added to scores of a dtype, by that, by what hides a key, and by how.
+        What it adds to scores as a mask of attention, by their dtype, by what hides a key, and by how.
     says
         What it says as a mask of attention, if that is known at import; None before it is looked at.
     looked_at

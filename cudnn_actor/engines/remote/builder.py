@@ -15,8 +15,8 @@ a build, or tuning                     in the builder process. Waits while the p
                                        for earlier requests of others. In this process, a build
                                        would block every thread, and a plan that kills its device
                                        context during its check would destroy this process's
-a plan that cannot be exported or      again in this process: building it has proved harmless. Not one
-restored                               that was tuned: that would take minutes, so the tuning fails
+a plan that cannot be exported or      again in this process: building it has proved harmless. A tuned
+restored                               one is not built again, which would take minutes: the tuning fails
 a build whose process was stopped or   in another process, and does not count towards `tries`: the
 killed for other reasons, or had not   graph is not to blame
 started the build
@@ -67,7 +67,7 @@ DIED = "BUILDER_DIED"
 SILENT = "BUILDER_SILENT"
 """Status of the `EngineFailure` of a build that hung: its process was killed."""
 NOT_TUNED = "NO_BUILDER_TO_TUNE"
-"""Status of the `EngineFailure` of a tuning without a process to measure in."""
+"""Status of the `EngineFailure` of a tuning for which there is no builder process."""
 INTERRUPTED = "BUILDER_INTERRUPTED"
 """Status of the `EngineFailure` of a build that was interrupted."""
 

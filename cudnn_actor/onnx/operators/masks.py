@@ -22,7 +22,7 @@ __all__ = ["Mask", "bias_of", "read_fill", "read_mask"]
 
 
 class Mask(NamedTuple):
-    """What hides keys from queries: what the graph computes, if that is anything, and what comes later.
+    """What hides keys from queries: `rest`, which the graph computes, if anything, and whether it is causal.
 
     `hidden`: what is added to scores where `rest` has truth values that hide a key. `hides`: whether these
     are the true ones.

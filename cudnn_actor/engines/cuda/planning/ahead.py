@@ -1,4 +1,4 @@
-"""Compiles kernels of our own for the pieces of a graph side by side, before the first piece is built.
+"""Compiles kernels of our own for all pieces of a graph on several threads, before the first piece is built.
 
 NVRTC takes 0.03 to 0.2 s for a kernel, and other threads run meanwhile. One after the other, the kernels for
 a network's plans and self-checks took most of the time of its first answer, and 1 to 2 s for another size.
@@ -32,7 +32,7 @@ _MOST_THREADS, _LEAST_KERNELS = 8, 2
 
 @contextlib.contextmanager
 def compiling_ahead(pieces: Iterable[OperationGraph], limit: int) -> Iterator[None]:
-    """Compile what the pieces need on other threads, during the `with` block and before its end."""
+    """Compile what the pieces need on other threads, during the `with` block. Its end waits for them."""
     missing = AHEAD.missing(launch for piece in pieces for launch in launches_ahead(piece, limit))
     threads = min(_MOST_THREADS, len(missing), os.cpu_count() or 1)
     if threads < _LEAST_KERNELS:

@@ -1,14 +1,15 @@
 """Computes a large product of half types by products whose rows are vectors of 16 bytes.
 
-Kernels for tensor cores move such vectors. Where a product has other rows, as GPT-2's logits, of 50,257
-columns, cuBLASLt and cuDNN take kernels that reach 12 and 20 % of what the device can do (H100), even if rows
-are stored apart from each other: it is the sizes that decide. So here the product gets other sizes:
+Kernels for tensor cores move such vectors. Where rows have another length, as GPT-2's logits of 50,257
+columns, cuBLASLt and cuDNN take kernels that reach 12 and 20 % of what the device can do (H100). To store
+each row at a multiple of 16 bytes does not help, since they choose by the sizes. So here the product gets
+other sizes:
 
-- Of the columns of a result, as many as are whole vectors are one product, and the last 8 another one, if the
-  columns of b lie in memory one behind the other. Else b is copied, with more columns.
-- The inner dim is extended by zeros, in copies of both operands.
+- The columns of the result that fill whole vectors are one product, and the last 8 columns another one, if
+  each column of b is contiguous. Else b is copied, with more columns.
+- If the inner dim is no multiple of 8, both operands are copied, and padded with zeros.
 
-What was computed is copied to the result.
+Results of other sizes are then copied to the result.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ operations take 0.7 ps longer.
 
 
 def aligned_product(graph: OperationGraph, *, every: bool = False) -> OperationGraph | None:
-    """Such a graph, with the bound tensors of this one; None if it is no product with other rows.
+    """A graph of such products, with the bound tensors of `graph`; None if it is no product with other rows.
 
     None, too, where the copies are expected to take longer than they save, unless `every` is set.
     """
@@ -75,7 +76,7 @@ class _Aligning:
 
     @property
     def is_possible(self) -> bool:
-        """Whether it is such a product, with nothing behind it that has other rows than it gets."""
+        """Whether it is a product with other rows, and what follows can be computed for some columns."""
         functions = self._graph.operations[1:]
         computed = self._graph.written
         read = {uid for each in functions for uid in each.reads} - computed

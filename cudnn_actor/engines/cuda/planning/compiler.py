@@ -118,7 +118,8 @@ def in_pieces(
 
 
 def _may_wait(graph: OperationGraph) -> bool:
-    """Whether a graph may have a plan without the kernels that cuDNN compiles, of which none takes longer."""
+    """Whether a graph, apart from pointwise operations, is of convolutions and products: such a graph may
+    have a plan without kernels that cuDNN compiles."""
     others = [operation for operation in graph.operations if not isinstance(operation, Pointwise)]
     return bool(others) and all(isinstance(operation, Convolution | MatMul) for operation in others)
 

@@ -1,8 +1,8 @@
 """Graphs in which functions of each element read the parts of a concatenation where these lie.
 
-Rotary embedding has half of the features changed for the other half, one of them negated: a concatenation,
-which the functions behind it alone read. A kernel of those functions can pad as it reads. So here a
-concatenation becomes the sum of its parts, each padded with -0, which changes no number that it is added to.
+Rotary embedding swaps the two halves of the features and negates one of them. That is a concatenation which
+only the pointwise operations behind it read, and their kernel can pad what it reads. So here a concatenation
+becomes the sum of its parts, each padded with -0, which changes no number that it is added to.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from cudnn_actor.protocol.types.tensor import packed_strides
 __all__ = ["read_in_parts"]
 
 _MOST_PARTS = 3
-"""A kernel looks for each element in each of them."""
+"""More are not read in parts: a kernel reads each part for each element."""
 
 
 def read_in_parts(graph: OperationGraph) -> Reshaped | None:
-    """Returns such a graph; None if it is that already. Tensors that are bound keep their uids."""
+    """Returns such a graph; None if no concatenation is to be changed. Bound tensors keep their uids."""
     if not any(isinstance(operation, Concat) for operation in graph.operations):
         return None
     return _Reading(graph).changed()

@@ -107,7 +107,7 @@ class CudaBuilder:
     ) -> CudaPlan:
         """See `compile_plan`. The engine allocates the workspace.
 
-        Plans of pieces are kept: so a better plan than a provisional one takes only what that has not.
+        Plans of pieces are kept, so after a provisional plan only its provisional pieces are built again.
         """
         check_graph(graph, "cuda")
         tried = itertools.count()

@@ -21,10 +21,10 @@ from cudnn_actor.protocol.operations import Attention, LayerNorm
 __all__ = ["ranked"]
 
 _TILE, _MOST_TILES = 128, 32
-"""Queries that cuDNN's first candidate for attention takes at once, and so many of which are few."""
+"""How many queries a tile of cuDNN's first candidate for attention has, and how many such tiles are few."""
 _MOST_KEYS, _WIDEST_HEAD = 256, 64
 _ROWS = range(128, 257)
-"""Of a layer norm of few rows."""
+"""How many rows a layer norm of few rows has."""
 
 
 def ranked(graph: OperationGraph, names: Sequence[str]) -> list[int]:

@@ -23,13 +23,14 @@ from cudnn_actor.protocol.operations import Convolution
 __all__ = ["Candidate", "all_candidates"]
 
 _WIDENED, _REARRANGED, _PRODUCTS, _ALIGNED = 8, 4, 8, 4
-"""How many plans are timed: with channels of zeros, on rearranged copies, by cuBLASLt, of whole vectors."""
+"""How many plans of a kind are candidates: with channels of zeros, on rearranged copies, by cuBLASLt, and as
+products of whole vectors."""
 
 
 class Candidate(NamedTuple):
-    """A plan: of which kind it is, which number of that kind, and what builds it.
+    """A plan that may be built: its kind, its number within that kind, and what builds it.
 
-    `configuration`: cuDNN's name for it, if it is cuDNN's for the whole graph; else empty.
+    `configuration`: cuDNN's name for it, if it is one of cuDNN's plans for the whole graph; else empty.
     """
 
     kind: str
@@ -39,7 +40,7 @@ class Candidate(NamedTuple):
 
     @property
     def what(self) -> str:
-        """It in words."""
+        """What it is, in words."""
         return f"{self.kind}, {self.number}"
 
 

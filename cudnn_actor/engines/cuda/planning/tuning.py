@@ -51,11 +51,11 @@ _WARM_UPS, _ROUGH_RUNS = 5, 5
 _CANDIDATES, _FINALISTS = 16, 4
 """How many candidates of a piece are built, and how many of them are tried in the whole."""
 _OF_ENGINE, _OF_CUDNN = 3, 6
-"""How many of these are cuDNN's: of one engine, and of all."""
+"""The most of these that are cuDNN's: of one engine, and of all engines."""
 _LONGEST_S = 240.0
 """After so long, no further piece is begun."""
 _OWN_FAULTS = (Refused, EngineFailure, MemoryError, OutOfMemory)
-"""What is wrong with a candidate alone, unless the context is dead."""
+"""Errors for which a candidate is left out, unless the context is dead."""
 
 
 def tune(
@@ -272,7 +272,7 @@ class _Tuner:
         return plan_of(self._graph)
 
     def _times(self, parts_us: Sequence[float]) -> list[tuple[str, float]]:
-        """Of each piece its digest and its time, from the times of the parts of the whole."""
+        """The digest and the microseconds of each piece, from the times of the parts of the whole."""
         rest, found = iter(parts_us), []
         for single in self._in_order(self._graph):
             digest = single.digest()

@@ -19,23 +19,23 @@ __all__ = ["TIE", "Few", "Gain", "finalists", "gain_of", "is_gain", "shortlist",
 T = TypeVar("T")
 
 TIE = 0.02
-"""What share of a piece's time a candidate must save at least, to be taken."""
+"""The share of a piece's time that a candidate must save to be taken."""
 _LEAST_SHARE = 0.005
-"""Of a run: with a piece that takes less, nothing can be gained that could be told from chance."""
+"""The share of a run that a piece must take to be tuned: a gain on a smaller one could not be measured."""
 _SURE = 3.0
 """How many standard errors a gain must be away from nothing."""
 _LEAST_US = 0.5
-"""The steps in which events of the device count."""
+"""A smaller gain, in microseconds, is none: the device's events count in such steps."""
 _NEAR = 1.5
-"""A candidate that alone takes longer than so many times the first choice is not tried in the whole run."""
+"""A candidate that alone takes over so many times as long as the first choice is not tried in the whole."""
 _NORMAL = 1.4826
 """Standard deviations in a median absolute deviation, of normally distributed numbers."""
 
 
 def worth_tuning(times: Iterable[tuple[str, float]]) -> list[str]:
-    """The different pieces that are worth it, those first that take the most of a run together.
+    """The keys of the pieces that are worth tuning, first those that take the most time in a run.
 
-    `times`: of each piece of a run, its plan's key and its time. Equal pieces have one key.
+    `times`: the key and the microseconds of each piece of a run. Equal pieces have one key.
     """
     total: defaultdict[str, float] = defaultdict(float)
     for key, us in times:
@@ -45,7 +45,7 @@ def worth_tuning(times: Iterable[tuple[str, float]]) -> list[str]:
 
 
 def shortlist(candidates: Iterable[tuple[Hashable, T]], most: int) -> list[T]:
-    """At most so many candidates, as many of each kind as of the others, the first ones of each kind.
+    """At most so many candidates: the first ones of each kind, equally many of each kind if there are.
 
     `candidates`: each with its kind. Those of one kind come in the order in which they are expected to be
     fast.
@@ -59,11 +59,11 @@ def shortlist(candidates: Iterable[tuple[Hashable, T]], most: int) -> list[T]:
 
 
 class Few:
-    """Lets a few of cuDNN's candidates for a piece pass, of each engine a few: the first ones that are built.
+    """Chooses a few of cuDNN's candidates for a piece: the first ones of each engine that can be built.
 
     cuDNN ranks an engine's configurations. Of 29 products and convolutions whose candidates were all timed on
-    an H100, this leaves out the fastest of one by 30 %, of two by 4 and 5 %, and of no other by more than
-    0.4 %: 100 are built instead of 314, and builds are what takes the most of the time of tuning.
+    an H100, the fastest that is left misses the fastest of all by 30 % for one, by 4 and 5 % for two, and by
+    at most 0.4 % for the others. 100 are built instead of 314, and builds take the most time of tuning.
 
     Parameters
     ----------
@@ -79,11 +79,11 @@ class Few:
         self._built: Counter[str] = Counter()
 
     def allows(self, configuration: str) -> bool:
-        """Whether this one is to be built."""
+        """Whether a candidate with this configuration is to be built."""
         return self._built[_engine(configuration)] < self._of_each and self._built.total() < self._most
 
     def note(self, configuration: str) -> None:
-        """This one has been built."""
+        """Note that a candidate with this configuration has been built."""
         self._built[_engine(configuration)] += 1
 
 
@@ -92,7 +92,7 @@ def _engine(configuration: str) -> str:
 
 
 def finalists(first_us: float, others_us: Sequence[float], most: int) -> list[int]:
-    """Which candidates are tried in the whole run, by what they take alone: the fastest, at most so many.
+    """The indices of the candidates that are tried in the whole run: at most `most`, the fastest alone.
 
     Alone, a plan finds its operands in the caches. So a slower one may be the faster in the whole run, but
     not one that is much slower.
@@ -109,7 +109,7 @@ class Gain(NamedTuple):
 
 
 def gain_of(runs: Sequence[tuple[float, float]]) -> Gain:
-    """What one plan gains on another, from microseconds of runs in turns: first of that one, then of this.
+    """What a plan gains on another one. `runs`: microseconds of both in each turn, first of the other one.
 
     The two runs of a turn have the same clock and temperature, so they are compared with each other.
     """

@@ -39,10 +39,10 @@ _NOBODY = Slot(-1, 0)
 """Pads a request's slots to the fixed number that a step counts, because a step contains no loop."""
 _NOBODY.live = True
 _NO_LOAN = Loan([])
-"""Stands in a step for the loan of a request that lends nothing."""
+"""The loan of a request that lends nothing, because a step has no branches."""
 _Memory = tuple[list[Any], MutableSequence[Block], tuple[RunStaging, ...], tuple[RunStaging, ...]]
 _NO_MEMORY: _Memory = ([], [], (), ())
-"""Of a request without staging memory. The lists stay empty."""
+"""What `_memory_of` returns for a request without staging memory. The lists stay empty."""
 _UPLOADS = frozenset({Upload, Allocate})
 _FEW = 6
 _FILL = tuple((_NOBODY,) * (_FEW - n) for n in range(_FEW + 1))
@@ -244,16 +244,16 @@ def complete(channel: Channel, host: WorkerHost, outbox: deque[Reply]) -> bool:
 
 
 def _memory_of(host: WorkerHost, request: WorkerRequest, loan: Loan) -> _Memory:
-    """Where a request's staging memory goes in its last step, and what of it for the next run, or for the
-    loan."""
+    """Two lists to which a request's staging memory goes in its last step, and what goes to the next run and
+    to the loan."""
     staged = () if request.staged is None else (request.staged,)
     spare, home = _spare_of(host, request), host.staging.home_of(request.blocks)
     return (spare, home, staged, ()) if loan is _NO_LOAN else (spare, home, (), staged)
 
 
 def _value(host: WorkerHost, request: WorkerRequest, answer: Answer) -> tuple[Any, Loan]:
-    """The reply for an answer, None for one that needs the slow path; and the loan of the request's staging
-    memory that it is."""
+    """The reply for an answer, None if it needs the slow path; and the loan of the staging memory in which
+    the reply lies."""
     cached = request.cached
     if type(answer) is Done and cached is not None:
         if host.recent.kept:

@@ -5,8 +5,8 @@ until it is complete, so after a crash it is sent again as it is. Small outputs 
 serves the next run. Large ones are lent to the caller where they are, without a copy, and the piece serves
 another run after the last array that uses it has been collected.
 
-So a lent piece is in no run: nothing but the caller's arrays can reach it, whatever becomes of the worker. As
-in `memory.lending`, the end of a loan may come on any thread and in the middle of any operation, so it does
+So a lent piece is in no run: nothing but the caller's arrays can reach it, even if the worker dies. As in
+`memory.lending`, the end of a loan may come on any thread and in the middle of any operation, so it does
 one thing only: it appends the piece to the end of a list, from whose head the holder of the host takes.
 """
 
@@ -41,8 +41,8 @@ _ALIGNMENT = 256
 _MOST_SPARE = 4
 """How many unused pieces are kept for each graph, beside those that come back from callers."""
 _FEW_LENT, _MOST_LENT = 2, 8
-"""How many pieces of a graph callers may have at a time: the fewer if more were larger than
-`_MOST_LENT_BYTES` together. Further outputs are copied out."""
+"""How many pieces of a graph callers may have at a time: `_MOST_LENT` as long as they take at most
+`_MOST_LENT_BYTES` together, else `_FEW_LENT`. Further outputs are copied out."""
 _MOST_LENT_BYTES = 256 << 20
 _MOST_SPARE_BYTES = 256 << 20
 """If all graphs together have more unused staging memory than this, the next run that needs more frees it."""
@@ -116,7 +116,7 @@ class ModelRuns:
     _pieces: dict[int, Pieces] = field(default_factory=dict, init=False)
     """The staging memory of each graph that the sender knows, by the graph's number."""
     _leaving: list[Pieces] = field(default_factory=list, init=False)
-    """That of graphs that have ended while callers had pieces of it."""
+    """The staging memory of graphs that have ended while callers had pieces of it."""
     _latest: dict[int, tuple[Named, Named, bytes]] = field(default_factory=dict, init=False)
     """The latest run of each graph that had all its values in buffers, by the graph's number: its inputs and
     outputs, and how it was encoded. The next run has often the same."""

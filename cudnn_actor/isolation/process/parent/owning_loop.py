@@ -49,8 +49,8 @@ class OwningLoop:
         self._gathered = 0
         """Messages since the last turn."""
         self._usual = 0
-        """How many messages are usually in flight when answers come. When many come at once, fewer are, until
-        the tasks that have got them send again. It falls by an eighth with each reading."""
+        """How many messages are usually in flight when answers come: the most lately, less an eighth at each
+        reading. Right after many answers fewer are in flight, until the tasks that got them send again."""
         self._channel: Channel | None = None
         self._descriptors: list[int] = []
         """The duplicated descriptor of the socket that the loop reads: one, or none."""
