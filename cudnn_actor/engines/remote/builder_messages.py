@@ -86,7 +86,7 @@ class Ready(_Frame, frozen=True, forbid_unknown_fields=True, tag=True):
 
 
 class Began(_Frame, frozen=True, forbid_unknown_fields=True, tag=True):
-    """Work on the request has begun; until now it waited for other clients' requests."""
+    """Work on the request has begun, or goes on; until now it waited for other clients' requests."""
 
 
 class Busy(_Frame, frozen=True, forbid_unknown_fields=True, tag=True):

@@ -138,6 +138,7 @@ class Connection:
             while True:
                 answer = self._receive(_at(time.monotonic() + (within_s if began else 2 * within_s)))
                 if isinstance(answer, Busy):
+                    began = False  # or set aside: what the process dies of now is another's
                     progress(0, 0, "waits for another client's")
                     continue
                 if isinstance(answer, Progress):

@@ -176,21 +176,26 @@ class _Server:
         elif self._builder is not None and not peer.ended:  # else the client has gone
             self._answer(peer, request, self._builder)
 
-    def _do_before(self, turn: int) -> None:
-        """Do what is of an earlier turn, in the order of turns.
+    def _do_before(self, turn: int, aside: Channel | None = None) -> bool:
+        """Do what is of an earlier turn, in the order of turns. Returns whether there was anything.
 
-        Then, if what comes next is a build "behind", wait until its candidates may be begun.
+        Then, if what comes next is a build "behind", wait until its candidates may be begun. `aside`: whose
+        request has begun and waits meanwhile. It is not to blame if the process dies.
         """
+        done = False
         while True:
             first = min(self._requests, key=lambda each: _turn(each[1]), default=None)
             comes = turn if first is None else min(turn, _turn(first[1]))
             if comes == _BEHIND and (left_s := self._quiet_at - time.monotonic()) > 0.0:
                 self._look(left_s * 1e3)
             elif first is None or _turn(first[1]) >= turn:
-                return
+                return done
             else:
+                if aside is not None:
+                    self._say(aside, Busy())
                 self._requests.remove(first)
                 self._do(*first)
+                done = True
 
     def _open(self, peer: Channel, request: Open) -> None:
         """Open the builder on the first request. An exception is printed and ends the process."""
@@ -250,8 +255,10 @@ class _Server:
             if request.tunes and self._has_gone(peer):
                 raise _UnwantedError
             if _turn(request):
-                self._do_before(_turn(request))
+                resumed = self._do_before(_turn(request), aside=peer)
                 self._at_work_for = peer
+                if resumed:
+                    self._say(peer, Began())
 
         graph, limit = request.graph, request.workspace_limit
         if request.tunes:

@@ -176,6 +176,25 @@ def test_builds_of_others_are_made_between_two_candidates_of_a_tuning(
     assert maker_of(tuned.result(PATIENCE_S)) == player.at("tune")
 
 
+def test_a_tuning_is_not_to_blame_for_what_is_built_between_two_of_its_candidates(
+    new_builder: NewBuilder, stage: Stage, thread: ThreadPoolExecutor, host: BuilderHost
+) -> None:
+    tunes = new_builder(tries=1, renew_after=100)
+    player = ready(tunes, stage)
+    other = Channel(host.connect(), ANSWERS)
+    other.send(Open(MAKE, (stage.address,), 100))
+    other.send_all()
+    until(other, Ready)
+    tuned = thread.submit(tunes.tune, GRAPH, workspace_limit=None, progress=lambda *_: None)
+    player.at("tune")
+    other.send(Build(graph(5), None))
+    other.send_all()
+    player.told("go", "crash")
+    last = stage.enter("go", "go", "go", "go")
+    assert maker_of(tuned.result(PATIENCE_S)) == last.at("open")
+    other.close()
+
+
 def test_what_is_waited_for_is_made_before_what_is_built_behind(
     new_builder: NewBuilder, stage: Stage, thread: ThreadPoolExecutor, host: BuilderHost
 ) -> None:
