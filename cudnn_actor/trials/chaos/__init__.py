@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_pause,
         default=_DEFAULTS.kill_every,
         metavar="SECONDS",
-        help="mean time between two signals; to a worker, since it serves (%(default)s)",
+        help="mean time between two signals, or from a worker's start to its signal (%(default)s)",
     )
     parser.add_argument(
         "--faults",
