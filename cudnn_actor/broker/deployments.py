@@ -369,6 +369,7 @@ class Deployments:
                 fix="unload some first",
             )
         replaced = [model.graphs[each.name] for each in fresh if each.name in model.graphs]
+        self._check_own(fresh, replaced)
         for each in fresh:
             model.graphs[each.name] = self._made(each)
         self._index(model)
@@ -498,8 +499,6 @@ class Deployments:
         for place, port in enumerate(cached.lowered.buffers):
             places.setdefault(port, place)
         draws = graph.draws
-        own = [*graph.inputs.values(), *graph.outputs.values(), *([] if draws is None else [draws.port])]
-        refs: dict[str, BufferRef] = dict(zip(graph.graph.places, graph.buffers, strict=True))
         return Deployed(
             number=next(self._graph_numbers),
             of=graph,
@@ -508,8 +507,30 @@ class Deployments:
             inputs={name: places[port] for name, port in graph.inputs.items() if port in places},
             outputs={name: places[port] for name, port in graph.outputs.items()},
             state=None if draws is None else places.get(draws.port),
-            writes=frozenset(refs[port].slot for port in own),
+            writes=_written(graph),
         )
+
+    def _check_own(self, graphs: Iterable[ModelGraph], replaced: Iterable[Deployed]) -> None:
+        """Raise `InvalidRequest` if what a run of one graph writes is used by another graph, of any model."""
+        gone = [each.number for each in replaced]
+        others = [
+            (each.of.name, each.writes, each.uses)
+            for model in self._models.values()
+            for each in model.graphs.values()
+            if each.number not in gone
+        ]
+        for graph in graphs:
+            writes, uses = _written(graph), frozenset([ref.slot for ref in graph.buffers])
+            for name, written, used in others:
+                if not (writes.isdisjoint(used) and written.isdisjoint(uses)):
+                    slot = min((writes & used) | (written & uses))
+                    raise InvalidRequest(
+                        field="buffers",
+                        value=Words(next(ref for ref in graph.buffers if ref.slot == slot)),
+                        problem=f"is used by the graphs {name!r} and {graph.name!r}, and each run writes it",
+                        fix="give each graph inputs and outputs of its own; they may share weights alone",
+                    )
+            others.append((graph.name, writes, uses))
 
     @staticmethod
     def _index(model: _Model) -> None:
@@ -538,6 +559,13 @@ def _changed(name: str, array: object, spec: TensorSpec) -> InvalidRequest:
         problem=f"was changed after it was sent: it had {spec.dtype} {spec.dims}",
         fix="change it after the reply, or give a copy",
     )
+
+
+def _written(graph: ModelGraph) -> frozenset[int]:
+    """The slot numbers of the buffers that each run of a graph writes."""
+    refs = dict(zip(graph.graph.places, graph.buffers, strict=True))
+    state = () if graph.draws is None else (graph.draws.port,)
+    return frozenset(refs[port].slot for port in (*graph.inputs.values(), *graph.outputs.values(), *state))
 
 
 def _of_the_graph(name: str, ref: BufferRef) -> InvalidRequest:

@@ -841,3 +841,33 @@ async def test_memory_is_lent_by_the_next_incarnation_if_the_context_dies_meanwh
         lent = await gpu.staging(Feature(name="image", dtype=DType.FLOAT32, dims=("N", 3)), N=4)
         assert lent.shape == (4, 3)
         assert gpu.generation == 2
+
+
+async def test_what_one_graph_writes_no_other_uses() -> None:
+    async with spawn() as gpu:
+        w = await gpu.upload(W)
+        one = await placed(gpu, w, 4, name="one")
+        own = await placed(gpu, w, 4, name="two")
+        x, weight, y, z = own.buffers
+        alone = await gpu.ask(DeployModel(graphs=(own,)))
+        shared = one.buffers[2]
+        for buffers in ((x, weight, shared, z), (one.buffers[0], weight, y, z)):
+            two = msgspec.structs.replace(own, buffers=buffers)
+            with pytest.raises(
+                InvalidRequest, match="is used by the graphs 'one' and 'two', and each run writes"
+            ):
+                await gpu.ask(DeployModel(graphs=(one, two)))
+        model = await gpu.ask(DeployModel(graphs=(one,)))
+        with pytest.raises(InvalidRequest, match="they may share weights alone"):
+            await gpu.ask(WarmModel(model=model, graphs=(own,)))
+        await gpu.ask(UnloadModel(model=alone))
+        await gpu.ask(WarmModel(model=model, graphs=(own,)))
+        await gpu.ask(WarmModel(model=model, graphs=(msgspec.structs.replace(own, name="two"),)))  # replaced
+        check(await run(gpu, model, images(4)), images(4))
+
+
+async def test_a_graph_without_specs_is_told_what_to_add() -> None:
+    async with spawn() as gpu:
+        graph = await placed(gpu, await gpu.upload(W), 4, specs={})
+        with pytest.raises(InvalidRequest, match="is no name in specs; there is none: add 'image', or leave"):
+            await gpu.ask(DeployModel(graphs=(graph,)))
