@@ -26,6 +26,17 @@ _LONGEST_NAME = 100
 
 Isolation = Literal["process", "thread"]
 _ISOLATIONS = ("process", "thread")
+_LEAST = {
+    "mailbox": 1,
+    "max_restarts": 0,
+    "cache_limit": 0,
+    "workspace_limit": 1,
+    "memory_limit": ARENA_STEP,  # with less, no buffer fits
+    "deployed_limit": 0,
+}
+"""The options that are whole numbers, and the least value of each."""
+_REQUIRED = ("mailbox", "max_restarts", "cache_limit")
+"""Those of them that may not be None."""
 OnGiveUp = Literal["raise", "exit"] | Callable[[Escalated], object]
 """The values of `Options.on_give_up`."""
 
@@ -140,16 +151,10 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
             raise _invalid("isolation", self.isolation, "is unknown", f'{hint}use "process" or "thread"')
         if type(self.standby) is not int or self.standby not in (0, 1):
             raise _invalid("standby", self.standby, "is neither 0 nor 1", "use 1 for a standby, 0 for none")
-        require_whole("mailbox", self.mailbox, 1)
-        require_whole("max_restarts", self.max_restarts, 0)
-        require_whole("cache_limit", self.cache_limit, 0, of_bytes=True)
-        if self.workspace_limit is not None:
-            require_whole("workspace_limit", self.workspace_limit, 1, of_bytes=True)
-        if self.memory_limit is not None:
-            # with less, no buffer fits
-            require_whole("memory_limit", self.memory_limit, ARENA_STEP, of_bytes=True)
-        if self.deployed_limit is not None:
-            require_whole("deployed_limit", self.deployed_limit, 0, of_bytes=True)
+        for name, least in _LEAST.items():
+            if (value := getattr(self, name)) is not None or name in _REQUIRED:
+                whole = require_whole(name, value, least, of_bytes=name.endswith("_limit"))
+                msgspec.structs.force_setattr(self, name, whole)
         if type(self.graph_limits) not in (GraphLimits, type(None)):
             fix = "give GraphLimits(operations=..., nbytes=...)"
             raise _invalid("graph_limits", self.graph_limits, "is not a GraphLimits", fix)

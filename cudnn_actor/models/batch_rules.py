@@ -12,7 +12,7 @@ from cudnn_actor.models.keeping import MOST_KEPT
 from cudnn_actor.models.sizes import Sizes, sets_of_specs
 from cudnn_actor.models.source import Feature
 from cudnn_actor.protocol.errors import InvalidRequest
-from cudnn_actor.protocol.types.checks import is_finite, is_whole, require_mapping, require_whole
+from cudnn_actor.protocol.types.checks import as_indices, is_finite, require_mapping, require_whole
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
 __all__ = ["BatchRules"]
@@ -61,8 +61,8 @@ class BatchRules:
         in_flight: int,
     ) -> BatchRules:
         """The rules for a model with these inputs and outputs. Raises `InvalidRequest`."""
-        require_whole("max_waiting", max_waiting, 1)
-        require_whole("in_flight", in_flight, 1)
+        max_waiting = require_whole("max_waiting", max_waiting, 1)
+        in_flight = require_whole("in_flight", in_flight, 1)
         if not is_finite(max_delay_us) or max_delay_us < 0:
             raise InvalidRequest(
                 field="max_delay_us",
@@ -180,20 +180,24 @@ def _leading(feature: Feature) -> int | str | None:
 def _sizes(max_batch: int | None, sizes: Sequence[int] | None) -> tuple[int, ...]:
     """The sizes of batches, ascending. Raises `InvalidRequest`."""
     if max_batch is not None:
-        require_whole("max_batch", max_batch, 1)
+        max_batch = require_whole("max_batch", max_batch, 1)
     if sizes is None:
         most = _MAX_BATCH if max_batch is None else max_batch
         return tuple(dict.fromkeys([*(1 << step for step in range(most.bit_length())), most]))
-    given: Any = sizes
-    fits = isinstance(given, Sequence) and all(is_whole(size) and size >= 1 for size in given)
-    if not fits or not given:
+    several: Any = sizes
+    fits = isinstance(several, Sequence | np.ndarray) and not isinstance(several, str | bytes)
+    try:
+        given = as_indices(several) if fits else ()
+    except TypeError:
+        given = ()
+    if not given or min(given) < 1:
         raise InvalidRequest(
             field="sizes",
             value=sizes,
             problem="must be whole numbers from 1 on",
             fix="use sizes=(1, 2, 4, 8, 16, 32)",
         )
-    found = tuple(sorted({int(size) for size in given}))
+    found = tuple(sorted(set(given)))
     if max_batch is not None and found[-1] != max_batch:
         raise InvalidRequest(
             field="sizes",

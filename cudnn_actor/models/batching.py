@@ -303,13 +303,13 @@ class BatchedModel:
             )
         if not self._open:
             raise self._error("is closed", "make another: gpu.batched(model, ...)")
-        require_timeout(timeout)
         given = named_once(inputs, named)
         fitting = self._fitting(given)
         if fitting is None:
             fitting = self._on_host(given)
             if self._rules.group_of(fitting) not in self._groups:
                 raise self._rules.not_warmed(fitting)
+        require_timeout(timeout)  # after the names: an input may be named so
         samples, group = self._rules.samples_of(fitting), self._rules.group_of(fitting)
         self._require_size(group, samples)
         request = _Request(fitting, samples, group, loop.create_future(), timeout)

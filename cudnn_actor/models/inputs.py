@@ -19,6 +19,8 @@ from cudnn_actor.protocol.types.tensor import Layout, TensorSpec
 
 __all__ = ["checked_inputs", "named_once", "spec_of"]
 
+_OPTIONS = ("keep", "timeout")
+"""Arguments of a run, which no input's keyword can be."""
 Values = Callable[[Any], np.ndarray | DeviceArray]
 """Makes an array of what a user gives. Raises `InvalidRequest`."""
 
@@ -62,6 +64,8 @@ def _check_names(source: Source, inputs: object) -> None:
         if name not in known or name not in inputs:
             missing = name in wanted
             hint = "" if missing else did_you_mean(name, known)
+            if missing and name in _OPTIONS:
+                hint = f'name it in a mapping, as in run(model, {{"{name}": array}}): '
             raise InvalidRequest(
                 field="inputs",
                 value=name,
@@ -115,6 +119,7 @@ def _check_dims(features: Sequence[Feature], given: Mapping[str, Any]) -> None:
             raise error.about(feature.name) from None
         if feature.dims is None:
             continue
+        bound = dict(named)
         problem = of_name = ""
         if len(dims) != len(feature.dims):
             problem = f"it has {len(dims)} dims, not {len(feature.dims)}"
@@ -125,7 +130,7 @@ def _check_dims(features: Sequence[Feature], given: Mapping[str, Any]) -> None:
                 as_it_is = f", as {dim} is in other dims" if of_name else ""
                 problem = f"dim {place} is {size}, not {wanted}{as_it_is}"
         if problem:
-            way = rearranged("array", dims, partial(_fits, feature.dims))
+            way = rearranged("array", dims, partial(_fits, feature.dims, bound))
             raise InvalidRequest(
                 field=feature.name,
                 value=dims,
@@ -134,10 +139,12 @@ def _check_dims(features: Sequence[Feature], given: Mapping[str, Any]) -> None:
             )
 
 
-def _fits(wanted: Dims, dims: Sequence[int]) -> bool:
-    """Whether dims have the rank and the numbers that are wanted, whatever sizes have names."""
+def _fits(wanted: Dims, bound: Mapping[str, int], dims: Sequence[int]) -> bool:
+    """Whether dims have the rank and the sizes that are wanted; `bound` are the sizes of names so far."""
+    named = dict(bound)
     return len(dims) == len(wanted) and all(
-        size == dim for size, dim in zip(dims, wanted, strict=True) if isinstance(dim, int)
+        dim is None or size == (named.setdefault(dim, size) if isinstance(dim, str) else dim)
+        for size, dim in zip(dims, wanted, strict=True)
     )
 
 

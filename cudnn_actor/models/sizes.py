@@ -3,37 +3,42 @@
 from __future__ import annotations
 
 import itertools
+import keyword
 import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from cudnn_actor.models.source import Feature, shown
 from cudnn_actor.protocol.errors import InvalidRequest
-from cudnn_actor.protocol.types.checks import did_you_mean, is_whole, require_mapping
+from cudnn_actor.protocol.types.checks import as_index, as_indices, did_you_mean
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
 __all__ = ["Sizes", "one_set_of_specs", "sets_of_specs"]
 
+_OPTIONS = ("inputs", "measure", "timeout")
+"""Arguments of the methods that take sizes as keywords, too."""
 Sizes = int | Sequence[int]
 """A size of a named dim, or several."""
 
 
 def sets_of_specs(
-    features: Sequence[Feature], sizes: Mapping[str, Any], most: int
+    features: Sequence[Feature], sizes: Mapping[str, Any], most: int, field: str = "sizes"
 ) -> list[dict[str, TensorSpec]]:
     """The specs of a model's inputs, by name, for every combination of the sizes of its named dims.
 
     Raises `InvalidRequest` if a name is missing, unknown or has no whole sizes from 0 on, if an input has a
-    dim without a name, and for more than `most` combinations.
+    dim without a name, and for more than `most` combinations. `field`: the name of the argument.
     """
     _check_known(features)
     names = list(dict.fromkeys(dim for each in features for dim in each.dims or () if isinstance(dim, str)))
-    require_mapping("sizes", sizes, "names of dims to sizes", 'name each: {"N": 8}')
-    count = math.prod(_length(value) for value in sizes.values() if isinstance(value, Sequence) and value)
+    _require_sizes(field, sizes)
+    count = math.prod(_length(value) for value in sizes.values() if isinstance(value, Sequence | np.ndarray))
     if count > most:  # before any of them is looked at: a range may be long
         raise InvalidRequest(
-            field="sizes",
+            field=field,
             value=dict(sizes),
             problem=f"are {count} sets of dims, and a model keeps {most}",
             fix="give fewer sizes",
@@ -45,7 +50,7 @@ def sets_of_specs(
             field=missing[0],
             value=None,
             problem=f"is a dim of {_where(missing[0], features)} and has no size",
-            fix=f"give it: {missing[0]}=1",
+            fix=f"give it: {_sized(missing[0], '1')}",
         )
     return [
         {each.name: _spec(each, dict(zip(choices, chosen, strict=True))) for each in features}
@@ -53,20 +58,24 @@ def sets_of_specs(
     ]
 
 
-def _length(several: Sequence[Any]) -> int:
+def _length(several: Sequence[Any] | np.ndarray) -> int:
+    """How many sizes are given; 1 for none, which are refused later."""
     try:
-        return len(several)
+        return several.size or 1 if isinstance(several, np.ndarray) else len(several) or 1
     except OverflowError:  # of a range that is longer than any list
         return sys.maxsize
 
 
 def one_set_of_specs(features: Sequence[Feature], sizes: Mapping[str, Any]) -> dict[str, TensorSpec]:
     """The specs of a model's inputs for one size of each of its named dims. Raises `InvalidRequest`."""
+    _require_sizes("sizes", sizes)
     for name, size in sizes.items():
-        if not is_whole(size):
+        try:
+            as_index(size)
+        except TypeError:
             raise InvalidRequest(
-                field=name, value=size, problem="must be one whole number", fix=f"use {name}=8"
-            )
+                field=name, value=size, problem="must be one whole number", fix=f"use {_sized(name, '8')}"
+            ) from None
     (specs,) = sets_of_specs(features, sizes, 1)
     return specs
 
@@ -92,16 +101,34 @@ def _choices(name: str, value: Any, names: Sequence[str]) -> tuple[int, ...]:
             problem="is no named dim of the model's inputs",
             fix=f"{did_you_mean(name, names)}use one of {', '.join(names)}" if names else "leave it out",
         )
-    several = (value,) if is_whole(value) else value
-    fits = isinstance(several, Sequence) and all(is_whole(one) and one >= 0 for one in several)
-    if not fits or not several:
+    try:
+        several = () if isinstance(value, str | bytes) else as_indices(value)
+    except TypeError:
+        several = ()
+    if not several or min(several) < 0:
         raise InvalidRequest(
             field=name,
             value=value,
             problem="must be a whole number from 0 on, or a sequence of them",
-            fix=f"use {name}=8, or {name}=(1, 8)",
+            fix=f"use {_sized(name, '8')}, or {_sized(name, '(1, 8)')}",
         )
-    return tuple(dict.fromkeys(map(int, several)))
+    return tuple(dict.fromkeys(several))
+
+
+def _require_sizes(field: str, sizes: object) -> None:
+    if not isinstance(sizes, Mapping):
+        raise InvalidRequest(
+            field=field,
+            value=sizes,
+            problem="is not a mapping of names of dims to sizes",
+            fix='name each: {"N": 8}',
+        )
+
+
+def _sized(name: str, size: str) -> str:
+    """How a caller gives a dim's size: as a keyword if that is possible, else in a mapping."""
+    is_keyword = name.isidentifier() and not keyword.iskeyword(name) and name not in _OPTIONS
+    return f"{name}={size}" if is_keyword else f'{{"{name}": {size}}}'
 
 
 def _where(name: str, features: Iterable[Feature]) -> str:

@@ -58,7 +58,7 @@ class OnnxModel:
         swappable: bool = False,
     ) -> None:
         if random is not None:
-            require_whole("random", random, 0)
+            random = require_whole("random", random, 0)
         require_flag("swappable", swappable)
         precision = checked_precision(dtype)
         self._file = replace(read(model, limits), random=random, dtype=precision, swappable=swappable)

@@ -79,7 +79,7 @@ class ModelLimits(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
-            require_whole(name, getattr(self, name), 1)
+            msgspec.structs.force_setattr(self, name, require_whole(name, getattr(self, name), 1))
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+import msgspec
+
 from cudnn_actor.protocol.errors import InvalidRequest, Words
 from cudnn_actor.protocol.types.checks import require_whole
 from cudnn_actor.protocol.types.records import Parameters
@@ -35,7 +37,7 @@ class GraphLimits(Parameters):
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
-            require_whole(name, getattr(self, name), 1)
+            msgspec.structs.force_setattr(self, name, require_whole(name, getattr(self, name), 1))
 
     def check_operations(self, count: int) -> None:
         """Raise `InvalidRequest` if `count` operations are over the limit."""

@@ -179,8 +179,8 @@ def check_model_graph(given: ModelGraph) -> None:
 
 def _port_of_state(draws: Draws, graph: Graph, inputs: Mapping[str, str]) -> list[str]:
     require_type("draws", draws, Draws)
-    require_whole("seed", draws.seed, -1 << 63)
-    require_whole("count", draws.count, 0)
+    _require_int("seed", draws.seed, -1 << 63)
+    _require_int("count", draws.count, 0)
     ports = _ports_of("draws", {"state": draws.port}, {port.name for port in graph.inputs})
     spec = graph.ports[graph.places[draws.port]].spec
     if (spec.dims, spec.dtype) != ((2,), DType.INT64) or draws.port in inputs.values():
@@ -191,6 +191,13 @@ def _port_of_state(draws: Draws, graph: Graph, inputs: Mapping[str, str]) -> lis
             fix="name the port of the random numbers' state",
         )
     return ports
+
+
+def _require_int(field: str, value: object, least: int) -> None:
+    """As `require_whole`, but only for an int itself, because a message is encoded as it is."""
+    if type(value) is not int:
+        require_type(field, value, int)
+    require_whole(field, value, least)
 
 
 def _ports_of(field: str, ports: Mapping[str, str], known: set[str]) -> list[str]:
@@ -206,7 +213,9 @@ def _check_known(field: str, names: Iterable[str], known: Collection[str], what:
                 field=field,
                 value=name,
                 problem=f"is no {what}",
-                fix=f"{did_you_mean(name, known)}use {', '.join(sorted(known)[:20])}",
+                fix=f"{did_you_mean(name, known)}use {', '.join(sorted(known)[:20])}"
+                if known
+                else f"there is none: add {name!r}, or leave it out here",
             )
 
 
@@ -225,7 +234,7 @@ def check_run_model(message: RunModel) -> None:
     _check_types("buffers", message.buffers, BufferRef)
     _check_types("into", message.into, BufferRef)
     require_flag("again", message.again)
-    require_whole("crashes", message.crashes, 0)
+    _require_int("crashes", message.crashes, 0)
     for name in message.arrays.keys() & message.buffers.keys() if message.buffers else ():
         raise InvalidRequest(field=name, value=Words("input"), problem="is given twice", fix="give it once")
     for name, array in message.arrays.items():

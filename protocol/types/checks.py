@@ -15,6 +15,7 @@ from cudnn_actor.protocol.errors import InvalidRequest, Words
 
 __all__ = [
     "as_index",
+    "as_indices",
     "as_number",
     "check_result",
     "did_you_mean",
@@ -72,6 +73,12 @@ def as_index(value: object) -> int:
     return operator.index(value)  # type: ignore[arg-type]
 
 
+def as_indices(value: object) -> tuple[int, ...]:
+    """One whole number or several, also NumPy's, as ints. Raises `TypeError` for anything else, and bools."""
+    several = value if isinstance(value, Sequence) or getattr(value, "ndim", 0) == 1 else (value,)
+    return tuple(map(as_index, several))  # type: ignore[call-overload]
+
+
 def as_number(field: str, value: object, *, unsigned: bool = False) -> float | int:
     """A number, also one of NumPy's, as an int or a float. Raises `InvalidRequest` for anything else.
 
@@ -127,15 +134,23 @@ def require_flag(field: str, value: object) -> None:
         )
 
 
-def require_whole(field: str, value: object, least: int, *, of_bytes: bool = False) -> None:
-    """Raise `InvalidRequest` unless `value` is an int from `least` to 2**63 - 1; of bytes if `of_bytes`."""
-    if type(value) is not int or not least <= value <= _LARGEST:
+def require_whole(field: str, value: object, least: int, *, of_bytes: bool = False) -> int:
+    """A whole number, also one of NumPy's, from `least` to 2**63 - 1, as an int; of bytes if `of_bytes`.
+
+    Raises `InvalidRequest` for anything else.
+    """
+    try:
+        number = as_index(value)
+    except TypeError:
+        number = least - 1
+    if not least <= number <= _LARGEST:
         raise InvalidRequest(
             field=field,
             value=value,
             problem=f"must be a whole number{' of bytes' * of_bytes} from {least} to 2**63 - 1",
             fix=f"use a number in that range{', as in 1 << 30' * of_bytes}",
         )
+    return number
 
 
 def check_result(

@@ -89,7 +89,7 @@ def rearranged(name: str, dims: Sequence[int], fits: Callable[[tuple[int, ...]],
         f"{name}.transpose{(last, *range(last))}[None]": (1, *dims[-1:], *dims[:-1]),
         f"{name}.transpose{(0, last, *range(1, last))}": (*dims[:1], *dims[-1:], *dims[1:-1]),
     }
-    return next((way for way, made in ways.items() if last > 0 and fits(made)), "")
+    return next((way for way, made in ways.items() if last > 0 and made != tuple(dims) and fits(made)), "")
 
 
 def are_several(value: object) -> TypeGuard[Sequence[Any]]:

@@ -154,3 +154,90 @@ async def test_a_model_that_cannot_be_warmed_leaves_nothing() -> None:
         with pytest.raises(InvalidRequest):
             await gpu.load(image_model(), dims={"M": 1})
         assert (await gpu.statistics()).live_buffers == 0
+
+
+def pair(one: str = "a", two: str = "b") -> Any:
+    """The sum of two inputs (N, L)."""
+    given = {one: (FLOAT, ["N", "L"]), two: (FLOAT, ["N", "L"])}
+    return model_of([node("Add", f"{one} {two}", "y")], given, {"y": (FLOAT, ["N", "L"])})
+
+
+async def test_no_way_to_rearrange_an_input_is_named_that_does_not_fit() -> None:
+    async with spawn(device="cpu") as gpu, await gpu.load(pair()) as model:
+        with pytest.raises(InvalidRequest, match="give an array that fits; dims with one name must be equal"):
+            await gpu.run(model, a=np.ones((2, 3), np.float32), b=np.ones((2, 4), np.float32))
+    given = {each: (FLOAT, ["N", "C", "L"]) for each in "ab"}
+    deep = model_of([node("Add", "a b", "y")], given, {"y": (FLOAT, ["N", "C", "L"])})
+    async with spawn(device="cpu") as gpu, await gpu.load(deep) as model:
+        for dims, way in {
+            (2, 4, 3): r"give array.transpose\(0, 2, 1\)",
+            (2, 3, 5): "give an array that fits",
+            (3, 4): r"give array\[None\]|give an array that fits",
+        }.items():
+            with pytest.raises(InvalidRequest, match=way):
+                await gpu.run(model, a=np.ones((2, 3, 4), np.float32), b=np.ones(dims, np.float32))
+
+
+async def test_numbers_of_numpy_are_sizes() -> None:
+    one: Any = np.int64(1)
+    two: Any = np.int32(2)
+    several: Any = np.array([one, two])
+    async with spawn(device="cpu", deployed_limit=np.int64(1 << 20), mailbox=np.int64(64)) as gpu:  # type: ignore[arg-type]
+        model = await gpu.load(image_model(), dims={"N": several})
+        assert (await gpu.statistics()).plans.size == 2
+        assert await model.warm(N=two) == await model.warm(N=(one, two)) == await model.warm(N=two[()]) == 0
+        assert await model.warm(N=range(1, 3)) == 0
+        lent = await gpu.staging(model.inputs[0], N=two)
+        assert lent.shape == (2, 3, 8, 8)
+        assert (await model.explain(N=two)).pieces
+        for options in ({"max_batch": two}, {"sizes": np.array([1, 2])}, {"sizes": [one, two]}):
+            async with gpu.batched(model, **options, max_waiting=two + 7, in_flight=one) as endpoint:
+                assert (await endpoint(image=images(1)))["scores"].shape == (1, 5)
+        for wrong in (
+            True,
+            2.0,
+            np.float32(2),
+            "2",
+            np.array([[1]]),
+            np.array([True]),
+            np.array([]),
+            None,
+            b"1",
+        ):
+            with pytest.raises(InvalidRequest, match=r"N=.*whole number"):
+                await model.warm({"N": wrong})  # type: ignore[dict-item]
+
+
+async def test_sizes_that_are_no_mapping_are_refused_alike() -> None:
+    async with spawn(device="cpu") as gpu, await gpu.load(image_model()) as model:
+        fix = "sizes=8: is not a mapping of names of dims to sizes; name each"
+        with pytest.raises(InvalidRequest, match=fix):
+            await gpu.staging(model.inputs[0], 8)  # type: ignore[arg-type]
+        with pytest.raises(InvalidRequest, match=fix):
+            await model.warm(8)  # type: ignore[arg-type]
+
+
+async def test_advice_on_a_name_that_is_no_keyword_is_a_mapping() -> None:
+    given = {"x": (FLOAT, ["timeout", "batch size"])}
+    odd = model_of([node("Relu", "x", "y")], given, {"y": (FLOAT, ["timeout", "batch size"])})
+    async with spawn(device="cpu") as gpu, await gpu.load(odd) as model:
+        with pytest.raises(InvalidRequest, match=re.escape('give it: {"timeout": 1}')):
+            await model.warm({"batch size": 2}, timeout=3)
+        with pytest.raises(InvalidRequest, match=re.escape('give it: {"batch size": 1}')):
+            await gpu.staging(model.inputs[0], {"timeout": 2})
+        with pytest.raises(InvalidRequest, match=re.escape('use {"timeout": 8}, or {"timeout": (1, 8)}')):
+            await model.warm({"timeout": -1, "batch size": 2})
+        assert await model.warm({"timeout": 1, "batch size": 2}) == 1
+
+
+async def test_an_input_that_is_named_like_an_option_is_asked_for_in_a_mapping() -> None:
+    x = np.ones((2, 3), np.float32)
+    async with spawn(device="cpu") as gpu, await gpu.load(pair("keep", "timeout")) as model:
+        with pytest.raises(InvalidRequest, match=re.escape('as in run(model, {"keep": array})')):
+            await gpu.run(model, {"timeout": x}, keep=x)  # type: ignore[arg-type]
+        with pytest.raises(InvalidRequest, match=re.escape('as in run(model, {"timeout": array})')):
+            await gpu.run(model, {"keep": x}, timeout=x)  # type: ignore[arg-type]
+        np.testing.assert_array_equal((await gpu.run(model, {"keep": x, "timeout": x}))["y"], x + x)
+        async with gpu.batched(model, max_batch=2, dims={"L": 3}) as endpoint:
+            with pytest.raises(InvalidRequest, match=r'name it in a mapping, as in .*"timeout": array'):
+                await endpoint({"keep": x}, timeout=x)  # type: ignore[arg-type]
