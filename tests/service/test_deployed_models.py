@@ -849,7 +849,6 @@ async def test_what_one_graph_writes_no_other_uses() -> None:
         one = await placed(gpu, w, 4, name="one")
         own = await placed(gpu, w, 4, name="two")
         x, weight, y, z = own.buffers
-        alone = await gpu.ask(DeployModel(graphs=(own,)))
         shared = one.buffers[2]
         for buffers in ((x, weight, shared, z), (one.buffers[0], weight, y, z)):
             two = msgspec.structs.replace(own, buffers=buffers)
@@ -857,6 +856,7 @@ async def test_what_one_graph_writes_no_other_uses() -> None:
                 InvalidRequest, match="is used by the graphs 'one' and 'two', and each run writes"
             ):
                 await gpu.ask(DeployModel(graphs=(one, two)))
+        alone = await gpu.ask(DeployModel(graphs=(own,)))
         model = await gpu.ask(DeployModel(graphs=(one,)))
         with pytest.raises(InvalidRequest, match="they may share weights alone"):
             await gpu.ask(WarmModel(model=model, graphs=(own,)))
