@@ -169,18 +169,18 @@ class _Joining:
 
         ONNX rounds products to the type of their operands. A graph has them in float32 for what follows.
         """
-        if self._tensors[uid].role is not TensorRole.VIRTUAL:
-            return None
-        found = [uid]
-        for number in self._readers[uid]:
-            operation = self._body.operations[number]
-            if isinstance(operation, Reshape | Transpose):
-                moved = self._rounded(operation.y)
-                if moved is None:
-                    return None
-                found += moved
-            elif not isinstance(operation, Pointwise):
+        found, waiting = list[int](), [uid]
+        while waiting:  # a chain of many movements would be too deep for a call in a call
+            moved = waiting.pop()
+            if self._tensors[moved].role is not TensorRole.VIRTUAL:
                 return None
+            found.append(moved)
+            for number in self._readers[moved]:
+                operation = self._body.operations[number]
+                if isinstance(operation, Reshape | Transpose):
+                    waiting.append(operation.y)
+                elif not isinstance(operation, Pointwise):
+                    return None
         return tuple(found)
 
     def _weight(self, uid: int) -> _Factor | None:

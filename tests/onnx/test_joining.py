@@ -309,3 +309,19 @@ def test_weights_whose_names_look_like_those_of_several_stay_their_own() -> None
     proto = model_of(nodes, given, {"yx": (FLOAT, None), "yw": (FLOAT, None)}, tensors)
     assert multiplied(proto) == [(2, N, 8), (2, N, 8)]
     check(proto, **{value: rng.standard_normal((2, N, K)).astype("f4") for value in pairs})
+
+
+def test_products_behind_which_there_are_many_movements_are_joined() -> None:
+    """As many as a call in a call for each would be too deep for."""
+    nodes, count = [], 600
+    for name in "gu":
+        nodes += [node("MatMul", f"x w{name}", f"m{name}"), node("Reshape", f"m{name} rows", f"{name}0")]
+        for number in range(count):
+            nodes += [
+                node("Transpose", f"{name}{number}", f"{name}{number}t", perm=[1, 0]),
+                node("Reshape", f"{name}{number}t rows", f"{name}{number + 1}"),
+            ]
+        nodes.append(node("Sigmoid", f"{name}{count}", f"{name}s"))
+    proto = model([*nodes, node("Mul", "gs us", "y")], weights(wg=(K, 16), wu=(K, 16)), "y", code=BFLOAT16)
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(np.array([2 * N, 16]), "rows"))
+    assert multiplied(proto) == [(2, N, 32)]
