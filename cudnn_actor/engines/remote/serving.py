@@ -1,10 +1,12 @@
 """The builder process: opens a builder, and builds for every client that connects, one request at a time.
 
 It is forked from a forkserver (`host`). It gets the receiving end of the queue of connections, the file that
-it prints to, and the pidfd of its parent, the service's process. It serves requests in the order in which it
-reads them, but what is waited for goes before builds "behind", and these before tuning, which takes minutes:
-between two of their candidates, what goes before is done. No candidate of a build "behind" is begun shortly
-after a build that was waited for: the next may follow, and would wait for that candidate.
+it prints to, and the pidfd of its parent, the service's process.
+
+Requests have three turns: first builds that somebody waits for, then builds with the effort "behind", last
+tuning, which takes minutes. Those of one turn are served in the order in which they are read. Between two
+candidates of a later turn, all requests of earlier turns are served. No candidate of a build "behind" is
+begun shortly after a build of the first turn: another one may follow, and would wait for that candidate.
 
 A build that has begun is finished even if its client has gone, for example a worker that was killed. The plan
 is then kept until another client requests it, so that the next worker gets the plan that its predecessor
@@ -300,11 +302,11 @@ def _made(request: Open) -> Builder:
 
 
 _BEHIND, _LAST = 1, 2
-"""The turn of what nobody waits for, and of what may take minutes."""
+"""The turn of builds "behind", and of tuning."""
 
 
 def _turn(request: Open | Build) -> int:
-    """Requests of a lower turn go before those of a higher one."""
+    """The turn of a request: those of a lower turn are served first."""
     if isinstance(request, Open):
         return 0
     return _LAST if request.tunes else _BEHIND if request.effort == "behind" else 0
