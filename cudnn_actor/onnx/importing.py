@@ -416,7 +416,9 @@ class Import:
             for each, key, origin in zip(arrays, keys, origins, strict=True)
         ]
         if view.op == "Transpose" and found[0] is not None and found[0].rank == 2:
-            found[0].turned_from = view.value(0) if view.attribute("perm", (1, 0)) == (1, 0) else None
+            of, turns = view.value(0), view.attribute("perm", (1, 0)) == (1, 0)
+            # One step back at most: whoever follows it need not follow a chain.
+            found[0].turned_from = of if turns and of.turned_from is None else None
         return found
 
     def _added(self, view: Node, place: _Place, label: str) -> Sequence[Value | None] | None:

@@ -168,6 +168,21 @@ def test_a_weight_that_is_read_as_it_is_and_transposed_is_uploaded_once(options:
     check(proto, x=np.array([5, 0, 3]))
 
 
+@pytest.mark.parametrize("options", [{}, {"dtype": DType.BFLOAT16}, {"swappable": True}])
+def test_a_weight_that_is_transposed_again_and_again_is_one_weight(options: Any) -> None:
+    """So often that a call in a call for each time would be too deep."""
+    count = 1500
+    turns = [node("Transpose", f"w{n}", f"w{n + 1}", perm=[1, 0]) for n in range(count)]
+    proto = model_of(
+        [*turns, node("MatMul", f"x w{count}", "y")],
+        {"x": (FLOAT, [2, 4])},
+        {"y": (FLOAT, [2, 4])},
+        {"w0": rng.standard_normal((4, 4)).astype("f4")},
+    )
+    special = OnnxModel(proto, **options).specialised({"x": TensorSpec.packed((2, 4), "float32")}, {})
+    assert len(special.weights) == 1
+
+
 @pytest.mark.parametrize("dtype", [TensorProto.BFLOAT16, HALF, FLOAT])
 def test_networks_of_half_types_have_their_channels_last(dtype: int) -> None:
     """From the first convolution on; filters are uploaded so, where they are constants."""
