@@ -243,9 +243,15 @@ class Model:
         CudnnActorError
             As `CudnnRef.warm`. A plan that cannot be built is reported by the first run.
         """
-        sets = sets_of_specs(self.inputs, named_once(sizes, named), MOST_KEPT)
+        given = named_once(sizes, named)
+        sets_of_specs(self.inputs, given, MOST_KEPT)  # before the clock: a dim may be named timeout
         with within(timeout) as deadline:
-            return sum([await self._warmed(specs, deadline) for specs in sets])
+            return await self.warm_for(given, deadline)
+
+    async def warm_for(self, sizes: Mapping[str, Sizes], deadline: Deadline, field: str = "sizes") -> int:
+        """`warm` for a mapping of sizes; `field`: the name of the caller's argument."""
+        sets = sets_of_specs(self.inputs, sizes, MOST_KEPT, field)
+        return sum([await self._warmed(specs, deadline) for specs in sets])
 
     @_of_latest
     async def _warmed(self, specs: Mapping[str, TensorSpec], deadline: Deadline) -> int:
@@ -292,6 +298,16 @@ class Model:
         given = self._writing.checked(self._values, weights)
         with within(timeout) as deadline:
             await self._writing.write(given, deadline)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What its file was read with, by name, as far as it was: `dtype`, `random` and `swappable`."""
+        return dict(getattr(self._keeping.source, "options", {}))
+
+    @property
+    def tune(self) -> Tune:
+        """Whether its plans are tuned when it is warmed: see `CudnnRef.load`."""
+        return self._latest()._preparing.tune
 
     @property
     def swappable(self) -> bool:

@@ -77,6 +77,12 @@ class OnnxModel:
         return self._file.swappable
 
     @property
+    def options(self) -> dict[str, Any]:
+        """What it was read with: `random`, `dtype` and `swappable`."""
+        file = self._file
+        return {"random": file.random, "dtype": file.dtype, "swappable": file.swappable}
+
+    @property
     def tensors(self) -> Mapping[str, np.ndarray]:
         """The values of the initialisers, by name."""
         return self._file.tensors

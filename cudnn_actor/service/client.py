@@ -56,7 +56,13 @@ from cudnn_actor.protocol.messages.receipts import Receipt, Statistics
 from cudnn_actor.protocol.messages.run_graph import bound_names
 from cudnn_actor.protocol.operations import Operation
 from cudnn_actor.protocol.types.buffers import BufferRef
-from cudnn_actor.protocol.types.checks import require_awaited, require_flag, require_seconds, require_type
+from cudnn_actor.protocol.types.checks import (
+    require_awaited,
+    require_flag,
+    require_mapping,
+    require_seconds,
+    require_type,
+)
 from cudnn_actor.protocol.types.conv import ConvSpec, Padding
 from cudnn_actor.protocol.types.dtypes import DType, DTypeLike
 from cudnn_actor.protocol.types.epilogue import Epilogue
@@ -589,9 +595,9 @@ class CudnnRef:
         dims: Mapping[str, Sizes] | None = None,
         dtype: DTypeLike | None = None,
         random: int | None = None,
-        swappable: bool = False,
+        swappable: bool | None = None,
         replace: Model | None = None,
-        tune: Tune = False,
+        tune: Tune | None = None,
         timeout: float | None = None,
     ) -> Model:
         """Load a model: read it and check it. See `cudnn-actor docs onnx`.
@@ -614,18 +620,20 @@ class CudnnRef:
             The seed, a whole number, of nodes that draw random numbers and have no seed of their own; without
             it they are refused. Each run draws other numbers, and a model that is loaded again the same ones.
         swappable
-            Whether its weights may be overwritten later, while it runs: see `Model.write`.
+            Whether its weights may be overwritten later, while it runs: see `Model.write`. None for no.
         replace
             A model that this service loaded, with the same inputs and outputs. The new one is warmed for all
             dims that it has graphs for; then `replace` itself runs the new one, and is returned. Runs that
             have begun finish on the old one, which is then unloaded. If anything fails, it stays as it was.
+            Of `dtype`, `random`, `swappable` and `tune`, what is None is as the replaced model was loaded
+            with, and what is given holds; an `OnnxModel` has all but `tune` of its own.
         tune
             True: when it is warmed, here or later, candidates for each different piece are measured on the
             device, in the captured graph of the whole, and the fastest are kept; also in the service's
             `plan_store`, where the next load finds them. That takes up to minutes for each set of dims: this
             call waits, and the service answers its other requests meanwhile, but they share the device. If it
             fails, the plans stay as they were. "cached": take what the `plan_store` has tuned, and never
-            measure. A run never waits for tuning. Without effect on the CPU engine.
+            measure. None for False. A run never waits for tuning. Without effect on the CPU engine.
         timeout
             Seconds for all of it. A file that is being read then is read to its end, and dropped.
 
@@ -651,17 +659,23 @@ class CudnnRef:
         and the thread ends at the next node; neither the event loop nor the program waits for it.
         """
         self._state.mailbox.check_open()
-        require_tune("tune", tune)
-        require_flag("swappable", swappable)
+        if tune is not None:
+            require_tune("tune", tune)
+        if swappable is not None:
+            require_flag("swappable", swappable)
+        require_mapping("dims", dims, "names of dims to sizes", 'name each: {"N": 8}')
         state, service = self._state, self._service
+        options = {"random": random, "dtype": dtype, "swappable": swappable}
         if replace is not None:
-            self._require_own(replace)
-            swappable = swappable or (replace.swappable and not hasattr(model, "specialised"))
+            self._require_own(replace, "replace")
+            tune = replace.tune if tune is None else tune
         with within(timeout) as deadline:
             async with deadline.limiting():
-                source = _source(model, random=random, dtype=dtype, swappable=swappable or None)
+                source = _source(model, **options)
                 if source is None:
-                    source = await in_own_thread(_read, model, random, dtype, swappable)
+                    earlier = {} if replace is None else replace.options
+                    chosen = {name: earlier.get(name) if it is None else it for name, it in options.items()}
+                    source = await in_own_thread(_read, model, chosen)
             loaded = Model(
                 self,
                 await self.ask(DeployModel(), timeout=deadline.left_s),
@@ -671,13 +685,13 @@ class CudnnRef:
                 unload=state.unload,
                 most_operations=state.most_operations,
                 graphs=service.kept_graphs,
-                tune=tune,
+                tune=tune or False,
             )
             try:
                 if replace is not None:
                     await replace.replaceable_by(loaded, deadline)
                 if dims is not None:
-                    await loaded.warm(dims, timeout=deadline.left_s)
+                    await loaded.warm_for(dims, deadline, field="dims")
                 elif replace is None:
                     await loaded.prepare(deadline)
                 if replace is not None:
@@ -728,12 +742,12 @@ class CudnnRef:
         self._require_own(model)
         return await model.run(inputs, keep=keep, timeout=timeout, **named)
 
-    def _require_own(self, model: object) -> None:
+    def _require_own(self, model: object, field: str = "model") -> None:
         """Raise `InvalidRequest` unless this service has loaded a model."""
         if not (isinstance(model, Model) and model.belongs_to(self._service)):
-            require_awaited("model", model)
+            require_awaited(field, model)
             raise InvalidRequest(
-                field="model",
+                field=field,
                 value=model,
                 problem="is not a model that this service loaded",
                 fix="load it: model = await gpu.load(path)",
@@ -895,11 +909,12 @@ def _source(model: Any, **options: Any) -> Source | None:
     return source
 
 
-def _read(model: Any, random: int | None, dtype: DTypeLike | None, swappable: bool) -> Source:
+def _read(model: Any, options: Mapping[str, Any]) -> Source:
     """An ONNX model, read and checked. Blocks, also to import what it needs."""
     from cudnn_actor.onnx import OnnxModel  # noqa: PLC0415 - needs an extra
 
-    return OnnxModel(model, random=random, dtype=dtype, swappable=swappable)
+    given = {name: value for name, value in options.items() if value is not None}
+    return OnnxModel(model, **given)
 
 
 async def _outlast(stopped: Awaitable[Any], service: CudnnService) -> None:

@@ -149,7 +149,8 @@ has the name N; `--profile` times each part, `--concurrency 1:64` measures runs 
   then nothing is written. `await gpu.load(new, replace=model)` puts another file with the same inputs and
   outputs in a model's place: it is warmed for all dims that `model` has graphs for, then `model` runs it.
   Runs that have begun finish on the old one, which is then unloaded. If the new one cannot be loaded, the
-  old one stays.
+  old one stays. It is loaded with the `dtype`, `random`, `swappable` and `tune` of the old one, unless you
+  give others; an `OnnxModel` has its own.
 - **Tuning.** `await gpu.load(path, dims={{"N": (1, 8)}}, tune=True)` measures candidates for each different
   part on the GPU, in the captured run of the whole, and keeps the fastest, also in the service's
   `plan_store`. With `tune="cached"` it takes what is there, and never measures. `cudnn-actor run MODEL.onnx

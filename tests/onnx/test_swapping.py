@@ -386,3 +386,45 @@ async def test_a_write_that_is_torn_while_nobody_waits_is_made_again(isolation: 
         await model.write(later)
         await check(gpu, model, with_weights(file, {**new, **later}), 1, 2)
         assert gpu.generation == 3
+
+
+def noisy(scale: float) -> onnx.ModelProto:
+    """Random numbers, to which a product with a weight is added."""
+    nodes = [node("MatMul", "x w", "p"), node("RandomUniformLike", "p", "r"), node("Add", "p r", "y")]
+    w = np.full((2, 2), scale, np.float32)
+    return model_of(nodes, {"x": (FLOAT, ["N", 2])}, {"y": (FLOAT, ["N", 2])}, {"w": w})
+
+
+async def test_a_model_is_replaced_with_the_options_that_it_was_loaded_with(isolation: Isolation) -> None:
+    x = np.full((3, 2), 0.3, np.float32)
+    earlier: dict[str, Any] = {"random": 7, "dtype": "float16", "swappable": True, "tune": "cached"}
+    async with spawn(device="cpu", isolation=isolation) as gpu:
+        model = await gpu.load(noisy(1), **earlier)
+        assert await gpu.load(noisy(2), replace=model) is model
+        assert (model.swappable, model.tune) == (True, "cached")
+        alone = await gpu.load(noisy(2), **earlier)
+        found, wanted = [(await gpu.run(each, x=x))["y"] for each in (model, alone)]
+        np.testing.assert_array_equal(found, wanted)
+        plain = await gpu.load(noisy(2), random=7)
+        assert ((await gpu.run(plain, x=x))["y"] != wanted).any()  # so the dtype is seen in the values
+
+        given: dict[str, Any] = {"random": 8, "dtype": "float32", "swappable": False, "tune": False}
+        await gpu.load(noisy(2), replace=model, **given)
+        assert (model.swappable, model.tune) == (False, False)
+        other = await gpu.load(noisy(2), **given)
+        found, wanted = [(await gpu.run(each, x=x))["y"] for each in (model, other)]
+        np.testing.assert_array_equal(found, wanted)
+        with pytest.raises(InvalidRequest, match="was loaded without swappable=True"):
+            await model.write({"w": np.ones((2, 2), np.float32)})
+
+
+async def test_arguments_of_load_are_named_as_they_were_given(isolation: Isolation) -> None:
+    async with spawn(device="cpu", isolation=isolation) as gpu:
+        wrong: Any = 8
+        with pytest.raises(InvalidRequest, match=r"^dims=8: is not a mapping of names of dims"):
+            await gpu.load(network(), dims=wrong)
+        with pytest.raises(InvalidRequest, match=r"^dims=.* are 99 sets of dims"):
+            await gpu.load(network(), dims={"N": range(1, 100)})
+        wrong = "m"
+        with pytest.raises(InvalidRequest, match=r"^replace='m': is not a model"):
+            await gpu.load(network(), replace=wrong)
