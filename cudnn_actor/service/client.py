@@ -600,7 +600,7 @@ class CudnnRef:
         tune: Tune | None = None,
         timeout: float | None = None,
     ) -> Model:
-        """Load a model: read it and check it. See `cudnn-actor docs onnx`.
+        """Load a model: read it and check it. See `cudnn-actor docs models`.
 
         Its weights are uploaded now if `dims` are given or the dims of all inputs are numbers, else at its
         first run. `async with await gpu.load(path) as model` closes it at the end.

@@ -51,6 +51,14 @@ async def client():
 asyncio.run(client())
 """
 
+OWN_HANDLER = """
+from cudnn_actor import CudnnActorError
+
+@app.exception_handler(CudnnActorError)
+async def report(request: Request, error: CudnnActorError):
+    return JSONResponse({"detail": str(error)}, status_code=500)
+"""
+
 
 @pytest.mark.parametrize(
     ("name", "program"), list(zip(SHOWN, programs(README), strict=True)), ids=list(SHOWN)
@@ -69,6 +77,16 @@ def test_the_readme_s_programs_run_as_they_stand(name: str, program: str, tmp_pa
     assert re.search(SHOWN[name], printed(program, tmp_path))
 
 
+def test_bad_input_is_refused_by_the_readme_s_server_beside_a_handler_of_our_own_errors(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "examples").symlink_to(README.parent / "examples")
+    for line in commands("python "):
+        in_shell(line, tmp_path)
+    server = dict(zip(SHOWN, programs(README), strict=True))["server"]
+    assert re.search(SHOWN["server"], printed(server + OWN_HANDLER + CLIENT, tmp_path))
+
+
 def test_the_program_of_the_page_of_models_runs_as_it_stands(tmp_path: Path) -> None:
     onnx.save(image_model(), tmp_path / "model.onnx")
     [program] = programs(README.parent / "docs" / "onnx.md")
@@ -81,6 +99,21 @@ def test_the_program_of_the_page_of_models_runs_as_it_stands(tmp_path: Path) -> 
 def test_the_programs_of_the_pages_print_what_the_page_says(program: str, tmp_path: Path) -> None:
     said = program.rstrip().rpartition("  # ")[2]
     assert printed(program, tmp_path) == f"{said}\n"
+
+
+MODELS = README.parent / "docs" / "models.md"
+
+
+@pytest.mark.parametrize("number", range(1, len(programs(MODELS))))
+def test_the_programs_of_the_page_of_models_in_a_service_print_what_it_says(
+    number: int, tmp_path: Path
+) -> None:
+    files, *_ = programs(MODELS)
+    assert printed(files, tmp_path) == ""
+    program = programs(MODELS)[number]
+    said = re.findall(r"^ *print\(.*\)  # (.*)$", program, flags=re.MULTILINE)
+    assert said
+    assert printed(program, tmp_path).splitlines() == said
 
 
 def commands(start: str) -> list[str]:

@@ -56,13 +56,11 @@ async def main():
 asyncio.run(main())
 ```
 
-Inputs may be keywords, `gpu.run(model, image=x)`. `gpu.run(model, inputs, keep=("features",))` leaves that
-output on the device: `outputs["features"]` is a reference.
+[models.md](models.md) says what a service does with a model: warming, batches, precision, tuning, other
+weights while it serves, crashes, measuring. This page says which files it takes, and what it computes.
 
 `pip install -e ".[onnx]"` in a clone brings the package onnx. [onnx_model.py](../examples/onnx_model.py) is a
-program to start from. On the command line: `cudnn-actor run MODEL.onnx`, with `--dim N=8` for a dim that
-has the name N; `--profile` times each part, `--concurrency 1:64` measures runs a second, and with
-`--batched` those of `gpu.batched`, too; `--plot FILE.svg` draws them.
+program to start from; `cudnn-actor run MODEL.onnx` runs a file without one.
 
 - **Reading.** The model is checked when it is loaded. One that is cut off, contradicts itself or refers to
   data outside of its folder raises `InvalidModel`, which names the node or the initialiser. A path at which
@@ -79,11 +77,8 @@ has the name N; `--profile` times each part, `--concurrency 1:64` measures runs 
   such as weights of (5, 3) for inputs of (N, 4), are refused when the model is loaded.
 - **Initialisers that are inputs, too,** are the inputs' defaults: `model.defaults` has them. Leave them out,
   or give other values to a run.
-- **Dims.** A model is made into a graph for the dims of its inputs, at the first run with them. The {kept}
-  graphs that were used last are kept, or fewer if they take more than `spawn(cache_limit=)` bytes. Their
-  buffers for inputs and outputs take up to `spawn(deployed_limit=)` bytes, for all models of a service
-  together; over that, those of the graph that was used longest ago are given back until its next run. `close`
-  drops them and their plans, and frees the weights. Inputs whose dims have one name must agree.
+- **Dims.** A model is made into a graph for the dims of its inputs, at the first run with them, or when it is
+  [warmed](models.md#warm-it). Inputs whose dims have one name must agree.
 - **Values that decide.** Where the values of an input decide over shapes, axes or attributes, the graph is
   made for these values, too. Arithmetic runs on the engine, never in the importing process; only what
   follows from the model's constants, and what the deciding values themselves follow from, is computed there.
@@ -117,50 +112,8 @@ has the name N; `--profile` times each part, `--concurrency 1:64` measures runs 
   steps, and the error names the option that raises the limit:
   `spawn(graph_limits=GraphLimits(operations=...))`. Each length of a sequence is a graph of its own, imported
   and planned at its first run: give chunks of one length, or pad to few.
-- **Warm.** `gpu.load(model, dims={{"N": (1, 8, 32)}})`, or `await model.warm(N=(1, 8, 32))` later, makes the
-  graphs for these sizes of its named dims, uploads the weights and builds the plans, so that no run with them
-  waits for that. Of several names, each combination is made, 64 at most. `await model.explain(N=8)` says how
-  one runs.
-- **Weights** are uploaded once, and stay in buffers of the service: they survive a crash of the actor.
-  `load` uploads them if the dims of all inputs are numbers, or if it is given sizes; else the first run does.
-  `model.nbytes` says how many bytes they are. `close` frees them, and so does the end of
-  `async with await gpu.load(path) as model`. A model that is dropped without it frees them too, with a
-  `ResourceWarning`.
-  `cudnn-actor chaos --model MODEL.onnx` tries it: it runs the model, alone and batched, while workers are
-  killed and all weights are swapped every second, and compares each result with ONNX's own reference.
 - **Layout.** In bfloat16 and float16, convolutions have their channels last, and so has what follows from
   them. Filters are uploaded so. An output that is kept as a reference may be one of those.
-- **Precision.** `gpu.load(model, dtype="bfloat16")`, or `"float16"` or `"float32"`, computes weights and
-  activations in that dtype, whatever floats the file has; so does `cudnn-actor run --dtype bfloat16`. Inputs
-  and outputs keep their dtypes: they are converted in the graph, and weights when they are uploaded.
-  What follows from inputs and integers alone stays float32 until it meets an activation or a product, so that
-  positions, angles and the scaling of pictures are not rounded. Sums and means stay float32, and what follows
-  from them alone: variances, epsilons, roots. Norms and softmax compute in float32, from what they read.
-  A `Cast` of an activation to floats converts nothing: it has the dtype that you asked for. Finite numbers of
-  constants and inputs stay finite: a mask of float32's least number becomes the least of the dtype, and -inf
-  stays. Quantised operators read float32, so that of the same floats they give the same integers; the floats
-  between them are of the dtype. Integers, and numbers that decide over shapes, are those of the file. Of a
-  file in float32, `"float32"` changes no bit.
-- **Other weights while it serves.** `await gpu.load(path, swappable=True)`, then `await
-  model.write({{"layer1.0.conv1.weight": array}})`: all of these are overwritten between two runs, or
-  none, and no run sees a mixture. `model.weights` lists the names, with dims and dtypes. What constant
-  nodes make of a weight (a transpose, a scale) is computed again. A name whose values are part of the
-  graph (a shape, axes, pads, a factor without dims) is refused, and so are other dims or another dtype:
-  then nothing is written. `await gpu.load(new, replace=model)` puts another file with the same inputs and
-  outputs in a model's place: it is warmed for all dims that `model` has graphs for, then `model` runs it.
-  Runs that have begun finish on the old one, which is then unloaded. If the new one cannot be loaded, the
-  old one stays. It is loaded with the `dtype`, `random`, `swappable` and `tune` of the old one, unless you
-  give others; an `OnnxModel` has its own.
-- **Tuning.** `await gpu.load(path, dims={{"N": (1, 8)}}, tune=True)` measures candidates for each different
-  part on the GPU, in the captured run of the whole, and keeps the fastest, also in the service's
-  `plan_store`. With `tune="cached"` it takes what is there, and never measures. `cudnn-actor run MODEL.onnx
-  --tune --store plans` says what it gains; `explain` says what it has changed.
-  [semantics.md](semantics.md#plans) has the rules. Without effect on the CPU engine.
-- **Running.** Each run is one message, `RunModel`, and one [graph](graphs.md): see
-  [semantics.md](semantics.md#models). So `FaultPlan().at(1, Fault.FAIL_EXECUTION, of=RunModel)` makes the
-  first run fail, for a test of your program.
-  `print(await model.explain(inputs))` says how a model runs, with the nodes' names; with `measure=True`, how
-  long each part takes.
 - **Numbers.** A tensor has the model's dtype where it is stored. Functions of elements that follow each
   other are computed in float32 and not rounded in between. Integers wrap around where ONNX's do in
   arithmetic, powers too; a product of integers saturates at int32's limits.
@@ -227,14 +180,11 @@ that ONNX defines it by. Cases: right of all, then right of all that are expande
 
 def render(outcomes: Sequence[Outcome]) -> str:
     """The page."""
-    from cudnn_actor.models.keeping import MOST_KEPT
-
     limits = ModelLimits()
 
     return _HEAD.format(
         version=onnx.__version__.rpartition(".")[0],
         total=len(outcomes),
-        kept=MOST_KEPT,
         nbytes=limits.nbytes >> 30,
         nodes=limits.nodes,
         constants=limits.constants >> 20,

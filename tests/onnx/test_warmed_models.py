@@ -81,6 +81,16 @@ async def test_a_model_of_fixed_dims_is_warmed_without_sizes() -> None:
         assert await model.warm() == 1
 
 
+async def test_a_model_of_fixed_dims_is_warm_once_it_is_loaded_with_no_sizes() -> None:
+    async with spawn(device="cpu") as gpu:
+        async with await gpu.load(image_model(2)) as model:
+            assert model.nbytes > 0
+            assert (await gpu.statistics()).plans.size == 0
+        async with await gpu.load(image_model(2), dims={}) as model:
+            assert (await gpu.statistics()).plans.size == 1
+            assert await model.warm() == 0
+
+
 @pytest.mark.parametrize(
     ("sizes", "told"),
     [
