@@ -2,8 +2,10 @@
 
     python examples/embedded_in_pykka.py
 
-It does not use asyncio. `start(parent=...)` names the actor that gets `Escalated` when the service has used
-up its restarts. The parent decides what happens then: this one starts a new service.
+It does not use asyncio. The actor deploys a model, which is a graph with its weights: each run is one
+message, allocates nothing in the service, and runs again if a crash interrupts it. `start(parent=...)` names
+the actor that gets `Escalated` when the service has used up its restarts. The parent decides what happens
+then: this one starts a new service.
 """
 
 from __future__ import annotations
@@ -15,24 +17,28 @@ import pykka
 
 from cudnn_actor import (
     Allocate,
-    ConvFwd,
-    ConvSpec,
     CudnnService,
-    Download,
+    DeployModel,
     Escalated,
     Fault,
     FaultPlan,
-    Free,
+    GraphBuilder,
+    ModelGraph,
+    ModelRef,
+    RunModel,
     ServiceStopped,
     TensorSpec,
+    WarmModel,
     logging,
     start,
 )
 from cudnn_actor.protocol import Message
 
-# These faults make the service give up: every start of the worker except the first fails, and the 4th message
-# kills the worker. With max_restarts=1 the service gives up at once.
-BROKEN = FaultPlan().at(4, Fault.STICKY).at_start(2, times=10)
+# These faults make the service give up: the first run of the model kills the worker, and every start of the
+# worker except the first fails. With max_restarts=1 the service gives up at once.
+BROKEN = FaultPlan().at(1, Fault.STICKY, of=RunModel).at_start(2, times=10)
+DIMS = (1, 1, 8, 8)
+ONES = np.full((1, 1, 3, 3), 1 / 9, dtype=np.float32)
 
 
 class Vision(pykka.ThreadingActor):
@@ -41,11 +47,12 @@ class Vision(pykka.ThreadingActor):
     def __init__(self) -> None:
         super().__init__()
         self.service: CudnnService | None = None
+        self.model: ModelRef | None = None
         self.escalated = pykka.ThreadingFuture[str]()
 
     def on_start(self) -> None:
         """Own a service from the beginning to the end of this actor."""
-        self.service = start(parent=self.actor_ref, device="cpu", faults=BROKEN, max_restarts=1)
+        self.serve(faults=BROKEN, max_restarts=1)
         print("service 1 started")
 
     def on_stop(self) -> None:
@@ -61,21 +68,33 @@ class Vision(pykka.ThreadingActor):
                 return self.blur(message)
             case Escalated():
                 print(f"escalated: {message.child} gave up ({message.cause.kind})")
-                self.service = start(parent=self.actor_ref, device="cpu")
+                self.serve()
                 self.escalated.set(message.cause.cause)
                 print("service 2 started")
         return None
 
+    def serve(self, **options: Any) -> None:
+        """Start a service, and deploy the model in it: a graph, and a buffer for each of its ports."""
+        self.service = start(parent=self.actor_ref, device="cpu", **options)
+        g = GraphBuilder()
+        graph = g.build(y=g.conv(g.input("x", DIMS), g.input("w", ONES.shape), pad=1))
+        x, w, y = (TensorSpec.packed(dims, "float32") for dims in (DIMS, ONES.shape, DIMS))
+        weight = self.ask(Allocate(spec=w, data=ONES))
+        placed = ModelGraph(
+            name="8 by 8",
+            graph=graph,
+            buffers=(self.ask(Allocate(spec=x)), weight, self.ask(Allocate(spec=y))),
+            specs={"image": x},
+            inputs={"image": "x"},
+            outputs={"blurred": "y"},
+        )
+        self.model = self.ask(DeployModel())
+        self.ask(WarmModel(model=self.model, graphs=(placed,)))
+
     def blur(self, image: np.ndarray) -> np.ndarray:
-        """Convolve with ones, every step a message to the service."""
-        ones = np.full((1, 1, 3, 3), 1 / 9, dtype=np.float32)
-        x = self.ask(allocate(image))
-        w = self.ask(allocate(ones))
-        y = self.ask(Allocate(spec=x.spec))
-        self.ask(ConvFwd(x=x, w=w, y=y, conv=ConvSpec.symmetric(2, pad=1)))
-        blurred: np.ndarray = self.ask(Download(src=y))
-        for buffer in (x, w, y):
-            self.ask(Free(buffer=buffer))
+        """Run the model: one message to the service."""
+        assert self.model is not None
+        blurred: np.ndarray = self.ask(RunModel(model=self.model, arrays={"image": image}))["blurred"]
         return blurred
 
     def ask(self, message: Message) -> Any:
@@ -84,15 +103,10 @@ class Vision(pykka.ThreadingActor):
         return self.service.actor_ref.ask(message, block=True)
 
 
-def allocate(array: np.ndarray) -> Allocate:
-    """The message that makes a buffer out of an array."""
-    return Allocate(spec=TensorSpec.packed(array.shape, array.dtype), data=array)
-
-
 def main() -> None:
     """Ask, see the service fail, and ask the new service."""
     vision = Vision.start()
-    image = np.ones((1, 1, 8, 8), dtype=np.float32)
+    image = np.ones(DIMS, dtype=np.float32)
     try:
         send(vision, image)
     finally:
