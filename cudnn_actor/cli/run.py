@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import math
 import statistics
 import time
@@ -16,10 +17,10 @@ import msgspec
 import numpy as np
 from rich.console import Console
 
-from cudnn_actor import CudnnRef, spawn
+from cudnn_actor import BatchedModel, CudnnRef, spawn
 from cudnn_actor.cli.throughput import Throughput, in_flight, measured, sheet
 from cudnn_actor.cli.throughput_plot import plot
-from cudnn_actor.cli.user_error import UserError, whole_number, writing
+from cudnn_actor.cli.user_error import UserError, check_writable, whole_number, writing
 from cudnn_actor.models import Feature, InvalidModel, Model, UnsupportedModel
 from cudnn_actor.protocol.errors import InvalidRequest
 
@@ -54,6 +55,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--dtype",
         choices=("bfloat16", "float16", "float32"),
         help="what weights and activations are computed in; the file's own dtypes unless given",
+    )
+    parser.add_argument(
+        "--random",
+        type=whole_number(),
+        metavar="SEED",
+        help="the seed of nodes that draw random numbers and have none of their own",
     )
     parser.add_argument(
         "--out",
@@ -132,6 +139,9 @@ def run(args: argparse.Namespace) -> int:
         _check_plot(args.plot, measured=bool(args.concurrency))
     if args.batched and not args.concurrency:
         raise UserError("--batched needs a number of tasks; give --concurrency 1:64, too")
+    for option in ("out", "timeline", "plot", "json"):
+        if (path := getattr(args, option)) is not None:
+            check_writable(path, f"--{option}")
     try:
         return asyncio.run(_run(args))
     except (InvalidModel, UnsupportedModel, InvalidRequest, ImportError) as error:
@@ -148,9 +158,10 @@ def _check_plot(path: Path, *, measured: bool) -> None:
 async def _run(args: argparse.Namespace) -> int:
     async with spawn(device=args.device, plan_store=args.store) as gpu:
         began = time.perf_counter()
-        model = await gpu.load(args.model, dtype=args.dtype, tune=args.tune)
+        model = await gpu.load(args.model, dtype=args.dtype, random=args.random, tune=args.tune)
         files, dims = _once("--input", args.input), _once("--dim", args.dim)
         inputs = await asyncio.to_thread(_inputs, model, files, dims)
+        endpoint = _endpoint(gpu, model, inputs) if args.batched else None
         try:
             if args.tune:
                 await _tune(model, inputs)
@@ -164,27 +175,61 @@ async def _run(args: argparse.Namespace) -> int:
             hint = f"The values of {', '.join(random)} are random: give files if they decide over shapes"
             raise UserError(f"{error}. {hint}") from error
         first = time.perf_counter() - began
-        for name, value in outputs.items():
-            print(f"{name}: {value.dtype} {value.shape}, {_summary(value)}")
-        if args.time:
-            await _time(gpu, model, inputs, first)
-        found: dict[str, Any] = {}
-        if args.explain or args.profile:
-            found["explanation"] = explanation = await model.explain(inputs, measure=args.profile)
-            print(explanation)
-            if args.timeline is not None:
-                await asyncio.to_thread(_write_text, args.timeline, explanation.to_svg())
-        if args.concurrency:
-            found["throughput"] = throughput = await _load(gpu, model, inputs, args)
-            if args.plot is not None:
-                title = f"{Path(args.model).name} on {gpu.device}, from arrays to arrays"
-                await asyncio.to_thread(_write_text, args.plot, plot(title, throughput))
+        async with contextlib.AsyncExitStack() as stack:
+            if endpoint is not None:  # what cannot be batched is found before anything is measured
+                await stack.enter_async_context(endpoint)
+                await endpoint(inputs)
+            for name, value in outputs.items():
+                print(f"{name}: {value.dtype} {value.shape}, {_summary(value)}")
+            if args.time:
+                await _time(gpu, model, inputs, first)
+            found = await _measured(gpu, model, inputs, endpoint, args)
         if args.json is not None:
             await asyncio.to_thread(_write_json, args.json, found)
         if args.out is not None:
             await asyncio.to_thread(_write, args.out, outputs)
         await model.close()
     return 0
+
+
+async def _measured(
+    gpu: CudnnRef,
+    model: Model,
+    inputs: dict[str, np.ndarray],
+    endpoint: BatchedModel | None,
+    args: argparse.Namespace,
+) -> dict[str, Any]:
+    """Explain and measure what is asked for, and draw it. Returns what `--json` writes."""
+    found: dict[str, Any] = {}
+    if args.explain or args.profile:
+        found["explanation"] = explanation = await model.explain(inputs, measure=args.profile)
+        print(explanation)
+        if args.timeline is not None:
+            await asyncio.to_thread(_write_text, args.timeline, explanation.to_svg())
+    if args.concurrency:
+        found["throughput"] = throughput = await _load(gpu, model, inputs, endpoint, args)
+        if args.plot is not None:
+            title = f"{Path(args.model).name} on {gpu.device}, from arrays to arrays"
+            await asyncio.to_thread(_write_text, args.plot, plot(title, throughput))
+    return found
+
+
+def _endpoint(gpu: CudnnRef, model: Model, inputs: dict[str, np.ndarray]) -> BatchedModel:
+    """What runs these inputs in batches. Raises `InvalidRequest` or `UserError` if that cannot be."""
+    sizes: dict[str, int] = {}
+    for each in model.inputs:
+        named = zip(each.dims or (), inputs[each.name].shape, strict=False)
+        sizes |= {dim: size for place, (dim, size) in enumerate(named) if place and isinstance(dim, str)}
+    endpoint = gpu.batched(model, dims=sizes)
+    first = model.inputs[0]
+    samples = len(inputs[first.name])
+    if not 1 <= samples <= endpoint.max_batch:
+        assert first.dims is not None, "it can be batched"
+        raise UserError(
+            f"--batched measures requests of 1 to {endpoint.max_batch} samples, and {first.dims[0]} is "
+            f"{samples}; give fewer: --dim {first.dims[0]}=1"
+        )
+    return endpoint
 
 
 async def _tune(model: Model, inputs: dict[str, np.ndarray]) -> None:
@@ -208,30 +253,29 @@ def _sizes(model: Model, inputs: dict[str, np.ndarray]) -> dict[str, int]:
 
 
 async def _load(
-    gpu: CudnnRef, model: Model, inputs: dict[str, np.ndarray], args: argparse.Namespace
+    gpu: CudnnRef,
+    model: Model,
+    inputs: dict[str, np.ndarray],
+    endpoint: BatchedModel | None,
+    args: argparse.Namespace,
 ) -> list[Throughput]:
     """Measure it with several runs in flight, and print the table."""
     found = [
         await measured(lambda: gpu.run(model, inputs), tasks, args.seconds) for tasks in args.concurrency
     ]
-    if args.batched:
-        found += [await _batched_load(gpu, model, inputs, tasks, args.seconds) for tasks in args.concurrency]
+    if endpoint is not None:
+        found += [await _batched_load(endpoint, inputs, tasks, args.seconds) for tasks in args.concurrency]
     Console(width=100).print(sheet(found))
     return found
 
 
 async def _batched_load(
-    gpu: CudnnRef, model: Model, inputs: dict[str, np.ndarray], tasks: int, seconds: float
+    endpoint: BatchedModel, inputs: dict[str, np.ndarray], tasks: int, seconds: float
 ) -> Throughput:
     """Measure it with several requests in flight that share batches."""
-    sizes: dict[str, int] = {}
-    for each in model.inputs:
-        named = zip(each.dims or (), inputs[each.name].shape, strict=False)
-        sizes |= {dim: size for place, (dim, size) in enumerate(named) if place and isinstance(dim, str)}
-    async with gpu.batched(model, dims=sizes) as endpoint:
-        before = endpoint.statistics()
-        found = await measured(lambda: endpoint(inputs), tasks, seconds)
-        after = endpoint.statistics()
+    before = endpoint.statistics()
+    found = await measured(lambda: endpoint(inputs), tasks, seconds)
+    after = endpoint.statistics()
     mean = (after.samples - before.samples) / (after.batches - before.batches)
     return msgspec.structs.replace(found, mean_batch=mean)
 

@@ -29,14 +29,14 @@ def whole_number(least: int = 0, most: int = _LARGEST) -> Callable[[str], int]:
     return read
 
 
-def check_writable(out: Path) -> None:
-    """Raise `UserError` unless the file `--out` can be written: before the work, not after it."""
-    if out.is_dir():
-        raise UserError(f"--out {out} is a directory; give a file name in it")
-    if not out.parent.is_dir():
-        raise UserError(f"--out {out}: there is no directory {out.parent}; create it first")
-    if not os.access(out if out.exists() else out.parent, os.W_OK):
-        raise UserError(f"--out {out} cannot be written; give a path that you can write")
+def check_writable(path: Path, option: str = "--out") -> None:
+    """Raise `UserError` unless the file of an option can be written: before the work, not after it."""
+    if path.is_dir():
+        raise UserError(f"{option} {path} is a directory; give a file name in it")
+    if not path.parent.is_dir():
+        raise UserError(f"{option} {path}: there is no directory {path.parent}; create it first")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise UserError(f"{option} {path} cannot be written; give a path that you can write")
 
 
 @contextlib.contextmanager

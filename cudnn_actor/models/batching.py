@@ -287,6 +287,11 @@ class BatchedModel:
             raise MailboxFull(capacity=self._rules.max_waiting, batched=True)
         return self._accept(inputs, named, timeout)
 
+    @property
+    def max_batch(self) -> int:
+        """The most samples that a batch has, and a request may have."""
+        return self._rules.sizes[-1]
+
     def statistics(self) -> BatchStatistics:
         """What it has done so far, and what waits now."""
         return BatchStatistics(**self._counts, waiting=len(self._forming), running=self._forming.running)

@@ -27,7 +27,10 @@ RANDOM = frozenset(
     {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
 )
 """Operators of ONNX that draw random numbers, whatever their inputs are."""
-UNSEEDED = "draws random numbers from no seed: load the model with one, as in gpu.load(model, random=1)"
+UNSEEDED = (
+    "draws random numbers from no seed: load the model with one, as in gpu.load(model, random=1) or "
+    "`cudnn-actor run --random 1`"
+)
 """Why a node of one of them cannot be run that has no seed."""
 
 

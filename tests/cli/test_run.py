@@ -153,7 +153,54 @@ def test_batched_needs_a_load_and_a_batch_dim(path: Path, capsys: pytest.Capture
     assert main(command) == 2
     assert "--batched needs a number of tasks; give --concurrency" in capsys.readouterr().err
     assert main([*command, "--concurrency", "1", "--seconds", "0.01"]) == 2
-    assert "N=33: is more than a batch has, 32" in capsys.readouterr().err
+    told = capsys.readouterr()
+    assert "1 to 32 samples, and N is 33; give fewer: --dim N=1" in told.err
+    assert told.out == ""  # nothing has run
+
+
+def test_what_cannot_be_batched_is_told_before_it_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "sum.onnx"
+    given: dict[str, Any] = {"x": (FLOAT, ["N", 2])}
+    made: dict[str, Any] = {"y": (FLOAT, [None, 2])}
+    onnx.save(model_of([node("ReduceSum", "x axes", "y", keepdims=1)], given, made, AXES), file)
+    load = ("--concurrency", "1", "--seconds", "60", "--batched")
+    assert main(["run", str(file), "--device", "cpu", "--dim", "N=2", *load]) == 2
+    told = capsys.readouterr()
+    assert "y=(1, 2): is an output that does not follow the batch" in told.err
+    assert told.out == ""
+    onnx.save(image_model(2), file)
+    assert main(["run", str(file), "--device", "cpu", *load]) == 2
+    told = capsys.readouterr()
+    assert "has no leading dim with a name" in told.err
+    assert told.out == ""
+
+
+AXES = {"axes": np.array([0])}
+
+
+@pytest.mark.parametrize("option", ["--plot", "--timeline", "--json", "--out"])
+def test_a_path_that_cannot_be_written_is_told_before_the_model_is_read(
+    option: str, path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("--dim", "N=1", "--profile", "--concurrency", "1", "--seconds", "60", option)
+    assert main(["run", str(path), "--device", "cpu", *words, "/nowhere/it.svg"]) == 2
+    told = capsys.readouterr()
+    assert f"{option} /nowhere/it.svg: there is no directory /nowhere; create it first" in told.err
+    assert told.out == ""
+
+
+def test_the_seed_of_nodes_without_one_is_given(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "drawing.onnx"
+    onnx.save(model_of([node("RandomUniformLike", "x", "y")], {"x": (FLOAT, [4])}, {"y": (FLOAT, [4])}), file)
+    drawn = []
+    for seed in ("1", "1", "2"):
+        assert main(["run", str(file), "--device", "cpu", "--random", seed]) == 0
+        drawn.append(capsys.readouterr().out)
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert main(["run", str(file), "--device", "cpu"]) == 2
+    assert "or `cudnn-actor run --random 1`" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -191,7 +238,7 @@ def test_json_that_cannot_be_written_or_has_nothing_to_say_is_an_error(
 ) -> None:
     command = ["run", str(path), "--device", "cpu", "--dim", "N=2", "--json", "/nowhere/p.json"]
     assert main([*command, "--profile"]) == 2
-    assert "/nowhere/p.json cannot be written: No such file or directory" in capsys.readouterr().err
+    assert "--json /nowhere/p.json: there is no directory /nowhere" in capsys.readouterr().err
     assert main(command) == 2
     assert "--json has nothing to write; ask for --profile" in capsys.readouterr().err
 
@@ -213,8 +260,11 @@ def test_inputs_that_are_not_given_are_made_up(path: Path, capsys: pytest.Captur
         ((), "give the size of N in image: float32 (N, 3, 8, 8): --dim N=1; or files: --input image="),
         (("--input", "picture=x.npy"), "'picture' is no input of the model: it has image"),
         (("--input", "image=gone.npy"), "gone.npy cannot be read: No such file or directory"),
-        (("--dim", "N=1", "--out", "/nowhere/out.npz"), "cannot be written"),
-        (("--dim", "N=1", "--out", "/"), "/ cannot be written: Is a directory"),
+        (
+            ("--dim", "N=1", "--out", "/nowhere/out.npz"),
+            "--out /nowhere/out.npz: there is no directory /nowhere",
+        ),
+        (("--dim", "N=1", "--out", "/"), "--out / is a directory; give a file name in it"),
         (("--dim", "M=1"), "'M' is no named dim of the model: it has N"),
         (("--dim", "N=1", "--dim", "N=2"), "--dim is given twice for one name"),
         (
