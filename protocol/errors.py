@@ -524,8 +524,9 @@ class ExecutionFailed(OperationError):
     """Raised when the engine reported a failure but its device context is still healthy.
 
     The request's outputs are invalid. Carries `status` (the library's own name for the failure), `detail`,
-    `plan` (the tag of the plan that failed) and `reproduce`: its graph, as the token that
-    `cudnn-actor reproduce` takes, or empty.
+    `plan` (the tag of the plan that failed, or the kind of request), `reproduce`: its graph, as the token
+    that `cudnn-actor reproduce` takes, or empty; and `of_model`: whether it was a run of a model. That is
+    `retry_safe`, because a run changes nothing but the buffers that are to get its outputs.
     """
 
     ran = True
@@ -533,6 +534,7 @@ class ExecutionFailed(OperationError):
     detail: str
     plan: str
     reproduce: str
+    of_model: bool
 
     def __init__(
         self,
@@ -541,19 +543,30 @@ class ExecutionFailed(OperationError):
         detail: str,
         plan: str,
         reproduce: str = "",
+        of_model: bool = False,
         operations: Sequence[int] = (),
         where: str = "",
     ) -> None:
+        what = f"request {plan}" if plan.isalpha() else f"plan {plan}"  # a tag has a digest
+        left = "its outputs are invalid, write them again before you read them"
+        if of_model:
+            what = f"a run of a model, by {what},"
+            left = "there are no outputs, and it may be sent again"
         super().__init__(
-            f"plan {plan} failed with {status}: {_at(where)}{detail}; its outputs are invalid, "
-            f"write them again before you read them{_command(reproduce)}",
+            f"{what} failed with {status}: {_at(where)}{detail}; {left}{_command(reproduce)}",
             status=status,
             detail=detail,
             plan=plan,
             reproduce=reproduce,
+            of_model=of_model,
             operations=tuple(operations),
             where=where,
         )
+        self.retry_safe = of_model
+
+    def of_run(self) -> Self:
+        """The same error, of a run of a model."""
+        return type(self).of_facts({**self._facts, "of_model": True})
 
 
 class ContextLost(CudnnActorError):

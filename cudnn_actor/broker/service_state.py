@@ -14,11 +14,11 @@ from cudnn_actor.broker.deployments import Deployments, ModelRun
 from cudnn_actor.broker.execution_state import ExecutionState
 from cudnn_actor.broker.recovery import MOST_CRASHES
 from cudnn_actor.memory import MemoryTable
-from cudnn_actor.protocol.errors import OutOfMemory, QuarantinedRequest
+from cudnn_actor.protocol.errors import ExecutionFailed, OutOfMemory, QuarantinedRequest
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.graphs.reproduction import token
 from cudnn_actor.protocol.messages.messages import Free, UnloadModel
-from cudnn_actor.protocol.messages.model_messages import ModelRef
+from cudnn_actor.protocol.messages.model_messages import ModelRef, RunModel
 from cudnn_actor.protocol.messages.receipts import CacheStatistics, PlanStatistics, Statistics
 from cudnn_actor.protocol.types.buffers import BufferRef
 from cudnn_actor.supervision import FaultSource
@@ -114,13 +114,16 @@ class ServiceState(ExecutionState):
         if self.ended_by_build[digest] >= MOST_CRASHES:
             self.quarantined[digest] = cause
 
-    def with_memory_use(self, error: Exception) -> Exception:
-        """The error of a request's run, with what the service's buffers take if it is an `OutOfMemory`.
+    def completed(self, error: Exception, message: object) -> Exception:
+        """The error of a request's run, with what whoever runs requests does not know.
 
-        Whoever runs requests does not know this. Any other error is returned as it is.
+        Of an `OutOfMemory`, that is what the service's buffers take; of an `ExecutionFailed`, whether it was
+        a run of a model. Any other error is returned as it is.
         """
         if isinstance(error, OutOfMemory):
             return error.beside(in_use=self.memory.live_bytes, arena_bytes=self.memory.arena_bytes)
+        if isinstance(error, ExecutionFailed) and type(message) is RunModel:
+            return error.of_run()
         return error
 
     def statistics(self, plans: PlanStatistics, worker_graphs: CacheStatistics | None = None) -> Statistics:

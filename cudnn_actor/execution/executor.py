@@ -155,7 +155,7 @@ class Executor(Generic[T]):
     def diagnose(self, error: BaseException, tag: str) -> CudnnActorError | Crash:
         """Interpret a failure of the engine: a crash if its context is dead, else the request's own error.
 
-        An `OutOfMemory` does not say what the buffers take; `ServiceState.with_memory_use` adds that.
+        An `OutOfMemory` does not say what the buffers take; `ServiceState.completed` adds that.
         """
         if isinstance(error, CudnnActorError | Crash):
             return error

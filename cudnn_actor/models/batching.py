@@ -25,6 +25,7 @@ from cudnn_actor.protocol.errors import (
     InvalidRequest,
     MailboxFull,
     OutcomeUnknown,
+    OutOfMemory,
     QuarantinedRequest,
     Words,
 )
@@ -39,8 +40,8 @@ log = Log("cudnn_actor")
 _ON_LOOP_BYTES = 256 << 10
 """More than this is not copied on the event loop, but on a thread."""
 
-_DIVIDED = (OutcomeUnknown, QuarantinedRequest, ExecutionFailed)
-"""After these, the requests of a batch run one by one: one of them may be the cause."""
+_DIVIDED = (OutcomeUnknown, QuarantinedRequest, ExecutionFailed, OutOfMemory)
+"""After these, the requests of a batch run one by one: one may be the cause, or smaller sizes may fit."""
 
 
 class BatchStatistics(Record):

@@ -144,7 +144,9 @@ def test_a_request_that_may_have_run_is_never_safe_to_send_again() -> None:
         (OutcomeUnknown(request_id=1, cause="b", why="c"), "upload or compute it again"),
         (QuarantinedRequest(request_id=1, digest="a", cause="b"), "change the request"),
         (MalformedMessage(detail="a"), "same release"),
-        (ExecutionFailed(status="a", detail="b", plan="c"), "write them again"),
+        (ExecutionFailed(status="a", detail="b", plan="c:1"), "plan c:1 failed with a: b; its outputs are"),
+        (ExecutionFailed(status="a", detail="b", plan="c"), "request c failed with a: b; its outputs are"),
+        (ExecutionFailed(status="a", detail="b", plan="c:1", of_model=True), "it may be sent again"),
     ],
     ids=lambda value: type(value).__name__,
 )

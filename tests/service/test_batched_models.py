@@ -12,6 +12,7 @@ import pytest
 
 from cudnn_actor import (
     BatchedModel,
+    CudnnActorError,
     CudnnRef,
     DeadlineExceeded,
     ExecutionFailed,
@@ -20,6 +21,7 @@ from cudnn_actor import (
     InvalidRequest,
     MailboxFull,
     Model,
+    OutOfMemory,
     QuarantinedRequest,
     RunModel,
     ServiceStopped,
@@ -363,11 +365,15 @@ async def test_a_request_of_a_size_that_another_has_just_had_quarantined_runs_in
         assert (await gpu.statistics()).restarts == 3
 
 
-async def test_a_batch_that_fails_runs_again_one_by_one() -> None:
-    faults = FaultPlan().at(4, Fault.FAIL_EXECUTION, of=RunModel).at(6, Fault.FAIL_EXECUTION, of=RunModel)
+@pytest.mark.parametrize(
+    ("fault", "error"),
+    [(Fault.FAIL_EXECUTION, ExecutionFailed), (Fault.OUT_OF_MEMORY, OutOfMemory)],
+)
+async def test_a_batch_that_fails_runs_again_one_by_one(fault: Fault, error: type[CudnnActorError]) -> None:
+    faults = FaultPlan().at(4, fault, of=RunModel).at(6, fault, of=RunModel)
     async with batched(spawn(faults=faults), max_batch=4) as (_, endpoint):
         answers = await asyncio.gather(*(endpoint(x=rows(n)) for n in range(4)), return_exceptions=True)
-        assert isinstance(answers[1], ExecutionFailed)
+        assert isinstance(answers[1], error)
         for number in (0, 2, 3):
             check(answers[number], number)  # type: ignore[arg-type]
 

@@ -866,6 +866,23 @@ async def test_what_one_graph_writes_no_other_uses() -> None:
         check(await run(gpu, model, images(4)), images(4))
 
 
+async def test_a_run_that_fails_says_that_it_may_be_sent_again() -> None:
+    faults = FaultPlan().at(1, Fault.FAIL_EXECUTION, of=RunModel).at(1, Fault.FAIL_EXECUTION, of=Download)
+    async with deployed(faults=faults) as (gpu, model):
+        with pytest.raises(
+            ExecutionFailed, match=r"a run of a model.* failed .* no outputs, and it may be"
+        ) as caught:
+            await run(gpu, model, images(4))
+        assert caught.value.of_model
+        assert caught.value.retry_safe
+        check(await run(gpu, model, images(4)), images(4))
+        buffer = await gpu.upload(W)
+        with pytest.raises(ExecutionFailed, match="request download failed with INJECTED") as caught:
+            await gpu.download(buffer)
+        assert not caught.value.of_model
+        assert not caught.value.retry_safe
+
+
 async def test_a_graph_without_specs_is_told_what_to_add() -> None:
     async with spawn() as gpu:
         graph = await placed(gpu, await gpu.upload(W), 4, specs={})

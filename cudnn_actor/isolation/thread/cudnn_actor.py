@@ -343,7 +343,7 @@ class CudnnActor(Actor):
         if work is None:
             work = Work(envelope, envelope.number, envelope.message)
         else:
-            error = self._state.with_memory_use(error)
+            error = self._state.completed(error, envelope.message)
         self._broker.end_unreceived(work)
         if envelope.crashes and isinstance(error, CudnnActorError):
             return self._broker.refused_again(work, error)
@@ -451,7 +451,7 @@ class CudnnActor(Actor):
 
     def refuse(self, task: Work, error: Exception) -> None:
         """Fail a request."""
-        self._answer_error(task.envelope, self._state.with_memory_use(error))
+        self._answer_error(task.envelope, self._state.completed(error, task.request))
 
 
 def _cause(error: BaseException) -> str:

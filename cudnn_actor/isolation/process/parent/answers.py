@@ -126,7 +126,7 @@ class AnswerTaker:
         """The decoded value or error of an answer. Raises `Violation` for an answer that does not fit."""
         match answer:
             case Refused():
-                return self._error(answer)
+                return self._error(answer, request)
             case Given() if not request.injects:
                 return self._reply(answer, request)
             case Counted() if type(request.message) is GetStatistics:
@@ -149,14 +149,14 @@ class AnswerTaker:
             raise Violation(f"it answered {_asked(request)} with {type(value).__name__}")
         return value
 
-    def _error(self, answer: Refused) -> Exception:
+    def _error(self, answer: Refused, request: WorkerRequest) -> Exception:
         try:
             error = answer.error.to_error()
         except MalformedMessage as malformed:
             raise Violation(
                 f"its answer to request {answer.number} is not an error of this package: {malformed}"
             ) from malformed
-        return self.broker.state.with_memory_use(error)
+        return self.broker.state.completed(error, request.message)
 
 
 def _asked(request: WorkerRequest) -> str:
