@@ -147,3 +147,13 @@ async def test_staging_arrays_are_bound_by_the_memory_of_the_machine() -> None:
         assert caught.value.in_use == 0
         assert not caught.value.retry_safe
         assert (await gpu.staging(VECTOR, N=8)).shape == (8, 4)
+
+
+async def test_staging_arrays_are_bound_by_the_memory_that_is_available() -> None:
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    async with spawn(device="cpu", memory_limit=1 << 60) as gpu:
+        with pytest.raises(OutOfMemory) as caught:
+            await gpu.staging(VECTOR, N=machine // 16)  # some of it is in use, by this process at least
+        assert (caught.value.requested, caught.value.in_use) == (machine // 16 * 16, 0)
+        assert caught.value.largest is not None
+        assert caught.value.largest < machine
