@@ -404,6 +404,13 @@ def test_a_life_lasts_until_its_end_and_is_noted_with_its_first_answer() -> None
     assert (life.lives, life.served_s, life.idle, life.first_max_ms) == (4, 4.0, 1, 2000.0)
 
 
+def test_a_record_names_the_model_s_file_without_its_folder() -> None:
+    tally = Tally(clock=lambda: 0.0)
+    settings = Settings(model="/home/someone/net.onnx")
+    report = report_of(settings, tally, Outcome("cpu", [], {}, None, "", 1.0, ()))
+    assert report.settings == Settings(model="net.onnx")
+
+
 # What it knows and what it asks.
 
 

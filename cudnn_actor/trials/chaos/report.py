@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -113,7 +114,7 @@ def report_of(settings: Settings, tally: Tally, outcome: Outcome, *, alarms: int
         device=outcome.device,
         machine=machine(),
         versions=versions(_PACKAGES),
-        settings=settings,
+        settings=msgspec.structs.replace(settings, model=Path(settings.model).name),  # without its folder
         seconds=outcome.seconds,
         stopped=outcome.stopped,
         counts=_counts(tally, outcome, len(stalls)),
