@@ -16,6 +16,7 @@ import numpy as np
 
 from cudnn_actor import CudnnRef, OutOfDescriptors, OutOfMemory, Ping, Spawning, Upload
 from cudnn_actor.engines import choose_engine
+from cudnn_actor.isolation import staging
 from cudnn_actor.options import make_options
 from cudnn_actor.service.service import CudnnService
 
@@ -90,7 +91,6 @@ async def _check(place: str, limit: str) -> None:
     ones = np.ones(LARGE, np.float32)
     async with Spawning(_service(place)) as gpu:
         worker = gpu.worker_pid
-        # The small one comes first: a segment of staging memory for it is too small for what follows.
         kept, full = await gpu.upload(2 * ones[..., :1]), await gpu.upload(3 * ones)
         other = await gpu.upload(ones[..., :1])
         held: list[Any] = []
@@ -102,6 +102,7 @@ async def _check(place: str, limit: str) -> None:
         for name, call in calls.items():
             if (place, limit, name) in NEEDS_NOTHING:
                 continue
+            held.append(await gpu.download(full))  # in the segment of staging memory that is kept, if one is
             await gpu.ping()  # the actor lets go of the last message
             gc.collect()
             with narrow():
@@ -193,6 +194,7 @@ if __name__ == "__main__":
         case "fill_up":
             asyncio.run(_fill_up(place))
         case "check":
+            staging._IDLE_BYTES = 0  # one segment is kept nevertheless
             for limit in LIMITS:
                 asyncio.run(_check(place, limit))
         case _:
