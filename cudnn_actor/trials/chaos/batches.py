@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,6 @@ _OTHERS = 2
 """The size of the open dims along which no samples lie."""
 _NUMBER = 6000
 """The number of the first task."""
-_AFTER_QUARANTINE_S = 0.02
 
 
 class BatchedLoad:
@@ -122,10 +122,5 @@ class BatchedLoad:
         """Send a case, and judge its answer. Returns False if an injected fault ended it."""
         case, deed = self._cases[number], BatchedRun(number)
         outcome = await self._judge.outcome_of(lambda: endpoint(case.inputs), deed, task, burst)
-        if isinstance(outcome, QuarantinedRequest):
-            await asyncio.sleep(_AFTER_QUARANTINE_S)
-        elif self._judge.is_excused(outcome):
-            return False
-        else:
-            self._judge.note(wrongs(str(deed), case.outputs, outcome), task, burst)
-        return True
+        compare = partial(wrongs, str(deed), case.outputs)
+        return await self._judge.judge(outcome, compare, task, burst)

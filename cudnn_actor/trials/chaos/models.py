@@ -24,6 +24,7 @@ from cudnn_actor.trials.chaos.settings import LoadKind
 from cudnn_actor.trials.chaos.tally import Tally
 
 __all__ = [
+    "SIZES",
     "Judge",
     "LeftOut",
     "LoadOfModel",
@@ -37,11 +38,12 @@ __all__ = [
     "wrongs",
 ]
 
-_SIZES = (1, 2, 3)
+SIZES = (1, 2, 3)
 """The size of every dim that the model leaves open; one case for each."""
 _TASKS = 2
 _NUMBER = 5000
 """The number of the first task."""
+_AFTER_QUARANTINE_S = 0.02
 _BOUNDS = {"float16": 3e-2, "bfloat16": 3e-2}
 """The allowed errors, as fractions of the largest value; for wider types 1e-3."""
 
@@ -75,7 +77,7 @@ def cases_of(path: Path, source: Source, seed: int) -> list[ModelCase]:
     Raises `InvalidModel` or `UnsupportedModel` if the model cannot be run with these inputs, and `UserError`
     if the reference cannot.
     """
-    return [case_of(path, source, drawn(source, size, [seed, size])) for size in _SIZES]
+    return [case_of(path, source, drawn(source, size, [seed, size])) for size in SIZES]
 
 
 def case_of(
@@ -165,6 +167,22 @@ class Judge:
     def note(self, wrongs: list[Wrong], task: int, burst: int) -> None:
         """Note wrong answers."""
         self._tally.judged(task, burst, wrongs)
+
+    async def judge(
+        self, outcome: object, wrongs: Callable[[object], list[Wrong]], task: int, burst: int
+    ) -> bool:
+        """Note what `wrongs` finds in an outcome, unless an injected fault ended the request.
+
+        After a quarantined request, wait for a moment: the next one with the same values is another request.
+        Returns False if an injected fault ended it.
+        """
+        if isinstance(outcome, QuarantinedRequest):
+            await asyncio.sleep(_AFTER_QUARANTINE_S)
+        elif self.is_excused(outcome):
+            return False
+        else:
+            self.note(wrongs(outcome), task, burst)
+        return True
 
     def is_excused(self, outcome: object) -> bool:
         """Whether an injected fault may have caused this outcome.

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import itertools
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,16 @@ from cudnn_actor.models.source import SwappableSource
 from cudnn_actor.protocol import CudnnActorError, QuarantinedRequest
 from cudnn_actor.protocol.types.dtypes import DType
 from cudnn_actor.service.client import CudnnRef
-from cudnn_actor.trials.chaos.models import Judge, LeftOut, ModelCase, case_of, close, drawn, specialised
+from cudnn_actor.trials.chaos.models import (
+    SIZES,
+    Judge,
+    LeftOut,
+    ModelCase,
+    case_of,
+    close,
+    drawn,
+    specialised,
+)
 from cudnn_actor.trials.chaos.oracle import ModelRun, WeightWrite, Wrong, text
 from cudnn_actor.trials.chaos.settings import LoadKind
 from cudnn_actor.trials.chaos.tally import Tally
@@ -30,12 +40,10 @@ from cudnn_actor.trials.chaos.tally import Tally
 __all__ = ["SwapLoad", "Versions"]
 
 _TASKS, _VERSIONS = 4, 3
-_SIZES = (1, 2, 3)
 _EVERY_S = 1.0
 _LOOK_S = 0.05
 _NUMBER = 7000
 """The number of the writing task; the others follow."""
-_AFTER_QUARANTINE_S = 0.02
 
 
 class Versions:
@@ -105,7 +113,7 @@ class SwapLoad:
         await model.close()
 
     def _compute(self) -> None:
-        given = [drawn(self._source, size, [self._seed, _NUMBER, size]) for size in _SIZES]
+        given = [drawn(self._source, size, [self._seed, _NUMBER, size]) for size in SIZES]
         decided = frozenset[str]().union(*(specialised(self._source, each).decided_by for each in given))
         self._weights = [
             _version(self._source.tensors, decided, self._seed, number) for number in range(_VERSIONS)
@@ -159,13 +167,8 @@ class SwapLoad:
         """Run a case, and judge its answer. Returns False if an injected fault ended it."""
         cases, deed, mark = self._cases[number], ModelRun(number), self._versions.now
         outcome = await self._judge.outcome_of(lambda: model.run(cases[0].inputs), deed, task, burst)
-        if isinstance(outcome, QuarantinedRequest):
-            await asyncio.sleep(_AFTER_QUARANTINE_S)
-        elif self._judge.is_excused(outcome):
-            return False
-        else:
-            self._judge.note(_wrongs(str(deed), cases, self._versions.since(mark), outcome), task, burst)
-        return True
+        compare = partial(_wrongs, str(deed), cases, self._versions.since(mark))
+        return await self._judge.judge(outcome, compare, task, burst)
 
 
 def _version(

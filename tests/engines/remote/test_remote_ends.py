@@ -152,15 +152,20 @@ def until(channel: Channel, last: type) -> list[Any]:
     return heard[: [*map(type, heard)].index(last) + 1]
 
 
+def opened(host: BuilderHost, stage: Stage) -> Channel:
+    """Another client of the builder process, for which it is ready."""
+    channel = Channel(host.connect(), ANSWERS)
+    channel.send(Open(MAKE, (stage.address,), 100))
+    channel.send_all()
+    until(channel, Ready)
+    return channel
+
+
 def test_builds_of_others_are_made_between_two_candidates_of_a_tuning(
     new_builder: NewBuilder, stage: Stage, thread: ThreadPoolExecutor, host: BuilderHost
 ) -> None:
     tunes = new_builder(renew_after=100)
-    player = ready(tunes, stage)
-    other = Channel(host.connect(), ANSWERS)
-    other.send(Open(MAKE, (stage.address,), 100))
-    other.send_all()
-    until(other, Ready)
+    player, other = ready(tunes, stage), opened(host, stage)
     tuned = thread.submit(tunes.tune, GRAPH, workspace_limit=None, progress=lambda *_: None)
     player.at("tune")
     other.send(Build(graph(5), None))
@@ -180,11 +185,7 @@ def test_a_tuning_is_not_to_blame_for_what_is_built_between_two_of_its_candidate
     new_builder: NewBuilder, stage: Stage, thread: ThreadPoolExecutor, host: BuilderHost
 ) -> None:
     tunes = new_builder(tries=1, renew_after=100)
-    player = ready(tunes, stage)
-    other = Channel(host.connect(), ANSWERS)
-    other.send(Open(MAKE, (stage.address,), 100))
-    other.send_all()
-    until(other, Ready)
+    player, other = ready(tunes, stage), opened(host, stage)
     tuned = thread.submit(tunes.tune, GRAPH, workspace_limit=None, progress=lambda *_: None)
     player.at("tune")
     other.send(Build(graph(5), None))
