@@ -18,8 +18,8 @@ therefore asks again for a wake-up that has been pending for over `LOST_S`.
 
 A loop may close while a wake-up is pending, which then never runs. `_pending`
 holds the bridges with a pending wake-up. The replies held by bridges of closed
-loops are dropped when the next bridge is made, the next loop is woken, or the
-next pykka caller is answered.
+loops are dropped when the next bridge is made, before the next loop is woken, and
+before the next pykka caller is answered.
 
 While replies are awaited, the bridge also keeps a loop that never idles from
 starving the threads that compute the replies; see `starvation`.
@@ -117,7 +117,12 @@ class LoopBridge:
         self.posted.append((envelope, value, error))
 
     def wake(self) -> None:
-        """Make the loop deliver the posted replies. Any thread; does not raise if the loop is closed."""
+        """Make the loop deliver the posted replies. Any thread; does not raise if the loop is closed.
+
+        The replies of closed loops are dropped first. So what they discard is in the mailbox before a caller
+        that sees its reply can send the next message.
+        """
+        self.drop_closed()
         if self.loop.is_closed():
             self._drop()
         elif not self._waking or time.monotonic() - self._asked_at > LOST_S:
@@ -132,7 +137,6 @@ class LoopBridge:
                 if not isinstance(error, RuntimeError) or not self.loop.is_closed():
                     raise
                 self._drop()  # the loop closed between the check and the call
-            self.drop_closed()
 
     def _deliver(self) -> None:
         self._waking = False

@@ -193,8 +193,8 @@ class Envelope:
             self.bridge.post(self, value, error)
             return self.bridge
         if self.reply_to is not None:
-            answer(self.reply_to, value, error)
             LoopBridge.drop_closed()
+            answer(self.reply_to, value, error)
         return None
 
     def unwatch(self) -> None:

@@ -176,6 +176,46 @@ def test_a_result_whose_wake_up_the_loop_did_not_live_to_see_is_discarded() -> N
     assert discarded == ["an allocation"]
 
 
+class WatchingLoop(asyncio.SelectorEventLoop):
+    """Notes what had been discarded each time it was woken."""
+
+    def __init__(self, discarded: list[str]) -> None:
+        super().__init__()
+        self.discarded = discarded
+        self.seen: list[list[str]] = []
+
+    def call_soon_threadsafe(self, callback: Any, *args: Any, context: Any = None) -> asyncio.Handle:  # type: ignore[override]
+        self.seen.append(list(self.discarded))
+        return super().call_soon_threadsafe(callback, *args, context=context)
+
+
+def test_what_a_closed_loop_left_is_discarded_before_another_loop_sees_its_reply() -> None:
+    """So that what is discarded is in the mailbox before the next message of a caller that was answered."""
+    discarded: list[str] = []
+    left = asyncio.new_event_loop()
+    mailbox = Mailbox()
+
+    async def main() -> Envelope:
+        submit(mailbox, "left", discard=discarded.append)
+        return mailbox.take(1, 0.0)[0]
+
+    envelope = left.run_until_complete(main())
+    bridge = envelope.settle("an allocation")
+    assert bridge is not None
+    bridge.wake()
+    loop = WatchingLoop(discarded)
+
+    async def another() -> None:
+        bridge = LoopBridge.of_running_loop()  # it finds the first loop open
+        futures = posted(bridge, 1)
+        left.close()
+        bridge.wake()
+        assert await futures[0] == 0
+
+    run_on(loop, another)
+    assert loop.seen[0] == ["an allocation"]
+
+
 def test_a_reply_behind_a_wake_up_that_never_ran_is_counted_too() -> None:
     mailbox, loop = Mailbox(), asyncio.new_event_loop()
 
