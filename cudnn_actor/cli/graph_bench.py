@@ -13,7 +13,7 @@ import numpy as np
 from cudnn_actor.cli.user_error import UserError
 from cudnn_actor.engines import choose_engine
 from cudnn_actor.engines.base import Binding, Engine, EngineFailure, Plan
-from cudnn_actor.engines.cpu.evaluation import NumPy
+from cudnn_actor.engines.cpu.exact.evaluation import NumPy
 from cudnn_actor.protocol import DType, GraphTensor, InvalidRequest, OperationGraph
 
 __all__ = ["GraphBench", "graph_bench", "made_up_scalars", "made_up_values", "opened", "tensor_name"]

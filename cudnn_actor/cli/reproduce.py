@@ -15,7 +15,7 @@ from cudnn_actor.cli.graph_bench import graph_bench, made_up_scalars, made_up_va
 from cudnn_actor.cli.problem_form import FORM, read_problem
 from cudnn_actor.cli.user_error import whole_number
 from cudnn_actor.engines import EngineFailure
-from cudnn_actor.engines.cpu.evaluation import exact
+from cudnn_actor.engines.cpu.exact.evaluation import exact
 from cudnn_actor.engines.cuda.checking.evaluated_reference import OnHost, evaluated, result_uncertainties
 from cudnn_actor.protocol import CudnnActorError, OperationGraph, TensorRole
 

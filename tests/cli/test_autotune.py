@@ -11,7 +11,7 @@ from cudnn_actor.cli.autotune import Tuned, Tuner, tune_all
 from cudnn_actor.cli.problem_form import Problem, read_problem
 from cudnn_actor.engines.base import Effort, Plan, ProgressCallback, unheard
 from cudnn_actor.engines.cpu import CpuEngine
-from cudnn_actor.engines.cpu.compiler import compile_plan
+from cudnn_actor.engines.cpu.exact.compiler import compile_plan
 from cudnn_actor.plan_store.store import PlanStore
 from cudnn_actor.protocol import (
     BufferRef,

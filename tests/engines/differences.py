@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from cudnn_actor.engines.cpu.evaluation import EvaluatedPlan
+from cudnn_actor.engines.cpu.exact.evaluation import EvaluatedPlan
 from cudnn_actor.protocol import Graph, GraphBuilder, Tensor
 
 __all__ = ["Function", "Values", "check_gradients", "computed", "gradients"]

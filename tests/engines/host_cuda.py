@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cudnn_actor.engines.cpu.evaluation import NumPy, exact, round_into
+from cudnn_actor.engines.cpu.exact.evaluation import NumPy, exact, round_into
 from cudnn_actor.engines.cuda.kernels import kernel
 from cudnn_actor.engines.cuda.kernels.element_types import CONVERSIONS as DEVICE_PREAMBLE
 from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS

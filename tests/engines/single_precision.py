@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from cudnn_actor.engines.cpu import CpuEngine
-from cudnn_actor.engines.cpu.evaluation import EvaluatedPlan, Evaluation, NumPy, exact, round_into
+from cudnn_actor.engines.cpu.exact.evaluation import EvaluatedPlan, Evaluation, NumPy, exact, round_into
 from cudnn_actor.protocol import DType, Node, OperationGraph, Pointwise, TensorRole
 
 __all__ = ["SinglePrecision"]

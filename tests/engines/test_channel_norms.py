@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cudnn_actor.engines.cpu.evaluation import EvaluatedPlan, NumPy
+from cudnn_actor.engines.cpu.exact.evaluation import EvaluatedPlan, NumPy
 from cudnn_actor.protocol import (
     BatchNorm,
     BatchNormBackward,

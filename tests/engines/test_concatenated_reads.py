@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from cudnn_actor.engines.cpu.evaluation import EvaluatedPlan
+from cudnn_actor.engines.cpu.exact.evaluation import EvaluatedPlan
 from cudnn_actor.engines.cuda.planning.concatenated_reads import read_in_parts
 from cudnn_actor.engines.cuda.planning.partition import cut
 from cudnn_actor.protocol import Graph, GraphBuilder, Tensor

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from cudnn_actor import Graph, GraphBuilder, spawn
-from cudnn_actor.engines.cpu.compiler import compile_plan
+from cudnn_actor.engines.cpu.exact.compiler import compile_plan
 from cudnn_actor.protocol import Tensor
 from cudnn_actor.protocol.operations import Pointwise
 

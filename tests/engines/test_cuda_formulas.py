@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from cudnn_actor.engines.cpu.evaluation import NumPy, round_into
+from cudnn_actor.engines.cpu.exact.evaluation import NumPy, round_into
 from cudnn_actor.engines.cuda.kernels.element_types import C_TYPES, store, value_type
 from cudnn_actor.engines.cuda.kernels.expressions import Expression, Leaf, Value
 from cudnn_actor.engines.cuda.kernels.formulas import FORMULA_FUNCTIONS, FORMULAS, formula

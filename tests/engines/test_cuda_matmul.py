@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from cudnn_actor.engines.cpu.evaluation import NumPy
+from cudnn_actor.engines.cpu.exact.evaluation import NumPy
 from cudnn_actor.engines.cuda.checking.evaluated_reference import first_byte, sampled
 from cudnn_actor.engines.cuda.cudnn.errata import erratum
 from cudnn_actor.engines.cuda.cudnn.frontend_graph import Refused

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cudnn_actor.engines.cpu import CpuEngine
-from cudnn_actor.engines.cpu.activations import BINARY, UNARY
-from cudnn_actor.engines.cpu.evaluation import EvaluatedPlan
-from cudnn_actor.engines.cpu.plan import CpuPlan
+from cudnn_actor.engines.cpu.exact.activations import BINARY, UNARY
+from cudnn_actor.engines.cpu.exact.evaluation import EvaluatedPlan
+from cudnn_actor.engines.cpu.exact.plan import CpuPlan
 from cudnn_actor.protocol import (
     Activation,
     Compute,

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from cudnn_actor.engines.cpu import CpuEngine
-from cudnn_actor.engines.cpu.evaluation import NumPy, exact
+from cudnn_actor.engines.cpu.exact.evaluation import NumPy, exact
 from cudnn_actor.protocol import DType, GraphBuilder, Layout, TensorRole
 from cudnn_actor.protocol.operations import (
     Attention,

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from cudnn_actor.engines.cpu import CpuEngine
-from cudnn_actor.engines.cpu.evaluation import EvaluatedPlan, Evaluation, NumPy, exact
+from cudnn_actor.engines.cpu.exact.evaluation import EvaluatedPlan, Evaluation, NumPy, exact
 from cudnn_actor.engines.cpu.rounding import clipped, rounding_to
 from cudnn_actor.protocol import DType, Layout, TensorSpec, UnsupportedGraph
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cudnn_actor.engines.cpu.evaluation import EvaluatedPlan
+from cudnn_actor.engines.cpu.exact.evaluation import EvaluatedPlan
 from cudnn_actor.engines.cuda.cudnn.errata import erratum
 from cudnn_actor.engines.cuda.planning.indexed_reads import indices_of
 from cudnn_actor.engines.cuda.planning.partition import Cut, cut

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cudnn_actor.engines.cpu.evaluation import NumPy
+from cudnn_actor.engines.cpu.exact.evaluation import NumPy
 from cudnn_actor.protocol import DType, InvalidRequest, OperationGraph, TensorSpec
 from cudnn_actor.protocol.operations import FUNCTIONS, GraphTensor, Pointwise, PointwiseMode, TensorRole
 from cudnn_actor.protocol.operations.functions import TRUTH

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from cudnn_actor.engines.cpu.evaluation import EvaluatedPlan
+from cudnn_actor.engines.cpu.exact.evaluation import EvaluatedPlan
 from cudnn_actor.engines.cuda.library.libcublaslt import Epilogue
 from cudnn_actor.engines.cuda.operations.cublaslt import LtProduct
 from cudnn_actor.engines.cuda.planning.partition import cut

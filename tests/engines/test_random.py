@@ -16,7 +16,7 @@ import pytest
 import scipy.special
 import scipy.stats
 
-from cudnn_actor.engines.cpu.evaluation import EvaluatedPlan, NumPy
+from cudnn_actor.engines.cpu.exact.evaluation import EvaluatedPlan, NumPy
 from cudnn_actor.protocol import (
     DType,
     GraphBuilder,

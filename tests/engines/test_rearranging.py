@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cudnn_actor.engines.cpu.evaluation import EvaluatedPlan
+from cudnn_actor.engines.cpu.exact.evaluation import EvaluatedPlan
 from cudnn_actor.engines.cuda.planning.partition import cut
 from cudnn_actor.engines.cuda.planning.products import product_of
 from cudnn_actor.engines.cuda.planning.rearranging import (

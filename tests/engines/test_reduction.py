@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import scipy.special
 
-from cudnn_actor.engines.cpu.evaluation import NumPy, exact, round_into
+from cudnn_actor.engines.cpu.exact.evaluation import NumPy, exact, round_into
 from cudnn_actor.protocol import (
     ArgReduction,
     BufferRef,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import scipy.special
 
-from cudnn_actor.engines.cpu.evaluation import NumPy
+from cudnn_actor.engines.cpu.exact.evaluation import NumPy
 from cudnn_actor.protocol import BufferRef, DType, InvalidRequest, Softmax, SoftmaxBackward, TensorSpec
 from cudnn_actor.protocol.messages.lowering import lower
 

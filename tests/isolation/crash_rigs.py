@@ -35,7 +35,7 @@ from cudnn_actor.actors.logs import Log
 from cudnn_actor.engines import EngineChoice, WorkerEngine
 from cudnn_actor.engines.base import Effort, EngineFailure, ProgressCallback, StickyError, unheard
 from cudnn_actor.engines.cpu import CpuEngine
-from cudnn_actor.engines.cpu.compiler import compile_plan
+from cudnn_actor.engines.cpu.exact.compiler import compile_plan
 from cudnn_actor.isolation.process.child.loop import WorkerLoop
 from cudnn_actor.isolation.process.wire import (
     Answers,

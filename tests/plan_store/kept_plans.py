@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from cudnn_actor.engines.base import Effort, EngineFailure, Plan, ProgressCallback, unheard
-from cudnn_actor.engines.cpu.compiler import compile_plan
+from cudnn_actor.engines.cpu.exact.compiler import compile_plan
 from cudnn_actor.plan_store.plan_file import PlanKey, StoredPlan
 from cudnn_actor.protocol import BufferRef, ConvFwd, ConvSpec, TensorSpec
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph

@@ -16,7 +16,7 @@ from cudnn_actor.engines.base import (
     StickyError,
     unheard,
 )
-from cudnn_actor.engines.cpu.compiler import compile_plan
+from cudnn_actor.engines.cpu.exact.compiler import compile_plan
 from cudnn_actor.plan_store.plan_file import PlanKey
 from cudnn_actor.plan_store.store import PlanStore
 from cudnn_actor.plan_store.stored import KeptPlans, NotKept, StoredPlans

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import cudnn_actor
-from cudnn_actor.engines.cpu.evaluation import NumPy
+from cudnn_actor.engines.cpu.exact.evaluation import NumPy
 from cudnn_actor.protocol import (
     BufferRef,
     GraphTensor,

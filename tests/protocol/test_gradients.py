@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cudnn_actor.engines.cpu.evaluation import NumPy
+from cudnn_actor.engines.cpu.exact.evaluation import NumPy
 from cudnn_actor.protocol import TensorSpec
 from cudnn_actor.protocol.operations import FUNCTIONS, Pointwise, PointwiseMode
 from cudnn_actor.protocol.operations.gradients import GRADIENTS, gradients

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cudnn_actor.engines.cpu.evaluation import EvaluatedPlan
+from cudnn_actor.engines.cpu.exact.evaluation import EvaluatedPlan
 from cudnn_actor.protocol import DType, GraphBuilder, Tensor
 from cudnn_actor.protocol.types.dtypes import DTypeName
 

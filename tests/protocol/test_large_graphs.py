@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cudnn_actor.engines.cpu.compiler import compile_plan
+from cudnn_actor.engines.cpu.exact.compiler import compile_plan
 from cudnn_actor.engines.cpu.scratch import aligned_bytes
 from cudnn_actor.engines.cuda.planning.composition import compose, scratch_bytes
 from cudnn_actor.engines.cuda.planning.partition import cut

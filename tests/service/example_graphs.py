@@ -17,7 +17,7 @@ from cudnn_actor import (
     MaxPool,
     Window,
 )
-from cudnn_actor.engines.cpu.evaluation import EvaluatedPlan
+from cudnn_actor.engines.cpu.exact.evaluation import EvaluatedPlan
 from cudnn_actor.protocol import Tensor
 from cudnn_actor.protocol.types.dtypes import DTypeName
 

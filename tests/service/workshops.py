@@ -9,8 +9,8 @@ import msgspec
 
 from cudnn_actor.engines.base import Effort, EngineFailure, Plan, ProgressCallback, unheard
 from cudnn_actor.engines.cpu import CpuEngine
-from cudnn_actor.engines.cpu.compiler import compile_plan
-from cudnn_actor.engines.cpu.evaluation import EvaluatedPlan
+from cudnn_actor.engines.cpu.exact.compiler import compile_plan
+from cudnn_actor.engines.cpu.exact.evaluation import EvaluatedPlan
 from cudnn_actor.onnx import OnnxModel
 from cudnn_actor.protocol.errors import OutOfMemory
 from cudnn_actor.protocol.graphs.named_graph import Graph

@@ -13,10 +13,10 @@ import numpy as np
 from cudnn_actor.engines.base import BuilderAccess, EngineFailure, Plan, blamed, no_progress
 from cudnn_actor.engines.cpu import transfer
 from cudnn_actor.engines.cpu.arenas import Arenas, keeping
-from cudnn_actor.engines.cpu.compiler import compile_plan
-from cudnn_actor.engines.cpu.evaluation import EvaluatedPlan, Evaluation
+from cudnn_actor.engines.cpu.exact.compiler import compile_plan
+from cudnn_actor.engines.cpu.exact.evaluation import EvaluatedPlan, Evaluation
+from cudnn_actor.engines.cpu.exact.plan import CpuPlan, Program
 from cudnn_actor.engines.cpu.measuring import operands, speed
-from cudnn_actor.engines.cpu.plan import CpuPlan, Program
 from cudnn_actor.engines.cpu.scratch import aligned_bytes
 from cudnn_actor.engines.timing import medians
 from cudnn_actor.protocol.errors import OutOfMemory

@@ -1,16 +1,16 @@
-"""Scratch memory: float64 arrays carved out of one workspace buffer."""
+"""Scratch memory: arrays carved out of one workspace buffer."""
 
 from __future__ import annotations
 
 import math
+from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
 
-from cudnn_actor.engines.cpu.boxes import Dims
+__all__ = ["Array", "Bytes", "Dims", "Scratch", "aligned_bytes", "footprint"]
 
-__all__ = ["Array", "Bytes", "Scratch", "aligned_bytes", "footprint"]
-
+Dims = tuple[int, ...]
 Array = npt.NDArray[np.float64]
 Bytes = npt.NDArray[np.uint8]
 
@@ -21,9 +21,9 @@ _MOST = 1 << 62
 """NumPy raises `ValueError`, not `MemoryError`, from 2**63 bytes on."""
 
 
-def footprint(*shapes: Dims) -> int:
-    """Bytes that `Scratch.take` uses up for arrays of these dims."""
-    return sum(-(-math.prod(dims) * 8 // _LINE) * _LINE for dims in shapes)
+def footprint(*shapes: Dims, itemsize: int = 8) -> int:
+    """Bytes that `Scratch.take` uses up for arrays of these dims, whose elements have `itemsize` bytes."""
+    return sum(-(-math.prod(dims) * itemsize // _LINE) * _LINE for dims in shapes)
 
 
 def aligned_bytes(nbytes: int) -> Bytes:
@@ -42,10 +42,16 @@ class Scratch:
         self._memory = memory
         self._next = start
 
-    def take(self, dims: Dims) -> Array:
-        """A C-contiguous float64 array of undefined values. Raises `TypeError` if the buffer is too small."""
-        array: Array = np.ndarray(dims, np.float64, buffer=self._memory, offset=self._next)
-        self._next += footprint(dims)
+    @overload
+    def take(self, dims: Dims) -> Array: ...
+
+    @overload
+    def take(self, dims: Dims, dtype: npt.DTypeLike) -> npt.NDArray[Any]: ...
+
+    def take(self, dims: Dims, dtype: npt.DTypeLike = np.float64) -> npt.NDArray[Any]:
+        """A C-contiguous array of undefined values. Raises `TypeError` if the buffer is too small."""
+        array: npt.NDArray[Any] = np.ndarray(dims, dtype, buffer=self._memory, offset=self._next)
+        self._next += footprint(dims, itemsize=array.itemsize)
         return array
 
     def fork(self) -> Scratch:

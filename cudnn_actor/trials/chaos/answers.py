@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from cudnn_actor.engines.cpu.evaluation import NumPy, exact
+from cudnn_actor.engines.cpu.exact.evaluation import NumPy, exact
 from cudnn_actor.protocol import TensorSpec
 from cudnn_actor.trials.chaos.computations import Computation, Problem, updated
 from cudnn_actor.trials.chaos.graphs import LOAD

@@ -30,7 +30,7 @@ from cudnn_actor.engines.base import (
     blame,
     unheard,
 )
-from cudnn_actor.engines.cpu.compiler import compile_plan
+from cudnn_actor.engines.cpu.exact.compiler import compile_plan
 from cudnn_actor.engines.remote.serving import _Server
 from cudnn_actor.protocol import BufferRef, ConvFwd, ConvSpec, TensorSpec, UnsupportedGraph
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cudnn_actor.engines.cpu.evaluation import NumPy, exact, round_into
+from cudnn_actor.engines.cpu.exact.evaluation import NumPy, exact, round_into
 from cudnn_actor.protocol import DType, Graph, GraphTensor, Node, OperationGraph, TensorRole
 from cudnn_actor.protocol.operations import (
     ArgReduction,

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from cudnn_actor.engines.cpu.evaluation import exact
+from cudnn_actor.engines.cpu.exact.evaluation import exact
 from cudnn_actor.protocol import ConvSpec, DType, Layout, TensorSpec
 from cudnn_actor.protocol.graphs.graph_builder import GraphBuilder
 from cudnn_actor.protocol.graphs.graph_functions import Functions

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from cudnn_actor.engines.base import Builder, Engine
-from cudnn_actor.engines.cpu.evaluation import NumPy, exact
+from cudnn_actor.engines.cpu.exact.evaluation import NumPy, exact
 from cudnn_actor.engines.cpu.rounding import clipped, integer_range, rounding_to
 from cudnn_actor.protocol import BufferRef, DType, TensorSpec
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from cudnn_actor.engines.cpu.evaluation import NumPy
+from cudnn_actor.engines.cpu.exact.evaluation import NumPy
 from cudnn_actor.protocol import DType
 from cudnn_actor.protocol.operations import (
     LayerNorm,

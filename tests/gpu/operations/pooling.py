@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from cudnn_actor.engines.cpu.evaluation import NumPy
+from cudnn_actor.engines.cpu.exact.evaluation import NumPy
 from cudnn_actor.protocol import DType, InvalidRequest
 from cudnn_actor.protocol.operations import (
     AdaptiveWindow,

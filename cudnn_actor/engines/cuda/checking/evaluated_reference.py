@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from cudnn_actor.engines.cpu.evaluation import NumPy, exact, round_into
+from cudnn_actor.engines.cpu.exact.evaluation import NumPy, exact, round_into
 from cudnn_actor.engines.cuda.checking.comparison import Accuracy, Compared, compare_on_device, rounding, some
 from cudnn_actor.engines.cuda.checking.self_check_memory import drawn
 from cudnn_actor.engines.cuda.kernels.axes import INDEXING

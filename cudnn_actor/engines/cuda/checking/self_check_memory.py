@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from cudnn_actor.engines.cpu.evaluation import round_into
+from cudnn_actor.engines.cpu.exact.evaluation import round_into
 from cudnn_actor.engines.cuda.kernels.axes import indexing
 from cudnn_actor.engines.cuda.kernels.kernel import grid_over
 from cudnn_actor.engines.cuda.kernels.walks import Walk

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from cudnn_actor.engines.base import no_progress
-from cudnn_actor.engines.cpu.evaluation import round_into
+from cudnn_actor.engines.cpu.exact.evaluation import round_into
 from cudnn_actor.engines.cuda.library.failures import check
 from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.engines.cuda.running.program import Program

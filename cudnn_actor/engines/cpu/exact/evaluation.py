@@ -14,9 +14,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from cudnn_actor.engines.base import blame, no_progress
+from cudnn_actor.engines.cpu.exact.special import erf, erfc
 from cudnn_actor.engines.cpu.rounding import clipped, rounding_to
 from cudnn_actor.engines.cpu.scratch import Bytes
-from cudnn_actor.engines.cpu.special import erf, erfc
 from cudnn_actor.protocol.graphs.explanation import Explanation, piece_of
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.graphs.step_kinds import StepKind

@@ -6,15 +6,15 @@ from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
 
 from cudnn_actor.engines.base import no_progress
-from cudnn_actor.engines.cpu.activations import BINARY, UNARY
-from cudnn_actor.engines.cpu.boxes import Dims, largest_tile
-from cudnn_actor.engines.cpu.convolution import BackwardData, BackwardFilter, Forward, Kernel
-from cudnn_actor.engines.cpu.evaluation import EvaluatedPlan
-from cudnn_actor.engines.cpu.geometry import ConvGeometry
-from cudnn_actor.engines.cpu.plan import Convolved, CpuPlan, Mapped, Stage, Target, View
-from cudnn_actor.engines.cpu.pointwise import Elementwise, Loaded, Operand, Passed
+from cudnn_actor.engines.cpu.exact.activations import BINARY, UNARY
+from cudnn_actor.engines.cpu.exact.boxes import largest_tile
+from cudnn_actor.engines.cpu.exact.convolution import BackwardData, BackwardFilter, Forward, Kernel
+from cudnn_actor.engines.cpu.exact.evaluation import EvaluatedPlan
+from cudnn_actor.engines.cpu.exact.geometry import ConvGeometry
+from cudnn_actor.engines.cpu.exact.plan import Convolved, CpuPlan, Mapped, Stage, Target, View
+from cudnn_actor.engines.cpu.exact.pointwise import Elementwise, Loaded, Operand, Passed
 from cudnn_actor.engines.cpu.rounding import rounding_to
-from cudnn_actor.engines.cpu.scratch import footprint
+from cudnn_actor.engines.cpu.scratch import Dims, footprint
 from cudnn_actor.engines.support import check_graph, kind_of
 from cudnn_actor.protocol.errors import OutOfMemory
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
-from cudnn_actor.engines.cpu.boxes import Box, Dims
+from cudnn_actor.engines.cpu.exact.boxes import Box
+from cudnn_actor.engines.cpu.scratch import Dims
 from cudnn_actor.protocol.types.conv import ConvSpec
 
 __all__ = ["ConvGeometry", "Overlap", "Span", "spans"]

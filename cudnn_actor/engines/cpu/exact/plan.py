@@ -15,12 +15,12 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from cudnn_actor.engines.base import no_progress
-from cudnn_actor.engines.cpu.boxes import Box, Dims, box_dims, boxes, count_boxes, whole
-from cudnn_actor.engines.cpu.convolution import Kernel
-from cudnn_actor.engines.cpu.pointwise import Elementwise
+from cudnn_actor.engines.cpu.exact.boxes import Box, box_dims, boxes, count_boxes, whole
+from cudnn_actor.engines.cpu.exact.convolution import Kernel
+from cudnn_actor.engines.cpu.exact.pointwise import Elementwise
+from cudnn_actor.engines.cpu.exact.steps import Step, rounded, store
 from cudnn_actor.engines.cpu.rounding import Rounding
-from cudnn_actor.engines.cpu.scratch import Array, Bytes, Scratch, footprint
-from cudnn_actor.engines.cpu.steps import Step, rounded, store
+from cudnn_actor.engines.cpu.scratch import Array, Bytes, Dims, Scratch, footprint
 from cudnn_actor.protocol.graphs.explanation import Explanation, piece_of
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.graphs.step_kinds import StepKind

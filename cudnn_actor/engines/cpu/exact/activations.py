@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+from cudnn_actor.engines.cpu.exact.special import erfc
 from cudnn_actor.engines.cpu.scratch import Array
-from cudnn_actor.engines.cpu.special import erfc
 from cudnn_actor.protocol.operations import PointwiseMode
 
 __all__ = ["BINARY", "UNARY", "Unary"]

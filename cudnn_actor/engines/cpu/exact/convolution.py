@@ -15,11 +15,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from cudnn_actor.engines.cpu.boxes import Box, Dims, box_dims, whole
-from cudnn_actor.engines.cpu.columns import Gather, Scatter
-from cudnn_actor.engines.cpu.geometry import ConvGeometry, Span, spans
-from cudnn_actor.engines.cpu.scratch import Array, Scratch, footprint
-from cudnn_actor.engines.cpu.steps import Step, load
+from cudnn_actor.engines.cpu.exact.boxes import Box, box_dims, whole
+from cudnn_actor.engines.cpu.exact.columns import Gather, Scatter
+from cudnn_actor.engines.cpu.exact.geometry import ConvGeometry, Span, spans
+from cudnn_actor.engines.cpu.exact.steps import Step, load
+from cudnn_actor.engines.cpu.scratch import Array, Dims, Scratch, footprint
 
 __all__ = ["BackwardData", "BackwardFilter", "Forward", "Kernel"]
 

@@ -6,9 +6,9 @@ import itertools
 import math
 from collections.abc import Callable, Iterator
 
-__all__ = ["Box", "Dims", "box_dims", "boxes", "count_boxes", "largest_tile", "whole"]
+from cudnn_actor.engines.cpu.scratch import Dims
 
-Dims = tuple[int, ...]
+__all__ = ["Box", "box_dims", "boxes", "count_boxes", "largest_tile", "whole"]
 
 Box = tuple[slice, ...]
 """One slice per dim, with explicit start and stop."""

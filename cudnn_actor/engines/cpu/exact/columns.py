@@ -11,10 +11,10 @@ import math
 
 import numpy as np
 
-from cudnn_actor.engines.cpu.boxes import Box, Dims, box_dims
-from cudnn_actor.engines.cpu.geometry import ConvGeometry, Span, spans
-from cudnn_actor.engines.cpu.scratch import Array, Scratch, footprint
-from cudnn_actor.engines.cpu.steps import Step, load
+from cudnn_actor.engines.cpu.exact.boxes import Box, box_dims
+from cudnn_actor.engines.cpu.exact.geometry import ConvGeometry, Span, spans
+from cudnn_actor.engines.cpu.exact.steps import Step, load
+from cudnn_actor.engines.cpu.scratch import Array, Dims, Scratch, footprint
 
 __all__ = ["Gather", "Scatter"]
 

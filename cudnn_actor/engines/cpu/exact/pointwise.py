@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from cudnn_actor.engines.cpu.activations import BINARY, UNARY
-from cudnn_actor.engines.cpu.boxes import Box, Dims, box_dims
-from cudnn_actor.engines.cpu.scratch import Array, Scratch
-from cudnn_actor.engines.cpu.steps import Step, load
+from cudnn_actor.engines.cpu.exact.activations import BINARY, UNARY
+from cudnn_actor.engines.cpu.exact.boxes import Box, box_dims
+from cudnn_actor.engines.cpu.exact.steps import Step, load
+from cudnn_actor.engines.cpu.scratch import Array, Dims, Scratch
 from cudnn_actor.protocol.operations import PointwiseMode
 
 __all__ = ["Elementwise", "Loaded", "Operand", "Passed"]

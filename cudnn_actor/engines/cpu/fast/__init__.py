@@ -1,0 +1,1 @@
+"""Plans that compute in float32, with BLAS, block by block."""

@@ -1,0 +1,54 @@
+"""What a kernel of the fast engine is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy.typing as npt
+
+from cudnn_actor.engines.cpu.scratch import Scratch
+
+__all__ = ["Call", "Kernel", "Operands", "Step", "dealt"]
+
+Call = Callable[[], object]
+"""A part of a run, with all that it needs: it takes no arguments and allocates nothing."""
+
+Step = tuple[Call, ...]
+"""Calls that may run at the same time, at most one for each lane. The next step begins when all are done."""
+
+Operands = Mapping[str, npt.NDArray[Any]]
+"""Arrays by the names of an operation's fields, in logical dims and with any strides.
+
+Tensors of float32 and of smaller floating types are arrays of float32. All others have their own dtype.
+"""
+
+
+class Kernel(Protocol):
+    """Computes one operation, block by block. It depends on dims and dtypes, not on addresses."""
+
+    def footprint(self, lanes: int) -> int:
+        """Bytes of scratch that each of so many lanes needs."""
+
+    def bind(self, operands: Operands, results: Operands, lanes: Sequence[Scratch]) -> list[Step]:
+        """The steps of a run on these arrays, whose addresses stay the same. Operands are not written.
+
+        Block i of a step goes to lane i modulo the number of lanes. The bounds of blocks do not depend on how
+        many lanes there are, so neither do the results.
+        """
+
+
+def dealt(blocks: Sequence[Sequence[Call]]) -> Step:
+    """A step in which each lane makes its own calls, one after the other. Those without any are left out."""
+    return tuple(_run(tuple(calls)) for calls in blocks if calls)
+
+
+def _run(calls: tuple[Call, ...]) -> Call:
+    if len(calls) == 1:
+        return calls[0]
+
+    def run() -> None:
+        for call in calls:
+            call()
+
+    return run
