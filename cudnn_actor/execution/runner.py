@@ -12,20 +12,19 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
-from weakref import WeakKeyDictionary
+from typing import Any, Generic, Protocol, TypeVar
 
-import msgspec
 import numpy as np
 
 from cudnn_actor.actors import Crash
 from cudnn_actor.actors.logs import Log
 from cudnn_actor.broker.execution_state import ExecutionState
-from cudnn_actor.broker.message_cache import Bound, CachedMessage
-from cudnn_actor.engines.base import Binding, ContextDead, Engine, Plan, StickyError
+from cudnn_actor.broker.message_cache import CachedMessage
+from cudnn_actor.engines.base import ContextDead, Engine, Plan, StickyError
 from cudnn_actor.execution.deferred import DeferredWork
 from cudnn_actor.execution.executor import LATER, RECEIPT, Enqueued, Executor, described
 from cudnn_actor.execution.injection import Injection
+from cudnn_actor.execution.model_runs import ModelPlaces, ModelRuns, Values, collected
 from cudnn_actor.execution.planning import Outcome, Planner
 from cudnn_actor.execution.polling import pause_s, sleep_exactly
 from cudnn_actor.memory import Arena, BufferOwner, Slot
@@ -43,7 +42,7 @@ from cudnn_actor.protocol.graphs.timing import PlanTimes
 from cudnn_actor.protocol.messages.messages import Explain, Warm
 from cudnn_actor.supervision import FaultRule
 
-__all__ = ["ModelPlaces", "Runner", "RunnerHost", "Task"]
+__all__ = ["Runner", "RunnerHost", "Task"]
 
 _LONG_RUN_NS = 200_000
 """Before a synchronous plan that took longer than this last time, the earlier answers are delivered."""
@@ -74,52 +73,6 @@ class Task(Protocol):
     @property
     def started_ns(self) -> int:
         """When it began, on `time.perf_counter_ns`'s clock."""
-
-
-class ModelPlaces(msgspec.Struct, eq=False, kw_only=True):
-    """Where the inputs of a model's run come from, and where its outputs go.
-
-    Parameters
-    ----------
-    bound
-        What its graph runs on.
-    sources, targets
-        Inputs and outputs: each the place of its buffer among the plan's, and where the values come from or
-        go to. That is another buffer, or an array; None for a new array.
-    slots
-        The buffers that the request holds.
-    repeats
-        Whether many runs have these very places, so that copies are worth being prepared. Then no target is
-        None.
-    prepared
-        What the runner has prepared; None if it has not yet, or cannot.
-    """
-
-    bound: Bound
-    sources: Sequence[tuple[int, Slot | np.ndarray]]
-    targets: Sequence[tuple[int, Slot | np.ndarray | None]]
-    slots: Sequence[Slot]
-    repeats: bool = False
-    prepared: _Prepared | None = None
-
-
-class _Prepared(NamedTuple):
-    """A plan, and the calls that enqueue a whole run of it, copies included."""
-
-    plan: Plan
-    calls: tuple[Callable[[], object], ...]
-
-    def enqueue(self) -> None:
-        for call in self.calls:
-            call()
-
-
-class _Expected(NamedTuple):
-    """A plan for a model's graph, the engine's own buffers for it, and a function that enqueues a run."""
-
-    plan: Plan
-    buffers: list[Binding]
-    launch: Callable[[], None]
 
 
 T = TypeVar("T", bound=Task)
@@ -184,13 +137,12 @@ class Runner(Generic[T]):
         self.faults = Injection(self.host.flush, self.abandoned)
         """The host sets its `rule` before it runs a task."""
         self._executor: Executor[T] | None = None
+        self._models: ModelRuns | None = None
         self._planner: Planner | None = None
         self._long_runs: set[str] = set()
         """Tags whose last run, on a synchronous engine, took longer than `_LONG_RUN_NS`."""
         self._run_plans: set[str] = set()
         """Tags of plans that have run here. The first run of one loads its kernels."""
-        self._expected: WeakKeyDictionary[Bound, _Expected] = WeakKeyDictionary()
-        """What the engine has prepared for the graphs of models, as long as these are there."""
         self.deferred: DeferredWork | None = None
         """Requests that wait for plans. The host asks it before it starts a request. None if the runner's own
         thread builds plans when they are needed."""
@@ -201,6 +153,7 @@ class Runner(Generic[T]):
         """Open the engine, map these arenas, and start the build threads, if the engine has builders."""
         executor: Executor[T] = Executor(self.make(), self.state.memory)
         self._executor = executor
+        self._models = ModelRuns(executor, self.host.flush, self._catch_up)
         executor.engine.on_progress = self.host.note_progress
         executor.open(arenas)
         if not executor.synchronous:
@@ -212,8 +165,7 @@ class Runner(Generic[T]):
     def close(self, *, wait: bool) -> None:
         """End the build threads, and close the engine. `wait`: give the running build a moment to finish."""
         self.abandon_builds(wait=wait)
-        self._expected.clear()
-        executor, self._executor = self._executor, None
+        executor, self._executor, self._models = self._executor, None, None
         if executor is not None:
             try:
                 executor.engine.close()
@@ -455,11 +407,12 @@ class Runner(Generic[T]):
         answer
             Makes the answer of the arrays among the targets; None for a receipt.
         """
-        executor, deferred = self._executor, self.deferred
+        executor, models, deferred = self._executor, self._models, self.deferred
         assert executor is not None
+        assert models is not None, "it comes and goes with the executor"
         graph, slots = cached.lowered.graph, places.slots
         enqueued = False
-        read: list[Callable[[], np.ndarray]] = []
+        read: list[Values] = []
         tag = ""
         try:
             plan = self._plan(graph, None if deferred is None else deferred.found_for(key))
@@ -468,12 +421,10 @@ class Runner(Generic[T]):
                 self.host.flush()
             if self.faults.rule is not None:
                 self.faults.inject(tag)
-            prepared = places.prepared
-            if prepared is None or prepared.plan is not plan:
-                prepared = self._prepared(executor, plan, places) if places.repeats else None
+            prepared = models.prepared(plan, places)
             enqueued = True
             if prepared is None:
-                self._enqueue_run(executor, plan, places, read)
+                models.enqueue(plan, places, read)
             else:
                 executor.call(tag, prepared.enqueue)
         except OperationError as error:
@@ -496,78 +447,11 @@ class Runner(Generic[T]):
         self,
         task: T,
         tag: str,
-        read: Sequence[Callable[[], np.ndarray]],
+        read: Sequence[Values],
         answer: Callable[[list[np.ndarray]], Any] | None,
     ) -> Any:
-        arrays = _collected(read)
+        arrays = collected(read)
         return self.host.receipt_for(task, tag, time.perf_counter_ns()) if answer is None else answer(arrays)
-
-    def _prepared(self, executor: Executor[T], plan: Plan, places: ModelPlaces) -> _Prepared | None:
-        """The calls that enqueue a run between these places; None if any value takes more than a copy."""
-        _, buffers, launch = self._expected_run(executor, places.bound, plan)
-        direct, binding = executor.engine.direct_copy, executor.binding
-        calls: list[Callable[[], object] | None] = []
-        for place, source in places.sources:
-            near = binding(source) if isinstance(source, Slot) else source
-            calls.append(executor.call(plan.tag, direct, near, buffers[place]))
-        calls.append(launch)
-        for place, target in places.targets:
-            assert target is not None, "a new array is not the same for many runs"
-            near = binding(target) if isinstance(target, Slot) else target
-            calls.append(executor.call(plan.tag, direct, buffers[place], near))
-        chosen = tuple(call for call in calls if call is not None)
-        places.repeats = len(chosen) == len(calls)  # else do not try again
-        places.prepared = _Prepared(plan, chosen) if places.repeats else None
-        return places.prepared
-
-    def _enqueue_run(
-        self,
-        executor: Executor[T],
-        plan: Plan,
-        places: ModelPlaces,
-        read: list[Callable[[], np.ndarray]],
-    ) -> None:
-        """Enqueue a run with its copies, one after the other. Adds to `read` what gives the arrays among the
-        targets."""
-        tag, engine = plan.tag, executor.engine
-        _, buffers, launch = self._expected_run(executor, places.bound, plan)
-        for place, source in places.sources:
-            if isinstance(source, Slot):
-                executor.call(tag, engine.copy, executor.binding(source), buffers[place])
-            else:
-                executor.call(tag, engine.write, buffers[place], source)
-        executor.call(tag, launch)
-        for place, target in places.targets:
-            if isinstance(target, Slot):
-                executor.call(tag, engine.copy, buffers[place], executor.binding(target))
-            else:
-                read.append(self._read_soon(executor, tag, buffers[place], target))
-
-    def _expected_run(self, executor: Executor[T], bound: Bound, plan: Plan) -> _Expected:
-        """What the engine has prepared for runs of a model's graph with this plan."""
-        known = self._expected.get(bound)
-        if known is None or known.plan is not plan:
-            self._catch_up()
-            buffers = [executor.binding(slot) for slot in bound.slots]
-            launch = executor.call(plan.tag, executor.engine.expect, plan, buffers, bound.scalars)
-            self._expected[bound] = known = _Expected(plan, buffers, launch)
-        return known
-
-    def _read_soon(
-        self, executor: Executor[T], tag: str, place: Binding, into: np.ndarray | None
-    ) -> Callable[[], np.ndarray]:
-        """A function that gives a buffer's values as they are behind the work enqueued so far.
-
-        Call it once a fence behind this has passed. Blocks where the engine has no staging memory left.
-        """
-        engine = executor.engine
-        if not executor.synchronous:
-            fetched: Callable[[], np.ndarray] | None = executor.call(tag, engine.fetch, place, into)
-            if fetched is not None:
-                return fetched
-            self.host.flush()  # the next call waits for all that was enqueued before it
-        array = executor.call(tag, engine.read, place, into)
-        return lambda: array
 
     def _failed(
         self,
@@ -575,7 +459,7 @@ class Runner(Generic[T]):
         tag: str,
         slots: Sequence[Slot],
         error: CudnnActorError,
-        read: Sequence[Callable[[], np.ndarray]],
+        read: Sequence[Values],
         *,
         enqueued: bool,
     ) -> Any:
@@ -584,7 +468,7 @@ class Runner(Generic[T]):
         executor = self.executor
         if executor.synchronous or not enqueued:
             raise error
-        executor.defer(Enqueued(task, tag, slots, late=functools.partial(_collected, read, error)))
+        executor.defer(Enqueued(task, tag, slots, late=functools.partial(collected, read, error)))
         return LATER
 
     def explain(self, message: Explain, key: object) -> Explanation:
@@ -735,21 +619,3 @@ class Runner(Generic[T]):
             self._long_runs.add(tag)
         elif self._long_runs:
             self._long_runs.discard(tag)
-
-
-def _collected(read: Iterable[Callable[[], np.ndarray]], error: Exception | None = None) -> list[np.ndarray]:
-    """The values of all of these functions. Raises `error`, or the first error of one.
-
-    Each is called even so: until then, the engine keeps memory for its values.
-    """
-    arrays = []
-    for values in read:
-        try:
-            arrays.append(values())
-        except StickyError:
-            raise
-        except Exception as failure:  # noqa: BLE001 - raised below
-            error = error or failure
-    if error is not None:
-        raise error
-    return arrays

@@ -23,8 +23,9 @@ from cudnn_actor.broker.progress import Progress
 from cudnn_actor.broker.service_state import Forget, ServiceState
 from cudnn_actor.engines.base import Engine
 from cudnn_actor.execution.injection import fail_start
+from cudnn_actor.execution.model_runs import ModelPlaces
 from cudnn_actor.execution.planning import BuildCrash
-from cudnn_actor.execution.runner import ModelPlaces, Runner
+from cudnn_actor.execution.runner import Runner
 from cudnn_actor.isolation.staging import Staging
 from cudnn_actor.memory import Slot
 from cudnn_actor.protocol.errors import (

@@ -18,8 +18,9 @@ from cudnn_actor.broker.request_checks import bound
 from cudnn_actor.engines.base import ContextDead, Engine
 from cudnn_actor.execution.executor import LATER
 from cudnn_actor.execution.injection import fail_start
+from cudnn_actor.execution.model_runs import ModelPlaces
 from cudnn_actor.execution.planning import BuildCrash
-from cudnn_actor.execution.runner import ModelPlaces, Runner
+from cudnn_actor.execution.runner import Runner
 from cudnn_actor.isolation.process.child.inbox import Inbox
 from cudnn_actor.isolation.process.child.outbox import Outbox
 from cudnn_actor.isolation.process.child.stages import Stages

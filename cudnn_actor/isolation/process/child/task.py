@@ -9,7 +9,7 @@ import msgspec
 
 from cudnn_actor.broker.deployments import ModelRun
 from cudnn_actor.broker.message_cache import CachedMessage
-from cudnn_actor.execution.runner import ModelPlaces
+from cudnn_actor.execution.model_runs import ModelPlaces
 from cudnn_actor.isolation.process.status import StatusPage
 from cudnn_actor.isolation.process.wire import RunPlaced
 from cudnn_actor.supervision import FaultRule

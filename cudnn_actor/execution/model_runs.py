@@ -1,0 +1,177 @@
+"""Runs of models: the copies of inputs and outputs around a plan, enqueued together.
+
+Which plan runs, and how its request is answered, is the runner's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import msgspec
+import numpy as np
+
+from cudnn_actor.broker.message_cache import Bound
+from cudnn_actor.engines.base import Binding, Plan, StickyError
+from cudnn_actor.execution.executor import Executor
+from cudnn_actor.memory import Slot
+
+__all__ = ["ModelPlaces", "ModelRuns", "Values", "collected"]
+
+Values = Callable[[], np.ndarray]
+"""Gives an output's values. Call it once a fence behind the run has passed."""
+
+
+class ModelPlaces(msgspec.Struct, eq=False, kw_only=True):
+    """Where the inputs of a model's run come from, and where its outputs go.
+
+    Parameters
+    ----------
+    bound
+        What its graph runs on.
+    sources, targets
+        Inputs and outputs: each the place of its buffer among the plan's, and where the values come from or
+        go to. That is another buffer, or an array; None for a new array.
+    slots
+        The buffers that the request holds.
+    repeats
+        Whether many runs have these very places, so that copies are worth being prepared. Then no target is
+        None.
+    prepared
+        What the runner has prepared; None if it has not yet, or cannot.
+    """
+
+    bound: Bound
+    sources: Sequence[tuple[int, Slot | np.ndarray]]
+    targets: Sequence[tuple[int, Slot | np.ndarray | None]]
+    slots: Sequence[Slot]
+    repeats: bool = False
+    prepared: _Prepared | None = None
+
+
+class _Prepared(NamedTuple):
+    """A plan, and the calls that enqueue a whole run of it, copies included."""
+
+    plan: Plan
+    calls: tuple[Callable[[], object], ...]
+
+    def enqueue(self) -> None:
+        for call in self.calls:
+            call()
+
+
+class _Expected(NamedTuple):
+    """A plan for a model's graph, the engine's own buffers for it, and a function that enqueues a run."""
+
+    plan: Plan
+    buffers: list[Binding]
+    launch: Callable[[], None]
+
+
+class ModelRuns:
+    """Enqueues runs of models on an engine, for as long as it is open.
+
+    Parameters
+    ----------
+    executor
+        Has the engine.
+    flush
+        Delivers the answers so far, because the next step may take long.
+    catch_up
+        Answers what was enqueued before a slow step.
+    """
+
+    def __init__(
+        self, executor: Executor[Any], flush: Callable[[], None], catch_up: Callable[[], None]
+    ) -> None:
+        self._executor, self._flush, self._catch_up = executor, flush, catch_up
+        self._expected: WeakKeyDictionary[Bound, _Expected] = WeakKeyDictionary()
+        """What the engine has prepared for the graphs of models, as long as these are there."""
+
+    def prepared(self, plan: Plan, places: ModelPlaces) -> _Prepared | None:
+        """The calls that enqueue a run between these places; None if any value takes more than a copy."""
+        known = places.prepared
+        if known is not None and known.plan is plan:
+            return known
+        return self._prepare(plan, places) if places.repeats else None
+
+    def _prepare(self, plan: Plan, places: ModelPlaces) -> _Prepared | None:
+        executor = self._executor
+        _, buffers, launch = self._expected_run(places.bound, plan)
+        direct, binding = executor.engine.direct_copy, executor.binding
+        calls: list[Callable[[], object] | None] = []
+        for place, source in places.sources:
+            near = binding(source) if isinstance(source, Slot) else source
+            calls.append(executor.call(plan.tag, direct, near, buffers[place]))
+        calls.append(launch)
+        for place, target in places.targets:
+            assert target is not None, "a new array is not the same for many runs"
+            near = binding(target) if isinstance(target, Slot) else target
+            calls.append(executor.call(plan.tag, direct, buffers[place], near))
+        chosen = tuple(call for call in calls if call is not None)
+        places.repeats = len(chosen) == len(calls)  # else do not try again
+        places.prepared = _Prepared(plan, chosen) if places.repeats else None
+        return places.prepared
+
+    def enqueue(self, plan: Plan, places: ModelPlaces, read: list[Values]) -> None:
+        """Enqueue a run with its copies, one after the other. Adds to `read` what gives the arrays among the
+        targets."""
+        executor, tag = self._executor, plan.tag
+        engine = executor.engine
+        _, buffers, launch = self._expected_run(places.bound, plan)
+        for place, source in places.sources:
+            if isinstance(source, Slot):
+                executor.call(tag, engine.copy, executor.binding(source), buffers[place])
+            else:
+                executor.call(tag, engine.write, buffers[place], source)
+        executor.call(tag, launch)
+        for place, target in places.targets:
+            if isinstance(target, Slot):
+                executor.call(tag, engine.copy, buffers[place], executor.binding(target))
+            else:
+                read.append(self._read_soon(tag, buffers[place], target))
+
+    def _expected_run(self, bound: Bound, plan: Plan) -> _Expected:
+        """What the engine has prepared for runs of a model's graph with this plan."""
+        known = self._expected.get(bound)
+        if known is None or known.plan is not plan:
+            self._catch_up()
+            executor = self._executor
+            buffers = [executor.binding(slot) for slot in bound.slots]
+            launch = executor.call(plan.tag, executor.engine.expect, plan, buffers, bound.scalars)
+            self._expected[bound] = known = _Expected(plan, buffers, launch)
+        return known
+
+    def _read_soon(self, tag: str, place: Binding, into: np.ndarray | None) -> Values:
+        """What gives a buffer's values as they are behind the work enqueued so far.
+
+        Blocks where the engine has no staging memory left.
+        """
+        executor = self._executor
+        engine = executor.engine
+        if not executor.synchronous:
+            fetched: Values | None = executor.call(tag, engine.fetch, place, into)
+            if fetched is not None:
+                return fetched
+            self._flush()  # the next call waits for all that was enqueued before it
+        array = executor.call(tag, engine.read, place, into)
+        return lambda: array
+
+
+def collected(read: Iterable[Values], error: Exception | None = None) -> list[np.ndarray]:
+    """The values of all of these functions. Raises `error`, or the first error of one.
+
+    Each is called even so: until then, the engine keeps memory for its values.
+    """
+    arrays = []
+    for values in read:
+        try:
+            arrays.append(values())
+        except StickyError:
+            raise
+        except Exception as failure:  # noqa: BLE001 - raised below
+            error = error or failure
+    if error is not None:
+        raise error
+    return arrays
