@@ -1,0 +1,59 @@
+"""The CPU engine's benchmark on convolutions too small to say anything about speed."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+pytest.importorskip("onnxruntime")
+
+from benchmarks.cpu.__main__ import sheet
+from benchmarks.cpu.cases import Case, Conv, by_data, forward
+from benchmarks.cpu.profile import profiled
+from benchmarks.cpu.turns import apart, compared
+from benchmarks.recording import Row
+
+SMALL = Conv(4, 6, 8, 3, stride=2, dilation=2, groups=2)
+
+
+def row(case: Case, *sides: str) -> Row:
+    found = compared(case, sides, 1, 0.0)
+    return {"part": "small", "most": 4.0, "rival": "onnxruntime", **found}
+
+
+def test_sides_take_turns_and_their_ratio_is_in_the_table() -> None:
+    found = row(forward(SMALL), "thread", "buffers", "onnxruntime")
+    assert {name: len(turns) for name, turns in found["wall_ms"].items()} == {
+        "thread": 5,
+        "buffers": 5,
+        "onnxruntime": 5,
+    }
+    assert all(ms > 0 for times in ("wall_ms", "cpu_ms") for of in found[times].values() for ms in of)
+    assert max(found["apart"].values()) < 1e-5
+    output = io.StringIO()
+    Console(width=200, file=output).print(sheet([found]))
+    assert "│ small" in output.getvalue()
+    assert "│ 4   │ onnxruntime │" in output.getvalue()
+
+
+def test_a_side_that_cannot_compute_a_case_is_said_to_be_missing() -> None:
+    found = row(by_data(SMALL), "thread", "onnxruntime")
+    assert list(found["wall_ms"]) == ["thread"]
+    assert found["without"] == {"onnxruntime": "it has no gradients"}
+
+
+def test_results_that_are_apart_are_no_measurement() -> None:
+    right, wrong = [np.ones(3)], [np.array([1, 1, 1.01])]
+    assert apart({"thread": right, "onnxruntime": right}) == {"thread": 0.0, "onnxruntime": 0.0}
+    with pytest.raises(ArithmeticError, match="apart"):
+        apart({"thread": wrong, "onnxruntime": right})
+
+
+def test_a_profile_has_the_time_of_each_kind_of_operation() -> None:
+    found = asyncio.run(profiled(forward(SMALL), 1))
+    assert sum(kind["us"] for kind in found["kinds"]) <= 1.01 * found["run_us"]
+    assert {kind["kind"].split(",")[0] for kind in found["kinds"]} >= {"conv_fwd"}
