@@ -1,0 +1,153 @@
+"""Products of matrices by BLAS, in blocks of rows and of columns."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from cudnn_actor.engines.cpu.fast.kernels import Call, Step
+from cudnn_actor.engines.cpu.fast.lines import Box, Floats, boxes, deal, merged
+
+__all__ = ["as_blas_takes_it", "copied", "product_steps"]
+
+_LEAST_WORK = 1 << 19
+"""Products of a block: about 20 µs."""
+_LEAST_SIZE = 128
+"""Rows or columns of a block of a large matrix: BLAS copies the other operand for each block."""
+_MOST = 16
+"""Blocks of a matrix, and of a batch."""
+_TILE = 16
+"""Blocks begin at multiples of that, as BLAS's own do."""
+_COPIED = 1 << 15
+"""Elements that are copied at a time."""
+
+
+class _Block(NamedTuple):
+    a: Floats
+    b: Floats
+    y: Floats
+
+
+def product_steps(a: Floats, b: Floats, y: Floats, lanes: int) -> list[Step]:
+    """Steps that compute y = a @ b, of arrays of one dtype, float32 or float64, and of as many dims.
+
+    Dims of the batch may be 1 in a and in b. Operands that BLAS cannot take are copied first, to memory that
+    is allocated here.
+    """
+    steps: list[Step] = []
+    a, b = (_taken(each, steps, lanes) for each in (a, b))
+    into = as_blas_takes_it(y)
+    if into is None:
+        into = np.empty(y.shape, y.dtype)
+    steps.append(deal(_blocks(*_of_one_matrix(_Block(a, b, into))), lanes, _product))
+    if not np.may_share_memory(into, y):
+        steps.append(copied(into, y, lanes))
+    return steps
+
+
+def as_blas_takes_it(array: Floats) -> Floats | None:
+    """The matrices in the last two dims with strides that BLAS takes; None if only a copy has such.
+
+    Neighbours in a row, or in a column, must be neighbours in memory. The strides of a dim of size 1 may be
+    anything, and become what BLAS expects.
+    """
+    *batch, step, inner = (stride // array.itemsize for stride in array.strides)
+    rows, columns = array.shape[-2:]
+    if rows == 1:
+        step = columns if inner == 1 else 1
+    elif columns == 1:
+        inner = rows if step == 1 else 1
+    if not ((inner == 1 and step >= columns) or (step == 1 and inner >= rows)):
+        return None
+    strides = [stride * array.itemsize for stride in (*batch, step, inner)]
+    return np.lib.stride_tricks.as_strided(array, array.shape, strides)
+
+
+def copied(source: npt.NDArray[np.generic], target: npt.NDArray[np.generic], lanes: int) -> Step:
+    """A step that copies an array to another of its dims, converted to its dtype."""
+
+    def call(box: Box, lane: int) -> Call:
+        del lane
+        one, other = source[box], target[box]
+        return lambda: np.copyto(other, one, casting="unsafe")
+
+    return deal([*boxes(source.shape, _COPIED)], lanes, call)
+
+
+def _taken(array: Floats, steps: list[Step], lanes: int) -> Floats:
+    found = as_blas_takes_it(array)
+    if found is None:
+        found = np.empty(array.shape, array.dtype)
+        steps.append(copied(array, found, lanes))
+    return found
+
+
+def _product(block: _Block, lane: int) -> Call:
+    del lane
+    a, b, y = block
+    return lambda: np.matmul(a, b, y)
+
+
+def _of_one_matrix(product: _Block) -> _Block:
+    """The same product with a batch's rows below each other, where all are multiplied with one matrix."""
+    a, b, y = product
+    if math.prod(b.shape[:-2]) > 1 or y.ndim == 2 or a.shape[:-1] != y.shape[:-1]:
+        return product
+    inner = range(y.ndim - 1)
+    rows, results = (merged(each, inner) for each in (a, y))
+    if rows is None or results is None:
+        return product
+    found = [as_blas_takes_it(each) for each in (rows, results)]
+    if found[0] is None or found[1] is None:
+        return product
+    return _Block(found[0], b.reshape(b.shape[-2:]), found[1])
+
+
+def _blocks(a: Floats, b: Floats, y: Floats) -> list[_Block]:
+    *batch, rows, columns = y.shape
+    work = rows * columns * a.shape[-1]
+    count = math.prod(batch)
+    samples = [*boxes(batch, max(_LEAST_WORK // max(1, work), -(-count // _MOST)))]
+    parts = _parts(rows, columns, min(work // _LEAST_WORK, _MOST // len(samples)))
+    found = []
+    for box in samples:
+        of_a, of_b, of_y = (_of_samples(each, box) for each in (a, b, y))
+        found += [
+            _Block(of_a[..., own_rows, :], of_b[..., own_columns], of_y[..., own_rows, own_columns])
+            for own_rows, own_columns in parts
+        ]
+    return found
+
+
+def _of_samples(array: Floats, box: Box) -> Floats:
+    """The matrices of some samples, without the dims in which there is one of these."""
+    parts = (
+        (0 if size == 1 else part.start)
+        if part.stop - part.start == 1
+        else (slice(None) if size == 1 else part)
+        for part, size in zip(box, array.shape, strict=False)
+    )
+    return array[tuple(parts)]
+
+
+def _parts(rows: int, columns: int, most: int) -> list[tuple[slice, slice]]:
+    """Rows and columns of at most so many blocks: the larger dim is cut first."""
+    first, second = (columns, rows) if columns >= rows else (rows, columns)
+    of_first = _power(min(most, first // _LEAST_SIZE))
+    of_second = _power(min(most // of_first, second // _LEAST_SIZE))
+    one, other = _cuts(first, of_first), _cuts(second, of_second)
+    return [(s, f) if columns >= rows else (f, s) for f, s in itertools.product(one, other)]
+
+
+def _power(most: int) -> int:
+    """The largest power of two up to that; at least 1."""
+    return 1 << max(1, most).bit_length() - 1
+
+
+def _cuts(size: int, count: int) -> list[slice]:
+    bounds = [size * number // count // _TILE * _TILE for number in range(count)]
+    return [slice(*pair) for pair in itertools.pairwise((*bounds, size))]

@@ -1,0 +1,147 @@
+"""Softmax and its logarithm, and their gradients: each block of lines in a few passes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from cudnn_actor.engines.cpu.fast.kernels import Call, Kernel, Operands, Step
+from cudnn_actor.engines.cpu.fast.lines import (
+    Box,
+    Floats,
+    blocks_of_lines,
+    deal,
+    lines,
+    most_lines,
+    one_each,
+    sums_into,
+)
+from cudnn_actor.engines.cpu.scratch import Dims, Scratch, footprint
+from cudnn_actor.protocol.operations import Node, Softmax, SoftmaxBackward
+from cudnn_actor.protocol.operations.base import Specs
+from cudnn_actor.protocol.types.dtypes import DType
+from cudnn_actor.protocol.types.tensor import TensorSpec
+
+__all__ = ["softmax", "softmax_backward"]
+
+
+def softmax(node: Node, specs: Specs) -> Kernel | None:
+    """A kernel of `Softmax`; None without elements."""
+    assert isinstance(node, Softmax)
+    return _of(_Softmax, node, specs["y"])
+
+
+def softmax_backward(node: Node, specs: Specs) -> Kernel | None:
+    """A kernel of `SoftmaxBackward`; None without elements."""
+    assert isinstance(node, SoftmaxBackward)
+    return _of(_SoftmaxBackward, node, specs["dx"])
+
+
+def _of(
+    kind: type[_Softmax] | type[_SoftmaxBackward],
+    node: Softmax[int] | SoftmaxBackward[int],
+    result: TensorSpec,
+) -> Kernel | None:
+    if not result.size:
+        return None
+    itemsize = 8 if result.dtype is DType.FLOAT64 else 4
+    return kind(dims=result.dims, axis=node.axis % result.rank, log=node.log, itemsize=itemsize)
+
+
+@dataclass(frozen=True)
+class _Lines:
+    """Lines along `axis` of a tensor of these dims."""
+
+    dims: Dims
+    axis: int
+    log: bool
+    itemsize: int
+
+    def footprint(self, lanes: int) -> int:
+        """A number for each line of a block, and a block."""
+        del lanes
+        count = most_lines(self.dims, (self.axis,), self.itemsize)
+        return footprint((count,), (count * self.dims[self.axis],), itemsize=self.itemsize)
+
+
+class _Softmax(_Lines):
+    def bind(self, operands: Operands, results: Operands, lanes: Sequence[Scratch]) -> list[Step]:
+        x, y = operands["x"], results["y"]
+
+        def call(box: Box, lane: int) -> Call:
+            (of_x, of_y), axes = lines((self.axis,), x[box], y[box])
+            scratch = lanes[lane].fork()
+            of_line = scratch.take(one_each(of_x, axes), x.dtype)
+            if self.log:
+                return _logarithm(of_x, of_y, scratch.take(of_x.shape, x.dtype), of_line, axes)
+            return _powers(of_x, of_y, of_line, axes)
+
+        return [deal([*blocks_of_lines(y, (self.axis,))], len(lanes), call)]
+
+
+class _SoftmaxBackward(_Lines):
+    def bind(self, operands: Operands, results: Operands, lanes: Sequence[Scratch]) -> list[Step]:
+        dy, y, dx = operands["dy"], operands["y"], results["dx"]
+
+        def call(box: Box, lane: int) -> Call:
+            (of_dy, of_y, of_dx), axes = lines((self.axis,), dy[box], y[box], dx[box])
+            scratch = lanes[lane].fork()
+            of_line = scratch.take(one_each(of_y, axes), dy.dtype)
+            if self.log:
+                return _gradient_of_logarithm(of_dy, of_y, of_dx, of_line, axes)
+            return _gradient(of_dy, of_y, of_dx, of_line, axes)
+
+        return [deal([*blocks_of_lines(dx, (self.axis,))], len(lanes), call)]
+
+
+def _powers(x: Floats, y: Floats, of_line: Floats, axes: tuple[int, ...]) -> Call:
+    total = sums_into(y, axes, of_line)
+
+    def run() -> None:
+        np.maximum.reduce(x, axes, out=of_line, keepdims=True)
+        np.subtract(x, of_line, y)
+        np.exp(y, y)
+        total()
+        np.divide(y, of_line, y)
+
+    return run
+
+
+def _logarithm(x: Floats, y: Floats, powers: Floats, of_line: Floats, axes: tuple[int, ...]) -> Call:
+    total = sums_into(powers, axes, of_line)
+
+    def run() -> None:
+        np.maximum.reduce(x, axes, out=of_line, keepdims=True)
+        np.subtract(x, of_line, y)
+        np.exp(y, powers)
+        total()
+        np.log(of_line, of_line)
+        np.subtract(y, of_line, y)
+
+    return run
+
+
+def _gradient(dy: Floats, y: Floats, dx: Floats, of_line: Floats, axes: tuple[int, ...]) -> Call:
+    total = sums_into(dx, axes, of_line)
+
+    def run() -> None:
+        np.multiply(dy, y, dx)
+        total()
+        np.subtract(dy, of_line, dx)
+        np.multiply(dx, y, dx)
+
+    return run
+
+
+def _gradient_of_logarithm(dy: Floats, y: Floats, dx: Floats, of_line: Floats, axes: tuple[int, ...]) -> Call:
+    total = sums_into(dy, axes, of_line)
+
+    def run() -> None:
+        np.exp(y, dx)
+        total()
+        np.multiply(dx, of_line, dx)
+        np.subtract(dy, dx, dx)
+
+    return run

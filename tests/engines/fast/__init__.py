@@ -1,0 +1,1 @@
+"""Kernels of the fast CPU engine against the definitions of their operations."""
