@@ -1,0 +1,95 @@
+"""Arrays cut into blocks of a few thousand elements, along the axes that are outermost in memory."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from numpy.lib.stride_tricks import as_strided
+
+__all__ = ["block_elements", "merged", "pieces"]
+
+Dims = tuple[int, ...]
+
+_ELEMENTS = 8192
+"""Of a block: 32 KiB of float32. In shorter ones, NumPy takes longer for the call than for the elements."""
+_MORE_ELEMENTS = 32768
+_MANY = 1 << 24
+"""Larger tensors are cut into larger blocks, for there is a call for each of them."""
+_ROUND = 16
+"""Rows are cut at multiples of it: the elements of a cache line."""
+
+
+def block_elements(dims: Dims) -> int:
+    """The most elements of a block of a tensor. It does not depend on how many lanes there are."""
+    size = math.prod(dims)
+    return min(size, _ELEMENTS if size <= _MANY else _MORE_ELEMENTS)
+
+
+def merged(
+    dims: Dims, arrays: Sequence[npt.NDArray[Any]], leading: int = 0
+) -> tuple[Dims, list[npt.NDArray[Any]]]:
+    """The same elements with as few axes as possible, in the order that a leading array has in memory.
+
+    Parameters
+    ----------
+    dims
+        What the arrays are broadcast to.
+    arrays
+        Of these dims, or with some of size 1.
+    leading
+        The number of the array that decides about the order, slowest first.
+
+    Returns
+    -------
+    tuple
+        The dims of the merged axes, at least one, and views of the arrays, of these dims. An array has
+        strides of 0 where it was broadcast.
+    """
+    views = [np.broadcast_to(array, dims) for array in arrays]
+    strides = [view.strides for view in views]
+    axes = [axis for axis, dim in enumerate(dims) if dim != 1]
+    axes.sort(key=lambda axis: -abs(strides[leading][axis]))
+    sizes: list[int] = []
+    steps: list[tuple[int, ...]] = []
+    for axis in axes:
+        step = tuple(of[axis] for of in strides)
+        if sizes and all(before == dims[axis] * own for before, own in zip(steps[-1], step, strict=True)):
+            sizes[-1] *= dims[axis]
+            steps[-1] = step
+        else:
+            sizes.append(dims[axis])
+            steps.append(step)
+    if not sizes:
+        sizes, steps = [1], [tuple(array.itemsize for array in arrays)]
+    own_steps = list(zip(*steps, strict=True)) if arrays else []
+    merged_views = [
+        as_strided(array, sizes, own, writeable=array.flags.writeable)
+        for array, own in zip(arrays, own_steps, strict=True)
+    ]
+    return tuple(sizes), merged_views
+
+
+def pieces(dims: Dims, most: int) -> Iterator[tuple[int | slice, ...]]:
+    """Indices of the parts of a tensor that have at most so many elements, in C order.
+
+    Outer axes are indexed, and one is cut into slices of about the same size; inner ones are left whole. The
+    parts of the innermost axis start at multiples of 16.
+    """
+    inner, axis = 1, len(dims) - 1
+    while axis > 0 and inner * dims[axis] <= most:
+        inner *= dims[axis]
+        axis -= 1
+    size = dims[axis]
+    count = -(-size // max(1, most // inner))
+    step = -(-size // count)
+    if inner == 1:
+        step = min(-(-step // _ROUND) * _ROUND, max(most, 1))
+    cuts = [slice(start, min(start + step, size)) for start in range(0, size, step)]
+    for outer in itertools.product(*map(range, dims[:axis])):
+        for cut in cuts:
+            yield (*outer, cut)

@@ -1,0 +1,338 @@
+"""Chains of pointwise operations: one block after the other, each by all operations.
+
+What lies between the operations stays in a few registers per lane, which fit into the cache.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Hashable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from cudnn_actor.engines.cpu.fast.blocks import block_elements, merged, pieces
+from cudnn_actor.engines.cpu.fast.formulas import FORMULAS
+from cudnn_actor.engines.cpu.fast.instructions import (
+    Code,
+    Constant,
+    Instruction,
+    Outer,
+    Register,
+    Value,
+    allocated,
+    constant,
+    convert,
+)
+from cudnn_actor.engines.cpu.fast.kernels import Call, Step, dealt
+from cudnn_actor.engines.cpu.fast.rounding import rounded
+from cudnn_actor.engines.cpu.rounding import integer_range
+from cudnn_actor.engines.cpu.scratch import Scratch, footprint
+from cudnn_actor.protocol.operations import FUNCTIONS, GraphTensor, Node, Pointwise, PointwiseMode, Specs
+from cudnn_actor.protocol.operations.functions import limited
+from cudnn_actor.protocol.types.dtypes import DType
+from cudnn_actor.protocol.types.tensor import TensorSpec
+
+__all__ = ["Chain", "chain", "make"]
+
+Array = npt.NDArray[Any]
+Tensor = TensorSpec | GraphTensor
+_FEW_ELEMENTS = 32768
+"""Of all results of a chain together: a second lane would take as long to begin as these to compute."""
+_M = PointwiseMode
+_FLOATS_ONLY = {_M.MOD, _M.FMOD, _M.POW, _M.PRELU}
+"""Modes whose formulas are not those of integers."""
+_IN_ANY_TYPE = {_M.IDENTITY, _M.MIN, _M.MAX, _M.SELECT, _M.BITWISE_AND, _M.BITWISE_OR, _M.BITWISE_XOR}
+_IN_ANY_TYPE |= {_M.BITWISE_NOT}
+"""Modes that give the same in int64 as in the operands' integer type, if all have that and the result too."""
+
+
+def make(node: Node, specs: Specs) -> Chain | None:
+    """The kernel for one pointwise operation, by the names of its operands; None as for `chain`."""
+    assert isinstance(node, Pointwise)
+    return chain([node.with_operands(lambda name: name)], specs, {"result"})
+
+
+def chain(
+    nodes: Sequence[Any],
+    tensors: Mapping[Any, Tensor],
+    stored: Set[Any],
+    constants: Mapping[Any, float | int] = MappingProxyType({}),
+) -> Chain | None:
+    """The kernel for several pointwise operations whose results have the same dims.
+
+    Parameters
+    ----------
+    nodes
+        `Pointwise` operations, in order, whose operands are keys of `tensors`: uids, or names.
+    tensors
+        All that they read and write: graph tensors or specs.
+    stored
+        The keys of the results that are written to memory. A result may lie in the memory of an operand that
+        only its own operation reads last, if that has the same dims and strides.
+    constants
+        The values of operands that are constants. `bind` is not given these.
+
+    Returns
+    -------
+    Chain, or None
+        None if one of them has to be evaluated by its definition: functions of integers but the usual ones,
+        float64 or int64 rounded to half types, error functions of float64, and tensors without elements.
+    """
+    dims = tensors[nodes[0].result].dims
+    if 0 in dims:
+        return None
+    building = _Building(tensors, stored, constants)
+    if not all(map(building.add, nodes)):
+        return None
+    return building.chain(dims)
+
+
+class _Building:
+    """The code of a chain, as it grows."""
+
+    def __init__(
+        self, tensors: Mapping[Any, Tensor], stored: Set[Any], constants: Mapping[Any, float | int]
+    ) -> None:
+        self._tensors, self._stored, self._constants = tensors, stored, constants
+        self._code = Code()
+        self._values: dict[Any, Value] = {}
+        self._homes: dict[Register, Hashable] = {}
+
+    def chain(self, dims: tuple[int, ...]) -> Chain:
+        """What has been added."""
+        slots, count = allocated(self._code.instructions, self._homes)
+        return Chain(dims, tuple(self._code.instructions), slots, count, self._homes)
+
+    def add(self, node: Pointwise[Any]) -> bool:
+        """Add an operation; False if there is no formula for it."""
+        begin = len(self._code.instructions)
+        result, dtypes = self._tensors[node.result], [self._tensors[key].dtype for key in node.operands]
+        computed = node.compute(tuple(dtypes))
+        value = (
+            self._of_floats(node) if computed.is_floating else self._of_integers(node, computed, result.dtype)
+        )
+        value = None if value is None else self._as_result(node, value, result.dtype)
+        if value is None:
+            return False
+        if node.result in self._stored:
+            new = {instruction.output.base for instruction in self._code.instructions[begin:]}
+            if value.base not in new or value.base in self._homes:
+                value = self._code(convert, value, dtype=_carried(result.dtype))
+            assert isinstance(value.base, Register)
+            self._homes[value.base] = node.result
+        self._values[node.result] = value
+        return True
+
+    def _operand(self, key: Any) -> Value:
+        dtype = _carried(self._tensors[key].dtype)
+        if key in self._constants:
+            return constant(self._constants[key], dtype)
+        return self._values.setdefault(key, Value(Outer(key), dtype))
+
+    def _of_floats(self, node: Pointwise[Any]) -> Value | None:
+        function, parameters = FUNCTIONS[node.mode], tuple(node.effective_parameters.values())
+        wide = any(self._tensors[key].dtype is DType.FLOAT64 for key in node.operands)
+        dtype = np.dtype(np.float64 if wide else np.float32)
+        if node.mode not in FORMULAS or function.bits:
+            return None
+        operands = [self._operand(key) for key in node.operands]
+        if node.mode is _M.SELECT:
+            condition, *choices = operands
+            return self._select(condition, [self._code.convert(value, dtype) for value in choices])
+        if not (function.truth and _alike(operands)):
+            operands = [self._code.convert(value, dtype) for value in operands]
+        found: Value = FORMULAS[node.mode](self._code, *operands, *parameters)
+        return found
+
+    def _of_integers(self, node: Pointwise[Any], computed: DType, result: DType) -> Value | None:
+        function = FUNCTIONS[node.mode]
+        if node.mode in _FLOATS_ONLY or node.mode not in FORMULAS:
+            return None
+        operands = [self._operand(key) for key in node.operands]
+        deciding = list(function.deciding(operands))
+        own = _alike(deciding) and (
+            function.truth or (node.mode in _IN_ANY_TYPE and deciding[0].dtype == result.numpy)
+        )
+        if function.bits and (result.is_floating or (result is DType.BOOL and not own)):
+            return None
+        if node.mode in _SAME_OF_INTEGERS:
+            return operands[0]
+        if not own:
+            deciding = [self._code.convert(value, computed.numpy) for value in deciding]
+        if node.mode is _M.SELECT:
+            return self._select(operands[0], deciding)
+        if node.mode is _M.RELU and node.effective_parameters["parameter"]:
+            return None
+        unsigned = computed is DType.UINT64
+        parameters = limited(tuple(node.effective_parameters.values()), unsigned=unsigned)
+        found: Value = FORMULAS[node.mode](self._code, *deciding, *parameters)
+        return found
+
+    def _select(self, condition: Value, choices: Sequence[Value]) -> Value:
+        if condition.dtype != bool:
+            condition = self._code(np.not_equal, condition, 0, dtype=bool)
+        a, b = choices
+        return self._code.chosen(condition, a, b, like=a)
+
+    def _as_result(self, node: Pointwise[Any], value: Value, dtype: DType) -> Value | None:
+        """A value rounded to the result's dtype; None if that would round it twice."""
+        code, kind = self._code, value.dtype.kind
+        if FUNCTIONS[node.mode].bits or value.dtype == dtype.numpy:
+            return code.convert(value, dtype.numpy)
+        if dtype.is_floating:
+            if dtype.is_half and value.dtype.itemsize >= (8 if kind == "f" else 4):
+                return None
+            value = code.convert(value, _carried(dtype))
+            return rounded(code, value, dtype) if dtype.is_half and kind != "b" else value
+        if dtype is DType.BOOL:
+            return code(np.not_equal, value, 0, dtype=bool)
+        if kind == "b":
+            return code.convert(value, dtype.numpy)
+        return _saturated(code, value, dtype)
+
+
+def _saturated(code: Code, value: Value, dtype: DType) -> Value:
+    """Numbers as integers of a dtype: rounded to nearest even, the largest for what is larger, 0 for NaN."""
+    least, largest = integer_range(dtype.numpy)
+    if value.dtype.kind in "iu":
+        own_least, own_largest = integer_range(value.dtype)
+        if least > own_least:
+            value = code(np.maximum, value, least)
+        if largest < own_largest:
+            value = code(np.minimum, value, largest)
+        return code.convert(value, dtype.numpy)
+    wide = code.convert(value, np.float64)
+    most = min(float(largest), float(np.nextafter(float(largest + 1), 0)))
+    limited_ = code(np.minimum, code(np.maximum, code(np.rint, wide), float(least)), most)
+    whole = code.convert(limited_, np.uint64 if dtype is DType.UINT64 else np.int64)
+    number = code.convert(code(np.equal, wide, wide, dtype=bool), whole.dtype)
+    return code.convert(code(np.multiply, whole, number), dtype.numpy)
+
+
+_SAME_OF_INTEGERS = {_M.IDENTITY, _M.CEIL, _M.FLOOR, _M.ROUND, _M.TRUNC}
+
+
+def _alike(values: Sequence[Value]) -> bool:
+    return len({value.dtype for value in values}) == 1
+
+
+def _carried(dtype: DType) -> np.dtype[Any]:
+    """The dtype of the arrays that kernels read and write for tensors of a dtype."""
+    return np.dtype(np.float32) if dtype.is_half else np.dtype(dtype.numpy)
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Instructions for each block of tensors of these dims.
+
+    Parameters
+    ----------
+    dims
+        Of all results.
+    instructions
+        What is computed.
+    slots, count
+        The register of each value that is not stored, and how many registers there are.
+    homes
+        The keys of the stored results by their values.
+    """
+
+    dims: tuple[int, ...]
+    instructions: tuple[Instruction, ...]
+    slots: Mapping[Register, int]
+    count: int
+    homes: Mapping[Register, Hashable]
+
+    @property
+    def _register_bytes(self) -> int:
+        largest = max((base.itemsize for base in self.slots), default=0)
+        return footprint((block_elements(self.dims),), itemsize=largest)
+
+    def footprint(self, lanes: int) -> int:
+        """Bytes of scratch that each lane needs."""
+        del lanes
+        return self.count * self._register_bytes
+
+    def bind(
+        self, operands: Mapping[Any, Array], results: Mapping[Any, Array], lanes: Sequence[Scratch]
+    ) -> list[Step]:
+        """The steps of a run: see `Kernel`. Arrays are given by the keys of their tensors.
+
+        An operand of dims () is a scalar. Its value is read in each run.
+        """
+        blocks = block_elements(self.dims)
+        size = int(np.prod(self.dims))
+        if size * len(self.instructions) <= _FEW_ELEMENTS:
+            lanes = lanes[:1]
+        arrays = {**operands, **results}
+        whole = [key for key in arrays if arrays[key].ndim]  # the others are scalars
+        first = next(iter(results))
+        dims, views = merged(self.dims, [arrays[key] for key in whole], leading=whole.index(first))
+        scalars = {key: array for key, array in arrays.items() if not array.ndim}
+        registers = [
+            [lane.take((self._register_bytes,), np.uint8) for _ in range(self.count)] for lane in lanes
+        ]
+        calls: list[list[Call]] = [[] for _ in lanes]
+        for number, place in enumerate(pieces(dims, blocks)):
+            lane = number % len(lanes)
+            block = _Block(
+                self, {**scalars, **{k: v[place] for k, v in zip(whole, views, strict=True)}}, registers[lane]
+            )
+            calls[lane] += block.calls()
+        return [dealt(calls)]
+
+
+class _Block:
+    """A block's arrays, from which the calls are made."""
+
+    def __init__(self, of: Chain, arrays: dict[Any, Array], registers: Sequence[Array]) -> None:
+        self._of, self._arrays, self._registers = of, arrays, registers
+        self._dims = arrays[next(iter(of.homes.values()))].shape
+        self._known: dict[tuple[object, np.dtype[Any]], Array] = {}
+
+    def calls(self) -> list[Call]:
+        """One for each instruction."""
+        return [
+            partial(one.function, *self._inputs(one), out=self._array(one.output))
+            for one in self._of.instructions
+        ]
+
+    def _inputs(self, instruction: Instruction) -> list[Array]:
+        # NumPy's maximum and minimum are several times slower with a scalar.
+        rows = instruction.function in (np.maximum, np.minimum)
+        return [self._array(value, row=rows) for value in instruction.inputs]
+
+    def _array(self, value: Value, *, row: bool = False) -> Array:
+        base = value.base
+        if isinstance(base, Constant):
+            return _constants(base, value.dtype, self._dims[-1] if row else None)
+        where: object
+        if isinstance(base, Outer):
+            where = base.key
+        elif base in self._of.homes:
+            where = ("home", self._of.homes[base])
+        else:
+            where = ("slot", self._of.slots[base])
+        if (where, value.dtype) not in self._known:
+            self._known[where, value.dtype] = self._view(base, value.dtype)
+        return self._known[where, value.dtype]
+
+    def _view(self, base: Outer | Register, dtype: np.dtype[Any]) -> Array:
+        if isinstance(base, Register) and base not in self._of.homes:
+            nbytes = int(np.prod(self._dims)) * base.itemsize
+            return self._registers[self._of.slots[base]][:nbytes].view(dtype).reshape(self._dims)
+        array = self._arrays[base.key if isinstance(base, Outer) else self._of.homes[base]]
+        return array.view(dtype)  # of the same size, so with any strides
+
+
+@functools.lru_cache(maxsize=256)
+def _constants(base: Constant, dtype: np.dtype[Any], length: int | None) -> Array:
+    """A number as an array of no dims, or as a row."""
+    found = np.full(() if length is None else length, base.number, base.dtype).view(dtype)
+    found.flags.writeable = False
+    return found

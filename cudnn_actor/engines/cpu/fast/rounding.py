@@ -1,0 +1,44 @@
+"""Values of float32, rounded to those that a half type has: to nearest, ties to even."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cudnn_actor.engines.cpu.fast.instructions import Code, Value, patched
+from cudnn_actor.protocol.types.dtypes import DType
+
+__all__ = ["rounded"]
+
+_MANTISSA, _EXPONENT, _SIGN = 23, 0x7F800000, 0x80000000
+
+
+def rounded(code: Code, x: Value, dtype: DType) -> Value:
+    """Values of float32, rounded to those of float16 or bfloat16, as float32. NaN stays NaN."""
+    return _to_bfloat16(code, x) if dtype is DType.BFLOAT16 else _to_float16(code, x)
+
+
+def _to_bfloat16(code: Code, x: Value) -> Value:
+    """The upper 16 bits, after half a unit has been added, or a little less where they are even.
+
+    That may turn the bits of NaN into others.
+    """
+    bits = x.bits(np.uint32)
+    odd = code(np.bitwise_and, code(np.right_shift, bits, 16), 1)
+    up = code(np.add, code(np.add, odd, 0x7FFF), bits)
+    nearest = code(np.bitwise_and, up, 0xFFFF0000).bits(np.float32)
+    return code(patched, nearest, x, code(np.isnan, x, dtype=bool))
+
+
+def _to_float16(code: Code, x: Value) -> Value:
+    """A number is added and subtracted whose unit in the last place is that of float16 at x.
+
+    That is 1.5 * 2**13 times the power of 2 below x, and no less than for float16's subnormal numbers. What
+    is too large becomes infinity when it is multiplied. NumPy's conversions take several times as long.
+    """
+    bits = x.bits(np.uint32)
+    power = code(np.maximum, code(np.bitwise_and, bits, _EXPONENT), (127 - 14) << _MANTISSA)
+    power = code(np.minimum, power, 200 << _MANTISSA)  # the number stays finite
+    large = code(np.add, power, (13 << _MANTISSA) | (1 << (_MANTISSA - 1))).bits(np.float32)
+    nearest = code(np.subtract, code(np.add, x, large), large)
+    held = code(np.multiply, code(np.multiply, nearest, 2.0**112), 2.0**-112)
+    return code(np.bitwise_or, held.bits(np.uint32), code(np.bitwise_and, bits, _SIGN)).bits(np.float32)

@@ -1,0 +1,159 @@
+"""Chains of pointwise operations in float32, block by block."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cudnn_actor.engines.cpu.exact.evaluation import NumPy, exact, round_into
+from cudnn_actor.engines.cpu.fast.pointwise import chain, make
+from cudnn_actor.engines.cpu.scratch import Scratch, aligned_bytes
+from cudnn_actor.protocol import DType, GraphBuilder, Layout, OperationGraph, TensorRole
+from cudnn_actor.protocol.operations import Pointwise, PointwiseMode
+from cudnn_actor.protocol.types.tensor import TensorSpec
+
+from ...gpu.operations.drawing import draw
+from .kernel_runs import array_of, carried, error, run
+
+RNG = np.random.default_rng(38)
+SPECIAL = (np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-40, -1e-40, 3e38)
+
+
+def evaluated(graph: OperationGraph, arrays: dict[int, np.ndarray]) -> dict[int, np.ndarray]:
+    """All values of a graph by its definition, each rounded to its dtype."""
+    values = {uid: exact(array) for uid, array in arrays.items()} | graph.given_values(NumPy(), ())
+    with np.errstate(all="ignore"):
+        for operation in graph.operations:
+            for uid, result in graph.evaluate(NumPy(), operation, values).items():
+                place = np.empty(graph.tensor(uid).dims, graph.tensor(uid).dtype.numpy)
+                round_into(result, graph.tensor(uid).dtype, place)
+                values[uid] = exact(place)
+    return values
+
+
+def computed(graph: OperationGraph, arrays: dict[int, np.ndarray], lanes: int) -> dict[int, np.ndarray]:
+    """The results of a graph that is one chain, as they are carried."""
+    written = {uid for operation in graph.operations for uid in operation.writes}
+    stored = {uid for uid in written if graph.tensor(uid).role is TensorRole.BOUND}
+    kernel = chain(graph.operations, {t.uid: t for t in graph.tensors}, stored, graph.constants)
+    assert kernel is not None
+    given = {
+        uid: array_of(graph.tensor(uid).spec, array.astype(carried(graph.tensor(uid).dtype)))
+        for uid, array in arrays.items()
+    }
+    results = {uid: array_of(graph.tensor(uid).spec) for uid in sorted(stored)}
+    run(kernel, given, results, lanes)
+    return results
+
+
+def random_inputs(graph: OperationGraph) -> dict[int, np.ndarray]:
+    written = {uid for operation in graph.operations for uid in operation.writes}
+    found = {}
+    for uid in graph.bound:
+        tensor = graph.tensor(uid)
+        if uid not in written:
+            values = RNG.normal(size=tensor.dims) * 3
+            values.reshape(-1)[:: max(values.size // 8, 1)][:8] = SPECIAL[: len(values.reshape(-1)[:8])]
+            with np.errstate(all="ignore"):
+                found[uid] = values.astype(tensor.dtype.numpy)
+    return found
+
+
+DIMS = (2, 24, 17, 31)
+"""More than one block of elements."""
+
+
+def epilogue(g: GraphBuilder, layout: Layout, dtype: DType) -> Any:
+    x = g.input("x", DIMS, dtype, layout=layout)
+    bias, other = g.input("bias", (1, DIMS[1], 1, 1), dtype), g.input("other", DIMS, dtype)
+    return g.build(y=g.relu(x + bias) + other)
+
+
+def gates(g: GraphBuilder, layout: Layout, dtype: DType) -> Any:
+    x, mask = g.input("x", DIMS, dtype, layout=layout), g.input("mask", (2, 1, 17, 31), "bool")
+    kept = g.where(mask, g.swish(x), -1.5)
+    return g.build(y=kept, z=g.sigmoid(kept) * 2.0, positive=(x > 0.5) & mask)
+
+
+def bounds(g: GraphBuilder, layout: Layout, dtype: DType) -> Any:
+    x, row = g.input("x", DIMS, dtype, layout=layout), g.input("row", (1, 1, 1, DIMS[3]), dtype)
+    return g.build(y=g.tanh(g.minimum(g.maximum(x, row), 1.5)) - 0.25 * x)
+
+
+@pytest.mark.parametrize("dtype", [dtype for dtype in DType if dtype.is_floating])
+@pytest.mark.parametrize("layout", [Layout.NCHW, Layout.NHWC])
+@pytest.mark.parametrize("build", [epilogue, gates, bounds])
+def test_a_chain_gives_what_its_operations_give_one_after_the_other(
+    build: Callable[..., Any], layout: Layout, dtype: DType
+) -> None:
+    graph = build(GraphBuilder(), layout, dtype).body
+    inputs = random_inputs(graph)
+    wanted = evaluated(graph, inputs)
+    unit = {2: 2.0**-7 if dtype is DType.BFLOAT16 else 2.0**-10, 4: 2.0**-24, 8: 2.0**-53}[dtype.itemsize]
+    first = computed(graph, inputs, 1)
+    for uid, got in first.items():
+        np.testing.assert_allclose(got, wanted[uid], rtol=24 * unit, atol=24 * unit)
+    for lanes in (2, 3):
+        for uid, got in computed(graph, inputs, lanes).items():
+            np.testing.assert_array_equal(got, first[uid])
+
+
+def around_halves(dtype: DType) -> tuple[np.ndarray, np.ndarray]:
+    """Values of float32, and what they are as a half type."""
+    halves = np.arange(1 << 16, dtype=np.uint16).view(dtype.numpy).astype(np.float32)
+    ties = ((halves[:-1].astype(np.float64) + halves[1:]) / 2).astype(np.float32)
+    beside = [np.nextafter(ties, np.float32(towards)) for towards in (-np.inf, np.inf)]
+    bits = RNG.integers(0, 1 << 32, 1 << 18, dtype=np.uint64).astype(np.uint32).view(np.float32)
+    x = np.concatenate([halves, ties, *beside, bits])
+    return x, x.astype(dtype.numpy).astype(np.float32)
+
+
+@pytest.mark.parametrize("dtype", [DType.BFLOAT16, DType.FLOAT16])
+def test_half_values_between_operations_are_correctly_rounded(dtype: DType) -> None:
+    """Random bits of float32, and all values of the half type, the ties between them, and what is beside."""
+    with np.errstate(all="ignore"):
+        x, wanted = around_halves(dtype)
+    spec = TensorSpec.packed(x.shape, DType.FLOAT32)
+    half = TensorSpec.packed(x.shape, dtype)
+    nodes = [
+        Pointwise(mode=PointwiseMode.IDENTITY, operands=("x",), result="half"),
+        Pointwise(mode=PointwiseMode.IDENTITY, operands=("half",), result="y"),
+    ]
+    kernel = chain(nodes, {"x": spec, "half": half, "y": spec}, {"y"})
+    assert kernel is not None
+    results = {"y": np.empty_like(x)}
+    run(kernel, {"x": x}, results)
+    number = ~np.isnan(x)
+    np.testing.assert_array_equal(results["y"][number].view(np.uint32), wanted[number].view(np.uint32))
+    assert np.isnan(results["y"][~number]).all()
+
+
+def test_scalars_are_read_in_each_run() -> None:
+    spec, scalar = TensorSpec.packed((3, 5000), DType.FLOAT32), TensorSpec.packed((1, 1), DType.FLOAT32)
+    node = Pointwise(mode=PointwiseMode.MUL, operands=("x", "factor"), result="y")
+    kernel = chain([node], {"x": spec, "factor": scalar, "y": spec}, {"y"})
+    assert kernel is not None
+    x, y, factor = np.ones((3, 5000), np.float32), np.empty((3, 5000), np.float32), np.array(1, np.float32)
+    assert kernel.footprint(1) == 0
+    (step,) = kernel.bind({"x": x, "factor": factor}, {"y": y}, [Scratch(aligned_bytes(0))])
+    for value in (2.0, -3.0):
+        factor[...] = value
+        for call in step:
+            call()
+        np.testing.assert_array_equal(y, value)
+
+
+@pytest.mark.parametrize("lanes", [1, 2, 3])
+def test_random_problems_are_within_the_bounds_of_their_operations(lanes: int) -> None:
+    seed = secrets.randbelow(1 << 32)
+    ran = 0
+    for number in range(150):
+        case = draw("pointwise", seed, number)
+        found = error(case, make, lanes)
+        ran += found is not None
+        assert found is None or found[0] <= 1, f"seed {seed}, number {number}: {case}"
+    assert ran > 100
