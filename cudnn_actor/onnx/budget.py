@@ -2,17 +2,58 @@
 
 A file of few bytes can ask for constants of any size. So whoever makes an array counts it here first: the
 function that computes constants, and each operator that makes an array of its own for the graph.
+
+It can ask for a graph of any size, too: see `Recorded`.
 """
 
 from __future__ import annotations
 
 from cudnn_actor.onnx.values import Refused
+from cudnn_actor.protocol.errors import InvalidRequest, Words
+from cudnn_actor.protocol.graphs.limits import GraphLimits
 
-__all__ = ["Budget", "TooMuch"]
+__all__ = ["Budget", "Recorded", "TooManyOperations", "TooMuch"]
 
 
 class TooMuch(Refused):
     """Raised where an import would make more, or take longer, than the limits of the model allow."""
+
+
+class TooManyOperations(Exception):
+    """Raised where an import adds more operations than a graph may have. It ends the import.
+
+    `found`: how many there are, for people.
+    """
+
+    def __init__(self, found: str) -> None:
+        super().__init__(found)
+        self.found = found
+
+    def refusal(self, most: int) -> InvalidRequest:
+        """The error for the user, where a graph may have `most`."""
+        return InvalidRequest(
+            field="model",
+            value=Words(f"{self.found} operations"),
+            problem=f"are over the limit GraphLimits.operations, which is {most:,}",
+            fix="raise the limit: spawn(graph_limits=GraphLimits(operations=...))",
+        )
+
+
+class Recorded(GraphLimits):
+    """How many operations an import may add, those included that no output will need."""
+
+    @classmethod
+    def of(cls, most: int) -> Recorded:
+        """For a graph of at most that many, which is seen when it is built.
+
+        Twice as many: some are only there for their dims, and some nodes of a file are read by none.
+        """
+        return cls(operations=2 * most, nbytes=1 << 30)
+
+    def check_operations(self, count: int) -> None:
+        """Raise `TooManyOperations` if `count` operations are over the limit."""
+        if count > self.operations:
+            raise TooManyOperations(f"more than {self.operations:,}")
 
 
 _SMALL = 1 << 16

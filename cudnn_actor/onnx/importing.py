@@ -23,7 +23,7 @@ from cudnn_actor.models.errors import InvalidModel, UnsupportedModel
 from cudnn_actor.models.source import Feature, NeedsValues, Specialised, fixed_specs
 from cudnn_actor.onnx import operators
 from cudnn_actor.onnx.attributes import defaults, resolved, with_attributes
-from cudnn_actor.onnx.budget import Budget, TooMuch
+from cudnn_actor.onnx.budget import Budget, Recorded, TooManyOperations, TooMuch
 from cudnn_actor.onnx.control import CONTROL, is_control
 from cudnn_actor.onnx.dtypes import Given, agreed, dtype_code, formal
 from cudnn_actor.onnx.expanding import body_of, has_body
@@ -41,15 +41,12 @@ from cudnn_actor.onnx.tensors import array_of
 from cudnn_actor.onnx.values import Contradiction, Declined, Empty, Pending, Refused, Undecided, Unfit, Value
 from cudnn_actor.protocol.errors import InvalidRequest, Words
 from cudnn_actor.protocol.graphs.graph_builder import GraphBuilder, Tensor
-from cudnn_actor.protocol.graphs.limits import GraphLimits
 from cudnn_actor.protocol.graphs.named_graph import Graph
 from cudnn_actor.protocol.types.dtypes import DType
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
-__all__ = ["LIMITS", "Import", "Trial"]
+__all__ = ["Import", "Trial"]
 
-LIMITS = GraphLimits(operations=1_000_000, nbytes=1 << 30)
-"""Of a graph while it is built; a service has its own."""
 _MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 """What handlers raise for attributes and dims that contradict what the operator says of them."""
 _REFUSALS = (Declined, Empty, InvalidRequest)
@@ -112,7 +109,10 @@ class Trial:
 
 
 class Import:
-    """One import of a model: `specialised` walks it once. For the parameters see `Source.specialised`."""
+    """One import of a model: `specialised` walks it once. For the parameters see `Source.specialised`.
+
+    `recorded`: how many operations it may add; by default, as many as `most_operations` says.
+    """
 
     def __init__(
         self,
@@ -120,10 +120,11 @@ class Import:
         specs: Mapping[str, TensorSpec],
         values: Mapping[str, np.ndarray],
         most_operations: int,
+        recorded: Recorded | None = None,
     ) -> None:
         self._most_operations = most_operations
         self._file, self._specs = file, specs
-        self._g = GraphBuilder(limits=LIMITS)
+        self._g = GraphBuilder(limits=recorded or Recorded.of(most_operations))
         self._ports = Ports(self._g, file, specs, values)
         self._problems: dict[str, None] = {}
         """Nodes that cannot be run, and why, each once."""
@@ -141,7 +142,10 @@ class Import:
         """Nodes, those of each call of a function and each iteration of a loop included."""
 
     def specialised(self) -> Specialised:
-        """The model for these inputs. Raises as `Source.specialised`, and `InvalidRequest` for their dims."""
+        """The model for these inputs.
+
+        Raises as `Source.specialised`, `InvalidRequest` for their dims, and `TooManyOperations`.
+        """
         names: Scope = ChainMap({name: self._ports.initialiser(name) for name in self._file.tensors})
         given = [each for each in self._file.defaults if each.name in self._specs]
         names.update({feature.name: self._input(feature) for feature in (*self._file.inputs, *given)})
@@ -150,6 +154,9 @@ class Import:
             self._walk(self._file.nodes, place)
         except _Misfit as misfit:
             raise misfit.error from misfit
+        except TooManyOperations:
+            if not self._problems:
+                raise
         if self._problems:
             raise UnsupportedModel(nodes=list(self._problems))
         if self._undecided:
@@ -262,7 +269,7 @@ class Import:
         self._problems, self._undecided = {}, set()
         try:
             results = self._computed(node, inputs, _Place(ChainMap(), self._file.opsets, {}))
-        except (Empty, TooMuch, Undecided, UnsupportedModel, _Unknowable):
+        except (Empty, TooManyOperations, TooMuch, Undecided, UnsupportedModel, _Unknowable):
             return None
         except _Misfit as misfit:
             return Trial(problem=misfit.error.problem, unfit=True)
@@ -567,6 +574,8 @@ class Import:
         weights, origins = self._ports.weights(read), self._ports.origins(read)
         if graph is not None:
             graph, weights, origins = joined(Joined(graph, weights, origins), self._ports.name)
+            if (count := len(graph.body.operations)) > self._most_operations:
+                raise TooManyOperations(f"{count:,}")
         return Specialised(
             graph=graph,
             inputs=self._ports.inputs(read),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -11,8 +12,9 @@ import numpy as np
 
 from cudnn_actor.models.errors import UnsupportedModel
 from cudnn_actor.models.source import Feature, NeedsValues, Specialised, fixed_specs
+from cudnn_actor.onnx.budget import Recorded, TooManyOperations
 from cudnn_actor.onnx.dtypes import check_dtypes
-from cudnn_actor.onnx.importing import LIMITS, Import
+from cudnn_actor.onnx.importing import Import
 from cudnn_actor.onnx.open_dims import problems_of_nodes
 from cudnn_actor.onnx.operator_checks import problems_of, unknown_versions
 from cudnn_actor.onnx.precision import checked_precision
@@ -100,7 +102,10 @@ class OnnxModel:
         most_operations: int = GraphLimits().operations,
     ) -> Specialised:
         """See `Source`."""
-        return Import(self._file, specs, values, most_operations).specialised()
+        try:
+            return Import(self._file, specs, values, most_operations).specialised()
+        except TooManyOperations as error:
+            raise error.refusal(most_operations) from error
 
 
 def check_operators(file: ModelFile) -> None:
@@ -115,9 +120,10 @@ def check_operators(file: ModelFile) -> None:
         return
     if specs is not None:
         try:
-            Import(file, specs, {}, LIMITS.operations).specialised()
-        except NeedsValues:
-            pass  # which nobody has given: so dims and attributes add nothing to them
+            # What a graph may have is the service's to say. So this looks at as much as fits one by default.
+            Import(file, specs, {}, sys.maxsize, Recorded.of(GraphLimits().operations)).specialised()
+        except (NeedsValues, TooManyOperations):
+            pass  # values that nobody has given: so dims and attributes add nothing to the problems
         except UnsupportedModel as error:
             problems = list(dict.fromkeys([*error.nodes, *problems]))
     raise UnsupportedModel(nodes=problems)

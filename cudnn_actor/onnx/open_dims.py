@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -20,11 +21,13 @@ import onnx
 from cudnn_actor.actors.long_work import check_wanted
 from cudnn_actor.models.errors import InvalidModel
 from cudnn_actor.models.source import Feature
+from cudnn_actor.onnx.budget import Recorded
 from cudnn_actor.onnx.control import is_control
-from cudnn_actor.onnx.importing import LIMITS, Import, Trial
+from cudnn_actor.onnx.importing import Import, Trial
 from cudnn_actor.onnx.reading import ModelFile, label_of
 from cudnn_actor.onnx.schemas import infer
 from cudnn_actor.onnx.values import Value
+from cudnn_actor.protocol.graphs.limits import GraphLimits
 
 __all__ = ["problems_of_nodes"]
 
@@ -39,6 +42,8 @@ _SHORT = 1024
 """The most elements of constants that are computed here, and that ONNX is told."""
 _UNROLLED = frozenset({"DynamicQuantizeLSTM", "GRU", "LSTM", "RNN"})
 _MOST_STEPS = 32
+_OPERATIONS_OF_NODE = 10
+"""How many operations the trials may add for each node, one of which may use up what is for all."""
 _FROM_RESULTS = frozenset({"Einsum", "GatherND", "Split"})
 """Operators of which ONNX is not asked: their dims are known as far as they are the same with two sizes."""
 _BROADCAST = frozenset({"LayerNormalization", "PRelu", "RMSNormalization"})
@@ -79,7 +84,8 @@ class _Check:
     def __init__(self, file: ModelFile) -> None:
         self.problems: list[str] = []
         self._file = file
-        self._import = Import(file, {}, {}, LIMITS.operations)
+        operations = _OPERATIONS_OF_NODE * len(file.nodes) + GraphLimits().operations
+        self._import = Import(file, {}, {}, sys.maxsize, Recorded.of(operations))
         self._known: dict[str, _Type | Value] = {}
         for name, array in file.tensors.items():
             self._known[name] = self._import.constant(array)

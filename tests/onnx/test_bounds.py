@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import re
@@ -11,6 +12,7 @@ import sys
 import threading
 import time
 import tracemalloc
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,15 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from cudnn_actor import DType, InvalidModel, InvalidRequest, TensorSpec, UnsupportedModel, spawn
+from cudnn_actor import (
+    DType,
+    GraphLimits,
+    InvalidModel,
+    InvalidRequest,
+    TensorSpec,
+    UnsupportedModel,
+    spawn,
+)
 from cudnn_actor.models import NeedsValues
 from cudnn_actor.models.source import values_of
 from cudnn_actor.onnx import ModelLimits, OnnxModel
@@ -28,7 +38,7 @@ from cudnn_actor.onnx.costs import cost_of
 from cudnn_actor.onnx.folding import fold
 
 from .bombs import KNOWN, imported
-from .small_models import FLOAT, INT64, model_of, node
+from .small_models import FLOAT, INT64, graph_of, model_of, node
 
 MIB = 1 << 20
 PORTS = {"x": (FLOAT, [3])}, {"y": (FLOAT, None)}
@@ -274,6 +284,120 @@ def test_large_constants_in_a_loop_are_read_once() -> None:
     model = OnnxModel(proto, ModelLimits(constants=MIB))
     special = model.specialised({"x": TensorSpec.packed((MIB // 4,), DType.FLOAT32)}, {})
     assert len(special.weights) == 1
+
+
+# Operations.
+
+
+MOST = 40
+"""How many operations the graphs below may have."""
+
+
+def chained(count: int, behind: Sequence[onnx.NodeProto] = ()) -> onnx.ModelProto:
+    """A chain of functions of one input."""
+    names = ["x", *(f"t{number}" for number in range(count - 1)), "y"]
+    nodes = [
+        node("Relu" if number % 2 else "Neg", x, y) for number, (x, y) in enumerate(itertools.pairwise(names))
+    ]
+    return model_of([*nodes, *behind], *PORTS)
+
+
+def called(count: int) -> onnx.ModelProto:
+    """A function of two operations that is called in a chain."""
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("own", 1)]
+    body = [node("Neg", "i", "n"), node("Relu", "n", "o")]
+    function = helper.make_function("own", "F", ["i"], ["o"], body, opsets)
+    names = ["x", *(f"t{number}" for number in range(count - 1)), "y"]
+    calls = [helper.make_node("F", [x], [y], domain="own") for x, y in itertools.pairwise(names)]
+    return model_of(calls, *PORTS, functions=[function], opset_imports=opsets)
+
+
+def branching(count: int) -> onnx.ModelProto:
+    """A chosen branch of a chain."""
+    names = ["x", *(f"t{number}" for number in range(count))]
+    nodes = [node("Neg", x, y) for x, y in itertools.pairwise(names)]
+    branch = graph_of(nodes, {}, {names[-1]: (FLOAT, None)})
+    chosen = helper.make_node("If", ["true"], ["y"], then_branch=branch, else_branch=branch)
+    return model_of([chosen], *PORTS, {"true": np.array(True)})
+
+
+def scanned(turns: int) -> onnx.ModelProto:
+    """Samples of a batch that are scanned one after the other, of one step each."""
+    part = {"state": (FLOAT, [1]), "part": (FLOAT, [1])}
+    body = graph_of([node("Add", "state part", "next")], part, {"next": (FLOAT, [1])})
+    scan = helper.make_node("Scan", ["", "x", "x"], ["y"], body=body, num_scan_inputs=1)
+    ports = {"x": (FLOAT, [turns, 1])}, {"y": (FLOAT, None)}
+    return model_of([scan], *ports, opset_imports=[helper.make_opsetid("", 8)])
+
+
+def of_many_inputs(op: str, **attributes: Any) -> Callable[[int], onnx.ModelProto]:
+    """A node that reads one value many times."""
+    return lambda count: model_of([helper.make_node(op, ["x"] * count, ["y"], **attributes)], *PORTS)
+
+
+def einsum(count: int) -> onnx.ModelProto:
+    """A product of many factors."""
+    return of_many_inputs("Einsum", equation=f"{','.join('a' * count)}->a")(count)
+
+
+MANY: dict[str, Callable[[int], onnx.ModelProto]] = {
+    "a chain": chained,
+    "functions": called,
+    "a branch": branching,
+    "samples of a scan": scanned,
+    "a sum": of_many_inputs("Sum"),
+    "an Einsum": einsum,
+}
+
+
+def specialised(proto: onnx.ModelProto, most: int = MOST) -> Any:
+    source = OnnxModel(proto)
+    specs: Any = {each.name: each.spec for each in source.inputs}
+    return source.specialised(specs, {}, most)
+
+
+@pytest.mark.parametrize("of", MANY)
+def test_a_graph_of_more_operations_than_the_limit_is_not_made(of: str) -> None:
+    """Whatever in the file makes them."""
+    with pytest.raises((InvalidRequest, UnsupportedModel), match=r"spawn\(graph_limits=GraphLimits\(op"):
+        specialised(MANY[of](3 * MOST))
+
+
+def test_an_import_ends_where_it_has_added_twice_as_many_operations_as_a_graph_may_have() -> None:
+    """It never comes to the node that does not fit."""
+    misfit = node("Concat", "y y", "z", axis=5)
+    with pytest.raises(InvalidModel, match="Concat"):
+        specialised(chained(MOST, [misfit]))
+    problem = rf"more than {2 * MOST} operations: are over the limit GraphLimits.operations, .* {MOST}"
+    with pytest.raises(InvalidRequest, match=problem):
+        specialised(chained(2 * MOST + 1, [misfit]))
+
+
+def test_operations_that_no_output_needs_do_not_count() -> None:
+    unread = [node("Exp", "y", f"e{number}") for number in range(MOST)]
+    assert len(specialised(chained(MOST, unread)).graph.body.operations) == MOST
+    with pytest.raises(InvalidRequest, match=rf"={MOST + 1} operations: are over the limit"):
+        specialised(chained(MOST + 1))
+
+
+def test_what_cannot_be_run_is_told_also_of_a_graph_with_too_many_operations() -> None:
+    unknown = helper.make_node("Unheard", ["x"], ["u"], domain="own")
+    proto = chained(3 * MOST)
+    proto.graph.node.insert(0, unknown)
+    proto.opset_import.append(helper.make_opsetid("own", 1))
+    with pytest.raises(UnsupportedModel, match="Unheard"):
+        specialised(proto)
+
+
+async def test_a_model_over_the_service_s_limit_is_refused_when_it_is_loaded() -> None:
+    proto = chained(MOST + 1)
+    async with spawn(device="cpu", graph_limits=GraphLimits(operations=MOST)) as gpu:
+        with pytest.raises(InvalidRequest, match=r"spawn\(graph_limits=GraphLimits\(operations="):
+            await gpu.load(proto)
+    async with spawn(device="cpu", graph_limits=GraphLimits(operations=MOST + 1)) as gpu:
+        model = await gpu.load(proto)
+        assert (await gpu.run(model, x=np.ones(3, np.float32)))["y"].shape == (3,)
+        await model.close()
 
 
 # Functions.
