@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
+from rich.console import Console, RenderableType
 
 __all__ = ["Row", "attempted", "ends_at_sigterm", "keep", "write_found"]
 
@@ -29,7 +28,7 @@ def attempted(what: str, rows: Callable[[], Iterable[Row]]) -> Iterator[Row]:
 
 def keep(
     rows: Iterable[Row],
-    sheet: Callable[[list[Row]], Table],
+    sheet: Callable[[list[Row]], RenderableType],
     out: Path | None,
     name: str,
     **known: Any,

@@ -5,22 +5,19 @@ from __future__ import annotations
 import argparse
 import asyncio
 import functools
-import statistics
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-
-from rich.table import Table
 
 import benchmarks.cpu
 from benchmarks.recording import Row, attempted, keep
 from cudnn_actor.trials.bench.record import machine, versions
-from cudnn_actor.trials.measure import median_ratio
 from cudnn_actor.trials.placement import cores
 
 from .cases import CASES, Named
 from .profile import profiled
 from .profile import sheet as profile_sheet
-from .sides import SERVICES, SIDES
+from .sheets import shown
+from .sides import SIDES
 from .turns import compared
 
 
@@ -38,27 +35,6 @@ def _row(named: Named, args: argparse.Namespace) -> Iterator[Row]:
             yield about | asyncio.run(profiled(case, args.threads))
         else:
             yield about | compared(case, args.sides, args.threads, args.seconds)
-
-
-def sheet(found: list[Row]) -> Table:
-    """The results as a table: milliseconds of a run; how many times the rival's; and what is aimed at."""
-    table = Table("ms: median", *SIDES, *(f"{side} ×" for side in SERVICES), "aim", "of")
-    for row in found:
-        wall, rival = row["wall_ms"], row["rival"] or "onnxruntime"
-        times = (f"{statistics.median(wall[side]):.2f}" if side in wall else "" for side in SIDES)
-        ratios = (_ratios(row, side, rival) for side in SERVICES)
-        table.add_row(row["part"], *times, *ratios, f"{row['most']:g}", rival if row["rival"] else "ms")
-    table.caption = "×: of the rival's time: median of turns, least, CPU seconds"
-    return table
-
-
-def _ratios(row: Row, side: str, rival: str) -> str:
-    wall, cpu = row["wall_ms"], row["cpu_ms"]
-    if side not in wall or rival not in wall:
-        return ""
-    least = min(wall[side]) / min(wall[rival])
-    of_wall, of_cpu = (median_ratio(of[side], of[rival]) for of in (wall, cpu))
-    return f"{of_wall:.1f} {least:.1f} {of_cpu:.1f}"
 
 
 def main() -> None:
@@ -79,7 +55,7 @@ def main() -> None:
     known = versions(("numpy", "onnx", "onnxruntime", "torch"))
     about = {"machine": machine(), "threads": args.threads, "versions": known}
     name = "cpu-profile" if args.profile else "cpu-engine"
-    keep(rows(named, args), profile_sheet if args.profile else sheet, args.out, name, **about)
+    keep(rows(named, args), profile_sheet if args.profile else shown, args.out, name, **about)
 
 
 if __name__ == "__main__":

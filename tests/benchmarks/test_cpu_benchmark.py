@@ -11,9 +11,9 @@ from rich.console import Console
 
 pytest.importorskip("onnxruntime")
 
-from benchmarks.cpu.__main__ import sheet
 from benchmarks.cpu.cases import Case, Conv, by_data, forward
 from benchmarks.cpu.profile import profiled
+from benchmarks.cpu.sheets import sheets, shown
 from benchmarks.cpu.turns import apart, compared
 from benchmarks.recording import Row
 
@@ -35,9 +35,18 @@ def test_sides_take_turns_and_their_ratio_is_in_the_table() -> None:
     assert all(ms > 0 for times in ("wall_ms", "cpu_ms") for of in found[times].values() for ms in of)
     assert max(found["apart"].values()) < 1e-5
     output = io.StringIO()
-    Console(width=200, file=output).print(sheet([found]))
-    assert "│ small" in output.getvalue()
-    assert "│ 4   │ onnxruntime │" in output.getvalue()
+    Console(width=100, file=output).print(shown([found]))
+    assert output.getvalue().count("small  ") == 2
+
+
+def test_an_aim_is_met_or_missed_by_the_median_of_the_turns_ratios() -> None:
+    wall = {"thread": [8.0, 9.0, 40.0], "onnxruntime": [2.0, 3.0, 4.0]}
+    found = {"part": "small", "most": 4.0, "rival": "onnxruntime", "wall_ms": wall, "cpu_ms": wall}
+    _, ratios = sheets([found, {**found, "most": 3.9}, {**found, "most": 9.0, "rival": None}])
+    columns = [dict(zip(ratios.columns, row, strict=True)) for row in ratios.rows]
+    assert [row["aim"] for row in columns] == ["4, met", "3.9, missed", "9 ms, met"]
+    assert columns[0]["thread"] == columns[0]["CPU"] == columns[0]["least"] == "4.00"
+    assert columns[0]["process"] == "–"
 
 
 def test_a_side_that_cannot_compute_a_case_is_said_to_be_missing() -> None:
