@@ -82,7 +82,7 @@ def run_kernel(
     found = {name: array.copy() for name, (array, _) in results.items()}
     for name, (array, whole) in results.items():
         array[...] = _GAP
-        assert np.all(whole == _GAP), f"{name} was written between its elements"
+        assert np.all(whole == whole.dtype.type(_GAP)), f"{name} was written between its elements"
     return found
 
 

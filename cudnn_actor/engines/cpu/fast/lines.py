@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -29,6 +30,7 @@ __all__ = [
     "merged",
     "most_lines",
     "one_each",
+    "reduced_into",
     "squares_into",
     "sums_into",
 ]
@@ -42,6 +44,8 @@ _BLOCK_BYTES = 128 << 10
 """Of one array's block: with the result's block, half of a small L2 cache."""
 _LEAST = 8192
 """Elements of a block: with fewer, the calls cost more than what they compute."""
+_SHORT = 16
+"""Lines of up to so many elements are reduced side by side."""
 _FEW, _MANY = 4, 8
 """How many blocks there are at least, and what their number is a multiple of where there are more."""
 
@@ -127,26 +131,35 @@ def is_matrix(array: Floats) -> bool:
     )
 
 
+def reduced_into(ufunc: np.ufunc, array: Floats, axes: tuple[int, ...], out: Floats) -> Call:
+    """A call that reduces the lines of an array. `out`: its dims with 1 for those of lines."""
+    if axes == (1,) and array.ndim == 2 and array.shape[1] <= _SHORT < array.shape[0]:
+        columns = [array[:, place : place + 1] for place in range(array.shape[1])]
+        return partial(_fold, ufunc, columns, out)
+    return partial(ufunc.reduce, array, axes, out=out, keepdims=True)
+
+
+def _fold(ufunc: np.ufunc, columns: Sequence[Floats], out: Floats) -> None:
+    """Reduce short lines: NumPy takes longer for the beginning of each."""
+    np.copyto(out, columns[0])
+    for column in columns[1:]:
+        ufunc(out, column, out=out)
+
+
 def sums_into(array: Floats, axes: tuple[int, ...], out: Floats) -> Call:
-    """A call that adds up the lines of an array. `out`: its dims with 1 for those of lines."""
-    if axes == (1,) and is_matrix(array) and array.shape[1] > 1:
-        ones = np.ones((array.shape[1], 1), array.dtype)
-        return lambda: np.matmul(array, ones, out)
-    return lambda: np.add.reduce(array, axes, out=out, keepdims=True)
+    """A call that adds up the lines of an array, as `reduced_into`."""
+    if axes == (1,) and is_matrix(array) and array.shape[1] > 1 and array.dtype.kind == "f":
+        return partial(np.matmul, array, np.ones((array.shape[1], 1), array.dtype), out)
+    return reduced_into(np.add, array, axes, out)
 
 
 def squares_into(array: Floats, axes: tuple[int, ...], out: Floats, scratch: Scratch) -> Call:
     """A call that adds up the squares of lines, as `sums_into`. It may take scratch of `array`'s dims."""
-    if axes == (1,) and is_matrix(array):
-        rows, columns, dots = array[:, None, :], array[:, :, None], out[:, :, None]
-        return lambda: np.matmul(rows, columns, dots)
+    if axes == (1,) and is_matrix(array) and array.dtype.kind == "f":
+        return partial(np.matmul, array[:, None, :], array[:, :, None], out[:, :, None])
     squares = scratch.take(array.shape, array.dtype)
-
-    def run() -> None:
-        np.multiply(array, array, squares)
-        np.add.reduce(squares, axes, out=out, keepdims=True)
-
-    return run
+    total = sums_into(squares, axes, out)
+    return in_turn([partial(np.multiply, array, array, squares), total])
 
 
 def one_each(array: Floats, axes: tuple[int, ...]) -> Dims:

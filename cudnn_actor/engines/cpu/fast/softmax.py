@@ -16,6 +16,7 @@ from cudnn_actor.engines.cpu.fast.lines import (
     lines,
     most_lines,
     one_each,
+    reduced_into,
     sums_into,
 )
 from cudnn_actor.engines.cpu.scratch import Dims, Scratch, footprint
@@ -97,10 +98,10 @@ class _SoftmaxBackward(_Lines):
 
 
 def _powers(x: Floats, y: Floats, of_line: Floats, axes: tuple[int, ...]) -> Call:
-    total = sums_into(y, axes, of_line)
+    largest, total = reduced_into(np.maximum, x, axes, of_line), sums_into(y, axes, of_line)
 
     def run() -> None:
-        np.maximum.reduce(x, axes, out=of_line, keepdims=True)
+        largest()
         np.subtract(x, of_line, y)
         np.exp(y, y)
         total()
@@ -110,10 +111,10 @@ def _powers(x: Floats, y: Floats, of_line: Floats, axes: tuple[int, ...]) -> Cal
 
 
 def _logarithm(x: Floats, y: Floats, powers: Floats, of_line: Floats, axes: tuple[int, ...]) -> Call:
-    total = sums_into(powers, axes, of_line)
+    largest, total = reduced_into(np.maximum, x, axes, of_line), sums_into(powers, axes, of_line)
 
     def run() -> None:
-        np.maximum.reduce(x, axes, out=of_line, keepdims=True)
+        largest()
         np.subtract(x, of_line, y)
         np.exp(y, powers)
         total()

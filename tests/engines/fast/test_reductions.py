@@ -1,0 +1,54 @@
+"""Reductions in the fast CPU engine."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from cudnn_actor.engines.cpu.fast.reductions import reduction
+from cudnn_actor.protocol import TensorSpec
+from cudnn_actor.protocol.operations import Reduction, ReductionMode
+
+from .kernel_cases import check, run_kernel
+
+MAKES = {Reduction: reduction}
+
+
+def test_random_problems_are_right_within_their_bounds_on_any_number_of_lanes() -> None:
+    check("reduction", MAKES, 300)
+
+
+@pytest.mark.parametrize("mode", ReductionMode)
+@pytest.mark.parametrize(("dims", "axes"), [((2, 90_000), (1,)), ((6000, 30), (0,)), ((3, 7, 9000), None)])
+def test_long_lines_are_cut_into_pieces(
+    mode: ReductionMode, dims: tuple[int, ...], axes: tuple[int, ...] | None
+) -> None:
+    x = np.random.default_rng(7).standard_normal(dims, np.float32)
+    if mode is ReductionMode.LOG_SUM:
+        x = np.abs(x)
+    elif mode is ReductionMode.PRODUCT:
+        x = np.where(np.abs(x) < 4, np.sign(x), np.float32(1.5))
+    operation = Reduction(x="x", y="y", mode=mode, axes=axes, keep_dims=True)
+    specs = {"x": TensorSpec.packed(dims)}
+    specs |= operation.infer(specs)
+    first, *others = (run_kernel(reduction, operation, specs, {"x": x}, lanes)["y"] for lanes in (1, 2, 3))
+    assert all(np.array_equal(first, other) for other in others)
+    wanted = operation.evaluate(np, {"x": x.astype(np.float64)}, specs)["y"]
+    size = np.sqrt(x.size) if mode in (ReductionMode.SUM, ReductionMode.MEAN) else 1.0
+    np.testing.assert_allclose(first, wanted, rtol=1e-5, atol=1e-6 * size)
+
+
+@pytest.mark.parametrize(
+    "values", [[np.inf, 1], [-np.inf, -np.inf], [np.nan, 1], [np.inf, -np.inf], [-np.inf, 2]]
+)
+@pytest.mark.parametrize("mode", ReductionMode)
+def test_infinity_and_nan_give_what_they_give_in_the_definition(
+    mode: ReductionMode, values: list[float]
+) -> None:
+    x = np.tile(np.array(values, np.float32), (20, 1))
+    operation = Reduction(x="x", y="y", mode=mode, axes=(1,))
+    specs = {"x": TensorSpec.packed((20, 2)), "y": TensorSpec.packed((20,))}
+    found = run_kernel(reduction, operation, specs, {"x": x}, 1)["y"]
+    with np.errstate(all="ignore"):
+        wanted = operation.evaluate(np, {"x": x.astype(np.float64)}, specs)["y"]
+    np.testing.assert_array_equal(found, wanted.astype(np.float32))
