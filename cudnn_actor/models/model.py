@@ -281,7 +281,9 @@ class Model:
         ----------
         weights
             Arrays on the host by the names of the file's initialisers, of their dims and dtypes. They are
-            copied. In a model that was loaded with a dtype, they are rounded as by `load`.
+            copied. Or references to buffers, whose values are read before the write: they travel by the
+            host, which needs them for graphs of other dims. In a model that was loaded with a dtype, they
+            are rounded as by `load`.
         timeout
             Seconds for all of it. After `DeadlineExceeded` that says that it had started, or if it is
             cancelled, the weights may be overwritten yet.
@@ -292,12 +294,13 @@ class Model:
             The model was not loaded with `swappable=True`, a name is no weight or decides over shapes, or
             dims or dtype are others. Nothing was written.
         CudnnActorError
-            As `ask`. The old weights stay, also after a write that has ended two workers.
+            As `ask`, and as `download` for references. The old weights stay, also after a write that has
+            ended two workers.
         """
         self._require_swappable()
         given = self._writing.checked(self._values, weights)
         with within(timeout) as deadline:
-            await self._writing.write(given, deadline)
+            await self._writing.write(await self._writing.fetched(given, deadline), deadline)
 
     @property
     def options(self) -> dict[str, Any]:

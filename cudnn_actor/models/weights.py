@@ -10,6 +10,7 @@ import numpy as np
 from cudnn_actor.models.inputs import Values
 from cudnn_actor.models.source import Origin, shown
 from cudnn_actor.protocol.errors import InvalidRequest, Words
+from cudnn_actor.protocol.types.buffers import BufferRef
 from cudnn_actor.protocol.types.checks import did_you_mean, require_awaited
 from cudnn_actor.protocol.types.dtypes import DType
 from cudnn_actor.protocol.types.tensor import TensorSpec
@@ -31,8 +32,11 @@ def specs_of(tensors: Mapping[str, np.ndarray], decided: Collection[str]) -> dic
 
 def checked_weights(
     tensors: Mapping[str, np.ndarray], decided: Collection[str], values: Values, given: object
-) -> dict[str, np.ndarray]:
-    """Copies of what was given for weights, by name. Raises `InvalidRequest` if anything does not fit."""
+) -> dict[str, np.ndarray | BufferRef]:
+    """Copies of what was given for weights, by name; references as they are.
+
+    Raises `InvalidRequest` if anything does not fit.
+    """
     if not isinstance(given, Mapping):
         require_awaited("weights", given)
         raise InvalidRequest(
@@ -47,7 +51,7 @@ def checked_weights(
 
 def _checked(
     name: Any, known: Mapping[str, TensorSpec], decided: Collection[str], values: Values, value: Any
-) -> np.ndarray:
+) -> np.ndarray | BufferRef:
     if name in decided:
         raise InvalidRequest(
             field="weights",
@@ -64,6 +68,9 @@ def _checked(
             fix=f"{did_you_mean(name, known) if isinstance(name, str) else ''}use {some}",
         )
     require_awaited(name, value)
+    if isinstance(value, BufferRef):
+        _check_fits(name, (value.spec.dims, value.spec.dtype), value.spec.dtype, known[name])
+        return value
     try:
         array = values(value)
     except InvalidRequest as error:
@@ -73,17 +80,24 @@ def _checked(
             field=name,
             value=Words(type(value).__name__),
             problem="is on a device, and what follows from weights is computed on the host",
-            fix="move it to the host first (x.cpu().numpy() in PyTorch, cupy.asnumpy(x))",
+            fix="move it to the host first (x.cpu().numpy() in PyTorch, cupy.asnumpy(x)), or give a buffer "
+            "that has its values: await gpu.upload(x)",
         )
-    spec = known[name]
-    if (array.shape, DType.of(array.dtype)) != (spec.dims, spec.dtype):
+    _check_fits(name, (array.shape, DType.of(array.dtype)), array.dtype, known[name])
+    return np.array(array)
+
+
+def _check_fits(
+    name: str, given: tuple[tuple[int, ...], DType | None], dtype: object, spec: TensorSpec
+) -> None:
+    """Raise `InvalidRequest` unless these are a weight's dims and dtype. `dtype`: that for people."""
+    if given != (spec.dims, spec.dtype):
         raise InvalidRequest(
             field=name,
-            value=Words(f"{array.dtype} {shown(array.shape)}"),
+            value=Words(f"{dtype} {shown(given[0])}"),
             problem=f"is not of the weight's dtype and dims, {spec.dtype} {shown(spec.dims)}",
             fix="give it as in the file: model.weights has the specs",
         )
-    return np.array(array)
 
 
 def derived(

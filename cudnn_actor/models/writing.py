@@ -55,12 +55,27 @@ class Writing:
         with self._keeping.lock:
             return specs_of(self._source.tensors, self._keeping.decided)
 
-    def checked(self, values: Values, weights: object) -> dict[str, np.ndarray]:
-        """Copies of what was given for weights. Raises `InvalidRequest` if anything does not fit."""
+    def checked(self, values: Values, weights: object) -> dict[str, np.ndarray | BufferRef]:
+        """Copies of what was given for weights; references as they are.
+
+        Raises `InvalidRequest` if anything does not fit.
+        """
         return checked_weights(self._source.tensors, self._keeping.decided, values, weights)
 
+    async def fetched(
+        self, given: Mapping[str, np.ndarray | BufferRef], deadline: Deadline
+    ) -> dict[str, np.ndarray]:
+        """What `checked` has returned, with the values of the references: they are for graphs that are
+        imported later, too."""
+        return {
+            name: await self._gpu.download(each, timeout=deadline.left_s)
+            if isinstance(each, BufferRef)
+            else each
+            for name, each in given.items()
+        }
+
     async def write(self, given: Mapping[str, np.ndarray], deadline: Deadline) -> None:
-        """Overwrite weights with what `checked` has returned."""
+        """Overwrite weights with what `fetched` has returned."""
         async with self._alone(deadline):
             kept = self._keeping.found_all()  # it, and its weights, are not given back meanwhile
             try:

@@ -21,6 +21,7 @@ from cudnn_actor import (
     QuarantinedRequest,
     RunModel,
     ServiceStopped,
+    StaleBufferError,
     TensorSpec,
     UnsupportedModel,
     WriteWeights,
@@ -118,6 +119,29 @@ async def test_written_weights_and_what_is_folded_from_them_serve_all_dims(
         await check(gpu, model, changed, 10)
         await model.write({"bias": np.array([4], np.float32)})
         await check(gpu, model, with_weights(changed, {"bias": np.array([4], np.float32)}), 1, 4, 9, 10, 11)
+
+
+async def test_weights_are_written_from_buffers(isolation: Isolation) -> None:
+    """With what is folded from them, for dims before and after, and together with arrays."""
+    file = network()
+    new = {"w": rows(2, 5), "positions": rows(16, 6)[:, :2], "bias": np.array([-7], np.float32)}
+    async with (
+        spawn(device="cpu", isolation=isolation) as gpu,
+        await gpu.load(file, swappable=True) as model,
+    ):
+        await check(gpu, model, file, 1, 4)
+        w, positions = await gpu.upload(new["w"]), await gpu.upload(new["positions"])
+        await model.write({"w": w, "positions": positions, "bias": new["bias"]})
+        await gpu.fill(w, 99.0)  # the weights are a copy
+        await check(gpu, model, with_weights(file, new), 4, 1, 9)
+        wide = await gpu.upload(np.ones((2, 4), np.float32))
+        with pytest.raises(InvalidRequest, match=r"w=float32 \(2, 4\): is not of the weight's dtype"):
+            await model.write({"bias": np.array([1], np.float32), "w": wide})
+        for ref in (w, positions, wide):
+            await gpu.free(ref)
+        with pytest.raises(StaleBufferError):
+            await model.write({"bias": np.array([1], np.float32), "w": w})
+        await check(gpu, model, with_weights(file, new), 4, 10)
 
 
 async def test_weights_are_written_before_the_first_run(isolation: Isolation) -> None:
