@@ -93,16 +93,27 @@ class Origin:
         The initialisers.
     compute
         Computes it from the values of initialisers, by name; and from other constants, by `derive`.
+    parts
+        What these others are computed from.
     """
 
     key: str
     names: frozenset[str]
     compute: Callable[[Mapping[str, np.ndarray], dict[str, np.ndarray]], np.ndarray]
+    parts: Sequence[Origin] = ()
 
     def derive(self, tensors: Mapping[str, np.ndarray], known: dict[str, np.ndarray]) -> np.ndarray:
         """The constant for these values of all initialisers. `known`: those that were derived, by key."""
-        if self.key not in known:
-            known[self.key] = self.compute(tensors, known)
+        waiting = [self]
+        while waiting:  # a chain of thousands of nodes would be too deep for a call in a call
+            last = waiting[-1]
+            missing = [part for part in last.parts if part.key not in known]
+            if missing and last.key not in known:
+                waiting += missing
+                continue
+            if last.key not in known:
+                known[last.key] = last.compute(tensors, known)
+            waiting.pop()
         return known[self.key]
 
 

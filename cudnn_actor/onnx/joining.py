@@ -287,10 +287,11 @@ class _Joining:
         arrays = [array for _, array in parts]
         self._weights[port] = key, functools.partial(_concatenated, arrays, axis)
         origins = [self._origins.get(key) for key, _ in parts]
-        names = frozenset[str]().union(*(each.names for each in origins if each is not None))
+        known = [each for each in origins if each is not None]
+        names = frozenset[str]().union(*(each.names for each in known))
         if names:
             compute = functools.partial(_derived, [*zip(origins, arrays, strict=True)], axis)
-            self._origins[key] = Origin(key=key, names=names, compute=compute)
+            self._origins[key] = Origin(key=key, names=names, compute=compute, parts=known)
         made = msgspec.structs.replace(
             first, uid=next(self._new_uids), dims=dims, strides=spec.strides, name=port
         )

@@ -40,14 +40,20 @@ def origins_of(
         return [None] * count
     parts = [None if each is None else each.origin or each.elements for each in inputs]
     compute = functools.partial(_computed, node, parts, opsets)
-    whole = Origin(key=_key(node, inputs, opsets), names=names, compute=compute)
+    known = [each for each in parts if isinstance(each, Origin)]
+    whole = Origin(key=_key(node, inputs, opsets), names=names, compute=compute, parts=known)
 
     def result(number: int, *given: Any) -> np.ndarray:
         array: np.ndarray = whole.derive(*given)[number]
         return array
 
     return [
-        Origin(key=f"{whole.key} {number}", names=names, compute=functools.partial(result, number))
+        Origin(
+            key=f"{whole.key} {number}",
+            names=names,
+            compute=functools.partial(result, number),
+            parts=(whole,),
+        )
         for number in range(count)
     ]
 

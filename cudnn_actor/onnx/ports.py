@@ -133,7 +133,10 @@ class Ports:
             wide = origin
             key = f"{wide.key} as {dtype}"
             origin = Origin(
-                key=key, names=wide.names, compute=lambda *given: wide.derive(*given).astype(dtype)
+                key=key,
+                names=wide.names,
+                compute=lambda *given: wide.derive(*given).astype(dtype),
+                parts=(wide,),
             )
 
         def weight(layout: Layout = Layout.NCHW, stored: DType | None = None) -> Tensor:

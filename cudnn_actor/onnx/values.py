@@ -177,7 +177,10 @@ class Value:
         if (origin := self.origin) is not None:
             key = f"{origin.key} within {dtype}"
             made.origin = Origin(
-                key=key, names=origin.names, compute=lambda *given: _bounded(origin.derive(*given), dtype)
+                key=key,
+                names=origin.names,
+                compute=lambda *given: _bounded(origin.derive(*given), dtype),
+                parts=(origin,),
             )
             made.looked_at = self.looked_at
         return made

@@ -121,6 +121,25 @@ async def test_written_weights_and_what_is_folded_from_them_serve_all_dims(
         await check(gpu, model, with_weights(changed, {"bias": np.array([4], np.float32)}), 1, 4, 9, 10, 11)
 
 
+async def test_a_weight_that_follows_from_a_long_chain_of_nodes_is_written(isolation: Isolation) -> None:
+    """A chain of constants, some of which two nodes read: each is computed once."""
+    count = 400  # of which each took three calls in a call, where Python allows for 1,000
+    nodes = [node("Max", f"w{n} w{n}", f"w{n + 1}") for n in range(count)]
+    file = model_of(
+        [*nodes, node("Add", f"x w{count}", "y")],
+        {"x": (FLOAT, [1, 2])},
+        {"y": (FLOAT, None)},
+        {"w0": np.array([1, 2], np.float32)},
+    )
+    async with (
+        spawn(device="cpu", isolation=isolation) as gpu,
+        await gpu.load(file, swappable=True) as model,
+    ):
+        await model.write({"w0": np.array([3, 4], np.float32)})
+        found = (await gpu.run(model, x=np.ones((1, 2), np.float32)))["y"]
+        np.testing.assert_array_equal(found, [[4, 5]])
+
+
 async def test_weights_are_written_from_buffers(isolation: Isolation) -> None:
     """With what is folded from them, for dims before and after, and together with arrays."""
     file = network()
