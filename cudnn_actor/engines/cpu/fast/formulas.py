@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 
 from cudnn_actor.engines.cpu.fast.instructions import Code, Value
+from cudnn_actor.engines.cpu.fast.special import erf, gelu
 from cudnn_actor.protocol.operations import PointwiseMode
 from cudnn_actor.protocol.operations.functions import SELU, SELU_ALPHA
 
-__all__ = ["FORMULAS"]
+__all__ = ["FORMULAS", "SINGLE"]
 
 Formula = Callable[..., Value]
 """From the code, the operands, all float32 or all float64, and the parameters: the result."""
@@ -167,6 +168,7 @@ FORMULAS: Mapping[PointwiseMode, Any] = {
     _M.ASINH: _ufunc(np.arcsinh),
     _M.ACOSH: _ufunc(np.arccosh),
     _M.ATANH: _ufunc(np.arctanh),
+    _M.ERF: erf,
     _M.CEIL: _ufunc(np.ceil),
     _M.FLOOR: _ufunc(np.floor),
     _M.ROUND: _ufunc(np.rint),
@@ -178,6 +180,7 @@ FORMULAS: Mapping[PointwiseMode, Any] = {
     _M.ELU: _elu,
     _M.SELU: _selu,
     _M.CELU: _celu,
+    _M.GELU: gelu,
     _M.GELU_TANH: _gelu_tanh,
     _M.SOFTPLUS: _softplus,
     _M.SOFTSIGN: lambda code, x: code(np.divide, x, code(np.add, code(np.absolute, x), 1.0)),
@@ -205,3 +208,6 @@ FORMULAS: Mapping[PointwiseMode, Any] = {
     _M.IS_INF: _truth(np.isinf),
 }
 """By mode. Those of whole numbers are the same for integers: in int64 or uint64, modulo 2**64."""
+
+SINGLE = {_M.ERF, _M.GELU}
+"""Those whose formulas are for float32 only."""
