@@ -12,7 +12,7 @@ import numpy.typing as npt
 from cudnn_actor.engines.cpu.fast.kernels import Call, Step
 from cudnn_actor.engines.cpu.fast.lines import Box, Floats, boxes, deal, merged
 
-__all__ = ["as_blas_takes_it", "copied", "product_steps"]
+__all__ = ["as_blas_takes_it", "copied", "of_samples", "product_steps", "taken"]
 
 _LEAST_WORK = 1 << 19
 """Products of a block: about 20 µs."""
@@ -39,7 +39,7 @@ def product_steps(a: Floats, b: Floats, y: Floats, lanes: int) -> list[Step]:
     is allocated here.
     """
     steps: list[Step] = []
-    a, b = (_taken(each, steps, lanes) for each in (a, b))
+    a, b = (taken(each, steps, lanes) for each in (a, b))
     into = as_blas_takes_it(y)
     if into is None:
         into = np.empty(y.shape, y.dtype)
@@ -78,7 +78,8 @@ def copied(source: npt.NDArray[np.generic], target: npt.NDArray[np.generic], lan
     return deal([*boxes(source.shape, _COPIED)], lanes, call)
 
 
-def _taken(array: Floats, steps: list[Step], lanes: int) -> Floats:
+def taken(array: Floats, steps: list[Step], lanes: int) -> Floats:
+    """Matrices that BLAS takes: these, or a copy, which a step that is appended makes in each run."""
     found = as_blas_takes_it(array)
     if found is None:
         found = np.empty(array.shape, array.dtype)
@@ -115,7 +116,7 @@ def _blocks(a: Floats, b: Floats, y: Floats) -> list[_Block]:
     parts = _parts(rows, columns, min(work // _LEAST_WORK, _MOST // len(samples)))
     found = []
     for box in samples:
-        of_a, of_b, of_y = (_of_samples(each, box) for each in (a, b, y))
+        of_a, of_b, of_y = (of_samples(each, box) for each in (a, b, y))
         found += [
             _Block(of_a[..., own_rows, :], of_b[..., own_columns], of_y[..., own_rows, own_columns])
             for own_rows, own_columns in parts
@@ -123,8 +124,8 @@ def _blocks(a: Floats, b: Floats, y: Floats) -> list[_Block]:
     return found
 
 
-def _of_samples(array: Floats, box: Box) -> Floats:
-    """The matrices of some samples, without the dims in which there is one of these."""
+def of_samples(array: Floats, box: Box) -> Floats:
+    """Some samples, without the dims with one of them. An array may have one for all of a dim."""
     parts = (
         (0 if size == 1 else part.start)
         if part.stop - part.start == 1

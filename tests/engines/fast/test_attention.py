@@ -1,0 +1,85 @@
+"""Attention in the fast CPU engine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cudnn_actor.engines.cpu.fast.attention import attention
+from cudnn_actor.protocol import DType, TensorSpec
+from cudnn_actor.protocol.operations import Attention
+
+from .kernel_cases import check, run_kernel
+
+MAKES = {Attention: attention}
+
+
+def test_random_problems_are_right_within_their_bounds_on_any_number_of_lanes() -> None:
+    check("attention", MAKES, 60)
+
+
+def wanted_and_found(
+    operation: Any, q: tuple[int, ...], k: tuple[int, ...], **more: np.ndarray
+) -> list[dict[str, np.ndarray]]:
+    """The results of the definition, and those of the kernel."""
+    rng = np.random.default_rng(8)
+    given = {
+        name: rng.standard_normal(dims, np.float32) for name, dims in (("q", q), ("k", k), ("v", k))
+    } | more
+    specs = {name: TensorSpec.packed(array.shape, DType(array.dtype.name)) for name, array in given.items()}
+    specs |= {"y": TensorSpec.packed(q), "statistics": TensorSpec.packed((*q[:3], 1))}
+    exact = {
+        name: array.astype(np.float64 if array.dtype.kind == "f" else np.int64)
+        for name, array in given.items()
+    }
+    with np.errstate(all="ignore"):
+        wanted = operation.evaluate(np, exact, specs)
+    found = [run_kernel(attention, operation, specs, given, lanes) for lanes in (1, 2, 3)]
+    for name in wanted:
+        assert all(np.array_equal(found[0][name], each[name], equal_nan=True) for each in found)
+    return [wanted, found[0]]
+
+
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"window_left": 700, "window_right": 3}], ids=str)
+@pytest.mark.parametrize(("q", "k"), [((1, 2, 150, 8), (1, 1, 1500, 8)), ((2, 4, 1, 8), (2, 2, 40_000, 8))])
+def test_long_keys_are_summed_up_block_by_block(
+    options: dict[str, Any], q: tuple[int, ...], k: tuple[int, ...]
+) -> None:
+    operation = Attention(q="q", k="k", v="v", y="y", statistics="statistics", **options)
+    wanted, found = wanted_and_found(operation, q, k)
+    for name, array in wanted.items():
+        np.testing.assert_allclose(found[name], array, rtol=1e-4, atol=2e-5)
+
+
+def test_a_row_that_sees_nothing_is_zero() -> None:
+    operation = Attention(
+        q="q",
+        k="k",
+        v="v",
+        y="y",
+        statistics="statistics",
+        bias="bias",
+        lengths_q="lengths_q",
+        lengths_kv="lengths_kv",
+    )
+    bias = np.zeros((1, 1, 9, 7), np.float32)
+    bias[:, :, 2], bias[:, :, 3, 1:] = -np.inf, -np.inf
+    lengths = {"lengths_q": np.array([9, 4, -1], np.int32), "lengths_kv": np.array([0, 20, 5], np.int32)}
+    wanted, found = wanted_and_found(operation, (3, 2, 9, 4), (3, 2, 7, 4), bias=bias, **lengths)
+    assert not found["y"][0].any()
+    assert not found["y"][1, :, 2].any()
+    assert not found["y"][2].any()
+    for name, array in wanted.items():
+        np.testing.assert_allclose(found[name], array, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("special", [np.inf, -np.inf, np.nan])
+def test_infinity_and_nan_in_a_score_are_as_in_the_definition(special: float) -> None:
+    bias = np.zeros((1, 1, 5, 6), np.float32)
+    bias[..., 2, 3] = special
+    operation = Attention(q="q", k="k", v="v", y="y", statistics="statistics", bias="bias")
+    wanted, found = wanted_and_found(operation, (1, 1, 5, 4), (1, 1, 6, 4), bias=bias)
+    for name, array in wanted.items():
+        np.testing.assert_allclose(found[name], array, rtol=1e-5, atol=1e-6)
