@@ -315,7 +315,7 @@ def on_gpu(counts: Sequence[int]) -> Parts:
 
 def on_cpu() -> Parts:
     """Small graphs on the CPU engine, to see that all is in order."""
-    engine = CpuEngine()
+    engine = CpuEngine(exact=True)
     engine.open()
     for count in (10, 20):
         graph_ms, graph = ms(functools.partial(chain, count))

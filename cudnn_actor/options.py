@@ -33,6 +33,7 @@ _LEAST = {
     "workspace_limit": 1,
     "memory_limit": ARENA_STEP,  # with less, no buffer fits
     "deployed_limit": 0,
+    "threads": 1,
 }
 """The options that are whole numbers, and the least value of each."""
 _REQUIRED = ("mailbox", "max_restarts", "cache_limit")
@@ -100,6 +101,13 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         shared kernels take longer to run, up to twice as long (see `cudnn-actor docs measurements`). A size
         of 1 counts as another graph, and for products cuDNN chooses among several kernels by size, each
         compiled when it is first chosen. No effect on the CPU engine.
+    exact
+        Whether the CPU engine computes everything in float64 and rounds each result once, to its dtype: slow,
+        and what other engines are compared with. By default it computes float32 and smaller floats in
+        float32, block by block. No effect on a GPU.
+    threads
+        On how many threads the CPU engine computes, its BLAS included; at least 1. None: as many as this
+        process can run at the same time, which a container may limit. No effect on a GPU.
     standby
         1 keeps a second worker ready, which takes over when the first one dies; on a GPU its context takes
         some hundred MiB of device memory. 0 starts a new worker when the first one dies.
@@ -139,6 +147,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     plan_store: str | os.PathLike[str] | None = None
     autotune: bool = False
     dynamic_shapes: bool = False
+    exact: bool = False
+    threads: int | None = None
     standby: int = 0
     verify: bool = False
     on_give_up: OnGiveUp = "raise"
@@ -164,7 +174,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
             raise _invalid(
                 "hang_after_s", self.hang_after_s, "is longer than a thread can wait", "1e6 is eleven days"
             )
-        for name in ("autotune", "dynamic_shapes", "verify"):
+        for name in ("autotune", "dynamic_shapes", "exact", "verify"):
             if type(getattr(self, name)) is not bool:
                 raise _invalid(name, getattr(self, name), "is not a bool", "use True or False")
         _check_plan_store(self.plan_store)

@@ -15,7 +15,7 @@ from cudnn_actor.engines.cpu import CpuEngine
 from cudnn_actor.engines.cuda.device.external_arrays import adopt
 from cudnn_actor.engines.cuda.diagnosis.gpus import Driver, expects_gpu, find_driver, find_driver_apart
 from cudnn_actor.engines.cuda.diagnosis.installation import Problem, caution, obstacle
-from cudnn_actor.memory.container import default_limit
+from cudnn_actor.memory.container import default_limit, processors
 from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.types.checks import did_you_mean
 
@@ -100,6 +100,8 @@ def choose_engine(
     apart: bool = False,
     executable: str | os.PathLike[str] | None = None,
     dynamic_shapes: bool = False,
+    exact: bool = False,
+    threads: int | None = None,
 ) -> EngineChoice:
     """The engine for `device`: "cpu", "cuda:N" (N counts from 0), "cuda" for the first GPU, or "auto".
 
@@ -118,6 +120,10 @@ def choose_engine(
         Path of the Python that runs the engine's processes; None for what `find_python` finds.
     dynamic_shapes
         Whether graphs that differ in sizes alone share compiled kernels.
+    exact
+        Whether the CPU engine computes in float64.
+    threads
+        On how many threads the CPU engine computes; None: as many as this process can run at the same time.
 
     Raises
     ------
@@ -127,20 +133,24 @@ def choose_engine(
     """
     check_device(device)
     text = str(device)
-    setting = _Setting(apart, None if executable is None else os.fspath(executable), dynamic_shapes)
+    path = None if executable is None else os.fspath(executable)
+    setting = _Setting(apart, path, dynamic_shapes, exact, threads)
     if text == "auto":
         return _automatic(setting)
     if text == "cpu":
-        return _cpu("it was asked for")
+        return _cpu("it was asked for", setting)
     return _asked_for(text, int(text.partition(":")[2] or 0), setting)
 
 
 class _Setting(NamedTuple):
-    """How an engine is to run: whether in another process, which Python runs what it starts, with what."""
+    """How an engine is to run: whether in another process, which Python runs what it starts, and what
+    concerns one engine alone."""
 
     apart: bool
     executable: str | None
     dynamic_shapes: bool
+    exact: bool
+    threads: int | None
 
 
 def check_device(device: str) -> None:
@@ -157,9 +167,9 @@ def _automatic(setting: _Setting) -> EngineChoice:
     if problem is None:
         return _cuda(0, driver, f"{_gpu(driver, 0)} is the first GPU here", setting)
     if not expects_gpu(driver):
-        return _cpu(f"there is no GPU to use: {problem.what} ({problem.detail})")
+        return _cpu(f"there is no GPU to use: {problem.what} ({problem.detail})", setting)
     there = f"there is a GPU ({_gpu(driver, 0)}), but " if driver.gpus else ""
-    return _cpu(f"{there}{problem}", unused_gpu=True)
+    return _cpu(f"{there}{problem}", setting, unused_gpu=True)
 
 
 def _examined(setting: _Setting) -> tuple[Driver, Problem | None]:
@@ -186,15 +196,16 @@ def _shows(count: int) -> str:
     return f"{shown} {count}, cuda:0" + (f" to cuda:{count - 1}" if count > 1 else "")
 
 
-def _cpu(reason: str, *, unused_gpu: bool = False) -> EngineChoice:
+def _cpu(reason: str, setting: _Setting, *, unused_gpu: bool = False) -> EngineChoice:
     (log.warning if unused_gpu else log.info)("device.chosen", device="cpu", reason=reason)
+    threads = processors() if setting.threads is None else setting.threads
     return EngineChoice(
         "cpu",
-        CpuEngine,
+        partial(CpuEngine, setting.exact, threads),
         CpuEngine.outlives_context,
         reason,
         unused_gpu,
-        worker=WorkerEngine("cudnn_actor.engines.cpu:CpuEngine"),
+        worker=WorkerEngine("cudnn_actor.engines.cpu:CpuEngine", (setting.exact, threads)),
         preload=("cudnn_actor.engines.cpu",),
         host_arenas=True,
         default_limit=default_limit,

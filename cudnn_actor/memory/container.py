@@ -1,11 +1,13 @@
-"""The memory limit of the container, a control group of Linux, in which this process runs.
+"""The limits of the container, a control group of Linux, in which this process runs.
 
-A process that passes it is killed by the kernel. https://docs.kernel.org/admin-guide/cgroup-v2.html (memory),
-https://docs.kernel.org/admin-guide/cgroup-v1/memory.html
+A process that takes more memory is killed by the kernel; one that takes more time of processors waits.
+https://docs.kernel.org/admin-guide/cgroup-v2.html (memory, cpu),
+https://docs.kernel.org/admin-guide/cgroup-v1/memory.html, https://docs.kernel.org/scheduler/sched-bwc.html
 """
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
@@ -13,7 +15,7 @@ from typing import NamedTuple
 
 from cudnn_actor.memory.arena import ARENA_STEP
 
-__all__ = ["available", "default_limit", "room_in_container", "staging_limit"]
+__all__ = ["available", "default_limit", "processors", "room_in_container", "staging_limit"]
 
 _FOR_ARENAS = 3 / 4
 """The part of the room that arenas may take. The rest is for arrays of the program and for values on their
@@ -32,8 +34,11 @@ class _Files(NamedTuple):
     """The name, in `memory.stat`, of the bytes of files that the kernel drops when memory is short."""
 
 
-_V1 = _Files("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-_V2 = _Files("memory.max", "memory.current", "inactive_file")
+_FILES = {
+    1: _Files("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    2: _Files("memory.max", "memory.current", "inactive_file"),
+}
+"""By version."""
 
 
 def default_limit() -> int | None:
@@ -75,34 +80,65 @@ def room_in_container(groups: Path = _GROUPS, own: Path = _OWN) -> int | None:
     machine = _machine()
     rooms = [
         max(0, limit - _usage(folder, files))
-        for folder, files in _folders(groups, own)
+        for folder, version in _folders(groups, own, "memory")
+        for files in (_FILES[version],)
         if (limit := _number(folder / files.limit)) is not None and limit < machine
     ]
     return min(rooms, default=None)
 
 
-def _folders(groups: Path, own: Path) -> Iterator[tuple[Path, _Files]]:
-    """The folders of this process's groups, in either version.
+def processors(groups: Path = _GROUPS, own: Path = _OWN) -> int:
+    """How many threads of this process can run at the same time: at least 1. Reads some small files.
+
+    The processors that it may run on, or the time of processors that its container may take, rounded up.
+    """
+    quotas = [
+        quota
+        for folder, version in _folders(groups, own, "cpu")
+        if (quota := _QUOTAS[version](folder)) is not None
+    ]
+    return max(1, min([len(os.sched_getaffinity(0)), *map(math.ceil, quotas)]))
+
+
+def _quota_v2(folder: Path) -> float | None:
+    """How many processors a group may keep busy; None for no limit."""
+    quota, _, period = next(iter(_lines(folder / "cpu.max")), "").partition(" ")
+    return int(quota) / int(period) if quota.isdecimal() and period.isdecimal() and int(period) else None
+
+
+def _quota_v1(folder: Path) -> float | None:
+    """As `_quota_v2`."""
+    quota, period = _number(folder / "cpu.cfs_quota_us"), _number(folder / "cpu.cfs_period_us")
+    return quota / period if quota and period else None
+
+
+_QUOTAS = {1: _quota_v1, 2: _quota_v2}
+"""By version."""
+
+
+def _folders(groups: Path, own: Path, controller: str) -> Iterator[tuple[Path, int]]:
+    """The folders of this process's groups that have a controller, and the version: 1 or 2.
 
     A container often sees its own group as the root, but its path from outside. So paths that are not there
     are passed over, and the root is always looked at.
     """
-    for root, files, path in _memberships(groups, own):
+    for root, version, path in _memberships(groups, own, controller):
         for part in (path, *path.parents):
-            yield root / part.relative_to("/"), files
+            yield root / part.relative_to("/"), version
 
 
-def _memberships(groups: Path, own: Path) -> Iterator[tuple[Path, _Files, PurePosixPath]]:
+def _memberships(groups: Path, own: Path, controller: str) -> Iterator[tuple[Path, int, PurePosixPath]]:
     for line in _lines(own):
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if not path.startswith("/"):
             continue
         if not controllers:
-            yield groups, _V2, PurePosixPath(path)
-            yield groups / "unified", _V2, PurePosixPath(path)
-        elif "memory" in controllers.split(","):
-            yield groups / "memory", _V1, PurePosixPath(path)
+            yield groups, 2, PurePosixPath(path)
+            yield groups / "unified", 2, PurePosixPath(path)
+        elif controller in controllers.split(","):
+            yield groups / controllers, 1, PurePosixPath(path)
+            yield groups / controller, 1, PurePosixPath(path)
 
 
 def _usage(folder: Path, files: _Files) -> int:

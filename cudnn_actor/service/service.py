@@ -437,6 +437,8 @@ def engine_for(options: Options) -> EngineChoice:
             apart=options.isolation != "thread",
             executable=options.executable,
             dynamic_shapes=options.dynamic_shapes,
+            exact=options.exact,
+            threads=options.threads,
         )
 
 

@@ -171,7 +171,14 @@ class OperationGraph(
     def given_values(self, xp: Any, scalars: Sequence[float]) -> dict[int, Array]:
         """The values of the scalars, given in canonical order, and of the constants: see `evaluate`."""
         given: dict[int, float | int] = {**dict(zip(self.scalars, scalars, strict=True)), **self.constants}
-        return {uid: _filled(xp, self.tensor(uid), value) for uid, value in given.items()}
+        return {uid: self.filled(xp, uid, value) for uid, value in given.items()}
+
+    def filled(self, xp: Any, uid: int, value: float | int) -> Array:
+        """A tensor's elements, all of one value, as `evaluate` takes them. They take no memory."""
+        tensor, dtype = self.tensor(uid), "float64" if isinstance(value, float) else "int64"
+        if dtype == "int64" and tensor.dtype is DType.UINT64:
+            value, dtype = value % (1 << 64), "uint64"
+        return xp.broadcast_to(xp.full((), value, dtype), tensor.dims)
 
     def _with_role(self, role: TensorRole) -> tuple[int, ...]:
         return tuple(uid for uid in self.canonical_uids if self.tensor(uid).role is role)
@@ -203,9 +210,9 @@ class OperationGraph(
         found = self.without_elements(operation)
         if found is None:
             return None
-        tensors = {name: self.tensor(uid) for name, uid in operation.named(operation.outputs)}
+        uids = dict(operation.named(operation.outputs))
         return {
-            name: given[value] if isinstance(value, str) else _filled(xp, tensors[name], value)
+            name: given[value] if isinstance(value, str) else self.filled(xp, uids[name], value)
             for name, value in found.items()
         }
 
@@ -290,14 +297,6 @@ class OperationGraph(
     def _meaning(self, tensor: GraphTensor) -> tuple[object, ...]:
         before = None if tensor.overwrites is None else self.canonical_uids[tensor.overwrites]
         return (*tensor.meaning(), before)
-
-
-def _filled(xp: Any, tensor: GraphTensor, value: float | int) -> Array:
-    """A tensor's elements, all of one value, as `evaluate` takes them. They take no memory."""
-    dtype = "float64" if isinstance(value, float) else "int64"
-    if dtype == "int64" and tensor.dtype is DType.UINT64:
-        value, dtype = value % (1 << 64), "uint64"
-    return xp.broadcast_to(xp.full((), value, dtype), tensor.dims)
 
 
 def _malformed(field: str, value: object, problem: str) -> InvalidRequest:

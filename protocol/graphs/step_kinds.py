@@ -30,6 +30,7 @@ class StepKind(enum.Enum):
     COPIES = ("generated copies", "#fdebd0")
     NUMPY = ("NumPy", "#eeeeee")
     TILES = ("NumPy, tile by tile", "#eeeeee")
+    BLOCKS = ("NumPy, block by block", "#dcebfa")
 
     def named(self, *of: str) -> str:
         """The name of a step of this kind."""

@@ -85,7 +85,7 @@ class ThreeWays:
 
 @pytest.fixture
 def engine() -> Iterator[CpuEngine]:
-    engine = CpuEngine()
+    engine = CpuEngine(exact=True)
     engine.open()
     yield engine
     engine.close()

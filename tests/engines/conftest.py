@@ -36,7 +36,7 @@ def kernels_have_a_place(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 @pytest.fixture(
     scope="session",
-    params=[pytest.param(name, marks=[] if name == "cpu" else pytest.mark.gpu) for name in ENGINES],
+    params=[pytest.param(name, marks=[pytest.mark.gpu] if name == "cuda" else []) for name in ENGINES],
 )
 def new_engine(request: pytest.FixtureRequest) -> EngineFactory:
     """Makes engines that are not open yet: each that this machine can run passes the whole contract."""

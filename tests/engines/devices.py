@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 from cudnn_actor.engines.base import Engine
@@ -11,7 +12,9 @@ from cudnn_actor.engines.cuda import CudaEngine, unavailable
 from .single_precision import SinglePrecision
 
 EngineFactory = Callable[[], Engine]
-ENGINES = ("cpu", "cuda")
+EXACT = "exact"
+"""The CPU engine that computes in float64."""
+ENGINES = ("cpu", EXACT, "cuda")
 FUZZED = (*ENGINES, SinglePrecision.name)
 """Those that the fuzzers take."""
 
@@ -29,4 +32,4 @@ def factory(name: str) -> EngineFactory:
     made: dict[str, EngineFactory] = {
         engine.name: engine for engine in (CpuEngine, CudaEngine, SinglePrecision)
     }
-    return made[name]
+    return (made | {EXACT: functools.partial(CpuEngine, exact=True)})[name]

@@ -229,4 +229,4 @@ def test_a_plan_gives_the_same_bits_without_being_asked_to(bench: Workbench) -> 
 @pytest.fixture(scope="module")
 def engine() -> CpuEngine:
     """Graphs of any form are the CPU engine's own promise."""
-    return CpuEngine()
+    return CpuEngine(exact=True)

@@ -53,7 +53,7 @@ SPECIAL = (0.0, -0.0, 1e-310, 0.5, 1.5, 2.5, -2.5, 127.5, 128, 255.5, 3e9, 1e19,
 @pytest.fixture(scope="module")
 def engine() -> CpuEngine:
     """The other path is this engine's own."""
-    return CpuEngine()
+    return CpuEngine(exact=True)
 
 
 def evaluated(graph: OperationGraph) -> EvaluatedPlan:

@@ -63,7 +63,7 @@ def rounded(values: np.ndarray, dtype: DType) -> np.ndarray:
 def _compute(case: Case, given: dict[str, np.ndarray]) -> np.ndarray:
     """Run a case on the CPU engine, everything in it float64 and packed."""
     wide = {name: _wide(getattr(case, name)) for name in ("x", "w", "y", "bias")}
-    engine = CpuEngine()
+    engine = CpuEngine(exact=True)
     engine.open()
     try:
         return run(engine, replace(case, **wide), given).values

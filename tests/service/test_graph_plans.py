@@ -158,7 +158,7 @@ def test_a_graph_with_two_outputs_of_one_line_and_an_update_is_reproduced(
     assert len({graph.tensor(uid).name for uid in graph.results}) < len(graph.results)
     values = made_up_values(graph, seed=0)
     assert set(values) == {"x", "mean"}
-    engine = CpuEngine()
+    engine = CpuEngine(exact=True)
     engine.open()
     with graph_bench(engine, graph) as bench:
         bench.fill(values)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from cudnn_actor.memory.container import room_in_container
+from cudnn_actor.memory.container import processors, room_in_container
 
 ROOT = Path(__file__).parents[2]
 SPAWN = """
@@ -166,6 +166,30 @@ def test_the_room_in_a_container_is_the_least_that_its_groups_leave(
 ) -> None:
     (tmp_path / "own").write_text(own)
     assert room_in_container(limits(tmp_path / "groups", files), tmp_path / "own") == room
+
+
+@pytest.mark.parametrize(
+    ("own", "files", "threads"),
+    [
+        ("0::/a", {"a/cpu.max": "50000 100000\n"}, 1),
+        ("0::/a", {"a/cpu.max": "max 100000\n", "cpu.max": "100000 100000\n"}, 1),
+        (
+            "4:cpu,cpuacct:/b",
+            {"cpu,cpuacct/b/cpu.cfs_quota_us": "20000\n", "cpu,cpuacct/b/cpu.cfs_period_us": "50000\n"},
+            1,
+        ),
+        ("4:cpu:/b", {"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, None),
+        ("0::/a", {"a/cpu.max": "9999999999 100000\n"}, None),
+        ("0::/a", {"a/cpu.max": "garbage\n"}, None),
+        ("0::/a", {}, None),
+    ],
+)
+def test_a_container_s_quota_of_processors_bounds_the_threads_that_run_at_the_same_time(
+    own: str, files: dict[str, str], threads: int | None, tmp_path: Path
+) -> None:
+    (tmp_path / "own").write_text(own)
+    found = processors(limits(tmp_path / "groups", files), tmp_path / "own")
+    assert found == (len(os.sched_getaffinity(0)) if threads is None else threads)
 
 
 @pytest.mark.parametrize("isolation", ["thread", "process"])

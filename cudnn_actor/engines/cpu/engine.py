@@ -13,11 +13,16 @@ import numpy as np
 from cudnn_actor.engines.base import BuilderAccess, EngineFailure, Plan, blamed, no_progress
 from cudnn_actor.engines.cpu import transfer
 from cudnn_actor.engines.cpu.arenas import Arenas, keeping
+from cudnn_actor.engines.cpu.blas import threads_of_blas
 from cudnn_actor.engines.cpu.exact.compiler import compile_plan
 from cudnn_actor.engines.cpu.exact.evaluation import EvaluatedPlan, Evaluation
 from cudnn_actor.engines.cpu.exact.plan import CpuPlan, Program
+from cudnn_actor.engines.cpu.fast.compiler import compile_fast
+from cudnn_actor.engines.cpu.fast.lanes import Lanes
+from cudnn_actor.engines.cpu.fast.plan import FastPlan, FastProgram
 from cudnn_actor.engines.cpu.measuring import operands, speed
 from cudnn_actor.engines.cpu.scratch import aligned_bytes
+from cudnn_actor.engines.support import check_graph
 from cudnn_actor.engines.timing import medians
 from cudnn_actor.protocol.errors import OutOfMemory
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
@@ -26,14 +31,27 @@ from cudnn_actor.protocol.types.tensor import TensorSpec
 
 __all__ = ["CpuEngine"]
 
-_PLANS = (CpuPlan, EvaluatedPlan)
+_Run = Callable[..., None]
+"""A run of a plan on its buffers. It takes `on_progress` and `on_piece`."""
+_MOST_PROGRAMS = 4
+"""How many sets of buffers a plan stays bound to."""
+_BLAS_ALONE = 1
+"""Threads of BLAS where the engine runs products side by side."""
 
 
 class CpuEngine:
-    """Runs operation graphs with NumPy: float64 inside, rounded once to the dtype of the result.
+    """Runs operation graphs with NumPy, in float32 or in float64.
 
     `cudnn_actor.engines.base.Engine` documents each method. Bindings are `numpy.ndarray` views of arenas.
     Nothing is asynchronous, so fences are not needed.
+
+    Parameters
+    ----------
+    exact
+        Whether everything is computed in float64, and rounded once to the dtype of the result. If not,
+        float32 and smaller floats are computed in float32.
+    threads
+        How many threads compute at the same time. The exact engine leaves them to BLAS.
     """
 
     name = "cpu"
@@ -41,19 +59,25 @@ class CpuEngine:
     outlives_context = True
     synchronous = True
 
-    def __init__(self) -> None:
+    def __init__(self, exact: bool = False, threads: int = 1) -> None:
         self.on_progress: Callable[[], None] = no_progress
+        self._exact = exact
+        self._lanes = Lanes(threads)
+        self._blas_threads = threads if exact else _BLAS_ALONE
         self._arenas = Arenas()
         self._workspace = aligned_bytes(0)
         self._programs: WeakKeyDictionary[CpuPlan | EvaluatedPlan, Program | Evaluation] = WeakKeyDictionary()
+        self._fast_programs: WeakKeyDictionary[FastPlan, tuple[FastProgram, ...]] = WeakKeyDictionary()
+        """The latest first. They hold bindings."""
 
     def open(self) -> None:
         """Does nothing: there is no handle, and the workspace grows as plans need it."""
 
     def close(self) -> None:
         """Drop arenas, workspace and bound plans. Safe to call twice."""
-        self._arenas.clear()
+        self._lanes.close()
         self._drop_workspace()
+        self._arenas.clear()
 
     def create_arena(self, arena: int, nbytes: int) -> int:
         """Create an arena of zeros. The caller owns the descriptor returned. Raises `MemoryError`."""
@@ -65,6 +89,7 @@ class CpuEngine:
 
     def unmap_arena(self, arena: int) -> None:
         """Drop an arena; its memory is unmapped as soon as no binding in it is left."""
+        self._fast_programs.clear()
         self._arenas.unmap(arena)
 
     def bind(self, arena: int, offset: int, spec: TensorSpec) -> np.ndarray:
@@ -76,7 +101,8 @@ class CpuEngine:
 
     def build(self, graph: OperationGraph, *, workspace_limit: int | None) -> Plan:
         """Build a plan, and grow the workspace if necessary. Raises `UnsupportedGraph`, `OutOfMemory`."""
-        plan = compile_plan(graph, workspace_limit, self.on_progress)
+        plan = None if self._exact else self._fast(graph, workspace_limit)
+        plan = plan or compile_plan(graph, workspace_limit, self.on_progress)
         self.prepare(plan)
         return plan
 
@@ -89,37 +115,42 @@ class CpuEngine:
 
     def execute(self, plan: Plan, buffers: Sequence[np.ndarray], scalars: Sequence[float]) -> None:
         """Compute at once. Raises `EngineFailure` if the buffers do not match the graph."""
-        if not isinstance(plan, _PLANS):
-            raise _foreign(plan)
-        if len(buffers) != plan.buffers or len(scalars) != plan.scalars:
-            wanted = f"{plan.buffers} buffers and {plan.scalars} scalars"
-            raise EngineFailure("BAD_BINDINGS", f"{len(buffers)} and {len(scalars)} given, not {wanted}")
-        program = self._programs.get(plan) or self._bind(plan)
-        try:
-            program.run(buffers, scalars, self.on_progress)
-        except ValueError as error:
-            raise EngineFailure("BAD_BINDINGS", str(error), blamed(error)) from error
+        self._run(self._bound(plan, buffers, scalars))
 
     def expect(
         self, plan: Plan, buffers: Sequence[np.ndarray], scalars: Sequence[float]
     ) -> Callable[[], None]:
         """A function that runs a plan on these buffers."""
-        return functools.partial(self.execute, plan, buffers, scalars)
+        run, workspace = self._bound(plan, buffers, scalars), self._workspace
+
+        def launch() -> None:
+            nonlocal run, workspace
+            if workspace is not self._workspace:  # it has grown
+                run, workspace = self._bound(plan, buffers, scalars), self._workspace
+            self._run(run)
+
+        return launch
+
+    def _run(self, run: _Run) -> None:
+        try:
+            with threads_of_blas(self._blas_threads):
+                run(self.on_progress)
+        except ValueError as error:
+            raise EngineFailure("BAD_BINDINGS", str(error), blamed(error)) from error
 
     def measure(self, plan: Plan, graph: OperationGraph) -> PlanTimes:
         """Time a plan and its pieces on numbers of its own. Raises `OutOfMemory`, `EngineFailure`."""
-        if not isinstance(plan, _PLANS):
-            raise _foreign(plan)
-        program = self._programs.get(plan) or self._bind(plan)
-        buffers, scalars, now = operands(graph), [1.0] * len(graph.scalars), time.perf_counter_ns
+        now = time.perf_counter_ns
+        run = self._bound(plan, operands(graph), [1.0] * len(graph.scalars))
 
-        def run() -> Sequence[float]:
+        def timed() -> Sequence[float]:
             marks = [now()]
-            program.run(buffers, scalars, self.on_progress, lambda: marks.append(now()))
+            run(self.on_progress, lambda: marks.append(now()))
             pieces = (end - start for start, end in itertools.pairwise(marks))
             return [ns / 1e3 for ns in (now() - marks[0], *pieces)]
 
-        run_us, *pieces_us = medians(run)
+        with threads_of_blas(self._blas_threads):
+            run_us, *pieces_us = medians(timed)
         return PlanTimes(run_us=run_us, pieces_us=tuple(pieces_us), device=speed())
 
     def write(self, dst: np.ndarray, array: np.ndarray) -> None:
@@ -167,10 +198,41 @@ class CpuEngine:
     def probe(self) -> None:
         """None: host memory does not fail without ending the process."""
 
-    def _bind(self, plan: CpuPlan | EvaluatedPlan) -> Program | Evaluation:
+    def _fast(self, graph: OperationGraph, workspace_limit: int | None) -> Plan | None:
+        """A plan in float32; None if that gains nothing, or needs more workspace: exact plans take any."""
+        check_graph(graph, "cpu", self.on_progress)
+        plan = compile_fast(graph, self._lanes.count, self.on_progress)
+        if plan is None or (workspace_limit is not None and plan.workspace > workspace_limit):
+            return None
+        return plan
+
+    def _bound(self, plan: Plan, buffers: Sequence[np.ndarray], scalars: Sequence[float]) -> _Run:
+        """A plan on these buffers. Raises `EngineFailure` if it takes others."""
+        if not isinstance(plan, CpuPlan | EvaluatedPlan | FastPlan):
+            raise EngineFailure("FOREIGN_PLAN", f"{plan.tag} was built by another engine")
+        if len(buffers) != plan.buffers or len(scalars) != plan.scalars:
+            wanted = f"{plan.buffers} buffers and {plan.scalars} scalars"
+            raise EngineFailure("BAD_BINDINGS", f"{len(buffers)} and {len(scalars)} given, not {wanted}")
         self._reserve(plan.workspace)
-        program = self._programs[plan] = plan.bind(self._workspace)
-        return program
+        if isinstance(plan, FastPlan):
+            return functools.partial(self._fast_program(plan, buffers).run, scalars, self._lanes)
+        program = self._programs.get(plan)
+        if program is None:
+            program = self._programs[plan] = plan.bind(self._workspace)
+        return functools.partial(program.run, buffers, scalars)
+
+    def _fast_program(self, plan: FastPlan, buffers: Sequence[np.ndarray]) -> FastProgram:
+        """A plan bound to these buffers: one that is so already, or a new one."""
+        known = self._fast_programs.get(plan, ())
+        for program in known:
+            if program.is_on(buffers):
+                return program
+        try:
+            made = plan.bind(buffers, self._workspace)
+        except ValueError as error:
+            raise EngineFailure("BAD_BINDINGS", str(error), blamed(error)) from error
+        self._fast_programs[plan] = (made, *known)[:_MOST_PROGRAMS]
+        return made
 
     def _reserve(self, nbytes: int) -> None:
         """Make the workspace large enough. Plans are bound to the new one at their next run."""
@@ -185,9 +247,5 @@ class CpuEngine:
     def _drop_workspace(self) -> None:
         """Free the old workspace, and every program, because programs hold views of it."""
         self._programs.clear()
+        self._fast_programs.clear()
         self._workspace = aligned_bytes(0)
-
-
-def _foreign(plan: Plan) -> EngineFailure:
-    """The error for a plan of another engine."""
-    return EngineFailure("FOREIGN_PLAN", f"{plan.tag} was built by another engine")

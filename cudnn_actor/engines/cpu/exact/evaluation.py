@@ -24,7 +24,7 @@ from cudnn_actor.protocol.operations import Node, TensorRole
 from cudnn_actor.protocol.operations.base import Array
 from cudnn_actor.protocol.types.dtypes import DType
 
-__all__ = ["EvaluatedPlan", "Evaluation", "NumPy", "exact", "round_into"]
+__all__ = ["XP", "EvaluatedPlan", "Evaluation", "NumPy", "exact", "round_into"]
 
 
 class NumPy:
@@ -36,7 +36,8 @@ class NumPy:
         return getattr(np, name)
 
 
-_XP = NumPy()
+XP = NumPy()
+"""What the engine evaluates definitions with."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class Evaluation:
         for uid, buffer in bound.items():
             if buffer.shape != graph.tensor(uid).dims:
                 raise ValueError(f"a buffer of dims {buffer.shape} for a tensor of {graph.tensor(uid).dims}")
-        values = graph.given_values(_XP, tuple(scalars))
+        values = graph.given_values(XP, tuple(scalars))
         # Overflow to infinity, and NaN, are valid results, as on a GPU.
         with np.errstate(all="ignore"):
             for number, unread in enumerate(self.last):
@@ -84,7 +85,7 @@ class Evaluation:
         for uid in operation.reads:
             if uid not in values:
                 values[uid] = exact(bound[uid])
-        for uid, result in graph.evaluate(_XP, operation, values).items():
+        for uid, result in graph.evaluate(XP, operation, values).items():
             tensor = graph.tensor(uid)
             place = (
                 bound[uid] if tensor.role is TensorRole.BOUND else np.empty(tensor.dims, tensor.dtype.numpy)

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from cudnn_actor.engines.cpu.scratch import Scratch
 
-__all__ = ["Call", "Kernel", "Operands", "Step", "dealt"]
+__all__ = ["Call", "Calls", "Kernel", "Operands", "Step", "dealt", "of_calls"]
 
 Call = Callable[[], object]
 """A part of a run, with all that it needs: it takes no arguments and allocates nothing."""
@@ -38,17 +38,25 @@ class Kernel(Protocol):
         """
 
 
-def dealt(blocks: Sequence[Sequence[Call]]) -> Step:
-    """A step in which each lane makes its own calls, one after the other. Those without any are left out."""
-    return tuple(_run(tuple(calls)) for calls in blocks if calls)
+class Calls:
+    """What one lane does in a step: several calls, one after the other."""
 
+    __slots__ = ("calls",)
 
-def _run(calls: tuple[Call, ...]) -> Call:
-    if len(calls) == 1:
-        return calls[0]
+    def __init__(self, calls: Sequence[Call]) -> None:
+        self.calls = tuple(calls)
 
-    def run() -> None:
-        for call in calls:
+    def __call__(self) -> None:
+        """Make them."""
+        for call in self.calls:
             call()
 
-    return run
+
+def dealt(blocks: Sequence[Sequence[Call]]) -> Step:
+    """A step in which each lane makes its own calls, one after the other. Those without any are left out."""
+    return tuple(calls[0] if len(calls) == 1 else Calls(calls) for calls in blocks if calls)
+
+
+def of_calls(call: Call) -> tuple[Call, ...]:
+    """The calls that a lane makes in a step."""
+    return call.calls if isinstance(call, Calls) else (call,)

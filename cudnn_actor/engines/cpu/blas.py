@@ -1,0 +1,81 @@
+"""How many threads BLAS uses: a setting of the whole process.
+
+OpenBLAS runs the products of one call at a time on threads of its own, which spin for a
+while behind it. Where the engine runs blocks side by side, each product is to run on its
+block's thread alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import threadpoolctl
+
+from cudnn_actor.actors import forks
+
+__all__ = ["threads_of_blas"]
+
+
+class _Setting:
+    """The limits of the runs at this moment, and what each library used when the first of these began."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.limits: list[int] = []
+        self.before: list[int] = []
+
+    def begin(self, count: int) -> None:
+        with self.lock:
+            if not self.limits:
+                self.before = [library.num_threads for library in _libraries()]
+            self.limits.append(count)
+            self._apply()
+
+    def end(self, count: int) -> None:
+        with self.lock:
+            self.limits.remove(count)
+            self._apply()
+
+    def _apply(self) -> None:
+        for library, before in zip(_libraries(), self.before, strict=True):
+            library.set_num_threads(min([before, *self.limits]))
+
+
+_setting = _Setting()
+
+
+@contextlib.contextmanager
+def threads_of_blas(count: int) -> Iterator[None]:
+    """Have BLAS use at most so many threads, in the whole process, while the body runs.
+
+    Of runs at the same time, the least counts. The last one to end sets what was set before the first began.
+    """
+    setting = _setting  # a forked child has another one
+    setting.begin(count)
+    try:
+        yield
+    finally:
+        setting.end(count)
+
+
+def _renew() -> None:
+    """In a forked child: the runs are the parent's, and their threads are not here."""
+    global _setting
+    former, _setting = _setting, _Setting()
+    if former.limits:
+        for library, before in zip(_libraries(), former.before, strict=False):
+            library.set_num_threads(before)
+
+
+forks.call_in_child(_renew)
+
+
+@functools.cache
+def _libraries() -> tuple[Any, ...]:
+    """Takes some milliseconds: it looks at all libraries that are loaded."""
+    blas = threadpoolctl.ThreadpoolController().select(user_api="blas")
+    return tuple(blas.lib_controllers)

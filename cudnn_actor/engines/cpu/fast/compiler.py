@@ -1,0 +1,215 @@
+"""Compiles an operation graph into a fast plan."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+from cudnn_actor.engines.base import no_progress
+from cudnn_actor.engines.cpu.fast.kernel_table import kernel_of
+from cudnn_actor.engines.cpu.fast.plan import Buffer, FastPlan, Given, Piece, Place, View
+from cudnn_actor.engines.cpu.fast.units import Unit, carried, computed, copied, evaluated, rounded, stored
+from cudnn_actor.engines.cpu.scratch import footprint
+from cudnn_actor.engines.scratch_places import Held, places
+from cudnn_actor.engines.support import kind_of
+from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
+from cudnn_actor.protocol.graphs.step_kinds import StepKind
+from cudnn_actor.protocol.operations import GraphTensor, Movement, Node, Pointwise, TensorRole
+
+__all__ = ["compile_fast"]
+
+
+def compile_fast(
+    graph: OperationGraph, lanes: int, on_progress: Callable[[], None] = no_progress
+) -> FastPlan | None:
+    """Make a graph ready to run in float32, on so many lanes; None if no operation has a kernel.
+
+    The graph is one that `check_graph` takes. `on_progress` is called after each operation. Each operation
+    gets a kernel, or is evaluated by its definition where there is none. Reshapes, transposes and slices
+    that only the graph itself sees are read where their operands lie.
+    """
+    return _Compiler(graph, lanes, on_progress).plan()
+
+
+class _Compiler:
+    def __init__(self, graph: OperationGraph, lanes: int, on_progress: Callable[[], None]) -> None:
+        self._graph = graph
+        self._lanes = lanes
+        self._on_progress = on_progress
+        self._read = {uid for operation in graph.operations for uid in operation.reads}
+        self._overwritten = {tensor.overwrites for tensor in graph.tensors} - {None}
+        self._apart = set(self._carried_apart())
+        self._held: dict[int, GraphTensor] = {}
+        """Tensors whose values lie in the workspace, in the order in which they are needed first."""
+        self._strides: dict[int, tuple[int, ...]] = {}
+        """Of the values of each tensor that has them so far, in elements."""
+        self._views: dict[int, View] = {}
+        """By the number of the operation."""
+        self._roots: dict[int, int] = {}
+        """The tensor in which a view's values lie."""
+        self._pieces: list[Piece] = []
+        self._loads: list[Unit] = []
+        """What the next piece begins with."""
+
+    def plan(self) -> FastPlan | None:
+        graph, step = self._graph, StepKind.NUMPY.named()
+        for number, operation in enumerate(graph.operations):
+            if not self._is_view(number, operation):
+                self._add(number, operation)
+            self._on_progress()
+        if all(piece.step == step for piece in self._pieces):
+            return None
+        held = self._lifetimes()
+        offsets, held_bytes = places(list(held.values()))
+        scratch = (unit.footprint for piece in self._pieces for unit in piece.units)
+        return FastPlan(
+            tag=f"cpu/{kind_of(graph)}/{graph.digest()[:8]}",
+            pieces=tuple(self._pieces),
+            bound=tuple(self._buffer(graph.tensor(uid)) for uid in graph.bound),
+            places=tuple(self._place(one, offsets[one.uid]) for one in held.values()),
+            given=tuple(map(self._given, (*graph.scalars, *graph.constants))),
+            views=tuple(self._views.items()),
+            held_bytes=held_bytes,
+            lane_bytes=max((footprint((nbytes,), itemsize=1) for nbytes in scratch), default=0),
+            lanes=self._lanes,
+            scalars=len(graph.scalars),
+        )
+
+    def _carried_apart(self) -> Iterator[int]:
+        """The bound tensors whose values are not computed in their buffers.
+
+        They are of a type that kernels do not take, or overwrite what the operation that writes them may
+        still read.
+        """
+        graph = self._graph
+        for uid in graph.bound:
+            if carried(graph.tensor(uid).dtype) != graph.tensor(uid).dtype.numpy:
+                yield uid
+        for operation in graph.operations:
+            if not isinstance(operation, Pointwise):
+                yield from (uid for uid in operation.writes if graph.tensor(uid).overwrites is not None)
+
+    # Operations.
+
+    def _is_view(self, number: int, operation: Node) -> bool:
+        """Whether an operation's result is read where its operand lies. If so, it is noted."""
+        if not isinstance(operation, Movement):
+            return False
+        x, y = self._graph.tensor(operation.x), self._graph.tensor(operation.y)
+        root = self._roots.get(x.uid, x.uid)
+        if y.role is not TensorRole.VIRTUAL or root in self._overwritten:
+            return False
+        if x.role not in (TensorRole.VIRTUAL, TensorRole.BOUND):
+            return False
+        self._load(x.uid)
+        placed = operation.view(x.dims, self._strides[x.uid])
+        if placed is None:
+            return False
+        self._views[number] = View(y.uid, x.uid, operation, y.dims)
+        self._strides[y.uid] = placed.strides
+        self._roots[y.uid] = root
+        return True
+
+    def _add(self, number: int, operation: Node) -> None:
+        """Add the piece that computes an operation."""
+        graph = self._graph
+        for uid in operation.reads:
+            self._load(uid)
+        for uid in operation.writes:
+            self._make(uid)
+        kernel = kernel_of(graph, operation)
+        units = self._loads
+        self._loads = []
+        if kernel is None:
+            units.append(evaluated(graph, number))
+            step = StepKind.NUMPY.named()
+        else:
+            operands, results = (dict(operation.named(n)) for n in (operation.inputs, operation.outputs))
+            units.append(computed(kernel, operands, results, self._lanes))
+            units += self._rounded(operation)
+            step = StepKind.BLOCKS.named()
+        for uid in operation.writes:
+            if uid in self._apart:
+                units.append(copied(uid, stored(uid)))
+        self._pieces.append(Piece((number,), step, tuple(units)))
+
+    def _rounded(self, operation: Node) -> Iterator[Unit]:
+        """Units that round an operation's results as those that read them see them."""
+        for uid in operation.writes:
+            tensor = self._graph.tensor(uid)
+            if uid in self._read and carried(tensor.dtype) != tensor.dtype.numpy:
+                yield rounded(uid, tensor.dtype)
+
+    def _load(self, uid: int) -> None:
+        """Have a tensor's values where kernels can read them."""
+        tensor = self._graph.tensor(uid)
+        if uid in self._strides or tensor.role not in (TensorRole.VIRTUAL, TensorRole.BOUND):
+            return
+        if uid in self._apart:
+            self._hold(tensor)
+            self._loads.append(copied(stored(uid), uid))
+        else:
+            self._strides[uid] = tensor.strides
+
+    def _make(self, uid: int) -> None:
+        """Have memory for a result's values."""
+        tensor = self._graph.tensor(uid)
+        if tensor.role is TensorRole.VIRTUAL or uid in self._apart:
+            self._hold(tensor)
+        else:
+            self._strides[uid] = tensor.strides
+
+    # Arrays.
+
+    def _hold(self, tensor: GraphTensor) -> None:
+        self._held[tensor.uid] = tensor
+        self._strides[tensor.uid] = _dense(tensor)
+
+    def _lifetimes(self) -> dict[int, Held]:
+        """From the first to the last piece that uses each tensor in the workspace, or a view of it."""
+        found: dict[int, Held] = {}
+        for number, piece in enumerate(self._pieces):
+            for unit in piece.units:
+                for uid in (*unit.reads, *unit.writes):
+                    root = self._roots.get(uid, uid)
+                    if root in self._held:
+                        first = found[root].first if root in found else number
+                        found[root] = Held(root, self._nbytes(root), first, number)
+        return found
+
+    def _nbytes(self, uid: int) -> int:
+        tensor = self._held[uid]
+        return footprint((max(1, math.prod(tensor.dims)),), itemsize=carried(tensor.dtype).itemsize)
+
+    def _place(self, held: Held, offset: int) -> Place:
+        tensor = self._held[held.uid]
+        dtype = carried(tensor.dtype)
+        return Place(
+            number=held.uid,
+            offset=offset,
+            dims=tensor.dims,
+            strides=tuple(stride * dtype.itemsize for stride in self._strides[held.uid]),
+            dtype=dtype,
+            label=tensor.name,
+            nbytes=held.size,
+            first=held.first,
+            last=held.last,
+        )
+
+    def _buffer(self, tensor: GraphTensor) -> Buffer:
+        number = stored(tensor.uid) if tensor.uid in self._apart else tensor.uid
+        return Buffer(number, tensor.dims, tensor.dtype)
+
+    def _given(self, uid: int) -> Given:
+        tensor = self._graph.tensor(uid)
+        return Given(uid, tensor.dims, carried(tensor.dtype), self._graph.constants.get(uid))
+
+
+def _dense(tensor: GraphTensor) -> tuple[int, ...]:
+    """Strides of a tensor without gaps, its axes in the order in which the graph has them in memory."""
+    order = sorted(range(len(tensor.dims)), key=lambda axis: (-abs(tensor.strides[axis]), axis))
+    strides, step = [1] * len(tensor.dims), 1
+    for axis in reversed(order):
+        strides[axis] = step
+        step *= max(tensor.dims[axis], 1)
+    return tuple(strides)

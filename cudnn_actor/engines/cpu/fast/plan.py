@@ -1,0 +1,223 @@
+"""Fast plans: units in the order in which they run, and where the arrays between them lie."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from cudnn_actor.engines.base import no_progress
+from cudnn_actor.engines.cpu.fast.kernels import Step
+from cudnn_actor.engines.cpu.fast.lanes import Lanes
+from cudnn_actor.engines.cpu.fast.units import Arrays, Unit
+from cudnn_actor.engines.cpu.scratch import Bytes, Dims, Scratch
+from cudnn_actor.protocol.graphs.explanation import Explanation, ScratchTensor, piece_of
+from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
+from cudnn_actor.protocol.operations import Movement
+from cudnn_actor.protocol.types.dtypes import DType
+
+__all__ = ["Buffer", "FastPlan", "FastProgram", "Given", "Piece", "Place", "View"]
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """A bound tensor: its place among the buffers of a run, and the number of its array."""
+
+    number: int
+    dims: Dims
+    dtype: DType
+
+
+@dataclass(frozen=True)
+class Place:
+    """An array in the workspace. `strides` are in bytes."""
+
+    number: int
+    offset: int
+    dims: Dims
+    strides: tuple[int, ...]
+    dtype: np.dtype[Any]
+    label: str = ""
+    nbytes: int = 0
+    first: int = 0
+    last: int = 0
+
+
+@dataclass(frozen=True)
+class View:
+    """An array that lies where another's values do: a reshape, a transpose or a slice of it.
+
+    `strides` and `offset` are in bytes, and known when the other's are.
+    """
+
+    number: int
+    of: int
+    movement: Movement[int]
+    dims: Dims
+
+
+@dataclass(frozen=True)
+class Given:
+    """A scalar or a constant: one number in all elements. `value`: None for a scalar."""
+
+    number: int
+    dims: Dims
+    dtype: np.dtype[Any]
+    value: float | int | None
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Units that run together: the numbers of their operations, and what explanations call them."""
+
+    operations: tuple[int, ...]
+    step: str
+    units: tuple[Unit, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class FastPlan:
+    """A graph that is ready to run in float32; immutable.
+
+    Parameters
+    ----------
+    tag
+        `cpu/conv_fwd/1f2e3d4c`: the operation and the first digits of the graph's digest.
+    pieces
+        What to run, in order.
+    bound, places, given, views
+        Where the arrays lie. A view is behind the number of its operation.
+    held_bytes
+        Bytes of the workspace that `places` take.
+    lane_bytes, lanes
+        Bytes of scratch for each lane, and how many there are. They follow the places in the workspace.
+    """
+
+    tag: str
+    pieces: tuple[Piece, ...]
+    bound: tuple[Buffer, ...]
+    places: tuple[Place, ...]
+    given: tuple[Given, ...]
+    views: tuple[tuple[int, View], ...]
+    held_bytes: int
+    lane_bytes: int
+    lanes: int
+    scalars: int
+    checked: ClassVar[bool] = True
+    provisional: ClassVar[bool] = False
+
+    @property
+    def workspace(self) -> int:
+        """Bytes of scratch that a run needs. Operations that are evaluated in float64 allocate their own."""
+        return self.held_bytes + self.lanes * self.lane_bytes
+
+    @property
+    def buffers(self) -> int:
+        """How many a run takes."""
+        return len(self.bound)
+
+    def bind(self, buffers: Sequence[npt.NDArray[Any]], workspace: Bytes) -> FastProgram:
+        """The plan on these buffers, and on a workspace of at least `self.workspace` bytes.
+
+        Raises `ValueError` if a buffer's dims or dtype do not match the graph's.
+        """
+        arrays: dict[int, npt.NDArray[Any]] = {}
+        for buffer, array in zip(self.bound, buffers, strict=True):
+            if array.shape != buffer.dims:
+                raise ValueError(f"a buffer of dims {array.shape} for a tensor of {buffer.dims}")
+            if array.dtype != buffer.dtype.numpy:
+                raise ValueError(f"a buffer of {array.dtype} for a tensor of {buffer.dtype}")
+            arrays[buffer.number] = array
+        for place in self.places:
+            arrays[place.number] = np.ndarray(place.dims, place.dtype, workspace, place.offset, place.strides)
+        scalars: list[npt.NDArray[Any]] = []
+        for given in self.given:
+            value = np.zeros((), given.dtype)
+            if given.value is None:
+                scalars.append(value)
+            else:
+                with np.errstate(all="ignore"):
+                    value[...] = given.value
+            arrays[given.number] = np.broadcast_to(value, given.dims)
+        for _, view in self.views:
+            arrays[view.number] = _seen(view, arrays[view.of])
+        lanes = [
+            Scratch(workspace, self.held_bytes + number * self.lane_bytes) for number in range(self.lanes)
+        ]
+        steps = tuple(_steps(piece, arrays, lanes) for piece in self.pieces)
+        return FastProgram(tuple(buffers), tuple(scalars), steps)
+
+    def explain(self, graph: OperationGraph) -> Explanation:
+        """A piece for each of the plan's; see `engines.base.Plan`."""
+        return Explanation(
+            plan=self.tag,
+            digest=graph.digest(),
+            pieces=tuple(piece_of(graph, self.tag, piece.operations, piece.step) for piece in self.pieces),
+            views=tuple(graph.label(number) for number, _ in self.views),
+            scratch=tuple(
+                ScratchTensor(
+                    label=place.label,
+                    nbytes=place.nbytes,
+                    offset=place.offset,
+                    first=place.first,
+                    last=place.last,
+                )
+                for place in self.places
+            ),
+            scratch_bytes=self.held_bytes,
+            workspace=self.workspace,
+        )
+
+
+def _steps(piece: Piece, arrays: Arrays, lanes: Sequence[Scratch]) -> tuple[Step, ...]:
+    return tuple(
+        step for unit in piece.units for step in unit.bind(arrays, [lane.fork() for lane in lanes]) if step
+    )
+
+
+def _seen(view: View, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The part of an array that a movement shows. The compiler has made sure that it is possible."""
+    itemsize = array.itemsize
+    placed = view.movement.view(array.shape, tuple(stride // itemsize for stride in array.strides))
+    assert placed is not None, "the compiler asked the same"
+    start = array
+    if placed.offset:
+        flat = np.lib.stride_tricks.as_strided(array, (placed.offset + 1,), (itemsize,))
+        start = flat[placed.offset :]
+    strides = tuple(stride * itemsize for stride in placed.strides)
+    return np.lib.stride_tricks.as_strided(start, view.dims, strides)
+
+
+@dataclass(frozen=True, eq=False)
+class FastProgram:
+    """A plan that is bound to buffers, which it keeps alive. `scalars`: where those of a run are written."""
+
+    buffers: tuple[npt.NDArray[Any], ...]
+    scalars: tuple[npt.NDArray[Any], ...]
+    pieces: tuple[tuple[Step, ...], ...]
+
+    def is_on(self, buffers: Sequence[npt.NDArray[Any]]) -> bool:
+        """Whether it is bound to these buffers, the same objects."""
+        return all(map(operator.is_, self.buffers, buffers))
+
+    def run(
+        self,
+        scalars: Sequence[float],
+        lanes: Lanes,
+        on_progress: Callable[[], None] = no_progress,
+        on_piece: Callable[[], None] = no_progress,
+    ) -> None:
+        """Compute. `on_piece` is called behind each piece."""
+        for place, value in zip(self.scalars, scalars, strict=True):
+            place[...] = value
+        run = lanes.run
+        # Overflow to infinity, and NaN, are valid results, as on a GPU.
+        with np.errstate(all="ignore"):
+            for steps in self.pieces:
+                for step in steps:
+                    run(step, on_progress)
+                on_piece()

@@ -1,0 +1,163 @@
+"""What a fast plan consists of: kernels, exact evaluations, and changes between dtypes, on arrays by number.
+
+The arrays of a run have numbers: a tensor's uid for the values that kernels read and write, and `stored(uid)`
+for the buffer of a bound tensor of a small floating type, whose values a kernel does not take.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from cudnn_actor.engines.base import blame
+from cudnn_actor.engines.cpu.exact.evaluation import XP, exact, round_into
+from cudnn_actor.engines.cpu.fast.kernels import Call, Kernel, Step, dealt
+from cudnn_actor.engines.cpu.scratch import Scratch, footprint
+from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
+from cudnn_actor.protocol.types.dtypes import DType
+
+__all__ = ["Arrays", "Unit", "carried", "computed", "copied", "evaluated", "rounded", "stored"]
+
+Arrays = Mapping[int, npt.NDArray[Any]]
+"""The arrays of a run by their numbers."""
+
+_BLOCK_BYTES = 64 << 10
+"""Of an array's values, as they are copied from one dtype to another."""
+
+
+def carried(dtype: DType) -> np.dtype[Any]:
+    """The dtype of the arrays that kernels read and write for tensors of a dtype."""
+    return np.dtype(np.float32) if dtype.is_floating and dtype.itemsize < 4 else dtype.numpy
+
+
+def stored(uid: int) -> int:
+    """The number of the buffer of a bound tensor whose values are carried in another dtype."""
+    return ~uid
+
+
+class Unit(NamedTuple):
+    """A part of a plan.
+
+    Parameters
+    ----------
+    reads, writes
+        The numbers of the arrays that it reads and writes.
+    bind
+        Gives the steps of a run on these arrays.
+    footprint
+        Bytes of scratch that each lane needs.
+    """
+
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+    bind: Callable[[Arrays, Sequence[Scratch]], list[Step]]
+    footprint: int = 0
+
+
+def computed(kernel: Kernel, operands: Mapping[str, int], results: Mapping[str, int], lanes: int) -> Unit:
+    """An operation that a kernel computes. `operands`, `results`: numbers of arrays by the fields' names."""
+
+    def bind(arrays: Arrays, scratch: Sequence[Scratch]) -> list[Step]:
+        given = {name: arrays[number] for name, number in operands.items()}
+        into = {name: arrays[number] for name, number in results.items()}
+        return kernel.bind(given, into, scratch)
+
+    return Unit(tuple(operands.values()), tuple(results.values()), bind, kernel.footprint(lanes))
+
+
+def evaluated(graph: OperationGraph, number: int) -> Unit:
+    """An operation that is computed by its definition, in float64 and in memory that NumPy allocates."""
+    operation, constants = graph.operations[number], graph.constants
+
+    def bind(arrays: Arrays, _scratch: Sequence[Scratch]) -> list[Step]:
+        known = {uid: graph.filled(XP, uid, constants[uid]) for uid in operation.reads if uid in constants}
+        given = {uid: arrays[uid] for uid in operation.reads if uid not in known}
+        into = {uid: (graph.tensor(uid).dtype, arrays[uid]) for uid in operation.writes}
+
+        def run() -> None:
+            try:
+                values = known | {uid: exact(array) for uid, array in given.items()}
+                for uid, result in graph.evaluate(XP, operation, values).items():
+                    dtype, array = into[uid]
+                    _store(result, dtype, array)
+            except Exception as error:
+                blame(error, (number,))
+                raise
+
+        return [(run,)]
+
+    return Unit(operation.reads, operation.writes, bind)
+
+
+def _store(result: npt.NDArray[Any], dtype: DType, array: npt.NDArray[Any]) -> None:
+    """Store values rounded to a dtype in an array of that dtype, or of the one that it is carried in."""
+    if array.dtype == dtype.numpy:
+        round_into(result, dtype, array)
+        return
+    rounded = np.empty(array.shape, dtype.numpy)
+    round_into(result, dtype, rounded)
+    array[...] = rounded
+
+
+def copied(source: int, target: int) -> Unit:
+    """A copy of an array to one of the same dims, whose dtype may differ. Floats round to nearest even."""
+
+    def bind(arrays: Arrays, scratch: Sequence[Scratch]) -> list[Step]:
+        calls: list[list[Call]] = [[] for _ in scratch]
+        for number, part in enumerate(_blocks(arrays[target])):
+            calls[number % len(scratch)].append(_copy(arrays[source][part], arrays[target][part]))
+        return [dealt(calls)]
+
+    return Unit((source,), (target,), bind)
+
+
+def rounded(uid: int, dtype: DType) -> Unit:
+    """Values that are carried in float32, rounded in place to those of a smaller type."""
+
+    def bind(arrays: Arrays, scratch: Sequence[Scratch]) -> list[Step]:
+        calls: list[list[Call]] = [[] for _ in scratch]
+        for number, part in enumerate(_blocks(arrays[uid])):
+            lane, block = number % len(scratch), arrays[uid][part]
+            small = scratch[lane].fork().take(block.shape, dtype.numpy)
+            calls[lane] += [_copy(block, small), _copy(small, block)]
+        return [dealt(calls)]
+
+    return Unit((uid,), (uid,), bind, footprint((_BLOCK_BYTES // 4,), itemsize=dtype.itemsize))
+
+
+def _copy(source: npt.NDArray[Any], target: npt.NDArray[Any]) -> Call:
+    return lambda: np.copyto(target, source, casting="unsafe")
+
+
+def _blocks(array: npt.NDArray[Any]) -> Iterator[tuple[Any, ...]]:
+    """Parts of an array of about `_BLOCK_BYTES`, cut along the axes whose elements lie farthest apart."""
+    order = sorted(range(array.ndim), key=lambda axis: -abs(array.strides[axis]))
+    parts = [slice(None)] * array.ndim
+    for part in _cut(array.shape, order, array.itemsize, parts):
+        yield (*part, ...)  # an array also where it has no axes
+
+
+def _cut(
+    dims: tuple[int, ...], order: Sequence[int], itemsize: int, parts: list[slice]
+) -> Iterator[tuple[slice, ...]]:
+    if not order:
+        yield tuple(parts)
+        return
+    axis, *inner = order
+    row = itemsize
+    for each in inner:
+        row *= dims[each]
+    if row * dims[axis] <= _BLOCK_BYTES:
+        yield tuple(parts)
+        return
+    step = max(1, _BLOCK_BYTES // max(row, 1))
+    for start in range(0, dims[axis], step):
+        parts[axis] = slice(start, min(start + step, dims[axis]))
+        if row > _BLOCK_BYTES:
+            yield from _cut(dims, inner, itemsize, parts)
+        else:
+            yield tuple(parts)
+    parts[axis] = slice(None)
