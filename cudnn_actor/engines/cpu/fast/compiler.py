@@ -3,26 +3,34 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from cudnn_actor.engines.base import no_progress
 from cudnn_actor.engines.cpu.fast.kernel_table import kernel_of
 from cudnn_actor.engines.cpu.fast.plan import Buffer, FastPlan, Given, Piece, Place, View
+from cudnn_actor.engines.cpu.fast.pointwise import Chain, chain
 from cudnn_actor.engines.cpu.fast.units import Unit, carried, computed, copied, evaluated, rounded, stored
 from cudnn_actor.engines.cpu.scratch import footprint
 from cudnn_actor.engines.scratch_places import Held, places
 from cudnn_actor.engines.support import kind_of
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.graphs.step_kinds import StepKind
-from cudnn_actor.protocol.operations import GraphTensor, Movement, Node, Pointwise, TensorRole
+from cudnn_actor.protocol.operations import Convolution, GraphTensor, Movement, Node, Pointwise, TensorRole
 
 __all__ = ["compile_fast"]
+
+_LONGEST_CHAIN = 64
+"""Operations that are computed element by element together: a longer chain needs more of the cache."""
 
 
 def compile_fast(
     graph: OperationGraph, lanes: int, on_progress: Callable[[], None] = no_progress
 ) -> FastPlan | None:
-    """Make a graph ready to run in float32, on so many lanes; None if no operation has a kernel.
+    """Make a graph ready to run in float32, on so many lanes.
+
+    None if no operation has a kernel, or a convolution has none: exact plans compute it in tiles.
 
     The graph is one that `check_graph` takes. `on_progress` is called after each operation. Each operation
     gets a kernel, or is evaluated by its definition where there is none. Reshapes, transposes and slices
@@ -36,7 +44,11 @@ class _Compiler:
         self._graph = graph
         self._lanes = lanes
         self._on_progress = on_progress
-        self._read = {uid for operation in graph.operations for uid in operation.reads}
+        self._readers: defaultdict[int, set[int]] = defaultdict(set)
+        """The operations that read each tensor, by their numbers."""
+        for number, operation in enumerate(graph.operations):
+            for uid in operation.reads:
+                self._readers[uid].add(number)
         self._overwritten = {tensor.overwrites for tensor in graph.tensors} - {None}
         self._apart = set(self._carried_apart())
         self._held: dict[int, GraphTensor] = {}
@@ -48,16 +60,26 @@ class _Compiler:
         self._roots: dict[int, int] = {}
         """The tensor in which a view's values lie."""
         self._pieces: list[Piece] = []
+        self._chained: list[int] = []
+        """Operations, by their numbers, that are computed element by element, together."""
+        self._of_chain: set[int] = set()
+        """Their results."""
         self._loads: list[Unit] = []
         """What the next piece begins with."""
 
     def plan(self) -> FastPlan | None:
         graph, step = self._graph, StepKind.NUMPY.named()
         for number, operation in enumerate(graph.operations):
+            if not self._joins(operation):
+                self._end_chain()
             if not self._is_view(number, operation):
                 self._add(number, operation)
             self._on_progress()
-        if all(piece.step == step for piece in self._pieces):
+        self._end_chain()
+        whole = [number for piece in self._pieces if piece.step == step for number in piece.operations]
+        if len(whole) == len(self._pieces) or any(
+            isinstance(graph.operations[number], Convolution) for number in whole
+        ):
             return None
         held = self._lifetimes()
         offsets, held_bytes = places(list(held.values()))
@@ -111,13 +133,18 @@ class _Compiler:
         return True
 
     def _add(self, number: int, operation: Node) -> None:
-        """Add the piece that computes an operation."""
+        """Add the piece that computes an operation, or the operation to the chain."""
         graph = self._graph
         for uid in operation.reads:
             self._load(uid)
+        kernel = kernel_of(graph, operation)
+        if isinstance(kernel, Chain):
+            self._chained.append(number)
+            self._of_chain.update(operation.writes)
+            return
+        self._end_chain()
         for uid in operation.writes:
             self._make(uid)
-        kernel = kernel_of(graph, operation)
         units = self._loads
         self._loads = []
         if kernel is None:
@@ -133,11 +160,56 @@ class _Compiler:
                 units.append(copied(uid, stored(uid)))
         self._pieces.append(Piece((number,), step, tuple(units)))
 
+    def _joins(self, operation: Node) -> bool:
+        """Whether an operation can be computed element by element with those of the chain.
+
+        It cannot if it sees a result of one of them in another shape; nor can what follows a result of other
+        dims.
+        """
+        if not self._chained:
+            return True
+        roots = {self._roots.get(uid, uid) for uid in operation.reads if uid in self._roots}
+        if not roots.isdisjoint(self._of_chain):
+            return False
+        if isinstance(operation, Movement):
+            return operation.x not in self._of_chain
+        dims = self._graph.tensor(self._graph.operations[self._chained[0]].writes[0]).dims
+        return (
+            isinstance(operation, Pointwise)
+            and self._graph.tensor(operation.result).dims == dims
+            and len(self._chained) < _LONGEST_CHAIN
+        )
+
+    def _end_chain(self) -> None:
+        """Add the piece of the operations that are computed element by element, together."""
+        graph, numbers = self._graph, tuple(self._chained)
+        if not numbers:
+            return
+        nodes: list[Any] = [graph.operations[number] for number in numbers]
+        results = [node.result for node in nodes]
+        kept = [
+            uid
+            for uid in results
+            if graph.tensor(uid).role is TensorRole.BOUND or not self._readers[uid] <= set(numbers)
+        ] or results[-1:]  # what nothing reads is computed all the same
+        tensors = {uid: graph.tensor(uid) for node in nodes for uid in (*node.reads, *node.writes)}
+        kernel = chain(nodes, tensors, set(kept), graph.constants)
+        assert kernel is not None, "each of them has a kernel"
+        for uid in kept:
+            self._make(uid)
+        given = dict.fromkeys(uid for node in nodes for uid in node.reads if uid not in results)
+        operands = {uid: uid for uid in given if uid not in graph.constants}
+        units = [*self._loads, computed(kernel, operands, {uid: uid for uid in kept}, self._lanes)]
+        units += (copied(uid, stored(uid)) for uid in kept if uid in self._apart)
+        self._loads = []
+        self._pieces.append(Piece(numbers, StepKind.BLOCKS.named(), tuple(units)))
+        self._chained, self._of_chain = [], set()
+
     def _rounded(self, operation: Node) -> Iterator[Unit]:
         """Units that round an operation's results as those that read them see them."""
         for uid in operation.writes:
             tensor = self._graph.tensor(uid)
-            if uid in self._read and carried(tensor.dtype) != tensor.dtype.numpy:
+            if self._readers[uid] and carried(tensor.dtype) != tensor.dtype.numpy:
                 yield rounded(uid, tensor.dtype)
 
     def _load(self, uid: int) -> None:

@@ -4,13 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from cudnn_actor.engines.cpu.fast import pointwise
 from cudnn_actor.engines.cpu.fast.kernels import Kernel
+from cudnn_actor.engines.cpu.fast.matmul import matmul
+from cudnn_actor.engines.cpu.fast.reductions import reduction
+from cudnn_actor.engines.cpu.fast.row_norms import layer_norm, rms_norm
+from cudnn_actor.engines.cpu.fast.softmax import softmax, softmax_backward
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
-from cudnn_actor.protocol.operations import Node, Specs
+from cudnn_actor.protocol.operations import (
+    LayerNorm,
+    MatMul,
+    Node,
+    Pointwise,
+    Reduction,
+    RMSNorm,
+    Softmax,
+    SoftmaxBackward,
+    Specs,
+)
 
 __all__ = ["kernel_of"]
 
-_MAKERS: Mapping[type, Callable[[Node, Specs], Kernel | None]] = {}
+_MAKERS: Mapping[type, Callable[[Node, Specs], Kernel | None]] = {
+    LayerNorm: layer_norm,
+    MatMul: matmul,
+    Pointwise: pointwise.make,
+    Reduction: reduction,
+    RMSNorm: rms_norm,
+    Softmax: softmax,
+    SoftmaxBackward: softmax_backward,
+}
 
 
 def kernel_of(graph: OperationGraph, operation: Node) -> Kernel | None:

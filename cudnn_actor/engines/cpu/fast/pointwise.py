@@ -271,9 +271,11 @@ class Chain:
         if size * len(self.instructions) <= _FEW_ELEMENTS:
             lanes = lanes[:1]
         arrays = {**operands, **results}
+        if not self.dims:
+            arrays = {key: array.reshape(1) for key, array in arrays.items()}
         whole = [key for key in arrays if arrays[key].ndim]  # the others are scalars
         first = next(iter(results))
-        dims, views = merged(self.dims, [arrays[key] for key in whole], leading=whole.index(first))
+        dims, views = merged(self.dims or (1,), [arrays[key] for key in whole], leading=whole.index(first))
         scalars = {key: array for key, array in arrays.items() if not array.ndim}
         registers = [
             [lane.take((self._register_bytes,), np.uint8) for _ in range(self.count)] for lane in lanes

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from cudnn_actor.engines.base import blame
 from cudnn_actor.engines.cpu.exact.evaluation import XP, exact, round_into
-from cudnn_actor.engines.cpu.fast.kernels import Call, Kernel, Step, dealt
+from cudnn_actor.engines.cpu.fast.kernels import Call, Step, dealt
 from cudnn_actor.engines.cpu.scratch import Scratch, footprint
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.types.dtypes import DType
@@ -57,13 +57,17 @@ class Unit(NamedTuple):
     footprint: int = 0
 
 
-def computed(kernel: Kernel, operands: Mapping[str, int], results: Mapping[str, int], lanes: int) -> Unit:
-    """An operation that a kernel computes. `operands`, `results`: numbers of arrays by the fields' names."""
+def computed(kernel: Any, operands: Mapping[Any, int], results: Mapping[Any, int], lanes: int) -> Unit:
+    """What a kernel computes: a `Kernel`, or a `Chain`.
+
+    `operands`, `results`: the numbers of arrays by the keys that the kernel knows them by.
+    """
 
     def bind(arrays: Arrays, scratch: Sequence[Scratch]) -> list[Step]:
         given = {name: arrays[number] for name, number in operands.items()}
         into = {name: arrays[number] for name, number in results.items()}
-        return kernel.bind(given, into, scratch)
+        steps: list[Step] = kernel.bind(given, into, scratch)
+        return steps
 
     return Unit(tuple(operands.values()), tuple(results.values()), bind, kernel.footprint(lanes))
 
