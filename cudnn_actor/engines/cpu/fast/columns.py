@@ -1,0 +1,103 @@
+"""Columns of images, block by block, and the views of tensors that matrix products take.
+
+A product's depth is what it sums over: the channels of a group, and the taps of the filter. Filters are read
+where they lie, so they decide in which order. Columns are stored in one of two ways:
+
+- *by pixel*: each output pixel has its taps and channels side by side. A row of taps is one run in memory.
+- *by tap*: each tap of each channel has its output pixels side by side. A row of pixels is one run.
+
+Both are filled from a part of the image that lies in the same order, whatever the order of the tensor: that
+part is padded, and has as many elements as the columns divided by the taps.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from cudnn_actor.engines.cpu.exact.boxes import Box
+from cudnn_actor.engines.cpu.exact.geometry import ConvGeometry, spans
+from cudnn_actor.engines.cpu.fast.convolution_views import Floats, copying, filling, inner, laid_out
+from cudnn_actor.engines.cpu.fast.kernels import Call
+from cudnn_actor.engines.cpu.scratch import Dims, Scratch, footprint
+
+__all__ = ["Columns"]
+
+
+class Columns:
+    """Columns of x for boxes of y's pixels.
+
+    Arrays have the dims (images, groups, channels of a group, taps, output pixels), in which order they lie
+    in memory is `order`.
+    """
+
+    def __init__(self, geometry: ConvGeometry, dtype: npt.DTypeLike) -> None:
+        self._geometry = geometry
+        self._dtype = np.dtype(dtype)
+        self._rank = len(geometry.taps)
+
+    def order(self, by_pixel: bool, taps_first: bool) -> tuple[int, ...]:
+        """The axes of an array of columns in the order in which they lie in memory."""
+        taps = range(3, 3 + self._rank)
+        pixels = range(3 + self._rank, 3 + 2 * self._rank)
+        depth = (*taps, 2) if taps_first else (2, *taps)
+        return (0, *pixels, 1, *depth) if by_pixel else (0, 1, *depth, *pixels)
+
+    def dims(self, tile: Dims, channels: int) -> Dims:
+        """Dims of the columns for a tile of y's dims and so many channels of each group."""
+        geometry = self._geometry
+        return (tile[0], geometry.groups, channels, *geometry.taps, *tile[2:])
+
+    def footprint(self, tile: Dims, channels: int) -> int:
+        """Bytes of scratch that `fill` needs for a box of at most these dims."""
+        geometry = self._geometry
+        reach = [geometry.reach((0, extent), axis) for axis, extent in enumerate(tile[2:])]
+        dims = (tile[0], geometry.groups * channels, *(stop - start for start, stop in reach))
+        return footprint(dims, itemsize=self._dtype.itemsize)
+
+    def nbytes(self, tile: Dims, channels: int) -> int:
+        """Bytes of scratch that an array of columns takes."""
+        return footprint(self.dims(tile, channels), itemsize=self._dtype.itemsize)
+
+    def fill(self, x: Floats, box: Box, into: Floats, by_pixel: bool, memory: Scratch) -> list[Call]:
+        """Calls that fill columns for a box of y, of all images and channels of x that `into` is for.
+
+        `x` has the dims (images, groups, channels of a group, spatial): those of the box and of `into` alone.
+        """
+        geometry = self._geometry
+        reach = [geometry.reach(span, axis) for axis, span in enumerate(spans(box))]
+        overlaps = [geometry.overlap(span, axis) for axis, span in enumerate(reach)]
+        source = inner(x, (overlap.source for overlap in overlaps))
+        whole = all(
+            b.within == slice(0, stop - start) for b, (start, stop) in zip(overlaps, reach, strict=True)
+        )
+        if whole and (geometry.single_tap or self._lies(x, by_pixel)):
+            return [copying(self._patches(source, into.shape), into)]
+        spatial = range(3, 3 + self._rank)
+        order = (0, *spatial, 1, 2) if by_pixel else (0, 1, 2, *spatial)
+        dims = (*x.shape[:3], *(stop - start for start, stop in reach))
+        padded = laid_out(memory, dims, order, self._dtype)
+        calls: list[Call] = []
+        if not whole:
+            calls.append(filling(padded))
+        if source.size:
+            calls.append(
+                copying(
+                    source,
+                    inner(padded, (overlap.within for overlap in overlaps)),
+                )
+            )
+        calls.append(copying(self._patches(padded, into.shape), into))
+        return calls
+
+    def _lies(self, x: Floats, by_pixel: bool) -> bool:
+        """Whether runs of x are runs of columns."""
+        return x.strides[2 if by_pixel else -1] == x.itemsize
+
+    def _patches(self, padded: Floats, dims: Dims) -> Floats:
+        """The columns as a view: entries share elements."""
+        conv = self._geometry.conv
+        taps = (step * d for step, d in zip(padded.strides[3:], conv.dilation, strict=True))
+        pixels = (step * s for step, s in zip(padded.strides[3:], conv.stride, strict=True))
+        strides = (*padded.strides[:3], *taps, *pixels)
+        return np.lib.stride_tricks.as_strided(padded, dims, strides, writeable=False)

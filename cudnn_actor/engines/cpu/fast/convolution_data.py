@@ -1,0 +1,206 @@
+"""The gradient with respect to a convolution's input."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import product
+from typing import NamedTuple
+
+import numpy as np
+
+from cudnn_actor.engines.cpu.exact.boxes import Box, boxes, largest_tile
+from cudnn_actor.engines.cpu.exact.geometry import ConvGeometry, Span, spans
+from cudnn_actor.engines.cpu.fast.columns import Columns
+from cudnn_actor.engines.cpu.fast.convolution_forward import Behind
+from cudnn_actor.engines.cpu.fast.convolution_views import (
+    Filters,
+    Floats,
+    adding,
+    as_matrices,
+    as_results,
+    blas_takes,
+    channels_last,
+    copying,
+    dealt_in_turn,
+    filling,
+    grouped,
+    images_joined,
+    inner,
+    laid_out,
+    meeting,
+    merged,
+    multiplying,
+)
+from cudnn_actor.engines.cpu.fast.kernels import Call, Operands, Step
+from cudnn_actor.engines.cpu.scratch import Dims, Scratch, footprint
+
+__all__ = ["BackwardData"]
+
+_COLUMN_BYTES = 1 << 19
+_MOST_COLUMN_BYTES = 4 << 20
+_FEW_PIXELS = 192
+_LEAST_FILTERS = 64
+
+
+class _Bound(NamedTuple):
+    """What the blocks of a run have in common."""
+
+    dy: Floats
+    dx: Floats
+    filters: Filters
+    by_pixel: bool
+
+
+class BackwardData:
+    """dx = the sum of the columns of (w transposed times dy), a box of dx at a time.
+
+    As in the definition, padding takes no part, whatever values are in w.
+    """
+
+    def __init__(self, geometry: ConvGeometry, dtype: type) -> None:
+        self._geometry = geometry
+        self._dtype = dtype
+        self._itemsize = np.dtype(dtype).itemsize
+        self._tiles = {by_pixel: self._tile(by_pixel) for by_pixel in (False, True)}
+
+    def _tile(self, by_pixel: bool) -> Dims:
+        """A tile of dx, with all channels if their columns lie by pixel."""
+        geometry = self._geometry
+        dims, taps = geometry.x, math.prod(geometry.taps)
+        whole = self._cost(dims[1])((1, *dims[1:])) * 2
+        channels = dims[1]
+        if not by_pixel and geometry.groups == 1 and not (whole <= _COLUMN_BYTES and dims[0] > 8):
+            least = min(dims[1], -(-_LEAST_FILTERS // taps))
+            channels = max(least, min(dims[1] // 4, _MOST_COLUMN_BYTES * dims[1] // (4 * whole)))
+        elif by_pixel and dims[1] >= 4 * _LEAST_FILTERS:
+            channels = max(_LEAST_FILTERS, -(-dims[1] // 8))
+        cost = self._cost(channels)
+        budget = max(_COLUMN_BYTES * 2, cost((1, *(1 for _ in dims[1:]))) * _FEW_PIXELS)
+        tile = largest_tile(dims, cost, min(budget, _MOST_COLUMN_BYTES))
+        return (tile[0], channels, *tile[2:])
+
+    def _cost(self, channels: int) -> Callable[[Dims], int]:
+        def cost(tile: Dims) -> int:
+            dims = (tile[0], channels, *self._geometry.taps, *self._most_outputs(tile))
+            return footprint(dims, itemsize=self._itemsize)
+
+        return cost
+
+    def _most_outputs(self, tile: Dims) -> Dims:
+        geometry = self._geometry
+        return tuple(
+            min(size, (extent + window - 2) // stride + 1)
+            for size, extent, window, stride in zip(
+                geometry.y[2:], tile[2:], geometry.window, geometry.conv.stride, strict=True
+            )
+        )
+
+    def footprint(self, lanes: int) -> int:
+        """Bytes for columns, for a copy of dy's part, and for sums that lie otherwise in dx."""
+        del lanes
+        return max(
+            self._cost(tile[1])(tile)
+            + footprint(
+                (tile[0], self._geometry.y[1], *self._most_outputs(tile)), tile, itemsize=self._itemsize
+            )
+            for tile in self._tiles.values()
+        )
+
+    def bind(
+        self, operands: Operands, results: Operands, lanes: Sequence[Scratch], behind: Behind | None = None
+    ) -> list[Step]:
+        """See `Kernel`."""
+        geometry = self._geometry
+        filters = Filters(geometry, operands["w"])
+        by_pixel = geometry.groups == 1 and (
+            filters.taps_first or (math.prod(geometry.taps) == 1 and channels_last(results["dx"]))
+        )
+        bound = _Bound(operands["dy"], results["dx"], filters, by_pixel)
+        parts = []
+        for number, box in enumerate(boxes(geometry.x, self._tiles[by_pixel])):
+            memory = lanes[number % len(lanes)].fork()
+            calls = self._block(bound, box, memory)
+            parts.append([*calls, *(behind(box) if behind else ())])
+        return [*filters.copies(), dealt_in_turn(parts, len(lanes))]
+
+    def _block(self, bound: _Bound, box: Box, memory: Scratch) -> list[Call]:
+        dy, dx, filters, by_pixel = bound
+        geometry = self._geometry
+        target = dx[box]
+        outputs = [self._touching(span, axis) for axis, span in enumerate(spans(box))]
+        if any(stop <= start for start, stop in outputs):
+            return [filling(target)]
+        pixels = tuple(stop - start for start, stop in outputs)
+        part = dy[(box[0], slice(None), *(slice(*span) for span in outputs))]
+        gradient = as_results(part, geometry.groups)
+        calls: list[Call] = []
+        if gradient is None or not blas_takes(gradient):
+            copy = memory.take(part.shape, self._dtype)
+            calls.append(copying(part, copy))
+            gradient = as_results(copy, geometry.groups)
+            assert gradient is not None
+        w = self._transposed(filters, box[1])
+        if geometry.pixelwise:
+            into = as_results(target, geometry.groups)
+            if into is not None and blas_takes(into):
+                return [
+                    *calls,
+                    multiplying(w, *(images_joined(gradient, into) if by_pixel else (gradient, into))),
+                ]
+        columns = self._columns(target.shape, pixels, by_pixel, filters.taps_first, memory)
+        into = as_matrices(columns, by_pixel, filters.taps_first, len(pixels))
+        if filters.taps_first and target.shape[1] < geometry.x[1]:
+            # Those of some channels are not one matrix, but one for each tap.
+            taps, channels = math.prod(geometry.taps), target.shape[1]
+            into = merged(np.moveaxis(columns[:, 0], 1, -len(pixels) - 1), (len(target), taps, channels, -1))
+        assert into is not None
+        one, other = images_joined(gradient, into) if by_pixel and into.shape[1] == 1 else (gradient, into)
+        calls.append(multiplying(w, one, other))
+        return calls + self._scatter(bound, columns, box, outputs, memory)
+
+    def _columns(self, dims: Dims, pixels: Dims, by_pixel: bool, taps_first: bool, memory: Scratch) -> Floats:
+        geometry = self._geometry
+        order = Columns(geometry, self._dtype).order(by_pixel, taps_first)
+        full = (dims[0], geometry.groups, dims[1] // geometry.groups, *geometry.taps, *pixels)
+        return laid_out(memory, full, order, self._dtype)
+
+    def _transposed(self, filters: Filters, channels: slice) -> Floats:
+        """The filter as matrices (groups, depth of some channels, filters of a group)."""
+        geometry = self._geometry
+        w = filters.matrices(slice(None))
+        if geometry.groups == 1 and channels != slice(0, geometry.x[1]):
+            taps = math.prod(geometry.taps)
+            if filters.taps_first:
+                # As (taps, channels, filters).
+                return w.reshape(-1, taps, geometry.x[1])[..., channels].transpose(1, 2, 0)
+            w = w[:, :, channels.start * taps : channels.stop * taps]
+        return w.swapaxes(1, 2)
+
+    def _touching(self, span: Span, axis: int) -> Span:
+        pad = self._geometry.conv.pre_padding[axis]
+        return self._geometry.touching((span[0] + pad, span[1] + pad), axis)
+
+    def _scatter(
+        self, bound: _Bound, columns: Floats, box: Box, outputs: list[Span], memory: Scratch
+    ) -> list[Call]:
+        """Calls that add up columns in a box of dx."""
+        geometry = self._geometry
+        sums = target = bound.dx[box]
+        order = (0, *range(2, target.ndim), 1) if bound.by_pixel else range(target.ndim)
+        if target.strides[order[-1]] != target.itemsize:
+            sums = laid_out(memory, target.shape, order, self._dtype)
+        per_group = grouped(sums, geometry.groups)
+        calls: list[Call] = [filling(sums)]
+        for tap in product(*map(range, geometry.taps)):
+            pairs = [
+                meeting(geometry, axis, place, span, outputs[axis])
+                for axis, (place, span) in enumerate(zip(tap, spans(box), strict=True))
+            ]
+            into = inner(per_group, (one for one, _ in pairs))
+            if into.size:
+                part = inner(columns, (*tap, *(other for _, other in pairs)))
+                calls.append(adding(into, part))
+        if sums is not target:
+            calls.append(copying(sums, target))
+        return calls

@@ -1,0 +1,216 @@
+"""The gradient with respect to a convolution's filter."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from cudnn_actor.engines.cpu.exact.boxes import Box, box_dims, boxes, largest_tile
+from cudnn_actor.engines.cpu.exact.geometry import ConvGeometry
+from cudnn_actor.engines.cpu.fast.columns import Columns
+from cudnn_actor.engines.cpu.fast.convolution_forward import Behind
+from cudnn_actor.engines.cpu.fast.convolution_views import (
+    Floats,
+    adding,
+    blas_takes,
+    channels_last,
+    copying,
+    dealt_in_turn,
+    grouped,
+    inner,
+    laid_out,
+    merged,
+)
+from cudnn_actor.engines.cpu.fast.kernels import Call, Operands, Step, dealt
+from cudnn_actor.engines.cpu.scratch import Dims, Scratch, footprint
+
+__all__ = ["BackwardFilter"]
+
+_PIXELS = 512
+"""Pixels of a block, or more: a product of fewer takes more time to add up than to compute."""
+_COLUMN_BYTES = 1 << 20
+"""Columns of a block."""
+_ENOUGH_PARTS = 6
+"""With fewer parts of the channels, there are several sums of each."""
+_SUMS_BYTES = 1 << 20
+"""Of all sums of a part."""
+
+
+class _Bound(NamedTuple):
+    """What the parts of a run have in common."""
+
+    x: Floats
+    dy: Floats
+    by_pixel: bool
+
+
+class BackwardFilter:
+    """dw = dy times the columns of x transposed, summed over boxes of dy in their order.
+
+    Parts of the channels are summed up apart. If there are few of these, so are parts of the boxes: a fixed
+    number of sums, which are then added up in order.
+    """
+
+    def __init__(self, geometry: ConvGeometry, dtype: type) -> None:
+        self._geometry = geometry
+        self._dtype = dtype
+        self._itemsize = np.dtype(dtype).itemsize
+        self._columns = Columns(geometry, dtype)
+        channels = geometry.w[1]
+        one = self._cost(1)
+        apart = geometry.groups == 1
+        per_pixel = one((1, *(1 for _ in geometry.y[1:])))
+        budget = _PIXELS * self._itemsize * math.prod(geometry.taps) if apart else _COLUMN_BYTES
+        self._tile = largest_tile(geometry.y, one if apart else self._cost(channels), max(budget, per_pixel))
+        sums = geometry.w[0] * math.prod(geometry.taps) * self._itemsize
+        most = max(1, _COLUMN_BYTES // max(one(self._tile), sums)) if apart else channels
+        self._pieces = [slice(start, min(start + most, channels)) for start in range(0, channels, most)]
+        self._grid = [*boxes(geometry.y, self._tile)]
+        self._sums = 1
+        if len(self._pieces) < _ENOUGH_PARTS:
+            size = math.prod(geometry.w) * self._itemsize
+            self._sums = max(
+                1, min(len(self._grid), -(-_ENOUGH_PARTS // len(self._pieces)), _SUMS_BYTES // size)
+            )
+
+    def _cost(self, channels: int) -> Callable[[Dims], int]:
+        return lambda tile: self._columns.nbytes(tile, channels)
+
+    def footprint(self, lanes: int) -> int:
+        """Bytes for columns, the padded part of x, a copy of dy's part, a summand, and sums."""
+        tile, geometry = self._tile, self._geometry
+        channels = self._pieces[0].stop
+        sum_dims = (geometry.w[0], channels, *geometry.taps)
+        sums = -(-self._sums * len(self._pieces) // lanes) if self._sums > 1 else 1
+        return (
+            self._cost(channels)(tile)
+            + self._columns.footprint(tile, channels)
+            + footprint(
+                (tile[0], geometry.y[1], *tile[2:]), *[sum_dims] * (sums + 1), itemsize=self._itemsize
+            )
+        )
+
+    def bind(
+        self, operands: Operands, results: Operands, lanes: Sequence[Scratch], behind: Behind | None = None
+    ) -> list[Step]:
+        """See `Kernel`."""
+        x, dw = operands["x"], results["dw"]
+        bound = _Bound(x, operands["dy"], by_pixel=self._geometry.groups == 1 and channels_last(x))
+        cuts = [len(self._grid) * number // self._sums for number in range(self._sums + 1)]
+        parts: list[list[Call]] = []
+        adding_up: list[list[Call]] = []
+        memories = [lane.fork() for lane in lanes]
+        for channels in self._pieces:
+            totals = []
+            for start, stop in pairwise(cuts):
+                memory = memories[len(parts) % len(lanes)]
+                if self._sums == 1:
+                    memory = memory.fork()
+                total, calls = self._sum(bound, dw[:, channels], self._grid[start:stop], channels, memory)
+                totals.append(total)
+                parts.append(calls)
+            adding_up.append(self._add_up(totals, dw[:, channels]))
+        steps = [dealt_in_turn(parts, len(lanes))]
+        if any(adding_up):
+            steps.append(dealt_in_turn(adding_up, len(lanes)))
+        if behind is not None and (after := behind(tuple(slice(0, dim) for dim in dw.shape))):
+            steps.append(dealt([after]))
+        return steps
+
+    def _add_up(self, totals: Sequence[Floats], target: Floats) -> list[Call]:
+        if len(totals) == 1:
+            return []
+        first, *others = totals
+        return [*(adding(first, total) for total in others), copying(first, target)]
+
+    def _sum(
+        self, bound: _Bound, target: Floats, grid: Sequence[Box], channels: slice, memory: Scratch
+    ) -> tuple[Floats, list[Call]]:
+        """The sum over some boxes for some channels, with the dims of dw, and the calls that compute it.
+
+        The only sum is copied to `target`, if it does not lie there.
+        """
+        geometry = self._geometry
+        by_pixel = bound.by_pixel
+        rank = len(geometry.taps)
+        dims = (geometry.groups, geometry.w[0] // geometry.groups, target.shape[1], *geometry.taps)
+        sums = target.reshape(dims)
+        total = _depths(sums, by_pixel)
+        in_place = self._sums == 1 and np.may_share_memory(sums, target) and total is not None
+        if not in_place:
+            order = (0, 1, *range(3, 3 + rank), 2) if by_pixel else range(3 + rank)
+            sums = laid_out(memory, dims, order, self._dtype)
+            total = _depths(sums, by_pixel)
+        assert total is not None
+        below = memory.fork()
+        summand = below.take(total.shape, self._dtype)
+        calls: list[Call] = []
+        for number, box in enumerate(grid):
+            into = summand if number else total
+            calls += self._multiply(bound, box, channels, into, below.fork())
+            if number:
+                calls.append(adding(total, summand))
+        result = sums.reshape(target.shape)
+        if self._sums == 1 and not in_place:
+            calls.append(copying(result, target))
+        return result, calls
+
+    def _multiply(
+        self, bound: _Bound, box: Box, channels: slice, into: Floats, memory: Scratch
+    ) -> list[Call]:
+        """Calls that compute what one box contributes."""
+        geometry = self._geometry
+        x, dy, by_pixel = bound
+        part = np.moveaxis(grouped(dy[box], geometry.groups), 0, 2)
+        gradient = _joined(part)
+        calls: list[Call] = []
+        if gradient is None:
+            order = (*range(2, part.ndim), 0, 1) if by_pixel else range(part.ndim)
+            copy = laid_out(memory, part.shape, order, self._dtype)
+            calls.append(copying(part, copy))
+            gradient = _joined(copy)
+        columns, filled = self._fill(x, box, channels, by_pixel, memory)
+        assert gradient is not None
+        a, b, y = (
+            each[0] if geometry.groups == 1 else each for each in (gradient, columns.swapaxes(1, 2), into)
+        )
+        return [*calls, *filled, lambda: np.matmul(a, b, out=y)]
+
+    def _fill(
+        self, x: Floats, box: Box, channels: slice, by_pixel: bool, memory: Scratch
+    ) -> tuple[Floats, list[Call]]:
+        """Columns for a box, (groups, depth, pixels of all images), and the calls that fill them."""
+        geometry = self._geometry
+        rank = len(geometry.taps)
+        source = grouped(x[box[0]], geometry.groups)[:, :, channels]
+        if geometry.pixelwise:
+            found = _joined(np.moveaxis(inner(source, box[2:]), 0, 2))
+            if found is not None:
+                return found, []
+        dims = self._columns.dims(box_dims(box), source.shape[2])
+        taps, pixels = range(3, 3 + rank), range(3 + rank, 3 + 2 * rank)
+        order = (0, *pixels, 1, *taps, 2) if by_pixel else (1, 2, *taps, 0, *pixels)
+        columns = laid_out(memory, dims, order, self._dtype)
+        calls = self._columns.fill(source, box, columns, by_pixel, memory)
+        depth = columns.transpose(1, *((*taps, 2) if by_pixel else (2, *taps)), 0, *pixels)
+        extents = (geometry.groups, math.prod(depth.shape[1 : 2 + rank]), *depth.shape[2 + rank :])
+        matrices = merged(depth, extents)
+        assert matrices is not None
+        joined = _joined(matrices)
+        assert joined is not None
+        return joined, calls
+
+
+def _joined(array: Floats) -> Floats | None:
+    """A view of three dims, the last of which are joined, if BLAS takes that."""
+    found = merged(array, (*array.shape[:2], math.prod(array.shape[2:])))
+    return found if found is not None and blas_takes(found) else None
+
+
+def _depths(sums: Floats, taps_first: bool) -> Floats | None:
+    """Sums of dims (groups, filters, channels, taps) as (groups, filters, depth), if BLAS takes that view."""
+    return _joined(np.moveaxis(sums, 2, -1) if taps_first else sums)

@@ -1,0 +1,179 @@
+"""Convolutions as products of the filter and columns."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from cudnn_actor.engines.cpu.exact.boxes import Box, box_dims, boxes, largest_tile
+from cudnn_actor.engines.cpu.exact.geometry import ConvGeometry
+from cudnn_actor.engines.cpu.fast.columns import Columns
+from cudnn_actor.engines.cpu.fast.convolution_views import (
+    Filters,
+    Floats,
+    as_matrices,
+    as_results,
+    blas_takes,
+    channels_last,
+    copying,
+    dealt_in_turn,
+    grouped,
+    images_joined,
+    inner,
+    laid_out,
+    multiplying,
+)
+from cudnn_actor.engines.cpu.fast.kernels import Call, Operands, Step, dealt
+from cudnn_actor.engines.cpu.scratch import Dims, Scratch, footprint
+
+__all__ = ["Behind", "Forward"]
+
+Behind = Callable[[Box], Sequence[Call]]
+"""Gives the calls to be made on a lane as soon as a box of the result has been written."""
+
+_COLUMN_BYTES = 1 << 19
+"""Columns of a block. They stay in the second-level cache while they are multiplied."""
+_MOST_COLUMN_BYTES = 4 << 20
+"""Columns of a block with few pixels: then the filter is what a product reads most."""
+_FEW_PIXELS = 192
+"""A block of fewer pixels takes more time to read the filter than its columns."""
+_ENOUGH_BLOCKS = 6
+"""With fewer blocks, each is split up between lanes."""
+_LEAST_FILTERS = 64
+"""Filters of a part of a product."""
+
+
+class Forward:
+    """y = w times the columns of x, a box of y at a time."""
+
+    def __init__(self, geometry: ConvGeometry, dtype: type) -> None:
+        self._geometry = geometry
+        self._dtype = dtype
+        self._columns = Columns(geometry, dtype)
+        self._tile = _tile_of_outputs(geometry, geometry.y, self._columns_bytes)
+        self._parts = _parts(geometry, len([*boxes(geometry.y, self._tile)]))
+
+    def _columns_bytes(self, tile: Dims) -> int:
+        return self._columns.nbytes(tile, self._geometry.w[1])
+
+    def footprint(self, lanes: int) -> int:
+        """Bytes for columns, for the padded part of x, and for a result that lies otherwise in y."""
+        del lanes
+        tile = self._tile
+        result = footprint((tile[0], self._geometry.y[1], *tile[2:]), itemsize=np.dtype(self._dtype).itemsize)
+        return self._columns_bytes(tile) + self._columns.footprint(tile, self._geometry.w[1]) + result
+
+    def bind(
+        self, operands: Operands, results: Operands, lanes: Sequence[Scratch], behind: Behind | None = None
+    ) -> list[Step]:
+        """See `Kernel`."""
+        y = results["y"]
+        x = grouped(operands["x"], self._geometry.groups)
+        filters = Filters(self._geometry, operands["w"])
+        by_pixel = self._geometry.groups == 1 and (
+            filters.taps_first or (math.prod(self._geometry.taps) == 1 and channels_last(operands["x"]))
+        )
+        bound = _Bound(x, y, filters, by_pixel, behind)
+        steps = filters.copies()
+        grid = [*boxes(self._geometry.y, self._tile)]
+        if len(self._parts) == 1:
+            blocks: list[list[Call]] = [[] for _ in lanes]
+            for number, box in enumerate(grid):
+                lane = number % len(lanes)
+                memory = lanes[lane].fork()
+                columns, filling = self._fill(bound, box, memory)
+                for calls in filling:
+                    blocks[lane] += calls
+                blocks[lane] += self._multiply(bound, box, columns, memory)
+            return [*steps, dealt(blocks)]
+        for box in grid:
+            steps += self._shared(bound, box, lanes)
+        return steps
+
+    def _shared(self, bound: _Bound, box: Box, lanes: Sequence[Scratch]) -> list[Step]:
+        """Steps for a box whose columns the lanes fill together, and share."""
+        memories = [lane.fork() for lane in lanes]
+        columns, filling = self._fill(bound, box, memories[0], [*memories[1:]])
+        steps = [dealt_in_turn(filling, len(lanes))] if any(filling) else []
+        products = []
+        for number, part in enumerate(self._parts):
+            memory = memories[number % len(lanes)].fork()
+            products.append(self._multiply(bound, (box[0], part, *box[2:]), columns, memory))
+        return [*steps, dealt_in_turn(products, len(lanes))]
+
+    def _fill(
+        self, bound: _Bound, box: Box, memory: Scratch, others: Sequence[Scratch] = ()
+    ) -> tuple[Floats, list[list[Call]]]:
+        """The columns for a box, (images, groups, channels, taps, pixels), and the calls that fill them.
+
+        With `others`, the memory of other lanes, the calls for each part of the channels are apart.
+        """
+        geometry = self._geometry
+        x = bound.x[box[0]]
+        if geometry.pixelwise:
+            view = inner(x, box[2:])
+            view = view.reshape(*view.shape[:3], *(1 for _ in geometry.taps), *view.shape[3:])
+            if as_matrices(view, bound.by_pixel, False, len(geometry.taps)) is not None:
+                return view, []
+        dims = self._columns.dims(box_dims(box), geometry.w[1])
+        order = self._columns.order(bound.by_pixel, bound.filters.taps_first)
+        columns = laid_out(memory, dims, order, self._dtype)
+        filling = [
+            self._columns.fill(x[:, :, part], box, columns[:, :, part], bound.by_pixel, lane.fork())
+            for part, lane in self._fillings((memory, *others))
+        ]
+        return columns, filling
+
+    def _fillings(self, memories: Sequence[Scratch]) -> Iterator[tuple[slice, Scratch]]:
+        channels = self._geometry.w[1]
+        count = len(self._parts)
+        bounds = [channels * number // count for number in range(count + 1)]
+        for number in range(count):
+            yield slice(bounds[number], bounds[number + 1]), memories[number % len(memories)]
+
+    def _multiply(self, bound: _Bound, box: Box, columns: Floats, memory: Scratch) -> list[Call]:
+        geometry = self._geometry
+        rank = len(geometry.taps)
+        w = bound.filters.matrices(box[1])
+        target = bound.y[box]
+        after = [*bound.behind(box)] if bound.behind else []
+        into = as_results(target, geometry.groups)
+        b = as_matrices(columns, bound.by_pixel, bound.filters.taps_first, rank)
+        assert b is not None
+        if into is not None and blas_takes(into):
+            one, other = images_joined(b, into) if bound.by_pixel else (b, into)
+            return [multiplying(w, one, other), *after]
+        images, filters, *pixels = target.shape
+        apart = memory.take(
+            (images, geometry.groups, filters // geometry.groups, math.prod(pixels)), self._dtype
+        )
+        return [multiplying(w, b, apart), copying(apart.reshape(target.shape), target), *after]
+
+
+class _Bound(NamedTuple):
+    """What the blocks of a run have in common. Dims of `x`: images, groups, channels of a group, spatial."""
+
+    x: Floats
+    y: Floats
+    filters: Filters
+    by_pixel: bool
+    behind: Behind | None
+
+
+def _tile_of_outputs(geometry: ConvGeometry, dims: Dims, cost: Callable[[Dims], int]) -> Dims:
+    """A tile of y's dims whose columns have few bytes, or few pixels."""
+    per_pixel = cost((1, dims[1], *(1 for _ in geometry.taps)))
+    return largest_tile(dims, cost, min(max(_COLUMN_BYTES, per_pixel * _FEW_PIXELS), _MOST_COLUMN_BYTES))
+
+
+def _parts(geometry: ConvGeometry, count: int) -> list[slice]:
+    """Parts of the filters for which products are computed apart, if there are so few blocks."""
+    filters = geometry.w[0]
+    parts = 1
+    if geometry.groups == 1 and count < _ENOUGH_BLOCKS:
+        parts = max(1, min(-(-8 // count), filters // _LEAST_FILTERS))
+    size = -(-filters // parts)
+    return [slice(start, min(start + size, filters)) for start in range(0, filters, size)]

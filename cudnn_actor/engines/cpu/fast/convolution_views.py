@@ -1,0 +1,178 @@
+"""The views of filters, images and columns that matrix products take where they lie."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from cudnn_actor.engines.cpu.exact.geometry import ConvGeometry, Span
+from cudnn_actor.engines.cpu.fast.kernels import Call, Step, dealt
+from cudnn_actor.engines.cpu.scratch import Dims, Scratch
+
+__all__ = [
+    "Filters",
+    "Floats",
+    "adding",
+    "as_matrices",
+    "as_results",
+    "blas_takes",
+    "channels_last",
+    "copying",
+    "dealt_in_turn",
+    "filling",
+    "grouped",
+    "images_joined",
+    "inner",
+    "laid_out",
+    "meeting",
+    "merged",
+    "multiplying",
+]
+
+Floats = npt.NDArray[Any]
+"""Of float32 or float64."""
+
+
+def merged(array: Floats, dims: Dims) -> Floats | None:
+    """A view of an array with other dims; None if only a copy can have them."""
+    view = array.reshape(dims)
+    return view if np.may_share_memory(view, array) else None
+
+
+def channels_last(array: Floats) -> bool:
+    """Whether an array of dims N, C, spatial has its channels side by side, and several of them."""
+    return array.shape[1] > 1 and array.strides[1] == array.itemsize and math.prod(array.shape[2:]) > 1
+
+
+def laid_out(memory: Scratch, dims: Dims, order: Sequence[int], dtype: npt.DTypeLike) -> Floats:
+    """Scratch memory for an array of these dims, whose axes lie in memory in this order, the last densest."""
+    return memory.take(tuple(dims[axis] for axis in order), dtype).transpose(np.argsort(order))
+
+
+def blas_takes(array: Floats) -> bool:
+    """Whether BLAS takes the matrices in the last two dims where they lie."""
+    *_, step, inner = (stride // array.itemsize for stride in array.strides)
+    rows, columns = array.shape[-2:]
+    return (inner == 1 and step >= columns) or (step == 1 and inner >= rows) or 1 in (rows, columns)
+
+
+def inner(array: Floats, parts: Iterable[slice | int]) -> Floats:
+    """A view of parts along the last dims."""
+    index: Any = (..., *parts)
+    view: Floats = array[index]
+    return view
+
+
+def copying(source: Floats, target: Floats) -> Call:
+    """A call that copies an array to another of the same dims."""
+    return lambda: np.copyto(target, source)
+
+
+def filling(target: Floats) -> Call:
+    """A call that sets an array to zeros."""
+    return lambda: target.fill(0)
+
+
+def adding(into: Floats, part: Floats) -> Call:
+    """A call that adds an array to another."""
+    return lambda: np.add(into, part, out=into)
+
+
+def multiplying(a: Floats, b: Floats, y: Floats) -> Call:
+    """A call that computes y = a @ b. Leading dims that are 1 in all of them are dropped."""
+    while y.ndim > 2 and y.shape[0] == 1 and b.shape[0] == 1 and (a.ndim < y.ndim or a.shape[0] == 1):
+        a, b, y = (a[0] if a.ndim == y.ndim else a), b[0], y[0]
+    return lambda: np.matmul(a, b, out=y)
+
+
+def meeting(geometry: ConvGeometry, axis: int, tap: int, inputs: Span, outputs: Span) -> tuple[slice, slice]:
+    """Which elements of two spans, of inputs and of outputs, meet in a tap. They are counted from the starts.
+
+    Inputs do not count padding.
+    """
+    stride = geometry.conv.stride[axis]
+    offset = tap * geometry.conv.dilation[axis] - geometry.conv.pre_padding[axis]
+    first = max(outputs[0], -((offset - inputs[0]) // stride))
+    stop = min(outputs[1], (inputs[1] - 1 - offset) // stride + 1)
+    if stop <= first:
+        return slice(0, 0), slice(0, 0)
+    start = first * stride + offset - inputs[0]
+    end = start + (stop - first - 1) * stride + 1
+    return slice(start, end, stride), slice(first - outputs[0], stop - outputs[0])
+
+
+class Filters:
+    """A filter as matrices, (groups, filters of a group, depth): a view, if it is packed or channels-last.
+
+    `taps_first`: whether depth is in the order taps, channels.
+    """
+
+    def __init__(self, geometry: ConvGeometry, w: Floats) -> None:
+        self._groups = geometry.groups
+        dims = geometry.filter_matrix
+        self._source = w
+        moved = np.moveaxis(w, 1, -1)
+        found = merged(w, dims)
+        self.taps_first = found is None and merged(moved, dims) is not None
+        if self.taps_first:
+            found = merged(moved, dims)
+        self._copied = None if found is not None else np.empty(w.shape, w.dtype)
+        self._matrices = self._copied.reshape(dims) if found is None and self._copied is not None else found
+
+    def copies(self) -> list[Step]:
+        """A step that copies a filter which lies in another order to memory that is allocated here."""
+        if self._copied is None:
+            return []
+        return [(copying(self._source, self._copied),)]
+
+    def matrices(self, filters: slice) -> Floats:
+        """Those of some filters; of all, if there is more than one group."""
+        assert self._matrices is not None
+        return self._matrices if self._groups > 1 else self._matrices[:, filters]
+
+
+def dealt_in_turn(parts: Sequence[Sequence[Call]], lanes: int) -> Step:
+    """Part i for lane i modulo the number of lanes."""
+    calls: list[list[Call]] = [[] for _ in range(lanes)]
+    for number, part in enumerate(parts):
+        calls[number % lanes] += part
+    return dealt(calls)
+
+
+def grouped(array: Floats, groups: int) -> Floats:
+    """An array of dims N, C, spatial with the dims (N, groups, channels of a group, spatial)."""
+    return array.reshape(array.shape[0], groups, array.shape[1] // groups, *array.shape[2:])
+
+
+def as_results(box: Floats, groups: int) -> Floats | None:
+    """A box of y with dims (images, groups, filters of a group, pixels); None if only a copy has them."""
+    images, filters, *pixels = box.shape
+    return merged(box, (images, groups, filters // groups, math.prod(pixels)))
+
+
+def as_matrices(columns: Floats, by_pixel: bool, taps_first: bool, rank: int) -> Floats | None:
+    """Columns as matrices that BLAS takes, (images, groups, depth, pixels)."""
+    del by_pixel
+    if taps_first:
+        columns = np.moveaxis(columns, 2, 2 + rank)
+    images, groups = columns.shape[:2]
+    depth, pixels = math.prod(columns.shape[2 : 3 + rank]), math.prod(columns.shape[3 + rank :])
+    found = merged(columns, (images, groups, depth, pixels))
+    return found if found is not None and blas_takes(found) else None
+
+
+def images_joined(columns: Floats, results: Floats) -> tuple[Floats, Floats]:
+    """The same product with the pixels of all images side by side, if they lie so."""
+    if len(columns) == 1:
+        return columns, results
+    one, other = (
+        merged(np.moveaxis(each, 0, 2), (1, 1, each.shape[2], each.shape[0] * each.shape[3]))
+        for each in (columns, results)
+    )
+    if one is None or other is None or not blas_takes(one) or not blas_takes(other):
+        return columns, results
+    return one, other

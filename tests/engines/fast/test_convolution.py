@@ -1,0 +1,173 @@
+"""Convolutions and their gradients in the fast CPU engine, against their definitions in float64."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cudnn_actor.engines.cpu.fast.convolution import make
+from cudnn_actor.engines.cpu.scratch import Scratch, aligned_bytes
+from cudnn_actor.protocol import ConvSpec, DType, TensorSpec
+from cudnn_actor.protocol.operations import (
+    ConvolutionBackwardData,
+    ConvolutionBackwardFilter,
+    ConvolutionForward,
+)
+
+from ..problems import PROBLEMS, Problem
+from .kernel_cases import run_kernel
+
+LAYOUTS = ("packed", "channels last", "mixed", "channels last with a packed filter", "with gaps")
+LARGER = {
+    "one block": Problem((1, 12, 14, 14), (40, 12, 3, 3), ConvSpec.symmetric(2, pad=1)),
+    "several blocks": Problem((2, 19, 34, 31), (24, 19, 3, 3), ConvSpec.symmetric(2, pad=1)),
+    "parts of the filters": Problem((1, 70, 7, 7), (150, 70, 3, 3), ConvSpec.symmetric(2, pad=1)),
+    "pointwise": Problem((2, 40, 23, 23), (130, 40, 1, 1), ConvSpec.symmetric(2)),
+    "first layer": Problem((1, 3, 64, 66), (16, 3, 7, 7), ConvSpec.symmetric(2, pad=3, stride=2)),
+    "groups": Problem((1, 24, 30, 30), (48, 6, 3, 3), ConvSpec.symmetric(2, pad=1, groups=4)),
+    "long rows": Problem((1, 8, 3000), (8, 8, 9), ConvSpec.symmetric(1, pad=4)),
+    "volumes": Problem((1, 9, 8, 17, 18), (10, 9, 3, 3, 3), ConvSpec.symmetric(3, pad=1)),
+    "depthwise, strided": Problem((2, 33, 40, 41), (33, 1, 3, 3), ConvSpec.symmetric(2, 1, 2, groups=33)),
+    "depthwise, channels in blocks": Problem(
+        (1, 600, 7, 7), (600, 1, 5, 5), ConvSpec.symmetric(2, 2, groups=600)
+    ),
+    "depthwise, several pixels in a run": Problem(
+        (1, 20, 44, 48), (20, 1, 3, 3), ConvSpec.symmetric(2, 1, groups=20)
+    ),
+}
+ALL = PROBLEMS | LARGER
+
+
+def _operations(conv: ConvSpec) -> tuple[Any, ...]:
+    return (
+        ConvolutionForward(x="x", w="w", y="y", conv=conv),
+        ConvolutionBackwardData(dy="dy", w="w", dx="dx", conv=conv),
+        ConvolutionBackwardFilter(x="x", dy="dy", dw="dw", conv=conv),
+    )
+
+
+def _specs(operation: Any, problem: Problem, layout: str, dtype: DType = DType.FLOAT32) -> Any:
+    """The specs of an operation's tensors: those with the dims of x, of w and of y."""
+    last = {"packed": (), "mixed": (1, 2), "channels last with a packed filter": (0, 2)}.get(
+        layout, (0, 1, 2)
+    )
+    found = {}
+    for number, (name, dims) in enumerate(
+        zip(operation.shape, (problem.x, problem.w, problem.y), strict=True)
+    ):
+        axes = [0, *range(2, len(dims)), 1] if number in last else [*range(len(dims))]
+        strides, step = [0] * len(dims), 3 if layout == "with gaps" else 1
+        for axis in reversed(axes):
+            strides[axis] = step
+            step *= dims[axis]
+        found[name] = TensorSpec.strided(dims, strides, dtype)
+    return found
+
+
+def _values(operation: Any, specs: Mapping[str, TensorSpec], seed: int = 38) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return {
+        name: rng.standard_normal(specs[name].dims).astype(specs[name].dtype.numpy)
+        for name in operation.inputs
+    }
+
+
+def _exact(operation: Any, specs: Any, values: Mapping[str, np.ndarray]) -> np.ndarray:
+    (name,) = operation.outputs
+    floats = {name: array.astype(np.float64) for name, array in values.items()}
+    result: np.ndarray = operation.evaluate(np, floats, {name: specs[name]})[name]
+    return result
+
+
+def _check(problem: Problem, layout: str, dtype: DType) -> None:
+    for operation in _operations(problem.conv):
+        specs = _specs(operation, problem, layout, dtype)
+        values = _values(operation, specs)
+        (name,) = operation.outputs
+        found = [run_kernel(make, operation, specs, values, lanes)[name] for lanes in (1, 2, 3)]
+        assert all(np.array_equal(each, found[0]) for each in found), operation
+        magnitudes = _exact(operation, specs, {name: np.abs(array) for name, array in values.items()})
+        terms = math.prod(problem.w[1:]) + math.prod(problem.y[2:]) * problem.y[0]
+        bound = 4 * math.sqrt(terms) * (2.0**-53 if dtype is DType.FLOAT64 else 2.0**-24) * magnitudes
+        assert np.all(np.abs(found[0] - _exact(operation, specs, values)) <= bound), operation
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("problem", PROBLEMS.values(), ids=PROBLEMS.keys())
+def test_results_are_right_and_do_not_depend_on_the_lanes(problem: Problem, layout: str) -> None:
+    _check(problem, layout, DType.FLOAT32)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS[:3])
+@pytest.mark.parametrize("problem", LARGER.values(), ids=LARGER.keys())
+def test_results_in_several_blocks_are_right_too(problem: Problem, layout: str) -> None:
+    _check(problem, layout, DType.FLOAT32)
+
+
+@pytest.mark.parametrize("problem", ["strided", "grouped", "depthwise", "pointwise"])
+def test_float64_is_computed_in_float64(problem: str) -> None:
+    _check(PROBLEMS[problem], "packed", DType.FLOAT64)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("problem", ["pointwise_padded", "grouped", "depthwise", "depthwise, strided"])
+@pytest.mark.parametrize("special", [math.nan, math.inf])
+def test_nan_and_infinity_go_where_they_go_in_the_definition(
+    problem: str, layout: str, special: float
+) -> None:
+    for operation in _operations(ALL[problem].conv):
+        specs = _specs(operation, ALL[problem], layout)
+        for operand in operation.inputs:
+            values = _values(operation, specs)
+            values[operand][(-1,) * values[operand].ndim] = special
+            (name,) = operation.outputs
+            found = run_kernel(make, operation, specs, values, 2)[name]
+            with np.errstate(invalid="ignore"):
+                wanted = _exact(operation, specs, values)
+            np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("problem", ["padded", "pointwise", "grouped", "depthwise"])
+def test_what_is_bound_reads_its_operands_in_each_run(problem: str, layout: str) -> None:
+    for operation in _operations(PROBLEMS[problem].conv):
+        specs = _specs(operation, PROBLEMS[problem], layout)
+        arrays = {name: _array(spec) for name, spec in specs.items()}
+        (output,) = operation.outputs
+        kernel = make(operation, specs)
+        assert kernel is not None
+        memory = aligned_bytes(kernel.footprint(1))
+        given = {name: arrays[name] for name in operation.inputs}
+        steps = kernel.bind(given, {output: arrays[output]}, [Scratch(memory)])
+        for seed in (1, 2):
+            values = _values(operation, specs, seed)
+            for name, array in values.items():
+                arrays[name][...] = array
+            for step in steps:
+                for call in step:
+                    call()
+            np.testing.assert_allclose(arrays[output], _exact(operation, specs, values), rtol=0, atol=1e-4)
+
+
+def _array(spec: TensorSpec) -> np.ndarray:
+    size = 1 + sum((n - 1) * step for n, step in zip(spec.dims, spec.strides, strict=True))
+    memory = np.full(size, math.nan, np.float32)
+    return np.lib.stride_tricks.as_strided(memory, spec.dims, [4 * step for step in spec.strides])
+
+
+def test_scratch_for_a_large_image_is_a_few_blocks() -> None:
+    problem = Problem((1, 64, 512, 512), (64, 64, 3, 3), ConvSpec.symmetric(2, pad=1))
+    for operation in _operations(problem.conv):
+        for layout in LAYOUTS:
+            kernel = make(operation, _specs(operation, problem, layout))
+            assert kernel is not None
+            assert kernel.footprint(2) < 8 << 20
+
+
+def test_integers_have_no_kernel() -> None:
+    operation = _operations(PROBLEMS["padded"].conv)[0]
+    assert make(operation, _specs(operation, PROBLEMS["padded"], "packed", DType.INT8)) is None
