@@ -1,0 +1,384 @@
+"""Max and average pooling, one spatial dim after the other, by shifted views of the input.
+
+Nothing is padded: what lies outside of the input is left out where views are cut. The first dim goes first:
+rows are longer than columns, and fewer of them are left for the next dim.
+
+NumPy takes about 80 ns for each run of elements that lie behind each other. Where runs are short, windows are
+computed at all places of a block as if it were one run, and those that are wanted are copied; those that
+reach over an end of a row are computed by themselves.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from cudnn_actor.engines.cpu.fast.kernels import Call, Operands, Step, dealt
+from cudnn_actor.engines.cpu.scratch import Scratch, footprint
+from cudnn_actor.protocol.operations import (
+    AdaptiveWindow,
+    AvgPool,
+    AvgPoolBackward,
+    MaxPool,
+    Node,
+    Specs,
+    Window,
+)
+
+__all__ = ["make_avg_pool", "make_max_pool"]
+
+Array = npt.NDArray[Any]
+Dims = tuple[int, ...]
+_ELEMENTS = 16384
+"""Of the input that a block reads, about."""
+_FEW_CHANNELS = 16
+"""Channels that lie side by side are not cut into fewer: the elements of a cache line."""
+
+
+def make_max_pool(node: Node, specs: Specs) -> Pooling | None:
+    """The kernel for `MaxPool` without an index."""
+    assert isinstance(node, MaxPool)
+    x, y = specs["x"], specs["y"]
+    if "index" in specs or 0 in x.dims or 0 in y.dims:
+        return None
+    dtype = np.dtype(np.float32) if x.dtype.is_half else x.dtype.numpy
+    least = False if dtype.kind == "b" else -math.inf if dtype.kind == "f" else np.iinfo(dtype.name).min
+    return Pooling(x.dims, y.dims, dtype, _axes(node.window, x.dims, y.dims), np.maximum, least, None)
+
+
+def make_avg_pool(node: Node, specs: Specs) -> Pooling | None:
+    """The kernel for `AvgPool`."""
+    assert isinstance(node, AvgPool)
+    x, y = specs["x"], specs["y"]
+    if 0 in x.dims or 0 in y.dims:
+        return None
+    dtype = np.dtype(np.float32) if x.dtype.is_half else x.dtype.numpy
+    axes = _axes(node.window, x.dims, y.dims)
+    counts = _counts(node, axes, dtype)
+    return Pooling(x.dims, y.dims, dtype, axes, np.add, 0.0, counts)
+
+
+@dataclass(frozen=True)
+class Axis:
+    """The windows along one spatial dim of `size` elements: the elements of each, from `starts` to `stops`.
+
+    `taps`: if all are the same but for the input's borders: where the first window's elements would lie, in
+    order, and `stride`, the distance of two windows.
+    """
+
+    size: int
+    starts: tuple[int, ...]
+    stops: tuple[int, ...]
+    dilation: int = 1
+    taps: tuple[int, ...] | None = None
+    stride: int = 1
+
+    @property
+    def count(self) -> int:
+        """How many windows there are."""
+        return len(self.starts)
+
+    @property
+    def same(self) -> bool:
+        """Whether each window is the element of the same number."""
+        return self.starts == tuple(range(self.size)) and self.stops == tuple(range(1, self.size + 1))
+
+    def members(self) -> list[int]:
+        """How many elements each window has."""
+        along = zip(self.starts, self.stops, strict=True)
+        return [len(range(start, stop, self.dilation)) for start, stop in along]
+
+    def reach(self, first: int, last: int) -> tuple[int, int]:
+        """Where what the windows from one up to another read begins, and where it ends."""
+        return min(self.starts[first:last]), max(self.stops[first:last])
+
+    def part(self, first: int, last: int) -> tuple[slice, Axis]:
+        """What the windows from one up to another read, and these windows of that alone."""
+        begin, end = self.reach(first, last)
+        starts = tuple(start - begin for start in self.starts[first:last])
+        stops = tuple(stop - begin for stop in self.stops[first:last])
+        taps = None if self.taps is None else tuple(tap + first * self.stride - begin for tap in self.taps)
+        return slice(begin, end), Axis(end - begin, starts, stops, self.dilation, taps, self.stride)
+
+    def inside(self, tap: int) -> range:
+        """The windows that have an element at a tap, a place in the first window."""
+        return range(
+            -(-max(0, -tap) // self.stride), min(self.count, (self.size - 1 - tap) // self.stride + 1)
+        )
+
+
+def _axes(window: Window | AdaptiveWindow, x: Dims, y: Dims) -> tuple[Axis, ...]:
+    return tuple(
+        _regular(window, axis, size, count) if isinstance(window, Window) else _adaptive(size, count)
+        for axis, (size, count) in enumerate(zip(x[2:], y[2:], strict=True))
+    )
+
+
+def _regular(window: Window, axis: int, size: int, count: int) -> Axis:
+    stride, dilation, pre = window.stride[axis], window.dilation[axis], window.pre_padding[axis]
+    taps = tuple(tap * dilation - pre for tap in range(window.size[axis]))
+    starts, stops = [], []
+    for first in range(taps[0], taps[0] + count * stride, stride):
+        last = first + taps[-1] - taps[0]
+        starts.append(first + max(0, -(first // dilation)) * dilation)
+        stops.append(last - max(0, -((size - 1 - last) // dilation)) * dilation + 1)
+    return Axis(size, tuple(starts), tuple(stops), dilation, taps, stride)
+
+
+def _adaptive(size: int, count: int) -> Axis:
+    starts = tuple(place * size // count for place in range(count))
+    stops = tuple(-(-(place + 1) * size // count) for place in range(count))
+    if size % count:
+        return Axis(size, starts, stops)
+    return Axis(size, starts, stops, 1, tuple(range(size // count)), size // count)
+
+
+def _counts(node: AvgPool[Any] | AvgPoolBackward[Any], axes: Sequence[Axis], dtype: np.dtype[Any]) -> Array:
+    """What sums are divided by, of dims that broadcast to the result's."""
+    if node.include_padding and isinstance(node.window, Window):
+        return np.array(math.prod(node.window.size), dtype)
+    counts = np.ones((1, 1, *[1] * len(axes)), np.int64)
+    for number, axis in enumerate(axes):
+        along = [1] * (2 + len(axes))
+        along[2 + number] = axis.count
+        counts = counts * np.array(axis.members()).reshape(along)
+    return (counts if counts.min() != counts.max() else counts.reshape(-1)[0]).astype(dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class Pooling:
+    """Reduces windows of x to elements of y. Sums are divided by counts, if there are some."""
+
+    x: Dims
+    y: Dims
+    dtype: np.dtype[Any]
+    axes: tuple[Axis, ...]
+    ufunc: np.ufunc
+    neutral: float | bool
+    counts: Array | None
+
+    def footprint(self, lanes: int) -> int:
+        """Bytes of scratch that each lane needs: for windows at all places, and for those that are wanted."""
+        del lanes
+        return max(
+            self._footprint(_extents(self.x, self.y, self.axes, channels_last=of)) for of in (False, True)
+        )
+
+    def _footprint(self, extents: Dims) -> int:
+        batch, channels, rows = extents
+        firsts = range(0, self.y[2], rows)
+        reaches = (self.axes[0].reach(first, first + rows) for first in firsts)
+        most = max(end - begin for begin, end in reaches)
+        total, dims = 0, (batch, channels, most, *self.x[3:])
+        for number in range(len(self.axes)):
+            after = (*dims[: 2 + number], rows if number == 0 else self.y[2 + number], *dims[3 + number :])
+            total += footprint(dims, after, itemsize=self.dtype.itemsize)
+            dims = after
+        return total + footprint(self.x[:2], itemsize=self.dtype.itemsize)
+
+    def bind(self, operands: Operands, results: Operands, lanes: Sequence[Scratch]) -> list[Step]:
+        """The steps of a run: see `Kernel`."""
+        x, y = operands["x"], results["y"]
+        channels_last = abs(x.strides[1]) < min(map(abs, x.strides[2:]))
+        calls: list[list[Call]] = [[] for _ in lanes]
+        extents = _extents(self.x, self.y, self.axes, channels_last=channels_last)
+        for number, block in enumerate(_blocks(self.y, extents)):
+            lane = number % len(lanes)
+            calls[lane] += self._calls(x, y, block, lanes[lane].fork(), channels_last=channels_last)
+        return [dealt(calls)]
+
+    def _calls(
+        self, x: Array, y: Array, block: tuple[slice, slice, slice], memory: Scratch, *, channels_last: bool
+    ) -> Iterator[Call]:
+        """A block of y: a slice of the batch, of the channels, and of the first spatial dim."""
+        read, first = self.axes[0].part(block[2].start, block[2].stop)
+        place, target = x[block[0], block[1], read], y[block]
+        axes = (first, *self.axes[1:])
+        if all(axis.count == 1 and axis.dilation == 1 for axis in axes):
+            inside = tuple(slice(axis.starts[0], axis.stops[0]) for axis in axes)
+            yield from self._whole(place[(slice(None), slice(None), *inside)], target)
+        else:
+            wanted = [number for number, axis in enumerate(axes) if not axis.same] or [0]
+            for number in wanted:
+                dims = (*place.shape[: 2 + number], axes[number].count, *place.shape[3 + number :])
+                last = number == wanted[-1]
+                into = target if last else _array(memory, dims, self.dtype, channels_last=channels_last)
+                yield from self._along(axes[number], 2 + number, place, into, memory)
+                place = into
+        if self.counts is not None:
+            whole = self.counts.ndim == 0 or self.counts.shape[2] == 1
+            yield partial(np.divide, target, self.counts if whole else self.counts[:, :, block[2]], target)
+
+    def _whole(self, x: Array, y: Array) -> Iterator[Call]:
+        """Reduce all spatial dims to one element: sums are products with ones where that is possible."""
+        dims = tuple(range(2, x.ndim))
+        flat = _merged(x)
+        if self.ufunc is not np.add or flat is None:
+            yield partial(self.ufunc.reduce, x, axis=dims, out=y, keepdims=True)
+            return
+        ones = _ones(flat.shape[2], self.dtype)
+        for one, into in zip(flat, y.reshape(y.shape[:2]), strict=True):
+            yield partial(np.matmul, one, ones, into)
+
+    def _along(self, axis: Axis, dim: int, x: Array, y: Array, memory: Scratch) -> Iterator[Call]:
+        """Reduce windows along a dim."""
+        before = (slice(None),) * dim
+        if axis.taps is None or len(axis.taps) > 2 * axis.count:
+            for place, (start, stop) in enumerate(zip(axis.starts, axis.stops, strict=True)):
+                members = x[(*before, slice(start, stop, axis.dilation))]
+                one = y[(*before, slice(place, place + 1))]
+                yield partial(self.ufunc.reduce, members, axis=dim, out=one, keepdims=True)
+        elif _is_one_run(x) and _pays(axis, x.strides[dim] // x.itemsize):
+            yield from self._as_one_run(axis, dim, x, y, memory)
+        else:
+            yield from self._in_slices(axis, axis.taps, dim, x, y)
+
+    def _in_slices(self, axis: Axis, taps: Sequence[int], dim: int, x: Array, y: Array) -> Iterator[Call]:
+        """One call for each tap, on all windows that have an element there."""
+        before = (slice(None),) * dim
+        found = [(axis.inside(tap), tap) for tap in taps]
+        found.sort(key=lambda of: len(of[0]) < axis.count)  # those that all windows have go first
+        full = sum(len(windows) == axis.count for windows, _ in found)
+
+        def seen(windows: range, tap: int) -> Array:
+            first, last = tap + windows[0] * axis.stride, tap + windows[-1] * axis.stride
+            part: Array = x[(*before, slice(first, last + 1, axis.stride))]
+            return part
+
+        begun = min(full, 2)
+        if begun == 2:
+            yield _call(self.ufunc, seen(*found[0]), seen(*found[1]), y)
+        elif begun == 1:
+            yield partial(np.copyto, y, seen(*found[0]))
+        else:
+            yield partial(np.copyto, y, np.array(self.neutral, self.dtype))
+        for windows, tap in found[begun:]:
+            if windows:
+                part = y[(*before, slice(windows[0], windows[-1] + 1))]
+                yield _call(self.ufunc, part, seen(windows, tap), part)
+
+    def _as_one_run(self, axis: Axis, dim: int, x: Array, y: Array, memory: Scratch) -> Iterator[Call]:
+        """Windows that begin at all elements of x, and then those that reach over an end."""
+        assert axis.taps is not None
+        step, before, taps = x.strides[dim] // x.itemsize, (slice(None),) * dim, axis.taps
+        line, length = _as_line(x), x.size - (taps[-1] - taps[0]) * step
+        inside = range(axis.inside(taps[0]).start, axis.inside(taps[-1]).stop)
+        if length > 0 and inside:
+            # Window `number` begins at taps[0] + number * stride.
+            straight = axis.stride == 1 and x.strides == y.strides and x.shape == y.shape
+            if straight:
+                begin = -taps[0] * step
+                places = _as_line(y)[begin : begin + length]
+            else:
+                windows = memory.take((x.size,), x.dtype)
+                places = windows[:length]
+            shifts = [(tap - taps[0]) * step for tap in taps]
+            parts = [line[shift : shift + length] for shift in shifts]
+            if len(parts) == 1:
+                yield partial(np.copyto, places, parts[0])
+            else:
+                yield _call(self.ufunc, parts[0], parts[1], places)
+            for part in parts[2:]:
+                yield _call(self.ufunc, places, part, places)
+            if not straight:
+                first, last = (taps[0] + number * axis.stride for number in (inside[0], inside[-1]))
+                found = np.ndarray(x.shape, x.dtype, windows, strides=x.strides)
+                wanted = found[(*before, slice(first, last + 1, axis.stride))]
+                yield partial(np.copyto, y[(*before, slice(inside[0], inside[-1] + 1))], wanted)
+        else:
+            inside = range(0)
+        for number in range(axis.count):
+            if number not in inside:
+                _, one = axis.part(number, number + 1)
+                start = axis.starts[number]
+                part = x[(*before, slice(start, axis.stops[number]))]
+                edge = y[(*before, slice(number, number + 1))]
+                assert one.taps is not None
+                yield from self._in_slices(one, one.taps, dim, part, edge)
+
+
+def _pays(axis: Axis, run: int) -> bool:
+    """Whether windows at all places take less time than runs of so many elements. In ns."""
+    assert axis.taps is not None
+    taps = len(axis.taps)
+    in_slices = taps * (80 + run / 4)
+    return (taps - 1) * axis.stride * run / 4 + 40 + run / 8 < in_slices
+
+
+def _call(ufunc: np.ufunc, a: Array, b: Array, out: Array) -> Call:
+    return partial(ufunc, a, b, out=out)
+
+
+def _is_one_run(x: Array) -> bool:
+    """Whether the elements lie behind each other, in whatever order of the dims."""
+    axes = sorted((axis for axis in range(x.ndim) if x.shape[axis] > 1), key=lambda axis: x.strides[axis])
+    wanted = x.itemsize
+    for axis in axes:
+        if x.strides[axis] != wanted:
+            return False
+        wanted *= x.shape[axis]
+    return True
+
+
+def _as_line(x: Array) -> Array:
+    """The elements of an array that is one run, as they lie in memory."""
+    return np.lib.stride_tricks.as_strided(x, (x.size,), (x.itemsize,), writeable=x.flags.writeable)
+
+
+def _merged(x: Array) -> Array | None:
+    """x with one spatial dim, if that needs no copy, and if BLAS takes the matrices (C, spatial)."""
+    dims = (*x.shape[:2], math.prod(x.shape[2:]))
+    strides = [stride for dim, stride in zip(x.shape[2:], x.strides[2:], strict=True) if dim > 1]
+    sizes = [dim for dim in x.shape[2:] if dim > 1]
+    for number in range(len(sizes) - 1):
+        if strides[number] != sizes[number + 1] * strides[number + 1]:
+            return None
+    step = strides[-1] if strides else x.itemsize
+    if x.dtype.kind != "f" or x.itemsize not in (step, x.strides[1]):
+        return None
+    return np.lib.stride_tricks.as_strided(x, dims, (*x.strides[:2], step), writeable=False)
+
+
+@functools.lru_cache(maxsize=16)
+def _ones(size: int, dtype: np.dtype[Any]) -> Array:
+    ones = np.ones(size, dtype)
+    ones.flags.writeable = False
+    return ones
+
+
+def _extents(x: Dims, y: Dims, axes: Sequence[Axis], *, channels_last: bool) -> Dims:
+    """How much of the batch, of the channels and of the first spatial dim of y a block has."""
+    image = math.prod(x[2:])
+    step = axes[0].stride if axes[0].taps else -(-x[2] // y[2])
+    row = image if y[2] == 1 else image // x[2] * step  # of x, for one of y
+    batch = max(1, _ELEMENTS // (image * x[1]))
+    if channels_last:
+        few = min(x[1], max(_FEW_CHANNELS, _ELEMENTS // row))
+        channels = x[1] if row * x[1] <= 4 * _ELEMENTS else few
+        rows = y[2] if image * channels <= _ELEMENTS else max(1, _ELEMENTS // (row * channels))
+    else:
+        channels = min(x[1], max(1, _ELEMENTS // image))
+        rows = y[2] if image <= _ELEMENTS else max(1, _ELEMENTS // row)
+    return (min(batch, x[0]), channels, min(rows, y[2]))
+
+
+def _blocks(y: Dims, extents: Dims) -> Iterator[tuple[slice, slice, slice]]:
+    cuts = (
+        [slice(start, min(start + extent, size)) for start in range(0, size, extent)]
+        for size, extent in zip(y[:3], extents, strict=True)
+    )
+    yield from itertools.product(*cuts)
+
+
+def _array(memory: Scratch, dims: Dims, dtype: np.dtype[Any], *, channels_last: bool) -> Array:
+    if not channels_last:
+        return memory.take(dims, dtype)
+    return np.moveaxis(memory.take((dims[0], *dims[2:], dims[1]), dtype), -1, 1)

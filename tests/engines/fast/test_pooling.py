@@ -1,0 +1,84 @@
+"""Max and average pooling in blocks, beside their definition."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cudnn_actor.engines.cpu.exact.evaluation import NumPy
+from cudnn_actor.engines.cpu.fast import pooling
+from cudnn_actor.engines.cpu.fast.kernels import Kernel
+from cudnn_actor.protocol import (
+    AdaptiveWindow,
+    AvgPool,
+    DType,
+    Layout,
+    MaxPool,
+    Operation,
+    TensorSpec,
+    Window,
+)
+
+from ...gpu.operations.drawing import draw
+from .kernel_runs import array_of, error, run
+
+S = Window.symmetric
+SHAPES = [
+    ((1, 64, 30, 31), S(2, size=3, pad=1, stride=2)),
+    ((2, 40, 20, 20), S(2, size=5, pad=2, stride=1)),
+    ((1, 3, 300, 90), S(2, size=2)),
+    ((2, 80, 7, 7), S(2, size=7)),
+    ((1, 300, 14, 13), AdaptiveWindow(output=(1, 1))),
+    ((1, 70, 14, 13), AdaptiveWindow(output=(4, 3))),
+    ((1, 12, 40, 37), S(2, size=(1, 3), pad=(0, 1), stride=(1, 2), dilation=(1, 3))),
+    ((1, 2, 40_000), S(1, size=9, pad=4, stride=1)),
+    ((1, 5, 12, 14, 40), S(3, size=3, pad=1, stride=(2, 1, 2))),
+]
+
+
+def made(operation: Operation[Any], specs: dict[str, TensorSpec]) -> Kernel | None:
+    match operation:
+        case MaxPool():
+            return pooling.make_max_pool(operation, specs)
+        case AvgPool():
+            return pooling.make_avg_pool(operation, specs)
+    return None
+
+
+@pytest.mark.parametrize("kind", [MaxPool, AvgPool])
+@pytest.mark.parametrize(("dims", "window"), SHAPES, ids=[str(dims) for dims, _ in SHAPES])
+def test_blocks_give_what_the_definition_gives_on_any_number_of_lanes(
+    dims: tuple[int, ...], window: Any, kind: Any
+) -> None:
+    rng = np.random.default_rng(38)
+    values = rng.normal(size=dims).astype(np.float32)
+    values.reshape(-1)[rng.integers(0, values.size, 3)] = (np.nan, np.inf, 1e-40)
+    operation = kind(x="x", y="y", window=window)
+    results = TensorSpec.packed(window.output_dims(dims), DType.FLOAT32)
+    wanted = operation.evaluate(NumPy(), {"x": values.astype(np.float64)}, {"y": results})["y"]
+    for layout in (Layout.NCHW, Layout.NHWC):
+        specs = {"x": TensorSpec.packed(dims, DType.FLOAT32, layout)}
+        specs["y"] = TensorSpec.packed(results.dims, DType.FLOAT32, layout)
+        kernel = made(operation, specs)
+        assert kernel is not None
+        found = []
+        for lanes in (1, 2, 3):
+            y = array_of(specs["y"])
+            run(kernel, {"x": array_of(specs["x"], values)}, {"y": y}, lanes)
+            found.append(y)
+        np.testing.assert_allclose(found[0], wanted, rtol=1e-6, atol=3e-6 if kind is AvgPool else 0)
+        np.testing.assert_array_equal(found[1], found[0])
+        np.testing.assert_array_equal(found[2], found[0])
+
+
+def test_random_problems_are_within_the_bounds_of_their_operations() -> None:
+    seed, ran = secrets.randbelow(1 << 32), 0
+    for number in range(250):
+        case = draw("pooling", seed, number)
+        found = error(case, made, 1 + number % 3)
+        ran += found is not None
+        assert found is None or found[0] <= 1, f"seed {seed}, number {number}: {case}"
+    assert ran > 30
