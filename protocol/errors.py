@@ -312,7 +312,8 @@ class OutOfMemory(OperationError, MemoryError):
     `largest`, the largest that fits now (None: not known). `workspace` says whether it is about a plan's
     workspace; then the limit is `workspace_limit`, else `memory_limit`. `ulimit` is the letter of the
     process's own limit that may be the cause: "v", address space, or "f", the size of files, which holds for
-    files in memory, too. It is empty if that is unlimited, or not known.
+    files in memory, too. It is empty if that is unlimited, or not known. `injected` says whether a fault plan
+    asked for the error, so that no memory was short.
     """
 
     retry_safe = True
@@ -324,6 +325,7 @@ class OutOfMemory(OperationError, MemoryError):
     largest: int | None
     workspace: bool
     ulimit: str
+    injected: bool
 
     def __init__(
         self,
@@ -338,6 +340,7 @@ class OutOfMemory(OperationError, MemoryError):
         operations: Sequence[int] = (),
         where: str = "",
         ulimit: str = "",
+        injected: bool = False,
     ) -> None:
         requested = min(requested, (1 << 63) - 1)  # more does not fit into a record for the wire
         most = limit if most is None else most
@@ -352,8 +355,9 @@ class OutOfMemory(OperationError, MemoryError):
             "ulimit": ulimit,
         }
         super().__init__(
-            f"out of memory: {_at(where)}{_of_memory(**facts)}",
+            f"out of memory: {_at(where)}{_INJECTED if injected else _of_memory(**facts)}",
             **facts,
+            injected=injected,
             operations=tuple(operations),
             where=where,
         )
@@ -367,6 +371,9 @@ class OutOfMemory(OperationError, MemoryError):
     def beside(self, *, in_use: int, arena_bytes: int) -> Self:
         """The same error, of a service whose buffers take so many bytes."""
         return type(self).of_facts({**self._facts, "in_use": in_use, "arena_bytes": arena_bytes})
+
+
+_INJECTED = "injected by the fault plan; no memory is short, so send it again"
 
 
 def _of_memory(
@@ -614,7 +621,8 @@ class QuarantinedRequest(CudnnActorError):
     """Raised when a request was running at two crashes, and for every later request with the same plan.
 
     Carries `request_id`, `digest` (of the graph), `cause` and `reproduce`: the graph, as the token that
-    `cudnn-actor reproduce` takes, or empty if the request has none.
+    `cudnn-actor reproduce` takes. Both are empty if the request runs no plan; then `message` is its class,
+    like "WriteWeights", and later requests are not affected.
     """
 
     ran = None
@@ -622,15 +630,23 @@ class QuarantinedRequest(CudnnActorError):
     digest: str
     cause: str
     reproduce: str
+    message: str
 
-    def __init__(self, *, request_id: int, digest: str, cause: str, reproduce: str = "") -> None:
+    def __init__(
+        self, *, request_id: int, digest: str, cause: str, reproduce: str = "", message: str = ""
+    ) -> None:
+        what = f"this {message}" if message else f"plan {digest[:12]}"
+        fix = "change the request (shapes, dtypes, layouts)"
+        if message:
+            fix = "find the cause before you send another like it"
         super().__init__(
-            f"request {request_id} is quarantined: plan {digest[:12]} was running at two crashes ({cause}); "
-            f"change the request (shapes, dtypes, layouts), or report the crash{_command(reproduce)}",
+            f"request {request_id} is quarantined: {what} was running at two crashes ({cause}); {fix}, or "
+            f"report the crash{_command(reproduce)}",
             request_id=request_id,
             digest=digest,
             cause=cause,
             reproduce=reproduce,
+            message=message,
         )
 
 

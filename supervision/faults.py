@@ -24,11 +24,14 @@ from typing import get_args
 import msgspec
 
 from cudnn_actor.protocol.errors import InvalidRequest
-from cudnn_actor.protocol.messages.messages import Message
+from cudnn_actor.protocol.messages.computations import COMPUTE
+from cudnn_actor.protocol.messages.messages import Explain, Message, RunModel
 from cudnn_actor.protocol.types.checks import require_fraction, require_member, require_seconds, require_whole
 
 __all__ = ["Fault", "FaultPlan", "FaultRule"]
 
+_REPLIED = tuple(sorted(message.__name__ for message in (*COMPUTE, Explain, RunModel)))
+"""The messages whose reply says that a plan could not be built."""
 _COUNTED = tuple(sorted(message.__name__ for message in get_args(Message) if not message.control))
 
 
@@ -36,7 +39,8 @@ class Fault(enum.StrEnum):
     """What goes wrong."""
 
     REJECT_BUILD = "reject build"
-    """The plan cannot be built: the reply is `UnsupportedGraph`. No effect on a message without a plan."""
+    """The plan cannot be built: the reply is `UnsupportedGraph`. No effect on a message without a plan; and
+    `Warm` and `WarmModel` leave out what cannot be built, without an error."""
     FAIL_EXECUTION = "fail execution"
     """The run fails and the context survives: the reply is `ExecutionFailed`."""
     OUT_OF_MEMORY = "out of memory"
@@ -98,6 +102,13 @@ class FaultRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
                 value=self.of,
                 problem="is not a message that is counted",
                 fix=f"use one of: {known}",
+            )
+        if self.fault is Fault.REJECT_BUILD and self.of not in (None, *_REPLIED):
+            raise InvalidRequest(
+                field="of",
+                value=self.of,
+                problem="is not a message whose reply says that its plan cannot be built",
+                fix=f"use one of: {', '.join(_REPLIED)}",
             )
 
     def _check_when(self) -> None:

@@ -632,8 +632,8 @@ class Broker(Generic[W]):
                 return None
             case Verdict.QUARANTINE:
                 if lowered is None:
-                    kind = type(message).__name__.lower()
-                    return QuarantinedRequest(request_id=work.number, digest=kind, cause=cause)
+                    kind = type(message).__name__
+                    return QuarantinedRequest(request_id=work.number, digest="", cause=cause, message=kind)
                 if work.run is not None:  # whether its graph is, too, was decided before
                     return quarantined(lowered.graph, work.number, cause)
                 self.state.quarantined[lowered.graph.digest()] = cause

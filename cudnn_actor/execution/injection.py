@@ -60,7 +60,7 @@ class Injection:
             case Fault.FAIL_EXECUTION:
                 raise ExecutionFailed(status="INJECTED", detail="scripted by the fault plan", plan=tag)
             case Fault.OUT_OF_MEMORY:
-                raise OutOfMemory(requested=0, in_use=0, limit=None)
+                raise OutOfMemory(requested=0, in_use=0, limit=None, injected=True)
             case Fault.STICKY:
                 # Not `ContextDead`, because the device still runs what was enqueued until the process ends.
                 raise Crash("INJECTED_STICKY_ERROR: scripted by the fault plan")

@@ -89,7 +89,7 @@ SCRIPTS = st.lists(
             ]
         ),
         st.sampled_from([None, "Free", "Upload", "Download", "Allocate", "Drain", "ConvFwd"]),
-    ),
+    ).filter(lambda rule: rule[1] is not Fault.REJECT_BUILD or rule[2] in (None, "ConvFwd")),
     max_size=2,
 )
 PLACES = st.integers(0, 5)

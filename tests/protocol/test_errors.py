@@ -67,6 +67,8 @@ EVERY_ERROR: list[CudnnActorError] = [
     ContextLost(status="CUDA_ERROR_ILLEGAL_ADDRESS", detail="gone"),
     OutcomeUnknown(request_id=9, cause="killed", why="it accumulates"),
     QuarantinedRequest(request_id=9, digest="cd" * 32, cause="killed", reproduce="eNp"),
+    QuarantinedRequest(request_id=9, digest="", cause="killed", message="WriteWeights"),
+    OutOfMemory(requested=0, in_use=7, limit=None, injected=True, where="y"),
 ]
 CLASSES: list[type[CudnnActorError]] = [
     cls
@@ -143,6 +145,14 @@ def test_a_request_that_may_have_run_is_never_safe_to_send_again() -> None:
         (ContextLost(status="a", detail="b"), "upload again"),
         (OutcomeUnknown(request_id=1, cause="b", why="c"), "upload or compute it again"),
         (QuarantinedRequest(request_id=1, digest="a", cause="b"), "change the request"),
+        (
+            QuarantinedRequest(request_id=1, digest="", cause="b", message="Fill"),
+            "this Fill was running at two crashes (b); find the cause before you send another",
+        ),
+        (
+            OutOfMemory(requested=1, in_use=1, limit=1, injected=True),
+            "out of memory: injected by the fault plan; no memory is short, so send it again",
+        ),
         (MalformedMessage(detail="a"), "same release"),
         (ExecutionFailed(status="a", detail="b", plan="c:1"), "plan c:1 failed with a: b; its outputs are"),
         (ExecutionFailed(status="a", detail="b", plan="c"), "request c failed with a: b; its outputs are"),

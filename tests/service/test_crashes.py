@@ -142,6 +142,17 @@ async def test_an_allocation_that_crashes_is_made_once(data: np.ndarray | None) 
         assert (statistics.live_buffers, statistics.generation, statistics.replayed) == (1, 2, 1)
 
 
+async def test_a_request_without_a_plan_that_crashes_twice_is_quarantined_alone() -> None:
+    async with spawn(device="cpu", faults=FaultPlan().at(1, Fault.STICKY, of=Fill, times=2)) as gpu:
+        trio = await Trio.on(gpu)
+        with pytest.raises(QuarantinedRequest, match="this Fill was running at two crashes") as caught:
+            await gpu.fill(trio.y, 5)
+        assert (caught.value.message, caught.value.digest) == ("Fill", "")
+        assert "shapes" not in str(caught.value)
+        await gpu.fill(trio.x, 5)  # which is not quarantined
+        assert (await gpu.download(trio.x)).item() == 5
+
+
 async def test_a_request_that_crashes_twice_is_quarantined_with_its_plan() -> None:
     faults = FaultPlan().at(1, Fault.STICKY, of=ConvFwd, times=2)
     async with spawn(device="cpu", faults=faults) as gpu:

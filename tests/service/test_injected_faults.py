@@ -46,7 +46,10 @@ MESSAGES: dict[str, Any] = {
     "Warm": lambda trio: Warm(messages=(trio.product(),)),
     "Drain": lambda trio: Drain(),
 }
-STATED = [(Fault.FAIL_EXECUTION, ExecutionFailed), (Fault.OUT_OF_MEMORY, OutOfMemory)]
+STATED = [
+    (Fault.FAIL_EXECUTION, ExecutionFailed, "scripted by the fault plan"),
+    (Fault.OUT_OF_MEMORY, OutOfMemory, "injected by the fault plan; no memory is short"),
+]
 
 
 async def struck(gpu: CudnnRef, name: str) -> tuple[Trio, Any]:
@@ -56,13 +59,13 @@ async def struck(gpu: CudnnRef, name: str) -> tuple[Trio, Any]:
 
 
 @pytest.mark.parametrize("name", MESSAGES)
-@pytest.mark.parametrize(("fault", "error"), STATED)
+@pytest.mark.parametrize(("fault", "error", "text"), STATED)
 async def test_a_failure_is_the_answer_to_its_message_alone(
-    name: str, fault: Fault, error: type[Exception]
+    name: str, fault: Fault, error: type[Exception], text: str
 ) -> None:
     async with spawn(device="cpu", faults=FaultPlan().at(4, fault)) as gpu:
         trio, message = await struck(gpu, name)
-        with pytest.raises(error):
+        with pytest.raises(error, match=text):
             await gpu.ask(message)
         assert (await gpu.statistics()).live_buffers == 3
         assert isinstance(await gpu.ask(trio.product()), Receipt)

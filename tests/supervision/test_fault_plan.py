@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from cudnn_actor.protocol.errors import InvalidRequest
-from cudnn_actor.protocol.messages.messages import ConvBwdData, ConvFwd, Ping, Upload
+from cudnn_actor.protocol.messages.messages import ConvBwdData, ConvFwd, Ping, Upload, WarmModel
 from cudnn_actor.supervision import Fault, FaultInjector, FaultPlan, FaultRule, Fired
 
 
@@ -161,6 +161,8 @@ BAD: list[tuple[Callable[[], object], str, str]] = [
     (lambda: FaultPlan().at(1, Fault.KILL, times=0), "times", "0"),
     (lambda: FaultPlan().at(1, "explode"), "fault", "'explode'"),  # type: ignore[arg-type]
     (lambda: FaultPlan().at(1, Fault.CRASH_IN_START), "fault", "'crash in start'"),
+    (lambda: FaultPlan().at(1, Fault.REJECT_BUILD, of=WarmModel), "of", "'WarmModel'"),
+    (lambda: FaultPlan().chance(0.5, Fault.REJECT_BUILD, of=Upload), "of", "'Upload'"),
     (lambda: FaultPlan().chance(0.5, Fault.CRASH_IN_START), "fault", "'crash in start'"),
     (lambda: FaultPlan().at(1, Fault.KILL, of="ConvForward"), "of", "'ConvForward'"),
     (lambda: FaultPlan().at(1, Fault.KILL, of=Ping), "of", "'Ping'"),
