@@ -70,7 +70,7 @@ class Kept:
     sent
         What the service is sent of it; None until it has places.
     deployed
-        Whether the service has it.
+        What the service has of it: `sent`, or None.
     used
         When a run of it began last, by `KeptGraphs.tick`.
     outdated
@@ -87,7 +87,7 @@ class Kept:
     weights: dict[str, BufferRef] = field(default_factory=dict)
     places: dict[str, BufferRef] = field(default_factory=dict)
     sent: ModelGraph | None = None
-    deployed: bool = False
+    deployed: ModelGraph | None = None
     used: int = 0
     outdated: bool = False
     runs: int = 0
@@ -314,11 +314,17 @@ class Keeping:
     def _take_places(self, kept: Kept) -> list[BufferRef]:
         """Take the places from a graph, which cannot be run then. The lock is held."""
         places, kept.places = list(kept.places.values()), {}
-        kept.deployed, kept.sent = False, None
+        kept.deployed = kept.sent = None
         self._graphs.note_places(-sum(ref.nbytes for ref in places))
         return places
 
-    def forget_places(self, kept: Kept, sent: ModelGraph | None) -> None:
+    def note_deployed(self, kept: Kept, sent: ModelGraph) -> None:
+        """Note that the service has a graph with these places, unless they were given back meanwhile."""
+        with self.lock:
+            if kept.sent is sent:
+                kept.deployed = sent
+
+    def forget_places(self, kept: Kept, sent: ModelGraph) -> None:
         """Give back the places of a graph that the service has had to forget, unless it has new ones."""
         with self.lock:
             # Else another task has deployed it again.

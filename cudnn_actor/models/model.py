@@ -500,14 +500,17 @@ class Model:
         tries = 0
         while True:
             tries += 1
-            if not kept.deployed:  # a run waits neither for tuning nor for kernels that it can do without
+            # Looked at once: what this run finds forgotten is that, not what another loop deploys by now.
+            deployed = kept.deployed
+            if deployed is None:  # a run waits neither for tuning nor for kernels that it can do without
                 await self._preparing.deploy(kept, deadline, "cached", soon=True)
-            deployed = kept.sent
+                deployed = kept.deployed
             try:
                 results: dict[str, np.ndarray] = await self._gpu.ask(message, timeout=deadline.left_s)
             except NotDeployed as error:
                 if error.unloaded or tries == _MOST_DEPLOYED:
                     raise
-                self._keeping.forget_places(kept, deployed)
+                if deployed is not None:
+                    self._keeping.forget_places(kept, deployed)
             else:
                 return results

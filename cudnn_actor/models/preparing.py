@@ -15,8 +15,9 @@ from cudnn_actor.models.loop_locks import LoopLocks
 from cudnn_actor.models.rounding import rounded
 from cudnn_actor.models.source import NeedsValues, Specialised, Weight, values_of
 from cudnn_actor.models.writing import Writing
-from cudnn_actor.protocol.errors import OutOfMemory
+from cudnn_actor.protocol.errors import OutOfMemory, StaleBufferError
 from cudnn_actor.protocol.messages.messages import Allocate, WarmModel
+from cudnn_actor.protocol.messages.model_messages import ModelGraph
 from cudnn_actor.protocol.types.buffers import BufferRef
 from cudnn_actor.protocol.types.tensor import TensorSpec
 from cudnn_actor.protocol.types.tune import Tune
@@ -101,17 +102,31 @@ class Preparing:
         """
         if kept.graph is None:
             return 0
-        if kept.sent is None:
+        tune = self.tune if tune is None else tune
+        while True:
+            sent = await self._placed(kept, deadline)
+            message = WarmModel(model=self._keeping.ref, graphs=(sent,), tune=tune, soon=soon)
+            try:
+                built: int = await self._gpu.ask(message, timeout=deadline.left_s)
+            except StaleBufferError:
+                # Else a thread with another loop has given these places back before the message was admitted:
+                # it had deployed them, and the service has had to forget them.
+                if kept.outdated or kept.sent is sent:
+                    raise
+            else:
+                self._keeping.note_deployed(kept, sent)
+                return built
+
+    async def _placed(self, kept: Kept, deadline: Deadline) -> ModelGraph:
+        """What the service is sent of a graph. Allocates places if it has none.
+
+        Another loop may place it as well, or give its places back, at any moment: so this looks once.
+        """
+        while (sent := kept.sent) is None:
             async with deadline.limiting(), self._locks.of_running_loop():
                 if kept.sent is None:
                     await self._allocate(kept, deadline)
-        sent = kept.sent
-        assert sent is not None
-        tune = self.tune if tune is None else tune
-        message = WarmModel(model=self._keeping.ref, graphs=(sent,), tune=tune, soon=soon)
-        built: int = await self._gpu.ask(message, timeout=deadline.left_s)
-        kept.deployed = kept.sent is sent
-        return built
+        return sent
 
     async def _allocate(self, kept: Kept, deadline: Deadline) -> None:
         """Allocate the places of a graph's inputs and outputs."""

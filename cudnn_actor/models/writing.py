@@ -77,16 +77,7 @@ class Writing:
     async def write(self, given: Mapping[str, np.ndarray], deadline: Deadline) -> None:
         """Overwrite weights with what `fetched` has returned."""
         async with self._alone(deadline):
-            kept = self._keeping.found_all()  # it, and its weights, are not given back meanwhile
-            try:
-                await self._write_all({**self._unsure, **given}, deadline)
-            except StaleBufferError as error:  # an earlier write, whose end nobody has seen, tore them
-                if not any(self._keeping.forget_torn(each, error) for each in kept):
-                    raise
-                await self._write_all({**self._unsure, **given}, deadline)
-            finally:
-                for each in kept:
-                    self._keeping.release(each)
+            await self._write_kept(given, deadline)
 
     @contextlib.asynccontextmanager
     async def unwritten(self, deadline: Deadline, *, alone: bool) -> AsyncIterator[int]:
@@ -96,27 +87,31 @@ class Writing:
         and again.
         """
         keeping = self._keeping
-        while True:
-            with keeping.lock:
-                other, unsure = self._under_way, self._unsure
-                if other is None and not unsure:
-                    writes = keeping.writes
-                    break
-            if other is not None:
-                await self._ended(other, deadline)
-            else:
-                await self.write({}, deadline)
         if alone:
             async with self._alone(deadline):
                 if self._unsure:
-                    await self._write_all(self._unsure, deadline)
+                    await self._write_kept({}, deadline)
                 yield keeping.writes
-        else:
-            yield writes
+            return
+        while True:
+            with keeping.lock:
+                other, unsure = self._under_way, self._unsure
+                writes = keeping.writes
+            if other is not None:
+                await self._ended(other, deadline)
+            elif unsure:
+                await self.write({}, deadline)
+            else:
+                break
+        yield writes
 
     @contextlib.asynccontextmanager
     async def _alone(self, deadline: Deadline) -> AsyncIterator[None]:
-        """Wait for the write that is under way, if there is one, and let no other begin within the block."""
+        """Wait for the write that is under way, if there is one, and let no other begin within the block.
+
+        Tasks of any event loops, on any threads: who sets `_under_way` is alone until it takes it back, both
+        under the lock. What it leaves in `_unsure` and in the source is there for whoever comes next.
+        """
         keeping = self._keeping
         while True:
             with keeping.lock:
@@ -124,6 +119,7 @@ class Writing:
                 other = self._under_way
                 if other is None:
                     mine = self._under_way = Future()
+                    mine.set_running_or_notify_cancel()  # so that nobody who waits for it can cancel it
                     keeping.writes += 1
                     break
             await self._ended(other, deadline)
@@ -136,15 +132,29 @@ class Writing:
 
     async def _ended(self, write: Future[None], deadline: Deadline) -> None:
         async with deadline.limiting():
-            await asyncio.shield(asyncio.wrap_future(write))
+            await asyncio.wrap_future(write)
+
+    async def _write_kept(self, given: Mapping[str, np.ndarray], deadline: Deadline) -> None:
+        """Write to all weights that are kept, what is unsure included. Nobody else writes meanwhile."""
+        kept = self._keeping.found_all()  # it, and its weights, are not given back meanwhile
+        try:
+            await self._write_all({**self._unsure, **given}, deadline)
+        except StaleBufferError as error:  # an earlier write, whose end nobody has seen, tore them
+            if not any(self._keeping.forget_torn(each, error) for each in kept):
+                raise
+            await self._write_all({**self._unsure, **given}, deadline)
+        finally:
+            for each in kept:
+                self._keeping.release(each)
 
     async def _write_all(self, given: Mapping[str, np.ndarray], deadline: Deadline) -> None:
         keeping, source = self._keeping, self._source.with_tensors(given)
-        chosen = [
-            (keeping.weights[key][0], origin)
-            for key, origin in keeping.origins.items()
-            if not origin.names.isdisjoint(given)
-        ]
+        with keeping.lock:  # a run on another thread may find the weights torn, and forget them
+            chosen = [
+                (keeping.weights[key][0], origin)
+                for key, origin in keeping.origins.items()
+                if not origin.names.isdisjoint(given)
+            ]
         arrays = await in_own_thread(_computed, chosen, source.tensors)
         if chosen:
             refs = tuple(ref for ref, _ in chosen)
