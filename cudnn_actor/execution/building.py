@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from cudnn_actor.actors.logs import Log, carrying
@@ -20,7 +20,7 @@ from cudnn_actor.actors.threads import start_thread
 from cudnn_actor.engines.base import Builder, Effort, Plan, StickyError
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 
-__all__ = ["BuildThread", "Job", "Result"]
+__all__ = ["BuildThread", "Job", "Result", "close_all"]
 
 log = Log("cudnn_actor")
 
@@ -141,11 +141,15 @@ class BuildThread:
         job = self._job
         return None if job is None else job.digest
 
-    def close(self, wait_s: float = 0.0) -> None:
-        """Ask the thread to end. Wait up to `wait_s` seconds for the running job, then interrupt it."""
+    def ask_to_end(self) -> None:
+        """Have the thread end after the running job. Does not wait."""
         with self._changed:
             self._closing = True
             self._changed.notify()
+
+    def close(self, wait_s: float = 0.0) -> None:
+        """Ask the thread to end. Wait up to `wait_s` seconds for the running job, then interrupt it."""
+        self.ask_to_end()
         if wait_s > 0 and self._thread.is_alive():
             self._thread.join(wait_s)
         if self._thread.is_alive():
@@ -230,3 +234,12 @@ class BuildThread:
             self._builder.close()
         except Exception:  # its context may be dead; nothing more can be done with it
             log.exception("builder.close_failed")
+
+
+def close_all(threads: Sequence[BuildThread], wait_s: float) -> None:
+    """Close several threads, and wait up to `wait_s` seconds for all of their running jobs together."""
+    for thread in threads:
+        thread.ask_to_end()
+    until_s = time.monotonic() + wait_s
+    for thread in threads:
+        thread.close(until_s - time.monotonic())

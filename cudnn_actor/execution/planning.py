@@ -24,7 +24,7 @@ from cudnn_actor.actors import Crash
 from cudnn_actor.actors.logs import Log
 from cudnn_actor.broker.execution_state import ExecutionState
 from cudnn_actor.engines.base import Builder, Plan
-from cudnn_actor.execution.building import BuildThread, Job, Result
+from cudnn_actor.execution.building import BuildThread, Job, Result, close_all
 from cudnn_actor.execution.executor import Executor
 from cudnn_actor.plan_store.cache import CAPACITY, PlanCache
 from cudnn_actor.plan_store.stored import KeptPlans, NotKept, StoredPlans
@@ -43,7 +43,7 @@ TuningWay = Literal["measure", "cached"]
 """Whether candidates are measured, unless the plan store has a tuned plan, or only the store is asked."""
 
 _CLOSE_WAIT_S = 1.0
-"""How long an actor that stops waits for the running build. A build that takes longer is interrupted."""
+"""How long an actor that stops waits for the running builds. What takes longer is interrupted."""
 
 log = Log("cudnn_actor")
 
@@ -154,9 +154,8 @@ class Planner:
         return min((one for one in since if one is not None), default=None)
 
     def close(self, *, wait: bool) -> None:
-        """End the threads. `wait`: give the running build a moment to finish; else it is interrupted."""
-        for thread in self._all_threads:
-            thread.close(_CLOSE_WAIT_S if wait else 0.0)
+        """End the threads. `wait`: give the running builds a moment to finish; else they are interrupted."""
+        close_all(self._all_threads, _CLOSE_WAIT_S if wait else 0.0)
 
     # On the runner's thread.
 

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from typing import Any
+
 import pytest
 
+from cudnn_actor.engines.cuda.kernels import kernel
+from cudnn_actor.engines.cuda.kernels.kernel import Ahead, Launch
 from cudnn_actor.engines.cuda.planning.ahead import launches_ahead
 from cudnn_actor.engines.cuda.planning.compiler import WORKSPACE_BYTES
 from cudnn_actor.engines.cuda.planning.partition import cut
@@ -39,3 +46,46 @@ def test_functions_have_theirs_and_what_reads_large_tensors_for_the_check(large:
     x = g.input("x", (4096 if large else 4, 4096), "bfloat16")
     found = named(g.build(y=g.sigmoid(x) * 3.0))
     assert found == ["elementwise"] * (3 if large else 1)
+
+
+class Compiled(Executor):
+    """Has compiled at once whatever it is given."""
+
+    def submit(self, *_: Any, **__: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        done.set_result(None)
+        return done
+
+
+class Source(str):
+    """A source at whose look-up in a dict something else happens."""
+
+    __slots__ = ("meanwhile",)
+    meanwhile: Callable[[], None]
+
+    def __hash__(self) -> int:
+        if hasattr(self, "meanwhile"):
+            self.meanwhile()
+        return super().__hash__()
+
+
+def test_builders_on_two_threads_drop_the_same_sources(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One does it between two steps of the other."""
+    monkeypatch.setattr(kernel, "_MOST_SOURCES", 2)
+    ahead, pool = Ahead(), Compiled()
+
+    def launches(*sources: str) -> list[Launch]:
+        return [Launch("f", source, (1,), (32,), ()) for source in sources]
+
+    def drop_them_all() -> None:
+        del first.meanwhile
+        other = threading.Thread(target=ahead.compile_on, args=(pool, launches("d", "e")))
+        other.start()
+        other.join()
+
+    first = Source("a")
+    ahead.compile_on(pool, launches(first, "b"))
+    first.meanwhile = drop_them_all
+    ahead.compile_on(pool, launches("c"))
+    assert len(ahead.missing(launches("a", "b", "c", "d", "e"))) == 3
+    ahead.wait_for(*launches("e"))

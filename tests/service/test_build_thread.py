@@ -12,7 +12,7 @@ import pytest
 
 from cudnn_actor import BufferRef, ConvFwd, TensorSpec
 from cudnn_actor.engines.base import StickyError
-from cudnn_actor.execution.building import BuildThread, Job, Result
+from cudnn_actor.execution.building import BuildThread, Job, Result, close_all
 from cudnn_actor.execution.planning import less_workspace
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.messages.lowering import lower
@@ -180,6 +180,23 @@ def test_closing_waits_for_the_build_in_work_only_as_long_as_it_is_told() -> Non
         made.thread.ask(job(1))
         made.workshop.building.wait_for_arrival()
         made.thread.close(wait_s=0.01)
+
+
+def test_several_threads_are_closed_together() -> None:
+    """The build of the first ends only once the second has ended."""
+
+    class Last(WorkshopBuilder):
+        def close(self) -> None:
+            busy.workshop.building.open()
+
+    with bench() as busy:
+        busy.workshop.building.shut()
+        busy.thread.ask(job(1))
+        busy.workshop.building.wait_for_arrival()
+        idle = BuildThread(Last(Workshop()), lambda: None, lambda _: None)
+        idle.start()
+        close_all([busy.thread, idle], PATIENCE_S)
+        assert busy.result().job is not None
 
 
 @pytest.mark.parametrize(

@@ -122,9 +122,11 @@ def parameters_of(numbers: Iterable[str]) -> str:
 
 
 class Ahead:
-    """Sources that other threads compile before they are needed. Any thread may wait.
+    """Sources that other threads compile before they are needed.
 
-    CuPy keeps what it has compiled, by device, source and options.
+    CuPy keeps what it has compiled, by device, source and options. Builders on any threads may use this at
+    the same time: each look at the dict, and each change of it, is one step, and none relies on another. At
+    worst, two builders have the same source compiled.
     """
 
     def __init__(self) -> None:
@@ -136,11 +138,11 @@ class Ahead:
         return [launch for key, launch in found.items() if key not in self._known]
 
     def compile_on(self, pool: Executor, launches: Iterable[Launch]) -> None:
-        """Have these compiled for the current device of the pool's threads. Used by one thread."""
+        """Have these compiled for the current device of the pool's threads."""
         for each in launches:
             self._known[each.source, each.options] = pool.submit(_compile, each)
-        while len(self._known) > _MOST_SOURCES:
-            del self._known[next(iter(self._known))]
+        for key in list(self._known)[:-_MOST_SOURCES]:  # the oldest; others may be dropping them, too
+            self._known.pop(key, None)
 
     def wait_for(self, launch: Launch) -> None:
         """Wait for the source if it is being compiled. If that fails, so does the use of the kernel later."""
