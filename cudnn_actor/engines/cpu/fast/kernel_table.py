@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from cudnn_actor.engines.cpu.fast import pointwise
+from cudnn_actor.engines.cpu.fast.attention import attention
+from cudnn_actor.engines.cpu.fast.channel_norms import batch_norm, channel_norm
+from cudnn_actor.engines.cpu.fast.grouped_matmul import grouped_matmul, grouped_matmul_backward_weights
 from cudnn_actor.engines.cpu.fast.kernels import Kernel
 from cudnn_actor.engines.cpu.fast.matmul import matmul
 from cudnn_actor.engines.cpu.fast.reductions import reduction
@@ -12,6 +15,13 @@ from cudnn_actor.engines.cpu.fast.row_norms import layer_norm, rms_norm
 from cudnn_actor.engines.cpu.fast.softmax import softmax, softmax_backward
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.operations import (
+    Attention,
+    BatchNorm,
+    BatchNormTraining,
+    GroupedMatMul,
+    GroupedMatMulBackwardWeights,
+    GroupNorm,
+    InstanceNorm,
     LayerNorm,
     MatMul,
     Node,
@@ -26,6 +36,13 @@ from cudnn_actor.protocol.operations import (
 __all__ = ["kernel_of"]
 
 _MAKERS: Mapping[type, Callable[[Node, Specs], Kernel | None]] = {
+    Attention: attention,
+    BatchNorm: batch_norm,
+    BatchNormTraining: channel_norm,
+    GroupNorm: channel_norm,
+    GroupedMatMul: grouped_matmul,
+    GroupedMatMulBackwardWeights: grouped_matmul_backward_weights,
+    InstanceNorm: channel_norm,
     LayerNorm: layer_norm,
     MatMul: matmul,
     Pointwise: pointwise.make,

@@ -46,6 +46,8 @@ _LEAST = 8192
 """Elements of a block: with fewer, the calls cost more than what they compute."""
 _SHORT = 16
 """Lines of up to so many elements are reduced side by side."""
+_LONG, _PARTS = 1024, (64, 128, 32, 16)
+"""Lines from so many elements on are added up in parts of one of these sizes."""
 _FEW, _MANY = 4, 8
 """How many blocks there are at least, and what their number is a multiple of where there are more."""
 
@@ -147,10 +149,18 @@ def _fold(ufunc: np.ufunc, columns: Sequence[Floats], out: Floats) -> None:
 
 
 def sums_into(array: Floats, axes: tuple[int, ...], out: Floats) -> Call:
-    """A call that adds up the lines of an array, as `reduced_into`."""
-    if axes == (1,) and is_matrix(array) and array.shape[1] > 1 and array.dtype.kind == "f":
-        return partial(np.matmul, array, np.ones((array.shape[1], 1), array.dtype), out)
-    return reduced_into(np.add, array, axes, out)
+    """A call that adds up the lines of an array, as `reduced_into`; long ones in parts, which loses less."""
+    if axes != (1,) or array.dtype.kind != "f" or not is_matrix(array) or array.shape[1] == 1:
+        return reduced_into(np.add, array, axes, out)
+    count, length = array.shape
+    if length < _LONG:
+        return partial(np.matmul, array, np.ones((length, 1), array.dtype), out)
+    size = next((size for size in _PARTS if not length % size), 1)
+    parts = merged(array.reshape(count, length // size, size), range(2)) if size > 1 else None
+    if parts is None:
+        return reduced_into(np.add, array, axes, out)  # which adds up in pairs
+    sums = np.empty((count, length // size), array.dtype)
+    return in_turn([sums_into(parts, (1,), sums.reshape(-1, 1)), sums_into(sums, (1,), out)])
 
 
 def squares_into(array: Floats, axes: tuple[int, ...], out: Floats, scratch: Scratch) -> Call:
