@@ -25,7 +25,7 @@ def biased(bias: tuple[int, ...], way: str) -> Graph:
 
 
 async def found(graph: Graph, **given: Any) -> tuple[np.ndarray, Any]:
-    async with spawn(device="cpu") as gpu:
+    async with spawn(device="cpu", exact=True) as gpu:
         refs: dict[str, Any] = {name: await gpu.upload(array) for name, array in given.items()}
         result = await gpu.download(await gpu.apply(graph, **refs))
         return result, await gpu.explain(graph)
@@ -79,7 +79,7 @@ def test_a_reshape_of_an_input_that_is_overwritten_is_computed() -> None:
 
 async def test_an_input_that_is_overwritten_is_read_as_it_was() -> None:
     graph = other("overwritten")
-    async with spawn(device="cpu") as gpu:
+    async with spawn(device="cpu", exact=True) as gpu:
         b = await gpu.upload(B)
         y = await gpu.apply(graph, x=await gpu.upload(X), w=await gpu.upload(W), b=b)
         got, after = await gpu.download(y), await gpu.download(b)

@@ -87,7 +87,7 @@ async def test_messages_are_explained_too(isolation: Any) -> None:
     async with spawn(device="cpu", isolation=isolation) as gpu:
         trio = await Trio.on(gpu)
         (piece,) = (await gpu.explain(trio.product())).pieces
-        assert (piece.labels, piece.steps) == (("conv_fwd",), ("NumPy, tile by tile",))
+        assert (piece.labels, piece.steps) == (("conv_fwd",), ("NumPy, block by block",))
         x, y = await gpu.empty((1, 1, 4, 4)), await gpu.empty((1, 1, 2, 2))
         pooled = await gpu.explain(MaxPool(x=x, y=y, window=Window.symmetric(2, 2, stride=2)))
         assert [piece.labels for piece in pooled.pieces] == [("max_pool",)]

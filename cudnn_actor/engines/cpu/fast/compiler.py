@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from cudnn_actor.engines.base import no_progress
@@ -51,6 +51,12 @@ class _Compiler:
                 self._readers[uid].add(number)
         self._overwritten = {tensor.overwrites for tensor in graph.tensors} - {None}
         self._apart = set(self._carried_apart())
+        self._of_images = {
+            len(graph.tensor(operation.writes[0]).dims)
+            for operation in graph.operations
+            if isinstance(operation, Convolution)
+        }
+        """Ranks of tensors that lie channels-last in the workspace: convolutions are fastest there."""
         self._held: dict[int, GraphTensor] = {}
         """Tensors whose values lie in the workspace, in the order in which they are needed first."""
         self._strides: dict[int, tuple[int, ...]] = {}
@@ -235,7 +241,12 @@ class _Compiler:
 
     def _hold(self, tensor: GraphTensor) -> None:
         self._held[tensor.uid] = tensor
-        self._strides[tensor.uid] = _dense(tensor)
+        rank = len(tensor.dims)
+        last = rank in self._of_images
+        order = (
+            (0, *range(2, rank), 1) if last else sorted(range(rank), key=lambda axis: -tensor.strides[axis])
+        )
+        self._strides[tensor.uid] = _dense(tensor.dims, order)
 
     def _lifetimes(self) -> dict[int, Held]:
         """From the first to the last piece that uses each tensor in the workspace, or a view of it."""
@@ -277,11 +288,10 @@ class _Compiler:
         return Given(uid, tensor.dims, carried(tensor.dtype), self._graph.constants.get(uid))
 
 
-def _dense(tensor: GraphTensor) -> tuple[int, ...]:
-    """Strides of a tensor without gaps, its axes in the order in which the graph has them in memory."""
-    order = sorted(range(len(tensor.dims)), key=lambda axis: (-abs(tensor.strides[axis]), axis))
-    strides, step = [1] * len(tensor.dims), 1
+def _dense(dims: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
+    """Strides without gaps, in elements. `order`: the axes; elements lie farthest apart along the first."""
+    strides, step = [1] * len(dims), 1
     for axis in reversed(order):
         strides[axis] = step
-        step *= max(tensor.dims[axis], 1)
+        step *= max(dims[axis], 1)
     return tuple(strides)

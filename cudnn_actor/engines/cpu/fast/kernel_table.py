@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from cudnn_actor.engines.cpu.fast import pointwise
+from cudnn_actor.engines.cpu.fast import convolution, pointwise
 from cudnn_actor.engines.cpu.fast.attention import attention
 from cudnn_actor.engines.cpu.fast.channel_norms import batch_norm, channel_norm
 from cudnn_actor.engines.cpu.fast.grouped_matmul import grouped_matmul, grouped_matmul_backward_weights
@@ -18,6 +18,9 @@ from cudnn_actor.protocol.operations import (
     Attention,
     BatchNorm,
     BatchNormTraining,
+    ConvolutionBackwardData,
+    ConvolutionBackwardFilter,
+    ConvolutionForward,
     GroupedMatMul,
     GroupedMatMulBackwardWeights,
     GroupNorm,
@@ -43,6 +46,9 @@ _MAKERS: Mapping[type, Callable[[Node, Specs], Kernel | None]] = {
     GroupedMatMul: grouped_matmul,
     GroupedMatMulBackwardWeights: grouped_matmul_backward_weights,
     InstanceNorm: channel_norm,
+    ConvolutionBackwardData: convolution.make,
+    ConvolutionBackwardFilter: convolution.make,
+    ConvolutionForward: convolution.make,
     LayerNorm: layer_norm,
     MatMul: matmul,
     Pointwise: pointwise.make,
