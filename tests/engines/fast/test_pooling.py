@@ -42,9 +42,9 @@ SHAPES = [
 def made(operation: Operation[Any], specs: dict[str, TensorSpec]) -> Kernel | None:
     match operation:
         case MaxPool():
-            return pooling.make_max_pool(operation, specs)
+            return pooling.max_pool(operation, specs)
         case AvgPool():
-            return pooling.make_avg_pool(operation, specs)
+            return pooling.avg_pool(operation, specs)
     return None
 
 

@@ -33,7 +33,7 @@ from cudnn_actor.protocol.operations import (
     Window,
 )
 
-__all__ = ["make_avg_pool", "make_max_pool"]
+__all__ = ["avg_pool", "max_pool"]
 
 Array = npt.NDArray[Any]
 Dims = tuple[int, ...]
@@ -43,7 +43,7 @@ _FEW_CHANNELS = 16
 """Channels that lie side by side are not cut into fewer: the elements of a cache line."""
 
 
-def make_max_pool(node: Node, specs: Specs) -> Pooling | None:
+def max_pool(node: Node, specs: Specs) -> Pooling | None:
     """The kernel for `MaxPool` without an index."""
     assert isinstance(node, MaxPool)
     x, y = specs["x"], specs["y"]
@@ -54,7 +54,7 @@ def make_max_pool(node: Node, specs: Specs) -> Pooling | None:
     return Pooling(x.dims, y.dims, dtype, _axes(node.window, x.dims, y.dims), np.maximum, least, None)
 
 
-def make_avg_pool(node: Node, specs: Specs) -> Pooling | None:
+def avg_pool(node: Node, specs: Specs) -> Pooling | None:
     """The kernel for `AvgPool`."""
     assert isinstance(node, AvgPool)
     x, y = specs["x"], specs["y"]

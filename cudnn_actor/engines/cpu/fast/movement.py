@@ -1,0 +1,251 @@
+"""Movement of elements: copies of views, in blocks.
+
+Transposes, slices, and reshapes of what lies behind each other need no kernel where the planner reads their
+operand in place (`Movement.view` says when). These are for the others, and for results in buffers.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from numpy.lib.stride_tricks import as_strided
+
+from cudnn_actor.engines.cpu.fast.blocks import merged, pieces
+from cudnn_actor.engines.cpu.fast.kernels import Call, Step, dealt
+from cudnn_actor.engines.cpu.scratch import Scratch, footprint
+from cudnn_actor.protocol.operations import (
+    BitCast,
+    BorderPad,
+    Concat,
+    Node,
+    Pad,
+    Reshape,
+    Slice,
+    Specs,
+    Transpose,
+)
+
+__all__ = ["Copies", "Reshaped", "bit_cast", "border_pad", "concat", "copied_blocks", "pad", "reshape"]
+__all__ += ["slice_", "transpose"]
+
+Array = npt.NDArray[Any]
+Pair = tuple[Array, Array]
+"""A source and a target of the same dims, or a source that is broadcast to them."""
+
+_ELEMENTS = 16384
+_LINE = 64
+_FEW_ELEMENTS = 65536
+"""Of a target: a second lane would take as long to begin as these to be copied."""
+_SHORT = 128
+"""Columns that a block of a transpose has at most: a cache line for each is in the cache together."""
+_MOST_BORDER = 256
+"""Elements of a border, along a dim, each of which is copied by itself."""
+
+
+@dataclass(frozen=True)
+class Copies:
+    """Copies, from what is read to what is written; those of a step need nothing from each other.
+
+    `steps`: from the operands and the results, by name: the pairs of each step.
+    """
+
+    steps: Callable[[Mapping[str, Array], Mapping[str, Array]], Sequence[Sequence[Pair]]]
+
+    def footprint(self, lanes: int) -> int:
+        """None."""
+        del lanes
+        return 0
+
+    def bind(
+        self, operands: Mapping[str, Array], results: Mapping[str, Array], lanes: Sequence[Scratch]
+    ) -> list[Step]:
+        """The steps of a run: see `Kernel`."""
+        return [copied_blocks(pairs, len(lanes)) for pairs in self.steps(operands, results)]
+
+
+def copied_blocks(pairs: Sequence[Pair], lanes: int) -> Step:
+    """A step in which arrays are copied to others, on so many lanes at most."""
+    if sum(target.size for _, target in pairs) <= _FEW_ELEMENTS:
+        lanes = 1
+    calls: list[list[Call]] = [[] for _ in range(lanes)]
+    blocks = itertools.chain.from_iterable(itertools.starmap(_blocks, pairs))
+    for number, (source, target) in enumerate(blocks):
+        calls[number % lanes].append(partial(np.copyto, target, source))
+    return dealt(calls)
+
+
+def _blocks(source: Array, target: Array) -> Iterator[Pair]:
+    """Parts of a source and of a target. They are longest along the axes along which both are in order."""
+    if not target.size:
+        return
+    dims, (into, of) = merged(target.shape, [target, source])
+    if abs(of.strides[-1]) >= _LINE and len(dims) > 1:
+        length = min(dims[-1], _SHORT)
+        for place in pieces(dims[:-1], max(1, _ELEMENTS // length)):
+            for start in range(0, dims[-1], length):
+                part = (*place, ..., slice(start, start + length))
+                yield of[part], into[part]
+        return
+    for place in pieces(dims, _ELEMENTS):
+        yield of[place], into[place]
+
+
+# Of one operand.
+
+
+def transpose(node: Node, specs: Specs) -> Copies:
+    """The kernel for `Transpose`."""
+    assert isinstance(node, Transpose)
+    del specs
+    return Copies(lambda operands, results: [[(operands["x"].transpose(node.axes), results["y"])]])
+
+
+def slice_(node: Node, specs: Specs) -> Copies:
+    """The kernel for `Slice`."""
+    assert isinstance(node, Slice)
+    part = tuple(map(_spaced, node.starts, node.steps, node.sizes))
+    del specs
+    return Copies(lambda operands, results: [[(operands["x"][part], results["y"])]])
+
+
+def _spaced(start: int, step: int, size: int) -> slice:
+    stop = start + size * step
+    return slice(start, stop if stop >= 0 else None, step)
+
+
+def bit_cast(node: Node, specs: Specs) -> Copies | None:
+    """The kernel for `BitCast`; None for half types, whose values are not here as bits."""
+    assert isinstance(node, BitCast)
+    if node.source.is_half or node.dtype.is_half:
+        return None
+    del specs
+    return Copies(lambda operands, results: [[(operands["x"].view(node.dtype.numpy), results["y"])]])
+
+
+def pad(node: Node, specs: Specs) -> Copies:
+    """The kernel for `Pad`."""
+    assert isinstance(node, Pad)
+    dtype = specs["y"].dtype.numpy
+    carried = np.dtype(np.float32) if specs["y"].dtype.is_half else dtype
+    number = np.array(node.value).astype(dtype).astype(carried)
+    order = tuple(slice(None, None, -1 if step < 0 else 1) for step in node.steps)
+    gaps = any(abs(step) > 1 for step in node.steps)
+
+    def steps(operands: Mapping[str, Array], results: Mapping[str, Array]) -> list[list[Pair]]:
+        x, y = operands["x"][order], results["y"]
+        ends = [size - after for size, after in zip(y.shape, node.after, strict=True)]
+        inside = tuple(map(slice, node.before, ends, map(abs, node.steps)))
+        if gaps:
+            return [[(number, y)], [(x, y[inside])]]
+        around = [(number, side) for side in _sides(y, node.before, ends)]
+        return [[(x, y[inside]), *around]]
+
+    return Copies(steps)
+
+
+def _sides(y: Array, starts: Sequence[int], ends: Sequence[int]) -> Iterator[Array]:
+    """The parts of an array that lie around a box in it."""
+    for axis in range(y.ndim):
+        inner = tuple(map(slice, starts[:axis], ends[:axis]))
+        yield y[(*inner, slice(0, starts[axis]))]
+        yield y[(*inner, slice(ends[axis], None))]
+
+
+def border_pad(node: Node, specs: Specs) -> Copies | None:
+    """The kernel for `BorderPad`: of one axis after the other, from what is already there."""
+    assert isinstance(node, BorderPad)
+    if max(*node.before, *node.after) > _MOST_BORDER:
+        return None
+    sizes = specs["x"].dims
+
+    def steps(operands: Mapping[str, Array], results: Mapping[str, Array]) -> list[list[Pair]]:
+        y = results["y"]
+        inside = [slice(before, before + size) for before, size in zip(node.before, sizes, strict=True)]
+        found: list[list[Pair]] = [[(operands["x"], y[tuple(inside)])]]
+        for axis, (before, size, after) in enumerate(zip(node.before, sizes, node.after, strict=True)):
+            places = node.mode.places(np, size, before, after) + before if before + after else ()
+
+            def at(place: int, axis: int = axis) -> Array:
+                part: Array = y[(*[slice(None)] * axis, slice(place, place + 1), *inside[axis + 1 :])]
+                return part
+
+            borders = (*range(before), *range(before + size, before + size + after))
+            if borders:
+                found.append([(at(places[place]), at(place)) for place in borders])
+        return found
+
+    return Copies(steps)
+
+
+def concat(node: Node, specs: Specs) -> Copies:
+    """The kernel for `Concat`."""
+    assert isinstance(node, Concat)
+    axis = node.axis % specs["y"].rank
+    names = [name for name, _ in node.named(node.inputs)]
+    sizes = [specs[name].dims[axis] for name in names]
+    ends = list(itertools.accumulate(sizes))
+
+    def steps(operands: Mapping[str, Array], results: Mapping[str, Array]) -> list[list[Pair]]:
+        before = (slice(None),) * axis
+        parts = (slice(end - size, end) for size, end in zip(sizes, ends, strict=True))
+        return [[(operands[n], results["y"][(*before, part)]) for n, part in zip(names, parts, strict=True)]]
+
+    return Copies(steps)
+
+
+# Reshapes.
+
+
+def reshape(node: Node, specs: Specs) -> Reshaped:
+    """The kernel for `Reshape`."""
+    assert isinstance(node, Reshape)
+    x, y = specs["x"], specs["y"]
+    packed = _seen_as(y.dims, y.strides, x.dims) is not None
+    itemsize = 4 if x.dtype.is_half else x.dtype.itemsize
+    return Reshaped(0 if packed else footprint(x.dims, itemsize=itemsize))
+
+
+@dataclass(frozen=True)
+class Reshaped:
+    """A copy of one array to another, in which its elements have the same order.
+
+    Where neither can be seen with the other's dims, there is a packed copy between them, of so many bytes.
+    """
+
+    between: int
+
+    def footprint(self, lanes: int) -> int:
+        """Bytes of scratch that each lane needs."""
+        del lanes
+        return self.between
+
+    def bind(
+        self, operands: Mapping[str, Array], results: Mapping[str, Array], lanes: Sequence[Scratch]
+    ) -> list[Step]:
+        """The steps of a run: see `Kernel`."""
+        x, y = operands["x"], results["y"]
+        if (found := _reshaped(y, x.shape)) is not None:
+            return [copied_blocks([(x, found)], len(lanes))]
+        if (found := _reshaped(x, y.shape)) is not None:
+            return [copied_blocks([(found, y)], len(lanes))]
+        packed = lanes[0].take(x.shape, x.dtype)
+        return [copied_blocks(pair, len(lanes)) for pair in ([(x, packed)], [(packed.reshape(y.shape), y)])]
+
+
+def _reshaped(array: Array, dims: tuple[int, ...]) -> Array | None:
+    """An array with other dims; None if that needs a copy."""
+    strides = _seen_as(array.shape, array.strides, dims)
+    return None if strides is None else as_strided(array, dims, strides, writeable=array.flags.writeable)
+
+
+def _seen_as(
+    dims: tuple[int, ...], strides: tuple[int, ...], wanted: tuple[int, ...]
+) -> tuple[int, ...] | None:
+    placed = Reshape(x=0, y=1, dims=wanted).view(dims, strides)
+    return None if placed is None else placed.strides

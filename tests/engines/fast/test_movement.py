@@ -1,0 +1,102 @@
+"""Copies of views, block by block: reshapes, transposes, slices, padding, concatenation and bits."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cudnn_actor.engines.cpu.fast import movement
+from cudnn_actor.engines.cpu.fast.kernels import Kernel
+from cudnn_actor.protocol import DType, Operation, TensorSpec
+from cudnn_actor.protocol.operations import (
+    BitCast,
+    BorderPad,
+    Concat,
+    Pad,
+    PadMode,
+    Reshape,
+    Slice,
+    Transpose,
+)
+
+from ...gpu.operations.drawing import draw
+from .kernel_runs import array_of, error, run
+
+MAKERS: dict[type, Any] = {
+    BitCast: movement.bit_cast,
+    BorderPad: movement.border_pad,
+    Concat: movement.concat,
+    Pad: movement.pad,
+    Reshape: movement.reshape,
+    Slice: movement.slice_,
+    Transpose: movement.transpose,
+}
+
+
+def made(operation: Operation[Any], specs: dict[str, TensorSpec]) -> Kernel | None:
+    found: Kernel | None = MAKERS[type(operation)](operation, specs)
+    return found
+
+
+def test_random_problems_are_exact() -> None:
+    seed, ran = secrets.randbelow(1 << 32), 0
+    for number in range(300):
+        case = draw("movement", seed, number)
+        found = error(case, made, 1 + number % 3)
+        ran += found is not None
+        assert found is None or found[0] == 0, f"seed {seed}, number {number}: {case}"
+    assert ran > 250
+
+
+LARGE = (2, 130, 40, 33)
+
+
+@pytest.mark.parametrize(
+    ("operation", "given"),
+    [
+        (Transpose(x="x", y="y", axes=(0, 2, 3, 1)), lambda x: x.transpose(0, 2, 3, 1)),
+        (Transpose(x="x", y="y", axes=(3, 0, 2, 1)), lambda x: x.transpose(3, 0, 2, 1)),
+        (Reshape(x="x", y="y", dims=(260, 1320)), lambda x: x.reshape(260, 1320)),
+        (
+            Slice(x="x", y="y", starts=(1, 129, 0, 3), steps=(-1, -2, 1, 1), sizes=(2, 60, 40, 30)),
+            lambda x: x[::-1, 129:9:-2, :, 3:],
+        ),
+        (
+            BorderPad(x="x", y="y", before=(0, 0, 3, 2), after=(0, 0, 1, 2), mode=PadMode.REFLECT),
+            lambda x: np.pad(x, [(0, 0), (0, 0), (3, 1), (2, 2)], "reflect"),
+        ),
+        (
+            Pad(x="x", y="y", before=(0, 0, 1, 2), after=(0, 1, 1, 0), steps=(1, 1, 1, 1), value=-1.0),
+            lambda x: np.pad(x, [(0, 0), (0, 1), (1, 1), (2, 0)], constant_values=-1),
+        ),
+        (Concat(operands=("x", "x"), y="y", axis=1), lambda x: np.concatenate([x, x], 1)),
+    ],
+    ids=lambda of: of.kind if isinstance(of, Operation) else "",
+)
+@pytest.mark.parametrize("lanes", [1, 2, 3])
+def test_large_arrays_are_copied_in_blocks_of_any_layout(operation: Any, given: Any, lanes: int) -> None:
+    rng = np.random.default_rng(38)
+    x = rng.normal(size=LARGE).astype(np.float32)
+    names = ["operands[0]", "operands[1]"] if isinstance(operation, Concat) else ["x"]
+    for order in ((0, 1, 2, 3), (0, 2, 3, 1), (3, 1, 0, 2)):
+        spec = strided(LARGE, order)
+        specs = dict.fromkeys(names, spec)
+        wanted = given(x)
+        specs["y"] = strided(wanted.shape, order[-wanted.ndim :] if wanted.ndim == 4 else (1, 0))
+        y = array_of(specs["y"])
+        kernel = made(operation, specs)
+        assert kernel is not None
+        run(kernel, {name: array_of(spec, x) for name in names}, {"y": y}, lanes)
+        np.testing.assert_array_equal(y, wanted)
+
+
+def strided(dims: tuple[int, ...], order: tuple[int, ...]) -> TensorSpec:
+    """A spec with its axes in this order in memory, the slowest first."""
+    strides, step = [0] * len(dims), 1
+    for axis in reversed(order):
+        strides[axis] = step
+        step *= dims[axis]
+    return TensorSpec(dims=dims, strides=tuple(strides), dtype=DType.FLOAT32)
