@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from cudnn_actor.engines.cpu.fast import convolution, pointwise
+from cudnn_actor.engines.cpu.fast import convolution, movement, pointwise, pooling
 from cudnn_actor.engines.cpu.fast.attention import attention
 from cudnn_actor.engines.cpu.fast.channel_norms import batch_norm, channel_norm
 from cudnn_actor.engines.cpu.fast.grouped_matmul import grouped_matmul, grouped_matmul_backward_weights
@@ -16,8 +16,12 @@ from cudnn_actor.engines.cpu.fast.softmax import softmax, softmax_backward
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.operations import (
     Attention,
+    AvgPool,
     BatchNorm,
     BatchNormTraining,
+    BitCast,
+    BorderPad,
+    Concat,
     ConvolutionBackwardData,
     ConvolutionBackwardFilter,
     ConvolutionForward,
@@ -27,35 +31,49 @@ from cudnn_actor.protocol.operations import (
     InstanceNorm,
     LayerNorm,
     MatMul,
+    MaxPool,
     Node,
+    Pad,
     Pointwise,
     Reduction,
+    Reshape,
     RMSNorm,
+    Slice,
     Softmax,
     SoftmaxBackward,
     Specs,
+    Transpose,
 )
 
 __all__ = ["kernel_of"]
 
 _MAKERS: Mapping[type, Callable[[Node, Specs], Kernel | None]] = {
     Attention: attention,
+    AvgPool: pooling.avg_pool,
     BatchNorm: batch_norm,
     BatchNormTraining: channel_norm,
-    GroupNorm: channel_norm,
-    GroupedMatMul: grouped_matmul,
-    GroupedMatMulBackwardWeights: grouped_matmul_backward_weights,
-    InstanceNorm: channel_norm,
+    BitCast: movement.bit_cast,
+    BorderPad: movement.border_pad,
+    Concat: movement.concat,
     ConvolutionBackwardData: convolution.make,
     ConvolutionBackwardFilter: convolution.make,
     ConvolutionForward: convolution.make,
+    GroupedMatMul: grouped_matmul,
+    GroupedMatMulBackwardWeights: grouped_matmul_backward_weights,
+    GroupNorm: channel_norm,
+    InstanceNorm: channel_norm,
     LayerNorm: layer_norm,
     MatMul: matmul,
+    MaxPool: pooling.max_pool,
+    Pad: movement.pad,
     Pointwise: pointwise.make,
     Reduction: reduction,
+    Reshape: movement.reshape,
     RMSNorm: rms_norm,
+    Slice: movement.slice_,
     Softmax: softmax,
     SoftmaxBackward: softmax_backward,
+    Transpose: movement.transpose,
 }
 
 
