@@ -30,12 +30,16 @@ from cudnn_actor.engines.cpu.scratch import Dims, Scratch, footprint
 
 __all__ = ["DepthwiseData", "DepthwiseFilter", "DepthwiseForward"]
 
-_BLOCK = 1 << 15
-"""Elements of a block of results."""
-_CHANNELS = 256
-"""Of a block, at least, if there are as many: runs of fewer take longer."""
-_RUN = 512
-"""Elements of a run over the channels of several pixels, if there are fewer channels than in a block."""
+_BLOCK = 1 << 16
+"""Elements of a block of results, at most."""
+_LEAST_BLOCK = 1 << 15
+"""Elements of a block of results, at least: a smaller one reads much that its neighbours read, too."""
+_BLOCKS = 8
+"""Blocks of a small tensor."""
+_CHANNELS = 2048
+"""Of a block, at most. Runs of fewer than a few hundred channels take longer for each."""
+_FILTER = 18 << 10
+"""Elements of a filter that is repeated side by side, for runs over the channels of several pixels."""
 
 
 class _Depthwise:
@@ -93,7 +97,7 @@ class DepthwiseForward(_Depthwise):
         """Bytes for a filter, the padded part of x, and a result that lies otherwise in y."""
         del lanes
         tile = self._tile
-        taps = (self._taps, _joined_pixels(tile[1], tile[-1]), self._geometry.w[0])
+        taps = (self._taps, self._pixels_in_run(), self._geometry.w[0])
         return footprint(taps, self._reach(tile), tile, itemsize=self._itemsize)
 
     def bind(
@@ -118,9 +122,10 @@ class DepthwiseForward(_Depthwise):
         return [dealt(calls)]
 
     def _pixels_in_run(self) -> int:
-        """How many pixels a run is over, if the filter is as often side by side."""
-        stride = self._geometry.conv.stride[-1]
-        return _joined_pixels(self._tile[1], self._tile[-1]) if stride == 1 else 1
+        """How many pixels a run is over: the filter is as often side by side."""
+        if self._geometry.conv.stride[-1] > 1 or self._tile[1] < self._geometry.w[0]:
+            return 1
+        return _pixels_in_run(self._taps, self._tile[1], self._tile[-1])
 
     def _block(self, x: Floats, taps: Floats, target: Floats, box: Box, memory: Scratch) -> list[Call]:
         rank = len(self._axes)
@@ -307,22 +312,23 @@ def _multiplying(a: Floats, b: Floats, y: Floats) -> Call:
 
 
 def _tile(dims: Dims) -> Dims:
-    """A tile of about `_BLOCK` elements: of few channels only if there are not more."""
-    channels = dims[1] if dims[1] < 2 * _CHANNELS else _CHANNELS
-    tile = [1, channels, *(1 for _ in dims[2:])]
-    for axis in reversed(range(2, len(dims))):
-        tile[axis] = max(1, min(dims[axis], _BLOCK // math.prod(tile)))
-    tile[0] = max(1, min(dims[0], _BLOCK // math.prod(tile)))
+    """A tile for blocks of about equal size."""
+    most = max(_LEAST_BLOCK, min(_BLOCK, math.prod(dims) // _BLOCKS))
+    tile = [1, _even(dims[1], _CHANNELS), *(1 for _ in dims[2:])]
+    for axis in (*reversed(range(2, len(dims))), 0):
+        tile[axis] = _even(dims[axis], most // math.prod(tile))
     return tuple(tile)
 
 
-def _joined_pixels(channels: int, width: int) -> int:
-    """How many pixels of a row, a divisor of the width, are in a run of at most about `_RUN` elements."""
-    return max(
-        count
-        for count in range(1, width + 1)
-        if width % count == 0 and (count == 1 or count * channels <= _RUN)
-    )
+def _even(size: int, most: int) -> int:
+    """The size of the fewest about equal parts of at most that size."""
+    return -(-size // -(-size // max(1, most)))
+
+
+def _pixels_in_run(taps: int, channels: int, width: int) -> int:
+    """How many pixels of a row, a divisor of its width, are in a run for which the filter is not too large."""
+    most = max(1, _FILTER // (taps * channels))
+    return max(count for count in range(1, min(width, most) + 1) if width % count == 0)
 
 
 def _run(array: Floats, channels: int) -> bool:
