@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
+from cudnn_actor.engines.cpu.blas import threads_of_blas
 from cudnn_actor.engines.cpu.fast.convolution import make
+from cudnn_actor.engines.cpu.fast.kernels import Call, Step
 from cudnn_actor.engines.cpu.scratch import Scratch, aligned_bytes
 from cudnn_actor.protocol import ConvSpec, DType, TensorSpec
 from cudnn_actor.protocol.operations import (
@@ -24,13 +27,13 @@ from .kernel_cases import run_kernel
 LAYOUTS = ("packed", "channels last", "mixed", "channels last with a packed filter", "with gaps")
 LARGER = {
     "one block": Problem((1, 12, 14, 14), (40, 12, 3, 3), ConvSpec.symmetric(2, pad=1)),
-    "several blocks": Problem((2, 19, 34, 31), (24, 19, 3, 3), ConvSpec.symmetric(2, pad=1)),
+    "several blocks": Problem((2, 40, 23, 19), (16, 40, 3, 3), ConvSpec.symmetric(2, pad=1)),
     "parts of the filters": Problem((1, 70, 7, 7), (150, 70, 3, 3), ConvSpec.symmetric(2, pad=1)),
     "pointwise": Problem((2, 40, 23, 23), (130, 40, 1, 1), ConvSpec.symmetric(2)),
-    "first layer": Problem((1, 3, 64, 66), (16, 3, 7, 7), ConvSpec.symmetric(2, pad=3, stride=2)),
-    "groups": Problem((1, 24, 30, 30), (48, 6, 3, 3), ConvSpec.symmetric(2, pad=1, groups=4)),
+    "first layer": Problem((1, 3, 70, 72), (5, 3, 7, 7), ConvSpec.symmetric(2, pad=3, stride=2)),
+    "groups": Problem((1, 24, 26, 25), (24, 6, 3, 3), ConvSpec.symmetric(2, pad=1, groups=4)),
     "long rows": Problem((1, 8, 3000), (8, 8, 9), ConvSpec.symmetric(1, pad=4)),
-    "volumes": Problem((1, 9, 8, 17, 18), (10, 9, 3, 3, 3), ConvSpec.symmetric(3, pad=1)),
+    "volumes": Problem((1, 9, 6, 12, 14), (6, 9, 3, 3, 3), ConvSpec.symmetric(3, pad=1)),
     "depthwise, strided": Problem((2, 33, 40, 41), (33, 1, 3, 3), ConvSpec.symmetric(2, 1, 2, groups=33)),
     "depthwise, channels in blocks": Problem(
         (1, 600, 7, 7), (600, 1, 5, 5), ConvSpec.symmetric(2, 2, groups=600)
@@ -40,6 +43,13 @@ LARGER = {
     ),
 }
 ALL = PROBLEMS | LARGER
+
+
+@pytest.fixture(autouse=True)
+def _one_thread_of_blas() -> Iterator[None]:
+    """As in a lane of the engine."""
+    with threads_of_blas(1):
+        yield
 
 
 def _operations(conv: ConvSpec) -> tuple[Any, ...]:
@@ -147,9 +157,7 @@ def test_what_is_bound_reads_its_operands_in_each_run(problem: str, layout: str)
             values = _values(operation, specs, seed)
             for name, array in values.items():
                 arrays[name][...] = array
-            for step in steps:
-                for call in step:
-                    call()
+            _run(steps)
             np.testing.assert_allclose(arrays[output], _exact(operation, specs, values), rtol=0, atol=1e-4)
 
 
@@ -157,6 +165,41 @@ def _array(spec: TensorSpec) -> np.ndarray:
     size = 1 + sum((n - 1) * step for n, step in zip(spec.dims, spec.strides, strict=True))
     memory = np.full(size, math.nan, np.float32)
     return np.lib.stride_tricks.as_strided(memory, spec.dims, [4 * step for step in spec.strides])
+
+
+@pytest.mark.parametrize("problem", LARGER.values(), ids=LARGER.keys())
+def test_what_is_made_behind_each_box_sees_it_finished(problem: Problem) -> None:
+    for operation in _operations(problem.conv):
+        specs = _specs(operation, problem, "channels last")
+        arrays = {name: _array(spec) for name, spec in specs.items()}
+        (output,) = operation.outputs
+        result = arrays[output]
+        for name, values in _values(operation, specs).items():
+            arrays[name][...] = values
+        kernel: Any = make(operation, specs)
+        memory = [Scratch(aligned_bytes(kernel.footprint(2))) for _ in range(2)]
+        given = {name: arrays[name] for name in operation.inputs}
+        _run(kernel.bind(given, {output: result}, memory))
+        wanted = np.abs(result)
+        result[...] = math.nan
+        _run(kernel.bind(given, {output: result}, memory, behind=functools.partial(_magnitudes, result)))
+        assert np.array_equal(result, wanted)
+
+
+def _magnitudes(result: np.ndarray, box: tuple[slice, ...]) -> list[Call]:
+    part = result[box]
+
+    def call() -> None:
+        assert not np.isnan(part).any()
+        np.abs(part, out=part)
+
+    return [call]
+
+
+def _run(steps: Sequence[Step]) -> None:
+    for step in steps:
+        for call in step:
+            call()
 
 
 def test_scratch_for_a_large_image_is_a_few_blocks() -> None:

@@ -41,6 +41,8 @@ _COLUMN_BYTES = 1 << 19
 _MOST_COLUMN_BYTES = 4 << 20
 _FEW_PIXELS = 192
 _LEAST_FILTERS = 64
+_LEAST_CHANNELS = 32
+"""Columns of fewer channels are stored by tap, so that sums are over longer runs."""
 
 
 class _Bound(NamedTuple):
@@ -113,8 +115,10 @@ class BackwardData:
         """See `Kernel`."""
         geometry = self._geometry
         filters = Filters(geometry, operands["w"])
-        by_pixel = geometry.groups == 1 and (
-            filters.taps_first or (math.prod(geometry.taps) == 1 and channels_last(results["dx"]))
+        by_pixel = (
+            geometry.groups == 1
+            and geometry.x[1] >= _LEAST_CHANNELS
+            and (filters.taps_first or (math.prod(geometry.taps) == 1 and channels_last(results["dx"])))
         )
         bound = _Bound(operands["dy"], results["dx"], filters, by_pixel)
         parts = []

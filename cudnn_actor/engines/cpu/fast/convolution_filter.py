@@ -64,7 +64,10 @@ class BackwardFilter:
         one = self._cost(1)
         apart = geometry.groups == 1
         per_pixel = one((1, *(1 for _ in geometry.y[1:])))
-        budget = _PIXELS * self._itemsize * math.prod(geometry.taps) if apart else _COLUMN_BYTES
+        budget = _COLUMN_BYTES
+        if apart:
+            few = _PIXELS * self._itemsize * math.prod(geometry.taps)
+            budget = max(few, _COLUMN_BYTES // 2 // channels)
         self._tile = largest_tile(geometry.y, one if apart else self._cost(channels), max(budget, per_pixel))
         sums = geometry.w[0] * math.prod(geometry.taps) * self._itemsize
         most = max(1, _COLUMN_BYTES // max(one(self._tile), sums)) if apart else channels

@@ -20,6 +20,7 @@ from cudnn_actor.engines.cpu.fast.convolution_views import (
     channels_last,
     copying,
     dealt_in_turn,
+    even,
     grouped,
     images_joined,
     inner,
@@ -44,6 +45,8 @@ _ENOUGH_BLOCKS = 6
 """With fewer blocks, each is split up between lanes."""
 _LEAST_FILTERS = 64
 """Filters of a part of a product."""
+_LEAST_WORK = 1 << 21
+"""Products of numbers in a part: about 60 µs."""
 
 
 class Forward:
@@ -166,7 +169,8 @@ class _Bound(NamedTuple):
 def _tile_of_outputs(geometry: ConvGeometry, dims: Dims, cost: Callable[[Dims], int]) -> Dims:
     """A tile of y's dims whose columns have few bytes, or few pixels."""
     per_pixel = cost((1, dims[1], *(1 for _ in geometry.taps)))
-    return largest_tile(dims, cost, min(max(_COLUMN_BYTES, per_pixel * _FEW_PIXELS), _MOST_COLUMN_BYTES))
+    most = largest_tile(dims, cost, min(max(_COLUMN_BYTES, per_pixel * _FEW_PIXELS), _MOST_COLUMN_BYTES))
+    return tuple(even(size, extent) for size, extent in zip(dims, most, strict=True))
 
 
 def _parts(geometry: ConvGeometry, count: int) -> list[slice]:
@@ -174,6 +178,7 @@ def _parts(geometry: ConvGeometry, count: int) -> list[slice]:
     filters = geometry.w[0]
     parts = 1
     if geometry.groups == 1 and count < _ENOUGH_BLOCKS:
-        parts = max(1, min(-(-8 // count), filters // _LEAST_FILTERS))
+        work = math.prod(geometry.y) * geometry.depth // count
+        parts = max(1, min(-(-8 // count), filters // _LEAST_FILTERS, work // _LEAST_WORK))
     size = -(-filters // parts)
     return [slice(start, min(start + size, filters)) for start in range(0, filters, size)]

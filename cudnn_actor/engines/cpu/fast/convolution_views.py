@@ -23,6 +23,7 @@ __all__ = [
     "channels_last",
     "copying",
     "dealt_in_turn",
+    "even",
     "filling",
     "grouped",
     "images_joined",
@@ -70,6 +71,11 @@ def inner(array: Floats, parts: Iterable[slice | int]) -> Floats:
 def copying(source: Floats, target: Floats) -> Call:
     """A call that copies an array to another of the same dims."""
     return lambda: np.copyto(target, source)
+
+
+def even(size: int, most: int) -> int:
+    """The size of the fewest about equal parts of at most that size."""
+    return -(-size // -(-size // max(1, most)))
 
 
 def filling(target: Floats) -> Call:

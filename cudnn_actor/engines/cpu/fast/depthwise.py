@@ -20,6 +20,7 @@ from cudnn_actor.engines.cpu.fast.convolution_views import (
     adding,
     copying,
     dealt_in_turn,
+    even,
     filling,
     inner,
     laid_out,
@@ -314,19 +315,14 @@ def _multiplying(a: Floats, b: Floats, y: Floats) -> Call:
 def _tile(dims: Dims) -> Dims:
     """A tile for blocks of about equal size."""
     most = max(_LEAST_BLOCK, min(_BLOCK, math.prod(dims) // _BLOCKS))
-    tile = [1, _even(dims[1], _CHANNELS), *(1 for _ in dims[2:])]
+    tile = [1, even(dims[1], _CHANNELS), *(1 for _ in dims[2:])]
     for axis in (*reversed(range(2, len(dims))), 0):
-        tile[axis] = _even(dims[axis], most // math.prod(tile))
+        tile[axis] = even(dims[axis], most // math.prod(tile))
     return tuple(tile)
 
 
-def _even(size: int, most: int) -> int:
-    """The size of the fewest about equal parts of at most that size."""
-    return -(-size // -(-size // max(1, most)))
-
-
 def _pixels_in_run(taps: int, channels: int, width: int) -> int:
-    """How many pixels of a row, a divisor of its width, are in a run for which the filter is not too large."""
+    """How many pixels of a row, a divisor of its width, are in a run without too large a filter."""
     most = max(1, _FILTER // (taps * channels))
     return max(count for count in range(1, min(width, most) + 1) if width % count == 0)
 
