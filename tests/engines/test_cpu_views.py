@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from cudnn_actor import Graph, GraphBuilder, spawn
+from cudnn_actor.engines.cpu import CpuEngine
 from cudnn_actor.engines.cpu.exact.compiler import compile_plan
 from cudnn_actor.protocol import Tensor
 from cudnn_actor.protocol.operations import Pointwise
@@ -86,3 +87,15 @@ async def test_an_input_that_is_overwritten_is_read_as_it_was() -> None:
     wanted, _ = await found(biased((4,), "bias="), x=X, w=W, b=B)
     np.testing.assert_allclose(got, wanted, rtol=1e-6, atol=1e-6)
     np.testing.assert_array_equal(after, B * 2)
+
+
+def test_a_part_of_what_lies_in_reverse_is_read_where_it_lies() -> None:
+    g = GraphBuilder()
+    last = g.flip(g.input("x", (4,)), 0)[3:]
+    graph = g.build(y=g.relu(last)).body
+    engine = CpuEngine()
+    plan = engine.build(graph, workspace_limit=None)
+    x, y = np.arange(1, 5, dtype=np.float32), np.empty(1, np.float32)
+    engine.execute(plan, [x, y], ())
+    assert y == [1]
+    assert len(plan.explain(graph).views) == 2

@@ -186,8 +186,8 @@ def _seen(view: View, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     assert placed is not None, "the compiler asked the same"
     start = array
     if placed.offset:
-        flat = np.lib.stride_tricks.as_strided(array, (placed.offset + 1,), (itemsize,))
-        start = flat[placed.offset :]
+        count, step = abs(placed.offset), itemsize if placed.offset > 0 else -itemsize  # of a reversed array
+        start = np.lib.stride_tricks.as_strided(array, (count + 1,), (step,))[count:]
     strides = tuple(stride * itemsize for stride in placed.strides)
     return np.lib.stride_tricks.as_strided(start, view.dims, strides)
 
