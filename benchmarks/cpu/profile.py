@@ -11,14 +11,13 @@ from cudnn_actor import spawn
 from cudnn_actor.protocol.graphs.explanation import Explanation, PieceOfPlan
 
 from .cases import Case
-from .sides import service_options
 
 __all__ = ["profiled", "sheet"]
 
 
 async def profiled(case: Case, threads: int) -> Row:
     """The time of a run, and of each kind of operation."""
-    async with spawn(device="cpu", hang_after_s=600.0, **service_options("thread", threads)) as gpu:
+    async with spawn(device="cpu", isolation="thread", hang_after_s=600.0, threads=threads) as gpu:
         if isinstance(case.what, bytes):
             model = await gpu.load(case.what)
             found = await model.explain(case.inputs, measure=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, NamedTuple
@@ -16,7 +15,7 @@ from cudnn_actor.trials.bench.cpu_time import process_cpu_s
 
 from .cases import Case, torch
 
-__all__ = ["SERVICES", "SIDES", "Side", "Unavailable", "opened", "service_options"]
+__all__ = ["SERVICES", "SIDES", "Side", "Unavailable", "opened"]
 
 
 class Unavailable(Exception):
@@ -59,22 +58,13 @@ async def opened(name: str, case: Case, threads: int) -> AsyncIterator[Side]:
     elif name == "torch":
         yield _in_torch(case, threads)
     else:
-        async with spawn(device="cpu", hang_after_s=600.0, **service_options(name, threads)) as gpu:
+        async with spawn(device="cpu", hang_after_s=600.0, threads=threads, **SERVICES[name]) as gpu:
             pid = gpu.worker_pid
             make = _on_buffers if name == "buffers" else _on_arrays
             side = await (make if isinstance(case.what, bytes) else _graph)(gpu, case)
             if pid is not None:
                 side = side._replace(cpu_s=lambda: time.process_time() + process_cpu_s(pid))
             yield side
-
-
-def service_options(name: str, threads: int) -> dict[str, Any]:
-    """The options of `spawn` for one of this package's sides. Raises `Unavailable`."""
-    options = {**SERVICES[name], "threads": threads}
-    has = inspect.signature(spawn).parameters
-    if "exact" in options and "exact" not in has:
-        raise Unavailable("spawn(exact=) is missing")
-    return {key: value for key, value in options.items() if key in has}
 
 
 async def _on_arrays(gpu: CudnnRef, case: Case) -> Side:
