@@ -32,21 +32,22 @@ def sheets(found: Sequence[Row]) -> Iterator[Sheet]:
         "How many times the rival's time",
         ("", "rival", *SERVICES, "least", "CPU", "aim"),
         tuple(_ratios(row) for row in found),
-        "Medians of the turns' ratios; of `thread` also that of the least times, and of CPU seconds.",
+        "Medians of the turns' ratios; of `thread` also the ratio of the shortest runs, and of CPU seconds.",
     )
 
 
 def _ratios(row: Row) -> tuple[str, ...]:
     wall, cpu, rival, most = row["wall_ms"], row["cpu_ms"], row["rival"] or _RIVAL, row["most"]
     theirs, ours = wall.get(rival, []), wall.get("thread", [])
-    least = min(ours) / min(theirs) if ours and theirs else None
+    least = row["least_ms"]
+    of_least = least["thread"] / least[rival] if ours and theirs else None
     reached = ratio(ours, theirs) if row["rival"] else median(ours)
     met = "" if reached is None else ", met" if reached <= most else ", missed"
     return (
         row["part"],
         rival,
         *(number(ratio(wall.get(side, []), theirs), 2) for side in SERVICES),
-        number(least, 2),
+        number(of_least, 2),
         number(ratio(cpu.get("thread", []), cpu.get(rival, [])), 2),
         f"{most:g}{'' if row['rival'] else ' ms'}{met}",
     )

@@ -31,9 +31,10 @@ _APART = 1e-3
 
 
 class Turn(NamedTuple):
-    """Milliseconds of a run in one turn: the median, and CPU time on average."""
+    """Milliseconds of a run in one turn: the median, the least, and CPU time on average."""
 
     wall_ms: float
+    least_ms: float
     cpu_ms: float
 
 
@@ -46,7 +47,7 @@ async def _turn(side: Side, *, warm: bool) -> Turn:
         begin = time.perf_counter()
         await side.run()
         times.append(time.perf_counter() - begin)
-    return Turn(1e3 * statistics.median(times), 1e3 * (side.cpu_s() - cpu) / len(times))
+    return Turn(1e3 * statistics.median(times), 1e3 * min(times), 1e3 * (side.cpu_s() - cpu) / len(times))
 
 
 async def timed(sides: Mapping[str, Side], budget_s: float) -> dict[str, list[Turn]]:
@@ -94,4 +95,5 @@ async def _compare(case: Case, names: Sequence[str], threads: int, budget_s: flo
         row["apart"] = apart(results)
         turns = await timed(sides, budget_s)
     row["wall_ms"] = {name: [round(turn.wall_ms, 4) for turn in of] for name, of in turns.items()}
+    row["least_ms"] = {name: round(min(turn.least_ms for turn in of), 4) for name, of in turns.items()}
     row["cpu_ms"] = {name: [round(turn.cpu_ms, 4) for turn in of] for name, of in turns.items()}
