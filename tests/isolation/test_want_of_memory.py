@@ -14,12 +14,15 @@ import pytest
 
 from cudnn_actor import CudnnRef, GraphBuilder, GraphLimits, OutOfMemory, Ping, Spawning, Upload
 from cudnn_actor.engines import choose_engine
+from cudnn_actor.isolation.process.parent.in_flight import WorkerRequest
+from cudnn_actor.isolation.process.parent.model_runs import ModelRuns
 from cudnn_actor.isolation.process.wire import KnowGraph, Requests, encode_message
 from cudnn_actor.isolation.staging import Staging
 from cudnn_actor.options import make_options
 from cudnn_actor.processes.channel import Channel
 from cudnn_actor.processes.frames import encode
 from cudnn_actor.service.service import CudnnService
+from tests.onnx.small_models import FLOAT, model_of, node
 from tests.service.rigs import Trio, in_thread, single
 
 from .crash_rigs import workers
@@ -91,6 +94,53 @@ async def test_a_result_that_there_is_no_memory_for_is_refused_alone(
             assert not left
             np.testing.assert_array_equal(await gpu.download(ref), values)
             monkeypatch.undo()
+
+
+@pytest.mark.parametrize("on_another_thread", [False, True])
+@pytest.mark.parametrize("edge", [8, 256], ids=["copied", "lent"])
+async def test_a_run_whose_outputs_there_is_no_memory_for_is_refused_alone(
+    edge: int, on_another_thread: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answers behind it are not held up."""
+    proto = model_of(
+        [node("Add", "x one", "y")],
+        {"x": (FLOAT, [edge, edge])},
+        {"y": (FLOAT, None)},
+        {"one": np.ones(1, np.float32)},
+    )
+    x = np.arange(edge * edge, dtype=np.float32).reshape(edge, edge)
+    async with unharmed() as gpu:
+
+        async def runs() -> list[Any]:
+            asked = (gpu.run(model, x=number * x) for number in range(4))
+            found: list[Any] = await asyncio.gather(*asked, return_exceptions=True)
+            return found
+
+        async def wrong() -> list[Any]:
+            found = await (in_thread(lambda: asyncio.run(runs())) if on_another_thread else runs())
+            right = [
+                isinstance(each, dict) and np.array_equal(each["y"], n * x + 1)
+                for n, each in enumerate(found)
+            ]
+            return [each for each, fits in zip(found, right, strict=True) if not fits]
+
+        model = await gpu.load(proto)
+        assert await wrong() == []
+        results, poor = ModelRuns.results, list[WorkerRequest]()
+
+        def tried(models: ModelRuns, request: WorkerRequest) -> Any:
+            if request is (poor or [request])[0]:
+                poor.append(request)
+                raise MemoryError
+            return results(models, request)
+
+        monkeypatch.setattr(ModelRuns, "results", tried)
+        (refused,) = await wrong()
+        assert isinstance(refused, OutOfMemory)
+        assert poor
+        monkeypatch.undo()
+        assert await wrong() == []
+        await model.close()
 
 
 def staging_files() -> int:

@@ -274,7 +274,8 @@ def _value(host: WorkerHost, request: WorkerRequest, answer: Answer) -> tuple[An
 
 
 def _results(host: WorkerHost, request: WorkerRequest) -> tuple[Any, Loan]:
-    """The outputs of a run; None if much is to be copied, or its staging memory is not kept."""
+    """The outputs of a run; None if much is to be copied, its staging memory is not kept, or there is no
+    memory for them: the slow path then refuses this run alone, where this one would be tried for ever."""
     run, models = request.run, host.models
     assert run is not None
     assert run.deployed is not None
@@ -282,5 +283,8 @@ def _results(host: WorkerHost, request: WorkerRequest) -> tuple[Any, Loan]:
         return None, _NO_LOAN
     if host.recent.kept:
         host.recent.note(request, run.cached)
-    outputs, loan = models.results(request)
+    try:
+        outputs, loan = models.results(request)
+    except MemoryError:
+        return None, _NO_LOAN
     return outputs, _NO_LOAN if loan is None else loan
