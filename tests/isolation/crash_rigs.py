@@ -56,6 +56,7 @@ from cudnn_actor.processes.launching import Launcher
 from cudnn_actor.protocol.errors import ErrorRecord
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.messages.codec import encode_reply
+from tests.service.worker_rigs import ExecutingEngine
 
 HERE = "tests.isolation.crash_rigs"
 PRELOAD = ("cudnn_actor.isolation.process.child.main", HERE)
@@ -92,7 +93,7 @@ class Door:
             ORDERS[order]()
 
 
-class BarrierEngine(CpuEngine):
+class BarrierEngine(ExecutingEngine):
     """The CPU engine with a point before each call ("execute"), and one behind ("executed").
 
     Parameters

@@ -16,13 +16,14 @@ from typing import Any
 import numpy as np
 
 from cudnn_actor.engines.cpu import CpuEngine
+from tests.service.worker_rigs import ExecutingEngine
 
 __all__ = ["DeviceEngine"]
 
 _LONGEST_S = 0.0001
 
 
-class DeviceEngine(CpuEngine):
+class DeviceEngine(ExecutingEngine):
     """Each call is worked on for up to a tenth of a millisecond more than it takes, decided by chance."""
 
     synchronous = False

@@ -5,6 +5,7 @@ A worker imports this by name, so this module imports only what a worker has.
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import socket
@@ -20,6 +21,7 @@ from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 
 __all__ = [
     "POISON",
+    "ExecutingEngine",
     "GatedEngine",
     "LaggingEngine",
     "MortalEngine",
@@ -58,7 +60,16 @@ class RemoteGate:
                 self._exists = False
 
 
-class GatedEngine(CpuEngine):
+class ExecutingEngine(CpuEngine):
+    """The CPU engine whose runs of models go by `execute`, too: what is behind it is behind all runs."""
+
+    def expect(
+        self, plan: Any, buffers: Sequence[np.ndarray], scalars: Sequence[float]
+    ) -> Callable[[], None]:
+        return functools.partial(self.execute, plan, buffers, scalars)
+
+
+class GatedEngine(ExecutingEngine):
     """The CPU engine with a gate before each run of a plan, or before other calls."""
 
     def __init__(self, gate: Passage, at: str = "execute") -> None:
@@ -105,7 +116,7 @@ class GatedEngine(CpuEngine):
             self._gate.go_through()
 
 
-class LaggingEngine(CpuEngine):
+class LaggingEngine(ExecutingEngine):
     """A CPU engine that reports its work as unfinished until there is a file `done` in a folder, and that
     notes each run of a plan in the file `runs`. A file `dead` ends its context, once."""
 
@@ -140,7 +151,7 @@ POISON = 1234.5
 """A value at which a `PoisonedEngine` ends its worker, or kills its context."""
 
 
-class PoisonedEngine(CpuEngine):
+class PoisonedEngine(ExecutingEngine):
     """The CPU engine, for which one value of an input is fatal.
 
     Parameters
@@ -161,7 +172,7 @@ class PoisonedEngine(CpuEngine):
         super().execute(plan, buffers, scalars)
 
 
-class MortalEngine(CpuEngine):
+class MortalEngine(ExecutingEngine):
     """The CPU engine of a worker that dies instead of making its last call.
 
     Parameters
