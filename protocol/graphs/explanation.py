@@ -128,7 +128,8 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     workspace
         Bytes of workspace in all, the scratch memory included.
     run_us, device
-        Microseconds of a run, and what the device can do, if the time was measured.
+        Microseconds of a run, and what the device can do, if the time was measured. The pieces' times add up
+        to it only about: each is the median of its own, of several runs.
     tuned
         What tuning has gained; None if the plan was not tuned.
     """
@@ -188,7 +189,8 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         width = max(len("runs") * bool(head), *(len(_runs(piece)) for piece in self.pieces), 0)
         if self.run_us is not None and self.device is not None:
             copied = f"a copy: {self.device.copy_bytes_per_s / 1e9:,.1f} GB/s"
-            lines += [f"{self.run_us:,.1f} us a run; the slowest pieces first; {copied}", ""]
+            medians = "times are medians, which need not add up"
+            lines += [f"{self.run_us:,.1f} us a run; the slowest pieces first; {copied}; {medians}", ""]
             lines.append(f"piece{head[1:]}  {'runs':<{width}}  operations")
         for number, piece in sorted(enumerate(self.pieces), key=_slowest_first):
             first, *others = piece.labels

@@ -51,7 +51,7 @@ class PlanTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     run_us
         Microseconds of a run: the median.
     pieces_us
-        Microseconds of each piece in a run of the whole: the medians.
+        Microseconds of each piece in a run of the whole: the median of each, whichever runs they come from.
     device
         What the device can do.
     """
@@ -67,7 +67,7 @@ class PieceTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     Parameters
     ----------
     us
-        Microseconds, in a run of the whole.
+        Microseconds, in a run of the whole: the median of several runs.
     nbytes
         What it must read and write: each tensor that it shares with other pieces once, without gaps.
     flops

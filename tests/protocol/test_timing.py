@@ -109,7 +109,8 @@ def test_a_table_has_the_slowest_pieces_first_and_their_numbers() -> None:
         graph.body, PlanTimes(run_us=101.5, pieces_us=(20.0, 80.0), device=DEVICE)
     )
     lines = str(found).splitlines()
-    assert lines[3] == "101.5 us a run; the slowest pieces first; a copy: 1.0 GB/s"
+    medians = "times are medians, which need not add up"
+    assert lines[3] == f"101.5 us a run; the slowest pieces first; a copy: 1.0 GB/s; {medians}"
     heads = "piece us share GB/s GFLOP/s of the device runs operations"
     assert lines[5].split() == heads.split()
     assert lines[6].split()[:6] == ["1", "80.0", "80.0%", "1.0", "100%", "NumPy"]
