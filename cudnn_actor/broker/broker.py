@@ -26,7 +26,7 @@ import numpy as np
 
 from cudnn_actor.actors import ActorStopped, Envelope
 from cudnn_actor.actors.logs import Log, speaking_for
-from cudnn_actor.broker.deployments import Deployed, ModelRun
+from cudnn_actor.broker.deployments import Deployed, ModelRun, not_deployed
 from cudnn_actor.broker.footprints import overwritten
 from cudnn_actor.broker.held_back import HeldBack
 from cudnn_actor.broker.recovery import Verdict, graph_is_cause, judge
@@ -48,7 +48,6 @@ from cudnn_actor.protocol.errors import (
     DeadlineExceeded,
     ExecutionFailed,
     InvalidRequest,
-    NotDeployed,
     OutcomeUnknown,
     OutOfMemory,
     QuarantinedRequest,
@@ -691,8 +690,9 @@ class Broker(Generic[W]):
         if (run := work.run) is not None:
             assert run.deployed is not None
             if run.spoiled:
-                return NotDeployed(
-                    model=work.message.model.number, inputs="these inputs any more", unloaded=False
+                specs = run.deployed.of.specs.items()
+                return not_deployed(
+                    work.message.model, ((name, spec.dims, spec.dtype) for name, spec in specs)
                 )
             try:
                 self.state.models.check_whole(run.deployed)

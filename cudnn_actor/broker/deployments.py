@@ -28,7 +28,7 @@ from cudnn_actor.protocol.types.checks import require_type
 from cudnn_actor.protocol.types.dtypes import DType
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
-__all__ = ["MOST_GRAPHS", "Deployed", "Deployments", "ModelRun"]
+__all__ = ["MOST_GRAPHS", "Deployed", "Deployments", "ModelRun", "not_deployed"]
 
 MOST_GRAPHS = 4096
 """Graphs that all models of a service may have together. Each has buffers of its own, and a record in the
@@ -336,8 +336,7 @@ class Deployments:
             if deployed.accepts(arrays):
                 model.likely = by_key, deployed
                 return deployed
-        shown = ", ".join(f"{name}: {dtype} {dims}" for name, dims, dtype in given)
-        raise NotDeployed(model=model.ref.number, inputs=shown or "no inputs", unloaded=False)
+        raise not_deployed(model.ref, given)
 
     # In the broker's turns.
 
@@ -575,3 +574,9 @@ def _of_the_graph(name: str, ref: BufferRef) -> InvalidRequest:
         problem="is used by this run already: by the model, as an input, or for another output",
         fix="give it a buffer of its own",
     )
+
+
+def not_deployed(model: ModelRef, inputs: Iterable[tuple[str, tuple[int, ...], DType | None]]) -> NotDeployed:
+    """The error for inputs that no graph of a model is for: their names, dims and dtypes."""
+    shown = ", ".join(f"{name}: {dtype} {dims}" for name, dims, dtype in inputs)
+    return NotDeployed(model=model.number, inputs=shown or "no inputs", unloaded=False)

@@ -147,10 +147,12 @@ def test_a_models_graph_whose_places_may_still_be_written_runs_no_more(office: O
     office.attach()
     office.settle()
     assert isinstance(error_of(office, running), OutcomeUnknown)
-    assert isinstance(error_of(office, waiting), NotDeployed)
+    refused = error_of(office, waiting)
+    assert isinstance(refused, NotDeployed)
+    assert "no graph is deployed for x: float32 (" in str(refused)
     later = office.send(RunModel.of(model, {"x": ones}))
     office.settle()
-    assert isinstance(error_of(office, later), NotDeployed)
+    assert str(error_of(office, later)) == str(refused)
     taken = {office.memory.resolve(buffer(office)).offset for _ in range(4)}
     assert not taken & places
     office.host.recovery.reclaim(pending)
