@@ -50,6 +50,7 @@ from rich.table import Table
 
 from cudnn_actor import CudnnRef, RunModel, TensorSpec, spawn
 from cudnn_actor.models import Model, NeedsValues
+from cudnn_actor.models.sizes import sizes_in
 from cudnn_actor.onnx import OnnxModel
 from cudnn_actor.trials.bench.record import machine, versions
 from tests.onnx.networks.programs import program, tensors
@@ -164,10 +165,7 @@ async def prepare(job: Job) -> None:
 async def _tuned(model: Model, inputs: dict[str, np.ndarray]) -> Row:
     """Columns of a row: seconds of tuning, milliseconds of a tuned run, and which pieces have changed."""
     begin = time.perf_counter()
-    named = [
-        pair for each in model.inputs for pair in zip(each.dims or (), inputs[each.name].shape, strict=True)
-    ]
-    await model.warm({dim: size for dim, size in named if isinstance(dim, str)})
+    await model.warm(sizes_in(model.inputs, inputs))
     row: Row = {"tune_s": round(time.perf_counter() - begin, 2)}
     explanation = await model.explain(inputs, measure=True)
     assert explanation.run_us is not None

@@ -22,6 +22,7 @@ from cudnn_actor.cli.throughput import Throughput, in_flight, measured, sheet
 from cudnn_actor.cli.throughput_plot import plot
 from cudnn_actor.cli.user_error import UserError, check_writable, whole_number, writing
 from cudnn_actor.models import Feature, InvalidModel, Model, UnsupportedModel
+from cudnn_actor.models.sizes import sizes_in
 from cudnn_actor.protocol.errors import InvalidRequest
 
 __all__ = ["add_arguments", "run"]
@@ -216,11 +217,9 @@ async def _measured(
 
 def _endpoint(gpu: CudnnRef, model: Model, inputs: dict[str, np.ndarray]) -> BatchedModel:
     """What runs these inputs in batches. Raises `InvalidRequest` or `UserError` if that cannot be."""
-    sizes: dict[str, int] = {}
-    for each in model.inputs:
-        named = zip(each.dims or (), inputs[each.name].shape, strict=False)
-        sizes |= {dim: size for place, (dim, size) in enumerate(named) if place and isinstance(dim, str)}
-    endpoint = gpu.batched(model, dims=sizes)
+    counts = {each.dims[0] for each in model.inputs if each.dims}  # which the batches decide
+    sizes = sizes_in(model.inputs, inputs)
+    endpoint = gpu.batched(model, dims={dim: size for dim, size in sizes.items() if dim not in counts})
     first = model.inputs[0]
     samples = len(inputs[first.name])
     if not 1 <= samples <= endpoint.max_batch:
@@ -235,21 +234,13 @@ def _endpoint(gpu: CudnnRef, model: Model, inputs: dict[str, np.ndarray]) -> Bat
 async def _tune(model: Model, inputs: dict[str, np.ndarray]) -> None:
     """Tune it for the dims of these inputs, and say what that has gained."""
     began = time.perf_counter()
-    await model.warm(_sizes(model, inputs))
+    await model.warm(sizes_in(model.inputs, inputs))
     tuned = (await model.explain(inputs)).tuned
     took = f"warmed in {time.perf_counter() - began:.1f} s"
     if tuned is None:
         print(f"{took}: nothing was tuned; -v shows why (the CPU engine has one plan for each graph)")
     else:
         print(f"{took}: {tuned.tuned_us:,.1f} us a run, {tuned.heuristic_us:,.1f} us by the first choices")
-
-
-def _sizes(model: Model, inputs: dict[str, np.ndarray]) -> dict[str, int]:
-    """The sizes of its named dims in these inputs."""
-    named = [
-        pair for each in model.inputs for pair in zip(each.dims or (), inputs[each.name].shape, strict=False)
-    ]
-    return {dim: size for dim, size in named if isinstance(dim, str)}
 
 
 async def _load(

@@ -16,7 +16,7 @@ from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.types.checks import as_index, as_indices, did_you_mean
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
-__all__ = ["Sizes", "one_set_of_specs", "sets_of_specs"]
+__all__ = ["Sizes", "one_set_of_specs", "sets_of_specs", "sizes_in"]
 
 _OPTIONS = ("inputs", "measure", "timeout")
 """Arguments of the methods that take sizes as keywords, too."""
@@ -78,6 +78,14 @@ def one_set_of_specs(features: Sequence[Feature], sizes: Mapping[str, Any]) -> d
             ) from None
     (specs,) = sets_of_specs(features, sizes, 1)
     return specs
+
+
+def sizes_in(features: Iterable[Feature], inputs: Mapping[str, np.ndarray]) -> dict[str, int]:
+    """The sizes that named dims have in the inputs of a run, which fit the model."""
+    named = (
+        pair for each in features for pair in zip(each.dims or (), inputs[each.name].shape, strict=False)
+    )
+    return {dim: size for dim, size in named if isinstance(dim, str)}
 
 
 def _check_known(features: Iterable[Feature]) -> None:
