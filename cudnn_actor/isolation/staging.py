@@ -107,12 +107,6 @@ class Staging:
                 self.pieces.append(self.take(PIECE_BYTES))
             self._stock = frozenset(self.pieces)
 
-    def unstock(self) -> None:
-        """Free the unused pieces, and make no others from the used ones."""
-        self._stock = frozenset()
-        while self.pieces:
-            self.give_back(self.pieces.pop())
-
     def home_of(self, blocks: Sequence[Block]) -> MutableSequence[Block]:
         """Where blocks that nothing uses any more are put in one step, instead of `give_back`: either all of
         them are pieces, or none is."""

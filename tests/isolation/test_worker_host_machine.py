@@ -40,6 +40,7 @@ from cudnn_actor.protocol import (
 from cudnn_actor.protocol.messages.operands import operands
 from cudnn_actor.supervision import Fault, FaultPlan
 
+from ..staging_use import segments_in_use
 from .simulated import Office, Place, SimulatedWorker, Task, computed
 
 MIB = 1 << 20
@@ -664,8 +665,7 @@ class WorkerHostMachine(RuleBasedStateMachine):
         host, memory = self.office.host, self.office.memory
         self.kept.clear()
         host.staging.take_back()
-        host.staging.unstock()
-        assert all(arena.idle for arena in host.staging._pool.all()), "a staging block was never given back"
+        assert not segments_in_use(host.staging), "a staging block was never given back"
         live = any(memory.is_live(ref) for ref in self.refs)
         if not live and not self.withheld_for_good:
             assert len(memory.idle_arenas()) == len(memory.arenas()), "a buffer's bytes were never given back"

@@ -49,6 +49,7 @@ from cudnn_actor.options import make_options
 from cudnn_actor.protocol.messages.messages import Compute
 
 from ..instructions import functions_in, instructions
+from ..staging_use import segments_in_use
 
 PATIENCE_S = 20.0
 ONES = np.ones(3, np.float32)
@@ -143,8 +144,7 @@ def staging_in_use(service: CudnnService) -> int:
     mailbox: Any = service.state.mailbox
     staging = mailbox.host.staging
     twice = len(staging.pieces) - len(set(staging.pieces))
-    staging.unstock()
-    return twice + sum(not segment.free.idle for segment in staging._pool.all())
+    return twice + segments_in_use(staging)
 
 
 def main(isolation: Any, entry: str, buffers: str = "0") -> dict[str, Any]:
