@@ -11,7 +11,7 @@ import numpy as np
 
 from cudnn_actor.engines.cpu.fast.folding import Fold, Folding, Select
 from cudnn_actor.engines.cpu.fast.kernels import Call, Kernel, Operands, Step
-from cudnn_actor.engines.cpu.fast.lines import Box, Floats, blocks_of_lines, deal, in_turn, most_lines
+from cudnn_actor.engines.cpu.fast.lines import Box, Floats, beside, blocks_of_lines, deal, in_turn, most_lines
 from cudnn_actor.engines.cpu.scratch import Dims, Scratch, footprint
 from cudnn_actor.protocol.operations import (
     BatchNorm,
@@ -24,7 +24,7 @@ from cudnn_actor.protocol.operations import (
 from cudnn_actor.protocol.operations.base import Specs
 from cudnn_actor.protocol.types.dtypes import DType
 
-__all__ = ["batch_norm", "channel_norm"]
+__all__ = ["batch_norm", "channel_norm", "parted_dims"]
 
 Lanes = Sequence[Scratch]
 
@@ -32,16 +32,17 @@ Lanes = Sequence[Scratch]
 def batch_norm(node: Node, specs: Specs) -> Kernel | None:
     """A kernel of `BatchNorm`, for inference; None without elements."""
     assert isinstance(node, BatchNorm)
-    return _BatchNorm(node, *_dims_and_dtype(node, specs)) if specs["x"].size else None
+    return _BatchNorm(node, *parted_dims(node, specs)) if specs["x"].size else None
 
 
 def channel_norm(node: Node, specs: Specs) -> Kernel | None:
     """A kernel of `BatchNormTraining`, `InstanceNorm` or `GroupNorm`; None without elements."""
     assert isinstance(node, BatchNormTraining | InstanceNorm | GroupNorm)
-    return _Normalizing(node, *_dims_and_dtype(node, specs)) if specs["x"].size else None
+    return _Normalizing(node, *parted_dims(node, specs)) if specs["x"].size else None
 
 
-def _dims_and_dtype(node: ChannelNorm[int], specs: Specs) -> tuple[Dims, np.dtype[Any]]:
+def parted_dims(node: ChannelNorm[int], specs: Specs) -> tuple[Dims, np.dtype[Any]]:
+    """Dims of x as (N, groups, channels of a group, others...), and the dtype of its arrays."""
     x = specs["x"]
     groups = node.groups_of(x.dims[1])
     dims = (x.dims[0], groups, x.dims[1] // groups, *x.dims[2:])
@@ -78,25 +79,19 @@ class _PerChannel:
 
         def call(box: Box, lane: int) -> Call:
             of_x, of_y = x[box], y[box]
-            beside = [_beside(array, box) for array in factor.arrays]
-            dims = np.broadcast_shapes(*(array.shape for array in beside))
+            numbers = [beside(array, box) for array in factor.arrays]
+            dims = np.broadcast_shapes(*(array.shape for array in numbers))
             factors = lanes[lane].fork().take(dims, self.dtype)
             calls: list[Call] = [
-                *factor.calls(beside, factors),
-                partial(np.subtract, of_x, _beside(mean, box), of_y),
+                *factor.calls(numbers, factors),
+                partial(np.subtract, of_x, beside(mean, box), of_y),
                 partial(np.multiply, of_y, factors, of_y),
             ]
             if bias is not None:
-                calls.append(partial(np.add, of_y, _beside(bias, box), of_y))
+                calls.append(partial(np.add, of_y, beside(bias, box), of_y))
             return in_turn(calls)
 
         return deal([*blocks_of_lines(y, ())], len(lanes), call)
-
-
-def _beside(array: Floats, box: Box) -> Floats:
-    """The part of an array that belongs to a block of x: all of a dim of size 1."""
-    pairs = zip(box, array.shape, strict=True)
-    return array[tuple(part if size > 1 else slice(0, 1) for part, size in pairs)]
 
 
 @dataclass(frozen=True)

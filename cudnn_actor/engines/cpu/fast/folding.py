@@ -18,6 +18,7 @@ import numpy.typing as npt
 from cudnn_actor.engines.cpu.fast.kernels import Call, Step
 from cudnn_actor.engines.cpu.fast.lines import (
     Box,
+    beside,
     boxes,
     deal,
     in_turn,
@@ -191,7 +192,4 @@ class _Run(NamedTuple):
         return in_turn(calls)
 
     def _select(self, block: Box, array: _Any) -> _Any:
-        turned = array.transpose(self.order)
-        return turned[
-            tuple(part if size > 1 else slice(0, 1) for part, size in zip(block, turned.shape, strict=True))
-        ]
+        return beside(array.transpose(self.order), block)

@@ -6,11 +6,13 @@ from collections.abc import Callable, Mapping
 
 from cudnn_actor.engines.cpu.fast import convolution, movement, pointwise, pooling
 from cudnn_actor.engines.cpu.fast.attention import attention
+from cudnn_actor.engines.cpu.fast.channel_norm_gradients import channel_norm_backward, channel_sums
 from cudnn_actor.engines.cpu.fast.channel_norms import batch_norm, channel_norm
 from cudnn_actor.engines.cpu.fast.grouped_matmul import grouped_matmul, grouped_matmul_backward_weights
 from cudnn_actor.engines.cpu.fast.kernels import Kernel
 from cudnn_actor.engines.cpu.fast.matmul import matmul
 from cudnn_actor.engines.cpu.fast.reductions import reduction
+from cudnn_actor.engines.cpu.fast.row_norm_gradients import row_norm_backward
 from cudnn_actor.engines.cpu.fast.row_norms import layer_norm, rms_norm
 from cudnn_actor.engines.cpu.fast.softmax import softmax, softmax_backward
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
@@ -18,6 +20,7 @@ from cudnn_actor.protocol.operations import (
     Attention,
     AvgPool,
     BatchNorm,
+    BatchNormBackward,
     BatchNormTraining,
     BitCast,
     BorderPad,
@@ -25,11 +28,15 @@ from cudnn_actor.protocol.operations import (
     ConvolutionBackwardData,
     ConvolutionBackwardFilter,
     ConvolutionForward,
+    GenStats,
     GroupedMatMul,
     GroupedMatMulBackwardWeights,
     GroupNorm,
+    GroupNormBackward,
     InstanceNorm,
+    InstanceNormBackward,
     LayerNorm,
+    LayerNormBackward,
     MatMul,
     MaxPool,
     Node,
@@ -38,6 +45,7 @@ from cudnn_actor.protocol.operations import (
     Reduction,
     Reshape,
     RMSNorm,
+    RMSNormBackward,
     Slice,
     Softmax,
     SoftmaxBackward,
@@ -51,6 +59,7 @@ _MAKERS: Mapping[type, Callable[[Node, Specs], Kernel | None]] = {
     Attention: attention,
     AvgPool: pooling.avg_pool,
     BatchNorm: batch_norm,
+    BatchNormBackward: channel_norm_backward,
     BatchNormTraining: channel_norm,
     BitCast: movement.bit_cast,
     BorderPad: movement.border_pad,
@@ -58,11 +67,15 @@ _MAKERS: Mapping[type, Callable[[Node, Specs], Kernel | None]] = {
     ConvolutionBackwardData: convolution.make,
     ConvolutionBackwardFilter: convolution.make,
     ConvolutionForward: convolution.make,
+    GenStats: channel_sums,
     GroupedMatMul: grouped_matmul,
     GroupedMatMulBackwardWeights: grouped_matmul_backward_weights,
     GroupNorm: channel_norm,
+    GroupNormBackward: channel_norm_backward,
     InstanceNorm: channel_norm,
+    InstanceNormBackward: channel_norm_backward,
     LayerNorm: layer_norm,
+    LayerNormBackward: row_norm_backward,
     MatMul: matmul,
     MaxPool: pooling.max_pool,
     Pad: movement.pad,
@@ -70,6 +83,7 @@ _MAKERS: Mapping[type, Callable[[Node, Specs], Kernel | None]] = {
     Reduction: reduction,
     Reshape: movement.reshape,
     RMSNorm: rms_norm,
+    RMSNormBackward: row_norm_backward,
     Slice: movement.slice_,
     Softmax: softmax,
     SoftmaxBackward: softmax_backward,

@@ -21,9 +21,11 @@ from cudnn_actor.engines.cpu.scratch import Dims, Scratch
 __all__ = [
     "Box",
     "Floats",
+    "beside",
     "blocks_of_lines",
     "boxes",
     "deal",
+    "dots_into",
     "in_turn",
     "is_matrix",
     "lines",
@@ -165,11 +167,21 @@ def sums_into(array: Floats, axes: tuple[int, ...], out: Floats) -> Call:
 
 def squares_into(array: Floats, axes: tuple[int, ...], out: Floats, scratch: Scratch) -> Call:
     """A call that adds up the squares of lines, as `sums_into`. It may take scratch of `array`'s dims."""
-    if axes == (1,) and is_matrix(array) and array.dtype.kind == "f":
-        return partial(np.matmul, array[:, None, :], array[:, :, None], out[:, :, None])
-    squares = scratch.take(array.shape, array.dtype)
-    total = sums_into(squares, axes, out)
-    return in_turn([partial(np.multiply, array, array, squares), total])
+    return dots_into(array, array, axes, out, scratch)
+
+
+def dots_into(a: Floats, b: Floats, axes: tuple[int, ...], out: Floats, scratch: Scratch) -> Call:
+    """A call that adds up the products of two arrays' lines, as `squares_into`."""
+    if axes == (1,) and is_matrix(a) and is_matrix(b) and a.dtype.kind == "f":
+        return partial(np.matmul, a[:, None, :], b[:, :, None], out[:, :, None])
+    products = scratch.take(a.shape, a.dtype)
+    return in_turn([partial(np.multiply, a, b, products), sums_into(products, axes, out)])
+
+
+def beside(array: Floats, box: Box) -> Floats:
+    """The part of an array that belongs to a block; its dims may be 1, for one number for all."""
+    pairs = zip(box, array.shape, strict=True)
+    return array[tuple(part if size > 1 else slice(0, 1) for part, size in pairs)]
 
 
 def one_each(array: Floats, axes: tuple[int, ...]) -> Dims:

@@ -1,0 +1,136 @@
+"""Gradients of layer norm and RMS norm: those of x row by row, those of the weights as sums over all rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from cudnn_actor.engines.cpu.fast.folding import Fold, Folding, Select
+from cudnn_actor.engines.cpu.fast.kernels import Call, Kernel, Operands, Step
+from cudnn_actor.engines.cpu.fast.lines import (
+    Box,
+    Floats,
+    blocks_of_lines,
+    deal,
+    dots_into,
+    in_turn,
+    lines,
+    most_lines,
+    one_each,
+    sums_into,
+)
+from cudnn_actor.engines.cpu.scratch import Dims, Scratch, footprint
+from cudnn_actor.protocol.operations import LayerNormBackward, Node, RMSNormBackward
+from cudnn_actor.protocol.operations.base import Specs
+from cudnn_actor.protocol.types.dtypes import DType
+
+__all__ = ["row_norm_backward"]
+
+
+def row_norm_backward(node: Node, specs: Specs) -> Kernel | None:
+    """A kernel of `LayerNormBackward` or `RMSNormBackward`; None without elements."""
+    assert isinstance(node, LayerNormBackward | RMSNormBackward)
+    x = specs["x"]
+    if not x.size:
+        return None
+    dtype = np.dtype(np.float64 if x.dtype is DType.FLOAT64 else np.float32)
+    return _Backward(x.dims, node.axis % x.rank, dtype)
+
+
+@dataclass(frozen=True)
+class _Backward:
+    """Of rows that begin at dim `first`."""
+
+    dims: Dims
+    first: int
+    dtype: np.dtype[Any]
+
+    @property
+    def _axes(self) -> Dims:
+        return tuple(range(self.first, len(self.dims)))
+
+    @property
+    def _columns(self) -> Folding:
+        return Folding(self.dims, tuple(range(self.first)), self.dtype)
+
+    def footprint(self, lanes: int) -> int:
+        """Bytes of each lane: of rows, two numbers for each and two blocks; or what sums of columns need."""
+        del lanes
+        rows = most_lines(self.dims, self._axes, self.dtype.itemsize)
+        block = rows * math.prod(self.dims[self.first :])
+        own = footprint(*[(rows,), (block,)] * 2, itemsize=self.dtype.itemsize)
+        return max(own, self._columns.footprint())
+
+    def bind(self, operands: Operands, results: Operands, lanes: Sequence[Scratch]) -> list[Step]:
+        dx = results["dx"]
+        given = {
+            name: np.broadcast_to(array, self.dims) for name, array in operands.items() if name != "scale"
+        }
+        if "scale" in operands:
+            given["scale"] = np.broadcast_to(operands["scale"], self.dims)
+
+        def call(box: Box, lane: int) -> Call:
+            (into, *parts), axes = lines(self._axes, dx[box], *(array[box] for array in given.values()))
+            return _row_gradients(into, dict(zip(given, parts, strict=True)), axes, lanes[lane].fork())
+
+        steps = [deal([*blocks_of_lines(dx, self._axes)], len(lanes), call)]
+        for name, change in (("dscale", partial(_scaled, operands)), ("dbias", None)):
+            if name in results:
+                into = results[name].reshape(*[1] * self.first, *self.dims[self.first :])
+                steps += self._columns.steps(Fold(change=change), operands["dy"], into, lanes, _store)
+        return steps
+
+
+def _row_gradients(dx: Floats, of: dict[str, Floats], axes: tuple[int, ...], scratch: Scratch) -> Call:
+    """A call that computes dx = (s - mean of s - n * mean of s n) * inverse, with s = dy * scale."""
+    inverse = of["inverse_deviation"] if "mean" in of else of["inverse_rms"]
+    along, across = (scratch.take(one_each(dx, axes), dx.dtype) for _ in range(2))
+    normal = scratch.take(dx.shape, dx.dtype)
+    length = dx.dtype.type(dx.size // along.size)
+    slope = dx if "scale" in of else of["dy"]
+    calls: list[Call] = []
+    if "mean" in of:
+        calls += [
+            partial(np.subtract, of["x"], of["mean"], normal),
+            partial(np.multiply, normal, inverse, normal),
+        ]
+    else:
+        calls.append(partial(np.multiply, of["x"], inverse, normal))
+    if "scale" in of:
+        calls.append(partial(np.multiply, of["dy"], of["scale"], dx))
+    calls += [
+        dots_into(slope, normal, axes, along, scratch),
+        partial(np.divide, along, length, along),
+        partial(np.multiply, normal, along, normal),
+    ]
+    if "mean" in of:
+        calls += [
+            sums_into(slope, axes, across),
+            partial(np.divide, across, length, across),
+            partial(np.add, normal, across, normal),
+        ]
+    calls += [partial(np.subtract, slope, normal, dx), partial(np.multiply, dx, inverse, dx)]
+    return in_turn(calls)
+
+
+def _scaled(of: Operands, dy: Floats, into: Floats, select: Select) -> list[Call]:
+    """Calls that multiply dy with the normalised elements."""
+    x = select(of["x"])
+    if "mean" in of:
+        inverse = select(of["inverse_deviation"])
+        calls: list[Call] = [
+            partial(np.subtract, x, select(of["mean"]), into),
+            partial(np.multiply, into, inverse, into),
+        ]
+    else:
+        calls = [partial(np.multiply, x, select(of["inverse_rms"]), into)]
+    return [*calls, partial(np.multiply, into, dy, into)]
+
+
+def _store(total: Floats, into: Floats) -> None:
+    np.copyto(into, total)
