@@ -1,0 +1,114 @@
+"""Lanes: calls of a step run side by side, on one team of threads for all services of a process."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from cudnn_actor.engines.base import no_progress
+from cudnn_actor.engines.cpu.fast.kernels import dealt
+from cudnn_actor.engines.cpu.fast.lanes import Lanes
+
+PATIENCE_S = 60
+
+
+@pytest.fixture
+def lanes() -> Iterator[Lanes]:
+    lanes = Lanes(3)
+    yield lanes
+    lanes.close()
+
+
+def team() -> set[str]:
+    return {thread.name for thread in threading.enumerate() if thread.name.startswith("cpu-lane-")}
+
+
+def test_the_calls_of_a_step_run_at_the_same_time(lanes: Lanes) -> None:
+    together = threading.Barrier(3, timeout=PATIENCE_S)
+    lanes.run((together.wait, together.wait, together.wait), no_progress)
+
+
+def test_a_step_begins_when_all_calls_of_the_one_before_are_done(lanes: Lanes) -> None:
+    done: list[int] = []
+    for turn in range(200):
+        lanes.run(tuple(lambda turn=turn: done.append(turn) for _ in range(3)), no_progress)  # type: ignore[misc]
+    assert done == [turn for turn in range(200) for _ in range(3)]
+
+
+def test_a_lane_makes_its_calls_in_order_and_says_so(lanes: Lanes) -> None:
+    made: list[int] = []
+    heard: list[int] = []
+    step = dealt([[lambda number=number: made.append(number) for number in range(5)], []])  # type: ignore[misc]
+    assert len(step) == 1
+    lanes.run(step, lambda: heard.append(len(made)))
+    assert (made, heard) == ([0, 1, 2, 3, 4], [1, 2, 3, 4, 5])
+
+
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_an_error_of_any_lane_is_raised_when_all_have_ended(lanes: Lanes, which: int) -> None:
+    ended: list[int] = []
+
+    def call(number: int) -> Callable[[], None]:
+        def run() -> None:
+            if number == which:
+                raise MemoryError(f"lane {number}")
+            ended.append(number)
+
+        return run
+
+    with pytest.raises(MemoryError, match=f"lane {which}"):
+        lanes.run((call(0), call(1), call(2)), no_progress)
+    assert sorted(ended) == [number for number in range(3) if number != which]
+    lanes.run((lambda: ended.append(3), lambda: ended.append(4)), no_progress)
+    assert {3, 4} <= set(ended)
+
+
+def test_while_one_service_has_the_team_another_makes_all_its_calls_itself(lanes: Lanes) -> None:
+    other, own, threads = Lanes(3), threading.Event(), set[int]()
+
+    def others() -> None:
+        step = tuple(lambda: threads.add(threading.get_ident()) for _ in range(3))
+        other.run(step, no_progress)
+        own.set()
+
+    thread = threading.Thread(target=others)
+
+    def hold() -> None:
+        thread.start()
+        assert own.wait(PATIENCE_S)
+
+    lanes.run((hold, lambda: None), no_progress)
+    thread.join(PATIENCE_S)
+    assert threads == {thread.ident}
+    other.close()
+
+
+def test_the_threads_end_with_the_last_service(lanes: Lanes) -> None:
+    before = team()
+    other = Lanes(2)
+    for each in (lanes, other):
+        each.run((lambda: None, lambda: None), no_progress)
+    assert team() - before or before
+    lanes.close()
+    other.run((lambda: None, lambda: None), no_progress)
+    other.close()
+    other.close()
+    assert team() <= before
+
+
+def test_a_forked_child_has_a_team_of_its_own(lanes: Lanes) -> None:
+    lanes.run((lambda: None, lambda: None), no_progress)
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            own, together = Lanes(2), threading.Barrier(2, timeout=PATIENCE_S)
+            own.run((together.wait, together.wait), no_progress)
+            own.close()
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -1,0 +1,230 @@
+"""Plans of the fast engine: what runs together, where tensors lie, and what a run takes."""
+
+from __future__ import annotations
+
+import os
+import tracemalloc
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cudnn_actor.engines.cpu import CpuEngine
+from cudnn_actor.engines.cpu.blas import threads_of_blas
+from cudnn_actor.engines.cpu.fast.compiler import compile_fast
+from cudnn_actor.engines.cpu.fast.plan import FastPlan
+from cudnn_actor.engines.cpu.scratch import aligned_bytes
+from cudnn_actor.protocol import DType, Graph, GraphBuilder, TensorSpec
+
+MIB = 1 << 20
+
+
+def plan_of(graph: Graph, lanes: int = 1) -> FastPlan:
+    plan = compile_fast(graph.body, lanes)
+    assert plan is not None
+    return plan
+
+
+def layers(depth: int, side: int = 32, channels: int = 16) -> Graph:
+    """Convolutions, each with a bias and relu."""
+    g = GraphBuilder()
+    x = g.input("x", (1, channels, side, side))
+    for number in range(depth):
+        w = g.input(f"w{number}", (channels, channels, 3, 3))
+        b = g.input(f"b{number}", (1, channels, 1, 1))
+        x = g.relu(g.conv(x, w, pad=1) + b)
+    return g.build({"y": x})
+
+
+class Bench:
+    """An open engine with one arena."""
+
+    def __init__(self, *, exact: bool = False, threads: int = 1, arena_bytes: int = 64 * MIB) -> None:
+        self.engine = CpuEngine(exact=exact, threads=threads)
+        self.engine.open()
+        os.close(self.engine.create_arena(0, arena_bytes))
+        self._next = 0
+
+    def bound(self, graph: Graph, seed: int = 0) -> list[np.ndarray]:
+        """Buffers for a graph, those that it reads full of normal numbers."""
+        rng = np.random.default_rng(seed)
+        found = []
+        for uid in graph.body.bound:
+            spec = graph.body.tensor(uid).spec
+            buffer = self.engine.bind(0, self._next, spec)
+            self._next += -(-spec.nbytes // 256) * 256
+            if uid not in graph.body.written:
+                self.engine.write(buffer, rng.standard_normal(spec.dims).astype(spec.dtype.numpy))
+            found.append(buffer)
+        return found
+
+    def results(self, graph: Graph, seed: int = 0, workspace_limit: int | None = None) -> list[np.ndarray]:
+        buffers = self.bound(graph, seed)
+        plan = self.engine.build(graph.body, workspace_limit=workspace_limit)
+        self.engine.execute(plan, buffers, [])
+        results = set(graph.body.results)
+        return [
+            self.engine.read(b) for uid, b in zip(graph.body.bound, buffers, strict=True) if uid in results
+        ]
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    bench = Bench()
+    yield bench
+    bench.engine.close()
+
+
+def test_functions_of_each_element_run_together_and_views_cost_nothing() -> None:
+    g = GraphBuilder()
+    x, b = g.input("x", (4, 6)), g.input("b", (6,))
+    y = g.sigmoid(g.relu(x + g.reshape(b, (1, 6))) * 0.5)
+    z = g.matmul(g.transpose(y, (1, 0)), x)
+    plan = plan_of(g.build({"z": g.exp(z)}))
+    assert [len(piece.operations) for piece in plan.pieces] == [4, 1, 1]
+    assert len(plan.views) == 2
+
+
+def test_a_result_that_another_operation_reads_in_another_shape_is_complete_before_it_does(
+    bench: Bench,
+) -> None:
+    g = GraphBuilder()
+    x = g.input("x", (4, 4))
+    y = g.relu(x)
+    graph = g.build({"y": y + g.transpose(y, (1, 0))})
+    values = np.random.default_rng(0).standard_normal((4, 4)).astype(np.float32)
+    positive = np.maximum(values, 0)
+    np.testing.assert_array_equal(bench.results(graph)[0], positive + positive.T)
+
+
+def test_tensors_that_are_not_needed_at_the_same_time_share_memory() -> None:
+    shallow, deep = (plan_of(layers(depth)) for depth in (3, 30))
+    assert deep.workspace == shallow.workspace
+
+
+def test_a_large_image_is_not_spread_out_into_columns() -> None:
+    g = GraphBuilder()
+    x, w = g.input("x", (1, 64, 512, 512)), g.input("w", (64, 64, 3, 3))
+    plan = plan_of(g.build({"y": g.conv(x, w, pad=1)}))
+    assert plan.workspace < 4 * MIB  # of 590 MiB that all columns would take
+
+
+def test_a_run_allocates_no_arrays() -> None:
+    g = GraphBuilder()
+    x, w = g.input("x", (8, 16, 64, 64)), g.input("w", (16, 16, 3, 3))
+    y = g.relu(g.conv(x, w, pad=1) + 1.0)
+    rows = g.softmax(g.reshape(y, (8 * 16, 64 * 64)), axis=1)
+    graph = g.build({"y": g.matmul(rows, g.transpose(rows, (1, 0)))})
+    plan = plan_of(graph)
+    buffers = [np.ones(graph.body.tensor(uid).dims, np.float32) for uid in graph.body.bound]
+    program, lanes = plan.bind(buffers, aligned_bytes(plan.workspace)), CpuEngine()._lanes
+    program.run([], lanes)
+    tracemalloc.start()
+    try:
+        program.run([], lanes)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 64 << 10  # a tensor here has 2 MiB
+
+
+@pytest.mark.parametrize("threads", [2, 3])
+def test_results_do_not_depend_on_the_number_of_threads(threads: int) -> None:
+    graph = layers(3)
+    one, several = Bench(), Bench(threads=threads)
+    np.testing.assert_array_equal(one.results(graph), several.results(graph))
+    for each in (one, several):
+        each.engine.close()
+
+
+def test_half_types_are_rounded_where_the_graph_has_them() -> None:
+    g = GraphBuilder()
+    x = g.input("x", (64, 64), "bfloat16")
+    y = g.exp(g.matmul(x, x) * 0.1)
+    graph = g.build({"y": y, "z": g.astype(g.astype(y, "float32") - 1.0, "float32")})
+    fast, exact = Bench(), Bench(exact=True)
+    for got, wanted in zip(fast.results(graph), exact.results(graph), strict=True):
+        np.testing.assert_allclose(got.astype(np.float64), wanted.astype(np.float64), rtol=2e-2, atol=2e-2)
+    for each in (fast, exact):
+        each.engine.close()
+
+
+def test_statistics_of_a_norm_may_be_overwritten() -> None:
+    fast, exact = Bench(), Bench(exact=True)
+    found = []
+    for bench in (fast, exact):
+        g = GraphBuilder()
+        x = g.input("x", (4, 8, 5, 5))
+        one, mean, variance = (g.input(name, (8,)) for name in ("scale", "mean", "variance"))
+        made = g.batch_norm_training(
+            x, scale=one, bias=one, running_mean=mean, running_variance=variance, momentum=0.3
+        )
+        graph = g.build(
+            {"y": made.y}, updates={mean: made.new_running_mean, variance: made.new_running_variance}
+        )
+        found.append(bench.results(graph))
+        bench.engine.close()
+    for got, wanted in zip(*found, strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_where_the_workspace_has_no_room_it_is_computed_in_smaller_parts(bench: Bench) -> None:
+    graph = layers(1, side=64)
+    needed = plan_of(graph).workspace
+    exact = bench.engine.build(graph.body, workspace_limit=needed - 1)
+    assert not isinstance(exact, FastPlan)
+    assert isinstance(bench.engine.build(graph.body, workspace_limit=needed), FastPlan)
+
+
+def test_a_run_that_was_prepared_is_right_when_the_workspace_has_grown(bench: Bench) -> None:
+    small, large = layers(2, side=8), layers(2, side=48)
+    buffers = bench.bound(small)
+    launch = bench.engine.expect(bench.engine.build(small.body, workspace_limit=None), buffers, [])
+    launch()
+    wanted = bench.engine.read(buffers[-1])
+    bench.results(large)
+    bench.engine.fill(buffers[-1], 0.0)
+    launch()
+    np.testing.assert_array_equal(bench.engine.read(buffers[-1]), wanted)
+
+
+def test_a_plan_takes_other_buffers_in_each_run(bench: Bench) -> None:
+    graph = layers(1, side=8)
+    plan = bench.engine.build(graph.body, workspace_limit=None)
+    all_buffers = [bench.bound(graph, seed) for seed in range(7)]
+    for _ in range(2):
+        for buffers in all_buffers:
+            bench.engine.execute(plan, buffers, [])
+    found = [bench.engine.read(buffers[-1]) for buffers in all_buffers]
+    assert len({result.tobytes() for result in found}) == 7
+    for seed, result in enumerate(found):
+        np.testing.assert_array_equal(bench.results(graph, seed)[0], result)
+
+
+def test_blas_has_as_many_threads_behind_a_run_as_before() -> None:
+    from cudnn_actor.engines.cpu import blas
+
+    libraries: Any = blas._libraries()
+    before = [library.num_threads for library in libraries]
+    with threads_of_blas(2), threads_of_blas(1):
+        assert {library.num_threads for library in libraries} <= {1}
+    assert [library.num_threads for library in libraries] == before
+
+
+def test_a_buffer_of_another_dtype_is_refused(bench: Bench) -> None:
+    graph = layers(1, side=8)
+    plan = plan_of(graph)
+    buffers = [np.ones(graph.body.tensor(uid).dims, np.float64) for uid in graph.body.bound]
+    with pytest.raises(ValueError, match="float64 for a tensor of float32"):
+        plan.bind(buffers, aligned_bytes(plan.workspace))
+
+
+def test_tensors_lie_channels_last_where_the_graph_has_convolutions_of_their_rank() -> None:
+    plan = plan_of(layers(2))
+    assert {place.strides[1] for place in plan.places} == {np.dtype(np.float32).itemsize}
+    spec = TensorSpec.packed((2, 3, 4, 4), DType.FLOAT32)
+    g = GraphBuilder()
+    x = g.input("x", spec.dims)
+    (place,) = plan_of(g.build({"y": g.softmax(g.relu(x), axis=3)})).places
+    assert place.strides == tuple(4 * stride for stride in spec.strides)
