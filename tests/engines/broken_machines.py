@@ -52,7 +52,7 @@ gpus._kernel_version = lambda: None
 CLONE = Path(__file__).resolve().parents[2]
 """Where this runs from: what is missing is installed from there."""
 _OURS = ["cudnn_actor", "pykka", "structlog", "msgspec", "numpy", "numpy.libs", "ml_dtypes"]
-_OURS += ["rich", "pygments", "markdown_it", "mdurl", "typing_extensions"]
+_OURS += ["rich", "pygments", "markdown_it", "mdurl", "typing_extensions", "threadpoolctl"]
 """This package and what it imports without a GPU, for a process that sees nothing else of this machine."""
 
 

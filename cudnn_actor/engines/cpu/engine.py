@@ -115,28 +115,19 @@ class CpuEngine:
 
     def execute(self, plan: Plan, buffers: Sequence[np.ndarray], scalars: Sequence[float]) -> None:
         """Compute at once. Raises `EngineFailure` if the buffers do not match the graph."""
-        self._run(self._bound(plan, buffers, scalars))
-
-    def expect(
-        self, plan: Plan, buffers: Sequence[np.ndarray], scalars: Sequence[float]
-    ) -> Callable[[], None]:
-        """A function that runs a plan on these buffers."""
-        run, workspace = self._bound(plan, buffers, scalars), self._workspace
-
-        def launch() -> None:
-            nonlocal run, workspace
-            if workspace is not self._workspace:  # it has grown
-                run, workspace = self._bound(plan, buffers, scalars), self._workspace
-            self._run(run)
-
-        return launch
-
-    def _run(self, run: _Run) -> None:
+        run = self._bound(plan, buffers, scalars)
         try:
             with threads_of_blas(self._blas_threads):
                 run(self.on_progress)
         except ValueError as error:
             raise EngineFailure("BAD_BINDINGS", str(error), blamed(error)) from error
+
+    def expect(
+        self, plan: Plan, buffers: Sequence[np.ndarray], scalars: Sequence[float]
+    ) -> Callable[[], None]:
+        """A function that runs a plan on these buffers."""
+        self._bound(plan, buffers, scalars)
+        return functools.partial(self.execute, plan, buffers, scalars)
 
     def measure(self, plan: Plan, graph: OperationGraph) -> PlanTimes:
         """Time a plan and its pieces on numbers of its own. Raises `OutOfMemory`, `EngineFailure`."""
@@ -149,8 +140,11 @@ class CpuEngine:
             pieces = (end - start for start, end in itertools.pairwise(marks))
             return [ns / 1e3 for ns in (now() - marks[0], *pieces)]
 
-        with threads_of_blas(self._blas_threads):
-            run_us, *pieces_us = medians(timed)
+        try:
+            with threads_of_blas(self._blas_threads):
+                run_us, *pieces_us = medians(timed)
+        finally:
+            self._fast_programs.clear()  # else these numbers stay in memory
         return PlanTimes(run_us=run_us, pieces_us=tuple(pieces_us), device=speed())
 
     def write(self, dst: np.ndarray, array: np.ndarray) -> None:

@@ -161,7 +161,7 @@ def test_statistics_of_a_norm_may_be_overwritten() -> None:
             x, scale=one, bias=one, running_mean=mean, running_variance=variance, momentum=0.3
         )
         graph = g.build(
-            {"y": made.y}, updates={mean: made.new_running_mean, variance: made.new_running_variance}
+            {"y": made.y}, updates={"mean": made.new_running_mean, "variance": made.new_running_variance}
         )
         found.append(bench.results(graph))
         bench.engine.close()
