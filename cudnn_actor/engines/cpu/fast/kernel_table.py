@@ -9,9 +9,11 @@ from cudnn_actor.engines.cpu.fast.attention import attention
 from cudnn_actor.engines.cpu.fast.channel_norm_gradients import channel_norm_backward, channel_sums
 from cudnn_actor.engines.cpu.fast.channel_norms import batch_norm, channel_norm
 from cudnn_actor.engines.cpu.fast.grouped_matmul import grouped_matmul, grouped_matmul_backward_weights
+from cudnn_actor.engines.cpu.fast.indexing import gather
 from cudnn_actor.engines.cpu.fast.kernels import Kernel
 from cudnn_actor.engines.cpu.fast.matmul import matmul
 from cudnn_actor.engines.cpu.fast.reductions import reduction
+from cudnn_actor.engines.cpu.fast.resampling import resample
 from cudnn_actor.engines.cpu.fast.row_norm_gradients import row_norm_backward
 from cudnn_actor.engines.cpu.fast.row_norms import layer_norm, rms_norm
 from cudnn_actor.engines.cpu.fast.softmax import softmax, softmax_backward
@@ -28,6 +30,7 @@ from cudnn_actor.protocol.operations import (
     ConvolutionBackwardData,
     ConvolutionBackwardFilter,
     ConvolutionForward,
+    Gather,
     GenStats,
     GroupedMatMul,
     GroupedMatMulBackwardWeights,
@@ -43,6 +46,7 @@ from cudnn_actor.protocol.operations import (
     Pad,
     Pointwise,
     Reduction,
+    Resample,
     Reshape,
     RMSNorm,
     RMSNormBackward,
@@ -68,6 +72,7 @@ _MAKERS: Mapping[type, Callable[[Node, Specs], Kernel | None]] = {
     ConvolutionBackwardFilter: convolution.make,
     ConvolutionForward: convolution.make,
     GenStats: channel_sums,
+    Gather: gather,
     GroupedMatMul: grouped_matmul,
     GroupedMatMulBackwardWeights: grouped_matmul_backward_weights,
     GroupNorm: channel_norm,
@@ -81,6 +86,7 @@ _MAKERS: Mapping[type, Callable[[Node, Specs], Kernel | None]] = {
     Pad: movement.pad,
     Pointwise: pointwise.make,
     Reduction: reduction,
+    Resample: resample,
     Reshape: movement.reshape,
     RMSNorm: rms_norm,
     RMSNormBackward: row_norm_backward,

@@ -1,0 +1,86 @@
+"""Gathers and resampling, block by block, beside their definitions."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cudnn_actor.engines.cpu.exact.evaluation import NumPy
+from cudnn_actor.engines.cpu.fast.indexing import gather
+from cudnn_actor.engines.cpu.fast.kernels import Kernel
+from cudnn_actor.engines.cpu.fast.resampling import resample
+from cudnn_actor.protocol import DType, Gather, Layout, Resample, ResampleMode, TensorSpec
+
+from ...gpu.operations.drawing import draw
+from .kernel_runs import array_of, error, run
+
+RNG = np.random.default_rng(38)
+
+
+def made(operation: Any, specs: dict[str, TensorSpec]) -> Kernel | None:
+    match operation:
+        case Gather():
+            return gather(operation, specs)
+        case Resample():
+            return resample(operation, specs)
+    return None
+
+
+@pytest.mark.parametrize(("family", "count", "least"), [("indexing", 300, 25), ("resampling", 150, 40)])
+def test_random_problems_are_within_the_bounds_of_their_operations(
+    family: str, count: int, least: int
+) -> None:
+    seed, ran = secrets.randbelow(1 << 32), 0
+    for number in range(count):
+        case = draw(family, seed, number)
+        found = error(case, made, 1 + number % 3)
+        ran += found is not None
+        assert found is None or found[0] <= 1, f"seed {seed}, number {number}: {case}"
+    assert ran > least
+
+
+@pytest.mark.parametrize("lanes", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("dims", "indices", "axis"),
+    [((500, 96), (4, 300), 0), ((40, 30, 500), (70,), 2), ((3, 700, 8, 5), (2, 3), 1), ((70_000,), (3,), 0)],
+)
+def test_many_slices_are_gathered_on_any_number_of_lanes(
+    dims: tuple[int, ...], indices: tuple[int, ...], axis: int, lanes: int
+) -> None:
+    x = RNG.normal(size=dims).astype(np.float32)
+    places = RNG.integers(-2 * dims[axis], 2 * dims[axis], indices).astype(np.int32)
+    operation = Gather(x="x", indices="indices", y="y", axis=axis)
+    specs = {"x": TensorSpec.like(x), "indices": TensorSpec.like(places)}
+    specs |= operation.infer(specs)
+    kernel = made(operation, specs)
+    assert kernel is not None
+    y = array_of(specs["y"])
+    run(kernel, {"x": x, "indices": places}, {"y": y}, lanes)
+    within = np.clip(np.where(places < 0, places + dims[axis], places), 0, dims[axis] - 1)
+    np.testing.assert_array_equal(y, np.take(x, within, axis))
+
+
+@pytest.mark.parametrize("layout", [Layout.NCHW, Layout.NHWC])
+def test_pictures_are_made_larger_on_any_number_of_lanes(layout: Layout) -> None:
+    dims, sizes = (2, 40, 23, 20), (2, 40, 46, 40)
+    x = RNG.normal(size=dims).astype(np.float32)
+    x[0, 0, 0, 0] = np.inf
+    specs = {"x": TensorSpec.packed(dims, DType.FLOAT32, layout)}
+    specs["y"] = TensorSpec.packed(sizes, DType.FLOAT32, layout)
+    for mode in (ResampleMode.NEAREST, ResampleMode.LINEAR, ResampleMode.CUBIC):
+        operation = Resample(x="x", y="y", sizes=sizes, mode=mode)
+        with np.errstate(invalid="ignore"):  # infinity less infinity
+            wanted = operation.evaluate(NumPy(), {"x": x.astype(np.float64)}, specs)["y"]
+        kernel = made(operation, specs)
+        assert kernel is not None
+        found = []
+        for lanes in (1, 2, 3):
+            y = array_of(specs["y"])
+            run(kernel, {"x": array_of(specs["x"], x)}, {"y": y}, lanes)
+            found.append(y)
+        np.testing.assert_array_equal(found[1], found[0])
+        np.testing.assert_array_equal(found[2], found[0])
+        np.testing.assert_allclose(found[0], wanted, rtol=1e-6, atol=1e-6)
