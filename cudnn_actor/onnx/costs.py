@@ -26,6 +26,8 @@ class Cost(NamedTuple):
     steps: int
 
 
+_NODE_STEPS = 200_000
+"""Of a node, however few its elements are: the reference implementation is made anew for each."""
 _QUICK = Cost(32, 20)
 """Of an element of the largest array in NumPy: it, and three others that are needed for a moment."""
 _SORTED = Cost(64, 400)
@@ -270,4 +272,4 @@ def cost_of(node: onnx.NodeProto, arrays: Sequence[np.ndarray | None]) -> Cost:
         steps = _STEPS[op](call) if op in _STEPS else each.steps * elements
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
         raise Declined(f"does not fit its operator: {type(error).__name__}: {error}") from error
-    return Cost(each.nbytes * elements, steps)
+    return Cost(each.nbytes * elements, _NODE_STEPS + steps)

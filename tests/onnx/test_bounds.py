@@ -286,6 +286,32 @@ def test_large_constants_in_a_loop_are_read_once() -> None:
     assert len(special.weights) == 1
 
 
+def test_small_constants_take_steps_too_however_few_nodes_the_file_has() -> None:
+    """A loop of two nodes that a small file has turn for minutes."""
+    ports = [
+        helper.make_tensor_value_info("step", INT64, []),
+        helper.make_tensor_value_info("going", TensorProto.BOOL, []),
+        helper.make_tensor_value_info("state", FLOAT, [2]),
+    ]
+    outputs = [
+        helper.make_tensor_value_info("still", TensorProto.BOOL, []),
+        helper.make_tensor_value_info("next", FLOAT, [2]),
+    ]
+    nodes = [node("Identity", "going", "still"), node("Add", "state state", "next")]
+    body = helper.make_graph(nodes, "body", ports, outputs)
+    loop = helper.make_node("Loop", ["turns", "", "state"], ["last"], body=body)
+    add = node("Add", "x last", "y")
+    tensors = {"turns": np.array(400), "state": np.zeros(2, np.float32)}
+    proto = model_of([loop, add], {"x": (FLOAT, [2])}, {"y": (FLOAT, None)}, tensors)
+    specs = {"x": TensorSpec.packed((2,), DType.FLOAT32)}
+    whole = OnnxModel(proto).specialised(specs, {})
+    left = OnnxModel(proto, ModelLimits(steps=1 << 26)).specialised(specs, {})
+    assert whole.graph is not None
+    assert left.graph is not None
+    assert len(whole.graph.body.operations) == 1
+    assert len(left.graph.body.operations) > 100  # the service computes what this process may not
+
+
 # Operations.
 
 
