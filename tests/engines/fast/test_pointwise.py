@@ -132,6 +132,24 @@ def test_half_values_between_operations_are_correctly_rounded(dtype: DType) -> N
     assert np.isnan(results["y"][~number]).all()
 
 
+def test_a_product_with_a_sigmoid_is_what_swish_is() -> None:
+    x = array_of(TensorSpec.packed((3, 7000), DType.FLOAT32), RNG.normal(size=(3, 7000)).astype(np.float32))
+    x[0, : len(SPECIAL)] = SPECIAL
+    spec = TensorSpec.packed(x.shape, DType.FLOAT32)
+    sigmoid = Pointwise(mode=PointwiseMode.SIGMOID, operands=("x",), result="s")
+    product = Pointwise(mode=PointwiseMode.MUL, operands=("s", "x"), result="y")
+    swish = Pointwise(mode=PointwiseMode.SWISH, operands=("x",), result="y")
+    found = []
+    for nodes, stored in (([sigmoid, product], {"y"}), ([swish], {"y"}), ([sigmoid, product], {"s", "y"})):
+        kernel = chain(nodes, {"x": spec, "s": spec, "y": spec}, stored)
+        assert kernel is not None
+        results = {name: np.empty_like(x) for name in sorted(stored)}
+        run(kernel, {"x": x}, results)
+        found.append(results["y"])
+    np.testing.assert_array_equal(found[0], found[1])
+    np.testing.assert_allclose(found[2], found[1], rtol=3e-7)
+
+
 def test_scalars_are_read_in_each_run() -> None:
     spec, scalar = TensorSpec.packed((3, 5000), DType.FLOAT32), TensorSpec.packed((1, 1), DType.FLOAT32)
     node = Pointwise(mode=PointwiseMode.MUL, operands=("x", "factor"), result="y")

@@ -19,7 +19,7 @@ __all__ = ["Gathered", "gather"]
 
 Array = npt.NDArray[Any]
 _ELEMENTS = 16384
-_FEW_ELEMENTS = 65536
+_FEW_ELEMENTS = 131072
 """Of a result: a second lane would take as long to begin as these to be copied."""
 _MOST_SAMPLES = 4096
 """With indices of their own: there is a call for each."""

@@ -6,7 +6,8 @@ computed, until `allocated` gives them registers: pieces of scratch memory that 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Container, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -138,6 +139,35 @@ def patched(
     if out is not base:
         np.copyto(out, base)
     np.copyto(out, x, where=where)
+
+
+def simplified(instructions: Sequence[Instruction], stored: Container[Register]) -> list[Instruction]:
+    """The same, with x / (1 + exp(..)) for x times the reciprocal, where nothing else reads that."""
+    reads = Counter(value.base for one in instructions for value in one.inputs)
+    found: dict[object, Instruction] = {}
+    for one in instructions:
+        found[one.output.base] = one
+        if one.function is not np.multiply:
+            continue
+        for factor, other in (one.inputs, one.inputs[::-1]):
+            if reads[factor.base] == 1 and factor.base not in stored and _is_sigmoid(found, factor):
+                divisor = found.pop(factor.base).inputs[1]
+                found[one.output.base] = Instruction(np.divide, (other, divisor), one.output)
+                break
+    return list(found.values())
+
+
+def _is_sigmoid(computed: Mapping[object, Instruction], value: Value) -> bool:
+    """Whether a value is 1 / (1 + exp(..)), which never overflows."""
+    one = constant(1.0, value.dtype)
+    division = computed.get(value.base)
+    if division is None or division.function is not np.divide or division.inputs[0] != one:
+        return False
+    total = computed.get(division.inputs[1].base)
+    if total is None or total.function is not np.add or total.inputs[1] != one:
+        return False
+    power = computed.get(total.inputs[0].base)
+    return power is not None and power.function is np.exp
 
 
 def allocated(

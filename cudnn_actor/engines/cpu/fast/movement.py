@@ -40,7 +40,7 @@ Pair = tuple[Array, Array]
 
 _ELEMENTS = 16384
 _LINE = 64
-_FEW_ELEMENTS = 65536
+_FEW_ELEMENTS = 131072
 """Of a target: a second lane would take as long to begin as these to be copied."""
 _SHORT = 128
 """Columns that a block of a transpose has at most: a cache line for each is in the cache together."""

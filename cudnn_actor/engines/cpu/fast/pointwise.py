@@ -6,6 +6,7 @@ What lies between the operations stays in a few registers per lane, which fit in
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Hashable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
@@ -28,6 +29,7 @@ from cudnn_actor.engines.cpu.fast.instructions import (
     allocated,
     constant,
     convert,
+    simplified,
 )
 from cudnn_actor.engines.cpu.fast.kernels import Call, Step, dealt
 from cudnn_actor.engines.cpu.fast.rounding import rounded
@@ -42,8 +44,14 @@ __all__ = ["Chain", "chain", "make"]
 
 Array = npt.NDArray[Any]
 Tensor = TensorSpec | GraphTensor
-_FEW_ELEMENTS = 32768
-"""Of all results of a chain together: a second lane would take as long to begin as these to compute."""
+_BRIEF = 60_000
+"""Nanoseconds of a chain on one lane: a second lane would take as long to begin and to end."""
+_COSTS: Mapping[object, float] = {
+    **dict.fromkeys((np.exp, np.log, np.sin, np.cos), 2.0),
+    **dict.fromkeys((np.tanh, np.arctan, np.power, np.tan, np.remainder, np.fmod), 5.0),
+    **dict.fromkeys((np.expm1, np.log1p, np.sinh, np.cosh, np.arcsinh, np.arccosh, np.arctanh), 15.0),
+}
+"""Nanoseconds for an element, where they are more than 0.2."""
 _M = PointwiseMode
 _FLOATS_ONLY = {_M.MOD, _M.FMOD, _M.POW, _M.PRELU}
 """Modes whose formulas are not those of integers."""
@@ -106,8 +114,9 @@ class _Building:
 
     def chain(self, dims: tuple[int, ...]) -> Chain:
         """What has been added."""
-        slots, count = allocated(self._code.instructions, self._homes)
-        return Chain(dims, tuple(self._code.instructions), slots, count, self._homes)
+        instructions = simplified(self._code.instructions, self._homes)
+        slots, count = allocated(instructions, self._homes)
+        return Chain(dims, tuple(instructions), slots, count, self._homes)
 
     def add(self, node: Pointwise[Any]) -> bool:
         """Add an operation; False if there is no formula for it."""
@@ -267,8 +276,7 @@ class Chain:
         An operand of dims () is a scalar. Its value is read in each run.
         """
         blocks = block_elements(self.dims)
-        size = int(np.prod(self.dims))
-        if size * len(self.instructions) <= _FEW_ELEMENTS:
+        if math.prod(self.dims) * sum(_COSTS.get(one.function, 0.2) for one in self.instructions) <= _BRIEF:
             lanes = lanes[:1]
         arrays = {**operands, **results}
         if not self.dims:
@@ -336,7 +344,7 @@ class _Block:
 
     def _view(self, base: Outer | Register, dtype: np.dtype[Any]) -> Array:
         if isinstance(base, Register) and base not in self._of.homes:
-            nbytes = int(np.prod(self._dims)) * base.itemsize
+            nbytes = math.prod(self._dims) * base.itemsize
             return self._registers[self._of.slots[base]][:nbytes].view(dtype).reshape(self._dims)
         array = self._arrays[base.key if isinstance(base, Outer) else self._of.homes[base]]
         return array.view(dtype)  # of the same size, so with any strides

@@ -39,6 +39,8 @@ Array = npt.NDArray[Any]
 Dims = tuple[int, ...]
 _ELEMENTS = 16384
 """Of the input that a block reads, about."""
+_FEW_ELEMENTS = 32768
+"""Of x: a second lane would take as long to begin as one takes."""
 _FEW_CHANNELS = 16
 """Channels that lie side by side are not cut into fewer: the elements of a cache line."""
 
@@ -188,6 +190,8 @@ class Pooling:
         """The steps of a run: see `Kernel`."""
         x, y = operands["x"], results["y"]
         channels_last = abs(x.strides[1]) < min(map(abs, x.strides[2:]))
+        if math.prod(self.x) <= _FEW_ELEMENTS:
+            lanes = lanes[:1]
         calls: list[list[Call]] = [[] for _ in lanes]
         extents = _extents(self.x, self.y, self.axes, channels_last=channels_last)
         for number, block in enumerate(_blocks(self.y, extents)):

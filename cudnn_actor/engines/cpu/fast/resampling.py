@@ -21,6 +21,8 @@ Array = npt.NDArray[Any]
 Dims = tuple[int, ...]
 _ELEMENTS = 16384
 """Of a block of the result, about."""
+_FEW_ELEMENTS = 32768
+"""Of y: a second lane would take as long to begin as one takes."""
 _CHANNELS = 16
 """Channels that lie side by side are not cut into fewer: the elements of a cache line."""
 
@@ -101,6 +103,8 @@ class Resampled:
         rank = len(self.x)
         last = rank > 2 and abs(y.strides[1]) < min(map(abs, y.strides[2:]))
         order = (0, *range(2, rank), 1) if last else tuple(range(rank))
+        if math.prod(self.y) <= _FEW_ELEMENTS:
+            lanes = lanes[:1]
         calls: list[list[Call]] = [[] for _ in lanes]
         extents = self._extents(order)
         starts = np.ndindex(*(-(-size // extent) for size, extent in zip(self.x, extents, strict=True)))
