@@ -1,4 +1,4 @@
-"""Attention in the fast CPU engine."""
+"""Attention and its gradients in the fast CPU engine."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ import numpy as np
 import pytest
 
 from cudnn_actor.engines.cpu.fast.attention import attention
+from cudnn_actor.engines.cpu.fast.attention_gradients import attention_backward
 from cudnn_actor.protocol import DType, TensorSpec
-from cudnn_actor.protocol.operations import Attention
+from cudnn_actor.protocol.operations import Attention, AttentionBackward
 
-from .kernel_cases import check, run_kernel
+from .kernel_cases import Make, check, run_kernel
 
-MAKES = {Attention: attention}
+MAKES: dict[Any, Make] = {Attention: attention, AttentionBackward: attention_backward}
 
 
 def test_random_problems_are_right_within_their_bounds_on_any_number_of_lanes() -> None:
-    check("attention", MAKES, 60)
+    check("attention", MAKES, 40)
 
 
 def wanted_and_found(

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 from cudnn_actor.engines.cpu.fast import convolution, movement, pointwise, pooling
 from cudnn_actor.engines.cpu.fast.attention import attention
+from cudnn_actor.engines.cpu.fast.attention_gradients import attention_backward
 from cudnn_actor.engines.cpu.fast.channel_norm_gradients import channel_norm_backward, channel_sums
 from cudnn_actor.engines.cpu.fast.channel_norms import batch_norm, channel_norm
 from cudnn_actor.engines.cpu.fast.grouped_matmul import grouped_matmul, grouped_matmul_backward_weights
@@ -16,10 +17,13 @@ from cudnn_actor.engines.cpu.fast.reductions import reduction
 from cudnn_actor.engines.cpu.fast.resampling import resample
 from cudnn_actor.engines.cpu.fast.row_norm_gradients import row_norm_backward
 from cudnn_actor.engines.cpu.fast.row_norms import layer_norm, rms_norm
+from cudnn_actor.engines.cpu.fast.scans import arg_reduction, cumulative
 from cudnn_actor.engines.cpu.fast.softmax import softmax, softmax_backward
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.operations import (
+    ArgReduction,
     Attention,
+    AttentionBackward,
     AvgPool,
     BatchNorm,
     BatchNormBackward,
@@ -30,6 +34,7 @@ from cudnn_actor.protocol.operations import (
     ConvolutionBackwardData,
     ConvolutionBackwardFilter,
     ConvolutionForward,
+    Cumulative,
     Gather,
     GenStats,
     GroupedMatMul,
@@ -60,7 +65,9 @@ from cudnn_actor.protocol.operations import (
 __all__ = ["kernel_of"]
 
 _MAKERS: Mapping[type, Callable[[Node, Specs], Kernel | None]] = {
+    ArgReduction: arg_reduction,
     Attention: attention,
+    AttentionBackward: attention_backward,
     AvgPool: pooling.avg_pool,
     BatchNorm: batch_norm,
     BatchNormBackward: channel_norm_backward,
@@ -71,8 +78,9 @@ _MAKERS: Mapping[type, Callable[[Node, Specs], Kernel | None]] = {
     ConvolutionBackwardData: convolution.make,
     ConvolutionBackwardFilter: convolution.make,
     ConvolutionForward: convolution.make,
-    GenStats: channel_sums,
+    Cumulative: cumulative,
     Gather: gather,
+    GenStats: channel_sums,
     GroupedMatMul: grouped_matmul,
     GroupedMatMulBackwardWeights: grouped_matmul_backward_weights,
     GroupNorm: channel_norm,

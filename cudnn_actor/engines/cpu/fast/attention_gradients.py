@@ -1,0 +1,195 @@
+"""Gradients of attention: the scores are computed again, a few rows and keys at a time.
+
+With weights p, dp = dy v^T and ds = p (dp - sum of dy y) of a row, these are
+
+    dv = p^T dy,   dq = scale · ds k,   dk = scale · ds^T q,   dbias = ds.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from cudnn_actor.engines.cpu.fast.attention_heads import Heads
+from cudnn_actor.engines.cpu.fast.attention_scores import Block, Scores
+from cudnn_actor.engines.cpu.fast.kernels import Call, Kernel, Operands, Step
+from cudnn_actor.engines.cpu.fast.lines import Box, Floats, boxes, deal, in_turn
+from cudnn_actor.engines.cpu.fast.matrices import taken
+from cudnn_actor.engines.cpu.scratch import Scratch, footprint
+from cudnn_actor.protocol.operations import AttentionBackward, Node
+from cudnn_actor.protocol.operations.base import Specs
+
+__all__ = ["attention_backward"]
+
+
+def attention_backward(node: Node, specs: Specs) -> Kernel | None:
+    """A kernel of `AttentionBackward`; None without elements, and with dropout."""
+    assert isinstance(node, AttentionBackward)
+    heads = Heads.of(node, specs)
+    if heads is None:
+        return None
+    return _Backward(heads, specs["dbias"].dims if "dbias" in specs else None)
+
+
+@dataclass(frozen=True)
+class _Backward:
+    """`dbias`: its dims, if it is wanted."""
+
+    heads: Heads
+    dbias: tuple[int, ...] | None
+
+    def footprint(self, lanes: int) -> int:
+        """Bytes of scratch that each lane needs."""
+        del lanes
+        heads = self.heads
+        (_, rows, keys), features, itemsize = heads.extents, (heads.q[3], heads.v[3]), heads.dtype.itemsize
+        sums = footprint(*((heads.v[2], each) for each in features), itemsize=itemsize)
+        return sums + _Rows.footprint((1, rows, keys), features, itemsize)
+
+    def bind(self, operands: Operands, results: Operands, lanes: Sequence[Scratch]) -> list[Step]:
+        steps: list[Step] = []
+        k, v = (taken(operands[name], steps, len(lanes)) for name in ("k", "v"))
+        heads = self.heads
+        own = {name: heads.by_group(operands[name]) for name in ("q", "dy", "y", "statistics")}
+        own |= heads.added(operands) | {"dq": heads.by_group(results["dq"])}
+        place = heads.places(operands)
+        dbias = results.get("dbias")
+
+        def call(task: list[tuple[int, int]], lane: int) -> Call:
+            calls: list[Call] = []
+            for sample, group in task:
+                scratch = lanes[lane].fork()
+                shared = (k[sample, group], v[sample, group])
+                sums = (
+                    scratch.take(shared[0].shape, heads.dtype),
+                    scratch.take(shared[1].shape, heads.dtype),
+                )
+                calls += [partial(each.fill, 0) for each in sums]
+                for head, (part,) in self._rows():
+                    given = {name: array[sample, group, head][part] for name, array in own.items()}
+                    if dbias is not None:
+                        given["dbias"] = self._of_bias(dbias, sample, group * heads.size + head, part)
+                    of_rows = place(slice(sample, sample + 1), part)
+                    own_scratch = scratch.fork()
+                    scores = Scores(given, shared, of_rows, heads.scale, own_scratch)
+                    calls.append(_Rows(given, sums, scores, own_scratch))
+                for name, found in zip(("dk", "dv"), sums, strict=True):
+                    calls.append(partial(np.copyto, results[name][sample, group], found))
+            return in_turn(calls)
+
+        if dbias is not None:
+            steps.append((partial(dbias.fill, 0),))
+        return [*steps, deal(self._tasks(), len(lanes), call)]
+
+    def _rows(self) -> list[tuple[int, Box]]:
+        """Numbers of heads that share keys, and some of their rows."""
+        heads = self.heads
+        count, rows = (1, heads.size) if heads.side_by_side else (heads.size, heads.q[2])
+        return [*itertools.product(range(count), boxes((rows,), heads.extents[1]))]
+
+    def _tasks(self) -> list[list[tuple[int, int]]]:
+        """Samples and heads of k; those together whose gradients of a bias are added up."""
+        samples, groups = self.heads.v[:2]
+        shared = (False, False) if self.dbias is None else (self.dbias[0] == 1, self.dbias[1] == 1)
+        found: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        for sample, group in itertools.product(range(samples), range(groups)):
+            key = (0 if shared[0] else sample, 0 if shared[1] else group)
+            found.setdefault(key, []).append((sample, group))
+        return [*found.values()]
+
+    def _of_bias(self, dbias: Floats, sample: int, head: int, part: slice) -> Floats:
+        """The gradient of the bias of some rows, or of all of them together."""
+        of_sample: Floats = dbias[0 if dbias.shape[0] == 1 else sample]
+        one, each = slice(0, 1), slice(head, head + self.heads.size)
+        if self.heads.side_by_side:
+            place: tuple[Any, Any] = (one if dbias.shape[1] == 1 else each, 0)
+        else:
+            place = (0 if dbias.shape[1] == 1 else head, one if dbias.shape[2] == 1 else part)
+        found: Floats = of_sample[place]
+        return found.reshape(-1, dbias.shape[-1])
+
+
+class _Rows:
+    """A call that adds to the gradients what some rows of one head give.
+
+    Parameters
+    ----------
+    own
+        dy, y and statistics of these rows, what `Scores` takes, and dq; dbias if it is wanted.
+    sums
+        dk and dv of all positions, to which is added.
+    """
+
+    def __init__(
+        self, own: Mapping[str, Floats], sums: tuple[Floats, Floats], scores: Scores, scratch: Scratch
+    ) -> None:
+        (rows, features), (_, values) = own["q"].shape, own["dy"].shape
+        dtype, most = own["q"].dtype, max(map(len, scores.keys), default=0)
+        self._own, self._sums, self._scores = own, sums, scores
+        self._dy, self._products = (scratch.take((rows, values), dtype) for _ in range(2))
+        self._dq = scratch.take((rows, features), dtype)
+        self._base, self._apart = (scratch.take((rows, 1), dtype) for _ in range(2))
+        self._unseen = scratch.take((rows, 1), np.bool_)
+        self._slopes = scratch.take((rows * most,), dtype)
+        self._more = scratch.take((max(rows, most) * max(features, values),), dtype)
+
+    @staticmethod
+    def footprint(extents: tuple[int, int, int], features: tuple[int, int], itemsize: int) -> int:
+        """Bytes of scratch for so many heads, rows and keys of a block, and features of keys and values."""
+        _, rows, keys = extents
+        more = (max(rows, keys), max(features))
+        own = (
+            (rows, features[1]),
+            (rows, features[1]),
+            (rows, features[0]),
+            *[(rows,)] * 3,
+            (rows, keys),
+            more,
+        )
+        return footprint(*own, itemsize=itemsize) + Scores.footprint(extents, features[0], itemsize)
+
+    def __call__(self) -> None:
+        """Add what these rows give; store dq."""
+        own = self._own
+        rows, blocks = self._scores.begin()
+        self._dq.fill(0)
+        if blocks:
+            np.copyto(self._dy, own["dy"])
+            np.multiply(self._dy, own["y"], self._products)
+            np.add.reduce(self._products, 1, out=self._apart, keepdims=True)
+            np.copyto(self._base, own["statistics"])
+            np.equal(self._base, -np.inf, self._unseen)
+            np.copyto(self._base, 0, where=self._unseen)
+        for block in blocks:
+            self._add(block, rows)
+        np.multiply(self._dq, self._scores.scale, own["dq"])
+
+    def _add(self, block: Block, rows: int) -> None:
+        weights, (k, v), (dk, dv) = block.matrix, block.shared, self._sums
+        self._scores.compute(block)
+        weights[rows:] = -np.inf
+        np.subtract(weights, self._base, weights)
+        np.exp(weights, weights)
+        slopes = self._slopes[: weights.size].reshape(weights.shape)
+        np.matmul(self._dy, v.T, slopes)
+        np.subtract(slopes, self._apart, slopes)
+        np.multiply(slopes, weights, slopes)
+        keys = slice(block.keys.start, block.keys.stop)
+        self._add_product(weights.T, self._dy, dv[keys])
+        self._add_product(slopes, k, self._dq)
+        self._add_product(slopes.T, self._scores.queries, dk[keys])
+        if "dbias" in self._own:
+            into = self._own["dbias"][:, keys]
+            if len(into) < len(slopes):
+                slopes = np.add.reduce(slopes, 0, keepdims=True)
+            np.add(into, slopes, into)
+
+    def _add_product(self, a: Floats, b: Floats, into: Floats) -> None:
+        product = self._more[: into.size].reshape(into.shape)
+        np.matmul(a, b, product)
+        np.add(into, product, into)

@@ -1,0 +1,107 @@
+"""How the scores of attention are cut into blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cudnn_actor.engines.cpu.fast.attention_scores import Masks, Place
+from cudnn_actor.engines.cpu.fast.kernels import Operands
+from cudnn_actor.engines.cpu.fast.lines import Floats, boxes
+from cudnn_actor.engines.cpu.scratch import Dims
+from cudnn_actor.protocol.operations import Attention, AttentionBackward
+from cudnn_actor.protocol.operations.base import Specs
+from cudnn_actor.protocol.types.dtypes import DType
+
+__all__ = ["Heads"]
+
+_MOST = 1 << 15
+"""Scores of a block: with what they are multiplied with, they stay in a small L2 cache."""
+_ROWS, _KEYS = 64, 512
+"""A block has that many, where there are as many: products of fewer are slow."""
+_TASKS = 8
+"""Heads are computed together only if so many calls remain."""
+
+
+@dataclass(frozen=True)
+class Heads:
+    """What an operation has of each kind. `q`, `v`: the dims of these."""
+
+    node: Attention[int] | AttentionBackward[int]
+    q: Dims
+    v: Dims
+    dtype: np.dtype[Any]
+
+    @staticmethod
+    def of(node: Attention[int] | AttentionBackward[int], specs: Specs) -> Heads | None:
+        """Those of an operation; None without elements, and with dropout, for which there is no kernel."""
+        if node.dropout or any(not spec.size for spec in specs.values()):
+            return None
+        dtype = np.dtype(np.float64 if specs["q"].dtype is DType.FLOAT64 else np.float32)
+        return Heads(node, specs["q"].dims, specs["v"].dims, dtype)
+
+    @property
+    def size(self) -> int:
+        """Heads that share keys."""
+        return self.q[1] // self.v[1]
+
+    @property
+    def side_by_side(self) -> bool:
+        """Whether the heads that share keys are the rows of a matrix: where each has one row."""
+        return self.q[2] == 1
+
+    @property
+    def scale(self) -> float:
+        """What scores are multiplied with."""
+        return self.node.effective_scale(self.q[3])
+
+    @property
+    def extents(self) -> tuple[int, int, int]:
+        """The most heads, rows and keys of a block."""
+        all_heads, all_rows = self.q[1:3]
+        if self.side_by_side:
+            all_heads, all_rows = self.v[1], self.size
+        rows = min(all_rows, max(_ROWS, _MOST // self.v[2]))
+        keys = min(self.v[2], max(_KEYS, _MOST // rows))
+        heads = max(1, min(_MOST // (rows * keys), self.q[0] * all_heads // _TASKS))
+        if self.node.slopes is not None:
+            heads = 1
+        elif self.node.lengths_q is not None or self.node.lengths_kv is not None:
+            heads = min(heads, all_heads)
+        return heads, rows, keys
+
+    def by_group(self, array: Floats) -> Floats:
+        """Of dims (B, H, rows, ...), an array of dims (B, G, heads of a group, rows, ...)."""
+        batch, _, *rest = array.shape
+        parted = array.reshape(batch, self.v[1], self.size, *rest)
+        return parted.swapaxes(2, 3) if self.side_by_side else parted
+
+    def added(self, operands: Operands) -> dict[str, Floats]:
+        """The bias and the slopes, where they are given, for each row."""
+        found = {}
+        if "bias" in operands:
+            found["bias"] = self.by_group(np.broadcast_to(operands["bias"], (*self.q[:3], self.v[2])))
+        if self.node.slopes is not None:
+            slopes = np.array(self.node.slopes, self.dtype)[:, None, None]
+            found["slopes"] = self.by_group(np.broadcast_to(slopes, (*self.q[:3], 1)))
+        return found
+
+    def places(self, operands: Operands) -> Callable[[slice, slice], Place]:
+        """What gives the place of some samples and rows."""
+        masks = Masks(self.node.bounds(self.q[2], self.v[2]))
+        blocks = [range(each.start, each.stop) for (each,) in boxes((self.v[2],), self.extents[2])]
+        lengths_q, lengths_kv = (operands.get(name) for name in ("lengths_q", "lengths_kv"))
+
+        def place(samples: slice, rows: slice) -> Place:
+            return Place(
+                range(1) if self.side_by_side else range(rows.start, rows.stop),
+                None if lengths_q is None else lengths_q[samples],
+                None if lengths_kv is None else lengths_kv[samples],
+                blocks,
+                masks,
+            )
+
+        return place

@@ -1,0 +1,180 @@
+"""Scores of attention: of some rows and keys at a time, with what is added to them and what hides them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from cudnn_actor.engines.cpu.fast.lines import Floats
+from cudnn_actor.engines.cpu.scratch import Scratch, footprint
+
+__all__ = ["Block", "Masks", "Place", "Scores"]
+
+Mask = npt.NDArray[np.bool_]
+
+
+class Masks:
+    """Which scores are hidden by the bounds on what a position sees: the same for all blocks of an offset.
+
+    `bounds`: as `Attention.bounds` gives them.
+    """
+
+    def __init__(self, bounds: tuple[int | None, int | None]) -> None:
+        self._left, self._right = bounds
+        self._found: dict[tuple[int, int, int], Mask] = {}
+
+    def of(self, rows: range, keys: range) -> Mask | None:
+        """True where a position of `rows` does not see one of `keys`; None if each sees all."""
+        left, right = self._left, self._right
+        if (left is None or rows[-1] - keys[0] <= left) and (right is None or keys[-1] - rows[0] <= right):
+            return None
+        at = (rows[0] - keys[0], len(rows), len(keys))
+        if at not in self._found:
+            before = np.subtract.outer(np.array(rows), np.array(keys))
+            hidden = np.zeros(before.shape, bool)
+            if left is not None:
+                hidden |= before > left
+            if right is not None:
+                hidden |= -before > right
+            self._found[at] = hidden
+        return self._found[at]
+
+    def seen(self, rows: range, keys: range) -> range:
+        """Those of `keys` that a position of `rows` may see."""
+        start = keys.start if self._left is None else max(keys.start, rows[0] - self._left)
+        stop = keys.stop if self._right is None else min(keys.stop, rows[-1] + self._right + 1)
+        return range(start, max(start, stop))
+
+
+class Place(NamedTuple):
+    """Which rows, and what they see. Lengths are arrays of one number, or None."""
+
+    rows: range
+    lengths_q: npt.NDArray[Any] | None
+    lengths_kv: npt.NDArray[Any] | None
+    blocks: Sequence[range]
+    masks: Masks
+
+
+class Block(NamedTuple):
+    """Scores of some rows and some keys.
+
+    `matrix`: the scores of all heads below each other. `shared`: these keys and values. `apart`: for ALiBi,
+    how far keys are from rows.
+    """
+
+    keys: range
+    scores: Floats
+    matrix: Floats
+    shared: tuple[Floats, Floats]
+    bias: Floats | None
+    apart: Floats | None
+    hidden: Mask | None
+
+
+class Scores:
+    """Computes the scores of some rows of some heads.
+
+    Parameters
+    ----------
+    own
+        q and, where they are given, bias and slopes: dims (heads..., rows, ...).
+    shared
+        k and v, dims (heads..., positions, features), as BLAS takes them.
+    place
+        Which rows, and which keys they see.
+    scale
+        What scores are multiplied with.
+    """
+
+    def __init__(
+        self,
+        own: Mapping[str, Floats],
+        shared: tuple[Floats, Floats],
+        place: Place,
+        scale: float,
+        scratch: Scratch,
+    ) -> None:
+        q = own["q"]
+        self._own, self._place, self.scale = own, place, q.dtype.type(scale)
+        self.queries = scratch.take(q.shape, q.dtype)
+        self._blocks = self._bound(shared, scratch)
+
+    @staticmethod
+    def footprint(extents: tuple[int, int, int], features: int, itemsize: int) -> int:
+        """Bytes of scratch for so many heads, rows and keys of a block, and features of a key."""
+        heads, rows, keys = extents
+        arrays = ((heads * rows, features), (heads * rows, keys), (rows, keys))
+        return footprint(*arrays, itemsize=itemsize)
+
+    def _bound(self, shared: tuple[Floats, Floats], scratch: Scratch) -> list[Block]:
+        own, place = self._own, self._place
+        dims, dtype = own["q"].shape[:-1], own["q"].dtype
+        most = max(map(len, place.blocks))
+        scores = scratch.take((math.prod(dims) * most,), dtype)
+        apart = scratch.take((dims[-1] * most,), dtype)
+        found = []
+        for keys in filter(len, (place.masks.seen(place.rows, each) for each in place.blocks)):
+            part, size = slice(keys.start, keys.stop), len(keys)
+            matrix = scores[: math.prod(dims) * size].reshape(-1, size)
+            block = Block(
+                keys,
+                matrix.reshape(*dims, size),
+                matrix,
+                (shared[0][..., part, :], shared[1][..., part, :]),
+                own["bias"][..., part] if "bias" in own else None,
+                apart[: dims[-1] * size].reshape(-1, size) if "slopes" in own else None,
+                place.masks.of(place.rows, keys),
+            )
+            found.append(block)
+        return found
+
+    @property
+    def keys(self) -> list[range]:
+        """Of each block."""
+        return [block.keys for block in self._blocks]
+
+    def begin(self) -> tuple[int, list[Block]]:
+        """Multiply the queries with the scale.
+
+        Returns how many rows count, which is read in each run, and the blocks of keys of which any does.
+        """
+        rows, keys = self._counted()
+        blocks = [block for block in self._blocks if block.keys.start < keys] if rows else []
+        if blocks:
+            np.multiply(self._own["q"], self.scale, self.queries)
+        return rows, blocks
+
+    def _counted(self) -> tuple[int, int]:
+        """How many of the rows, and of all keys, are no padding."""
+        place, rows = self._place, self._own["q"].shape[-2]
+        keys = place.blocks[-1].stop
+        if place.lengths_q is not None:
+            counted = int(place.lengths_q[0]) - place.rows.start
+            rows = min(max(counted, 0), rows) if len(place.rows) == rows else rows * (counted > 0)
+        return rows, keys if place.lengths_kv is None else min(max(int(place.lengths_kv[0]), 0), keys)
+
+    def compute(self, block: Block) -> None:
+        """Compute a block's scores; -infinity for what is hidden."""
+        np.matmul(self.queries, block.shared[0].swapaxes(-1, -2), block.scores)
+        if block.bias is not None:
+            np.add(block.scores, block.bias, block.scores)
+        if block.apart is not None:
+            self._lower(block.scores, block.apart, block.keys)
+        if block.hidden is not None:
+            np.copyto(block.scores, -np.inf, where=block.hidden)
+        _, keys = self._counted()
+        if block.keys.stop > keys:
+            block.scores[..., keys - block.keys.start :] = -np.inf
+
+    def _lower(self, scores: Floats, apart: Floats, keys: range) -> None:
+        """Subtract ALiBi's part."""
+        rows = np.array(self._place.rows, apart.dtype)
+        np.subtract(rows[:, None], np.array(keys, apart.dtype), apart)
+        np.absolute(apart, apart)
+        np.multiply(apart, self._own["slopes"], apart)
+        np.subtract(scores, apart, scores)

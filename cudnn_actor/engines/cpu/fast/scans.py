@@ -1,0 +1,127 @@
+"""Places of the largest and smallest elements, and running sums and products, of blocks of lines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from cudnn_actor.engines.cpu.fast.kernels import Call, Kernel, Operands, Step
+from cudnn_actor.engines.cpu.fast.lines import (
+    Box,
+    blocks_of_lines,
+    deal,
+    in_turn,
+    is_matrix,
+    lines,
+    most_lines,
+)
+from cudnn_actor.engines.cpu.scratch import Dims, Scratch, footprint
+from cudnn_actor.protocol.operations import ArgReduction, Cumulative, Node, ReductionMode
+from cudnn_actor.protocol.operations.base import Specs
+from cudnn_actor.protocol.types.dtypes import DType
+
+__all__ = ["arg_reduction", "cumulative"]
+
+_Any = npt.NDArray[Any]
+
+
+def arg_reduction(node: Node, specs: Specs) -> Kernel | None:
+    """A kernel of `ArgReduction`; None without elements."""
+    assert isinstance(node, ArgReduction)
+    x = specs["x"]
+    if not x.size:
+        return None
+    find = np.argmax if node.mode is ReductionMode.MAX else np.argmin
+    return _Places(find, x.dims, node.axis % x.rank, _itemsize(x.dtype), node.keep_dims)
+
+
+def cumulative(node: Node, specs: Specs) -> Kernel | None:
+    """A kernel of `Cumulative`; None without elements, and for integers in a dtype that is not wide."""
+    assert isinstance(node, Cumulative)
+    x, y = specs["x"], specs["y"]
+    wide = DType.UINT64 if x.dtype is DType.UINT64 else DType.INT64
+    fits = _itemsize(x.dtype) == _itemsize(y.dtype) if x.dtype.is_floating else y.dtype is wide
+    if not x.size or not fits:
+        return None
+    ufunc = np.add if node.mode is ReductionMode.SUM else np.multiply
+    return _Running(ufunc, node.axis % x.rank, node.exclusive, node.reverse)
+
+
+def _itemsize(dtype: DType) -> int:
+    """Of the arrays of a tensor."""
+    return max(4, dtype.itemsize) if dtype.is_floating else dtype.itemsize
+
+
+@dataclass(frozen=True)
+class _Places:
+    """Along `axis` of tensors of these dims."""
+
+    find: Any
+    dims: Dims
+    axis: int
+    itemsize: int
+    keep_dims: bool
+
+    def footprint(self, lanes: int) -> int:
+        """A block, and a place for each of its lines."""
+        del lanes
+        count = most_lines(self.dims, (self.axis,), self.itemsize)
+        block = footprint((count * self.dims[self.axis],), itemsize=self.itemsize)
+        return block + footprint((count,), itemsize=8)
+
+    def bind(self, operands: Operands, results: Operands, lanes: Sequence[Scratch]) -> list[Step]:
+        x, y = operands["x"], results["y"]
+        if not self.keep_dims:
+            y = np.expand_dims(y, self.axis)
+
+        def call(box: Box, lane: int) -> Call:
+            (found,), axes = lines((self.axis,), x[box])
+            scratch, calls = lanes[lane].fork(), list[Call]()
+            if axes != (1,) or not is_matrix(found):
+                own = scratch.take(found.shape, x.dtype)
+                calls.append(partial(np.copyto, own, found))
+                found = own.reshape(-1, own.shape[-1])
+            places = scratch.take((len(found),), np.int64)
+            calls.append(partial(self.find, found, 1, places))
+            into = np.moveaxis(y[(*box[: self.axis], slice(None), *box[self.axis + 1 :])], self.axis, -1)[
+                ..., 0
+            ]
+            calls.append(partial(np.copyto, into, places.reshape(into.shape)))
+            return in_turn(calls)
+
+        return [deal([*blocks_of_lines(x, (self.axis,))], len(lanes), call)]
+
+
+@dataclass(frozen=True)
+class _Running:
+    ufunc: np.ufunc
+    axis: int
+    exclusive: bool
+    reverse: bool
+
+    def footprint(self, lanes: int) -> int:
+        """Bytes of scratch of a lane: none."""
+        del lanes
+        return 0
+
+    def bind(self, operands: Operands, results: Operands, lanes: Sequence[Scratch]) -> list[Step]:
+        x, y = (np.moveaxis(each, self.axis, -1) for each in (operands["x"], results["y"]))
+        if self.reverse:
+            x, y = x[..., ::-1], y[..., ::-1]
+        axis = x.ndim - 1
+
+        def call(box: Box, lane: int) -> Call:
+            del lane
+            of_x, of_y = x[box], y[box]
+            if not self.exclusive:
+                return partial(self.ufunc.accumulate, of_x, axis, y.dtype, of_y)
+            first = partial(of_y[..., :1].fill, self.ufunc.identity)
+            behind = partial(self.ufunc.accumulate, of_x[..., :-1], axis, y.dtype, of_y[..., 1:])
+            return in_turn([first, behind])
+
+        return [deal([*blocks_of_lines(y, (axis,))], len(lanes), call)]
