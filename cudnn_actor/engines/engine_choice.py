@@ -15,7 +15,7 @@ from cudnn_actor.engines.cpu import CpuEngine
 from cudnn_actor.engines.cuda.device.external_arrays import adopt
 from cudnn_actor.engines.cuda.diagnosis.gpus import Driver, expects_gpu, find_driver, find_driver_apart
 from cudnn_actor.engines.cuda.diagnosis.installation import Problem, caution, obstacle
-from cudnn_actor.memory.container import default_limit, processors
+from cudnn_actor.memory.container import default_limit
 from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.types.checks import did_you_mean
 
@@ -42,7 +42,7 @@ class WorkerEngine(NamedTuple):
     """
 
     make: str
-    arguments: tuple[str | int | bool, ...] = ()
+    arguments: tuple[str | int | bool | None, ...] = ()
 
 
 class EngineChoice(NamedTuple):
@@ -198,14 +198,13 @@ def _shows(count: int) -> str:
 
 def _cpu(reason: str, setting: _Setting, *, unused_gpu: bool = False) -> EngineChoice:
     (log.warning if unused_gpu else log.info)("device.chosen", device="cpu", reason=reason)
-    threads = processors() if setting.threads is None else setting.threads
     return EngineChoice(
         "cpu",
-        partial(CpuEngine, setting.exact, threads),
+        partial(CpuEngine, setting.exact, setting.threads),
         CpuEngine.outlives_context,
         reason,
         unused_gpu,
-        worker=WorkerEngine("cudnn_actor.engines.cpu:CpuEngine", (setting.exact, threads)),
+        worker=WorkerEngine("cudnn_actor.engines.cpu:CpuEngine", (setting.exact, setting.threads)),
         preload=("cudnn_actor.engines.cpu",),
         host_arenas=True,
         default_limit=default_limit,

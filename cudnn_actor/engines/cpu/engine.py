@@ -24,6 +24,7 @@ from cudnn_actor.engines.cpu.measuring import operands, speed
 from cudnn_actor.engines.cpu.scratch import aligned_bytes
 from cudnn_actor.engines.support import check_graph
 from cudnn_actor.engines.timing import medians
+from cudnn_actor.memory.container import processors
 from cudnn_actor.protocol.errors import OutOfMemory
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.graphs.timing import PlanTimes
@@ -51,7 +52,8 @@ class CpuEngine:
         Whether everything is computed in float64, and rounded once to the dtype of the result. If not,
         float32 and smaller floats are computed in float32.
     threads
-        How many threads compute at the same time. The exact engine leaves them to BLAS.
+        How many threads compute at the same time; None for as many as this process can run. The exact engine
+        leaves them to BLAS.
     """
 
     name = "cpu"
@@ -59,11 +61,12 @@ class CpuEngine:
     outlives_context = True
     synchronous = True
 
-    def __init__(self, exact: bool = False, threads: int = 1) -> None:
+    def __init__(self, exact: bool = False, threads: int | None = 1) -> None:
         self.on_progress: Callable[[], None] = no_progress
         self._exact = exact
-        self._lanes = Lanes(threads)
-        self._blas_threads = threads if exact else _BLAS_ALONE
+        self._threads = threads
+        self._lanes = Lanes(1)
+        self._blas_threads = _BLAS_ALONE
         self._arenas = Arenas()
         self._workspace = aligned_bytes(0)
         self._programs: WeakKeyDictionary[CpuPlan | EvaluatedPlan, Program | Evaluation] = WeakKeyDictionary()
@@ -71,7 +74,10 @@ class CpuEngine:
         """The latest first. They hold bindings."""
 
     def open(self) -> None:
-        """Does nothing: there is no handle, and the workspace grows as plans need it."""
+        """Find out how many threads there are. There is no handle; the workspace grows as plans need it."""
+        threads = processors() if self._threads is None else self._threads
+        self._lanes = Lanes(threads)
+        self._blas_threads = threads if self._exact else _BLAS_ALONE
 
     def close(self) -> None:
         """Drop arenas, workspace and bound plans. Safe to call twice."""
