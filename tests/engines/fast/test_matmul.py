@@ -39,7 +39,7 @@ def test_products_in_several_blocks_do_not_depend_on_the_lanes(
     specs = {name: _turned(each) if turned else TensorSpec.packed(each) for name, each in dims.items()}
     found = [run_kernel(matmul, MatMul(a="a", b="b", y="y"), specs, given, lanes) for lanes in (1, 2, 3)]
     assert all(np.array_equal(each["y"], found[0]["y"]) for each in found)
-    np.testing.assert_allclose(found[0]["y"], wanted, rtol=0, atol=1e-4)
+    np.testing.assert_allclose(found[0]["y"], wanted, rtol=0, atol=3e-4)
 
 
 def _turned(dims: tuple[int, ...]) -> TensorSpec:

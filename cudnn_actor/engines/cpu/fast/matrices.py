@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -22,6 +23,8 @@ _MOST = 16
 """Blocks of a matrix, and of a batch."""
 _TILE = 16
 """Blocks begin at multiples of that, as BLAS's own do."""
+_ENOUGH, _LEAST_DEPTH, _MOST_SUMS = 4, 512, 1 << 20
+"""With fewer blocks, sums are cut too: into parts of so many products, whose results are no larger."""
 _COPIED = 1 << 15
 """Elements that are copied at a time."""
 
@@ -43,7 +46,12 @@ def product_steps(a: Floats, b: Floats, y: Floats, lanes: int) -> list[Step]:
     into = as_blas_takes_it(y)
     if into is None:
         into = np.empty(y.shape, y.dtype)
-    steps.append(deal(_blocks(*_of_one_matrix(_Block(a, b, into))), lanes, _product))
+    product = _of_one_matrix(_Block(a, b, into))
+    depths = _depths(product)
+    if len(depths) > 1:
+        steps += _summed(product, depths, lanes)
+    else:
+        steps.append(deal(_blocks(*product), lanes, _product))
     if not np.may_share_memory(into, y):
         steps.append(copied(into, y, lanes))
     return steps
@@ -106,6 +114,35 @@ def _of_one_matrix(product: _Block) -> _Block:
     if found[0] is None or found[1] is None:
         return product
     return _Block(found[0], b.reshape(b.shape[-2:]), found[1])
+
+
+def _depths(product: _Block) -> list[slice]:
+    """Parts of the sums, if a single product has a small result and much to add up; else one."""
+    a, b, y = product
+    (rows, columns), depth = y.shape[-2:], a.shape[-1]
+    whole = [slice(0, depth)]
+    if math.prod(y.shape[:-2]) > 1:
+        return whole
+    # For one row, a block of columns would read a part of each row of b, which is slow.
+    by_rows = rows == 1 and b.strides[-1] == b.itemsize
+    count = min(rows * columns * depth // _LEAST_WORK, _MOST)
+    if not by_rows and (count < _ENOUGH or len(_parts(rows, columns, count)) >= _ENOUGH):
+        return whole
+    least = _LEAST_SIZE if by_rows else _LEAST_DEPTH
+    return _cuts(depth, _power(min(count, depth // least, _MOST_SUMS // (rows * columns))))
+
+
+def _summed(product: _Block, depths: list[slice], lanes: int) -> list[Step]:
+    """Steps that compute a product as a sum of products."""
+    a, b, y = (each.reshape(each.shape[-2:]) for each in product)
+    sums = np.empty((len(depths), *y.shape), y.dtype)
+    products = [_Block(a[:, part], b[part], sums[number]) for number, part in enumerate(depths)]
+
+    def total(box: Box, lane: int) -> Call:
+        del lane
+        return partial(np.add.reduce, sums[:, *box], 0, out=y[box])
+
+    return [deal(products, lanes, _product), deal([*boxes(y.shape, _COPIED)], lanes, total)]
 
 
 def _blocks(a: Floats, b: Floats, y: Floats) -> list[_Block]:
