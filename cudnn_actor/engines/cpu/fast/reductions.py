@@ -27,13 +27,14 @@ _Any = npt.NDArray[Any]
 def reduction(node: Node, specs: Specs) -> Kernel | None:
     """A kernel of `Reduction`.
 
-    None without elements, or where no dim is reduced, or for powers of float64 in another dtype.
+    None without elements, where no dim is reduced, and for float64 that is stored in another dtype and would
+    be rounded twice, by way of float32, or whose largest element that dtype does not hold.
     """
     assert isinstance(node, Reduction)
     x, y = specs["x"], specs["y"]
     axes = node.reduced(x.rank)
-    narrows = x.dtype is DType.FLOAT64 and y.dtype is not DType.FLOAT64
-    if not x.size or not axes or (narrows and node.mode is _Mode.LOG_SUM_EXP):
+    narrows = x.dtype is DType.FLOAT64 and (y.dtype.itemsize < 4 or node.mode is _Mode.LOG_SUM_EXP)
+    if not x.size or not axes or (narrows and y.dtype is not DType.FLOAT64):
         return None
     wide = np.dtype(np.float32 if x.dtype.is_floating else np.int64)
     if x.dtype in (DType.FLOAT64, DType.UINT64):
