@@ -50,6 +50,8 @@ def _gelu_tanh(code: Code, x: Value) -> Value:
 
 
 def _clip(code: Code, x: Value, lower: float, upper: float) -> Value:
+    if -math.inf < lower and upper < math.inf:
+        return code(np.ndarray.clip, x, lower, upper)
     if lower > -math.inf:
         x = code(np.maximum, x, lower)
     return code(np.minimum, x, upper) if upper < math.inf else x

@@ -44,8 +44,6 @@ _FEW_ELEMENTS = 131072
 """Of a target: a second lane would take as long to begin as these to be copied."""
 _SHORT = 128
 """Columns that a block of a transpose has at most: a cache line for each is in the cache together."""
-_MOST_BORDER = 256
-"""Elements of a border, along a dim, each of which is copied by itself."""
 
 
 @dataclass(frozen=True)
@@ -157,11 +155,9 @@ def _sides(y: Array, starts: Sequence[int], ends: Sequence[int]) -> Iterator[Arr
         yield y[(*inner, slice(ends[axis], None))]
 
 
-def border_pad(node: Node, specs: Specs) -> Copies | None:
+def border_pad(node: Node, specs: Specs) -> Copies:
     """The kernel for `BorderPad`: of one axis after the other, from what is already there."""
     assert isinstance(node, BorderPad)
-    if max(*node.before, *node.after) > _MOST_BORDER:
-        return None
     sizes = specs["x"].dims
 
     def steps(operands: Mapping[str, Array], results: Mapping[str, Array]) -> list[list[Pair]]:
@@ -171,16 +167,28 @@ def border_pad(node: Node, specs: Specs) -> Copies | None:
         for axis, (before, size, after) in enumerate(zip(node.before, sizes, node.after, strict=True)):
             places = node.mode.places(np, size, before, after) + before if before + after else ()
 
-            def at(place: int, axis: int = axis) -> Array:
-                part: Array = y[(*[slice(None)] * axis, slice(place, place + 1), *inside[axis + 1 :])]
+            def at(run: slice, axis: int = axis) -> Array:
+                part: Array = y[(*[slice(None)] * axis, run, *inside[axis + 1 :])]
                 return part
 
-            borders = (*range(before), *range(before + size, before + size + after))
+            ends = ((0, before), (before + size, before + size + after))
+            borders = [run for start, stop in ends for run in _runs(places, start, stop)]
             if borders:
-                found.append([(at(places[place]), at(place)) for place in borders])
+                found.append([(at(of), at(into)) for of, into in borders])
         return found
 
     return Copies(steps)
+
+
+def _runs(places: Sequence[int], start: int, stop: int) -> Iterator[tuple[slice, slice]]:
+    """From start to stop: what follows each other in either order, as a slice, and where it goes."""
+    while start < stop:
+        first, end = int(places[start]), start + 1
+        step = int(places[end]) - first if end < stop and abs(places[end] - first) == 1 else 1
+        while end < stop and places[end] == first + step * (end - start):
+            end += 1
+        yield _spaced(first, step, end - start), slice(start, end)
+        start = end
 
 
 def concat(node: Node, specs: Specs) -> Copies:
