@@ -104,7 +104,7 @@ async def buffers(gpu: CudnnRef) -> list[BufferRef]:
 
 
 async def one_after_the_other(steps: list[Recipe]) -> list[Any]:
-    async with spawn(device="cpu") as gpu:
+    async with spawn(device="cpu", exact=True) as gpu:
         refs = await buffers(gpu)
         return [summary(await answer(gpu, step(refs))) for step in steps]
 
@@ -184,7 +184,7 @@ async def test_whatever_becomes_of_workers_every_answer_is_that_of_one_after_the
     # Once: what runs again counts again, and one that is struck twice would be quarantined.
     killing = FaultPlan().at(chance.randrange(1, 8), Fault.KILL, of=Fill)
     faults = killing if worker_is == "killed" else None
-    async with spawn(device="cpu", isolation="process", faults=faults) as gpu:
+    async with spawn(device="cpu", exact=True, isolation="process", faults=faults) as gpu:
         refs = await buffers(gpu)
         sent: list[asyncio.Future[Any]] = []
         for step in steps:

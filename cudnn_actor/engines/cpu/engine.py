@@ -17,6 +17,7 @@ from cudnn_actor.engines.cpu.blas import threads_of_blas
 from cudnn_actor.engines.cpu.exact.compiler import compile_plan
 from cudnn_actor.engines.cpu.exact.evaluation import EvaluatedPlan, Evaluation
 from cudnn_actor.engines.cpu.exact.plan import CpuPlan, Program
+from cudnn_actor.engines.cpu.fast.bound_programs import BoundPrograms
 from cudnn_actor.engines.cpu.fast.compiler import compile_fast
 from cudnn_actor.engines.cpu.fast.lanes import Lanes
 from cudnn_actor.engines.cpu.fast.plan import FastPlan, FastProgram
@@ -34,8 +35,6 @@ __all__ = ["CpuEngine"]
 
 _Run = Callable[..., None]
 """A run of a plan on its buffers. It takes `on_progress` and `on_piece`."""
-_MOST_PROGRAMS = 4
-"""How many sets of buffers a plan stays bound to."""
 _BLAS_ALONE = 1
 """Threads of BLAS where the engine runs products side by side."""
 
@@ -70,8 +69,8 @@ class CpuEngine:
         self._arenas = Arenas()
         self._workspace = aligned_bytes(0)
         self._programs: WeakKeyDictionary[CpuPlan | EvaluatedPlan, Program | Evaluation] = WeakKeyDictionary()
-        self._fast_programs: WeakKeyDictionary[FastPlan, tuple[FastProgram, ...]] = WeakKeyDictionary()
-        """The latest first. They hold bindings."""
+        self._fast_programs: WeakKeyDictionary[FastPlan, BoundPrograms] = WeakKeyDictionary()
+        """They hold bindings."""
 
     def open(self) -> None:
         """Find out how many threads there are. There is no handle; the workspace grows as plans need it."""
@@ -222,17 +221,14 @@ class CpuEngine:
         return functools.partial(program.run, buffers, scalars)
 
     def _fast_program(self, plan: FastPlan, buffers: Sequence[np.ndarray]) -> FastProgram:
-        """A plan bound to these buffers: one that is so already, or a new one."""
-        known = self._fast_programs.get(plan, ())
-        for program in known:
-            if program.is_on(buffers):
-                return program
+        """A plan bound to these buffers: one that is bound to the same memory already, or a new one."""
+        programs = self._fast_programs.get(plan)
+        if programs is None:
+            programs = self._fast_programs[plan] = BoundPrograms()
         try:
-            made = plan.bind(buffers, self._workspace)
+            return programs.of(plan, buffers, self._workspace, self.on_progress)
         except ValueError as error:
             raise EngineFailure("BAD_BINDINGS", str(error), blamed(error)) from error
-        self._fast_programs[plan] = (made, *known)[:_MOST_PROGRAMS]
-        return made
 
     def _reserve(self, nbytes: int) -> None:
         """Make the workspace large enough. Plans are bound to the new one at their next run."""

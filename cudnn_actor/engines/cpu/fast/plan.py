@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cudnn_actor.engines.base import no_progress
-from cudnn_actor.engines.cpu.fast.kernels import Step
+from cudnn_actor.engines.cpu.fast.kernels import Step, of_calls
 from cudnn_actor.engines.cpu.fast.lanes import Lanes
 from cudnn_actor.engines.cpu.fast.units import Arrays, Unit
 from cudnn_actor.engines.cpu.scratch import Bytes, Dims, Scratch
@@ -120,8 +121,15 @@ class FastPlan:
         """How many a run takes."""
         return len(self.bound)
 
-    def bind(self, buffers: Sequence[npt.NDArray[Any]], workspace: Bytes) -> FastProgram:
+    def bind(
+        self,
+        buffers: Sequence[npt.NDArray[Any]],
+        workspace: Bytes,
+        on_progress: Callable[[], None] = no_progress,
+    ) -> FastProgram:
         """The plan on these buffers, and on a workspace of at least `self.workspace` bytes.
+
+        `on_progress` is called behind each piece: some thousand blocks take tenths of a second.
 
         Raises `ValueError` if a buffer's dims or dtype do not match the graph's.
         """
@@ -148,8 +156,11 @@ class FastPlan:
         lanes = [
             Scratch(workspace, self.held_bytes + number * self.lane_bytes) for number in range(self.lanes)
         ]
-        steps = tuple(_steps(piece, arrays, lanes) for piece in self.pieces)
-        return FastProgram(tuple(buffers), tuple(scalars), steps)
+        steps = []
+        for piece in self.pieces:
+            steps.append(_steps(piece, arrays, lanes))
+            on_progress()
+        return FastProgram(tuple(buffers), tuple(scalars), tuple(steps))
 
     def explain(self, graph: OperationGraph) -> Explanation:
         """A piece for each of the plan's; see `engines.base.Plan`."""
@@ -199,6 +210,11 @@ class FastProgram:
     buffers: tuple[npt.NDArray[Any], ...]
     scalars: tuple[npt.NDArray[Any], ...]
     pieces: tuple[tuple[Step, ...], ...]
+
+    @functools.cached_property
+    def calls(self) -> int:
+        """How many calls a run makes."""
+        return sum(len(of_calls(call)) for steps in self.pieces for step in steps for call in step)
 
     def is_on(self, buffers: Sequence[npt.NDArray[Any]]) -> bool:
         """Whether it is bound to these buffers, the same objects."""

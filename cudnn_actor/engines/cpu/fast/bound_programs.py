@@ -1,0 +1,63 @@
+"""Programs of one plan: it stays bound to the buffers that it ran on lately."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy.typing as npt
+
+from cudnn_actor.engines.cpu.fast.plan import FastPlan, FastProgram
+from cudnn_actor.engines.cpu.scratch import Bytes
+
+__all__ = ["BoundPrograms"]
+
+_MOST_CALLS = 4096
+"""Of all programs of a plan together. A call takes about 1 kB."""
+_LEAST_PROGRAMS = 4
+"""Kept however many calls they have."""
+
+
+class BoundPrograms:
+    """Binding takes up to a third of the time of a run. So programs are kept, and found by their memory.
+
+    A program keeps the memory of its buffers mapped. So while it is kept, no other memory can have its
+    addresses.
+    """
+
+    def __init__(self) -> None:
+        self._programs: OrderedDict[object, FastProgram] = OrderedDict()
+        """The latest last."""
+        self._latest: FastProgram | None = None
+        self._calls = 0
+
+    def of(
+        self,
+        plan: FastPlan,
+        buffers: Sequence[npt.NDArray[Any]],
+        workspace: Bytes,
+        on_progress: Callable[[], None],
+    ) -> FastProgram:
+        """The program on these buffers. Raises `ValueError` as `FastPlan.bind`."""
+        latest = self._latest
+        if latest is not None and latest.is_on(buffers):
+            return latest
+        key = tuple(map(_memory, buffers))
+        program = self._programs.get(key)
+        if program is None:
+            program = self._programs[key] = plan.bind(buffers, workspace, on_progress)
+            self._calls += program.calls
+            while self._calls > _MOST_CALLS and len(self._programs) > _LEAST_PROGRAMS:
+                _, oldest = self._programs.popitem(last=False)
+                self._calls -= oldest.calls
+        else:
+            self._programs.move_to_end(key)
+        self._latest = program
+        return program
+
+
+def _memory(buffer: npt.NDArray[Any]) -> object:
+    """Where a buffer's elements lie, and of what type they are."""
+    seen = buffer.__array_interface__
+    return seen["data"][0], seen["shape"], seen["strides"], buffer.dtype
