@@ -294,17 +294,97 @@ class Chain:
         first = next(iter(results))
         dims, views = merged(self.dims or (1,), [arrays[key] for key in whole], leading=whole.index(first))
         scalars = {key: array for key, array in arrays.items() if not array.ndim}
-        registers = [
-            [lane.take((self._register_bytes,), np.uint8) for _ in range(self.count)] for lane in lanes
-        ]
-        calls: list[list[Call]] = [[] for _ in lanes]
-        for number, place in enumerate(pieces(dims, blocks)):
-            lane = number % len(lanes)
-            block = _Block(
-                self, {**scalars, **{k: v[place] for k, v in zip(whole, views, strict=True)}}, registers[lane]
+        places: dict[_Place, int] = {}
+        code = [
+            (
+                one.function,
+                [self._place(of, one, places) for of in one.inputs],
+                self._place(one.output, one, places),
             )
-            calls[lane] += block.calls()
+            for one in self.instructions
+        ]
+        memory = [_Registers(lane, self.count, self._register_bytes) for lane in lanes]
+        calls: list[list[Call]] = [[] for _ in lanes]
+        for number, cut in enumerate(pieces(dims, blocks)):
+            block = scalars | {key: view[cut] for key, view in zip(whole, views, strict=True)}
+            own = memory[number % len(lanes)]
+            arrays_of = [place.array(block, block[first].shape, own) for place in places]
+            calls[number % len(lanes)] += [
+                _call(function, [arrays_of[index] for index in inputs], arrays_of[output])
+                for function, inputs, output in code
+            ]
         return [dealt(calls)]
+
+    def _place(self, value: Value, instruction: Instruction, places: dict[_Place, int]) -> int:
+        """The number of the place of a value that an instruction reads or writes; a new one if need be."""
+        base, dtype = value.base, value.dtype
+        place: _Place
+        if isinstance(base, Constant):
+            # NumPy's maximum and minimum are several times slower with a scalar.
+            place = _Number(base, dtype, instruction.function in _EXTREMES)
+        elif isinstance(base, Outer):
+            place = _Part(base.key, dtype)
+        elif base in self.homes:
+            place = _Part(self.homes[base], dtype)
+        else:
+            place = _Slot(self.slots[base], dtype)
+        return places.setdefault(place, len(places))
+
+
+class _Registers:
+    """A lane's registers, and what they have been seen as."""
+
+    def __init__(self, lane: Scratch, count: int, nbytes: int) -> None:
+        self._memory = [lane.take((nbytes,), np.uint8) for _ in range(count)]
+        self._known: dict[tuple[_Slot, tuple[int, ...]], Array] = {}
+
+    def array(self, slot: _Slot, dims: tuple[int, ...]) -> Array:
+        """A register as an array of these dims."""
+        if (slot, dims) not in self._known:
+            nbytes = math.prod(dims) * slot.dtype.itemsize
+            self._known[slot, dims] = self._memory[slot.number][:nbytes].view(slot.dtype).reshape(dims)
+        return self._known[slot, dims]
+
+
+@dataclass(frozen=True)
+class _Number:
+    """A number; `row`: as a row of a block's length."""
+
+    base: Constant
+    dtype: np.dtype[Any]
+    row: bool
+
+    def array(self, block: Mapping[Any, Array], dims: tuple[int, ...], registers: _Registers) -> Array:
+        del block, registers
+        return _constants(self.base, self.dtype, dims[-1] if self.row else None)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A block's part of an array that the chain is given, as a dtype of the same size."""
+
+    key: Hashable
+    dtype: np.dtype[Any]
+
+    def array(self, block: Mapping[Any, Array], dims: tuple[int, ...], registers: _Registers) -> Array:
+        del dims, registers
+        return block[self.key].view(self.dtype)
+
+
+@dataclass(frozen=True)
+class _Slot:
+    """A register as a dtype."""
+
+    number: int
+    dtype: np.dtype[Any]
+
+    def array(self, block: Mapping[Any, Array], dims: tuple[int, ...], registers: _Registers) -> Array:
+        del block
+        return registers.array(self, dims)
+
+
+_Place = _Number | _Part | _Slot
+_EXTREMES = (np.maximum, np.minimum)
 
 
 def _call(function: Function, inputs: Sequence[Array], output: Array) -> Call:
@@ -312,51 +392,6 @@ def _call(function: Function, inputs: Sequence[Array], output: Array) -> Call:
     if isinstance(function, np.ufunc) and function not in _EXTREMES:
         return partial(function, *inputs, output)
     return partial(function, *inputs, out=output)
-
-
-_EXTREMES = (np.maximum, np.minimum)
-
-
-class _Block:
-    """A block's arrays, from which the calls are made."""
-
-    def __init__(self, of: Chain, arrays: dict[Any, Array], registers: Sequence[Array]) -> None:
-        self._of, self._arrays, self._registers = of, arrays, registers
-        self._dims = arrays[next(iter(of.homes.values()))].shape
-        self._known: dict[tuple[object, np.dtype[Any]], Array] = {}
-
-    def calls(self) -> list[Call]:
-        """One for each instruction."""
-        return [
-            _call(one.function, self._inputs(one), self._array(one.output)) for one in self._of.instructions
-        ]
-
-    def _inputs(self, instruction: Instruction) -> list[Array]:
-        # NumPy's maximum and minimum are several times slower with a scalar.
-        rows = instruction.function in _EXTREMES
-        return [self._array(value, row=rows) for value in instruction.inputs]
-
-    def _array(self, value: Value, *, row: bool = False) -> Array:
-        base = value.base
-        if isinstance(base, Constant):
-            return _constants(base, value.dtype, self._dims[-1] if row else None)
-        where: object
-        if isinstance(base, Outer):
-            where = base.key
-        elif base in self._of.homes:
-            where = ("home", self._of.homes[base])
-        else:
-            where = ("slot", self._of.slots[base])
-        if (where, value.dtype) not in self._known:
-            self._known[where, value.dtype] = self._view(base, value.dtype)
-        return self._known[where, value.dtype]
-
-    def _view(self, base: Outer | Register, dtype: np.dtype[Any]) -> Array:
-        if isinstance(base, Register) and base not in self._of.homes:
-            nbytes = math.prod(self._dims) * base.itemsize
-            return self._registers[self._of.slots[base]][:nbytes].view(dtype).reshape(self._dims)
-        array = self._arrays[base.key if isinstance(base, Outer) else self._of.homes[base]]
-        return array.view(dtype)  # of the same size, so with any strides
 
 
 @functools.lru_cache(maxsize=256)

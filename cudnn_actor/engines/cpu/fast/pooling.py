@@ -14,7 +14,7 @@ import functools
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -82,13 +82,14 @@ class Axis:
     dilation: int = 1
     taps: tuple[int, ...] | None = None
     stride: int = 1
+    _parts: dict[tuple[int, int], tuple[slice, Axis]] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def count(self) -> int:
         """How many windows there are."""
         return len(self.starts)
 
-    @property
+    @functools.cached_property
     def same(self) -> bool:
         """Whether each window is the element of the same number."""
         return self.starts == tuple(range(self.size)) and self.stops == tuple(range(1, self.size + 1))
@@ -104,6 +105,11 @@ class Axis:
 
     def part(self, first: int, last: int) -> tuple[slice, Axis]:
         """What the windows from one up to another read, and these windows of that alone."""
+        if (first, last) not in self._parts:
+            self._parts[first, last] = self._part(first, last)
+        return self._parts[first, last]
+
+    def _part(self, first: int, last: int) -> tuple[slice, Axis]:
         begin, end = self.reach(first, last)
         starts = tuple(start - begin for start in self.starts[first:last])
         stops = tuple(stop - begin for stop in self.stops[first:last])
