@@ -108,6 +108,10 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     threads
         On how many threads the CPU engine computes, its BLAS included; at least 1. None: as many as this
         process can run at the same time, which a container may limit. No effect on a GPU.
+    onnx_runtime
+        Whether the CPU engine has ONNX Runtime run graphs, in float32, where it has all of a graph's
+        operations. None: where the package is installed, and a graph is large enough for that to pay. True:
+        wherever that is possible. False: never. `exact` excludes it. No effect on a GPU.
     standby
         1 keeps a second worker ready, which takes over when the first one dies; on a GPU its context takes
         some hundred MiB of device memory. 0 starts a new worker when the first one dies.
@@ -149,6 +153,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     dynamic_shapes: bool = False
     exact: bool = False
     threads: int | None = None
+    onnx_runtime: bool | None = None
     standby: int = 0
     verify: bool = False
     on_give_up: OnGiveUp = "raise"
@@ -177,6 +182,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         for name in ("autotune", "dynamic_shapes", "exact", "verify"):
             if type(getattr(self, name)) is not bool:
                 raise _invalid(name, getattr(self, name), "is not a bool", "use True or False")
+        _check_onnx_runtime(self.onnx_runtime, exact=self.exact)
         _check_plan_store(self.plan_store)
         _check_executable(self.executable)
         _check_faults(self.faults)
@@ -282,6 +288,13 @@ def _check_name(name: str | None) -> None:
     if len(name) > _LONGEST_NAME or not name.isprintable():
         fix = f'use at most {_LONGEST_NAME} printable characters, as in "left"'
         raise _invalid("name", name, "is too long or not printable, so it cannot be logged", fix)
+
+
+def _check_onnx_runtime(value: object, *, exact: bool) -> None:
+    if type(value) not in (bool, type(None)):
+        raise _invalid("onnx_runtime", value, "is not a bool", "use True, False or None")
+    if exact and value:
+        raise _invalid("onnx_runtime", value, "is not exact", "leave it out, or leave out exact=True")
 
 
 def _check_plan_store(path: object) -> None:

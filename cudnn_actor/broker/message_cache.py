@@ -50,7 +50,7 @@ class RecentPlan(msgspec.Struct, eq=False):
     """Whether it is still among the recent ones."""
 
 
-class CachedMessage(msgspec.Struct, eq=False):
+class CachedMessage(msgspec.Struct, eq=False, weakref=True):
     """A message that has been sent, with what was computed for it, to be reused when it is sent again.
 
     Messages are immutable, so only the end of a buffer can make a cached piece wrong. Each piece that depends

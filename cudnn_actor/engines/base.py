@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -216,6 +216,12 @@ class Engine(Protocol):
     def synchronous(self) -> bool:
         """Whether work is finished when the call that enqueues it returns; then fences are never used."""
 
+    @property
+    def keeps_constants(self) -> bool:
+        """Whether a run that is expected may use values of constant buffers that it has read once.
+
+        Only of a synchronous engine: what was enqueued before `expect` has been written then."""
+
     def open(self) -> None:
         """Create handle, stream and workspace on the calling thread. Raises `EngineFailure`. Blocks."""
 
@@ -270,11 +276,18 @@ class Engine(Protocol):
         Raises `EngineFailure` when the library refuses, `StickyError` when the context has died.
         """
 
-    def expect(self, plan: Plan, buffers: Sequence[Binding], scalars: Sequence[float]) -> Callable[[], None]:
+    def expect(
+        self,
+        plan: Plan,
+        buffers: Sequence[Binding],
+        scalars: Sequence[float],
+        constant: Collection[int] = (),
+    ) -> Callable[[], None]:
         """A function that enqueues a run on these buffers, of which many are expected: see `execute`.
 
         The engine may take longer for the first runs, for faster later ones. Enqueues nothing itself. Raises
-        as `prepare`.
+        as `prepare`. `constant`: the places of buffers whose values stay what they are now as long as the
+        function is called; none unless `keeps_constants`.
         """
 
     def measure(self, plan: Plan, graph: OperationGraph) -> PlanTimes:

@@ -12,6 +12,8 @@ from cudnn_actor.actors.logs import Log
 from cudnn_actor.engines import cuda
 from cudnn_actor.engines.base import Engine
 from cudnn_actor.engines.cpu import CpuEngine
+from cudnn_actor.engines.cpu.sessions.choice import Sessions
+from cudnn_actor.engines.cpu.sessions.runtime import is_installed
 from cudnn_actor.engines.cuda.device.external_arrays import adopt
 from cudnn_actor.engines.cuda.diagnosis.gpus import Driver, expects_gpu, find_driver, find_driver_apart
 from cudnn_actor.engines.cuda.diagnosis.installation import Problem, caution, obstacle
@@ -102,6 +104,7 @@ def choose_engine(
     dynamic_shapes: bool = False,
     exact: bool = False,
     threads: int | None = None,
+    onnx_runtime: bool | None = None,
 ) -> EngineChoice:
     """The engine for `device`: "cpu", "cuda:N" (N counts from 0), "cuda" for the first GPU, or "auto".
 
@@ -124,6 +127,8 @@ def choose_engine(
         Whether the CPU engine computes in float64.
     threads
         On how many threads the CPU engine computes; None: as many as this process can run at the same time.
+    onnx_runtime
+        Whether the CPU engine has ONNX Runtime run graphs; None: where that is installed, and pays.
 
     Raises
     ------
@@ -134,7 +139,7 @@ def choose_engine(
     check_device(device)
     text = str(device)
     path = None if executable is None else os.fspath(executable)
-    setting = _Setting(apart, path, dynamic_shapes, exact, threads)
+    setting = _Setting(apart, path, dynamic_shapes, exact, threads, onnx_runtime)
     if text == "auto":
         return _automatic(setting)
     if text == "cpu":
@@ -151,6 +156,23 @@ class _Setting(NamedTuple):
     dynamic_shapes: bool
     exact: bool
     threads: int | None
+    onnx_runtime: bool | None
+
+    @property
+    def sessions(self) -> Sessions:
+        """Which graphs ONNX Runtime runs. Raises `InvalidRequest` if it should, and is not installed."""
+        if self.exact or self.onnx_runtime is False:
+            return "never"
+        if self.onnx_runtime is None:
+            return "where it pays"
+        if is_installed():
+            return "wherever it can"
+        raise InvalidRequest(
+            field="onnx_runtime",
+            value=True,
+            problem="needs the package onnxruntime, which is not installed",
+            fix="pip install 'cudnn-actor[cpu]', or leave it out",
+        )
 
 
 def check_device(device: str) -> None:
@@ -198,13 +220,14 @@ def _shows(count: int) -> str:
 
 def _cpu(reason: str, setting: _Setting, *, unused_gpu: bool = False) -> EngineChoice:
     (log.warning if unused_gpu else log.info)("device.chosen", device="cpu", reason=reason)
+    arguments = setting.exact, setting.threads, setting.sessions
     return EngineChoice(
         "cpu",
-        partial(CpuEngine, setting.exact, setting.threads),
+        partial(CpuEngine, *arguments),
         CpuEngine.outlives_context,
         reason,
         unused_gpu,
-        worker=WorkerEngine("cudnn_actor.engines.cpu:CpuEngine", (setting.exact, setting.threads)),
+        worker=WorkerEngine("cudnn_actor.engines.cpu:CpuEngine", arguments),
         preload=("cudnn_actor.engines.cpu",),
         host_arenas=True,
         default_limit=default_limit,

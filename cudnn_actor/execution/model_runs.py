@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
 
 import msgspec
 import numpy as np
 
-from cudnn_actor.broker.message_cache import Bound
+from cudnn_actor.broker.message_cache import Bound, CachedMessage
 from cudnn_actor.engines.base import Binding, Plan, StickyError
 from cudnn_actor.execution.executor import Executor
+from cudnn_actor.execution.expected_runs import ExpectedRun, ExpectedRuns
 from cudnn_actor.memory import Slot
 
 __all__ = ["ModelPlaces", "ModelRuns", "Values", "collected"]
@@ -61,14 +61,6 @@ class _Prepared(NamedTuple):
             call()
 
 
-class _Expected(NamedTuple):
-    """A plan for a model's graph, the engine's own buffers for it, and a function that enqueues a run."""
-
-    plan: Plan
-    buffers: list[Binding]
-    launch: Callable[[], None]
-
-
 class ModelRuns:
     """Enqueues runs of models on an engine, for as long as it is open.
 
@@ -76,35 +68,34 @@ class ModelRuns:
     ----------
     executor
         Has the engine.
+    expected
+        What the engine has prepared.
     flush
         Delivers the answers so far, because the next step may take long.
-    catch_up
-        Answers what was enqueued before a slow step.
     """
 
-    def __init__(
-        self, executor: Executor[Any], flush: Callable[[], None], catch_up: Callable[[], None]
-    ) -> None:
-        self._executor, self._flush, self._catch_up = executor, flush, catch_up
-        self._expected: WeakKeyDictionary[Bound, _Expected] = WeakKeyDictionary()
-        """What the engine has prepared for the graphs of models, as long as these are there."""
+    def __init__(self, executor: Executor[Any], expected: ExpectedRuns, flush: Callable[[], None]) -> None:
+        self._executor, self._expected, self._flush = executor, expected, flush
 
-    def prepared(self, plan: Plan, places: ModelPlaces) -> _Prepared | None:
-        """The calls that enqueue a run between these places; None if any value takes more than a copy."""
+    def prepared(self, cached: CachedMessage, plan: Plan, places: ModelPlaces) -> _Prepared | None:
+        """The calls that enqueue a run between these places; None if any value takes more than a copy.
+
+        `cached`: the `RunGraph` that the run amounts to.
+        """
         known = places.prepared
         if known is not None and known.plan is plan:
             return known
-        return self._prepare(plan, places) if places.repeats else None
+        return self._prepare(cached, plan, places) if places.repeats else None
 
-    def _prepare(self, plan: Plan, places: ModelPlaces) -> _Prepared | None:
-        executor = self._executor
-        _, buffers, launch = self._expected_run(places.bound, plan)
+    def _prepare(self, cached: CachedMessage, plan: Plan, places: ModelPlaces) -> _Prepared | None:
+        executor, expected = self._executor, self._expected_run(cached, plan, places)
+        buffers = expected.buffers
         direct, binding = executor.engine.direct_copy, executor.binding
         calls: list[Callable[[], object] | None] = []
         for place, source in places.sources:
             near = binding(source) if isinstance(source, Slot) else source
             calls.append(executor.call(plan.tag, direct, near, buffers[place]))
-        calls.append(launch)
+        calls.append(expected.enqueue)
         for place, target in places.targets:
             assert target is not None, "a new array is not the same for many runs"
             near = binding(target) if isinstance(target, Slot) else target
@@ -114,34 +105,27 @@ class ModelRuns:
         places.prepared = _Prepared(plan, chosen) if places.repeats else None
         return places.prepared
 
-    def enqueue(self, plan: Plan, places: ModelPlaces, read: list[Values]) -> None:
+    def enqueue(self, cached: CachedMessage, plan: Plan, places: ModelPlaces, read: list[Values]) -> None:
         """Enqueue a run with its copies, one after the other. Adds to `read` what gives the arrays among the
         targets."""
         executor, tag = self._executor, plan.tag
         engine = executor.engine
-        _, buffers, launch = self._expected_run(places.bound, plan)
+        expected = self._expected_run(cached, plan, places)
+        buffers = expected.buffers
         for place, source in places.sources:
             if isinstance(source, Slot):
                 executor.call(tag, engine.copy, executor.binding(source), buffers[place])
             else:
                 executor.call(tag, engine.write, buffers[place], source)
-        executor.call(tag, launch)
+        executor.call(tag, expected.enqueue)
         for place, target in places.targets:
             if isinstance(target, Slot):
                 executor.call(tag, engine.copy, buffers[place], executor.binding(target))
             else:
                 read.append(self._read_soon(tag, buffers[place], target))
 
-    def _expected_run(self, bound: Bound, plan: Plan) -> _Expected:
-        """What the engine has prepared for runs of a model's graph with this plan."""
-        known = self._expected.get(bound)
-        if known is None or known.plan is not plan:
-            self._catch_up()
-            executor = self._executor
-            buffers = [executor.binding(slot) for slot in bound.slots]
-            launch = executor.call(plan.tag, executor.engine.expect, plan, buffers, bound.scalars)
-            self._expected[bound] = known = _Expected(plan, buffers, launch)
-        return known
+    def _expected_run(self, cached: CachedMessage, plan: Plan, places: ModelPlaces) -> ExpectedRun:
+        return self._expected.of(cached, places.bound, plan, [place for place, _ in places.sources])
 
     def _read_soon(self, tag: str, place: Binding, into: np.ndarray | None) -> Values:
         """What gives a buffer's values as they are behind the work enqueued so far.

@@ -23,6 +23,7 @@ from cudnn_actor.broker.message_cache import CachedMessage
 from cudnn_actor.engines.base import ContextDead, Engine, Plan, StickyError
 from cudnn_actor.execution.deferred import DeferredWork
 from cudnn_actor.execution.executor import LATER, RECEIPT, Enqueued, Executor, described
+from cudnn_actor.execution.expected_runs import ExpectedRuns, written_slots
 from cudnn_actor.execution.injection import Injection
 from cudnn_actor.execution.model_runs import ModelPlaces, ModelRuns, Values, collected
 from cudnn_actor.execution.planning import Outcome, Planner
@@ -138,6 +139,7 @@ class Runner(Generic[T]):
         """The host sets its `rule` before it runs a task."""
         self._executor: Executor[T] | None = None
         self._models: ModelRuns | None = None
+        self._expected: ExpectedRuns | None = None
         self._planner: Planner | None = None
         self._long_runs: set[str] = set()
         """Tags whose last run, on a synchronous engine, took longer than `_LONG_RUN_NS`."""
@@ -153,7 +155,8 @@ class Runner(Generic[T]):
         """Open the engine, map these arenas, and start the build threads, if the engine has builders."""
         executor: Executor[T] = Executor(self.make(), self.state.memory)
         self._executor = executor
-        self._models = ModelRuns(executor, self.host.flush, self._catch_up)
+        self._expected = expected = ExpectedRuns(executor, self._catch_up)
+        self._models = ModelRuns(executor, expected, self.host.flush)
         executor.engine.on_progress = self.host.note_progress
         executor.open(arenas)
         if not executor.synchronous:
@@ -165,7 +168,7 @@ class Runner(Generic[T]):
     def close(self, *, wait: bool) -> None:
         """End the build threads, and close the engine. `wait`: give the running build a moment to finish."""
         self.abandon_builds(wait=wait)
-        executor, self._executor, self._models = self._executor, None, None
+        executor, self._executor, self._models, self._expected = self._executor, None, None, None
         if executor is not None:
             try:
                 executor.engine.close()
@@ -373,6 +376,8 @@ class Runner(Generic[T]):
                 buffers[place] = executor.bind(slots[place], spec)
             if self.faults.rule is not None:
                 self.faults.inject(plan.tag)
+            if self._expected is not None and self._expected.has_constants:
+                self._expected.note_writes(written_slots(cached, slots))
             executor.execute(plan, buffers, bound.scalars)
             return self._enqueued(task, plan.tag, slots)
         except OperationError as error:
@@ -421,10 +426,11 @@ class Runner(Generic[T]):
                 self.host.flush()
             if self.faults.rule is not None:
                 self.faults.inject(tag)
-            prepared = models.prepared(plan, places)
+            prepared = models.prepared(cached, plan, places)
             enqueued = True
+            self._note_writes(target for _, target in places.targets if isinstance(target, Slot))
             if prepared is None:
-                models.enqueue(plan, places, read)
+                models.enqueue(cached, plan, places, read)
             else:
                 executor.call(tag, prepared.enqueue)
         except OperationError as error:
@@ -508,6 +514,7 @@ class Runner(Generic[T]):
     def write(self, task: T, slot: Slot, data: Any, reply: Any = RECEIPT) -> Any:
         """Write the values of a host array or a device array to a buffer."""
         place = self.executor.binding(slot)
+        self._note_writes([slot])
         return self._enqueue(task, "upload", [slot], self.executor.engine.write, place, data, reply=reply)
 
     def write_all(self, task: T, slots: Sequence[Slot], values: Sequence[np.ndarray]) -> Any:
@@ -518,6 +525,7 @@ class Runner(Generic[T]):
         self.faults.inject("write")
         executor = self.executor
         places = [executor.binding(slot) for slot in slots]
+        self._note_writes(slots)
         for number, (place, array) in enumerate(zip(places, values, strict=True)):
             try:
                 executor.call("write", executor.engine.write, place, array)
@@ -550,6 +558,8 @@ class Runner(Generic[T]):
         """The buffer's own memory, as an array that keeps `owner` alive."""
         executor = self.executor
         place = executor.binding(slot)
+        if self._expected is not None:
+            self._expected.note_view(slot)
         array = executor.call("view", executor.engine.view, place, owner)
         if not executor.busy:
             return array
@@ -559,12 +569,19 @@ class Runner(Generic[T]):
     def copy(self, task: T, src: Slot, dst: Slot) -> Any:
         """Copy a buffer's values to another."""
         places = self.executor.binding(src), self.executor.binding(dst)
+        self._note_writes([dst])
         return self._enqueue(task, "copy", [src, dst], self.executor.engine.copy, *places)
 
     def fill(self, task: T, slot: Slot, value: float) -> Any:
         """Set every element of a buffer."""
         place = self.executor.binding(slot)
+        self._note_writes([slot])
         return self._enqueue(task, "fill", [slot], self.executor.engine.fill, place, value)
+
+    def _note_writes(self, slots: Iterable[Slot]) -> None:
+        """Note that these buffers are written next: see `expected_runs`."""
+        if self._expected is not None:
+            self._expected.note_writes(slots)
 
     def warm(self, message: Warm, key: object) -> int:
         """Build the plans that are missing, and load their kernels. Returns how many."""

@@ -37,6 +37,8 @@ class Slot:
         How many unfinished pieces of work read or write it, plus the caller's arrays that show its bytes.
     binding
         The engine's handle of the place, for one incarnation; None until it is needed.
+    viewed
+        Whether a caller has had a view of the buffer, through which it may be written at any time.
     """
 
     __slots__ = (
@@ -50,6 +52,7 @@ class Slot:
         "offset",
         "spec",
         "users",
+        "viewed",
     )
 
     arena: Arena
@@ -63,6 +66,7 @@ class Slot:
         self.live = False
         self.users = 0
         self.binding: Any = None
+        self.viewed = False
         self._ends: dict[int, StaleReason] | None = None
 
     def __repr__(self) -> str:
@@ -76,6 +80,7 @@ class Slot:
         self.offset = offset
         self.nbytes = spec.nbytes
         self.binding = None
+        self.viewed = False
         self.live = True
 
     def end(self, reason: StaleReason) -> None:

@@ -439,6 +439,7 @@ def engine_for(options: Options) -> EngineChoice:
             dynamic_shapes=options.dynamic_shapes,
             exact=options.exact,
             threads=options.threads,
+            onnx_runtime=options.onnx_runtime,
         )
 
 

@@ -31,6 +31,8 @@ class StepKind(enum.Enum):
     NUMPY = ("NumPy", "#eeeeee")
     TILES = ("NumPy, tile by tile", "#eeeeee")
     BLOCKS = ("NumPy, block by block", "#dcebfa")
+    SESSION = ("ONNX Runtime", "#e3f1d8")
+    """The whole graph."""
 
     def named(self, *of: str) -> str:
         """The name of a step of this kind."""

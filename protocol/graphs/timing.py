@@ -126,14 +126,14 @@ def _flops(graph: OperationGraph, nodes: Sequence[Node]) -> Counter[str]:
     """Operations of products, by the kind of their operands, as in `DeviceSpeed.flops_per_s`."""
     found: Counter[str] = Counter()
     for node in nodes:
-        if count := _multiplications(graph, node):
+        if count := multiplications(graph, node):
             dtype = graph.tensor(node.reads[0]).dtype
             kind = "tf32" if dtype is DType.FLOAT32 and graph.numerics.tf32 else dtype.value
             found[kind] += 2 * count
     return found
 
 
-def _multiplications(graph: OperationGraph, node: Node) -> int:
+def multiplications(graph: OperationGraph, node: Node) -> int:
     """Those of a convolution, a product or attention; 0 of anything else."""
 
     def dims(uid: int) -> tuple[int, ...]:

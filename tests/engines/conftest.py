@@ -9,7 +9,7 @@ import pytest
 from cudnn_actor.engines.base import Engine
 
 from . import host_cuda
-from .devices import ENGINES, EngineFactory, factory, why_not
+from .devices import ENGINES, SESSIONS, EngineFactory, factory, why_not
 from .workbench import Workbench, workbench
 
 
@@ -34,10 +34,17 @@ def kernels_have_a_place(tmp_path_factory: pytest.TempPathFactory) -> None:
     host_cuda.PATHS[:] = [tmp_path_factory]
 
 
-@pytest.fixture(
-    scope="session",
-    params=[pytest.param(name, marks=[pytest.mark.gpu] if name == "cuda" else []) for name in ENGINES],
-)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run the contract on each engine. Of that with sessions only what computes is of its own."""
+    if "new_engine" not in metafunc.fixturenames:
+        return
+    computes = metafunc.module.__name__.rpartition("_")[2] in ("forward", "epilogue", "gradients")
+    names = [name for name in ENGINES if name != SESSIONS or computes]
+    params = [pytest.param(name, marks=[pytest.mark.gpu] if name == "cuda" else []) for name in names]
+    metafunc.parametrize("new_engine", params, indirect=True, scope="session")
+
+
+@pytest.fixture(scope="session")
 def new_engine(request: pytest.FixtureRequest) -> EngineFactory:
     """Makes engines that are not open yet: each that this machine can run passes the whole contract."""
     return factory(request.param)

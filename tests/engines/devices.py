@@ -14,7 +14,9 @@ from .single_precision import SinglePrecision
 EngineFactory = Callable[[], Engine]
 EXACT = "exact"
 """The CPU engine that computes in float64."""
-ENGINES = ("cpu", EXACT, "cuda")
+SESSIONS = "sessions"
+"""The CPU engine that has ONNX Runtime run whatever it can."""
+ENGINES = ("cpu", EXACT, SESSIONS, "cuda")
 FUZZED = (*ENGINES, SinglePrecision.name)
 """Those that the fuzzers take."""
 
@@ -32,4 +34,6 @@ def factory(name: str) -> EngineFactory:
     made: dict[str, EngineFactory] = {
         engine.name: engine for engine in (CpuEngine, CudaEngine, SinglePrecision)
     }
-    return (made | {EXACT: functools.partial(CpuEngine, exact=True)})[name]
+    made[EXACT] = functools.partial(CpuEngine, exact=True)
+    made[SESSIONS] = functools.partial(CpuEngine, sessions="wherever it can")
+    return made[name]

@@ -9,7 +9,7 @@ import functools
 import os
 import signal
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -64,7 +64,11 @@ class ExecutingEngine(CpuEngine):
     """The CPU engine whose runs of models go by `execute`, too: what is behind it is behind all runs."""
 
     def expect(
-        self, plan: Any, buffers: Sequence[np.ndarray], scalars: Sequence[float]
+        self,
+        plan: Any,
+        buffers: Sequence[np.ndarray],
+        scalars: Sequence[float],
+        constant: Collection[int] = (),
     ) -> Callable[[], None]:
         return functools.partial(self.execute, plan, buffers, scalars)
 

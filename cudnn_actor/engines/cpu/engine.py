@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -23,6 +23,8 @@ from cudnn_actor.engines.cpu.fast.lanes import Lanes
 from cudnn_actor.engines.cpu.fast.plan import FastPlan, FastProgram
 from cudnn_actor.engines.cpu.measuring import operands, speed
 from cudnn_actor.engines.cpu.scratch import aligned_bytes
+from cudnn_actor.engines.cpu.sessions.choice import Sessions, fixed_or_none, session_or_reason
+from cudnn_actor.engines.cpu.sessions.plan import InsteadOfSession, SessionPlan, SessionRun
 from cudnn_actor.engines.support import check_graph
 from cudnn_actor.engines.timing import medians
 from cudnn_actor.memory.container import processors
@@ -53,17 +55,22 @@ class CpuEngine:
     threads
         How many threads compute at the same time; None for as many as this process can run. The exact engine
         leaves them to BLAS.
+    sessions
+        Whether ONNX Runtime runs the graphs that it has all operations of: "never", "where it pays", or
+        "wherever it can". The exact engine never has it run any.
     """
 
     name = "cpu"
     device = "cpu"
     outlives_context = True
     synchronous = True
+    keeps_constants = True
 
-    def __init__(self, exact: bool = False, threads: int | None = 1) -> None:
+    def __init__(self, exact: bool = False, threads: int | None = 1, sessions: Sessions = "never") -> None:
         self.on_progress: Callable[[], None] = no_progress
         self._exact = exact
         self._threads = threads
+        self._sessions: Sessions = "never" if exact else sessions
         self._lanes = Lanes(1)
         self._blas_threads = _BLAS_ALONE
         self._arenas = Arenas()
@@ -71,6 +78,8 @@ class CpuEngine:
         self._programs: WeakKeyDictionary[CpuPlan | EvaluatedPlan, Program | Evaluation] = WeakKeyDictionary()
         self._fast_programs: WeakKeyDictionary[FastPlan, BoundPrograms] = WeakKeyDictionary()
         """They hold bindings."""
+        self._session_runs: WeakKeyDictionary[SessionPlan, SessionRun] = WeakKeyDictionary()
+        """On any buffers. They hold bindings, too."""
 
     def open(self) -> None:
         """Find out how many threads there are. There is no handle; the workspace grows as plans need it."""
@@ -81,6 +90,7 @@ class CpuEngine:
     def close(self) -> None:
         """Drop arenas, workspace and bound plans. Safe to call twice."""
         self._lanes.close()
+        self._session_runs.clear()
         self._drop_workspace()
         self._arenas.clear()
 
@@ -95,6 +105,7 @@ class CpuEngine:
     def unmap_arena(self, arena: int) -> None:
         """Drop an arena; its memory is unmapped as soon as no binding in it is left."""
         self._fast_programs.clear()
+        self._session_runs.clear()
         self._arenas.unmap(arena)
 
     def bind(self, arena: int, offset: int, spec: TensorSpec) -> np.ndarray:
@@ -106,10 +117,15 @@ class CpuEngine:
 
     def build(self, graph: OperationGraph, *, workspace_limit: int | None) -> Plan:
         """Build a plan, and grow the workspace if necessary. Raises `UnsupportedGraph`, `OutOfMemory`."""
+        check_graph(graph, "cpu", self.on_progress)
+        session = session_or_reason(graph, self._sessions, self._lanes.count)
+        if isinstance(session, SessionPlan):
+            self.on_progress()
+            return session
         plan = None if self._exact else self._fast(graph, workspace_limit)
         plan = plan or compile_plan(graph, workspace_limit, self.on_progress)
         self.prepare(plan)
-        return plan
+        return plan if session is None else InsteadOfSession(plan, session)
 
     def prepare(self, plan: Plan) -> None:
         """Grow the workspace if necessary. Raises `OutOfMemory`."""
@@ -128,9 +144,18 @@ class CpuEngine:
             raise EngineFailure("BAD_BINDINGS", str(error), blamed(error)) from error
 
     def expect(
-        self, plan: Plan, buffers: Sequence[np.ndarray], scalars: Sequence[float]
+        self,
+        plan: Plan,
+        buffers: Sequence[np.ndarray],
+        scalars: Sequence[float],
+        constant: Collection[int] = (),
     ) -> Callable[[], None]:
-        """A function that runs a plan on these buffers."""
+        """A function that runs a plan on these buffers. Blocks where a session is made for constant ones."""
+        if isinstance(plan, SessionPlan) and constant:
+            self._check_count(plan, buffers, scalars)
+            if (fixed := fixed_or_none(plan, buffers, constant)) is not None:
+                self.on_progress()
+                return functools.partial(fixed.run, buffers, scalars, self.on_progress)
         self._bound(plan, buffers, scalars)
         return functools.partial(self.execute, plan, buffers, scalars)
 
@@ -199,7 +224,6 @@ class CpuEngine:
 
     def _fast(self, graph: OperationGraph, workspace_limit: int | None) -> Plan | None:
         """A plan in float32; None if that gains nothing, or needs more workspace: exact plans take any."""
-        check_graph(graph, "cpu", self.on_progress)
         plan = compile_fast(graph, self._lanes.count, self.on_progress)
         if plan is None or (workspace_limit is not None and plan.workspace > workspace_limit):
             return None
@@ -207,18 +231,33 @@ class CpuEngine:
 
     def _bound(self, plan: Plan, buffers: Sequence[np.ndarray], scalars: Sequence[float]) -> _Run:
         """A plan on these buffers. Raises `EngineFailure` if it takes others."""
-        if not isinstance(plan, CpuPlan | EvaluatedPlan | FastPlan):
+        if isinstance(plan, InsteadOfSession):
+            plan = plan.plan
+        if not isinstance(plan, CpuPlan | EvaluatedPlan | FastPlan | SessionPlan):
             raise EngineFailure("FOREIGN_PLAN", f"{plan.tag} was built by another engine")
-        if len(buffers) != plan.buffers or len(scalars) != plan.scalars:
-            wanted = f"{plan.buffers} buffers and {plan.scalars} scalars"
-            raise EngineFailure("BAD_BINDINGS", f"{len(buffers)} and {len(scalars)} given, not {wanted}")
+        self._check_count(plan, buffers, scalars)
         self._reserve(plan.workspace)
+        if isinstance(plan, SessionPlan):
+            session = self._session_runs.get(plan)
+            if session is None:
+                session = self._session_runs[plan] = plan.bind()
+            return functools.partial(session.run, buffers, scalars)
         if isinstance(plan, FastPlan):
             return functools.partial(self._fast_program(plan, buffers).run, scalars, self._lanes)
         program = self._programs.get(plan)
         if program is None:
             program = self._programs[plan] = plan.bind(self._workspace)
         return functools.partial(program.run, buffers, scalars)
+
+    @staticmethod
+    def _check_count(
+        plan: CpuPlan | EvaluatedPlan | FastPlan | SessionPlan,
+        buffers: Sequence[np.ndarray],
+        scalars: Sequence[float],
+    ) -> None:
+        if len(buffers) != plan.buffers or len(scalars) != plan.scalars:
+            wanted = f"{plan.buffers} buffers and {plan.scalars} scalars"
+            raise EngineFailure("BAD_BINDINGS", f"{len(buffers)} and {len(scalars)} given, not {wanted}")
 
     def _fast_program(self, plan: FastPlan, buffers: Sequence[np.ndarray]) -> FastProgram:
         """A plan bound to these buffers: one that is bound to the same memory already, or a new one."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -73,6 +73,7 @@ class CudaEngine:
     name = "cuda"
     outlives_context = False
     synchronous = False
+    keeps_constants = False
 
     def __init__(self, ordinal: int = 0, dynamic_shapes: bool = False, *, fast: bool = True) -> None:
         self.device = f"cuda:{ordinal}"
@@ -240,7 +241,13 @@ class CudaEngine:
         self._enqueue(plan, (*[place.pointer for place in buffers], *scalars), buffers, scalars)
 
     @reported
-    def expect(self, plan: Plan, buffers: Sequence[Place], scalars: Sequence[float]) -> Callable[[], None]:
+    def expect(
+        self,
+        plan: Plan,
+        buffers: Sequence[Place],
+        scalars: Sequence[float],
+        _constant: Collection[int] = (),
+    ) -> Callable[[], None]:
         """A function that enqueues a run on these buffers. The second run is captured, not only the fourth;
         after `load`, the first.
 

@@ -1,0 +1,1 @@
+"""Whole graphs by ONNX Runtime, where it is installed and has every operation of the graph."""

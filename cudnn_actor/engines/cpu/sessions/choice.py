@@ -1,0 +1,61 @@
+"""Decides whether ONNX Runtime runs a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Literal
+
+import numpy as np
+
+from cudnn_actor.actors.logs import Log
+from cudnn_actor.engines.cpu.sessions.draft import Unsupported
+from cudnn_actor.engines.cpu.sessions.export import exported
+from cudnn_actor.engines.cpu.sessions.plan import SessionPlan, SessionRun, session_plan
+from cudnn_actor.engines.cpu.sessions.runtime import is_installed
+from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
+from cudnn_actor.protocol.graphs.timing import multiplications
+
+__all__ = ["Sessions", "fixed_or_none", "session_or_reason"]
+
+log = Log("cudnn_actor")
+
+Sessions = Literal["never", "where it pays", "wherever it can"]
+"""Which graphs ONNX Runtime runs, of those that it has all operations of."""
+_MANY_OPERATIONS = 16
+_MANY_MULTIPLICATIONS = 1 << 20
+"""So many take a tenth of a millisecond. A session takes some milliseconds to be made, and each run of it
+some 10 us beside its work; NumPy takes 5 us for each operation."""
+
+
+def session_or_reason(graph: OperationGraph, sessions: Sessions, threads: int) -> SessionPlan | str | None:
+    """A session for a graph; why there is none; or None if none is wanted. Blocks.
+
+    The graph is one that `check_graph` takes.
+    """
+    if sessions == "never" or (sessions == "where it pays" and not (_pays(graph) and is_installed())):
+        return None
+    try:
+        return session_plan(exported(graph), threads)
+    except Unsupported as refusal:
+        return f"ONNX Runtime does not run {refusal}"
+    except Exception as error:  # noqa: BLE001 - the package raises classes of its own
+        log.warning("session.not_made", digest=graph.digest(), error=str(error))
+        return f"ONNX Runtime made no session: {error}"
+
+
+def fixed_or_none(
+    plan: SessionPlan, buffers: Sequence[np.ndarray], constant: Collection[int]
+) -> SessionRun | None:
+    """A session for these buffers: see `SessionPlan.fixed`. None if there is none, say for want of memory."""
+    try:
+        return plan.fixed(buffers, constant)
+    except Exception as error:  # noqa: BLE001 - the package raises classes of its own
+        log.warning("session.not_fixed", plan=plan.tag, error=str(error))
+        return None
+
+
+def _pays(graph: OperationGraph) -> bool:
+    if len(graph.operations) >= _MANY_OPERATIONS:
+        return True
+    counts = (multiplications(graph, operation) for operation in graph.operations)
+    return sum(counts) >= _MANY_MULTIPLICATIONS

@@ -1,0 +1,152 @@
+"""Convolutions, products of matrices, and attention, as ONNX nodes."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from cudnn_actor.engines.cpu.sessions.draft import Draft, refuse
+from cudnn_actor.engines.cpu.sessions.onnx_format import Value
+from cudnn_actor.protocol.operations import (
+    Attention,
+    ConvolutionBackwardData,
+    ConvolutionBackwardFilter,
+    ConvolutionForward,
+    MatMul,
+)
+from cudnn_actor.protocol.types.conv import ConvSpec
+
+__all__ = ["emit_attention", "emit_backward_data", "emit_backward_filter", "emit_forward", "emit_matmul"]
+
+
+def _attributes(conv: ConvSpec) -> dict[str, Value]:
+    return {
+        "strides": conv.stride,
+        "dilations": conv.dilation,
+        "pads": (*conv.pre_padding, *conv.post_padding),
+        "group": conv.groups,
+    }
+
+
+def emit_forward(draft: Draft, operation: ConvolutionForward[int]) -> None:
+    """Write a convolution."""
+    x, w = draft.read_float(operation.x), draft.read_float(operation.w)
+    draft.write_float(operation.y, draft.emit("Conv", x, w, **_attributes(operation.conv)))
+
+
+def emit_backward_data(draft: Draft, operation: ConvolutionBackwardData[int]) -> None:
+    """Write the gradient of a convolution's input: a transposed convolution."""
+    dy, w = draft.read_float(operation.dy), draft.read_float(operation.w)
+    conv, spatial = operation.conv, draft.dims(operation.dx)[2:]
+    sizes = zip(
+        spatial,
+        conv.input_dims(draft.dims(operation.dy), draft.dims(operation.w))[2:],
+        conv.pre_padding,
+        conv.post_padding,
+        draft.dims(operation.dy)[2:],
+        conv.stride,
+        conv.dilation,
+        draft.dims(operation.w)[2:],
+        strict=True,
+    )
+    more = tuple(
+        size - ((count - 1) * stride + dilation * (taps - 1) + 1 - before - after)
+        for size, _, before, after, count, stride, dilation, taps in sizes
+    )
+    if any(not 0 <= each < stride for each, stride in zip(more, conv.stride, strict=True)):
+        refuse("a transposed convolution of more output padding than its stride")
+    found = draft.emit("ConvTranspose", dy, w, output_padding=more, **_attributes(conv))
+    draft.write_float(operation.dx, found)
+
+
+def emit_backward_filter(draft: Draft, operation: ConvolutionBackwardFilter[int]) -> None:
+    """Write the gradient of a filter: a convolution of x with dy, whose samples are the channels.
+
+    What was a stride is a dilation, and the reverse. Where the stride leaves inputs out, the filter found has
+    further taps, which are left out.
+    """
+    conv, dims = operation.conv, draft.dims(operation.dw)
+    if conv.groups > 1:
+        refuse("a filter's gradient in groups")
+    rank = len(dims)
+    swapped = (1, 0, *range(2, rank))
+    x, dy = (
+        draft.emit("Transpose", draft.read_float(uid), perm=swapped) for uid in (operation.x, operation.dy)
+    )
+    pads = (*conv.pre_padding, *conv.post_padding)
+    found = draft.emit("Conv", x, dy, strides=conv.dilation, dilations=conv.stride, pads=pads)
+    axes = list(range(2, rank))
+    zeros, ends = draft.list_of([0] * len(axes)), draft.list_of(dims[2:])
+    taps = draft.emit("Slice", found, zeros, ends, draft.list_of(axes))
+    draft.write_float(operation.dw, draft.emit("Transpose", taps, perm=swapped))
+
+
+def emit_matmul(draft: Draft, operation: MatMul[int]) -> None:
+    """Write a product of matrices."""
+    a, b = draft.read_float(operation.a), draft.read_float(operation.b)
+    draft.write_float(operation.y, draft.emit("MatMul", a, b))
+
+
+_MOST_SCORES = 16 << 20
+"""Attention with more scores than this at a time is not written: all of them would be stored."""
+
+
+def emit_attention(draft: Draft, operation: Attention[int]) -> None:
+    """Write attention as its parts."""
+    unwritten = ("lengths_q", "lengths_kv", "state", "statistics", "window_left", "window_right", "slopes")
+    for name in unwritten:
+        if getattr(operation, name) is not None:
+            refuse(f"attention with {name}")
+    q, k, v = (draft.read_float(uid) for uid in (operation.q, operation.k, operation.v))
+    batch, heads, rows, features = draft.dims(operation.q)
+    groups, columns = draft.dims(operation.k)[1:3]
+    if batch * heads * rows * columns > _MOST_SCORES:
+        refuse(f"attention with {batch * heads * rows * columns:,} scores")
+    shared = heads // groups
+    scaled = draft.emit("Mul", q, draft.number(operation.effective_scale(features)))
+    keys, values = draft.emit("Transpose", k, perm=(0, 1, 3, 2)), v
+    if shared > 1:
+        scaled = _reshaped(draft, scaled, (batch, groups, shared, rows, features))
+        keys = _reshaped(draft, keys, (batch, groups, 1, features, columns))
+        values = _reshaped(draft, values, (batch, groups, 1, columns, draft.dims(operation.v)[3]))
+    scores = draft.emit("MatMul", scaled, keys)
+    if shared > 1:
+        scores = _reshaped(draft, scores, (batch, heads, rows, columns))
+    mask, blind = _mask(draft, operation)
+    if mask:
+        scores = draft.emit("Add", scores, mask)
+    weights = draft.emit("Softmax", scores, axis=3)
+    if shared > 1:
+        weights = _reshaped(draft, weights, (batch, groups, shared, rows, columns))
+    found = draft.emit("MatMul", weights, values)
+    if shared > 1:
+        found = _reshaped(draft, found, draft.dims(operation.y))
+    if blind:
+        factor = draft.emit("Where", blind, draft.number(0), draft.number(1))
+        found = draft.emit("Mul", found, factor)
+    draft.write_float(operation.y, found)
+
+
+def _mask(draft: Draft, operation: Attention[int]) -> tuple[str, str]:
+    """What is added to the scores, and which positions see nothing; empty for nothing and for none.
+
+    Those see everything here, and their results are multiplied by 0, so that NaN stays NaN. The softmax of
+    scores that are all -infinity would be NaN.
+    """
+    mask = ""
+    if operation.causal:
+        rows, columns = draft.dims(operation.q)[2], draft.dims(operation.k)[2]
+        mask = draft.constant(np.triu(np.full((1, 1, rows, columns), -math.inf, np.float32), 1))
+    if operation.bias is None:
+        return mask, ""
+    bias = draft.read_float(operation.bias)
+    mask = draft.emit("Add", bias, mask) if mask else bias
+    most = draft.emit("ReduceMax", mask, draft.list_of([3]))
+    blind = draft.emit("Equal", most, draft.number(-math.inf))
+    return draft.emit("Where", blind, draft.number(0), mask), blind
+
+
+def _reshaped(draft: Draft, value: str, dims: Any) -> str:
+    return draft.emit("Reshape", value, draft.list_of(dims))

@@ -1,0 +1,260 @@
+"""Functions of each element, as ONNX nodes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+from cudnn_actor.engines.cpu.sessions.draft import Draft, refuse
+from cudnn_actor.protocol.operations import FUNCTIONS, Pointwise, PointwiseMode
+from cudnn_actor.protocol.operations.functions import SELU, SELU_ALPHA
+from cudnn_actor.protocol.types.dtypes import DType
+
+__all__ = ["emit_pointwise"]
+
+_M = PointwiseMode
+_Floats = Callable[..., str]
+"""From a draft, the operands' values and the parameters: the value."""
+
+
+def emit_pointwise(draft: Draft, operation: Pointwise[int]) -> None:
+    """Write a function of each element."""
+    function, mode = FUNCTIONS[operation.mode], operation.mode
+    dtypes = tuple(draft.graph.tensor(uid).dtype for uid in operation.operands)
+    computed = operation.compute(dtypes)
+    if computed in (DType.FLOAT64, DType.UINT64) and mode is not _M.IDENTITY:
+        refuse(f"{mode} in {computed}")
+    if mode is _M.IDENTITY:
+        _emit_identity(draft, operation)
+    elif mode in _LOGIC:
+        truths = [_truth(draft, draft.read(uid), draft.type_of(uid)) for uid in operation.operands]
+        _write(draft, operation, draft.emit(_LOGIC[mode], *truths), DType.BOOL)
+    elif mode is _M.SELECT:
+        _emit_select(draft, operation, computed)
+    else:
+        floating = computed is DType.FLOAT32
+        table: Mapping[PointwiseMode, _Floats] = _OF_FLOATS if floating else _OF_INTEGERS
+        if mode not in table:
+            refuse(f"{mode}{'' if floating else ' of integers'}")
+        operands = [_as(draft, uid, computed) for uid in operation.operands]
+        value = table[mode](draft, *operands, *operation.effective_parameters.values())
+        _write(draft, operation, value, DType.BOOL if function.truth else computed)
+
+
+def _write(draft: Draft, operation: Pointwise[int], value: str, dtype: DType) -> None:
+    value = _broadcast(draft, operation, value)
+    if dtype is DType.FLOAT32:
+        draft.write_float(operation.result, value)
+    else:
+        draft.write_integers(operation.result, value, dtype)
+
+
+def _broadcast(draft: Draft, operation: Pointwise[int], value: str) -> str:
+    """A value of the result's dims: numbers have a size of 1 in each dim, whatever theirs are."""
+    shapes = [_sizes(draft, uid) for uid in operation.operands]
+    dims = draft.dims(operation.result)
+    found = tuple(max(sizes) for sizes in zip(*shapes, strict=True))
+    return value if found == dims else draft.emit("Expand", value, draft.list_of(dims))
+
+
+def _sizes(draft: Draft, uid: int) -> tuple[int, ...]:
+    tensor = draft.graph.tensor(uid)
+    return (1,) * len(tensor.dims) if draft.is_number(uid) else tensor.dims
+
+
+def _as(draft: Draft, uid: int, dtype: DType) -> str:
+    """An operand in the type that is computed in."""
+    value, given = draft.read(uid), draft.type_of(uid)
+    if given in (DType.FLOAT64, DType.UINT64):
+        refuse(f"{given} operands")
+    return value if given is dtype else draft.cast(value, dtype)
+
+
+def _truth(draft: Draft, value: str, dtype: DType) -> str:
+    """Whether a value is not 0; NaN is not."""
+    return value if dtype is DType.BOOL else draft.cast(value, DType.BOOL)
+
+
+def _emit_identity(draft: Draft, operation: Pointwise[int]) -> None:
+    (uid,) = operation.operands
+    given, wanted = draft.graph.tensor(uid).dtype, draft.graph.tensor(operation.result).dtype
+    value = _broadcast(draft, operation, draft.read(uid))
+    if given is wanted:
+        draft.write(operation.result, value, rounded=not draft.is_number(uid))
+    elif draft.type_of(uid) is DType.FLOAT32:
+        draft.write_float(operation.result, value)
+    elif given.is_floating or given is DType.UINT64:
+        refuse(f"{given} as {wanted}")
+    else:
+        draft.write_integers(operation.result, value, given)
+
+
+def _emit_select(draft: Draft, operation: Pointwise[int], computed: DType) -> None:
+    condition, *others = operation.operands
+    truth = _truth(draft, draft.read(condition), draft.type_of(condition))
+    operands = [_as(draft, uid, computed) for uid in others]
+    _write(draft, operation, draft.emit("Where", truth, *operands), computed)
+
+
+# Formulas.
+
+
+def _one(operator: str, **attributes: float | int | str) -> _Floats:
+    return lambda draft, *operands: draft.emit(operator, *operands, **attributes)
+
+
+def _expm1(draft: Draft, x: str) -> str:
+    """exp(x) - 1 = tanh(x / 2) * (exp(x) + 1), which does not cancel."""
+    half = draft.emit("Mul", x, draft.number(0.5))
+    return draft.emit(
+        "Mul", draft.emit("Tanh", half), draft.emit("Add", draft.emit("Exp", x), draft.number(1))
+    )
+
+
+def _not_positive(draft: Draft, x: str) -> tuple[str, str]:
+    """Whether x is positive, and x or 0, whichever is less."""
+    positive = draft.emit("Greater", x, draft.number(0))
+    return positive, draft.emit("Where", positive, draft.number(0), x)
+
+
+def _elu(draft: Draft, x: str, p: float) -> str:
+    positive, below = _not_positive(draft, x)
+    return draft.emit("Where", positive, x, draft.emit("Mul", _expm1(draft, below), draft.number(p)))
+
+
+def _celu(draft: Draft, x: str, p: float) -> str:
+    positive, below = _not_positive(draft, x)
+    scaled = draft.emit("Div", below, draft.number(p))
+    return draft.emit("Where", positive, x, draft.emit("Mul", _expm1(draft, scaled), draft.number(p)))
+
+
+def _softplus(draft: Draft, x: str, p: float = 1.0) -> str:
+    """max(p x, 0) + log1p(t), where t = exp(-abs(p x)) is at most 1, and log1p(t) = 2 atanh(t / (t + 2))."""
+    scaled = x if p == 1 else draft.emit("Mul", x, draft.number(p))
+    decay = draft.emit("Exp", draft.emit("Neg", draft.emit("Abs", scaled)))
+    ratio = draft.emit("Div", decay, draft.emit("Add", decay, draft.number(2)))
+    log1p = draft.emit("Mul", draft.emit("Atanh", ratio), draft.number(2))
+    found = draft.emit("Add", draft.emit("Max", scaled, draft.number(0)), log1p)
+    return found if p == 1 else draft.emit("Div", found, draft.number(p))
+
+
+def _relu(draft: Draft, x: str, slope: float, lower: float, upper: float) -> str:
+    if slope == 0:
+        return draft.emit("Relu", x) if (lower, upper) == (0, math.inf) else _clip(draft, x, lower, upper)
+    if (lower, upper) != (0, math.inf):
+        refuse("relu with a slope and bounds")
+    return draft.emit("LeakyRelu", x, alpha=slope)
+
+
+def _clip(draft: Draft, x: str, lower: float, upper: float, dtype: DType = DType.FLOAT32) -> str:
+    ends = ["" if math.isinf(end) else draft.number(end, dtype) for end in (lower, upper)]
+    return draft.emit("Clip", x, *ends) if any(ends) else x
+
+
+def _swish(draft: Draft, x: str, p: float) -> str:
+    scaled = x if p == 1 else draft.emit("Mul", x, draft.number(p))
+    return draft.emit("Mul", x, draft.emit("Sigmoid", scaled))
+
+
+def _trunc(draft: Draft, x: str) -> str:
+    negative = draft.emit("Less", x, draft.number(0))
+    return draft.emit("Where", negative, draft.emit("Ceil", x), draft.emit("Floor", x))
+
+
+def _sign(draft: Draft, x: str) -> str:
+    """ONNX does not say what the sign of NaN is."""
+    return draft.emit("Where", draft.emit("IsNaN", x), x, draft.emit("Sign", x))
+
+
+def _not(operator: str) -> _Floats:
+    return lambda draft, *operands: draft.emit("Not", draft.emit(operator, *operands))
+
+
+def _selu(draft: Draft, x: str) -> str:
+    return draft.emit("Mul", _elu(draft, x, SELU_ALPHA), draft.number(SELU))
+
+
+def _prelu(draft: Draft, x: str, slope: str) -> str:
+    positive = draft.emit("GreaterOrEqual", x, draft.number(0))
+    return draft.emit("Where", positive, x, draft.emit("Mul", slope, x))
+
+
+_LOGIC = {
+    _M.LOGICAL_AND: "And",
+    _M.LOGICAL_OR: "Or",
+    _M.LOGICAL_XOR: "Xor",
+    _M.LOGICAL_NOT: "Not",
+}
+_COMPARISONS: Mapping[PointwiseMode, _Floats] = {
+    _M.EQ: _one("Equal"),
+    _M.NE: _not("Equal"),
+    _M.LT: _one("Less"),
+    _M.LE: _one("LessOrEqual"),
+    _M.GT: _one("Greater"),
+    _M.GE: _one("GreaterOrEqual"),
+}
+_OF_BOTH: Mapping[PointwiseMode, _Floats] = {
+    **_COMPARISONS,
+    _M.ABS: _one("Abs"),
+    _M.NEG: _one("Neg"),
+    _M.ADD: _one("Add"),
+    _M.SUB: _one("Sub"),
+    _M.MUL: _one("Mul"),
+    _M.MIN: _one("Min"),
+    _M.MAX: _one("Max"),
+    _M.SQUARE: lambda draft, x: draft.emit("Mul", x, x),
+}
+_OF_INTEGERS: Mapping[PointwiseMode, _Floats] = {
+    **_OF_BOTH,
+    _M.SIGN: _one("Sign"),
+    **dict.fromkeys((_M.CEIL, _M.FLOOR, _M.ROUND, _M.TRUNC), _one("Identity")),
+    _M.CLIP: lambda draft, x, lower, upper: _clip(draft, x, lower, upper, DType.INT64),
+}
+_OF_FLOATS: Mapping[PointwiseMode, _Floats] = {
+    **_OF_BOTH,
+    _M.SIGN: _sign,
+    _M.DIV: _one("Div"),
+    _M.FMOD: _one("Mod", fmod=1),
+    _M.POW: _one("Pow"),
+    _M.SQRT: _one("Sqrt"),
+    _M.RSQRT: lambda draft, x: draft.emit("Reciprocal", draft.emit("Sqrt", x)),
+    _M.RECIPROCAL: _one("Reciprocal"),
+    _M.EXP: _one("Exp"),
+    _M.EXPM1: _expm1,
+    _M.LOG: _one("Log"),
+    _M.SIN: _one("Sin"),
+    _M.COS: _one("Cos"),
+    _M.TAN: _one("Tan"),
+    _M.ASIN: _one("Asin"),
+    _M.ACOS: _one("Acos"),
+    _M.ATAN: _one("Atan"),
+    _M.SINH: _one("Sinh"),
+    _M.COSH: _one("Cosh"),
+    _M.TANH: _one("Tanh"),
+    _M.ASINH: _one("Asinh"),
+    _M.ACOSH: _one("Acosh"),
+    _M.ATANH: _one("Atanh"),
+    _M.ERF: _one("Erf"),
+    _M.CEIL: _one("Ceil"),
+    _M.FLOOR: _one("Floor"),
+    _M.ROUND: _one("Round"),
+    _M.TRUNC: _trunc,
+    _M.RELU: _relu,
+    _M.LEAKY_RELU: lambda draft, x, p: draft.emit("LeakyRelu", x, alpha=p),
+    _M.PRELU: _prelu,
+    _M.SIGMOID: _one("Sigmoid"),
+    _M.ELU: _elu,
+    _M.SELU: _selu,
+    _M.CELU: _celu,
+    _M.GELU: _one("Gelu"),
+    _M.GELU_TANH: _one("Gelu", approximate="tanh"),
+    _M.SOFTPLUS: _softplus,
+    _M.SOFTSIGN: _one("Softsign"),
+    _M.SWISH: _swish,
+    _M.MISH: lambda draft, x: draft.emit("Mul", x, draft.emit("Tanh", _softplus(draft, x))),
+    _M.HARD_SIGMOID: lambda draft, x, p: draft.emit("HardSigmoid", x, alpha=p, beta=0.5),
+    _M.HARD_SWISH: _one("HardSwish"),
+    _M.CLIP: _clip,
+    _M.IS_NAN: _one("IsNaN"),
+    _M.IS_INF: _one("IsInf"),
+}

@@ -1,0 +1,159 @@
+"""What an engine has prepared for the graphs of models: each runs on buffers of its own, many times.
+
+**Constant buffers.** Runs of a graph only read its weights. An engine may read them once, rearrange them, and
+compute with that (`Engine.expect`), so it must be told before they are written. Why no run ever computes with
+old weights:
+
+- A write that goes through the runner is noted first (`note_writes`), and the next run is prepared anew. The
+  runner has one thread, so nothing comes in between. Every method of it that writes to a buffer says so.
+- The parent of a worker maps the arenas, too. It writes straight into a buffer only if nothing holds that
+  (`isolation.process.parent.values`), and a graph holds its buffers as long as it can be run
+  (`Deployed.hold`). What is written before that is there when the graph is first run, and what is written
+  after that is read by the next graph's preparation.
+- A view of a buffer may be written at any time, so a buffer that has been viewed is never constant.
+- What is prepared ends with the incarnation: the next one reads what is there then.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from cudnn_actor.broker.message_cache import Bound, CachedMessage
+from cudnn_actor.engines.base import Binding, Plan
+from cudnn_actor.execution.executor import Executor
+from cudnn_actor.memory import Slot
+
+__all__ = ["ExpectedRun", "ExpectedRuns", "written_slots"]
+
+
+class ExpectedRun:
+    """A plan for a model's graph, and the engine's own buffers for it.
+
+    Parameters
+    ----------
+    plan
+        The plan.
+    slots, buffers
+        What it runs on, and the engine's bindings of these.
+    constant
+        The places of the buffers whose values the engine may keep.
+    expect
+        Gives a function that enqueues a run. It may read the constant buffers, and may take long.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        slots: Sequence[Slot],
+        buffers: list[Binding],
+        constant: frozenset[int],
+        expect: Callable[[], Callable[[], None]],
+    ) -> None:
+        self.plan = plan
+        self.slots = slots
+        self.buffers = buffers
+        self.constant = constant
+        self._expect = expect
+        self._launch = expect()
+
+    def enqueue(self) -> None:
+        """Enqueue a run."""
+        self._launch()
+
+    def forget_values(self) -> None:
+        """Have the engine read the constant buffers again, when the next run is enqueued."""
+        self._launch = self._renew
+
+    def _renew(self) -> None:
+        self._launch = self._expect()
+        self._launch()
+
+
+class ExpectedRuns:
+    """What one engine has prepared, as long as it is open and the graphs are there.
+
+    Parameters
+    ----------
+    executor
+        Has the engine.
+    catch_up
+        Answers what was enqueued before a slow step.
+    """
+
+    def __init__(self, executor: Executor[Any], catch_up: Callable[[], None]) -> None:
+        self._executor, self._catch_up = executor, catch_up
+        self._known: WeakKeyDictionary[CachedMessage, ExpectedRun] = WeakKeyDictionary()
+        self._constants: set[int] = set()
+        """The numbers of the slots that are constant for some graph, and of others that were."""
+
+    def of(self, cached: CachedMessage, bound: Bound, plan: Plan, copied: Collection[int]) -> ExpectedRun:
+        """A plan for a model's graph on its buffers. `copied`: the places that each run is copied to first.
+
+        What is prepared stays if a buffer has ended elsewhere, so that `bound` is another one: the graph's
+        own buffers are held.
+        """
+        known = self._known.get(cached)
+        if (
+            known is None
+            or known.plan is not plan
+            or known.slots != bound.slots
+            or not known.constant.isdisjoint(copied)
+        ):
+            self._catch_up()
+            known = self._known[cached] = self._made(cached, bound, plan, copied)
+            self._constants.update(bound.slots[place].index for place in known.constant)
+        return known
+
+    @property
+    def has_constants(self) -> bool:
+        """Whether the engine may keep values of any buffer."""
+        return bool(self._constants)
+
+    def note_writes(self, slots: Iterable[Slot]) -> None:
+        """Note that buffers will be written next: the engine forgets the values that it keeps of them."""
+        if not self._constants:
+            return
+        numbers = self._constants.intersection([slot.index for slot in slots])
+        if not numbers:
+            return
+        for known in self._known.values():
+            if any(known.slots[place].index in numbers for place in known.constant):
+                known.forget_values()
+
+    def note_view(self, slot: Slot) -> None:
+        """Note that a caller gets a view of a buffer. Views exist only on a thread, where nothing else keeps
+        an `ExpectedRun`."""
+        slot.viewed = True
+        for cached, known in tuple(self._known.items()):
+            if any(known.slots[place] is slot for place in known.constant):
+                del self._known[cached]
+
+    def _made(self, cached: CachedMessage, bound: Bound, plan: Plan, copied: Collection[int]) -> ExpectedRun:
+        executor = self._executor
+        buffers = [executor.binding(slot) for slot in bound.slots]
+        constant = self._constant_places(cached, bound.slots, copied)
+        expect = executor.engine.expect
+        prepare = functools.partial(executor.call, plan.tag, expect, plan, buffers, bound.scalars, constant)
+        return ExpectedRun(plan, bound.slots, buffers, constant, prepare)
+
+    def _constant_places(
+        self, cached: CachedMessage, slots: Sequence[Slot], copied: Collection[int]
+    ) -> frozenset[int]:
+        executor = self._executor
+        if not (executor.synchronous and executor.engine.keeps_constants):
+            return frozenset()
+        results = {slot.index for slot in written_slots(cached, slots)}  # some overwrite an input
+        return frozenset(
+            place
+            for place, slot in enumerate(slots)
+            if place not in copied and slot.index not in results and not slot.viewed
+        )
+
+
+def written_slots(cached: CachedMessage, slots: Sequence[Slot]) -> list[Slot]:
+    """The buffers that a request writes, of those of its plan."""
+    graph = cached.lowered.graph
+    return [slot for uid, slot in zip(graph.bound, slots, strict=True) if uid in graph.written]

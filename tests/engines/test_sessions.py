@@ -1,0 +1,198 @@
+"""Sessions of ONNX Runtime: what graphs become in them, and that they compute what the operations define."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from cudnn_actor.engines.cpu import CpuEngine
+from cudnn_actor.engines.cpu.sessions.draft import Unsupported
+from cudnn_actor.engines.cpu.sessions.export import exported
+from cudnn_actor.engines.cpu.sessions.plan import SessionPlan
+from cudnn_actor.protocol import DType, Graph, GraphBuilder, Layout, TensorSpec
+from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
+from cudnn_actor.protocol.operations import Slice
+from cudnn_actor.protocol.operations.base import tensor_of
+
+from ..gpu.families import CONVOLUTION, FAMILIES
+from ..gpu.fuzz import fuzz
+from ..gpu.graphs.fuzzing import fuzz_graphs
+from ..gpu.operations.drawing import draw
+from .devices import SESSIONS, factory
+from .workbench import Workbench, spread, workbench
+
+SEED = 20
+RNG = np.random.default_rng(SEED)
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[CpuEngine]:
+    engine: Any = factory(SESSIONS)()
+    engine.open()
+    yield engine
+    engine.close()
+
+
+@pytest.fixture
+def bench(engine: CpuEngine) -> Iterator[Workbench]:
+    with workbench(engine) as bench:
+        yield bench
+
+
+def model(graph: OperationGraph) -> onnx.ModelProto:
+    return onnx.load_model_from_string(exported(graph).model())
+
+
+def refusal(graph: Graph) -> str:
+    with pytest.raises(Unsupported) as error:
+        exported(graph.body)
+    return str(error.value)
+
+
+def run(bench: Workbench, graph: Graph, *scalars: float, **given: Any) -> dict[str, np.ndarray]:
+    """Run a graph in a session; what it writes. Buffers have the specs that the graph was built for."""
+    engine, body = bench.engine, graph.body
+    names = {body.tensor(uid).uid: name for uid, name in graph.names_of.items()}
+    plan = engine.build(body, workspace_limit=None)
+    assert isinstance(plan, SessionPlan)
+    refs = {uid: bench.empty(body.tensor(uid).spec) for uid in body.bound}
+    for uid, ref in refs.items():
+        if names[uid] in given:
+            engine.write(bench.binding(ref), np.asarray(given[names[uid]]))
+    engine.execute(plan, [bench.binding(refs[uid]) for uid in body.bound], scalars)
+    return {names[uid]: bench.read(refs[uid]) for uid in body.results}
+
+
+# The models.
+
+
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family != CONVOLUTION])
+def test_what_is_written_is_a_model_that_onnx_accepts(family: str) -> None:
+    written = 0
+    for number in range(20):
+        graph = draw(family, SEED, number).graph()
+        try:
+            found = model(graph)
+        except Unsupported:
+            continue
+        onnx.checker.check_model(found, full_check=True)
+        written += 1
+    none = ("grid_sampling", "grouped_matmul", "random", "response_norm")
+    assert bool(written) is (family not in none)
+
+
+def test_what_has_no_counterpart_is_named() -> None:
+    g = GraphBuilder()
+    x = g.input("x", (4, 4))
+    assert refusal(g.build(y=g.exp(g.relu(x) + g.log1p(x)))).startswith("log1p at ")
+    assert "float64" in refusal(g.build(y=g.relu(x.astype("float64"))))
+    assert refusal(g.build(y=g.relu(g.input("nothing", (0, 4))))) == "tensors without elements"
+
+
+# What they compute.
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_operations_are_within_their_bounds(engine: CpuEngine, family: str) -> None:
+    """NaN and infinities are among the values; what has no counterpart is computed with NumPy."""
+    report = fuzz(engine, SEED, range(15), family=family)
+    assert not report.failures, str(report)
+
+
+def test_graphs_are_within_the_bounds_of_their_operations(engine: CpuEngine) -> None:
+    report = fuzz_graphs(engine, SEED, range(20), shrinks=False)
+    assert not report.failures, str(report)
+
+
+def test_a_result_of_a_half_type_is_rounded_before_it_is_read(bench: Workbench) -> None:
+    """Not so if a cast to the half type and the one back were taken for nothing."""
+    x = RNG.standard_normal((64,)).astype(np.float32)
+    for dtype in (DType.FLOAT16, DType.BFLOAT16):
+        g = GraphBuilder()
+        given = g.input("x", x.shape)
+        found = run(bench, g.build(y=given.astype(dtype).astype("float32")), x=x)["y"]
+        np.testing.assert_array_equal(found, x.astype(dtype.numpy).astype(np.float32))
+
+
+@pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16, DType.INT32, DType.BOOL])
+def test_buffers_may_lie_in_any_way(bench: Workbench, dtype: DType) -> None:
+    dims = (2, 3, 4, 5)
+    permuted = TensorSpec.strided(dims, (1, 40, 10, 2), dtype)
+    ways = [*(TensorSpec.packed(dims, dtype, layout) for layout in (Layout.NCHW, Layout.NHWC)), permuted]
+    x = RNG.integers(0, 2 if dtype is DType.BOOL else 100, dims).astype(dtype.numpy)
+    for of_x in (*ways, spread(dims, dtype)):
+        for of_y in (*ways, spread(dims, dtype)):
+            tensors = tensor_of(0, of_x), tensor_of(1, of_y)
+            flip = Slice(x=0, y=1, starts=(0, 0, 3, 0), steps=(1, 1, -1, 1), sizes=dims)
+            graph = OperationGraph(tensors=tensors, operations=(flip,))
+            assert isinstance(bench.engine.build(graph, workspace_limit=None), SessionPlan)
+            np.testing.assert_array_equal(bench.run_graph(graph, {0: x})[1], x[:, :, ::-1])
+
+
+def test_a_maximum_is_nan_wherever_a_nan_is_in_the_window(bench: Workbench) -> None:
+    """ONNX Runtime's own is not, unless the NaN comes last."""
+    x = RNG.standard_normal((1, 2, 8, 8)).astype(np.float32)
+    x[0, 0, 3, 4] = np.nan
+    g = GraphBuilder()
+    given = g.input("x", x.shape)
+    found = run(bench, g.build(y=g.max_pool(given, 3, stride=1), z=g.max(given)), x=x)
+    windows = np.lib.stride_tricks.sliding_window_view(x, (3, 3), axis=(2, 3))
+    np.testing.assert_array_equal(found["y"], windows.max(axis=(4, 5)))
+    assert np.isnan(found["z"])
+
+
+def test_a_position_that_sees_nothing_is_0_and_nan_stays_nan(bench: Workbench) -> None:
+    q, k, v = (RNG.standard_normal((1, 2, 4, 8)).astype(np.float32) for _ in range(3))
+    q[0, 1, 2] = np.nan
+    bias = np.zeros((1, 1, 4, 4), np.float32)
+    bias[0, 0, 1:3] = -np.inf
+    g = GraphBuilder()
+    inputs = [g.input(name, array.shape) for name, array in {"q": q, "k": k, "v": v, "bias": bias}.items()]
+    q_, k_, v_, bias_ = inputs
+    y = run(bench, g.build(y=g.attention(q_, k_, v_, bias=bias_)), q=q, k=k, v=v, bias=bias)["y"]
+    assert (y[0, :, 1] == 0).all()
+    assert (y[0, 0, 2] == 0).all()
+    assert np.isnan(y[0, 1, 2]).all()
+    assert np.isfinite(y[0, :, [0, 3]]).all()
+
+
+def test_what_is_overwritten_was_read_before(bench: Workbench) -> None:
+    x = RNG.standard_normal((32, 32)).astype(np.float32)
+    g = GraphBuilder()
+    state = g.input("x", x.shape)
+    graph = g.build(y=g.matmul(state, state), updates={"x": state + 1.0})
+    body = graph.body
+    plan = bench.engine.build(body, workspace_limit=None)
+    assert isinstance(plan, SessionPlan)
+    memory, y = x.copy(), np.empty_like(x)
+    buffers = {"x": memory, "y": y}
+    names = graph.names_of
+    for _ in range(2):
+        memory[...] = x
+        bench.engine.execute(plan, [buffers[names[uid].removeprefix("new_")] for uid in body.bound], ())
+        np.testing.assert_allclose(y, x @ x, rtol=1e-4, atol=1e-4)
+        np.testing.assert_array_equal(memory, x + 1)
+
+
+def test_constant_buffers_are_read_once(bench: Workbench) -> None:
+    """Whoever calls `expect` says which do not change; then a convolution's filter is rearranged once."""
+    x, w = (RNG.standard_normal(dims).astype(np.float32) for dims in ((1, 8, 12, 12), (16, 8, 3, 3)))
+    g = GraphBuilder()
+    graph = g.build(y=g.relu(g.conv(g.input("x", x.shape), g.input("w", w.shape), pad=1))).body
+    engine = bench.engine
+    plan = engine.build(graph, workspace_limit=None)
+    by_name = {"x": x.copy(), "w": w.copy(), "y": np.empty((1, 16, 12, 12), np.float32)}
+    names = [next(n for n in by_name if graph.tensor(uid).dims == by_name[n].shape) for uid in graph.bound]
+    buffers = [by_name[name] for name in names]
+    engine.execute(plan, buffers, ())
+    wanted = by_name["y"].copy()
+    launch = engine.expect(plan, buffers, (), [names.index("w")])
+    by_name["w"][...] = 0
+    for factor in (1.0, 2.0):
+        by_name["x"][...] = x * factor
+        launch()
+        np.testing.assert_allclose(by_name["y"], factor * wanted, rtol=1e-4, atol=1e-4)
