@@ -51,7 +51,7 @@ class Scratch:
     def take(self, dims: Dims, dtype: npt.DTypeLike = np.float64) -> npt.NDArray[Any]:
         """A C-contiguous array of undefined values. Raises `TypeError` if the buffer is too small."""
         array: npt.NDArray[Any] = np.ndarray(dims, dtype, buffer=self._memory, offset=self._next)
-        self._next += footprint(dims, itemsize=array.itemsize)
+        self._next += -(-array.nbytes // _LINE) * _LINE
         return array
 
     def fork(self) -> Scratch:

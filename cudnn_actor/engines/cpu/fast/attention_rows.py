@@ -14,6 +14,7 @@ import numpy as np
 
 from cudnn_actor.engines.cpu.fast.attention_scores import Block, Place, Scores
 from cudnn_actor.engines.cpu.fast.lines import Floats
+from cudnn_actor.engines.cpu.fast.sums import ones
 from cudnn_actor.engines.cpu.scratch import Scratch, footprint
 
 __all__ = ["Rows"]
@@ -47,7 +48,6 @@ class Rows:
         self._of_rows = [each.reshape(*dims, 1) for each in numbers]
         self._empty = scratch.take((count, 1), np.bool_)
         self._scores = Scores(own, shared, place, scale, scratch)
-        self._ones = {len(keys): np.ones((len(keys), 1), dtype) for keys in self._scores.keys}
 
     @staticmethod
     def footprint(extents: tuple[int, int, int], features: tuple[int, int], itemsize: int) -> int:
@@ -76,7 +76,7 @@ class Rows:
         np.maximum.reduce(block.matrix, 1, out=self._largest, keepdims=True, initial=self._least)
         np.subtract(block.matrix, self._largest, block.matrix)
         np.exp(block.matrix, block.matrix)
-        np.matmul(block.matrix, self._ones[len(block.keys)], self._total)
+        np.matmul(block.matrix, ones(len(block.keys), self._total.dtype), self._total)
         np.matmul(block.scores, block.shared[1], self._sums)
 
     def _go_on(self, block: Block) -> None:
@@ -88,7 +88,7 @@ class Rows:
         np.copyto(self._largest, self._added)
         np.subtract(block.matrix, self._largest, block.matrix)
         np.exp(block.matrix, block.matrix)
-        np.matmul(block.matrix, self._ones[len(block.keys)], self._added)
+        np.matmul(block.matrix, ones(len(block.keys), self._total.dtype), self._added)
         np.multiply(self._total, self._factors, self._total)
         np.add(self._total, self._added, self._total)
         np.matmul(block.scores, block.shared[1], self._more)

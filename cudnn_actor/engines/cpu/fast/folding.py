@@ -16,18 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from cudnn_actor.engines.cpu.fast.kernels import Call, Step
-from cudnn_actor.engines.cpu.fast.lines import (
-    Box,
-    beside,
-    boxes,
-    deal,
-    in_turn,
-    lines,
-    one_each,
-    reduced_into,
-    squares_into,
-    sums_into,
-)
+from cudnn_actor.engines.cpu.fast.lines import Box, beside, boxes, deal, in_turn, lines, one_each
+from cudnn_actor.engines.cpu.fast.sums import reduced_into, squares_into, sums_into
 from cudnn_actor.engines.cpu.scratch import Dims, Scratch, footprint
 
 __all__ = ["Finish", "Fold", "Folding", "Select"]
@@ -181,7 +171,7 @@ class _Run(NamedTuple):
             if change is not None:
                 calls += change(part, own, partial(self._select, block))
                 part = own
-        (of_lines,), axes = lines(range(kept, part.ndim), part)
+        (of_lines,), _, axes = lines(range(kept, part.ndim), [part])
         out = into.reshape(one_each(of_lines, axes))
         if squares:
             calls.append(squares_into(of_lines, axes, out, scratch))

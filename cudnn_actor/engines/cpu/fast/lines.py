@@ -9,32 +9,27 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-import numpy as np
 import numpy.typing as npt
 
 from cudnn_actor.engines.cpu.fast.kernels import Call, Step, dealt
-from cudnn_actor.engines.cpu.scratch import Dims, Scratch
+from cudnn_actor.engines.cpu.scratch import Dims
 
 __all__ = [
     "Box",
     "Floats",
+    "Part",
     "beside",
     "blocks_of_lines",
     "boxes",
     "deal",
-    "dots_into",
     "in_turn",
-    "is_matrix",
     "lines",
     "merged",
     "most_lines",
     "one_each",
-    "reduced_into",
-    "squares_into",
-    "sums_into",
+    "parts_of_lines",
 ]
 
 Box = tuple[slice, ...]
@@ -46,10 +41,6 @@ _BLOCK_BYTES = 128 << 10
 """Of one array's block: with the result's block, half of a small L2 cache."""
 _LEAST = 8192
 """Elements of a block: with fewer, the calls cost more than what they compute."""
-_SHORT = 16
-"""Lines of up to so many elements are reduced side by side."""
-_LONG, _PARTS = 1024, (64, 128, 32, 16)
-"""Lines from so many elements on are added up in parts of one of these sizes."""
 _FEW, _MANY = 4, 8
 """How many blocks there are at least, and what their number is a multiple of where there are more."""
 
@@ -65,6 +56,40 @@ def _elements(total: int, itemsize: int) -> int:
     least = -(-total * itemsize // _BLOCK_BYTES)
     count = _FEW if least <= _FEW else -(-least // _MANY) * _MANY
     return max(_LEAST, -(-total // count))
+
+
+class Part(NamedTuple):
+    """Lines of several arrays.
+
+    Parameters
+    ----------
+    arrays
+        With the dims of lines last; matrices, if all can be seen as such without a copy.
+    numbers
+        What has a number for each line: the same, with 1 for the dims of lines.
+    axes
+        Which dims these are: only 1 in matrices.
+    """
+
+    arrays: list[Floats]
+    numbers: list[Floats]
+    axes: tuple[int, ...]
+
+
+def parts_of_lines(
+    axes: Sequence[int], arrays: Sequence[Floats], numbers: Sequence[Floats] = ()
+) -> Iterator[Part]:
+    """Blocks of lines along `axes`, of arrays of the same dims, in the order of the first one's memory.
+
+    `numbers`: arrays of these dims, with 1 along `axes`.
+    """
+    whole = lines(axes, arrays, numbers)
+    if whole.axes == (1,):
+        for box in boxes(whole.arrays[0].shape[:1], most_lines(arrays[0].shape, axes, arrays[0].itemsize)):
+            yield Part([each[box] for each in whole.arrays], [each[box] for each in whole.numbers], (1,))
+        return
+    for box in blocks_of_lines(arrays[0], axes):
+        yield lines(axes, [each[box] for each in arrays], [beside(each, box) for each in numbers])
 
 
 def blocks_of_lines(like: Floats, axes: Sequence[int]) -> Iterator[Box]:
@@ -98,17 +123,17 @@ def boxes(dims: Sequence[int], most: int) -> Iterator[Box]:
             yield (*first, part, *whole)
 
 
-def lines(axes: Sequence[int], *arrays: Floats) -> tuple[list[Floats], tuple[int, ...]]:
-    """Arrays of the same dims with the dims of lines last, and which these are; matrices, if all can be."""
+def lines(axes: Sequence[int], arrays: Sequence[Floats], numbers: Sequence[Floats] = ()) -> Part:
+    """The lines along `axes` of arrays of the same dims. `numbers`: as in `parts_of_lines`."""
     rank = arrays[0].ndim
     kept = tuple(axis for axis in range(rank) if axis not in axes)
-    turned = [array.transpose((*kept, *axes)) for array in arrays]
-    cut = len(kept)
-    if all(_is_one(array, 0, cut) and _is_one(array, cut, rank) for array in turned):
-        dims = turned[0].shape
-        flat = (math.prod(dims[:cut]), math.prod(dims[cut:]))
-        return [array.reshape(flat) for array in turned], (1,)
-    return turned, tuple(range(cut, rank))
+    turned, beside_these = ([each.transpose((*kept, *axes)) for each in group] for group in (arrays, numbers))
+    cut, dims = len(kept), turned[0].shape
+    if all(_is_one(each, 0, cut) and _is_one(each, cut, rank) for each in (*turned, *beside_these)):
+        count = math.prod(dims[:cut])
+        flat = [each.reshape(count, math.prod(dims[cut:])) for each in turned]
+        return Part(flat, [each.reshape(count, 1) for each in beside_these], (1,))
+    return Part(turned, beside_these, tuple(range(cut, rank)))
 
 
 def merged(array: Floats, axes: range) -> Floats | None:
@@ -123,59 +148,6 @@ def _is_one(array: Floats, start: int, end: int) -> bool:
     pairs = zip(array.shape[start:end], array.strides[start:end], strict=True)
     apart = [(size, step) for size, step in pairs if size > 1]
     return all(step == size * inner for (_, step), (size, inner) in itertools.pairwise(apart))
-
-
-def is_matrix(array: Floats) -> bool:
-    """Whether BLAS takes it as it is: with neighbouring elements in its rows."""
-    return (
-        array.ndim == 2
-        and array.strides[1] == array.itemsize
-        and array.strides[0] % array.itemsize == 0
-        and (array.strides[0] >= array.shape[1] * array.itemsize)
-    )
-
-
-def reduced_into(ufunc: np.ufunc, array: Floats, axes: tuple[int, ...], out: Floats) -> Call:
-    """A call that reduces the lines of an array. `out`: its dims with 1 for those of lines."""
-    if axes == (1,) and array.ndim == 2 and array.shape[1] <= _SHORT < array.shape[0]:
-        columns = [array[:, place : place + 1] for place in range(array.shape[1])]
-        return partial(_fold, ufunc, columns, out)
-    return partial(ufunc.reduce, array, axes, out=out, keepdims=True)
-
-
-def _fold(ufunc: np.ufunc, columns: Sequence[Floats], out: Floats) -> None:
-    """Reduce short lines: NumPy takes longer for the beginning of each."""
-    np.copyto(out, columns[0])
-    for column in columns[1:]:
-        ufunc(out, column, out=out)
-
-
-def sums_into(array: Floats, axes: tuple[int, ...], out: Floats) -> Call:
-    """A call that adds up the lines of an array, as `reduced_into`; long ones in parts, which loses less."""
-    if axes != (1,) or array.dtype.kind != "f" or not is_matrix(array) or array.shape[1] == 1:
-        return reduced_into(np.add, array, axes, out)
-    count, length = array.shape
-    if length < _LONG:
-        return partial(np.matmul, array, np.ones((length, 1), array.dtype), out)
-    size = next((size for size in _PARTS if not length % size), 1)
-    parts = merged(array.reshape(count, length // size, size), range(2)) if size > 1 else None
-    if parts is None:
-        return reduced_into(np.add, array, axes, out)  # which adds up in pairs
-    sums = np.empty((count, length // size), array.dtype)
-    return in_turn([sums_into(parts, (1,), sums.reshape(-1, 1)), sums_into(sums, (1,), out)])
-
-
-def squares_into(array: Floats, axes: tuple[int, ...], out: Floats, scratch: Scratch) -> Call:
-    """A call that adds up the squares of lines, as `sums_into`. It may take scratch of `array`'s dims."""
-    return dots_into(array, array, axes, out, scratch)
-
-
-def dots_into(a: Floats, b: Floats, axes: tuple[int, ...], out: Floats, scratch: Scratch) -> Call:
-    """A call that adds up the products of two arrays' lines, as `squares_into`."""
-    if axes == (1,) and is_matrix(a) and is_matrix(b) and a.dtype.kind == "f":
-        return partial(np.matmul, a[:, None, :], b[:, :, None], out[:, :, None])
-    products = scratch.take(a.shape, a.dtype)
-    return in_turn([partial(np.multiply, a, b, products), sums_into(products, axes, out)])
 
 
 def beside(array: Floats, box: Box) -> Floats:

@@ -13,17 +13,15 @@ import numpy as np
 from cudnn_actor.engines.cpu.fast.folding import Fold, Folding, Select
 from cudnn_actor.engines.cpu.fast.kernels import Call, Kernel, Operands, Step
 from cudnn_actor.engines.cpu.fast.lines import (
-    Box,
     Floats,
-    blocks_of_lines,
+    Part,
     deal,
-    dots_into,
     in_turn,
-    lines,
     most_lines,
     one_each,
-    sums_into,
+    parts_of_lines,
 )
+from cudnn_actor.engines.cpu.fast.sums import dots_into, sums_into
 from cudnn_actor.engines.cpu.scratch import Dims, Scratch, footprint
 from cudnn_actor.protocol.operations import LayerNormBackward, Node, RMSNormBackward
 from cudnn_actor.protocol.operations.base import Specs
@@ -74,11 +72,12 @@ class _Backward:
         if "scale" in operands:
             given["scale"] = np.broadcast_to(operands["scale"], self.dims)
 
-        def call(box: Box, lane: int) -> Call:
-            (into, *parts), axes = lines(self._axes, dx[box], *(array[box] for array in given.values()))
-            return _row_gradients(into, dict(zip(given, parts, strict=True)), axes, lanes[lane].fork())
+        def call(part: Part, lane: int) -> Call:
+            into, *others = part.arrays
+            of = dict(zip(given, others, strict=True))
+            return _row_gradients(into, of, part.axes, lanes[lane].fork())
 
-        steps = [deal([*blocks_of_lines(dx, self._axes)], len(lanes), call)]
+        steps = [deal([*parts_of_lines(self._axes, (dx, *given.values()))], len(lanes), call)]
         for name, change in (("dscale", partial(_scaled, operands)), ("dbias", None)):
             if name in results:
                 into = results[name].reshape(*[1] * self.first, *self.dims[self.first :])

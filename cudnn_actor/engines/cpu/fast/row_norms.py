@@ -11,17 +11,15 @@ import numpy as np
 
 from cudnn_actor.engines.cpu.fast.kernels import Call, Operands, Step
 from cudnn_actor.engines.cpu.fast.lines import (
-    Box,
     Floats,
-    blocks_of_lines,
+    Part,
     deal,
     in_turn,
-    lines,
     most_lines,
     one_each,
-    squares_into,
-    sums_into,
+    parts_of_lines,
 )
+from cudnn_actor.engines.cpu.fast.sums import squares_into, sums_into
 from cudnn_actor.engines.cpu.scratch import Dims, Scratch, footprint
 from cudnn_actor.protocol.operations import LayerNorm, Node, RMSNorm
 from cudnn_actor.protocol.operations.base import Specs
@@ -73,23 +71,21 @@ class _RowNorm:
             name: np.broadcast_to(operands[name], x.shape) for name in ("scale", "bias") if name in operands
         }
         statistics = ("mean", "inverse_deviation" if self.centred else "inverse_rms")
+        kept = [results[name] for name in statistics if name in results]
 
-        def call(box: Box, lane: int) -> Call:
-            arrays = [each[box] for each in (x, y, *weights.values())]
-            (of_x, of_y, *others), axes = lines(self.axes, *arrays)
+        def call(part: Part, lane: int) -> Call:
+            of_y, of_x, *others = part.arrays
             scratch = lanes[lane].fork()
-            dims = one_each(of_y, axes)
-            found = [scratch.take(dims, x.dtype) for _ in statistics]
-            calls = [self._normalised(of_x, of_y, found, axes, scratch)]
+            found = {name: scratch.take(one_each(of_y, part.axes), x.dtype) for name in statistics}
+            calls = [self._normalised(of_x, of_y, [*found.values()], part.axes, scratch)]
             for name, weight in zip(weights, others, strict=True):
                 calls.append(partial(np.multiply if name == "scale" else np.add, of_y, weight, of_y))
-            for name, values in zip(statistics, found, strict=True):
-                if name in results:
-                    into = results[name][box]
-                    calls.append(partial(np.copyto, into, values.reshape(into.shape)))
+            stored = [found[name] for name in statistics if name in results]
+            calls += [partial(np.copyto, into, each) for into, each in zip(part.numbers, stored, strict=True)]
             return in_turn(calls)
 
-        return [deal([*blocks_of_lines(y, self.axes)], len(lanes), call)]
+        parts = parts_of_lines(self.axes, (y, x, *weights.values()), kept)
+        return [deal([*parts], len(lanes), call)]
 
     def _normalised(
         self, x: Floats, y: Floats, statistics: list[Floats], axes: tuple[int, ...], scratch: Scratch

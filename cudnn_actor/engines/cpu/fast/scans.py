@@ -13,13 +13,14 @@ import numpy.typing as npt
 from cudnn_actor.engines.cpu.fast.kernels import Call, Kernel, Operands, Step
 from cudnn_actor.engines.cpu.fast.lines import (
     Box,
+    Part,
     blocks_of_lines,
     deal,
     in_turn,
-    is_matrix,
-    lines,
     most_lines,
+    parts_of_lines,
 )
+from cudnn_actor.engines.cpu.fast.sums import is_matrix
 from cudnn_actor.engines.cpu.scratch import Dims, Scratch, footprint
 from cudnn_actor.protocol.operations import ArgReduction, Cumulative, Node, ReductionMode
 from cudnn_actor.protocol.operations.base import Specs
@@ -79,8 +80,8 @@ class _Places:
         if not self.keep_dims:
             y = np.expand_dims(y, self.axis)
 
-        def call(box: Box, lane: int) -> Call:
-            (found,), axes = lines((self.axis,), x[box])
+        def call(part: Part, lane: int) -> Call:
+            (found,), (into,), axes = part
             scratch, calls = lanes[lane].fork(), list[Call]()
             if axes != (1,) or not is_matrix(found):
                 own = scratch.take(found.shape, x.dtype)
@@ -88,13 +89,10 @@ class _Places:
                 found = own.reshape(-1, own.shape[-1])
             places = scratch.take((len(found),), np.int64)
             calls.append(partial(self.find, found, 1, places))
-            into = np.moveaxis(y[(*box[: self.axis], slice(None), *box[self.axis + 1 :])], self.axis, -1)[
-                ..., 0
-            ]
             calls.append(partial(np.copyto, into, places.reshape(into.shape)))
             return in_turn(calls)
 
-        return [deal([*blocks_of_lines(x, (self.axis,))], len(lanes), call)]
+        return [deal([*parts_of_lines((self.axis,), (x,), (y,))], len(lanes), call)]
 
 
 @dataclass(frozen=True)

@@ -8,17 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from cudnn_actor.engines.cpu.fast.kernels import Call, Kernel, Operands, Step
-from cudnn_actor.engines.cpu.fast.lines import (
-    Box,
-    Floats,
-    blocks_of_lines,
-    deal,
-    lines,
-    most_lines,
-    one_each,
-    reduced_into,
-    sums_into,
-)
+from cudnn_actor.engines.cpu.fast.lines import Floats, Part, deal, most_lines, one_each, parts_of_lines
+from cudnn_actor.engines.cpu.fast.sums import reduced_into, sums_into
 from cudnn_actor.engines.cpu.scratch import Dims, Scratch, footprint
 from cudnn_actor.protocol.operations import Node, Softmax, SoftmaxBackward
 from cudnn_actor.protocol.operations.base import Specs
@@ -69,32 +60,26 @@ class _Lines:
 
 class _Softmax(_Lines):
     def bind(self, operands: Operands, results: Operands, lanes: Sequence[Scratch]) -> list[Step]:
-        x, y = operands["x"], results["y"]
-
-        def call(box: Box, lane: int) -> Call:
-            (of_x, of_y), axes = lines((self.axis,), x[box], y[box])
+        def call(part: Part, lane: int) -> Call:
+            y, x = part.arrays
             scratch = lanes[lane].fork()
-            of_line = scratch.take(one_each(of_x, axes), x.dtype)
+            of_line = scratch.take(one_each(x, part.axes), x.dtype)
             if self.log:
-                return _logarithm(of_x, of_y, scratch.take(of_x.shape, x.dtype), of_line, axes)
-            return _powers(of_x, of_y, of_line, axes)
+                return _logarithm(x, y, scratch.take(x.shape, x.dtype), of_line, part.axes)
+            return _powers(x, y, of_line, part.axes)
 
-        return [deal([*blocks_of_lines(y, (self.axis,))], len(lanes), call)]
+        return [deal([*parts_of_lines((self.axis,), (results["y"], operands["x"]))], len(lanes), call)]
 
 
 class _SoftmaxBackward(_Lines):
     def bind(self, operands: Operands, results: Operands, lanes: Sequence[Scratch]) -> list[Step]:
-        dy, y, dx = operands["dy"], operands["y"], results["dx"]
+        def call(part: Part, lane: int) -> Call:
+            dx, dy, y = part.arrays
+            of_line = lanes[lane].fork().take(one_each(y, part.axes), y.dtype)
+            return (_gradient_of_logarithm if self.log else _gradient)(dy, y, dx, of_line, part.axes)
 
-        def call(box: Box, lane: int) -> Call:
-            (of_dy, of_y, of_dx), axes = lines((self.axis,), dy[box], y[box], dx[box])
-            scratch = lanes[lane].fork()
-            of_line = scratch.take(one_each(of_y, axes), dy.dtype)
-            if self.log:
-                return _gradient_of_logarithm(of_dy, of_y, of_dx, of_line, axes)
-            return _gradient(of_dy, of_y, of_dx, of_line, axes)
-
-        return [deal([*blocks_of_lines(dx, (self.axis,))], len(lanes), call)]
+        arrays = (results["dx"], operands["dy"], operands["y"])
+        return [deal([*parts_of_lines((self.axis,), arrays)], len(lanes), call)]
 
 
 def _powers(x: Floats, y: Floats, of_line: Floats, axes: tuple[int, ...]) -> Call:

@@ -1,0 +1,80 @@
+"""Calls that reduce each line of a block to a number: by BLAS where it can, short ones side by side."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from cudnn_actor.engines.cpu.fast.kernels import Call
+from cudnn_actor.engines.cpu.fast.lines import Floats, in_turn, merged
+from cudnn_actor.engines.cpu.scratch import Scratch
+
+__all__ = ["dots_into", "is_matrix", "ones", "reduced_into", "squares_into", "sums_into"]
+
+_SHORT = 16
+"""Lines of up to so many elements are reduced side by side."""
+_LONG, _PARTS = 1024, (64, 128, 32, 16)
+"""Lines from so many elements on are added up in parts of one of these sizes."""
+
+
+def is_matrix(array: Floats) -> bool:
+    """Whether BLAS takes it as it is: with neighbouring elements in its rows."""
+    return (
+        array.ndim == 2
+        and array.strides[1] == array.itemsize
+        and array.strides[0] % array.itemsize == 0
+        and (array.strides[0] >= array.shape[1] * array.itemsize)
+    )
+
+
+def reduced_into(ufunc: np.ufunc, array: Floats, axes: tuple[int, ...], out: Floats) -> Call:
+    """A call that reduces the lines of an array. `out`: its dims with 1 for those of lines."""
+    if axes == (1,) and array.ndim == 2 and array.shape[1] <= _SHORT < array.shape[0]:
+        columns = [array[:, place : place + 1] for place in range(array.shape[1])]
+        return partial(_fold, ufunc, columns, out)
+    return partial(ufunc.reduce, array, axes, out=out, keepdims=True)
+
+
+def _fold(ufunc: np.ufunc, columns: Sequence[Floats], out: Floats) -> None:
+    """Reduce short lines: NumPy takes longer for the beginning of each."""
+    np.copyto(out, columns[0])
+    for column in columns[1:]:
+        ufunc(out, column, out=out)
+
+
+def sums_into(array: Floats, axes: tuple[int, ...], out: Floats) -> Call:
+    """A call that adds up the lines of an array, as `reduced_into`; long ones in parts, which loses less."""
+    if axes != (1,) or array.dtype.kind != "f" or not is_matrix(array) or array.shape[1] == 1:
+        return reduced_into(np.add, array, axes, out)
+    count, length = array.shape
+    if length < _LONG:
+        return partial(np.matmul, array, ones(length, array.dtype), out)
+    size = next((size for size in _PARTS if not length % size), 1)
+    parts = merged(array.reshape(count, length // size, size), range(2)) if size > 1 else None
+    if parts is None:
+        return reduced_into(np.add, array, axes, out)  # which adds up in pairs
+    sums = np.empty((count, length // size), array.dtype)
+    return in_turn([sums_into(parts, (1,), sums.reshape(-1, 1)), sums_into(sums, (1,), out)])
+
+
+@functools.lru_cache(64)
+def ones(length: int, dtype: np.dtype[Any]) -> Floats:
+    """A column of ones, with which BLAS adds up rows. Shared: not to be written."""
+    return np.ones((length, 1), dtype)
+
+
+def squares_into(array: Floats, axes: tuple[int, ...], out: Floats, scratch: Scratch) -> Call:
+    """A call that adds up the squares of lines, as `sums_into`. It may take scratch of `array`'s dims."""
+    return dots_into(array, array, axes, out, scratch)
+
+
+def dots_into(a: Floats, b: Floats, axes: tuple[int, ...], out: Floats, scratch: Scratch) -> Call:
+    """A call that adds up the products of two arrays' lines, as `squares_into`."""
+    if axes == (1,) and is_matrix(a) and is_matrix(b) and a.dtype.kind == "f":
+        return partial(np.matmul, a[:, None, :], b[:, :, None], out[:, :, None])
+    products = scratch.take(a.shape, a.dtype)
+    return in_turn([partial(np.multiply, a, b, products), sums_into(products, axes, out)])
