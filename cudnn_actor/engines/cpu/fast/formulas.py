@@ -77,7 +77,8 @@ def _further(code: Code, x: Value, below: Value, slope: float) -> Value:
 
 
 def _prelu(code: Code, x: Value, slope: Value) -> Value:
-    return code.chosen_by_sign(x, x, code(np.multiply, x, slope))
+    at_least_0 = code(np.greater_equal, x, 0.0, dtype=bool)  # -0.0 too: times an infinite slope it is NaN
+    return code.chosen(at_least_0, x, code(np.multiply, x, slope), like=x)
 
 
 def _positive(code: Code, x: Value) -> Value:
