@@ -42,7 +42,7 @@ class _Setting:
 
     def _apply(self) -> None:
         for library, before in zip(_libraries(), self.before, strict=True):
-            library.set_num_threads(min([before, *self.limits]))
+            _set(library, min([before, *self.limits]))
 
 
 _setting = _Setting()
@@ -68,10 +68,20 @@ def _renew() -> None:
     former, _setting = _setting, _Setting()
     if former.limits:
         for library, before in zip(_libraries(), former.before, strict=False):
-            library.set_num_threads(before)
+            _set(library, before)
 
 
 forks.call_in_child(_renew)
+
+
+def _set(library: Any, count: int) -> None:
+    """Set it from any thread: threadpoolctl 3.8 ignores all but the first that does, until that gives up."""
+    give_up = getattr(library, "clear_controlling_thread", None)
+    if give_up is not None:
+        give_up(force=True)
+    library.set_num_threads(count)
+    if give_up is not None:
+        give_up(force=True)
 
 
 @functools.cache

@@ -10,8 +10,8 @@ from typing import Any
 from cudnn_actor.engines.base import no_progress
 from cudnn_actor.engines.cpu.fast.kernel_table import kernel_of
 from cudnn_actor.engines.cpu.fast.plan import Buffer, FastPlan, Given, Piece, Place, View
-from cudnn_actor.engines.cpu.fast.pointwise import Chain, chain
-from cudnn_actor.engines.cpu.fast.units import Unit, carried, computed, copied, evaluated, rounded, stored
+from cudnn_actor.engines.cpu.fast.pointwise import Chain, chain, rounding
+from cudnn_actor.engines.cpu.fast.units import Unit, carried, computed, copied, evaluated, stored
 from cudnn_actor.engines.cpu.scratch import footprint
 from cudnn_actor.engines.scratch_places import Held, places
 from cudnn_actor.engines.support import kind_of
@@ -216,7 +216,7 @@ class _Compiler:
         for uid in operation.writes:
             tensor = self._graph.tensor(uid)
             if self._readers[uid] and carried(tensor.dtype) != tensor.dtype.numpy:
-                yield rounded(uid, tensor.dtype)
+                yield computed(rounding(tensor), {"x": uid}, {"y": uid}, self._lanes)
 
     def _load(self, uid: int) -> None:
         """Have a tensor's values where kernels can read them."""

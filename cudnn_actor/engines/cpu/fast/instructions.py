@@ -24,7 +24,6 @@ __all__ = [
     "allocated",
     "constant",
     "convert",
-    "patched",
 ]
 
 Function = Callable[..., object]
@@ -130,15 +129,6 @@ def constant(number: Value | float, dtype: AnyDType) -> Value:
 def convert(x: npt.NDArray[Any], *, out: npt.NDArray[Any]) -> None:
     """Copy an array to one of another dtype."""
     np.copyto(out, x, casting="unsafe")
-
-
-def patched(
-    base: npt.NDArray[Any], x: npt.NDArray[Any], where: npt.NDArray[Any], *, out: npt.NDArray[Any]
-) -> None:
-    """x where that is true, else the base: for conditions that are seldom true."""
-    if out is not base:
-        np.copyto(out, base)
-    np.copyto(out, x, where=where)
 
 
 def simplified(instructions: Sequence[Instruction], stored: Container[Register]) -> list[Instruction]:

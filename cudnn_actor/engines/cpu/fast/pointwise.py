@@ -40,7 +40,7 @@ from cudnn_actor.protocol.operations.functions import limited
 from cudnn_actor.protocol.types.dtypes import DType
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
-__all__ = ["Chain", "chain", "make"]
+__all__ = ["Chain", "chain", "make", "rounding"]
 
 Array = npt.NDArray[Any]
 Tensor = TensorSpec | GraphTensor
@@ -64,6 +64,15 @@ def make(node: Node, specs: Specs) -> Chain | None:
     """The kernel for one pointwise operation, by the names of its operands; None as for `chain`."""
     assert isinstance(node, Pointwise)
     return chain([node.with_operands(lambda name: name)], specs, {"result"})
+
+
+def rounding(spec: Tensor) -> Chain:
+    """The kernel that rounds values to those of a half type: y from x, which may lie in the same memory."""
+    single = TensorSpec.packed(spec.dims, DType.FLOAT32)
+    identity = Pointwise(mode=_M.IDENTITY, operands=("x",), result="y")
+    found = chain([identity], {"x": single, "y": TensorSpec.packed(spec.dims, spec.dtype)}, {"y"})
+    assert found is not None
+    return found
 
 
 def chain(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from cudnn_actor.engines.cpu.fast.instructions import Code, Value, patched
+from cudnn_actor.engines.cpu.fast.instructions import Code, Value
 from cudnn_actor.protocol.types.dtypes import DType
 
 __all__ = ["rounded"]
@@ -14,19 +14,9 @@ _MANTISSA, _EXPONENT, _SIGN = 23, 0x7F800000, 0x80000000
 
 def rounded(code: Code, x: Value, dtype: DType) -> Value:
     """Values of float32, rounded to those of float16 or bfloat16, as float32. NaN stays NaN."""
-    return _to_bfloat16(code, x) if dtype is DType.BFLOAT16 else _to_float16(code, x)
-
-
-def _to_bfloat16(code: Code, x: Value) -> Value:
-    """The upper 16 bits, after half a unit has been added, or a little less where they are even.
-
-    That may turn the bits of NaN into others.
-    """
-    bits = x.bits(np.uint32)
-    odd = code(np.bitwise_and, code(np.right_shift, bits, 16), 1)
-    up = code(np.add, code(np.add, odd, 0x7FFF), bits)
-    nearest = code(np.bitwise_and, up, 0xFFFF0000).bits(np.float32)
-    return code(patched, nearest, x, code(np.isnan, x, dtype=bool))
+    if dtype is DType.BFLOAT16:
+        return code.convert(code.convert(x, dtype.numpy), np.float32)
+    return _to_float16(code, x)
 
 
 def _to_float16(code: Code, x: Value) -> Value:

@@ -15,11 +15,11 @@ import numpy.typing as npt
 from cudnn_actor.engines.base import blame
 from cudnn_actor.engines.cpu.exact.evaluation import XP, exact, round_into
 from cudnn_actor.engines.cpu.fast.kernels import Call, Step, dealt
-from cudnn_actor.engines.cpu.scratch import Scratch, footprint
+from cudnn_actor.engines.cpu.scratch import Scratch
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.types.dtypes import DType
 
-__all__ = ["Arrays", "Unit", "carried", "computed", "copied", "evaluated", "rounded", "stored"]
+__all__ = ["Arrays", "Unit", "carried", "computed", "copied", "evaluated", "stored"]
 
 Arrays = Mapping[int, npt.NDArray[Any]]
 """The arrays of a run by their numbers."""
@@ -116,20 +116,6 @@ def copied(source: int, target: int) -> Unit:
         return [dealt(calls)]
 
     return Unit((source,), (target,), bind)
-
-
-def rounded(uid: int, dtype: DType) -> Unit:
-    """Values that are carried in float32, rounded in place to those of a smaller type."""
-
-    def bind(arrays: Arrays, scratch: Sequence[Scratch]) -> list[Step]:
-        calls: list[list[Call]] = [[] for _ in scratch]
-        for number, part in enumerate(_blocks(arrays[uid])):
-            lane, block = number % len(scratch), arrays[uid][part]
-            small = scratch[lane].fork().take(block.shape, dtype.numpy)
-            calls[lane] += [_copy(block, small), _copy(small, block)]
-        return [dealt(calls)]
-
-    return Unit((uid,), (uid,), bind, footprint((_BLOCK_BYTES // 4,), itemsize=dtype.itemsize))
 
 
 def _copy(source: npt.NDArray[Any], target: npt.NDArray[Any]) -> Call:
