@@ -41,6 +41,11 @@ LARGER = {
     "depthwise, several pixels in a run": Problem(
         (1, 20, 44, 48), (20, 1, 3, 3), ConvSpec.symmetric(2, 1, groups=20)
     ),
+    "depthwise, long rows": Problem(
+        (2, 7, 19, 67), (7, 1, 4, 3), ConvSpec.symmetric(2, (2, 1), 2, dilation=(3, 1), groups=7)
+    ),
+    "depthwise, long lines": Problem((1, 3, 700), (3, 1, 9), ConvSpec.symmetric(1, 8, dilation=2, groups=3)),
+    "depthwise volumes": Problem((1, 3, 6, 7, 33), (3, 1, 3, 3, 3), ConvSpec.symmetric(3, 1, groups=3)),
 }
 ALL = PROBLEMS | LARGER
 

@@ -26,6 +26,7 @@ from cudnn_actor.engines.cpu.fast.convolution_views import (
     laid_out,
     meeting,
 )
+from cudnn_actor.engines.cpu.fast.depthwise_rows import DepthwiseRows
 from cudnn_actor.engines.cpu.fast.kernels import Call, Operands, Step, dealt
 from cudnn_actor.engines.cpu.scratch import Dims, Scratch, footprint
 
@@ -93,13 +94,15 @@ class DepthwiseForward(_Depthwise):
 
     def __init__(self, geometry: ConvGeometry, dtype: type) -> None:
         super().__init__(geometry, geometry.y, dtype)
+        self._rows = DepthwiseRows(geometry, dtype)
 
     def footprint(self, lanes: int) -> int:
         """Bytes for a filter, the padded part of x, and a result that lies otherwise in y."""
         del lanes
         tile = self._tile
         taps = (self._taps, self._pixels_in_run(), self._geometry.w[0])
-        return footprint(taps, self._reach(tile), tile, itemsize=self._itemsize)
+        nbytes = footprint(taps, self._reach(tile), tile, itemsize=self._itemsize)
+        return max(nbytes, self._rows.footprint())
 
     def bind(
         self, operands: Operands, results: Operands, lanes: Sequence[Scratch], behind: Behind | None = None
@@ -107,6 +110,8 @@ class DepthwiseForward(_Depthwise):
         """See `Kernel`."""
         geometry = self._geometry
         x, w, y = operands["x"], operands["w"], results["y"]
+        if self._rows.takes(x, y):
+            return self._rows.bind((x, w), y, lanes, behind)
         pixels = self._pixels_in_run()
         calls: list[list[Call]] = [[] for _ in lanes]
         memories = [lane.fork() for lane in lanes]

@@ -1,0 +1,167 @@
+"""Depthwise convolutions of images whose rows lie side by side: packed ones, with long rows.
+
+For each column of the filter, there is a copy of a block of x that is shifted to the pixels which that
+column meets. There, a tap's pixels of all rows are one run, and `np.einsum` multiplies and adds in one pass
+over such runs. A stride over 1 across rows divides these by their phase, whose sums are added up.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from cudnn_actor.engines.cpu.exact.boxes import Box, boxes
+from cudnn_actor.engines.cpu.exact.geometry import ConvGeometry, spans
+from cudnn_actor.engines.cpu.fast.convolution_forward import Behind
+from cudnn_actor.engines.cpu.fast.convolution_views import (
+    Floats,
+    adding,
+    copying,
+    dealt_in_turn,
+    even,
+    filling,
+    inner,
+    meeting,
+    merged,
+)
+from cudnn_actor.engines.cpu.fast.kernels import Call, Step
+from cudnn_actor.engines.cpu.scratch import Dims, Scratch, footprint
+from cudnn_actor.protocol.types.conv import ConvSpec
+
+__all__ = ["DepthwiseRows"]
+
+_BLOCK = 1 << 15
+"""Elements of a block of results."""
+_LEAST_ROW = 28
+"""Pixels of a row. For shorter ones, channels-last copies take less time."""
+
+
+class DepthwiseRows:
+    """y = the sum over taps of w times the shifted x, in blocks of whole channels or of rows of one."""
+
+    def __init__(self, geometry: ConvGeometry, dtype: type) -> None:
+        self._lines = len(geometry.taps) == 1
+        self._geometry = _of_rows(geometry) if self._lines else geometry
+        self._dtype = dtype
+        tile = [1, 1, *(1 for _ in self._geometry.taps)]
+        for axis in (*reversed(range(2, len(tile))), 1):
+            tile[axis] = even(self._geometry.y[axis], _BLOCK // math.prod(tile))
+        self._tile = tuple(tile)
+
+    def takes(self, x: Floats, y: Floats) -> bool:
+        """Whether rows of both are runs in memory, and long ones."""
+        return x.strides[-1] == y.strides[-1] == x.itemsize and y.shape[-1] >= _LEAST_ROW
+
+    def footprint(self) -> int:
+        """Bytes for shifted copies of x, and for two sums."""
+        sums = self._tile[1:]
+        return footprint(self._shifted_dims(sums), sums, sums, itemsize=np.dtype(self._dtype).itemsize)
+
+    def bind(
+        self, operands: tuple[Floats, Floats], y: Floats, lanes: Sequence[Scratch], behind: Behind | None
+    ) -> list[Step]:
+        """See `Kernel`. `operands`: x and w."""
+        x, w = operands
+        if self._lines:
+            x, w, y = (array[:, :, None] for array in (x, w, y))
+        parts = []
+        for number, box in enumerate(boxes(self._geometry.y, self._tile)):
+            memory = lanes[number % len(lanes)].fork()
+            calls = self._block(x[box[0]], w[box[1], 0], y[box], box, memory)
+            if behind is not None:
+                calls += behind((*box[:2], *box[3:]) if self._lines else box)
+            parts.append(calls)
+        return [dealt_in_turn(parts, len(lanes))]
+
+    def _shifted_dims(self, sums: Dims) -> Dims:
+        """Copies for sums of channels and spatial dims: columns, phases, channels, spatial dims."""
+        *outer, rows = (self._rows(axis, extent) for axis, extent in enumerate(sums[1:-1]))
+        stride = self._geometry.conv.stride[-2]
+        return (self._geometry.taps[-1], stride, sums[0], *outer, -(-rows // stride), sums[-1])
+
+    def _rows(self, axis: int, extent: int) -> int:
+        start, stop = self._geometry.reach((0, extent), axis)
+        return stop - start
+
+    def _block(self, x: Floats, w: Floats, target: Floats, box: Box, memory: Scratch) -> list[Call]:
+        result = target[0]
+        shifted = memory.take(self._shifted_dims(result.shape), self._dtype)
+        calls = [*self._shift(x[0, box[1]], shifted, box)]
+        runs = (*result.shape[:-2], math.prod(result.shape[-2:]))
+        into = merged(result, runs)
+        sums = memory.take(runs, self._dtype) if into is None else into
+        terms = memory.take(runs, self._dtype)
+        for number, (seen, taps) in enumerate(self._phases(shifted, w, result.shape)):
+            calls.append(_accumulate(seen, taps, terms if number else sums))
+            if number:
+                calls.append(adding(sums, terms))
+        if into is None:
+            calls.append(copying(sums.reshape(result.shape), result))
+        return calls
+
+    def _shift(self, x: Floats, shifted: Floats, box: Box) -> Iterator[Call]:
+        """Calls that copy x, of the box's channels, for each column of the filter and each phase of rows."""
+        geometry = self._geometry
+        *outer, (first, stop) = (geometry.reach(span, axis) for axis, span in enumerate(spans(box)[:-1]))
+        planes = [geometry.overlap(span, axis) for axis, span in enumerate(outer)]
+        stride, padding, height = geometry.conv.stride[-2], geometry.conv.pre_padding[-2], x.shape[-2]
+        columns = len(shifted)
+        for column, phase in np.ndindex(columns, stride):
+            last = len(geometry.taps) - 1
+            pixels, places = meeting(geometry, last, column, (0, x.shape[-1]), spans(box)[-1])
+            # The rows of this phase that are not padding.
+            start = first + phase - padding
+            skipped = max(0, -(start // stride))
+            end = min(height, stop - padding)
+            rows = range(start + skipped * stride, end, stride)
+            source = inner(x, (*(p.source for p in planes), slice(rows.start, max(end, 0), stride), pixels))
+            target = shifted[column, phase]
+            part = (*(p.within for p in planes), slice(skipped, skipped + len(rows)), places)
+            if not source.size or source.size < target.size:
+                yield filling(target)
+            if source.size:
+                yield copying(source, inner(target, part))
+
+    def _phases(self, shifted: Floats, w: Floats, dims: Dims) -> Iterator[tuple[Floats, Floats]]:
+        """For each phase of rows: x as seen by its taps, (channels, taps, pixels), and the taps.
+
+        The last of the taps' dims is the column; the last of the pixels' has those of all rows.
+        """
+        conv, itemsize = self._geometry.conv, shifted.itemsize
+        column, _, channel, *outer, row, _ = shifted.strides
+        dilation, stride = conv.dilation[-2], conv.stride[-2]
+        planes = [step * d for step, d in zip(outer, conv.dilation, strict=False)]
+        places = [step * s for step, s in zip(outer, conv.stride, strict=False)]
+        period = stride // math.gcd(dilation, stride)
+        for first in range(min(period, w.shape[-2])):
+            taps = w[..., first::period, :]
+            skipped, phase = divmod(first * dilation, stride)
+            seen = shifted[0, phase][..., skipped:, :]
+            extents = (*taps.shape, *dims[1:-2], dims[-2] * dims[-1])
+            strides = (channel, *planes, row * (period * dilation // stride), column, *places, itemsize)
+            yield np.lib.stride_tricks.as_strided(seen, extents, strides, writeable=False), taps
+
+
+def _of_rows(geometry: ConvGeometry) -> ConvGeometry:
+    """A convolution of one spatial dim as one of two, with one row."""
+    conv = geometry.conv
+    rows = ConvSpec(
+        pre_padding=(0, *conv.pre_padding),
+        post_padding=(0, *conv.post_padding),
+        stride=(1, *conv.stride),
+        dilation=(1, *conv.dilation),
+        groups=conv.groups,
+    )
+    x, w, y = ((*dims[:2], 1, *dims[2:]) for dims in (geometry.x, geometry.w, geometry.y))
+    return ConvGeometry(x, w, y, rows)
+
+
+def _accumulate(seen: Floats, taps: Floats, into: Floats) -> Call:
+    """A call that sets an array, (channels, spatial dims), to sums over taps, (channels, dims of taps)."""
+    of_taps = range(1, taps.ndim)
+    pixels = range(taps.ndim, seen.ndim)
+    einsum: Callable[..., object] = np.einsum
+    subscripts = [0, *of_taps, *pixels], [0, *of_taps], [0, *pixels]
+    return lambda: einsum(seen, subscripts[0], taps, subscripts[1], subscripts[2], out=into)
