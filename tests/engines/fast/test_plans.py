@@ -13,9 +13,13 @@ import pytest
 from cudnn_actor.engines.cpu import CpuEngine
 from cudnn_actor.engines.cpu.blas import threads_of_blas
 from cudnn_actor.engines.cpu.fast.compiler import compile_fast
+from cudnn_actor.engines.cpu.fast.lanes import Lanes
 from cudnn_actor.engines.cpu.fast.plan import FastPlan
 from cudnn_actor.engines.cpu.scratch import aligned_bytes
-from cudnn_actor.protocol import DType, Graph, GraphBuilder, TensorSpec
+from cudnn_actor.protocol import DType, Graph, GraphBuilder, TensorRole, TensorSpec
+from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
+from cudnn_actor.protocol.operations import Softmax, Transpose
+from cudnn_actor.protocol.operations.base import tensor_of
 
 MIB = 1 << 20
 
@@ -98,6 +102,20 @@ def test_a_result_that_another_operation_reads_in_another_shape_is_complete_befo
     np.testing.assert_array_equal(bench.results(graph)[0], positive + positive.T)
 
 
+def test_a_view_that_nothing_reads_is_left_out(bench: Bench) -> None:
+    x = tensor_of(0, TensorSpec.packed((2, 3), DType.FLOAT16))
+    seen = tensor_of(1, TensorSpec.packed((3, 2), DType.FLOAT16), role=TensorRole.VIRTUAL)
+    y = tensor_of(2, TensorSpec.packed((2, 3), DType.FLOAT32))
+    z = tensor_of(3, TensorSpec.packed((2, 3), DType.FLOAT32))
+    softmax: Any = Softmax(x=2, y=3, axis=1)
+    unread: Any = Transpose(x=0, y=1, axes=(1, 0))
+    plan = compile_fast(OperationGraph(tensors=(x, seen, y, z), operations=(softmax, unread)), 1)
+    assert plan is not None
+    buffers = [np.full((2, 3), -1.0, dtype) for dtype in ("float32", "float32", "float16")]
+    plan.bind(buffers, aligned_bytes(plan.workspace)).run([], Lanes(1))
+    np.testing.assert_allclose(buffers[1], 1 / 3, rtol=1e-6)
+
+
 def test_tensors_that_are_not_needed_at_the_same_time_share_memory() -> None:
     shallow, deep = (plan_of(layers(depth)) for depth in (3, 30))
     assert deep.workspace == shallow.workspace
@@ -118,7 +136,7 @@ def test_a_run_allocates_no_arrays() -> None:
     graph = g.build({"y": g.matmul(rows, g.transpose(rows, (1, 0)))})
     plan = plan_of(graph)
     buffers = [np.ones(graph.body.tensor(uid).dims, np.float32) for uid in graph.body.bound]
-    program, lanes = plan.bind(buffers, aligned_bytes(plan.workspace)), CpuEngine()._lanes
+    program, lanes = plan.bind(buffers, aligned_bytes(plan.workspace)), Lanes(1)
     program.run([], lanes)
     tracemalloc.start()
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from cudnn_actor.engines.base import no_progress
@@ -96,7 +96,7 @@ class _Compiler:
             bound=tuple(self._buffer(graph.tensor(uid)) for uid in graph.bound),
             places=tuple(self._place(one, offsets[one.uid]) for one in held.values()),
             given=tuple(map(self._given, (*graph.scalars, *graph.constants))),
-            views=tuple(self._views.items()),
+            views=tuple(each for each in self._views.items() if self._is_read(each[1], held)),
             held_bytes=held_bytes,
             lane_bytes=max((footprint((nbytes,), itemsize=1) for nbytes in scratch), default=0),
             lanes=self._lanes,
@@ -259,6 +259,11 @@ class _Compiler:
                         first = found[root].first if root in found else number
                         found[root] = Held(root, self._nbytes(root), first, number)
         return found
+
+    def _is_read(self, view: View, held: Mapping[int, Held]) -> bool:
+        """Whether what a view shows is there: of a tensor that nothing uses, it may not be."""
+        root = self._roots[view.number]
+        return root in held or root not in self._held
 
     def _nbytes(self, uid: int) -> int:
         tensor = self._held[uid]
