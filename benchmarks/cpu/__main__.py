@@ -30,7 +30,12 @@ def rows(named: Sequence[Named], args: argparse.Namespace) -> Iterator[Row]:
 def _row(named: Named, args: argparse.Namespace) -> Iterator[Row]:
     case = named.make(args.wheels)
     if case is not None:
-        about: Row = {"part": named.name, "most": named.most, "rival": named.rival}
+        about: Row = {
+            "part": named.name,
+            "most": named.most,
+            "most_extra": named.most_extra,
+            "rival": named.rival,
+        }
         if args.profile:
             yield about | asyncio.run(profiled(case, args.threads))
         else:

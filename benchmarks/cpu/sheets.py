@@ -13,6 +13,7 @@ from .sides import SERVICES, SIDES
 
 __all__ = ["sheets", "shown"]
 
+_AIMS = {"thread": "most", "extra": "most_extra"}
 _RIVAL = "onnxruntime"
 """Of cases that are compared with no other side, but have an aim in milliseconds."""
 
@@ -30,27 +31,35 @@ def sheets(found: Sequence[Row]) -> Iterator[Sheet]:
     )
     yield Sheet(
         "How many times the rival's time",
-        ("", "rival", *SERVICES, "least", "CPU", "aim"),
-        tuple(_ratios(row) for row in found),
-        "Medians of the turns' ratios; of `thread` also the ratio of the shortest runs, and of CPU seconds.",
+        ("", "rival", *SERVICES),
+        tuple(
+            (row["part"], row["rival"] or _RIVAL, *(_times(row, side) for side in SERVICES)) for row in found
+        ),
+        "Medians of the turns' ratios.",
+    )
+    yield Sheet(
+        "The same of the shortest runs, and of CPU seconds; and what is aimed at",
+        ("", *(f"{side}, {what}" for side in _AIMS for what in ("shortest", "CPU", "aim"))),
+        tuple((row["part"], *(cell for side in _AIMS for cell in _aimed(row, side))) for row in found),
+        "An aim is for the median of the turns' ratios, or for milliseconds.",
     )
 
 
-def _ratios(row: Row) -> tuple[str, ...]:
-    wall, cpu, rival, most = row["wall_ms"], row["cpu_ms"], row["rival"] or _RIVAL, row["most"]
-    theirs, ours = wall.get(rival, []), wall.get("thread", [])
-    least = row["least_ms"]
-    of_least = least["thread"] / least[rival] if ours and theirs else None
-    reached = ratio(ours, theirs) if row["rival"] else median(ours)
-    met = "" if reached is None else ", met" if reached <= most else ", missed"
-    return (
-        row["part"],
-        rival,
-        *(number(ratio(wall.get(side, []), theirs), 2) for side in SERVICES),
-        number(of_least, 2),
-        number(ratio(cpu.get("thread", []), cpu.get(rival, [])), 2),
-        f"{most:g}{'' if row['rival'] else ' ms'}{met}",
-    )
+def _times(row: Row, side: str, what: str = "wall_ms") -> str:
+    return number(_ratio(row, side, what), 2)
+
+
+def _ratio(row: Row, side: str, what: str) -> float | None:
+    return ratio(row[what].get(side, []), row[what].get(row["rival"] or _RIVAL, []))
+
+
+def _aimed(row: Row, side: str) -> tuple[str, str, str]:
+    most, unit = row[_AIMS[side]], "" if row["rival"] else " ms"
+    reached = _ratio(row, side, "wall_ms") if row["rival"] else median(row["wall_ms"].get(side, []))
+    if reached is None:
+        return ("–", "–", f"{most:g}{unit}")
+    verdict = "met" if reached <= most else "missed"
+    return (_times(row, side, "least_ms"), _times(row, side, "cpu_ms"), f"{most:g}{unit}, {verdict}")
 
 
 def shown(found: list[Row]) -> Group:

@@ -33,17 +33,22 @@ class Side(NamedTuple):
         Its outputs, in the file's order.
     cpu_s
         CPU seconds of the processes that take part.
+    plan
+        The tag of the plan that this package runs.
     """
 
     run: Callable[[], Awaitable[object]]
     result: Callable[[], Awaitable[list[np.ndarray]]]
     cpu_s: Callable[[], float] = time.process_time
+    plan: str | None = None
 
 
 SERVICES: Mapping[str, Mapping[str, Any]] = {
-    "thread": {"isolation": "thread"},
-    "buffers": {"isolation": "thread"},
-    "process": {"isolation": "process"},
+    "thread": {"isolation": "thread", "onnx_runtime": False},
+    "buffers": {"isolation": "thread", "onnx_runtime": False},
+    "process": {"isolation": "process", "onnx_runtime": False},
+    "extra": {"isolation": "thread"},
+    "extra, buffers": {"isolation": "thread"},
     "exact": {"isolation": "thread", "exact": True},
 }
 """This package's sides: the options of `spawn`."""
@@ -60,8 +65,8 @@ async def opened(name: str, case: Case, threads: int) -> AsyncIterator[Side]:
     else:
         async with spawn(device="cpu", hang_after_s=600.0, threads=threads, **SERVICES[name]) as gpu:
             pid = gpu.worker_pid
-            make = _on_buffers if name == "buffers" else _on_arrays
-            side = await (make if isinstance(case.what, bytes) else _graph)(gpu, case)
+            make = _on_buffers if name.endswith("buffers") else _on_arrays
+            side = await (make if isinstance(case.what, bytes) else _on_graph)(gpu, case)
             if pid is not None:
                 side = side._replace(cpu_s=lambda: time.process_time() + process_cpu_s(pid))
             yield side
@@ -78,7 +83,7 @@ async def _on_arrays(gpu: CudnnRef, case: Case) -> Side:
         found = await run()
         return [np.asarray(found[name]) for name in names]
 
-    return Side(run, result)
+    return Side(run, result, plan=(await model.explain(case.inputs)).plan)
 
 
 async def _on_buffers(gpu: CudnnRef, case: Case) -> Side:
@@ -95,10 +100,11 @@ async def _on_buffers(gpu: CudnnRef, case: Case) -> Side:
         await gpu.ask(message)
         return [await gpu.download(outputs[each.name]) for each in model.outputs]
 
-    return Side(lambda: gpu.ask(message), result)
+    plan = (await model.explain(case.inputs)).plan
+    return Side(lambda: gpu.ask(message), result, plan=plan)
 
 
-async def _graph(gpu: CudnnRef, case: Case) -> Side:
+async def _on_graph(gpu: CudnnRef, case: Case) -> Side:
     assert not isinstance(case.what, bytes)
     given = {name: await gpu.upload(array) for name, array in case.inputs.items()}
     made = {port.name: await gpu.empty(port.spec.dims, dtype=port.spec.dtype) for port in case.what.outputs}
@@ -108,7 +114,8 @@ async def _graph(gpu: CudnnRef, case: Case) -> Side:
         await gpu.ask(message)
         return [await gpu.download(each) for each in made.values()]
 
-    return Side(lambda: gpu.ask(message), result)
+    plan = (await gpu.explain(case.what)).plan
+    return Side(lambda: gpu.ask(message), result, plan=plan)
 
 
 def _at_once(call: Callable[[], Any], arrays: Callable[[Any], list[np.ndarray]]) -> Side:

@@ -93,7 +93,8 @@ async def _compare(case: Case, names: Sequence[str], threads: int, budget_s: flo
                 row.setdefault("without", {})[name] = str(why)
         results = {name: await side.result() for name, side in sides.items()}
         row["apart"] = apart(results)
+        row["plans"] = {name: side.plan for name, side in sides.items() if side.plan is not None}
         turns = await timed(sides, budget_s)
     row["wall_ms"] = {name: [round(turn.wall_ms, 4) for turn in of] for name, of in turns.items()}
-    row["least_ms"] = {name: round(min(turn.least_ms for turn in of), 4) for name, of in turns.items()}
+    row["least_ms"] = {name: [round(min(turn.least_ms for turn in of), 4)] for name, of in turns.items()}
     row["cpu_ms"] = {name: [round(turn.cpu_ms, 4) for turn in of] for name, of in turns.items()}
