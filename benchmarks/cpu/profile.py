@@ -17,7 +17,9 @@ __all__ = ["profiled", "sheet"]
 
 async def profiled(case: Case, threads: int) -> Row:
     """The time of a run, and of each kind of operation."""
-    async with spawn(device="cpu", isolation="thread", hang_after_s=600.0, threads=threads) as gpu:
+    async with spawn(
+        device="cpu", isolation="thread", hang_after_s=600.0, threads=threads, onnx_runtime=False
+    ) as gpu:
         if isinstance(case.what, bytes):
             model = await gpu.load(case.what)
             found = await model.explain(case.inputs, measure=True)
