@@ -150,6 +150,22 @@ def test_a_product_with_a_sigmoid_is_what_swish_is() -> None:
     np.testing.assert_allclose(found[2], found[1], rtol=3e-7)
 
 
+@pytest.mark.parametrize("exponent", [-1.0, 0.5, 1.0, 2.0, 3.0, 4.0])
+def test_powers_with_a_constant_are_those_of_numpy(exponent: float) -> None:
+    x = RNG.normal(size=(3, 7000)).astype(np.float32)
+    x[0, : len(SPECIAL)] = SPECIAL
+    specs = {name: TensorSpec.packed(x.shape, DType.FLOAT32) for name in "xy"}
+    specs["p"] = TensorSpec.packed((1, 1), DType.FLOAT32)
+    node = Pointwise(mode=PointwiseMode.POW, operands=("x", "p"), result="y")
+    kernel = chain([node], specs, {"y"}, {"p": exponent})
+    assert kernel is not None
+    y = np.empty_like(x)
+    run(kernel, {"x": x}, {"y": y})
+    with np.errstate(all="ignore"):
+        wanted = (x.astype(np.float64) ** exponent).astype(np.float32)
+    np.testing.assert_allclose(y, wanted, rtol=3e-7)
+
+
 def test_scalars_are_read_in_each_run() -> None:
     spec, scalar = TensorSpec.packed((3, 5000), DType.FLOAT32), TensorSpec.packed((1, 1), DType.FLOAT32)
     node = Pointwise(mode=PointwiseMode.MUL, operands=("x", "factor"), result="y")
@@ -165,13 +181,12 @@ def test_scalars_are_read_in_each_run() -> None:
         np.testing.assert_array_equal(y, value)
 
 
-@pytest.mark.parametrize("lanes", [1, 2, 3])
-def test_random_problems_are_within_the_bounds_of_their_operations(lanes: int) -> None:
+def test_random_problems_are_within_the_bounds_of_their_operations() -> None:
     seed = secrets.randbelow(1 << 32)
     ran = 0
     for number in range(150):
         case = draw("pointwise", seed, number)
-        found = error(case, make, lanes)
+        found = error(case, make, 1 + number % 3)
         ran += found is not None
         assert found is None or found[0] <= 1, f"seed {seed}, number {number}: {case}"
     assert ran > 100

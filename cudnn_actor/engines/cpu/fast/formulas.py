@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from cudnn_actor.engines.cpu.fast.instructions import Code, Value
+from cudnn_actor.engines.cpu.fast.instructions import Code, Constant, Value
 from cudnn_actor.engines.cpu.fast.special import erf, gelu
 from cudnn_actor.protocol.operations import PointwiseMode
 from cudnn_actor.protocol.operations.functions import SELU, SELU_ALPHA
@@ -47,6 +47,20 @@ def _gelu_tanh(code: Code, x: Value) -> Value:
     scale = -math.sqrt(8 / math.pi)
     slope = code(np.add, code(np.multiply, code(np.square, x), 0.044715 * scale), scale)
     return code(np.divide, x, _one_plus_exp(code, code(np.multiply, slope, x)))
+
+
+def _power(code: Code, x: Value, exponent: Value) -> Value:
+    """x ** exponent. NumPy's function takes twenty times as long as a product."""
+    match exponent.base:
+        case Constant(number=1):
+            return x
+        case Constant(number=2):
+            return code(np.square, x)
+        case Constant(number=3):
+            return code(np.multiply, code(np.square, x), x)
+        case Constant(number=-1):
+            return code(np.divide, 1.0, x)
+    return code(np.power, x, exponent)
 
 
 def _clip(code: Code, x: Value, lower: float, upper: float) -> Value:
@@ -148,7 +162,7 @@ FORMULAS: Mapping[PointwiseMode, Any] = {
     _M.DIV: _ufunc(np.divide),
     _M.MOD: _ufunc(np.remainder),
     _M.FMOD: _ufunc(np.fmod),
-    _M.POW: _ufunc(np.power),
+    _M.POW: _power,
     _M.MIN: _ufunc(np.minimum),
     _M.MAX: _ufunc(np.maximum),
     _M.SQUARE: _ufunc(np.square),
