@@ -17,6 +17,8 @@ _MOST_CALLS = 4096
 """Of all programs of a plan together. A call takes about 1 kB."""
 _LEAST_PROGRAMS = 4
 """Kept however many calls they have."""
+_MOST_SEEN = 1024
+"""Sets of buffers that are known by their objects alone."""
 
 
 class BoundPrograms:
@@ -29,7 +31,8 @@ class BoundPrograms:
     def __init__(self) -> None:
         self._programs: OrderedDict[object, FastProgram] = OrderedDict()
         """The latest last."""
-        self._latest: FastProgram | None = None
+        self._seen: dict[tuple[int, ...], tuple[FastProgram, tuple[object, ...]]] = {}
+        """By the ids of the buffers, which it keeps, so that no other objects can have these ids."""
         self._calls = 0
 
     def of(
@@ -40,20 +43,34 @@ class BoundPrograms:
         on_progress: Callable[[], None],
     ) -> FastProgram:
         """The program on these buffers. Raises `ValueError` as `FastPlan.bind`."""
-        latest = self._latest
-        if latest is not None and latest.is_on(buffers):
-            return latest
+        ids = tuple(map(id, buffers))
+        seen = self._seen.get(ids)
+        if seen is not None:
+            return seen[0]
+        program = self._on_memory(plan, buffers, workspace, on_progress)
+        if len(self._seen) >= _MOST_SEEN:
+            self._seen.clear()
+        self._seen[ids] = program, tuple(buffers)
+        return program
+
+    def _on_memory(
+        self,
+        plan: FastPlan,
+        buffers: Sequence[npt.NDArray[Any]],
+        workspace: Bytes,
+        on_progress: Callable[[], None],
+    ) -> FastProgram:
         key = tuple(map(_memory, buffers))
         program = self._programs.get(key)
-        if program is None:
-            program = self._programs[key] = plan.bind(buffers, workspace, on_progress)
-            self._calls += program.calls
-            while self._calls > _MOST_CALLS and len(self._programs) > _LEAST_PROGRAMS:
-                _, oldest = self._programs.popitem(last=False)
-                self._calls -= oldest.calls
-        else:
+        if program is not None:
             self._programs.move_to_end(key)
-        self._latest = program
+            return program
+        program = self._programs[key] = plan.bind(buffers, workspace, on_progress)
+        self._calls += program.calls
+        while self._calls > _MOST_CALLS and len(self._programs) > _LEAST_PROGRAMS:
+            _, oldest = self._programs.popitem(last=False)
+            self._calls -= oldest.calls
+            self._seen.clear()
         return program
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -215,10 +214,6 @@ class FastProgram:
     def calls(self) -> int:
         """How many calls a run makes."""
         return sum(len(of_calls(call)) for steps in self.pieces for step in steps for call in step)
-
-    def is_on(self, buffers: Sequence[npt.NDArray[Any]]) -> bool:
-        """Whether it is bound to these buffers, the same objects."""
-        return all(map(operator.is_, self.buffers, buffers))
 
     def run(
         self,
