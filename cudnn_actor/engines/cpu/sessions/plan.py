@@ -12,7 +12,7 @@ import numpy as np
 
 from cudnn_actor.engines.base import EngineFailure, Plan, no_progress
 from cudnn_actor.engines.cpu.sessions.draft import Draft, memory_order
-from cudnn_actor.engines.cpu.sessions.runtime import as_value, make_session
+from cudnn_actor.engines.cpu.sessions.runtime import as_value, giving_memory_back, make_session
 from cudnn_actor.engines.support import kind_of
 from cudnn_actor.protocol.graphs.explanation import Explanation, piece_of
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
@@ -155,6 +155,8 @@ class SessionRun:
         self._constants = constants
         self._buffers: tuple[np.ndarray, ...] | None = None
         self._binding: Any = None
+        self._options = giving_memory_back()
+        """Of the first run: what other graphs' runs no longer need is given back behind it."""
         self._before: list[Callable[[], object]] = []
         self._after: list[Callable[[], object]] = []
         self._numbers: list[np.ndarray] = []
@@ -178,7 +180,8 @@ class SessionRun:
         for call in self._before:
             call()
         try:
-            self._session.run_with_iobinding(self._binding)
+            self._session.run_with_iobinding(self._binding, self._options)
+            self._options = None
         except Exception as error:
             raise EngineFailure("ONNX_RUNTIME", str(error)) from error
         for call in self._after:
