@@ -45,6 +45,8 @@ _ENOUGH_BLOCKS = 6
 """With fewer blocks, each is split up between lanes."""
 _LEAST_FILTERS = 64
 """Filters of a part of a product."""
+_LEAST_RUN = 16
+"""Filters of a group whose results are written side by side."""
 _LEAST_WORK = 1 << 21
 """Products of numbers in a part: about 60 µs."""
 
@@ -146,7 +148,7 @@ class Forward:
         into = as_results(target, geometry.groups)
         b = as_matrices(columns, bound.by_pixel, bound.filters.taps_first, rank)
         assert b is not None
-        if into is not None and blas_takes(into):
+        if into is not None and blas_takes(into) and not _narrow(into):
             one, other = images_joined(b, into) if bound.by_pixel else (b, into)
             return [multiplying(w, one, other), *after]
         images, filters, *pixels = target.shape
@@ -164,6 +166,11 @@ class _Bound(NamedTuple):
     filters: Filters
     by_pixel: bool
     behind: Behind | None
+
+
+def _narrow(results: Floats) -> bool:
+    """Whether products of few filters would write their pixels apart: BLAS takes twice as long then."""
+    return 1 < results.shape[2] < _LEAST_RUN and results.strides[-1] != results.itemsize
 
 
 def _tile_of_outputs(geometry: ConvGeometry, dims: Dims, cost: Callable[[Dims], int]) -> Dims:
