@@ -1,4 +1,4 @@
-"""Columns of images, block by block, and the views of tensors that matrix products take.
+"""Columns of images, block by block: what matrix products take instead of images.
 
 A product's depth is what it sums over: the channels of a group, and the taps of the filter. Filters are read
 where they lie, so they decide in which order. Columns are stored in one of two ways:
@@ -27,8 +27,8 @@ __all__ = ["Columns"]
 class Columns:
     """Columns of x for boxes of y's pixels.
 
-    Arrays have the dims (images, groups, channels of a group, taps, output pixels), in which order they lie
-    in memory is `order`.
+    Arrays have the dims (images, groups, channels of a group, taps, output pixels); `order` says in which
+    order these lie in memory.
     """
 
     def __init__(self, geometry: ConvGeometry, dtype: npt.DTypeLike) -> None:
@@ -81,12 +81,7 @@ class Columns:
         if not whole:
             calls.append(filling(padded))
         if source.size:
-            calls.append(
-                copying(
-                    source,
-                    inner(padded, (overlap.within for overlap in overlaps)),
-                )
-            )
+            calls.append(copying(source, inner(padded, (overlap.within for overlap in overlaps))))
         calls.append(copying(self._patches(padded, into.shape), into))
         return calls
 

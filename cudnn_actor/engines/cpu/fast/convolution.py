@@ -18,7 +18,8 @@ from cudnn_actor.engines.cpu.exact.geometry import ConvGeometry
 from cudnn_actor.engines.cpu.fast.convolution_data import BackwardData
 from cudnn_actor.engines.cpu.fast.convolution_filter import BackwardFilter
 from cudnn_actor.engines.cpu.fast.convolution_forward import Forward
-from cudnn_actor.engines.cpu.fast.depthwise import DepthwiseData, DepthwiseFilter, DepthwiseForward
+from cudnn_actor.engines.cpu.fast.depthwise import DepthwiseForward
+from cudnn_actor.engines.cpu.fast.depthwise_gradients import DepthwiseData, DepthwiseFilter
 from cudnn_actor.engines.cpu.fast.kernels import Kernel
 from cudnn_actor.protocol.operations import (
     Convolution,

@@ -37,10 +37,14 @@ from cudnn_actor.engines.cpu.scratch import Dims, Scratch, footprint
 
 __all__ = ["BackwardData"]
 
-_COLUMN_BYTES = 1 << 19
+_COLUMN_BYTES = 1 << 20
+"""Columns of a block. Outputs that a block shares with its neighbours are computed for each."""
 _MOST_COLUMN_BYTES = 4 << 20
+"""Columns of a block with few pixels: then the filter is what a product reads most."""
 _FEW_PIXELS = 192
-_LEAST_FILTERS = 64
+"""A block of fewer pixels takes more time to read the filter than its columns."""
+_LEAST_ROWS = 64
+"""Taps and channels of a block: each product reads all of its part of dy."""
 _LEAST_CHANNELS = 32
 """Columns of fewer channels are stored by tap, so that sums are over longer runs."""
 
@@ -67,20 +71,25 @@ class BackwardData:
         self._tiles = {by_pixel: self._tile(by_pixel) for by_pixel in (False, True)}
 
     def _tile(self, by_pixel: bool) -> Dims:
-        """A tile of dx, with all channels if their columns lie by pixel."""
-        geometry = self._geometry
-        dims, taps = geometry.x, math.prod(geometry.taps)
-        whole = self._cost(dims[1])((1, *dims[1:])) * 2
-        channels = dims[1]
-        if not by_pixel and geometry.groups == 1 and not (whole <= _COLUMN_BYTES and dims[0] > 8):
-            least = min(dims[1], -(-_LEAST_FILTERS // taps))
-            channels = max(least, min(dims[1] // 4, _MOST_COLUMN_BYTES * dims[1] // (4 * whole)))
-        elif by_pixel and dims[1] >= 4 * _LEAST_FILTERS:
-            channels = max(_LEAST_FILTERS, -(-dims[1] // 8))
+        """A tile of dx."""
+        dims, channels = self._geometry.x, self._channels(by_pixel)
         cost = self._cost(channels)
-        budget = max(_COLUMN_BYTES * 2, cost((1, *(1 for _ in dims[1:]))) * _FEW_PIXELS)
+        budget = max(_COLUMN_BYTES, cost((1, *(1 for _ in dims[1:]))) * _FEW_PIXELS)
         tile = largest_tile(dims, cost, min(budget, _MOST_COLUMN_BYTES))
         return (tile[0], channels, *tile[2:])
+
+    def _channels(self, by_pixel: bool) -> int:
+        """Of a block. Fewer leave room for more pixels, and blocks for more lanes."""
+        dims, taps = self._geometry.x, math.prod(self._geometry.taps)
+        if self._geometry.groups > 1:
+            return dims[1]
+        if by_pixel:
+            return dims[1] if dims[1] < 4 * _LEAST_ROWS else max(_LEAST_ROWS, -(-dims[1] // 8))
+        image = self._cost(dims[1])((1, *dims[1:]))
+        if dims[0] > 8 and 4 * image <= _COLUMN_BYTES:
+            return dims[1]
+        least = min(dims[1], -(-_LEAST_ROWS // taps))
+        return max(least, min(dims[1] // 4, _COLUMN_BYTES * dims[1] // (2 * image)))
 
     def _cost(self, channels: int) -> Callable[[Dims], int]:
         def cost(tile: Dims) -> int:
@@ -153,7 +162,7 @@ class BackwardData:
                     multiplying(w, *(images_joined(gradient, into) if by_pixel else (gradient, into))),
                 ]
         columns = self._columns(target.shape, pixels, by_pixel, filters.taps_first, memory)
-        into = as_matrices(columns, by_pixel, filters.taps_first, len(pixels))
+        into = as_matrices(columns, filters.taps_first, len(pixels))
         if filters.taps_first and target.shape[1] < geometry.x[1]:
             # Those of some channels are not one matrix, but one for each tap.
             taps, channels = math.prod(geometry.taps), target.shape[1]

@@ -121,7 +121,7 @@ class Forward:
         if geometry.pixelwise:
             view = inner(x, box[2:])
             view = view.reshape(*view.shape[:3], *(1 for _ in geometry.taps), *view.shape[3:])
-            if as_matrices(view, bound.by_pixel, False, len(geometry.taps)) is not None:
+            if as_matrices(view, False, len(geometry.taps)) is not None:
                 return view, []
         dims = self._columns.dims(box_dims(box), geometry.w[1])
         order = self._columns.order(bound.by_pixel, bound.filters.taps_first)
@@ -146,7 +146,7 @@ class Forward:
         target = bound.y[box]
         after = [*bound.behind(box)] if bound.behind else []
         into = as_results(target, geometry.groups)
-        b = as_matrices(columns, bound.by_pixel, bound.filters.taps_first, rank)
+        b = as_matrices(columns, bound.filters.taps_first, rank)
         assert b is not None
         if into is not None and blas_takes(into) and not _narrow(into):
             one, other = images_joined(b, into) if bound.by_pixel else (b, into)

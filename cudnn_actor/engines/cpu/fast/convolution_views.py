@@ -160,9 +160,8 @@ def as_results(box: Floats, groups: int) -> Floats | None:
     return merged(box, (images, groups, filters // groups, math.prod(pixels)))
 
 
-def as_matrices(columns: Floats, by_pixel: bool, taps_first: bool, rank: int) -> Floats | None:
-    """Columns as matrices that BLAS takes, (images, groups, depth, pixels)."""
-    del by_pixel
+def as_matrices(columns: Floats, taps_first: bool, rank: int) -> Floats | None:
+    """Columns as matrices, (images, groups, depth, pixels); None if BLAS only takes a copy of them."""
     if taps_first:
         columns = np.moveaxis(columns, 2, 2 + rank)
     images, groups = columns.shape[:2]

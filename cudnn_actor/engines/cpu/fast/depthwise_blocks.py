@@ -1,0 +1,118 @@
+"""Blocks of depthwise convolutions, in channels-last order.
+
+`np.einsum` multiplies and adds in one pass over runs of channels. What lies in another order is copied to
+such a block, and from it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from cudnn_actor.engines.cpu.exact.boxes import Box, box_dims
+from cudnn_actor.engines.cpu.exact.geometry import ConvGeometry, spans
+from cudnn_actor.engines.cpu.fast.convolution_views import Floats, copying, even, filling, inner, laid_out
+from cudnn_actor.engines.cpu.fast.kernels import Call
+from cudnn_actor.engines.cpu.scratch import Dims, Scratch
+
+__all__ = ["DepthwiseBlocks", "accumulating", "subscripts"]
+
+_BLOCK = 1 << 16
+"""Elements of a block of results, at most."""
+_LEAST_BLOCK = 1 << 15
+"""Elements of a block of results, at least: a smaller one reads much that its neighbours read, too."""
+_BLOCKS = 8
+"""Blocks of a small tensor."""
+_CHANNELS = 2048
+"""Of a block, at most. Runs of fewer than a few hundred channels take longer for each."""
+
+
+class DepthwiseBlocks:
+    """What convolutions and gradients that have a filter for each channel have in common.
+
+    Parameters
+    ----------
+    geometry
+        The convolution.
+    dims
+        Those of the tensor whose boxes are blocks.
+    dtype
+        That of all arrays.
+    """
+
+    def __init__(self, geometry: ConvGeometry, dims: Dims, dtype: type) -> None:
+        self._geometry = geometry
+        self._dtype = dtype
+        self._itemsize = np.dtype(dtype).itemsize
+        self._taps = math.prod(geometry.taps)
+        self._axes = tuple(range(2, 2 + len(geometry.taps)))
+        self._tile = _tile(dims)
+
+    def _taps_of_lanes(
+        self, w: Floats, pixels: int, memories: Sequence[Scratch]
+    ) -> tuple[list[Floats], list[list[Call]]]:
+        """For each lane: the filter as (taps, pixels, channels), once for each pixel, and its first calls."""
+        source = np.moveaxis(w[:, 0], 0, -1)[..., None, :]
+        dims = (*source.shape[:-2], pixels, source.shape[-1])
+        taps = [memory.take(dims, self._dtype) for memory in memories]
+        return taps, [[copying(source, each)] for each in taps]
+
+    def _take(self, memory: Scratch, dims: Dims) -> Floats:
+        """Scratch memory for dims N, C, spatial, in channels-last order."""
+        return laid_out(memory, dims, (0, *self._axes, 1), self._dtype)
+
+    def _reach(self, tile: Dims) -> Dims:
+        """Dims of the part of padded x that a tile of y depends on."""
+        spatial = (self._geometry.reach((0, extent), axis) for axis, extent in enumerate(tile[2:]))
+        return (*tile[:2], *(stop - start for start, stop in spatial))
+
+    def _padded(self, x: Floats, box: Box, memory: Scratch) -> tuple[Floats, list[Call]]:
+        """The part of padded x that a box of y depends on, in channels-last order, and calls that fill it."""
+        geometry = self._geometry
+        reach = [geometry.reach(span, axis) for axis, span in enumerate(spans(box))]
+        overlaps = [geometry.overlap(span, axis) for axis, span in enumerate(reach)]
+        source = inner(x, (*box[:2], *(overlap.source for overlap in overlaps)))
+        dims = (*box_dims(box[:2]), *(stop - start for start, stop in reach))
+        if source.shape == dims and x.strides[1] == x.itemsize:
+            return source, []
+        padded = self._take(memory, dims)
+        calls = [filling(padded)] if source.size < padded.size else []
+        if source.size:
+            calls.append(copying(source, inner(padded, (overlap.within for overlap in overlaps))))
+        return padded, calls
+
+    def _shifted(self, padded: Floats, dims: Dims) -> Floats:
+        """Padded x as seen by each tap: (images, taps, spatial dims of y, channels)."""
+        conv = self._geometry.conv
+        taps = (step * d for step, d in zip(padded.strides[2:], conv.dilation, strict=True))
+        pixels = (step * s for step, s in zip(padded.strides[2:], conv.stride, strict=True))
+        strides = (padded.strides[0], *taps, *pixels, padded.strides[1])
+        full = (dims[0], *self._geometry.taps, *dims[2:], dims[1])
+        return np.lib.stride_tricks.as_strided(padded, full, strides, writeable=False)
+
+
+def subscripts(rank: int) -> tuple[list[int], list[int], list[int]]:
+    """Of shifted x, the filter and y in sums of products: images, taps, pixels, channels."""
+    image, channel = 0, 1 + 2 * rank
+    taps, pixels = [*range(1, 1 + rank)], [*range(1 + rank, 1 + 2 * rank)]
+    return [image, *taps, *pixels, channel], [*taps, channel], [image, *pixels, channel]
+
+
+def accumulating(
+    arrays: tuple[Floats, Floats, Floats], of_a: list[int], of_b: list[int], of_sums: list[int]
+) -> Call:
+    """A call that sets the last array to the sums of products of the others."""
+    a, b, sums = arrays
+    einsum: Callable[..., object] = np.einsum
+    return lambda: einsum(a, of_a, b, of_b, of_sums, out=sums)
+
+
+def _tile(dims: Dims) -> Dims:
+    """A tile for blocks of about equal size."""
+    most = max(_LEAST_BLOCK, min(_BLOCK, math.prod(dims) // _BLOCKS))
+    tile = [1, even(dims[1], _CHANNELS), *(1 for _ in dims[2:])]
+    for axis in (*reversed(range(2, len(dims))), 0):
+        tile[axis] = even(dims[axis], most // math.prod(tile))
+    return tuple(tile)

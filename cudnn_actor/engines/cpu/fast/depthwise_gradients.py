@@ -1,0 +1,161 @@
+"""The gradients of convolutions that have a filter for each channel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise, product
+
+import numpy as np
+
+from cudnn_actor.engines.cpu.exact.boxes import Box, boxes
+from cudnn_actor.engines.cpu.exact.geometry import ConvGeometry, spans
+from cudnn_actor.engines.cpu.fast.convolution_forward import Behind
+from cudnn_actor.engines.cpu.fast.convolution_views import (
+    Floats,
+    adding,
+    copying,
+    dealt_in_turn,
+    filling,
+    inner,
+    meeting,
+)
+from cudnn_actor.engines.cpu.fast.depthwise_blocks import DepthwiseBlocks, accumulating, subscripts
+from cudnn_actor.engines.cpu.fast.kernels import Call, Operands, Step, dealt
+from cudnn_actor.engines.cpu.scratch import Scratch, footprint
+
+__all__ = ["DepthwiseData", "DepthwiseFilter"]
+
+
+class DepthwiseData(DepthwiseBlocks):
+    """dx = the sum over taps of w times the shifted dy. As in the definition, padding takes no part."""
+
+    def __init__(self, geometry: ConvGeometry, dtype: type) -> None:
+        super().__init__(geometry, geometry.x, dtype)
+
+    def footprint(self, lanes: int) -> int:
+        """Bytes for a filter, dy's part, a product, and a result that lies otherwise in dx."""
+        del lanes
+        tile, geometry = self._tile, self._geometry
+        outputs = (
+            *tile[:2],
+            *(min(e + w, y) for e, w, y in zip(tile[2:], geometry.window, geometry.y[2:], strict=True)),
+        )
+        return footprint((self._taps, geometry.w[0]), outputs, outputs, tile, itemsize=self._itemsize)
+
+    def bind(
+        self, operands: Operands, results: Operands, lanes: Sequence[Scratch], behind: Behind | None = None
+    ) -> list[Step]:
+        """See `Kernel`."""
+        dy, w, dx = operands["dy"], operands["w"], results["dx"]
+        grid = [*boxes(self._geometry.x, self._tile)]
+        memories = [lane.fork() for lane in lanes[: len(grid)]]
+        filters, calls = self._taps_of_lanes(w, 1, memories)
+        for number, box in enumerate(grid):
+            lane = number % len(memories)
+            calls[lane] += self._block(dy, filters[lane], dx[box], box, memories[lane].fork())
+            calls[lane] += behind(box) if behind else ()
+        return [dealt(calls)]
+
+    def _block(self, dy: Floats, taps: Floats, target: Floats, box: Box, memory: Scratch) -> list[Call]:
+        geometry = self._geometry
+        outputs = []
+        for axis, (start, stop) in enumerate(spans(box)):
+            pad = geometry.conv.pre_padding[axis]
+            outputs.append(geometry.touching((start + pad, stop + pad), axis))
+        if any(stop <= start for start, stop in outputs):
+            return [filling(target)]
+        gradient = dy[(*box[:2], *(slice(*span) for span in outputs))]
+        calls: list[Call] = []
+        if gradient.strides[1] != gradient.itemsize:
+            copy = self._take(memory, gradient.shape)
+            calls.append(copying(gradient, copy))
+            gradient = copy
+        sums = target if target.strides[1] == target.itemsize else self._take(memory, target.shape)
+        apart = self._take(memory, gradient.shape)
+        calls.append(filling(sums))
+        for tap in product(*map(range, geometry.taps)):
+            pairs = [
+                meeting(geometry, axis, place, span, outputs[axis])
+                for axis, (place, span) in enumerate(zip(tap, spans(box), strict=True))
+            ]
+            into = inner(sums, (one for one, _ in pairs))
+            if into.size:
+                met = [other for _, other in pairs]
+                w = inner(taps, (*tap, 0, box[1])).reshape(-1, *(1 for _ in self._axes))
+                terms = inner(apart, met)
+                calls += [_multiplying(inner(gradient, met), w, terms), adding(into, terms)]
+        if sums is not target:
+            calls.append(copying(sums, target))
+        return calls
+
+
+class DepthwiseFilter(DepthwiseBlocks):
+    """dw = the sum over pixels of dy times the shifted x: sums of parts of them, added up in order."""
+
+    def __init__(self, geometry: ConvGeometry, dtype: type) -> None:
+        super().__init__(geometry, geometry.y, dtype)
+        self._pieces = [
+            slice(start, min(start + self._tile[1], geometry.w[0]))
+            for start in range(0, geometry.w[0], self._tile[1])
+        ]
+        pixels = (geometry.y[0], self._tile[1], *geometry.y[2:])
+        self._grid = [*boxes(pixels, self._tile)]
+        self._sums = max(1, min(len(self._grid), -(-8 // len(self._pieces))))
+
+    def footprint(self, lanes: int) -> int:
+        """Bytes for the padded part of x, dy's part, sums and a summand."""
+        tile = self._tile
+        sums = -(-self._sums * len(self._pieces) // lanes)
+        sum_dims = (self._taps, tile[1])
+        return footprint(self._reach(tile), tile, *[sum_dims] * (sums + 1), itemsize=self._itemsize)
+
+    def bind(
+        self, operands: Operands, results: Operands, lanes: Sequence[Scratch], behind: Behind | None = None
+    ) -> list[Step]:
+        """See `Kernel`."""
+        x, dy, dw = operands["x"], operands["dy"], results["dw"]
+        cuts = [len(self._grid) * number // self._sums for number in range(self._sums + 1)]
+        memories = [lane.fork() for lane in lanes]
+        parts: list[list[Call]] = []
+        adding_up: list[list[Call]] = []
+        for channels in self._pieces:
+            totals = []
+            for start, stop in pairwise(cuts):
+                memory = memories[len(parts) % len(lanes)]
+                total = memory.take((*self._geometry.taps, channels.stop - channels.start), self._dtype)
+                grid = self._grid[start:stop]
+                parts.append([*self._sum(x[:, channels], dy[:, channels], total, grid, memory.fork())])
+                totals.append(total)
+            first, *others = totals
+            target = np.moveaxis(dw[channels, 0], 0, -1)
+            adding_up.append([*(adding(first, total) for total in others), copying(first, target)])
+        steps = [dealt_in_turn(parts, len(lanes)), dealt_in_turn(adding_up, len(lanes))]
+        if behind is not None and (after := behind(tuple(slice(0, dim) for dim in dw.shape))):
+            steps.append(dealt([after]))
+        return steps
+
+    def _sum(
+        self, x: Floats, dy: Floats, total: Floats, grid: Sequence[Box], memory: Scratch
+    ) -> Iterator[Call]:
+        rank = len(self._axes)
+        summand = memory.take(total.shape, self._dtype)
+        of_x, of_w, of_y = subscripts(rank)
+        for number, one in enumerate(grid):
+            box = (one[0], slice(0, total.shape[-1]), *one[2:])
+            below = memory.fork()
+            padded, calls = self._padded(x, box, below)
+            yield from calls
+            gradient = dy[box]
+            if gradient.strides[1] != gradient.itemsize:
+                copy = self._take(below, gradient.shape)
+                yield copying(gradient, copy)
+                gradient = copy
+            shifted = self._shifted(padded, gradient.shape)
+            into = summand if number else total
+            yield accumulating((shifted, np.moveaxis(gradient, 1, -1), into), of_x, of_y, of_w)
+            if number:
+                yield adding(total, summand)
+
+
+def _multiplying(a: Floats, b: Floats, y: Floats) -> Call:
+    return lambda: np.multiply(a, b, out=y)
