@@ -9,10 +9,19 @@ import numpy as np
 import pytest
 
 from cudnn_actor.engines.cpu.exact.evaluation import NumPy
-from cudnn_actor.engines.cpu.fast.indexing import gather
+from cudnn_actor.engines.cpu.fast.indexing import gather, gather_elements, gather_nd
 from cudnn_actor.engines.cpu.fast.kernels import Kernel
 from cudnn_actor.engines.cpu.fast.resampling import resample
-from cudnn_actor.protocol import DType, Gather, Layout, Resample, ResampleMode, TensorSpec
+from cudnn_actor.protocol import (
+    DType,
+    Gather,
+    GatherElements,
+    GatherND,
+    Layout,
+    Resample,
+    ResampleMode,
+    TensorSpec,
+)
 
 from ...gpu.operations.drawing import draw
 from .kernel_runs import array_of, error, run
@@ -24,12 +33,16 @@ def made(operation: Any, specs: dict[str, TensorSpec]) -> Kernel | None:
     match operation:
         case Gather():
             return gather(operation, specs)
+        case GatherElements():
+            return gather_elements(operation, specs)
+        case GatherND():
+            return gather_nd(operation, specs)
         case Resample():
             return resample(operation, specs)
     return None
 
 
-@pytest.mark.parametrize(("family", "count", "least"), [("indexing", 300, 25), ("resampling", 150, 40)])
+@pytest.mark.parametrize(("family", "count", "least"), [("indexing", 250, 70), ("resampling", 150, 40)])
 def test_random_problems_are_within_the_bounds_of_their_operations(
     family: str, count: int, least: int
 ) -> None:
@@ -61,6 +74,26 @@ def test_many_slices_are_gathered_on_any_number_of_lanes(
     run(kernel, {"x": x, "indices": places}, {"y": y}, lanes)
     within = np.clip(np.where(places < 0, places + dims[axis], places), 0, dims[axis] - 1)
     np.testing.assert_array_equal(y, np.take(x, within, axis))
+
+
+@pytest.mark.parametrize("lanes", [1, 2, 3])
+def test_many_elements_are_gathered_on_any_number_of_lanes(lanes: int) -> None:
+    x = RNG.normal(size=(5, 300, 200)).astype(np.float32)
+    places = RNG.integers(-300, 300, (5, 350, 190))
+    lists = RNG.integers(0, 200, (5, 40_000, 2))
+    taken = np.take_along_axis(x[:, :, :190], places % 300, 1)
+    listed = np.stack([of[at[:, 0], at[:, 1]] for of, at in zip(x, lists, strict=True)])
+    for operation, indices, wanted in (
+        (GatherElements(x="x", indices="indices", y="y", axis=1), places, taken),
+        (GatherND(x="x", indices="indices", y="y", batch_dims=1), lists, listed),
+    ):
+        specs = {"x": TensorSpec.like(x), "indices": TensorSpec.like(indices)}
+        specs["y"] = TensorSpec.like(wanted)
+        kernel = made(operation, specs)
+        assert kernel is not None
+        y = np.empty_like(wanted)
+        run(kernel, {"x": x, "indices": indices}, {"y": y}, lanes)
+        np.testing.assert_array_equal(y, wanted)
 
 
 @pytest.mark.parametrize("layout", [Layout.NCHW, Layout.NHWC])

@@ -1,4 +1,4 @@
-"""Gathers of slices along an axis: copies of the runs that indices name."""
+"""Gathers: copies of the runs, or of the elements, that indices name."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ import numpy.typing as npt
 
 from cudnn_actor.engines.cpu.fast.kernels import Call, Step, dealt
 from cudnn_actor.engines.cpu.scratch import Scratch, footprint
-from cudnn_actor.protocol.operations import Gather, Node, Specs
+from cudnn_actor.protocol.operations import Gather, GatherElements, GatherND, Node, Specs
+from cudnn_actor.protocol.operations.indexing import Gathering
 
-__all__ = ["Gathered", "gather"]
+__all__ = ["Gathered", "GatheredElements", "GatheredLists", "gather", "gather_elements", "gather_nd"]
 
 Array = npt.NDArray[Any]
 _ELEMENTS = 16384
@@ -68,12 +69,7 @@ class Gathered:
         if not (x.flags.c_contiguous and y.flags.c_contiguous):
             return [(partial(_gathered, self.node, x, given, y),)]
         indices, below = (lanes[0].take(given.shape, np.int64) for _ in range(2))
-        wrapped: list[Call] = [
-            partial(np.copyto, indices, given),
-            partial(np.right_shift, indices, np.array(63), below),
-            partial(np.bitwise_and, below, np.array(self.size), below),
-            partial(np.add, indices, below, indices),
-        ]
+        wrapped = _wrapped(given, self.size, indices, below)
         if y.size <= _FEW_ELEMENTS:
             lanes = lanes[:1]
         calls: list[list[Call]] = [[] for _ in lanes]
@@ -100,7 +96,140 @@ class Gathered:
                     yield partial(run.take, indices[sample, part], 1, into, "clip")
 
 
-def _gathered(node: Gather[Any], x: Array, indices: Array, y: Array) -> None:
+def _wrapped(given: Array, size: int, indices: Array, spare: Array) -> list[Call]:
+    """Calls that copy indices to int64, those below 0 counted from the end of so many elements."""
+    return [
+        partial(np.copyto, indices, given),
+        partial(np.right_shift, indices, np.array(63), spare),
+        partial(np.bitwise_and, spare, np.array(size), spare),
+        partial(np.add, indices, spare, indices),
+    ]
+
+
+def _steps(given: Array, size: int, stride: int, steps: Array, spare: Array) -> list[Call]:
+    """Calls that turn indices into distances in memory; those out of range are the nearest in range."""
+    return [
+        *_wrapped(given, size, steps, spare),
+        partial(np.ndarray.clip, steps, 0, size - 1, out=steps),
+        partial(np.multiply, steps, np.array(stride), steps),
+    ]
+
+
+def gather_elements(node: Node, specs: Specs) -> GatheredElements:
+    """The kernel for `GatherElements`."""
+    assert isinstance(node, GatherElements)
+    x, indices = specs["x"].dims, specs["indices"].dims
+    return GatheredElements(node, node.axis % len(x), x, indices)
+
+
+@dataclass(frozen=True)
+class GatheredElements:
+    """Elements of x, of dims `x`, in the places of indices of dims `indices`, but for those along `axis`."""
+
+    node: GatherElements[Any]
+    axis: int
+    x: tuple[int, ...]
+    indices: tuple[int, ...]
+
+    @property
+    def _rows(self) -> int:
+        return min(self.indices[0], max(1, _ELEMENTS // math.prod(self.indices[1:])))
+
+    def footprint(self, lanes: int) -> int:
+        """Bytes of scratch that each lane needs: for places."""
+        del lanes
+        return 2 * footprint((self._rows, *self.indices[1:]))
+
+    def bind(
+        self, operands: Mapping[str, Array], results: Mapping[str, Array], lanes: Sequence[Scratch]
+    ) -> list[Step]:
+        """The steps of a run: see `Kernel`."""
+        x, given, y = operands["x"], operands["indices"], results["y"]
+        if not (x.flags.c_contiguous and y.flags.c_contiguous):
+            return [(partial(_gathered, self.node, x, given, y),)]
+        if y.size <= _FEW_ELEMENTS:
+            lanes = lanes[:1]
+        calls: list[list[Call]] = [[] for _ in lanes]
+        strides = [math.prod(self.x[axis + 1 :]) for axis in range(len(self.x))]
+        for number, first in enumerate(range(0, self.indices[0], self._rows)):
+            block = given[first : first + self._rows]
+            memory = lanes[number % len(lanes)].fork()
+            places, spare = (memory.take(block.shape, np.int64) for _ in range(2))
+            into = calls[number % len(lanes)]
+            into += _steps(block, self.x[self.axis], strides[self.axis], places, spare)
+            for axis, size in enumerate(block.shape):
+                if axis != self.axis:
+                    start = 0 if axis else first
+                    along = [-1 if other == axis else 1 for other in range(len(self.x))]
+                    own = (np.arange(start, start + size) * strides[axis]).reshape(along)
+                    into.append(partial(np.add, places, own, places))
+            into.append(partial(x.reshape(-1).take, places, None, y[first : first + self._rows], "clip"))
+        return [dealt(calls)]
+
+
+def gather_nd(node: Node, specs: Specs) -> GatheredLists | None:
+    """The kernel for `GatherND`; None for very many samples."""
+    assert isinstance(node, GatherND)
+    x, indices = specs["x"].dims, specs["indices"].dims
+    if math.prod(x[: node.batch_dims]) > _MOST_SAMPLES:
+        return None
+    return GatheredLists(node, node.batch_dims, x, indices)
+
+
+@dataclass(frozen=True)
+class GatheredLists:
+    """Runs of x, each named by a list of indices. `x`, `indices`: their dims, the first `batch` in common."""
+
+    node: GatherND[Any]
+    batch: int
+    x: tuple[int, ...]
+    indices: tuple[int, ...]
+
+    @property
+    def _inner(self) -> int:
+        return math.prod(self.x[self.batch + self.indices[-1] :])
+
+    @property
+    def _rows(self) -> int:
+        """How many lists a block has."""
+        return min(math.prod(self.indices[self.batch : -1]), max(1, _ELEMENTS // self._inner))
+
+    def footprint(self, lanes: int) -> int:
+        """Bytes of scratch that each lane needs: for places."""
+        del lanes
+        return 3 * footprint((self._rows,))
+
+    def bind(
+        self, operands: Mapping[str, Array], results: Mapping[str, Array], lanes: Sequence[Scratch]
+    ) -> list[Step]:
+        """The steps of a run: see `Kernel`."""
+        x, given, y = operands["x"], operands["indices"], results["y"]
+        if not (x.flags.c_contiguous and given.flags.c_contiguous and y.flags.c_contiguous):
+            return [(partial(_gathered, self.node, x, given, y),)]
+        if y.size <= _FEW_ELEMENTS:
+            lanes = lanes[:1]
+        calls: list[list[Call]] = [[] for _ in lanes]
+        samples, count = math.prod(self.x[: self.batch]), self.indices[-1]
+        sizes = self.x[self.batch : self.batch + count]
+        lists = given.reshape(samples, -1, count)
+        runs, into = x.reshape(samples, -1, self._inner), y.reshape(samples, -1, self._inner)
+        blocks = [(s, first) for s in range(samples) for first in range(0, lists.shape[1], self._rows)]
+        for number, (sample, first) in enumerate(blocks):
+            block = lists[sample, first : first + self._rows]
+            memory = lanes[number % len(lanes)].fork()
+            places, one, spare = (memory.take(block.shape[:1], np.int64) for _ in range(3))
+            own = calls[number % len(lanes)]
+            for index, size in enumerate(sizes):
+                stride = math.prod(sizes[index + 1 :])
+                own += _steps(block[:, index], size, stride, one if index else places, spare)
+                if index:
+                    own.append(partial(np.add, places, one, places))
+            part = into[sample, first : first + self._rows]
+            own.append(partial(runs[sample].take, places, 0, part, "clip"))
+        return [dealt(calls)]
+
+
+def _gathered(node: Gathering[Any], x: Array, indices: Array, y: Array) -> None:
     """Into arrays with gaps, or with another order: in memory that NumPy allocates."""
     places = node.places(x.shape, indices.shape)
     np.copyto(y, x[places.at(np, indices, x.shape)])

@@ -10,7 +10,7 @@ from cudnn_actor.engines.cpu.fast.attention_gradients import attention_backward
 from cudnn_actor.engines.cpu.fast.channel_norm_gradients import channel_norm_backward, channel_sums
 from cudnn_actor.engines.cpu.fast.channel_norms import batch_norm, channel_norm
 from cudnn_actor.engines.cpu.fast.grouped_matmul import grouped_matmul, grouped_matmul_backward_weights
-from cudnn_actor.engines.cpu.fast.indexing import gather
+from cudnn_actor.engines.cpu.fast.indexing import gather, gather_elements, gather_nd
 from cudnn_actor.engines.cpu.fast.kernels import Kernel
 from cudnn_actor.engines.cpu.fast.matmul import matmul
 from cudnn_actor.engines.cpu.fast.reductions import reduction
@@ -36,6 +36,8 @@ from cudnn_actor.protocol.operations import (
     ConvolutionForward,
     Cumulative,
     Gather,
+    GatherElements,
+    GatherND,
     GenStats,
     GroupedMatMul,
     GroupedMatMulBackwardWeights,
@@ -80,6 +82,8 @@ _MAKERS: Mapping[type, Callable[[Node, Specs], Kernel | None]] = {
     ConvolutionForward: convolution.make,
     Cumulative: cumulative,
     Gather: gather,
+    GatherElements: gather_elements,
+    GatherND: gather_nd,
     GenStats: channel_sums,
     GroupedMatMul: grouped_matmul,
     GroupedMatMulBackwardWeights: grouped_matmul_backward_weights,
