@@ -67,21 +67,20 @@ class Columns:
         geometry = self._geometry
         reach = [geometry.reach(span, axis) for axis, span in enumerate(spans(box))]
         overlaps = [geometry.overlap(span, axis) for axis, span in enumerate(reach)]
-        source = inner(x, (overlap.source for overlap in overlaps))
-        whole = all(
-            b.within == slice(0, stop - start) for b, (start, stop) in zip(overlaps, reach, strict=True)
-        )
+        source = inner(x, [overlap.source for overlap in overlaps])
+        extents = tuple([stop - start for start, stop in reach])
+        whole = source.shape[3:] == extents
         if whole and (geometry.single_tap or self._lies(x, by_pixel)):
             return [copying(self._patches(source, into.shape), into)]
         spatial = range(3, 3 + self._rank)
         order = (0, *spatial, 1, 2) if by_pixel else (0, 1, 2, *spatial)
-        dims = (*x.shape[:3], *(stop - start for start, stop in reach))
+        dims = (*x.shape[:3], *extents)
         padded = laid_out(memory, dims, order, self._dtype)
         calls: list[Call] = []
         if not whole:
             calls.append(filling(padded))
         if source.size:
-            calls.append(copying(source, inner(padded, (overlap.within for overlap in overlaps))))
+            calls.append(copying(source, inner(padded, [overlap.within for overlap in overlaps])))
         calls.append(copying(self._patches(padded, into.shape), into))
         return calls
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -21,6 +22,7 @@ __all__ = [
     "as_results",
     "blas_takes",
     "channels_last",
+    "channels_moved_last",
     "copying",
     "dealt_in_turn",
     "even",
@@ -51,14 +53,25 @@ def channels_last(array: Floats) -> bool:
 
 def laid_out(memory: Scratch, dims: Dims, order: Sequence[int], dtype: npt.DTypeLike) -> Floats:
     """Scratch memory for an array of these dims, whose axes lie in memory in this order, the last densest."""
-    return memory.take(tuple(dims[axis] for axis in order), dtype).transpose(np.argsort(order))
+    return memory.take(tuple([dims[axis] for axis in order]), dtype).transpose(_places(tuple(order)))
+
+
+@functools.cache
+def _places(order: tuple[int, ...]) -> tuple[int, ...]:
+    """Where in an order each axis is."""
+    return tuple(sorted(range(len(order)), key=order.__getitem__))
+
+
+def channels_moved_last(array: Floats) -> Floats:
+    """A view of an array of dims (first, channels, others) with the dims (first, others, channels)."""
+    return array.transpose(0, *range(2, array.ndim), 1)
 
 
 def blas_takes(array: Floats) -> bool:
     """Whether BLAS takes the matrices in the last two dims where they lie."""
-    *_, step, inner = (stride // array.itemsize for stride in array.strides)
-    rows, columns = array.shape[-2:]
-    return (inner == 1 and step >= columns) or (step == 1 and inner >= rows) or 1 in (rows, columns)
+    (rows, columns), (step, inner), unit = array.shape[-2:], array.strides[-2:], array.itemsize
+    by_rows = inner == unit and step >= columns * unit
+    return bool(by_rows or (step == unit and inner >= rows * unit) or rows == 1 or columns == 1)
 
 
 def inner(array: Floats, parts: Iterable[slice | int]) -> Floats:
@@ -121,7 +134,7 @@ class Filters:
         self._groups = geometry.groups
         dims = geometry.filter_matrix
         self._source = w
-        moved = np.moveaxis(w, 1, -1)
+        moved = channels_moved_last(w)
         found = merged(w, dims)
         self.taps_first = found is None and merged(moved, dims) is not None
         if self.taps_first:
@@ -163,7 +176,7 @@ def as_results(box: Floats, groups: int) -> Floats | None:
 def as_matrices(columns: Floats, taps_first: bool, rank: int) -> Floats | None:
     """Columns as matrices, (images, groups, depth, pixels); None if BLAS only takes a copy of them."""
     if taps_first:
-        columns = np.moveaxis(columns, 2, 2 + rank)
+        columns = columns.transpose(0, 1, *range(3, 3 + rank), 2, *range(3 + rank, columns.ndim))
     images, groups = columns.shape[:2]
     depth, pixels = math.prod(columns.shape[2 : 3 + rank]), math.prod(columns.shape[3 + rank :])
     found = merged(columns, (images, groups, depth, pixels))

@@ -9,7 +9,7 @@ import numpy as np
 from cudnn_actor.engines.cpu.exact.boxes import Box, boxes
 from cudnn_actor.engines.cpu.exact.geometry import ConvGeometry
 from cudnn_actor.engines.cpu.fast.convolution_forward import Behind
-from cudnn_actor.engines.cpu.fast.convolution_views import Floats, copying
+from cudnn_actor.engines.cpu.fast.convolution_views import Floats, channels_moved_last, copying
 from cudnn_actor.engines.cpu.fast.depthwise_blocks import DepthwiseBlocks, accumulating, subscripts
 from cudnn_actor.engines.cpu.fast.depthwise_rows import DepthwiseRows
 from cudnn_actor.engines.cpu.fast.kernels import Call, Operands, Step, dealt
@@ -65,7 +65,7 @@ class DepthwiseForward(DepthwiseBlocks):
         into = target
         if target.strides[1] != target.itemsize:
             into = self._take(memory, target.shape)
-        moved = np.moveaxis(into, 1, -1)
+        moved = channels_moved_last(into)
         w = taps[..., box[1]]
         pixels = w.shape[-2]
         joined = pixels > 1 and _run(padded, target.shape[1]) and _run(into, target.shape[1])

@@ -13,6 +13,7 @@ from cudnn_actor.engines.cpu.fast.convolution_forward import Behind
 from cudnn_actor.engines.cpu.fast.convolution_views import (
     Floats,
     adding,
+    channels_moved_last,
     copying,
     dealt_in_turn,
     filling,
@@ -152,7 +153,7 @@ class DepthwiseFilter(DepthwiseBlocks):
                 gradient = copy
             shifted = self._shifted(padded, gradient.shape)
             into = summand if number else total
-            yield accumulating((shifted, np.moveaxis(gradient, 1, -1), into), of_x, of_y, of_w)
+            yield accumulating((shifted, channels_moved_last(gradient), into), of_x, of_y, of_w)
             if number:
                 yield adding(total, summand)
 
