@@ -13,6 +13,7 @@ from cudnn_actor.engines.cpu.fast.grouped_matmul import grouped_matmul, grouped_
 from cudnn_actor.engines.cpu.fast.indexing import gather, gather_elements, gather_nd
 from cudnn_actor.engines.cpu.fast.kernels import Kernel
 from cudnn_actor.engines.cpu.fast.matmul import matmul
+from cudnn_actor.engines.cpu.fast.pooling_gradients import avg_pool_backward
 from cudnn_actor.engines.cpu.fast.reductions import reduction
 from cudnn_actor.engines.cpu.fast.resampling import resample
 from cudnn_actor.engines.cpu.fast.row_norm_gradients import row_norm_backward
@@ -25,6 +26,7 @@ from cudnn_actor.protocol.operations import (
     Attention,
     AttentionBackward,
     AvgPool,
+    AvgPoolBackward,
     BatchNorm,
     BatchNormBackward,
     BatchNormTraining,
@@ -71,6 +73,7 @@ _MAKERS: Mapping[type, Callable[[Node, Specs], Kernel | None]] = {
     Attention: attention,
     AttentionBackward: attention_backward,
     AvgPool: pooling.avg_pool,
+    AvgPoolBackward: avg_pool_backward,
     BatchNorm: batch_norm,
     BatchNormBackward: channel_norm_backward,
     BatchNormTraining: channel_norm,

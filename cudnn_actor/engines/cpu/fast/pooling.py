@@ -33,7 +33,7 @@ from cudnn_actor.protocol.operations import (
     Window,
 )
 
-__all__ = ["avg_pool", "max_pool"]
+__all__ = ["Axis", "Pooling", "avg_pool", "counts_of", "laid_out", "max_pool", "window_axes"]
 
 Array = npt.NDArray[Any]
 Dims = tuple[int, ...]
@@ -53,7 +53,7 @@ def max_pool(node: Node, specs: Specs) -> Pooling | None:
         return None
     dtype = np.dtype(np.float32) if x.dtype.is_half else x.dtype.numpy
     least = False if dtype.kind == "b" else -math.inf if dtype.kind == "f" else np.iinfo(dtype.name).min
-    return Pooling(x.dims, y.dims, dtype, _axes(node.window, x.dims, y.dims), np.maximum, least, None)
+    return Pooling(x.dims, y.dims, dtype, window_axes(node.window, x.dims, y.dims), np.maximum, least, None)
 
 
 def avg_pool(node: Node, specs: Specs) -> Pooling | None:
@@ -63,8 +63,8 @@ def avg_pool(node: Node, specs: Specs) -> Pooling | None:
     if 0 in x.dims or 0 in y.dims:
         return None
     dtype = np.dtype(np.float32) if x.dtype.is_half else x.dtype.numpy
-    axes = _axes(node.window, x.dims, y.dims)
-    counts = _counts(node, axes, dtype)
+    axes = window_axes(node.window, x.dims, y.dims)
+    counts = counts_of(node, axes, dtype)
     return Pooling(x.dims, y.dims, dtype, axes, np.add, 0.0, counts)
 
 
@@ -123,7 +123,8 @@ class Axis:
         )
 
 
-def _axes(window: Window | AdaptiveWindow, x: Dims, y: Dims) -> tuple[Axis, ...]:
+def window_axes(window: Window | AdaptiveWindow, x: Dims, y: Dims) -> tuple[Axis, ...]:
+    """The windows along each spatial dim."""
     return tuple(
         _regular(window, axis, size, count) if isinstance(window, Window) else _adaptive(size, count)
         for axis, (size, count) in enumerate(zip(x[2:], y[2:], strict=True))
@@ -149,7 +150,7 @@ def _adaptive(size: int, count: int) -> Axis:
     return Axis(size, starts, stops, 1, tuple(range(size // count)), size // count)
 
 
-def _counts(node: AvgPool[Any] | AvgPoolBackward[Any], axes: Sequence[Axis], dtype: np.dtype[Any]) -> Array:
+def counts_of(node: AvgPool[Any] | AvgPoolBackward[Any], axes: Sequence[Axis], dtype: np.dtype[Any]) -> Array:
     """What sums are divided by, of dims that broadcast to the result's."""
     if node.include_padding and isinstance(node.window, Window):
         return np.array(math.prod(node.window.size), dtype)
@@ -220,7 +221,7 @@ class Pooling:
             for number in wanted:
                 dims = (*place.shape[: 2 + number], axes[number].count, *place.shape[3 + number :])
                 last = number == wanted[-1]
-                into = target if last else _array(memory, dims, self.dtype, channels_last=channels_last)
+                into = target if last else laid_out(memory, dims, self.dtype, channels_last=channels_last)
                 yield from self._along(axes[number], 2 + number, place, into, memory)
                 place = into
         if self.counts is not None:
@@ -388,7 +389,8 @@ def _blocks(y: Dims, extents: Dims) -> Iterator[tuple[slice, slice, slice]]:
     yield from itertools.product(*cuts)
 
 
-def _array(memory: Scratch, dims: Dims, dtype: np.dtype[Any], *, channels_last: bool) -> Array:
+def laid_out(memory: Scratch, dims: Dims, dtype: np.dtype[Any], *, channels_last: bool) -> Array:
+    """An array of scratch in which channels lie side by side, or not."""
     if not channels_last:
         return memory.take(dims, dtype)
     return np.moveaxis(memory.take((dims[0], *dims[2:], dims[1]), dtype), -1, 1)

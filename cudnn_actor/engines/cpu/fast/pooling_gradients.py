@@ -1,0 +1,106 @@
+"""The gradient of average pooling: each window is spread over its elements, one dim after the other."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from cudnn_actor.engines.cpu.fast.kernels import Call, Operands, Step, dealt
+from cudnn_actor.engines.cpu.fast.pooling import Axis, counts_of, laid_out, window_axes
+from cudnn_actor.engines.cpu.scratch import Scratch, footprint
+from cudnn_actor.protocol.operations import AvgPoolBackward, Node, Specs
+
+__all__ = ["Spreading", "avg_pool_backward"]
+
+Array = npt.NDArray[Any]
+Dims = tuple[int, ...]
+_ELEMENTS = 16384
+"""Of the result of a block, about."""
+_FEW_ELEMENTS = 32768
+"""Of dx: a second lane would take as long to begin as one takes."""
+_FEW_CHANNELS = 16
+"""Channels that lie side by side are not cut into fewer: the elements of a cache line."""
+
+
+def avg_pool_backward(node: Node, specs: Specs) -> Spreading | None:
+    """The kernel for `AvgPoolBackward`."""
+    assert isinstance(node, AvgPoolBackward)
+    dx, dy = specs["dx"], specs["dy"]
+    if 0 in dx.dims or 0 in dy.dims:
+        return None
+    dtype = np.dtype(np.float32) if dx.dtype.is_half else dx.dtype.numpy
+    axes = window_axes(node.window, dx.dims, dy.dims)
+    return Spreading(dx.dims, dy.dims, dtype, axes, counts_of(node, axes, dtype))
+
+
+@dataclass(frozen=True, eq=False)
+class Spreading:
+    """Adds dy, divided by counts, to all elements of dx that are in the window."""
+
+    dx: Dims
+    dy: Dims
+    dtype: np.dtype[Any]
+    axes: tuple[Axis, ...]
+    counts: Array
+
+    def _channels(self, *, channels_last: bool) -> int:
+        few = _FEW_CHANNELS if channels_last else 1
+        return min(self.dx[1], max(few, _ELEMENTS // math.prod(self.dx[2:])))
+
+    def _partly(self, channels: int) -> Iterator[Dims]:
+        """Dims of a block of dy, and of what it becomes along one dim after the other."""
+        for number in range(len(self.axes)):
+            yield (1, channels, *self.dx[2 : 2 + number], *self.dy[2 + number :])
+
+    def footprint(self, lanes: int) -> int:
+        """Bytes of scratch that each lane needs: for what is spread along some of the dims."""
+        del lanes
+        return footprint(*self._partly(self._channels(channels_last=True)), itemsize=self.dtype.itemsize)
+
+    def bind(self, operands: Operands, results: Operands, lanes: Sequence[Scratch]) -> list[Step]:
+        """The steps of a run: see `Kernel`."""
+        dy, dx = operands["dy"], results["dx"]
+        channels_last = abs(dx.strides[1]) < min(map(abs, dx.strides[2:]))
+        channels = self._channels(channels_last=channels_last)
+        if math.prod(self.dx) <= _FEW_ELEMENTS:
+            lanes = lanes[:1]
+        calls: list[list[Call]] = [[] for _ in lanes]
+        blocks = itertools.product(range(self.dx[0]), range(0, self.dx[1], channels))
+        for number, (image, first) in enumerate(blocks):
+            lane = number % len(lanes)
+            place = slice(image, image + 1), slice(first, min(first + channels, self.dx[1]))
+            memory = lanes[lane].fork()
+            size = place[1].stop - place[1].start
+            partly = [
+                laid_out(memory, dims, self.dtype, channels_last=channels_last) for dims in self._partly(size)
+            ]
+            calls[lane].append(partial(np.divide, dy[place], self.counts, partly[0]))
+            for axis, (y, x) in enumerate(itertools.pairwise([*partly, dx[place]])):
+                calls[lane] += _along(self.axes[axis], 2 + axis, y, x)
+        return [dealt(calls)]
+
+
+def _along(axis: Axis, dim: int, y: Array, x: Array) -> Iterator[Call]:
+    """Spread windows along a dim."""
+    before = (slice(None),) * dim
+    if axis.same:
+        yield partial(np.copyto, x, y)
+        return
+    yield partial(x.fill, 0)
+    if axis.taps is None or len(axis.taps) > 2 * axis.count:
+        for place, (start, stop) in enumerate(zip(axis.starts, axis.stops, strict=True)):
+            part = x[(*before, slice(start, stop, axis.dilation))]
+            yield partial(np.add, part, y[(*before, slice(place, place + 1))], part)
+        return
+    for tap in axis.taps:
+        if windows := axis.inside(tap):
+            first, last = tap + windows[0] * axis.stride, tap + windows[-1] * axis.stride
+            part = x[(*before, slice(first, last + 1, axis.stride))]
+            yield partial(np.add, part, y[(*before, slice(windows[0], windows[-1] + 1))], part)
