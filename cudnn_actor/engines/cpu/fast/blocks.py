@@ -17,9 +17,8 @@ Dims = tuple[int, ...]
 
 _ELEMENTS = 16384
 """Of a block: 64 KiB of float32. In shorter ones, NumPy takes longer for the call than for the elements."""
-_MORE_ELEMENTS = 32768
-_MANY = 1 << 24
-"""Larger tensors are cut into larger blocks, for there is a call for each of them."""
+_LARGE, _LARGER = 1 << 24, 1 << 28
+"""Tensors of so many elements are cut into blocks of two and of eight times as many: each takes a call."""
 _ROUND = 16
 """Rows are cut at multiples of it: the elements of a cache line."""
 
@@ -27,7 +26,7 @@ _ROUND = 16
 def block_elements(dims: Dims) -> int:
     """The most elements of a block of a tensor. It does not depend on how many lanes there are."""
     size = math.prod(dims)
-    return min(size, _ELEMENTS if size <= _MANY else _MORE_ELEMENTS)
+    return min(size, _ELEMENTS * (1 if size <= _LARGE else 2 if size <= _LARGER else 8))
 
 
 def merged(
