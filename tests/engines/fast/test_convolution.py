@@ -26,14 +26,14 @@ from .kernel_cases import run_kernel
 
 LAYOUTS = ("packed", "channels last", "mixed", "channels last with a packed filter", "with gaps")
 LARGER = {
-    "one block": Problem((1, 12, 14, 14), (40, 12, 3, 3), ConvSpec.symmetric(2, pad=1)),
+    "one block": Problem((1, 30, 14, 14), (40, 30, 3, 3), ConvSpec.symmetric(2, pad=1)),
     "several blocks": Problem((2, 40, 23, 19), (16, 40, 3, 3), ConvSpec.symmetric(2, pad=1)),
     "parts of the filters": Problem((1, 70, 7, 7), (150, 70, 3, 3), ConvSpec.symmetric(2, pad=1)),
     "pointwise": Problem((2, 40, 23, 23), (130, 40, 1, 1), ConvSpec.symmetric(2)),
-    "first layer": Problem((1, 3, 70, 72), (5, 3, 7, 7), ConvSpec.symmetric(2, pad=3, stride=2)),
-    "groups": Problem((1, 24, 26, 25), (24, 6, 3, 3), ConvSpec.symmetric(2, pad=1, groups=4)),
-    "long rows": Problem((1, 8, 3000), (8, 8, 9), ConvSpec.symmetric(1, pad=4)),
-    "volumes": Problem((1, 9, 6, 12, 14), (6, 9, 3, 3, 3), ConvSpec.symmetric(3, pad=1)),
+    "first layer": Problem((1, 3, 94, 92), (6, 3, 7, 7), ConvSpec.symmetric(2, pad=3, stride=2)),
+    "groups": Problem((1, 24, 34, 33), (32, 6, 3, 3), ConvSpec.symmetric(2, pad=1, groups=4)),
+    "long rows": Problem((1, 8, 3300), (8, 8, 9), ConvSpec.symmetric(1, pad=4)),
+    "volumes": Problem((1, 9, 7, 13, 14), (6, 9, 3, 3, 3), ConvSpec.symmetric(3, pad=1)),
     "depthwise, strided": Problem((2, 33, 40, 41), (33, 1, 3, 3), ConvSpec.symmetric(2, 1, 2, groups=33)),
     "depthwise, channels in blocks": Problem(
         (1, 600, 7, 7), (600, 1, 5, 5), ConvSpec.symmetric(2, 2, groups=600)
@@ -42,10 +42,12 @@ LARGER = {
         (1, 20, 44, 48), (20, 1, 3, 3), ConvSpec.symmetric(2, 1, groups=20)
     ),
     "depthwise, long rows": Problem(
-        (2, 7, 19, 67), (7, 1, 4, 3), ConvSpec.symmetric(2, (2, 1), 2, dilation=(3, 1), groups=7)
+        (2, 11, 37, 91), (11, 1, 4, 3), ConvSpec.symmetric(2, (2, 1), 2, dilation=(3, 1), groups=11)
     ),
-    "depthwise, long lines": Problem((1, 3, 700), (3, 1, 9), ConvSpec.symmetric(1, 8, dilation=2, groups=3)),
-    "depthwise volumes": Problem((1, 3, 6, 7, 33), (3, 1, 3, 3, 3), ConvSpec.symmetric(3, 1, groups=3)),
+    "depthwise, long lines": Problem(
+        (1, 17, 1200), (17, 1, 9), ConvSpec.symmetric(1, 8, dilation=2, groups=17)
+    ),
+    "depthwise volumes": Problem((1, 5, 6, 8, 33), (5, 1, 3, 3, 3), ConvSpec.symmetric(3, 1, groups=5)),
 }
 ALL = PROBLEMS | LARGER
 
@@ -119,7 +121,7 @@ def test_results_are_right_and_do_not_depend_on_the_lanes(problem: Problem, layo
 
 @pytest.mark.parametrize("layout", LAYOUTS[:3])
 @pytest.mark.parametrize("problem", LARGER.values(), ids=LARGER.keys())
-def test_results_in_several_blocks_are_right_too(problem: Problem, layout: str) -> None:
+def test_results_of_several_lanes_are_right_too(problem: Problem, layout: str) -> None:
     _check(problem, layout, DType.FLOAT32)
 
 
@@ -181,7 +183,8 @@ def test_what_is_made_behind_each_box_sees_it_finished(problem: Problem) -> None
         result = arrays[output]
         for name, values in _values(operation, specs).items():
             arrays[name][...] = values
-        kernel: Any = make(operation, specs)
+        kernel = make(operation, specs)
+        assert kernel is not None
         memory = [Scratch(aligned_bytes(kernel.footprint(2))) for _ in range(2)]
         given = {name: arrays[name] for name in operation.inputs}
         _run(kernel.bind(given, {output: result}, memory))
@@ -214,6 +217,18 @@ def test_scratch_for_a_large_image_is_a_few_blocks() -> None:
             kernel = make(operation, _specs(operation, problem, layout))
             assert kernel is not None
             assert kernel.footprint(2) < 8 << 20
+
+
+def test_a_small_convolution_takes_one_lane() -> None:
+    problem = PROBLEMS["padded"]
+    for operation in _operations(problem.conv):
+        specs = _specs(operation, problem, "packed")
+        arrays = {name: _array(spec) for name, spec in specs.items()}
+        kernel = make(operation, specs)
+        assert kernel is not None
+        memory = [Scratch(aligned_bytes(kernel.footprint(2))) for _ in range(2)]
+        results = {name: arrays[name] for name in operation.outputs}
+        assert all(len(step) == 1 for step in kernel.bind(arrays, results, memory))
 
 
 def test_integers_have_no_kernel() -> None:

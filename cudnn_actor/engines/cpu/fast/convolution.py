@@ -10,17 +10,20 @@ processing" (2006).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 import numpy as np
 
 from cudnn_actor.engines.cpu.exact.geometry import ConvGeometry
 from cudnn_actor.engines.cpu.fast.convolution_data import BackwardData
 from cudnn_actor.engines.cpu.fast.convolution_filter import BackwardFilter
-from cudnn_actor.engines.cpu.fast.convolution_forward import Forward
+from cudnn_actor.engines.cpu.fast.convolution_forward import Behind, Forward
 from cudnn_actor.engines.cpu.fast.depthwise import DepthwiseForward
 from cudnn_actor.engines.cpu.fast.depthwise_gradients import DepthwiseData, DepthwiseFilter
-from cudnn_actor.engines.cpu.fast.kernels import Kernel
+from cudnn_actor.engines.cpu.fast.kernels import Kernel, Operands, Step
+from cudnn_actor.engines.cpu.scratch import Scratch
 from cudnn_actor.protocol.operations import (
     Convolution,
     ConvolutionBackwardData,
@@ -33,7 +36,19 @@ from cudnn_actor.protocol.types.dtypes import DType
 
 __all__ = ["make"]
 
-_Make = Callable[[ConvGeometry, type], Kernel]
+_BRIEF = 60_000
+"""Nanoseconds of a kernel on one lane: a second lane would take as long to begin and to end."""
+
+
+class _Kernel(Kernel, Protocol):
+    """Those of this module can also be told what to call behind each box of the result."""
+
+    def bind(
+        self, operands: Operands, results: Operands, lanes: Sequence[Scratch], behind: Behind | None = None
+    ) -> list[Step]: ...
+
+
+_Make = Callable[[ConvGeometry, type], _Kernel]
 
 _DENSE: Mapping[type, _Make] = {
     ConvolutionForward: Forward,
@@ -47,7 +62,7 @@ _DEPTHWISE: Mapping[type, _Make] = {
 }
 
 
-def make(node: Node, specs: Specs) -> Kernel | None:
+def make(node: Node, specs: Specs) -> _Kernel | None:
     """A kernel for a convolution or one of its gradients; None if it is not of floating-point tensors."""
     if not isinstance(node, Convolution):
         return None
@@ -56,5 +71,26 @@ def make(node: Node, specs: Specs) -> Kernel | None:
     if not dtype.is_floating or any(0 in spec.dims for spec in (x, w, y)):
         return None
     geometry = ConvGeometry(x.dims, w.dims, y.dims, node.conv)
-    kernels = _DEPTHWISE if w.dims[1] == 1 and w.dims[0] == x.dims[1] > 1 else _DENSE
-    return kernels[type(node)](geometry, np.float64 if dtype is DType.FLOAT64 else np.float32)
+    depthwise = w.dims[1] == 1 and w.dims[0] == x.dims[1] > 1
+    kernels, products_per_ns = (_DEPTHWISE, 3) if depthwise else (_DENSE, 30)
+    kernel = kernels[type(node)](geometry, np.float64 if dtype is DType.FLOAT64 else np.float32)
+    products = math.prod(y.dims) * geometry.depth
+    return _OneLane(kernel) if products <= _BRIEF * products_per_ns else kernel
+
+
+class _OneLane:
+    """A kernel that uses the first lane alone."""
+
+    def __init__(self, kernel: _Kernel) -> None:
+        self._kernel = kernel
+
+    def footprint(self, lanes: int) -> int:
+        """See `Kernel`."""
+        del lanes
+        return self._kernel.footprint(1)
+
+    def bind(
+        self, operands: Operands, results: Operands, lanes: Sequence[Scratch], behind: Behind | None = None
+    ) -> list[Step]:
+        """See `Kernel`."""
+        return self._kernel.bind(operands, results, lanes[:1], behind)
