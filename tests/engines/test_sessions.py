@@ -93,7 +93,41 @@ def test_what_has_no_counterpart_is_named() -> None:
     assert refusal(g.build(y=g.relu(g.input("nothing", (0, 4))))) == "tensors without elements"
 
 
+def test_constants_that_bound_values_on_both_sides_are_one_node() -> None:
+    """`Clip`, which ONNX Runtime computes with the convolution before it; of `Max` and `Min` it does not."""
+    g = GraphBuilder()
+    y = g.conv(g.input("x", (1, 4, 6, 6)), g.input("w", (4, 4, 1, 1)))
+    graph = g.build(y=g.minimum(6.0, g.maximum(y, 0.0)))
+    assert written(graph) == ["Conv", "Clip"]
+    assert written(g.build(y=g.minimum(g.maximum(y, 3.0), 2.0))) == ["Conv", "Max", "Min"]
+    above = g.maximum(y, 1.0)
+    assert written(g.build(y=g.minimum(above, 2.0), z=above)) == ["Conv", "Max", "Min"]
+    assert written(g.build(y=g.minimum(above, 2.0) + above)) == ["Conv", "Max", "Min", "Add"]
+
+
+def written(graph: Graph) -> list[str]:
+    """The operators of a graph's model, without those that copy to its outputs."""
+    return [node.op_type for node in model(graph.body).graph.node if node.op_type != "Identity"]
+
+
 # What they compute.
+
+
+def test_bounds_behind_a_convolution_let_nan_pass_and_bound_infinities(bench: Workbench) -> None:
+    """Also where the lower bound is above the upper one, and where there is only one."""
+    x = RNG.standard_normal((1, 16, 5, 7)).astype(np.float32) * 4
+    x[0, 0, 0, :3] = np.nan, np.inf, -np.inf
+    w = np.ones((16, 1, 1, 1), np.float32)
+    g = GraphBuilder()
+    y = g.conv(g.input("x", x.shape), g.input("w", w.shape), groups=16)
+    outputs, expected = {}, {}
+    for lower, upper in ((0.0, 6.0), (-1.0, np.inf), (3.0, 2.0)):
+        outputs[f"{lower}, {upper}"] = g.minimum(g.maximum(y, lower), upper)
+        expected[f"{lower}, {upper}"] = np.minimum(np.maximum(x, np.float32(lower)), np.float32(upper))
+    outputs["above"], expected["above"] = g.minimum(y, np.inf), x
+    found = run(bench, g.build(outputs), x=x, w=w)
+    for name, values in expected.items():
+        np.testing.assert_array_equal(found[name], values)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -26,6 +26,7 @@ from cudnn_actor.protocol.operations import (
     ConvolutionBackwardData,
     ConvolutionForward,
     GraphTensor,
+    Operation,
     TensorRole,
 )
 from cudnn_actor.protocol.types.dtypes import DType
@@ -75,6 +76,12 @@ class Draft:
             if isinstance(operation, ConvolutionForward | ConvolutionBackwardData)
             for uid in operation.writes
         }
+        self._readers: dict[int, list[Operation[int]]] = {}
+        self._writers: dict[int, Operation[int]] = {}
+        for operation in graph.operations:
+            self._writers.update(dict.fromkeys(operation.writes, operation))
+            for uid in operation.reads:
+                self._readers.setdefault(uid, []).append(operation)
         self._count = 0
 
     # Nodes.
@@ -115,6 +122,15 @@ class Draft:
     def dims(self, uid: int) -> tuple[int, ...]:
         """A tensor's dims."""
         return self.graph.tensor(uid).dims
+
+    def writer_of(self, uid: int) -> Operation[int] | None:
+        """The operation that writes a tensor; None of an input."""
+        return self._writers.get(uid)
+
+    def readers_of(self, uid: int) -> list[Operation[int] | None]:
+        """The operations that read a tensor, and None for one that reads the graph's output."""
+        outside = [None] if self.graph.tensor(uid).role is TensorRole.BOUND else []
+        return [*self._readers.get(uid, []), *outside]
 
     def is_number(self, uid: int) -> bool:
         """Whether a tensor is a constant or passed by value: one number in all its elements."""

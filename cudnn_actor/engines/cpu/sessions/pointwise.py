@@ -31,6 +31,12 @@ def emit_pointwise(draft: Draft, operation: Pointwise[int]) -> None:
         _write(draft, operation, draft.emit(_LOGIC[mode], *truths), DType.BOOL)
     elif mode is _M.SELECT:
         _emit_select(draft, operation, computed)
+    elif (bounds := _bounds_before(draft, operation)) is not None:
+        uid, lower, upper = bounds
+        ends = (draft.number(end) for end in (lower, upper))
+        _write(draft, operation, draft.emit("Clip", draft.read(uid), *ends), computed)
+    elif (readers := draft.readers_of(operation.result)) and _bounds_before(draft, readers[0]) is not None:
+        pass  # its only reader has both bounds
     else:
         floating = computed is DType.FLOAT32
         table: Mapping[PointwiseMode, _Floats] = _OF_FLOATS if floating else _OF_INTEGERS
@@ -39,6 +45,36 @@ def emit_pointwise(draft: Draft, operation: Pointwise[int]) -> None:
         operands = [_as(draft, uid, computed) for uid in operation.operands]
         value = table[mode](draft, *operands, *operation.effective_parameters.values())
         _write(draft, operation, value, DType.BOOL if function.truth else computed)
+
+
+def _bounds_before(draft: Draft, operation: object) -> tuple[int, float, float] | None:
+    """The values of which an operation is the minimum with a constant behind the maximum with another.
+
+    ONNX Runtime computes one `Clip` together with the convolution before it, but not `Max` and `Min`. None of
+    other operations, and where the maximum is read elsewhere, too.
+    """
+    outer = _bound(draft, operation, _M.MIN)
+    if outer is None or len(draft.readers_of(outer[0])) != 1:
+        return None
+    inner = _bound(draft, draft.writer_of(outer[0]), _M.MAX)
+    if inner is None or inner[1] > outer[1]:
+        return None
+    return (*inner, outer[1])
+
+
+def _bound(draft: Draft, operation: object, mode: PointwiseMode) -> tuple[int, float] | None:
+    """The other operand of a maximum or minimum with a constant, and the constant. None of others."""
+    if not isinstance(operation, Pointwise) or operation.mode is not mode:
+        return None
+    uids = (*operation.operands, operation.result)
+    if any(draft.graph.tensor(uid).dtype is not DType.FLOAT32 for uid in uids):
+        return None
+    for uid, other in (operation.operands, operation.operands[::-1]):
+        value = draft.graph.tensor(uid).value
+        same = draft.dims(other) == draft.dims(operation.result)
+        if same and value is not None and math.isfinite(value) and not draft.is_number(other):
+            return other, float(value)
+    return None
 
 
 def _write(draft: Draft, operation: Pointwise[int], value: str, dtype: DType) -> None:
