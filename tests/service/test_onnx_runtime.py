@@ -200,6 +200,18 @@ async def test_it_is_chosen_where_it_is_installed_and_pays() -> None:
     assert await steps(dense(), onnx_runtime=True) == (("ONNX Runtime",), ())
 
 
+async def test_gradients_of_filters_are_left_to_numpy_which_takes_less_time() -> None:
+    g = GraphBuilder()
+    x, w = g.input("x", (1, 32, 16, 16)), g.input("w", (32, 32, 3, 3))
+    y = g.conv(x, w, pad=1)
+    assert await steps(g.build(y=y)) == (("ONNX Runtime",), ())
+    graph = g.build(dw=g.grad(y, w))
+    found, why = await steps(graph)
+    assert "ONNX Runtime" not in found
+    assert why == ()
+    assert await steps(graph, onnx_runtime=True) == (("ONNX Runtime",), ())
+
+
 async def test_an_explanation_says_why_it_does_not_run_a_graph() -> None:
     found, (why,) = await steps(without_counterpart())
     assert "ONNX Runtime" not in found

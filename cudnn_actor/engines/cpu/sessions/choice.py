@@ -14,6 +14,7 @@ from cudnn_actor.engines.cpu.sessions.plan import SessionPlan, SessionRun, sessi
 from cudnn_actor.engines.cpu.sessions.runtime import is_installed
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.graphs.timing import multiplications
+from cudnn_actor.protocol.operations import ConvolutionBackwardFilter
 
 __all__ = ["Sessions", "fixed_or_none", "session_or_reason"]
 
@@ -55,6 +56,8 @@ def fixed_or_none(
 
 
 def _pays(graph: OperationGraph) -> bool:
+    if any(isinstance(operation, ConvolutionBackwardFilter) for operation in graph.operations):
+        return False  # as a convolution with filters as large as images, it takes 1.6 times as long as NumPy
     if len(graph.operations) >= _MANY_OPERATIONS:
         return True
     counts = (multiplications(graph, operation) for operation in graph.operations)
