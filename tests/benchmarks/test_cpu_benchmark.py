@@ -12,6 +12,7 @@ from rich.console import Console
 pytest.importorskip("onnxruntime")
 
 from benchmarks.cpu.cases import Case, Conv, by_data, forward
+from benchmarks.cpu.page import section
 from benchmarks.cpu.profile import profiled
 from benchmarks.cpu.sheets import sheets, shown
 from benchmarks.cpu.turns import apart, compared
@@ -50,6 +51,16 @@ def test_an_aim_is_met_or_missed_by_the_median_of_the_turns_ratios() -> None:
     assert [columns[0][f"thread, {name}"] for name in ("CPU", "shortest")] == ["4.00", "3.00"]
     assert columns[0]["extra, aim"] == "1"
     assert dict(zip(ratios.columns, ratios.rows[0], strict=True))["thread"] == "4.00"
+
+
+def test_the_section_of_the_page_names_the_record_and_has_all_tables() -> None:
+    times = {"thread": [8.0], "onnxruntime": [2.0]}
+    row: Row = {"part": "small", "most": 4.0, "most_extra": 1.0, "rival": "onnxruntime"}
+    row |= {"wall_ms": times, "cpu_ms": times, "least_ms": times}
+    record = {"date": "2026-01-02T03:04:05", "threads": 2, "machine": {"cpu": "EPYC"}, "found": [row]}
+    text = section({**record, "versions": {"numpy": "2.4"}}, "cpu-engine-1.json")
+    assert "`benchmarks/results/cpu-engine-1.json` on 2026-01-02, EPYC,\n2 threads for" in text
+    assert text.count("| small |") == 3
 
 
 def test_a_side_that_cannot_compute_a_case_is_said_to_be_missing() -> None:
