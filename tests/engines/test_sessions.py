@@ -230,3 +230,17 @@ def test_constant_buffers_are_read_once(bench: Workbench) -> None:
         by_name["x"][...] = x * factor
         launch()
         np.testing.assert_allclose(by_name["y"], factor * wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_a_result_inside_a_graph_may_also_be_an_output(bench: Workbench) -> None:
+    """A GELU, of which ONNX Runtime makes one operator; an input; and one with two names."""
+    x, w = (RNG.standard_normal(dims).astype(np.float32) for dims in ((4, 8), (8, 8)))
+    g = GraphBuilder()
+    given, weight = g.input("x", x.shape), g.input("w", w.shape)
+    z = g.matmul(given, weight) + 1.0
+    gelu = z * (g.erf(z / 1.4142135) + 1.0) * 0.5
+    graph = g.build(same=given, gelu=gelu, again=gelu, y=g.matmul(gelu, weight))
+    found = run(bench, graph, x=x, w=w)
+    np.testing.assert_array_equal(found["same"], x)
+    np.testing.assert_array_equal(found["again"], found["gelu"])
+    np.testing.assert_allclose(found["y"], found["gelu"] @ w, rtol=1e-4, atol=1e-5)

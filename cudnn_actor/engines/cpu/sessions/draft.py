@@ -68,6 +68,8 @@ class Draft:
         self._constants: list[bytes] = []
         self._known: dict[tuple[object, ...], str] = {}
         """The names of constants."""
+        self._made: set[str] = set()
+        """The outputs of nodes."""
         self._values: dict[int, str] = {}
         """The names of values that operations can read."""
         self._products = {
@@ -94,6 +96,7 @@ class Draft:
     def emit_several(self, outputs: int, operator: str, *inputs: str, **attributes: Value) -> list[str]:
         """Add a node of several outputs."""
         names = [self._name() for _ in range(outputs)]
+        self._made.update(names)
         self._nodes.append(node(operator, inputs, names, attributes, f"{operator}_{len(self._nodes)}"))
         return names
 
@@ -239,9 +242,14 @@ class Draft:
         return self.cast(name, DType.FLOAT32) if given.dtype.is_half else name
 
     def _laid_out(self, value: str, order: tuple[int, ...] | None) -> str:
-        """A value as an output, with its axes in this order."""
+        """A value as an output, with its axes in this order.
+
+        It is a node's own output where it can be: ONNX Runtime 1.32 loses a GELU behind which there is an
+        `Identity` for an output, if another node reads it too.
+        """
         if order is None or order == tuple(range(len(order))):
-            return self.emit("Identity", value)
+            own = value in self._made and value not in self.outputs.values()
+            return value if own else self.emit("Identity", value)
         return self.emit("Transpose", value, perm=order)
 
     def _constant_of(self, given: GraphTensor) -> str:

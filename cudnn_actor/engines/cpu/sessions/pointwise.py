@@ -31,6 +31,8 @@ def emit_pointwise(draft: Draft, operation: Pointwise[int]) -> None:
         _write(draft, operation, draft.emit(_LOGIC[mode], *truths), DType.BOOL)
     elif mode is _M.SELECT:
         _emit_select(draft, operation, computed)
+    elif mode in _BITS:
+        _emit_bits(draft, operation)
     elif (bounds := _bounds_before(draft, operation)) is not None:
         uid, lower, upper = bounds
         ends = (draft.number(end) for end in (lower, upper))
@@ -132,6 +134,18 @@ def _emit_select(draft: Draft, operation: Pointwise[int], computed: DType) -> No
     _write(draft, operation, draft.emit("Where", truth, *operands), computed)
 
 
+def _emit_bits(draft: Draft, operation: Pointwise[int]) -> None:
+    """In int64; the result keeps the lowest bits that it has room for."""
+    wanted = draft.graph.tensor(operation.result).dtype
+    if wanted.is_floating or wanted is DType.UINT64:
+        refuse(f"{operation.mode} with {wanted} results")
+    operands = [_as(draft, uid, DType.INT64) for uid in operation.operands]
+    value = _broadcast(draft, operation, draft.emit(_BITS[operation.mode], *operands))
+    if wanted is DType.BOOL:
+        value = draft.emit("BitwiseAnd", value, draft.number(1, DType.INT64))
+    draft.write(operation.result, value if wanted is DType.INT64 else draft.cast(value, wanted))
+
+
 # Formulas.
 
 
@@ -220,6 +234,12 @@ _LOGIC = {
     _M.LOGICAL_OR: "Or",
     _M.LOGICAL_XOR: "Xor",
     _M.LOGICAL_NOT: "Not",
+}
+_BITS = {
+    _M.BITWISE_AND: "BitwiseAnd",
+    _M.BITWISE_OR: "BitwiseOr",
+    _M.BITWISE_XOR: "BitwiseXor",
+    _M.BITWISE_NOT: "BitwiseNot",
 }
 _COMPARISONS: Mapping[PointwiseMode, _Floats] = {
     _M.EQ: _one("Equal"),
