@@ -182,7 +182,12 @@ def _told(piece: PieceOfPlan) -> Row:
 
 def _measured_once(device: str, batch: int, size: Size, isolation: Isolation) -> Iterator[Row]:
     async def one() -> Row:
-        async with spawn(device=device, isolation=isolation, hang_after_s=600.0) as gpu:
+        async with spawn(
+            device=device,
+            isolation=isolation,
+            hang_after_s=600.0,
+            onnx_runtime=False,  # so that there are pieces on the CPU, too
+        ) as gpu:
             return {"isolation": isolation, **await measured(gpu, batch, size)}
 
     yield asyncio.run(one())
