@@ -32,7 +32,7 @@ def _lines(record: dict[str, Any], name: str) -> Iterator[str]:
     versions = ", ".join(f"{package} {version}" for package, version in record["versions"].items())
     threads = f"{record['threads']} thread{'s' if record['threads'] > 1 else ''} for every side"
     yield f"Recorded in `benchmarks/results/{name}` on {record['date'][:10]}, {record['machine']['cpu']},"
-    yield from (f"{threads}; {versions}. `python -m benchmarks.cpu --help` says what the sides are.", "")
+    yield from (f"{threads}; {versions}.", "`python -m benchmarks.cpu --help` says what the sides are.", "")
     for sheet in sheets([row for row in record["found"] if "error" not in row]):
         yield from as_markdown(sheet)
 
