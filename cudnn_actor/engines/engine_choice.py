@@ -17,6 +17,7 @@ from cudnn_actor.engines.cpu.sessions.runtime import is_installed
 from cudnn_actor.engines.cuda.device.external_arrays import adopt
 from cudnn_actor.engines.cuda.diagnosis.gpus import Driver, expects_gpu, find_driver, find_driver_apart
 from cudnn_actor.engines.cuda.diagnosis.installation import Problem, caution, obstacle
+from cudnn_actor.extras import install_command
 from cudnn_actor.memory.container import default_limit
 from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.types.checks import did_you_mean
@@ -171,7 +172,7 @@ class _Setting(NamedTuple):
             field="onnx_runtime",
             value=True,
             problem="needs the package onnxruntime, which is not installed",
-            fix="pip install 'cudnn-actor[cpu]', or leave it out",
+            fix=f"{install_command('cpu')}, or leave it out",
         )
 
 
