@@ -40,7 +40,7 @@ def session_or_reason(graph: OperationGraph, sessions: Sessions, threads: int) -
     except Unsupported as refusal:
         return f"ONNX Runtime does not run {refusal}"
     except Exception as error:  # noqa: BLE001 - the package raises classes of its own
-        log.warning("session.not_made", digest=graph.digest(), error=str(error))
+        log.warning("session.not_made", graph=graph.digest(), error=str(error))
         return f"ONNX Runtime made no session: {error}"
 
 
