@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from cudnn_actor.engines.cpu.fast.kernels import Kernel
+from cudnn_actor.engines.cpu.fast.kernels import Kernel, of_calls
 from cudnn_actor.engines.cpu.rounding import rounding_to
 from cudnn_actor.engines.cpu.scratch import Scratch, aligned_bytes
 from cudnn_actor.protocol import DType, TensorSpec
 
 from ...gpu.operations.cases import OperationCase, arrays, error_over_bound, truth
 
-__all__ = ["array_of", "carried", "error", "run"]
+__all__ = ["array_of", "calls_of", "carried", "error", "run"]
 
 Arrays = dict[Any, np.ndarray]
 
@@ -52,6 +52,14 @@ def run(
                 call()
     for name, array in operands.items():
         np.testing.assert_array_equal(array, before[name])
+
+
+def calls_of(
+    kernel: Kernel, operands: Mapping[Any, np.ndarray], results: Mapping[Any, np.ndarray], lanes: int = 1
+) -> int:
+    """How many calls a run takes."""
+    memory = [Scratch(aligned_bytes(kernel.footprint(lanes))) for _ in range(lanes)]
+    return sum(len(of_calls(call)) for step in kernel.bind(operands, results, memory) for call in step)
 
 
 def error(case: OperationCase, make: Any, lanes: int = 1) -> tuple[float, Arrays] | None:

@@ -23,7 +23,7 @@ from cudnn_actor.protocol.operations import (
 )
 
 from ...gpu.operations.drawing import draw
-from .kernel_runs import array_of, error, run
+from .kernel_runs import array_of, calls_of, error, run
 
 MAKERS: dict[type, Any] = {
     BitCast: movement.bit_cast,
@@ -90,6 +90,23 @@ def test_large_arrays_are_copied_in_blocks_of_any_layout(operation: Any, given: 
         kernel = made(operation, specs)
         assert kernel is not None
         run(kernel, {name: array_of(spec, x) for name in names}, {"y": y}, lanes)
+        np.testing.assert_array_equal(y, wanted)
+
+
+@pytest.mark.parametrize("mode", PadMode)
+@pytest.mark.parametrize("dims", [(1, 4), (2, 3), (5, 2)])
+def test_a_border_that_is_much_longer_than_x_takes_few_calls(mode: PadMode, dims: tuple[int, ...]) -> None:
+    for before, after in (((0, 0), (0, 700_000)), ((3, 200_000), (2, 1)), ((100_000, 1), (70_000, 0))):
+        operation = BorderPad(x="x", y="y", before=before, after=after, mode=mode)
+        x = np.arange(np.prod(dims), dtype=np.float32).reshape(dims)
+        specs = {"x": TensorSpec.packed(dims, DType.FLOAT32)}
+        wanted = np.pad(x, list(zip(before, after, strict=True)), mode.value)
+        specs["y"] = TensorSpec.packed(wanted.shape, DType.FLOAT32)
+        kernel = made(operation, specs)
+        assert kernel is not None
+        y = array_of(specs["y"])
+        assert calls_of(kernel, {"x": array_of(specs["x"], x)}, {"y": y}) < 1000
+        run(kernel, {"x": array_of(specs["x"], x)}, {"y": y}, 2)
         np.testing.assert_array_equal(y, wanted)
 
 

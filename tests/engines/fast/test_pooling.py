@@ -25,7 +25,7 @@ from cudnn_actor.protocol import (
 )
 
 from ...gpu.operations.drawing import draw
-from .kernel_runs import array_of, error, run
+from .kernel_runs import array_of, calls_of, error, run
 
 S = Window.symmetric
 SHAPES = [
@@ -104,3 +104,33 @@ def test_random_problems_are_within_the_bounds_of_their_operations() -> None:
         ran += found is not None
         assert found is None or found[0] <= 1, f"seed {seed}, number {number}: {case}"
     assert ran > 35
+
+
+EXTREME = [
+    ((1, 16, 16, 4096), S(2, size=(1, 127), pad=(0, 63), stride=1)),
+    ((1, 1, 16, 4096), S(2, size=(1, 2047), pad=(0, 1023), stride=1)),
+    ((1, 4, 1024, 1024), S(2, size=33, pad=16, stride=1)),
+    ((1, 4, 2048, 2048), AdaptiveWindow(output=(2047, 2047))),
+    ((1, 1, 100_000), S(1, size=39_999, pad=19_999, stride=1)),
+    ((1, 1, 4096, 4096), AdaptiveWindow(output=(1, 1))),
+    ((1_000_000, 2, 2, 2), AdaptiveWindow(output=(1, 1))),
+    ((1, 16, 16, 65_536), S(2, size=3, pad=1, stride=1)),
+]
+
+
+@pytest.mark.parametrize("kind", [MaxPool, AvgPool, AvgPoolBackward])
+@pytest.mark.parametrize(("dims", "window"), EXTREME, ids=[str(dims) for dims, _ in EXTREME])
+def test_calls_and_scratch_are_bounded_whatever_the_windows(
+    dims: tuple[int, ...], window: Any, kind: Any
+) -> None:
+    small = TensorSpec.packed(window.output_dims(dims), DType.FLOAT32)
+    large = TensorSpec.packed(dims, DType.FLOAT32)
+    if kind is AvgPoolBackward:
+        operation, specs = AvgPoolBackward(dy="dy", dx="dx", window=window), {"dy": small, "dx": large}
+    else:
+        operation, specs = kind(x="x", y="y", window=window), {"x": large, "y": small}
+    if (kernel := made(operation, specs)) is None:
+        return
+    assert kernel.footprint(1) <= 4 << 20
+    given, result = ({name: np.empty(spec.dims, np.float32)} for name, spec in specs.items())
+    assert calls_of(kernel, given, result) <= 100_000

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from cudnn_actor.engines.cpu.scratch import Scratch
 
-__all__ = ["Call", "Calls", "Kernel", "Operands", "Step", "dealt", "of_calls"]
+__all__ = ["MOST_SCRATCH", "Call", "Calls", "Kernel", "Operands", "Step", "dealt", "most_calls", "of_calls"]
 
 Call = Callable[[], object]
 """A part of a run, with all that it needs: it takes no arguments and allocates nothing."""
@@ -22,6 +22,17 @@ Operands = Mapping[str, npt.NDArray[Any]]
 
 Tensors of float32 and of smaller floating types are arrays of float32. All others have their own dtype.
 """
+
+
+MOST_SCRATCH = 4 << 20
+"""Bytes of scratch that a lane has at most: an operation whose blocks need more has no kernel."""
+
+_MOST_CALLS, _OF_A_BLOCK, _BLOCK_BYTES = 100_000, 48, 32768
+
+
+def most_calls(nbytes: int) -> int:
+    """The most calls of a kernel whose largest tensor has so many bytes: each takes about 1 kB, and 20 us."""
+    return max(_MOST_CALLS, _OF_A_BLOCK * (nbytes // _BLOCK_BYTES))
 
 
 class Kernel(Protocol):

@@ -25,6 +25,7 @@ from cudnn_actor.protocol.operations import (
     Concat,
     Node,
     Pad,
+    PadMode,
     Reshape,
     Slice,
     Specs,
@@ -165,30 +166,51 @@ def border_pad(node: Node, specs: Specs) -> Copies:
         inside = [slice(before, before + size) for before, size in zip(node.before, sizes, strict=True)]
         found: list[list[Pair]] = [[(operands["x"], y[tuple(inside)])]]
         for axis, (before, size, after) in enumerate(zip(node.before, sizes, node.after, strict=True)):
-            places = node.mode.places(np, size, before, after) + before if before + after else ()
 
             def at(run: slice, axis: int = axis) -> Array:
                 part: Array = y[(*[slice(None)] * axis, run, *inside[axis + 1 :])]
                 return part
 
-            ends = ((0, before), (before + size, before + size + after))
-            borders = [run for start, stop in ends for run in _runs(places, start, stop)]
-            if borders:
-                found.append([(at(of), at(into)) for of, into in borders])
+            borders = _borders(node.mode, before, before + size, before + size + after)
+            found += ([(at(of), at(into)) for of, into in step] for step in borders)
         return found
 
     return Copies(steps)
 
 
-def _runs(places: Sequence[int], start: int, stop: int) -> Iterator[tuple[slice, slice]]:
-    """From start to stop: what follows each other in either order, as a slice, and where it goes."""
-    while start < stop:
-        first, end = int(places[start]), start + 1
-        step = int(places[end]) - first if end < stop and abs(places[end] - first) == 1 else 1
-        while end < stop and places[end] == first + step * (end - start):
-            end += 1
-        yield _spaced(first, step, end - start), slice(start, end)
-        start = end
+def _borders(mode: PadMode, start: int, end: int, total: int) -> Iterator[list[tuple[slice, slice]]]:
+    """Steps of what is copied, and where it goes, until all from 0 to `total` is there.
+
+    What is there goes from `start` to `end`. Where borders are longer than that, what is copied doubles.
+    """
+    size = end - start
+    if mode is PadMode.EDGE or size == 1:
+        outermost = ((slice(start, start + 1), slice(0, start)), (slice(end - 1, end), slice(end, total)))
+        if step := [(of, into) for of, into in outermost if into.start < into.stop]:
+            yield step
+        return
+    period = size
+    if mode is not PadMode.WRAP:
+        apart = 1 if mode is PadMode.REFLECT else 0
+        period = 2 * (size - apart)
+        before, after = (min(size - apart, wanted) for wanted in (start, total - end))
+        mirrored = []
+        if before:
+            mirrored.append((_spaced(start + apart + before - 1, -1, before), slice(start - before, start)))
+        if after:
+            mirrored.append((_spaced(end - 1 - apart, -1, after), slice(end, end + after)))
+        if mirrored:
+            yield mirrored
+        start, end = start - before, end + after
+    while start or end < total:
+        known = (end - start) // period * period
+        before, after = min(known, start), min(known, total - end)
+        step = [
+            (slice(start - before + known, start + known), slice(start - before, start)),
+            (slice(end - known, end - known + after), slice(end, end + after)),
+        ]
+        yield [(of, into) for of, into in step if into.start < into.stop]
+        start, end = start - before, end + after
 
 
 def concat(node: Node, specs: Specs) -> Copies:

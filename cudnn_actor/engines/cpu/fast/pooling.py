@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cudnn_actor.engines.cpu.fast.kernels import Call, Operands, Step, dealt
+from cudnn_actor.engines.cpu.fast.kernels import MOST_SCRATCH, Call, Operands, Step, dealt, most_calls
 from cudnn_actor.engines.cpu.scratch import Scratch, footprint
 from cudnn_actor.protocol.operations import (
     AdaptiveWindow,
@@ -32,6 +32,7 @@ from cudnn_actor.protocol.operations import (
     Specs,
     Window,
 )
+from cudnn_actor.protocol.types.tensor import TensorSpec
 
 __all__ = ["Axis", "Pooling", "avg_pool", "counts_of", "laid_out", "max_pool", "window_axes"]
 
@@ -43,21 +44,26 @@ _FEW_ELEMENTS = 32768
 """Of x: a second lane would take as long to begin as one takes."""
 _FEW_CHANNELS = 16
 """Channels that lie side by side are not cut into fewer: the elements of a cache line."""
+_MOST_ELEMENTS = 1 << 17
+"""Of a row with that many channels; there are fewer channels where rows are longer."""
+_LONG = 8
+"""Windows of more elements are reduced by one call each where they reach over an end."""
 
 
 def max_pool(node: Node, specs: Specs) -> Pooling | None:
-    """The kernel for `MaxPool` without an index."""
+    """The kernel for `MaxPool` without an index; None where it would take very many calls, or much memory."""
     assert isinstance(node, MaxPool)
     x, y = specs["x"], specs["y"]
     if "index" in specs or 0 in x.dims or 0 in y.dims:
         return None
     dtype = np.dtype(np.float32) if x.dtype.is_half else x.dtype.numpy
     least = False if dtype.kind == "b" else -math.inf if dtype.kind == "f" else np.iinfo(dtype.name).min
-    return Pooling(x.dims, y.dims, dtype, window_axes(node.window, x.dims, y.dims), np.maximum, least, None)
+    axes = window_axes(node.window, x.dims, y.dims)
+    return _bounded(Pooling(x.dims, y.dims, dtype, axes, np.maximum, least, None), x)
 
 
 def avg_pool(node: Node, specs: Specs) -> Pooling | None:
-    """The kernel for `AvgPool`."""
+    """The kernel for `AvgPool`; None where it would take very many calls, or much memory."""
     assert isinstance(node, AvgPool)
     x, y = specs["x"], specs["y"]
     if 0 in x.dims or 0 in y.dims:
@@ -65,7 +71,14 @@ def avg_pool(node: Node, specs: Specs) -> Pooling | None:
     dtype = np.dtype(np.float32) if x.dtype.is_half else x.dtype.numpy
     axes = window_axes(node.window, x.dims, y.dims)
     counts = counts_of(node, axes, dtype)
-    return Pooling(x.dims, y.dims, dtype, axes, np.add, 0.0, counts)
+    return _bounded(Pooling(x.dims, y.dims, dtype, axes, np.add, 0.0, counts), x)
+
+
+def _bounded(kernel: Pooling, x: TensorSpec) -> Pooling | None:
+    calls = kernel.most_calls(channels_last=x.strides[1] < min(x.strides[2:]))
+    nbytes = max(math.prod(kernel.x), math.prod(kernel.y)) * kernel.dtype.itemsize
+    fits = calls <= most_calls(nbytes) and kernel.footprint(1) <= MOST_SCRATCH
+    return kernel if fits else None
 
 
 @dataclass(frozen=True)
@@ -93,6 +106,14 @@ class Axis:
     def same(self) -> bool:
         """Whether each window is the element of the same number."""
         return self.starts == tuple(range(self.size)) and self.stops == tuple(range(1, self.size + 1))
+
+    def calls(self, count: int) -> int:
+        """The most calls that reduce so many of the windows, of one block."""
+        if self.taps is None or len(self.taps) > 2 * count:
+            return count
+        edges = count - max(0, self.inside(self.taps[-1]).stop - self.inside(self.taps[0]).start)
+        each = 1 if len(self.taps) > _LONG else len(self.taps)
+        return len(self.taps) + 2 + min(count, max(0, edges)) * each
 
     def members(self) -> list[int]:
         """How many elements each window has."""
@@ -174,9 +195,24 @@ class Pooling:
     neutral: float | bool
     counts: Array | None
 
+    @property
+    def _whole(self) -> bool:
+        """Whether each image is reduced to one element."""
+        return all(axis.count == 1 and axis.dilation == 1 for axis in self.axes)
+
+    def most_calls(self, *, channels_last: bool) -> int:
+        """The most calls of a run."""
+        extents = _extents(self.x, self.y, self.axes, channels_last=channels_last)
+        blocks = math.prod(-(-size // extent) for size, extent in zip(self.y[:3], extents, strict=True))
+        along = zip(self.axes, (extents[2], *self.y[3:]), strict=True)
+        each = 1 if self._whole else sum(axis.calls(count) for axis, count in along)
+        return blocks * (each + 1)
+
     def footprint(self, lanes: int) -> int:
         """Bytes of scratch that each lane needs: for windows at all places, and for those that are wanted."""
         del lanes
+        if self._whole:
+            return 0
         return max(
             self._footprint(_extents(self.x, self.y, self.axes, channels_last=of)) for of in (False, True)
         )
@@ -215,7 +251,7 @@ class Pooling:
         axes = (first, *self.axes[1:])
         if all(axis.count == 1 and axis.dilation == 1 for axis in axes):
             inside = tuple(slice(axis.starts[0], axis.stops[0]) for axis in axes)
-            yield from self._whole(place[(slice(None), slice(None), *inside)], target)
+            yield from self._of_images(place[(slice(None), slice(None), *inside)], target)
         else:
             wanted = [number for number, axis in enumerate(axes) if not axis.same] or [0]
             for number in wanted:
@@ -228,29 +264,30 @@ class Pooling:
             whole = self.counts.ndim == 0 or self.counts.shape[2] == 1
             yield partial(np.divide, target, self.counts if whole else self.counts[:, :, block[2]], target)
 
-    def _whole(self, x: Array, y: Array) -> Iterator[Call]:
+    def _of_images(self, x: Array, y: Array) -> Iterator[Call]:
         """Reduce all spatial dims to one element: sums are products with ones where that is possible."""
         dims = tuple(range(2, x.ndim))
         flat = _merged(x)
         if self.ufunc is not np.add or flat is None:
             yield partial(self.ufunc.reduce, x, axis=dims, out=y, keepdims=True)
             return
-        ones = _ones(flat.shape[2], self.dtype)
-        for one, into in zip(flat, y.reshape(y.shape[:2]), strict=True):
-            yield partial(np.matmul, one, ones, into)
+        yield partial(np.matmul, flat, _ones(flat.shape[2], self.dtype), y.reshape(y.shape[:2]))
 
     def _along(self, axis: Axis, dim: int, x: Array, y: Array, memory: Scratch) -> Iterator[Call]:
         """Reduce windows along a dim."""
-        before = (slice(None),) * dim
         if axis.taps is None or len(axis.taps) > 2 * axis.count:
-            for place, (start, stop) in enumerate(zip(axis.starts, axis.stops, strict=True)):
-                members = x[(*before, slice(start, stop, axis.dilation))]
-                one = y[(*before, slice(place, place + 1))]
-                yield partial(self.ufunc.reduce, members, axis=dim, out=one, keepdims=True)
+            yield from (self._of_window(axis, number, dim, x, y) for number in range(axis.count))
         elif _is_one_run(x) and _pays(axis, x.strides[dim] // x.itemsize):
             yield from self._as_one_run(axis, dim, x, y, memory)
         else:
             yield from self._in_slices(axis, axis.taps, dim, x, y)
+
+    def _of_window(self, axis: Axis, number: int, dim: int, x: Array, y: Array) -> Call:
+        """One call for one window."""
+        before = (slice(None),) * dim
+        members = x[(*before, slice(axis.starts[number], axis.stops[number], axis.dilation))]
+        one = y[(*before, slice(number, number + 1))]
+        return partial(self.ufunc.reduce, members, axis=dim, out=one, keepdims=True)
 
     def _in_slices(self, axis: Axis, taps: Sequence[int], dim: int, x: Array, y: Array) -> Iterator[Call]:
         """One call for each tap, on all windows that have an element there."""
@@ -306,8 +343,10 @@ class Pooling:
                 yield partial(np.copyto, y[(*before, slice(inside[0], inside[-1] + 1))], wanted)
         else:
             inside = range(0)
-        for number in range(axis.count):
-            if number not in inside:
+        for number in (*range(inside.start), *range(inside.stop, axis.count)):
+            if len(taps) > _LONG:
+                yield self._of_window(axis, number, dim, x, y)
+            else:
                 _, one = axis.part(number, number + 1)
                 start = axis.starts[number]
                 part = x[(*before, slice(start, axis.stops[number]))]
@@ -372,7 +411,7 @@ def _extents(x: Dims, y: Dims, axes: Sequence[Axis], *, channels_last: bool) -> 
     row = image if y[2] == 1 else image // x[2] * step  # of x, for one of y
     batch = max(1, _ELEMENTS // (image * x[1]))
     if channels_last:
-        few = min(x[1], max(_FEW_CHANNELS, _ELEMENTS // row))
+        few = min(x[1], max(min(_FEW_CHANNELS, _MOST_ELEMENTS // row), _ELEMENTS // row, 1))
         channels = x[1] if row * x[1] <= 4 * _ELEMENTS else few
         rows = y[2] if image * channels <= _ELEMENTS else max(1, _ELEMENTS // (row * channels))
     else:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cudnn_actor.engines.cpu.fast.kernels import Call, Operands, Step, dealt
+from cudnn_actor.engines.cpu.fast.kernels import MOST_SCRATCH, Call, Operands, Step, dealt, most_calls
 from cudnn_actor.engines.cpu.fast.pooling import Axis, counts_of, laid_out, window_axes
 from cudnn_actor.engines.cpu.scratch import Scratch, footprint
 from cudnn_actor.protocol.operations import AvgPoolBackward, Node, Specs
@@ -26,18 +26,21 @@ _ELEMENTS = 16384
 _FEW_ELEMENTS = 32768
 """Of dx: a second lane would take as long to begin as one takes."""
 _FEW_CHANNELS = 16
-"""Channels that lie side by side are not cut into fewer: the elements of a cache line."""
+"""Channels that lie side by side are not cut into fewer, if there is room: the elements of a cache line."""
 
 
 def avg_pool_backward(node: Node, specs: Specs) -> Spreading | None:
-    """The kernel for `AvgPoolBackward`."""
+    """The kernel for `AvgPoolBackward`; None where it would take very many calls, or much memory."""
     assert isinstance(node, AvgPoolBackward)
     dx, dy = specs["dx"], specs["dy"]
     if 0 in dx.dims or 0 in dy.dims:
         return None
     dtype = np.dtype(np.float32) if dx.dtype.is_half else dx.dtype.numpy
     axes = window_axes(node.window, dx.dims, dy.dims)
-    return Spreading(dx.dims, dy.dims, dtype, axes, counts_of(node, axes, dtype))
+    kernel = Spreading(dx.dims, dy.dims, dtype, axes, counts_of(node, axes, dtype))
+    nbytes = max(dx.size, dy.size) * dtype.itemsize
+    fits = kernel.most_calls() <= most_calls(nbytes) and kernel.footprint(1) <= MOST_SCRATCH
+    return kernel if fits else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +54,7 @@ class Spreading:
     counts: Array
 
     def _channels(self, *, channels_last: bool) -> int:
-        few = _FEW_CHANNELS if channels_last else 1
+        few = min(_FEW_CHANNELS, max(1, MOST_SCRATCH // self._scratch(1))) if channels_last else 1
         return min(self.dx[1], max(few, _ELEMENTS // math.prod(self.dx[2:])))
 
     def _partly(self, channels: int) -> Iterator[Dims]:
@@ -59,10 +62,18 @@ class Spreading:
         for number in range(len(self.axes)):
             yield (1, channels, *self.dx[2 : 2 + number], *self.dy[2 + number :])
 
+    def _scratch(self, channels: int) -> int:
+        return footprint(*self._partly(channels), itemsize=self.dtype.itemsize)
+
     def footprint(self, lanes: int) -> int:
         """Bytes of scratch that each lane needs: for what is spread along some of the dims."""
         del lanes
-        return footprint(*self._partly(self._channels(channels_last=True)), itemsize=self.dtype.itemsize)
+        return self._scratch(self._channels(channels_last=True))
+
+    def most_calls(self) -> int:
+        """The most calls of a run, of either layout."""
+        each = 1 + sum(1 + (axis.count if axis.taps is None else len(axis.taps)) for axis in self.axes)
+        return self.dx[0] * -(-self.dx[1] // self._channels(channels_last=False)) * each
 
     def bind(self, operands: Operands, results: Operands, lanes: Sequence[Scratch]) -> list[Step]:
         """The steps of a run: see `Kernel`."""
