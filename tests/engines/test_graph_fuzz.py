@@ -390,7 +390,7 @@ class Misrunning(CpuEngine):
     """Runs plans in another way."""
 
     def __init__(self, execute: Callable[[Sequence[np.ndarray], Callable[[], None]], None]) -> None:
-        super().__init__()
+        super().__init__(exact=True)
         self._execute = execute
 
     def execute(self, plan: Any, buffers: Sequence[np.ndarray], scalars: Sequence[float]) -> None:

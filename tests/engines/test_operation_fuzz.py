@@ -333,7 +333,7 @@ class Misreading(CpuEngine):
     """The CPU engine with a mistake in what it reads back of results."""
 
     def __init__(self, mistake: Callable[[np.ndarray], None]) -> None:
-        super().__init__()
+        super().__init__(exact=True)
         self._mistake = mistake
 
     def read(self, src: np.ndarray, into: np.ndarray | None = None) -> np.ndarray:
@@ -347,7 +347,7 @@ class Misrunning(CpuEngine):
     """The CPU engine, which does something else with the buffers."""
 
     def __init__(self, mistake: Callable[[Any, list[np.ndarray], Callable[..., None]], None]) -> None:
-        super().__init__()
+        super().__init__(exact=True)
         self._mistake = mistake
 
     def execute(self, plan: Any, buffers: Sequence[np.ndarray], scalars: Sequence[float]) -> None:

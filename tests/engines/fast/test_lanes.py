@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import queue
+import signal
 import threading
 from collections.abc import Callable, Iterator
 
@@ -64,6 +66,48 @@ def test_an_error_of_any_lane_is_raised_when_all_have_ended(lanes: Lanes, which:
     assert sorted(ended) == [number for number in range(3) if number != which]
     lanes.run((lambda: ended.append(3), lambda: ended.append(4)), no_progress)
     assert {3, 4} <= set(ended)
+
+
+class Stop(BaseException):
+    """As Ctrl-C raises it."""
+
+
+def test_a_signal_handler_that_raises_leaves_no_call_running_and_no_answer_behind(lanes: Lanes) -> None:
+    begun, ended, turns = [0], [0], 200
+    running, never = queue.SimpleQueue[bool](), threading.Event()
+
+    def call() -> None:
+        begun[0] += 1
+        sum(range(2_000))
+        ended[0] += 1
+
+    def stop(*_: object) -> None:
+        raise Stop
+
+    def run_until_stopped() -> None:
+        running.put(True)
+        for _ in range(20):
+            lanes.run((lambda: None, call), no_progress)
+        never.wait(PATIENCE_S)
+
+    def interrupt() -> None:
+        for _ in range(turns):
+            running.get()
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, stop)
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    try:
+        for _ in range(turns):
+            with pytest.raises(Stop):
+                run_until_stopped()
+            assert begun == ended
+    finally:
+        thread.join(PATIENCE_S)
+        signal.signal(signal.SIGUSR1, before)
+    together = threading.Barrier(3, timeout=PATIENCE_S)
+    lanes.run((together.wait, together.wait, together.wait), no_progress)
 
 
 def test_while_one_service_has_the_team_another_makes_all_its_calls_itself(lanes: Lanes) -> None:

@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cudnn_actor import spawn
 from cudnn_actor.engines.cpu import CpuEngine
 from cudnn_actor.engines.cpu.blas import threads_of_blas
 from cudnn_actor.engines.cpu.fast.compiler import compile_fast
 from cudnn_actor.engines.cpu.fast.lanes import Lanes
 from cudnn_actor.engines.cpu.fast.plan import FastPlan
 from cudnn_actor.engines.cpu.scratch import aligned_bytes
-from cudnn_actor.protocol import DType, Graph, GraphBuilder, TensorRole, TensorSpec
+from cudnn_actor.protocol import DType, Graph, GraphBuilder, Tensor, TensorRole, TensorSpec
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.operations import Softmax, Transpose
 from cudnn_actor.protocol.operations.base import tensor_of
@@ -88,6 +89,33 @@ def test_functions_of_each_element_run_together_and_views_cost_nothing() -> None
     plan = plan_of(g.build({"z": g.exp(z)}))
     assert [len(piece.operations) for piece in plan.pieces] == [4, 1, 1]
     assert len(plan.views) == 2
+
+
+def swap(g: GraphBuilder, a: Tensor, b: Tensor) -> Graph:
+    return g.build(updates={"a": b, "b": a})
+
+
+def rotation(g: GraphBuilder, a: Tensor, b: Tensor) -> Graph:
+    return g.build(updates={"a": b * 2, "b": a})
+
+
+def bounds_of_what_is_negated(g: GraphBuilder, a: Tensor, b: Tensor) -> Graph:
+    above = g.maximum(a, 0.0)
+    return g.build(updates={"a": -a, "b": b + g.minimum(above, 1.0)})
+
+
+@pytest.mark.parametrize("make", [swap, rotation, bounds_of_what_is_negated])
+async def test_what_reads_an_input_that_is_overwritten_reads_its_old_values(make: Any) -> None:
+    found = []
+    for exact in (False, True):
+        g = GraphBuilder()
+        graph = make(g, g.input("a", (5,)), g.input("b", (5,)))
+        async with spawn(device="cpu", exact=exact) as gpu:
+            a = await gpu.upload(np.linspace(-2, 2, 5, dtype=np.float32))
+            b = await gpu.upload(np.linspace(5, 9, 5, dtype=np.float32))
+            await gpu.apply(graph, a=a, b=b)
+            found.append([await gpu.download(a), await gpu.download(b)])
+    np.testing.assert_array_equal(found[0], found[1])
 
 
 def test_a_result_that_another_operation_reads_in_another_shape_is_complete_before_it_does(

@@ -15,8 +15,8 @@ __all__ = ["BoundPrograms"]
 
 _MOST_CALLS = 4096
 """Of all programs of a plan together. A call takes about 1 kB."""
-_LEAST_PROGRAMS = 4
-"""Kept however many calls they have."""
+_BYTES_OF_CALL = 4096
+"""Of buffers, which count as a call: a kernel may keep copies of them in another order or dtype."""
 _MOST_SEEN = 1024
 """Sets of buffers that are known by their objects alone."""
 
@@ -66,12 +66,16 @@ class BoundPrograms:
             self._programs.move_to_end(key)
             return program
         program = self._programs[key] = plan.bind(buffers, workspace, on_progress)
-        self._calls += program.calls
-        while self._calls > _MOST_CALLS and len(self._programs) > _LEAST_PROGRAMS:
+        self._calls += _weight(program)
+        while self._calls > _MOST_CALLS and len(self._programs) > 1:
             _, oldest = self._programs.popitem(last=False)
-            self._calls -= oldest.calls
+            self._calls -= _weight(oldest)
             self._seen.clear()
         return program
+
+
+def _weight(program: FastProgram) -> int:
+    return program.calls + sum(buffer.nbytes for buffer in program.buffers) // _BYTES_OF_CALL
 
 
 def _memory(buffer: npt.NDArray[Any]) -> object:

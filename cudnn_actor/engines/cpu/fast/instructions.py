@@ -131,8 +131,12 @@ def convert(x: npt.NDArray[Any], *, out: npt.NDArray[Any]) -> None:
     np.copyto(out, x, casting="unsafe")
 
 
-def simplified(instructions: Sequence[Instruction], stored: Container[Register]) -> list[Instruction]:
+def simplified(
+    instructions: Sequence[Instruction], stored: Container[Register], overwritten: Container[Hashable] = ()
+) -> list[Instruction]:
     """The same with fewer calls.
+
+    `overwritten`: keys of arrays that an instruction writes over. No other may read these later than it does.
 
     A product with 1 / (1 + exp(..)) is a division, and a minimum of a maximum, both with numbers, is one
     call, where nothing else reads what lies between.
@@ -149,7 +153,11 @@ def simplified(instructions: Sequence[Instruction], stored: Container[Register])
                 continue
             if one.function is np.multiply and _is_sigmoid(found, before):
                 joined = Instruction(np.divide, (other, before.inputs[1]), one.output)
-            elif one.function is np.minimum and _bounds(before, other):
+            elif (
+                one.function is np.minimum
+                and _bounds(before, other)
+                and not (isinstance(first := before.inputs[0].base, Outer) and first.key in overwritten)
+            ):
                 joined = Instruction(np.ndarray.clip, (*before.inputs, other), one.output)
             else:
                 continue

@@ -2,12 +2,16 @@
 
 What is shared: the calls of one step, which write disjoint memory. Only who holds the
 team's lock gives it calls: each member at most one call of a step, through a queue of
-its own, and each member puts one answer into the queue of answers for each. The holder
-makes its own call and then takes as many answers as it has given calls. So no call of a
-step is still running when the next step begins, and no lane's memory is used by two
-calls at a time. While one service holds the team, another makes all calls of its step
-itself: so services that compute at the same time do not take more processors than one
-would.
+its own. The holder makes its own call, and waits until each member has made its one. So
+no call of a step is still running when the next step begins, and no lane's memory is
+used by two calls at a time. While one service holds the team, another makes all calls of
+its step itself: so services that compute at the same time do not take more processors
+than one would.
+
+A signal handler may raise in the holder at any place, as Ctrl-C does. A call that no
+member has begun is withdrawn then, and one that a member has begun is waited for. Who
+makes a call is decided by `dict.setdefault`, which is atomic, and gives the same answer
+if the question is repeated.
 """
 
 from __future__ import annotations
@@ -25,9 +29,43 @@ from cudnn_actor.engines.cpu.fast.kernels import Call, Step, of_calls
 __all__ = ["Lanes"]
 
 
+class _Work:
+    """A call that is given to a member."""
+
+    __slots__ = ("_done", "_owner", "call", "failure", "finished")
+
+    def __init__(self, call: Call) -> None:
+        self.call = call
+        self.failure: BaseException | None = None
+        self.finished = False
+        self._owner: dict[str, str] = {}
+        self._done = threading.Lock()
+        self._done.acquire()
+
+    def make(self) -> None:
+        """Make the call, unless it was withdrawn. Only a member."""
+        if self._owner.setdefault("is", "member") != "member":
+            return
+        try:
+            self.call()
+        except BaseException as error:  # noqa: BLE001 - the engine's thread raises it
+            self.failure = error
+        self.finished = True
+        self._done.release()
+
+    def withdraw(self) -> bool:
+        """Have no member make the call. Returns whether none does, or has. Only the holder."""
+        return self._owner.setdefault("is", "holder") == "holder"
+
+    def wait(self) -> None:
+        """Wait until a member has made the call. It may be interrupted, and repeated."""
+        while not self.finished:
+            self._done.acquire()
+
+
 class _Member(NamedTuple):
     thread: threading.Thread
-    given: queue.SimpleQueue[Call | None]
+    given: queue.SimpleQueue[_Work | None]
 
 
 class _Team:
@@ -35,7 +73,6 @@ class _Team:
 
     def __init__(self) -> None:
         self.busy = threading.Lock()
-        self.answers: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
         self.members: list[_Member] = []
         """Written by the holder of `busy`."""
         self._users = 0
@@ -59,13 +96,14 @@ class _Team:
             member.thread.join()
 
     def grow(self, count: int) -> None:
-        """Have at least so many members. Only the holder of `busy`."""
+        """Have at least so many members. Only the holder of `busy`. It may be interrupted, and repeated."""
         for number in range(len(self.members), count):
-            given: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
-            work = (given, self.answers)
-            thread = threading.Thread(target=_work, args=work, name=f"cpu-lane-{number + 1}", daemon=True)
-            thread.start()
+            given: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
+            thread = threading.Thread(target=_work, args=(given,), name=f"cpu-lane-{number + 1}", daemon=True)
             self.members.append(_Member(thread, given))
+        for member in self.members:
+            if member.thread.ident is None:
+                member.thread.start()
 
 
 _team = _Team()
@@ -114,17 +152,27 @@ class Lanes:
             team.busy.release()
 
     def _share(self, team: _Team, step: Step, on_progress: Callable[[], None]) -> None:
-        others = step[1:]
-        team.grow(len(others))
-        for member, call in zip(team.members, others, strict=False):
-            member.given.put(call)
+        others = [_Work(call) for call in step[1:]]
         failure: BaseException | None = None
+        all_given = False
         try:
+            team.grow(len(others))
+            for member, work in zip(team.members, others, strict=False):
+                member.given.put(work)
+            all_given = True
             self.run(step[:1], on_progress)
         except BaseException as error:  # noqa: BLE001 - raised below, when the others have ended
             failure = error
-        for _ in others:
-            failure = team.answers.get() or failure
+        waiting = True
+        while waiting:
+            try:
+                for work in others:
+                    if all_given or not work.withdraw():
+                        work.wait()
+                        failure = failure or work.failure
+                waiting = False
+            except BaseException as error:  # noqa: BLE001 - a signal handler's; raised when the others have ended
+                failure = error
         if failure is not None:
             raise failure
 
@@ -135,12 +183,8 @@ class Lanes:
             team.leave()
 
 
-def _work(given: queue.SimpleQueue[Call | None], answers: queue.SimpleQueue[BaseException | None]) -> None:
+def _work(given: queue.SimpleQueue[_Work | None]) -> None:
     with np.errstate(all="ignore"):  # of this thread alone; the engine's thread has its own
-        while (call := given.get()) is not None:
-            failure: BaseException | None = None
-            try:
-                call()
-            except BaseException as error:  # noqa: BLE001 - the engine's thread raises it
-                failure = error
-            answers.put(failure)
+        while (work := given.get()) is not None:
+            work.make()
+            del work  # what its call refers to is not kept until the next one

@@ -120,10 +120,11 @@ class _Building:
         self._code = Code()
         self._values: dict[Any, Value] = {}
         self._homes: dict[Register, Hashable] = {}
+        self._overwritten = {getattr(t, "overwrites", None) for t in tensors.values()} - {None}
 
     def chain(self, dims: tuple[int, ...]) -> Chain:
         """What has been added."""
-        instructions = simplified(self._code.instructions, self._homes)
+        instructions = simplified(self._code.instructions, self._homes, self._overwritten)
         slots, count = allocated(instructions, self._homes)
         return Chain(dims, tuple(instructions), slots, count, self._homes)
 
@@ -144,6 +145,10 @@ class _Building:
                 value = self._code(convert, value, dtype=_carried(result.dtype))
             assert isinstance(value.base, Register)
             self._homes[value.base] = node.result
+        elif (
+            isinstance(value.base, Outer) and value.base.key in self._overwritten
+        ):  # a later one reads the copy
+            value = self._code(convert, value, dtype=value.dtype)
         self._values[node.result] = value
         return True
 
