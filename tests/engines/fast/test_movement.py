@@ -117,3 +117,24 @@ def strided(dims: tuple[int, ...], order: tuple[int, ...]) -> TensorSpec:
         strides[axis] = step
         step *= dims[axis]
     return TensorSpec(dims=dims, strides=tuple(strides), dtype=DType.FLOAT32)
+
+
+@pytest.mark.parametrize(
+    ("dims", "order", "wanted", "into"),
+    [
+        ((8, 96, 64, 64), (0, 3, 2, 1), (8, 48, 2, 4096), (0, 3, 2, 1)),
+        ((1000, 3000), (1, 0), (3000, 1000), (1, 0)),
+    ],
+)
+def test_scratch_of_a_reshape_between_layouts_is_bounded(
+    dims: tuple[int, ...], order: tuple[int, ...], wanted: tuple[int, ...], into: tuple[int, ...]
+) -> None:
+    specs = {"x": strided(dims, order), "y": strided(wanted, into)}
+    kernel = made(Reshape(x="x", y="y", dims=wanted), specs)
+    assert kernel is not None
+    assert kernel.footprint(64) <= 4 << 20
+    x = np.random.default_rng(1).normal(size=dims).astype(np.float32)
+    for lanes in (1, 3):
+        y = array_of(specs["y"])
+        run(kernel, {"x": array_of(specs["x"], x)}, {"y": y}, lanes)
+        np.testing.assert_array_equal(y, x.reshape(wanted))

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cudnn_actor.engines.cpu.fast.kernels import Call, Step, dealt
+from cudnn_actor.engines.cpu.fast.kernels import MOST_SCRATCH, Call, Step, dealt
 from cudnn_actor.engines.cpu.scratch import Scratch, footprint
 from cudnn_actor.protocol.operations import Gather, GatherElements, GatherND, Node, Specs
 from cudnn_actor.protocol.operations.indexing import Gathering
@@ -57,16 +57,16 @@ class Gathered:
     inner: int
 
     def footprint(self, lanes: int) -> int:
-        """Bytes of scratch that each lane needs: for indices in range, in the first one."""
+        """Bytes of scratch that each lane needs: for indices in range, in the first one; 0 for very many."""
         del lanes
-        return 2 * footprint((self.samples * self.places,))
+        return _bounded(2 * footprint((self.samples * self.places,)))
 
     def bind(
         self, operands: Mapping[str, Array], results: Mapping[str, Array], lanes: Sequence[Scratch]
     ) -> list[Step]:
         """The steps of a run: see `Kernel`."""
         x, given, y = operands["x"], operands["indices"], results["y"]
-        if not (x.flags.c_contiguous and y.flags.c_contiguous):
+        if not (x.flags.c_contiguous and y.flags.c_contiguous and self.footprint(1)):
             return [(partial(_gathered, self.node, x, given, y),)]
         indices, below = (lanes[0].take(given.shape, np.int64) for _ in range(2))
         wrapped = _wrapped(given, self.size, indices, below)
@@ -94,6 +94,11 @@ class Gathered:
                     into = y[sample, first : first + outer, part]
                     run = x[sample, first : first + outer]
                     yield partial(run.take, indices[sample, part], 1, into, "clip")
+
+
+def _bounded(nbytes: int) -> int:
+    """Bytes of scratch; 0 for more than a lane has, where NumPy allocates what it needs."""
+    return nbytes if nbytes <= MOST_SCRATCH else 0
 
 
 def _wrapped(given: Array, size: int, indices: Array, spare: Array) -> list[Call]:
@@ -136,16 +141,16 @@ class GatheredElements:
         return min(self.indices[0], max(1, _ELEMENTS // math.prod(self.indices[1:])))
 
     def footprint(self, lanes: int) -> int:
-        """Bytes of scratch that each lane needs: for places."""
+        """Bytes of scratch that each lane needs: for places; 0 for very many."""
         del lanes
-        return 2 * footprint((self._rows, *self.indices[1:]))
+        return _bounded(2 * footprint((self._rows, *self.indices[1:])))
 
     def bind(
         self, operands: Mapping[str, Array], results: Mapping[str, Array], lanes: Sequence[Scratch]
     ) -> list[Step]:
         """The steps of a run: see `Kernel`."""
         x, given, y = operands["x"], operands["indices"], results["y"]
-        if not (x.flags.c_contiguous and y.flags.c_contiguous):
+        if not (x.flags.c_contiguous and y.flags.c_contiguous and self.footprint(1)):
             return [(partial(_gathered, self.node, x, given, y),)]
         if y.size <= _FEW_ELEMENTS:
             lanes = lanes[:1]

@@ -25,7 +25,7 @@ Tensors of float32 and of smaller floating types are arrays of float32. All othe
 
 
 MOST_SCRATCH = 4 << 20
-"""Bytes of scratch that a lane has at most: an operation whose blocks need more has no kernel."""
+"""Bytes of scratch that a lane should have at most. What needs more is cut, or done without it."""
 
 _MOST_CALLS, _OF_A_BLOCK, _BLOCK_BYTES = 100_000, 48, 32768
 

@@ -7,6 +7,7 @@ operand in place (`Movement.view` says when). These are for the others, and for 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +18,8 @@ import numpy.typing as npt
 from numpy.lib.stride_tricks import as_strided
 
 from cudnn_actor.engines.cpu.fast.blocks import merged, pieces
-from cudnn_actor.engines.cpu.fast.kernels import Call, Step, dealt
+from cudnn_actor.engines.cpu.fast.kernels import MOST_SCRATCH, Call, Step, dealt
+from cudnn_actor.engines.cpu.fast.lines import boxes
 from cudnn_actor.engines.cpu.scratch import Scratch, footprint
 from cudnn_actor.protocol.operations import (
     BitCast,
@@ -45,6 +47,8 @@ _FEW_ELEMENTS = 131072
 """Of a target: a second lane would take as long to begin as these to be copied."""
 _SHORT = 128
 """Columns that a block of a transpose has at most: a cache line for each is in the cache together."""
+_PACKED = MOST_SCRATCH // 4
+"""Bytes of the packed copy of a part of a reshape, about: each lane has its own."""
 
 
 @dataclass(frozen=True)
@@ -238,22 +242,40 @@ def reshape(node: Node, specs: Specs) -> Reshaped:
     x, y = specs["x"], specs["y"]
     packed = _seen_as(y.dims, y.strides, x.dims) is not None
     itemsize = 4 if x.dtype.is_half else x.dtype.itemsize
-    return Reshaped(0 if packed else footprint(x.dims, itemsize=itemsize))
+    same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(x.dims, y.dims, strict=False))
+    outer = tuple(size for size, _ in same)
+    inner = itemsize * math.prod(x.dims[len(outer) :])
+    return Reshaped(outer, max(1, _PACKED // inner), 0 if packed else inner * math.prod(outer))
 
 
 @dataclass(frozen=True)
 class Reshaped:
     """A copy of one array to another, in which its elements have the same order.
 
-    Where neither can be seen with the other's dims, there is a packed copy between them, of so many bytes.
+    Where neither can be seen with the other's dims, there is a packed copy between them: of one part after
+    the other, or in memory that NumPy allocates.
+
+    Parameters
+    ----------
+    outer
+        The first dims, as far as both have the same: parts are cut along these.
+    most
+        How many of their elements a part has at most.
+    between
+        Bytes of a packed copy of the whole; 0 if none is needed.
     """
 
+    outer: tuple[int, ...]
+    most: int
     between: int
 
     def footprint(self, lanes: int) -> int:
-        """Bytes of scratch that each lane needs."""
+        """Bytes of scratch that each lane needs: 0 if a part of one element is too large."""
         del lanes
-        return self.between
+        if self.between <= MOST_SCRATCH:
+            return footprint((self.between,), itemsize=1)
+        nbytes = self.between // math.prod(self.outer) * min(self.most, math.prod(self.outer))
+        return footprint((nbytes,), itemsize=1) if nbytes <= MOST_SCRATCH else 0
 
     def bind(
         self, operands: Mapping[str, Array], results: Mapping[str, Array], lanes: Sequence[Scratch]
@@ -264,8 +286,23 @@ class Reshaped:
             return [copied_blocks([(x, found)], len(lanes))]
         if (found := _reshaped(x, y.shape)) is not None:
             return [copied_blocks([(found, y)], len(lanes))]
-        packed = lanes[0].take(x.shape, x.dtype)
-        return [copied_blocks(pair, len(lanes)) for pair in ([(x, packed)], [(packed.reshape(y.shape), y)])]
+        if self.between and not self.footprint(len(lanes)):
+            return [(partial(_copied, x, y),)]
+        if self.between <= MOST_SCRATCH:
+            packed = lanes[0].take(x.shape, x.dtype)
+            pairs = ((x, packed), (packed.reshape(y.shape), y))
+            return [copied_blocks([pair], len(lanes)) for pair in pairs]
+        calls: list[list[Call]] = [[] for _ in lanes]
+        for number, box in enumerate(boxes(self.outer, self.most)):
+            lane, of, into = number % len(lanes), x[box], y[box]
+            packed = lanes[lane].fork().take(of.shape, of.dtype)
+            for pair in ((of, packed), (packed.reshape(into.shape), into)):
+                calls[lane] += [partial(np.copyto, target, source) for source, target in _blocks(*pair)]
+        return [dealt(calls)]
+
+
+def _copied(x: Array, y: Array) -> None:
+    np.copyto(y, x.reshape(y.shape))
 
 
 def _reshaped(array: Array, dims: tuple[int, ...]) -> Array | None:

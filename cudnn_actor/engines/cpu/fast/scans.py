@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cudnn_actor.engines.cpu.fast.kernels import Call, Kernel, Operands, Step
+from cudnn_actor.engines.cpu.fast.kernels import MOST_SCRATCH, Call, Kernel, Operands, Step
 from cudnn_actor.engines.cpu.fast.lines import (
     Box,
     Part,
@@ -68,12 +68,21 @@ class _Places:
     itemsize: int
     keep_dims: bool
 
+    @property
+    def _count(self) -> int:
+        """The most lines of a block."""
+        return most_lines(self.dims, (self.axis,), self.itemsize)
+
+    @property
+    def _block(self) -> int:
+        """Bytes for the copy of a block; 0 if lines are so long that NumPy allocates what it needs."""
+        nbytes = footprint((self._count * self.dims[self.axis],), itemsize=self.itemsize)
+        return nbytes if nbytes < MOST_SCRATCH else 0
+
     def footprint(self, lanes: int) -> int:
         """A block, and a place for each of its lines."""
         del lanes
-        count = most_lines(self.dims, (self.axis,), self.itemsize)
-        block = footprint((count * self.dims[self.axis],), itemsize=self.itemsize)
-        return block + footprint((count,), itemsize=8)
+        return self._block + footprint((self._count,), itemsize=8)
 
     def bind(self, operands: Operands, results: Operands, lanes: Sequence[Scratch]) -> list[Step]:
         x, y = operands["x"], results["y"]
@@ -83,12 +92,12 @@ class _Places:
         def call(part: Part, lane: int) -> Call:
             (found,), (into,), axes = part
             scratch, calls = lanes[lane].fork(), list[Call]()
-            if axes != (1,) or not is_matrix(found):
+            if self._block and (axes != (1,) or not is_matrix(found)):
                 own = scratch.take(found.shape, x.dtype)
                 calls.append(partial(np.copyto, own, found))
                 found = own.reshape(-1, own.shape[-1])
-            places = scratch.take((len(found),), np.int64)
-            calls.append(partial(self.find, found, 1, places))
+            places = scratch.take(found.shape[:-1], np.int64)
+            calls.append(partial(self.find, found, found.ndim - 1, places))
             calls.append(partial(np.copyto, into, places.reshape(into.shape)))
             return in_turn(calls)
 

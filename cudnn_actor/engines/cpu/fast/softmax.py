@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from cudnn_actor.engines.cpu.fast.kernels import Call, Kernel, Operands, Step
-from cudnn_actor.engines.cpu.fast.lines import Floats, Part, deal, most_lines, one_each, parts_of_lines
+from cudnn_actor.engines.cpu.fast.lines import (
+    Floats,
+    Part,
+    deal,
+    in_turn,
+    most_lines,
+    one_each,
+    parts_of_lines,
+)
 from cudnn_actor.engines.cpu.fast.sums import reduced_into, sums_into
 from cudnn_actor.engines.cpu.scratch import Dims, Scratch, footprint
 from cudnn_actor.protocol.operations import Node, Softmax, SoftmaxBackward
@@ -17,6 +26,9 @@ from cudnn_actor.protocol.types.dtypes import DType
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
 __all__ = ["softmax", "softmax_backward"]
+
+_PIECE = 1 << 18
+"""Elements of a line whose powers are in scratch at the same time: blocks of longer lines have only one."""
 
 
 def softmax(node: Node, specs: Specs) -> Kernel | None:
@@ -51,21 +63,33 @@ class _Lines:
     log: bool
     itemsize: int
 
+    @property
+    def _count(self) -> int:
+        """The most lines of a block."""
+        return most_lines(self.dims, (self.axis,), self.itemsize)
+
     def footprint(self, lanes: int) -> int:
-        """A number for each line of a block, and a block."""
+        """A number for each line of a block."""
         del lanes
-        count = most_lines(self.dims, (self.axis,), self.itemsize)
-        return footprint((count,), (count * self.dims[self.axis],), itemsize=self.itemsize)
+        return footprint((self._count,), itemsize=self.itemsize)
 
 
 class _Softmax(_Lines):
+    def footprint(self, lanes: int) -> int:
+        """A number for each line of a block; for logarithms also powers and sums of a piece of each line."""
+        found, length = super().footprint(lanes), self.dims[self.axis]
+        if self.log:
+            sizes = (self._count * min(length, _PIECE),), (self._count * -(-length // _PIECE),)
+            found += footprint(*sizes, itemsize=self.itemsize)
+        return found
+
     def bind(self, operands: Operands, results: Operands, lanes: Sequence[Scratch]) -> list[Step]:
         def call(part: Part, lane: int) -> Call:
             y, x = part.arrays
             scratch = lanes[lane].fork()
             of_line = scratch.take(one_each(x, part.axes), x.dtype)
             if self.log:
-                return _logarithm(x, y, scratch.take(x.shape, x.dtype), of_line, part.axes)
+                return _logarithm(x, y, of_line, part.axes, scratch)
             return _powers(x, y, of_line, part.axes)
 
         return [deal([*parts_of_lines((self.axis,), (results["y"], operands["x"]))], len(lanes), call)]
@@ -95,18 +119,32 @@ def _powers(x: Floats, y: Floats, of_line: Floats, axes: tuple[int, ...]) -> Cal
     return run
 
 
-def _logarithm(x: Floats, y: Floats, powers: Floats, of_line: Floats, axes: tuple[int, ...]) -> Call:
-    largest, total = reduced_into(np.maximum, x, axes, of_line), sums_into(powers, axes, of_line)
+def _logarithm(x: Floats, y: Floats, of_line: Floats, axes: tuple[int, ...], scratch: Scratch) -> Call:
+    largest, total = reduced_into(np.maximum, x, axes, of_line), _sums_of_powers(y, axes, of_line, scratch)
 
     def run() -> None:
         largest()
         np.subtract(x, of_line, y)
-        np.exp(y, powers)
         total()
         np.log(of_line, of_line)
         np.subtract(y, of_line, y)
 
     return run
+
+
+def _sums_of_powers(y: Floats, axes: tuple[int, ...], of_line: Floats, scratch: Scratch) -> Call:
+    """A call that adds up exp(y) of each line; of long ones in pieces."""
+    length = y.shape[-1]
+    powers = scratch.take((*y.shape[:-1], min(length, _PIECE)), y.dtype)
+    if length <= _PIECE:
+        return in_turn([partial(np.exp, y, powers), sums_into(powers, axes, of_line)])
+    sums = scratch.take((*y.shape[:-1], -(-length // _PIECE)), y.dtype)
+    calls = list[Call]()
+    for number, start in enumerate(range(0, length, _PIECE)):
+        piece = y[..., start : start + _PIECE]
+        own = powers[..., : piece.shape[-1]]
+        calls += [partial(np.exp, piece, own), sums_into(own, axes, sums[..., number : number + 1])]
+    return in_turn([*calls, sums_into(sums, axes, of_line)])
 
 
 def _gradient(dy: Floats, y: Floats, dx: Floats, of_line: Floats, axes: tuple[int, ...]) -> Call:
