@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from cudnn_actor.engines.cpu.fast.folding import Folding
 from cudnn_actor.engines.cpu.fast.reductions import reduction
 from cudnn_actor.protocol import TensorSpec
 from cudnn_actor.protocol.operations import Reduction, ReductionMode
@@ -52,3 +53,7 @@ def test_infinity_and_nan_give_what_they_give_in_the_definition(
     with np.errstate(all="ignore"):
         wanted = operation.evaluate(np, {"x": x.astype(np.float64)}, specs)["y"]
     np.testing.assert_array_equal(found, wanted.astype(np.float32))
+
+
+def test_short_lines_take_no_scratch_for_parts_of_lines() -> None:
+    assert Folding((4_000_000, 1), (1,), np.dtype(np.float32)).footprint() <= 4 << 20

@@ -72,7 +72,8 @@ class Folding:
     def footprint(self) -> int:
         """Bytes of each lane: results of a block's lines and of a piece, two blocks, results of segments."""
         most, kept = self._lines(_RUN), math.prod(self.dims) // self.length
-        numbers = (most, most, *[max(most, _MOST)] * 2, min(kept, _SEGMENTS * most) * _SEGMENTS)
+        segments = _SEGMENTS if self.length * most > _MOST else 0  # else, a block has whole lines
+        numbers = (most, most, *[max(most, _MOST)] * 2, min(kept, _SEGMENTS * most) * segments)
         return footprint(*((count,) for count in numbers), itemsize=self.wide.itemsize)
 
     def steps(self, fold: Fold, x: _Any, y: _Any, lanes: Sequence[Scratch], finish: Finish) -> list[Step]:
