@@ -156,6 +156,19 @@ def test_a_large_image_is_not_spread_out_into_columns() -> None:
     assert plan.workspace < 4 * MIB  # of 590 MiB that all columns would take
 
 
+def test_a_long_chain_on_a_large_tensor_makes_a_bounded_number_of_calls() -> None:
+    g = GraphBuilder()
+    y = g.input("x", (1 << 24,))
+    for _ in range(60):
+        y = g.gelu(y)
+    graph = g.build({"y": y})
+    plan = plan_of(graph)
+    buffers = [np.empty(1 << 24, np.float32) for _ in graph.body.bound]
+    assert (
+        plan.bind(buffers, aligned_bytes(plan.workspace)).calls < 300_000
+    )  # of 800,000 blocks of usual size
+
+
 def test_a_run_allocates_no_arrays() -> None:
     g = GraphBuilder()
     x, w = g.input("x", (8, 16, 64, 64)), g.input("w", (16, 16, 3, 3))

@@ -52,6 +52,8 @@ _COSTS: Mapping[object, float] = {
     **dict.fromkeys((np.expm1, np.log1p, np.sinh, np.cosh, np.arcsinh, np.arccosh, np.arctanh), 15.0),
 }
 """Nanoseconds for an element, where they are more than 0.2."""
+_MOST_CALLS = 1 << 18
+"""Of a chain, about: each takes some 10 microseconds to bind and half a kilobyte."""
 _M = PointwiseMode
 _FLOATS_ONLY = {_M.MOD, _M.FMOD, _M.POW, _M.PRELU}
 """Modes whose formulas are not those of integers."""
@@ -273,9 +275,15 @@ class Chain:
     homes: Mapping[Register, Hashable]
 
     @property
+    def _block_elements(self) -> int:
+        """The most elements of a block: more than usual where there would be too many calls."""
+        size = math.prod(self.dims)
+        return min(size, max(block_elements(self.dims), -(-size * len(self.instructions) // _MOST_CALLS)))
+
+    @property
     def _register_bytes(self) -> int:
         largest = max((base.itemsize for base in self.slots), default=0)
-        return footprint((block_elements(self.dims),), itemsize=largest)
+        return footprint((self._block_elements,), itemsize=largest)
 
     def footprint(self, lanes: int) -> int:
         """Bytes of scratch that each lane needs."""
@@ -289,7 +297,7 @@ class Chain:
 
         An operand of dims () is a scalar. Its value is read in each run.
         """
-        blocks = block_elements(self.dims)
+        blocks = self._block_elements
         if math.prod(self.dims) * sum(_COSTS.get(one.function, 0.2) for one in self.instructions) <= _BRIEF:
             lanes = lanes[:1]
         arrays = {**operands, **results}
