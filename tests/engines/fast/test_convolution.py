@@ -12,7 +12,7 @@ import pytest
 
 from cudnn_actor.engines.cpu.blas import threads_of_blas
 from cudnn_actor.engines.cpu.fast.convolution import make
-from cudnn_actor.engines.cpu.fast.kernels import Call, Step
+from cudnn_actor.engines.cpu.fast.kernels import Call, Step, of_calls
 from cudnn_actor.engines.cpu.scratch import Scratch, aligned_bytes
 from cudnn_actor.protocol import ConvSpec, DType, TensorSpec
 from cudnn_actor.protocol.operations import (
@@ -32,6 +32,7 @@ LARGER = {
     "pointwise": Problem((2, 40, 23, 23), (130, 40, 1, 1), ConvSpec.symmetric(2)),
     "first layer": Problem((1, 3, 94, 92), (6, 3, 7, 7), ConvSpec.symmetric(2, pad=3, stride=2)),
     "groups": Problem((1, 24, 34, 33), (32, 6, 3, 3), ConvSpec.symmetric(2, pad=1, groups=4)),
+    "a large filter": Problem((1, 33, 20, 20), (8, 33, 11, 11), ConvSpec.symmetric(2, 5)),
     "long rows": Problem((1, 8, 3300), (8, 8, 9), ConvSpec.symmetric(1, pad=4)),
     "volumes": Problem((1, 9, 7, 13, 14), (6, 9, 3, 3, 3), ConvSpec.symmetric(3, pad=1)),
     "depthwise, strided": Problem((2, 33, 40, 41), (33, 1, 3, 3), ConvSpec.symmetric(2, 1, 2, groups=33)),
@@ -47,9 +48,18 @@ LARGER = {
     "depthwise, long lines": Problem(
         (1, 17, 1200), (17, 1, 9), ConvSpec.symmetric(1, 8, dilation=2, groups=17)
     ),
+    "depthwise, long lines in pieces": Problem(
+        (1, 2, 9000), (2, 1, 130), ConvSpec.symmetric(1, 64, groups=2)
+    ),
+    "depthwise, a large filter": Problem((1, 2, 2000), (2, 1, 1200), ConvSpec.symmetric(1, 600, groups=2)),
     "depthwise volumes": Problem((1, 5, 6, 8, 33), (5, 1, 3, 3, 3), ConvSpec.symmetric(3, 1, groups=5)),
 }
 ALL = PROBLEMS | LARGER
+LARGE_FILTERS = {
+    "15x15": Problem((1, 64, 64, 64), (64, 64, 15, 15), ConvSpec.symmetric(2, 7)),
+    "depthwise, 63x63": Problem((1, 64, 128, 128), (64, 1, 63, 63), ConvSpec.symmetric(2, 31, groups=64)),
+    "depthwise, 127x127": Problem((1, 64, 128, 128), (64, 1, 127, 127), ConvSpec.symmetric(2, 63, groups=64)),
+}
 
 
 @pytest.fixture(autouse=True)
@@ -234,3 +244,28 @@ def test_a_small_convolution_takes_one_lane() -> None:
 def test_integers_have_no_kernel() -> None:
     operation = _operations(PROBLEMS["padded"].conv)[0]
     assert make(operation, _specs(operation, PROBLEMS["padded"], "packed", DType.INT8)) is None
+
+
+@pytest.mark.parametrize("layout", LAYOUTS[:2])
+@pytest.mark.parametrize("problem", LARGE_FILTERS.values(), ids=LARGE_FILTERS.keys())
+def test_calls_and_scratch_do_not_grow_with_large_filters(problem: Problem, layout: str) -> None:
+    for operation in _operations(problem.conv):
+        specs = _specs(operation, problem, layout)
+        kernel = make(operation, specs)
+        assert kernel is not None
+        assert kernel.footprint(1) <= 64 << 20, operation
+        assert _count_calls(kernel, operation, specs) <= 20_000, operation
+
+
+def _count_calls(kernel: Any, operation: Any, specs: Mapping[str, TensorSpec]) -> int:
+    """How many calls are bound, to memory that is not touched."""
+    arrays = {name: _untouched(spec) for name, spec in specs.items()}
+    results = {name: arrays[name] for name in operation.outputs}
+    steps = kernel.bind(arrays, results, [Scratch(aligned_bytes(kernel.footprint(1)))])
+    return sum(len(of_calls(call)) for step in steps for call in step)
+
+
+def _untouched(spec: TensorSpec) -> np.ndarray:
+    size = 1 + sum((n - 1) * step for n, step in zip(spec.dims, spec.strides, strict=True))
+    strides = [4 * step for step in spec.strides]
+    return np.lib.stride_tricks.as_strided(np.empty(size, np.float32), spec.dims, strides)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 from typing import NamedTuple
 
@@ -32,7 +33,7 @@ from cudnn_actor.engines.cpu.fast.convolution_views import (
     merged,
     multiplying,
 )
-from cudnn_actor.engines.cpu.fast.kernels import Call, Operands, Step
+from cudnn_actor.engines.cpu.fast.kernels import Call, Operands, Step, made_when_run
 from cudnn_actor.engines.cpu.scratch import Dims, Scratch, footprint
 
 __all__ = ["BackwardData"]
@@ -47,6 +48,10 @@ _LEAST_ROWS = 64
 """Taps and channels of a block: each product reads all of its part of dy."""
 _LEAST_CHANNELS = 32
 """Columns of fewer channels are stored by tap, so that sums are over longer runs."""
+_MOST_TAPS = 128
+"""Whose additions are bound. Those of larger filters are made when they run."""
+_MOST_OUTPUTS = 12
+"""For each pixel of a block. With more, as large filters have, columns are stored by tap, too."""
 
 
 class _Bound(NamedTuple):
@@ -68,7 +73,12 @@ class BackwardData:
         self._geometry = geometry
         self._dtype = dtype
         self._itemsize = np.dtype(dtype).itemsize
-        self._tiles = {by_pixel: self._tile(by_pixel) for by_pixel in (False, True)}
+        self._tiles = {False: self._tile(False)}
+        if geometry.groups == 1 and geometry.x[1] >= _LEAST_CHANNELS:
+            tile = self._tile(True)
+            outputs = tile[0] * math.prod(self._most_outputs(tile))
+            if outputs <= _MOST_OUTPUTS * math.prod((tile[0], *tile[2:])):
+                self._tiles[True] = tile
 
     def _tile(self, by_pixel: bool) -> Dims:
         """A tile of dx."""
@@ -124,10 +134,8 @@ class BackwardData:
         """See `Kernel`."""
         geometry = self._geometry
         filters = Filters(geometry, operands["w"])
-        by_pixel = (
-            geometry.groups == 1
-            and geometry.x[1] >= _LEAST_CHANNELS
-            and (filters.taps_first or (math.prod(geometry.taps) == 1 and channels_last(results["dx"])))
+        by_pixel = True in self._tiles and (
+            filters.taps_first or (math.prod(geometry.taps) == 1 and channels_last(results["dx"]))
         )
         bound = _Bound(operands["dy"], results["dx"], filters, by_pixel)
         parts = []
@@ -204,7 +212,15 @@ class BackwardData:
         if target.strides[order[-1]] != target.itemsize:
             sums = laid_out(memory, target.shape, order, self._dtype)
         per_group = grouped(sums, geometry.groups)
-        calls: list[Call] = [filling(sums)]
+        adding_up = functools.partial(self._sums, per_group, columns, box, outputs)
+        few = math.prod(geometry.taps) <= _MOST_TAPS
+        calls = [filling(sums), *(adding_up() if few else (made_when_run(adding_up),))]
+        if sums is not target:
+            calls.append(copying(sums, target))
+        return calls
+
+    def _sums(self, per_group: Floats, columns: Floats, box: Box, outputs: list[Span]) -> Iterator[Call]:
+        geometry = self._geometry
         for tap in product(*map(range, geometry.taps)):
             pairs = [
                 meeting(geometry, axis, place, span, outputs[axis])
@@ -213,7 +229,4 @@ class BackwardData:
             into = inner(per_group, (one for one, _ in pairs))
             if into.size:
                 part = inner(columns, (*tap, *(other for _, other in pairs)))
-                calls.append(adding(into, part))
-        if sums is not target:
-            calls.append(copying(sums, target))
-        return calls
+                yield adding(into, part)

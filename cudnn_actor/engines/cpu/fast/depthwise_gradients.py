@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from itertools import pairwise, product
 
 import numpy as np
 
 from cudnn_actor.engines.cpu.exact.boxes import Box, boxes
-from cudnn_actor.engines.cpu.exact.geometry import ConvGeometry, spans
+from cudnn_actor.engines.cpu.exact.geometry import ConvGeometry, Span, spans
 from cudnn_actor.engines.cpu.fast.convolution_forward import Behind
 from cudnn_actor.engines.cpu.fast.convolution_views import (
     Floats,
@@ -21,10 +22,13 @@ from cudnn_actor.engines.cpu.fast.convolution_views import (
     meeting,
 )
 from cudnn_actor.engines.cpu.fast.depthwise_blocks import DepthwiseBlocks, accumulating, subscripts
-from cudnn_actor.engines.cpu.fast.kernels import Call, Operands, Step, dealt
+from cudnn_actor.engines.cpu.fast.kernels import Call, Operands, Step, dealt, made_when_run
 from cudnn_actor.engines.cpu.scratch import Scratch, footprint
 
 __all__ = ["DepthwiseData", "DepthwiseFilter"]
+
+_MOST_TAPS = 128
+"""Whose products are bound. Those of larger filters are made when they run."""
 
 
 class DepthwiseData(DepthwiseBlocks):
@@ -74,6 +78,17 @@ class DepthwiseData(DepthwiseBlocks):
         sums = target if target.strides[1] == target.itemsize else self._take(memory, target.shape)
         apart = self._take(memory, gradient.shape)
         calls.append(filling(sums))
+        adding_up = functools.partial(self._products, (gradient, taps, apart, sums), box, outputs)
+        calls += adding_up() if self._taps <= _MOST_TAPS else (made_when_run(adding_up),)
+        if sums is not target:
+            calls.append(copying(sums, target))
+        return calls
+
+    def _products(
+        self, arrays: tuple[Floats, Floats, Floats, Floats], box: Box, outputs: list[Span]
+    ) -> Iterator[Call]:
+        gradient, taps, apart, sums = arrays
+        geometry = self._geometry
         for tap in product(*map(range, geometry.taps)):
             pairs = [
                 meeting(geometry, axis, place, span, outputs[axis])
@@ -84,10 +99,8 @@ class DepthwiseData(DepthwiseBlocks):
                 met = [other for _, other in pairs]
                 w = inner(taps, (*tap, 0, box[1])).reshape(-1, *(1 for _ in self._axes))
                 terms = inner(apart, met)
-                calls += [_multiplying(inner(gradient, met), w, terms), adding(into, terms)]
-        if sums is not target:
-            calls.append(copying(sums, target))
-        return calls
+                yield _multiplying(inner(gradient, met), w, terms)
+                yield adding(into, terms)
 
 
 class DepthwiseFilter(DepthwiseBlocks):

@@ -36,6 +36,8 @@ _BLOCK = 1 << 15
 """Elements of a block of results."""
 _LEAST_ROW = 28
 """Pixels of a row. For shorter ones, channels-last copies take less time."""
+_COPIES_BYTES = 4 << 20
+"""Shifted copies of a block, at most. They grow with the filter, both in number and in rows."""
 
 
 class DepthwiseRows:
@@ -48,16 +50,26 @@ class DepthwiseRows:
         tile = [1, 1, *(1 for _ in self._geometry.taps)]
         for axis in (*reversed(range(2, len(tile))), 1):
             tile[axis] = even(self._geometry.y[axis], _BLOCK // math.prod(tile))
+        for axis, least in enumerate((1, *self._geometry.window), 1):
+            # Blocks smaller than the window would read much that their neighbours read, too.
+            while self._copies_bytes(tuple(tile[1:])) > _COPIES_BYTES and tile[axis] >= 2 * least:
+                tile[axis] = even(self._geometry.y[axis], tile[axis] // 2)
         self._tile = tuple(tile)
+        self._few_copies = self._copies_bytes(self._tile[1:]) <= _COPIES_BYTES
 
     def takes(self, x: Floats, y: Floats) -> bool:
-        """Whether rows of both are runs in memory, and long ones."""
-        return x.strides[-1] == y.strides[-1] == x.itemsize and y.shape[-1] >= _LEAST_ROW
+        """Whether rows of both are runs in memory, and long ones, and the filter is not too large."""
+        return self._few_copies and x.strides[-1] == y.strides[-1] == x.itemsize and y.shape[-1] >= _LEAST_ROW
 
     def footprint(self) -> int:
         """Bytes for shifted copies of x, and for two sums."""
+        if not self._few_copies:
+            return 0
         sums = self._tile[1:]
-        return footprint(self._shifted_dims(sums), sums, sums, itemsize=np.dtype(self._dtype).itemsize)
+        return self._copies_bytes(sums) + footprint(sums, sums, itemsize=np.dtype(self._dtype).itemsize)
+
+    def _copies_bytes(self, sums: Dims) -> int:
+        return footprint(self._shifted_dims(sums), itemsize=np.dtype(self._dtype).itemsize)
 
     def bind(
         self, operands: tuple[Floats, Floats], y: Floats, lanes: Sequence[Scratch], behind: Behind | None

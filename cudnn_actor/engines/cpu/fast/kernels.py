@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy.typing as npt
 
 from cudnn_actor.engines.cpu.scratch import Scratch
 
-__all__ = ["MOST_SCRATCH", "Call", "Calls", "Kernel", "Operands", "Step", "dealt", "most_calls", "of_calls"]
+__all__ = [
+    "MOST_SCRATCH",
+    "Call",
+    "Calls",
+    "Kernel",
+    "Operands",
+    "Step",
+    "dealt",
+    "made_when_run",
+    "most_calls",
+    "of_calls",
+]
 
 Call = Callable[[], object]
 """A part of a run, with all that it needs: it takes no arguments and allocates nothing."""
@@ -66,6 +77,16 @@ class Calls:
 def dealt(blocks: Sequence[Sequence[Call]]) -> Step:
     """A step in which each lane makes its own calls, one after the other. Those without any are left out."""
     return tuple(calls[0] if len(calls) == 1 else Calls(calls) for calls in blocks if calls)
+
+
+def made_when_run(make: Callable[[], Iterable[Call]]) -> Call:
+    """One call for many: made in each run, and not kept, since binding them all would take long."""
+
+    def call() -> None:
+        for each in make():
+            each()
+
+    return call
 
 
 def of_calls(call: Call) -> tuple[Call, ...]:
