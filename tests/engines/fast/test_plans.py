@@ -156,6 +156,13 @@ def test_a_large_image_is_not_spread_out_into_columns() -> None:
     assert plan.workspace < 4 * MIB  # of 590 MiB that all columns would take
 
 
+def test_a_window_as_large_as_the_image_takes_no_more_workspace_than_tiles_do(bench: Bench) -> None:
+    g = GraphBuilder()
+    x, w = g.input("x", (1, 16, 256, 256)), g.input("w", (16, 16, 256, 256))
+    graph = g.build({"dx": g.grad(g.conv(x, w, pad=128), x)})
+    assert compile_fast(graph.body, 2) is None or plan_of(graph, 2).workspace < 1 << 30
+
+
 def test_a_long_chain_on_a_large_tensor_makes_a_bounded_number_of_calls() -> None:
     g = GraphBuilder()
     y = g.input("x", (1 << 24,))

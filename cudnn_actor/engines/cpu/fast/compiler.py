@@ -21,6 +21,8 @@ from cudnn_actor.protocol.operations import Convolution, GraphTensor, Movement, 
 
 __all__ = ["compile_fast"]
 
+_MOST_SCRATCH = 256 << 20
+"""Bytes for each lane. Kernels need some MiB, and more only for filters of thousands of elements."""
 _LONGEST_CHAIN = 64
 """Operations that are computed element by element together: a longer chain needs more of the cache."""
 
@@ -30,7 +32,8 @@ def compile_fast(
 ) -> FastPlan | None:
     """Make a graph ready to run in float32, on so many lanes.
 
-    None if no operation has a kernel, or a convolution has none: exact plans compute it in tiles.
+    None if no operation has a kernel, if a convolution has none, or if one needs very much scratch memory.
+    Then exact plans compute it, convolutions in tiles.
 
     The graph is one that `check_graph` takes. `on_progress` is called after each operation. Each operation
     gets a kernel, or is evaluated by its definition where there is none. Reshapes, transposes and slices
@@ -90,6 +93,9 @@ class _Compiler:
         held = self._lifetimes()
         offsets, held_bytes = places(list(held.values()))
         scratch = (unit.footprint for piece in self._pieces for unit in piece.units)
+        lane_bytes = max((footprint((nbytes,), itemsize=1) for nbytes in scratch), default=0)
+        if lane_bytes > _MOST_SCRATCH:
+            return None
         return FastPlan(
             tag=f"cpu/{kind_of(graph)}/{graph.digest()[:8]}",
             pieces=tuple(self._pieces),
@@ -98,7 +104,7 @@ class _Compiler:
             given=tuple(map(self._given, (*graph.scalars, *graph.constants))),
             views=tuple(each for each in self._views.items() if self._is_read(each[1], held)),
             held_bytes=held_bytes,
-            lane_bytes=max((footprint((nbytes,), itemsize=1) for nbytes in scratch), default=0),
+            lane_bytes=lane_bytes,
             lanes=self._lanes,
             scalars=len(graph.scalars),
         )
