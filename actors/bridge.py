@@ -120,9 +120,14 @@ class LoopBridge:
         """Make the loop deliver the posted replies. Any thread; does not raise if the loop is closed.
 
         The replies of closed loops are dropped first. So what they discard is in the mailbox before a caller
-        that sees its reply can send the next message.
+        that sees its reply can send the next message. The loop is woken even if that raises.
         """
-        self.drop_closed()
+        try:
+            self.drop_closed()
+        finally:
+            self._wake()
+
+    def _wake(self) -> None:
         if self.loop.is_closed():
             self._drop()
         elif not self._waking or time.monotonic() - self._asked_at > LOST_S:

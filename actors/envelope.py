@@ -193,8 +193,10 @@ class Envelope:
             self.bridge.post(self, value, error)
             return self.bridge
         if self.reply_to is not None:
-            LoopBridge.drop_closed()
-            answer(self.reply_to, value, error)
+            try:
+                LoopBridge.drop_closed()
+            finally:
+                answer(self.reply_to, value, error)
         return None
 
     def unwatch(self) -> None:

@@ -216,6 +216,33 @@ def test_what_a_closed_loop_left_is_discarded_before_another_loop_sees_its_reply
     assert loop.seen[0] == ["an allocation"]
 
 
+def test_a_loop_is_woken_though_what_a_closed_one_left_cannot_be_discarded() -> None:
+    left, mailbox = asyncio.new_event_loop(), Mailbox()
+
+    def refuse(_: object) -> None:
+        raise MemoryError("no room to discard it")
+
+    async def main() -> Envelope:
+        submit(mailbox, "left", discard=refuse)
+        return mailbox.take(1, 0.0)[0]
+
+    envelope = left.run_until_complete(main())
+    first = envelope.settle("an allocation")
+    assert first is not None
+    first.wake()
+
+    async def another() -> None:
+        bridge = LoopBridge.of_running_loop()
+        futures = posted(bridge, 1)
+        left.close()
+        with pytest.raises(MemoryError):
+            bridge.wake()
+        async with asyncio.timeout(PATIENCE_S):
+            assert await futures[0] == 0
+
+    asyncio.run(another())
+
+
 def test_a_reply_behind_a_wake_up_that_never_ran_is_counted_too() -> None:
     mailbox, loop = Mailbox(), asyncio.new_event_loop()
 
