@@ -56,7 +56,9 @@ _bridges: weakref.WeakValueDictionary[int, LoopBridge] = weakref.WeakValueDictio
 """The bridge of each loop that is still in use, by the loop's id. A bridge keeps its loop alive, so no other
 loop can get the same id while the entry exists."""
 _pending: set[LoopBridge] = set()
-"""Bridges with a pending wake-up. Each operation on the set is atomic under the GIL."""
+"""Bridges with a pending wake-up. Each of its methods is atomic under the GIL, `copy` too.
+
+`tuple(_pending)` is not: Python 3.11 may collect garbage, and so run other threads, once it has begun."""
 
 
 class LoopBridge:
@@ -190,7 +192,7 @@ class LoopBridge:
     @staticmethod
     def drop_closed() -> None:
         """Drop the replies of loops that have closed with a wake-up pending. Any thread; never blocks."""
-        for bridge in tuple(_pending):
+        for bridge in _pending.copy():
             if bridge.loop.is_closed():
                 bridge._drop()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -241,6 +242,34 @@ def test_a_loop_is_woken_though_what_a_closed_one_left_cannot_be_discarded() -> 
             assert await futures[0] == 0
 
     asyncio.run(another())
+
+
+def test_a_collection_of_garbage_may_wake_other_loops_while_closed_ones_are_looked_for() -> None:
+    """Other threads may run in it. Before Python 3.12, any new container may bring one."""
+    loops = [asyncio.new_event_loop() for _ in range(40)]
+
+    async def bridge_of() -> LoopBridge:
+        return LoopBridge.of_running_loop()
+
+    first, *others = [loop.run_until_complete(bridge_of()) for loop in loops]
+    first.wake()
+
+    def wake_another(*_: object) -> None:
+        if others:
+            others.pop().wake()
+
+    before = gc.get_threshold()
+    gc.callbacks.append(wake_another)
+    gc.set_threshold(1)
+    try:
+        for _ in range(40):
+            LoopBridge.drop_closed()
+    finally:
+        gc.set_threshold(*before)
+        gc.callbacks.remove(wake_another)
+    for loop in loops:
+        loop.close()
+    LoopBridge.drop_closed()
 
 
 def test_a_reply_behind_a_wake_up_that_never_ran_is_counted_too() -> None:
