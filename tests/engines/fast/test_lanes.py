@@ -95,6 +95,7 @@ def test_a_signal_handler_that_raises_leaves_no_call_running_and_no_answer_behin
             running.get()
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
 
+    lanes.run((lambda: None, lambda: None), no_progress)  # `Thread.start` may not be interrupted
     before = signal.signal(signal.SIGUSR1, stop)
     thread = threading.Thread(target=interrupt)
     thread.start()
