@@ -265,7 +265,7 @@ class CpuEngine:
         if programs is None:
             programs = self._fast_programs[plan] = BoundPrograms()
         try:
-            return programs.of(plan, buffers, self._workspace, self.on_progress)
+            return programs.of(buffers, lambda: plan.bind(buffers, self._workspace, self.on_progress))
         except ValueError as error:
             raise EngineFailure("BAD_BINDINGS", str(error), blamed(error)) from error
 

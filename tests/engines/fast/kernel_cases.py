@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from cudnn_actor.engines.cpu.fast.kernels import carried
 from cudnn_actor.engines.cpu.rounding import clipped, rounding_to
 from cudnn_actor.engines.cpu.scratch import Scratch, aligned_bytes
 from cudnn_actor.protocol import TensorSpec
@@ -40,7 +41,7 @@ def verdict(make: Make, case: OperationCase) -> float | None:
 
     Raises `AssertionError` if the results depend on the number of lanes.
     """
-    given = {name: _carried(case.specs[name], array) for name, array in arrays(case).items()}
+    given = {name: array.astype(carried(case.specs[name].dtype)) for name, array in arrays(case).items()}
     if make(case.operation, case.specs) is None:
         return None
     found = [run_kernel(make, case.operation, case.specs, given, lanes) for lanes in (1, 2, 3)]
@@ -92,7 +93,7 @@ _GAP = 77
 
 def _strided(spec: TensorSpec, values: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
     """An array with a spec's strides, and all of its memory."""
-    dtype = _dtype(spec) if values is None else values.dtype
+    dtype = carried(spec.dtype) if values is None else values.dtype
     size = (
         1 + sum((n - 1) * step for n, step in zip(spec.dims, spec.strides, strict=True)) if spec.size else 1
     )
@@ -102,16 +103,6 @@ def _strided(spec: TensorSpec, values: np.ndarray | None) -> tuple[np.ndarray, n
     )
     array[...] = (math.nan if dtype.kind == "f" else 33) if values is None else values
     return array, whole
-
-
-def _dtype(spec: TensorSpec) -> np.dtype[Any]:
-    """Of the arrays that kernels read and write."""
-    small = spec.dtype.is_floating and spec.dtype.itemsize < 4
-    return np.dtype(np.float32) if small else np.dtype(spec.dtype.numpy)
-
-
-def _carried(spec: TensorSpec, array: np.ndarray) -> np.ndarray:
-    return array.astype(_dtype(spec))
 
 
 def _stored(spec: TensorSpec, array: np.ndarray) -> np.ndarray:

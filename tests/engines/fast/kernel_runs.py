@@ -7,21 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from cudnn_actor.engines.cpu.fast.kernels import Kernel, of_calls
+from cudnn_actor.engines.cpu.fast.kernels import Kernel, carried, of_calls
 from cudnn_actor.engines.cpu.rounding import rounding_to
 from cudnn_actor.engines.cpu.scratch import Scratch, aligned_bytes
-from cudnn_actor.protocol import DType, TensorSpec
+from cudnn_actor.protocol import TensorSpec
 
 from ...gpu.operations.cases import OperationCase, arrays, error_over_bound, truth
 
 __all__ = ["array_of", "calls_of", "carried", "error", "run"]
 
 Arrays = dict[Any, np.ndarray]
-
-
-def carried(dtype: DType) -> np.dtype[Any]:
-    """The dtype of the arrays that kernels read and write for tensors of a dtype."""
-    return np.dtype(np.float32) if dtype.is_half else dtype.numpy
 
 
 def array_of(spec: TensorSpec, values: np.ndarray | None = None) -> np.ndarray:

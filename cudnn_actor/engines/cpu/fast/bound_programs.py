@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from cudnn_actor.engines.cpu.fast.plan import FastPlan, FastProgram
-from cudnn_actor.engines.cpu.scratch import Bytes
+from cudnn_actor.engines.cpu.fast.plan import FastProgram
 
 __all__ = ["BoundPrograms"]
 
@@ -35,37 +34,24 @@ class BoundPrograms:
         """By the ids of the buffers, which it keeps, so that no other objects can have these ids."""
         self._calls = 0
 
-    def of(
-        self,
-        plan: FastPlan,
-        buffers: Sequence[npt.NDArray[Any]],
-        workspace: Bytes,
-        on_progress: Callable[[], None],
-    ) -> FastProgram:
-        """The program on these buffers. Raises `ValueError` as `FastPlan.bind`."""
+    def of(self, buffers: Sequence[npt.NDArray[Any]], bind: Callable[[], FastProgram]) -> FastProgram:
+        """The program on these buffers, which `bind` makes if there is none."""
         ids = tuple(map(id, buffers))
         seen = self._seen.get(ids)
         if seen is not None:
             return seen[0]
-        program = self._on_memory(plan, buffers, workspace, on_progress)
+        program = self._on_memory(tuple(map(_memory, buffers)), bind)
         if len(self._seen) >= _MOST_SEEN:
             self._seen.clear()
         self._seen[ids] = program, tuple(buffers)
         return program
 
-    def _on_memory(
-        self,
-        plan: FastPlan,
-        buffers: Sequence[npt.NDArray[Any]],
-        workspace: Bytes,
-        on_progress: Callable[[], None],
-    ) -> FastProgram:
-        key = tuple(map(_memory, buffers))
+    def _on_memory(self, key: object, bind: Callable[[], FastProgram]) -> FastProgram:
         program = self._programs.get(key)
         if program is not None:
             self._programs.move_to_end(key)
             return program
-        program = self._programs[key] = plan.bind(buffers, workspace, on_progress)
+        program = self._programs[key] = bind()
         self._calls += _weight(program)
         while self._calls > _MOST_CALLS and len(self._programs) > 1:
             _, oldest = self._programs.popitem(last=False)

@@ -9,9 +9,10 @@ from typing import Any
 
 from cudnn_actor.engines.base import no_progress
 from cudnn_actor.engines.cpu.fast.kernel_table import kernel_of
+from cudnn_actor.engines.cpu.fast.kernels import carried
 from cudnn_actor.engines.cpu.fast.plan import Buffer, FastPlan, Given, Piece, Place, View
 from cudnn_actor.engines.cpu.fast.pointwise import Chain, chain, rounding
-from cudnn_actor.engines.cpu.fast.units import Unit, carried, computed, copied, evaluated, stored
+from cudnn_actor.engines.cpu.fast.units import Unit, computed, copied, evaluated, stored
 from cudnn_actor.engines.cpu.scratch import footprint
 from cudnn_actor.engines.scratch_places import Held, places
 from cudnn_actor.engines.support import kind_of

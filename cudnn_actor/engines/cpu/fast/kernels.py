@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
+import numpy as np
 import numpy.typing as npt
 
 from cudnn_actor.engines.cpu.scratch import Scratch
+from cudnn_actor.protocol.types.dtypes import DType
 
 __all__ = [
     "MOST_SCRATCH",
@@ -16,6 +18,7 @@ __all__ = [
     "Kernel",
     "Operands",
     "Step",
+    "carried",
     "dealt",
     "made_when_run",
     "most_calls",
@@ -44,6 +47,11 @@ _MOST_CALLS, _OF_A_BLOCK, _BLOCK_BYTES = 100_000, 48, 32768
 def most_calls(nbytes: int) -> int:
     """The most calls of a kernel whose largest tensor has so many bytes: each takes about 1 kB, and 20 us."""
     return max(_MOST_CALLS, _OF_A_BLOCK * (nbytes // _BLOCK_BYTES))
+
+
+def carried(dtype: DType) -> np.dtype[Any]:
+    """The dtype of the arrays that kernels read and write for tensors of a dtype."""
+    return np.dtype(np.float32) if dtype.is_half else dtype.numpy
 
 
 class Kernel(Protocol):

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from numpy.lib.stride_tricks import as_strided
 
 from cudnn_actor.engines.cpu.fast.blocks import merged, pieces
-from cudnn_actor.engines.cpu.fast.kernels import MOST_SCRATCH, Call, Step, dealt
+from cudnn_actor.engines.cpu.fast.kernels import MOST_SCRATCH, Call, Step, carried, dealt
 from cudnn_actor.engines.cpu.fast.lines import boxes
 from cudnn_actor.engines.cpu.scratch import Scratch, footprint
 from cudnn_actor.protocol.operations import (
@@ -135,8 +135,7 @@ def pad(node: Node, specs: Specs) -> Copies:
     """The kernel for `Pad`."""
     assert isinstance(node, Pad)
     dtype = specs["y"].dtype.numpy
-    carried = np.dtype(np.float32) if specs["y"].dtype.is_half else dtype
-    number = np.array(node.value).astype(dtype).astype(carried)
+    number = np.array(node.value).astype(dtype).astype(carried(specs["y"].dtype))
     order = tuple(slice(None, None, -1 if step < 0 else 1) for step in node.steps)
     gaps = any(abs(step) > 1 for step in node.steps)
 
@@ -241,7 +240,7 @@ def reshape(node: Node, specs: Specs) -> Reshaped:
     assert isinstance(node, Reshape)
     x, y = specs["x"], specs["y"]
     packed = _seen_as(y.dims, y.strides, x.dims) is not None
-    itemsize = 4 if x.dtype.is_half else x.dtype.itemsize
+    itemsize = carried(x.dtype).itemsize
     same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(x.dims, y.dims, strict=False))
     outer = tuple(size for size, _ in same)
     inner = itemsize * math.prod(x.dims[len(outer) :])

@@ -31,7 +31,7 @@ from cudnn_actor.engines.cpu.fast.instructions import (
     convert,
     simplified,
 )
-from cudnn_actor.engines.cpu.fast.kernels import Call, Step, dealt
+from cudnn_actor.engines.cpu.fast.kernels import Call, Step, carried, dealt
 from cudnn_actor.engines.cpu.fast.rounding import rounded
 from cudnn_actor.engines.cpu.rounding import integer_range
 from cudnn_actor.engines.cpu.scratch import Scratch, footprint
@@ -144,7 +144,7 @@ class _Building:
         if node.result in self._stored:
             new = {instruction.output.base for instruction in self._code.instructions[begin:]}
             if value.base not in new or value.base in self._homes:
-                value = self._code(convert, value, dtype=_carried(result.dtype))
+                value = self._code(convert, value, dtype=carried(result.dtype))
             assert isinstance(value.base, Register)
             self._homes[value.base] = node.result
         elif (
@@ -155,7 +155,7 @@ class _Building:
         return True
 
     def _operand(self, key: Any) -> Value:
-        dtype = _carried(self._tensors[key].dtype)
+        dtype = carried(self._tensors[key].dtype)
         if key in self._constants:
             return constant(self._constants[key], dtype)
         return self._values.setdefault(key, Value(Outer(key), dtype))
@@ -213,7 +213,7 @@ class _Building:
         if dtype.is_floating:
             if dtype.is_half and value.dtype.itemsize >= (8 if kind == "f" else 4):
                 return None
-            value = code.convert(value, _carried(dtype))
+            value = code.convert(value, carried(dtype))
             return rounded(code, value, dtype) if dtype.is_half and kind != "b" else value
         if dtype is DType.BOOL:
             return code(np.not_equal, value, 0, dtype=bool)
@@ -245,11 +245,6 @@ _SAME_OF_INTEGERS = {_M.IDENTITY, _M.CEIL, _M.FLOOR, _M.ROUND, _M.TRUNC}
 
 def _alike(values: Sequence[Value]) -> bool:
     return len({value.dtype for value in values}) == 1
-
-
-def _carried(dtype: DType) -> np.dtype[Any]:
-    """The dtype of the arrays that kernels read and write for tensors of a dtype."""
-    return np.dtype(np.float32) if dtype.is_half else np.dtype(dtype.numpy)
 
 
 @dataclass(frozen=True)

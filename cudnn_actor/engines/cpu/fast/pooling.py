@@ -21,7 +21,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cudnn_actor.engines.cpu.fast.kernels import MOST_SCRATCH, Call, Operands, Step, dealt, most_calls
+from cudnn_actor.engines.cpu.fast.kernels import (
+    MOST_SCRATCH,
+    Call,
+    Operands,
+    Step,
+    carried,
+    dealt,
+    most_calls,
+)
 from cudnn_actor.engines.cpu.scratch import Scratch, footprint
 from cudnn_actor.protocol.operations import (
     AdaptiveWindow,
@@ -56,7 +64,7 @@ def max_pool(node: Node, specs: Specs) -> Pooling | None:
     x, y = specs["x"], specs["y"]
     if "index" in specs or 0 in x.dims or 0 in y.dims:
         return None
-    dtype = np.dtype(np.float32) if x.dtype.is_half else x.dtype.numpy
+    dtype = carried(x.dtype)
     least = False if dtype.kind == "b" else -math.inf if dtype.kind == "f" else np.iinfo(dtype.name).min
     axes = window_axes(node.window, x.dims, y.dims)
     return _bounded(Pooling(x.dims, y.dims, dtype, axes, np.maximum, least, None), x)
@@ -68,7 +76,7 @@ def avg_pool(node: Node, specs: Specs) -> Pooling | None:
     x, y = specs["x"], specs["y"]
     if 0 in x.dims or 0 in y.dims:
         return None
-    dtype = np.dtype(np.float32) if x.dtype.is_half else x.dtype.numpy
+    dtype = carried(x.dtype)
     axes = window_axes(node.window, x.dims, y.dims)
     counts = counts_of(node, axes, dtype)
     return _bounded(Pooling(x.dims, y.dims, dtype, axes, np.add, 0.0, counts), x)

@@ -12,7 +12,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cudnn_actor.engines.cpu.fast.kernels import MOST_SCRATCH, Call, Operands, Step, dealt, most_calls
+from cudnn_actor.engines.cpu.fast.kernels import (
+    MOST_SCRATCH,
+    Call,
+    Operands,
+    Step,
+    carried,
+    dealt,
+    most_calls,
+)
 from cudnn_actor.engines.cpu.fast.pooling import Axis, counts_of, laid_out, window_axes
 from cudnn_actor.engines.cpu.scratch import Scratch, footprint
 from cudnn_actor.protocol.operations import AvgPoolBackward, Node, Specs
@@ -35,7 +43,7 @@ def avg_pool_backward(node: Node, specs: Specs) -> Spreading | None:
     dx, dy = specs["dx"], specs["dy"]
     if 0 in dx.dims or 0 in dy.dims:
         return None
-    dtype = np.dtype(np.float32) if dx.dtype.is_half else dx.dtype.numpy
+    dtype = carried(dx.dtype)
     axes = window_axes(node.window, dx.dims, dy.dims)
     kernel = Spreading(dx.dims, dy.dims, dtype, axes, counts_of(node, axes, dtype))
     nbytes = max(dx.size, dy.size) * dtype.itemsize

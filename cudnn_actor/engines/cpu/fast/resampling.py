@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cudnn_actor.engines.cpu.fast.kernels import Call, Step, dealt
+from cudnn_actor.engines.cpu.fast.kernels import Call, Step, carried, dealt
 from cudnn_actor.engines.cpu.scratch import Scratch, footprint
 from cudnn_actor.protocol.operations import Node, Resample, Specs
 
@@ -31,7 +31,7 @@ def resample(node: Node, specs: Specs) -> Resampled | None:
     """The kernel for `Resample`; None where elements lie outside of x, or are made of more than four."""
     assert isinstance(node, Resample)
     x, y = specs["x"], specs["y"]
-    dtype = np.dtype(np.float32) if x.dtype.is_half else x.dtype.numpy
+    dtype = carried(x.dtype)
     found = node.taps(x.dims)
     if any(taps.outside.any() or taps.places.shape[1] > 4 for taps in found.values()):
         return None

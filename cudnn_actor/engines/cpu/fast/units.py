@@ -19,18 +19,13 @@ from cudnn_actor.engines.cpu.scratch import Scratch
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.types.dtypes import DType
 
-__all__ = ["Arrays", "Unit", "carried", "computed", "copied", "evaluated", "stored"]
+__all__ = ["Arrays", "Unit", "computed", "copied", "evaluated", "stored"]
 
 Arrays = Mapping[int, npt.NDArray[Any]]
 """The arrays of a run by their numbers."""
 
 _BLOCK_BYTES = 64 << 10
 """Of an array's values, as they are copied from one dtype to another."""
-
-
-def carried(dtype: DType) -> np.dtype[Any]:
-    """The dtype of the arrays that kernels read and write for tensors of a dtype."""
-    return np.dtype(np.float32) if dtype.is_floating and dtype.itemsize < 4 else dtype.numpy
 
 
 def stored(uid: int) -> int:
