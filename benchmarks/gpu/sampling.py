@@ -61,12 +61,18 @@ def _sample(
         for name, thread in threads.items():
             frame = frames.get(thread)
             if frame is not None:
-                seen[name][_function(frame), frame.f_lineno] += 1
+                seen[name][_function(frame), _line(frame)] += 1
 
 
 def _function(frame: FrameType) -> str:
     code = frame.f_code
     return f"{code.co_filename.rsplit('/', 1)[-1]} {code.co_qualname}"
+
+
+def _line(frame: FrameType) -> int:
+    """The line that runs; instructions that the compiler added may have none, and then a function's first."""
+    line: int | None = frame.f_lineno
+    return frame.f_code.co_firstlineno if line is None else line
 
 
 def _ranked(lines: Counter[tuple[str, int]]) -> list[Sampled]:
