@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from cudnn_actor.memory import Slot
-from cudnn_actor.plan_store.least_recent import LeastRecent
+from cudnn_actor.memory.least_recent import LeastRecent
 from cudnn_actor.protocol.graphs.named_graph import Graph
 from cudnn_actor.protocol.messages.lowering import Lowered, Signature, lower, signature
 from cudnn_actor.protocol.messages.messages import Compute, RunGraph

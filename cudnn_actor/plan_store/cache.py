@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from cudnn_actor.engines.base import Plan
-from cudnn_actor.plan_store.least_recent import LeastRecent
+from cudnn_actor.memory.least_recent import LeastRecent
 from cudnn_actor.protocol.errors import UnsupportedGraph
 from cudnn_actor.protocol.messages.receipts import PlanStatistics
 

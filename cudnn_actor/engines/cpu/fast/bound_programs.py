@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy.typing as npt
 
 from cudnn_actor.engines.cpu.fast.plan import FastProgram
+from cudnn_actor.memory.least_recent import LeastRecent
 
 __all__ = ["BoundPrograms"]
 
-_MOST_CALLS = 4096
-"""Of all programs of a plan together. A call takes about 1 kB."""
-_BYTES_OF_CALL = 4096
-"""Of buffers, which count as a call: a kernel may keep copies of them in another order or dtype."""
+_MOST_BYTES = 4 << 20
+"""Of all programs of a plan together."""
+_BYTES_OF_CALL = 1 << 10
+"""What a call takes, about."""
+_OF_BUFFERS = 4
+"""A quarter of the buffers' bytes count, too: a kernel may keep copies of them in another order or dtype."""
 _MOST_SEEN = 1024
 """Sets of buffers that are known by their objects alone."""
 
@@ -28,11 +30,9 @@ class BoundPrograms:
     """
 
     def __init__(self) -> None:
-        self._programs: OrderedDict[object, FastProgram] = OrderedDict()
-        """The latest last."""
+        self._programs: LeastRecent[object, FastProgram] = LeastRecent(most=_MOST_SEEN, nbytes=_MOST_BYTES)
         self._seen: dict[tuple[int, ...], tuple[FastProgram, tuple[object, ...]]] = {}
         """By the ids of the buffers, which it keeps, so that no other objects can have these ids."""
-        self._calls = 0
 
     def of(self, buffers: Sequence[npt.NDArray[Any]], bind: Callable[[], FastProgram]) -> FastProgram:
         """The program on these buffers, which `bind` makes if there is none."""
@@ -48,20 +48,16 @@ class BoundPrograms:
 
     def _on_memory(self, key: object, bind: Callable[[], FastProgram]) -> FastProgram:
         program = self._programs.get(key)
-        if program is not None:
-            self._programs.move_to_end(key)
-            return program
-        program = self._programs[key] = bind()
-        self._calls += _weight(program)
-        while self._calls > _MOST_CALLS and len(self._programs) > 1:
-            _, oldest = self._programs.popitem(last=False)
-            self._calls -= _weight(oldest)
-            self._seen.clear()
+        if program is None:
+            program, dropped = bind(), self._programs.evictions
+            self._programs.put(key, program, _nbytes(program))
+            if self._programs.evictions > dropped:
+                self._seen.clear()
         return program
 
 
-def _weight(program: FastProgram) -> int:
-    return program.calls + sum(buffer.nbytes for buffer in program.buffers) // _BYTES_OF_CALL
+def _nbytes(program: FastProgram) -> int:
+    return program.calls * _BYTES_OF_CALL + sum(buffer.nbytes for buffer in program.buffers) // _OF_BUFFERS
 
 
 def _memory(buffer: npt.NDArray[Any]) -> object:

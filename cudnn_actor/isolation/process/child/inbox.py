@@ -31,7 +31,7 @@ from cudnn_actor.isolation.process.wire import (
     RunKnown,
     RunPlaced,
 )
-from cudnn_actor.plan_store.least_recent import LeastRecent
+from cudnn_actor.memory.least_recent import LeastRecent
 from cudnn_actor.processes.channel import Channel
 from cudnn_actor.protocol.errors import CudnnActorError, MalformedMessage
 from cudnn_actor.protocol.graphs.named_graph import Graph

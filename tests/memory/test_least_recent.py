@@ -9,7 +9,7 @@ from collections import OrderedDict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cudnn_actor.plan_store.least_recent import LeastRecent
+from cudnn_actor.memory.least_recent import LeastRecent
 
 STEPS = st.lists(
     st.tuples(st.sampled_from(["put", "get", "peek", "pop"]), st.integers(0, 6), st.integers(0, 50)),
