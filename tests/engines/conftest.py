@@ -9,7 +9,7 @@ import pytest
 from cudnn_actor.engines.base import Engine
 
 from . import host_cuda
-from .devices import ENGINES, SESSIONS, EngineFactory, factory, why_not
+from .devices import ENGINES, EXACT, SESSIONS, EngineFactory, factory, why_not
 from .workbench import Workbench, workbench
 
 
@@ -35,11 +35,19 @@ def kernels_have_a_place(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run the contract on each engine. Of that with sessions only what computes is of its own."""
+    """Run the contract on each engine. What computes nothing is the same code in all of the CPU's engines.
+
+    With sessions only what mainly computes has plans of its own.
+    """
     if "new_engine" not in metafunc.fixturenames:
         return
-    computes = metafunc.module.__name__.rpartition("_")[2] in ("forward", "epilogue", "gradients")
-    names = [name for name in ENGINES if name != SESSIONS or computes]
+    subject = metafunc.module.__name__.rpartition("_")[2]
+    left_out = set()
+    if subject not in ("forward", "epilogue", "gradients"):
+        left_out.add(SESSIONS)
+    if subject in ("memory", "shared"):
+        left_out.add(EXACT)
+    names = [name for name in ENGINES if name not in left_out]
     params = [pytest.param(name, marks=[pytest.mark.gpu] if name == "cuda" else []) for name in names]
     metafunc.parametrize("new_engine", params, indirect=True, scope="session")
 
