@@ -34,6 +34,10 @@ __all__ = ["Coordinates", "NearestRounding", "Resample", "ResampleBackward", "Re
 
 _MOST_TAPS = 1 << 16
 """The most elements along a dim that one of a result is made of."""
+_MOST_TAPS_ALONG = 1 << 24
+"""The most that all elements along a dim are made of, where these are more than its neighbours."""
+_MOST_KEPT = 1 << 16
+"""Elements along a dim whose taps are kept for the next time: those of 64 such dims take 200 MB at most."""
 
 
 class ResampleMode(enum.StrEnum):
@@ -138,18 +142,38 @@ class _Resampling(Operation[T]):
 
     def taps(self, x: tuple[int, ...]) -> dict[int, Taps]:
         """For each dim of x that is not the same in y: what the elements of y are made of."""
-        found = {}
+        return {axis: self.taps_along(x, axis) for axis in self.resized(x)}
+
+    def resized(self, x: tuple[int, ...]) -> list[int]:
+        """The dims of x that are not the same in y."""
+        found = []
         for axis, (size, wanted) in enumerate(zip(x, self.sizes, strict=True)):
-            scale = wanted / size if self.scales is None else self.scales[axis]
-            roi = (0.0, 1.0) if self.roi is None else (self.roi[axis], self.roi[axis + len(x)])
+            scale, roi = self._scale(x, axis), self._roi(x, axis)
             whole = math.isclose(roi[0], 0.0) and math.isclose(roi[1], 1.0)
             if not (math.isclose(scale, 1.0) and size == wanted and whole):
-                found[axis] = self._taps(size, wanted, scale, roi)
+                found.append(axis)
         return found
 
-    def _taps(self, size: int, wanted: int, scale: float, roi: tuple[float, float]) -> Taps:
+    def taps_along(self, x: tuple[int, ...], axis: int, elements: np.ndarray | None = None) -> Taps:
+        """What elements of y along a dim are made of: those of these numbers; None for all.
+
+        Along all of them, the first and the last place never decrease, or never increase.
+        """
+        size, wanted = x[axis], self.sizes[axis]
         rest = (self.rounding, self.cubic_coefficient, self.exclude_outside, self.antialias)
-        return _taps_along(size, wanted, float(scale), roi, (self.mode, self.coordinates, *rest))
+        along = _Along(size, wanted, self._scale(x, axis), self._roi(x, axis))
+        given = (self.mode, self.coordinates, *rest)
+        if elements is None and wanted <= _MOST_KEPT:
+            return _kept_taps(along, given)
+        return _taps(along, given, np.arange(wanted) if elements is None else elements)
+
+    def _scale(self, x: tuple[int, ...], axis: int) -> float:
+        if self.scales is not None:
+            return float(self.scales[axis])
+        return self.sizes[axis] / x[axis] if x[axis] else 1.0
+
+    def _roi(self, x: tuple[int, ...], axis: int) -> tuple[float, float]:
+        return (0.0, 1.0) if self.roi is None else (self.roi[axis], self.roi[axis + len(x)])
 
     def _check_parameters(self, x: TensorSpec) -> None:
         for name, kind in (
@@ -187,11 +211,21 @@ class _Resampling(Operation[T]):
             raise InvalidRequest(
                 field="antialias", value=True, problem="needs values between elements", fix="use LINEAR"
             )
-        least = min(self.scales or (1.0,), default=1.0) if self.antialias else 1.0
-        if 4 / least > _MOST_TAPS:
-            raise InvalidRequest(
-                field="scales", value=least, problem="makes too many of one element", fix="use larger ones"
-            )
+        if self.antialias:
+            self._check_neighbours(x.dims)
+
+    def _check_neighbours(self, x: tuple[int, ...]) -> None:
+        for axis in self.resized(x):
+            scale, wanted = self._scale(x, axis), self.sizes[axis]
+            each = 4 / scale if wanted and scale < 1 else 4
+            if each > _MOST_TAPS or (each > 4 and each * wanted > _MOST_TAPS_ALONG):
+                name, given = ("sizes", self.sizes) if self.scales is None else ("scales", self.scales)
+                raise InvalidRequest(
+                    field=name,
+                    value=given,
+                    problem=f"makes elements along dim {axis} of too many of x's {x[axis]:,}",
+                    fix="make it smaller in several steps, or without antialias",
+                )
 
     def _like(self, other: type[Any], **operands: Any) -> Any:
         """Another operation with these parameters."""
@@ -350,14 +384,27 @@ class ResampleBackward(_Resampling[T], tag=True):
         return {"dy": g.apply(msgspec.structs.replace(forward, extrapolation=0.0))}
 
 
+class _Along(NamedTuple):
+    """A dim: its sizes in x and in y, its scale, and the part of x."""
+
+    size: int
+    wanted: int
+    scale: float
+    roi: tuple[float, float]
+
+
 @functools.lru_cache(maxsize=64)
-def _taps_along(
-    size: int, wanted: int, scale: float, roi: tuple[float, float], given: tuple[Any, ...]
-) -> Taps:
-    """The taps along a dim of this size, by the formulas of ONNX's reference."""
+def _kept_taps(along: _Along, given: tuple[Any, ...]) -> Taps:
+    return _taps(along, given, np.arange(along.wanted))
+
+
+def _taps(along: _Along, given: tuple[Any, ...], elements: np.ndarray) -> Taps:
+    """The taps of some elements along a dim, by the formulas of ONNX's reference."""
     mode, coordinates, rounding, cubic, exclude_outside, antialias = given
-    places = _coordinates(coordinates, size, wanted, scale, roi)
-    outside = np.zeros(wanted, bool)
+    size, scale = along.size, along.scale
+    numbers = elements.astype(np.float64)
+    places = _coordinates(coordinates, along, numbers)
+    outside = np.zeros(numbers.shape, bool)
     if coordinates is Coordinates.TF_CROP_AND_RESIZE:
         outside = (places < 0) | (places > size - 1)
     floor = np.floor(places)
@@ -371,7 +418,7 @@ def _taps_along(
         }[rounding]
         nearest = np.ceil(places) - 1 + second
         found = np.clip(nearest.astype(np.int64), 0, size - 1)[:, None]
-        return Taps(found, np.ones((wanted, 1)), outside)
+        return Taps(found, np.ones(found.shape), outside)
     weights = _weights(mode, ratio, min(scale, 1.0) if antialias else None, cubic)
     first = np.ceil(places).astype(np.int64) - weights.shape[1] // 2
     neighbours = first[:, None] + np.arange(weights.shape[1])
@@ -382,11 +429,10 @@ def _taps_along(
     return Taps(np.clip(neighbours, 0, size - 1), weights, outside)
 
 
-def _coordinates(
-    coordinates: Coordinates, size: int, wanted: int, scale: float, roi: tuple[float, float]
-) -> np.ndarray:
-    """The place in x of each element of y."""
-    numbers, length = np.arange(wanted, dtype=np.float64), scale * size
+def _coordinates(coordinates: Coordinates, along: _Along, numbers: np.ndarray) -> np.ndarray:
+    """The place in x of each of these elements of y."""
+    size, wanted, scale, roi = along
+    length = scale * size
     match coordinates:
         case Coordinates.ALIGN_CORNERS:
             return numbers * 0 if length == 1 else numbers * (size - 1) / (length - 1)

@@ -163,6 +163,7 @@ def test_what_has_no_weight_is_not_read(bench: Workbench) -> None:
         ({"cubic_coefficient": float("nan")}, "cubic_coefficient"),
         ({"dtype": DType.INT32, "mode": LINEAR}, "x"),
         ({"mode": LINEAR, "antialias": True, "scales": (1e-9, 1.0)}, "scales"),
+        ({"mode": LINEAR, "antialias": True, "scales": (1e-4, 1.0), "sizes": (1 << 20, 3)}, "scales"),
     ],
 )
 def test_a_mistake_names_its_field(bench: Workbench, changes: dict[str, Any], field: str) -> None:
@@ -172,6 +173,15 @@ def test_a_mistake_names_its_field(bench: Workbench, changes: dict[str, Any], fi
     with pytest.raises(InvalidRequest) as caught:
         lower(Resample(x=x, y=y, **given))
     assert caught.value.field == field
+
+
+def test_an_element_is_not_made_of_very_many_others() -> None:
+    for dims, sizes in (((1 << 20, 4), (1, 3)), ((1 << 25, 1), (1 << 20, 1))):
+        with pytest.raises(InvalidRequest) as caught:
+            asked(sizes, LINEAR, antialias=True).infer({"x": TensorSpec.packed(dims, DType.FLOAT32)})
+        assert caught.value.field == "sizes"
+    for dims, sizes in (((1 << 14, 4), (1, 3)), ((1 << 25, 1), (1 << 25, 2)), ((0, 4), (0, 3))):
+        asked(sizes, LINEAR, antialias=True).infer({"x": TensorSpec.packed(dims, DType.FLOAT32)})
 
 
 # Graphs and gradients.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,9 @@ import pytest
 
 from cudnn_actor.engines.cpu.exact.evaluation import NumPy
 from cudnn_actor.engines.cpu.fast.indexing import gather, gather_elements, gather_nd
-from cudnn_actor.engines.cpu.fast.kernels import Kernel
+from cudnn_actor.engines.cpu.fast.kernels import MOST_SCRATCH, Kernel
 from cudnn_actor.engines.cpu.fast.resampling import resample
+from cudnn_actor.engines.cpu.scratch import Scratch, aligned_bytes
 from cudnn_actor.protocol import (
     DType,
     Gather,
@@ -117,3 +119,45 @@ def test_pictures_are_made_larger_on_any_number_of_lanes(layout: Layout) -> None
         np.testing.assert_array_equal(found[1], found[0])
         np.testing.assert_array_equal(found[2], found[0])
         np.testing.assert_allclose(found[0], wanted, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("layout", [Layout.NCHW, Layout.NHWC])
+@pytest.mark.parametrize(
+    ("dims", "sizes"), [((1, 16, 250, 400), (1, 16, 30, 700)), ((1, 1, 40, 900), (1, 1, 1300, 890))]
+)
+def test_large_pictures_are_resampled_in_parts_of_bounded_size(
+    dims: tuple[int, ...], sizes: tuple[int, ...], layout: Layout
+) -> None:
+    x = RNG.normal(size=dims).astype(np.float32)
+    specs = {"x": TensorSpec.packed(dims, DType.FLOAT32, layout)}
+    specs["y"] = TensorSpec.packed(sizes, DType.FLOAT32, layout)
+    for mode in (ResampleMode.NEAREST, ResampleMode.CUBIC):
+        operation = Resample(x="x", y="y", sizes=sizes, mode=mode)
+        kernel = made(operation, specs)
+        assert kernel is not None
+        assert kernel.footprint(1) <= MOST_SCRATCH
+        y = array_of(specs["y"])
+        run(kernel, {"x": array_of(specs["x"], x)}, {"y": y}, 2)
+        wanted = operation.evaluate(NumPy(), {"x": x.astype(np.float64)}, specs)["y"]
+        np.testing.assert_allclose(y, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_the_places_of_a_very_long_dim_are_not_kept() -> None:
+    x = RNG.normal(size=(1, 1 << 20)).astype(np.float32)
+    operation = Resample(x="x", y="y", sizes=(1, (1 << 20) + 7), mode=ResampleMode.LINEAR)
+    specs = {"x": TensorSpec.like(x), "y": TensorSpec.packed(operation.sizes, DType.FLOAT32)}
+    tracemalloc.start()
+    try:
+        kernel = made(operation, specs)
+        assert kernel is not None
+        y = np.empty(operation.sizes, np.float32)
+        memory = [Scratch(aligned_bytes(kernel.footprint(1)))]
+        (step,) = kernel.bind({"x": x}, {"y": y}, memory)
+        for call in step:
+            call()
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 4 * y.nbytes  # of 12 bytes for each of two neighbours
+    wanted = operation.evaluate(NumPy(), {"x": x.astype(np.float64)}, specs)["y"]
+    np.testing.assert_allclose(y, wanted, rtol=1e-5, atol=1e-5)

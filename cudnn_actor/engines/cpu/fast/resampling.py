@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from cudnn_actor.engines.cpu.fast.kernels import Call, Step, carried, dealt
+from cudnn_actor.engines.cpu.exact.boxes import Box, boxes
+from cudnn_actor.engines.cpu.fast.kernels import Call, Step, carried, dealt, made_when_run
 from cudnn_actor.engines.cpu.scratch import Scratch, footprint
 from cudnn_actor.protocol.operations import Node, Resample, Specs
 
@@ -21,27 +23,28 @@ Array = npt.NDArray[Any]
 Dims = tuple[int, ...]
 _ELEMENTS = 16384
 """Of a block of the result, about."""
+_BLOCK_SCRATCH = 1 << 20
+"""Bytes for a block. Where whole images need more, they are cut along the dims that change, too."""
 _FEW_ELEMENTS = 32768
 """Of y: a second lane would take as long to begin as one takes."""
 _CHANNELS = 16
 """Channels that lie side by side are not cut into fewer: the elements of a cache line."""
+_MOST_KEPT = 1 << 20
+"""Elements along a dim whose taps a program keeps. Those of longer dims are found in each run."""
+_MOST_NEIGHBOURS = 4
 
 
 def resample(node: Node, specs: Specs) -> Resampled | None:
     """The kernel for `Resample`; None where elements lie outside of x, or are made of more than four."""
     assert isinstance(node, Resample)
     x, y = specs["x"], specs["y"]
-    dtype = carried(x.dtype)
-    found = node.taps(x.dims)
-    if any(taps.outside.any() or taps.places.shape[1] > 4 for taps in found.values()):
-        return None
-    alongs = [
-        Along(axis, [np.ascontiguousarray(p) for p in taps.places.T], _weights(taps.weights, dtype))
-        for axis, taps in found.items()
-    ]
+    for axis in node.resized(x.dims):
+        ends = node.taps_along(x.dims, axis, np.array([0, y.dims[axis] - 1]))
+        if ends.outside.any() or ends.places.shape[1] > _MOST_NEIGHBOURS:
+            return None
     # The fewest elements first: along dims that shrink, and at last along those that grow.
-    alongs.sort(key=lambda along: (y.dims[along.axis] / x.dims[along.axis], -along.axis))
-    return Resampled(x.dims, y.dims, dtype, tuple(alongs))
+    axes = sorted(node.resized(x.dims), key=lambda axis: (y.dims[axis] / x.dims[axis], -axis))
+    return Resampled(node, x.dims, y.dims, carried(x.dtype), tuple(axes))
 
 
 def _weights(weights: np.ndarray, dtype: np.dtype[Any]) -> list[Array] | None:
@@ -51,49 +54,84 @@ def _weights(weights: np.ndarray, dtype: np.dtype[Any]) -> list[Array] | None:
     return [np.ascontiguousarray(of, dtype) for of in weights.T]
 
 
-@dataclass(frozen=True, eq=False)
-class Along:
-    """For each tap, the places along an axis that it reads, and their weights; None if these are all 1."""
+class Along(NamedTuple):
+    """Elements of y along an axis: what they read.
+
+    Parameters
+    ----------
+    axis
+        The axis.
+    reach
+        The part of x.
+    places
+        For each tap, places in that part.
+    weights
+        For each tap, weights; None if these are all 1.
+    """
 
     axis: int
+    reach: slice
     places: list[Array]
     weights: list[Array] | None
 
 
 @dataclass(frozen=True, eq=False)
 class Resampled:
-    """y from x, along some axes; blocks are cut along the others."""
+    """y from x, along some axes, one after the other; in blocks of y."""
 
+    node: Resample[Any]
     x: Dims
     y: Dims
     dtype: np.dtype[Any]
-    alongs: tuple[Along, ...]
+    axes: tuple[int, ...]
 
     def footprint(self, lanes: int) -> int:
         """Bytes of scratch that each lane needs: for x's part of a block, and for results along some axes."""
         del lanes
         orders = ((*range(len(self.x)),), (0, *range(2, len(self.x)), 1)[: len(self.x)])
-        return max(self._footprint(order) for order in orders)
+        return max(self._footprint(self._extents(order)) for order in orders)
 
-    def _footprint(self, order: Sequence[int]) -> int:
-        dims = list(self._extents(order))
+    def _footprint(self, extents: Dims) -> int:
+        """Bytes for a block of y of these dims."""
+        dims = list(extents)
+        for axis in self.axes:
+            dims[axis] = self._most_read(axis, extents[axis])
         total = footprint(tuple(dims), itemsize=self.dtype.itemsize)
-        for along in self.alongs:
-            dims[along.axis] = self.y[along.axis]
+        for axis in self.axes:
+            dims[axis] = extents[axis]
             total += 2 * footprint(tuple(dims), itemsize=self.dtype.itemsize)
         return total
 
     def _extents(self, order: Sequence[int]) -> Dims:
-        """How much of each axis of x a block has. `order`: of the axes, the slowest first."""
-        whole = {along.axis for along in self.alongs}
-        size = math.prod(max(self.x[axis], self.y[axis]) for axis in whole)
-        found = list(self.x)
+        """The dims of a block of y. `order`: of the axes, the slowest first."""
+        size = math.prod(max(self.x[axis], self.y[axis]) for axis in self.axes)
+        found = list(self.y)
         for axis in reversed(order):
-            if axis not in whole:
+            if axis not in self.axes:
                 least = _CHANNELS if axis == order[-1] else 1
-                found[axis] = min(self.x[axis], max(least, _ELEMENTS // size))
+                found[axis] = min(self.y[axis], max(least, _ELEMENTS // size))
                 size *= found[axis]
+        for axis in (axis for axis in order if axis in self.axes):
+            while found[axis] > 1 and self._footprint(tuple(found)) > _BLOCK_SCRATCH:
+                found[axis] = -(-found[axis] // 2)
         return tuple(found)
+
+    def _most_read(self, axis: int, extent: int) -> int:
+        """The most elements of x that a block of so many elements of y along an axis reaches over."""
+        starts = np.arange(0, self.y[axis], extent)
+        ends = np.minimum(starts + extent, self.y[axis]) - 1
+        first, last = (self.node.taps_along(self.x, axis, each).places for each in (starts, ends))
+        both = np.concatenate([first, last], 1)  # the places between them lie between theirs
+        most = int((both.max(1) - both.min(1)).max()) + 1
+        return most if 2 * most <= self.x[axis] else self.x[axis]
+
+    def _along(self, axis: int, start: int, stop: int) -> Along:
+        taps = self.node.taps_along(self.x, axis, np.arange(start, stop))
+        first, last = int(taps.places.min()), int(taps.places.max())
+        if 2 * (last + 1 - first) > self.x[axis]:  # whole rows are contiguous
+            first, last = 0, self.x[axis] - 1
+        places = [np.ascontiguousarray(of) for of in (taps.places - first).T]
+        return Along(axis, slice(first, last + 1), places, _weights(taps.weights, self.dtype))
 
     def bind(
         self, operands: Mapping[str, Array], results: Mapping[str, Array], lanes: Sequence[Scratch]
@@ -107,31 +145,38 @@ class Resampled:
             lanes = lanes[:1]
         calls: list[list[Call]] = [[] for _ in lanes]
         extents = self._extents(order)
-        starts = np.ndindex(*(-(-size // extent) for size, extent in zip(self.x, extents, strict=True)))
-        for number, block in enumerate(starts):
+        kept = all(self.y[axis] <= _MOST_KEPT for axis in self.axes)
+        along = functools.cache(self._along) if kept else self._along
+        for number, box in enumerate(boxes(self.y, extents)):
             lane = number % len(lanes)
-            part = tuple(
-                slice(at * extent, (at + 1) * extent) for at, extent in zip(block, extents, strict=True)
-            )
-            of_y = tuple(
-                slice(None) if any(along.axis == axis for along in self.alongs) else own
-                for axis, own in enumerate(part)
-            )
-            source, target = x[part].transpose(order), y[of_y].transpose(order)
-            calls[lane] += self._block(source, target, order, lanes[lane].fork())
+            block = partial(self._block, (x, y), box, order, lanes[lane].fork(), along)
+            calls[lane] += block() if kept else [made_when_run(block)]
         return [dealt(calls)]
 
-    def _block(self, x: Array, y: Array, order: Sequence[int], memory: Scratch) -> Iterator[Call]:
-        if not self.alongs or not x.flags.c_contiguous:
-            into = y if not self.alongs else memory.take(x.shape, self.dtype)
+    def _block(
+        self,
+        arrays: tuple[Array, Array],
+        box: Box,
+        order: Sequence[int],
+        memory: Scratch,
+        along: Callable[[int, int, int], Along],
+    ) -> Iterator[Call]:
+        alongs = [along(axis, box[axis].start, box[axis].stop) for axis in self.axes]
+        part = list(box)
+        for one in alongs:
+            part[one.axis] = one.reach
+        x, y = arrays[0][tuple(part)].transpose(order), arrays[1][box].transpose(order)
+        memory = memory.fork()
+        if not alongs or not x.flags.c_contiguous:
+            into = memory.take(x.shape, self.dtype) if alongs else y
             yield partial(np.copyto, into, x)
             x = into
-        for number, along in enumerate(self.alongs):
-            axis = order.index(along.axis)
-            dims = (*x.shape[:axis], len(along.places[0]), *x.shape[axis + 1 :])
-            final = number == len(self.alongs) - 1
+        for number, one in enumerate(alongs):
+            axis = order.index(one.axis)
+            dims = (*x.shape[:axis], len(one.places[0]), *x.shape[axis + 1 :])
+            final = number == len(alongs) - 1
             into = y if final and y.flags.c_contiguous else memory.take(dims, self.dtype)
-            yield from _summed(along, axis, x, into, memory)
+            yield from _summed(one, axis, x, into, memory)
             x = into
             if final and into is not y:
                 yield partial(np.copyto, y, into)
