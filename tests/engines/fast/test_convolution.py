@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 from cudnn_actor.engines.cpu.blas import threads_of_blas
+from cudnn_actor.engines.cpu.exact.geometry import ConvGeometry
 from cudnn_actor.engines.cpu.fast.convolution import make
+from cudnn_actor.engines.cpu.fast.convolution_data_by_tap import BackwardDataByTap
 from cudnn_actor.engines.cpu.fast.kernels import Call, Step, of_calls
 from cudnn_actor.engines.cpu.scratch import Scratch, aligned_bytes
 from cudnn_actor.protocol import ConvSpec, DType, TensorSpec
@@ -33,6 +35,7 @@ LARGER = {
     "first layer": Problem((1, 3, 94, 92), (6, 3, 7, 7), ConvSpec.symmetric(2, pad=3, stride=2)),
     "groups": Problem((1, 24, 34, 33), (32, 6, 3, 3), ConvSpec.symmetric(2, pad=1, groups=4)),
     "a large filter": Problem((1, 33, 20, 20), (8, 33, 11, 11), ConvSpec.symmetric(2, 5)),
+    "a filter as large as the image": Problem((2, 6, 13, 14), (5, 6, 13, 14), ConvSpec.symmetric(2, 6)),
     "long rows": Problem((1, 8, 3300), (8, 8, 9), ConvSpec.symmetric(1, pad=4)),
     "volumes": Problem((1, 9, 7, 13, 14), (6, 9, 3, 3, 3), ConvSpec.symmetric(3, pad=1)),
     "depthwise, strided": Problem((2, 33, 40, 41), (33, 1, 3, 3), ConvSpec.symmetric(2, 1, 2, groups=33)),
@@ -56,6 +59,7 @@ LARGER = {
 }
 ALL = PROBLEMS | LARGER
 LARGE_FILTERS = {
+    "31x31": Problem((1, 64, 128, 128), (64, 64, 31, 31), ConvSpec.symmetric(2, 15)),
     "15x15": Problem((1, 64, 64, 64), (64, 64, 15, 15), ConvSpec.symmetric(2, 7)),
     "depthwise, 63x63": Problem((1, 64, 128, 128), (64, 1, 63, 63), ConvSpec.symmetric(2, 31, groups=64)),
     "depthwise, 127x127": Problem((1, 64, 128, 128), (64, 1, 127, 127), ConvSpec.symmetric(2, 63, groups=64)),
@@ -176,6 +180,29 @@ def test_what_is_bound_reads_its_operands_in_each_run(problem: str, layout: str)
                 arrays[name][...] = array
             _run(steps)
             np.testing.assert_allclose(arrays[output], _exact(operation, specs, values), rtol=0, atol=1e-4)
+
+
+def _by_tap(operation: Any, specs: Mapping[str, TensorSpec]) -> BackwardDataByTap:
+    x, w, y = (specs[name].dims for name in operation.shape)
+    return BackwardDataByTap(ConvGeometry(x, w, y, operation.conv), np.float32)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", [*PROBLEMS, "several blocks", "groups", "volumes"])
+def test_gradients_by_data_are_right_tap_by_tap(name: str, layout: str) -> None:
+    problem = ALL[name]
+    operation = _operations(problem.conv)[1]
+    specs = _specs(operation, problem, layout)
+    values = _values(operation, specs)
+    wanted = _exact(operation, specs, values)
+    found, other = (run_kernel(_by_tap, operation, specs, values, lanes)["dx"] for lanes in (1, 2))
+    np.testing.assert_array_equal(found, other)
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-6 * math.prod(problem.w) ** 0.5 * 4)
+    values["w"][(-1,) * values["w"].ndim] = math.inf
+    with np.errstate(invalid="ignore"):
+        wanted = _exact(operation, specs, values)
+    infinite = run_kernel(_by_tap, operation, specs, values, 2)["dx"]
+    np.testing.assert_array_equal(np.isfinite(infinite), np.isfinite(wanted))
 
 
 def _array(spec: TensorSpec) -> np.ndarray:

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
+import numpy as np
+
 from cudnn_actor.engines.cpu.exact.boxes import Box
 from cudnn_actor.engines.cpu.scratch import Dims
 from cudnn_actor.protocol.types.conv import ConvSpec
@@ -54,6 +56,20 @@ class ConvGeometry:
     def depth(self) -> int:
         """How many products are summed for one element of y."""
         return math.prod(self.w[1:])
+
+    @functools.cached_property
+    def meetings(self) -> int:
+        """How many pairs of a tap and an output there are that depend on an input pixel, not on padding."""
+        found = 1
+        for axis, conv in enumerate(
+            zip(self.conv.dilation, self.conv.pre_padding, self.conv.stride, strict=True)
+        ):
+            dilation, pad, stride = conv
+            places = np.arange(self.taps[axis], dtype=np.int64) * dilation - pad
+            first = np.maximum(0, -(places // stride))
+            last = np.minimum(self.y[axis + 2], (self.x[axis + 2] - 1 - places) // stride + 1)
+            found *= int(np.maximum(last - first, 0).sum())
+        return found * self.x[0]
 
     @functools.cached_property
     def window(self) -> Dims:

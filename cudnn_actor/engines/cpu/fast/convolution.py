@@ -17,7 +17,7 @@ from typing import Protocol
 import numpy as np
 
 from cudnn_actor.engines.cpu.exact.geometry import ConvGeometry
-from cudnn_actor.engines.cpu.fast.convolution_data import BackwardData
+from cudnn_actor.engines.cpu.fast.convolution_data import backward_data
 from cudnn_actor.engines.cpu.fast.convolution_filter import BackwardFilter
 from cudnn_actor.engines.cpu.fast.convolution_forward import Behind, Forward
 from cudnn_actor.engines.cpu.fast.depthwise import DepthwiseForward
@@ -52,7 +52,7 @@ _Make = Callable[[ConvGeometry, type], _Kernel]
 
 _DENSE: Mapping[type, _Make] = {
     ConvolutionForward: Forward,
-    ConvolutionBackwardData: BackwardData,
+    ConvolutionBackwardData: backward_data,
     ConvolutionBackwardFilter: BackwardFilter,
 }
 _DEPTHWISE: Mapping[type, _Make] = {

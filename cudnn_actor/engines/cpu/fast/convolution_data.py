@@ -10,9 +10,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cudnn_actor.engines.cpu.exact.boxes import Box, boxes, largest_tile
+from cudnn_actor.engines.cpu.exact.boxes import Box, boxes, count_boxes, largest_tile
 from cudnn_actor.engines.cpu.exact.geometry import ConvGeometry, Span, spans
 from cudnn_actor.engines.cpu.fast.columns import Columns
+from cudnn_actor.engines.cpu.fast.convolution_data_by_tap import BackwardDataByTap, products_ns
 from cudnn_actor.engines.cpu.fast.convolution_forward import Behind
 from cudnn_actor.engines.cpu.fast.convolution_views import (
     Filters,
@@ -36,7 +37,7 @@ from cudnn_actor.engines.cpu.fast.convolution_views import (
 from cudnn_actor.engines.cpu.fast.kernels import Call, Operands, Step, made_when_run
 from cudnn_actor.engines.cpu.scratch import Dims, Scratch, footprint
 
-__all__ = ["BackwardData"]
+__all__ = ["BackwardData", "backward_data"]
 
 _COLUMN_BYTES = 1 << 20
 """Columns of a block. Outputs that a block shares with its neighbours are computed for each."""
@@ -50,8 +51,16 @@ _LEAST_CHANNELS = 32
 """Columns of fewer channels are stored by tap, so that sums are over longer runs."""
 _MOST_TAPS = 128
 """Whose additions are bound. Those of larger filters are made when they run."""
+_CALL_NS = 1000
+"""To add up the columns of a tap."""
 _MOST_OUTPUTS = 12
 """For each pixel of a block. With more, as large filters have, columns are stored by tap, too."""
+
+
+def backward_data(geometry: ConvGeometry, dtype: type) -> BackwardData | BackwardDataByTap:
+    """The kernel that takes less time."""
+    columns, by_tap = BackwardData(geometry, dtype), BackwardDataByTap(geometry, dtype)
+    return by_tap if by_tap.ns() < columns.ns() else columns
 
 
 class _Bound(NamedTuple):
@@ -116,6 +125,14 @@ class BackwardData:
                 geometry.y[2:], tile[2:], geometry.window, geometry.conv.stride, strict=True
             )
         )
+
+    def ns(self) -> float:
+        """About how long it takes on one lane, at most."""
+        geometry, tile = self._geometry, self._tiles[False]
+        counts = [-(-size // extent) for size, extent in zip(geometry.x[2:], tile[2:], strict=True)]
+        outputs = geometry.x[0] * math.prod(counts) * math.prod(self._most_outputs(tile))
+        taps = math.prod(geometry.taps)
+        return products_ns(geometry, outputs * taps) + count_boxes(geometry.x, tile) * taps * _CALL_NS
 
     def footprint(self, lanes: int) -> int:
         """Bytes for columns, for a copy of dy's part, and for sums that lie otherwise in dx."""
