@@ -20,7 +20,7 @@ GPU_READY := $(if $(filter $(GPU_VENV)/bin/python,$(GPU_PYTHON)),$(GPU_VENV)/.re
 CUDNN ?= 9.28
 SUPPORT_VENV := .venv-support-$(CUDNN)
 
-.PHONY: help test suite check wheel demo bench support-venv test-support test-gpu bench-gpu fmt coverage clean
+.PHONY: help test suite check wheel demo bench support-packages support-venv test-support test-gpu bench-gpu fmt coverage clean
 help:
 	@echo "make demo      photographs, gradients, a model, and crashes that nobody notices: writes demo.png"
 	@echo "make test      lint, types, layers, tests, and a wheel that installs and imports"
@@ -76,16 +76,23 @@ demo: $(VENV)/.demo
 bench: $(VENV)/.demo
 	$(BIN)/cudnn-actor bench --out benchmarks/results
 
-# The frontend's own requirements are compilers that only its engines written in Python use.
-$(SUPPORT_VENV)/.ready: pyproject.toml tests/support/stub_libcuda.c
+# The frontend's own requirements are compilers that only its engines written in Python use. The packages are a
+# step of their own, which writes nothing but the environment: it can be made while tests run.
+$(SUPPORT_VENV)/.packages: pyproject.toml
 	$(PYTHON) -m venv $(SUPPORT_VENV)
 	$(SUPPORT_VENV)/bin/python -m pip install --quiet --upgrade "pip>=25.1"
-	$(QUIETLY) $(SUPPORT_VENV)/bin/python -m pip install --quiet --editable . --group support
+	$(SUPPORT_VENV)/bin/python -m pip install --quiet --group support
 	$(SUPPORT_VENV)/bin/python -m pip install --quiet "nvidia-cudnn-cu13==$(CUDNN).*"
 	$(SUPPORT_VENV)/bin/python -m pip install --quiet --no-deps "nvidia-cudnn-frontend==1.32.*"
+	@touch $@
+
+$(SUPPORT_VENV)/.ready: $(SUPPORT_VENV)/.packages tests/support/stub_libcuda.c
+	$(QUIETLY) $(SUPPORT_VENV)/bin/python -m pip install --quiet --editable .
 	mkdir -p $(SUPPORT_VENV)/stub
 	gcc -shared -fPIC -Wl,-soname,libcuda.so.1 -o $(SUPPORT_VENV)/stub/libcuda.so.1 tests/support/stub_libcuda.c
 	@touch $@
+
+support-packages: $(SUPPORT_VENV)/.packages
 
 support-venv: $(SUPPORT_VENV)/.ready
 
