@@ -124,7 +124,7 @@ def nothing_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
     _MAPS.look_again_if_changed()
     before = {what: look() for what, look in _LOOKS.items()}
     yield
-    _MAPS.look()
+    _MAPS.look_again_if_changed()
     if request.node.stash.get(FAILED, False):
         return
     left = {what: _what_stays(look, before[what]) for what, look in _LOOKS.items()}

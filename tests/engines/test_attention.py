@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scipy.special import logsumexp
 
 from cudnn_actor.protocol import (
     Attention,
@@ -229,8 +228,9 @@ def weights(
         scores = scores - problem.slopes[h] * np.abs(i - np.array(keys, int))
     if not keys:
         return scores, -math.inf
-    logarithm = float(logsumexp(scores))
-    return np.exp(scores - logarithm), logarithm
+    powers = np.exp(scores - scores.max())
+    total = powers.sum()
+    return powers / total, float(scores.max() + np.log(total))
 
 
 def factors(problem: Problem, b: int, h: int, i: int) -> np.ndarray:
