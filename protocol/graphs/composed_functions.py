@@ -6,13 +6,13 @@ import math
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from cudnn_actor.protocol.errors import InvalidRequest, Words
+from cudnn_actor.protocol.graphs.backward_functions import BackwardFunctions
 from cudnn_actor.protocol.graphs.einsum import einsum
 from cudnn_actor.protocol.graphs.expressions import Axes, Tensor
 from cudnn_actor.protocol.graphs.graph_functions import Functions
 from cudnn_actor.protocol.graphs.graph_recorder import as_called
 from cudnn_actor.protocol.graphs.indexing_functions import IndexingFunctions
 from cudnn_actor.protocol.graphs.integer_division import floored
-from cudnn_actor.protocol.graphs.network_functions import NetworkFunctions
 from cudnn_actor.protocol.operations.base import axis_of
 from cudnn_actor.protocol.types.checks import as_number, is_finite, is_whole, require_choice
 from cudnn_actor.protocol.types.dtypes import DType
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["ComposedFunctions"]
 
 
-class ComposedFunctions(Functions, IndexingFunctions, NetworkFunctions):
+class ComposedFunctions(Functions, IndexingFunctions, BackwardFunctions):
     """Each adds operations to the graph, and raises `InvalidRequest` if its operands do not fit together."""
 
     def linear(self, x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -8,6 +8,7 @@ from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.graphs.expressions import Tensor
 from cudnn_actor.protocol.graphs.movement_functions import MovementFunctions
 from cudnn_actor.protocol.operations import ConvolutionBackwardData, ConvolutionForward
+from cudnn_actor.protocol.types.checks import require_flag
 from cudnn_actor.protocol.types.conv import ConvSpec
 from cudnn_actor.protocol.types.spatial import Padding, check_spatial, sides, spatial_dims_of, spread
 
@@ -27,14 +28,18 @@ class ConvolutionFunctions(MovementFunctions):
         dilation: int | Sequence[int] = 1,
         groups: int = 1,
         bias: Tensor | None = None,
+        flipped: bool = False,
     ) -> Tensor:
         """Convolution forward, plus one bias per filter, of dims (K,). See `ConvFwd`.
 
-        A padding may be a pair, before and after: `pad=((0, 1), (0, 1))`.
+        A padding may be a pair, before and after: `pad=((0, 1), (0, 1))`. `flipped`: whether the filter is
+        read backwards along each spatial dim, as in mathematics and in SciPy, and by cuDNN's
+        `CUDNN_CONVOLUTION`; not so in cross-correlation.
         """
         spatial = self._spatial_dims(x)
         conv = ConvSpec.spread(spatial, pad, stride, dilation, groups)
         self._check_filter(x, w, "K, C / groups, spatial")
+        w = self._turned(w, flipped)
         y = self._result(ConvolutionForward(x=x, w=w, conv=conv))
         return self._with_bias(y, bias)
 
@@ -49,6 +54,7 @@ class ConvolutionFunctions(MovementFunctions):
         groups: int = 1,
         output_pad: int | Sequence[int] = 0,
         bias: Tensor | None = None,
+        flipped: bool = False,
     ) -> Tensor:
         """The transpose of a convolution with these parameters, as PyTorch's `conv_transpose2d`.
 
@@ -64,6 +70,8 @@ class ConvolutionFunctions(MovementFunctions):
             How many elements longer the result is, at its end.
         bias
             One for each channel of the result, of dims (K,).
+        flipped
+            The convolution's: it is the transpose of `conv(..., flipped=True)`.
         """
         spatial = self._spatial_dims(x)
         before, after = sides("pad", pad, spatial)
@@ -78,6 +86,7 @@ class ConvolutionFunctions(MovementFunctions):
                 problem=f"has {w.dims[0]} filters, but x has {x.dims[1]} channels",
                 fix="give it dims C, K / groups, spatial: its first dim is that of x's channels",
             )
+        w = self._turned(w, flipped)
         return self._with_bias(transposed(self, x, w, conv, before=before, after=after, extra=extra), bias)
 
     def _spatial_dims(self, x: Tensor, most: int = 3) -> int:
@@ -94,6 +103,11 @@ class ConvolutionFunctions(MovementFunctions):
                 problem=f"has another rank than x, of dims {x.dims}",
                 fix=f"give it dims {dims}",
             )
+
+    def _turned(self, w: Tensor, flipped: bool) -> Tensor:
+        """A filter, backwards along each spatial dim if it is flipped."""
+        require_flag("flipped", flipped)
+        return self.slice(w, (..., *[slice(None, None, -1)] * (w.rank - 2))) if flipped else w
 
     def _with_bias(self, y: Tensor, bias: Tensor | None) -> Tensor:
         """y plus one number for each channel, of dims (K,) or (1, K, 1, ...)."""

@@ -16,7 +16,6 @@ from cudnn_actor.protocol.graphs.limits import GraphLimits
 from cudnn_actor.protocol.graphs.named_outputs import named_outputs
 from cudnn_actor.protocol.graphs.number_ranges import as_compared, require_unsigned
 from cudnn_actor.protocol.operations import (
-    FUNCTIONS,
     OPERATIONS,
     Node,
     Operation,
@@ -36,12 +35,13 @@ from cudnn_actor.protocol.types.checks import (
 )
 from cudnn_actor.protocol.types.dtypes import DType, DTypeLike
 from cudnn_actor.protocol.types.numerics import Numerics
+from cudnn_actor.protocol.types.spatial import are_several
 from cudnn_actor.protocol.types.tensor import Layout, TensorSpec
 
 if TYPE_CHECKING:
     from cudnn_actor.protocol.graphs.graph_builder import GraphBuilder
 
-__all__ = ["Recorder", "as_called"]
+__all__ = ["Recorder", "as_called", "pointwise_mode"]
 
 _OWN = "cudnn_actor.protocol."
 """What the names of this package's modules begin with."""
@@ -155,18 +155,22 @@ class Recorder:
         parameter: float | None = None,
         lower: float | None = None,
         upper: float | None = None,
+        alphas: Sequence[float] | None = None,
     ) -> Tensor:
         """Add a pointwise operation, with NumPy's broadcasting; operands may be numbers.
 
-        Raises `InvalidRequest` if the shapes do not fit together.
+        `alphas`: a factor for each operand, which it is multiplied with before: cuDNN's alpha1 and alpha2.
+        Products of floats are not rounded in between. Raises `InvalidRequest` if the shapes do not fit
+        together.
         """
-        if mode not in FUNCTIONS:
-            fix = f"{did_you_mean(mode, PointwiseMode)}use one of PointwiseMode"
-            raise InvalidRequest(field="mode", value=mode, problem="is no pointwise mode", fix=fix)
+        pointwise_mode(mode)
         tensors = [operand for operand in operands if isinstance(operand, Tensor)]
         if not tensors:
             raise _no_tensors(operands)
         _check_broadcast(operands)
+        if alphas is not None:
+            scaled = self._scaled(operands, alphas)
+            return self.pointwise(mode, *scaled, parameter=parameter, lower=lower, upper=upper)
         rank = max(tensor.rank for tensor in tensors)
         chosen = operands[1:] if mode == PointwiseMode.SELECT else operands  # a condition decides no type
         stored = of_numbers = _promoted(chosen)
@@ -191,6 +195,24 @@ class Recorder:
         spec = TensorSpec.packed(inferred.spec.dims, dtype, inferred.spec.layout)
         self._tensors[result.number] = inferred._replace(spec=spec)
         return result
+
+    def _scaled(self, operands: Sequence[Any], alphas: object) -> list[Any]:
+        """Operands times their factors; those with a factor of 1 as they are."""
+        if not are_several(alphas) or len(alphas) != len(operands):
+            raise InvalidRequest(
+                field="alphas",
+                value=alphas,
+                problem=f"must have a factor for each of {len(operands)} operands",
+                fix="give a tuple of numbers, with 1 for an operand that stays as it is",
+            )
+        factors = [as_number(f"alphas[{number}]", alpha) for number, alpha in enumerate(alphas)]
+        each = zip(operands, factors, strict=True)
+        return [operand if factor == 1 else self._product(operand, factor) for operand, factor in each]
+
+    def _product(self, operand: Any, factor: float) -> Any:
+        if isinstance(operand, Tensor):
+            return self.pointwise(PointwiseMode.MUL, operand, factor)
+        return operand * factor
 
     def _aligned(self, operands: Sequence[Any], rank: int, dtype: DType) -> list[Tensor]:
         """Operands as tensors of that rank, with leading dims of 1."""
@@ -316,6 +338,15 @@ class Recorder:
             along = zip(spec.dims, seen, last.strides, strict=True)
             return last if all(one == other or size == 1 for size, one, other in along) else spec
         return last if any(i.rank == spec.rank and i.layout is Layout.NHWC for i in inputs.values()) else spec
+
+
+def pointwise_mode(mode: object) -> PointwiseMode:
+    """The mode of that name. Raises `InvalidRequest`."""
+    try:
+        return PointwiseMode(mode)  # type: ignore[arg-type]
+    except ValueError:
+        fix = f"{did_you_mean(mode, PointwiseMode)}use one of PointwiseMode"
+        raise InvalidRequest(field="mode", value=mode, problem="is no pointwise mode", fix=fix) from None
 
 
 def as_called(error: InvalidRequest, names: Mapping[str, str]) -> InvalidRequest:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cudnn_actor.protocol.errors import InvalidRequest
@@ -37,7 +37,7 @@ from cudnn_actor.protocol.operations import (
 )
 from cudnn_actor.protocol.operations.attention import alibi_slopes
 from cudnn_actor.protocol.operations.base import axes_of
-from cudnn_actor.protocol.types.checks import is_finite
+from cudnn_actor.protocol.types.checks import is_finite, require_flag
 from cudnn_actor.protocol.types.spatial import are_several, spread
 from cudnn_actor.protocol.types.tensor import MAX_RANK, whole_numbers
 
@@ -98,11 +98,17 @@ class NetworkFunctions(ConvolutionFunctions):
         bias: Tensor | None = None,
         *,
         epsilon: float = 1e-5,
+        per_activation: bool = False,
     ) -> Tensor:
-        """Batch norm of channels with given statistics: see `BatchNorm`."""
-        return self._result(
-            BatchNorm(x=x, mean=mean, variance=variance, scale=scale, bias=bias, epsilon=epsilon)
-        )
+        """Batch norm of channels with given statistics: see `BatchNorm`.
+
+        `per_activation`: each element of a sample has statistics, a scale and a bias of its own, which have
+        the dims (C, ...) of a sample.
+        """
+        given = {"mean": mean, "variance": variance, "scale": scale, "bias": bias}
+        flat = self._rows_of_samples(x, given, per_activation)
+        y = self._result(BatchNorm(epsilon=epsilon, **flat))
+        return y if y.dims == x.dims else self.reshape(y, x.dims)
 
     def batch_norm_training(
         self,
@@ -115,23 +121,52 @@ class NetworkFunctions(ConvolutionFunctions):
         epsilon: float = 1e-5,
         momentum: float = 0.1,
         unbiased: bool = True,
+        per_activation: bool = False,
     ) -> Any:
         """Batch norm of channels with x's own statistics: see `BatchNormTraining`.
 
-        Returns y; with running statistics, a named tuple of y and of the new ones, for `build(updates=...)`.
+        `per_activation`: as in `batch_norm`. Returns y; with running statistics, a named tuple of y and of
+        the new ones, for `build(updates=...)`.
         """
-        operation = BatchNormTraining(
-            x=x,
-            scale=scale,
-            bias=bias,
-            running_mean=running_mean,
-            running_variance=running_variance,
-            epsilon=epsilon,
-            momentum=momentum,
-            unbiased=unbiased,
-        )
-        running = {"new_running_mean": running_mean, "new_running_variance": running_variance}
-        return self.apply(operation, also=tuple(name for name, old in running.items() if old is not None))
+        running = {"running_mean": running_mean, "running_variance": running_variance}
+        flat = self._rows_of_samples(x, {"scale": scale, "bias": bias, **running}, per_activation)
+        operation = BatchNormTraining(epsilon=epsilon, momentum=momentum, unbiased=unbiased, **flat)
+        also = tuple(f"new_{name}" for name, old in running.items() if old is not None)
+        made = self.apply(operation, also=also)
+        if not per_activation:
+            return made
+        if not also:
+            return self.reshape(made, x.dims)
+        dims = (x.dims, *(x.dims[1:] for _ in also))
+        return type(made)(*(self.reshape(one, wanted) for one, wanted in zip(made, dims, strict=True)))
+
+    def _rows_of_samples(
+        self, x: Tensor, others: Mapping[str, Tensor | None], per_activation: bool
+    ) -> dict[str, Any]:
+        """The operands of a batch norm; per activation, samples are rows, whose elements are channels."""
+        require_flag("per_activation", per_activation)
+        given: dict[str, Any] = {"x": x, **others}
+        if not per_activation:
+            return given
+        self._own("x", x)
+        if x.rank < 2:
+            raise InvalidRequest(
+                field="x", value=x.dims, problem="has no channels", fix="give it dims (N, C, ...)"
+            )
+        for name, tensor in others.items():
+            if tensor is None and name not in ("mean", "variance"):
+                continue
+            self._own(name, tensor)
+            if tensor is not None and tensor.dims != x.dims[1:]:
+                raise InvalidRequest(
+                    field=name,
+                    value=tensor.dims,
+                    problem="does not have a number for each element of a sample",
+                    fix=f"give it dims {x.dims[1:]}",
+                )
+        width = math.prod(x.dims[1:])
+        rows = {name: (x.dims[0], width) if name == "x" else (width,) for name in given}
+        return {n: None if one is None else self.reshape(one, rows[n]) for n, one in given.items()}
 
     def instance_norm(
         self, x: Tensor, scale: Tensor | None = None, bias: Tensor | None = None, *, epsilon: float = 1e-5

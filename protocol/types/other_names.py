@@ -83,6 +83,13 @@ BUILDER = {
     "moveaxis": "movedim",
     "abs": "absolute",
     "bit_cast": "bitcast view_as",
+    "unfold": "im2col extract_patches",
+    "fold": "col2im",
+    "divisive_norm": "divisive_normalization local_contrast_norm",
+    "pointwise_backward": "relu_backward tanh_backward sigmoid_backward elu_backward gelu_backward "
+    "softplus_backward swish_backward silu_backward threshold_backward",
+    "max_pool_backward": "max_pool2d_backward",
+    "avg_pool_backward": "avg_pool2d_backward",
 }
 """A function's name → the names that others have for it."""
 ARGUMENTS = {
@@ -99,7 +106,8 @@ ARGUMENTS = {
         "include_padding": "count_include_pad",
         "axis": "dim axes",
         "axes": "perm permutation axis dim",
-        "dims": "shape newshape input_size weight_size output_shape dx dw w x",
+        "alphas": "alpha alpha1 alpha2",
+        "dims": "shape newshape size input_size weight_size output_shape dx dw w x",
         "keepdims": "keepdim keep_dim keep_dims",
         "keep_dims": "keepdim keep_dim keepdims",
         "epsilon": "eps",
@@ -110,7 +118,8 @@ ARGUMENTS = {
         "w": "weight weights kernel filter filters",
         "dw": "w weight",
         "dx": "x",
-        "x": "a input inputs tensor x1",
+        "dy": "grad_output grad gradient",
+        "x": "a input inputs tensor x1 self",
         "a": "x x1 input",
         "b": "y x2 other",
         "array": "data values x input",

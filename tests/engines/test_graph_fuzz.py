@@ -41,7 +41,7 @@ from ..gpu.graphs import fuzzing
 from ..gpu.graphs.bounds import Truth, error_over_bound, truth
 from ..gpu.graphs.drawing import MOST_OPERATIONS, draw
 from ..gpu.graphs.fuzzing import GraphReport, fuzz_graphs, fuzz_in_process, fuzz_in_processes
-from ..gpu.graphs.moves import FUNCTION_NAMES, argument_of, operation_of, parameters_of
+from ..gpu.graphs.moves import FUNCTION_NAMES, OF_OTHER_MOVES, argument_of, operation_of, parameters_of
 from ..gpu.graphs.programs import Call, Input, Of, Program, operands_of
 from ..gpu.graphs.running import run
 from ..gpu.graphs.shrinking import shrunk
@@ -162,7 +162,7 @@ def test_everything_that_a_graph_can_have_is_drawn() -> None:
     built = [program.build() for program in programs()]
     bodies = [one.graph.body for one in built]
     forward = [body for body, program in zip(bodies, programs(), strict=True) if not gradients(program)]
-    assert {len(body.operations) for body in forward} == {*range(1, MOST_OPERATIONS + 1)}
+    assert {len(body.operations) for body in forward} > {*range(1, MOST_OPERATIONS + 1)}
     assert 0.7 < len(forward) / len(bodies) < 0.8
     tensors = [tensor for body in bodies for tensor in body.tensors]
     assert {tensor.dtype for tensor in tensors} == {*DType}
@@ -176,6 +176,7 @@ def test_everything_that_a_graph_can_have_is_drawn() -> None:
     assert any("again" in outputs for outputs in names)
     calls = [each for program in programs() for each in program.statements if isinstance(each, Call)]
     assert any(len(set(read)) < len(read) for read in map(operands_of, calls)), "one operand twice"
+    assert {each.function for each in calls} >= OF_OTHER_MOVES
 
 
 def gradients(program: Program) -> list[Call]:
@@ -421,8 +422,7 @@ def test_other_mistakes_are_noticed(execute: Any, least: int, words: str) -> Non
     numbers = range(25 if least > 1 else 80)  # few graphs have updates
     report = fuzz_graphs(opened(Misrunning(execute)), SEED, numbers, shrinks=False)
     assert len(report.failures) >= least
-    number, text = next(iter(report.failures.items()))
-    assert words in text
+    number, text = next((n, text) for n, text in report.failures.items() if words in text)
     assert f"python -m tests.gpu.fuzz --graphs --seed {SEED} --only {number} --engine cpu" in text
 
 

@@ -62,13 +62,17 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "max_pool": {"x": X, "size": 2, "pad": 1, "stride": 1, "dilation": 1},
     "lp_pool": {"x": X, "size": 2, "p": 2.0, "pad": 0, "stride": 1, "dilation": 1},
     "global_lp_pool": {"x": X, "p": 3.0},
-    "batch_norm": {"x": X, **dict.fromkeys(("mean", "variance", "scale", "bias"), V), "epsilon": 1e-5},
+    "batch_norm": {
+        **{"x": X, **dict.fromkeys(("mean", "variance", "scale", "bias"), V), "epsilon": 1e-5},
+        "per_activation": False,
+    },
     "batch_norm_training": {
         "x": X,
         **dict.fromkeys(("scale", "bias", "running_mean", "running_variance"), V),
         "epsilon": 1e-5,
         "momentum": 0.1,
         "unbiased": True,
+        "per_activation": False,
     },
     "instance_norm": {"x": X, "scale": V, "bias": V, "epsilon": 1e-5},
     "group_norm": {"x": X, "groups": 2, "scale": V, "bias": V, "epsilon": 1e-5},
@@ -89,9 +93,28 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "bit_cast": {"x": M, "dtype": "int32"},
     "broadcast_to": {"x": M, "dims": (2, 4, 6)},
     "sum_to": {"x": M, "dims": (1, 6)},
-    "conv": {"x": X, "w": W, "pad": 1, "stride": 1, "dilation": 1, "groups": 1, "bias": V},
+    "conv": {
+        **{"x": X, "w": W, "pad": 1, "stride": 1, "dilation": 1, "groups": 1, "bias": V, "flipped": False}
+    },
     "conv_transpose": {
-        **{"x": X, "w": W, "pad": 1, "stride": 2, "dilation": 1, "groups": 1, "output_pad": 0, "bias": V}
+        **{"x": X, "w": W, "pad": 1, "stride": 2, "dilation": 1, "groups": 1, "output_pad": 0, "bias": V},
+        "flipped": False,
+    },
+    "unfold": {"x": X, "size": 2, "pad": 1, "stride": 1, "dilation": 1},
+    "fold": {
+        **{"x": ("float32", (2, 8, 25)), "output": (4, 4), "size": 2, "pad": 1, "stride": 1, "dilation": 1}
+    },
+    "affine_grid": {"theta": ("float32", (2, 2, 3)), "dims": (2, 8, 4, 4), "align_corners": False},
+    "divisive_norm": {"x": X, "size": 3, "alpha": 1e-4, "beta": 0.75, "bias": 1.0},
+    "pointwise_backward": {
+        **{"mode": "relu", "dy": M, "x": M, "parameter": 0.1, "lower": 0.0, "upper": 6.0},
+    },
+    "max_pool_backward": {
+        **{"dy": ("float32", (2, 8, 5, 5)), "x": X, "size": 2, "pad": 1, "stride": 1, "dilation": 1}
+    },
+    "avg_pool_backward": {
+        **{"dy": ("float32", (2, 8, 5, 5)), "x": X, "size": 2, "pad": 1, "stride": 1},
+        "include_padding": False,
     },
     "cross_entropy": {"logits": M, "targets": ("int64", (4,)), "axis": -1, "ignore": 1, "reduction": "mean"},
     "eye": {"rows": 3, "columns": 3, "k": 0, "dtype": "float32"},

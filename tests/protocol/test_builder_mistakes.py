@@ -305,6 +305,7 @@ def test_a_layout_that_is_none_is_not_told_of_strides_that_an_input_cannot_have(
 
 OTHERS: dict[str, Any] = {
     "int": 1,
+    "str": "relu",
     "int | Sequence[int]": 1,
     "int | Sequence[Sequence[int]]": 1,
     "Sequence[int]": (1,),

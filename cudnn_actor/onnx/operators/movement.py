@@ -17,8 +17,6 @@ from cudnn_actor.onnx.operators.casts import converted, dtype_of
 from cudnn_actor.onnx.operators.sources import is_half_product
 from cudnn_actor.onnx.values import Contradiction, Declined, Unfit
 from cudnn_actor.protocol.graphs.graph_builder import GraphBuilder
-from cudnn_actor.protocol.operations import ScatterReduction
-from cudnn_actor.protocol.types.conv import ConvSpec
 from cudnn_actor.protocol.types.dtypes import DType
 
 __all__: list[str] = []
@@ -246,16 +244,17 @@ def center_crop_pad(node: Node, g: GraphBuilder) -> Result:
 def col2im(node: Node, g: GraphBuilder) -> Result:
     """The reverse of cutting an image into blocks: the sum of what lies on each element."""
     x, image, block = node.tensor(0), node.ints(1), node.ints(2)
-    wide = _of_sums(x.dtype)
-    targets = _targets(node, image, block)
-    (inside,) = np.nonzero(targets >= 0)
-    channels, places = x.dims[1] // math.prod(block), math.prod(image)
-    rows = g.reshape(x if wide is x.dtype else g.astype(x, wide), (x.dims[0], channels, -1))
-    rows = g.take(rows, node.weight(inside), 2)
-    indices = g.broadcast_to(g.reshape(node.weight(targets[inside]), (1, 1, -1)), rows.dims)
-    nothing = g.full((x.dims[0], channels, places), 0, wide)
-    y = g.put_along_axis(nothing, indices, rows, 2, reduction=ScatterReduction.ADD)
-    return converted(g, g.reshape(y, (x.dims[0], channels, *image)), x.dtype)
+    wide, rank = _of_sums(x.dtype), len(image)
+    pads = node.attribute("pads") or (0,) * (2 * rank)
+    y = g.fold(
+        x if wide is x.dtype else g.astype(x, wide),
+        image,
+        block,
+        pad=tuple(zip(pads[:rank], pads[rank:], strict=True)),
+        stride=node.attribute("strides") or 1,
+        dilation=node.attribute("dilations") or 1,
+    )
+    return converted(g, y, x.dtype)
 
 
 def _of_sums(dtype: DType) -> DType:
@@ -263,23 +262,3 @@ def _of_sums(dtype: DType) -> DType:
     if dtype.is_half:
         return DType.FLOAT32
     return dtype if dtype.is_floating or dtype in (DType.BOOL, DType.INT64, DType.UINT64) else DType.INT64
-
-
-def _targets(node: Node, image: Sequence[int], block: Sequence[int]) -> np.ndarray:
-    """Where each element of each block lies in the image, as one number; -1 for those in its padding."""
-    rank = len(image)
-    strides = node.attribute("strides") or (1,) * rank
-    dilations = node.attribute("dilations") or (1,) * rank
-    pads = node.attribute("pads") or (0,) * (2 * rank)
-    spec = ConvSpec(pre_padding=pads[:rank], post_padding=pads[rank:], stride=strides, dilation=dilations)
-    found, inside = np.zeros((1, 1), np.int64), np.ones((1, 1), bool)
-    blocks = spec.output_dims((1, 1, *image), (1, 1, *block))[2:]
-    node.reserve(*block, *blocks, itemsize=9)
-    for size, taps, count, by, apart, before in zip(
-        image, block, blocks, strides, dilations, pads[:rank], strict=True
-    ):
-        along = np.arange(taps)[:, None] * apart + np.arange(count) * by - before
-        both = (found.shape[0] * taps, found.shape[1] * count)
-        found = (found[:, None, :, None] * size + along[:, None, :]).reshape(both)
-        inside = (inside[:, None, :, None] & ((along >= 0) & (along < size))[:, None, :]).reshape(both)
-    return np.where(inside, found, -1).reshape(-1)

@@ -14,6 +14,7 @@ from cudnn_actor.onnx.operator_table import operator
 from cudnn_actor.onnx.operators.casts import converted
 from cudnn_actor.onnx.values import Contradiction, Declined
 from cudnn_actor.protocol.graphs.graph_builder import GraphBuilder, Tensor
+from cudnn_actor.protocol.graphs.spatial_functions import affine_map, affine_places
 from cudnn_actor.protocol.operations import (
     Coordinates,
     GridPadding,
@@ -137,13 +138,10 @@ def grid_sample(node: Node, g: GraphBuilder) -> Result:
 def affine_grid(node: Node, g: GraphBuilder) -> Result:
     """A dim of size 1 is at 0 in either case, as PyTorch's is: ONNX's function divides by 0."""
     theta, (count, _, *sizes) = node.tensor(0), node.ints(1)
-    rank = len(sizes)
-    theta = g.reshape(theta, (count, *[1] * rank, rank, rank + 1))
-    y = theta[..., rank]
-    for axis, size in enumerate(sizes):
+    theta = g.reshape(theta, (count, len(sizes), len(sizes) + 1))
+    places = []
+    for size in sizes:
         node.reserve(size)
-        last = size - 1 if node.attribute("align_corners") else size
-        places = (2 * np.arange(size) - size + 1) / max(1, last)
-        place = np.reshape(places, [size if n == axis else 1 for n in range(rank + 1)])
-        y += node.weight(place.astype(theta.dtype.numpy)) * theta[..., rank - 1 - axis]
-    return y
+        along = affine_places(np.arange(size), align_corners=bool(node.attribute("align_corners")))
+        places.append(node.weight(along.astype(theta.dtype.numpy)))
+    return affine_map(g, theta, places)

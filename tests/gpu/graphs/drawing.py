@@ -11,17 +11,18 @@ import numpy as np
 from cudnn_actor.protocol import InvalidRequest, Layout, Numerics
 
 from ..choices import Choices
-from .moves import MOVES, gradient
+from .moves import MOVES, gradient, image
 from .programs import Call, Of, Program, operands_of
 from .sketch import FLOATS, MOST_WITH_GRADIENTS, Sketch
 
 __all__ = ["MOST_OPERATIONS", "draw"]
 
 MOST_OPERATIONS = 12
-"""Without gradients."""
+"""Without gradients, and without those that a function of images begins with."""
 _TRIES = 80
 _DIFFERENTIATED, _GRADIENT_TRIES = 0.32, 8
 """Of so many programs gradients are tried, with so many choices of what by what: a quarter has some then."""
+_WITH_IMAGES, _IMAGE_TRIES = 0.15, 4
 _OFTEN = tuple(move for move, share in MOVES for _ in range(share))
 
 
@@ -32,16 +33,20 @@ def draw(seed: int, number: int) -> Program:
     wanted = 1 + int(choose.rng.integers(MOST_OPERATIONS))
     sketch.input(sketch.some_dims(), choose.one(FLOATS))
     program: Program | None = None
+    first = 0
+    if choose.chance(_WITH_IMAGES) and any(sketch.attempt(image) for _ in range(_IMAGE_TRIES)):
+        program = _whole(sketch)
+        first = _operations(program)
     for _ in range(_TRIES):
         before = sketch.statements[:], sketch.values[:], set(sketch.inputs)
         if not sketch.attempt(choose.one(_OFTEN)):
             continue
         grown = _whole(sketch)
-        if _operations(grown) > MOST_OPERATIONS:
+        if _operations(grown) > first + MOST_OPERATIONS:
             sketch.statements, sketch.values, sketch.inputs = before
             continue
         program = grown
-        if _operations(grown) >= wanted:
+        if _operations(grown) >= first + wanted:
             break
     assert program is not None, "no move has made sense"
     if choose.chance(_DIFFERENTIATED) and any(sketch.attempt(gradient) for _ in range(_GRADIENT_TRIES)):

@@ -17,11 +17,13 @@ import numpy as np
 
 from cudnn_actor.engines.cpu.exact.evaluation import exact
 from cudnn_actor.protocol import ConvSpec, DType, Layout, TensorSpec
+from cudnn_actor.protocol.graphs.backward_functions import BackwardFunctions
 from cudnn_actor.protocol.graphs.graph_builder import GraphBuilder
 from cudnn_actor.protocol.graphs.graph_functions import Functions
 from cudnn_actor.protocol.graphs.indexing_functions import IndexingFunctions
 from cudnn_actor.protocol.graphs.network_functions import NetworkFunctions
 from cudnn_actor.protocol.graphs.random_functions import RandomFunctions
+from cudnn_actor.protocol.graphs.spatial_functions import SpatialFunctions
 from cudnn_actor.protocol.operations import (
     FUNCTIONS,
     ConvolutionBackwardData,
@@ -33,6 +35,7 @@ from cudnn_actor.protocol.operations import (
     ResampleMode,
     ScatterReduction,
 )
+from cudnn_actor.protocol.operations.gradients import GRADIENTS
 
 from ..operations import ROWS
 from ..operations.cases import Arrays, OperationCase, arrays
@@ -41,7 +44,8 @@ from ..operations.rows import Asked, Row, Sizes, Values
 from .programs import Of
 from .sketch import FLOATS, MOST_VALUES, SIZES, Refused, Sketch
 
-__all__ = ["ARGUMENTS", "FUNCTION_NAMES", "MOVES", "argument_of", "gradient", "operation_of", "parameters_of"]
+__all__ = ["ARGUMENTS", "FUNCTION_NAMES", "MOVES", "OF_OTHER_MOVES", "argument_of"]
+__all__ += ["gradient", "image", "operation_of", "parameters_of"]
 
 Dims = tuple[int, ...]
 
@@ -62,7 +66,9 @@ def pointwise(sketch: Sketch) -> None:
     if choose.chance(0.3):
         operands = operands[::-1]
     names = [name for name in function.parameters if choose.chance(0.35)]
-    parameters = {name: choose.size(12) / (-4 if name == "lower" else 4) for name in names}
+    parameters: dict[str, Any] = {n: choose.size(12) / (-4 if n == "lower" else 4) for n in names}
+    if choose.chance(0.1):
+        parameters["alphas"] = tuple(choose.one((1, 2, -0.5)) for _ in operands)
     sketch.call("pointwise", str(mode), *operands, **parameters)
 
 
@@ -190,11 +196,45 @@ def convolution(sketch: Sketch) -> None:
         return
     w = sketch.input((filters, channels // groups, *taps), sketch.dtype(x))
     bias = {"bias": sketch.input((filters,), sketch.dtype(x))} if choose.chance(0.5) else {}
-    sketch.call("conv", x, w, pad=pad, stride=stride, groups=groups, **bias)
+    flipped = {"flipped": True} if choose.chance(0.2) else {}
+    sketch.call("conv", x, w, pad=pad, stride=stride, groups=groups, **bias, **flipped)
 
 
 def _is_image(values: np.ndarray) -> bool:
     return 3 <= values.ndim <= 5 and values.size > 0 and values.dtype.kind not in "iub"
+
+
+# Functions of images whose operands have to fit each other.
+
+
+def image(sketch: Sketch) -> None:
+    """Blocks of an image as columns, often summed up again; the backward pass of a pooling; affine places."""
+    choose, x = sketch.choose, sketch.some(_is_image)
+    samples, channels, *spatial = dims = sketch.dims(x)
+    size = tuple(choose.one([n for n in (1, 2, 2, 3) if n <= along]) for along in spatial)
+    kind = choose.one(("columns", "max_pool", "avg_pool", "affine_grid"))
+    if kind == "affine_grid":
+        theta = sketch.input((samples, len(spatial), len(spatial) + 1), sketch.dtype(x))
+        wanted = (samples, channels, *(choose.size(4) for _ in spatial))
+        grid = sketch.call("affine_grid", theta, wanted, align_corners=choose.chance(0.5))
+        if choose.chance(0.5):
+            sketch.call("grid_sample", x, grid)
+        return
+    options = {"pad": choose.one((0, 0, 1)), "stride": choose.one((size, 1, 2))}
+    dilated = {"dilation": choose.one((1, 1, 2))}
+    if kind == "columns":
+        made = sketch.call("unfold", x, size, **options, **dilated)
+        if choose.chance(0.7):
+            sketch.call("fold", _or_new(sketch, made), dims[2:], size, **options, **dilated)
+        return
+    options |= dilated if kind == "max_pool" else {"include_padding": choose.chance(0.5)}
+    dy = _or_new(sketch, sketch.call(kind, x, size, **options))
+    sketch.call(f"{kind}_backward", dy, x, size, **options)
+
+
+def _or_new(sketch: Sketch, x: Of) -> Of:
+    """x, or an input like it."""
+    return x if sketch.choose.chance(0.5) else sketch.input(sketch.dims(x), sketch.dtype(x))
 
 
 # Operations, by their rows.
@@ -381,6 +421,7 @@ def _axes(sketch: Sketch, x: Of | None) -> Any:
     return sketch.choose.one((None, _axis(sketch, x), some))
 
 
+_WITH_DERIVATIVES = [mode for mode in GRADIENTS if FUNCTIONS[mode].arity == 1]
 ARGUMENTS: dict[str, Callable[[Sketch, Of | None], Any]] = {
     "Tensor": _operand,
     "Any": _operand,
@@ -420,6 +461,9 @@ ARGUMENTS: dict[str, Callable[[Sketch, Of | None], Any]] = {
     "high: float": lambda sketch, _: sketch.choose.size(5) / 4,
     "p:": lambda sketch, _: sketch.choose.one((1.0, 2.0, 3.0)),
     "groups:": lambda sketch, _: sketch.choose.one((1, 1, 2)),
+    "mode: str": lambda sketch, _: str(sketch.choose.one(_WITH_DERIVATIVES)),
+    "beta: float": lambda sketch, _: sketch.choose.one((0.5, 0.75)),
+    "bias: float": lambda sketch, _: sketch.choose.one((0.5, 1.0)),
     "size: int": lambda sketch, _: sketch.choose.size(4),
     "pad:": lambda sketch, _: sketch.choose.one((0, 1)),
     "dilation:": lambda sketch, _: 1,
@@ -431,13 +475,24 @@ ARGUMENTS: dict[str, Callable[[Sketch, Of | None], Any]] = {
 }
 """How an argument is drawn: by its name and annotation, by its name, or by its annotation."""
 
+OF_OTHER_MOVES = frozenset(
+    {"conv", "unfold", "fold", "affine_grid", "max_pool_backward", "avg_pool_backward"}
+)
+"""Functions whose operands have to fit each other."""
 FUNCTION_NAMES = tuple(
     name
-    for kind in (Functions, IndexingFunctions, NetworkFunctions, RandomFunctions)
+    for kind in (
+        Functions,
+        IndexingFunctions,
+        NetworkFunctions,
+        RandomFunctions,
+        SpatialFunctions,
+        BackwardFunctions,
+    )
     for name, member in vars(kind).items()
-    if callable(member) and not name.startswith("_") and name != "conv"
+    if callable(member) and not name.startswith("_") and name not in OF_OTHER_MOVES
 )
-"""The functions that are drawn: all of elements and reductions, of indices, of networks and random."""
+"""The functions that are drawn by their signatures."""
 
 MOVES: tuple[tuple[Callable[[Sketch], None], int], ...] = (
     (pointwise, 3),
