@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -14,7 +13,7 @@ from cudnn_actor.engines.cpu.blas import threads_of_blas
 from cudnn_actor.engines.cpu.exact.geometry import ConvGeometry
 from cudnn_actor.engines.cpu.fast.convolution import make
 from cudnn_actor.engines.cpu.fast.convolution_data_by_tap import BackwardDataByTap
-from cudnn_actor.engines.cpu.fast.kernels import Call, Step, of_calls
+from cudnn_actor.engines.cpu.fast.kernels import Step, of_calls
 from cudnn_actor.engines.cpu.scratch import Scratch, aligned_bytes
 from cudnn_actor.protocol import ConvSpec, DType, TensorSpec
 from cudnn_actor.protocol.operations import (
@@ -209,36 +208,6 @@ def _array(spec: TensorSpec) -> np.ndarray:
     size = 1 + sum((n - 1) * step for n, step in zip(spec.dims, spec.strides, strict=True))
     memory = np.full(size, math.nan, np.float32)
     return np.lib.stride_tricks.as_strided(memory, spec.dims, [4 * step for step in spec.strides])
-
-
-@pytest.mark.parametrize("problem", LARGER.values(), ids=LARGER.keys())
-def test_what_is_made_behind_each_box_sees_it_finished(problem: Problem) -> None:
-    for operation in _operations(problem.conv):
-        specs = _specs(operation, problem, "channels last")
-        arrays = {name: _array(spec) for name, spec in specs.items()}
-        (output,) = operation.outputs
-        result = arrays[output]
-        for name, values in _values(operation, specs).items():
-            arrays[name][...] = values
-        kernel = make(operation, specs)
-        assert kernel is not None
-        memory = [Scratch(aligned_bytes(kernel.footprint(2))) for _ in range(2)]
-        given = {name: arrays[name] for name in operation.inputs}
-        _run(kernel.bind(given, {output: result}, memory))
-        wanted = np.abs(result)
-        result[...] = math.nan
-        _run(kernel.bind(given, {output: result}, memory, behind=functools.partial(_magnitudes, result)))
-        assert np.array_equal(result, wanted)
-
-
-def _magnitudes(result: np.ndarray, box: tuple[slice, ...]) -> list[Call]:
-    part = result[box]
-
-    def call() -> None:
-        assert not np.isnan(part).any()
-        np.abs(part, out=part)
-
-    return [call]
 
 
 def _run(steps: Sequence[Step]) -> None:

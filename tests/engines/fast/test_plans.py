@@ -130,6 +130,72 @@ def test_a_result_that_another_operation_reads_in_another_shape_is_complete_befo
     np.testing.assert_array_equal(bench.results(graph)[0], positive + positive.T)
 
 
+def test_a_result_lies_where_the_chain_behind_it_overwrites_it() -> None:
+    assert plan_of(layers(1)).held_bytes == 0
+    assert plan_of(layers(2)).held_bytes == 16 * 32 * 32 * 4
+
+
+def read_by_several(g: GraphBuilder, c: Tensor, x: Tensor) -> Graph:
+    first = c + 1.0
+    return g.build({"first": first, "last": g.maximum(c * first, x)})
+
+
+def bounded_late(g: GraphBuilder, c: Tensor, x: Tensor) -> Graph:
+    above = g.maximum(c, -1.0)
+    doubled = c * 2.0
+    return g.build({"doubled": doubled, "bounded": x + g.minimum(above, 1.0)})
+
+
+def read_by_another(g: GraphBuilder, c: Tensor, x: Tensor) -> Graph:
+    return g.build({"y": g.relu(c) - x, "largest": g.max_pool(c, 2)})
+
+
+def in_another_dtype(g: GraphBuilder, c: Tensor, x: Tensor) -> Graph:
+    return g.build({"halves": g.astype(g.sigmoid(c) - 0.5, "float16"), "above": c > x})
+
+
+def rounded_before(g: GraphBuilder, c: Tensor, x: Tensor) -> Graph:
+    half = g.conv(g.astype(x, "float16"), g.astype(g.input("v", (16, 16, 3, 3)), "float16"), pad=1)
+    return g.build({"y": (g.astype(half, "float32") - c) * 8.0})
+
+
+def repeated(g: GraphBuilder, c: Tensor, x: Tensor) -> Graph:
+    return g.build({"y": x * g.mean(c, axis=(2, 3), keepdims=True)})
+
+
+@pytest.mark.parametrize(
+    "make", [read_by_several, bounded_late, read_by_another, in_another_dtype, rounded_before, repeated]
+)
+def test_what_lies_in_the_memory_of_a_later_result_is_read_before_it_is_overwritten(make: Any) -> None:
+    found = []
+    for exact in (False, True):
+        g = GraphBuilder()
+        x = g.input("x", (1, 16, 64, 64))
+        graph = make(g, g.conv(x, g.input("w", (16, 16, 3, 3)), pad=1), x)
+        bench = Bench(exact=exact)
+        found.append(bench.results(graph))
+        bench.engine.close()
+    for fast, wanted in zip(*found, strict=True):
+        np.testing.assert_allclose(fast.astype(np.float64), wanted.astype(np.float64), rtol=2e-3, atol=2e-3)
+
+
+async def test_a_convolution_is_complete_before_what_it_reads_is_overwritten() -> None:
+    rng = np.random.default_rng(0)
+    values, filters = (
+        rng.standard_normal(dims).astype(np.float32) for dims in ((1, 16, 64, 64), (16, 16, 3, 3))
+    )
+    found = []
+    for exact in (False, True):
+        g = GraphBuilder()
+        x, w = g.input("x", values.shape), g.input("w", filters.shape)
+        graph = g.build(updates={"x": g.relu(g.conv(x, w, pad=1))})
+        async with spawn(device="cpu", exact=exact, onnx_runtime=False) as gpu:
+            image = await gpu.upload(values)
+            await gpu.apply(graph, x=image, w=await gpu.upload(filters))
+            found.append(await gpu.download(image))
+    np.testing.assert_allclose(found[0], found[1], rtol=1e-4, atol=1e-4)
+
+
 def test_a_view_that_nothing_reads_is_left_out(bench: Bench) -> None:
     x = tensor_of(0, TensorSpec.packed((2, 3), DType.FLOAT16))
     seen = tensor_of(1, TensorSpec.packed((3, 2), DType.FLOAT16), role=TensorRole.VIRTUAL)

@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
 
 import numpy as np
 
 from cudnn_actor.engines.cpu.exact.geometry import ConvGeometry
 from cudnn_actor.engines.cpu.fast.convolution_data import backward_data
 from cudnn_actor.engines.cpu.fast.convolution_filter import BackwardFilter
-from cudnn_actor.engines.cpu.fast.convolution_forward import Behind, Forward
+from cudnn_actor.engines.cpu.fast.convolution_forward import Forward
 from cudnn_actor.engines.cpu.fast.depthwise import DepthwiseForward
 from cudnn_actor.engines.cpu.fast.depthwise_gradients import DepthwiseData, DepthwiseFilter
 from cudnn_actor.engines.cpu.fast.kernels import Kernel, Operands, Step
@@ -40,15 +39,7 @@ _BRIEF = 60_000
 """Nanoseconds of a kernel on one lane: a second lane would take as long to begin and to end."""
 
 
-class _Kernel(Kernel, Protocol):
-    """Those of this module can also be told what to call behind each box of the result."""
-
-    def bind(
-        self, operands: Operands, results: Operands, lanes: Sequence[Scratch], behind: Behind | None = None
-    ) -> list[Step]: ...
-
-
-_Make = Callable[[ConvGeometry, type], _Kernel]
+_Make = Callable[[ConvGeometry, type], Kernel]
 
 _DENSE: Mapping[type, _Make] = {
     ConvolutionForward: Forward,
@@ -62,7 +53,7 @@ _DEPTHWISE: Mapping[type, _Make] = {
 }
 
 
-def make(node: Node, specs: Specs) -> _Kernel | None:
+def make(node: Node, specs: Specs) -> Kernel | None:
     """A kernel for a convolution or one of its gradients; None if it is not of floating-point tensors."""
     if not isinstance(node, Convolution):
         return None
@@ -81,7 +72,7 @@ def make(node: Node, specs: Specs) -> _Kernel | None:
 class _OneLane:
     """A kernel that uses the first lane alone."""
 
-    def __init__(self, kernel: _Kernel) -> None:
+    def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
 
     def footprint(self, lanes: int) -> int:
@@ -89,8 +80,6 @@ class _OneLane:
         del lanes
         return self._kernel.footprint(1)
 
-    def bind(
-        self, operands: Operands, results: Operands, lanes: Sequence[Scratch], behind: Behind | None = None
-    ) -> list[Step]:
+    def bind(self, operands: Operands, results: Operands, lanes: Sequence[Scratch]) -> list[Step]:
         """See `Kernel`."""
-        return self._kernel.bind(operands, results, lanes[:1], behind)
+        return self._kernel.bind(operands, results, lanes[:1])

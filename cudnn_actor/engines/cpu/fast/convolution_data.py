@@ -14,7 +14,6 @@ from cudnn_actor.engines.cpu.exact.boxes import Box, boxes, count_boxes, largest
 from cudnn_actor.engines.cpu.exact.geometry import ConvGeometry, Span, spans
 from cudnn_actor.engines.cpu.fast.columns import Columns
 from cudnn_actor.engines.cpu.fast.convolution_data_by_tap import BackwardDataByTap, products_ns
-from cudnn_actor.engines.cpu.fast.convolution_forward import Behind
 from cudnn_actor.engines.cpu.fast.convolution_views import (
     Filters,
     Floats,
@@ -145,9 +144,7 @@ class BackwardData:
             for tile in self._tiles.values()
         )
 
-    def bind(
-        self, operands: Operands, results: Operands, lanes: Sequence[Scratch], behind: Behind | None = None
-    ) -> list[Step]:
+    def bind(self, operands: Operands, results: Operands, lanes: Sequence[Scratch]) -> list[Step]:
         """See `Kernel`."""
         geometry = self._geometry
         filters = Filters(geometry, operands["w"])
@@ -158,8 +155,7 @@ class BackwardData:
         parts = []
         for number, box in enumerate(boxes(geometry.x, self._tiles[by_pixel])):
             memory = lanes[number % len(lanes)].fork()
-            calls = self._block(bound, box, memory)
-            parts.append([*calls, *(behind(box) if behind else ())])
+            parts.append(self._block(bound, box, memory))
         return [*filters.copies(), dealt_in_turn(parts, len(lanes))]
 
     def _block(self, bound: _Bound, box: Box, memory: Scratch) -> list[Call]:

@@ -17,7 +17,6 @@ import numpy as np
 
 from cudnn_actor.engines.cpu.exact.boxes import Box, boxes, count_boxes, largest_tile, whole
 from cudnn_actor.engines.cpu.exact.geometry import ConvGeometry, spans
-from cudnn_actor.engines.cpu.fast.convolution_forward import Behind
 from cudnn_actor.engines.cpu.fast.convolution_views import (
     Floats,
     adding,
@@ -97,17 +96,14 @@ class BackwardDataByTap:
         del lanes
         return self._nbytes(self._tile)
 
-    def bind(
-        self, operands: Operands, results: Operands, lanes: Sequence[Scratch], behind: Behind | None = None
-    ) -> list[Step]:
+    def bind(self, operands: Operands, results: Operands, lanes: Sequence[Scratch]) -> list[Step]:
         """See `Kernel`."""
         geometry, dx = self._geometry, results["dx"]
         steps, filters = self._filters(operands["w"], len(lanes))
         bound = _Bound(operands["dy"], dx, filters, geometry.groups == 1 and channels_last(dx))
         parts = []
         for number, box in enumerate(boxes(geometry.x, self._tile)):
-            calls = self._block(bound, box, lanes[number % len(lanes)].fork())
-            parts.append([*calls, *(behind(box) if behind else ())])
+            parts.append(self._block(bound, box, lanes[number % len(lanes)].fork()))
         return [*steps, dealt_in_turn(parts, len(lanes))]
 
     def _filters(self, w: Floats, lanes: int) -> tuple[list[Step], Floats]:

@@ -12,7 +12,6 @@ import numpy as np
 from cudnn_actor.engines.cpu.exact.boxes import Box, box_dims, boxes, largest_tile
 from cudnn_actor.engines.cpu.exact.geometry import ConvGeometry
 from cudnn_actor.engines.cpu.fast.columns import Columns
-from cudnn_actor.engines.cpu.fast.convolution_forward import Behind
 from cudnn_actor.engines.cpu.fast.convolution_views import (
     Floats,
     adding,
@@ -25,7 +24,7 @@ from cudnn_actor.engines.cpu.fast.convolution_views import (
     laid_out,
     merged,
 )
-from cudnn_actor.engines.cpu.fast.kernels import Call, Operands, Step, dealt
+from cudnn_actor.engines.cpu.fast.kernels import Call, Operands, Step
 from cudnn_actor.engines.cpu.scratch import Dims, Scratch, footprint
 
 __all__ = ["BackwardFilter"]
@@ -97,9 +96,7 @@ class BackwardFilter:
             )
         )
 
-    def bind(
-        self, operands: Operands, results: Operands, lanes: Sequence[Scratch], behind: Behind | None = None
-    ) -> list[Step]:
+    def bind(self, operands: Operands, results: Operands, lanes: Sequence[Scratch]) -> list[Step]:
         """See `Kernel`."""
         x, dw = operands["x"], results["dw"]
         bound = _Bound(x, operands["dy"], by_pixel=self._geometry.groups == 1 and channels_last(x))
@@ -120,8 +117,6 @@ class BackwardFilter:
         steps = [dealt_in_turn(parts, len(lanes))]
         if any(adding_up):
             steps.append(dealt_in_turn(adding_up, len(lanes)))
-        if behind is not None and (after := behind(tuple(slice(0, dim) for dim in dw.shape))):
-            steps.append(dealt([after]))
         return steps
 
     def _add_up(self, totals: Sequence[Floats], target: Floats) -> list[Call]:

@@ -30,10 +30,7 @@ from cudnn_actor.engines.cpu.fast.convolution_views import (
 from cudnn_actor.engines.cpu.fast.kernels import Call, Operands, Step, dealt
 from cudnn_actor.engines.cpu.scratch import Dims, Scratch, footprint
 
-__all__ = ["Behind", "Forward"]
-
-Behind = Callable[[Box], Sequence[Call]]
-"""Gives the calls to be made on a lane as soon as a box of the result has been written."""
+__all__ = ["Forward"]
 
 _COLUMN_BYTES = 1 << 19
 """Columns of a block. They stay in the second-level cache while they are multiplied."""
@@ -71,9 +68,7 @@ class Forward:
         result = footprint((tile[0], self._geometry.y[1], *tile[2:]), itemsize=np.dtype(self._dtype).itemsize)
         return self._columns_bytes(tile) + self._columns.footprint(tile, self._geometry.w[1]) + result
 
-    def bind(
-        self, operands: Operands, results: Operands, lanes: Sequence[Scratch], behind: Behind | None = None
-    ) -> list[Step]:
+    def bind(self, operands: Operands, results: Operands, lanes: Sequence[Scratch]) -> list[Step]:
         """See `Kernel`."""
         y = results["y"]
         x = grouped(operands["x"], self._geometry.groups)
@@ -81,7 +76,7 @@ class Forward:
         by_pixel = self._geometry.groups == 1 and (
             filters.taps_first or (math.prod(self._geometry.taps) == 1 and channels_last(operands["x"]))
         )
-        bound = _Bound(x, y, filters, by_pixel, behind)
+        bound = _Bound(x, y, filters, by_pixel)
         steps = filters.copies()
         grid = [*boxes(self._geometry.y, self._tile)]
         if len(self._parts) == 1:
@@ -144,18 +139,17 @@ class Forward:
         rank = len(geometry.taps)
         w = bound.filters.matrices(box[1])
         target = bound.y[box]
-        after = [*bound.behind(box)] if bound.behind else []
         into = as_results(target, geometry.groups)
         b = as_matrices(columns, bound.filters.taps_first, rank)
         assert b is not None
         if into is not None and blas_takes(into) and not _narrow(into):
             one, other = images_joined(b, into) if bound.by_pixel else (b, into)
-            return [multiplying(w, one, other), *after]
+            return [multiplying(w, one, other)]
         images, filters, *pixels = target.shape
         apart = memory.take(
             (images, geometry.groups, filters // geometry.groups, math.prod(pixels)), self._dtype
         )
-        return [multiplying(w, b, apart), copying(apart.reshape(target.shape), target), *after]
+        return [multiplying(w, b, apart), copying(apart.reshape(target.shape), target)]
 
 
 class _Bound(NamedTuple):
@@ -165,7 +159,6 @@ class _Bound(NamedTuple):
     y: Floats
     filters: Filters
     by_pixel: bool
-    behind: Behind | None
 
 
 def _narrow(results: Floats) -> bool:

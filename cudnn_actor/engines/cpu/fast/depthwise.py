@@ -8,7 +8,6 @@ import numpy as np
 
 from cudnn_actor.engines.cpu.exact.boxes import Box, boxes
 from cudnn_actor.engines.cpu.exact.geometry import ConvGeometry
-from cudnn_actor.engines.cpu.fast.convolution_forward import Behind
 from cudnn_actor.engines.cpu.fast.convolution_views import Floats, channels_moved_last, copying
 from cudnn_actor.engines.cpu.fast.depthwise_blocks import DepthwiseBlocks, accumulating, subscripts
 from cudnn_actor.engines.cpu.fast.depthwise_rows import DepthwiseRows
@@ -36,20 +35,17 @@ class DepthwiseForward(DepthwiseBlocks):
         nbytes = footprint(taps, self._reach(tile), tile, itemsize=self._itemsize)
         return max(nbytes, self._rows.footprint())
 
-    def bind(
-        self, operands: Operands, results: Operands, lanes: Sequence[Scratch], behind: Behind | None = None
-    ) -> list[Step]:
+    def bind(self, operands: Operands, results: Operands, lanes: Sequence[Scratch]) -> list[Step]:
         """See `Kernel`."""
         x, w, y = operands["x"], operands["w"], results["y"]
         if self._rows.takes(x, y):
-            return self._rows.bind((x, w), y, lanes, behind)
+            return self._rows.bind((x, w), y, lanes)
         grid = [*boxes(self._geometry.y, self._tile)]
         memories = [lane.fork() for lane in lanes[: len(grid)]]
         filters, calls = self._taps_of_lanes(w, self._pixels_in_run(), memories)
         for number, box in enumerate(grid):
             lane = number % len(memories)
             calls[lane] += self._block(x, filters[lane], y[box], box, memories[lane].fork())
-            calls[lane] += behind(box) if behind else ()
         return [dealt(calls)]
 
     def _pixels_in_run(self) -> int:

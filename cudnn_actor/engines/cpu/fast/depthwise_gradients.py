@@ -10,7 +10,6 @@ import numpy as np
 
 from cudnn_actor.engines.cpu.exact.boxes import Box, boxes
 from cudnn_actor.engines.cpu.exact.geometry import ConvGeometry, Span, spans
-from cudnn_actor.engines.cpu.fast.convolution_forward import Behind
 from cudnn_actor.engines.cpu.fast.convolution_views import (
     Floats,
     adding,
@@ -47,9 +46,7 @@ class DepthwiseData(DepthwiseBlocks):
         )
         return footprint((self._taps, geometry.w[0]), outputs, outputs, tile, itemsize=self._itemsize)
 
-    def bind(
-        self, operands: Operands, results: Operands, lanes: Sequence[Scratch], behind: Behind | None = None
-    ) -> list[Step]:
+    def bind(self, operands: Operands, results: Operands, lanes: Sequence[Scratch]) -> list[Step]:
         """See `Kernel`."""
         dy, w, dx = operands["dy"], operands["w"], results["dx"]
         grid = [*boxes(self._geometry.x, self._tile)]
@@ -58,7 +55,6 @@ class DepthwiseData(DepthwiseBlocks):
         for number, box in enumerate(grid):
             lane = number % len(memories)
             calls[lane] += self._block(dy, filters[lane], dx[box], box, memories[lane].fork())
-            calls[lane] += behind(box) if behind else ()
         return [dealt(calls)]
 
     def _block(self, dy: Floats, taps: Floats, target: Floats, box: Box, memory: Scratch) -> list[Call]:
@@ -123,9 +119,7 @@ class DepthwiseFilter(DepthwiseBlocks):
         sum_dims = (self._taps, tile[1])
         return footprint(self._reach(tile), tile, *[sum_dims] * (sums + 1), itemsize=self._itemsize)
 
-    def bind(
-        self, operands: Operands, results: Operands, lanes: Sequence[Scratch], behind: Behind | None = None
-    ) -> list[Step]:
+    def bind(self, operands: Operands, results: Operands, lanes: Sequence[Scratch]) -> list[Step]:
         """See `Kernel`."""
         x, dy, dw = operands["x"], operands["dy"], results["dw"]
         cuts = [len(self._grid) * number // self._sums for number in range(self._sums + 1)]
@@ -143,10 +137,7 @@ class DepthwiseFilter(DepthwiseBlocks):
             first, *others = totals
             target = np.moveaxis(dw[channels, 0], 0, -1)
             adding_up.append([*(adding(first, total) for total in others), copying(first, target)])
-        steps = [dealt_in_turn(parts, len(lanes)), dealt_in_turn(adding_up, len(lanes))]
-        if behind is not None and (after := behind(tuple(slice(0, dim) for dim in dw.shape))):
-            steps.append(dealt([after]))
-        return steps
+        return [dealt_in_turn(parts, len(lanes)), dealt_in_turn(adding_up, len(lanes))]
 
     def _sum(
         self, x: Floats, dy: Floats, total: Floats, grid: Sequence[Box], memory: Scratch

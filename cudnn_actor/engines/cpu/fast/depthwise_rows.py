@@ -14,7 +14,6 @@ import numpy as np
 
 from cudnn_actor.engines.cpu.exact.boxes import Box, boxes
 from cudnn_actor.engines.cpu.exact.geometry import ConvGeometry, spans
-from cudnn_actor.engines.cpu.fast.convolution_forward import Behind
 from cudnn_actor.engines.cpu.fast.convolution_views import (
     Floats,
     adding,
@@ -71,9 +70,7 @@ class DepthwiseRows:
     def _copies_bytes(self, sums: Dims) -> int:
         return footprint(self._shifted_dims(sums), itemsize=np.dtype(self._dtype).itemsize)
 
-    def bind(
-        self, operands: tuple[Floats, Floats], y: Floats, lanes: Sequence[Scratch], behind: Behind | None
-    ) -> list[Step]:
+    def bind(self, operands: tuple[Floats, Floats], y: Floats, lanes: Sequence[Scratch]) -> list[Step]:
         """See `Kernel`. `operands`: x and w."""
         x, w = operands
         if self._lines:
@@ -81,10 +78,7 @@ class DepthwiseRows:
         parts = []
         for number, box in enumerate(boxes(self._geometry.y, self._tile)):
             memory = lanes[number % len(lanes)].fork()
-            calls = self._block(x[box[0]], w[box[1], 0], y[box], box, memory)
-            if behind is not None:
-                calls += behind((*box[:2], *box[3:]) if self._lines else box)
-            parts.append(calls)
+            parts.append(self._block(x[box[0]], w[box[1], 0], y[box], box, memory))
         return [dealt_in_turn(parts, len(lanes))]
 
     def _shifted_dims(self, sums: Dims) -> Dims:

@@ -82,6 +82,7 @@ def chain(
     tensors: Mapping[Any, Tensor],
     stored: Set[Any],
     constants: Mapping[Any, float | int] = MappingProxyType({}),
+    overwritten: Set[Any] = frozenset(),
 ) -> Chain | None:
     """The kernel for several pointwise operations whose results have the same dims.
 
@@ -96,6 +97,8 @@ def chain(
         only its own operation reads last, if that has the same dims and strides.
     constants
         The values of operands that are constants. `bind` is not given these.
+    overwritten
+        The keys of operands in whose memory a result lies, besides those that graph tensors overwrite.
 
     Returns
     -------
@@ -106,7 +109,7 @@ def chain(
     dims = tensors[nodes[0].result].dims
     if 0 in dims:
         return None
-    building = _Building(tensors, stored, constants)
+    building = _Building(tensors, stored, constants, overwritten)
     if not all(map(building.add, nodes)):
         return None
     return building.chain(dims)
@@ -116,13 +119,17 @@ class _Building:
     """The code of a chain, as it grows."""
 
     def __init__(
-        self, tensors: Mapping[Any, Tensor], stored: Set[Any], constants: Mapping[Any, float | int]
+        self,
+        tensors: Mapping[Any, Tensor],
+        stored: Set[Any],
+        constants: Mapping[Any, float | int],
+        overwritten: Set[Any],
     ) -> None:
         self._tensors, self._stored, self._constants = tensors, stored, constants
         self._code = Code()
         self._values: dict[Any, Value] = {}
         self._homes: dict[Register, Hashable] = {}
-        self._overwritten = {getattr(t, "overwrites", None) for t in tensors.values()} - {None}
+        self._overwritten = overwritten | {getattr(t, "overwrites", None) for t in tensors.values()} - {None}
 
     def chain(self, dims: tuple[int, ...]) -> Chain:
         """What has been added."""

@@ -6,6 +6,7 @@ for the buffer of a bound tensor of a small floating type, whose values a kernel
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -19,7 +20,7 @@ from cudnn_actor.engines.cpu.scratch import Scratch
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.types.dtypes import DType
 
-__all__ = ["Arrays", "Unit", "computed", "copied", "evaluated", "stored"]
+__all__ = ["Arrays", "Unit", "computed", "copied", "evaluated", "moved", "stored"]
 
 Arrays = Mapping[int, npt.NDArray[Any]]
 """The arrays of a run by their numbers."""
@@ -89,6 +90,18 @@ def evaluated(graph: OperationGraph, number: int) -> Unit:
         return [(run,)]
 
     return Unit(operation.reads, operation.writes, bind)
+
+
+def moved(unit: Unit, number: int, to: int) -> Unit:
+    """A unit that reads and writes another array instead of one."""
+
+    def bind(arrays: Arrays, scratch: Sequence[Scratch]) -> list[Step]:
+        return unit.bind(ChainMap({number: arrays[to]}, arrays), scratch)  # type: ignore[arg-type]
+
+    reads, writes = (
+        tuple(to if each == number else each for each in numbers) for numbers in (unit.reads, unit.writes)
+    )
+    return Unit(reads, writes, bind, unit.footprint)
 
 
 def _store(result: npt.NDArray[Any], dtype: DType, array: npt.NDArray[Any]) -> None:
