@@ -35,6 +35,16 @@ LARGER = {
     "groups": Problem((1, 24, 34, 33), (32, 6, 3, 3), ConvSpec.symmetric(2, pad=1, groups=4)),
     "a large filter": Problem((1, 33, 20, 20), (8, 33, 11, 11), ConvSpec.symmetric(2, 5)),
     "a filter as large as the image": Problem((2, 6, 13, 14), (5, 6, 13, 14), ConvSpec.symmetric(2, 6)),
+    "a filter of more taps than outputs": Problem(
+        (2, 6, 13, 29), (4, 3, 9, 21), ConvSpec.symmetric(2, (0, 2), (1, 3), dilation=(1, 1), groups=2)
+    ),
+    "a dilated filter of more taps than outputs": Problem(
+        (2, 3, 70), (4, 3, 30), ConvSpec.symmetric(1, 5, 4, dilation=2)
+    ),
+    "taps far apart": Problem(
+        (2, 6, 40, 50), (4, 3, 2, 3), ConvSpec.symmetric(2, (20, 7), (3, 1), dilation=(37, 21), groups=2)
+    ),
+    "many taps far apart": Problem((1, 3, 2000), (4, 3, 150), ConvSpec.symmetric(1, 2, 100, dilation=13)),
     "long rows": Problem((1, 8, 3300), (8, 8, 9), ConvSpec.symmetric(1, pad=4)),
     "volumes": Problem((1, 9, 7, 13, 14), (6, 9, 3, 3, 3), ConvSpec.symmetric(3, pad=1)),
     "depthwise, strided": Problem((2, 33, 40, 41), (33, 1, 3, 3), ConvSpec.symmetric(2, 1, 2, groups=33)),
@@ -187,7 +197,14 @@ def _by_tap(operation: Any, specs: Mapping[str, TensorSpec]) -> BackwardDataByTa
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("name", [*PROBLEMS, "several blocks", "groups", "volumes"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *PROBLEMS,
+        *("several blocks", "groups", "volumes", "a filter as large as the image"),
+        *("a filter of more taps than outputs", "a dilated filter of more taps than outputs"),
+    ],
+)
 def test_gradients_by_data_are_right_tap_by_tap(name: str, layout: str) -> None:
     problem = ALL[name]
     operation = _operations(problem.conv)[1]
@@ -223,6 +240,22 @@ def test_scratch_for_a_large_image_is_a_few_blocks() -> None:
             kernel = make(operation, _specs(operation, problem, layout))
             assert kernel is not None
             assert kernel.footprint(2) < 8 << 20
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        Problem((1, 4, 1 << 12), (4, 4, 3), ConvSpec.symmetric(1, 1 << 30, dilation=1 << 30)),
+        Problem((1, 2, 1 << 26), (2, 2, 3), ConvSpec.symmetric(1, 0, 1 << 23)),
+        Problem((1, 2, 1 << 20), (2, 2, 1 << 20), ConvSpec.symmetric(1, 1 << 10)),
+    ],
+    ids=["dilation", "stride", "filter"],
+)
+def test_scratch_is_bounded_whatever_is_large(problem: Problem) -> None:
+    for operation in _operations(problem.conv):
+        kernel = make(operation, _specs(operation, problem, "packed"))
+        assert kernel is not None
+        assert kernel.footprint(1) <= 32 << 20, operation
 
 
 def test_a_small_convolution_takes_one_lane() -> None:

@@ -7,21 +7,30 @@ where they lie, so they decide in which order. Columns are stored in one of two 
 - *by tap*: each tap of each channel has its output pixels side by side. A row of pixels is one run.
 
 Both are filled from a part of the image that lies in the same order, whatever the order of the tensor: that
-part is padded, and has as many elements as the columns divided by the taps.
+part is padded, and has as many elements as the columns divided by the taps. Where strides or dilations leave
+so many elements out that it would have more elements than the columns, these are filled tap by tap instead.
 """
 
 from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from functools import partial
+from itertools import product
 
 import numpy as np
 import numpy.typing as npt
 
 from cudnn_actor.engines.cpu.exact.boxes import Box
 from cudnn_actor.engines.cpu.exact.geometry import ConvGeometry, spans
-from cudnn_actor.engines.cpu.fast.convolution_views import Floats, copying, filling, inner, laid_out
-from cudnn_actor.engines.cpu.fast.kernels import Call
+from cudnn_actor.engines.cpu.fast.convolution_views import Floats, copying, filling, inner, laid_out, meeting
+from cudnn_actor.engines.cpu.fast.kernels import Call, made_when_run
 from cudnn_actor.engines.cpu.scratch import Dims, Scratch, footprint
 
 __all__ = ["Columns"]
+
+_MOST_TAPS = 128
+"""Whose copies are bound. Those of larger filters are made when they run."""
 
 
 class Columns:
@@ -49,11 +58,11 @@ class Columns:
         return (tile[0], geometry.groups, channels, *geometry.taps, *tile[2:])
 
     def footprint(self, tile: Dims, channels: int) -> int:
-        """Bytes of scratch that `fill` needs for a box of at most these dims."""
+        """Bytes of scratch that `fill` needs for a box of at most these dims: not more than columns take."""
         geometry = self._geometry
         reach = [geometry.reach((0, extent), axis) for axis, extent in enumerate(tile[2:])]
         dims = (tile[0], geometry.groups * channels, *(stop - start for start, stop in reach))
-        return footprint(dims, itemsize=self._dtype.itemsize)
+        return min(footprint(dims, itemsize=self._dtype.itemsize), self.nbytes(tile, channels))
 
     def nbytes(self, tile: Dims, channels: int) -> int:
         """Bytes of scratch that an array of columns takes."""
@@ -72,6 +81,9 @@ class Columns:
         whole = source.shape[3:] == extents
         if whole and (geometry.single_tap or self._lies(x, by_pixel)):
             return [copying(self._patches(source, into.shape), into)]
+        if math.prod(extents) > math.prod(into.shape[3:]):
+            by_tap = partial(self._by_tap, x, box, into)
+            return [*by_tap()] if math.prod(geometry.taps) <= _MOST_TAPS else [made_when_run(by_tap)]
         spatial = range(3, 3 + self._rank)
         order = (0, *spatial, 1, 2) if by_pixel else (0, 1, 2, *spatial)
         dims = (*x.shape[:3], *extents)
@@ -83,6 +95,21 @@ class Columns:
             calls.append(copying(source, inner(padded, [overlap.within for overlap in overlaps])))
         calls.append(copying(self._patches(padded, into.shape), into))
         return calls
+
+    def _by_tap(self, x: Floats, box: Box, into: Floats) -> Iterator[Call]:
+        """Calls that fill columns from where x lies."""
+        geometry = self._geometry
+        for tap in product(*map(range, geometry.taps)):
+            pairs = [
+                meeting(geometry, axis, place, (0, geometry.x[axis + 2]), span)
+                for axis, (place, span) in enumerate(zip(tap, spans(box), strict=True))
+            ]
+            whole = inner(into, (*tap, *[slice(None)] * self._rank))
+            target = inner(whole, [other for _, other in pairs])
+            if target.size < whole.size:
+                yield filling(whole)
+            if target.size:
+                yield copying(inner(x, [one for one, _ in pairs]), target)
 
     def _lies(self, x: Floats, by_pixel: bool) -> bool:
         """Whether runs of x are runs of columns."""

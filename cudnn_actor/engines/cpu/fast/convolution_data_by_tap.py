@@ -2,7 +2,8 @@
 
 Columns of a block are products of all taps with all outputs that touch the block. With large filters, most
 of these belong to pixels outside of the block. Here each tap is multiplied only with the outputs that it
-leads to from the block.
+leads to from the block. Along a dim that has far fewer outputs than taps, each output is multiplied with the
+taps that lead to it.
 """
 
 from __future__ import annotations
@@ -10,13 +11,13 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterator, Sequence
-from itertools import product
-from typing import NamedTuple
+from itertools import count
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from cudnn_actor.engines.cpu.exact.boxes import Box, boxes, count_boxes, largest_tile, whole
-from cudnn_actor.engines.cpu.exact.geometry import ConvGeometry, spans
+from cudnn_actor.engines.cpu.exact.boxes import Box, boxes, count_boxes, largest_tile
+from cudnn_actor.engines.cpu.exact.geometry import ConvGeometry, Span, spans
 from cudnn_actor.engines.cpu.fast.convolution_views import (
     Floats,
     adding,
@@ -31,6 +32,7 @@ from cudnn_actor.engines.cpu.fast.convolution_views import (
     inner,
     laid_out,
     meeting,
+    merged,
     multiplying,
 )
 from cudnn_actor.engines.cpu.fast.kernels import Call, Operands, Step, made_when_run
@@ -44,6 +46,12 @@ _FEW_PIXELS = 192
 _ENOUGH_BLOCKS = 8
 _CALLS_NS = 8000
 """Of the calls for a tap of a block, which are made when they run."""
+_TAPS, _MOST_PARTS = 64, 10_000
+"""Taps of a part, in each of which calls are made when it runs; and how many parts there are at most."""
+_FEWER = 4
+"""How many times fewer outputs than taps there are along a dim where outputs are taken one by one."""
+_FEW_FILTERS = 1 << 20
+"""Bytes of a tap of all filters: larger ones are not copied for each output."""
 
 
 def products_ns(geometry: ConvGeometry, pairs: int) -> float:
@@ -70,29 +78,42 @@ class BackwardDataByTap:
         self._geometry = geometry
         self._dtype = dtype
         self._itemsize = np.dtype(dtype).itemsize
+        few = math.prod(geometry.w[:2]) * self._itemsize <= _FEW_FILTERS
+        self._by_output = [
+            few and _FEWER * outputs <= taps
+            for taps, outputs in zip(geometry.taps, geometry.y[2:], strict=True)
+        ]
+        """Of each spatial dim: whether outputs are taken one by one, not taps."""
+        sizes = zip(self._by_output, geometry.taps, geometry.y[2:], strict=True)
+        self._loops = [outputs if by_output else taps for by_output, taps, outputs in sizes]
         least = self._nbytes((1,) * len(geometry.x)) * _FEW_PIXELS
         wanted = min(_BLOCK_BYTES, self._nbytes(geometry.x) // _ENOUGH_BLOCKS)
         self._tile = largest_tile(geometry.x, self._nbytes, min(max(wanted, least), _MOST_BLOCK_BYTES))
 
     def _nbytes(self, tile: Dims) -> int:
         """Bytes of scratch for a box of dx."""
-        geometry = self._geometry
-        pixels = (
-            min(size, -(-extent // stride))
-            for size, extent, stride in zip(geometry.y[2:], tile[2:], geometry.conv.stride, strict=True)
-        )
-        count, sums = tile[0] * math.prod(pixels), tile[0] * math.prod(tile[2:])
-        channels, filters = geometry.x[1], geometry.y[1]
-        return footprint((count * filters,), (count * channels,), (sums * channels,), itemsize=self._itemsize)
+        geometry, conv = self._geometry, self._geometry.conv
+        outputs = tile[0]  # those that one of the taps leads to
+        taps = 1  # those that lead to one of the outputs
+        for axis, extent in enumerate(tile[2:]):
+            if self._by_output[axis]:
+                taps *= min(geometry.taps[axis], -(-extent // conv.dilation[axis]))
+            else:
+                outputs *= min(geometry.y[axis + 2], -(-extent // conv.stride[axis]))
+        sums = (tile[0] * math.prod(tile[2:]) * geometry.x[1],)
+        arrays = [(outputs * geometry.y[1],), (outputs * taps * geometry.x[1],), sums]
+        if any(self._by_output):
+            arrays.append((taps * math.prod(geometry.w[:2]),))
+        return footprint(*arrays, itemsize=self._itemsize)
 
     def ns(self) -> float:
         """About how long it takes on one lane."""
         geometry = self._geometry
-        calls = count_boxes(geometry.x, self._tile) * math.prod(geometry.taps) * _CALLS_NS
+        calls = count_boxes(geometry.x, self._tile) * math.prod(self._loops) * _CALLS_NS
         return products_ns(geometry, geometry.meetings) + 0.1 * geometry.y[1] * geometry.meetings + calls
 
     def footprint(self, lanes: int) -> int:
-        """Bytes for a part of dy, for its products with a tap, and for sums that lie otherwise in dx."""
+        """Bytes for a part of dy, for its products with taps, for copies of these, and for sums."""
         del lanes
         return self._nbytes(self._tile)
 
@@ -100,7 +121,8 @@ class BackwardDataByTap:
         """See `Kernel`."""
         geometry, dx = self._geometry, results["dx"]
         steps, filters = self._filters(operands["w"], len(lanes))
-        bound = _Bound(operands["dy"], dx, filters, geometry.groups == 1 and channels_last(dx))
+        by_pixel = geometry.groups == 1 and channels_last(dx) and not any(self._by_output)
+        bound = _Bound(operands["dy"], dx, filters, by_pixel)
         parts = []
         for number, box in enumerate(boxes(geometry.x, self._tile)):
             parts.append(self._block(bound, box, lanes[number % len(lanes)].fork()))
@@ -111,7 +133,7 @@ class BackwardDataByTap:
         geometry = self._geometry
         rank = len(geometry.taps)
         seen = w.reshape(geometry.groups, -1, *w.shape[1:])
-        if blas_takes(inner(seen, [0] * rank)):
+        if any(self._by_output) or blas_takes(inner(seen, [0] * rank)):
             return [], seen
         copy = np.empty((*geometry.taps, *seen.shape[:3]), self._dtype)
         turned = copy.transpose(*range(rank, rank + 3), *range(rank))
@@ -127,44 +149,87 @@ class BackwardDataByTap:
         if target.strides[order[-1]] != target.itemsize:
             sums = laid_out(memory, target.shape, order, self._dtype)
         per_group = grouped(sums, self._geometry.groups)
-        adding_up = functools.partial(self._sums, bound, per_group, box, memory)
-        calls = [filling(sums), made_when_run(adding_up)]
+        loops = math.prod(self._loops)
+        step = max(_TAPS, -(-loops * count_boxes(self._geometry.x, self._tile) // _MOST_PARTS))
+        calls = [filling(sums)]
+        for start in range(0, loops, step):
+            part = range(start, min(start + step, loops))
+            calls.append(made_when_run(functools.partial(self._sums, bound, per_group, box, part, memory)))
         if sums is not target:
             calls.append(copying(sums, target))
         return calls
 
-    def _sums(self, bound: _Bound, per_group: Floats, box: Box, memory: Scratch) -> Iterator[Call]:
-        """Calls that add up the products of all taps in a box of dx."""
-        geometry = self._geometry
-        outputs = spans(whole(geometry.y))
-        along = [
-            [meeting(geometry, axis, tap, span, outputs[axis]) for tap in range(count)]
-            for axis, (count, span) in enumerate(zip(geometry.taps, spans(box), strict=True))
-        ]
-        for tap in product(*map(range, geometry.taps)):
-            pairs = [of[place] for of, place in zip(along, tap, strict=True)]
-            into = inner(per_group, (one for one, _ in pairs))
+    def _sums(
+        self, bound: _Bound, per_group: Floats, box: Box, part: range, memory: Scratch
+    ) -> Iterator[Call]:
+        """Calls that add products to a box of dx: those of some taps, counted with the last dim's fastest."""
+        for number in part:
+            meetings = [*map(self._meeting, count(), np.unravel_index(number, self._loops), spans(box))]
+            into = inner(per_group, [pixels for pixels, _, _ in meetings])
             if into.size:
-                part = inner(bound.dy[box[0]], (other for _, other in pairs))
-                yield from self._multiply(bound, tap, part, into, memory.fork())
+                dy = inner(bound.dy[box[0]], [outputs for _, outputs, _ in meetings])
+                w = inner(bound.filters, [taps for _, _, taps in meetings])
+                yield from self._multiply(bound.by_pixel, dy, w, into, memory.fork())
+
+    def _meeting(self, axis: int, place: np.integer[Any], span: Span) -> _Meeting:
+        """Which pixels of a box an axis' tap of this number, or an output, meets, and where."""
+        geometry = self._geometry
+        number = int(place)
+        if not self._by_output[axis]:
+            pixels, outputs = meeting(geometry, axis, number, span, (0, geometry.y[axis + 2]))
+            return _Meeting(pixels, outputs, number)
+        dilation = geometry.conv.dilation[axis]
+        offset = number * geometry.conv.stride[axis] - geometry.conv.pre_padding[axis] - span[0]
+        first, last = (
+            max(0, -(offset // dilation)),
+            min(geometry.taps[axis], (span[1] - span[0] - 1 - offset) // dilation + 1),
+        )
+        if last <= first:
+            return _Meeting(slice(0, 0), number, slice(0, 0))
+        start = first * dilation + offset
+        pixels = slice(start, start + (last - first - 1) * dilation + 1, dilation)
+        return _Meeting(pixels, number, slice(first, last))
 
     def _multiply(
-        self, bound: _Bound, tap: Dims, part: Floats, into: Floats, memory: Scratch
+        self, by_pixel: bool, dy: Floats, w: Floats, into: Floats, memory: Scratch
     ) -> Iterator[Call]:
-        """Calls that add the products of a tap with a part of dy to a part of the sums."""
-        geometry = self._geometry
-        order = (0, *range(2, part.ndim), 1) if bound.by_pixel else range(part.ndim)
-        gradient = as_results(part, geometry.groups)
+        """Calls that add the products of a part of dy and of some taps to a part of the sums.
+
+        Dims: of `dy` (images, filters, outputs), of `w` (groups, filters of a group, channels of a group,
+        taps), of `into` (images, groups, channels of a group, pixels).
+        """
+        groups, filters, channels, *taps = w.shape
+        order = (0, *range(2, dy.ndim), 1) if by_pixel else range(dy.ndim)
+        gradient = as_results(dy, groups)
         if gradient is None or not blas_takes(gradient):
-            copy = laid_out(memory, part.shape, order, self._dtype)
-            yield copying(part, copy)
-            gradient = as_results(copy, geometry.groups)
-        dims = (len(part), geometry.x[1], *part.shape[2:])
-        products = laid_out(memory, dims, order, self._dtype)
-        matrices = as_results(products, geometry.groups)
+            copy = laid_out(memory, dy.shape, order, self._dtype)
+            yield copying(dy, copy)
+            gradient = as_results(copy, groups)
+        matrices = merged(w, (groups, filters, channels * math.prod(taps)))
+        if matrices is None or not blas_takes(matrices):
+            packed = memory.take(w.shape, self._dtype)
+            yield copying(w, packed)
+            matrices = packed.reshape(groups, filters, -1)
+        dims = (len(dy), groups * channels, *taps, *dy.shape[2:])
+        products = laid_out(memory, dims, order if by_pixel else range(len(dims)), self._dtype)
+        result = merged(products, (len(dy), groups, channels * math.prod(taps), math.prod(dy.shape[2:])))
         assert gradient is not None
-        assert matrices is not None
-        w = inner(bound.filters, tap).swapaxes(1, 2)
-        pair = images_joined(gradient, matrices) if bound.by_pixel else (gradient, matrices)
-        yield multiplying(w, *pair)
-        yield adding(into, grouped(products, geometry.groups))
+        assert result is not None
+        pair = images_joined(gradient, result) if by_pixel else (gradient, result)
+        yield multiplying(matrices.swapaxes(1, 2), *pair)
+        yield adding(into, grouped(products, groups).transpose(0, 1, 2, *self._in_order()))
+
+    def _in_order(self) -> Iterator[int]:
+        """Where the spatial dims are among those of taps, and then those of outputs."""
+        taps, outputs = 3, 3 + sum(self._by_output)
+        for by_output in self._by_output:
+            yield taps if by_output else outputs
+            taps, outputs = taps + by_output, outputs + (not by_output)
+
+
+class _Meeting(NamedTuple):
+    """Along a dim: pixels of a box, counted from its start, and the outputs and taps that meet in them."""
+
+    pixels: slice
+    outputs: slice | int
+    taps: slice | int

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -24,15 +25,17 @@ from cudnn_actor.engines.cpu.fast.convolution_views import (
     laid_out,
     merged,
 )
-from cudnn_actor.engines.cpu.fast.kernels import Call, Operands, Step
+from cudnn_actor.engines.cpu.fast.kernels import Call, Operands, Step, made_when_run
 from cudnn_actor.engines.cpu.scratch import Dims, Scratch, footprint
 
 __all__ = ["BackwardFilter"]
 
 _PIXELS = 512
 """Pixels of a block, or more: a product of fewer takes more time to add up than to compute."""
-_COLUMN_BYTES = 1 << 20
-"""Columns of a block."""
+_COLUMN_BYTES, _MOST_COLUMN_BYTES = 1 << 20, 8 << 20
+"""Columns of a block, and the most of one channel: of fewer pixels where filters are very large."""
+_MOST_BLOCKS = 10_000
+"""Whose calls are bound. Those of more are made when they run."""
 _ENOUGH_PARTS = 6
 """With fewer parts of the channels, there are several sums of each."""
 _SUMS_BYTES = 1 << 20
@@ -65,7 +68,7 @@ class BackwardFilter:
         per_pixel = one((1, *(1 for _ in geometry.y[1:])))
         budget = _COLUMN_BYTES
         if apart:
-            few = _PIXELS * self._itemsize * math.prod(geometry.taps)
+            few = min(_PIXELS * self._itemsize * math.prod(geometry.taps), _MOST_COLUMN_BYTES)
             budget = max(few, _COLUMN_BYTES // 2 // channels)
         self._tile = largest_tile(geometry.y, one if apart else self._cost(channels), max(budget, per_pixel))
         sums = geometry.w[0] * math.prod(geometry.taps) * self._itemsize
@@ -147,9 +150,11 @@ class BackwardFilter:
         below = memory.fork()
         summand = below.take(total.shape, self._dtype)
         calls: list[Call] = []
+        few = len(self._grid) * len(self._pieces) <= _MOST_BLOCKS
         for number, box in enumerate(grid):
             into = summand if number else total
-            calls += self._multiply(bound, box, channels, into, below.fork())
+            multiply = partial(self._multiply, bound, box, channels, into, below)
+            calls += multiply() if few else [made_when_run(multiply)]
             if number:
                 calls.append(adding(total, summand))
         result = sums.reshape(target.shape)
@@ -161,6 +166,7 @@ class BackwardFilter:
         self, bound: _Bound, box: Box, channels: slice, into: Floats, memory: Scratch
     ) -> list[Call]:
         """Calls that compute what one box contributes."""
+        memory = memory.fork()
         geometry = self._geometry
         x, dy, by_pixel = bound
         part = np.moveaxis(grouped(dy[box], geometry.groups), 0, 2)
