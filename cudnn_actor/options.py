@@ -13,6 +13,7 @@ import msgspec
 
 from cudnn_actor.broker.execution_state import CACHE_BYTES
 from cudnn_actor.memory import ARENA_STEP
+from cudnn_actor.plan_store.cache import CAPACITY
 from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.graphs.limits import GraphLimits
 from cudnn_actor.protocol.types.checks import did_you_mean, require_name, require_seconds, require_whole
@@ -30,13 +31,14 @@ _LEAST = {
     "mailbox": 1,
     "max_restarts": 0,
     "cache_limit": 0,
+    "plan_capacity": 1,
     "workspace_limit": 1,
     "memory_limit": ARENA_STEP,  # with less, no buffer fits
     "deployed_limit": 0,
     "threads": 1,
 }
 """The options that are whole numbers, and the least value of each."""
-_REQUIRED = ("mailbox", "max_restarts", "cache_limit")
+_REQUIRED = ("mailbox", "max_restarts", "cache_limit", "plan_capacity")
 """Those of them that may not be None."""
 OnGiveUp = Literal["raise", "exit"] | Callable[[Escalated], object]
 """The values of `Options.on_give_up`."""
@@ -76,6 +78,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         Bytes of host memory, approximately, that a process of the service may use for each of its caches:
         messages, graphs, and plans. The least recently used entry is dropped first. The latest entry of each
         cache stays, however large it is.
+    plan_capacity
+        The most plans that are kept ready, at least 1, those of graphs that cannot run included; the least
+        recently used is dropped first. `cache_limit` bounds them, too.
     memory_limit
         Bytes that buffers may take from the system, at least 2 MiB; memory is taken in steps of 2 MiB. On the
         CPU, arrays of `CudnnRef.staging` count, too.
@@ -146,6 +151,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     workspace_limit: int | None = None
     graph_limits: GraphLimits | None = None
     cache_limit: int = CACHE_BYTES
+    plan_capacity: int = CAPACITY
     memory_limit: int | None = None
     deployed_limit: int | None = None
     plan_store: str | os.PathLike[str] | None = None

@@ -60,6 +60,7 @@ from cudnn_actor.protocol.messages.message_checks import check_warm, not_a_messa
 from cudnn_actor.protocol.messages.messages import (
     COMPUTE,
     Allocate,
+    ClearPlans,
     Compute,
     Copy,
     DeployModel,
@@ -114,6 +115,12 @@ class Host(Protocol):
 
     def forget(self, message: Forget) -> None:
         """Drop graphs and plans from the caches of whatever runs the work."""
+
+    def clear_plans(self) -> None:
+        """Drop plans that are kept besides those of the engine that serves, and what would bring them back.
+
+        The work for the message follows, and drops the others.
+        """
 
     @property
     def lent(self) -> int:
@@ -176,6 +183,7 @@ class Broker(Generic[W]):
             Ping: self._question,
             GetStatistics: self._question,
             Warm: self._warm,
+            ClearPlans: self._clear_plans,
             Explain: self._explain,
             Drain: self._drain,
             DeployModel: self._deploy_model,
@@ -258,6 +266,10 @@ class Broker(Generic[W]):
         graphs = tuple(graph for graph in message.graphs if graph.body.digest() not in known)
         warm = Warm(messages=messages, graphs=graphs, tune=message.tune, soon=message.soon)
         return self._work(envelope, envelope.number, warm)
+
+    def _clear_plans(self, envelope: Envelope, message: ClearPlans) -> W:
+        self._host.clear_plans()
+        return self._work(envelope, envelope.number, message)
 
     def _explain(self, envelope: Envelope, message: Explain) -> W:
         check_explain(message)

@@ -14,6 +14,7 @@ from cudnn_actor.broker.deployments import ModelRun
 from cudnn_actor.broker.message_cache import CachedMessage, MessageCache
 from cudnn_actor.engines.base import BuilderAccess
 from cudnn_actor.memory import Buffers
+from cudnn_actor.plan_store.cache import CAPACITY
 from cudnn_actor.plan_store.store import PlanStore
 from cudnn_actor.protocol.graphs.limits import GraphLimits
 from cudnn_actor.protocol.graphs.named_graph import Graph
@@ -43,6 +44,8 @@ class ExecutionState:
         Whether warming a plan measures the library's candidates for it.
     cache_limit
         About the bytes of host memory for each cache: of messages, of graphs, and of plans.
+    plan_capacity
+        The most plans, and refusals of graphs.
     graph_limits
         How large graphs may be; None in a worker, whose parent has checked them.
     """
@@ -52,6 +55,7 @@ class ExecutionState:
     plan_store: PlanStore | None = None
     autotune: bool = False
     cache_limit: int = CACHE_BYTES
+    plan_capacity: int = CAPACITY
     graph_limits: GraphLimits | None = None
     builders: BuilderAccess | None = field(default=None, init=False)
     """Connects to the service's builder process; None if plans are built in this process."""

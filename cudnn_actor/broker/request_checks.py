@@ -27,6 +27,7 @@ from cudnn_actor.protocol.messages.message_checks import (
 from cudnn_actor.protocol.messages.messages import (
     COMPUTE,
     Allocate,
+    ClearPlans,
     Compute,
     Copy,
     DeployModel,
@@ -181,7 +182,7 @@ def check_unload(message: UnloadModel) -> None:
 
 _CHECKS: dict[type, Callable[[ServiceState, Any], object] | None] = {
     **dict.fromkeys(_REFERENCES, lambda state, message: slots_of(state.memory, message)),
-    **dict.fromkeys((Ping, GetStatistics, Drain)),  # they have no fields
+    **dict.fromkeys((ClearPlans, Ping, GetStatistics, Drain)),  # they have no fields
     Allocate: lambda state, message: check_allocate(state.memory, message),
     LendStaging: lambda _, message: require_type("spec", message.spec, TensorSpec),
     Warm: _check_warm,

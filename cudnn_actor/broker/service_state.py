@@ -64,7 +64,7 @@ class ServiceState(ExecutionState):
         Scripted failures; None for none.
     name
         The service's name in its log lines.
-    workspace_limit, plan_store, autotune, cache_limit, graph_limits
+    workspace_limit, plan_store, autotune, cache_limit, plan_capacity, graph_limits
         As of `ExecutionState`.
     """
 

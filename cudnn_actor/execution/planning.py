@@ -26,7 +26,7 @@ from cudnn_actor.broker.execution_state import ExecutionState
 from cudnn_actor.engines.base import Builder, Plan
 from cudnn_actor.execution.building import BuildThread, Job, Result, close_all
 from cudnn_actor.execution.executor import Executor
-from cudnn_actor.plan_store.cache import CAPACITY, PlanCache
+from cudnn_actor.plan_store.cache import PlanCache
 from cudnn_actor.plan_store.stored import KeptPlans, NotKept, StoredPlans
 from cudnn_actor.protocol.errors import CudnnActorError, OutOfMemory, UnsupportedGraph
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
@@ -395,7 +395,7 @@ class Planner:
             return
         self.cache.replace(job.digest, outcome, job.graph.footprint)
         self._tuned.add(job.digest)
-        if len(self._tuned) > 2 * CAPACITY:  # plans that were evicted are tuned anew
+        if len(self._tuned) > 2 * self.cache.capacity:  # plans that were evicted are tuned anew
             self._tuned.intersection_update(self.cache.digests)
 
 

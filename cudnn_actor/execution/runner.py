@@ -132,7 +132,7 @@ class Runner(Generic[T]):
     note_deferred: Callable[[int], None] = lambda _: None
 
     def __post_init__(self) -> None:
-        self.plans = PlanCache(nbytes=self.state.cache_limit)
+        self.plans = PlanCache(self.state.plan_capacity, self.state.cache_limit)
         self.busy_since: float | None = None
         """When the current step that belongs to no task began; None between such steps."""
         self.faults = Injection(self.host.flush, self.abandoned)
@@ -249,6 +249,12 @@ class Runner(Generic[T]):
                 self.plans.drop(digest)
             else:
                 self._planner.forget(digest)
+
+    def clear_plans(self) -> int:
+        """Drop all plans and refusals. Returns how many there were."""
+        known = self.plans.digests
+        self.forget_plans(known)
+        return len(known)
 
     def collect_builds(self) -> None:
         """Take the results of the build threads. Raises `Crash`."""

@@ -14,6 +14,7 @@ from cudnn_actor.protocol.messages.receipts import PlanStatistics
 __all__ = ["CAPACITY", "PlanCache"]
 
 CAPACITY = 256
+"""The default of `plan_capacity`."""
 
 
 class PlanCache:
@@ -37,6 +38,11 @@ class PlanCache:
         """For each plan that is being built: how many requests wait for it, besides the first."""
         self._hits = self._misses = 0
         self._build_ns = 0
+
+    @property
+    def capacity(self) -> int:
+        """The most plans and refusals that are held."""
+        return self._known.most
 
     def __len__(self) -> int:
         return len(self._known)
@@ -114,7 +120,7 @@ class PlanCache:
         """Counters since the cache was made."""
         return PlanStatistics(
             size=len(self._known),
-            capacity=self._known.most,
+            capacity=self.capacity,
             hits=self._hits,
             misses=self._misses,
             evictions=self._known.evictions,

@@ -32,6 +32,7 @@ from cudnn_actor.protocol.messages.message_checks import no_plan
 from cudnn_actor.protocol.messages.messages import (
     COMPUTE,
     Allocate,
+    ClearPlans,
     Compute,
     ConvBwdData,
     ConvBwdFilter,
@@ -841,6 +842,13 @@ class CudnnRef:
         parts = tuple(cut(given)) or ((),)  # `check_warm` refuses what is neither
         with within(timeout) as deadline:
             return sum([await self.ask(_warm(part), timeout=deadline.left_s) for part in parts])
+
+    async def clear_plans(self, *, timeout: float | None = None) -> int:
+        """Drop all plans that are ready, also those of a standby; returns how many there were.
+
+        See `ClearPlans`. `statistics` has how many there are, and the most that are kept.
+        """
+        return await self.ask(ClearPlans(), timeout=timeout)
 
     @spelled
     async def explain(

@@ -136,6 +136,7 @@ class CudnnService:
             plan_store=None if options.plan_store is None else PlanStore(options.plan_store),
             autotune=options.autotune,
             cache_limit=options.cache_limit,
+            plan_capacity=options.plan_capacity,
             graph_limits=options.graph_limits or GraphLimits(),
             name=self.name,
         )

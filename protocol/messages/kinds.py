@@ -25,7 +25,11 @@ from cudnn_actor.protocol.messages.model_messages import (
     WarmModel as WarmModel,
     WriteWeights as WriteWeights,
 )
-from cudnn_actor.protocol.messages.planning_messages import Explain as Explain, Warm as Warm
+from cudnn_actor.protocol.messages.planning_messages import (
+    ClearPlans as ClearPlans,
+    Explain as Explain,
+    Warm as Warm,
+)
 from cudnn_actor.protocol.messages.run_graph import RunGraph as RunGraph
 from cudnn_actor.protocol.messages.service_messages import (
     Drain as Drain,

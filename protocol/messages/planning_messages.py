@@ -1,4 +1,4 @@
-"""Plans: built ahead, and explained."""
+"""Plans: built ahead, explained, and dropped."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cudnn_actor.protocol.messages.any_message import AnyMessage
 from cudnn_actor.protocol.messages.computations import Compute
 from cudnn_actor.protocol.types.tune import Tune
 
-__all__ = ["Explain", "Warm"]
+__all__ = ["ClearPlans", "Explain", "Warm"]
 
 
 class Warm(AnyMessage[int], tag=True):
@@ -33,6 +33,14 @@ class Warm(AnyMessage[int], tag=True):
     graphs: tuple[Graph, ...] = ()
     tune: Tune = False
     soon: bool = False
+
+
+class ClearPlans(AnyMessage[int], tag=True):
+    """Drop all plans that are ready, and what is known of graphs that cannot run; answered by their number.
+
+    A request that needs one has it built again, or gets it from the plan store, whose files stay. What is
+    being tuned stays untuned. Plans that are being built now are kept.
+    """
 
 
 class Explain(AnyMessage[Explanation], tag=True):

@@ -12,6 +12,7 @@ import pytest
 from cudnn_actor import (
     Allocate,
     BufferRef,
+    ClearPlans,
     ConvBwdData,
     ConvBwdFilter,
     Copy,
@@ -227,7 +228,7 @@ async def test_what_reads_a_torn_buffer_is_refused_although_it_was_sent_before_t
 
 
 @pytest.mark.parametrize(
-    "message", [Ping(), GetStatistics(), Drain()], ids=lambda message: type(message).__name__
+    "message", [Ping(), GetStatistics(), ClearPlans(), Drain()], ids=lambda message: type(message).__name__
 )
 async def test_a_question_that_was_sent_is_answered_by_the_next(message: Message) -> None:
     async with world() as here:
@@ -241,6 +242,8 @@ async def test_a_question_that_was_sent_is_answered_by_the_next(message: Message
                 assert answer == 2
             case GetStatistics():
                 assert (answer.generation, answer.restarts, answer.live_buffers) == (2, 1, 4)
+            case ClearPlans():
+                assert answer == 0
             case Drain():
                 assert answer is None
 

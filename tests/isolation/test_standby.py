@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import signal
 import threading
@@ -15,7 +16,16 @@ from typing import Any
 import pytest
 from structlog.typing import EventDict
 
-from cudnn_actor import ConvFwd, CudnnRef, ExitKind, Receipt, Restarted, Restarting, ServiceStopped
+from cudnn_actor import (
+    ClearPlans,
+    ConvFwd,
+    CudnnRef,
+    ExitKind,
+    Receipt,
+    Restarted,
+    Restarting,
+    ServiceStopped,
+)
 from cudnn_actor.isolation.process.parent import worker_source
 from cudnn_actor.isolation.process.parent.dispatcher import Dispatcher
 from cudnn_actor.isolation.process.parent.monitor import WorkerMonitor
@@ -25,7 +35,7 @@ from cudnn_actor.trials.bench.crashes import standby_ready
 from tests.service.rigs import SOON_S, Trio, in_thread, outcome, seen, single
 
 from ..log_lines import line
-from .crash_rigs import PATIENCE_S, Points, gone, kill, pid_of, workers
+from .crash_rigs import PATIENCE_S, Points, gone, kill, pid_of, sent, workers
 
 pytestmark = pytest.mark.usefixtures("a_forkserver")
 BEAT_S = 0.0625
@@ -102,6 +112,40 @@ async def test_a_standby_has_the_recent_plans(logs: list[EventDict]) -> None:
             assert receipt.generation == 2
         plans = (await gpu.statistics()).plans
         assert (plans.size, plans.misses) == (3, 3)
+
+
+async def test_a_standby_drops_cleared_plans_and_is_given_none_of_them_again(logs: list[EventDict]) -> None:
+    async with workers(standby=1) as (gpu, points):
+        trio = await Trio.on(gpu)
+        await gpu.ask(trio.product())
+        await in_thread(lambda: points.wait_for_visits("after build", 2))
+        assert await gpu.clear_plans() == 1
+        await gpu.ask(trio.sum())
+        for crash in (1, 2):
+            builds = 3 + crash  # two of each plan, and one by the second standby
+            await in_thread(functools.partial(points.wait_for_visits, "after build", builds))
+            await line(logs, "standby.ready", crash)
+            kill(gpu)
+            assert await gpu.ping() == crash + 1
+            assert (await gpu.statistics()).plans.size == 1, "that of the sum"
+
+
+async def test_a_standby_is_not_given_a_plan_that_is_cleared_while_it_runs(logs: list[EventDict]) -> None:
+    async with workers(standby=1) as (gpu, points):
+        trio = await Trio.on(gpu)
+        await line(logs, "standby.ready")
+        points.hold("execute")
+        product = gpu.submit(trio.product())
+        arrival = await in_thread(lambda: points.arrival("execute"))
+        cleared = gpu.submit(ClearPlans())
+        await sent(gpu)
+        points.let_go("execute")
+        arrival.go_on()
+        assert isinstance(await outcome(product), Receipt)
+        assert await cleared == 1
+        kill(gpu)
+        assert await gpu.ping() == 2
+        assert (await gpu.statistics()).plans.size == 0
 
 
 @contextlib.asynccontextmanager

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import OrderedDict
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
 from cudnn_actor import (
     BufferRef,
+    ClearPlans,
     ConvBwdData,
     ConvFwd,
     ConvSpec,
@@ -21,6 +22,7 @@ from cudnn_actor import (
     Fault,
     FaultPlan,
     Fill,
+    InvalidRequest,
     Receipt,
     UnsupportedGraph,
     spawn,
@@ -263,6 +265,56 @@ async def test_warm_does_not_count_what_cannot_be_built_and_remembers_it() -> No
             await gpu.ask(refused)
         plans = (await gpu.statistics()).plans
         assert (plans.misses, plans.hits, plans.refused) == (2, 1, 1)
+
+
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+async def test_a_service_keeps_as_many_plans_as_it_is_told_to(isolation: Any) -> None:
+    async with spawn(device="cpu", isolation=isolation, plan_capacity=2) as gpu:
+        w = await gpu.upload(np.ones((1, 1, 1, 1), np.float32))
+        for message in [await of_width(gpu, w, width) for width in (1, 2, 3)]:
+            await gpu.ask(message)
+        plans = (await gpu.statistics()).plans
+        assert (plans.capacity, plans.size, plans.evictions) == (2, 2, 1)
+
+
+@pytest.mark.parametrize("capacity", [0, -1, 2.5, None])
+def test_a_capacity_is_a_whole_number_from_1_on(capacity: Any) -> None:
+    with pytest.raises(InvalidRequest, match="plan_capacity"):
+        spawn(device="cpu", plan_capacity=capacity)
+
+
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+async def test_cleared_plans_and_refusals_are_built_and_tried_again(isolation: Any) -> None:
+    async with spawn(device="cpu", isolation=isolation) as gpu:
+        trio, refused = await Trio.on(gpu), await backward_of_integers(gpu)
+        assert await gpu.clear_plans() == 0
+        for message in (trio.product(), trio.sum()):
+            await gpu.ask(message)
+        assert isinstance(await outcome(gpu.submit(refused)), UnsupportedGraph)
+        assert await gpu.clear_plans() == 3
+        plans = (await gpu.statistics()).plans
+        assert (plans.size, plans.nbytes, plans.refused, plans.evictions) == (0, 0, 0, 0)
+        await gpu.ask(trio.product())
+        assert await trio.result() == 6.0
+        assert isinstance(await outcome(gpu.submit(refused)), UnsupportedGraph)
+        plans = (await gpu.statistics()).plans
+        assert (plans.size, plans.refused, plans.misses, plans.hits) == (2, 1, 5, 0)
+
+
+async def test_plans_are_cleared_in_turn() -> None:
+    """Requests that were sent before run on the plans that they have found, and find none behind it."""
+    gate = Gate()
+    async with spawn_gated(gate) as gpu:
+        trio = await Trio.on(gpu)
+        await gpu.ask(trio.product())
+        with gate.closed():
+            first = gpu.submit(trio.product())
+            await in_thread(gate.wait_for_arrival)
+            cleared, second = gpu.submit(ClearPlans()), gpu.submit(trio.product())
+        assert (await first).plan == (await second).plan
+        assert await cleared == 1
+        plans = (await gpu.statistics()).plans
+        assert (plans.misses, plans.hits, plans.size) == (2, 1, 1)
 
 
 async def test_a_crash_empties_the_cache_and_the_next_request_builds_again() -> None:

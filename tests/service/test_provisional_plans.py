@@ -80,6 +80,22 @@ async def test_another_size_does_not_wait_for_the_better_plan_of_the_first() -> 
         await until_replaced(gpu, model, 3)
 
 
+async def test_clearing_provisional_plans_abandons_the_better_ones() -> None:
+    async with service() as (gpu, workshop):
+        model = await load(gpu)
+        with workshop.improving.closed():
+            first = await run(model)
+            await in_thread(workshop.improving.wait_for_arrival)
+            warming = asyncio.create_task(model.warm(N=2))
+            await gpu.ping()
+            assert await gpu.clear_plans() == 1
+            await asyncio.wait_for(warming, PATIENCE_S)
+            assert (await run(model) == first).all()
+            assert await is_provisional(model)
+        await until_replaced(gpu, model)
+        assert (await run(model) == first).all()
+
+
 async def test_to_warm_a_model_is_to_wait_for_the_better_plan() -> None:
     async with service() as (gpu, workshop):
         model = await load(gpu)

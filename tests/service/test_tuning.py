@@ -229,6 +229,23 @@ async def test_a_warm_for_a_tuned_plan_is_answered_if_that_is_given_back_meanwhi
         assert workshop.building.passed == 1
 
 
+async def test_clearing_the_plans_ends_tuning_and_what_was_tuned_is_tuned_again() -> None:
+    workshop = Workshop()
+    async with service(workshop) as gpu:
+        model = await gpu.load(read(), dims={"N": 2}, tune=True)
+        assert await tuned(gpu, model)
+        assert await gpu.clear_plans() == 1
+        assert not await tuned(gpu, model)
+        with workshop.tuning.closed():
+            warming = asyncio.create_task(model.warm(N=2))
+            await in_thread(workshop.tuning.wait_for_arrival)
+            assert await gpu.clear_plans() == 1
+            await asyncio.wait_for(warming, PATIENCE_S)
+        assert not await tuned(gpu, model)
+        await model.warm(N=2)
+        assert await tuned(gpu, model)
+
+
 async def test_a_warm_builds_nothing_again_that_its_other_plans_have_evicted() -> None:
     workshop = Workshop()
     async with service(workshop, cache_limit=0) as gpu:

@@ -28,6 +28,7 @@ from cudnn_actor.protocol.errors import ErrorRecord
 from cudnn_actor.protocol.graphs.named_graph import Graph
 from cudnn_actor.protocol.messages import codec
 from cudnn_actor.protocol.messages.messages import (
+    ClearPlans,
     Compute,
     Copy,
     Explain,
@@ -212,6 +213,7 @@ Asked = (
     | Ping
     | GetStatistics
     | Warm
+    | ClearPlans
     | Explain
     | WriteStaged
     | WriteAllStaged
@@ -237,7 +239,7 @@ class Hello(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, ta
         The number of its incarnation. A standby gets another when it is promoted.
     window
         Places of the status page.
-    workspace_limit, plan_store, autotune, cache_limit
+    workspace_limit, plan_store, autotune, cache_limit, plan_capacity
         As in `Options`.
     beat_s
         Seconds between two heartbeats.
@@ -256,6 +258,7 @@ class Hello(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, ta
     plan_store: str | None
     autotune: bool
     cache_limit: int
+    plan_capacity: int
     beat_s: float
     journal: str
     fails: bool

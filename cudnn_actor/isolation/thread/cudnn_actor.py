@@ -36,6 +36,7 @@ from cudnn_actor.protocol.errors import (
 )
 from cudnn_actor.protocol.messages.messages import (
     Allocate,
+    ClearPlans,
     Copy,
     Download,
     Explain,
@@ -108,6 +109,7 @@ class CudnnActor(Actor):
             Copy: lambda work: self._runner.copy(work, *work.slots),
             Fill: lambda work: self._runner.fill(work, work.slots[0], work.request.value),
             Warm: lambda work: self._runner.warm(work.request, work.envelope),
+            ClearPlans: lambda _: self._runner.clear_plans(),
             Explain: lambda work: self._runner.explain(work.request, work.envelope),
             Ping: lambda _: self._generation,
             GetStatistics: lambda _: state.statistics(self._runner.plans.statistics()),
@@ -380,6 +382,9 @@ class CudnnActor(Actor):
     def forget(self, message: Forget) -> None:
         """Drop plans. Graphs are kept by the service's own cache alone."""
         self._runner.forget_plans(message.plans)
+
+    def clear_plans(self) -> None:
+        """Nothing: there is one engine, whose runner is asked next."""
 
     @property
     def lent(self) -> int:

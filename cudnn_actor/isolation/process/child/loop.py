@@ -36,7 +36,16 @@ from cudnn_actor.isolation.process.wire import (
     WriteStaged,
 )
 from cudnn_actor.memory import Slot
-from cudnn_actor.protocol.messages.messages import COMPUTE, Copy, Explain, Fill, GetStatistics, Ping, Warm
+from cudnn_actor.protocol.messages.messages import (
+    COMPUTE,
+    ClearPlans,
+    Copy,
+    Explain,
+    Fill,
+    GetStatistics,
+    Ping,
+    Warm,
+)
 
 __all__ = ["WorkerLoop"]
 
@@ -103,6 +112,7 @@ class WorkerLoop:
                 task, self._resolved(task.message.dst, "dst"), task.message.value
             ),
             Warm: lambda task: self._runner.warm(task.message, task),
+            ClearPlans: lambda _: self._runner.clear_plans(),
             Explain: lambda task: self._runner.explain(task.message, task),
             InjectFault: lambda task: self._runner.faults.inject(task.message.tag),
             Ping: lambda _: state.generation,

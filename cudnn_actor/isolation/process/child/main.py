@@ -94,6 +94,7 @@ class _Process:
             plan_store=None if hello.plan_store is None else PlanStore(hello.plan_store),
             autotune=hello.autotune,
             cache_limit=hello.cache_limit,
+            plan_capacity=hello.plan_capacity,
         )
         self._messages = state.messages
         self._inbox = inbox = Inbox(

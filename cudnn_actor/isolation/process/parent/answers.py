@@ -21,11 +21,19 @@ from cudnn_actor.isolation.process.wire import Answer, Counted, Done, Dropped, G
 from cudnn_actor.protocol.errors import MalformedMessage
 from cudnn_actor.protocol.graphs.explanation import Explanation
 from cudnn_actor.protocol.messages.codec import decode_reply
-from cudnn_actor.protocol.messages.messages import Explain, GetStatistics, Ping, RunModel, Warm, WarmModel
+from cudnn_actor.protocol.messages.messages import (
+    ClearPlans,
+    Explain,
+    GetStatistics,
+    Ping,
+    RunModel,
+    Warm,
+    WarmModel,
+)
 
 __all__ = ["AnswerTaker"]
 
-_REPLY_TYPES: dict[type, type] = {Ping: int, Warm: int, WarmModel: int, Explain: Explanation}
+_REPLY_TYPES: dict[type, type] = {Ping: int, Warm: int, WarmModel: int, ClearPlans: int, Explain: Explanation}
 """The types of a worker's answers to these messages."""
 _WITHOUT_RECEIPT = frozenset({*_REPLY_TYPES, GetStatistics})
 

@@ -294,6 +294,11 @@ class InFlightTable:
             if request.cached is not None and request.cached.lowered.graph.digest() in digests:
                 request.forgotten = True
 
+    def forget_all_plans(self) -> None:
+        """Note that the plans of the requests in flight are dropped."""
+        for request in self.requests.values():
+            request.forgotten = True
+
     def take_back(self) -> list[WorkerRequest]:
         """Remove and return all requests in flight, in order, after the worker's end.
 

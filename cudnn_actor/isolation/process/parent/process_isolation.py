@@ -146,6 +146,7 @@ class ProcessIsolation:
             plan_store=self._plan_directory(),
             autotune=options.autotune,
             cache_limit=options.cache_limit,
+            plan_capacity=options.plan_capacity,
             beat_s=min(_LONGEST_BEAT_S, options.hang_after_s / _BEATS_PER_HANG),
             journal=builders.journal,
             fails=False,

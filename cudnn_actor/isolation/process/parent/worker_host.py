@@ -241,6 +241,14 @@ class WorkerHost:
             self.in_flight.forget_plans(message.plans)
             self.workers.tell_all(ForgetPlans(sorted(message.plans)))
 
+    def clear_plans(self) -> None:
+        """Have a standby drop its plans, and forget which ones have run lately."""
+        plans = sorted(self.recent.plans)
+        self.recent.forget(plans)
+        self.in_flight.forget_all_plans()
+        if plans:
+            self.workers.tell_others(ForgetPlans(plans))
+
     @property
     def lent(self) -> int:
         """Bytes of the staging arrays that callers have."""

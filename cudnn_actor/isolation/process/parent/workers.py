@@ -68,6 +68,12 @@ class Workers:
         for worker in self._all():
             worker.send(frame)
 
+    def tell_others(self, frame: FromParent) -> None:
+        """Send a frame to every worker but the one that serves."""
+        for worker in self._all():
+            if worker is not self.serving:
+                worker.send(frame)
+
     def have_mapped(
         self, frame: FromParent, descriptor: int, undo: FromParent, *, maker: WorkerEnd | None = None
     ) -> None:
