@@ -8,15 +8,19 @@ Scratch arrays put channels before images, so that one group's columns are one m
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 
 from cudnn_actor.engines.cpu.exact.boxes import Box, box_dims
 from cudnn_actor.engines.cpu.exact.geometry import ConvGeometry, Span, spans
-from cudnn_actor.engines.cpu.exact.steps import Step, load
+from cudnn_actor.engines.cpu.exact.steps import Step, Values, load
 from cudnn_actor.engines.cpu.scratch import Array, Dims, Scratch, footprint
 
 __all__ = ["Gather", "Scatter"]
+
+_MOST_TAPS = 128
+"""Whose parts of a box are kept. Those of larger filters are found in each run."""
 
 
 class Gather:
@@ -36,11 +40,11 @@ class Gather:
 
     def footprint(self, tile: Dims) -> int:
         """Bytes of scratch for a box of y of these dims."""
-        columns = self._columns_dims(tile)
+        columns = footprint(self._columns_dims(tile))
         if self._geometry.single_tap:
-            return footprint(columns)
+            return columns
         reach = [self._geometry.reach((0, extent), axis) for axis, extent in enumerate(tile[2:])]
-        return footprint(columns, self._padded_dims(tile[0], reach))
+        return columns + min(footprint(self._padded_dims(tile[0], reach)), columns)
 
     def bind(self, box: Box, memory: Scratch) -> tuple[Array, list[Step]]:
         """Columns for a box of y, (groups, channels and taps, images and pixels), and steps to fill them."""
@@ -50,6 +54,8 @@ class Gather:
             steps = [self._load_pixels(box, columns)]
         else:
             reach = [geometry.reach(span, axis) for axis, span in enumerate(spans(box))]
+            if math.prod(self._padded_dims(tile[0], reach)) > columns.size:
+                return columns.reshape(geometry.groups, geometry.depth, -1), [self._load_taps(box, columns)]
             padded = memory.take(self._padded_dims(tile[0], reach))
             steps = self._load_padded(box[0], reach, padded)
             patches = self._patches(padded, columns.shape)
@@ -84,6 +90,25 @@ class Gather:
         if inside.size:
             steps.append(load(self._x, geometry.x, source, inside))
         return steps
+
+    def _load_taps(self, box: Box, columns: Array) -> Step:
+        """Fill columns tap by tap: strides or dilations leave out most of what a padded part of x has."""
+        geometry = self._geometry
+        channels = slice(0, geometry.x[1])
+
+        def load_taps(values: Values) -> None:
+            columns.fill(0)
+            for tap in np.ndindex(*geometry.taps):
+                pairs = [
+                    geometry.meeting(axis, place, (0, geometry.x[axis + 2]), span)
+                    for axis, (place, span) in enumerate(zip(tap, spans(box), strict=True))
+                ]
+                into = columns[:, *tap, :, *(outputs for _, outputs in pairs)]
+                if into.size:
+                    source = (box[0], channels, *(inputs for inputs, _ in pairs))
+                    load(self._x, geometry.x, source, into.swapaxes(0, 1))(values)
+
+        return load_taps
 
     def _patches(self, padded: Array, dims: Dims) -> Array:
         """The columns as a view: (channels, taps, images, output pixels); entries share elements."""
@@ -159,16 +184,19 @@ class Scatter:
         geometry = self._geometry
         counts = [stop - start for start, stop in outputs]
         per_tap = columns.reshape(sums.shape[0], math.prod(geometry.taps), sums.shape[1], *counts)
-        pairs = []
-        for tap, offsets in enumerate(geometry.offsets()):
-            places = []
-            for axis, stride in enumerate(geometry.conv.stride):
-                first = outputs[axis][0] * stride - frame[axis][0] + offsets[axis]
-                places.append(slice(first, first + (counts[axis] - 1) * stride + 1, stride))
-            pairs.append((sums[:, :, *places], per_tap[:, tap]))
+
+        def pairs() -> Iterator[tuple[Array, Array]]:
+            for tap, offsets in enumerate(geometry.offsets()):
+                places = []
+                for axis, stride in enumerate(geometry.conv.stride):
+                    first = outputs[axis][0] * stride - frame[axis][0] + offsets[axis]
+                    places.append(slice(first, first + (counts[axis] - 1) * stride + 1, stride))
+                yield sums[:, :, *places], per_tap[:, tap]
+
+        kept = [*pairs()] if math.prod(geometry.taps) <= _MOST_TAPS else None
 
         def scatter(_: object) -> None:
-            for target, part in pairs:
+            for target, part in pairs() if kept is None else kept:
                 np.add(target, part, out=target)
 
         return scatter

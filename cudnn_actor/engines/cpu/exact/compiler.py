@@ -8,7 +8,13 @@ from dataclasses import dataclass, field
 from cudnn_actor.engines.base import no_progress
 from cudnn_actor.engines.cpu.exact.activations import BINARY, UNARY
 from cudnn_actor.engines.cpu.exact.boxes import largest_tile
-from cudnn_actor.engines.cpu.exact.convolution import BackwardData, BackwardFilter, Forward, Kernel
+from cudnn_actor.engines.cpu.exact.convolution import (
+    TILE_BYTES,
+    BackwardFilter,
+    Forward,
+    Kernel,
+    backward_data,
+)
 from cudnn_actor.engines.cpu.exact.evaluation import EvaluatedPlan
 from cudnn_actor.engines.cpu.exact.geometry import ConvGeometry
 from cudnn_actor.engines.cpu.exact.plan import Convolved, CpuPlan, Mapped, Stage, Target, View
@@ -35,13 +41,9 @@ from cudnn_actor.protocol.types.dtypes import DType
 
 __all__ = ["compile_plan"]
 
-_TILE_BYTES = 16 << 20
-"""Scratch for one box. With ResNet shapes, run times are flat from 8 to 32 MiB and rise on both sides."""
-
-
 _KERNELS: dict[type, Callable[[ConvGeometry, int, int], Kernel]] = {
     ConvolutionForward: Forward,
-    ConvolutionBackwardData: BackwardData,
+    ConvolutionBackwardData: backward_data,
     ConvolutionBackwardFilter: BackwardFilter,
 }
 
@@ -155,7 +157,7 @@ class _Compiler:
         for draft in self._drafts:
             stage = self._stage(draft)
             kept = stage.kept_footprint()
-            room = max(_TILE_BYTES, stage.narrow_footprint())
+            room = max(TILE_BYTES, stage.narrow_footprint())
             if limit is not None:
                 room = min(room, limit - shared - kept)
             tile = largest_tile(stage.grid, stage.tile_footprint, room)

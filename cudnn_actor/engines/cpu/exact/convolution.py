@@ -15,13 +15,18 @@ from typing import ClassVar
 
 import numpy as np
 
-from cudnn_actor.engines.cpu.exact.boxes import Box, box_dims, whole
+from cudnn_actor.engines.cpu.exact.boxes import Box, box_dims, largest_tile, whole
 from cudnn_actor.engines.cpu.exact.columns import Gather, Scatter
 from cudnn_actor.engines.cpu.exact.geometry import ConvGeometry, Span, spans
-from cudnn_actor.engines.cpu.exact.steps import Step, load
+from cudnn_actor.engines.cpu.exact.steps import Step, Values, load
 from cudnn_actor.engines.cpu.scratch import Array, Dims, Scratch, footprint
 
-__all__ = ["BackwardData", "BackwardFilter", "Forward", "Kernel"]
+__all__ = ["TILE_BYTES", "BackwardFilter", "Forward", "Kernel", "backward_data"]
+
+TILE_BYTES = 16 << 20
+"""Scratch for one box. With ResNet shapes, run times are flat from 8 to 32 MiB and rise on both sides."""
+_MOST_OUTPUTS = 3
+"""How many times the outputs that pixels depend on are computed for boxes, which share those around them."""
 
 
 class _Filtering:
@@ -70,9 +75,13 @@ class BackwardData(_Filtering):
         self._dy = dy
         self._scatter = Scatter(geometry)
 
+    def most_outputs(self, tile: Dims) -> Dims:
+        """The most outputs per spatial dim that are computed for a box of these dims."""
+        return self._scatter.most_outputs(tile)
+
     def footprint(self, tile: Dims) -> int:
         """Bytes for the part of dy that a box of dx depends on, its columns, and their sums."""
-        pixels = (tile[0], *self._scatter.most_outputs(tile))
+        pixels = (tile[0], *self.most_outputs(tile))
         gradient, columns = (self._geometry.y[1], *pixels), self._columns_dims(math.prod(pixels))
         return footprint(gradient, columns) + self._scatter.footprint(tile)
 
@@ -90,6 +99,70 @@ class BackwardData(_Filtering):
 
     def _columns_dims(self, pixels: int) -> Dims:
         return (self._geometry.groups, self._geometry.depth, pixels)
+
+
+class BackwardDataByTap(_Filtering):
+    """dx = the sum over taps of their filters transposed times their part of dy, a box of dx at a time.
+
+    For large filters: most columns of a box would belong to pixels around it.
+    """
+
+    def __init__(self, geometry: ConvGeometry, dy: int, w: int) -> None:
+        super().__init__(geometry, w)
+        self.grid = geometry.x
+        self._dy = dy
+
+    def footprint(self, tile: Dims) -> int:
+        """Bytes for the part of dy that a tap leads to, for its products, and for a box of dx."""
+        return footprint(*self._dims(tile), tile)
+
+    def _dims(self, tile: Dims) -> tuple[Dims, Dims]:
+        geometry = self._geometry
+        pixels = math.prod(
+            min(size, -(-extent // stride))
+            for size, extent, stride in zip(geometry.y[2:], tile[2:], geometry.conv.stride, strict=True)
+        )
+        return (geometry.y[1], tile[0] * pixels), (tile[1], tile[0] * pixels)
+
+    def bind(self, box: Box, kept: Array, memory: Scratch) -> tuple[Array, list[Step]]:
+        """A box of dx: multiply and add, tap by tap."""
+        geometry = self._geometry
+        groups, filters, _ = kept.shape
+        images, channels, *extents = box_dims(box)
+        sums = memory.take((channels, images, *extents))
+        gradients, products = (memory.take((math.prod(dims),)) for dims in self._dims(box_dims(box)))
+        by_tap = kept.reshape(groups, filters, channels // groups, *geometry.taps)
+
+        def add_up(values: Values) -> None:
+            sums.fill(0)
+            for tap in np.ndindex(*geometry.taps):
+                pairs = [
+                    geometry.meeting(axis, place, span, (0, geometry.y[axis + 2]))
+                    for axis, (place, span) in enumerate(zip(tap, spans(box), strict=True))
+                ]
+                into = sums[:, :, *(inputs for inputs, _ in pairs)]
+                if not into.size:
+                    continue
+                part = values[self._dy][box[0]][:, :, *(outputs for _, outputs in pairs)]
+                gradient, product = gradients[: part.size], products[: into.size]
+                gradient.reshape(part.swapaxes(0, 1).shape)[...] = part.swapaxes(0, 1)
+                w = by_tap[(..., *tap)].swapaxes(1, 2)
+                count = into.size // channels
+                result = product.reshape(groups, channels // groups, count)
+                np.matmul(w, gradient.reshape(groups, filters, count), out=result)
+                np.add(into, product.reshape(into.shape), out=into)
+
+        return sums.swapaxes(0, 1), [add_up]
+
+
+def backward_data(geometry: ConvGeometry, dy: int, w: int) -> BackwardData | BackwardDataByTap:
+    """The kernel that takes less time."""
+    columns = BackwardData(geometry, dy, w)
+    tile = largest_tile(geometry.x, columns.footprint, TILE_BYTES)
+    counts = (-(-size // extent) for size, extent in zip(geometry.x[2:], tile[2:], strict=True))
+    outputs = geometry.x[0] * math.prod(counts) * math.prod(columns.most_outputs(tile))
+    by_tap = outputs * math.prod(geometry.taps) > _MOST_OUTPUTS * geometry.meetings
+    return BackwardDataByTap(geometry, dy, w) if by_tap else columns
 
 
 class BackwardFilter:
@@ -128,7 +201,7 @@ class BackwardFilter:
         return total.reshape(self._geometry.w), steps
 
 
-Kernel = Forward | BackwardData | BackwardFilter
+Kernel = Forward | BackwardData | BackwardDataByTap | BackwardFilter
 
 
 def _load_gradient(

@@ -112,6 +112,21 @@ class ConvGeometry:
         offset = start + pad - span[0]
         return Overlap(slice(offset, offset + stop - start), slice(start, stop))
 
+    def meeting(self, axis: int, tap: int, inputs: Span, outputs: Span) -> tuple[slice, slice]:
+        """Which elements of two spans, of inputs and of outputs, meet in a tap, counted from the starts.
+
+        Inputs do not count padding.
+        """
+        stride = self.conv.stride[axis]
+        offset = tap * self.conv.dilation[axis] - self.conv.pre_padding[axis]
+        first = max(outputs[0], -((offset - inputs[0]) // stride))
+        stop = min(outputs[1], (inputs[1] - 1 - offset) // stride + 1)
+        if stop <= first:
+            return slice(0, 0), slice(0, 0)
+        start = first * stride + offset - inputs[0]
+        end = start + (stop - first - 1) * stride + 1
+        return slice(start, end, stride), slice(first - outputs[0], stop - outputs[0])
+
     def offsets(self) -> Iterator[Dims]:
         """Each tap's position in the window, the last spatial dim fastest."""
         return product(

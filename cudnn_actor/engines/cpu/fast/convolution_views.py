@@ -109,19 +109,8 @@ def multiplying(a: Floats, b: Floats, y: Floats) -> Call:
 
 
 def meeting(geometry: ConvGeometry, axis: int, tap: int, inputs: Span, outputs: Span) -> tuple[slice, slice]:
-    """Which elements of two spans, of inputs and of outputs, meet in a tap. They are counted from the starts.
-
-    Inputs do not count padding.
-    """
-    stride = geometry.conv.stride[axis]
-    offset = tap * geometry.conv.dilation[axis] - geometry.conv.pre_padding[axis]
-    first = max(outputs[0], -((offset - inputs[0]) // stride))
-    stop = min(outputs[1], (inputs[1] - 1 - offset) // stride + 1)
-    if stop <= first:
-        return slice(0, 0), slice(0, 0)
-    start = first * stride + offset - inputs[0]
-    end = start + (stop - first - 1) * stride + 1
-    return slice(start, end, stride), slice(first - outputs[0], stop - outputs[0])
+    """See `ConvGeometry.meeting`."""
+    return geometry.meeting(axis, tap, inputs, outputs)
 
 
 class Filters:
