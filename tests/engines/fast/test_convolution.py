@@ -57,6 +57,12 @@ LARGER = {
     "depthwise, long rows": Problem(
         (2, 11, 37, 91), (11, 1, 4, 3), ConvSpec.symmetric(2, (2, 1), 2, dilation=(3, 1), groups=11)
     ),
+    "depthwise, long rows in two phases": Problem(
+        (2, 6, 33, 64), (6, 1, 5, 5), ConvSpec.symmetric(2, 2, 2, groups=6)
+    ),
+    "depthwise, taps in the padding": Problem(
+        (1, 3, 4, 36), (3, 1, 3, 3), ConvSpec.symmetric(2, (1, 40), 1, dilation=(1, 40), groups=3)
+    ),
     "depthwise, long lines": Problem(
         (1, 17, 1200), (17, 1, 9), ConvSpec.symmetric(1, 8, dilation=2, groups=17)
     ),
@@ -92,9 +98,12 @@ def _operations(conv: ConvSpec) -> tuple[Any, ...]:
 
 def _specs(operation: Any, problem: Problem, layout: str, dtype: DType = DType.FLOAT32) -> Any:
     """The specs of an operation's tensors: those with the dims of x, of w and of y."""
-    last = {"packed": (), "mixed": (1, 2), "channels last with a packed filter": (0, 2)}.get(
-        layout, (0, 1, 2)
-    )
+    last = {
+        "packed": (),
+        "rows apart": (),
+        "mixed": (1, 2),
+        "channels last with a packed filter": (0, 2),
+    }.get(layout, (0, 1, 2))
     found = {}
     for number, (name, dims) in enumerate(
         zip(operation.shape, (problem.x, problem.w, problem.y), strict=True)
@@ -103,7 +112,7 @@ def _specs(operation: Any, problem: Problem, layout: str, dtype: DType = DType.F
         strides, step = [0] * len(dims), 3 if layout == "with gaps" else 1
         for axis in reversed(axes):
             strides[axis] = step
-            step *= dims[axis]
+            step *= dims[axis] + (3 if layout == "rows apart" else 0)
         found[name] = TensorSpec.strided(dims, strides, dtype)
     return found
 
@@ -146,6 +155,11 @@ def test_results_are_right_and_do_not_depend_on_the_lanes(problem: Problem, layo
 @pytest.mark.parametrize("problem", LARGER.values(), ids=LARGER.keys())
 def test_results_of_several_lanes_are_right_too(problem: Problem, layout: str) -> None:
     _check(problem, layout, DType.FLOAT32)
+
+
+@pytest.mark.parametrize("name", [name for name in LARGER if name.startswith("depthwise, long")])
+def test_there_may_be_gaps_between_long_rows(name: str) -> None:
+    _check(LARGER[name], "rows apart", DType.FLOAT32)
 
 
 @pytest.mark.parametrize("problem", ["strided", "grouped", "depthwise", "pointwise"])

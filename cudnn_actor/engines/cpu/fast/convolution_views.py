@@ -74,9 +74,9 @@ def blas_takes(array: Floats) -> bool:
     return bool(by_rows or (step == unit and inner >= rows * unit) or rows == 1 or columns == 1)
 
 
-def inner(array: Floats, parts: Iterable[slice | int]) -> Floats:
-    """A view of parts along the last dims."""
-    index: Any = (..., *parts)
+def inner(array: Floats, parts: Iterable[slice | int], whole: int = 0) -> Floats:
+    """A view of parts along the last dims, or along those before the last `whole` ones."""
+    index: Any = (..., *parts, *(slice(None),) * whole)
     view: Floats = array[index]
     return view
 

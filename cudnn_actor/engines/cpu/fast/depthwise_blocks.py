@@ -17,7 +17,7 @@ from cudnn_actor.engines.cpu.fast.convolution_views import Floats, copying, even
 from cudnn_actor.engines.cpu.fast.kernels import Call
 from cudnn_actor.engines.cpu.scratch import Dims, Scratch
 
-__all__ = ["DepthwiseBlocks", "accumulating", "subscripts"]
+__all__ = ["DepthwiseBlocks", "accumulating", "most_elements", "subscripts"]
 
 _BLOCK = 1 << 16
 """Elements of a block of results, at most."""
@@ -109,9 +109,14 @@ def accumulating(
     return lambda: einsum(a, of_a, b, of_b, of_sums, out=sums)
 
 
+def most_elements(dims: Dims) -> int:
+    """The most elements of a block of a tensor."""
+    return max(_LEAST_BLOCK, min(_BLOCK, math.prod(dims) // _BLOCKS))
+
+
 def _tile(dims: Dims) -> Dims:
     """A tile for blocks of about equal size."""
-    most = max(_LEAST_BLOCK, min(_BLOCK, math.prod(dims) // _BLOCKS))
+    most = most_elements(dims)
     tile = [1, even(dims[1], _CHANNELS), *(1 for _ in dims[2:])]
     for axis in (*reversed(range(2, len(dims))), 0):
         tile[axis] = even(dims[axis], most // math.prod(tile))

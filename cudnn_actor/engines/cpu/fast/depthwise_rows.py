@@ -1,8 +1,9 @@
 """Depthwise convolutions of images whose rows lie side by side: packed ones, with long rows.
 
 For each column of the filter, there is a copy of a block of x that is shifted to the pixels which that
-column meets. There, a tap's pixels of all rows are one run, and `np.einsum` multiplies and adds in one pass
-over such runs. A stride over 1 across rows divides these by their phase, whose sums are added up.
+column meets. Where rows of x are as long as those of y, all rows of a channel are copied as one run. There, a
+tap's pixels of all rows are one run, and `np.einsum` multiplies and adds in one pass over such runs. A stride
+over 1 across rows divides these by their phase, whose sums are added up.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from cudnn_actor.engines.cpu.exact.boxes import Box, boxes
-from cudnn_actor.engines.cpu.exact.geometry import ConvGeometry, spans
+from cudnn_actor.engines.cpu.exact.geometry import ConvGeometry, Span, spans
 from cudnn_actor.engines.cpu.fast.convolution_views import (
     Floats,
     adding,
@@ -25,14 +26,13 @@ from cudnn_actor.engines.cpu.fast.convolution_views import (
     meeting,
     merged,
 )
+from cudnn_actor.engines.cpu.fast.depthwise_blocks import most_elements
 from cudnn_actor.engines.cpu.fast.kernels import Call, Step
 from cudnn_actor.engines.cpu.scratch import Dims, Scratch, footprint
 from cudnn_actor.protocol.types.conv import ConvSpec
 
 __all__ = ["DepthwiseRows"]
 
-_BLOCK = 1 << 15
-"""Elements of a block of results."""
 _LEAST_ROW = 28
 """Pixels of a row. For shorter ones, channels-last copies take less time."""
 _COPIES_BYTES = 4 << 20
@@ -48,7 +48,7 @@ class DepthwiseRows:
         self._dtype = dtype
         tile = [1, 1, *(1 for _ in self._geometry.taps)]
         for axis in (*reversed(range(2, len(tile))), 1):
-            tile[axis] = even(self._geometry.y[axis], _BLOCK // math.prod(tile))
+            tile[axis] = even(self._geometry.y[axis], most_elements(geometry.y) // math.prod(tile))
         for axis, least in enumerate((1, *self._geometry.window), 1):
             # Blocks smaller than the window would read much that their neighbours read, too.
             while self._copies_bytes(tuple(tile[1:])) > _COPIES_BYTES and tile[axis] >= 2 * least:
@@ -61,11 +61,12 @@ class DepthwiseRows:
         return self._few_copies and x.strides[-1] == y.strides[-1] == x.itemsize and y.shape[-1] >= _LEAST_ROW
 
     def footprint(self) -> int:
-        """Bytes for shifted copies of x, and for two sums."""
+        """Bytes for shifted copies of x, for rows of which they are copies, and for two sums."""
         if not self._few_copies:
             return 0
         sums = self._tile[1:]
-        return self._copies_bytes(sums) + footprint(sums, sums, itemsize=np.dtype(self._dtype).itemsize)
+        rows = self._shifted_dims(sums)[2:]
+        return self._copies_bytes(sums) + footprint(rows, sums, sums, itemsize=np.dtype(self._dtype).itemsize)
 
     def _copies_bytes(self, sums: Dims) -> int:
         return footprint(self._shifted_dims(sums), itemsize=np.dtype(self._dtype).itemsize)
@@ -94,11 +95,11 @@ class DepthwiseRows:
     def _block(self, x: Floats, w: Floats, target: Floats, box: Box, memory: Scratch) -> list[Call]:
         result = target[0]
         shifted = memory.take(self._shifted_dims(result.shape), self._dtype)
-        calls = [*self._shift(x[0, box[1]], shifted, box)]
         runs = (*result.shape[:-2], math.prod(result.shape[-2:]))
         into = merged(result, runs)
         sums = memory.take(runs, self._dtype) if into is None else into
         terms = memory.take(runs, self._dtype)
+        calls = [*self._shift(x[0, box[1]], shifted, box, memory)]
         for number, (seen, taps) in enumerate(self._phases(shifted, w, result.shape)):
             calls.append(_accumulate(seen, taps, terms if number else sums))
             if number:
@@ -107,28 +108,61 @@ class DepthwiseRows:
             calls.append(copying(sums.reshape(result.shape), result))
         return calls
 
-    def _shift(self, x: Floats, shifted: Floats, box: Box) -> Iterator[Call]:
+    def _shift(self, x: Floats, shifted: Floats, box: Box, memory: Scratch) -> Iterator[Call]:
         """Calls that copy x, of the box's channels, for each column of the filter and each phase of rows."""
         geometry = self._geometry
         *outer, (first, stop) = (geometry.reach(span, axis) for axis, span in enumerate(spans(box)[:-1]))
         planes = [geometry.overlap(span, axis) for axis, span in enumerate(outer)]
         stride, padding, height = geometry.conv.stride[-2], geometry.conv.pre_padding[-2], x.shape[-2]
-        columns = len(shifted)
-        for column, phase in np.ndindex(columns, stride):
-            last = len(geometry.taps) - 1
-            pixels, places = meeting(geometry, last, column, (0, x.shape[-1]), spans(box)[-1])
+        for phase in range(stride):
             # The rows of this phase that are not padding.
             start = first + phase - padding
             skipped = max(0, -(start // stride))
             end = min(height, stop - padding)
             rows = range(start + skipped * stride, end, stride)
-            source = inner(x, (*(p.source for p in planes), slice(rows.start, max(end, 0), stride), pixels))
-            target = shifted[column, phase]
-            part = (*(p.within for p in planes), slice(skipped, skipped + len(rows)), places)
-            if not source.size or source.size < target.size:
-                yield filling(target)
-            if source.size:
-                yield copying(source, inner(target, part))
+            source = inner(x, (*(p.source for p in planes), slice(rows.start, max(end, 0), stride)), 1)
+            part = slice(skipped, skipped + len(rows))
+            every = shifted[:, phase]
+            target = inner(every, (*(p.within for p in planes), part), 1)
+            if math.prod(target.shape[2:-2]) < math.prod(every.shape[2:-2]):
+                yield filling(every)
+            else:
+                for padded in (every[..., : part.start, :], every[..., part.stop :, :]):
+                    if padded.size:
+                        yield filling(padded)
+            if target.size:
+                yield from self._columns(source, target, spans(box)[-1], memory)
+
+    def _columns(self, rows: Floats, target: Floats, span: Span, memory: Scratch) -> Iterator[Call]:
+        """Calls that copy rows of x, (channels, spatial dims), for each column: the first dim of `target`.
+
+        `span`: of the pixels in y's rows. Those of x that a column meets are every stride-th one from one of
+        as many phases. Where there are as many in a row of x as in one of y, all rows of a channel are
+        copied as one run, to a place that is shifted. Then what came from the neighbouring rows is cleared.
+        """
+        conv, last = self._geometry.conv, target.ndim - 3
+        phases: dict[int, dict[int, int]] = {}
+        for column in range(len(target)):
+            shift, phase = divmod(column * conv.dilation[-1] - conv.pre_padding[-1], conv.stride[-1])
+            phases.setdefault(phase, {})[column] = shift
+        for phase, shifts in phases.items():
+            pixels = rows[..., phase :: conv.stride[-1]]
+            runs = _joined(pixels)
+            whole = span[0] == 0 and pixels.shape == target.shape[1:] and _joined(target[0]) is not None
+            if whole and runs is None and len(shifts) > 1:
+                copy = memory.fork().take(pixels.shape, self._dtype)
+                yield copying(pixels, copy)
+                runs = copy.reshape(len(pixels), -1)
+            for column, shift in shifts.items():
+                if whole and runs is not None:
+                    yield from _shifting(runs, target[column], shift)
+                else:
+                    met, places = meeting(self._geometry, last, column, (0, rows.shape[-1]), span)
+                    source = rows[..., met]
+                    if source.shape[-1] < target.shape[-1]:
+                        yield filling(target[column])
+                    if source.size:
+                        yield copying(source, target[column][..., places])
 
     def _phases(self, shifted: Floats, w: Floats, dims: Dims) -> Iterator[tuple[Floats, Floats]]:
         """For each phase of rows: x as seen by its taps, (channels, taps, pixels), and the taps.
@@ -148,6 +182,29 @@ class DepthwiseRows:
             extents = (*taps.shape, *dims[1:-2], dims[-2] * dims[-1])
             strides = (channel, *planes, row * (period * dilation // stride), column, *places, itemsize)
             yield np.lib.stride_tricks.as_strided(seen, extents, strides, writeable=False), taps
+
+
+def _joined(array: Floats) -> Floats | None:
+    """A view with all dims but the first joined; None if there is none."""
+    return merged(array, (len(array), math.prod(array.shape[1:])))
+
+
+def _shifting(runs: Floats, target: Floats, shift: int) -> Iterator[Call]:
+    """Calls that copy runs of rows so that each pixel lies where the one was that is `shift` before it.
+
+    `runs`: (channels, pixels of all rows). Pixels of `target`, (channels, spatial dims), that no pixel of
+    their row comes to are 0.
+    """
+    into = _joined(target)
+    assert into is not None
+    width, pixels = target.shape[-1], runs.shape[-1]
+    if abs(shift) >= width:
+        yield filling(target)
+        return
+    behind, before = max(shift, 0), max(-shift, 0)
+    yield copying(runs[:, behind : pixels - before], into[:, before : pixels - behind])
+    if shift:
+        yield filling(target[..., width - behind :] if behind else target[..., :before])
 
 
 def _of_rows(geometry: ConvGeometry) -> ConvGeometry:
