@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from cudnn_actor.protocol import DType, Graph, GraphBuilder, Tensor, TensorRole,
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.operations import Softmax, Transpose
 from cudnn_actor.protocol.operations.base import tensor_of
+from cudnn_actor.protocol.types.dtypes import DTypeName
 
 MIB = 1 << 20
 
@@ -278,6 +279,33 @@ def test_half_types_are_rounded_where_the_graph_has_them() -> None:
     fast, exact = Bench(), Bench(exact=True)
     for got, wanted in zip(fast.results(graph), exact.results(graph), strict=True):
         np.testing.assert_allclose(got.astype(np.float64), wanted.astype(np.float64), rtol=2e-2, atol=2e-2)
+    for each in (fast, exact):
+        each.engine.close()
+
+
+OUT_OF_RANGE: dict[str, Callable[[GraphBuilder, Tensor], Tensor]] = {
+    "sum": lambda g, x: x + 300,
+    "product": lambda g, x: x * -1 + 2,
+    "largest": lambda g, x: g.maximum(x, -5),
+    "bits": lambda g, x: (x & -2) ^ 300,
+    "shift of the number": lambda g, x: g.pointwise("shift_right", -2, x),
+    "shift by the number": lambda g, x: x << -1,
+    "choice": lambda g, x: g.where(x > 1, x, 300),
+    "comparison": lambda g, x: g.pointwise("lt", x, -3),
+    "itself": lambda g, x: g.pointwise("max", x, x, alphas=(1, 300)),
+}
+
+
+@pytest.mark.parametrize("name", OUT_OF_RANGE)
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "uint16"])
+def test_integers_meet_numbers_that_their_dtype_does_not_hold(name: str, dtype: DTypeName) -> None:
+    """They are computed with as they are: x + 300 of uint8 is 255."""
+    g = GraphBuilder()
+    x = g.input("x", (5, 3), dtype)
+    graph = g.build(y=OUT_OF_RANGE[name](g, x))
+    fast, exact = Bench(), Bench(exact=True)
+    (got,), (wanted,) = fast.results(graph), exact.results(graph)
+    np.testing.assert_array_equal(got, wanted)
     for each in (fast, exact):
         each.engine.close()
 

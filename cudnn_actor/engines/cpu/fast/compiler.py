@@ -10,7 +10,7 @@ from typing import Any
 
 from cudnn_actor.engines.base import no_progress
 from cudnn_actor.engines.cpu.fast.kernel_table import kernel_of
-from cudnn_actor.engines.cpu.fast.kernels import carried
+from cudnn_actor.engines.cpu.fast.kernels import carried, carried_number
 from cudnn_actor.engines.cpu.fast.plan import Buffer, FastPlan, Given, Piece, Place, View
 from cudnn_actor.engines.cpu.fast.pointwise import Chain, chain, rounding
 from cudnn_actor.engines.cpu.fast.units import Unit, computed, copied, evaluated, moved, stored
@@ -341,7 +341,8 @@ class _Compiler:
 
     def _given(self, uid: int) -> Given:
         tensor = self._graph.tensor(uid)
-        return Given(uid, tensor.dims, carried(tensor.dtype), self._graph.constants.get(uid))
+        number = self._graph.constants.get(uid)
+        return Given(uid, tensor.dims, carried_number(tensor.dtype, number), number)
 
 
 def _dense(dims: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:

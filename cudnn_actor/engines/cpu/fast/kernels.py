@@ -19,6 +19,7 @@ __all__ = [
     "Operands",
     "Step",
     "carried",
+    "carried_number",
     "dealt",
     "made_when_run",
     "most_calls",
@@ -52,6 +53,15 @@ def most_calls(nbytes: int) -> int:
 def carried(dtype: DType) -> np.dtype[Any]:
     """The dtype of the arrays that kernels read and write for tensors of a dtype."""
     return np.dtype(np.float32) if dtype.is_half else dtype.numpy
+
+
+def carried_number(dtype: DType, number: float | None) -> np.dtype[Any]:
+    """The dtype of the array of a constant: int64 for an integer that its own does not hold, as 300 of uint8.
+
+    It is computed with as it is, as are all integers whose dtypes differ.
+    """
+    wide = number is not None and not dtype.is_floating and not dtype.holds(number)
+    return np.dtype(np.int64) if wide else carried(dtype)
 
 
 class Kernel(Protocol):

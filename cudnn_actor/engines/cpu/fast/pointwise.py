@@ -31,7 +31,7 @@ from cudnn_actor.engines.cpu.fast.instructions import (
     convert,
     simplified,
 )
-from cudnn_actor.engines.cpu.fast.kernels import Call, Step, carried, dealt
+from cudnn_actor.engines.cpu.fast.kernels import Call, Step, carried, carried_number, dealt
 from cudnn_actor.engines.cpu.fast.rounding import rounded
 from cudnn_actor.engines.cpu.rounding import integer_range
 from cudnn_actor.engines.cpu.scratch import Scratch, footprint
@@ -162,10 +162,11 @@ class _Building:
         return True
 
     def _operand(self, key: Any) -> Value:
-        dtype = carried(self._tensors[key].dtype)
+        dtype = self._tensors[key].dtype
         if key in self._constants:
-            return constant(self._constants[key], dtype)
-        return self._values.setdefault(key, Value(Outer(key), dtype))
+            number = self._constants[key]
+            return constant(number, carried_number(dtype, number))
+        return self._values.setdefault(key, Value(Outer(key), carried(dtype)))
 
     def _of_floats(self, node: Pointwise[Any]) -> Value | None:
         function, parameters = FUNCTIONS[node.mode], tuple(node.effective_parameters.values())
