@@ -98,6 +98,41 @@ def test_many_elements_are_gathered_on_any_number_of_lanes(lanes: int) -> None:
         np.testing.assert_array_equal(y, wanted)
 
 
+MANY_SAMPLES: dict[str, tuple[Any, tuple[int, ...], tuple[int, ...]]] = {
+    "slices": (Gather(x="x", indices="indices", y="y", axis=1, batch_dims=1), (5000, 7, 60), (5000, 4)),
+    "lists": (GatherND(x="x", indices="indices", y="y", batch_dims=1), (5000, 7, 60), (5000, 4, 1)),
+}
+
+
+@pytest.mark.parametrize("lanes", [1, 2])
+@pytest.mark.parametrize(("operation", "dims", "indices"), MANY_SAMPLES.values(), ids=MANY_SAMPLES.keys())
+def test_samples_with_indices_of_their_own_are_gathered_in_memory_of_bounded_size(
+    operation: Any, dims: tuple[int, ...], indices: tuple[int, ...], lanes: int
+) -> None:
+    x = RNG.normal(size=dims).astype(np.float32)
+    places = RNG.integers(-9, 9, indices)  # also out of range
+    specs = {"x": TensorSpec.like(x), "indices": TensorSpec.like(places)}
+    specs |= operation.infer(specs)
+    within = np.clip(np.where(places < 0, places + 7, places), 0, 6).reshape(5000, 4)
+    wanted = np.take_along_axis(x, within[:, :, None], 1)
+    for given in (x, np.asfortranarray(x)):
+        y = array_of(specs["y"])
+        tracemalloc.start()
+        try:
+            kernel = made(operation, specs)
+            assert kernel is not None
+            memory = [Scratch(aligned_bytes(kernel.footprint(lanes))) for _ in range(lanes)]
+            steps = kernel.bind({"x": given, "indices": places}, {"y": y}, memory)
+            for step in steps:
+                for call in step:
+                    call()
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        np.testing.assert_array_equal(y, wanted)
+        assert peak < y.nbytes // 2
+
+
 @pytest.mark.parametrize("layout", [Layout.NCHW, Layout.NHWC])
 def test_pictures_are_made_larger_on_any_number_of_lanes(layout: Layout) -> None:
     dims, sizes = (2, 40, 23, 20), (2, 40, 46, 40)

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cudnn_actor.engines.cpu.fast.kernels import MOST_SCRATCH, Call, Step, dealt
+from cudnn_actor.engines.cpu.fast.lines import boxes
 from cudnn_actor.engines.cpu.scratch import Scratch, footprint
 from cudnn_actor.protocol.operations import Gather, GatherElements, GatherND, Node, Specs
 from cudnn_actor.protocol.operations.indexing import Gathering
@@ -23,17 +24,17 @@ _ELEMENTS = 16384
 _FEW_ELEMENTS = 131072
 """Of a result: a second lane would take as long to begin as these to be copied."""
 _MOST_SAMPLES = 4096
-"""With indices of their own: there is a call for each."""
+"""With indices of their own, each of which takes a call: more are gathered by their definition."""
+_BLOCK = 1 << 18
+"""Elements of a block of what is gathered by its definition. NumPy allocates as many for it."""
 
 
-def gather(node: Node, specs: Specs) -> Gathered | None:
-    """The kernel for `Gather`; None for very many samples with indices of their own."""
+def gather(node: Node, specs: Specs) -> Gathered:
+    """The kernel for `Gather`."""
     assert isinstance(node, Gather)
     x, indices = specs["x"].dims, specs["indices"].dims
     axis, batch = node.axis % len(x), node.batch_dims
     samples, outer, inner = (math.prod(dims) for dims in (x[:batch], x[batch:axis], x[axis + 1 :]))
-    if samples > _MOST_SAMPLES:
-        return None
     return Gathered(node, samples, outer, x[axis], math.prod(indices[batch:]), inner)
 
 
@@ -66,8 +67,9 @@ class Gathered:
     ) -> list[Step]:
         """The steps of a run: see `Kernel`."""
         x, given, y = operands["x"], operands["indices"], results["y"]
-        if not (x.flags.c_contiguous and y.flags.c_contiguous and self.footprint(1)):
-            return [(partial(_gathered, self.node, x, given, y),)]
+        packed = x.flags.c_contiguous and y.flags.c_contiguous
+        if not packed or self.samples > _MOST_SAMPLES or not self.footprint(1):
+            return _by_definition(self.node, x, given, y, len(lanes))
         indices, below = (lanes[0].take(given.shape, np.int64) for _ in range(2))
         wrapped = _wrapped(given, self.size, indices, below)
         if y.size <= _FEW_ELEMENTS:
@@ -151,7 +153,7 @@ class GatheredElements:
         """The steps of a run: see `Kernel`."""
         x, given, y = operands["x"], operands["indices"], results["y"]
         if not (x.flags.c_contiguous and y.flags.c_contiguous and self.footprint(1)):
-            return [(partial(_gathered, self.node, x, given, y),)]
+            return _by_definition(self.node, x, given, y, len(lanes))
         if y.size <= _FEW_ELEMENTS:
             lanes = lanes[:1]
         calls: list[list[Call]] = [[] for _ in lanes]
@@ -172,12 +174,10 @@ class GatheredElements:
         return [dealt(calls)]
 
 
-def gather_nd(node: Node, specs: Specs) -> GatheredLists | None:
-    """The kernel for `GatherND`; None for very many samples."""
+def gather_nd(node: Node, specs: Specs) -> GatheredLists:
+    """The kernel for `GatherND`."""
     assert isinstance(node, GatherND)
     x, indices = specs["x"].dims, specs["indices"].dims
-    if math.prod(x[: node.batch_dims]) > _MOST_SAMPLES:
-        return None
     return GatheredLists(node, node.batch_dims, x, indices)
 
 
@@ -209,8 +209,9 @@ class GatheredLists:
     ) -> list[Step]:
         """The steps of a run: see `Kernel`."""
         x, given, y = operands["x"], operands["indices"], results["y"]
-        if not (x.flags.c_contiguous and given.flags.c_contiguous and y.flags.c_contiguous):
-            return [(partial(_gathered, self.node, x, given, y),)]
+        packed = all(array.flags.c_contiguous for array in (x, given, y))
+        if not packed or math.prod(self.x[: self.batch]) > _MOST_SAMPLES:
+            return _by_definition(self.node, x, given, y, len(lanes))
         if y.size <= _FEW_ELEMENTS:
             lanes = lanes[:1]
         calls: list[list[Call]] = [[] for _ in lanes]
@@ -234,7 +235,19 @@ class GatheredLists:
         return [dealt(calls)]
 
 
+def _by_definition(node: Gathering[Any], x: Array, indices: Array, y: Array, lanes: int) -> list[Step]:
+    """Steps for arrays with gaps, or in another order, and where there would be very many calls."""
+    places = node.places(x.shape, indices.shape)
+    calls: list[list[Call]] = [[] for _ in range(lanes)]
+    for number, box in enumerate(boxes(y.shape, _BLOCK)):
+        source: Any = tuple(slice(None) if own is None else box[own] for own in places.own)
+        named: Any = tuple(box[own] for own in places.of_indices)
+        into: Any = (*box, ...)  # an array also where it has no dims
+        calls[number % lanes].append(partial(_gathered, node, x[source], indices[named], y[into]))
+    return [dealt(calls)]
+
+
 def _gathered(node: Gathering[Any], x: Array, indices: Array, y: Array) -> None:
-    """Into arrays with gaps, or with another order: in memory that NumPy allocates."""
+    """In memory that NumPy allocates."""
     places = node.places(x.shape, indices.shape)
     np.copyto(y, x[places.at(np, indices, x.shape)])
