@@ -64,29 +64,28 @@ class SpatialFunctions(ArrangementFunctions, RangeFunctions, ConvolutionFunction
         blocks = _blocks(x.dims[2:], size, pad, stride, dilation)
         widths = [(0, 0), (0, 0), *((along.before, along.after) for along in blocks)]
         made = self.pad(x, widths) if any(map(any, widths)) else x
-        for n, along in enumerate(blocks):  # the dims before it are pairs by now: an element, and a block
-            made = self._cut(made, 2 + 2 * n, along)
-        elements_first = (0, 1, *range(2, 2 + 2 * rank, 2), *range(3, 3 + 2 * rank, 2))
+        for n in reversed(range(rank)):  # the elements of blocks lie behind the channels, the last dim's last
+            made = self._cut(made, 1 + rank, blocks[n])
         columns = (x.dims[1] * math.prod(along.taps for along in blocks), _count(blocks))
-        return self.reshape(self.transpose(made, elements_first), (x.dims[0], *columns))
+        return self.reshape(made, (x.dims[0], *columns))
 
     def _cut(self, x: Tensor, axis: int, blocks: _Blocks) -> Tensor:
-        """x with a dim in two: the element of a block, and the block."""
+        """x with a dim in two: the block in its place, and the element of a block as the third dim."""
         every = (slice(None),) * axis
-        if blocks.dilation > 1:
+        if blocks.are_cut_by_element:
             reach = (blocks.number - 1) * blocks.stride + 1
             starts = [tap * blocks.dilation for tap in range(blocks.taps)]
             parts = [slice(start, start + reach, blocks.stride) for start in starts]
-            return self.stack([self.slice(x, (*every, part)) for part in parts], axis)
+            return self.stack([self.slice(x, (*every, part)) for part in parts], 2)
         # Strips of as many elements as the stride lie side by side, and a block consists of some in a row.
         strips = blocks.number + blocks.strips - 1
         x = self.slice(x, (*every, slice(0, strips * blocks.stride)))
         x = self._placed(x, axis, strips * blocks.stride)
         x = self.reshape(x, (*x.dims[:axis], strips, blocks.stride, *x.dims[axis + 1 :]))
         parts = [slice(first, first + blocks.number) for first in range(blocks.strips)]
-        cut = [self.swapaxes(self.slice(x, (*every, part)), axis, axis + 1) for part in parts]
-        made = cut[0] if len(cut) == 1 else self.concatenate(cut, axis)
-        return self.slice(made, (*every, slice(0, blocks.taps)))
+        cut = [self.moveaxis(self.slice(x, (*every, part)), axis + 1, 2) for part in parts]
+        made = cut[0] if len(cut) == 1 else self.concatenate(cut, 2)
+        return self.slice(made, (slice(None), slice(None), slice(0, blocks.taps)))
 
     def fold(
         self,
@@ -129,30 +128,32 @@ class SpatialFunctions(ArrangementFunctions, RangeFunctions, ConvolutionFunction
             )
         dims = (x.dims[0], x.dims[1] // math.prod(taps), *taps, *(along.number for along in blocks))
         made = self.reshape(x, dims)
-        pairs = [axis for n in range(2, 2 + rank) for axis in (n, n + rank)]
-        made = self.transpose(made, (0, 1, *pairs))
-        for axis, along in enumerate(blocks, 2):  # the dims before it are the image's by now
+        for along in blocks:  # the elements of blocks lie before the places, of which the first are whole
             inside = slice(along.before, along.before + along.pixels)
-            made = self.slice(self._joined(made, axis, along), (*(slice(None),) * axis, inside))
+            made = self.slice(self._joined(made, 2 + rank, along), (*(slice(None),) * (1 + rank), inside))
         return made
 
     def _joined(self, x: Tensor, axis: int, blocks: _Blocks) -> Tensor:
-        """x with two dims in one, of the padded image: the sums of what the elements of the blocks give."""
-        every, step = (slice(None),) * axis, blocks.stride
-        if blocks.dilation > 1:
+        """x without its third dim, the elements of blocks, and along `axis` the padded image for the blocks.
+
+        An element of that is the sum of what lies on it.
+        """
+        before, step = (slice(None), slice(None)), blocks.stride
+        if blocks.are_cut_by_element:
             parts = [
-                self._placed(self.slice(x, (*every, tap)), axis, blocks.padded, tap * blocks.dilation, step)
+                self._placed(
+                    self.slice(x, (*before, tap)), axis - 1, blocks.padded, tap * blocks.dilation, step
+                )
                 for tap in range(blocks.taps)
             ]
             return functools.reduce(operator.add, parts)
-        x = self._placed(x, axis, blocks.strips * step)  # as in `_cut`
-        strips = blocks.number + blocks.strips - 1
-        flat = (*x.dims[:axis], blocks.number * step, *x.dims[axis + 2 :])
+        x = self._placed(x, 2, blocks.strips * step)  # as in `_cut`
+        size = max((blocks.number + blocks.strips - 1) * step, blocks.padded)
         parts = []
         for first in range(0, blocks.strips * step, step):
-            strip = self.swapaxes(self.slice(x, (*every, slice(first, first + step))), axis, axis + 1)
-            size = max(strips * step, blocks.padded)
-            parts.append(self._placed(self.reshape(strip, flat), axis, size, first))
+            strip = self.moveaxis(self.slice(x, (*before, slice(first, first + step))), 2, axis)
+            whole = (*strip.dims[: axis - 1], blocks.number * step, *strip.dims[axis + 1 :])
+            parts.append(self._placed(self.reshape(strip, whole), axis - 1, size, first))
         return functools.reduce(operator.add, parts)
 
     def _placed(self, x: Tensor, axis: int, size: int, start: int = 0, step: int = 1) -> Tensor:
@@ -274,6 +275,11 @@ class _Blocks(NamedTuple):
     def padded(self) -> int:
         """How many elements the dim has with its padding."""
         return self.before + self.pixels + self.after
+
+    @property
+    def are_cut_by_element(self) -> bool:
+        """Whether an operation is added for each element of a block. Each strip, see `_cut`, needs two."""
+        return self.dilation > 1 or 2 * self.strips > self.taps
 
     @property
     def strips(self) -> int:

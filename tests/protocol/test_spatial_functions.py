@@ -23,6 +23,9 @@ BLOCKS: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
     "apart": ((1, 2, 7, 6), {"size": 2, "stride": 3, "dilation": (2, 1)}),
     "side by side": ((2, 2, 7, 6), {"size": (3, 2), "stride": (3, 2)}),
     "padded, side by side": ((1, 2, 4, 5), {"size": 2, "stride": 2, "pad": ((1, 0), (0, 2))}),
+    "in strips": ((1, 2, 12, 9), {"size": (5, 4), "stride": (2, 2), "pad": (2, 1)}),
+    "in strips that end early": ((2, 1, 17), {"size": 7, "stride": 3}),
+    "with gaps": ((1, 2, 11, 9), {"size": 2, "stride": 4, "pad": 1}),
     "of one element": ((1, 3, 2, 3), {"size": 1}),
     "in padding alone": ((1, 1, 2, 2), {"size": 1, "pad": 2, "stride": 2}),
     "volume": ((1, 2, 4, 3, 5), {"size": (2, 3, 2), "stride": (1, 2, 2), "pad": (1, 1, 0)}),
@@ -90,7 +93,7 @@ def test_long_blocks_do_not_take_many_operations() -> None:
     assert len(graph.body.operations) < 40
 
 
-@pytest.mark.parametrize("name", ["overlapping", "apart", "padded, side by side", "volume"])
+@pytest.mark.parametrize("name", ["overlapping", "apart", "padded, side by side", "in strips", "volume"])
 def test_columns_and_their_sums_have_gradients(name: str) -> None:
     dims, options = BLOCKS[name]
     x = np.asarray(normal(dims, DType.FLOAT64, 0))

@@ -283,6 +283,18 @@ def test_half_types_are_rounded_where_the_graph_has_them() -> None:
         each.engine.close()
 
 
+def test_converted_operands_decide_what_is_computed_in(bench: Bench) -> None:
+    """Of float32, 1e8 + 1e-4 is 1e8; of float64 it is not."""
+    g = GraphBuilder()
+    x = (
+        g.concatenate([g.full((1,), 1e8), g.full((4094,), 1e-4), g.full((1,), -1e8)])
+        + g.input("x", (1,)) * 0.0
+    )
+    narrow, wide = bench.results(g.build(narrow=g.sum(x), wide=g.sum(x.astype("float64")).astype("float32")))
+    assert narrow != pytest.approx(0.4094)
+    assert wide == pytest.approx(0.4094, rel=1e-6)
+
+
 OUT_OF_RANGE: dict[str, Callable[[GraphBuilder, Tensor], Tensor]] = {
     "sum": lambda g, x: x + 300,
     "product": lambda g, x: x * -1 + 2,
