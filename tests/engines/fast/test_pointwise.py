@@ -166,6 +166,29 @@ def test_powers_with_a_constant_are_those_of_numpy(exponent: float) -> None:
     np.testing.assert_allclose(y, wanted, rtol=3e-7)
 
 
+@pytest.mark.parametrize("dims", [(1, 1, 24), (12, 1, 24), (1, 701, 1), (1, 701, 24), (1, 1, 1)])
+@pytest.mark.parametrize("lanes", [1, 2, 3])
+def test_what_is_repeated_in_all_blocks_is_read_in_each_run(dims: tuple[int, ...], lanes: int) -> None:
+    shapes = {"x": (12, 701, 24), "row": dims, "gate": (12, 1, 24)}
+    specs = {name: TensorSpec.packed(each, DType.FLOAT32) for name, each in shapes.items()}
+    specs["above"] = specs["y"] = specs["x"]
+    nodes = [
+        Pointwise(mode=PointwiseMode.SUB, operands=("x", "row"), result="above"),
+        Pointwise(mode=PointwiseMode.MUL, operands=("above", "gate"), result="y"),
+    ]
+    kernel = chain(nodes, specs, {"y"})
+    assert kernel is not None
+    given = {name: RNG.normal(size=each).astype(np.float32) for name, each in shapes.items()}
+    y = np.empty_like(given["x"])
+    memory = [Scratch(aligned_bytes(kernel.footprint(lanes))) for _ in range(lanes)]
+    (step,) = kernel.bind(given, {"y": y}, memory)
+    for _ in range(2):
+        given["row"] += 1
+        for call in step:
+            call()
+        np.testing.assert_array_equal(y, (given["x"] - given["row"]) * given["gate"])
+
+
 def test_scalars_are_read_in_each_run() -> None:
     spec, scalar = TensorSpec.packed((3, 5000), DType.FLOAT32), TensorSpec.packed((1, 1), DType.FLOAT32)
     node = Pointwise(mode=PointwiseMode.MUL, operands=("x", "factor"), result="y")

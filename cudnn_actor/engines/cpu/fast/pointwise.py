@@ -54,6 +54,10 @@ _COSTS: Mapping[object, float] = {
 """Nanoseconds for an element, where they are more than 0.2."""
 _MOST_CALLS = 1 << 18
 """Of a chain, about: each takes some 10 microseconds to bind and half a kilobyte."""
+_MOST_ROWS = 4
+"""Repeated operands of which each lane has an array of a block's dims: these are to stay in the cache."""
+_ENOUGH_BLOCKS = 4
+"""Of a lane: with fewer, it takes as long to fill such an array as it saves."""
 _M = PointwiseMode
 _FLOATS_ONLY = {_M.MOD, _M.FMOD, _M.POW, _M.PRELU}
 """Modes whose formulas are not those of integers."""
@@ -135,7 +139,16 @@ class _Building:
         """What has been added."""
         instructions = simplified(self._code.instructions, self._homes, self._overwritten)
         slots, count = allocated(instructions, self._homes)
-        return Chain(dims, tuple(instructions), slots, count, self._homes)
+        return Chain(dims, tuple(instructions), slots, count, self._homes, self._rows(dims, instructions))
+
+    def _rows(self, dims: tuple[int, ...], instructions: Sequence[Instruction]) -> dict[Any, int]:
+        """Operands that are repeated along some dims: at most a few, and the sizes of their elements."""
+        if math.prod(dims) < _ENOUGH_BLOCKS * block_elements(dims):
+            return {}
+        read = dict.fromkeys(value.base for one in instructions for value in one.inputs)
+        tensors = {base.key: self._tensors[base.key] for base in read if isinstance(base, Outer)}
+        rows = [key for key, tensor in tensors.items() if tensor.dims != dims and math.prod(tensor.dims) > 1]
+        return {key: carried(tensors[key].dtype).itemsize for key in rows[:_MOST_ROWS]}
 
     def add(self, node: Pointwise[Any]) -> bool:
         """Add an operation; False if there is no formula for it."""
@@ -269,6 +282,9 @@ class Chain:
         The register of each value that is not stored, and how many registers there are.
     homes
         The keys of the stored results by their values.
+    rows
+        Operands that are repeated, with the sizes of their elements. Where many blocks repeat the same row of
+        one, each lane fills an array of a block's dims with it.
     """
 
     dims: tuple[int, ...]
@@ -276,6 +292,7 @@ class Chain:
     slots: Mapping[Register, int]
     count: int
     homes: Mapping[Register, Hashable]
+    rows: Mapping[Hashable, int]
 
     @property
     def _block_elements(self) -> int:
@@ -291,7 +308,8 @@ class Chain:
     def footprint(self, lanes: int) -> int:
         """Bytes of scratch that each lane needs."""
         del lanes
-        return self.count * self._register_bytes
+        rows = (footprint((self._block_elements,), itemsize=itemsize) for itemsize in self.rows.values())
+        return self.count * self._register_bytes + sum(rows)
 
     def bind(
         self, operands: Mapping[Any, Array], results: Mapping[Any, Array], lanes: Sequence[Scratch]
@@ -300,16 +318,44 @@ class Chain:
 
         An operand of dims () is a scalar. Its value is read in each run.
         """
-        blocks = self._block_elements
         if math.prod(self.dims) * sum(_COSTS.get(one.function, 0.2) for one in self.instructions) <= _BRIEF:
             lanes = lanes[:1]
         arrays = {**operands, **results}
         if not self.dims:
             arrays = {key: array.reshape(1) for key, array in arrays.items()}
-        whole = [key for key in arrays if arrays[key].ndim]  # the others are scalars
-        first = next(iter(results))
-        dims, views = merged(self.dims or (1,), [arrays[key] for key in whole], leading=whole.index(first))
         scalars = {key: array for key, array in arrays.items() if not array.ndim}
+        whole = [key for key in arrays if key not in scalars]
+        first = next(iter(results))
+        dims, merged_views = merged(
+            self.dims or (1,), [arrays[key] for key in whole], leading=whole.index(first)
+        )
+        views = dict(zip(whole, merged_views, strict=True))
+        cuts = [*pieces(dims, self._block_elements)]
+        rows = self._repeated(views, cuts) if len(cuts) >= _ENOUGH_BLOCKS * len(lanes) else {}
+        places, code = self._code()
+        memory = [_Registers(lane, self.count, self._register_bytes) for lane in lanes]
+        calls: list[list[Call]] = [[] for _ in lanes]
+        for number, cut in enumerate(cuts):
+            own, lane = calls[number % len(lanes)], memory[number % len(lanes)]
+            block = scalars | {key: view[cut] for key, view in views.items()}
+            for key, repeated in rows.items():
+                full, filling = lane.filled(key, repeated)
+                own += filling
+                block[key] = full[: len(block[key])]
+            arrays_of = [place.array(block, block[first].shape, lane) for place in places]
+            own += [
+                _call(function, [arrays_of[index] for index in inputs], arrays_of[output])
+                for function, inputs, output in code
+            ]
+        return [dealt(calls)]
+
+    def _repeated(self, views: Mapping[Any, Array], cuts: Sequence[Any]) -> dict[Any, Array]:
+        """The operands of which all blocks repeat the same row; of each, the part of the largest block."""
+        largest = {key: views[key][cuts[0]] for key in self.rows}
+        return {key: part for key, part in largest.items() if part.ndim > 1 and _is_row(views[key])}
+
+    def _code(self) -> tuple[list[_Place], list[tuple[Function, list[int], int]]]:
+        """The places that instructions read and write, and the instructions with the numbers of theirs."""
         places: dict[_Place, int] = {}
         code = [
             (
@@ -319,17 +365,7 @@ class Chain:
             )
             for one in self.instructions
         ]
-        memory = [_Registers(lane, self.count, self._register_bytes) for lane in lanes]
-        calls: list[list[Call]] = [[] for _ in lanes]
-        for number, cut in enumerate(pieces(dims, blocks)):
-            block = scalars | {key: view[cut] for key, view in zip(whole, views, strict=True)}
-            own = memory[number % len(lanes)]
-            arrays_of = [place.array(block, block[first].shape, own) for place in places]
-            calls[number % len(lanes)] += [
-                _call(function, [arrays_of[index] for index in inputs], arrays_of[output])
-                for function, inputs, output in code
-            ]
-        return [dealt(calls)]
+        return [*places], code
 
     def _place(self, value: Value, instruction: Instruction, places: dict[_Place, int]) -> int:
         """The number of the place of a value that an instruction reads or writes; a new one if need be."""
@@ -347,10 +383,17 @@ class Chain:
         return places.setdefault(place, len(places))
 
 
+def _is_row(view: Array) -> bool:
+    """Whether an array is one row, side by side in memory, again and again."""
+    return view.strides[-1] == view.itemsize and not any(view.strides[:-1])
+
+
 class _Registers:
     """A lane's registers, and what they have been seen as."""
 
     def __init__(self, lane: Scratch, count: int, nbytes: int) -> None:
+        self._lane = lane
+        self._rows: dict[Any, Array] = {}
         self._memory = [lane.take((nbytes,), np.uint8) for _ in range(count)]
         self._known: dict[tuple[_Slot, tuple[int, ...]], Array] = {}
 
@@ -361,18 +404,27 @@ class _Registers:
             self._known[slot, dims] = self._memory[slot.number][:nbytes].view(slot.dtype).reshape(dims)
         return self._known[slot, dims]
 
+    def filled(self, key: Any, rows: Array) -> tuple[Array, list[Call]]:
+        """An array full of repeated rows, and the calls that fill it, unless they have been given before."""
+        if key in self._rows:
+            return self._rows[key], []
+        array = self._rows[key] = self._lane.take(rows.shape, rows.dtype)
+        return array, [partial(np.copyto, array, rows)]
+
 
 @dataclass(frozen=True)
 class _Number:
-    """A number; `row`: as a row of a block's length."""
+    """A number; `full`: in each element of a block."""
 
     base: Constant
     dtype: np.dtype[Any]
-    row: bool
+    full: bool
 
     def array(self, block: Mapping[Any, Array], dims: tuple[int, ...], registers: _Registers) -> Array:
         del block, registers
-        return _constants(self.base, self.dtype, dims[-1] if self.row else None)
+        if not self.full:
+            return _constants(self.base, self.dtype, None)
+        return _constants(self.base, self.dtype, math.prod(dims)).reshape(dims)
 
 
 @dataclass(frozen=True)
@@ -412,7 +464,7 @@ def _call(function: Function, inputs: Sequence[Array], output: Array) -> Call:
 
 @functools.lru_cache(maxsize=256)
 def _constants(base: Constant, dtype: np.dtype[Any], length: int | None) -> Array:
-    """A number as an array of no dims, or as a row."""
+    """A number as an array of no dims, or of a length."""
     found = np.full(() if length is None else length, base.number, base.dtype).view(dtype)
     found.flags.writeable = False
     return found
