@@ -13,7 +13,7 @@ from cudnn_actor.engines.cpu.exact.evaluation import NumPy, exact, round_into
 from cudnn_actor.engines.cpu.fast.pointwise import chain, make
 from cudnn_actor.engines.cpu.scratch import Scratch, aligned_bytes
 from cudnn_actor.protocol import DType, GraphBuilder, Layout, OperationGraph, TensorRole
-from cudnn_actor.protocol.operations import Pointwise, PointwiseMode
+from cudnn_actor.protocol.operations import FUNCTIONS, Pointwise, PointwiseMode
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
 from ...gpu.operations.drawing import draw
@@ -187,6 +187,26 @@ def test_what_is_repeated_in_all_blocks_is_read_in_each_run(dims: tuple[int, ...
         for call in step:
             call()
         np.testing.assert_array_equal(y, (given["x"] - given["row"]) * given["gate"])
+
+
+@pytest.mark.parametrize("mode", [mode for mode in PointwiseMode if FUNCTIONS[mode].truth])
+@pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.FLOAT64, DType.FLOAT16, DType.INT32, DType.BOOL])
+def test_truth_values_lie_where_their_strides_say(mode: PointwiseMode, dtype: DType) -> None:
+    """With gaps between them, which stay as they are."""
+    rng, length = np.random.default_rng(3), 40
+    x = TensorSpec.packed((length,), dtype)
+    given = {f"x{n}": array_of(x, rng.integers(0, 3, length)) for n in range(FUNCTIONS[mode].arity)}
+    if dtype.is_floating:
+        given["x0"][:9] = np.resize([np.nan, np.inf, -np.inf, 0.0], 9)
+    node = Pointwise(mode=mode, operands=tuple(given), result="y")
+    kernel = chain([node], {**dict.fromkeys(given, x), "y": TensorSpec.packed((length,), DType.BOOL)}, {"y"})
+    assert kernel is not None
+    memory = np.full(3 * length, 2, np.uint8)
+    y = memory.view(np.bool_)[::3]
+    run(kernel, given, {"y": y}, 1)
+    wanted = node.evaluate(NumPy(), {name: exact(x) for name, x in given.items()}, {"result": x})["result"]
+    np.testing.assert_array_equal(y, wanted != 0)
+    assert (memory.reshape(length, 3)[:, 1:] == 2).all()
 
 
 def test_scalars_are_read_in_each_run() -> None:
