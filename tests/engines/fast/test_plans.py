@@ -384,6 +384,26 @@ def test_blas_has_as_many_threads_behind_a_run_as_before() -> None:
     assert [library.num_threads for library in libraries] == before
 
 
+def test_sums_on_the_way_may_exceed_float32_in_float64_alone() -> None:
+    large = np.array([[3e38, 3e38, -3e38, 1e38]], np.float32)
+    g = GraphBuilder()
+    x = g.input("x", large.shape)
+    graph = g.build({"mean": g.mean(x, axis=1), "norm": g.rms_norm(x, axis=1)})
+    mean = large.astype(np.float64).mean(1)
+    norm = large / np.sqrt((large.astype(np.float64) ** 2).mean(1, keepdims=True))
+    found = []
+    for bench in (Bench(), Bench(exact=True)):
+        buffers = bench.bound(graph)
+        bench.engine.write(buffers[0], large)
+        bench.engine.execute(bench.engine.build(graph.body, workspace_limit=None), buffers, [])
+        found.append([bench.engine.read(buffer) for buffer in buffers[1:]])
+        bench.engine.close()
+    np.testing.assert_allclose(found[1][0].ravel(), mean, rtol=1e-6)
+    np.testing.assert_allclose(found[1][1], norm, rtol=1e-6)
+    for fast, right in zip(*found, strict=True):
+        assert np.all(np.isclose(fast, right) | ~np.isfinite(fast) | (fast == 0))
+
+
 def test_a_buffer_of_another_dtype_is_refused(bench: Bench) -> None:
     graph = layers(1, side=8)
     plan = plan_of(graph)
