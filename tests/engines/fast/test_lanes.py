@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import _thread
 import os
 import queue
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -109,6 +111,54 @@ def test_a_signal_handler_that_raises_leaves_no_call_running_and_no_answer_behin
         signal.signal(signal.SIGUSR1, before)
     together = threading.Barrier(3, timeout=PATIENCE_S)
     lanes.run((together.wait, together.wait, together.wait), no_progress)
+
+
+def not_at_all(_thread: Any, _start: Callable[[Any], None]) -> None:
+    """As if interrupted before the thread is started."""
+
+
+def wholly(thread: Any, start: Callable[[Any], None]) -> None:
+    """As if interrupted when the thread runs already."""
+    start(thread)
+
+
+def half(thread: Any, _start: Callable[[Any], None]) -> None:
+    """As if interrupted in `Event.wait`, with its lock taken: the thread waits for that, and never runs."""
+    thread._started._cond.acquire()
+    vars(threading)["_limbo"][thread] = thread
+    handle: Any = getattr(thread, "_handle", None)
+    if handle is None:
+        _thread.start_new_thread(thread._bootstrap, ())
+    else:  # from Python 3.13 on
+        start_joinable: Any = vars(_thread)["start_joinable_thread"]
+        start_joinable(thread._bootstrap, handle=handle, daemon=True)
+
+
+@pytest.mark.parametrize("begin", [not_at_all, wholly, half])
+def test_a_thread_whose_start_is_interrupted_is_replaced(begin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = set(threading.enumerate())
+    lanes, interrupted, start = Lanes(3), list[Any](), threading.Thread.start
+
+    def interrupted_start(thread: threading.Thread) -> None:
+        interrupted.append(thread)
+        begin(thread, start)
+        raise Stop
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", interrupted_start)
+        with pytest.raises(Stop):
+            lanes.run((lambda: None, lambda: None, lambda: None), no_progress)
+    together = threading.Barrier(3, timeout=PATIENCE_S)
+    for _ in range(3):
+        lanes.run((together.wait, together.wait, together.wait), no_progress)
+    lanes.close()
+    if begin is half:
+        interrupted[0]._started._cond.release()
+    for thread in {*threading.enumerate(), *interrupted} - before:
+        if thread.ident is not None or begin is half:
+            thread._started.wait(PATIENCE_S)
+            thread.join(PATIENCE_S)
+            assert not thread.is_alive()
 
 
 def test_while_one_service_has_the_team_another_makes_all_its_calls_itself(lanes: Lanes) -> None:

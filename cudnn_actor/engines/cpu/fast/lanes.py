@@ -11,7 +11,8 @@ than one would.
 A signal handler may raise in the holder at any place, as Ctrl-C does. A call that no
 member has begun is withdrawn then, and one that a member has begun is waited for. Who
 makes a call is decided by `dict.setdefault`, which is atomic, and gives the same answer
-if the question is repeated.
+if the question is repeated. So is which thread a member's is, since it is not known
+whether an interrupted `Thread.start` has started one.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
 
@@ -63,9 +63,41 @@ class _Work:
             self._done.acquire()
 
 
-class _Member(NamedTuple):
-    thread: threading.Thread
-    given: queue.SimpleQueue[_Work | None]
+class _Member:
+    """A thread, and the queue of the calls that it is given."""
+
+    def __init__(self, name: str) -> None:
+        self.given: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
+        self.started = False
+        self._name = name
+        self._owner: dict[str, threading.Thread | None] = {}
+
+    def start(self) -> None:
+        """Start the thread, if it is not known to run. It may be interrupted, and repeated.
+
+        What an interrupted `Thread.start` leaves behind may be no thread, one that runs, or one that waits
+        for ever for a lock of its `Thread`, which the interrupted thread holds. So the next attempt is made
+        with a new `Thread`. Of all that run, the first to ask owns the queue, and the others end. So calls
+        are made by one thread, and that is one that runs.
+        """
+        if not self.started:
+            threading.Thread(target=self._work, name=self._name, daemon=True).start()
+            self.started = True
+
+    def end(self) -> Callable[[], None]:
+        """Have the thread end when it has made what it was given. Returns a function that waits for that."""
+        owner = self._owner.setdefault("is", None)  # none that runs later owns the queue
+        self.given.put(None)
+        return (lambda: None) if owner is None else owner.join
+
+    def _work(self) -> None:
+        own = threading.current_thread()
+        if self._owner.setdefault("is", own) is not own:
+            return
+        with np.errstate(all="ignore"):  # of this thread alone; the engine's thread has its own
+            while (work := self.given.get()) is not None:
+                work.make()
+                del work  # what its call refers to is not kept until the next one
 
 
 class _Team:
@@ -75,35 +107,31 @@ class _Team:
         self.busy = threading.Lock()
         self.members: list[_Member] = []
         """Written by the holder of `busy`."""
-        self._users = 0
-        self._counting = threading.Lock()
+        self._users: set[Lanes] = set()
 
-    def join(self) -> None:
-        with self._counting:
-            self._users += 1
+    def join(self, lanes: Lanes) -> None:
+        """Note who uses the team. It may be interrupted, and repeated."""
+        self._users.add(lanes)
 
-    def leave(self) -> None:
-        """Blocks while another service computes a step, if this one is the last to leave."""
-        with self._counting:
-            self._users -= 1
-            if self._users:
-                return
-            with self.busy:
-                members, self.members = self.members, []
-        for member in members:
-            member.given.put(None)
-        for member in members:
-            member.thread.join()
+    def leave(self, lanes: Lanes) -> None:
+        """Blocks while another service computes a step, if this one is the last to leave.
+
+        It may be interrupted, and repeated. Who joins meanwhile grows the team again.
+        """
+        self._users.discard(lanes)
+        if self._users:
+            return
+        with self.busy:
+            members, self.members = self.members, []
+        for wait in [member.end() for member in members]:
+            wait()
 
     def grow(self, count: int) -> None:
         """Have at least so many members. Only the holder of `busy`. It may be interrupted, and repeated."""
         for number in range(len(self.members), count):
-            given: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
-            thread = threading.Thread(target=_work, args=(given,), name=f"cpu-lane-{number + 1}", daemon=True)
-            self.members.append(_Member(thread, given))
+            self.members.append(_Member(f"cpu-lane-{number + 1}"))
         for member in self.members:
-            if member.thread.ident is None:
-                member.thread.start()
+            member.start()
 
 
 _team = _Team()
@@ -138,18 +166,16 @@ class Lanes:
                 call()
                 on_progress()
             return
-        if self._team is None:
-            self._team = _team
-            self._team.join()
-        team = self._team
-        if not team.busy.acquire(blocking=False):
+        team = self._team = self._team or _team
+        team.join(self)
+        if team.busy.locked():
             for lane in step:
                 self.run((lane,), on_progress)
             return
-        try:
+        # Who is late here waits for one step of another service. `acquire(blocking=False)` would not wait,
+        # but a handler that raises right behind it would leave the lock taken; `with` has no such place.
+        with team.busy:
             self._share(team, step, on_progress)
-        finally:
-            team.busy.release()
 
     def _share(self, team: _Team, step: Step, on_progress: Callable[[], None]) -> None:
         others = [_Work(call) for call in step[1:]]
@@ -178,13 +204,6 @@ class Lanes:
 
     def close(self) -> None:
         """Let the threads end, if no other service uses them. Safe to call twice."""
-        team, self._team = self._team, None
-        if team is not None:
-            team.leave()
-
-
-def _work(given: queue.SimpleQueue[_Work | None]) -> None:
-    with np.errstate(all="ignore"):  # of this thread alone; the engine's thread has its own
-        while (work := given.get()) is not None:
-            work.make()
-            del work  # what its call refers to is not kept until the next one
+        if self._team is not None:
+            self._team.leave(self)
+            self._team = None
