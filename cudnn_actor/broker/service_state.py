@@ -126,8 +126,10 @@ class ServiceState(ExecutionState):
             return error.of_run()
         return error
 
-    def statistics(self, plans: PlanStatistics, worker_graphs: CacheStatistics | None = None) -> Statistics:
-        """The service's counters at this moment, with the statistics of the live incarnation."""
+    def statistics(
+        self, plans: PlanStatistics, cudnn_version: str | None, worker_graphs: CacheStatistics | None = None
+    ) -> Statistics:
+        """The service's counters at this moment, with what the live incarnation says of itself."""
         counters, mailbox, memory = self.counters, self.mailbox, self.memory
         return Statistics(
             generation=self.generation,
@@ -145,6 +147,7 @@ class ServiceState(ExecutionState):
             dropped_replies=mailbox.dropped,
             graphs=self.messages.statistics(),
             worker_graphs=worker_graphs,
+            cudnn_version=cudnn_version,
         )
 
     def discard(self, result: object) -> None:

@@ -209,6 +209,10 @@ class Engine(Protocol):
         """ "cpu" or "cuda:N"."""
 
     @property
+    def cudnn_version(self) -> str | None:
+        """The version of the cuDNN that an open engine has loaded, as "9.28.1"; None if it uses none."""
+
+    @property
     def outlives_context(self) -> bool:
         """Whether a new engine in this same process can take over after a sticky error."""
 

@@ -827,7 +827,7 @@ class CudnnRef:
         return await self.ask(Ping(), timeout=timeout)
 
     async def statistics(self, *, timeout: float | None = None) -> Statistics:
-        """The service's counters."""
+        """The service's counters, and the version of its cuDNN."""
         return await self.ask(GetStatistics(), timeout=timeout)
 
     async def warm(

@@ -102,6 +102,8 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         Replies dropped because the caller's event loop had closed.
     graphs, worker_graphs
         The caches of messages and graphs, of your process and of the worker; None if there is no worker.
+    cudnn_version
+        The version of the cuDNN that the service has loaded, such as "9.28.1"; None on the CPU.
     """
 
     generation: int
@@ -119,3 +121,4 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     dropped_replies: int
     graphs: CacheStatistics
     worker_graphs: CacheStatistics | None = None
+    cudnn_version: str | None = None

@@ -166,7 +166,7 @@ _plans = st.builds(
     capacity_nbytes=COUNTS,
 )
 _graphs = st.builds(CacheStatistics, **dict.fromkeys(CacheStatistics.__struct_fields__, COUNTS))
-_counters = sorted({*Statistics.__struct_fields__} - {"plans", "graphs", "worker_graphs"})
+_counters = sorted({*Statistics.__struct_fields__} - {"plans", "graphs", "worker_graphs", "cudnn_version"})
 receipts = st.builds(
     Receipt, request_id=COUNTS, generation=COUNTS, plan=st.text(), queue_us=NUMBERS, run_us=NUMBERS
 )
@@ -176,6 +176,7 @@ statistics = st.builds(
     plans=_plans,
     graphs=_graphs,
     worker_graphs=st.none() | _graphs,
+    cudnn_version=st.none() | st.text(),
 )
 _texts = st.lists(st.text(), max_size=3).map(tuple)
 _pieces = st.builds(

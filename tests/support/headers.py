@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["Prototype", "include_folder", "parse", "prototypes"]
+__all__ = ["Prototype", "include_folder", "installed_version", "parse", "prototypes"]
 
 _COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)
 _FUNCTION = re.compile(
@@ -39,6 +39,13 @@ def include_folder(package: str = "nvidia.cudnn") -> Path:
     if found is None or not found.submodule_search_locations:
         raise ModuleNotFoundError(package)
     return Path(found.submodule_search_locations[0]) / "include"
+
+
+def installed_version() -> tuple[int, ...]:
+    """The version of cuDNN that the installed headers are of: (9, 28, 1)."""
+    text = (include_folder() / "cudnn_version.h").read_text(encoding="utf-8")
+    numbers = dict(re.findall(r"#define CUDNN_(MAJOR|MINOR|PATCHLEVEL) (\d+)", text))
+    return tuple(int(numbers[name]) for name in ("MAJOR", "MINOR", "PATCHLEVEL"))
 
 
 def prototypes(folder: Path) -> dict[str, dict[str, Prototype]]:

@@ -62,6 +62,7 @@ class CpuEngine:
 
     name = "cpu"
     device = "cpu"
+    cudnn_version: str | None = None
     outlives_context = True
     synchronous = True
     keeps_constants = True

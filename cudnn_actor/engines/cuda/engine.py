@@ -33,6 +33,7 @@ from cudnn_actor.engines.cuda.library.failures import (
     translate,
 )
 from cudnn_actor.engines.cuda.library.libraries import libraries
+from cudnn_actor.engines.cuda.library.versions import version_text
 from cudnn_actor.engines.cuda.planning.compiler import compile_plan
 from cudnn_actor.engines.cuda.planning.cuda_builder import CudaBuilder
 from cudnn_actor.engines.cuda.running.plan import CudaPlan
@@ -93,6 +94,11 @@ class CudaEngine:
         self._programs: weakref.WeakSet[Program] = weakref.WeakSet()
         self._speed: DeviceSpeed | None = None
         """What the device can do; None until it is asked for."""
+
+    @property
+    def cudnn_version(self) -> str:
+        """That of the library that this process has loaded, or loads now."""
+        return version_text(libraries().cudnn.backend_version())
 
     # Lifecycle.
 

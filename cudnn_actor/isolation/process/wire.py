@@ -415,10 +415,11 @@ class Given(_Answer, frozen=True, array_like=True, forbid_unknown_fields=True, t
 
 
 class Counted(_Answer, frozen=True, array_like=True, forbid_unknown_fields=True, tag=5):
-    """The answer to a `GetStatistics`: what the worker's caches hold. The parent counts the rest."""
+    """The answer to a `GetStatistics`: what only the worker knows, of its caches and its cuDNN."""
 
     plans: PlanStatistics
     graphs: CacheStatistics
+    cudnn_version: str | None
 
 
 class Refused(_Answer, frozen=True, array_like=True, forbid_unknown_fields=True, tag=3, gc=False):

@@ -112,7 +112,9 @@ class CudnnActor(Actor):
             ClearPlans: lambda _: self._runner.clear_plans(),
             Explain: lambda work: self._runner.explain(work.request, work.envelope),
             Ping: lambda _: self._generation,
-            GetStatistics: lambda _: state.statistics(self._runner.plans.statistics()),
+            GetStatistics: lambda _: state.statistics(
+                self._runner.plans.statistics(), self._runner.executor.engine.cudnn_version
+            ),
         }
 
     # Life.

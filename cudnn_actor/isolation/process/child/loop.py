@@ -275,7 +275,8 @@ class WorkerLoop:
 
     def _count(self, task: WorkerTask) -> Counted:
         plans, graphs = self._runner.plans.statistics(), self._state.messages.statistics()
-        return Counted(task.number, task.place, plans, graphs)
+        version = self._runner.executor.engine.cudnn_version
+        return Counted(task.number, task.place, plans, graphs, version)
 
     # As the host of the runner.
 
