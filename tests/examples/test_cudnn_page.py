@@ -1,0 +1,501 @@
+"""The page for those who come from cuDNN's older API: each of its functions computes what NumPy does."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import math
+import re
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from cudnn_actor import GraphBuilder, Layout, ReductionMode, TensorSpec, spawn
+from cudnn_actor.protocol.operations.random import keeping, words
+
+from ..counterparts.names import unknown_names
+from .test_readme import printed, programs
+
+PAGE = Path(__file__).parents[2] / "docs" / "cudnn.md"
+WHOLE, *PARTS = programs(PAGE)
+Arrays = dict[str, Any]
+
+
+def shown() -> dict[str, Callable[..., Any]]:
+    """The functions of the page by their names."""
+    names: dict[str, Any] = {}
+    for part in PARTS:
+        exec(compile(part, str(PAGE), "exec"), names)
+    ours = (of for of in names.values() if inspect.isfunction(of) and of.__code__.co_filename == str(PAGE))
+    return {of.__name__: of for of in ours}
+
+
+class Case(NamedTuple):
+    """A function of the page, arrays and other arguments for it, and what NumPy makes of all those arrays."""
+
+    name: str
+    arrays: Arrays
+    wanted: Callable[..., Arrays]
+    others: tuple[tuple[str, Any], ...] = ()
+
+
+def normal(*dims: int, seed: int = 0) -> Any:
+    return np.random.default_rng([seed, *dims]).standard_normal(dims).astype(np.float32)
+
+
+def gradient(function: Callable[[Any], Any], x: Any, dy: Any) -> Any:
+    """That of a function at x, by central differences in float64."""
+    x = x.astype(np.float64)
+    found, step = np.empty_like(x), 1e-6
+    for place in np.ndindex(x.shape):
+        ahead, behind = x.copy(), x.copy()
+        ahead[place] += step
+        behind[place] -= step
+        found[place] = np.sum((function(ahead) - function(behind)) * dy) / (2 * step)
+    return found
+
+
+def blend(name: str, function: Callable[..., Any], alpha: float, beta: float) -> Callable[..., Arrays]:
+    """alpha * function(the arrays) + beta * the array of this name."""
+    return lambda **arrays: {name: alpha * function(**arrays) + beta * arrays[name]}
+
+
+def windows(x: Any, size: tuple[int, int], pad: int, stride: int = 1, value: float = 0.0) -> Any:
+    """(N, C, H, W, *size): the elements of each window."""
+    widths = ((0, 0), (0, 0), (pad, pad), (pad, pad))
+    padded = np.pad(x.astype(np.float64), widths, constant_values=value)
+    view = np.lib.stride_tricks.sliding_window_view(padded, size, axis=(2, 3))
+    return view[:, :, ::stride, ::stride]
+
+
+def conv(x: Any, w: Any) -> Any:
+    return np.einsum("nchwij,kcij->nkhw", windows(x, w.shape[2:], 1), w)
+
+
+def relu(x: Any) -> Any:
+    return np.maximum(x, 0)
+
+
+def sigmoid(x: Any) -> Any:
+    return 1 / (1 + np.exp(-x))
+
+
+def softmax(x: Any, axis: Any) -> Any:
+    powers = np.exp(x - x.max(axis, keepdims=True))
+    return powers / powers.sum(axis, keepdims=True)
+
+
+def max_pool(x: Any) -> Any:
+    return windows(x, (3, 3), 1, 2, -np.inf).max(axis=(4, 5))
+
+
+def avg_pool(x: Any, include_padding: bool) -> Any:
+    counts = windows(np.ones_like(x), (3, 3), 1, 2).sum(axis=(4, 5))
+    return windows(x, (3, 3), 1, 2).sum(axis=(4, 5)) / (9 if include_padding else counts)
+
+
+def of_channels(values: Any) -> Any:
+    return values.reshape(1, -1, 1, 1)
+
+
+def batch_norm(x: Any, scale: Any, bias: Any, axes: tuple[int, ...] = (0, 2, 3)) -> Any:
+    mean, variance = x.mean(axes, keepdims=True), x.var(axes, keepdims=True)
+    of = of_channels if len(axes) > 1 else np.asarray
+    return (x - mean) / np.sqrt(variance + 1e-5) * of(scale) + of(bias)
+
+
+def trained(x: Any, scale: Any, bias: Any, running_mean: Any, running_variance: Any) -> Arrays:
+    mean, variance = x.mean((0, 2, 3)), x.var((0, 2, 3))
+    count = x.size // x.shape[1]
+    return {
+        "y": batch_norm(x, scale, bias),
+        "mean": mean,
+        "inverse_deviation": 1 / np.sqrt(variance + 1e-5),
+        "running_mean": 0.7 * running_mean + 0.3 * mean,
+        "running_variance": 0.7 * running_variance + 0.3 * variance * count / (count - 1),
+    }
+
+
+def batch_norm_gradients(dy: Any, x: Any, scale: Any, dscale: Any, **_: Any) -> Arrays:
+    zeros = np.zeros_like(scale)
+    return {
+        "dx": gradient(lambda x: batch_norm(x, scale, zeros), x, dy),
+        "dscale": 2.0 * gradient(lambda scale: batch_norm(x, scale, zeros), scale, dy) + 0.5 * dscale,
+        "dbias": dy.sum((0, 2, 3)),
+    }
+
+
+def norm_add_relu(x: Any, z: Any, scale: Any, bias: Any) -> Any:
+    return relu(batch_norm(x, scale, bias) + z)
+
+
+def lrn(x: Any) -> Any:
+    squares = np.pad(x.astype(np.float64) ** 2, ((0, 0), (2, 2), (0, 0), (0, 0)))
+    sums = np.lib.stride_tricks.sliding_window_view(squares, 5, axis=1).sum(-1)
+    return x / (2.0 + 1e-2 / 5 * sums) ** 0.75
+
+
+def divisive(x: Any) -> Any:
+    return x / (2.0 + 1e-2 / 9 * windows(x**2, (3, 3), 1).sum(axis=(4, 5))) ** 0.75
+
+
+def kept(dims: tuple[int, ...], state: Any) -> Any:
+    """1 where dropout keeps an element, which is divided by the probability of that."""
+    return (words(np, state, 0, math.prod(dims)) < keeping(0.75)).reshape(dims) / 0.75
+
+
+def affine_grid(theta: Any) -> Any:
+    rows, columns = np.meshgrid(np.linspace(-1, 1, 5), np.linspace(-1, 1, 4), indexing="ij")
+    return np.einsum("nij,hwj->nhwi", theta, np.stack([columns, rows, np.ones_like(rows)], axis=-1))
+
+
+def grid_sample(x: Any, grid: Any) -> Any:
+    n, c, *sizes = x.shape
+    found = np.zeros((n, c, *grid.shape[1:3]))
+    places = [(grid[..., 1 - d] + 1) / 2 * (sizes[d] - 1) for d in range(2)]
+    for corner in itertools.product((0, 1), repeat=2):
+        near = [np.floor(place).astype(int) + of for place, of in zip(places, corner, strict=True)]
+        weight = math.prod(1 - abs(place - of) for place, of in zip(places, near, strict=True))
+        inside = math.prod((of >= 0) & (of < size) for of, size in zip(near, sizes, strict=True))
+        row, column = (np.clip(of, 0, size - 1) for of, size in zip(near, sizes, strict=True))
+        values = x[np.arange(n)[:, None, None], :, row, column]  # (N, H, W, C)
+        found += np.moveaxis(values * (weight * inside)[..., None], -1, 1)
+    return found
+
+
+def gradients(function: Callable[..., Any], *names: str) -> Callable[..., Arrays]:
+    """From the arguments of a function and dy: the gradients of those with these names."""
+
+    def found(dy: Any, **arrays: Any) -> Arrays:
+        def along(name: str) -> Any:
+            return gradient(lambda value: function(**{**arrays, name: value}), arrays[name], dy)
+
+        return {f"d{name}": along(name) for name in names}
+
+    return found
+
+
+IMAGE = {"x": normal(2, 3, 5, 4)}
+OLD = {"alpha": 2.0, "beta": 0.5}
+BLENDS = tuple(OLD.items())
+SCALES = {"scale": normal(3, seed=1), "bias": normal(3, seed=2)}
+RUNNING = {"running_mean": normal(3, seed=3), "running_variance": np.abs(normal(3, seed=4))}
+X, Y, DY = IMAGE["x"], normal(2, 3, 5, 4, seed=5), normal(2, 3, 5, 4, seed=6)
+POOLED = {"dy": normal(2, 3, 3, 2)}
+LAYER = {"x": X, "w": normal(4, 3, 3, 3), "bias": normal(4)}
+THETA, GRID = normal(2, 2, 3), normal(2, 3, 3, 2) * 0.8
+STATE = np.array([20, 6])
+TERMS = {"a": normal(1, 3, 5, 1), "b": normal(2, 1, 5, 4), "c": normal(2, 3, 5, 4)}
+BINARY = {"add": np.add, "mul": np.multiply, "min": np.minimum, "max": np.maximum}
+REDUCTIONS: dict[ReductionMode, Callable[..., Any]] = {
+    ReductionMode.SUM: np.sum,
+    ReductionMode.PRODUCT: np.prod,
+    ReductionMode.MIN: np.min,
+    ReductionMode.MAX: np.max,
+    ReductionMode.ABSOLUTE_MAX: lambda x, axes, **options: np.max(abs(x), axes, **options),
+    ReductionMode.MEAN: np.mean,
+    ReductionMode.L1: lambda x, axes, **options: np.sum(abs(x), axes, **options),
+    ReductionMode.L2: lambda x, axes, **options: np.sqrt(np.sum(x**2, axes, **options)),
+}
+ACTIVATIONS: list[tuple[str, dict[str, float], Callable[[Any], Any]]] = [
+    ("sigmoid", {}, sigmoid),
+    ("relu", {}, relu),
+    ("relu", {"upper": 0.5}, lambda x: np.clip(x, 0, 0.5)),
+    ("tanh", {}, np.tanh),
+    ("elu", {"parameter": 0.5}, lambda x: np.where(x > 0, x, 0.5 * np.expm1(x))),
+    ("identity", {}, np.asarray),
+    ("swish", {"parameter": 1.5}, lambda x: x * sigmoid(1.5 * x)),
+]
+
+
+def elementwise() -> list[Case]:
+    factors = (("alpha1", 2.0), ("alpha2", -3.0), ("beta", 0.5))
+    a, c = {"a": TERMS["a"]}, {"c": TERMS["c"]}
+    return [
+        *(
+            Case(
+                "op_tensor",
+                TERMS,
+                lambda a, b, c, of=of: {"c": of(2.0 * a, -3.0 * b) + 0.5 * c},
+                (("op", op), *factors),
+            )
+            for op, of in BINARY.items()
+        ),
+        Case(
+            "op_tensor_sqrt",
+            {"a": abs(TERMS["a"]), **c},
+            lambda a, c: {"c": np.sqrt(2.0 * a) + 0.5 * c},
+            (factors[0], factors[2]),
+        ),
+        Case(
+            "op_tensor_not",
+            {"a": np.array([[0, 1, 0]], np.float32), "c": normal(2, 3)},
+            lambda a, c: {"c": 1 - a + 0.5 * c},
+            factors[2:],
+        ),
+        Case("add_tensor", {**a, **c}, blend("c", lambda a, c: a, **OLD), BLENDS),
+        Case("scale_tensor", {"y": Y}, lambda y: {"y": 2.0 * y}, BLENDS[:1]),
+        Case("set_tensor", {}, lambda: {"y": np.full((2, 3), 7)}, (("dims", (2, 3)), ("value", 7))),
+    ]
+
+
+def layouts() -> list[Case]:
+    widths = ((0, 0), (0, 5), (1, 0), (2, 1))
+    before, after = zip(*widths, strict=True)
+    block = (("rows", 2), ("columns", 3))
+    deep = normal(2, 12, 2, 5)
+    return [
+        Case("transform_tensor", {"x": X, "y": Y}, blend("y", lambda x, y: x, **OLD), BLENDS),
+        Case("transform_to_channels_last", IMAGE, lambda x: {"y": x}),
+        Case(
+            "transform_with_padding",
+            IMAGE,
+            lambda x: {"y": np.pad(x, widths)},
+            (("before", before), ("after", after)),
+        ),
+        Case("transform_fold", {"x": normal(2, 2, 4, 6)}, lambda x: {"y": folded(x, 2, 3)}, block),
+        Case(
+            "transform_unfold",
+            {"x": folded(deep_image(deep), 2, 3)},
+            lambda x: {"y": deep_image(deep)},
+            block,
+        ),
+    ]
+
+
+def deep_image(deep: Any) -> Any:
+    return deep.reshape(2, 2, 4, 15)
+
+
+def folded(x: Any, rows: int, columns: int) -> Any:
+    """The channels of each place in a block, one place behind the other."""
+    return np.concatenate([x[:, :, i::rows, j::columns] for i in range(rows) for j in range(columns)], axis=1)
+
+
+def reductions() -> list[Case]:
+    axes = (0, 2)
+    zeros = np.where(abs(X) < 0.3, 0, X)
+
+    def reduced(of: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda x, c: of(x, axes, keepdims=True)
+
+    def indices(x: Any) -> Arrays:
+        rows = x.reshape(2, 3, -1)
+        return {"largest": rows.argmax(2), "smallest": rows.argmin(2), "magnitude": abs(rows).argmax(2)}
+
+    return [
+        *(
+            Case(
+                "reduce_tensor",
+                {"x": X, "c": normal(1, 3, 1, 4)},
+                blend("c", reduced(of), **OLD),
+                (("mode", mode), ("axes", axes), *BLENDS),
+            )
+            for mode, of in REDUCTIONS.items()
+        ),
+        Case(
+            "reduce_without_zeros",
+            {"x": zeros},
+            lambda x: {"c": np.prod(x, axes, where=x != 0, keepdims=True)},
+            (("axes", axes),),
+        ),
+        Case("reduce_with_indices", IMAGE, indices),
+    ]
+
+
+def activations() -> list[Case]:
+    dx = {"dx": normal(2, 3, 5, 4, seed=7)}
+    probabilities = softmax(X.astype(np.float64), 1)
+    logarithms = {"dy": DY, "y": np.log(probabilities).astype(np.float32)}
+    cases = []
+    for mode, coefficient, of in ACTIVATIONS:
+        others = (("mode", mode), *BLENDS, *coefficient.items())
+        forward = blend("y", lambda x, y, of=of: of(x), **OLD)
+        backward = blend("dx", lambda dy, x, dx, of=of: gradient(of, x, dy), **OLD)
+        cases.append(Case("activation_forward", {"x": X, "y": Y}, forward, others))
+        cases.append(Case("activation_backward", {"dy": DY, "x": X, **dx}, backward, others))
+    return [
+        *cases,
+        Case("softmax_by_channel", {"x": X, "y": Y}, blend("y", lambda x, y: softmax(x, 1), **OLD), BLENDS),
+        Case("softmax_by_instance", IMAGE, lambda x: {"y": softmax(x, (1, 2, 3))}),
+        Case(
+            "softmax_backward",
+            {"dy": DY, "y": probabilities.astype(np.float32), **dx},
+            blend("dx", lambda dy, y, dx: gradient(partial(softmax, axis=1), X, dy), **OLD),
+            BLENDS,
+        ),
+        Case(
+            "log_softmax_backward",
+            logarithms,
+            lambda dy, y: {"dx": gradient(lambda x: np.log(softmax(x, 1)), X, dy)},
+        ),
+    ]
+
+
+def poolings() -> list[Case]:
+    old = {"y": normal(2, 3, 3, 2, seed=8)}
+    both = [(("include_padding", included),) for included in (False, True)]
+    return [
+        Case("max_pooling", {"x": X, **old}, blend("y", lambda x, y: max_pool(x), **OLD), BLENDS),
+        Case(
+            "max_pooling_backward",
+            {**POOLED, "x": X, "dx": Y},
+            blend("dx", lambda dy, x, dx: gradient(max_pool, x, dy), **OLD),
+            BLENDS,
+        ),
+        *(Case("average_pooling", IMAGE, lambda x, of=of: {"y": avg_pool(x, of[0][1])}, of) for of in both),
+        *(
+            Case(
+                "average_pooling_backward",
+                {**POOLED, "x": X},
+                lambda dy, x, of=of: {"dx": gradient(lambda x: avg_pool(x, of[0][1]), x, dy)},
+                of,
+            )
+            for of in both
+        ),
+    ]
+
+
+def convolutions() -> list[Case]:
+    factors = (("alpha1", 2.0), ("alpha2", -0.5))
+    plain = {"x": X, "w": LAYER["w"]}
+
+    def fused(x: Any, w: Any, bias: Any, z: Any) -> Any:
+        return relu(2.0 * conv(x, w) - 0.5 * z + of_channels(bias))
+
+    def columns(x: Any) -> Arrays:
+        blocks = windows(x, (3, 2), 1)
+        return {"columns": blocks.transpose(0, 1, 4, 5, 2, 3).reshape(2, 18, -1)}
+
+    of_bias = blend("db", lambda dy, db: dy.sum((0, 2, 3)), **OLD)
+    return [
+        Case(
+            "bias_activation_forward",
+            {**LAYER, "z": normal(2, 4, 5, 4)},
+            lambda **arrays: {"y": fused(**arrays)},
+            factors,
+        ),
+        Case(
+            "bias_activation_forward_in_place",
+            {**LAYER, "y": normal(2, 4, 5, 4)},
+            lambda y, **arrays: {"y": fused(z=y, **arrays)},
+            factors,
+        ),
+        Case("true_convolution", plain, lambda x, w: {"y": conv(x, w[:, :, ::-1, ::-1])}),
+        Case("backward_bias", {"dy": normal(2, 4, 5, 4), "db": normal(4)}, of_bias, BLENDS),
+        Case("backward_data_and_filter", {**plain, "dy": normal(2, 4, 5, 4)}, gradients(conv, "x", "w")),
+        Case("im2col", IMAGE, columns),
+    ]
+
+
+def batch_norms() -> list[Case]:
+    def inference(x: Any, scale: Any, bias: Any, mean: Any, variance: Any) -> Arrays:
+        of = [of_channels(each) for each in (scale, bias, mean, variance)]
+        return {"y": (x - of[2]) / np.sqrt(of[3] + 1e-4) * of[0] + of[1]}
+
+    given = {"x": X, **SCALES}
+    saved = {"mean": X.mean((0, 2, 3)), "inverse_deviation": 1 / np.sqrt(X.var((0, 2, 3)) + 1e-5)}
+    old = dict(zip(("mean", "variance"), RUNNING.values(), strict=True))
+    elements = {"x": X, "scale": normal(3, 5, 4), "bias": normal(3, 5, 4, seed=1)}
+    return [
+        Case("batch_norm_inference", {**given, **old}, inference),
+        Case("batch_norm_training", {**given, **RUNNING}, trained, (("factor", 0.3),)),
+        Case(
+            "batch_norm_backward",
+            {"dy": DY, "x": X, "scale": SCALES["scale"], **saved, "dscale": normal(3, seed=9)},
+            batch_norm_gradients,
+            BLENDS,
+        ),
+        Case("batch_norm_per_activation", elements, lambda **arrays: {"y": batch_norm(**arrays, axes=(0,))}),
+        Case("batch_norm_add_relu", {**given, "z": Y}, lambda **arrays: {"y": norm_add_relu(**arrays)}),
+        Case(
+            "batch_norm_add_relu_backward",
+            {**given, "z": Y, "dy": DY},
+            gradients(norm_add_relu, "x", "z", "scale", "bias"),
+        ),
+    ]
+
+
+def the_rest() -> list[Case]:
+    places = {"x": X, "grid": GRID}
+    return [
+        Case("lrn_cross_channel", IMAGE, lambda x: {"y": lrn(x)}),
+        Case("lrn_cross_channel_backward", {"dy": DY, "x": X}, gradients(lrn, "x")),
+        Case("divisive_normalization", IMAGE, lambda x: {"y": divisive(x)}),
+        Case("divisive_normalization_backward", {"dy": DY, "x": X}, gradients(divisive, "x")),
+        Case("dropout_forward", {"x": X, "state": STATE}, lambda x, state: {"y": x * kept(x.shape, state)}),
+        Case(
+            "dropout_backward",
+            {"dy": DY, "state": STATE},
+            lambda dy, state: {"dx": dy * kept(dy.shape, state), "state": state + np.array([0, dy.size])},
+        ),
+        Case("grid_generator", {"theta": THETA}, lambda theta: {"grid": affine_grid(theta)}),
+        Case(
+            "grid_generator_backward",
+            {"theta": THETA, "dgrid": normal(2, 5, 4, 2)},
+            lambda theta, dgrid: {"dtheta": gradient(affine_grid, theta, dgrid)},
+        ),
+        Case("sampler", places, lambda x, grid: {"y": grid_sample(x, grid)}),
+        Case("sampler_backward", {**places, "dy": normal(2, 3, 3, 3)}, gradients(grid_sample, "x", "grid")),
+    ]
+
+
+CASES = [
+    *elementwise(),
+    *layouts(),
+    *reductions(),
+    *activations(),
+    *poolings(),
+    *convolutions(),
+    *batch_norms(),
+    *the_rest(),
+]
+
+
+def test_the_whole_program_prints_what_the_page_says(tmp_path: Path) -> None:
+    said = WHOLE.rstrip().rpartition("  # ")[2]
+    assert printed(WHOLE, tmp_path) == f"{said}\n"
+
+
+def test_what_the_page_names_is_there() -> None:
+    text = re.sub(r"```.*?```", "", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
+    assert unknown_names(text) == []
+
+
+def test_every_function_of_the_page_is_compared_with_numpy() -> None:
+    assert {case.name for case in CASES} == set(shown())
+
+
+def test_transforms_write_the_layouts_and_dtypes_that_they_say() -> None:
+    g = GraphBuilder()
+    x, y = g.input("x", X.shape), g.input("y", X.shape, "float16", layout="NHWC")
+    in_place = shown()["transform_tensor"](g, x, y, 1.0, 1.0)
+    written = [
+        in_place.body.tensor(uid) for uid in in_place.body.written if in_place.names_of.get(uid) == "y"
+    ]
+    assert [tensor.strides for tensor in written] == [TensorSpec.packed(X.shape, layout="NHWC").strides]
+    g = GraphBuilder()
+    (port,) = shown()["transform_to_channels_last"](g, g.input("x", X.shape)).outputs
+    assert port.spec.layout is Layout.NHWC
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+async def test_a_function_of_the_page_computes_what_numpy_does(case: Case) -> None:
+    g = GraphBuilder()
+    tensors = {name: g.input(name, array.shape, array.dtype) for name, array in case.arrays.items()}
+    graph = shown()[case.name](g, **tensors, **dict(case.others))
+    wanted = case.wanted(**case.arrays)
+    assert wanted.keys() == {graph.names_of.get(uid) for uid in graph.body.written} - {None}
+    async with spawn(device="cpu") as gpu:
+        buffers = {name: await gpu.upload(array) for name, array in case.arrays.items()}
+        made = await gpu.apply(graph, buffers)
+        references = made if isinstance(made, tuple) else (made,)
+        buffers |= dict(zip((port.name for port in graph.outputs), references, strict=True))
+        for name, array in wanted.items():
+            found = await gpu.download(buffers[name])
+            assert found.shape == np.shape(array)
+            np.testing.assert_allclose(found, array, rtol=2e-4, atol=2e-5, err_msg=name)
