@@ -60,6 +60,12 @@ LARGER = {
     "depthwise, long rows in two phases": Problem(
         (2, 6, 33, 64), (6, 1, 5, 5), ConvSpec.symmetric(2, 2, 2, groups=6)
     ),
+    "depthwise, phases": Problem(
+        (2, 5, 19, 147), (5, 1, 3, 4), ConvSpec.symmetric(2, (1, 3), (2, 3), dilation=(1, 2), groups=5)
+    ),
+    "depthwise, phases of distant taps": Problem(
+        (1, 5, 19, 147), (5, 1, 3, 4), ConvSpec.symmetric(2, 0, 2, dilation=3, groups=5)
+    ),
     "depthwise, taps in the padding": Problem(
         (1, 3, 4, 36), (3, 1, 3, 3), ConvSpec.symmetric(2, (1, 40), 1, dilation=(1, 40), groups=3)
     ),
@@ -160,6 +166,12 @@ def test_results_of_several_lanes_are_right_too(problem: Problem, layout: str) -
 @pytest.mark.parametrize("name", [name for name in LARGER if name.startswith("depthwise, long")])
 def test_there_may_be_gaps_between_long_rows(name: str) -> None:
     _check(LARGER[name], "rows apart", DType.FLOAT32)
+
+
+def test_phases_of_a_large_filter_have_enough_scratch() -> None:
+    _check(
+        Problem((1, 2, 2000), (2, 1, 1100), ConvSpec.symmetric(1, 549, 2, groups=2)), "packed", DType.FLOAT32
+    )
 
 
 @pytest.mark.parametrize("problem", ["strided", "grouped", "depthwise", "pointwise"])
