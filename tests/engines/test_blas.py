@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import threadpoolctl
 
+from cudnn_actor.engines.cpu import blas
 from cudnn_actor.engines.cpu.blas import threads_of_blas
 
 
@@ -29,3 +31,21 @@ def test_each_thread_can_limit_the_threads_of_blas() -> None:
         for pool in (first, second, first, second):
             assert max(pool.submit(limited).result()) == 1
             assert _threads() == before
+
+
+def test_a_limit_that_cannot_be_set_whole_is_lifted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by a handler of a signal, which may raise while a limit is set."""
+    before, setting = _threads(), blas._set
+
+    def interrupted(library: Any, count: int) -> None:
+        setting(library, count)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(blas, "_set", interrupted)
+        with pytest.raises(KeyboardInterrupt), threads_of_blas(1):
+            pass
+    with threads_of_blas(1):
+        pass
+    assert _threads() == before
+    assert not blas._setting.limits

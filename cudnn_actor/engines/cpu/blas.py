@@ -21,28 +21,32 @@ __all__ = ["threads_of_blas"]
 
 
 class _Setting:
-    """The limits of the runs at this moment, and what each library used when the first of these began."""
+    """The limits of the runs at this moment, and what each library used when the first of these began.
+
+    A signal handler may raise anywhere in `begin`. The run ends all the same, and `end` may be repeated.
+    """
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.limits: list[int] = []
+        self.limits: dict[object, int] = {}
+        """By the run that has it."""
         self.before: list[int] = []
 
-    def begin(self, count: int) -> None:
+    def begin(self, run: object, count: int) -> None:
         with self.lock:
             if not self.limits:
                 self.before = [library.num_threads for library in _libraries()]
-            self.limits.append(count)
+            self.limits[run] = count
             self._apply()
 
-    def end(self, count: int) -> None:
+    def end(self, run: object) -> None:
         with self.lock:
-            self.limits.remove(count)
-            self._apply()
+            if self.limits.pop(run, None) is not None:
+                self._apply()
 
     def _apply(self) -> None:
         for library, before in zip(_libraries(), self.before, strict=True):
-            _set(library, min([before, *self.limits]))
+            _set(library, min([before, *self.limits.values()]))
 
 
 _setting = _Setting()
@@ -54,12 +58,12 @@ def threads_of_blas(count: int) -> Iterator[None]:
 
     Of runs at the same time, the least counts. The last one to end sets what was set before the first began.
     """
-    setting = _setting  # a forked child has another one
-    setting.begin(count)
+    setting, run = _setting, object()  # a forked child has another one
     try:
+        setting.begin(run, count)
         yield
     finally:
-        setting.end(count)
+        setting.end(run)
 
 
 def _renew() -> None:
@@ -86,6 +90,9 @@ def _set(library: Any, count: int) -> None:
 
 @functools.cache
 def _libraries() -> tuple[Any, ...]:
-    """Takes some milliseconds: it looks at all libraries that are loaded."""
+    """The BLAS libraries that were loaded at the first call, which takes some milliseconds.
+
+    Those that are loaded later are not limited.
+    """
     blas = threadpoolctl.ThreadpoolController().select(user_api="blas")
     return tuple(blas.lib_controllers)

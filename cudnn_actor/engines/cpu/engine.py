@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import time
 from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -42,7 +45,7 @@ _BLAS_ALONE = 1
 
 
 class CpuEngine:
-    """Runs operation graphs with NumPy, in float32 or in float64.
+    """Runs operation graphs with NumPy, in float32 or in float64, or has ONNX Runtime run them.
 
     `cudnn_actor.engines.base.Engine` documents each method. Bindings are `numpy.ndarray` views of arenas.
     Nothing is asynchronous, so fences are not needed.
@@ -73,7 +76,6 @@ class CpuEngine:
         self._threads = threads
         self._sessions: Sessions = "never" if exact else sessions
         self._lanes = Lanes(1)
-        self._blas_threads = _BLAS_ALONE
         self._arenas = Arenas()
         self._workspace = aligned_bytes(0)
         self._programs: WeakKeyDictionary[CpuPlan | EvaluatedPlan, Program | Evaluation] = WeakKeyDictionary()
@@ -84,9 +86,7 @@ class CpuEngine:
 
     def open(self) -> None:
         """Find out how many threads there are. There is no handle; the workspace grows as plans need it."""
-        threads = processors() if self._threads is None else self._threads
-        self._lanes = Lanes(threads)
-        self._blas_threads = threads if self._exact else _BLAS_ALONE
+        self._lanes = Lanes(processors() if self._threads is None else self._threads)
 
     def close(self) -> None:
         """Drop arenas, workspace and bound plans. Safe to call twice."""
@@ -114,7 +114,7 @@ class CpuEngine:
         return self._arenas.bind(arena, offset, spec)
 
     def builder(self, access: BuilderAccess | None) -> None:
-        """None: building a plan takes 0.1 ms an operation at most, and notes its progress."""
+        """None: plans are built when they are needed, on the engine's own thread."""
 
     def build(self, graph: OperationGraph, *, workspace_limit: int | None) -> Plan:
         """Build a plan, and grow the workspace if necessary. Raises `UnsupportedGraph`, `OutOfMemory`."""
@@ -139,7 +139,7 @@ class CpuEngine:
         """Compute at once. Raises `EngineFailure` if the buffers do not match the graph."""
         run = self._bound(plan, buffers, scalars)
         try:
-            with threads_of_blas(self._blas_threads):
+            with self._limited_blas(plan):
                 run(self.on_progress)
         except ValueError as error:
             raise EngineFailure("BAD_BINDINGS", str(error), blamed(error)) from error
@@ -172,10 +172,12 @@ class CpuEngine:
             return [ns / 1e3 for ns in (now() - marks[0], *pieces)]
 
         try:
-            with threads_of_blas(self._blas_threads):
+            with self._limited_blas(plan):
                 run_us, *pieces_us = medians(timed)
-        finally:
-            self._fast_programs.clear()  # else these numbers stay in memory
+        finally:  # else these numbers stay in memory
+            ran: Any = _that_runs(plan)
+            self._fast_programs.pop(ran, None)
+            self._session_runs.pop(ran, None)
         return PlanTimes(run_us=run_us, pieces_us=tuple(pieces_us), device=speed())
 
     def write(self, dst: np.ndarray, array: np.ndarray) -> None:
@@ -214,26 +216,32 @@ class CpuEngine:
         transfer.fill(dst, value)
 
     def fence(self) -> None:
-        """None: all work is done when its call returns."""
+        """None, since all work is done when its call returns."""
 
     def finished(self, _fence: object) -> bool:
         """True: there is nothing to wait for."""
         return True
 
     def probe(self) -> None:
-        """None: host memory does not fail without ending the process."""
+        """Does nothing: host memory does not fail without ending the process."""
 
     def _fast(self, graph: OperationGraph, workspace_limit: int | None) -> Plan | None:
-        """A plan in float32; None if that gains nothing, or needs more workspace: exact plans take any."""
+        """A plan in float32; None if the fast engine has none for the graph, or one over the limit."""
         plan = compile_fast(graph, self._lanes.count, self.on_progress)
         if plan is None or (workspace_limit is not None and plan.workspace > workspace_limit):
             return None
         return plan
 
+    def _limited_blas(self, plan: Plan) -> AbstractContextManager[None]:
+        """Keeps BLAS from using more threads than the engine may; fast plans run products side by side."""
+        ran = _that_runs(plan)
+        if isinstance(ran, SessionPlan):
+            return contextlib.nullcontext()
+        return threads_of_blas(_BLAS_ALONE if isinstance(ran, FastPlan) else self._lanes.count)
+
     def _bound(self, plan: Plan, buffers: Sequence[np.ndarray], scalars: Sequence[float]) -> _Run:
         """A plan on these buffers. Raises `EngineFailure` if it takes others."""
-        if isinstance(plan, InsteadOfSession):
-            plan = plan.plan
+        plan = _that_runs(plan)
         if not isinstance(plan, CpuPlan | EvaluatedPlan | FastPlan | SessionPlan):
             raise EngineFailure("FOREIGN_PLAN", f"{plan.tag} was built by another engine")
         self._check_count(plan, buffers, scalars)
@@ -285,3 +293,8 @@ class CpuEngine:
         self._programs.clear()
         self._fast_programs.clear()
         self._workspace = aligned_bytes(0)
+
+
+def _that_runs(plan: Plan) -> Plan:
+    """The plan, or the one that it stands for."""
+    return plan.plan if isinstance(plan, InsteadOfSession) else plan

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy.typing as npt
 
@@ -30,7 +31,9 @@ class BoundPrograms:
     """
 
     def __init__(self) -> None:
-        self._programs: LeastRecent[object, FastProgram] = LeastRecent(most=_MOST_SEEN, nbytes=_MOST_BYTES)
+        self._programs: LeastRecent[FastProgram, object] = LeastRecent(most=_MOST_SEEN, nbytes=_MOST_BYTES)
+        """Those that are kept, and the memory of each."""
+        self._by_memory: WeakValueDictionary[object, FastProgram] = WeakValueDictionary()
         self._seen: dict[tuple[int, ...], tuple[FastProgram, tuple[object, ...]]] = {}
         """By the ids of the buffers, which it keeps, so that no other objects can have these ids."""
 
@@ -39,6 +42,7 @@ class BoundPrograms:
         ids = tuple(map(id, buffers))
         seen = self._seen.get(ids)
         if seen is not None:
+            self._programs.get(seen[0])  # it counts as used
             return seen[0]
         program = self._on_memory(tuple(map(_memory, buffers)), bind)
         if len(self._seen) >= _MOST_SEEN:
@@ -46,11 +50,12 @@ class BoundPrograms:
         self._seen[ids] = program, tuple(buffers)
         return program
 
-    def _on_memory(self, key: object, bind: Callable[[], FastProgram]) -> FastProgram:
-        program = self._programs.get(key)
-        if program is None:
+    def _on_memory(self, memory: object, bind: Callable[[], FastProgram]) -> FastProgram:
+        program = self._by_memory.get(memory)
+        if program is None or self._programs.get(program) is None:
             program, dropped = bind(), self._programs.evictions
-            self._programs.put(key, program, _nbytes(program))
+            self._by_memory[memory] = program
+            self._programs.put(program, memory, _nbytes(program))
             if self._programs.evictions > dropped:
                 self._seen.clear()
         return program

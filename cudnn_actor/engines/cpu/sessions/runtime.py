@@ -10,6 +10,7 @@ import functools
 import importlib
 import importlib.util
 import os
+import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -38,13 +39,24 @@ def _package() -> Any:
     return importlib.import_module("onnxruntime")
 
 
-@functools.cache
-def _has_shared_memory() -> bool:
-    """Make the memory that all sessions of this process take their intermediate results from.
+_registering = threading.Lock()
+
+
+def _share_memory() -> bool:
+    """Register the memory that all sessions of this process take intermediate results from, once.
 
     Sessions of one engine run one at a time, so that it grows to what the largest needs; with memory of its
-    own, each would keep its own.
+    own, each would keep its own. Returns whether there is such memory.
+
+    Engines on several threads may make their first sessions at the same time. A second registration fails:
+    so one registers while the others wait.
     """
+    with _registering:
+        return _registered()
+
+
+@functools.cache
+def _registered() -> bool:
     ort = _package()
     info = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
     same_as_requested = 1
@@ -75,7 +87,7 @@ def make_session(model: bytes, threads: int, constants: Mapping[str, Any]) -> An
     # Threads that spin while they wait save 10 us each time on an idle machine. On a busy one, they take the
     # time of those that they wait for: a YOLO-n then took 4 times as long, and twice the CPU seconds.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    if _has_shared_memory():
+    if _share_memory():
         options.add_session_config_entry("session.use_env_allocators", "1")
     if constants:
         options.add_external_initializers(list(constants), list(constants.values()))
