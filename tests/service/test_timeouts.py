@@ -42,6 +42,7 @@ CALLS: dict[str, Call] = {
     "conv_bwd_data": lambda gpu, t, s: gpu.conv_bwd_data(t.y, t.w, timeout=s),
     "conv_bwd_filter": lambda gpu, t, s: gpu.conv_bwd_filter(t.x, t.y, dims=(1, 1, 1, 1), timeout=s),
     "warm": lambda gpu, t, s: gpu.warm([GRAPH, t.product()], timeout=s),
+    "clear_plans": lambda gpu, t, s: gpu.clear_plans(timeout=s),
     "explain": lambda gpu, t, s: gpu.explain(GRAPH, timeout=s),
     "drain": lambda gpu, t, s: gpu.drain(timeout=s),
     "staging": lambda gpu, t, s: gpu.staging(FEATURE, N=2, timeout=s),
