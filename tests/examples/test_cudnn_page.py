@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from cudnn_actor import GraphBuilder, Layout, ReductionMode, TensorSpec, spawn
+from cudnn_actor import Graph, GraphBuilder, Layout, ReductionMode, TensorSpec, spawn
 from cudnn_actor.protocol.operations.random import keeping, words
 
 from ..counterparts.names import unknown_names
@@ -363,6 +363,7 @@ def poolings() -> list[Case]:
 def convolutions() -> list[Case]:
     factors = (("alpha1", 2.0), ("alpha2", -0.5))
     plain = {"x": X, "w": LAYER["w"]}
+    old = normal(2, 4, 5, 4)
 
     def fused(x: Any, w: Any, bias: Any, z: Any) -> Any:
         return relu(2.0 * conv(x, w) - 0.5 * z + of_channels(bias))
@@ -380,10 +381,28 @@ def convolutions() -> list[Case]:
             factors,
         ),
         Case(
-            "bias_activation_forward_in_place",
-            {**LAYER, "y": normal(2, 4, 5, 4)},
+            "bias_activation_forward_over_y",
+            {**LAYER, "y": old},
             lambda y, **arrays: {"y": fused(z=y, **arrays)},
             factors,
+        ),
+        Case(
+            "convolution_forward",
+            {**plain, "y": old},
+            blend("y", lambda x, w, y: conv(x, w), **OLD),
+            BLENDS,
+        ),
+        Case(
+            "convolution_backward_data",
+            {"dy": old, "w": LAYER["w"], "dx": X},
+            blend("dx", lambda dy, w, dx: gradient(lambda x: conv(x, w), X, dy), **OLD),
+            BLENDS,
+        ),
+        Case(
+            "convolution_backward_filter",
+            {"x": X, "dy": old, "dw": LAYER["w"]},
+            blend("dw", lambda x, dy, dw: gradient(lambda w: conv(x, w), dw, dy), **OLD),
+            BLENDS,
         ),
         Case("true_convolution", plain, lambda x, w: {"y": conv(x, w[:, :, ::-1, ::-1])}),
         Case("backward_bias", {"dy": normal(2, 4, 5, 4), "db": normal(4)}, of_bias, BLENDS),
@@ -485,17 +504,24 @@ def test_transforms_write_the_layouts_and_dtypes_that_they_say() -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 async def test_a_function_of_the_page_computes_what_numpy_does(case: Case) -> None:
-    g = GraphBuilder()
-    tensors = {name: g.input(name, array.shape, array.dtype) for name, array in case.arrays.items()}
-    graph = shown()[case.name](g, **tensors, **dict(case.others))
-    wanted = case.wanted(**case.arrays)
-    assert wanted.keys() == {graph.names_of.get(uid) for uid in graph.body.written} - {None}
+    function, wanted = shown()[case.name], case.wanted(**case.arrays)
     async with spawn(device="cpu") as gpu:
         buffers = {name: await gpu.upload(array) for name, array in case.arrays.items()}
-        made = await gpu.apply(graph, buffers)
-        references = made if isinstance(made, tuple) else (made,)
-        buffers |= dict(zip((port.name for port in graph.outputs), references, strict=True))
+        if inspect.iscoroutinefunction(function):
+            await function(gpu, **buffers, **dict(case.others))
+        else:
+            graph = graph_of(function, case)
+            assert wanted.keys() == {graph.names_of.get(uid) for uid in graph.body.written} - {None}
+            made = await gpu.apply(graph, buffers)
+            references = made if isinstance(made, tuple) else (made,)
+            buffers |= dict(zip((port.name for port in graph.outputs), references, strict=True))
         for name, array in wanted.items():
             found = await gpu.download(buffers[name])
             assert found.shape == np.shape(array)
             np.testing.assert_allclose(found, array, rtol=2e-4, atol=2e-5, err_msg=name)
+
+
+def graph_of(function: Callable[..., Graph], case: Case) -> Graph:
+    g = GraphBuilder()
+    tensors = {name: g.input(name, array.shape, array.dtype) for name, array in case.arrays.items()}
+    return function(g, **tensors, **dict(case.others))
