@@ -243,6 +243,17 @@ def test_a_long_chain_on_a_large_tensor_makes_a_bounded_number_of_calls() -> Non
     )  # of 800,000 blocks of usual size
 
 
+def test_a_very_long_chain_behind_a_convolution_is_right(bench: Bench) -> None:
+    g = GraphBuilder()
+    x, w = g.input("x", (2, 3, 9, 8)), g.input("w", (3, 3, 3, 3))
+    y = g.conv(x, w, pad=1)
+    for number in range(300):  # several chains, each of which overwrites the result of the one before
+        y = g.tanh(y * 1.5) if number % 2 else y + x
+    exact, graph = Bench(exact=True), g.build({"y": y})
+    np.testing.assert_allclose(bench.results(graph)[0], exact.results(graph)[0], rtol=1e-4, atol=1e-4)
+    exact.engine.close()
+
+
 def test_a_run_allocates_no_arrays() -> None:
     g = GraphBuilder()
     x, w = g.input("x", (8, 16, 64, 64)), g.input("w", (16, 16, 3, 3))

@@ -70,6 +70,8 @@ class _Compiler:
         """By the number of the operation."""
         self._roots: dict[int, int] = {}
         """The tensor in which a view's values lie."""
+        self._moved_into: set[int] = set()
+        """Results in whose memory an earlier one lies, too. They stay there: its piece refers to that."""
         self._pieces: list[Piece] = []
         self._chained: list[int] = []
         """Operations, by their numbers, that are computed element by element, together."""
@@ -238,13 +240,14 @@ class _Compiler:
         for piece in self._pieces[-1:]:
             for uid in (uid for number in piece.operations for uid in graph.operations[number].writes):
                 readers = self._readers[uid]
-                if not readers or not readers <= set(self._chained):
+                if not readers or not readers <= set(self._chained) or uid in self._moved_into:
                     continue
                 for into in kept:
                     if writers[into] >= max(readers) and self._may_lie_in(uid, into):
                         units = tuple(moved(unit, uid, into) for unit in piece.units)
                         self._pieces[-1] = dataclasses.replace(piece, units=units)
                         del self._held[uid], self._strides[uid]
+                        self._moved_into.add(into)
                         return {uid: into}
         return {}
 
