@@ -478,10 +478,10 @@ _ADV = (
 )
 _GNN = (
     Row(
-        _NO,
+        _HERE,
         "cudnnGnnAggSimpleForward cudnnGnnAggSimpleBackward",
-        "Not as one operation: `g.take(x, indices, axis)` and `g.put(x, indices, updates, "
-        "reduction=ScatterReduction.ADD)`",
+        "Of several operations: `g.take(x, indices, axis)` and `g.put(x, indices, updates, "
+        "reduction=ScatterReduction.ADD)`, with `g.grad(y, x, dy)`",
     ),
     Row(
         _NO,
@@ -506,11 +506,9 @@ _SUBQUADRATIC = (
         "`g.grad(y, (x, w, bias), dy)` of that",
     ),
     Row(
-        _NO,
-        """
-        cudnnB2BCausalConv1dForward cudnnB2BCausalConv1dBackward
-        """,
-        "Not as one operation: two convolutions and products in a graph",
+        _HERE,
+        "cudnnB2BCausalConv1dForward cudnnB2BCausalConv1dBackward",
+        "Of several operations: `g.conv(x, w)` twice, and products, with `g.grad(y, x, dy)`",
     ),
     Row(
         _NO,
@@ -582,7 +580,7 @@ FRONTEND: tuple[tuple[str, tuple[Row, ...]], ...] = (
             Row(
                 _HERE,
                 "rope rope_backward",
-                "Not as one operation: `g.split(x, 2)`, products and `g.concatenate(tensors, axis)`, with "
+                "Of several operations: `g.split(x, 2)`, products and `g.concatenate(tensors, axis)`, with "
                 "`g.grad(y, x, dy)`",
             ),
             Row(
