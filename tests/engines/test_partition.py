@@ -185,6 +185,39 @@ def test_the_gradient_of_slices_is_one_piece() -> None:
     assert [operation.kind for operation in pieces[-1].graph.operations].count("pad") == 3
 
 
+OF_IMAGES: dict[str, Callable[[GraphBuilder, Tensor], Tensor]] = {
+    "columns": lambda g, x: g.unfold(x, 3, pad=1),
+    "columns of strips": lambda g, x: g.unfold(x, 4, stride=2, pad=1),
+    "columns of patches": lambda g, x: g.relu(g.unfold(x, 2, stride=2)),
+    "columns and back": lambda g, x: g.fold(g.unfold(x, 3, dilation=2), x.dims[2:], 3, dilation=2),
+    "flipped": lambda g, x: g.relu(g.conv(x, x[:, :, :3, :3], pad=1, flipped=True)),
+    "affine": lambda g, x: g.grid_sample(x, g.affine_grid(x[:, 0, :2, :3], x.dims)),
+    "divided": lambda g, x: g.divisive_norm(x, 3, beta=1.0),
+    "per activation": lambda g, x: g.batch_norm_training(x, x[0], x[1], per_activation=True) * 2.0,
+    "pooled back": lambda g, x: g.max_pool_backward(g.max_pool(x, 2), x, 2),
+}
+
+
+@pytest.mark.parametrize("name", OF_IMAGES)
+def test_compositions_of_images_are_cut_into_pieces_that_compute_them(name: str) -> None:
+    g = GraphBuilder()
+    check(g.build(y=OF_IMAGES[name](g, g.input("x", (2, 2, 6, 6)))))
+
+
+def test_a_backward_activation_and_factors_are_in_the_plan_of_the_product_before_them() -> None:
+    g = GraphBuilder()
+    x = g.input("x", (2, 6, 6))
+    assert cut(g.build(y=g.pointwise_backward("relu", x @ x, x)).body) is None
+    assert cut(g.build(y=g.pointwise("add", x @ x, x, alphas=(0.5, 2.0))).body) is None
+
+
+def test_the_sums_of_columns_are_one_piece_along_each_dim() -> None:
+    g = GraphBuilder()
+    pieces = check(g.build(y=g.fold(g.input("x", (2, 18, 36)), (6, 6), 3, pad=1))).pieces
+    kinds = [[operation.kind for operation in piece.graph.operations] for piece in pieces]
+    assert [kind for kind in kinds if "pointwise" in kind] == [["pad"] * 3 + ["pointwise"] * 2] * 2
+
+
 def test_a_gather_is_no_epilogue() -> None:
     g = GraphBuilder()
     a, b, table = (g.input(name, (4, 4)) for name in "abc")
