@@ -1,4 +1,4 @@
-"""Runs kernels of the fast engine on arrays, as its plans do."""
+"""Runs kernels of the fast engine on arrays, as its plans do, and judges their results."""
 
 from __future__ import annotations
 
@@ -8,22 +8,26 @@ from typing import Any
 import numpy as np
 
 from cudnn_actor.engines.cpu.fast.kernels import Kernel, carried, of_calls
-from cudnn_actor.engines.cpu.rounding import rounding_to
+from cudnn_actor.engines.cpu.rounding import clipped, rounding_to
 from cudnn_actor.engines.cpu.scratch import Scratch, aligned_bytes
 from cudnn_actor.protocol import TensorSpec
 
 from ...gpu.operations.cases import OperationCase, arrays, error_over_bound, truth
 
-__all__ = ["array_of", "calls_of", "carried", "error", "run"]
+__all__ = ["array_of", "calls_of", "carried", "error", "run", "run_kernel", "stored"]
 
 Arrays = dict[Any, np.ndarray]
+_RUNS = 2
+"""A second run finds what the first one has left."""
 
 
 def array_of(spec: TensorSpec, values: np.ndarray | None = None) -> np.ndarray:
     """An array with a spec's strides; of values, or full of 0xA5."""
     dtype = carried(spec.dtype)
     span = 1 + sum((dim - 1) * stride for dim, stride in zip(spec.dims, spec.strides, strict=True))
-    memory = np.frombuffer(bytearray(b"\xa5" * (span * dtype.itemsize)), dtype)
+    memory = np.frombuffer(
+        bytearray(b"\xa5" * (span * dtype.itemsize if spec.size else dtype.itemsize)), dtype
+    )
     strides = tuple(stride * dtype.itemsize for stride in spec.strides)
     found: np.ndarray = np.ndarray(spec.dims, dtype, memory, strides=strides)
     if values is not None:
@@ -34,19 +38,41 @@ def array_of(spec: TensorSpec, values: np.ndarray | None = None) -> np.ndarray:
 def run(
     kernel: Kernel, operands: Mapping[Any, np.ndarray], results: Mapping[Any, np.ndarray], lanes: int = 1
 ) -> None:
-    """Run a kernel twice, with scratch full of NaN. A lane's calls are made one lane after the other."""
+    """Run a kernel twice, with scratch full of NaN, the last lane first.
+
+    Raises `AssertionError` if it writes to an operand, or between the elements of a result.
+    """
     memory = [aligned_bytes(kernel.footprint(lanes)) for _ in range(lanes)]
     before = {name: array.copy() for name, array in operands.items()}
+    around = {name: _memory(array).copy() for name, array in results.items()}
     with np.errstate(all="ignore"):
         steps = kernel.bind(operands, results, [Scratch(own) for own in memory])
         for own in memory:
             own[...] = 0xFF
-        for step in steps:
-            assert 1 <= len(step) <= lanes
-            for call in step:
-                call()
+        for _ in range(_RUNS):
+            for step in steps:
+                assert 1 <= len(step) <= lanes
+                for call in reversed(step):
+                    call()
     for name, array in operands.items():
-        np.testing.assert_array_equal(array, before[name])
+        np.testing.assert_array_equal(array, before[name], err_msg=f"{name} was written")
+    for name, array in results.items():
+        expected = np.ndarray(array.shape, array.dtype, around[name], _offset(array), array.strides)
+        expected[...] = array
+        assert np.array_equal(_memory(array), around[name]), f"{name} was written between its elements"
+
+
+def run_kernel(
+    make: Any, operation: Any, specs: Mapping[str, TensorSpec], given: Mapping[str, np.ndarray], lanes: int
+) -> Arrays:
+    """The results of an operation, from values of its operands as kernels read them.
+
+    Each operand and result has its spec's strides. Raises `AssertionError` as `run` does.
+    """
+    operands = {name: array_of(specs[name], values) for name, values in given.items()}
+    results = {name: array_of(specs[name]) for name, _ in operation.named(operation.outputs)}
+    run(make(operation, specs), operands, results, lanes)
+    return results
 
 
 def calls_of(
@@ -59,19 +85,30 @@ def calls_of(
 
 def error(case: OperationCase, make: Any, lanes: int = 1) -> tuple[float, Arrays] | None:
     """The largest error of a kernel in terms of what is allowed, and what it gave; None if there is none."""
-    kernel = make(case.operation, case.specs)
-    if kernel is None:
+    if make(case.operation, case.specs) is None:
         return None
-    given = {name: array_of(case.specs[name], values.astype(carried(case.specs[name].dtype)))
-             for name, values in arrays(case).items()}  # fmt: skip
-    results = {name: array_of(spec) for name, spec in case.outputs.items()}
-    run(kernel, given, results, lanes)
-    rounded = {}
-    for name, spec in case.outputs.items():
-        rounded[name] = np.empty(spec.dims, spec.dtype.numpy)
-        if spec.dtype.is_floating:
-            with np.errstate(all="ignore"):
-                rounding_to(spec.dtype.numpy)(rounded[name], results[name].astype(np.float64))
-        else:
-            rounded[name][...] = results[name]
-    return error_over_bound(case, rounded, truth(case)), rounded
+    given = {name: values.astype(carried(case.specs[name].dtype)) for name, values in arrays(case).items()}
+    results = run_kernel(make, case.operation, {**case.specs, **case.outputs}, given, lanes)
+    found = {name: stored(spec, results[name]) for name, spec in case.outputs.items()}
+    return error_over_bound(case, found, truth(case)), found
+
+
+def stored(spec: TensorSpec, array: np.ndarray) -> np.ndarray:
+    """Results as they are stored in a buffer of a spec."""
+    if not spec.dtype.is_floating:
+        return clipped(array, spec.dtype.numpy)
+    found: np.ndarray = np.empty(array.shape, spec.dtype.numpy)
+    with np.errstate(all="ignore"):
+        rounding_to(found.dtype)(found, array.astype(np.float64))
+    return found
+
+
+def _memory(array: np.ndarray) -> np.ndarray:
+    """The bytes of the memory that an array lies in."""
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array.reshape(-1).view(np.uint8)
+
+
+def _offset(array: np.ndarray) -> int:
+    return int(array.__array_interface__["data"][0] - _memory(array).__array_interface__["data"][0])

@@ -12,7 +12,8 @@ from cudnn_actor.engines.cpu.fast.attention_gradients import attention_backward
 from cudnn_actor.protocol import DType, TensorSpec
 from cudnn_actor.protocol.operations import Attention, AttentionBackward
 
-from .kernel_cases import Make, check, run_kernel
+from .kernel_cases import Make, check
+from .kernel_runs import run_kernel
 
 MAKES: dict[Any, Make] = {Attention: attention, AttentionBackward: attention_backward}
 

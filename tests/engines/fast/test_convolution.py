@@ -23,7 +23,7 @@ from cudnn_actor.protocol.operations import (
 )
 
 from ..problems import PROBLEMS, Problem
-from .kernel_cases import run_kernel
+from .kernel_runs import run_kernel
 
 LAYOUTS = ("packed", "channels last", "mixed", "channels last with a packed filter", "with gaps")
 LARGER = {

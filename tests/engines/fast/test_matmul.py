@@ -9,7 +9,8 @@ from cudnn_actor.engines.cpu.fast.matmul import matmul
 from cudnn_actor.protocol import DType, TensorSpec
 from cudnn_actor.protocol.operations import MatMul
 
-from .kernel_cases import check, run_kernel
+from .kernel_cases import check
+from .kernel_runs import run_kernel
 
 MAKES = {MatMul: matmul}
 

@@ -10,7 +10,8 @@ from cudnn_actor.engines.cpu.fast.reductions import reduction
 from cudnn_actor.protocol import TensorSpec
 from cudnn_actor.protocol.operations import Reduction, ReductionMode
 
-from .kernel_cases import check, run_kernel
+from .kernel_cases import check
+from .kernel_runs import run_kernel
 
 MAKES = {Reduction: reduction}
 
