@@ -272,10 +272,11 @@ def test_scratch_for_a_large_image_is_a_few_blocks() -> None:
     "problem",
     [
         Problem((1, 4, 1 << 12), (4, 4, 3), ConvSpec.symmetric(1, 1 << 30, dilation=1 << 30)),
+        Problem((1, 4, 1 << 12), (4, 1, 3), ConvSpec.symmetric(1, 1 << 30, dilation=1 << 30, groups=4)),
         Problem((1, 2, 1 << 26), (2, 2, 3), ConvSpec.symmetric(1, 0, 1 << 23)),
         Problem((1, 2, 1 << 20), (2, 2, 1 << 20), ConvSpec.symmetric(1, 1 << 10)),
     ],
-    ids=["dilation", "stride", "filter"],
+    ids=["dilation", "dilation of a depthwise filter", "stride", "filter"],
 )
 def test_scratch_is_bounded_whatever_is_large(problem: Problem) -> None:
     for operation in _operations(problem.conv):

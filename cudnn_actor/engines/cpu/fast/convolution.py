@@ -35,6 +35,8 @@ from cudnn_actor.protocol.types.dtypes import DType
 
 __all__ = ["make"]
 
+_MOST_SCRATCH = 64 << 20
+"""Bytes of scratch for each lane of a depthwise kernel. It pads all that dilated filters reach over."""
 _BRIEF = 60_000
 """Nanoseconds of a kernel on one lane: a second lane would take as long to begin and to end."""
 
@@ -64,7 +66,10 @@ def make(node: Node, specs: Specs) -> Kernel | None:
     geometry = ConvGeometry(x.dims, w.dims, y.dims, node.conv)
     depthwise = w.dims[1] == 1 and w.dims[0] == x.dims[1] > 1
     kernels, products_per_ns = (_DEPTHWISE, 3) if depthwise else (_DENSE, 30)
-    kernel = kernels[type(node)](geometry, np.float64 if dtype is DType.FLOAT64 else np.float32)
+    floats = np.float64 if dtype is DType.FLOAT64 else np.float32
+    kernel = kernels[type(node)](geometry, floats)
+    if depthwise and kernel.footprint(1) > _MOST_SCRATCH:
+        kernel = min(kernel, _DENSE[type(node)](geometry, floats), key=lambda each: each.footprint(1))
     products = math.prod(y.dims) * geometry.depth
     return _OneLane(kernel) if products <= _BRIEF * products_per_ns else kernel
 
