@@ -2,7 +2,7 @@
 
     python -m benchmarks.cpu.page FILE [--page docs/performance.md]
 
-It stands between two comments, and is exchanged as a whole; without a page it is printed.
+It stands between two comments, and is replaced as a whole; without a page it is printed.
 """
 
 from __future__ import annotations

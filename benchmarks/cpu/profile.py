@@ -37,7 +37,7 @@ def _kinds(found: Explanation) -> list[Row]:
 
 
 def _kind(piece: PieceOfPlan) -> str:
-    """What its operations are, and how they are computed, without where they come from."""
+    """The kinds of a piece's operations, without their source lines."""
     return ", ".join(dict.fromkeys(label.partition(" at ")[0] for label in piece.labels))
 
 

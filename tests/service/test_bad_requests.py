@@ -392,16 +392,31 @@ async def test_an_upload_of_no_array_is_told_what_was_given(given: Any, shown: s
 
 
 async def test_a_workspace_past_all_addresses_is_memory_that_is_not_there() -> None:
-    far, ones = (1 << 31) - 1, (1, 1, 1)
-    conv = ConvSpec(pre_padding=(0, 0, 0), post_padding=(far - 1,) * 3, stride=ones, dilation=(far,) * 3)
+    g = GraphBuilder()
+    x = g.input("x", (1, 1, 2, 2, 2))
+    wide = (2_750_000, 2_750_000)
+    padded = g.pad(x, [(0, 0), (0, 0), wide, wide, (0, 0)])  # more than 2**47 bytes, the limit is 2**48
+    graph = g.build(y=g.sum(padded, axis=(2, 3)))
     async with spawn(device="cpu") as gpu:
-        x = await gpu.upload(np.ones((1, 1, 2, 2, 2), np.float32))
+        buffers = {
+            "x": await gpu.upload(np.ones((1, 1, 2, 2, 2), np.float32)),
+            "y": await gpu.empty((1, 1, 2)),
+        }
         before = (await gpu.statistics()).live_buffers
         with pytest.raises(OutOfMemory):
-            await gpu.conv_fwd(x, x, conv=conv)
+            await gpu.ask(RunGraph.bind(graph, buffers))
         await gpu.drain()
         assert (await gpu.statistics()).live_buffers == before
         assert gpu.generation == 1
+
+
+async def test_a_convolution_is_computed_however_far_its_taps_lie_apart() -> None:
+    far, ones = (1 << 31) - 1, (1, 1, 1)
+    conv = ConvSpec(pre_padding=(0, 0, 0), post_padding=(far - 1,) * 3, stride=ones, dilation=(far,) * 3)
+    async with spawn(device="cpu") as gpu:
+        x = await gpu.upload(np.arange(8, dtype=np.float32).reshape(1, 1, 2, 2, 2) + 1)
+        y = await gpu.conv_fwd(x, x, conv=conv)
+        assert (await gpu.download(y)).tolist() == [[[[[1.0]]]]], "only the first tap meets an element"
 
 
 CONVOLUTIONS: dict[str, Callable[[Any, BufferRef, dict[str, Any]], Awaitable[BufferRef]]] = {

@@ -1,4 +1,4 @@
-"""Rounds from float64, in which everything is computed, to a buffer's dtype: once.
+"""Rounds float64 values to a buffer's dtype, once.
 
 Overflow to infinity must be silent. The caller sets `numpy.errstate` for that, because
 setting it here each time would cost as much as a small convolution.

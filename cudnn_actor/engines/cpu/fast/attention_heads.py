@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 
 from cudnn_actor.engines.cpu.fast.attention_scores import Masks, Place
-from cudnn_actor.engines.cpu.fast.kernels import Operands
+from cudnn_actor.engines.cpu.fast.kernels import Operands, carried
 from cudnn_actor.engines.cpu.fast.lines import Floats, boxes
 from cudnn_actor.engines.cpu.scratch import Dims
 from cudnn_actor.protocol.operations import Attention, AttentionBackward
 from cudnn_actor.protocol.operations.base import Specs
-from cudnn_actor.protocol.types.dtypes import DType
 
 __all__ = ["Heads"]
 
@@ -40,7 +39,7 @@ class Heads:
         """Those of an operation; None without elements, and with dropout, for which there is no kernel."""
         if node.dropout or any(not spec.size for spec in specs.values()):
             return None
-        dtype = np.dtype(np.float64 if specs["q"].dtype is DType.FLOAT64 else np.float32)
+        dtype = carried(specs["q"].dtype)
         return Heads(node, specs["q"].dims, specs["v"].dims, dtype)
 
     @property

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from cudnn_actor.engines.cpu.fast.channel_norms import parted_dims
-from cudnn_actor.engines.cpu.fast.folding import Fold, Folding, Select
-from cudnn_actor.engines.cpu.fast.kernels import Call, Kernel, Operands, Step
+from cudnn_actor.engines.cpu.fast.folding import Fold, Folding, Select, store
+from cudnn_actor.engines.cpu.fast.kernels import Call, Kernel, Operands, Step, carried
 from cudnn_actor.engines.cpu.fast.lines import Box, Floats, beside, blocks_of_lines, deal, in_turn, most_lines
 from cudnn_actor.engines.cpu.scratch import Dims, Scratch, footprint
 from cudnn_actor.protocol.operations import (
@@ -30,7 +30,6 @@ from cudnn_actor.protocol.operations import (
     Node,
 )
 from cudnn_actor.protocol.operations.base import Specs
-from cudnn_actor.protocol.types.dtypes import DType
 
 __all__ = ["channel_norm_backward", "channel_sums"]
 
@@ -49,7 +48,7 @@ def channel_sums(node: Node, specs: Specs) -> Kernel | None:
     x = specs["x"]
     if not x.size:
         return None
-    dtype = np.dtype(np.float64 if x.dtype is DType.FLOAT64 else np.float32)
+    dtype = carried(x.dtype)
     return _Sums(Folding(x.dims, (0, *range(2, x.rank)), dtype))
 
 
@@ -69,7 +68,7 @@ class _Sums:
         return [
             step
             for fold, each in zip(folds, into, strict=True)
-            for step in self.folding.steps(fold, x, each, lanes, _store)
+            for step in self.folding.steps(fold, x, each, lanes, store)
         ]
 
 
@@ -123,8 +122,8 @@ class _Backward:
         ]
         centred = Fold(change=partial(_centred, x, mean))
         return [
-            *self._folding.steps(Fold(), dy, total, rest, _store),
-            *self._folding.steps(centred, dy, scaled, rest, _store),
+            *self._folding.steps(Fold(), dy, total, rest, store),
+            *self._folding.steps(centred, dy, scaled, rest, store),
             (in_turn(between),),
             _applied((dy, x, dx), mean, (slope, along, across), rest),
         ]
@@ -182,7 +181,3 @@ def _applied(
 def _centred(x: Floats, mean: Floats, dy: Floats, into: Floats, select: Select) -> list[Call]:
     """Calls that multiply dy with x less its mean."""
     return [partial(np.subtract, select(x), select(mean), into), partial(np.multiply, into, dy, into)]
-
-
-def _store(total: Floats, into: Floats) -> None:
-    np.copyto(into, total)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cudnn_actor.engines.cpu.fast.folding import Fold, Folding, Select
-from cudnn_actor.engines.cpu.fast.kernels import Call, Kernel, Operands, Step
+from cudnn_actor.engines.cpu.fast.kernels import Call, Kernel, Operands, Step, carried
 from cudnn_actor.engines.cpu.fast.lines import Box, Floats, beside, blocks_of_lines, deal, in_turn, most_lines
 from cudnn_actor.engines.cpu.scratch import Dims, Scratch, footprint
 from cudnn_actor.protocol.operations import (
@@ -22,7 +22,6 @@ from cudnn_actor.protocol.operations import (
     Node,
 )
 from cudnn_actor.protocol.operations.base import Specs
-from cudnn_actor.protocol.types.dtypes import DType
 
 __all__ = ["batch_norm", "channel_norm", "parted_dims"]
 
@@ -46,7 +45,7 @@ def parted_dims(node: ChannelNorm[int], specs: Specs) -> tuple[Dims, np.dtype[An
     x = specs["x"]
     groups = node.groups_of(x.dims[1])
     dims = (x.dims[0], groups, x.dims[1] // groups, *x.dims[2:])
-    return dims, np.dtype(np.float64 if x.dtype is DType.FLOAT64 else np.float32)
+    return dims, carried(x.dtype)
 
 
 class _Factor(NamedTuple):

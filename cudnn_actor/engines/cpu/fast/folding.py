@@ -16,11 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from cudnn_actor.engines.cpu.fast.kernels import Call, Step
-from cudnn_actor.engines.cpu.fast.lines import Box, beside, boxes, deal, in_turn, lines, one_each
+from cudnn_actor.engines.cpu.fast.lines import Box, Floats, beside, boxes, deal, in_turn, lines, one_each
 from cudnn_actor.engines.cpu.fast.sums import reduced_into, squares_into, sums_into
 from cudnn_actor.engines.cpu.scratch import Dims, Scratch, footprint
 
-__all__ = ["Finish", "Fold", "Folding", "Select"]
+__all__ = ["Finish", "Fold", "Folding", "Select", "store"]
 
 _Any = npt.NDArray[Any]
 Finish = Callable[[_Any, _Any], None]
@@ -36,6 +36,11 @@ _SHORT = 16
 """Fewer neighbours than that are copied as slowly as single elements."""
 _SEGMENTS = 8
 """Lines are cut into so many parts for lanes, if there are fewer blocks of lines."""
+
+
+def store(total: Floats, into: Floats) -> None:
+    """Finish a reduction by copying its result."""
+    np.copyto(into, total)
 
 
 class Fold(NamedTuple):

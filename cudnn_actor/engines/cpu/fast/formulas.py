@@ -17,7 +17,7 @@ from cudnn_actor.engines.cpu.fast.special import erf, gelu
 from cudnn_actor.protocol.operations import PointwiseMode
 from cudnn_actor.protocol.operations.functions import SELU, SELU_ALPHA
 
-__all__ = ["FORMULAS", "SINGLE"]
+__all__ = ["FLOAT32_ONLY", "FORMULAS"]
 
 Formula = Callable[..., Value]
 """From the code, the operands, all float32 or all float64, and the parameters: the result."""
@@ -32,7 +32,7 @@ def _truth(function: np.ufunc) -> Formula:
 
 
 def _is_nan(code: Code, x: Value) -> Value:
-    """NumPy 2.4.6 writes 16 results of `isnan` and `isinf` side by side, also where `out` has gaps."""
+    """Whether x is NaN, as x != x: NumPy 2.4.6's `isnan` and `isinf` write over gaps in `out`."""
     return code(np.not_equal, x, x, dtype=bool)
 
 
@@ -237,5 +237,5 @@ FORMULAS: Mapping[PointwiseMode, Any] = {
 }
 """By mode. Those of whole numbers are the same for integers: in int64 or uint64, modulo 2**64."""
 
-SINGLE = {_M.ERF, _M.GELU}
+FLOAT32_ONLY = {_M.ERF, _M.GELU}
 """Those whose formulas are for float32 only."""

@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 Call = Callable[[], object]
-"""A part of a run, with all that it needs: it takes no arguments and allocates nothing."""
+"""A part of a run, without arguments. It allocates only what the docstring of its maker says."""
 
 Step = tuple[Call, ...]
 """Calls that may run at the same time, at most one for each lane. The next step begins when all are done."""
@@ -42,11 +42,14 @@ Tensors of float32 and of smaller floating types are arrays of float32. All othe
 MOST_SCRATCH = 4 << 20
 """Bytes of scratch that a lane should have at most. What needs more is cut, or done without it."""
 
-_MOST_CALLS, _OF_A_BLOCK, _BLOCK_BYTES = 100_000, 48, 32768
+_MOST_CALLS = 100_000
+"""Of any kernel. Each takes about 1 kB, and 20 µs to be bound."""
+_OF_A_BLOCK, _BLOCK_BYTES = 48, 32768
+"""Of kernels of large tensors: calls for each block of so many bytes."""
 
 
 def most_calls(nbytes: int) -> int:
-    """The most calls of a kernel whose largest tensor has so many bytes: each takes about 1 kB, and 20 us."""
+    """The most calls that a kernel may take whose largest tensor has so many bytes."""
     return max(_MOST_CALLS, _OF_A_BLOCK * (nbytes // _BLOCK_BYTES))
 
 
@@ -56,9 +59,9 @@ def carried(dtype: DType) -> np.dtype[Any]:
 
 
 def carried_number(dtype: DType, number: float | None) -> np.dtype[Any]:
-    """The dtype of the array of a constant: int64 for an integer that its own does not hold, as 300 of uint8.
+    """The dtype of a constant's array: int64 if the constant's own dtype does not hold the number.
 
-    It is computed with as it is, as are all integers whose dtypes differ.
+    So 300 of uint8 is not cut off. Else the dtype is `carried`.
     """
     wide = number is not None and not dtype.is_floating and not dtype.holds(number)
     return np.dtype(np.int64) if wide else carried(dtype)
@@ -79,12 +82,12 @@ class Kernel(Protocol):
 
 
 class Calls:
-    """What one lane does in a step: several calls, one after the other."""
+    """Several calls as one, made one after the other."""
 
     __slots__ = ("calls",)
 
     def __init__(self, calls: Sequence[Call]) -> None:
-        self.calls = tuple(calls)
+        self.calls = tuple(each for call in calls for each in of_calls(call))
 
     def __call__(self) -> None:
         """Make them."""
@@ -108,5 +111,5 @@ def made_when_run(make: Callable[[], Iterable[Call]]) -> Call:
 
 
 def of_calls(call: Call) -> tuple[Call, ...]:
-    """The calls that a lane makes in a step."""
+    """The calls that a call consists of."""
     return call.calls if isinstance(call, Calls) else (call,)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy.typing as npt
 
-from cudnn_actor.engines.cpu.fast.kernels import Call, Step, dealt
+from cudnn_actor.engines.cpu.fast.kernels import Call, Calls, Step, dealt
 from cudnn_actor.engines.cpu.scratch import Dims
 
 __all__ = [
@@ -163,15 +163,7 @@ def one_each(array: Floats, axes: tuple[int, ...]) -> Dims:
 
 def in_turn(calls: Sequence[Call]) -> Call:
     """One call that makes several, one after the other."""
-    made = tuple(calls)
-    if len(made) == 1:
-        return made[0]
-
-    def run() -> None:
-        for call in made:
-            call()
-
-    return run
+    return calls[0] if len(calls) == 1 else Calls(calls)
 
 
 def deal(blocks: Sequence[T], count: int, bind: Callable[[T, int], Call]) -> Step:

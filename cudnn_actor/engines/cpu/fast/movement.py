@@ -61,7 +61,7 @@ class Copies:
     steps: Callable[[Mapping[str, Array], Mapping[str, Array]], Sequence[Sequence[Pair]]]
 
     def footprint(self, lanes: int) -> int:
-        """None."""
+        """0: copies need no scratch."""
         del lanes
         return 0
 

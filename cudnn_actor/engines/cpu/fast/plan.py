@@ -25,7 +25,7 @@ __all__ = ["Buffer", "FastPlan", "FastProgram", "Given", "Piece", "Place", "View
 
 @dataclass(frozen=True)
 class Buffer:
-    """A bound tensor: its place among the buffers of a run, and the number of its array."""
+    """A bound tensor: the number of its array, and what a buffer for it must be."""
 
     number: int
     dims: Dims
@@ -41,17 +41,17 @@ class Place:
     dims: Dims
     strides: tuple[int, ...]
     dtype: np.dtype[Any]
-    label: str = ""
-    nbytes: int = 0
-    first: int = 0
-    last: int = 0
+    label: str
+    nbytes: int
+    first: int
+    last: int
 
 
 @dataclass(frozen=True)
 class View:
     """An array that lies where another's values do: a reshape, a transpose or a slice of it.
 
-    `strides` and `offset` are in bytes, and known when the other's are.
+    Its strides and offset follow from those of `of` when the plan is bound.
     """
 
     number: int
@@ -95,6 +95,8 @@ class FastPlan:
         Bytes of the workspace that `places` take.
     lane_bytes, lanes
         Bytes of scratch for each lane, and how many there are. They follow the places in the workspace.
+    scalars
+        How many numbers a run takes.
     """
 
     tag: str
@@ -112,7 +114,11 @@ class FastPlan:
 
     @property
     def workspace(self) -> int:
-        """Bytes of scratch that a run needs. Operations that are evaluated in float64 allocate their own."""
+        """Bytes of scratch that a run needs.
+
+        Kernels may allocate copies of operands when they are bound, and operations that are evaluated in
+        float64 when they run.
+        """
         return self.held_bytes + self.lanes * self.lane_bytes
 
     @property

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cudnn_actor.engines.cpu.fast.blocks import block_elements, merged, pieces
-from cudnn_actor.engines.cpu.fast.formulas import FORMULAS, SINGLE
+from cudnn_actor.engines.cpu.fast.formulas import FLOAT32_ONLY, FORMULAS
 from cudnn_actor.engines.cpu.fast.instructions import (
     Code,
     Constant,
@@ -185,7 +185,7 @@ class _Building:
         function, parameters = FUNCTIONS[node.mode], tuple(node.effective_parameters.values())
         wide = any(self._tensors[key].dtype is DType.FLOAT64 for key in node.operands)
         dtype = np.dtype(np.float64 if wide else np.float32)
-        if node.mode not in FORMULAS or function.bits or (wide and node.mode in SINGLE):
+        if node.mode not in FORMULAS or function.bits or (wide and node.mode in FLOAT32_ONLY):
             return None
         operands = [self._operand(key) for key in node.operands]
         if node.mode is _M.SELECT:

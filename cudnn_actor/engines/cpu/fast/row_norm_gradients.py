@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from cudnn_actor.engines.cpu.fast.folding import Fold, Folding, Select
-from cudnn_actor.engines.cpu.fast.kernels import Call, Kernel, Operands, Step
+from cudnn_actor.engines.cpu.fast.folding import Fold, Folding, Select, store
+from cudnn_actor.engines.cpu.fast.kernels import Call, Kernel, Operands, Step, carried
 from cudnn_actor.engines.cpu.fast.lines import (
     Floats,
     Part,
@@ -25,7 +25,6 @@ from cudnn_actor.engines.cpu.fast.sums import dots_into, sums_into
 from cudnn_actor.engines.cpu.scratch import Dims, Scratch, footprint
 from cudnn_actor.protocol.operations import LayerNormBackward, Node, RMSNormBackward
 from cudnn_actor.protocol.operations.base import Specs
-from cudnn_actor.protocol.types.dtypes import DType
 
 __all__ = ["row_norm_backward"]
 
@@ -36,7 +35,7 @@ def row_norm_backward(node: Node, specs: Specs) -> Kernel | None:
     x = specs["x"]
     if not x.size:
         return None
-    dtype = np.dtype(np.float64 if x.dtype is DType.FLOAT64 else np.float32)
+    dtype = carried(x.dtype)
     return _Backward(x.dims, node.axis % x.rank, dtype)
 
 
@@ -81,7 +80,7 @@ class _Backward:
         for name, change in (("dscale", partial(_scaled, operands)), ("dbias", None)):
             if name in results:
                 into = results[name].reshape(*[1] * self.first, *self.dims[self.first :])
-                steps += self._columns.steps(Fold(change=change), operands["dy"], into, lanes, _store)
+                steps += self._columns.steps(Fold(change=change), operands["dy"], into, lanes, store)
         return steps
 
 
@@ -129,7 +128,3 @@ def _scaled(of: Operands, dy: Floats, into: Floats, select: Select) -> list[Call
     else:
         calls = [partial(np.multiply, x, select(of["inverse_rms"]), into)]
     return [*calls, partial(np.multiply, into, dy, into)]
-
-
-def _store(total: Floats, into: Floats) -> None:
-    np.copyto(into, total)

@@ -9,7 +9,7 @@ from functools import partial
 
 import numpy as np
 
-from cudnn_actor.engines.cpu.fast.kernels import Call, Operands, Step
+from cudnn_actor.engines.cpu.fast.kernels import Call, Operands, Step, carried
 from cudnn_actor.engines.cpu.fast.lines import (
     Floats,
     Part,
@@ -23,7 +23,6 @@ from cudnn_actor.engines.cpu.fast.sums import squares_into, sums_into
 from cudnn_actor.engines.cpu.scratch import Dims, Scratch, footprint
 from cudnn_actor.protocol.operations import LayerNorm, Node, RMSNorm
 from cudnn_actor.protocol.operations.base import Specs
-from cudnn_actor.protocol.types.dtypes import DType
 
 __all__ = ["layer_norm", "rms_norm"]
 
@@ -45,7 +44,7 @@ def _of(node: LayerNorm[int] | RMSNorm[int], specs: Specs, *, centred: bool) -> 
     if not x.size:
         return None
     axes = tuple(range(node.axis % x.rank, x.rank))
-    return _RowNorm(x.dims, axes, 8 if x.dtype is DType.FLOAT64 else 4, node.epsilon, centred)
+    return _RowNorm(x.dims, axes, carried(x.dtype).itemsize, node.epsilon, centred)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cudnn_actor.engines.cpu.fast.kernels import MOST_SCRATCH, Call, Kernel, Operands, Step
+from cudnn_actor.engines.cpu.fast.kernels import MOST_SCRATCH, Call, Kernel, Operands, Step, carried
 from cudnn_actor.engines.cpu.fast.lines import (
     Box,
     Part,
@@ -38,7 +38,7 @@ def arg_reduction(node: Node, specs: Specs) -> Kernel | None:
     if not x.size:
         return None
     find = np.argmax if node.mode is ReductionMode.MAX else np.argmin
-    return _Places(find, x.dims, node.axis % x.rank, _itemsize(x.dtype), node.keep_dims)
+    return _Places(find, x.dims, node.axis % x.rank, carried(x.dtype).itemsize, node.keep_dims)
 
 
 def cumulative(node: Node, specs: Specs) -> Kernel | None:
@@ -46,16 +46,11 @@ def cumulative(node: Node, specs: Specs) -> Kernel | None:
     assert isinstance(node, Cumulative)
     x, y = specs["x"], specs["y"]
     wide = DType.UINT64 if x.dtype is DType.UINT64 else DType.INT64
-    fits = _itemsize(x.dtype) == _itemsize(y.dtype) if x.dtype.is_floating else y.dtype is wide
+    fits = carried(x.dtype).itemsize == carried(y.dtype).itemsize if x.dtype.is_floating else y.dtype is wide
     if not x.size or not fits:
         return None
     ufunc = np.add if node.mode is ReductionMode.SUM else np.multiply
     return _Running(ufunc, node.axis % x.rank, node.exclusive, node.reverse)
-
-
-def _itemsize(dtype: DType) -> int:
-    """Of the arrays of a tensor."""
-    return max(4, dtype.itemsize) if dtype.is_floating else dtype.itemsize
 
 
 @dataclass(frozen=True)

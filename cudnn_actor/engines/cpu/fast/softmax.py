@@ -8,7 +8,7 @@ from functools import partial
 
 import numpy as np
 
-from cudnn_actor.engines.cpu.fast.kernels import Call, Kernel, Operands, Step
+from cudnn_actor.engines.cpu.fast.kernels import Call, Kernel, Operands, Step, carried
 from cudnn_actor.engines.cpu.fast.lines import (
     Floats,
     Part,
@@ -22,7 +22,6 @@ from cudnn_actor.engines.cpu.fast.sums import reduced_into, sums_into
 from cudnn_actor.engines.cpu.scratch import Dims, Scratch, footprint
 from cudnn_actor.protocol.operations import Node, Softmax, SoftmaxBackward
 from cudnn_actor.protocol.operations.base import Specs
-from cudnn_actor.protocol.types.dtypes import DType
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
 __all__ = ["softmax", "softmax_backward"]
@@ -50,7 +49,7 @@ def _of(
 ) -> Kernel | None:
     if not result.size:
         return None
-    itemsize = 8 if result.dtype is DType.FLOAT64 else 4
+    itemsize = carried(result.dtype).itemsize
     return kind(dims=result.dims, axis=node.axis % result.rank, log=node.log, itemsize=itemsize)
 
 

@@ -42,7 +42,6 @@ def emit_backward_data(draft: Draft, operation: ConvolutionBackwardData[int]) ->
     conv, spatial = operation.conv, draft.dims(operation.dx)[2:]
     sizes = zip(
         spatial,
-        conv.input_dims(draft.dims(operation.dy), draft.dims(operation.w))[2:],
         conv.pre_padding,
         conv.post_padding,
         draft.dims(operation.dy)[2:],
@@ -53,7 +52,7 @@ def emit_backward_data(draft: Draft, operation: ConvolutionBackwardData[int]) ->
     )
     more = tuple(
         size - ((count - 1) * stride + dilation * (taps - 1) + 1 - before - after)
-        for size, _, before, after, count, stride, dilation, taps in sizes
+        for size, before, after, count, stride, dilation, taps in sizes
     )
     if any(not 0 <= each < stride for each, stride in zip(more, conv.stride, strict=True)):
         refuse("a transposed convolution of more output padding than its stride")

@@ -72,7 +72,7 @@ class Draft:
         """The outputs of nodes."""
         self._values: dict[int, str] = {}
         """The names of values that operations can read."""
-        self._products = {
+        self._convolved = {
             uid
             for operation in graph.operations
             if isinstance(operation, ConvolutionForward | ConvolutionBackwardData)
@@ -139,10 +139,10 @@ class Draft:
         """Whether a tensor is a constant or passed by value: one number in all its elements."""
         return self.graph.tensor(uid).role in (TensorRole.CONSTANT, TensorRole.SCALAR)
 
-    def is_product(self, uid: int) -> bool:
-        """Whether a float32 tensor is the result of a convolution, and no input of the graph."""
+    def is_convolved(self, uid: int) -> bool:
+        """Whether a convolution writes the tensor, in float32."""
         tensor = self.graph.tensor(uid)
-        return tensor.dtype is DType.FLOAT32 and uid in self._products
+        return tensor.dtype is DType.FLOAT32 and uid in self._convolved
 
     def type_of(self, uid: int) -> DType:
         """The dtype of what `read` gives: float32 of half types."""

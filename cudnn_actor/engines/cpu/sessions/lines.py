@@ -191,7 +191,7 @@ def emit_batch_norm(draft: Draft, operation: BatchNorm[int]) -> None:
     """
     dims = draft.dims(operation.x)
     x, mean, variance = (draft.read_float(uid) for uid in (operation.x, operation.mean, operation.variance))
-    if draft.is_product(operation.x):
+    if draft.is_convolved(operation.x):
         scale, bias = (
             draft.constant(np.full(dims[1], other, np.float32)) if uid is None else draft.read_float(uid)
             for uid, other in ((operation.scale, 1), (operation.bias, 0))
