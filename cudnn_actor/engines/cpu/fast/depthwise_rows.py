@@ -33,7 +33,7 @@ from cudnn_actor.protocol.types.conv import ConvSpec
 
 __all__ = ["DepthwiseRows"]
 
-_LEAST_ROW = 28
+_LEAST_ROW = 20
 """Pixels of a row. For shorter ones, channels-last copies take less time."""
 _COPIES_BYTES = 4 << 20
 """Shifted copies of a block, at most. They grow with the filter, both in number and in rows."""
