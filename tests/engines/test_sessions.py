@@ -93,6 +93,17 @@ def test_what_has_no_counterpart_is_named() -> None:
     assert refusal(g.build(y=g.relu(g.input("nothing", (0, 4))))) == "tensors without elements"
 
 
+@pytest.mark.parametrize(("rows", "said"), [(2048, None), (2049, "attention with 16,785,408 scores")])
+def test_attention_whose_scores_would_take_much_memory_is_left_to_numpy(rows: int, said: str | None) -> None:
+    g = GraphBuilder()
+    q, k, v = (g.input(name, (1, 2, dim, 8)) for name, dim in (("q", rows), ("k", 4096), ("v", 4096)))
+    graph = g.build(y=g.attention(q, k, v))
+    if said is None:
+        model(graph.body)
+    else:
+        assert said in refusal(graph)
+
+
 def test_constants_that_bound_values_on_both_sides_are_one_node() -> None:
     """`Clip`, which ONNX Runtime computes with the convolution before it; of `Max` and `Min` it does not."""
     g = GraphBuilder()
