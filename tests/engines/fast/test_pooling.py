@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -138,3 +139,17 @@ def test_calls_and_scratch_are_bounded_whatever_the_windows(
     assert kernel.footprint(1) <= 4 << 20
     given, result = ({name: np.empty(spec.dims, np.float32)} for name, spec in specs.items())
     assert calls_of(kernel, given, result) <= 100_000
+
+
+@pytest.mark.parametrize("window", [S(1, size=3, stride=1, pad=1), S(1, size=1 << 19, stride=1 << 18)])
+def test_windows_along_a_long_dim_take_memory_in_proportion_to_the_result(window: Window) -> None:
+    x = TensorSpec.packed((1, 1, 1 << 20), DType.FLOAT32)
+    operation = MaxPool(x="x", y="y", window=window)
+    tracemalloc.start()
+    try:
+        specs = {"x": x, "y": operation.infer({"x": x})["y"]}
+        assert made(operation, specs) is not None
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 64 * specs["y"].size + (1 << 20)  # whole numbers of Python take twice as much

@@ -89,21 +89,21 @@ def _bounded(kernel: Pooling, x: TensorSpec) -> Pooling | None:
     return kernel if fits else None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Axis:
     """The windows along one spatial dim of `size` elements: the elements of each, from `starts` to `stops`.
 
-    `taps`: if all are the same but for the input's borders: where the first window's elements would lie, in
-    order, and `stride`, the distance of two windows.
+    These are arrays of int64. `taps`: if all windows are the same but for the input's borders: where the
+    first window's elements would lie, in order, and `stride`, the distance of two windows.
     """
 
     size: int
-    starts: tuple[int, ...]
-    stops: tuple[int, ...]
+    starts: Array
+    stops: Array
     dilation: int = 1
-    taps: tuple[int, ...] | None = None
+    taps: range | None = None
     stride: int = 1
-    _parts: dict[tuple[int, int], tuple[slice, Axis]] = field(default_factory=dict, compare=False, repr=False)
+    _parts: dict[tuple[int, int], tuple[slice, Axis]] = field(default_factory=dict, repr=False)
 
     @property
     def count(self) -> int:
@@ -113,7 +113,8 @@ class Axis:
     @functools.cached_property
     def same(self) -> bool:
         """Whether each window is the element of the same number."""
-        return self.starts == tuple(range(self.size)) and self.stops == tuple(range(1, self.size + 1))
+        numbers = np.arange(self.size)
+        return np.array_equal(self.starts, numbers) and np.array_equal(self.stops, numbers + 1)
 
     def calls(self, count: int) -> int:
         """The most calls that reduce so many of the windows, of one block."""
@@ -123,14 +124,14 @@ class Axis:
         each = 1 if len(self.taps) > _LONG else len(self.taps)
         return len(self.taps) + 2 + min(count, max(0, edges)) * each
 
-    def members(self) -> list[int]:
+    def members(self) -> Array:
         """How many elements each window has."""
-        along = zip(self.starts, self.stops, strict=True)
-        return [len(range(start, stop, self.dilation)) for start, stop in along]
+        found: Array = np.maximum(0, -((self.starts - self.stops) // self.dilation))
+        return found
 
     def reach(self, first: int, last: int) -> tuple[int, int]:
         """Where what the windows from one up to another read begins, and where it ends."""
-        return min(self.starts[first:last]), max(self.stops[first:last])
+        return int(self.starts[first:last].min()), int(self.stops[first:last].max())
 
     def part(self, first: int, last: int) -> tuple[slice, Axis]:
         """What the windows from one up to another read, and these windows of that alone."""
@@ -140,9 +141,10 @@ class Axis:
 
     def _part(self, first: int, last: int) -> tuple[slice, Axis]:
         begin, end = self.reach(first, last)
-        starts = tuple(start - begin for start in self.starts[first:last])
-        stops = tuple(stop - begin for stop in self.stops[first:last])
-        taps = None if self.taps is None else tuple(tap + first * self.stride - begin for tap in self.taps)
+        starts, stops = self.starts[first:last] - begin, self.stops[first:last] - begin
+        taps, moved = self.taps, first * self.stride - begin
+        if taps is not None:
+            taps = range(taps.start + moved, taps.stop + moved, taps.step)
         return slice(begin, end), Axis(end - begin, starts, stops, self.dilation, taps, self.stride)
 
     def inside(self, tap: int) -> range:
@@ -162,21 +164,20 @@ def window_axes(window: Window | AdaptiveWindow, x: Dims, y: Dims) -> tuple[Axis
 
 def _regular(window: Window, axis: int, size: int, count: int) -> Axis:
     stride, dilation, pre = window.stride[axis], window.dilation[axis], window.pre_padding[axis]
-    taps = tuple(tap * dilation - pre for tap in range(window.size[axis]))
-    starts, stops = [], []
-    for first in range(taps[0], taps[0] + count * stride, stride):
-        last = first + taps[-1] - taps[0]
-        starts.append(first + max(0, -(first // dilation)) * dilation)
-        stops.append(last - max(0, -((size - 1 - last) // dilation)) * dilation + 1)
-    return Axis(size, tuple(starts), tuple(stops), dilation, taps, stride)
+    taps = range(-pre, window.size[axis] * dilation - pre, dilation)
+    first = np.arange(count, dtype=np.int64) * stride - pre
+    last = first + (taps[-1] - taps[0])
+    starts = first + np.maximum(0, -(first // dilation)) * dilation
+    stops = last - np.maximum(0, -((size - 1 - last) // dilation)) * dilation + 1
+    return Axis(size, starts, stops, dilation, taps, stride)
 
 
 def _adaptive(size: int, count: int) -> Axis:
-    starts = tuple(place * size // count for place in range(count))
-    stops = tuple(-(-(place + 1) * size // count) for place in range(count))
+    places = np.arange(count, dtype=np.int64)
+    starts, stops = places * size // count, -(-(places + 1) * size // count)
     if size % count:
         return Axis(size, starts, stops)
-    return Axis(size, starts, stops, 1, tuple(range(size // count)), size // count)
+    return Axis(size, starts, stops, 1, range(size // count), size // count)
 
 
 def counts_of(node: AvgPool[Any] | AvgPoolBackward[Any], axes: Sequence[Axis], dtype: np.dtype[Any]) -> Array:
@@ -187,7 +188,7 @@ def counts_of(node: AvgPool[Any] | AvgPoolBackward[Any], axes: Sequence[Axis], d
     for number, axis in enumerate(axes):
         along = [1] * (2 + len(axes))
         along[2 + number] = axis.count
-        counts = counts * np.array(axis.members()).reshape(along)
+        counts = counts * axis.members().reshape(along)
     return (counts if counts.min() != counts.max() else counts.reshape(-1)[0]).astype(dtype)
 
 
