@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from cudnn_actor.engines.cpu.fast.attention_heads import Heads
 from cudnn_actor.engines.cpu.fast.attention_rows import Rows
-from cudnn_actor.engines.cpu.fast.kernels import Call, Kernel, Operands, Step
-from cudnn_actor.engines.cpu.fast.lines import Box, boxes, deal
+from cudnn_actor.engines.cpu.fast.kernels import Call, Kernel, Operands, Step, deal
+from cudnn_actor.engines.cpu.fast.lines import Box, boxes
 from cudnn_actor.engines.cpu.fast.matrices import of_samples, taken
 from cudnn_actor.engines.cpu.scratch import Scratch
 from cudnn_actor.protocol.operations import Attention, Node

@@ -17,8 +17,8 @@ import numpy as np
 
 from cudnn_actor.engines.cpu.fast.attention_heads import Heads
 from cudnn_actor.engines.cpu.fast.attention_scores import Block, Scores
-from cudnn_actor.engines.cpu.fast.kernels import Call, Kernel, Operands, Step
-from cudnn_actor.engines.cpu.fast.lines import Box, Floats, boxes, deal, in_turn
+from cudnn_actor.engines.cpu.fast.kernels import Call, Kernel, Operands, Step, deal, in_turn
+from cudnn_actor.engines.cpu.fast.lines import Box, Floats, boxes
 from cudnn_actor.engines.cpu.fast.matrices import taken
 from cudnn_actor.engines.cpu.scratch import Scratch, footprint
 from cudnn_actor.protocol.operations import AttentionBackward, Node

@@ -11,11 +11,11 @@ import numpy as np
 import numpy.typing as npt
 from numpy.lib.stride_tricks import as_strided
 
-__all__ = ["block_elements", "merged", "pieces"]
+__all__ = ["BLOCK_ELEMENTS", "block_elements", "merged", "pieces"]
 
 Dims = tuple[int, ...]
 
-_ELEMENTS = 16384
+BLOCK_ELEMENTS = 16384
 """Of a block: 64 KiB of float32. In shorter ones, NumPy takes longer for the call than for the elements."""
 _LARGE, _LARGER = 1 << 24, 1 << 28
 """Tensors of so many elements are cut into blocks of two and of eight times as many: each takes a call."""
@@ -26,7 +26,7 @@ _ROUND = 16
 def block_elements(dims: Dims) -> int:
     """The most elements of a block of a tensor. It does not depend on how many lanes there are."""
     size = math.prod(dims)
-    return min(size, _ELEMENTS * (1 if size <= _LARGE else 2 if size <= _LARGER else 8))
+    return min(size, BLOCK_ELEMENTS * (1 if size <= _LARGE else 2 if size <= _LARGER else 8))
 
 
 def merged(

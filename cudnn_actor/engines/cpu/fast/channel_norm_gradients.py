@@ -18,8 +18,8 @@ import numpy as np
 
 from cudnn_actor.engines.cpu.fast.channel_norms import parted_dims
 from cudnn_actor.engines.cpu.fast.folding import Fold, Folding, Select, store
-from cudnn_actor.engines.cpu.fast.kernels import Call, Kernel, Operands, Step, carried
-from cudnn_actor.engines.cpu.fast.lines import Box, Floats, beside, blocks_of_lines, deal, in_turn, most_lines
+from cudnn_actor.engines.cpu.fast.kernels import Call, Kernel, Operands, Step, carried, deal, in_turn
+from cudnn_actor.engines.cpu.fast.lines import Box, Floats, beside, blocks_of_lines, most_lines
 from cudnn_actor.engines.cpu.scratch import Dims, Scratch, footprint
 from cudnn_actor.protocol.operations import (
     BatchNormBackward,

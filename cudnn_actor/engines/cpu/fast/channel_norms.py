@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cudnn_actor.engines.cpu.fast.folding import Fold, Folding, Select
-from cudnn_actor.engines.cpu.fast.kernels import Call, Kernel, Operands, Step, carried
-from cudnn_actor.engines.cpu.fast.lines import Box, Floats, beside, blocks_of_lines, deal, in_turn, most_lines
+from cudnn_actor.engines.cpu.fast.kernels import Call, Kernel, Operands, Step, carried, deal, in_turn
+from cudnn_actor.engines.cpu.fast.lines import Box, Floats, beside, blocks_of_lines, most_lines
 from cudnn_actor.engines.cpu.scratch import Dims, Scratch, footprint
 from cudnn_actor.protocol.operations import (
     BatchNorm,

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from cudnn_actor.engines.cpu.fast.kernels import Call, Step
-from cudnn_actor.engines.cpu.fast.lines import Box, Floats, beside, boxes, deal, in_turn, lines, one_each
+from cudnn_actor.engines.cpu.fast.kernels import Call, Step, deal, in_turn
+from cudnn_actor.engines.cpu.fast.lines import Box, Floats, beside, boxes, lines, one_each
 from cudnn_actor.engines.cpu.fast.sums import reduced_into, squares_into, sums_into
 from cudnn_actor.engines.cpu.scratch import Dims, Scratch, footprint
 

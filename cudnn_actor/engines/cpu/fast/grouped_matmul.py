@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cudnn_actor.engines.cpu.fast.kernels import Call, Kernel, Operands, Step
-from cudnn_actor.engines.cpu.fast.lines import Box, Floats, boxes, deal
+from cudnn_actor.engines.cpu.fast.kernels import Call, Kernel, Operands, Step, deal
+from cudnn_actor.engines.cpu.fast.lines import Box, Floats, boxes
 from cudnn_actor.engines.cpu.fast.matrices import as_blas_takes_it, copied, taken
 from cudnn_actor.engines.cpu.scratch import Scratch
 from cudnn_actor.protocol.operations import GroupedMatMul, GroupedMatMulBackwardWeights, Node

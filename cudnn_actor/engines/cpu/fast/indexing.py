@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cudnn_actor.engines.cpu.fast.kernels import MOST_SCRATCH, Call, Step, dealt
+from cudnn_actor.engines.cpu.fast.blocks import BLOCK_ELEMENTS
+from cudnn_actor.engines.cpu.fast.kernels import MOST_SCRATCH, Call, Step, deal, dealt, in_turn, lanes_worth
 from cudnn_actor.engines.cpu.fast.lines import boxes
 from cudnn_actor.engines.cpu.scratch import Scratch, footprint
 from cudnn_actor.protocol.operations import Gather, GatherElements, GatherND, Node, Specs
@@ -20,9 +21,8 @@ from cudnn_actor.protocol.operations.indexing import Gathering
 __all__ = ["Gathered", "GatheredElements", "GatheredLists", "gather", "gather_elements", "gather_nd"]
 
 Array = npt.NDArray[Any]
-_ELEMENTS = 16384
-_FEW_ELEMENTS = 131072
-"""Of a result: a second lane would take as long to begin as these to be copied."""
+_NS = 0.45
+"""Nanoseconds of a copied element."""
 _MOST_SAMPLES = 4096
 """With indices of their own, each of which takes a call: more are gathered by their definition."""
 _BLOCK = 1 << 18
@@ -72,23 +72,19 @@ class Gathered:
             return _by_definition(self.node, x, given, y, len(lanes))
         indices, below = (lanes[0].take(given.shape, np.int64) for _ in range(2))
         wrapped = _wrapped(given, self.size, indices, below)
-        if y.size <= _FEW_ELEMENTS:
-            lanes = lanes[:1]
-        calls: list[list[Call]] = [[] for _ in lanes]
+        lanes = lanes_worth(lanes, _NS * y.size)
         of_x = x.reshape(self.samples, self.outer, self.size, self.inner)
         of_y = y.reshape(self.samples, self.outer, self.places, self.inner)
         blocks = self._blocks(of_x, indices.reshape(self.samples, self.places), of_y)
-        for number, call in enumerate(blocks):
-            calls[number % len(lanes)].append(call)
         if len(lanes) == 1:
-            return [dealt([wrapped + calls[0]])]
-        return [dealt([wrapped]), dealt(calls)]
+            return [dealt([[*wrapped, *blocks]])]
+        return [dealt([wrapped]), deal(blocks, len(lanes), lambda call, _: call)]
 
     def _blocks(self, x: Array, indices: Array, y: Array) -> Iterator[Call]:
         # NumPy wants contiguous arrays: a part of the places only of one outer index at a time.
         each = self.places * self.inner
-        outer = max(1, _ELEMENTS // each)
-        places = self.places if outer > 1 else max(1, _ELEMENTS // self.inner)
+        outer = max(1, BLOCK_ELEMENTS // each)
+        places = self.places if outer > 1 else max(1, BLOCK_ELEMENTS // self.inner)
         for sample in range(self.samples):
             for first in range(0, self.outer, outer):
                 for place in range(0, self.places, places):
@@ -113,7 +109,7 @@ def _wrapped(given: Array, size: int, indices: Array, spare: Array) -> list[Call
     ]
 
 
-def _steps(given: Array, size: int, stride: int, steps: Array, spare: Array) -> list[Call]:
+def _offsets(given: Array, size: int, stride: int, steps: Array, spare: Array) -> list[Call]:
     """Calls that turn indices into distances in memory; those out of range are the nearest in range."""
     return [
         *_wrapped(given, size, steps, spare),
@@ -140,7 +136,7 @@ class GatheredElements:
 
     @property
     def _rows(self) -> int:
-        return min(self.indices[0], max(1, _ELEMENTS // math.prod(self.indices[1:])))
+        return min(self.indices[0], max(1, BLOCK_ELEMENTS // math.prod(self.indices[1:])))
 
     def footprint(self, lanes: int) -> int:
         """Bytes of scratch that each lane needs: for places; 0 for very many."""
@@ -154,24 +150,24 @@ class GatheredElements:
         x, given, y = operands["x"], operands["indices"], results["y"]
         if not (x.flags.c_contiguous and y.flags.c_contiguous and self.footprint(1)):
             return _by_definition(self.node, x, given, y, len(lanes))
-        if y.size <= _FEW_ELEMENTS:
-            lanes = lanes[:1]
-        calls: list[list[Call]] = [[] for _ in lanes]
+        lanes = lanes_worth(lanes, _NS * y.size)
         strides = [math.prod(self.x[axis + 1 :]) for axis in range(len(self.x))]
-        for number, first in enumerate(range(0, self.indices[0], self._rows)):
+
+        def call(first: int, lane: int) -> Call:
             block = given[first : first + self._rows]
-            memory = lanes[number % len(lanes)].fork()
+            memory = lanes[lane].fork()
             places, spare = (memory.take(block.shape, np.int64) for _ in range(2))
-            into = calls[number % len(lanes)]
-            into += _steps(block, self.x[self.axis], strides[self.axis], places, spare)
+            calls = _offsets(block, self.x[self.axis], strides[self.axis], places, spare)
             for axis, size in enumerate(block.shape):
                 if axis != self.axis:
                     start = 0 if axis else first
                     along = [-1 if other == axis else 1 for other in range(len(self.x))]
                     own = (np.arange(start, start + size) * strides[axis]).reshape(along)
-                    into.append(partial(np.add, places, own, places))
-            into.append(partial(x.reshape(-1).take, places, None, y[first : first + self._rows], "clip"))
-        return [dealt(calls)]
+                    calls.append(partial(np.add, places, own, places))
+            taking = partial(x.reshape(-1).take, places, None, y[first : first + self._rows], "clip")
+            return in_turn([*calls, taking])
+
+        return [deal(range(0, self.indices[0], self._rows), len(lanes), call)]
 
 
 def gather_nd(node: Node, specs: Specs) -> GatheredLists:
@@ -197,7 +193,7 @@ class GatheredLists:
     @property
     def _rows(self) -> int:
         """How many lists a block has."""
-        return min(math.prod(self.indices[self.batch : -1]), max(1, _ELEMENTS // self._inner))
+        return min(math.prod(self.indices[self.batch : -1]), max(1, BLOCK_ELEMENTS // self._inner))
 
     def footprint(self, lanes: int) -> int:
         """Bytes of scratch that each lane needs: for places."""
@@ -212,42 +208,44 @@ class GatheredLists:
         packed = all(array.flags.c_contiguous for array in (x, given, y))
         if not packed or math.prod(self.x[: self.batch]) > _MOST_SAMPLES:
             return _by_definition(self.node, x, given, y, len(lanes))
-        if y.size <= _FEW_ELEMENTS:
-            lanes = lanes[:1]
-        calls: list[list[Call]] = [[] for _ in lanes]
+        lanes = lanes_worth(lanes, _NS * y.size)
         samples, count = math.prod(self.x[: self.batch]), self.indices[-1]
         sizes = self.x[self.batch : self.batch + count]
         lists = given.reshape(samples, -1, count)
         runs, into = x.reshape(samples, -1, self._inner), y.reshape(samples, -1, self._inner)
         blocks = [(s, first) for s in range(samples) for first in range(0, lists.shape[1], self._rows)]
-        for number, (sample, first) in enumerate(blocks):
+
+        def call(place: tuple[int, int], lane: int) -> Call:
+            sample, first = place
             block = lists[sample, first : first + self._rows]
-            memory = lanes[number % len(lanes)].fork()
+            memory = lanes[lane].fork()
             places, one, spare = (memory.take(block.shape[:1], np.int64) for _ in range(3))
-            own = calls[number % len(lanes)]
+            calls: list[Call] = []
             for index, size in enumerate(sizes):
                 stride = math.prod(sizes[index + 1 :])
-                own += _steps(block[:, index], size, stride, one if index else places, spare)
+                calls += _offsets(block[:, index], size, stride, one if index else places, spare)
                 if index:
-                    own.append(partial(np.add, places, one, places))
+                    calls.append(partial(np.add, places, one, places))
             part = into[sample, first : first + self._rows]
-            own.append(partial(runs[sample].take, places, 0, part, "clip"))
-        return [dealt(calls)]
+            return in_turn([*calls, partial(runs[sample].take, places, 0, part, "clip")])
+
+        return [deal(blocks, len(lanes), call)]
 
 
 def _by_definition(node: Gathering[Any], x: Array, indices: Array, y: Array, lanes: int) -> list[Step]:
     """Steps for arrays with gaps, or in another order, and where there would be very many calls."""
     places = node.places(x.shape, indices.shape)
-    calls: list[list[Call]] = [[] for _ in range(lanes)]
-    for number, box in enumerate(boxes(y.shape, _BLOCK)):
+
+    def call(box: Any, _lane: int) -> Call:
         source: Any = tuple(slice(None) if own is None else box[own] for own in places.own)
         named: Any = tuple(box[own] for own in places.of_indices)
         into: Any = (*box, ...)  # an array also where it has no dims
-        calls[number % lanes].append(partial(_gathered, node, x[source], indices[named], y[into]))
-    return [dealt(calls)]
+        return partial(_gathered, node, x[source], indices[named], y[into])
+
+    return [deal(boxes(y.shape, _BLOCK), lanes, call)]
 
 
 def _gathered(node: Gathering[Any], x: Array, indices: Array, y: Array) -> None:
-    """In memory that NumPy allocates."""
+    """Gather a block by the operation's definition. NumPy allocates as much again."""
     places = node.places(x.shape, indices.shape)
     np.copyto(y, x[places.at(np, indices, x.shape)])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,11 +20,16 @@ __all__ = [
     "Step",
     "carried",
     "carried_number",
+    "deal",
     "dealt",
+    "in_turn",
+    "lanes_worth",
     "made_when_run",
     "most_calls",
     "of_calls",
 ]
+
+T = TypeVar("T")
 
 Call = Callable[[], object]
 """A part of a run, without arguments. It allocates only what the docstring of its maker says."""
@@ -51,6 +56,15 @@ _OF_A_BLOCK, _BLOCK_BYTES = 48, 32768
 def most_calls(nbytes: int) -> int:
     """The most calls that a kernel may take whose largest tensor has so many bytes."""
     return max(_MOST_CALLS, _OF_A_BLOCK * (nbytes // _BLOCK_BYTES))
+
+
+_BRIEF_NS = 60_000
+"""A second lane would take as long to begin and to end."""
+
+
+def lanes_worth(lanes: Sequence[Scratch], ns: float) -> Sequence[Scratch]:
+    """The lanes that a step is dealt to which takes so many nanoseconds on one of them: all, or the first."""
+    return lanes if ns > _BRIEF_NS else lanes[:1]
 
 
 def carried(dtype: DType) -> np.dtype[Any]:
@@ -113,3 +127,16 @@ def made_when_run(make: Callable[[], Iterable[Call]]) -> Call:
 def of_calls(call: Call) -> tuple[Call, ...]:
     """The calls that a call consists of."""
     return call.calls if isinstance(call, Calls) else (call,)
+
+
+def in_turn(calls: Sequence[Call]) -> Call:
+    """One call that makes several, one after the other."""
+    return calls[0] if len(calls) == 1 else Calls(calls)
+
+
+def deal(blocks: Iterable[T], count: int, bind: Callable[[T, int], Call]) -> Step:
+    """A step of a call for each block, which `bind` makes for it and the number of its lane."""
+    calls: list[list[Call]] = [[] for _ in range(count)]
+    for number, block in enumerate(blocks):
+        calls[number % count].append(bind(block, number % count))
+    return dealt(calls)

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy.typing as npt
 
-from cudnn_actor.engines.cpu.fast.kernels import Call, Calls, Step, dealt
 from cudnn_actor.engines.cpu.scratch import Dims
 
 __all__ = [
@@ -23,8 +22,6 @@ __all__ = [
     "beside",
     "blocks_of_lines",
     "boxes",
-    "deal",
-    "in_turn",
     "lines",
     "merged",
     "most_lines",
@@ -35,7 +32,6 @@ __all__ = [
 Box = tuple[slice, ...]
 Floats = npt.NDArray[Any]
 """An array of float32 or float64."""
-T = TypeVar("T")
 
 _BLOCK_BYTES = 128 << 10
 """Of one array's block: with the result's block, half of a small L2 cache."""
@@ -159,16 +155,3 @@ def beside(array: Floats, box: Box) -> Floats:
 def one_each(array: Floats, axes: tuple[int, ...]) -> Dims:
     """The dims of a number for each line: those of an array, with 1 along the lines."""
     return tuple(1 if axis in axes else size for axis, size in enumerate(array.shape))
-
-
-def in_turn(calls: Sequence[Call]) -> Call:
-    """One call that makes several, one after the other."""
-    return calls[0] if len(calls) == 1 else Calls(calls)
-
-
-def deal(blocks: Sequence[T], count: int, bind: Callable[[T, int], Call]) -> Step:
-    """A step of a call for each block, which `bind` makes for it and the number of its lane."""
-    calls: list[list[Call]] = [[] for _ in range(count)]
-    for number, block in enumerate(blocks):
-        calls[number % count].append(bind(block, number % count))
-    return dealt(calls)

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cudnn_actor.engines.cpu.fast.kernels import Call, Operands, Step
-from cudnn_actor.engines.cpu.fast.lines import Box, Floats, boxes, deal
+from cudnn_actor.engines.cpu.fast.kernels import Call, Operands, Step, deal
+from cudnn_actor.engines.cpu.fast.lines import Box, Floats, boxes
 from cudnn_actor.engines.cpu.fast.matrices import copied, product_steps
 from cudnn_actor.engines.cpu.scratch import Scratch
 from cudnn_actor.protocol.operations import MatMul, Node

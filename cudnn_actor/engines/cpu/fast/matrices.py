@@ -10,8 +10,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from cudnn_actor.engines.cpu.fast.kernels import Call, Step
-from cudnn_actor.engines.cpu.fast.lines import Box, Floats, boxes, deal, merged
+from cudnn_actor.engines.cpu.fast.kernels import Call, Step, deal
+from cudnn_actor.engines.cpu.fast.lines import Box, Floats, boxes, merged
 
 __all__ = ["as_blas_takes_it", "copied", "of_samples", "product_steps", "taken"]
 

@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 from numpy.lib.stride_tricks import as_strided
 
-from cudnn_actor.engines.cpu.fast.blocks import merged, pieces
-from cudnn_actor.engines.cpu.fast.kernels import MOST_SCRATCH, Call, Step, carried, dealt
+from cudnn_actor.engines.cpu.fast.blocks import BLOCK_ELEMENTS, merged, pieces
+from cudnn_actor.engines.cpu.fast.kernels import MOST_SCRATCH, Call, Step, carried, deal, in_turn, lanes_worth
 from cudnn_actor.engines.cpu.fast.lines import boxes
 from cudnn_actor.engines.cpu.scratch import Scratch, footprint
 from cudnn_actor.protocol.operations import (
@@ -41,10 +41,9 @@ Array = npt.NDArray[Any]
 Pair = tuple[Array, Array]
 """A source and a target of the same dims, or a source that is broadcast to them."""
 
-_ELEMENTS = 16384
 _LINE = 64
-_FEW_ELEMENTS = 131072
-"""Of a target: a second lane would take as long to begin as these to be copied."""
+_NS = 0.45
+"""Nanoseconds of a copied element."""
 _SHORT = 128
 """Columns that a block of a transpose has at most: a cache line for each is in the cache together."""
 _PACKED = MOST_SCRATCH // 4
@@ -69,18 +68,14 @@ class Copies:
         self, operands: Mapping[str, Array], results: Mapping[str, Array], lanes: Sequence[Scratch]
     ) -> list[Step]:
         """The steps of a run: see `Kernel`."""
-        return [copied_blocks(pairs, len(lanes)) for pairs in self.steps(operands, results)]
+        return [copied_blocks(pairs, lanes) for pairs in self.steps(operands, results)]
 
 
-def copied_blocks(pairs: Sequence[Pair], lanes: int) -> Step:
-    """A step in which arrays are copied to others, on so many lanes at most."""
-    if sum(target.size for _, target in pairs) <= _FEW_ELEMENTS:
-        lanes = 1
-    calls: list[list[Call]] = [[] for _ in range(lanes)]
+def copied_blocks(pairs: Sequence[Pair], lanes: Sequence[Scratch]) -> Step:
+    """A step in which arrays are copied to others."""
+    lanes = lanes_worth(lanes, _NS * sum(target.size for _, target in pairs))
     blocks = itertools.chain.from_iterable(itertools.starmap(_blocks, pairs))
-    for number, (source, target) in enumerate(blocks):
-        calls[number % lanes].append(partial(np.copyto, target, source))
-    return dealt(calls)
+    return deal(blocks, len(lanes), lambda pair, _: partial(np.copyto, pair[1], pair[0]))
 
 
 def _blocks(source: Array, target: Array) -> Iterator[Pair]:
@@ -90,12 +85,12 @@ def _blocks(source: Array, target: Array) -> Iterator[Pair]:
     dims, (into, of) = merged(target.shape, [target, source])
     if abs(of.strides[-1]) >= _LINE and len(dims) > 1:
         length = min(dims[-1], _SHORT)
-        for place in pieces(dims[:-1], max(1, _ELEMENTS // length)):
+        for place in pieces(dims[:-1], max(1, BLOCK_ELEMENTS // length)):
             for start in range(0, dims[-1], length):
                 part = (*place, ..., slice(start, start + length))
                 yield of[part], into[part]
         return
-    for place in pieces(dims, _ELEMENTS):
+    for place in pieces(dims, BLOCK_ELEMENTS):
         yield of[place], into[place]
 
 
@@ -282,22 +277,23 @@ class Reshaped:
         """The steps of a run: see `Kernel`."""
         x, y = operands["x"], results["y"]
         if (found := _reshaped(y, x.shape)) is not None:
-            return [copied_blocks([(x, found)], len(lanes))]
+            return [copied_blocks([(x, found)], lanes)]
         if (found := _reshaped(x, y.shape)) is not None:
-            return [copied_blocks([(found, y)], len(lanes))]
+            return [copied_blocks([(found, y)], lanes)]
         if self.between and not self.footprint(len(lanes)):
             return [(partial(_copied, x, y),)]
         if self.between <= MOST_SCRATCH:
             packed = lanes[0].take(x.shape, x.dtype)
             pairs = ((x, packed), (packed.reshape(y.shape), y))
-            return [copied_blocks([pair], len(lanes)) for pair in pairs]
-        calls: list[list[Call]] = [[] for _ in lanes]
-        for number, box in enumerate(boxes(self.outer, self.most)):
-            lane, of, into = number % len(lanes), x[box], y[box]
+            return [copied_blocks([pair], lanes) for pair in pairs]
+
+        def call(box: Any, lane: int) -> Call:
+            of, into = x[box], y[box]
             packed = lanes[lane].fork().take(of.shape, of.dtype)
-            for pair in ((of, packed), (packed.reshape(into.shape), into)):
-                calls[lane] += [partial(np.copyto, target, source) for source, target in _blocks(*pair)]
-        return [dealt(calls)]
+            pairs = (_blocks(of, packed), _blocks(packed.reshape(into.shape), into))
+            return in_turn([partial(np.copyto, target, source) for each in pairs for source, target in each])
+
+        return [deal(boxes(self.outer, self.most), len(lanes), call)]
 
 
 def _copied(x: Array, y: Array) -> None:

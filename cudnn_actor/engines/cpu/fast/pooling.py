@@ -21,13 +21,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from cudnn_actor.engines.cpu.fast.blocks import BLOCK_ELEMENTS
 from cudnn_actor.engines.cpu.fast.kernels import (
     MOST_SCRATCH,
     Call,
     Operands,
     Step,
     carried,
-    dealt,
+    deal,
+    in_turn,
+    lanes_worth,
     most_calls,
 )
 from cudnn_actor.engines.cpu.scratch import Scratch, footprint
@@ -46,10 +49,8 @@ __all__ = ["Axis", "Pooling", "avg_pool", "counts_of", "laid_out", "max_pool", "
 
 Array = npt.NDArray[Any]
 Dims = tuple[int, ...]
-_ELEMENTS = 16384
-"""Of the input that a block reads, about."""
-_FEW_ELEMENTS = 32768
-"""Of x: a second lane would take as long to begin as one takes."""
+_NS = 1.8
+"""Nanoseconds of an element of x, about."""
 _FEW_CHANNELS = 16
 """Channels that lie side by side are not cut into fewer: the elements of a cache line."""
 _MOST_ELEMENTS = 1 << 17
@@ -242,19 +243,19 @@ class Pooling:
         """The steps of a run: see `Kernel`."""
         x, y = operands["x"], results["y"]
         channels_last = abs(x.strides[1]) < min(map(abs, x.strides[2:]))
-        if math.prod(self.x) <= _FEW_ELEMENTS:
-            lanes = lanes[:1]
-        calls: list[list[Call]] = [[] for _ in lanes]
+        lanes = lanes_worth(lanes, _NS * math.prod(self.x))
         extents = _extents(self.x, self.y, self.axes, channels_last=channels_last)
-        for number, block in enumerate(_blocks(self.y, extents)):
-            lane = number % len(lanes)
-            calls[lane] += self._calls(x, y, block, lanes[lane].fork(), channels_last=channels_last)
-        return [dealt(calls)]
+
+        def call(block: tuple[slice, slice, slice], lane: int) -> Call:
+            memory = lanes[lane].fork()
+            return in_turn([*self._calls(x, y, block, memory, channels_last=channels_last)])
+
+        return [deal(_blocks(self.y, extents), len(lanes), call)]
 
     def _calls(
         self, x: Array, y: Array, block: tuple[slice, slice, slice], memory: Scratch, *, channels_last: bool
     ) -> Iterator[Call]:
-        """A block of y: a slice of the batch, of the channels, and of the first spatial dim."""
+        """Calls that compute a block of y: slices of the batch, the channels, and the first spatial dim."""
         read, first = self.axes[0].part(block[2].start, block[2].stop)
         place, target = x[block[0], block[1], read], y[block]
         axes = (first, *self.axes[1:])
@@ -418,14 +419,14 @@ def _extents(x: Dims, y: Dims, axes: Sequence[Axis], *, channels_last: bool) -> 
     image = math.prod(x[2:])
     step = axes[0].stride if axes[0].taps else -(-x[2] // y[2])
     row = image if y[2] == 1 else image // x[2] * step  # of x, for one of y
-    batch = max(1, _ELEMENTS // (image * x[1]))
+    batch = max(1, BLOCK_ELEMENTS // (image * x[1]))
     if channels_last:
-        few = min(x[1], max(min(_FEW_CHANNELS, _MOST_ELEMENTS // row), _ELEMENTS // row, 1))
-        channels = x[1] if row * x[1] <= 4 * _ELEMENTS else few
-        rows = y[2] if image * channels <= _ELEMENTS else max(1, _ELEMENTS // (row * channels))
+        few = min(x[1], max(min(_FEW_CHANNELS, _MOST_ELEMENTS // row), BLOCK_ELEMENTS // row, 1))
+        channels = x[1] if row * x[1] <= 4 * BLOCK_ELEMENTS else few
+        rows = y[2] if image * channels <= BLOCK_ELEMENTS else max(1, BLOCK_ELEMENTS // (row * channels))
     else:
-        channels = min(x[1], max(1, _ELEMENTS // image))
-        rows = y[2] if image <= _ELEMENTS else max(1, _ELEMENTS // row)
+        channels = min(x[1], max(1, BLOCK_ELEMENTS // image))
+        rows = y[2] if image <= BLOCK_ELEMENTS else max(1, BLOCK_ELEMENTS // row)
     return (min(batch, x[0]), channels, min(rows, y[2]))
 
 

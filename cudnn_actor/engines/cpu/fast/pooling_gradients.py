@@ -12,13 +12,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from cudnn_actor.engines.cpu.fast.blocks import BLOCK_ELEMENTS
 from cudnn_actor.engines.cpu.fast.kernels import (
     MOST_SCRATCH,
     Call,
     Operands,
     Step,
     carried,
-    dealt,
+    deal,
+    in_turn,
+    lanes_worth,
     most_calls,
 )
 from cudnn_actor.engines.cpu.fast.pooling import Axis, counts_of, laid_out, window_axes
@@ -29,10 +32,8 @@ __all__ = ["Spreading", "avg_pool_backward"]
 
 Array = npt.NDArray[Any]
 Dims = tuple[int, ...]
-_ELEMENTS = 16384
-"""Of the result of a block, about."""
-_FEW_ELEMENTS = 32768
-"""Of dx: a second lane would take as long to begin as one takes."""
+_NS = 1.8
+"""Nanoseconds of an element of dx, about."""
 _FEW_CHANNELS = 16
 """Channels that lie side by side are not cut into fewer, if there is room: the elements of a cache line."""
 
@@ -63,7 +64,7 @@ class Spreading:
 
     def _channels(self, *, channels_last: bool) -> int:
         few = min(_FEW_CHANNELS, max(1, MOST_SCRATCH // self._scratch(1))) if channels_last else 1
-        return min(self.dx[1], max(few, _ELEMENTS // math.prod(self.dx[2:])))
+        return min(self.dx[1], max(few, BLOCK_ELEMENTS // math.prod(self.dx[2:])))
 
     def _partly(self, channels: int) -> Iterator[Dims]:
         """Dims of a block of dy, and of what it becomes along one dim after the other."""
@@ -88,22 +89,23 @@ class Spreading:
         dy, dx = operands["dy"], results["dx"]
         channels_last = abs(dx.strides[1]) < min(map(abs, dx.strides[2:]))
         channels = self._channels(channels_last=channels_last)
-        if math.prod(self.dx) <= _FEW_ELEMENTS:
-            lanes = lanes[:1]
-        calls: list[list[Call]] = [[] for _ in lanes]
-        blocks = itertools.product(range(self.dx[0]), range(0, self.dx[1], channels))
-        for number, (image, first) in enumerate(blocks):
-            lane = number % len(lanes)
+        lanes = lanes_worth(lanes, _NS * math.prod(self.dx))
+
+        def call(block: tuple[int, int], lane: int) -> Call:
+            image, first = block
             place = slice(image, image + 1), slice(first, min(first + channels, self.dx[1]))
             memory = lanes[lane].fork()
             size = place[1].stop - place[1].start
             partly = [
                 laid_out(memory, dims, self.dtype, channels_last=channels_last) for dims in self._partly(size)
             ]
-            calls[lane].append(partial(np.divide, dy[place], self.counts, partly[0]))
+            calls: list[Call] = [partial(np.divide, dy[place], self.counts, partly[0])]
             for axis, (y, x) in enumerate(itertools.pairwise([*partly, dx[place]])):
-                calls[lane] += _along(self.axes[axis], 2 + axis, y, x)
-        return [dealt(calls)]
+                calls += _along(self.axes[axis], 2 + axis, y, x)
+            return in_turn(calls)
+
+        blocks = itertools.product(range(self.dx[0]), range(0, self.dx[1], channels))
+        return [deal(blocks, len(lanes), call)]
 
 
 def _along(axis: Axis, dim: int, y: Array, x: Array) -> Iterator[Call]:

@@ -1,4 +1,4 @@
-"""Tensors with other sizes: along one dim after the other, sums of a few weighted elements."""
+"""Resampling, one dim after the other: each element is a weighted sum of at most four."""
 
 from __future__ import annotations
 
@@ -13,7 +13,16 @@ import numpy as np
 import numpy.typing as npt
 
 from cudnn_actor.engines.cpu.exact.boxes import Box, boxes
-from cudnn_actor.engines.cpu.fast.kernels import Call, Step, carried, dealt, made_when_run
+from cudnn_actor.engines.cpu.fast.blocks import BLOCK_ELEMENTS
+from cudnn_actor.engines.cpu.fast.kernels import (
+    Call,
+    Step,
+    carried,
+    deal,
+    in_turn,
+    lanes_worth,
+    made_when_run,
+)
 from cudnn_actor.engines.cpu.scratch import Scratch, footprint
 from cudnn_actor.protocol.operations import Node, Resample, Specs
 
@@ -21,12 +30,10 @@ __all__ = ["Resampled", "resample"]
 
 Array = npt.NDArray[Any]
 Dims = tuple[int, ...]
-_ELEMENTS = 16384
-"""Of a block of the result, about."""
 _BLOCK_SCRATCH = 1 << 20
 """Bytes for a block. Where whole images need more, they are cut along the dims that change, too."""
-_FEW_ELEMENTS = 32768
-"""Of y: a second lane would take as long to begin as one takes."""
+_NS = 1.8
+"""Nanoseconds of an element of y, about."""
 _CHANNELS = 16
 """Channels that lie side by side are not cut into fewer: the elements of a cache line."""
 _MOST_KEPT = 1 << 20
@@ -109,7 +116,7 @@ class Resampled:
         for axis in reversed(order):
             if axis not in self.axes:
                 least = _CHANNELS if axis == order[-1] else 1
-                found[axis] = min(self.y[axis], max(least, _ELEMENTS // size))
+                found[axis] = min(self.y[axis], max(least, BLOCK_ELEMENTS // size))
                 size *= found[axis]
         for axis in (axis for axis in order if axis in self.axes):
             while found[axis] > 1 and self._footprint(tuple(found)) > _BLOCK_SCRATCH:
@@ -141,17 +148,16 @@ class Resampled:
         rank = len(self.x)
         last = rank > 2 and abs(y.strides[1]) < min(map(abs, y.strides[2:]))
         order = (0, *range(2, rank), 1) if last else tuple(range(rank))
-        if math.prod(self.y) <= _FEW_ELEMENTS:
-            lanes = lanes[:1]
-        calls: list[list[Call]] = [[] for _ in lanes]
+        lanes = lanes_worth(lanes, _NS * math.prod(self.y))
         extents = self._extents(order)
         kept = all(self.y[axis] <= _MOST_KEPT for axis in self.axes)
         along = functools.cache(self._along) if kept else self._along
-        for number, box in enumerate(boxes(self.y, extents)):
-            lane = number % len(lanes)
+
+        def call(box: Box, lane: int) -> Call:
             block = partial(self._block, (x, y), box, order, lanes[lane].fork(), along)
-            calls[lane] += block() if kept else [made_when_run(block)]
-        return [dealt(calls)]
+            return in_turn([*block()]) if kept else made_when_run(block)
+
+        return [deal(boxes(self.y, extents), len(lanes), call)]
 
     def _block(
         self,

@@ -11,16 +11,8 @@ from typing import Any
 import numpy as np
 
 from cudnn_actor.engines.cpu.fast.folding import Fold, Folding, Select, store
-from cudnn_actor.engines.cpu.fast.kernels import Call, Kernel, Operands, Step, carried
-from cudnn_actor.engines.cpu.fast.lines import (
-    Floats,
-    Part,
-    deal,
-    in_turn,
-    most_lines,
-    one_each,
-    parts_of_lines,
-)
+from cudnn_actor.engines.cpu.fast.kernels import Call, Kernel, Operands, Step, carried, deal, in_turn
+from cudnn_actor.engines.cpu.fast.lines import Floats, Part, most_lines, one_each, parts_of_lines
 from cudnn_actor.engines.cpu.fast.sums import dots_into, sums_into
 from cudnn_actor.engines.cpu.scratch import Dims, Scratch, footprint
 from cudnn_actor.protocol.operations import LayerNormBackward, Node, RMSNormBackward

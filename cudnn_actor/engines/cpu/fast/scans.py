@@ -10,16 +10,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cudnn_actor.engines.cpu.fast.kernels import MOST_SCRATCH, Call, Kernel, Operands, Step, carried
-from cudnn_actor.engines.cpu.fast.lines import (
-    Box,
-    Part,
-    blocks_of_lines,
+from cudnn_actor.engines.cpu.fast.kernels import (
+    MOST_SCRATCH,
+    Call,
+    Kernel,
+    Operands,
+    Step,
+    carried,
     deal,
     in_turn,
-    most_lines,
-    parts_of_lines,
 )
+from cudnn_actor.engines.cpu.fast.lines import Box, Part, blocks_of_lines, most_lines, parts_of_lines
 from cudnn_actor.engines.cpu.fast.sums import is_matrix
 from cudnn_actor.engines.cpu.scratch import Dims, Scratch, footprint
 from cudnn_actor.protocol.operations import ArgReduction, Cumulative, Node, ReductionMode

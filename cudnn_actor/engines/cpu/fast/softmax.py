@@ -8,16 +8,8 @@ from functools import partial
 
 import numpy as np
 
-from cudnn_actor.engines.cpu.fast.kernels import Call, Kernel, Operands, Step, carried
-from cudnn_actor.engines.cpu.fast.lines import (
-    Floats,
-    Part,
-    deal,
-    in_turn,
-    most_lines,
-    one_each,
-    parts_of_lines,
-)
+from cudnn_actor.engines.cpu.fast.kernels import Call, Kernel, Operands, Step, carried, deal, in_turn
+from cudnn_actor.engines.cpu.fast.lines import Floats, Part, most_lines, one_each, parts_of_lines
 from cudnn_actor.engines.cpu.fast.sums import reduced_into, sums_into
 from cudnn_actor.engines.cpu.scratch import Dims, Scratch, footprint
 from cudnn_actor.protocol.operations import Node, Softmax, SoftmaxBackward

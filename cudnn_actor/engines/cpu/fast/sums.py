@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from cudnn_actor.engines.cpu.fast.kernels import Call
-from cudnn_actor.engines.cpu.fast.lines import Floats, in_turn, merged
+from cudnn_actor.engines.cpu.fast.kernels import Call, in_turn
+from cudnn_actor.engines.cpu.fast.lines import Floats, merged
 from cudnn_actor.engines.cpu.scratch import Scratch
 
 __all__ = ["dots_into", "is_matrix", "ones", "reduced_into", "squares_into", "sums_into"]

@@ -7,7 +7,7 @@ for the buffer of a bound tensor of a small floating type, whose values a kernel
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +15,8 @@ import numpy.typing as npt
 
 from cudnn_actor.engines.base import blame
 from cudnn_actor.engines.cpu.exact.evaluation import XP, exact, round_into
-from cudnn_actor.engines.cpu.fast.kernels import Call, Step, dealt
+from cudnn_actor.engines.cpu.fast.blocks import BLOCK_ELEMENTS, merged, pieces
+from cudnn_actor.engines.cpu.fast.kernels import Call, Step, deal
 from cudnn_actor.engines.cpu.scratch import Scratch
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.types.dtypes import DType
@@ -24,9 +25,6 @@ __all__ = ["Arrays", "Unit", "computed", "copied", "evaluated", "moved", "stored
 
 Arrays = Mapping[int, npt.NDArray[Any]]
 """The arrays of a run by their numbers."""
-
-_BLOCK_BYTES = 64 << 10
-"""Of an array's values, as they are copied from one dtype to another."""
 
 
 def stored(uid: int) -> int:
@@ -118,44 +116,13 @@ def copied(source: int, target: int) -> Unit:
     """A copy of an array to one of the same dims, whose dtype may differ. Floats round to nearest even."""
 
     def bind(arrays: Arrays, scratch: Sequence[Scratch]) -> list[Step]:
-        calls: list[list[Call]] = [[] for _ in scratch]
-        for number, part in enumerate(_blocks(arrays[target])):
-            calls[number % len(scratch)].append(_copy(arrays[source][part], arrays[target][part]))
-        return [dealt(calls)]
+        if not arrays[target].size:
+            return []
+        dims, (into, of) = merged(arrays[target].shape, [arrays[target], arrays[source]])
+        return [deal(pieces(dims, BLOCK_ELEMENTS), len(scratch), lambda part, _: _copy(of[part], into[part]))]
 
     return Unit((source,), (target,), bind)
 
 
 def _copy(source: npt.NDArray[Any], target: npt.NDArray[Any]) -> Call:
     return lambda: np.copyto(target, source, casting="unsafe")
-
-
-def _blocks(array: npt.NDArray[Any]) -> Iterator[tuple[Any, ...]]:
-    """Parts of an array of about `_BLOCK_BYTES`, cut along the axes whose elements lie farthest apart."""
-    order = sorted(range(array.ndim), key=lambda axis: -abs(array.strides[axis]))
-    parts = [slice(None)] * array.ndim
-    for part in _cut(array.shape, order, array.itemsize, parts):
-        yield (*part, ...)  # an array also where it has no axes
-
-
-def _cut(
-    dims: tuple[int, ...], order: Sequence[int], itemsize: int, parts: list[slice]
-) -> Iterator[tuple[slice, ...]]:
-    if not order:
-        yield tuple(parts)
-        return
-    axis, *inner = order
-    row = itemsize
-    for each in inner:
-        row *= dims[each]
-    if row * dims[axis] <= _BLOCK_BYTES:
-        yield tuple(parts)
-        return
-    step = max(1, _BLOCK_BYTES // max(row, 1))
-    for start in range(0, dims[axis], step):
-        parts[axis] = slice(start, min(start + step, dims[axis]))
-        if row > _BLOCK_BYTES:
-            yield from _cut(dims, inner, itemsize, parts)
-        else:
-            yield tuple(parts)
-    parts[axis] = slice(None)
