@@ -153,3 +153,18 @@ def test_windows_along_a_long_dim_take_memory_in_proportion_to_the_result(window
     finally:
         tracemalloc.stop()
     assert peak < 64 * specs["y"].size + (1 << 20)  # whole numbers of Python take twice as much
+
+
+def test_the_gradient_of_few_long_windows_takes_a_call_for_each() -> None:
+    dx = TensorSpec.packed((1, 2, 1 << 20, 1), DType.FLOAT32)
+    window = S(2, size=(1 << 20, 1))
+    dy = TensorSpec.packed(AvgPool(x="x", y="y", window=window).infer({"x": dx})["y"].dims, DType.FLOAT32)
+    kernel = made(AvgPoolBackward(dy="dy", dx="dx", window=window), {"dy": dy, "dx": dx})
+    assert kernel is not None
+    results = {"dx": array_of(dx)}
+    given = {"dy": array_of(dy, np.array([3.0, 5.0]).reshape(dy.dims))}
+    assert calls_of(kernel, given, results) < 20
+    run(kernel, given, results)
+    np.testing.assert_array_equal(
+        results["dx"][0, :, :, 0] * (1 << 20), [[3.0] * (1 << 20), [5.0] * (1 << 20)]
+    )

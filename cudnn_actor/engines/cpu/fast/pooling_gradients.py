@@ -62,13 +62,18 @@ class Spreading:
     axes: tuple[Axis, ...]
     counts: Array
 
+    @property
+    def _wanted(self) -> list[int]:
+        """The spatial dims along which windows are spread; one at least."""
+        return [number for number, axis in enumerate(self.axes) if not axis.same] or [0]
+
     def _channels(self, *, channels_last: bool) -> int:
         few = min(_FEW_CHANNELS, max(1, MOST_SCRATCH // self._scratch(1))) if channels_last else 1
         return min(self.dx[1], max(few, BLOCK_ELEMENTS // math.prod(self.dx[2:])))
 
     def _partly(self, channels: int) -> Iterator[Dims]:
         """Dims of a block of dy, and of what it becomes along one dim after the other."""
-        for number in range(len(self.axes)):
+        for number in self._wanted:
             yield (1, channels, *self.dx[2 : 2 + number], *self.dy[2 + number :])
 
     def _scratch(self, channels: int) -> int:
@@ -81,7 +86,7 @@ class Spreading:
 
     def most_calls(self) -> int:
         """The most calls of a run, of either layout."""
-        each = 1 + sum(1 + (axis.count if axis.taps is None else len(axis.taps)) for axis in self.axes)
+        each = 1 + sum(1 + len(_by_tap(axis) or axis.starts) for axis in self.axes)
         return self.dx[0] * -(-self.dx[1] // self._channels(channels_last=False)) * each
 
     def bind(self, operands: Operands, results: Operands, lanes: Sequence[Scratch]) -> list[Step]:
@@ -100,12 +105,17 @@ class Spreading:
                 laid_out(memory, dims, self.dtype, channels_last=channels_last) for dims in self._partly(size)
             ]
             calls: list[Call] = [partial(np.divide, dy[place], self.counts, partly[0])]
-            for axis, (y, x) in enumerate(itertools.pairwise([*partly, dx[place]])):
+            for axis, (y, x) in zip(self._wanted, itertools.pairwise([*partly, dx[place]]), strict=True):
                 calls += _along(self.axes[axis], 2 + axis, y, x)
             return in_turn(calls)
 
         blocks = itertools.product(range(self.dx[0]), range(0, self.dx[1], channels))
         return [deal(blocks, len(lanes), call)]
+
+
+def _by_tap(axis: Axis) -> range | None:
+    """The taps along a dim, if these are taken one by one; None if windows are, since they are far fewer."""
+    return None if axis.taps is None or len(axis.taps) > 2 * axis.count else axis.taps
 
 
 def _along(axis: Axis, dim: int, y: Array, x: Array) -> Iterator[Call]:
@@ -115,12 +125,13 @@ def _along(axis: Axis, dim: int, y: Array, x: Array) -> Iterator[Call]:
         yield partial(np.copyto, x, y)
         return
     yield partial(x.fill, 0)
-    if axis.taps is None or len(axis.taps) > 2 * axis.count:
+    taps = _by_tap(axis)
+    if taps is None:
         for place, (start, stop) in enumerate(zip(axis.starts, axis.stops, strict=True)):
             part = x[(*before, slice(start, stop, axis.dilation))]
             yield partial(np.add, part, y[(*before, slice(place, place + 1))], part)
         return
-    for tap in axis.taps:
+    for tap in taps:
         if windows := axis.inside(tap):
             first, last = tap + windows[0] * axis.stride, tap + windows[-1] * axis.stride
             part = x[(*before, slice(first, last + 1, axis.stride))]
