@@ -285,6 +285,15 @@ def test_scratch_is_bounded_whatever_is_large(problem: Problem) -> None:
         assert kernel.footprint(1) <= 32 << 20, operation
 
 
+@pytest.mark.parametrize("result", [1, 2])
+def test_scratch_of_gradients_is_bounded_for_many_filters(result: int) -> None:
+    problem = Problem((1, 1, 1200, 1200), (4096, 1, 3, 3), ConvSpec.symmetric(2, 1))
+    operation = _operations(problem.conv)[result]
+    kernel = make(operation, _specs(operation, problem, "packed"))
+    assert kernel is not None
+    assert kernel.footprint(1) <= 32 << 20
+
+
 def test_a_small_convolution_takes_one_lane() -> None:
     problem = PROBLEMS["padded"]
     for operation in _operations(problem.conv):

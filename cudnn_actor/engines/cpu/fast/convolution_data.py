@@ -44,8 +44,8 @@ _MOST_COLUMN_BYTES = 4 << 20
 """Columns of a block with few pixels: then the filter is what a product reads most."""
 _FEW_PIXELS = 192
 """A block of fewer pixels takes more time to read the filter than its columns."""
-_SUMS = 4
-"""How many times the bytes of columns the sums of a block may have."""
+_SUMS, _GRADIENT = 4, 16
+"""How many times the bytes of columns the sums of a block may have, and its part of dy."""
 _LEAST_ROWS = 64
 """Taps and channels of a block: each product reads all of its part of dy."""
 _LEAST_CHANNELS = 32
@@ -115,12 +115,17 @@ class BackwardData:
         dims = (tile[0], tile[1], *self._geometry.taps, *self._most_outputs(tile))
         return footprint(dims, itemsize=self._itemsize)
 
+    def _gradient_bytes(self, tile: Dims) -> int:
+        dims = (tile[0], self._geometry.y[1], *self._most_outputs(tile))
+        return footprint(dims, itemsize=self._itemsize)
+
     def _cost(self, channels: int) -> Callable[[Dims], int]:
-        """Of a tile: the bytes of its columns, or of a part of its sums, where strides make these larger."""
+        """Of a tile: the bytes of its columns, or a part of those of its sums or of dy, if there are more."""
 
         def cost(tile: Dims) -> int:
             tile = (tile[0], channels, *tile[2:])
-            return max(self._columns_bytes(tile), footprint(tile, itemsize=self._itemsize) // _SUMS)
+            sums = footprint(tile, itemsize=self._itemsize)
+            return max(self._columns_bytes(tile), sums // _SUMS, self._gradient_bytes(tile) // _GRADIENT)
 
         return cost
 
@@ -145,10 +150,7 @@ class BackwardData:
         """Bytes for columns, for a copy of dy's part, and for sums that lie otherwise in dx."""
         del lanes
         return max(
-            self._columns_bytes(tile)
-            + footprint(
-                (tile[0], self._geometry.y[1], *self._most_outputs(tile)), tile, itemsize=self._itemsize
-            )
+            self._columns_bytes(tile) + self._gradient_bytes(tile) + footprint(tile, itemsize=self._itemsize)
             for tile in self._tiles.values()
         )
 

@@ -36,6 +36,8 @@ _COLUMN_BYTES, _MOST_COLUMN_BYTES = 1 << 20, 8 << 20
 """Columns of a block, and the most of one channel: of fewer pixels where filters are very large."""
 _MOST_BLOCKS = 10_000
 """Whose calls are bound. Those of more are made when they run."""
+_GRADIENT = 16
+"""How many times the bytes of columns a block's part of dy may have."""
 _ENOUGH_PARTS = 6
 """With fewer parts of the channels, there are several sums of each."""
 _SUMS_BYTES = 1 << 20
@@ -83,7 +85,15 @@ class BackwardFilter:
             )
 
     def _cost(self, channels: int) -> Callable[[Dims], int]:
-        return lambda tile: self._columns.nbytes(tile, channels)
+        """Of a tile: the bytes of its columns, or a part of those of dy, where there are many filters."""
+
+        def cost(tile: Dims) -> int:
+            return max(self._columns.nbytes(tile, channels), self._gradient_bytes(tile) // _GRADIENT)
+
+        return cost
+
+    def _gradient_bytes(self, tile: Dims) -> int:
+        return footprint((tile[0], self._geometry.y[1], *tile[2:]), itemsize=self._itemsize)
 
     def footprint(self, lanes: int) -> int:
         """Bytes for columns, the padded part of x, a copy of dy's part, a summand, and sums."""
@@ -92,11 +102,10 @@ class BackwardFilter:
         sum_dims = (geometry.w[0], channels, *geometry.taps)
         sums = -(-self._sums * len(self._pieces) // lanes) if self._sums > 1 else 1
         return (
-            self._cost(channels)(tile)
+            self._columns.nbytes(tile, channels)
             + self._columns.footprint(tile, channels)
-            + footprint(
-                (tile[0], geometry.y[1], *tile[2:]), *[sum_dims] * (sums + 1), itemsize=self._itemsize
-            )
+            + self._gradient_bytes(tile)
+            + footprint(*[sum_dims] * (sums + 1), itemsize=self._itemsize)
         )
 
     def bind(self, operands: Operands, results: Operands, lanes: Sequence[Scratch]) -> list[Step]:
