@@ -35,12 +35,24 @@ def aligned_bytes(nbytes: int) -> Bytes:
     return memory[start : start + nbytes]
 
 
+class _Count:
+    """Bytes."""
+
+    nbytes = 0
+
+
 class Scratch:
-    """Allocates arrays from a buffer, one after the other."""
+    """Allocates arrays from a buffer, one after the other, and counts those that it allocates beside it."""
 
     def __init__(self, memory: Bytes, start: int = 0) -> None:
         self._memory = memory
         self._next = start
+        self._kept = _Count()
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of all arrays that `keep` of this allocator, and of its forks, has made."""
+        return self._kept.nbytes
 
     @overload
     def take(self, dims: Dims) -> Array: ...
@@ -54,6 +66,17 @@ class Scratch:
         self._next += -(-array.nbytes // _LINE) * _LINE
         return array
 
+    def keep(self, dims: Dims, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        """A C-contiguous array of undefined values in memory of its own. Raises `MemoryError`.
+
+        It lives as long as what refers to it. So a kernel is to keep it, and no caller is to make many.
+        """
+        array: npt.NDArray[Any] = np.empty(dims, dtype)
+        self._kept.nbytes += array.nbytes
+        return array
+
     def fork(self) -> Scratch:
         """A new allocator for the rest of the buffer, for arrays that are needed for a shorter time."""
-        return Scratch(self._memory, self._next)
+        forked = Scratch(self._memory, self._next)
+        forked._kept = self._kept
+        return forked

@@ -37,7 +37,7 @@ class _Attention:
 
     def bind(self, operands: Operands, results: Operands, lanes: Sequence[Scratch]) -> list[Step]:
         heads, steps = self.heads, list[Step]()
-        k, v = (taken(operands[name], steps, len(lanes))[:, :, None] for name in ("k", "v"))
+        k, v = (taken(operands[name], steps, lanes)[:, :, None] for name in ("k", "v"))
         own = {name: heads.by_group(array) for name, array in {"q": operands["q"], **results}.items()}
         own |= heads.added(operands)
         place = heads.places(operands)

@@ -53,7 +53,7 @@ class _Backward:
 
     def bind(self, operands: Operands, results: Operands, lanes: Sequence[Scratch]) -> list[Step]:
         steps: list[Step] = []
-        k, v = (taken(operands[name], steps, len(lanes)) for name in ("k", "v"))
+        k, v = (taken(operands[name], steps, lanes) for name in ("k", "v"))
         heads = self.heads
         own = {name: heads.by_group(operands[name]) for name in ("q", "dy", "y", "statistics")}
         own |= heads.added(operands) | {"dq": heads.by_group(results["dq"])}

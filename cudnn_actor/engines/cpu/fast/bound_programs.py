@@ -17,8 +17,6 @@ _MOST_BYTES = 4 << 20
 """Of all programs of a plan together."""
 _BYTES_OF_CALL = 1 << 10
 """What a call takes, about."""
-_OF_BUFFERS = 4
-"""A quarter of the buffers' bytes count, too: a kernel may keep copies of them in another order or dtype."""
 _MOST_SEEN = 1024
 """Sets of buffers that are known by their objects alone."""
 
@@ -62,7 +60,7 @@ class BoundPrograms:
 
 
 def _nbytes(program: FastProgram) -> int:
-    return program.calls * _BYTES_OF_CALL + sum(buffer.nbytes for buffer in program.buffers) // _OF_BUFFERS
+    return program.calls * _BYTES_OF_CALL + program.kept_bytes
 
 
 def _memory(buffer: npt.NDArray[Any]) -> object:

@@ -157,7 +157,7 @@ class BackwardData:
     def bind(self, operands: Operands, results: Operands, lanes: Sequence[Scratch]) -> list[Step]:
         """See `Kernel`."""
         geometry = self._geometry
-        filters = Filters(geometry, operands["w"])
+        filters = Filters(geometry, operands["w"], lanes[0])
         by_pixel = True in self._tiles and (
             filters.taps_first or (math.prod(geometry.taps) == 1 and channels_last(results["dx"]))
         )

@@ -120,7 +120,7 @@ class BackwardDataByTap:
     def bind(self, operands: Operands, results: Operands, lanes: Sequence[Scratch]) -> list[Step]:
         """See `Kernel`."""
         geometry, dx = self._geometry, results["dx"]
-        steps, filters = self._filters(operands["w"], len(lanes))
+        steps, filters = self._filters(operands["w"], lanes)
         by_pixel = geometry.groups == 1 and channels_last(dx) and not any(self._by_output)
         bound = _Bound(operands["dy"], dx, filters, by_pixel)
         parts = []
@@ -128,20 +128,20 @@ class BackwardDataByTap:
             parts.append(self._block(bound, box, lanes[number % len(lanes)].fork()))
         return [*steps, dealt_in_turn(parts, len(lanes))]
 
-    def _filters(self, w: Floats, lanes: int) -> tuple[list[Step], Floats]:
+    def _filters(self, w: Floats, lanes: Sequence[Scratch]) -> tuple[list[Step], Floats]:
         """A filter of which BLAS takes the part of each tap, and the steps that copy it, if it is a copy."""
         geometry = self._geometry
         rank = len(geometry.taps)
         seen = w.reshape(geometry.groups, -1, *w.shape[1:])
         if any(self._by_output) or blas_takes(inner(seen, [0] * rank)):
             return [], seen
-        copy = np.empty((*geometry.taps, *seen.shape[:3]), self._dtype)
+        copy = lanes[0].keep((*geometry.taps, *seen.shape[:3]), self._dtype)
         turned = copy.transpose(*range(rank, rank + 3), *range(rank))
         parts = [
-            [copying(seen[:, number::lanes], turned[:, number::lanes])]
-            for number in range(min(lanes, seen.shape[1]))
+            [copying(seen[:, number :: len(lanes)], turned[:, number :: len(lanes)])]
+            for number in range(min(len(lanes), seen.shape[1]))
         ]
-        return [dealt_in_turn(parts, lanes)], turned
+        return [dealt_in_turn(parts, len(lanes))], turned
 
     def _block(self, bound: _Bound, box: Box, memory: Scratch) -> list[Call]:
         sums = target = bound.dx[box]

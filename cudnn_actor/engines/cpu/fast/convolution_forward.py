@@ -72,7 +72,7 @@ class Forward:
         """See `Kernel`."""
         y = results["y"]
         x = grouped(operands["x"], self._geometry.groups)
-        filters = Filters(self._geometry, operands["w"])
+        filters = Filters(self._geometry, operands["w"], lanes[0])
         by_pixel = self._geometry.groups == 1 and (
             filters.taps_first or (math.prod(self._geometry.taps) == 1 and channels_last(operands["x"]))
         )

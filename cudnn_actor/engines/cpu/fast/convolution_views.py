@@ -119,7 +119,7 @@ class Filters:
     `taps_first`: whether depth is in the order taps, channels.
     """
 
-    def __init__(self, geometry: ConvGeometry, w: Floats) -> None:
+    def __init__(self, geometry: ConvGeometry, w: Floats, scratch: Scratch) -> None:
         self._groups = geometry.groups
         dims = geometry.filter_matrix
         self._source = w
@@ -128,11 +128,11 @@ class Filters:
         self.taps_first = found is None and merged(moved, dims) is not None
         if self.taps_first:
             found = merged(moved, dims)
-        self._copied = None if found is not None else np.empty(w.shape, w.dtype)
+        self._copied = None if found is not None else scratch.keep(w.shape, w.dtype)
         self._matrices = self._copied.reshape(dims) if found is None and self._copied is not None else found
 
     def copies(self) -> list[Step]:
-        """A step that copies a filter which lies in another order to memory that is allocated here."""
+        """A step that copies a filter which lies in another order to memory that is kept."""
         if self._copied is None:
             return []
         return [(copying(self._source, self._copied),)]

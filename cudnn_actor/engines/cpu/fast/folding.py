@@ -182,7 +182,7 @@ class _Run(NamedTuple):
         if squares:
             calls.append(squares_into(of_lines, axes, out, scratch))
         elif join is np.add:
-            calls.append(sums_into(of_lines, axes, out))
+            calls.append(sums_into(of_lines, axes, out, scratch))
         else:
             calls.append(reduced_into(join, of_lines, axes, out))
         return in_turn(calls)

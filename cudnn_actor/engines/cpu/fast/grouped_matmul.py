@@ -10,7 +10,7 @@ import numpy as np
 
 from cudnn_actor.engines.cpu.fast.kernels import Call, Kernel, Operands, Step, deal
 from cudnn_actor.engines.cpu.fast.lines import Box, Floats, boxes
-from cudnn_actor.engines.cpu.fast.matrices import as_blas_takes_it, copied, taken
+from cudnn_actor.engines.cpu.fast.matrices import result_for_blas, taken
 from cudnn_actor.engines.cpu.scratch import Scratch
 from cudnn_actor.protocol.operations import GroupedMatMul, GroupedMatMulBackwardWeights, Node
 from cudnn_actor.protocol.operations.base import Specs
@@ -50,11 +50,9 @@ class _Grouped:
 
     def bind(self, operands: Operands, results: Operands, lanes: Sequence[Scratch]) -> list[Step]:
         steps: list[Step] = []
-        tokens, other = (taken(operands[name], steps, len(lanes)) for name in ("tokens", self.other))
+        tokens, other = (taken(operands[name], steps, lanes) for name in ("tokens", self.other))
         offsets, result = operands["offsets"], results[self.result]
-        into = as_blas_takes_it(result)
-        if into is None:
-            into = np.empty(result.shape, result.dtype)
+        into, copies = result_for_blas(result, lanes)
         bounds: list[int] = []
 
         def read() -> None:
@@ -69,10 +67,8 @@ class _Grouped:
             expert, (part,) = block
             return self.bind_block(tokens, other[..., part], into[..., part], bounds, expert)
 
-        steps += [(read,), deal([*itertools.product(range(len(offsets)), cut)], len(lanes), call)]
-        if not np.may_share_memory(into, result):
-            steps.append(copied(into, result, len(lanes)))
-        return steps
+        products = deal([*itertools.product(range(len(offsets)), cut)], len(lanes), call)
+        return [*steps, (read,), products, *copies]
 
 
 def _products(tokens: Floats, weights: Floats, y: Floats, bounds: list[int], expert: int) -> Call:

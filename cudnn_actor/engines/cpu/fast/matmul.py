@@ -52,12 +52,12 @@ class _MatMul:
         rank = max(a.ndim, b.ndim)
         a, b = (each[(None,) * (rank - each.ndim)] for each in (a, b))
         if self.sums is None:
-            return product_steps(a, b, y, len(lanes))
-        of_a, of_b, sums = (np.empty(each.shape, self.sums) for each in (a, b, y))
+            return product_steps(a, b, y, lanes)
+        of_a, of_b, sums = (lanes[0].keep(each.shape, self.sums) for each in (a, b, y))
         return [
             copied(a, of_a, len(lanes)),
             copied(b, of_b, len(lanes)),
-            *product_steps(of_a, of_b, sums, len(lanes)),
+            *product_steps(of_a, of_b, sums, lanes),
             _integers(sums, y, len(lanes)),
         ]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -12,8 +13,9 @@ import numpy.typing as npt
 
 from cudnn_actor.engines.cpu.fast.kernels import Call, Step, deal
 from cudnn_actor.engines.cpu.fast.lines import Box, Floats, boxes, merged
+from cudnn_actor.engines.cpu.scratch import Scratch
 
-__all__ = ["as_blas_takes_it", "copied", "of_samples", "product_steps", "taken"]
+__all__ = ["as_blas_takes_it", "copied", "of_samples", "product_steps", "result_for_blas", "taken"]
 
 _LEAST_WORK = 1 << 19
 """Products of a block: about 20 µs."""
@@ -35,26 +37,22 @@ class _Block(NamedTuple):
     y: Floats
 
 
-def product_steps(a: Floats, b: Floats, y: Floats, lanes: int) -> list[Step]:
+def product_steps(a: Floats, b: Floats, y: Floats, lanes: Sequence[Scratch]) -> list[Step]:
     """Steps that compute y = a @ b, of arrays of one dtype, float32 or float64, and of as many dims.
 
     Dims of the batch may be 1 in a and in b. Operands that BLAS cannot take are copied first, to memory that
-    is allocated here.
+    is kept.
     """
     steps: list[Step] = []
     a, b = (taken(each, steps, lanes) for each in (a, b))
-    into = as_blas_takes_it(y)
-    if into is None:
-        into = np.empty(y.shape, y.dtype)
+    into, copies = result_for_blas(y, lanes)
     product = _of_one_matrix(_Block(a, b, into))
     depths = _depths(product)
     if len(depths) > 1:
         steps += _summed(product, depths, lanes)
     else:
-        steps.append(deal(_blocks(*product), lanes, _product))
-    if not np.may_share_memory(into, y):
-        steps.append(copied(into, y, lanes))
-    return steps
+        steps.append(deal(_blocks(*product), len(lanes), _product))
+    return [*steps, *copies]
 
 
 def as_blas_takes_it(array: Floats) -> Floats | None:
@@ -86,13 +84,22 @@ def copied(source: npt.NDArray[np.generic], target: npt.NDArray[np.generic], lan
     return deal([*boxes(source.shape, _COPIED)], lanes, call)
 
 
-def taken(array: Floats, steps: list[Step], lanes: int) -> Floats:
+def taken(array: Floats, steps: list[Step], lanes: Sequence[Scratch]) -> Floats:
     """Matrices that BLAS takes: these, or a copy, which a step that is appended makes in each run."""
     found = as_blas_takes_it(array)
     if found is None:
-        found = np.empty(array.shape, array.dtype)
-        steps.append(copied(array, found, lanes))
+        found = lanes[0].keep(array.shape, array.dtype)
+        steps.append(copied(array, found, len(lanes)))
     return found
+
+
+def result_for_blas(y: Floats, lanes: Sequence[Scratch]) -> tuple[Floats, list[Step]]:
+    """Matrices that BLAS can write to, and the steps that copy them to y, unless they lie there."""
+    into = as_blas_takes_it(y)
+    if into is not None:
+        return into, []
+    into = lanes[0].keep(y.shape, y.dtype)
+    return into, [copied(into, y, len(lanes))]
 
 
 def _product(block: _Block, lane: int) -> Call:
@@ -132,17 +139,18 @@ def _depths(product: _Block) -> list[slice]:
     return _cuts(depth, _power(min(count, depth // least, _MOST_SUMS // (rows * columns))))
 
 
-def _summed(product: _Block, depths: list[slice], lanes: int) -> list[Step]:
+def _summed(product: _Block, depths: list[slice], lanes: Sequence[Scratch]) -> list[Step]:
     """Steps that compute a product as a sum of products."""
     a, b, y = (each.reshape(each.shape[-2:]) for each in product)
-    sums = np.empty((len(depths), *y.shape), y.dtype)
+    sums = lanes[0].keep((len(depths), *y.shape), y.dtype)
     products = [_Block(a[:, part], b[part], sums[number]) for number, part in enumerate(depths)]
 
     def total(box: Box, lane: int) -> Call:
         del lane
         return partial(np.add.reduce, sums[:, *box], 0, out=y[box])
 
-    return [deal(products, lanes, _product), deal([*boxes(y.shape, _COPIED)], lanes, total)]
+    count = len(lanes)
+    return [deal(products, count, _product), deal([*boxes(y.shape, _COPIED)], count, total)]
 
 
 def _blocks(a: Floats, b: Floats, y: Floats) -> list[_Block]:

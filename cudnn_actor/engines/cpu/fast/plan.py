@@ -165,7 +165,8 @@ class FastPlan:
         for piece in self.pieces:
             steps.append(_steps(piece, arrays, lanes))
             on_progress()
-        return FastProgram(tuple(buffers), tuple(scalars), tuple(steps))
+        kept = sum(lane.kept_bytes for lane in lanes)
+        return FastProgram(tuple(buffers), tuple(scalars), tuple(steps), kept)
 
     def explain(self, graph: OperationGraph) -> Explanation:
         """A piece for each of the plan's; see `engines.base.Plan`."""
@@ -210,11 +211,24 @@ def _seen(view: View, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 @dataclass(frozen=True, eq=False)
 class FastProgram:
-    """A plan that is bound to buffers, which it keeps alive. `scalars`: where those of a run are written."""
+    """A plan that is bound to buffers, which it keeps alive.
+
+    Parameters
+    ----------
+    buffers
+        Those that it is bound to.
+    scalars
+        Where the numbers of a run are written.
+    pieces
+        The steps of each piece.
+    kept_bytes
+        Bytes of the arrays that its kernels allocated, for copies in another order or dtype, and for sums.
+    """
 
     buffers: tuple[npt.NDArray[Any], ...]
     scalars: tuple[npt.NDArray[Any], ...]
     pieces: tuple[tuple[Step, ...], ...]
+    kept_bytes: int = 0
 
     @functools.cached_property
     def calls(self) -> int:

@@ -100,7 +100,7 @@ def _row_gradients(dx: Floats, of: dict[str, Floats], axes: tuple[int, ...], scr
     ]
     if "mean" in of:
         calls += [
-            sums_into(slope, axes, across),
+            sums_into(slope, axes, across, scratch),
             partial(np.divide, across, length, across),
             partial(np.add, normal, across, normal),
         ]

@@ -83,7 +83,7 @@ class _RowNorm:
     ) -> Call:
         mean, inverse = statistics
         length, epsilon = x.dtype.type(x.size // mean.size), x.dtype.type(self.epsilon)
-        total = sums_into(x, axes, mean)
+        total = sums_into(x, axes, mean, scratch)
         centred = y if self.centred else x
         squares = squares_into(centred, axes, inverse, scratch)
 

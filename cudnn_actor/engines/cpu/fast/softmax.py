@@ -77,11 +77,7 @@ class _Softmax(_Lines):
     def bind(self, operands: Operands, results: Operands, lanes: Sequence[Scratch]) -> list[Step]:
         def call(part: Part, lane: int) -> Call:
             y, x = part.arrays
-            scratch = lanes[lane].fork()
-            of_line = scratch.take(one_each(x, part.axes), x.dtype)
-            if self.log:
-                return _logarithm(x, y, of_line, part.axes, scratch)
-            return _powers(x, y, of_line, part.axes)
+            return (_logarithm if self.log else _powers)(x, y, part.axes, lanes[lane].fork())
 
         return [deal([*parts_of_lines((self.axis,), (results["y"], operands["x"]))], len(lanes), call)]
 
@@ -90,15 +86,21 @@ class _SoftmaxBackward(_Lines):
     def bind(self, operands: Operands, results: Operands, lanes: Sequence[Scratch]) -> list[Step]:
         def call(part: Part, lane: int) -> Call:
             dx, dy, y = part.arrays
-            of_line = lanes[lane].fork().take(one_each(y, part.axes), y.dtype)
-            return (_gradient_of_logarithm if self.log else _gradient)(dy, y, dx, of_line, part.axes)
+            gradient = _log_gradient if self.log else _gradient
+            return gradient(dy, y, dx, part.axes, lanes[lane].fork())
 
         arrays = (results["dx"], operands["dy"], operands["y"])
         return [deal([*parts_of_lines((self.axis,), arrays)], len(lanes), call)]
 
 
-def _powers(x: Floats, y: Floats, of_line: Floats, axes: tuple[int, ...]) -> Call:
-    largest, total = reduced_into(np.maximum, x, axes, of_line), sums_into(y, axes, of_line)
+def _of_lines(array: Floats, axes: tuple[int, ...], scratch: Scratch) -> Floats:
+    """Scratch for a number for each line of an array."""
+    return scratch.take(one_each(array, axes), array.dtype)
+
+
+def _powers(x: Floats, y: Floats, axes: tuple[int, ...], scratch: Scratch) -> Call:
+    of_line = _of_lines(x, axes, scratch)
+    largest, total = reduced_into(np.maximum, x, axes, of_line), sums_into(y, axes, of_line, scratch)
 
     def run() -> None:
         largest()
@@ -110,7 +112,8 @@ def _powers(x: Floats, y: Floats, of_line: Floats, axes: tuple[int, ...]) -> Cal
     return run
 
 
-def _logarithm(x: Floats, y: Floats, of_line: Floats, axes: tuple[int, ...], scratch: Scratch) -> Call:
+def _logarithm(x: Floats, y: Floats, axes: tuple[int, ...], scratch: Scratch) -> Call:
+    of_line = _of_lines(x, axes, scratch)
     largest, total = reduced_into(np.maximum, x, axes, of_line), _sums_of_powers(y, axes, of_line, scratch)
 
     def run() -> None:
@@ -128,18 +131,20 @@ def _sums_of_powers(y: Floats, axes: tuple[int, ...], of_line: Floats, scratch: 
     length = y.shape[-1]
     powers = scratch.take((*y.shape[:-1], min(length, _PIECE)), y.dtype)
     if length <= _PIECE:
-        return in_turn([partial(np.exp, y, powers), sums_into(powers, axes, of_line)])
+        return in_turn([partial(np.exp, y, powers), sums_into(powers, axes, of_line, scratch)])
     sums = scratch.take((*y.shape[:-1], -(-length // _PIECE)), y.dtype)
     calls = list[Call]()
     for number, start in enumerate(range(0, length, _PIECE)):
         piece = y[..., start : start + _PIECE]
         own = powers[..., : piece.shape[-1]]
-        calls += [partial(np.exp, piece, own), sums_into(own, axes, sums[..., number : number + 1])]
-    return in_turn([*calls, sums_into(sums, axes, of_line)])
+        of_piece = sums[..., number : number + 1]
+        calls += [partial(np.exp, piece, own), sums_into(own, axes, of_piece, scratch)]
+    return in_turn([*calls, sums_into(sums, axes, of_line, scratch)])
 
 
-def _gradient(dy: Floats, y: Floats, dx: Floats, of_line: Floats, axes: tuple[int, ...]) -> Call:
-    total = sums_into(dx, axes, of_line)
+def _gradient(dy: Floats, y: Floats, dx: Floats, axes: tuple[int, ...], scratch: Scratch) -> Call:
+    of_line = _of_lines(y, axes, scratch)
+    total = sums_into(dx, axes, of_line, scratch)
 
     def run() -> None:
         np.multiply(dy, y, dx)
@@ -150,8 +155,9 @@ def _gradient(dy: Floats, y: Floats, dx: Floats, of_line: Floats, axes: tuple[in
     return run
 
 
-def _gradient_of_logarithm(dy: Floats, y: Floats, dx: Floats, of_line: Floats, axes: tuple[int, ...]) -> Call:
-    total = sums_into(dy, axes, of_line)
+def _log_gradient(dy: Floats, y: Floats, dx: Floats, axes: tuple[int, ...], scratch: Scratch) -> Call:
+    of_line = _of_lines(y, axes, scratch)
+    total = sums_into(dy, axes, of_line, scratch)
 
     def run() -> None:
         np.exp(y, dx)

@@ -46,8 +46,11 @@ def _fold(ufunc: np.ufunc, columns: Sequence[Floats], out: Floats) -> None:
         ufunc(out, column, out=out)
 
 
-def sums_into(array: Floats, axes: tuple[int, ...], out: Floats) -> Call:
-    """A call that adds up the lines of an array, as `reduced_into`; long ones in parts, which loses less."""
+def sums_into(array: Floats, axes: tuple[int, ...], out: Floats, scratch: Scratch) -> Call:
+    """A call that adds up the lines of an array, as `reduced_into`; long ones in parts, which loses less.
+
+    The sums of parts are kept.
+    """
     if axes != (1,) or array.dtype.kind != "f" or not is_matrix(array) or array.shape[1] == 1:
         return reduced_into(np.add, array, axes, out)
     count, length = array.shape
@@ -57,8 +60,9 @@ def sums_into(array: Floats, axes: tuple[int, ...], out: Floats) -> Call:
     parts = merged(array.reshape(count, length // size, size), range(2)) if size > 1 else None
     if parts is None:
         return reduced_into(np.add, array, axes, out)  # which adds up in pairs
-    sums = np.empty((count, length // size), array.dtype)
-    return in_turn([sums_into(parts, (1,), sums.reshape(-1, 1)), sums_into(sums, (1,), out)])
+    sums = scratch.keep((count, length // size), array.dtype)
+    of_parts = sums_into(parts, (1,), sums.reshape(-1, 1), scratch)
+    return in_turn([of_parts, sums_into(sums, (1,), out, scratch)])
 
 
 @functools.lru_cache(64)
@@ -77,4 +81,4 @@ def dots_into(a: Floats, b: Floats, axes: tuple[int, ...], out: Floats, scratch:
     if axes == (1,) and is_matrix(a) and is_matrix(b) and a.dtype.kind == "f":
         return partial(np.matmul, a[:, None, :], b[:, :, None], out[:, :, None])
     products = scratch.take(a.shape, a.dtype)
-    return in_turn([partial(np.multiply, a, b, products), sums_into(products, axes, out)])
+    return in_turn([partial(np.multiply, a, b, products), sums_into(products, axes, out, scratch)])
