@@ -52,8 +52,10 @@ _LEAST_CHANNELS = 32
 """Columns of fewer channels are stored by tap, so that sums are over longer runs."""
 _MOST_TAPS = 128
 """Whose additions are bound. Those of larger filters are made when they run."""
-_CALL_NS = 1000
-"""To add up the columns of a tap."""
+_CALL_NS, _LATE_CALL_NS = 1000, 4000
+"""To add up the columns of a tap, by a call that is bound, and by one that is made when it runs."""
+_CLEARLY = 1.3
+"""How much faster another kernel has to be by estimates, which are right within that."""
 _MOST_OUTPUTS = 12
 """For each pixel of a block. With more, as large filters have, columns are stored by tap, too."""
 
@@ -61,7 +63,7 @@ _MOST_OUTPUTS = 12
 def backward_data(geometry: ConvGeometry, dtype: type) -> BackwardData | BackwardDataByTap:
     """The kernel that takes less time."""
     columns, by_tap = BackwardData(geometry, dtype), BackwardDataByTap(geometry, dtype)
-    return by_tap if by_tap.ns() < columns.ns() else columns
+    return by_tap if _CLEARLY * by_tap.ns() < columns.ns() else columns
 
 
 class _Bound(NamedTuple):
@@ -144,7 +146,8 @@ class BackwardData:
         counts = [-(-size // extent) for size, extent in zip(geometry.x[2:], tile[2:], strict=True)]
         outputs = geometry.x[0] * math.prod(counts) * math.prod(self._most_outputs(tile))
         taps = math.prod(geometry.taps)
-        return products_ns(geometry, outputs * taps) + count_boxes(geometry.x, tile) * taps * _CALL_NS
+        each = _CALL_NS if taps <= _MOST_TAPS else _LATE_CALL_NS
+        return products_ns(geometry, outputs * taps) + count_boxes(geometry.x, tile) * taps * each
 
     def footprint(self, lanes: int) -> int:
         """Bytes for columns, for a copy of dy's part, and for sums that lie otherwise in dx."""
