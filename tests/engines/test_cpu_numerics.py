@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import scipy.special
 
-from cudnn_actor.engines.cpu.exact.boxes import box_dims, boxes, count_boxes, largest_tile
+from cudnn_actor.engines.cpu.boxes import box_dims, boxes, count_boxes, largest_tile
 from cudnn_actor.engines.cpu.exact.special import erfc
 from cudnn_actor.engines.cpu.rounding import rounding_to
 

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from cudnn_actor.engines.cpu.fast.blocks import block_elements, merged, pieces
+from cudnn_actor.engines.cpu.fast.blocks import block_elements, merged_axes, pieces
 
 DIMS = [(5,), (17, 1000), (10_000, 3), (3, 2, 9000), (40_000,), (2, 70_000), (1, 1)]
 MOST = [1, 100, 16_384]
@@ -29,7 +29,7 @@ def test_pieces_have_each_element_once_and_no_more_of_them_than_asked_for(
 def test_axes_are_merged_in_the_order_of_memory() -> None:
     pictures = np.arange(2 * 3 * 4 * 5).reshape(2, 4, 5, 3).transpose(0, 3, 1, 2)  # channels last
     bias = np.arange(3).reshape(1, 3, 1, 1)
-    dims, (of_pictures, of_bias) = merged((2, 3, 4, 5), [pictures, bias])
+    dims, (of_pictures, of_bias) = merged_axes((2, 3, 4, 5), [pictures, bias])
     assert dims == (40, 3)
     np.testing.assert_array_equal(of_pictures, np.arange(120).reshape(40, 3))
     np.testing.assert_array_equal(of_bias, np.tile([0, 1, 2], (40, 1)))

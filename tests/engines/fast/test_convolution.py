@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from cudnn_actor.engines.cpu.blas import threads_of_blas
-from cudnn_actor.engines.cpu.exact.geometry import ConvGeometry
 from cudnn_actor.engines.cpu.fast.convolution import make
 from cudnn_actor.engines.cpu.fast.convolution_data_by_tap import BackwardDataByTap
 from cudnn_actor.engines.cpu.fast.kernels import Step, of_calls
+from cudnn_actor.engines.cpu.geometry import ConvGeometry
 from cudnn_actor.engines.cpu.scratch import Scratch, aligned_bytes
 from cudnn_actor.protocol import ConvSpec, DType, TensorSpec
 from cudnn_actor.protocol.operations import (

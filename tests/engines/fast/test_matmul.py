@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from cudnn_actor.engines.cpu.fast.matmul import matmul
+from cudnn_actor.engines.cpu.fast.matrices import as_blas_takes_it, blas_takes
 from cudnn_actor.protocol import DType, TensorSpec
 from cudnn_actor.protocol.operations import MatMul
 
@@ -62,3 +63,32 @@ def test_infinity_and_nan_go_where_they_go_in_the_definition(special: float) -> 
     with np.errstate(all="ignore"):
         wanted = a.astype(np.float64) @ b
     np.testing.assert_allclose(found["y"], wanted, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("dims", "strides", "taken"),
+    [
+        ((3, 5), (5, 1), True),
+        ((3, 5), (1, 3), True),
+        ((3, 5), (4, 1), False),
+        ((3, 5), (10, 2), False),
+        ((1, 5), (0, 2), True),
+        ((1, 5), (5, 0), False),
+        ((5, 1), (2, 0), True),
+        ((5, 1), (0, 1), False),
+        ((1, 1), (0, 0), True),
+    ],
+)
+def test_blas_takes_neighbours_and_what_has_one_row_or_column(
+    dims: tuple[int, int], strides: tuple[int, int], taken: bool
+) -> None:
+    array = np.lib.stride_tricks.as_strided(
+        np.arange(64, dtype=np.float32), dims, tuple(4 * each for each in strides)
+    )
+    assert blas_takes(array) == taken
+    view = as_blas_takes_it(array)
+    assert (view is not None) == taken
+    if view is not None:
+        step, inner = (stride // 4 for stride in view.strides)
+        assert (inner == 1 and step >= dims[1]) or (step == 1 and inner >= dims[0])
+        np.testing.assert_array_equal(view, array)

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from cudnn_actor.engines.cpu.exact.boxes import Box, box_dims
-from cudnn_actor.engines.cpu.exact.geometry import ConvGeometry, Span, spans
+from cudnn_actor.engines.cpu.boxes import Box, box_dims
 from cudnn_actor.engines.cpu.exact.steps import Step, Values, load
+from cudnn_actor.engines.cpu.geometry import ConvGeometry, Span, spans
 from cudnn_actor.engines.cpu.scratch import Array, Dims, Scratch, footprint
 
 __all__ = ["Gather", "Scatter"]

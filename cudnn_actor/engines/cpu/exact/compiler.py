@@ -6,8 +6,8 @@ from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
 
 from cudnn_actor.engines.base import no_progress
+from cudnn_actor.engines.cpu.boxes import largest_tile
 from cudnn_actor.engines.cpu.exact.activations import BINARY, UNARY
-from cudnn_actor.engines.cpu.exact.boxes import largest_tile
 from cudnn_actor.engines.cpu.exact.convolution import (
     TILE_BYTES,
     BackwardFilter,
@@ -16,9 +16,9 @@ from cudnn_actor.engines.cpu.exact.convolution import (
     backward_data,
 )
 from cudnn_actor.engines.cpu.exact.evaluation import EvaluatedPlan
-from cudnn_actor.engines.cpu.exact.geometry import ConvGeometry
 from cudnn_actor.engines.cpu.exact.plan import Convolved, CpuPlan, Mapped, Stage, Target, View
 from cudnn_actor.engines.cpu.exact.pointwise import Elementwise, Loaded, Operand, Passed
+from cudnn_actor.engines.cpu.geometry import ConvGeometry
 from cudnn_actor.engines.cpu.rounding import rounding_to
 from cudnn_actor.engines.cpu.scratch import Dims, footprint
 from cudnn_actor.engines.support import kind_of

@@ -15,10 +15,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from cudnn_actor.engines.cpu.exact.boxes import Box, box_dims, largest_tile, whole
+from cudnn_actor.engines.cpu.boxes import Box, box_dims, largest_tile, whole
 from cudnn_actor.engines.cpu.exact.columns import Gather, Scatter
-from cudnn_actor.engines.cpu.exact.geometry import ConvGeometry, Span, spans
 from cudnn_actor.engines.cpu.exact.steps import Step, Values, load
+from cudnn_actor.engines.cpu.geometry import ConvGeometry, Span, spans
 from cudnn_actor.engines.cpu.scratch import Array, Dims, Scratch, footprint
 
 __all__ = ["TILE_BYTES", "BackwardFilter", "Forward", "Kernel", "backward_data"]

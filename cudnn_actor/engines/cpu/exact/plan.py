@@ -15,7 +15,7 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from cudnn_actor.engines.base import no_progress
-from cudnn_actor.engines.cpu.exact.boxes import Box, box_dims, boxes, count_boxes, whole
+from cudnn_actor.engines.cpu.boxes import Box, box_dims, boxes, count_boxes, whole
 from cudnn_actor.engines.cpu.exact.convolution import Kernel
 from cudnn_actor.engines.cpu.exact.pointwise import Elementwise
 from cudnn_actor.engines.cpu.exact.steps import Step, rounded, store

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from cudnn_actor.engines.cpu.boxes import Box, box_dims
 from cudnn_actor.engines.cpu.exact.activations import BINARY, UNARY
-from cudnn_actor.engines.cpu.exact.boxes import Box, box_dims
 from cudnn_actor.engines.cpu.exact.steps import Step, load
 from cudnn_actor.engines.cpu.scratch import Array, Dims, Scratch
 from cudnn_actor.protocol.operations import PointwiseMode

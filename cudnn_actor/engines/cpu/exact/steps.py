@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from cudnn_actor.engines.cpu.exact.boxes import Box, whole
+from cudnn_actor.engines.cpu.boxes import Box, whole
 from cudnn_actor.engines.cpu.rounding import Rounding, rounding_to
 from cudnn_actor.engines.cpu.scratch import Array, Dims
 from cudnn_actor.protocol.types.dtypes import DType

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from cudnn_actor.engines.cpu.fast.attention_heads import Heads
 from cudnn_actor.engines.cpu.fast.attention_rows import Rows
 from cudnn_actor.engines.cpu.fast.kernels import Call, Kernel, Operands, Step, deal
-from cudnn_actor.engines.cpu.fast.lines import Box, boxes
+from cudnn_actor.engines.cpu.fast.lines import Box, boxes_of_elements
 from cudnn_actor.engines.cpu.fast.matrices import of_samples, taken
 from cudnn_actor.engines.cpu.scratch import Scratch
 from cudnn_actor.protocol.operations import Attention, Node
@@ -40,15 +40,17 @@ class _Attention:
         k, v = (taken(operands[name], steps, lanes)[:, :, None] for name in ("k", "v"))
         own = {name: heads.by_group(array) for name, array in {"q": operands["q"], **results}.items()}
         own |= heads.added(operands)
-        place = heads.places(operands)
+        visibility = heads.visibility(operands)
         together, rows, _ = heads.extents
         dims = own["q"].shape
-        tasks = [*itertools.product(boxes(dims[:3], together), boxes(dims[3:4], rows))]
+        tasks = [
+            *itertools.product(boxes_of_elements(dims[:3], together), boxes_of_elements(dims[3:4], rows))
+        ]
 
         def call(task: tuple[Box, Box], lane: int) -> Call:
             box, (part,) = task
             given = {name: of_samples(array, box)[..., part, :] for name, array in own.items()}
             shared = (of_samples(k, box), of_samples(v, box))
-            return Rows(given, shared, place(box[0], part), heads.scale, lanes[lane].fork())
+            return Rows(given, shared, visibility(box[0], part), heads.scale, lanes[lane].fork())
 
         return [*steps, deal(tasks, len(lanes), call)]

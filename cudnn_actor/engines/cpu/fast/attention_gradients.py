@@ -18,7 +18,7 @@ import numpy as np
 from cudnn_actor.engines.cpu.fast.attention_heads import Heads
 from cudnn_actor.engines.cpu.fast.attention_scores import Block, Scores
 from cudnn_actor.engines.cpu.fast.kernels import Call, Kernel, Operands, Step, deal, in_turn
-from cudnn_actor.engines.cpu.fast.lines import Box, Floats, boxes
+from cudnn_actor.engines.cpu.fast.lines import Box, Floats, boxes_of_elements
 from cudnn_actor.engines.cpu.fast.matrices import taken
 from cudnn_actor.engines.cpu.scratch import Scratch, footprint
 from cudnn_actor.protocol.operations import AttentionBackward, Node
@@ -57,7 +57,7 @@ class _Backward:
         heads = self.heads
         own = {name: heads.by_group(operands[name]) for name in ("q", "dy", "y", "statistics")}
         own |= heads.added(operands) | {"dq": heads.by_group(results["dq"])}
-        place = heads.places(operands)
+        visibility = heads.visibility(operands)
         dbias = results.get("dbias")
 
         def call(task: list[tuple[int, int]], lane: int) -> Call:
@@ -74,7 +74,7 @@ class _Backward:
                     given = {name: array[sample, group, head][part] for name, array in own.items()}
                     if dbias is not None:
                         given["dbias"] = self._of_bias(dbias, sample, group * heads.size + head, part)
-                    of_rows = place(slice(sample, sample + 1), part)
+                    of_rows = visibility(slice(sample, sample + 1), part)
                     own_scratch = scratch.fork()
                     scores = Scores(given, shared, of_rows, heads.scale, own_scratch)
                     calls.append(_Rows(given, sums, scores, own_scratch))
@@ -90,7 +90,7 @@ class _Backward:
         """Numbers of heads that share keys, and some of their rows."""
         heads = self.heads
         count, rows = (1, heads.size) if heads.side_by_side else (heads.size, heads.q[2])
-        return [*itertools.product(range(count), boxes((rows,), heads.extents[1]))]
+        return [*itertools.product(range(count), boxes_of_elements((rows,), heads.extents[1]))]
 
     def _tasks(self) -> list[list[tuple[int, int]]]:
         """Samples and heads of k; those together whose gradients of a bias are added up."""
@@ -107,10 +107,10 @@ class _Backward:
         of_sample: Floats = dbias[0 if dbias.shape[0] == 1 else sample]
         one, each = slice(0, 1), slice(head, head + self.heads.size)
         if self.heads.side_by_side:
-            place: tuple[Any, Any] = (one if dbias.shape[1] == 1 else each, 0)
+            where: tuple[Any, Any] = (one if dbias.shape[1] == 1 else each, 0)
         else:
-            place = (0 if dbias.shape[1] == 1 else head, one if dbias.shape[2] == 1 else part)
-        found: Floats = of_sample[place]
+            where = (0 if dbias.shape[1] == 1 else head, one if dbias.shape[2] == 1 else part)
+        found: Floats = of_sample[where]
         return found.reshape(-1, dbias.shape[-1])
 
 

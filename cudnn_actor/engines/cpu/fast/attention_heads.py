@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from cudnn_actor.engines.cpu.fast.attention_scores import Masks, Place
+from cudnn_actor.engines.cpu.fast.attention_scores import Masks, Visibility
 from cudnn_actor.engines.cpu.fast.kernels import Operands, carried
-from cudnn_actor.engines.cpu.fast.lines import Floats, boxes
+from cudnn_actor.engines.cpu.fast.lines import Floats, boxes_of_elements
 from cudnn_actor.engines.cpu.scratch import Dims
 from cudnn_actor.protocol.operations import Attention, AttentionBackward
 from cudnn_actor.protocol.operations.base import Specs
@@ -27,7 +27,10 @@ _TASKS = 8
 
 @dataclass(frozen=True)
 class Heads:
-    """What an operation has of each kind. `q`, `v`: the dims of these."""
+    """The heads, rows and keys of an attention, and how its scores are cut into blocks.
+
+    `q`, `v`: the dims of these.
+    """
 
     node: Attention[int] | AttentionBackward[int]
     q: Dims
@@ -88,14 +91,16 @@ class Heads:
             found["slopes"] = self.by_group(np.broadcast_to(slopes, (*self.q[:3], 1)))
         return found
 
-    def places(self, operands: Operands) -> Callable[[slice, slice], Place]:
-        """What gives the place of some samples and rows."""
+    def visibility(self, operands: Operands) -> Callable[[slice, slice], Visibility]:
+        """What gives the visibility of keys from some rows of some samples."""
         masks = Masks(self.node.bounds(self.q[2], self.v[2]))
-        blocks = [range(each.start, each.stop) for (each,) in boxes((self.v[2],), self.extents[2])]
+        blocks = [
+            range(each.start, each.stop) for (each,) in boxes_of_elements((self.v[2],), self.extents[2])
+        ]
         lengths_q, lengths_kv = (operands.get(name) for name in ("lengths_q", "lengths_kv"))
 
-        def place(samples: slice, rows: slice) -> Place:
-            return Place(
+        def of_part(samples: slice, rows: slice) -> Visibility:
+            return Visibility(
                 range(1) if self.side_by_side else range(rows.start, rows.stop),
                 None if lengths_q is None else lengths_q[samples],
                 None if lengths_kv is None else lengths_kv[samples],
@@ -103,4 +108,4 @@ class Heads:
                 masks,
             )
 
-        return place
+        return of_part

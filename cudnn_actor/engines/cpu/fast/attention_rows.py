@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from cudnn_actor.engines.cpu.fast.attention_scores import Block, Place, Scores
+from cudnn_actor.engines.cpu.fast.attention_scores import Block, Scores, Visibility
 from cudnn_actor.engines.cpu.fast.lines import Floats
 from cudnn_actor.engines.cpu.fast.sums import ones
 from cudnn_actor.engines.cpu.scratch import Scratch, footprint
@@ -27,7 +27,7 @@ class Rows:
     ----------
     own
         q, y and, where they are given, statistics, bias and slopes: dims (heads..., rows, ...).
-    shared, place, scale
+    shared, visibility, scale
         As in `Scores`.
     """
 
@@ -35,7 +35,7 @@ class Rows:
         self,
         own: Mapping[str, Floats],
         shared: tuple[Floats, Floats],
-        place: Place,
+        visibility: Visibility,
         scale: float,
         scratch: Scratch,
     ) -> None:
@@ -47,7 +47,7 @@ class Rows:
         self._largest, self._factors, self._total, self._added = numbers
         self._of_rows = [each.reshape(*dims, 1) for each in numbers]
         self._empty = scratch.take((count, 1), np.bool_)
-        self._scores = Scores(own, shared, place, scale, scratch)
+        self._scores = Scores(own, shared, visibility, scale, scratch)
 
     @staticmethod
     def footprint(extents: tuple[int, int, int], features: tuple[int, int], itemsize: int) -> int:
@@ -65,7 +65,7 @@ class Rows:
         first, *others = blocks
         self._begin(first)
         for block in others:
-            self._go_on(block)
+            self._add_block(block)
         self._finish()
         if rows < self._own["q"].shape[-2]:
             self._clear(rows)
@@ -79,7 +79,7 @@ class Rows:
         np.matmul(block.matrix, ones(len(block.keys), self._total.dtype), self._total)
         np.matmul(block.scores, block.shared[1], self._sums)
 
-    def _go_on(self, block: Block) -> None:
+    def _add_block(self, block: Block) -> None:
         self._scores.compute(block)
         np.maximum.reduce(block.matrix, 1, out=self._added, keepdims=True, initial=self._least)
         np.maximum(self._added, self._largest, out=self._added)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from cudnn_actor.engines.cpu.fast.lines import Floats
 from cudnn_actor.engines.cpu.scratch import Scratch, footprint
 
-__all__ = ["Block", "Masks", "Place", "Scores"]
+__all__ = ["Block", "Masks", "Scores", "Visibility"]
 
 Mask = npt.NDArray[np.bool_]
 
@@ -50,8 +50,8 @@ class Masks:
         return range(start, max(start, stop))
 
 
-class Place(NamedTuple):
-    """Which rows, and what they see. Lengths are arrays of one number, or None."""
+class Visibility(NamedTuple):
+    """Some rows, and the keys that they may see. Lengths are arrays of one number, or None."""
 
     rows: range
     lengths_q: npt.NDArray[Any] | None
@@ -85,7 +85,7 @@ class Scores:
         q and, where they are given, bias and slopes: dims (heads..., rows, ...).
     shared
         k and v, dims (heads..., positions, features), as BLAS takes them.
-    place
+    visibility
         Which rows, and which keys they see.
     scale
         What scores are multiplied with.
@@ -95,12 +95,12 @@ class Scores:
         self,
         own: Mapping[str, Floats],
         shared: tuple[Floats, Floats],
-        place: Place,
+        visibility: Visibility,
         scale: float,
         scratch: Scratch,
     ) -> None:
         q = own["q"]
-        self._own, self._place, self.scale = own, place, q.dtype.type(scale)
+        self._own, self._visibility, self.scale = own, visibility, q.dtype.type(scale)
         self.queries = scratch.take(q.shape, q.dtype)
         self._blocks = self._bound(shared, scratch)
 
@@ -112,13 +112,13 @@ class Scores:
         return footprint(*arrays, itemsize=itemsize)
 
     def _bound(self, shared: tuple[Floats, Floats], scratch: Scratch) -> list[Block]:
-        own, place = self._own, self._place
+        own, visibility = self._own, self._visibility
         dims, dtype = own["q"].shape[:-1], own["q"].dtype
-        most = max(map(len, place.blocks))
+        most = max(map(len, visibility.blocks))
         scores = scratch.take((math.prod(dims) * most,), dtype)
         apart = scratch.take((dims[-1] * most,), dtype)
         found = []
-        for keys in filter(len, (place.masks.seen(place.rows, each) for each in place.blocks)):
+        for keys in filter(len, (visibility.masks.seen(visibility.rows, each) for each in visibility.blocks)):
             part, size = slice(keys.start, keys.stop), len(keys)
             matrix = scores[: math.prod(dims) * size].reshape(-1, size)
             block = Block(
@@ -128,7 +128,7 @@ class Scores:
                 (shared[0][..., part, :], shared[1][..., part, :]),
                 own["bias"][..., part] if "bias" in own else None,
                 apart[: dims[-1] * size].reshape(-1, size) if "slopes" in own else None,
-                place.masks.of(place.rows, keys),
+                visibility.masks.of(visibility.rows, keys),
             )
             found.append(block)
         return found
@@ -151,12 +151,14 @@ class Scores:
 
     def _counted(self) -> tuple[int, int]:
         """How many of the rows, and of all keys, are no padding."""
-        place, rows = self._place, self._own["q"].shape[-2]
-        keys = place.blocks[-1].stop
-        if place.lengths_q is not None:
-            counted = int(place.lengths_q[0]) - place.rows.start
-            rows = min(max(counted, 0), rows) if len(place.rows) == rows else rows * (counted > 0)
-        return rows, keys if place.lengths_kv is None else min(max(int(place.lengths_kv[0]), 0), keys)
+        visibility, rows = self._visibility, self._own["q"].shape[-2]
+        keys = visibility.blocks[-1].stop
+        if visibility.lengths_q is not None:
+            counted = int(visibility.lengths_q[0]) - visibility.rows.start
+            rows = min(max(counted, 0), rows) if len(visibility.rows) == rows else rows * (counted > 0)
+        return rows, keys if visibility.lengths_kv is None else min(
+            max(int(visibility.lengths_kv[0]), 0), keys
+        )
 
     def compute(self, block: Block) -> None:
         """Compute a block's scores; -infinity for what is hidden."""
@@ -164,16 +166,16 @@ class Scores:
         if block.bias is not None:
             np.add(block.scores, block.bias, block.scores)
         if block.apart is not None:
-            self._lower(block.scores, block.apart, block.keys)
+            self._subtract_alibi(block.scores, block.apart, block.keys)
         if block.hidden is not None:
             np.copyto(block.scores, -np.inf, where=block.hidden)
         _, keys = self._counted()
         if block.keys.stop > keys:
             block.scores[..., keys - block.keys.start :] = -np.inf
 
-    def _lower(self, scores: Floats, apart: Floats, keys: range) -> None:
+    def _subtract_alibi(self, scores: Floats, apart: Floats, keys: range) -> None:
         """Subtract ALiBi's part."""
-        rows = np.array(self._place.rows, apart.dtype)
+        rows = np.array(self._visibility.rows, apart.dtype)
         np.subtract(rows[:, None], np.array(keys, apart.dtype), apart)
         np.absolute(apart, apart)
         np.multiply(apart, self._own["slopes"], apart)

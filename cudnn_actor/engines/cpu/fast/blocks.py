@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from numpy.lib.stride_tricks import as_strided
 
-__all__ = ["BLOCK_ELEMENTS", "block_elements", "merged", "pieces"]
+__all__ = ["BLOCK_ELEMENTS", "block_elements", "merged_axes", "pieces"]
 
 Dims = tuple[int, ...]
 
@@ -29,7 +29,7 @@ def block_elements(dims: Dims) -> int:
     return min(size, BLOCK_ELEMENTS * (1 if size <= _LARGE else 2 if size <= _LARGER else 8))
 
 
-def merged(
+def merged_axes(
     dims: Dims, arrays: Sequence[npt.NDArray[Any]], leading: int = 0
 ) -> tuple[Dims, list[npt.NDArray[Any]]]:
     """The same elements with as few axes as possible, in the order that a leading array has in memory.
@@ -74,10 +74,11 @@ def merged(
 
 
 def pieces(dims: Dims, most: int) -> Iterator[tuple[int | slice, ...]]:
-    """Indices of the parts of a tensor that have at most so many elements, in C order.
+    """Indices of the parts of a tensor that have at most so many elements, in C order. The first is largest.
 
-    Outer axes are indexed, and one is cut into slices of about the same size; inner ones are left whole. The
-    parts of the innermost axis start at multiples of 16.
+    Outer axes are indexed, so that parts have fewer dims, and one is cut into slices of about the same size;
+    inner ones are left whole. The parts of the innermost axis start at multiples of 16. Where a part has to
+    have all dims, use `lines.boxes_of_elements`.
     """
     inner, axis = 1, len(dims) - 1
     while axis > 0 and inner * dims[axis] <= most:

@@ -21,16 +21,20 @@ from itertools import product
 import numpy as np
 import numpy.typing as npt
 
-from cudnn_actor.engines.cpu.exact.boxes import Box
-from cudnn_actor.engines.cpu.exact.geometry import ConvGeometry, spans
-from cudnn_actor.engines.cpu.fast.convolution_views import Floats, copying, filling, inner, laid_out, meeting
-from cudnn_actor.engines.cpu.fast.kernels import Call, made_when_run
+from cudnn_actor.engines.cpu.boxes import Box
+from cudnn_actor.engines.cpu.fast.convolution_views import (
+    Floats,
+    calls_of_taps,
+    copying,
+    filling,
+    inner,
+    laid_out,
+)
+from cudnn_actor.engines.cpu.fast.kernels import Call
+from cudnn_actor.engines.cpu.geometry import ConvGeometry, spans
 from cudnn_actor.engines.cpu.scratch import Dims, Scratch, footprint
 
 __all__ = ["Columns"]
-
-_MOST_TAPS = 128
-"""Whose copies are bound. Those of larger filters are made when they run."""
 
 
 class Columns:
@@ -83,7 +87,7 @@ class Columns:
             return [copying(self._patches(source, into.shape), into)]
         if math.prod(extents) > math.prod(into.shape[3:]):
             by_tap = partial(self._by_tap, x, box, into)
-            return [*by_tap()] if math.prod(geometry.taps) <= _MOST_TAPS else [made_when_run(by_tap)]
+            return calls_of_taps(math.prod(geometry.taps), by_tap)
         spatial = range(3, 3 + self._rank)
         order = (0, *spatial, 1, 2) if by_pixel else (0, 1, 2, *spatial)
         dims = (*x.shape[:3], *extents)
@@ -101,7 +105,7 @@ class Columns:
         geometry = self._geometry
         for tap in product(*map(range, geometry.taps)):
             pairs = [
-                meeting(geometry, axis, place, (0, geometry.x[axis + 2]), span)
+                geometry.meeting(axis, place, (0, geometry.x[axis + 2]), span)
                 for axis, (place, span) in enumerate(zip(tap, spans(box), strict=True))
             ]
             whole = inner(into, (*tap, *[slice(None)] * self._rank))

@@ -23,7 +23,7 @@ from cudnn_actor.protocol.operations import Convolution, GraphTensor, Movement, 
 
 __all__ = ["compile_fast"]
 
-_MOST_SCRATCH = 256 << 20
+_MOST_LANE_BYTES = 256 << 20
 """Bytes for each lane. Kernels need some MiB, and more only for filters of thousands of elements."""
 _LONGEST_CHAIN = 64
 """Operations that are computed element by element together: a longer chain needs more of the cache."""
@@ -98,7 +98,7 @@ class _Compiler:
         offsets, held_bytes = places(list(held.values()))
         scratch = (unit.footprint for piece in self._pieces for unit in piece.units)
         lane_bytes = max((footprint((nbytes,), itemsize=1) for nbytes in scratch), default=0)
-        if lane_bytes > _MOST_SCRATCH:
+        if lane_bytes > _MOST_LANE_BYTES:
             return None
         return FastPlan(
             tag=f"cpu/{kind_of(graph)}/{graph.digest()[:8]}",

@@ -15,13 +15,13 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from cudnn_actor.engines.cpu.exact.geometry import ConvGeometry
 from cudnn_actor.engines.cpu.fast.convolution_data import backward_data
 from cudnn_actor.engines.cpu.fast.convolution_filter import BackwardFilter
 from cudnn_actor.engines.cpu.fast.convolution_forward import Forward
 from cudnn_actor.engines.cpu.fast.depthwise import DepthwiseForward
 from cudnn_actor.engines.cpu.fast.depthwise_gradients import DepthwiseData, DepthwiseFilter
 from cudnn_actor.engines.cpu.fast.kernels import Kernel, Operands, Step
+from cudnn_actor.engines.cpu.geometry import ConvGeometry
 from cudnn_actor.engines.cpu.scratch import Scratch
 from cudnn_actor.protocol.operations import (
     Convolution,

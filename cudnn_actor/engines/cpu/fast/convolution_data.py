@@ -10,17 +10,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cudnn_actor.engines.cpu.exact.boxes import Box, boxes, count_boxes, largest_tile
-from cudnn_actor.engines.cpu.exact.geometry import ConvGeometry, Span, spans
+from cudnn_actor.engines.cpu.boxes import Box, boxes, count_boxes, largest_tile
 from cudnn_actor.engines.cpu.fast.columns import Columns
 from cudnn_actor.engines.cpu.fast.convolution_data_by_tap import BackwardDataByTap, products_ns
 from cudnn_actor.engines.cpu.fast.convolution_views import (
+    FEW_PIXELS,
+    MOST_BOUND_TAPS,
     Filters,
     Floats,
     adding,
     as_matrices,
     as_results,
-    blas_takes,
+    calls_of_taps,
     channels_last,
     copying,
     dealt_in_turn,
@@ -29,11 +30,12 @@ from cudnn_actor.engines.cpu.fast.convolution_views import (
     images_joined,
     inner,
     laid_out,
-    meeting,
-    merged,
     multiplying,
+    reshaped_view,
 )
-from cudnn_actor.engines.cpu.fast.kernels import Call, Operands, Step, made_when_run
+from cudnn_actor.engines.cpu.fast.kernels import Call, Operands, Step
+from cudnn_actor.engines.cpu.fast.matrices import blas_takes
+from cudnn_actor.engines.cpu.geometry import ConvGeometry, Span, spans
 from cudnn_actor.engines.cpu.scratch import Dims, Scratch, footprint
 
 __all__ = ["BackwardData", "backward_data"]
@@ -42,16 +44,12 @@ _COLUMN_BYTES = 1 << 20
 """Columns of a block. Outputs that a block shares with its neighbours are computed for each."""
 _MOST_COLUMN_BYTES = 4 << 20
 """Columns of a block with few pixels: then the filter is what a product reads most."""
-_FEW_PIXELS = 192
-"""A block of fewer pixels takes more time to read the filter than its columns."""
 _SUMS, _GRADIENT = 4, 16
 """How many times the bytes of columns the sums of a block may have, and its part of dy."""
 _LEAST_ROWS = 64
 """Taps and channels of a block: each product reads all of its part of dy."""
 _LEAST_CHANNELS = 32
 """Columns of fewer channels are stored by tap, so that sums are over longer runs."""
-_MOST_TAPS = 128
-"""Whose additions are bound. Those of larger filters are made when they run."""
 _CALL_NS, _LATE_CALL_NS = 1000, 4000
 """To add up the columns of a tap, by a call that is bound, and by one that is made when it runs."""
 _CLEARLY = 1.3
@@ -96,7 +94,7 @@ class BackwardData:
         """A tile of dx."""
         dims, channels = self._geometry.x, self._channels(by_pixel)
         cost = self._cost(channels)
-        budget = max(_COLUMN_BYTES, cost((1, *(1 for _ in dims[1:]))) * _FEW_PIXELS)
+        budget = max(_COLUMN_BYTES, cost((1, *(1 for _ in dims[1:]))) * FEW_PIXELS)
         tile = largest_tile(dims, cost, min(budget, _MOST_COLUMN_BYTES))
         return (tile[0], channels, *tile[2:])
 
@@ -146,7 +144,7 @@ class BackwardData:
         counts = [-(-size // extent) for size, extent in zip(geometry.x[2:], tile[2:], strict=True)]
         outputs = geometry.x[0] * math.prod(counts) * math.prod(self._most_outputs(tile))
         taps = math.prod(geometry.taps)
-        each = _CALL_NS if taps <= _MOST_TAPS else _LATE_CALL_NS
+        each = _CALL_NS if taps <= MOST_BOUND_TAPS else _LATE_CALL_NS
         return products_ns(geometry, outputs * taps) + count_boxes(geometry.x, tile) * taps * each
 
     def footprint(self, lanes: int) -> int:
@@ -200,7 +198,9 @@ class BackwardData:
         if filters.taps_first and target.shape[1] < geometry.x[1]:
             # Those of some channels are not one matrix, but one for each tap.
             taps, channels = math.prod(geometry.taps), target.shape[1]
-            into = merged(np.moveaxis(columns[:, 0], 1, -len(pixels) - 1), (len(target), taps, channels, -1))
+            into = reshaped_view(
+                np.moveaxis(columns[:, 0], 1, -len(pixels) - 1), (len(target), taps, channels, -1)
+            )
         assert into is not None
         one, other = images_joined(gradient, into) if by_pixel and into.shape[1] == 1 else (gradient, into)
         calls.append(multiplying(w, one, other))
@@ -239,8 +239,7 @@ class BackwardData:
             sums = laid_out(memory, target.shape, order, self._dtype)
         per_group = grouped(sums, geometry.groups)
         adding_up = functools.partial(self._sums, per_group, columns, box, outputs)
-        few = math.prod(geometry.taps) <= _MOST_TAPS
-        calls = [filling(sums), *(adding_up() if few else (made_when_run(adding_up),))]
+        calls = [filling(sums), *calls_of_taps(math.prod(geometry.taps), adding_up)]
         if sums is not target:
             calls.append(copying(sums, target))
         return calls
@@ -249,7 +248,7 @@ class BackwardData:
         geometry = self._geometry
         for tap in product(*map(range, geometry.taps)):
             pairs = [
-                meeting(geometry, axis, place, span, outputs[axis])
+                geometry.meeting(axis, place, span, outputs[axis])
                 for axis, (place, span) in enumerate(zip(tap, spans(box), strict=True))
             ]
             into = inner(per_group, (one for one, _ in pairs))

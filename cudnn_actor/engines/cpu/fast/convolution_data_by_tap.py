@@ -16,13 +16,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cudnn_actor.engines.cpu.exact.boxes import Box, boxes, count_boxes, largest_tile
-from cudnn_actor.engines.cpu.exact.geometry import ConvGeometry, Span, spans
+from cudnn_actor.engines.cpu.boxes import Box, boxes, count_boxes, largest_tile
 from cudnn_actor.engines.cpu.fast.convolution_views import (
+    FEW_PIXELS,
     Floats,
     adding,
     as_results,
-    blas_takes,
     channels_last,
     copying,
     dealt_in_turn,
@@ -31,18 +30,18 @@ from cudnn_actor.engines.cpu.fast.convolution_views import (
     images_joined,
     inner,
     laid_out,
-    meeting,
-    merged,
     multiplying,
+    reshaped_view,
 )
 from cudnn_actor.engines.cpu.fast.kernels import Call, Operands, Step, made_when_run
+from cudnn_actor.engines.cpu.fast.matrices import blas_takes
+from cudnn_actor.engines.cpu.geometry import ConvGeometry, Span, spans
 from cudnn_actor.engines.cpu.scratch import Dims, Scratch, footprint
 
 __all__ = ["BackwardDataByTap", "products_ns"]
 
 _BLOCK_BYTES, _MOST_BLOCK_BYTES = 1 << 20, 4 << 20
 """Scratch of a block, and of one with few pixels: of fewer, a product reads the filter more than them."""
-_FEW_PIXELS = 192
 _ENOUGH_BLOCKS = 8
 _CALLS_NS = 8000
 """Of the calls for a tap of a block, which are made when they run."""
@@ -86,7 +85,7 @@ class BackwardDataByTap:
         """Of each spatial dim: whether outputs are taken one by one, not taps."""
         sizes = zip(self._by_output, geometry.taps, geometry.y[2:], strict=True)
         self._loops = [outputs if by_output else taps for by_output, taps, outputs in sizes]
-        least = self._nbytes((1,) * len(geometry.x)) * _FEW_PIXELS
+        least = self._nbytes((1,) * len(geometry.x)) * FEW_PIXELS
         wanted = min(_BLOCK_BYTES, self._nbytes(geometry.x) // _ENOUGH_BLOCKS)
         self._tile = largest_tile(geometry.x, self._nbytes, min(max(wanted, least), _MOST_BLOCK_BYTES))
 
@@ -176,7 +175,7 @@ class BackwardDataByTap:
         geometry = self._geometry
         number = int(place)
         if not self._by_output[axis]:
-            pixels, outputs = meeting(geometry, axis, number, span, (0, geometry.y[axis + 2]))
+            pixels, outputs = geometry.meeting(axis, number, span, (0, geometry.y[axis + 2]))
             return _Meeting(pixels, outputs, number)
         dilation = geometry.conv.dilation[axis]
         offset = number * geometry.conv.stride[axis] - geometry.conv.pre_padding[axis] - span[0]
@@ -205,14 +204,16 @@ class BackwardDataByTap:
             copy = laid_out(memory, dy.shape, order, self._dtype)
             yield copying(dy, copy)
             gradient = as_results(copy, groups)
-        matrices = merged(w, (groups, filters, channels * math.prod(taps)))
+        matrices = reshaped_view(w, (groups, filters, channels * math.prod(taps)))
         if matrices is None or not blas_takes(matrices):
             packed = memory.take(w.shape, self._dtype)
             yield copying(w, packed)
             matrices = packed.reshape(groups, filters, -1)
         dims = (len(dy), groups * channels, *taps, *dy.shape[2:])
         products = laid_out(memory, dims, order if by_pixel else range(len(dims)), self._dtype)
-        result = merged(products, (len(dy), groups, channels * math.prod(taps), math.prod(dy.shape[2:])))
+        result = reshaped_view(
+            products, (len(dy), groups, channels * math.prod(taps), math.prod(dy.shape[2:]))
+        )
         assert gradient is not None
         assert result is not None
         pair = images_joined(gradient, result) if by_pixel else (gradient, result)

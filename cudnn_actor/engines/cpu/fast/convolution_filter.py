@@ -10,22 +10,22 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cudnn_actor.engines.cpu.exact.boxes import Box, box_dims, boxes, largest_tile
-from cudnn_actor.engines.cpu.exact.geometry import ConvGeometry
+from cudnn_actor.engines.cpu.boxes import Box, box_dims, boxes, largest_tile
 from cudnn_actor.engines.cpu.fast.columns import Columns
 from cudnn_actor.engines.cpu.fast.convolution_views import (
     Floats,
     adding,
-    blas_takes,
     channels_last,
     copying,
     dealt_in_turn,
     grouped,
     inner,
     laid_out,
-    merged,
+    reshaped_view,
 )
 from cudnn_actor.engines.cpu.fast.kernels import Call, Operands, Step, made_when_run
+from cudnn_actor.engines.cpu.fast.matrices import blas_takes
+from cudnn_actor.engines.cpu.geometry import ConvGeometry
 from cudnn_actor.engines.cpu.scratch import Dims, Scratch, footprint
 
 __all__ = ["BackwardFilter"]
@@ -211,7 +211,7 @@ class BackwardFilter:
         calls = self._columns.fill(source, box, columns, by_pixel, memory)
         depth = columns.transpose(1, *((*taps, 2) if by_pixel else (2, *taps)), 0, *pixels)
         extents = (geometry.groups, math.prod(depth.shape[1 : 2 + rank]), *depth.shape[2 + rank :])
-        matrices = merged(depth, extents)
+        matrices = reshaped_view(depth, extents)
         assert matrices is not None
         joined = _joined(matrices)
         assert joined is not None
@@ -220,7 +220,7 @@ class BackwardFilter:
 
 def _joined(array: Floats) -> Floats | None:
     """A view of three dims, the last of which are joined, if BLAS takes that."""
-    found = merged(array, (*array.shape[:2], math.prod(array.shape[2:])))
+    found = reshaped_view(array, (*array.shape[:2], math.prod(array.shape[2:])))
     return found if found is not None and blas_takes(found) else None
 
 

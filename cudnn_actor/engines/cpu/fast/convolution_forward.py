@@ -8,15 +8,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cudnn_actor.engines.cpu.exact.boxes import Box, box_dims, boxes, largest_tile
-from cudnn_actor.engines.cpu.exact.geometry import ConvGeometry
+from cudnn_actor.engines.cpu.boxes import Box, box_dims, boxes, largest_tile
 from cudnn_actor.engines.cpu.fast.columns import Columns
 from cudnn_actor.engines.cpu.fast.convolution_views import (
+    FEW_PIXELS,
     Filters,
     Floats,
     as_matrices,
     as_results,
-    blas_takes,
     channels_last,
     copying,
     dealt_in_turn,
@@ -28,6 +27,8 @@ from cudnn_actor.engines.cpu.fast.convolution_views import (
     multiplying,
 )
 from cudnn_actor.engines.cpu.fast.kernels import Call, Operands, Step, dealt
+from cudnn_actor.engines.cpu.fast.matrices import blas_takes
+from cudnn_actor.engines.cpu.geometry import ConvGeometry
 from cudnn_actor.engines.cpu.scratch import Dims, Scratch, footprint
 
 __all__ = ["Forward"]
@@ -36,8 +37,6 @@ _COLUMN_BYTES = 1 << 19
 """Columns of a block. They stay in the second-level cache while they are multiplied."""
 _MOST_COLUMN_BYTES = 4 << 20
 """Columns of a block with few pixels: then the filter is what a product reads most."""
-_FEW_PIXELS = 192
-"""A block of fewer pixels takes more time to read the filter than its columns."""
 _ENOUGH_BLOCKS = 6
 """With fewer blocks, each is split up between lanes."""
 _LEAST_FILTERS = 64
@@ -169,7 +168,7 @@ def _narrow(results: Floats) -> bool:
 def _tile_of_outputs(geometry: ConvGeometry, dims: Dims, cost: Callable[[Dims], int]) -> Dims:
     """A tile of y's dims whose columns have few bytes, or few pixels."""
     per_pixel = cost((1, dims[1], *(1 for _ in geometry.taps)))
-    most = largest_tile(dims, cost, min(max(_COLUMN_BYTES, per_pixel * _FEW_PIXELS), _MOST_COLUMN_BYTES))
+    most = largest_tile(dims, cost, min(max(_COLUMN_BYTES, per_pixel * FEW_PIXELS), _MOST_COLUMN_BYTES))
     return tuple(even(size, extent) for size, extent in zip(dims, most, strict=True))
 
 

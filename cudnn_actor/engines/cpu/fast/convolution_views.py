@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from cudnn_actor.engines.cpu.exact.geometry import ConvGeometry, Span
-from cudnn_actor.engines.cpu.fast.kernels import Call, Step, dealt
+from cudnn_actor.engines.cpu.fast.kernels import Call, Step, dealt, made_when_run
+from cudnn_actor.engines.cpu.fast.matrices import blas_takes
+from cudnn_actor.engines.cpu.geometry import ConvGeometry
 from cudnn_actor.engines.cpu.scratch import Dims, Scratch
 
 __all__ = [
+    "FEW_PIXELS",
+    "MOST_BOUND_TAPS",
     "Filters",
     "Floats",
     "adding",
     "as_matrices",
     "as_results",
-    "blas_takes",
+    "calls_of_taps",
     "channels_last",
     "channels_moved_last",
     "copying",
@@ -31,16 +34,20 @@ __all__ = [
     "images_joined",
     "inner",
     "laid_out",
-    "meeting",
-    "merged",
     "multiplying",
+    "reshaped_view",
 ]
 
 Floats = npt.NDArray[Any]
 """Of float32 or float64."""
 
+FEW_PIXELS = 192
+"""A block of fewer pixels takes more time to read the filter than its columns."""
+MOST_BOUND_TAPS = 128
+"""The calls for each tap of larger filters are made when they run."""
 
-def merged(array: Floats, dims: Dims) -> Floats | None:
+
+def reshaped_view(array: Floats, dims: Dims) -> Floats | None:
     """A view of an array with other dims; None if only a copy can have them."""
     view = array.reshape(dims)
     return view if np.may_share_memory(view, array) else None
@@ -65,13 +72,6 @@ def _places(order: tuple[int, ...]) -> tuple[int, ...]:
 def channels_moved_last(array: Floats) -> Floats:
     """A view of an array of dims (first, channels, others) with the dims (first, others, channels)."""
     return array.transpose(0, *range(2, array.ndim), 1)
-
-
-def blas_takes(array: Floats) -> bool:
-    """Whether BLAS takes the matrices in the last two dims where they lie."""
-    (rows, columns), (step, inner), unit = array.shape[-2:], array.strides[-2:], array.itemsize
-    by_rows = inner == unit and step >= columns * unit
-    return bool(by_rows or (step == unit and inner >= rows * unit) or rows == 1 or columns == 1)
 
 
 def inner(array: Floats, parts: Iterable[slice | int], whole: int = 0) -> Floats:
@@ -108,11 +108,6 @@ def multiplying(a: Floats, b: Floats, y: Floats) -> Call:
     return lambda: np.matmul(a, b, out=y)
 
 
-def meeting(geometry: ConvGeometry, axis: int, tap: int, inputs: Span, outputs: Span) -> tuple[slice, slice]:
-    """See `ConvGeometry.meeting`."""
-    return geometry.meeting(axis, tap, inputs, outputs)
-
-
 class Filters:
     """A filter as matrices, (groups, filters of a group, depth): a view, if it is packed or channels-last.
 
@@ -124,10 +119,10 @@ class Filters:
         dims = geometry.filter_matrix
         self._source = w
         moved = channels_moved_last(w)
-        found = merged(w, dims)
-        self.taps_first = found is None and merged(moved, dims) is not None
+        found = reshaped_view(w, dims)
+        self.taps_first = found is None and reshaped_view(moved, dims) is not None
         if self.taps_first:
-            found = merged(moved, dims)
+            found = reshaped_view(moved, dims)
         self._copied = None if found is not None else scratch.keep(w.shape, w.dtype)
         self._matrices = self._copied.reshape(dims) if found is None and self._copied is not None else found
 
@@ -151,6 +146,11 @@ def dealt_in_turn(parts: Sequence[Sequence[Call]], lanes: int) -> Step:
     return dealt(calls)
 
 
+def calls_of_taps(taps: int, make: Callable[[], Iterable[Call]]) -> list[Call]:
+    """Calls for each tap of a filter. With more than `MOST_BOUND_TAPS`, one that makes them when it runs."""
+    return [*make()] if taps <= MOST_BOUND_TAPS else [made_when_run(make)]
+
+
 def grouped(array: Floats, groups: int) -> Floats:
     """An array of dims N, C, spatial with the dims (N, groups, channels of a group, spatial)."""
     return array.reshape(array.shape[0], groups, array.shape[1] // groups, *array.shape[2:])
@@ -159,7 +159,7 @@ def grouped(array: Floats, groups: int) -> Floats:
 def as_results(box: Floats, groups: int) -> Floats | None:
     """A box of y with dims (images, groups, filters of a group, pixels); None if only a copy has them."""
     images, filters, *pixels = box.shape
-    return merged(box, (images, groups, filters // groups, math.prod(pixels)))
+    return reshaped_view(box, (images, groups, filters // groups, math.prod(pixels)))
 
 
 def as_matrices(columns: Floats, taps_first: bool, rank: int) -> Floats | None:
@@ -168,7 +168,7 @@ def as_matrices(columns: Floats, taps_first: bool, rank: int) -> Floats | None:
         columns = columns.transpose(0, 1, *range(3, 3 + rank), 2, *range(3 + rank, columns.ndim))
     images, groups = columns.shape[:2]
     depth, pixels = math.prod(columns.shape[2 : 3 + rank]), math.prod(columns.shape[3 + rank :])
-    found = merged(columns, (images, groups, depth, pixels))
+    found = reshaped_view(columns, (images, groups, depth, pixels))
     return found if found is not None and blas_takes(found) else None
 
 
@@ -177,7 +177,7 @@ def images_joined(columns: Floats, results: Floats) -> tuple[Floats, Floats]:
     if len(columns) == 1:
         return columns, results
     one, other = (
-        merged(np.moveaxis(each, 0, 2), (1, 1, each.shape[2], each.shape[0] * each.shape[3]))
+        reshaped_view(np.moveaxis(each, 0, 2), (1, 1, each.shape[2], each.shape[0] * each.shape[3]))
         for each in (columns, results)
     )
     if one is None or other is None or not blas_takes(one) or not blas_takes(other):

@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from cudnn_actor.engines.cpu.exact.boxes import Box, box_dims
-from cudnn_actor.engines.cpu.exact.geometry import ConvGeometry, spans
+from cudnn_actor.engines.cpu.boxes import Box, box_dims
 from cudnn_actor.engines.cpu.fast.convolution_views import Floats, copying, even, filling, inner, laid_out
 from cudnn_actor.engines.cpu.fast.kernels import Call
+from cudnn_actor.engines.cpu.geometry import ConvGeometry, spans
 from cudnn_actor.engines.cpu.scratch import Dims, Scratch
 
 __all__ = ["DepthwiseBlocks", "accumulating", "most_elements", "subscripts"]

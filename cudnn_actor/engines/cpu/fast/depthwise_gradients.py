@@ -8,26 +8,23 @@ from itertools import pairwise, product
 
 import numpy as np
 
-from cudnn_actor.engines.cpu.exact.boxes import Box, boxes
-from cudnn_actor.engines.cpu.exact.geometry import ConvGeometry, Span, spans
+from cudnn_actor.engines.cpu.boxes import Box, boxes
 from cudnn_actor.engines.cpu.fast.convolution_views import (
     Floats,
     adding,
+    calls_of_taps,
     channels_moved_last,
     copying,
     dealt_in_turn,
     filling,
     inner,
-    meeting,
 )
 from cudnn_actor.engines.cpu.fast.depthwise_blocks import DepthwiseBlocks, accumulating, subscripts
-from cudnn_actor.engines.cpu.fast.kernels import Call, Operands, Step, dealt, made_when_run
+from cudnn_actor.engines.cpu.fast.kernels import Call, Operands, Step, dealt
+from cudnn_actor.engines.cpu.geometry import ConvGeometry, Span, spans
 from cudnn_actor.engines.cpu.scratch import Scratch, footprint
 
 __all__ = ["DepthwiseData", "DepthwiseFilter"]
-
-_MOST_TAPS = 128
-"""Whose products are bound. Those of larger filters are made when they run."""
 
 
 class DepthwiseData(DepthwiseBlocks):
@@ -75,7 +72,7 @@ class DepthwiseData(DepthwiseBlocks):
         apart = self._take(memory, gradient.shape)
         calls.append(filling(sums))
         adding_up = functools.partial(self._products, (gradient, taps, apart, sums), box, outputs)
-        calls += adding_up() if self._taps <= _MOST_TAPS else (made_when_run(adding_up),)
+        calls += calls_of_taps(self._taps, adding_up)
         if sums is not target:
             calls.append(copying(sums, target))
         return calls
@@ -87,7 +84,7 @@ class DepthwiseData(DepthwiseBlocks):
         geometry = self._geometry
         for tap in product(*map(range, geometry.taps)):
             pairs = [
-                meeting(geometry, axis, place, span, outputs[axis])
+                geometry.meeting(axis, place, span, outputs[axis])
                 for axis, (place, span) in enumerate(zip(tap, spans(box), strict=True))
             ]
             into = inner(sums, (one for one, _ in pairs))

@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from cudnn_actor.engines.cpu.exact.boxes import Box, boxes
-from cudnn_actor.engines.cpu.exact.geometry import ConvGeometry, Span, spans
+from cudnn_actor.engines.cpu.boxes import Box, boxes
 from cudnn_actor.engines.cpu.fast.convolution_views import (
     Floats,
     adding,
@@ -23,11 +22,11 @@ from cudnn_actor.engines.cpu.fast.convolution_views import (
     even,
     filling,
     inner,
-    meeting,
-    merged,
+    reshaped_view,
 )
 from cudnn_actor.engines.cpu.fast.depthwise_blocks import most_elements
 from cudnn_actor.engines.cpu.fast.kernels import Call, Step
+from cudnn_actor.engines.cpu.geometry import ConvGeometry, Span, spans
 from cudnn_actor.engines.cpu.scratch import Dims, Scratch, footprint
 from cudnn_actor.protocol.types.conv import ConvSpec
 
@@ -96,7 +95,7 @@ class DepthwiseRows:
         result = target[0]
         shifted = memory.take(self._shifted_dims(result.shape), self._dtype)
         runs = (*result.shape[:-2], math.prod(result.shape[-2:]))
-        into = merged(result, runs)
+        into = reshaped_view(result, runs)
         sums = memory.take(runs, self._dtype) if into is None else into
         terms = memory.take(runs, self._dtype)
         calls = [*self._shift(x[0, box[1]], shifted, box, memory)]
@@ -157,7 +156,7 @@ class DepthwiseRows:
                 if whole and runs is not None:
                     yield from _shifting(runs, target[column], shift)
                 else:
-                    met, places = meeting(self._geometry, last, column, (0, rows.shape[-1]), span)
+                    met, places = self._geometry.meeting(last, column, (0, rows.shape[-1]), span)
                     source = rows[..., met]
                     if source.shape[-1] < target.shape[-1]:
                         yield filling(target[column])
@@ -186,7 +185,7 @@ class DepthwiseRows:
 
 def _joined(array: Floats) -> Floats | None:
     """A view with all dims but the first joined; None if there is none."""
-    return merged(array, (len(array), math.prod(array.shape[1:])))
+    return reshaped_view(array, (len(array), math.prod(array.shape[1:])))
 
 
 def _shifting(runs: Floats, target: Floats, shift: int) -> Iterator[Call]:

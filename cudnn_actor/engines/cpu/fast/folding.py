@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cudnn_actor.engines.cpu.fast.kernels import Call, Step, deal, in_turn
-from cudnn_actor.engines.cpu.fast.lines import Box, Floats, beside, boxes, lines, one_each
+from cudnn_actor.engines.cpu.fast.lines import Box, Floats, beside, boxes_of_elements, lines, one_each
 from cudnn_actor.engines.cpu.fast.sums import reduced_into, squares_into, sums_into
 from cudnn_actor.engines.cpu.scratch import Dims, Scratch, footprint
 
@@ -125,8 +125,8 @@ class Folding:
         kept, reduced = ([axis for axis in order if (axis in self.axes) is among] for among in (False, True))
         least = min((abs(x.strides[axis]) for axis in reduced if self.dims[axis] > 1), default=0)
         count = self._lines(math.prod(self.dims[axis] for axis in kept if abs(x.strides[axis]) < least))
-        of_kept = [*boxes([self.dims[axis] for axis in kept], count)]
-        pieces = [*boxes([self.dims[axis] for axis in reduced], max(1, _MOST // count))]
+        of_kept = [*boxes_of_elements([self.dims[axis] for axis in kept], count)]
+        pieces = [*boxes_of_elements([self.dims[axis] for axis in reduced], max(1, _MOST // count))]
         segments = 1 if len(of_kept) >= _SEGMENTS else min(len(pieces), _SEGMENTS)
         bounds = [len(pieces) * number // segments for number in range(segments + 1)]
         cut = [pieces[start:end] for start, end in itertools.pairwise(bounds)]

@@ -88,15 +88,15 @@ def _relu(code: Code, x: Value, slope: float, lower: float, upper: float) -> Val
     apart = code(np.subtract, x, lower) if lower else x
     below = code(np.multiply, apart, slope)
     below = code(np.add, below, lower) if lower else below
-    return _clip(code, _further(code, x, below, slope), -math.inf, upper)
+    return _clip(code, _with_line_below(code, x, below, slope), -math.inf, upper)
 
 
 def _leaky_relu(code: Code, x: Value, p: float) -> Value:
     scaled = code(np.multiply, x, p)
-    return _further(code, x, scaled, p) if p else code.chosen(_positive(code, x), x, scaled, like=x)
+    return _with_line_below(code, x, scaled, p) if p else code.chosen(_positive(code, x), x, scaled, like=x)
 
 
-def _further(code: Code, x: Value, below: Value, slope: float) -> Value:
+def _with_line_below(code: Code, x: Value, below: Value, slope: float) -> Value:
     """x where it is above the point where both are equal; below it, a line of this slope."""
     return code(np.maximum if slope <= 1 else np.minimum, x, below)
 

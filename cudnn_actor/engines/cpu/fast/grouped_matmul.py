@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cudnn_actor.engines.cpu.fast.kernels import Call, Kernel, Operands, Step, deal
-from cudnn_actor.engines.cpu.fast.lines import Box, Floats, boxes
+from cudnn_actor.engines.cpu.fast.lines import Box, Floats, boxes_of_elements
 from cudnn_actor.engines.cpu.fast.matrices import result_for_blas, taken
 from cudnn_actor.engines.cpu.scratch import Scratch
 from cudnn_actor.protocol.operations import GroupedMatMul, GroupedMatMulBackwardWeights, Node
@@ -60,7 +60,7 @@ class _Grouped:
 
         columns = into.shape[-1]
         parts = -(-_BLOCKS // len(offsets))
-        cut = [*boxes((columns,), max(_COLUMNS, -(-columns // parts)))]
+        cut = [*boxes_of_elements((columns,), max(_COLUMNS, -(-columns // parts)))]
 
         def call(block: tuple[int, Box], lane: int) -> Call:
             del lane

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from cudnn_actor.engines.cpu.fast.blocks import BLOCK_ELEMENTS
 from cudnn_actor.engines.cpu.fast.kernels import MOST_SCRATCH, Call, Step, deal, dealt, in_turn, lanes_worth
-from cudnn_actor.engines.cpu.fast.lines import boxes
+from cudnn_actor.engines.cpu.fast.lines import boxes_of_elements
 from cudnn_actor.engines.cpu.scratch import Scratch, footprint
 from cudnn_actor.protocol.operations import Gather, GatherElements, GatherND, Node, Specs
 from cudnn_actor.protocol.operations.indexing import Gathering
@@ -242,7 +242,7 @@ def _by_definition(node: Gathering[Any], x: Array, indices: Array, y: Array, lan
         into: Any = (*box, ...)  # an array also where it has no dims
         return partial(_gathered, node, x[source], indices[named], y[into])
 
-    return [deal(boxes(y.shape, _BLOCK), lanes, call)]
+    return [deal(boxes_of_elements(y.shape, _BLOCK), lanes, call)]
 
 
 def _gathered(node: Gathering[Any], x: Array, indices: Array, y: Array) -> None:

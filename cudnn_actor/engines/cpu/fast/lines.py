@@ -21,9 +21,9 @@ __all__ = [
     "Part",
     "beside",
     "blocks_of_lines",
-    "boxes",
+    "boxes_of_elements",
+    "joined_axes",
     "lines",
-    "merged",
     "most_lines",
     "one_each",
     "parts_of_lines",
@@ -81,7 +81,9 @@ def parts_of_lines(
     """
     whole = lines(axes, arrays, numbers)
     if whole.axes == (1,):
-        for box in boxes(whole.arrays[0].shape[:1], most_lines(arrays[0].shape, axes, arrays[0].itemsize)):
+        for box in boxes_of_elements(
+            whole.arrays[0].shape[:1], most_lines(arrays[0].shape, axes, arrays[0].itemsize)
+        ):
             yield Part([each[box] for each in whole.arrays], [each[box] for each in whole.numbers], (1,))
         return
     for box in blocks_of_lines(arrays[0], axes):
@@ -94,13 +96,15 @@ def blocks_of_lines(like: Floats, axes: Sequence[int]) -> Iterator[Box]:
         (axis for axis in range(like.ndim) if axis not in axes), key=lambda axis: -abs(like.strides[axis])
     )
     whole = [slice(None)] * like.ndim
-    for box in boxes([like.shape[axis] for axis in kept], most_lines(like.shape, axes, like.itemsize)):
+    for box in boxes_of_elements(
+        [like.shape[axis] for axis in kept], most_lines(like.shape, axes, like.itemsize)
+    ):
         for axis, part in zip(kept, box, strict=True):
             whole[axis] = part
         yield tuple(whole)
 
 
-def boxes(dims: Sequence[int], most: int) -> Iterator[Box]:
+def boxes_of_elements(dims: Sequence[int], most: int) -> Iterator[Box]:
     """Boxes that cover these dims, of at most so many elements, or of one: whole in the last dims."""
     place, inner = len(dims), 1
     while place and inner * dims[place - 1] <= most:
@@ -132,7 +136,7 @@ def lines(axes: Sequence[int], arrays: Sequence[Floats], numbers: Sequence[Float
     return Part(turned, beside_these, tuple(range(cut, rank)))
 
 
-def merged(array: Floats, axes: range) -> Floats | None:
+def joined_axes(array: Floats, axes: range) -> Floats | None:
     """The array with neighbouring dims as one; None if that takes a copy."""
     if not _is_one(array, axes.start, axes.stop):
         return None

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cudnn_actor.engines.cpu.fast.kernels import Call, Operands, Step, deal
-from cudnn_actor.engines.cpu.fast.lines import Box, Floats, boxes
+from cudnn_actor.engines.cpu.fast.lines import Box, Floats, boxes_of_elements
 from cudnn_actor.engines.cpu.fast.matrices import copied, product_steps
 from cudnn_actor.engines.cpu.scratch import Scratch
 from cudnn_actor.protocol.operations import MatMul, Node
@@ -76,4 +76,4 @@ def _integers(sums: Floats, y: npt.NDArray[Any], lanes: int) -> Step:
 
         return run
 
-    return deal([*boxes(y.shape, _ROUNDED)], lanes, call)
+    return deal([*boxes_of_elements(y.shape, _ROUNDED)], lanes, call)

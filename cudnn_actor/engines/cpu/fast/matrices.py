@@ -12,10 +12,18 @@ import numpy as np
 import numpy.typing as npt
 
 from cudnn_actor.engines.cpu.fast.kernels import Call, Step, deal
-from cudnn_actor.engines.cpu.fast.lines import Box, Floats, boxes, merged
+from cudnn_actor.engines.cpu.fast.lines import Box, Floats, boxes_of_elements, joined_axes
 from cudnn_actor.engines.cpu.scratch import Scratch
 
-__all__ = ["as_blas_takes_it", "copied", "of_samples", "product_steps", "result_for_blas", "taken"]
+__all__ = [
+    "as_blas_takes_it",
+    "blas_takes",
+    "copied",
+    "of_samples",
+    "product_steps",
+    "result_for_blas",
+    "taken",
+]
 
 _LEAST_WORK = 1 << 19
 """Products of a block: about 20 µs."""
@@ -55,20 +63,33 @@ def product_steps(a: Floats, b: Floats, y: Floats, lanes: Sequence[Scratch]) -> 
     return [*steps, *copies]
 
 
-def as_blas_takes_it(array: Floats) -> Floats | None:
-    """The matrices in the last two dims with strides that BLAS takes; None if only a copy has such.
+def blas_takes(array: Floats) -> bool:
+    """Whether BLAS takes the matrices in the last two dims where they lie.
 
-    Neighbours in a row, or in a column, must be neighbours in memory. The strides of a dim of size 1 may be
-    anything, and become what BLAS expects.
+    Neighbours in a row, or in a column, must be neighbours in memory. The stride of a dim of size 1 may be
+    anything, and that of the other dim then any above 0.
     """
+    (rows, columns), (step, inner), unit = array.shape[-2:], array.strides[-2:], array.itemsize
+    if rows == 1 or columns == 1:
+        return bool((rows == 1 or step >= unit) and (columns == 1 or inner >= unit))
+    return bool((inner == unit and step >= columns * unit) or (step == unit and inner >= rows * unit))
+
+
+def as_blas_takes_it(array: Floats) -> Floats | None:
+    """The matrices in the last two dims, where dims of size 1 have the strides that BLAS expects.
+
+    None if BLAS takes only a copy.
+    """
+    if not blas_takes(array):
+        return None
     *batch, step, inner = (stride // array.itemsize for stride in array.strides)
     rows, columns = array.shape[-2:]
-    if rows == 1:
+    if rows == columns == 1:
+        step = inner = 1
+    elif rows == 1:
         step = columns if inner == 1 else 1
     elif columns == 1:
         inner = rows if step == 1 else 1
-    if not ((inner == 1 and step >= columns) or (step == 1 and inner >= rows)):
-        return None
     strides = [stride * array.itemsize for stride in (*batch, step, inner)]
     return np.lib.stride_tricks.as_strided(array, array.shape, strides)
 
@@ -81,7 +102,7 @@ def copied(source: npt.NDArray[np.generic], target: npt.NDArray[np.generic], lan
         one, other = source[box], target[box]
         return lambda: np.copyto(other, one, casting="unsafe")
 
-    return deal([*boxes(source.shape, _COPIED)], lanes, call)
+    return deal([*boxes_of_elements(source.shape, _COPIED)], lanes, call)
 
 
 def taken(array: Floats, steps: list[Step], lanes: Sequence[Scratch]) -> Floats:
@@ -114,7 +135,7 @@ def _of_one_matrix(product: _Block) -> _Block:
     if math.prod(b.shape[:-2]) > 1 or y.ndim == 2 or a.shape[:-1] != y.shape[:-1]:
         return product
     inner = range(y.ndim - 1)
-    rows, results = (merged(each, inner) for each in (a, y))
+    rows, results = (joined_axes(each, inner) for each in (a, y))
     if rows is None or results is None:
         return product
     found = [as_blas_takes_it(each) for each in (rows, results)]
@@ -150,14 +171,14 @@ def _summed(product: _Block, depths: list[slice], lanes: Sequence[Scratch]) -> l
         return partial(np.add.reduce, sums[:, *box], 0, out=y[box])
 
     count = len(lanes)
-    return [deal(products, count, _product), deal([*boxes(y.shape, _COPIED)], count, total)]
+    return [deal(products, count, _product), deal([*boxes_of_elements(y.shape, _COPIED)], count, total)]
 
 
 def _blocks(a: Floats, b: Floats, y: Floats) -> list[_Block]:
     *batch, rows, columns = y.shape
     work = rows * columns * a.shape[-1]
     count = math.prod(batch)
-    samples = [*boxes(batch, max(_LEAST_WORK // max(1, work), -(-count // _MOST)))]
+    samples = [*boxes_of_elements(batch, max(_LEAST_WORK // max(1, work), -(-count // _MOST)))]
     parts = _parts(rows, columns, min(work // _LEAST_WORK, _MOST // len(samples)))
     found = []
     for box in samples:

@@ -17,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 from numpy.lib.stride_tricks import as_strided
 
-from cudnn_actor.engines.cpu.fast.blocks import BLOCK_ELEMENTS, merged, pieces
+from cudnn_actor.engines.cpu.fast.blocks import BLOCK_ELEMENTS, merged_axes, pieces
 from cudnn_actor.engines.cpu.fast.kernels import MOST_SCRATCH, Call, Step, carried, deal, in_turn, lanes_worth
-from cudnn_actor.engines.cpu.fast.lines import boxes
+from cudnn_actor.engines.cpu.fast.lines import boxes_of_elements
 from cudnn_actor.engines.cpu.scratch import Scratch, footprint
 from cudnn_actor.protocol.operations import (
     BitCast,
@@ -82,7 +82,7 @@ def _blocks(source: Array, target: Array) -> Iterator[Pair]:
     """Parts of a source and of a target. They are longest along the axes along which both are in order."""
     if not target.size:
         return
-    dims, (into, of) = merged(target.shape, [target, source])
+    dims, (into, of) = merged_axes(target.shape, [target, source])
     if abs(of.strides[-1]) >= _LINE and len(dims) > 1:
         length = min(dims[-1], _SHORT)
         for place in pieces(dims[:-1], max(1, BLOCK_ELEMENTS // length)):
@@ -293,7 +293,7 @@ class Reshaped:
             pairs = (_blocks(of, packed), _blocks(packed.reshape(into.shape), into))
             return in_turn([partial(np.copyto, target, source) for each in pairs for source, target in each])
 
-        return [deal(boxes(self.outer, self.most), len(lanes), call)]
+        return [deal(boxes_of_elements(self.outer, self.most), len(lanes), call)]
 
 
 def _copied(x: Array, y: Array) -> None:

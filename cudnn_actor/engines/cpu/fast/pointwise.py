@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cudnn_actor.engines.cpu.fast.blocks import block_elements, merged, pieces
+from cudnn_actor.engines.cpu.fast.blocks import block_elements, merged_axes, pieces
 from cudnn_actor.engines.cpu.fast.formulas import FLOAT32_ONLY, FORMULAS
 from cudnn_actor.engines.cpu.fast.instructions import (
     Code,
@@ -326,7 +326,7 @@ class Chain:
         scalars = {key: array for key, array in arrays.items() if not array.ndim}
         whole = [key for key in arrays if key not in scalars]
         first = next(iter(results))
-        dims, merged_views = merged(
+        dims, merged_views = merged_axes(
             self.dims or (1,), [arrays[key] for key in whole], leading=whole.index(first)
         )
         views = dict(zip(whole, merged_views, strict=True))
@@ -354,9 +354,9 @@ class Chain:
         largest = {key: views[key][cuts[0]] for key in self.rows}
         return {key: part for key, part in largest.items() if part.ndim > 1 and _is_row(views[key])}
 
-    def _code(self) -> tuple[list[_Place], list[tuple[Function, list[int], int]]]:
+    def _code(self) -> tuple[list[_Argument], list[tuple[Function, list[int], int]]]:
         """The places that instructions read and write, and the instructions with the numbers of theirs."""
-        places: dict[_Place, int] = {}
+        places: dict[_Argument, int] = {}
         code = [
             (
                 one.function,
@@ -367,10 +367,10 @@ class Chain:
         ]
         return [*places], code
 
-    def _place(self, value: Value, instruction: Instruction, places: dict[_Place, int]) -> int:
+    def _place(self, value: Value, instruction: Instruction, places: dict[_Argument, int]) -> int:
         """The number of the place of a value that an instruction reads or writes; a new one if need be."""
         base, dtype = value.base, value.dtype
-        place: _Place
+        place: _Argument
         if isinstance(base, Constant):
             # NumPy's maximum and minimum are several times slower with a scalar.
             place = _Number(base, dtype, instruction.function in _EXTREMES)
@@ -451,7 +451,7 @@ class _Slot:
         return registers.array(self, dims)
 
 
-_Place = _Number | _Part | _Slot
+_Argument = _Number | _Part | _Slot
 _EXTREMES = (np.maximum, np.minimum)
 
 

@@ -33,6 +33,8 @@ from cudnn_actor.engines.cpu.fast.kernels import (
     lanes_worth,
     most_calls,
 )
+from cudnn_actor.engines.cpu.fast.lines import joined_axes
+from cudnn_actor.engines.cpu.fast.matrices import blas_takes
 from cudnn_actor.engines.cpu.scratch import Scratch, footprint
 from cudnn_actor.protocol.operations import (
     AdaptiveWindow,
@@ -277,8 +279,8 @@ class Pooling:
     def _of_images(self, x: Array, y: Array) -> Iterator[Call]:
         """Reduce all spatial dims to one element: sums are products with ones where that is possible."""
         dims = tuple(range(2, x.ndim))
-        flat = _merged(x)
-        if self.ufunc is not np.add or flat is None:
+        flat = joined_axes(x, range(2, x.ndim)) if self.ufunc is np.add and x.dtype.kind == "f" else None
+        if flat is None or not blas_takes(flat):
             yield partial(self.ufunc.reduce, x, axis=dims, out=y, keepdims=True)
             return
         yield partial(np.matmul, flat, _ones(flat.shape[2], self.dtype), y.reshape(y.shape[:2]))
@@ -391,20 +393,6 @@ def _is_one_run(x: Array) -> bool:
 def _as_line(x: Array) -> Array:
     """The elements of an array that is one run, as they lie in memory."""
     return np.lib.stride_tricks.as_strided(x, (x.size,), (x.itemsize,), writeable=x.flags.writeable)
-
-
-def _merged(x: Array) -> Array | None:
-    """x with one spatial dim, if that needs no copy, and if BLAS takes the matrices (C, spatial)."""
-    dims = (*x.shape[:2], math.prod(x.shape[2:]))
-    strides = [stride for dim, stride in zip(x.shape[2:], x.strides[2:], strict=True) if dim > 1]
-    sizes = [dim for dim in x.shape[2:] if dim > 1]
-    for number in range(len(sizes) - 1):
-        if strides[number] != sizes[number + 1] * strides[number + 1]:
-            return None
-    step = strides[-1] if strides else x.itemsize
-    if x.dtype.kind != "f" or x.itemsize not in (step, x.strides[1]):
-        return None
-    return np.lib.stride_tricks.as_strided(x, dims, (*x.strides[:2], step), writeable=False)
 
 
 @functools.lru_cache(maxsize=16)

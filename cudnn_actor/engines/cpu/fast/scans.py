@@ -21,7 +21,7 @@ from cudnn_actor.engines.cpu.fast.kernels import (
     in_turn,
 )
 from cudnn_actor.engines.cpu.fast.lines import Box, Part, blocks_of_lines, most_lines, parts_of_lines
-from cudnn_actor.engines.cpu.fast.sums import is_matrix
+from cudnn_actor.engines.cpu.fast.sums import has_dense_rows
 from cudnn_actor.engines.cpu.scratch import Dims, Scratch, footprint
 from cudnn_actor.protocol.operations import ArgReduction, Cumulative, Node, ReductionMode
 from cudnn_actor.protocol.operations.base import Specs
@@ -88,7 +88,7 @@ class _Places:
         def call(part: Part, lane: int) -> Call:
             (found,), (into,), axes = part
             scratch, calls = lanes[lane].fork(), list[Call]()
-            if self._block and (axes != (1,) or not is_matrix(found)):
+            if self._block and (axes != (1,) or not has_dense_rows(found)):
                 own = scratch.take(found.shape, x.dtype)
                 calls.append(partial(np.copyto, own, found))
                 found = own.reshape(-1, own.shape[-1])

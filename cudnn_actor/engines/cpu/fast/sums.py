@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from cudnn_actor.engines.cpu.fast.kernels import Call, in_turn
-from cudnn_actor.engines.cpu.fast.lines import Floats, merged
+from cudnn_actor.engines.cpu.fast.lines import Floats, joined_axes
 from cudnn_actor.engines.cpu.scratch import Scratch
 
-__all__ = ["dots_into", "is_matrix", "ones", "reduced_into", "squares_into", "sums_into"]
+__all__ = ["dots_into", "has_dense_rows", "ones", "reduced_into", "squares_into", "sums_into"]
 
 _SHORT = 16
 """Lines of up to so many elements are reduced side by side."""
@@ -21,8 +21,8 @@ _LONG, _PARTS = 1024, (64, 128, 32, 16)
 """Lines from so many elements on are added up in parts of one of these sizes."""
 
 
-def is_matrix(array: Floats) -> bool:
-    """Whether BLAS takes it as it is: with neighbouring elements in its rows."""
+def has_dense_rows(array: Floats) -> bool:
+    """Whether it is a matrix with neighbouring elements in its rows, as BLAS adds them up."""
     return (
         array.ndim == 2
         and array.strides[1] == array.itemsize
@@ -51,13 +51,13 @@ def sums_into(array: Floats, axes: tuple[int, ...], out: Floats, scratch: Scratc
 
     The sums of parts are kept.
     """
-    if axes != (1,) or array.dtype.kind != "f" or not is_matrix(array) or array.shape[1] == 1:
+    if axes != (1,) or array.dtype.kind != "f" or not has_dense_rows(array) or array.shape[1] == 1:
         return reduced_into(np.add, array, axes, out)
     count, length = array.shape
     if length < _LONG:
         return partial(np.matmul, array, ones(length, array.dtype), out)
     size = next((size for size in _PARTS if not length % size), 1)
-    parts = merged(array.reshape(count, length // size, size), range(2)) if size > 1 else None
+    parts = joined_axes(array.reshape(count, length // size, size), range(2)) if size > 1 else None
     if parts is None:
         return reduced_into(np.add, array, axes, out)  # which adds up in pairs
     sums = scratch.keep((count, length // size), array.dtype)
@@ -78,7 +78,7 @@ def squares_into(array: Floats, axes: tuple[int, ...], out: Floats, scratch: Scr
 
 def dots_into(a: Floats, b: Floats, axes: tuple[int, ...], out: Floats, scratch: Scratch) -> Call:
     """A call that adds up the products of two arrays' lines, as `squares_into`."""
-    if axes == (1,) and is_matrix(a) and is_matrix(b) and a.dtype.kind == "f":
+    if axes == (1,) and has_dense_rows(a) and has_dense_rows(b) and a.dtype.kind == "f":
         return partial(np.matmul, a[:, None, :], b[:, :, None], out[:, :, None])
     products = scratch.take(a.shape, a.dtype)
     return in_turn([partial(np.multiply, a, b, products), sums_into(products, axes, out, scratch)])

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from cudnn_actor.engines.base import blame
 from cudnn_actor.engines.cpu.exact.evaluation import XP, exact, round_into
-from cudnn_actor.engines.cpu.fast.blocks import BLOCK_ELEMENTS, merged, pieces
+from cudnn_actor.engines.cpu.fast.blocks import BLOCK_ELEMENTS, merged_axes, pieces
 from cudnn_actor.engines.cpu.fast.kernels import Call, Step, deal
 from cudnn_actor.engines.cpu.scratch import Scratch
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
@@ -118,7 +118,7 @@ def copied(source: int, target: int) -> Unit:
     def bind(arrays: Arrays, scratch: Sequence[Scratch]) -> list[Step]:
         if not arrays[target].size:
             return []
-        dims, (into, of) = merged(arrays[target].shape, [arrays[target], arrays[source]])
+        dims, (into, of) = merged_axes(arrays[target].shape, [arrays[target], arrays[source]])
         return [deal(pieces(dims, BLOCK_ELEMENTS), len(scratch), lambda part, _: _copy(of[part], into[part]))]
 
     return Unit((source,), (target,), bind)

@@ -13,17 +13,6 @@ from cudnn_actor.engines.cpu.sessions.contractions import (
     emit_matmul,
 )
 from cudnn_actor.engines.cpu.sessions.draft import Draft, Unsupported
-from cudnn_actor.engines.cpu.sessions.lines import (
-    emit_arg_reduction,
-    emit_batch_norm,
-    emit_cumulative,
-    emit_layer_norm,
-    emit_norm_of_groups,
-    emit_reduction,
-    emit_rms_norm,
-    emit_softmax,
-    emit_top_k,
-)
 from cudnn_actor.engines.cpu.sessions.movement import (
     emit_border_pad,
     emit_concat,
@@ -34,6 +23,17 @@ from cudnn_actor.engines.cpu.sessions.movement import (
     emit_reshape,
     emit_slice,
     emit_transpose,
+)
+from cudnn_actor.engines.cpu.sessions.norms_and_reductions import (
+    emit_arg_reduction,
+    emit_batch_norm,
+    emit_cumulative,
+    emit_layer_norm,
+    emit_norm_of_groups,
+    emit_reduction,
+    emit_rms_norm,
+    emit_softmax,
+    emit_top_k,
 )
 from cudnn_actor.engines.cpu.sessions.pointwise import emit_pointwise
 from cudnn_actor.engines.cpu.sessions.windows import emit_avg_pool, emit_max_pool, emit_resample

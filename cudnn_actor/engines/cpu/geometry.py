@@ -10,7 +10,7 @@ from itertools import product
 
 import numpy as np
 
-from cudnn_actor.engines.cpu.exact.boxes import Box
+from cudnn_actor.engines.cpu.boxes import Box
 from cudnn_actor.engines.cpu.scratch import Dims
 from cudnn_actor.protocol.types.conv import ConvSpec
 
