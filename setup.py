@@ -14,6 +14,7 @@ A minimal installation, `CUDNN_ACTOR_MINIMAL=1 pip install .`, leaves out the co
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 from setuptools import setup
@@ -34,13 +35,22 @@ class EditableWheel(editable_wheel):
 
 
 class BuildPackages(build_py):
-    """The packages, without those that a minimal installation leaves out."""
+    """The packages, without those that a minimal installation leaves out, and nothing of an earlier build."""
 
     def finalize_options(self) -> None:
         """Choose the packages."""
         super().finalize_options()
         if os.environ.get("CUDNN_ACTOR_MINIMAL"):
             self.packages = [name for name in self.packages if not name.startswith("cudnn_actor.trials")]
+
+    def run(self) -> None:
+        """Build them in an empty folder: whatever lies in it goes into the wheel.
+
+        An editable installation builds in the folders of the source, which stay.
+        """
+        if not self.editable_mode:
+            shutil.rmtree(Path(self.build_lib, "cudnn_actor"), ignore_errors=True)
+        super().run()
 
 
 setup(cmdclass={"editable_wheel": EditableWheel, "build_py": BuildPackages})

@@ -66,6 +66,10 @@ def test_an_archive_without_links_installs_and_imports(kind: str, tmp_path: Path
     pytest.importorskip("build", reason="the wheel is built with it: it is in the group `check`")
     archive, wheels, installed = tmp_path / "archive", tmp_path / "wheels", tmp_path / "installed"
     archive.mkdir()
+    earlier = archive / "build" / "lib" / "cudnn_actor" / "trials"  # what an earlier build has left there
+    earlier.mkdir(parents=True)
+    (earlier / "__init__.py").touch()
+    (earlier / "removed.py").touch()
     command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(wheels)]
     built = subprocess.run(
         [*command, str(without_links(archive))],
@@ -91,13 +95,15 @@ def test_an_archive_without_links_installs_and_imports(kind: str, tmp_path: Path
     done = subprocess.run(imports, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     program = (
-        "import sys; sys.path.insert(0, sys.argv[1]); import cudnn_actor.cli; "
+        "import contextlib, sys; sys.path.insert(0, sys.argv[1]); import cudnn_actor.cli\n"
+        "with contextlib.suppress(SystemExit): cudnn_actor.cli.main(['--help'])\n"
         "sys.exit(cudnn_actor.cli.main(['bench', '--help']))"
     )
     command = [sys.executable, "-I", "-c", program, str(installed)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.returncode == (0 if kind == "full" else 2)
     assert ("minimal" in done.stderr) == (kind == "minimal")
+    assert ("inject faults" in done.stdout) == (kind == "full")  # of `chaos`, in the list of commands
     pages = {file.name for file in (installed / "cudnn_actor" / "docs").iterdir()}
     assert pages == {file.name for file in (ROOT / "docs").glob("*.md")}
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import importlib.util
 import io
 import os
 import select
@@ -35,7 +36,7 @@ __all__ = ["main"]
 _TRIALS = ("bench", "chaos")
 """The commands in `cudnn_actor.trials`, which a minimal installation does not have."""
 _COMMANDS = {
-    "demo": "filter a photograph and undo a camera shake, while the worker is killed once",
+    "demo": "filter a photograph, undo a camera shake and serve a model, while the worker is killed twice",
     "doctor": "report what was found, what is missing, and whether the service works",
     "bench": "measure latencies and throughput",
     "reproduce": "run one operation graph from an error's token, and compare it with the CPU",
@@ -116,8 +117,10 @@ def _parser(words: Sequence[str]) -> tuple[argparse.ArgumentParser, Callable[...
     commands = parser.add_subparsers(metavar="COMMAND")
     run: Callable[..., int] | None = None
     asked = words[0] if words else ""
+    minimal = importlib.util.find_spec("cudnn_actor.trials") is None
     for name, summary in _COMMANDS.items():
-        command = commands.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
+        listed = {} if minimal and name in _TRIALS else {"help": summary}  # what has no help is not listed
+        command = commands.add_parser(name, description=f"{summary[0].upper()}{summary[1:]}.", **listed)
         if name == asked:
             module = _module_of(name)
             module.add_arguments(command)
