@@ -595,25 +595,33 @@ class ContextLost(CudnnActorError):
 
 
 class OutcomeUnknown(CudnnActorError):
-    """Raised when a crash interrupted a request that cannot safely run twice.
+    """Raised when a crash interrupted a request that does not run again.
 
     Either it accumulates (`beta` is not 0), so running it again could apply it twice, or the thread that
-    runs it could not be stopped and may still write. Its output is torn. Carries `request_id`, `cause` (of
-    the crash) and `why` (the reason it was not run again).
+    runs it could not be stopped and may still write, or it is a `RunModel(again=False)`. Carries
+    `request_id`, `cause` (of the crash), `why` (the reason it was not run again) and `torn`: whether a buffer
+    is torn, because the request writes it. A `RunModel` without `into` writes none.
     """
 
     ran = None
     request_id: int
     cause: str
     why: str
+    torn: bool
 
-    def __init__(self, *, request_id: int, cause: str, why: str) -> None:
+    def __init__(self, *, request_id: int, cause: str, why: str, torn: bool = True) -> None:
+        fix = (
+            "its output is torn: upload or compute it again, and continue from there"
+            if torn
+            else "it writes no buffer, so none is torn: send it again, unless it may have caused the crash"
+        )
         super().__init__(
             f"request {request_id} was running at a crash ({cause}) and was not run again, because {why}; "
-            "its output is torn: upload or compute it again, and continue from there",
+            f"{fix}",
             request_id=request_id,
             cause=cause,
             why=why,
+            torn=torn,
         )
 
 

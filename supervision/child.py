@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from cudnn_actor.actors import Actor, ActorExit
+from cudnn_actor.actors import Actor, ActorExit, Crash
 from cudnn_actor.supervision.exits import ExitKind, ExitReason
 from cudnn_actor.supervision.policy import ChildPolicy
 from cudnn_actor.supervision.signals import ChildExited, ChildReady, Signal
@@ -55,5 +55,10 @@ class ChildObserver:
 
 
 def _reason(exit: ActorExit) -> ExitReason:
-    cause = "" if exit.error is None else f"{type(exit.error).__name__}: {exit.error}"
+    if exit.error is None:
+        cause = ""
+    elif isinstance(exit.error, Crash):  # which the kind says already
+        cause = str(exit.error)
+    else:
+        cause = f"{type(exit.error).__name__}: {exit.error}"
     return ExitReason(kind=_KINDS[exit.kind], cause=cause)

@@ -117,7 +117,7 @@ class _Step(Draft):
         if isinstance(signal, ChildLost):
             if self.state.mode is Mode.UP:
                 self.disarm(index)
-                self._escalate(index, signal.reason)
+                self._escalate(index, signal.reason, "because it cannot be killed")
             return
         if isinstance(signal, TimerFired):
             self.set(index, timer=None)
@@ -186,10 +186,11 @@ class _Step(Draft):
         if not self.policy(index).restart.covers(reason):
             self.done(index, reason)
             return
-        lost = self.child(index).ready_at is not None and not self.policy(index).replaceable
-        restarts = None if lost else self.state.policy.intensity.admit(self.state.restarts, self.now)
-        if restarts is None:
-            self._escalate(index, reason)
+        intensity = self.state.policy.intensity
+        if self.child(index).ready_at is not None and not self.policy(index).replaceable:
+            self._escalate(index, reason, "because nothing can take its place")
+        elif (restarts := intensity.admit(self.state.restarts, self.now)) is None:
+            self._escalate(index, reason, intensity.exceeded())
         else:
             self.change(restarts=restarts)
             self._restart(index, reason)
@@ -231,7 +232,7 @@ class _Step(Draft):
         stable = child.ready_at is not None and self.now - child.ready_at >= backoff.reset_after_s
         return 1 if stable else child.attempt + 1
 
-    def _escalate(self, index: int, reason: ExitReason) -> None:
+    def _escalate(self, index: int, reason: ExitReason, why: str) -> None:
         self.done(index, reason)
-        self.change(escalation=Escalate(child=self.name(index), cause=reason))
+        self.change(escalation=Escalate(child=self.name(index), cause=reason, why=why))
         self.stop(reason)

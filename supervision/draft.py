@@ -148,7 +148,7 @@ class Draft:
         self.change(mode=Mode.STOPPED)
         escalation = self.state.escalation
         if escalation is not None:
-            self.emit(Escalated(child=escalation.child, cause=escalation.cause))
+            self.emit(Escalated(child=escalation.child, cause=escalation.cause, why=escalation.why))
             self.effects.append(escalation)
         self.emit(Stopped(child=None, reason=self.state.ending))
         self.effects.append(Finish())

@@ -14,7 +14,7 @@ service.started     info       child, generation
 service.restarting  warning    child, generation, cause, detail, delay_s, attempt
 service.restarted   info       child, generation, downtime_s
 service.stopped     info *     child (None: the service itself), reason, detail
-service.escalated   error      child, cause, detail
+service.escalated   error      child, cause, detail, why
 ==================  =========  =============================================================
 
 (*: error if what has stopped ended by a crash or the like.)
@@ -114,11 +114,17 @@ class Stopped(_Event, frozen=True, kw_only=True, tag=True):
 
 
 class Escalated(_Event, frozen=True, kw_only=True, tag=True):
-    """The restarts are used up: `child` failed once more, with `cause`, and all children have been
-    stopped."""
+    """The restarts are used up: `child` failed once more, with `cause`, and all children have been stopped.
+
+    `why` is the limit that was reached: "at the 4th failure within 60 s (max_restarts=3)".
+    """
 
     child: str
     cause: ExitReason
+    why: str
+
+    def __str__(self) -> str:
+        return f"gave up {self.why}: {self.cause}"
 
 
 LifecycleEvent = Started | Restarting | Restarted | Stopped | Escalated

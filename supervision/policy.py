@@ -66,6 +66,14 @@ class RestartIntensity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         recent = self._in_window(restarts, now)
         return (*recent, now) if len(recent) < self.max_restarts else None
 
+    def exceeded(self) -> str:
+        """What a failure that is not admitted was: "at the 4th failure within 60 s (max_restarts=3)"."""
+        number = self.max_restarts + 1
+        ending = {1: "st", 2: "nd", 3: "rd"}.get(number % 10 if number % 100 not in (11, 12, 13) else 0, "th")
+        return (
+            f"at the {number}{ending} failure within {self.period_s:g} s (max_restarts={self.max_restarts})"
+        )
+
     def left(self, restarts: tuple[float, ...], now: float) -> int:
         """How many more restarts are allowed at `now`."""
         return max(0, self.max_restarts - len(self._in_window(restarts, now)))

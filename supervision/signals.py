@@ -159,10 +159,14 @@ class ReportReady(_Record, frozen=True, kw_only=True):
 
 
 class Escalate(_Record, frozen=True, kw_only=True):
-    """The restarts are used up and everything is stopped: fail, with the cause. `Finish` follows."""
+    """The restarts are used up and everything is stopped: fail, with the cause. `Finish` follows.
+
+    `why` is what `Escalated.why` is.
+    """
 
     child: str
     cause: ExitReason
+    why: str
 
 
 class Finish(_Record, frozen=True, kw_only=True):

@@ -267,7 +267,7 @@ class Supervisor(Actor):
             case ReportReady():
                 self.report_ready()
             case Escalate():
-                self._failure = RestartsExhausted(f"{effect.child}: {effect.cause}")
+                self._failure = RestartsExhausted(f"{effect.child} gave up {effect.why}: {effect.cause}")
             case Finish():
                 self._conclude()
 

@@ -653,10 +653,15 @@ class Broker(Generic[W]):
                 return ContextLost(status="context lost", detail=cause)
         why = "it may still be written" if may_still_write else "it accumulates"
         if not again:
-            why = "its sender did not want that"
+            why = "it was sent with again=False"
         if is_spoiled and not may_still_write:
             why = "a later request may have overwritten its input"
-        return OutcomeUnknown(request_id=work.number, cause=cause, why=why)
+        return self.outcome_unknown(work, cause, why)
+
+    def outcome_unknown(self, work: W, cause: str, why: str) -> OutcomeUnknown:
+        """The error for a request that had begun and does not run again: it tears the buffers it writes."""
+        torn = not work.injects and bool(work.footprint(self.state.lowered).writes)
+        return OutcomeUnknown(request_id=work.number, cause=cause, why=why, torn=torn)
 
     def lose(self, work: W, error: CudnnActorError) -> None:
         """Fail a request that had begun and does not run again. Its output is torn."""

@@ -504,8 +504,13 @@ class BatchedModel:
     ) -> None:
         self._counts["divided"] += 1
         samples = sum(each.samples for each in requests)
+        # An `OutcomeUnknown` tells its sender what to do: that is this endpoint, which does it.
+        why = f"a crash ended it ({error.cause})" if isinstance(error, OutcomeUnknown) else str(error)
+        then = "its requests run one by one"
         with speaking_for(self._name):
-            log.warning("batch.divided", requests=len(requests), samples=samples, size=size, error=str(error))
+            log.warning(
+                "batch.divided", requests=len(requests), samples=samples, size=size, error=f"{why}; {then}"
+            )
         crashes = int(isinstance(error, OutcomeUnknown))
         for request in requests:
             if not request.future.done():

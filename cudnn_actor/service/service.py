@@ -376,7 +376,7 @@ class CudnnService:
             case Stopped(child=None):
                 self._cause = event.reason
                 gave_up = self._escalated
-                tell = self._close(str(event.reason) if gave_up is None else f"gave up: {gave_up.cause}")
+                tell = self._close(str(event.reason if gave_up is None else gave_up))
                 self._supervisor = None  # after the end: `health` reads None without an end as "starting"
                 return tell
             case Stopped():  # the actor has ended for good, so the service ends too
@@ -424,7 +424,7 @@ class CudnnService:
     def failure(self) -> ServiceStopped | None:
         """The error to raise if the service gave up; None if it did not."""
         escalated = self._escalated
-        return None if escalated is None else ServiceStopped(reason=f"gave up: {escalated.cause}")
+        return None if escalated is None else ServiceStopped(reason=str(escalated))
 
 
 def engine_for(options: Options) -> EngineChoice:

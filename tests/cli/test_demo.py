@@ -71,7 +71,7 @@ def told(shown: tuple[str, Path]) -> str:
 
 KILLED = re.compile(
     r"kill -9 (\d+): the worker process, with (\d+) requests in flight\s+"
-    r"✗ generation (\d+) is lost: Crash: worker \1 was killed by SIGKILL\s+"
+    r"✗ generation (\d+) is lost: worker \1 was killed by SIGKILL\s+"
     r"✓ generation (\d+) serves \d+ ms later, by (\d+)\n"
 )
 """One kill. There are more where one came between two requests and had nothing run again."""

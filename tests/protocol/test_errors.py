@@ -66,6 +66,7 @@ EVERY_ERROR: list[CudnnActorError] = [
     ExecutionFailed(status="CUDNN_STATUS_X", detail="launch failed", plan="cpu/conv_fwd/12", reproduce="eNp"),
     ContextLost(status="CUDA_ERROR_ILLEGAL_ADDRESS", detail="gone"),
     OutcomeUnknown(request_id=9, cause="killed", why="it accumulates"),
+    OutcomeUnknown(request_id=9, cause="killed", why="it was sent with again=False", torn=False),
     QuarantinedRequest(request_id=9, digest="cd" * 32, cause="killed", reproduce="eNp"),
     QuarantinedRequest(request_id=9, digest="", cause="killed", message="WriteWeights"),
     OutOfMemory(requested=0, in_use=7, limit=None, injected=True, where="y"),
@@ -144,6 +145,7 @@ def test_a_request_that_may_have_run_is_never_safe_to_send_again() -> None:
         (UnsupportedGraph(engine="cpu", digest="a", detail="b"), "cudnn-actor docs support"),
         (ContextLost(status="a", detail="b"), "upload again"),
         (OutcomeUnknown(request_id=1, cause="b", why="c"), "upload or compute it again"),
+        (OutcomeUnknown(request_id=1, cause="b", why="c", torn=False), "so none is torn: send it again"),
         (QuarantinedRequest(request_id=1, digest="a", cause="b"), "change the request"),
         (
             QuarantinedRequest(request_id=1, digest="", cause="b", message="Fill"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -312,6 +313,7 @@ async def test_a_sample_that_kills_the_worker_is_quarantined_alone(place: int) -
             assert endpoint.statistics().divided == 1
     (line,) = [entry for entry in logs if entry["event"] == "batch.divided"]
     assert (line["requests"], line["samples"], line["size"]) == (8, 8, 8)
+    assert re.fullmatch(r"a crash ended it \(.*\); its requests run one by one", line["error"])
 
 
 async def test_a_poisonous_request_by_itself_does_not_stop_those_after_it() -> None:

@@ -258,10 +258,22 @@ async def test_a_run_that_shall_not_run_again_is_told_of_the_crash() -> None:
     faults = FaultPlan().at(2, Fault.STICKY, of=RunModel)
     async with deployed(faults=faults) as (gpu, model):
         check(await run(gpu, model, images(4)), images(4))
-        with pytest.raises(OutcomeUnknown, match="its sender did not want that"):
+        with pytest.raises(OutcomeUnknown, match=r"with again=False; .* none is torn"):
             await gpu.ask(RunModel(model=model, arrays={"image": images(4)}, again=False))
         check(await run(gpu, model, images(4)), images(4))
         assert gpu.generation == 2
+
+
+async def test_a_run_that_does_not_run_again_tears_the_buffers_it_writes_its_results_to() -> None:
+    faults = FaultPlan().at(1, Fault.STICKY, of=RunModel)
+    async with deployed(faults=faults) as (gpu, model):
+        kept = await gpu.upload(np.zeros((4, 2), "float32"))
+        with pytest.raises(OutcomeUnknown, match="its output is torn"):
+            await gpu.ask(
+                RunModel(model=model, arrays={"image": images(4)}, into={"scores": kept}, again=False)
+            )
+        with pytest.raises(StaleBufferError, match="torn"):
+            await gpu.download(kept)
 
 
 async def test_inputs_that_were_at_a_crash_are_quarantined_at_the_next_and_their_graph_is_not() -> None:

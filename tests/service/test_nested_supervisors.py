@@ -105,7 +105,10 @@ def fragile(name: str) -> tuple[ChildSpec, CudnnService, CudnnRef]:
 async def give_up(gpu: CudnnRef) -> BufferRef:
     """Have a fragile service give up; returns a buffer that it had."""
     buffer = await gpu.upload(single(1.0))
-    with pytest.raises(ServiceStopped, match=r"gave up: crash: .*INJECTED_STICKY_ERROR"):
+    with pytest.raises(
+        ServiceStopped,
+        match=r"gave up at the 1st failure within 60 s \(max_restarts=0\): crash: .*INJECTED_STICKY_ERROR",
+    ):
         await gpu.fill(buffer, 2.0)
     return buffer
 

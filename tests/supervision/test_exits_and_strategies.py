@@ -49,7 +49,8 @@ def test_a_first_start_that_fails_counts_like_a_crash_and_holds_up_those_after_i
     world.exit("a", ExitReason.start_failed("no GPU"))
     assert world.starts == "aa"
     world.exit("a", ExitReason.start_failed("no GPU"))
-    assert world.escalations == [Escalate(child="a", cause=ExitReason.start_failed("no GPU"))]
+    why = "at the 2nd failure within 60 s (max_restarts=1)"
+    assert world.escalations == [Escalate(child="a", cause=ExitReason.start_failed("no GPU"), why=why)]
     assert world.starts == "aa"
 
 

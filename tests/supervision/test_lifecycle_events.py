@@ -78,13 +78,14 @@ LINES: list[tuple[LifecycleEvent, dict[str, Any]]] = [
         },
     ),
     (
-        Escalated(child="gpu", cause=CRASH),
+        Escalated(child="gpu", cause=CRASH, why="at the 4th failure"),
         {
             "event": "service.escalated",
             "log_level": "error",
             "child": "gpu",
             "cause": "crash",
             "detail": "boom",
+            "why": "at the 4th failure",
         },
     ),
 ]
@@ -183,7 +184,7 @@ def test_an_escalation_is_told_after_everyone_has_stopped() -> None:
     assert world.events == [
         Stopped(child="a", reason=CRASH),
         Stopped(child="b", reason=ExitReason.killed("not stopped within 5 s")),
-        Escalated(child="a", cause=CRASH),
+        Escalated(child="a", cause=CRASH, why="at the 1st failure within 60 s (max_restarts=0)"),
         Stopped(child=None, reason=CRASH),
     ]
 

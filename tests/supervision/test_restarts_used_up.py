@@ -23,6 +23,15 @@ def test_the_restart_after_the_last_one_allowed_escalates() -> None:
     assert len(world.escalations) == 1
 
 
+@pytest.mark.parametrize(
+    ("most", "number"),
+    [(0, "1st"), (1, "2nd"), (2, "3rd"), (3, "4th"), (10, "11th"), (12, "13th"), (21, "22nd")],
+)
+def test_the_limit_that_was_reached_is_told_in_words(most: int, number: str) -> None:
+    limit = RestartIntensity(max_restarts=most, period_s=2.5).exceeded()
+    assert limit == f"at the {number} failure within 2.5 s (max_restarts={most})"
+
+
 def test_what_is_left_says_how_many_more_failures_are_answered_by_a_restart() -> None:
     world = World(policy_of("a", intensity=RestartIntensity(max_restarts=2, period_s=60.0))).up()
     for left in (2, 1, 0):
@@ -60,7 +69,8 @@ def test_the_children_share_one_window() -> None:
     world.exit("b")
     assert world.escalations == []
     world.exit("a", ExitReason.shutdown())  # it was starting, and is asked to stop now
-    assert world.escalations == [Escalate(child="b", cause=CRASH)]
+    why = "at the 2nd failure within 60 s (max_restarts=1)"
+    assert world.escalations == [Escalate(child="b", cause=CRASH, why=why)]
 
 
 def test_with_no_restarts_allowed_the_first_failure_stops_all_and_escalates() -> None:
@@ -71,7 +81,9 @@ def test_with_no_restarts_allowed_the_first_failure_stops_all_and_escalates() ->
     world.exit("c", ExitReason.shutdown())
     assert world.escalations == []
     world.exit("a", ExitReason.shutdown())
-    assert world.escalations == [Escalate(child="b", cause=CRASH)]
+    assert world.escalations == [
+        Escalate(child="b", cause=CRASH, why="at the 1st failure within 60 s (max_restarts=0)")
+    ]
     assert world.finished
     assert world.starts == ""
 
@@ -90,14 +102,16 @@ def test_a_child_that_cannot_be_replaced_is_tried_again_until_it_is_ready_and_ne
     world.exit("a", reason)
     covered = restart.covers(reason)
     assert world.starts == ("aa" if covered and not was_ready else "a")
-    assert world.escalations == ([Escalate(child="a", cause=reason)] if covered and was_ready else [])
+    escalation = Escalate(child="a", cause=reason, why="because nothing can take its place")
+    assert world.escalations == ([escalation] if covered and was_ready else [])
 
 
 def test_a_hung_child_that_cannot_be_replaced_is_killed_and_escalates() -> None:
     world = World(policy_of("a", replaceable=False)).up()
     world.hang("a")
     assert (world.kills, world.starts, world.finished) == ("a", "a", True)
-    assert world.escalations == [Escalate(child="a", cause=ExitReason.hung())]
+    why = "because nothing can take its place"
+    assert world.escalations == [Escalate(child="a", cause=ExitReason.hung(), why=why)]
 
 
 def test_starts_of_a_child_that_cannot_be_replaced_use_the_restarts_up_like_any_other_s() -> None:

@@ -39,7 +39,9 @@ def test_a_readiness_timeout_names_itself() -> None:
     world = World(policy_of("a", intensity=RestartIntensity(max_restarts=0)))
     world.send(StartRequested())
     world.advance(30.0)
-    assert world.escalations == [Escalate(child="a", cause=ExitReason.not_ready("not ready within 30 s"))]
+    reason = ExitReason.not_ready("not ready within 30 s")
+    why = "at the 1st failure within 60 s (max_restarts=0)"
+    assert world.escalations == [Escalate(child="a", cause=reason, why=why)]
 
 
 def test_a_ready_child_has_no_timer() -> None:

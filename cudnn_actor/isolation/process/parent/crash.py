@@ -20,7 +20,6 @@ from cudnn_actor.isolation.process.parent.workers import Workers
 from cudnn_actor.isolation.process.wire import Done
 from cudnn_actor.isolation.staging import Block, Staging
 from cudnn_actor.memory import Slot
-from cudnn_actor.protocol.errors import OutcomeUnknown
 
 __all__ = ["CrashRecovery", "PendingReclaim"]
 
@@ -80,7 +79,7 @@ class CrashRecovery:
                 why = "its process may still use its place in staging memory"
                 again.remove(request)
                 lost.append(request)
-                self.broker.lose(request, OutcomeUnknown(request_id=request.number, cause=cause, why=why))
+                self.broker.lose(request, self.broker.outcome_unknown(request, cause, why))
         pending = PendingReclaim()
         for request in lost:
             pending.add(request)
