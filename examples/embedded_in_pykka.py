@@ -69,8 +69,8 @@ class Vision(pykka.ThreadingActor):
             case Escalated():
                 print(f"escalated: {message.child} gave up ({message.cause.kind})")
                 self.serve()
-                self.escalated.set(message.cause.cause)
                 print("service 2 started")
+                self.escalated.set(message.cause.cause)  # last: then the main thread prints
         return None
 
     def serve(self, **options: Any) -> None:
@@ -118,9 +118,9 @@ def send(vision: pykka.ActorRef[Vision], image: np.ndarray) -> None:
     try:
         vision.ask(image, block=True, timeout=10)
     except ServiceStopped as error:
+        cause = vision.proxy().escalated.get().get(timeout=10)
         print(f"first image: no answer, safe to send again: {error.retry_safe}")
-    cause = vision.proxy().escalated.get().get(timeout=10)
-    print(f"the reason: {cause}")
+        print(f"the reason: {cause}")
     blurred = vision.ask(image, block=True, timeout=10)
     print(f"second image: centre {blurred[0, 0, 4, 4]:.3f}, corner {blurred[0, 0, 0, 0]:.3f}")
 

@@ -35,10 +35,12 @@ _PACKAGES = {
     "CUDA bindings": ("cuda-bindings",),
     "matplotlib": ("matplotlib",),
     "onnx": ("onnx",),
+    "onnxruntime": ("onnxruntime",),
 }
 _OPTIONAL = {
     "matplotlib": ("cudnn-actor demo", "demo"),
     "onnx": ("ONNX models: gpu.load and cudnn-actor run", "onnx"),
+    "onnxruntime": ("ONNX Runtime, which runs large graphs on the CPU", "cpu"),
 }
 """What needs a package, and the extra that has it. All others of `_PACKAGES` are for a GPU."""
 _CUDA_PACKAGES = tuple(name for name in _PACKAGES if name not in _OPTIONAL)

@@ -195,6 +195,7 @@ def test_packages_that_only_some_commands_need_have_their_command(monkeypatch: p
     monkeypatch.setattr(diagnosis, "_try_both", lambda device: {"thread": TRIED, "process": TRIED})
     commands = {one.what: one.command for one in diagnosis.diagnose("cpu").missing}
     assert commands["onnx"] == f'pip install -e "{CLONE}[onnx]"'
+    assert commands["onnxruntime"] == f'pip install -e "{CLONE}[cpu]"'
     assert commands["matplotlib"] == f'pip install -e "{CLONE}[demo]"'
 
 
