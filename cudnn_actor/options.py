@@ -19,11 +19,13 @@ from cudnn_actor.protocol.graphs.limits import GraphLimits
 from cudnn_actor.protocol.types.checks import did_you_mean, require_name, require_seconds, require_whole
 from cudnn_actor.supervision import Escalated, Fault, FaultPlan
 
-__all__ = ["NAME", "Isolation", "OnGiveUp", "Options", "make_options", "takes_options"]
+__all__ = ["MOST_THREADS", "NAME", "Isolation", "OnGiveUp", "Options", "make_options", "takes_options"]
 
 NAME = "cudnn"
 """The name of a service for which no name is given."""
 _LONGEST_NAME = 100
+MOST_THREADS = 256
+"""The most threads that `Options.threads` may ask for."""
 
 Isolation = Literal["process", "thread"]
 _ISOLATIONS = ("process", "thread")
@@ -38,6 +40,8 @@ _LEAST = {
     "threads": 1,
 }
 """The options that are whole numbers, and the least value of each."""
+_MOST = {"threads": MOST_THREADS}
+"""The largest value of those that have one."""
 _REQUIRED = ("mailbox", "max_restarts", "cache_limit", "plan_capacity")
 """Those of them that may not be None."""
 OnGiveUp = Literal["raise", "exit"] | Callable[[Escalated], object]
@@ -111,7 +115,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         and what other engines are compared with. By default it computes float32 and smaller floats in
         float32, block by block. No effect on a GPU.
     threads
-        On how many threads the CPU engine computes, its BLAS included; at least 1. None: as many as this
+        On how many threads the CPU engine computes, its BLAS included; 1 to 256. None: as many as this
         process can run at the same time, which a container may limit. No effect on a GPU.
     onnx_runtime
         Whether the CPU engine has ONNX Runtime run graphs, in float32, where it has all of a graph's
@@ -174,7 +178,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
             raise _invalid("standby", self.standby, "is neither 0 nor 1", "use 1 for a standby, 0 for none")
         for name, least in _LEAST.items():
             if (value := getattr(self, name)) is not None or name in _REQUIRED:
-                whole = require_whole(name, value, least, of_bytes=name.endswith("_limit"))
+                whole = require_whole(name, value, least, _MOST.get(name), of_bytes=name.endswith("_limit"))
                 msgspec.structs.force_setattr(self, name, whole)
         if type(self.graph_limits) not in (GraphLimits, type(None)):
             fix = "give GraphLimits(operations=..., nbytes=...)"

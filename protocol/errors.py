@@ -171,7 +171,7 @@ def _shown(value: object) -> str:
 
 
 class NoValues(CudnnActorError, TypeError):
-    """Raised when NumPy is to read what holds no values: a buffer's reference, or a graph's tensor.
+    """Raised when NumPy, or arithmetic, is to read what holds no values: a reference, a graph's tensor.
 
     Carries `what`, as shown in the text, and `fix`.
     """

@@ -119,7 +119,9 @@ def _parser(words: Sequence[str]) -> tuple[argparse.ArgumentParser, Callable[...
     asked = words[0] if words else ""
     minimal = importlib.util.find_spec("cudnn_actor.trials") is None
     for name, summary in _COMMANDS.items():
-        listed = {} if minimal and name in _TRIALS else {"help": summary}  # what has no help is not listed
+        listed: dict[str, Any] = (
+            {} if minimal and name in _TRIALS else {"help": summary}
+        )  # what has no help is not listed
         command = commands.add_parser(name, description=f"{summary[0].upper()}{summary[1:]}.", **listed)
         if name == asked:
             module = _module_of(name)

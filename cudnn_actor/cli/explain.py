@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from cudnn_actor.cli.cpu_options import add_cpu_arguments, cpu_options
 from cudnn_actor.cli.graph_bench import opened
 from cudnn_actor.cli.user_error import UserError, whole_number, writing
 from cudnn_actor.engines import EngineFailure
@@ -28,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", type=Path, metavar="FILE.json", help="write what is said as JSON")
     parser.add_argument("--dot", type=Path, metavar="FILE", help="write the graph for Graphviz")
     parser.add_argument("--picture", type=Path, metavar="FILE.svg", help="write the graph as a picture")
+    add_cpu_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -38,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
             f"--picture writes SVG, not {args.picture.suffix or 'a file without an ending'}; "
             f"use {args.picture.with_suffix('.svg')}, or convert what --dot writes: dot -Tpng"
         )
-    with opened(args.device) as engine:
+    with opened(args.device, **cpu_options(args)) as engine:
         try:
             plan = engine.build(graph.body, workspace_limit=args.workspace_limit)
             explanation = plan.explain(graph.body)
@@ -62,8 +64,9 @@ def _read(path: Path) -> Graph:
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from error
     except InvalidRequest as error:
-        fix = "use cudnn-actor run --explain" if path.suffix == ".onnx" else error.fix
-        raise UserError(f"{path} cannot be read: {error.problem}; {fix}") from error
+        if path.suffix == ".onnx":
+            raise UserError(f"{path} is an ONNX model; use cudnn-actor run {path} --explain") from error
+        raise UserError(f"{path} cannot be read: {error.problem}; {error.fix}") from error
 
 
 def _write(path: Path | None, text: str) -> None:

@@ -7,14 +7,16 @@ import os
 import statistics
 import time
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
 from cudnn_actor.cli.user_error import UserError
-from cudnn_actor.engines import choose_engine
 from cudnn_actor.engines.base import Binding, Engine, EngineFailure, Plan
 from cudnn_actor.engines.cpu.exact.evaluation import NumPy
+from cudnn_actor.options import make_options
 from cudnn_actor.protocol import DType, GraphTensor, InvalidRequest, OperationGraph
+from cudnn_actor.service.service import engine_for
 
 __all__ = ["GraphBench", "graph_bench", "made_up_scalars", "made_up_values", "opened", "tensor_name"]
 
@@ -83,10 +85,13 @@ class GraphBench:
 
 
 @contextlib.contextmanager
-def opened(device: str) -> Iterator[Engine]:
-    """The opened engine of a device. Raises `UserError` if there is no such device, and `EngineFailure`."""
+def opened(device: str, **options: Any) -> Iterator[Engine]:
+    """The opened engine of a device, with options of `spawn` that concern the engine.
+
+    Raises `UserError` if there is no such device, or if it cannot be used so, and `EngineFailure`.
+    """
     try:
-        engine = choose_engine(device).make()
+        engine = engine_for(make_options({"device": device, "isolation": "thread", **options})).make()
     except InvalidRequest as error:
         raise UserError(str(error)) from error
     try:

@@ -18,6 +18,7 @@ import numpy as np
 from rich.console import Console
 
 from cudnn_actor import BatchedModel, CudnnRef, spawn
+from cudnn_actor.cli.cpu_options import add_cpu_arguments, cpu_options
 from cudnn_actor.cli.throughput import Throughput, in_flight, measured, sheet
 from cudnn_actor.cli.throughput_plot import plot
 from cudnn_actor.cli.user_error import UserError, check_writable, whole_number, writing
@@ -104,8 +105,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--plot", type=Path, metavar="FILE.svg", help="draw what --concurrency measures")
     parser.add_argument(
-        "--json", type=Path, metavar="FILE.json", help="write what --profile and --concurrency say"
+        "--json", type=Path, metavar="FILE.json", help="write what --explain, --profile and --concurrency say"
     )
+    add_cpu_arguments(parser)
 
 
 def _pair(text: str) -> tuple[str, str]:
@@ -133,7 +135,7 @@ def _seconds(text: str) -> float:
 def run(args: argparse.Namespace) -> int:
     """Run the command; the exit status is 0 if the model ran."""
     if args.json is not None and not (args.explain or args.profile or args.concurrency):
-        raise UserError("--json has nothing to write; ask for --profile, --explain or --concurrency, too")
+        raise UserError("--json has nothing to write; ask for --explain, --profile or --concurrency, too")
     if args.timeline is not None and not args.profile:
         raise UserError("--timeline draws what --profile measures; give --profile, too")
     if args.plot is not None:
@@ -157,7 +159,7 @@ def _check_plot(path: Path, *, measured: bool) -> None:
 
 
 async def _run(args: argparse.Namespace) -> int:
-    async with spawn(device=args.device, plan_store=args.store) as gpu:
+    async with spawn(device=args.device, plan_store=args.store, **cpu_options(args)) as gpu:
         began = time.perf_counter()
         model = await gpu.load(args.model, dtype=args.dtype, random=args.random, tune=args.tune)
         files, dims = _once("--input", args.input), _once("--dim", args.dim)

@@ -99,7 +99,7 @@ def _input(feature: Feature, value: Any, values: Values) -> BufferRef | np.ndarr
             field=feature.name,
             value=Words(kind or found),
             problem=problem if kind else f"is not the dtype of the input, which is {wanted}",
-            fix=_conversion(feature.dtype, uploaded=isinstance(value, BufferRef)),
+            fix=_conversion(feature, uploaded=isinstance(value, BufferRef)),
         )
     if isinstance(value, BufferRef) and value.spec.layout is Layout.STRIDED:
         raise InvalidRequest(
@@ -148,14 +148,16 @@ def _fits(wanted: Dims, bound: Mapping[str, int], dims: Sequence[int]) -> bool:
     )
 
 
-def _conversion(dtype: DType | None, *, uploaded: bool) -> str:
-    """How an array gets a dtype. NumPy itself does not know bfloat16 by its name."""
+def _conversion(feature: Feature, *, uploaded: bool) -> str:
+    """How what is given for an input gets its dtype. NumPy itself does not know bfloat16 by its name."""
+    dtype = feature.dtype
     if dtype is None:
         return "models with such inputs cannot be run"
+    given = feature.name if feature.name.isidentifier() else "array"
     name = "ml_dtypes.bfloat16" if dtype is DType.BFLOAT16 else repr(str(dtype))
     if uploaded:
-        return f"upload it in that dtype: await gpu.upload((await gpu.download(x)).astype({name}))"
-    return f"convert it: numpy.asarray(x, {name})"
+        return f"upload it in that dtype: await gpu.upload((await gpu.download({given})).astype({name}))"
+    return f"convert it: numpy.asarray({given}, {name})"
 
 
 def spec_of(value: BufferRef | np.ndarray) -> TensorSpec:

@@ -18,7 +18,7 @@ from cudnn_actor.models.inputs import Values, checked_inputs, named_once, spec_o
 from cudnn_actor.models.keeping import MOST_KEPT, Keeping, Kept, Replaced, Unload
 from cudnn_actor.models.kept_graphs import KeptGraphs
 from cudnn_actor.models.preparing import Preparing
-from cudnn_actor.models.sizes import Sizes, one_set_of_specs, sets_of_specs
+from cudnn_actor.models.sizes import Sizes, one_set_of_specs, require_sizes_or_inputs, sets_of_specs
 from cudnn_actor.models.source import Feature, NeedsValues, Source, Specialised, fixed_specs
 from cudnn_actor.models.writing import Writing
 from cudnn_actor.protocol.errors import CudnnActorError, InvalidRequest, NotDeployed, Words
@@ -350,6 +350,8 @@ class Model:
         Raises the same as `CudnnRef.explain`, and as `run` for inputs.
         """
         given: dict[str, Any] = {}
+        if inputs is None and not sizes:
+            require_sizes_or_inputs(self.inputs, "model.explain")
         if inputs is None and (sizes or self.fixed):
             specs = one_set_of_specs(self.inputs, sizes)
         else:

@@ -16,7 +16,7 @@ from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.types.checks import as_index, as_indices, did_you_mean
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
-__all__ = ["Sizes", "one_set_of_specs", "sets_of_specs", "sizes_in"]
+__all__ = ["Sizes", "one_set_of_specs", "require_sizes_or_inputs", "sets_of_specs", "sizes_in"]
 
 _OPTIONS = ("inputs", "measure", "timeout")
 """Arguments of the methods that take sizes as keywords, too."""
@@ -33,7 +33,7 @@ def sets_of_specs(
     dim without a name, and for more than `most` combinations. `field`: the name of the argument.
     """
     _check_known(features)
-    names = list(dict.fromkeys(dim for each in features for dim in each.dims or () if isinstance(dim, str)))
+    names = _names(features)
     _require_sizes(field, sizes)
     count = math.prod(_length(value) for value in sizes.values() if isinstance(value, Sequence | np.ndarray))
     if count > most:  # before any of them is looked at: a range may be long
@@ -88,6 +88,29 @@ def sizes_in(features: Iterable[Feature], inputs: Mapping[str, np.ndarray]) -> d
     return {dim: size for dim, size in named if isinstance(dim, str)}
 
 
+def require_sizes_or_inputs(features: Sequence[Feature], method: str) -> None:
+    """Raise `InvalidRequest` if sizes of named dims would do, of which none is given. `method` takes them."""
+    names = _names(features)
+    if not names or any(each.dims is None or None in each.dims for each in features):
+        return
+    keywords = [name for name in names if _is_keyword(name)]
+    others = [name for name in names if name not in keywords]
+    sizes = ", ".join(f"{name}=8" for name in keywords)
+    mapping = ", ".join(f'"{name}": 8' for name in others)
+    given = ", ".join([*filter(None, [sizes]), *([f"**{{{mapping}}}"] if others else [])])
+    raise InvalidRequest(
+        field=names[0],
+        value=None,
+        problem=f"is a dim of {_where(names[0], features)} and has no size",
+        fix=f"give the size of {', '.join(names)}: {method}({given}), or inputs",
+    )
+
+
+def _names(features: Iterable[Feature]) -> list[str]:
+    """The named dims of a model's inputs, in their order."""
+    return list(dict.fromkeys(dim for each in features for dim in each.dims or () if isinstance(dim, str)))
+
+
 def _check_known(features: Iterable[Feature]) -> None:
     """Raise `InvalidRequest` if an input's spec does not follow from sizes of named dims."""
     for each in features:
@@ -95,7 +118,7 @@ def _check_known(features: Iterable[Feature]) -> None:
             raise InvalidRequest(
                 field=each.name,
                 value=None if each.dims is None else shown(each.dims),
-                problem="has dims without a name" if each.dtype is not None else f"is a {each.kind}",
+                problem="has dims without a name" if each.dtype is not None else f"is of type {each.kind}",
                 fix="pass inputs with the dims that you want: await model.run(inputs)",
             )
 
@@ -135,8 +158,11 @@ def _require_sizes(field: str, sizes: object) -> None:
 
 def _sized(name: str, size: str) -> str:
     """How a caller gives a dim's size: as a keyword if that is possible, else in a mapping."""
-    is_keyword = name.isidentifier() and not keyword.iskeyword(name) and name not in _OPTIONS
-    return f"{name}={size}" if is_keyword else f'{{"{name}": {size}}}'
+    return f"{name}={size}" if _is_keyword(name) else f'{{"{name}": {size}}}'
+
+
+def _is_keyword(name: str) -> bool:
+    return name.isidentifier() and not keyword.iskeyword(name) and name not in _OPTIONS
 
 
 def _where(name: str, features: Iterable[Feature]) -> str:

@@ -110,7 +110,7 @@ class OnnxModel:
 
 def check_operators(file: ModelFile) -> None:
     """Raise `UnsupportedModel` for inputs, versions and nodes that can be run with no dims whatever."""
-    problems = [f"input {each.name!r}: is a {each.kind}" for each in file.inputs if each.dtype is None]
+    problems = [f"input {each.name!r}: is of type {each.kind}" for each in file.inputs if each.dtype is None]
     problems += unknown_versions(file)
     problems += problems_of(file)
     specs = fixed_specs(file.inputs)

@@ -472,7 +472,8 @@ def _feature(value: onnx.ValueInfoProto) -> Feature:
     """What a model says of an input or an output."""
     kind = value.type.WhichOneof("value")
     if kind != "tensor_type":
-        return Feature(name=value.name, dtype=None, dims=None, kind=kind or "of no type")
+        kind = kind.removesuffix("_type").replace("_", " ") if kind else "unknown"
+        return Feature(name=value.name, dtype=None, dims=None, kind=kind)
     tensor = value.type.tensor_type
     dtype = DType.of(numpy_dtype(tensor.elem_type))
     kind = "" if dtype else dtype_name(tensor.elem_type)

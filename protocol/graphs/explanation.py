@@ -10,7 +10,7 @@ import msgspec
 
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.graphs.timeline import timeline
-from cudnn_actor.protocol.graphs.timing import DeviceSpeed, PieceTime, PlanTimes, piece_times
+from cudnn_actor.protocol.graphs.timing import DeviceSpeed, PieceTime, PlanTimes, piece_times, share_of_device
 
 __all__ = ["Explanation", "Measured", "PieceOfPlan", "ScratchTensor", "Tuned", "piece_of"]
 
@@ -69,7 +69,8 @@ class PieceOfPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     workspace
         Bytes of workspace that it needs, besides what is stored between pieces.
     checked
-        Whether the plan has passed a self-check, by this process or by the one that stored it.
+        Whether the plan has passed a self-check, by this process or by the one that stored it. True on the
+        CPU, whose plans need none.
     measured
         What tuning measured for the piece in a run of the whole; None if it was not tuned.
     time
@@ -176,12 +177,13 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return all(piece.checked for piece in self.pieces)
 
     def __str__(self) -> str:
+        checked = "" if self.engine == "cpu" else "; checked" if self.checked else "; NOT CHECKED"
         operations = sum(len(piece.operations) for piece in self.pieces) + len(self.views)
         lines = [
             "/".join(self.plan.split("/")[:3]),
             f"{_count(operations, 'operation')} in {_count(len(self.pieces), 'piece')}, "
             f"{_count(self.steps, 'step')} launched, {_count(len(self.views), 'view')}; "
-            f"workspace {self.workspace:,} bytes; {'checked' if self.checked else 'NOT CHECKED'}",
+            f"workspace {self.workspace:,} bytes{checked}",
             *([] if self.tuned is None else [self._gain(self.tuned)]),
             "",
         ]
@@ -245,10 +247,9 @@ def _timed(pieces: Sequence[PieceOfPlan]) -> tuple[str, list[str]]:
 def _row(time: PieceTime, total_us: float) -> str:
     us = max(time.us, 1e-3)
     flops = f"{time.flops / us / 1e3:,.0f}" if time.flops else ""
-    of_device = "" if time.of_device is None else f"{time.of_device:.0%}"
     return (
         f"{time.us:>10,.1f} {time.us / total_us:>6.1%} {time.nbytes / us / 1e3:>7,.1f} "
-        f"{flops:>8} {of_device:>14}"
+        f"{flops:>8} {share_of_device(time):>14}"
     )
 
 

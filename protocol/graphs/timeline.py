@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from html import escape
 from typing import TYPE_CHECKING, NamedTuple
 
+from cudnn_actor.protocol.graphs.timing import share_of_device
+
 if TYPE_CHECKING:
     from cudnn_actor.protocol.graphs.explanation import Explanation, PieceOfPlan
 
@@ -107,7 +109,8 @@ def _label(piece: PieceOfPlan, x: float, y: float, width: float) -> list[str]:
 def _told(number: int, piece: PieceOfPlan) -> str:
     time = piece.time
     assert time is not None
-    of_device = "" if time.of_device is None else f", {time.of_device:.0%} of the device"
+    share = share_of_device(time)
+    of_device = f", {share} of the device" if share else ""
     told = [f"{number}: {time.us:,.1f} us{of_device}", " + ".join(piece.steps), *piece.labels[:12]]
     return escape("\n".join(told))
 

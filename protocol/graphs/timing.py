@@ -23,7 +23,10 @@ from cudnn_actor.protocol.operations import (
 )
 from cudnn_actor.protocol.types.dtypes import DType
 
-__all__ = ["DeviceSpeed", "PieceTime", "PlanTimes", "piece_times"]
+__all__ = ["DeviceSpeed", "PieceTime", "PlanTimes", "piece_times", "share_of_device"]
+
+_MORE = 1.005
+"""What is less is shown as 100% at most."""
 
 
 class DeviceSpeed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -96,6 +99,16 @@ def piece_times(
         needed_s = _needed_s(times.device, nbytes, flops)
         of_device = None if needed_s is None else needed_s * 1e6 / max(us, 1e-3)
         yield PieceTime(us=us, nbytes=nbytes, flops=sum(flops.values()), of_device=of_device)
+
+
+def share_of_device(time: PieceTime) -> str:
+    """`of_device` in percent; ">100%" if it is more, and empty if it is not known.
+
+    How much more says nothing of the device: it depends on how much lay in its caches.
+    """
+    if time.of_device is None:
+        return ""
+    return f"{time.of_device:.0%}" if time.of_device < _MORE else ">100%"
 
 
 def _needed_s(device: DeviceSpeed, nbytes: int, flops: Mapping[str, int]) -> float | None:

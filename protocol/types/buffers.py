@@ -62,5 +62,9 @@ class BufferRef(
     def __array__(self, *_: Any, **__: Any) -> NoReturn:
         raise NoValues(what=str(self), fix="download it: array = await gpu.download(buffer)")
 
+    # Arithmetic with a reference: what one would write with arrays.
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __array__
+    __truediv__ = __rtruediv__ = __matmul__ = __rmatmul__ = __pow__ = __rpow__ = __neg__ = __array__
+
     def __repr__(self) -> str:
         return f"<buffer {self.slot}.{self.generation & 0xFFFFFFFF} {self.spec} on {self.device}>"

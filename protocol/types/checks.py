@@ -134,20 +134,23 @@ def require_flag(field: str, value: object) -> None:
         )
 
 
-def require_whole(field: str, value: object, least: int, *, of_bytes: bool = False) -> int:
-    """A whole number, also one of NumPy's, from `least` to 2**63 - 1, as an int; of bytes if `of_bytes`.
+def require_whole(
+    field: str, value: object, least: int, most: int | None = None, *, of_bytes: bool = False
+) -> int:
+    """A whole number, also one of NumPy's, from `least` to `most`, as an int; of bytes if `of_bytes`.
 
+    `most` is 2**63 - 1 unless given.
     Raises `InvalidRequest` for anything else.
     """
     try:
         number = as_index(value)
     except TypeError:
         number = least - 1
-    if not least <= number <= _LARGEST:
+    if not least <= number <= (most or _LARGEST):
         raise InvalidRequest(
             field=field,
             value=value,
-            problem=f"must be a whole number{' of bytes' * of_bytes} from {least} to 2**63 - 1",
+            problem=f"must be a whole number{' of bytes' * of_bytes} from {least} to {most or '2**63 - 1'}",
             fix=f"use a number in that range{', as in 1 << 30' * of_bytes}",
         )
     return number

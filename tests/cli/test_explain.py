@@ -36,6 +36,36 @@ def test_the_pieces_of_a_graph_are_timed(tmp_path: Path, capsys: pytest.CaptureF
     assert [piece.time is None for piece in found.pieces] == [False, False]
 
 
+@pytest.mark.parametrize(
+    ("options", "runs"),
+    [
+        (("--exact",), "NumPy"),
+        (("--threads", "1", "--onnx-runtime", "no"), "NumPy, block by block"),
+        (("--onnx-runtime", "yes"), "ONNX Runtime"),
+    ],
+)
+def test_options_of_the_cpu_are_those_of_spawn(
+    options: tuple[str, ...], runs: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    g, path, written = GraphBuilder(), tmp_path / "graph.json", tmp_path / "explained.json"
+    path.write_bytes(g.build(y=g.input("x", (4, 8)) @ g.input("w", (8, 4))).to_json())
+    assert main(["explain", str(path), "--device", "cpu", "--json", str(written), *options]) == 0
+    found = msgspec.json.decode(written.read_bytes(), type=Explanation)
+    assert [piece.steps for piece in found.pieces] == [(runs,)]
+
+
+def test_options_that_contradict_each_other_are_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    g, path = GraphBuilder(), tmp_path / "graph.json"
+    path.write_bytes(g.build(y=g.input("x", (3,)) + 1.0).to_json())
+    assert main(["explain", str(path), "--device", "cpu", "--exact", "--onnx-runtime", "yes"]) == 2
+    assert "onnx_runtime=True: is not exact" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["explain", str(path), "--threads", "257"])
+    assert "257 must be a whole number from 1 to 256" in capsys.readouterr().err
+
+
 def test_a_graph_that_the_engine_cannot_run_is_an_error_with_its_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -80,4 +110,6 @@ def test_what_cannot_be_carried_out_is_one_line(
 def test_a_model_is_explained_by_another_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "model.onnx").write_bytes(b"\x08\x08")
     assert main(["explain", str(tmp_path / "model.onnx"), "--device", "cpu"]) == 2
-    assert "use cudnn-actor run --explain" in capsys.readouterr().err
+    path = tmp_path / "model.onnx"
+    told = f"cudnn-actor: {path} is an ONNX model; use cudnn-actor run {path} --explain\n"
+    assert capsys.readouterr().err == told

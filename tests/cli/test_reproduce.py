@@ -175,7 +175,9 @@ def test_what_is_left_of_terms_that_cancel_agrees_as_far_as_these_do(
         )
 
     engines = {"auto": lambda: SinglePrecision(changed), "cpu": CpuEngine}
-    monkeypatch.setattr(graph_benches, "choose_engine", lambda device: SimpleNamespace(make=engines[device]))
+    monkeypatch.setattr(
+        graph_benches, "engine_for", lambda options: SimpleNamespace(make=engines[options.device])
+    )
     g = GraphBuilder()
     x, scale, dy = g.input("x", (64, 1)), g.input("scale", (1,)), g.input("dy", (64, 1))
     graph = g.build(dx=g.grad(g.apply(RMSNorm(x=x, scale=scale)), x, dy))

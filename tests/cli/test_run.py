@@ -40,6 +40,14 @@ def test_a_model_runs_is_timed_and_explained(path: Path, tmp_path: Path) -> None
         assert written["features"].shape == (2, 4, 2, 2)
 
 
+def test_options_of_the_cpu_are_those_of_spawn(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["run", str(path), "--device", "cpu", "--dim", "N=1", "--explain"]
+    assert main([*command, "--exact", "--threads", "1"]) == 0
+    steps = capsys.readouterr().out
+    assert "  NumPy  " in steps
+    assert "block by block" not in steps
+
+
 def test_a_model_is_computed_in_another_dtype(path: Path, tmp_path: Path) -> None:
     image = tmp_path / "image.npy"
     np.save(image, np.random.default_rng(1).standard_normal((2, 3, 8, 8)).astype(np.float32))
@@ -240,7 +248,7 @@ def test_json_that_cannot_be_written_or_has_nothing_to_say_is_an_error(
     assert main([*command, "--profile"]) == 2
     assert "--json /nowhere/p.json: there is no directory /nowhere" in capsys.readouterr().err
     assert main(command) == 2
-    assert "--json has nothing to write; ask for --profile" in capsys.readouterr().err
+    assert "--json has nothing to write; ask for --explain" in capsys.readouterr().err
 
 
 def test_the_most_tasks_are_all_served(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -321,7 +329,7 @@ def test_an_input_that_no_tensor_holds_is_named(tmp_path: Path, capsys: pytest.C
     port: Any = (onnx.TensorProto.STRING, [2])
     onnx.save(model_of([node("Identity", "x", "y")], {"x": port}, {"y": port}), tmp_path / "text.onnx")
     assert main(["run", str(tmp_path / "text.onnx"), "--device", "cpu"]) == 2
-    assert "the model has 1 part that cannot be run: input 'x': is a string" in capsys.readouterr().err
+    assert "the model has 1 part that cannot be run: input 'x': is of type string" in capsys.readouterr().err
 
 
 def test_all_dims_without_a_size_are_named_at_once(

@@ -34,9 +34,12 @@ from cudnn_actor import (
     start,
 )
 from cudnn_actor.models import keeping as models
+from cudnn_actor.models.sizes import require_sizes_or_inputs
+from cudnn_actor.models.source import Feature
 from cudnn_actor.onnx import OnnxModel
 from cudnn_actor.onnx.operator_table import NO_WAY, UNSEEDED
 from cudnn_actor.options import Isolation
+from cudnn_actor.protocol import DType
 from cudnn_actor.protocol.messages.messages import Message
 
 from .small_models import FLOAT, INT64, image_model, model_of, node
@@ -444,7 +447,7 @@ async def test_dims_with_one_name_must_agree() -> None:
 
 UPLOADED = (
     "image=float64: is not the dtype of the input, which is float32; "
-    r"upload it in that dtype: await gpu.upload\(\(await gpu.download\(x\)\).astype\('float32'\)\)"
+    r"upload it in that dtype: await gpu.upload\(\(await gpu.download\(image\)\).astype\('float32'\)\)"
 )
 
 
@@ -463,7 +466,7 @@ async def test_what_is_no_input_at_all_is_told_with_what_to_pass() -> None:
                 {"image": image.tolist()},
                 {},
                 "image=list: is read as float64, and the input is float32; "
-                r"convert it: numpy.asarray\(x, 'float32'\)",
+                r"convert it: numpy.asarray\(image, 'float32'\)",
             ),
             ({"image": image}, {"keep": "scores"}, "keep='scores': is not a sequence of names"),
             ({"image": image}, {"keep": ("score",)}, 'not an output of the model; did you mean "scores"?'),
@@ -605,10 +608,20 @@ async def test_the_explanation_names_the_nodes() -> None:
         await model.close()
 
 
+def test_all_dims_that_need_a_size_are_named_as_a_caller_gives_them() -> None:
+    features = [
+        Feature(name="x", dtype=DType.FLOAT32, dims=("N", "a b", 3)),
+        Feature(name="y", dtype=DType.FLOAT32, dims=("L", "N")),
+    ]
+    fix = r'give the size of N, a b, L: model\.explain\(N=8, L=8, \*\*\{"a b": 8\}\), or inputs$'
+    with pytest.raises(InvalidRequest, match=fix):
+        require_sizes_or_inputs(features, "model.explain")
+
+
 async def test_an_explanation_needs_inputs_where_dims_or_values_are_open() -> None:
     async with spawn(device="cpu") as gpu:
         model = await gpu.load(image_model())
-        with pytest.raises(InvalidRequest, match="'image': is an input that is missing"):
+        with pytest.raises(InvalidRequest, match=r"give the size of N: model\.explain\(N=8\), or inputs$"):
             await model.explain()
         assert "conv_fwd" in str(await model.explain({"image": images(1)}))
         await model.close()

@@ -5,11 +5,15 @@ from __future__ import annotations
 import copy
 import inspect
 import pickle
+from collections.abc import Callable
+from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from cudnn_actor.protocol import (
+    BufferRef,
     ContextLost,
     CudnnActorError,
     DeadlineExceeded,
@@ -31,6 +35,7 @@ from cudnn_actor.protocol import (
     StaleBufferError,
     StaleReason,
     StartFailed,
+    TensorSpec,
     UnsupportedGraph,
     decode_reply,
     encode_reply,
@@ -232,3 +237,13 @@ def test_a_value_that_is_no_plain_data_is_kept_as_its_text() -> None:
     error = InvalidRequest(field="x", value=object, problem="is a class", fix="pass an object")
     assert error.value == "<class 'object'>"
     msgspec.msgpack.encode(error.to_record())
+
+
+@pytest.mark.parametrize(
+    "use",
+    [np.asarray, lambda ref: ref + 1, lambda ref: 2 * ref, lambda ref: np.ones(3) - ref, lambda ref: -ref],
+)
+def test_a_reference_says_that_its_values_are_to_be_downloaded(use: Callable[[Any], object]) -> None:
+    ref = BufferRef(slot=3, generation=1, spec=TensorSpec.packed((3,)), device="cpu")
+    with pytest.raises(NoValues, match=r"<buffer 3\.1 .*> holds no values .*; download it: array = await"):
+        use(ref)

@@ -63,6 +63,7 @@ async def test_on_the_cpu_each_operation_is_a_piece_with_its_line(isolation: Any
         "softmax at test_explain.py",
     ]
     assert (explanation.engine, explanation.steps, explanation.checked) == ("cpu", 2, True)
+    assert "checked" not in str(explanation).lower(), "the CPU engine has no self-check"
     for words in (explanation.plan, "2 operations in 2 pieces", *labels):
         assert words in str(explanation)
 

@@ -41,6 +41,8 @@ BAD: list[tuple[str, Any]] = [
     ("hang_after_s", 1e300),
     ("workspace_limit", 0),
     ("graph_limits", 5),
+    ("threads", 0),
+    ("threads", 257),
     ("memory_limit", -1),
     ("memory_limit", (2 << 20) - 1),
     ("memory_limit", 1e9),

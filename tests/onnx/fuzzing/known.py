@@ -552,8 +552,8 @@ REFUSALS: Sequence[Refusal] = (
     ),
     Refusal("draws random numbers from no seed", "random numbers, docs/onnx.md"),
     Refusal(
-        r"(is a|is of|no tensor here is of|has a constant of) "
-        "(text|string|sequence_type|optional_type|complex|float8|float4|u?int4|u?int2|object)",
+        r"(is a|is of|is of type|no tensor here is of|has a constant of) "
+        "(text|string|sequence|optional|sparse tensor|complex|float8|float4|u?int4|u?int2|object)",
         "what is refused, docs/onnx.md",
     ),
     Refusal("text is not computed", "what is refused, docs/onnx.md"),
