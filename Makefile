@@ -38,6 +38,7 @@ help:
 
 # A stamp for what is installed: remade when the project's dependencies change.
 $(VENV)/.demo: pyproject.toml
+	@echo "installing this package, and the packages that it and its demo need, in $(VENV): about a minute"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
 	$(QUIETLY) $(BIN)/python -m pip install --quiet --editable ".[demo]"

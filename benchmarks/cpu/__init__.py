@@ -17,7 +17,7 @@ machine for a while cancels out. Sides:
   on buffers.
 - `buffers`: the same with outputs, and inputs of floats, that stay in the service's buffers.
 - `process`: as `thread`, from a worker process.
-- `extra` and `extra, buffers`: as `thread` and `buffers`, with the ONNX Runtime that the engine chooses where
+- `extra` and `extra-buffers`: as `thread` and `buffers`, with the ONNX Runtime that the engine chooses where
   it is installed; the other sides do without it.
 - `exact`: as `thread`, of the engine that computes in float64.
 - `onnxruntime`: `InferenceSession.run`, all optimisations on.

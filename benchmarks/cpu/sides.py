@@ -48,7 +48,7 @@ SERVICES: Mapping[str, Mapping[str, Any]] = {
     "buffers": {"isolation": "thread", "onnx_runtime": False},
     "process": {"isolation": "process", "onnx_runtime": False},
     "extra": {"isolation": "thread"},
-    "extra, buffers": {"isolation": "thread"},
+    "extra-buffers": {"isolation": "thread"},
     "exact": {"isolation": "thread", "exact": True},
 }
 """This package's sides: the options of `spawn`."""

@@ -116,8 +116,9 @@ def test_what_was_uploaded_before_the_kill_still_gives_the_same(told: str) -> No
 
 
 def test_the_fit_goes_on_after_the_kill(told: str) -> None:
-    first, kill, after = (told.index(words) for words in ("step   1", "kill -9", "step 160"))
-    assert first < kill < after
+    words = ("step   1", "step  80", "kill -9", "step 160")
+    first, before, kill, after = map(told.index, words)
+    assert first < before < kill < after
     losses = [float(loss) for loss in re.findall(r"step +\d+ +loss (\S+)", told)]
     learn, undo = losses[:3], losses[3:]
     assert learn[2] < learn[1] < learn[0]

@@ -151,6 +151,13 @@ program to start from; `cudnn-actor run MODEL.onnx` runs a file without one.
 [Backend interface](https://onnx.ai/onnx/repo-docs/ImplementingAnOnnxBackend.html): `prepare`, `run_model`,
 `run_node`, `supports_device`.
 
+## On the CPU
+
+NumPy computes a model, in float32, on as many threads as `spawn(threads=...)` says; with `exact=True` in
+float64. Where ONNX Runtime is installed (`pip install -e ".[cpu]"` in a clone), it runs large graphs that it
+has every operation of, unless `onnx_runtime=False`. [models.md](models.md#on-the-cpu) has the options,
+[semantics.md](semantics.md#onnx-runtime) the rules.
+
 ## The node suite
 
 onnx {version}, {total:,} cases. A case is right if its values match with its own tolerances, and dtypes and
@@ -231,23 +238,39 @@ def _share(outcomes: Sequence[Outcome]) -> str:
 
 def _refused(outcomes: Sequence[Outcome]) -> Iterable[str]:
     reasons: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
+    count: collections.Counter[str] = collections.Counter()
     for each in outcomes:
         if each.verdict is not Verdict.RIGHT:
-            reasons[each.operator][_reason(each.reason)] += 1
+            count[each.operator] += 1
+            reasons[each.operator].update(_reasons(each.reason))
     for operator, of in sorted(reasons.items()):
-        text = "; ".join(reason for reason, _ in of.most_common(3))
-        yield f"| {operator} | {sum(of.values())} | {text.replace('|', '/')} |"
+        text = "; ".join(_merged([reason for reason, _ in of.most_common(3)]))
+        yield f"| {operator} | {count[operator]} | {text.replace('|', '/')} |"
 
 
-def _reason(text: str) -> str:
-    """A refusal without the names of nodes and of cases."""
+def _merged(reasons: Sequence[str]) -> list[str]:
+    """Reasons that differ in the dtype at their end, or in the operator that they begin with, as one."""
+    by_head: dict[str, list[str]] = {}
+    for reason in reasons:
+        of_dtype = re.fullmatch(r"(.* is of(?: type)?) (\w+)", reason)
+        head, dtype = of_dtype.groups() if of_dtype else (reason, "")
+        by_head.setdefault(head, []).append(dtype)
+    by_text: dict[str, list[str]] = {}
+    for head, dtypes in by_head.items():
+        operator, _, text = f"{head} {', '.join(dtypes)}".rstrip().partition(": ")
+        by_text.setdefault(text, []).append(operator)
+    return [f"{', '.join(operators)}: {text}" for text, operators in by_text.items()]
+
+
+def _reasons(text: str) -> list[str]:
+    """The first two reasons of a refusal, without the names of nodes and of cases."""
     text = re.sub(r"^.*?cannot be run: ", "", text)
-    text = re.sub(r"\. docs/onnx\.md lists.*$", "", text)
+    text = re.sub(r"\. `cudnn-actor docs onnx` lists what is supported$", "", text)
     text = re.sub(r"node '[^']*' \((?:[\w.]+\.)?(\w+)\)", r"\1", text)
     text = re.sub(r"input '[^']*'", "an input", text)
     text = text.replace(NO_WAY, "not known here, and ONNX has no function for it")
     parts = dict.fromkeys(part.rpartition(", in ")[2] for part in text.split("; "))
-    return "; ".join(list(parts)[:2])
+    return list(parts)[:2]
 
 
 def main() -> None:

@@ -204,7 +204,7 @@ def _draw_losses(axes: Axes, findings: Findings) -> None:
         axes.axvline(step, color=_RED, lw=1.2, ls=(0, (4, 3)))
         axes.plot(step, findings.filter_losses[step - 1], "o", color=_RED, ms=7, mec=_PAGE)
         axes.annotate(
-            f"kill at step\n{step}: it goes on",
+            f"kill at\nstep {step}:\nit goes on",  # short lines: there is little room beside the axis
             (step, findings.filter_losses[step - 1]),
             xytext=(-8, -12),
             textcoords="offset points",

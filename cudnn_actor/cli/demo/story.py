@@ -240,7 +240,7 @@ class _Story:
     def _advance(self, task: TaskID, losses: list[float], total: int) -> None:
         self._progress.update(task, advance=1, note=f"loss {losses[-1]:.1e}")
         done = len(losses)
-        if done in (1, total // 2 - 1, total):  # without a terminal no bars are shown, so print lines
+        if done in (1, total // 2, total):  # without a terminal no bars are shown, so print lines
             self._say(f"  step {done:>3}  loss {losses[-1]:.2e}")
 
     # The model.
