@@ -58,7 +58,7 @@ class Conv(NamedTuple):
 
     @property
     def pad(self) -> int:
-        """So that the output is as large as the input, divided by the stride."""
+        """Padding that keeps the size at stride 1."""
         return self.dilation * (self.taps // 2)
 
     @property
@@ -124,12 +124,12 @@ def forward(conv: Conv) -> Case:
 
 
 def by_data(conv: Conv) -> Case:
-    """The gradient by the images, from that of the output and the filters."""
+    """The gradient with respect to the images."""
     return _gradient(conv, "x")
 
 
 def by_filter(conv: Conv) -> Case:
-    """The gradient by the filters, from that of the output and the images."""
+    """The gradient with respect to the filters."""
     return _gradient(conv, "w")
 
 

@@ -26,7 +26,7 @@ from cudnn_actor.engines.cpu.fast.lanes import Lanes
 from cudnn_actor.engines.cpu.fast.plan import FastPlan, FastProgram
 from cudnn_actor.engines.cpu.measuring import operands, speed
 from cudnn_actor.engines.cpu.scratch import aligned_bytes
-from cudnn_actor.engines.cpu.sessions.choice import Sessions, fixed_or_none, session_or_reason
+from cudnn_actor.engines.cpu.sessions.choice import Sessions, fixed_or_none, session_or_reason, wants_session
 from cudnn_actor.engines.cpu.sessions.plan import InsteadOfSession, SessionPlan, SessionRun
 from cudnn_actor.engines.support import check_graph
 from cudnn_actor.engines.timing import medians
@@ -119,14 +119,17 @@ class CpuEngine:
     def build(self, graph: OperationGraph, *, workspace_limit: int | None) -> Plan:
         """Build a plan, and grow the workspace if necessary. Raises `UnsupportedGraph`, `OutOfMemory`."""
         check_graph(graph, "cpu", self.on_progress)
-        session = session_or_reason(graph, self._sessions, self._lanes.count)
-        if isinstance(session, SessionPlan):
-            self.on_progress()
-            return session
+        refusal = None
+        if wants_session(graph, self._sessions):
+            session = session_or_reason(graph, self._lanes.count)
+            if isinstance(session, SessionPlan):
+                self.on_progress()
+                return session
+            refusal = session
         plan = None if self._exact else self._fast(graph, workspace_limit)
         plan = plan or compile_plan(graph, workspace_limit, self.on_progress)
         self.prepare(plan)
-        return plan if session is None else InsteadOfSession(plan, session)
+        return plan if refusal is None else InsteadOfSession(plan, refusal)
 
     def prepare(self, plan: Plan) -> None:
         """Grow the workspace if necessary. Raises `OutOfMemory`."""

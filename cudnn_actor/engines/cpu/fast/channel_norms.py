@@ -49,7 +49,10 @@ def parted_dims(node: ChannelNorm[int], specs: Specs) -> tuple[Dims, np.dtype[An
 
 
 class _Factor(NamedTuple):
-    """How the factors of a block become: from arrays beside x, by calls that write them."""
+    """How a block's factors are computed.
+
+    `calls` gives the calls, from the block's parts of `arrays` and the array to write to.
+    """
 
     arrays: Sequence[Floats]
     calls: Callable[[Sequence[Floats], Floats], list[Call]]

@@ -56,7 +56,7 @@ class _Compiler:
                 self._readers[uid].add(number)
         self._overwritten = {tensor.overwrites for tensor in graph.tensors} - {None}
         self._apart = set(self._carried_apart())
-        self._of_images = {
+        self._channels_last_ranks = {
             len(graph.tensor(operation.writes[0]).dims)
             for operation in graph.operations
             if isinstance(operation, Convolution)
@@ -65,7 +65,7 @@ class _Compiler:
         self._held: dict[int, GraphTensor] = {}
         """Tensors whose values lie in the workspace, in the order in which they are needed first."""
         self._strides: dict[int, tuple[int, ...]] = {}
-        """Of the values of each tensor that has them so far, in elements."""
+        """Strides, in elements, of each tensor whose place is known."""
         self._views: dict[int, View] = {}
         """By the number of the operation."""
         self._roots: dict[int, int] = {}
@@ -78,7 +78,7 @@ class _Compiler:
         self._of_chain: set[int] = set()
         """Their results."""
         self._loads: list[Unit] = []
-        """What the next piece begins with."""
+        """Copies that the next piece begins with."""
 
     def plan(self) -> FastPlan | None:
         graph, step = self._graph, StepKind.NUMPY.named()
@@ -223,12 +223,12 @@ class _Compiler:
         self._chained, self._of_chain = [], set()
 
     def _moved(self, kept: Sequence[int]) -> dict[int, int]:
-        """Have a result of the last piece lie where a result of the chain overwrites it, if one can.
+        """Let the last piece write a result straight into the buffer that the chain behind it overwrites.
 
-        It then takes no memory of its own, and has the layout of the buffer that the chain writes to, so that
-        the chain does not transpose it. That pays more than to compute the chain block by block behind a
-        convolution, with which a few networks on an x86-64 processor even took longer: its registers displace
-        the filter and the columns from the second-level cache.
+        That is done where it is possible. The result then takes no memory of its own, and has the layout of
+        that buffer, so that the chain does not transpose it. That pays more than to compute the chain block
+        by block behind a convolution, with which a few networks on an x86-64 processor even took longer: its
+        registers displace the filter and the columns from the second-level cache.
 
         Returns
         -------
@@ -272,7 +272,7 @@ class _Compiler:
                 yield computed(rounding(tensor), {"x": uid}, {"y": uid}, self._lanes)
 
     def _load(self, uid: int) -> None:
-        """Have a tensor's values where kernels can read them."""
+        """Give a tensor an array that kernels can read."""
         tensor = self._graph.tensor(uid)
         known = uid in self._strides or uid in self._of_chain
         if known or tensor.role not in (TensorRole.VIRTUAL, TensorRole.BOUND):
@@ -284,7 +284,7 @@ class _Compiler:
             self._strides[uid] = tensor.strides
 
     def _make(self, uid: int) -> None:
-        """Have memory for a result's values."""
+        """Give a result an array that kernels can write to."""
         tensor = self._graph.tensor(uid)
         if tensor.role is TensorRole.VIRTUAL or uid in self._apart:
             self._hold(tensor)
@@ -296,7 +296,7 @@ class _Compiler:
     def _hold(self, tensor: GraphTensor) -> None:
         self._held[tensor.uid] = tensor
         rank = len(tensor.dims)
-        last = rank in self._of_images
+        last = rank in self._channels_last_ranks
         order = (
             (0, *range(2, rank), 1) if last else sorted(range(rank), key=lambda axis: -tensor.strides[axis])
         )
@@ -315,7 +315,7 @@ class _Compiler:
         return found
 
     def _is_read(self, view: View, held: Mapping[int, Held]) -> bool:
-        """Whether what a view shows is there: of a tensor that nothing uses, it may not be."""
+        """Whether the array that a view shows exists. A tensor that nothing uses may have none."""
         root = self._roots[view.number]
         return root in held or root not in self._held
 

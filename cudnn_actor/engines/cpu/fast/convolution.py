@@ -20,7 +20,7 @@ from cudnn_actor.engines.cpu.fast.convolution_filter import BackwardFilter
 from cudnn_actor.engines.cpu.fast.convolution_forward import Forward
 from cudnn_actor.engines.cpu.fast.depthwise import DepthwiseForward
 from cudnn_actor.engines.cpu.fast.depthwise_gradients import DepthwiseData, DepthwiseFilter
-from cudnn_actor.engines.cpu.fast.kernels import Kernel, Operands, Step
+from cudnn_actor.engines.cpu.fast.kernels import BRIEF_NS, Kernel, Operands, Step
 from cudnn_actor.engines.cpu.geometry import ConvGeometry
 from cudnn_actor.engines.cpu.scratch import Scratch
 from cudnn_actor.protocol.operations import (
@@ -37,8 +37,6 @@ __all__ = ["make"]
 
 _MOST_SCRATCH = 64 << 20
 """Bytes of scratch for each lane of a depthwise kernel. It pads all that dilated filters reach over."""
-_BRIEF = 60_000
-"""Nanoseconds of a kernel on one lane: a second lane would take as long to begin and to end."""
 
 
 _Make = Callable[[ConvGeometry, type], Kernel]
@@ -71,7 +69,7 @@ def make(node: Node, specs: Specs) -> Kernel | None:
     if depthwise and kernel.footprint(1) > _MOST_SCRATCH:
         kernel = min(kernel, _DENSE[type(node)](geometry, floats), key=lambda each: each.footprint(1))
     products = math.prod(y.dims) * geometry.depth
-    return _OneLane(kernel) if products <= _BRIEF * products_per_ns else kernel
+    return _OneLane(kernel) if products <= BRIEF_NS * products_per_ns else kernel
 
 
 class _OneLane:

@@ -135,9 +135,9 @@ class DepthwiseRows:
     def _columns(self, rows: Floats, target: Floats, span: Span, memory: Scratch) -> Iterator[Call]:
         """Calls that copy rows of x, (channels, spatial dims), for each column: the first dim of `target`.
 
-        `span`: of the pixels in y's rows. Those of x that a column meets are every stride-th one from one of
-        as many phases. Where there are as many in a row of x as in one of y, all rows of a channel are
-        copied as one run, to a place that is shifted. Then what came from the neighbouring rows is cleared.
+        `span`: of the pixels in y's rows. A column of the filter meets every `stride`-th pixel of a row of x.
+        If these are as many as a row of y has, all rows of a channel are copied as one run, shifted; what
+        came from neighbouring rows is then set to 0.
         """
         conv, last = self._geometry.conv, target.ndim - 3
         phases: dict[int, dict[int, int]] = {}
@@ -191,8 +191,8 @@ def _joined(array: Floats) -> Floats | None:
 def _shifting(runs: Floats, target: Floats, shift: int) -> Iterator[Call]:
     """Calls that copy runs of rows so that each pixel lies where the one was that is `shift` before it.
 
-    `runs`: (channels, pixels of all rows). Pixels of `target`, (channels, spatial dims), that no pixel of
-    their row comes to are 0.
+    `runs`: (channels, pixels of all rows). `target`: (channels, spatial dims); pixels that would come from
+    outside of their row are set to 0.
     """
     into = _joined(target)
     assert into is not None

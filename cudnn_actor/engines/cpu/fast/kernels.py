@@ -12,6 +12,7 @@ from cudnn_actor.engines.cpu.scratch import Scratch
 from cudnn_actor.protocol.types.dtypes import DType
 
 __all__ = [
+    "BRIEF_NS",
     "MOST_SCRATCH",
     "Call",
     "Calls",
@@ -48,9 +49,9 @@ MOST_SCRATCH = 4 << 20
 """Bytes of scratch that a lane should have at most. What needs more is cut, or done without it."""
 
 _MOST_CALLS = 100_000
-"""Of any kernel. Each takes about 1 kB, and 20 µs to be bound."""
+"""Calls that any kernel may take. Each has about 1 kB, and takes 20 µs to be bound."""
 _OF_A_BLOCK, _BLOCK_BYTES = 48, 32768
-"""Of kernels of large tensors: calls for each block of so many bytes."""
+"""Calls that a kernel of large tensors may take for each block of so many bytes."""
 
 
 def most_calls(nbytes: int) -> int:
@@ -58,13 +59,13 @@ def most_calls(nbytes: int) -> int:
     return max(_MOST_CALLS, _OF_A_BLOCK * (nbytes // _BLOCK_BYTES))
 
 
-_BRIEF_NS = 60_000
-"""A second lane would take as long to begin and to end."""
+BRIEF_NS = 60_000
+"""What takes no longer on one lane stays there: a second lane would take as long to begin and to end."""
 
 
 def lanes_worth(lanes: Sequence[Scratch], ns: float) -> Sequence[Scratch]:
     """The lanes that a step is dealt to which takes so many nanoseconds on one of them: all, or the first."""
-    return lanes if ns > _BRIEF_NS else lanes[:1]
+    return lanes if ns > BRIEF_NS else lanes[:1]
 
 
 def carried(dtype: DType) -> np.dtype[Any]:
@@ -91,7 +92,7 @@ class Kernel(Protocol):
         """The steps of a run on these arrays, whose addresses stay the same. Operands are not written.
 
         Block i of a step goes to lane i modulo the number of lanes. The bounds of blocks do not depend on how
-        many lanes there are, so neither do the results.
+        many lanes there are. So the results do not either.
         """
 
 

@@ -14,7 +14,7 @@ import functools
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -35,19 +35,17 @@ from cudnn_actor.engines.cpu.fast.kernels import (
 )
 from cudnn_actor.engines.cpu.fast.lines import joined_axes
 from cudnn_actor.engines.cpu.fast.matrices import blas_takes
+from cudnn_actor.engines.cpu.fast.pooling_windows import LONG, Axis, counts_of, window_axes
 from cudnn_actor.engines.cpu.scratch import Scratch, footprint
 from cudnn_actor.protocol.operations import (
-    AdaptiveWindow,
     AvgPool,
-    AvgPoolBackward,
     MaxPool,
     Node,
     Specs,
-    Window,
 )
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
-__all__ = ["Axis", "Pooling", "avg_pool", "counts_of", "laid_out", "max_pool", "window_axes"]
+__all__ = ["Pooling", "avg_pool", "laid_out", "max_pool"]
 
 Array = npt.NDArray[Any]
 Dims = tuple[int, ...]
@@ -57,8 +55,6 @@ _FEW_CHANNELS = 16
 """Channels that lie side by side are not cut into fewer: the elements of a cache line."""
 _MOST_ELEMENTS = 1 << 17
 """Of a row with that many channels; there are fewer channels where rows are longer."""
-_LONG = 8
-"""Windows of more elements are reduced by one call each where they reach over an end."""
 
 
 def max_pool(node: Node, specs: Specs) -> Pooling | None:
@@ -90,109 +86,6 @@ def _bounded(kernel: Pooling, x: TensorSpec) -> Pooling | None:
     nbytes = max(math.prod(kernel.x), math.prod(kernel.y)) * kernel.dtype.itemsize
     fits = calls <= most_calls(nbytes) and kernel.footprint(1) <= MOST_SCRATCH
     return kernel if fits else None
-
-
-@dataclass(frozen=True, eq=False)
-class Axis:
-    """The windows along one spatial dim of `size` elements: the elements of each, from `starts` to `stops`.
-
-    These are arrays of int64. `taps`: if all windows are the same but for the input's borders: where the
-    first window's elements would lie, in order, and `stride`, the distance of two windows.
-    """
-
-    size: int
-    starts: Array
-    stops: Array
-    dilation: int = 1
-    taps: range | None = None
-    stride: int = 1
-    _parts: dict[tuple[int, int], tuple[slice, Axis]] = field(default_factory=dict, repr=False)
-
-    @property
-    def count(self) -> int:
-        """How many windows there are."""
-        return len(self.starts)
-
-    @functools.cached_property
-    def same(self) -> bool:
-        """Whether each window is the element of the same number."""
-        numbers = np.arange(self.size)
-        return np.array_equal(self.starts, numbers) and np.array_equal(self.stops, numbers + 1)
-
-    def calls(self, count: int) -> int:
-        """The most calls that reduce so many of the windows, of one block."""
-        if self.taps is None or len(self.taps) > 2 * count:
-            return count
-        edges = count - max(0, self.inside(self.taps[-1]).stop - self.inside(self.taps[0]).start)
-        each = 1 if len(self.taps) > _LONG else len(self.taps)
-        return len(self.taps) + 2 + min(count, max(0, edges)) * each
-
-    def members(self) -> Array:
-        """How many elements each window has."""
-        found: Array = np.maximum(0, -((self.starts - self.stops) // self.dilation))
-        return found
-
-    def reach(self, first: int, last: int) -> tuple[int, int]:
-        """Where what the windows from one up to another read begins, and where it ends."""
-        return int(self.starts[first:last].min()), int(self.stops[first:last].max())
-
-    def part(self, first: int, last: int) -> tuple[slice, Axis]:
-        """What the windows from one up to another read, and these windows of that alone."""
-        if (first, last) not in self._parts:
-            self._parts[first, last] = self._part(first, last)
-        return self._parts[first, last]
-
-    def _part(self, first: int, last: int) -> tuple[slice, Axis]:
-        begin, end = self.reach(first, last)
-        starts, stops = self.starts[first:last] - begin, self.stops[first:last] - begin
-        taps, moved = self.taps, first * self.stride - begin
-        if taps is not None:
-            taps = range(taps.start + moved, taps.stop + moved, taps.step)
-        return slice(begin, end), Axis(end - begin, starts, stops, self.dilation, taps, self.stride)
-
-    def inside(self, tap: int) -> range:
-        """The windows that have an element at a tap, a place in the first window."""
-        return range(
-            -(-max(0, -tap) // self.stride), min(self.count, (self.size - 1 - tap) // self.stride + 1)
-        )
-
-
-def window_axes(window: Window | AdaptiveWindow, x: Dims, y: Dims) -> tuple[Axis, ...]:
-    """The windows along each spatial dim."""
-    return tuple(
-        _regular(window, axis, size, count) if isinstance(window, Window) else _adaptive(size, count)
-        for axis, (size, count) in enumerate(zip(x[2:], y[2:], strict=True))
-    )
-
-
-def _regular(window: Window, axis: int, size: int, count: int) -> Axis:
-    stride, dilation, pre = window.stride[axis], window.dilation[axis], window.pre_padding[axis]
-    taps = range(-pre, window.size[axis] * dilation - pre, dilation)
-    first = np.arange(count, dtype=np.int64) * stride - pre
-    last = first + (taps[-1] - taps[0])
-    starts = first + np.maximum(0, -(first // dilation)) * dilation
-    stops = last - np.maximum(0, -((size - 1 - last) // dilation)) * dilation + 1
-    return Axis(size, starts, stops, dilation, taps, stride)
-
-
-def _adaptive(size: int, count: int) -> Axis:
-    places = np.arange(count, dtype=np.int64)
-    starts, stops = places * size // count, -(-(places + 1) * size // count)
-    if size % count:
-        return Axis(size, starts, stops)
-    return Axis(size, starts, stops, 1, range(size // count), size // count)
-
-
-def counts_of(node: AvgPool[Any] | AvgPoolBackward[Any], axes: Sequence[Axis], dtype: np.dtype[Any]) -> Array:
-    """What sums are divided by, of dims that broadcast to the result's."""
-    if node.include_padding and isinstance(node.window, Window):
-        return np.array(math.prod(node.window.size), dtype)
-    counts = np.ones((1, 1, *[1] * len(axes)), np.int64)
-    for number, axis in enumerate(axes):
-        along = [1] * (2 + len(axes))
-        along[2 + number] = axis.count
-        counts = counts * axis.members().reshape(along)
-    return (counts if counts.min() != counts.max() else counts.reshape(-1)[0]).astype(dtype)
 
 
 @dataclass(frozen=True, eq=False)
@@ -356,7 +249,7 @@ class Pooling:
         else:
             inside = range(0)
         for number in (*range(inside.start), *range(inside.stop, axis.count)):
-            if len(taps) > _LONG:
+            if len(taps) > LONG:
                 yield self._of_window(axis, number, dim, x, y)
             else:
                 _, one = axis.part(number, number + 1)

@@ -24,7 +24,8 @@ from cudnn_actor.engines.cpu.fast.kernels import (
     lanes_worth,
     most_calls,
 )
-from cudnn_actor.engines.cpu.fast.pooling import Axis, counts_of, laid_out, window_axes
+from cudnn_actor.engines.cpu.fast.pooling import laid_out
+from cudnn_actor.engines.cpu.fast.pooling_windows import Axis, counts_of, window_axes
 from cudnn_actor.engines.cpu.scratch import Scratch, footprint
 from cudnn_actor.protocol.operations import AvgPoolBackward, Node, Specs
 

@@ -52,7 +52,7 @@ class Unit(NamedTuple):
 
 
 def computed(kernel: Any, operands: Mapping[Any, int], results: Mapping[Any, int], lanes: int) -> Unit:
-    """What a kernel computes: a `Kernel`, or a `Chain`.
+    """The unit in which a kernel computes: a `Kernel`, or a `Chain`.
 
     `operands`, `results`: the numbers of arrays by the keys that the kernel knows them by.
     """
@@ -67,7 +67,7 @@ def computed(kernel: Any, operands: Mapping[Any, int], results: Mapping[Any, int
 
 
 def evaluated(graph: OperationGraph, number: int) -> Unit:
-    """An operation that is computed by its definition, in float64 and in memory that NumPy allocates."""
+    """The unit that computes an operation by its definition: in float64, in memory that NumPy allocates."""
     operation, constants = graph.operations[number], graph.constants
 
     def bind(arrays: Arrays, _scratch: Sequence[Scratch]) -> list[Step]:
@@ -91,7 +91,7 @@ def evaluated(graph: OperationGraph, number: int) -> Unit:
 
 
 def moved(unit: Unit, number: int, to: int) -> Unit:
-    """A unit that reads and writes another array instead of one."""
+    """The unit with array `to` in place of array `number`."""
 
     def bind(arrays: Arrays, scratch: Sequence[Scratch]) -> list[Step]:
         return unit.bind(ChainMap({number: arrays[to]}, arrays), scratch)  # type: ignore[arg-type]
@@ -113,7 +113,7 @@ def _store(result: npt.NDArray[Any], dtype: DType, array: npt.NDArray[Any]) -> N
 
 
 def copied(source: int, target: int) -> Unit:
-    """A copy of an array to one of the same dims, whose dtype may differ. Floats round to nearest even."""
+    """The unit that copies an array to one of the same dims, of any dtype. Floats round to nearest even."""
 
     def bind(arrays: Arrays, scratch: Sequence[Scratch]) -> list[Step]:
         if not arrays[target].size:

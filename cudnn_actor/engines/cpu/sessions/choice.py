@@ -16,7 +16,7 @@ from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.graphs.timing import multiplications
 from cudnn_actor.protocol.operations import ConvolutionBackwardFilter
 
-__all__ = ["Sessions", "fixed_or_none", "session_or_reason"]
+__all__ = ["Sessions", "fixed_or_none", "session_or_reason", "wants_session"]
 
 log = Log("cudnn_actor")
 
@@ -28,13 +28,15 @@ _MANY_MULTIPLICATIONS = 1 << 20
 some 10 us beside its work; NumPy takes 5 us for each operation."""
 
 
-def session_or_reason(graph: OperationGraph, sessions: Sessions, threads: int) -> SessionPlan | str | None:
-    """A session for a graph; why there is none; or None if none is wanted. Blocks.
+def wants_session(graph: OperationGraph, sessions: Sessions) -> bool:
+    """Whether ONNX Runtime is to run a graph, if it can."""
+    if sessions == "where it pays":
+        return _pays(graph) and is_installed()
+    return sessions == "wherever it can"
 
-    The graph is one that `check_graph` takes.
-    """
-    if sessions == "never" or (sessions == "where it pays" and not (_pays(graph) and is_installed())):
-        return None
+
+def session_or_reason(graph: OperationGraph, threads: int) -> SessionPlan | str:
+    """A session for a graph that `check_graph` takes, or why there is none. Blocks."""
     try:
         return session_plan(exported(graph), threads)
     except Unsupported as refusal:
