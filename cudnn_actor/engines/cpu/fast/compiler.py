@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
 from cudnn_actor.engines.base import no_progress
 from cudnn_actor.engines.cpu.fast.kernel_table import kernel_of
 from cudnn_actor.engines.cpu.fast.kernels import carried, carried_number
+from cudnn_actor.engines.cpu.fast.open_chain import OpenChain
 from cudnn_actor.engines.cpu.fast.plan import Buffer, FastPlan, Given, Piece, Place, View
-from cudnn_actor.engines.cpu.fast.pointwise import Chain, chain, rounding
+from cudnn_actor.engines.cpu.fast.pointwise import Chain, rounding
 from cudnn_actor.engines.cpu.fast.units import Unit, computed, copied, evaluated, moved, stored
 from cudnn_actor.engines.cpu.scratch import footprint
 from cudnn_actor.engines.scratch_places import Held, places
@@ -25,8 +26,6 @@ __all__ = ["compile_fast"]
 
 _MOST_LANE_BYTES = 256 << 20
 """Bytes for each lane. Kernels need some MiB, and more only for filters of thousands of elements."""
-_LONGEST_CHAIN = 64
-"""Operations that are computed element by element together: a longer chain needs more of the cache."""
 
 
 def compile_fast(
@@ -73,17 +72,14 @@ class _Compiler:
         self._moved_into: set[int] = set()
         """Results in whose memory an earlier one lies, too. They stay there: its piece refers to that."""
         self._pieces: list[Piece] = []
-        self._chained: list[int] = []
-        """Operations, by their numbers, that are computed element by element, together."""
-        self._of_chain: set[int] = set()
-        """Their results."""
+        self._chain = OpenChain(graph, self._readers)
         self._loads: list[Unit] = []
         """Copies that the next piece begins with."""
 
     def plan(self) -> FastPlan | None:
         graph, step = self._graph, StepKind.NUMPY.named()
         for number, operation in enumerate(graph.operations):
-            if not self._joins(operation):
+            if not self._chain.joins(operation, self._roots):
                 self._end_chain()
             if not self._is_view(number, operation):
                 self._add(number, operation)
@@ -155,8 +151,7 @@ class _Compiler:
             self._load(uid)
         kernel = kernel_of(graph, operation)
         if isinstance(kernel, Chain):
-            self._chained.append(number)
-            self._of_chain.update(operation.writes)
+            self._chain.add(number)
             return
         self._end_chain()
         for uid in operation.writes:
@@ -176,53 +171,21 @@ class _Compiler:
                 units.append(copied(uid, stored(uid)))
         self._pieces.append(Piece((number,), step, tuple(units)))
 
-    def _joins(self, operation: Node) -> bool:
-        """Whether an operation can be computed element by element with those of the chain.
-
-        It cannot if it sees a result of one of them in another shape; nor can what follows a result of other
-        dims.
-        """
-        if not self._chained:
-            return True
-        roots = {self._roots.get(uid, uid) for uid in operation.reads if uid in self._roots}
-        if not roots.isdisjoint(self._of_chain):
-            return False
-        if isinstance(operation, Movement):
-            return operation.x not in self._of_chain
-        dims = self._graph.tensor(self._graph.operations[self._chained[0]].writes[0]).dims
-        return (
-            isinstance(operation, Pointwise)
-            and self._graph.tensor(operation.result).dims == dims
-            and len(self._chained) < _LONGEST_CHAIN
-        )
-
     def _end_chain(self) -> None:
         """Add the piece of the operations that are computed element by element, together."""
-        graph, numbers = self._graph, tuple(self._chained)
-        if not numbers:
+        chain, self._chain = self._chain, OpenChain(self._graph, self._readers)
+        if not chain.numbers:
             return
-        nodes: list[Any] = [graph.operations[number] for number in numbers]
-        results = [node.result for node in nodes]
-        kept = [
-            uid
-            for uid in results
-            if graph.tensor(uid).role is TensorRole.BOUND or not self._readers[uid] <= set(numbers)
-        ] or results[-1:]  # what nothing reads is computed all the same
+        kept = chain.kept()
         for uid in kept:
             self._make(uid)
-        tensors = {uid: graph.tensor(uid) for node in nodes for uid in (*node.reads, *node.writes)}
-        moves = self._moved(kept)
-        kernel = chain(nodes, tensors, set(kept), graph.constants, moves.keys())
-        assert kernel is not None, "each of them has a kernel"
-        given = dict.fromkeys(uid for node in nodes for uid in node.reads if uid not in results)
-        operands = {uid: moves.get(uid, uid) for uid in given if uid not in graph.constants}
-        units = [*self._loads, computed(kernel, operands, {uid: uid for uid in kept}, self._lanes)]
+        overwritten = self._write_ahead(chain, kept)
+        units = [*self._loads, chain.unit(kept, overwritten, self._lanes)]
         units += (copied(uid, stored(uid)) for uid in kept if uid in self._apart)
         self._loads = []
-        self._pieces.append(Piece(numbers, StepKind.BLOCKS.named(), tuple(units)))
-        self._chained, self._of_chain = [], set()
+        self._pieces.append(Piece(tuple(chain.numbers), StepKind.BLOCKS.named(), tuple(units)))
 
-    def _moved(self, kept: Sequence[int]) -> dict[int, int]:
+    def _write_ahead(self, chain: OpenChain, kept: Sequence[int]) -> dict[int, int]:
         """Let the last piece write a result straight into the buffer that the chain behind it overwrites.
 
         That is done where it is possible. The result then takes no memory of its own, and has the layout of
@@ -235,34 +198,16 @@ class _Compiler:
         dict
             The uid of the chain's result by the uid of what it overwrites; empty if none can.
         """
-        graph = self._graph
-        writers = {uid: number for number in self._chained for uid in graph.operations[number].writes}
         for piece in self._pieces[-1:]:
-            for uid in (uid for number in piece.operations for uid in graph.operations[number].writes):
-                readers = self._readers[uid]
-                if not readers or not readers <= set(self._chained) or uid in self._moved_into:
-                    continue
-                for into in kept:
-                    if writers[into] >= max(readers) and self._may_lie_in(uid, into):
-                        units = tuple(moved(unit, uid, into) for unit in piece.units)
-                        self._pieces[-1] = dataclasses.replace(piece, units=units)
-                        del self._held[uid], self._strides[uid]
-                        self._moved_into.add(into)
-                        return {uid: into}
+            written = (uid for number in piece.operations for uid in self._graph.operations[number].writes)
+            for uid, into in itertools.product(written, kept):
+                if uid not in self._moved_into and chain.may_overwrite(uid, into):
+                    units = tuple(moved(unit, uid, into) for unit in piece.units)
+                    self._pieces[-1] = dataclasses.replace(piece, units=units)
+                    del self._held[uid], self._strides[uid]
+                    self._moved_into.add(into)
+                    return {uid: into}
         return {}
-
-    def _may_lie_in(self, uid: int, into: int) -> bool:
-        """Whether a result may lie in the memory of a later one.
-
-        Not if that overwrites an input: what computes the earlier one may read it.
-        """
-        tensor, other = self._graph.tensor(uid), self._graph.tensor(into)
-        return (
-            tensor.role is TensorRole.VIRTUAL
-            and other.overwrites is None
-            and tensor.dims == other.dims
-            and carried(tensor.dtype) == carried(other.dtype)
-        )
 
     def _rounded(self, operation: Node) -> Iterator[Unit]:
         """Units that round an operation's results as those that read them see them."""
@@ -274,7 +219,7 @@ class _Compiler:
     def _load(self, uid: int) -> None:
         """Give a tensor an array that kernels can read."""
         tensor = self._graph.tensor(uid)
-        known = uid in self._strides or uid in self._of_chain
+        known = uid in self._strides or uid in self._chain.results
         if known or tensor.role not in (TensorRole.VIRTUAL, TensorRole.BOUND):
             return
         if uid in self._apart:
