@@ -70,6 +70,17 @@ def _sums_of_long_rows() -> Graph:
     return g.build({"y": g.softmax(g.input("x", (4, 1 << 16)), axis=1)})
 
 
+def _nearest() -> Graph:
+    g = GraphBuilder()
+    return g.build({"y": g.resize(g.input("x", (1, 1, 8, 8)), sizes=(16, 24), axes=(2, 3))})
+
+
+def _elements() -> Graph:
+    g = GraphBuilder()
+    x, indices = g.input("x", (5, 7, 11)), g.input("indices", (5, 3, 11), "int64")
+    return g.build({"y": g.take_along_axis(x, indices, axis=1)})
+
+
 def _bound(graph: Graph) -> FastProgram:
     plan = compile_fast(graph.body, 1)
     assert plan is not None
@@ -84,8 +95,17 @@ def _bound(graph: Graph) -> FastProgram:
         (_products("int8"), 4 * (256 * 250 + 250 * 128 + 256 * 128)),
         (_filter_in_another_order(), 4 * 64 * 32 * 9),
         (_sums_of_long_rows(), 4 * (4 << 16) // 64 + 4 * 16 * 4),
+        (_nearest(), 8 * (16 + 24)),
+        (_elements(), 8 * (5 + 11)),
     ],
-    ids=["products of floats", "products of integers", "a filter in another order", "sums of long rows"],
+    ids=[
+        "products of floats",
+        "products of integers",
+        "a filter in another order",
+        "sums of long rows",
+        "places of elements that a resampling reads",
+        "places of elements that are gathered",
+    ],
 )
 def test_programs_count_what_their_kernels_allocate(graph: Graph, nbytes: int) -> None:
     program = _bound(graph)

@@ -152,22 +152,30 @@ class GatheredElements:
             return _by_definition(self.node, x, given, y, len(lanes))
         lanes = lanes_worth(lanes, _NS * y.size)
         strides = [math.prod(self.x[axis + 1 :]) for axis in range(len(self.x))]
+        distances = self._distances(strides, lanes[0])
 
         def call(first: int, lane: int) -> Call:
             block = given[first : first + self._rows]
             memory = lanes[lane].fork()
             places, spare = (memory.take(block.shape, np.int64) for _ in range(2))
             calls = _offsets(block, self.x[self.axis], strides[self.axis], places, spare)
-            for axis, size in enumerate(block.shape):
-                if axis != self.axis:
-                    start = 0 if axis else first
-                    along = [-1 if other == axis else 1 for other in range(len(self.x))]
-                    own = (np.arange(start, start + size) * strides[axis]).reshape(along)
-                    calls.append(partial(np.add, places, own, places))
+            for axis, whole in distances.items():
+                own = whole if axis else whole[first : first + self._rows]
+                calls.append(partial(np.add, places, own, places))
             taking = partial(x.reshape(-1).take, places, None, y[first : first + self._rows], "clip")
             return in_turn([*calls, taking])
 
         return [deal(range(0, self.indices[0], self._rows), len(lanes), call)]
+
+    def _distances(self, strides: Sequence[int], scratch: Scratch) -> dict[int, Array]:
+        """For each axis but that of the indices: how far its elements are from the first, beside indices."""
+        found = {}
+        for axis, size in enumerate(self.indices):
+            if axis != self.axis:
+                own = scratch.keep((size,), np.int64)
+                np.multiply(np.arange(size), strides[axis], own)
+                found[axis] = own.reshape([-1 if other == axis else 1 for other in range(len(self.x))])
+        return found
 
 
 def gather_nd(node: Node, specs: Specs) -> GatheredLists:

@@ -54,11 +54,15 @@ def resample(node: Node, specs: Specs) -> Resampled | None:
     return Resampled(node, x.dims, y.dims, carried(x.dtype), tuple(axes))
 
 
-def _weights(weights: np.ndarray, dtype: np.dtype[Any]) -> list[Array] | None:
-    """Those of each tap; None if all are 1."""
-    if (weights == 1).all() and weights.shape[1] == 1:
-        return None
-    return [np.ascontiguousarray(of, dtype) for of in weights.T]
+Allocate = Callable[[Dims, np.dtype[Any]], Array]
+
+
+def _of_taps(numbers: Array, dtype: np.dtype[Any], allocate: Allocate) -> list[Array]:
+    """An array for each tap, from numbers of the dims (elements, taps)."""
+    found = [allocate(of.shape, dtype) for of in numbers.T]
+    for into, of in zip(found, numbers.T, strict=True):
+        into[...] = of
+    return found
 
 
 class Along(NamedTuple):
@@ -132,13 +136,15 @@ class Resampled:
         most = int((both.max(1) - both.min(1)).max()) + 1
         return most if 2 * most <= self.x[axis] else self.x[axis]
 
-    def _along(self, axis: int, start: int, stop: int) -> Along:
+    def _along(self, allocate: Allocate, axis: int, start: int, stop: int) -> Along:
         taps = self.node.taps_along(self.x, axis, np.arange(start, stop))
         first, last = int(taps.places.min()), int(taps.places.max())
         if 2 * (last + 1 - first) > self.x[axis]:  # whole rows are contiguous
             first, last = 0, self.x[axis] - 1
-        places = [np.ascontiguousarray(of) for of in (taps.places - first).T]
-        return Along(axis, slice(first, last + 1), places, _weights(taps.weights, self.dtype))
+        places = _of_taps(taps.places - first, taps.places.dtype, allocate)
+        alone = taps.weights.shape[1] == 1 and (taps.weights == 1).all()
+        weights = None if alone else _of_taps(taps.weights, self.dtype, allocate)
+        return Along(axis, slice(first, last + 1), places, weights)
 
     def bind(
         self, operands: Mapping[str, Array], results: Mapping[str, Array], lanes: Sequence[Scratch]
@@ -151,7 +157,9 @@ class Resampled:
         lanes = lanes_worth(lanes, _NS * math.prod(self.y))
         extents = self._extents(order)
         kept = all(self.y[axis] <= _MOST_KEPT for axis in self.axes)
-        along = functools.cache(self._along) if kept else self._along
+        along = (
+            functools.cache(partial(self._along, lanes[0].keep)) if kept else partial(self._along, np.empty)
+        )
 
         def call(box: Box, lane: int) -> Call:
             block = partial(self._block, (x, y), box, order, lanes[lane].fork(), along)
