@@ -93,7 +93,7 @@ class _Backward:
         return [*itertools.product(range(count), boxes_of_elements((rows,), heads.extents[1]))]
 
     def _tasks(self) -> list[list[tuple[int, int]]]:
-        """Samples and heads of k; those together whose gradients of a bias are added up."""
+        """Samples and heads of k. Those whose gradients of the bias are added up are one task."""
         samples, groups = self.heads.v[:2]
         shared = (False, False) if self.dbias is None else (self.dbias[0] == 1, self.dbias[1] == 1)
         found: dict[tuple[int, int], list[tuple[int, int]]] = {}

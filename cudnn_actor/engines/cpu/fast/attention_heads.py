@@ -76,7 +76,7 @@ class Heads:
         return heads, rows, keys
 
     def by_group(self, array: Floats) -> Floats:
-        """Of dims (B, H, rows, ...), an array of dims (B, G, heads of a group, rows, ...)."""
+        """An array (B, H, rows, ...) as (B, G, heads of a group, rows, ...)."""
         batch, _, *rest = array.shape
         parted = array.reshape(batch, self.v[1], self.size, *rest)
         return parted.swapaxes(2, 3) if self.side_by_side else parted

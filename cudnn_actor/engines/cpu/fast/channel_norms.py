@@ -76,7 +76,7 @@ class _PerChannel:
     def step(
         self, arrays: tuple[Floats, Floats], mean: Floats, factor: _Factor, bias: Floats | None, lanes: Lanes
     ) -> Step:
-        """The step. `arrays`: x and y, of the operation's own dims."""
+        """A step that computes y. `arrays`: x and y, of the operation's own dims."""
         x, y = (array.reshape(self.dims) for array in arrays)
 
         def call(box: Box, lane: int) -> Call:

@@ -99,7 +99,7 @@ class BackwardData:
         return (tile[0], channels, *tile[2:])
 
     def _channels(self, by_pixel: bool) -> int:
-        """Of a block. Fewer leave room for more pixels, and blocks for more lanes."""
+        """Channels of a block. Fewer leave room for more pixels, and make blocks for more lanes."""
         dims, taps = self._geometry.x, math.prod(self._geometry.taps)
         if self._geometry.groups > 1:
             return dims[1]
@@ -120,7 +120,7 @@ class BackwardData:
         return footprint(dims, itemsize=self._itemsize)
 
     def _cost(self, channels: int) -> Callable[[Dims], int]:
-        """Of a tile: the bytes of its columns, or a part of those of its sums or of dy, if there are more."""
+        """What a tile costs: bytes of its columns, or a part of those of its sums or of dy, if more."""
 
         def cost(tile: Dims) -> int:
             tile = (tile[0], channels, *tile[2:])
@@ -130,6 +130,7 @@ class BackwardData:
         return cost
 
     def _most_outputs(self, tile: Dims) -> Dims:
+        """The most outputs along each spatial dim that depend on a box of dx of these dims."""
         geometry = self._geometry
         return tuple(
             min(size, (extent + window - 2) // stride + 1)

@@ -161,7 +161,7 @@ class BackwardDataByTap:
     def _sums(
         self, bound: _Bound, per_group: Floats, box: Box, part: range, memory: Scratch
     ) -> Iterator[Call]:
-        """Calls that add products to a box of dx: those of some taps, counted with the last dim's fastest."""
+        """Calls that add the products of some taps to a box of dx. Their numbers: the last dim's fastest."""
         for number in part:
             meetings = [*map(self._meeting, count(), np.unravel_index(number, self._loops), spans(box))]
             into = inner(per_group, [pixels for pixels, _, _ in meetings])
@@ -221,7 +221,7 @@ class BackwardDataByTap:
         yield adding(into, grouped(products, groups).transpose(0, 1, 2, *self._in_order()))
 
     def _in_order(self) -> Iterator[int]:
-        """Where the spatial dims are among those of taps, and then those of outputs."""
+        """The axis of products along each spatial dim: that of its taps, or that of its outputs."""
         taps, outputs = 3, 3 + sum(self._by_output)
         for by_output in self._by_output:
             yield taps if by_output else outputs

@@ -111,7 +111,7 @@ class DepthwiseForward(DepthwiseBlocks):
 
 
 class _Phase(NamedTuple):
-    """The taps that meet the same ones of every stride-th pixel of a row, and what computes their sums."""
+    """Pixels of a row with one remainder modulo the stride, the taps that meet them, and their kernel."""
 
     pixels: slice
     taps: slice
@@ -122,8 +122,8 @@ def _phases(geometry: ConvGeometry, dtype: type) -> Iterator[_Phase]:
     """A convolution with a stride along rows as several without one, of parts of the pixels and of the taps.
 
     With a stride, only the channels of one pixel are one run; of a phase, those of several pixels are.
-    Column c of the filter meets pixel s * w + c * d - p for pixel w of y: the same ones of every s-th pixel
-    for every column that is s / gcd(d, s) after another.
+    For pixel w of y, column c of the filter meets pixel s * w + c * d - p of x. Columns that are a multiple
+    of s / gcd(d, s) apart meet pixels with the same remainder modulo s. These are a phase.
     """
     conv, taps = geometry.conv, geometry.taps[-1]
     *_, stride = conv.stride

@@ -26,7 +26,7 @@ _LEAST_BLOCK = 1 << 15
 _BLOCKS = 8
 """Blocks of a small tensor."""
 _CHANNELS = 2048
-"""Of a block, at most. Runs of fewer than a few hundred channels take longer for each."""
+"""Channels of a block, at most. Runs of fewer than a few hundred channels take longer for each."""
 
 
 class DepthwiseBlocks:

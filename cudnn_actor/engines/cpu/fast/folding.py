@@ -26,12 +26,12 @@ _Any = npt.NDArray[Any]
 Finish = Callable[[_Any, _Any], None]
 """Stores the results of some lines in an array of their dims; may overwrite them."""
 Select = Callable[[_Any], _Any]
-"""Of an array with the operand's dims, or 1, the part that belongs to a block."""
+"""Gives a block's part of an array, which has the operand's dims, or 1 in place of some."""
 
 _MOST = 1 << 15
 """Elements of a block."""
 _RUN = 256
-"""Lines of a block whose elements are neighbours in memory, where there are so many."""
+"""Lines of a block, where the elements of so many lines are neighbours in memory."""
 _SHORT = 16
 """Fewer neighbours than that are copied as slowly as single elements."""
 _SEGMENTS = 8
@@ -134,9 +134,16 @@ class Folding:
 
 
 class _Blocks(NamedTuple):
-    """How a tensor is cut: first its dims that are kept, then those reduced, the slowest first.
+    """How a tensor is cut.
 
-    `segments`: pieces of lines, in the parts into which they are cut for lanes.
+    Parameters
+    ----------
+    order
+        Its dims: first those that are kept, then those that are reduced, of each kind the slowest first.
+    kept
+        Boxes of the dims that are kept: the lines of a block.
+    segments
+        The parts into which lines are cut for lanes: of each, its pieces, boxes of the dims that are reduced.
     """
 
     order: Dims

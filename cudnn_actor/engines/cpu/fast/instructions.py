@@ -136,10 +136,11 @@ def simplified(
 ) -> list[Instruction]:
     """The same with fewer calls.
 
-    `overwritten`: keys of arrays that an instruction writes over. No other may read these later than it does.
-
-    A product with 1 / (1 + exp(..)) is a division, and a minimum of a maximum, both with numbers, is one
+    A product with 1 / (1 + exp(..)) becomes one division, and a minimum of a maximum, both with numbers, one
     call, where nothing else reads what lies between.
+
+    `stored`: values that are written to memory. `overwritten`: keys of arrays that a result is written over:
+    what reads one of these stays where it is.
     """
     reads = Counter(value.base for one in instructions for value in one.inputs)
     found: dict[object, Instruction] = {}
@@ -168,7 +169,7 @@ def simplified(
 
 
 def _bounds(maximum: Instruction, upper: Value) -> bool:
-    """Whether a maximum is that of a value and a number which is no more than another one."""
+    """Whether an instruction is the maximum of a value and of a number that is no more than `upper`."""
     if maximum.function is not np.maximum or not isinstance(upper.base, Constant):
         return False
     lower = maximum.inputs[1].base
@@ -176,7 +177,7 @@ def _bounds(maximum: Instruction, upper: Value) -> bool:
 
 
 def _is_sigmoid(computed: Mapping[object, Instruction], division: Instruction) -> bool:
-    """Whether it gives 1 / (1 + exp(..)), which never overflows."""
+    """Whether a division computes 1 / (1 + exp(..)), which never overflows."""
     one = constant(1.0, division.output.dtype)
     if division.function is not np.divide or division.inputs[0] != one:
         return False

@@ -62,7 +62,7 @@ class Part(NamedTuple):
     arrays
         With the dims of lines last; matrices, if all can be seen as such without a copy.
     numbers
-        What has a number for each line: the same, with 1 for the dims of lines.
+        Arrays with a number for each line: of the same dims, with 1 for those of lines.
     axes
         Which dims these are: only 1 in matrices.
     """

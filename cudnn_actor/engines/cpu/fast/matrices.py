@@ -34,7 +34,10 @@ _MOST = 16
 _TILE = 16
 """Blocks begin at multiples of that, as BLAS's own do."""
 _ENOUGH, _LEAST_DEPTH, _MOST_SUMS = 4, 512, 1 << 20
-"""With fewer blocks, sums are cut too: into parts of so many products, whose results are no larger."""
+"""With fewer blocks than that, sums are cut, too: into parts of at least so many products.
+
+The results of all parts have at most so many elements.
+"""
 _COPIED = 1 << 15
 """Elements that are copied at a time."""
 

@@ -79,7 +79,7 @@ def copied_blocks(pairs: Sequence[Pair], lanes: Sequence[Scratch]) -> Step:
 
 
 def _blocks(source: Array, target: Array) -> Iterator[Pair]:
-    """Parts of a source and of a target. They are longest along the axes along which both are in order."""
+    """Parts of a source and of a target: as long as possible along the axes along which both are in order."""
     if not target.size:
         return
     dims, (into, of) = merged_axes(target.shape, [target, source])
@@ -177,9 +177,10 @@ def border_pad(node: Node, specs: Specs) -> Copies:
 
 
 def _borders(mode: PadMode, start: int, end: int, total: int) -> Iterator[list[tuple[slice, slice]]]:
-    """Steps of what is copied, and where it goes, until all from 0 to `total` is there.
+    """Steps of copies along an axis, (from, to), that fill it from 0 to `total`.
 
-    What is there goes from `start` to `end`. Where borders are longer than that, what is copied doubles.
+    It is filled from `start` to `end` before. Where borders are longer than that, each step copies twice as
+    many elements as the one before.
     """
     size = end - start
     if mode is PadMode.EDGE or size == 1:

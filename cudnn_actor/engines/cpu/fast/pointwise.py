@@ -43,7 +43,7 @@ _COSTS: Mapping[object, float] = {
 }
 """Nanoseconds for an element, where they are more than 0.2."""
 _MOST_CALLS = 1 << 18
-"""Of a chain, about: each takes some 10 microseconds to bind and half a kilobyte."""
+"""Calls of a chain, about: each takes some 10 microseconds to bind and half a kilobyte."""
 _MOST_ROWS = 4
 """Repeated operands of which each lane has an array of a block's dims: these are to stay in the cache."""
 _ENOUGH_BLOCKS = 4

@@ -54,7 +54,7 @@ _NS = 1.8
 _FEW_CHANNELS = 16
 """Channels that lie side by side are not cut into fewer: the elements of a cache line."""
 _MOST_ELEMENTS = 1 << 17
-"""Of a row with that many channels; there are fewer channels where rows are longer."""
+"""Elements of a row with that many channels. With longer rows, blocks have fewer channels."""
 
 
 def max_pool(node: Node, specs: Specs) -> Pooling | None:

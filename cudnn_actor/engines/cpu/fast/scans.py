@@ -56,7 +56,7 @@ def cumulative(node: Node, specs: Specs) -> Kernel | None:
 
 @dataclass(frozen=True)
 class _Places:
-    """Along `axis` of tensors of these dims."""
+    """Finds the places of elements along `axis` of tensors of these dims."""
 
     find: Any
     dims: Dims
