@@ -21,7 +21,7 @@ from cudnn_actor.engines.cpu.exact.pointwise import Elementwise, Loaded, Operand
 from cudnn_actor.engines.cpu.geometry import ConvGeometry
 from cudnn_actor.engines.cpu.rounding import rounding_to
 from cudnn_actor.engines.cpu.scratch import Dims, footprint
-from cudnn_actor.engines.support import kind_of
+from cudnn_actor.engines.support import check_graph, kind_of
 from cudnn_actor.protocol.errors import OutOfMemory
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.operations import (
@@ -59,8 +59,10 @@ def compile_plan(
     dims of size 1, as for a bias, cost nothing. A graph with any other operation, or with a tensor that tiles
     do not hold, is run by its operations' definitions. `on_progress` is called after each operation.
 
-    The graph is one that `check_graph` takes. Raises `OutOfMemory` if even the smallest tiles need more.
+    Raises `UnsupportedGraph` for graphs that `check_graph` rejects, and `OutOfMemory` if even the smallest
+    tiles need more.
     """
+    check_graph(graph, "cpu", on_progress)
     overwritten = {tensor.overwrites for tensor in graph.tensors}
     tiled = all(_has_tiles(graph, each) or _is_view(graph, each, overwritten) for each in graph.operations)
     if tiled and all(map(_tiles_hold, graph.tensors)):
