@@ -23,7 +23,6 @@ import numpy.typing as npt
 
 from cudnn_actor.engines.cpu.boxes import Box
 from cudnn_actor.engines.cpu.fast.convolution_views import (
-    Floats,
     calls_of_taps,
     copying,
     filling,
@@ -31,6 +30,7 @@ from cudnn_actor.engines.cpu.fast.convolution_views import (
     laid_out,
 )
 from cudnn_actor.engines.cpu.fast.kernels import Call
+from cudnn_actor.engines.cpu.fast.lines import Floats
 from cudnn_actor.engines.cpu.geometry import ConvGeometry, spans
 from cudnn_actor.engines.cpu.scratch import Dims, Scratch, footprint
 

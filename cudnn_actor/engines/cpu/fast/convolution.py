@@ -35,7 +35,7 @@ from cudnn_actor.protocol.types.dtypes import DType
 
 __all__ = ["make"]
 
-_MOST_SCRATCH = 64 << 20
+_MOST_DEPTHWISE_BYTES = 64 << 20
 """Bytes of scratch for each lane of a depthwise kernel. It pads all that dilated filters reach over."""
 
 
@@ -66,7 +66,7 @@ def make(node: Node, specs: Specs) -> Kernel | None:
     kernels, products_per_ns = (_DEPTHWISE, 3) if depthwise else (_DENSE, 30)
     floats = np.float64 if dtype is DType.FLOAT64 else np.float32
     kernel = kernels[type(node)](geometry, floats)
-    if depthwise and kernel.footprint(1) > _MOST_SCRATCH:
+    if depthwise and kernel.footprint(1) > _MOST_DEPTHWISE_BYTES:
         kernel = min(kernel, _DENSE[type(node)](geometry, floats), key=lambda each: each.footprint(1))
     products = math.prod(y.dims) * geometry.depth
     return _OneLane(kernel) if products <= BRIEF_NS * products_per_ns else kernel

@@ -17,7 +17,6 @@ from cudnn_actor.engines.cpu.fast.convolution_views import (
     FEW_PIXELS,
     MOST_BOUND_TAPS,
     Filters,
-    Floats,
     adding,
     as_matrices,
     as_results,
@@ -30,10 +29,12 @@ from cudnn_actor.engines.cpu.fast.convolution_views import (
     images_joined,
     inner,
     laid_out,
+    memory_order,
     multiplying,
     reshaped_view,
 )
 from cudnn_actor.engines.cpu.fast.kernels import Call, Operands, Step
+from cudnn_actor.engines.cpu.fast.lines import Floats
 from cudnn_actor.engines.cpu.fast.matrices import blas_takes
 from cudnn_actor.engines.cpu.geometry import ConvGeometry, Span, spans
 from cudnn_actor.engines.cpu.scratch import Dims, Scratch, footprint
@@ -235,7 +236,7 @@ class BackwardData:
         """Calls that add up columns in a box of dx."""
         geometry = self._geometry
         sums = target = bound.dx[box]
-        order = (0, *range(2, target.ndim), 1) if bound.by_pixel else range(target.ndim)
+        order = memory_order(target.ndim, channels_last=bound.by_pixel)
         if target.strides[order[-1]] != target.itemsize:
             sums = laid_out(memory, target.shape, order, self._dtype)
         per_group = grouped(sums, geometry.groups)

@@ -19,7 +19,6 @@ import numpy as np
 from cudnn_actor.engines.cpu.boxes import Box, boxes, count_boxes, largest_tile
 from cudnn_actor.engines.cpu.fast.convolution_views import (
     FEW_PIXELS,
-    Floats,
     adding,
     as_results,
     channels_last,
@@ -30,10 +29,12 @@ from cudnn_actor.engines.cpu.fast.convolution_views import (
     images_joined,
     inner,
     laid_out,
+    memory_order,
     multiplying,
     reshaped_view,
 )
 from cudnn_actor.engines.cpu.fast.kernels import Call, Operands, Step, made_when_run
+from cudnn_actor.engines.cpu.fast.lines import Floats
 from cudnn_actor.engines.cpu.fast.matrices import blas_takes
 from cudnn_actor.engines.cpu.geometry import ConvGeometry, Span, spans
 from cudnn_actor.engines.cpu.scratch import Dims, Scratch, footprint
@@ -144,7 +145,7 @@ class BackwardDataByTap:
 
     def _block(self, bound: _Bound, box: Box, memory: Scratch) -> list[Call]:
         sums = target = bound.dx[box]
-        order = (0, *range(2, target.ndim), 1) if bound.by_pixel else range(target.ndim)
+        order = memory_order(target.ndim, channels_last=bound.by_pixel)
         if target.strides[order[-1]] != target.itemsize:
             sums = laid_out(memory, target.shape, order, self._dtype)
         per_group = grouped(sums, self._geometry.groups)
@@ -198,7 +199,7 @@ class BackwardDataByTap:
         taps), of `into` (images, groups, channels of a group, pixels).
         """
         groups, filters, channels, *taps = w.shape
-        order = (0, *range(2, dy.ndim), 1) if by_pixel else range(dy.ndim)
+        order = memory_order(dy.ndim, channels_last=by_pixel)
         gradient = as_results(dy, groups)
         if gradient is None or not blas_takes(gradient):
             copy = laid_out(memory, dy.shape, order, self._dtype)

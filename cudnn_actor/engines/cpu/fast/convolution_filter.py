@@ -13,7 +13,6 @@ import numpy as np
 from cudnn_actor.engines.cpu.boxes import Box, box_dims, boxes, largest_tile
 from cudnn_actor.engines.cpu.fast.columns import Columns
 from cudnn_actor.engines.cpu.fast.convolution_views import (
-    Floats,
     adding,
     channels_last,
     copying,
@@ -24,6 +23,7 @@ from cudnn_actor.engines.cpu.fast.convolution_views import (
     reshaped_view,
 )
 from cudnn_actor.engines.cpu.fast.kernels import Call, Operands, Step, made_when_run
+from cudnn_actor.engines.cpu.fast.lines import Floats
 from cudnn_actor.engines.cpu.fast.matrices import blas_takes
 from cudnn_actor.engines.cpu.geometry import ConvGeometry
 from cudnn_actor.engines.cpu.scratch import Dims, Scratch, footprint

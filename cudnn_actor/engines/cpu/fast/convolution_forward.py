@@ -13,7 +13,6 @@ from cudnn_actor.engines.cpu.fast.columns import Columns
 from cudnn_actor.engines.cpu.fast.convolution_views import (
     FEW_PIXELS,
     Filters,
-    Floats,
     as_matrices,
     as_results,
     channels_last,
@@ -27,6 +26,7 @@ from cudnn_actor.engines.cpu.fast.convolution_views import (
     multiplying,
 )
 from cudnn_actor.engines.cpu.fast.kernels import Call, Operands, Step, dealt
+from cudnn_actor.engines.cpu.fast.lines import Floats
 from cudnn_actor.engines.cpu.fast.matrices import blas_takes
 from cudnn_actor.engines.cpu.geometry import ConvGeometry
 from cudnn_actor.engines.cpu.scratch import Dims, Scratch, footprint

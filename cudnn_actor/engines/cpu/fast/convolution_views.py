@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cudnn_actor.engines.cpu.fast.kernels import Call, Step, dealt, made_when_run
+from cudnn_actor.engines.cpu.fast.lines import Floats
 from cudnn_actor.engines.cpu.fast.matrices import blas_takes
 from cudnn_actor.engines.cpu.geometry import ConvGeometry
 from cudnn_actor.engines.cpu.scratch import Dims, Scratch
@@ -19,7 +20,6 @@ __all__ = [
     "FEW_PIXELS",
     "MOST_BOUND_TAPS",
     "Filters",
-    "Floats",
     "adding",
     "as_matrices",
     "as_results",
@@ -34,12 +34,10 @@ __all__ = [
     "images_joined",
     "inner",
     "laid_out",
+    "memory_order",
     "multiplying",
     "reshaped_view",
 ]
-
-Floats = npt.NDArray[Any]
-"""Of float32 or float64."""
 
 FEW_PIXELS = 192
 """A block of fewer pixels takes more time to read the filter than its columns."""
@@ -61,6 +59,11 @@ def channels_last(array: Floats) -> bool:
 def laid_out(memory: Scratch, dims: Dims, order: Sequence[int], dtype: npt.DTypeLike) -> Floats:
     """Scratch memory for an array of these dims, whose axes lie in memory in this order, the last densest."""
     return memory.take(tuple([dims[axis] for axis in order]), dtype).transpose(_places(tuple(order)))
+
+
+def memory_order(rank: int, *, channels_last: bool) -> tuple[int, ...]:
+    """The axes of images, (N, C, spatial), in the order in which they lie in memory."""
+    return (0, *range(2, rank), 1) if channels_last else tuple(range(rank))
 
 
 @functools.cache

@@ -9,10 +9,11 @@ from typing import NamedTuple
 import numpy as np
 
 from cudnn_actor.engines.cpu.boxes import Box, boxes
-from cudnn_actor.engines.cpu.fast.convolution_views import Floats, adding, channels_moved_last, copying
+from cudnn_actor.engines.cpu.fast.convolution_views import adding, channels_moved_last, copying
 from cudnn_actor.engines.cpu.fast.depthwise_blocks import DepthwiseBlocks, accumulating, subscripts
 from cudnn_actor.engines.cpu.fast.depthwise_rows import DepthwiseRows
 from cudnn_actor.engines.cpu.fast.kernels import Call, Operands, Step, dealt
+from cudnn_actor.engines.cpu.fast.lines import Floats
 from cudnn_actor.engines.cpu.geometry import ConvGeometry
 from cudnn_actor.engines.cpu.scratch import Scratch, footprint
 from cudnn_actor.protocol.types.conv import ConvSpec

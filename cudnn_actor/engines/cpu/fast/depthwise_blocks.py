@@ -12,8 +12,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from cudnn_actor.engines.cpu.boxes import Box, box_dims
-from cudnn_actor.engines.cpu.fast.convolution_views import Floats, copying, even, filling, inner, laid_out
+from cudnn_actor.engines.cpu.fast.convolution_views import copying, even, filling, inner, laid_out
 from cudnn_actor.engines.cpu.fast.kernels import Call
+from cudnn_actor.engines.cpu.fast.lines import Floats
 from cudnn_actor.engines.cpu.geometry import ConvGeometry, spans
 from cudnn_actor.engines.cpu.scratch import Dims, Scratch
 

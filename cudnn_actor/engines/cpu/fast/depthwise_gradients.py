@@ -10,7 +10,6 @@ import numpy as np
 
 from cudnn_actor.engines.cpu.boxes import Box, boxes
 from cudnn_actor.engines.cpu.fast.convolution_views import (
-    Floats,
     adding,
     calls_of_taps,
     channels_moved_last,
@@ -21,6 +20,7 @@ from cudnn_actor.engines.cpu.fast.convolution_views import (
 )
 from cudnn_actor.engines.cpu.fast.depthwise_blocks import DepthwiseBlocks, accumulating, subscripts
 from cudnn_actor.engines.cpu.fast.kernels import Call, Operands, Step, dealt
+from cudnn_actor.engines.cpu.fast.lines import Floats
 from cudnn_actor.engines.cpu.geometry import ConvGeometry, Span, spans
 from cudnn_actor.engines.cpu.scratch import Scratch, footprint
 

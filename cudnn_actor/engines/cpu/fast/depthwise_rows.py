@@ -15,7 +15,6 @@ import numpy as np
 
 from cudnn_actor.engines.cpu.boxes import Box, boxes
 from cudnn_actor.engines.cpu.fast.convolution_views import (
-    Floats,
     adding,
     copying,
     dealt_in_turn,
@@ -26,6 +25,7 @@ from cudnn_actor.engines.cpu.fast.convolution_views import (
 )
 from cudnn_actor.engines.cpu.fast.depthwise_blocks import most_elements
 from cudnn_actor.engines.cpu.fast.kernels import Call, Step
+from cudnn_actor.engines.cpu.fast.lines import Floats
 from cudnn_actor.engines.cpu.geometry import ConvGeometry, Span, spans
 from cudnn_actor.engines.cpu.scratch import Dims, Scratch, footprint
 from cudnn_actor.protocol.types.conv import ConvSpec

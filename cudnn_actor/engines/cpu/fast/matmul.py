@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from cudnn_actor.engines.cpu.fast.kernels import Call, Operands, Step, deal
 from cudnn_actor.engines.cpu.fast.lines import Box, Floats, boxes_of_elements
-from cudnn_actor.engines.cpu.fast.matrices import copied, product_steps
+from cudnn_actor.engines.cpu.fast.matrices import copy_step, product_steps
 from cudnn_actor.engines.cpu.scratch import Scratch
 from cudnn_actor.protocol.operations import MatMul, Node
 from cudnn_actor.protocol.operations.base import Specs
@@ -55,8 +55,8 @@ class _MatMul:
             return product_steps(a, b, y, lanes)
         of_a, of_b, sums = (lanes[0].keep(each.shape, self.sums) for each in (a, b, y))
         return [
-            copied(a, of_a, len(lanes)),
-            copied(b, of_b, len(lanes)),
+            copy_step(a, of_a, len(lanes)),
+            copy_step(b, of_b, len(lanes)),
             *product_steps(of_a, of_b, sums, lanes),
             _integers(sums, y, len(lanes)),
         ]

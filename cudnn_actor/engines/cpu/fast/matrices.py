@@ -18,7 +18,7 @@ from cudnn_actor.engines.cpu.scratch import Scratch
 __all__ = [
     "as_blas_takes_it",
     "blas_takes",
-    "copied",
+    "copy_step",
     "of_samples",
     "product_steps",
     "result_for_blas",
@@ -97,7 +97,7 @@ def as_blas_takes_it(array: Floats) -> Floats | None:
     return np.lib.stride_tricks.as_strided(array, array.shape, strides)
 
 
-def copied(source: npt.NDArray[np.generic], target: npt.NDArray[np.generic], lanes: int) -> Step:
+def copy_step(source: npt.NDArray[np.generic], target: npt.NDArray[np.generic], lanes: int) -> Step:
     """A step that copies an array to another of its dims, converted to its dtype."""
 
     def call(box: Box, lane: int) -> Call:
@@ -113,7 +113,7 @@ def taken(array: Floats, steps: list[Step], lanes: Sequence[Scratch]) -> Floats:
     found = as_blas_takes_it(array)
     if found is None:
         found = lanes[0].keep(array.shape, array.dtype)
-        steps.append(copied(array, found, len(lanes)))
+        steps.append(copy_step(array, found, len(lanes)))
     return found
 
 
@@ -123,7 +123,7 @@ def result_for_blas(y: Floats, lanes: Sequence[Scratch]) -> tuple[Floats, list[S
     if into is not None:
         return into, []
     into = lanes[0].keep(y.shape, y.dtype)
-    return into, [copied(into, y, len(lanes))]
+    return into, [copy_step(into, y, len(lanes))]
 
 
 def _product(block: _Block, lane: int) -> Call:

@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cudnn_actor.engines.cpu.fast.blocks import BLOCK_ELEMENTS
+from cudnn_actor.engines.cpu.fast.convolution_views import laid_out, memory_order
 from cudnn_actor.engines.cpu.fast.kernels import (
     MOST_SCRATCH,
     Call,
@@ -45,7 +46,7 @@ from cudnn_actor.protocol.operations import (
 )
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
-__all__ = ["Pooling", "avg_pool", "laid_out", "max_pool"]
+__all__ = ["Pooling", "avg_pool", "max_pool"]
 
 Array = npt.NDArray[Any]
 Dims = tuple[int, ...]
@@ -159,10 +160,11 @@ class Pooling:
             yield from self._of_images(place[(slice(None), slice(None), *inside)], target)
         else:
             wanted = [number for number, axis in enumerate(axes) if not axis.same] or [0]
+            order = memory_order(x.ndim, channels_last=channels_last)
             for number in wanted:
                 dims = (*place.shape[: 2 + number], axes[number].count, *place.shape[3 + number :])
                 last = number == wanted[-1]
-                into = target if last else laid_out(memory, dims, self.dtype, channels_last=channels_last)
+                into = target if last else laid_out(memory, dims, order, self.dtype)
                 yield from self._along(axes[number], 2 + number, place, into, memory)
                 place = into
         if self.counts is not None:
@@ -317,10 +319,3 @@ def _blocks(y: Dims, extents: Dims) -> Iterator[tuple[slice, slice, slice]]:
         for size, extent in zip(y[:3], extents, strict=True)
     )
     yield from itertools.product(*cuts)
-
-
-def laid_out(memory: Scratch, dims: Dims, dtype: np.dtype[Any], *, channels_last: bool) -> Array:
-    """An array of scratch in which channels lie side by side, or not."""
-    if not channels_last:
-        return memory.take(dims, dtype)
-    return np.moveaxis(memory.take((dims[0], *dims[2:], dims[1]), dtype), -1, 1)

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cudnn_actor.engines.cpu.fast.blocks import BLOCK_ELEMENTS
+from cudnn_actor.engines.cpu.fast.convolution_views import laid_out, memory_order
 from cudnn_actor.engines.cpu.fast.kernels import (
     MOST_SCRATCH,
     Call,
@@ -24,7 +25,6 @@ from cudnn_actor.engines.cpu.fast.kernels import (
     lanes_worth,
     most_calls,
 )
-from cudnn_actor.engines.cpu.fast.pooling import laid_out
 from cudnn_actor.engines.cpu.fast.pooling_windows import Axis, counts_of, window_axes
 from cudnn_actor.engines.cpu.scratch import Scratch, footprint
 from cudnn_actor.protocol.operations import AvgPoolBackward, Node, Specs
@@ -96,15 +96,14 @@ class Spreading:
         channels_last = abs(dx.strides[1]) < min(map(abs, dx.strides[2:]))
         channels = self._channels(channels_last=channels_last)
         lanes = lanes_worth(lanes, _NS * math.prod(self.dx))
+        order = memory_order(dx.ndim, channels_last=channels_last)
 
         def call(block: tuple[int, int], lane: int) -> Call:
             image, first = block
             place = slice(image, image + 1), slice(first, min(first + channels, self.dx[1]))
             memory = lanes[lane].fork()
             size = place[1].stop - place[1].start
-            partly = [
-                laid_out(memory, dims, self.dtype, channels_last=channels_last) for dims in self._partly(size)
-            ]
+            partly = [laid_out(memory, dims, order, self.dtype) for dims in self._partly(size)]
             calls: list[Call] = [partial(np.divide, dy[place], self.counts, partly[0])]
             for axis, (y, x) in zip(self._wanted, itertools.pairwise([*partly, dx[place]]), strict=True):
                 calls += _along(self.axes[axis], 2 + axis, y, x)

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from cudnn_actor.engines.cpu.boxes import Box, boxes
 from cudnn_actor.engines.cpu.fast.blocks import BLOCK_ELEMENTS
+from cudnn_actor.engines.cpu.fast.convolution_views import memory_order
 from cudnn_actor.engines.cpu.fast.kernels import (
     Call,
     Step,
@@ -153,7 +154,7 @@ class Resampled:
         x, y = operands["x"], results["y"]
         rank = len(self.x)
         last = rank > 2 and abs(y.strides[1]) < min(map(abs, y.strides[2:]))
-        order = (0, *range(2, rank), 1) if last else tuple(range(rank))
+        order = memory_order(rank, channels_last=last)
         lanes = lanes_worth(lanes, _NS * math.prod(self.y))
         extents = self._extents(order)
         kept = all(self.y[axis] <= _MOST_KEPT for axis in self.axes)
