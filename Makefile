@@ -55,7 +55,7 @@ test: $(VENV)/.dev
 
 # Without a GPU, where there is one: on purpose, so that nothing warns of it.
 suite: $(VENV)/.dev
-	CUDA_VISIBLE_DEVICES= $(BIN)/python -m pytest -m "not gpu and not support" --numprocesses 3 --dist worksteal --timeout 120
+	CUDA_VISIBLE_DEVICES= $(BIN)/python -m pytest -m "not gpu and not support" --numprocesses 4 --dist worksteal --timeout 120
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .
