@@ -70,6 +70,9 @@ def test_an_archive_without_links_installs_and_imports(kind: str, tmp_path: Path
     earlier.mkdir(parents=True)
     (earlier / "__init__.py").touch()
     (earlier / "removed.py").touch()
+    listed = archive / "cudnn_actor.egg-info" / "SOURCES.txt"  # and what it has noted
+    listed.parent.mkdir()
+    listed.write_text("".join(f"{file.relative_to(ROOT)}\n" for file in (ROOT / "cudnn_actor").rglob("*.py")))
     command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(wheels)]
     built = subprocess.run(
         [*command, str(without_links(archive))],
