@@ -35,6 +35,8 @@ _FLOATS_ONLY = {_M.MOD, _M.FMOD, _M.POW, _M.PRELU}
 _IN_ANY_TYPE = {_M.IDENTITY, _M.MIN, _M.MAX, _M.SELECT, _M.BITWISE_AND, _M.BITWISE_OR, _M.BITWISE_XOR}
 _IN_ANY_TYPE |= {_M.BITWISE_NOT}
 """Modes that give the same in int64 as in the operands' integer type, if all have that and the result too."""
+_SAME_OF_INTEGERS = {_M.IDENTITY, _M.CEIL, _M.FLOOR, _M.ROUND, _M.TRUNC}
+"""Modes that leave integers as they are."""
 
 
 class ChainCode:
@@ -81,9 +83,8 @@ class ChainCode:
                 value = self._code(convert, value, dtype=carried(result.dtype))
             assert isinstance(value.base, Register)
             self.homes[value.base] = node.result
-        elif (
-            isinstance(value.base, Outer) and value.base.key in self._overwritten
-        ):  # a later one reads the copy
+        elif isinstance(value.base, Outer) and value.base.key in self._overwritten:
+            # The operand may be written over before a later operation reads this value.
             value = self._code(convert, value, dtype=value.dtype)
         self._values[node.result] = value
         return True
@@ -96,6 +97,7 @@ class ChainCode:
         return self._values.setdefault(key, Value(Outer(key), carried(dtype)))
 
     def _of_floats(self, node: Pointwise[Any]) -> Value | None:
+        """The value of an operation that is computed in floats; None if there is no formula for it."""
         function, parameters = FUNCTIONS[node.mode], tuple(node.effective_parameters.values())
         wide = any(self._tensors[key].dtype is DType.FLOAT64 for key in node.operands)
         dtype = np.dtype(np.float64 if wide else np.float32)
@@ -111,6 +113,7 @@ class ChainCode:
         return found
 
     def _of_integers(self, node: Pointwise[Any], computed: DType, result: DType) -> Value | None:
+        """The value of an operation that is computed in integers; None if there is no formula for it."""
         function = FUNCTIONS[node.mode]
         if node.mode in _FLOATS_ONLY or node.mode not in FORMULAS:
             return None
@@ -173,9 +176,6 @@ def _saturated(code: Code, value: Value, dtype: DType) -> Value:
     whole = code.convert(limited_, np.uint64 if dtype is DType.UINT64 else np.int64)
     number = code.convert(code(np.equal, wide, wide, dtype=bool), whole.dtype)
     return code.convert(code(np.multiply, whole, number), dtype.numpy)
-
-
-_SAME_OF_INTEGERS = {_M.IDENTITY, _M.CEIL, _M.FLOOR, _M.ROUND, _M.TRUNC}
 
 
 def _alike(values: Sequence[Value]) -> bool:

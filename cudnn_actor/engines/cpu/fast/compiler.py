@@ -66,7 +66,7 @@ class _Compiler:
         self._strides: dict[int, tuple[int, ...]] = {}
         """Strides, in elements, of each tensor whose place is known."""
         self._views: dict[int, View] = {}
-        """By the number of the operation."""
+        """The views, by the numbers of their operations."""
         self._roots: dict[int, int] = {}
         """The tensor in which a view's values lie."""
         self._moved_into: set[int] = set()
@@ -77,7 +77,7 @@ class _Compiler:
         """Copies that the next piece begins with."""
 
     def plan(self) -> FastPlan | None:
-        graph, step = self._graph, StepKind.NUMPY.named()
+        graph = self._graph
         for number, operation in enumerate(graph.operations):
             if not self._chain.joins(operation, self._roots):
                 self._end_chain()
@@ -85,9 +85,10 @@ class _Compiler:
                 self._add(number, operation)
             self._on_progress()
         self._end_chain()
-        whole = [number for piece in self._pieces if piece.step == step for number in piece.operations]
-        if len(whole) == len(self._pieces) or any(
-            isinstance(graph.operations[number], Convolution) for number in whole
+        without_kernel = [piece for piece in self._pieces if piece.step == StepKind.NUMPY.named()]
+        evaluated_ones = (graph.operations[number] for piece in without_kernel for number in piece.operations)
+        if len(without_kernel) == len(self._pieces) or any(
+            isinstance(one, Convolution) for one in evaluated_ones
         ):
             return None
         held = self._lifetimes()

@@ -167,8 +167,8 @@ class Chain:
 
         An operand of dims () is a scalar. Its value is read in each run.
         """
-        each = sum(_COSTS.get(one.function, 0.2) for one in self.instructions)
-        lanes = lanes_worth(lanes, math.prod(self.dims) * each)
+        element_ns = sum(_COSTS.get(one.function, 0.2) for one in self.instructions)
+        lanes = lanes_worth(lanes, math.prod(self.dims) * element_ns)
         arrays = {**operands, **results}
         if not self.dims:
             arrays = {key: array.reshape(1) for key, array in arrays.items()}
@@ -181,7 +181,7 @@ class Chain:
         views = dict(zip(whole, merged_views, strict=True))
         cuts = [*pieces(dims, self._block_elements)]
         rows = self._repeated(views, cuts) if len(cuts) >= _ENOUGH_BLOCKS * len(lanes) else {}
-        places, code = self._code()
+        arguments, code = self._code()
         memory = [_Registers(lane, self.count, self._register_bytes) for lane in lanes]
         calls: list[list[Call]] = [[] for _ in lanes]
         for number, cut in enumerate(cuts):
@@ -191,7 +191,7 @@ class Chain:
                 full, filling = lane.filled(key, repeated)
                 own += filling
                 block[key] = full[: len(block[key])]
-            arrays_of = [place.array(block, block[first].shape, lane) for place in places]
+            arrays_of = [each.array(block, block[first].shape, lane) for each in arguments]
             own += [
                 _call(function, [arrays_of[index] for index in inputs], arrays_of[output])
                 for function, inputs, output in code
@@ -204,36 +204,36 @@ class Chain:
         return {key: part for key, part in largest.items() if part.ndim > 1 and _is_row(views[key])}
 
     def _code(self) -> tuple[list[_Argument], list[tuple[Function, list[int], int]]]:
-        """The places that instructions read and write, and the instructions with the numbers of theirs."""
-        places: dict[_Argument, int] = {}
+        """What instructions read and write; and each instruction, with the numbers of what it does."""
+        arguments: dict[_Argument, int] = {}
         code = [
             (
                 one.function,
-                [self._place(of, one, places) for of in one.inputs],
-                self._place(one.output, one, places),
+                [self._argument(of, one, arguments) for of in one.inputs],
+                self._argument(one.output, one, arguments),
             )
             for one in self.instructions
         ]
-        return [*places], code
+        return [*arguments], code
 
-    def _place(self, value: Value, instruction: Instruction, places: dict[_Argument, int]) -> int:
-        """The number of the place of a value that an instruction reads or writes; a new one if need be."""
+    def _argument(self, value: Value, instruction: Instruction, arguments: dict[_Argument, int]) -> int:
+        """The number of a value that an instruction reads or writes; a new one if it has none."""
         base, dtype = value.base, value.dtype
-        place: _Argument
+        argument: _Argument
         if isinstance(base, Constant):
             # NumPy's maximum and minimum are several times slower with a scalar.
-            place = _Number(base, dtype, instruction.function in _EXTREMES)
+            argument = _Number(base, dtype, instruction.function in _EXTREMES)
         elif isinstance(base, Outer):
-            place = _Part(base.key, dtype)
+            argument = _Part(base.key, dtype)
         elif base in self.homes:
-            place = _Part(self.homes[base], dtype)
+            argument = _Part(self.homes[base], dtype)
         else:
-            place = _Slot(self.slots[base], dtype)
-        return places.setdefault(place, len(places))
+            argument = _Slot(self.slots[base], dtype)
+        return arguments.setdefault(argument, len(arguments))
 
 
 def _is_row(view: Array) -> bool:
-    """Whether an array is one row, side by side in memory, again and again."""
+    """Whether an array is one row again and again, whose elements are neighbours in memory."""
     return view.strides[-1] == view.itemsize and not any(view.strides[:-1])
 
 
@@ -301,6 +301,7 @@ class _Slot:
 
 
 _Argument = _Number | _Part | _Slot
+"""What an instruction reads or writes."""
 _EXTREMES = (np.maximum, np.minimum)
 
 
