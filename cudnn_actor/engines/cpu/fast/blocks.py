@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from numpy.lib.stride_tricks import as_strided
 
-__all__ = ["BLOCK_ELEMENTS", "block_elements", "merged_axes", "pieces"]
+__all__ = ["BLOCK_ELEMENTS", "FEW_CHANNELS", "block_elements", "merged_axes", "pieces"]
 
 Dims = tuple[int, ...]
 
@@ -19,8 +19,10 @@ BLOCK_ELEMENTS = 16384
 """Of a block: 64 KiB of float32. In shorter ones, NumPy takes longer for the call than for the elements."""
 _LARGE, _LARGER = 1 << 24, 1 << 28
 """Tensors of so many elements are cut into blocks of two and of eight times as many: each takes a call."""
-_ROUND = 16
-"""Rows are cut at multiples of it: the elements of a cache line."""
+_LINE = 16
+"""Elements of a cache line. Rows are cut at multiples of that."""
+FEW_CHANNELS = _LINE
+"""Channels that lie side by side are not cut into fewer, if there is room."""
 
 
 def block_elements(dims: Dims) -> int:
@@ -88,7 +90,7 @@ def pieces(dims: Dims, most: int) -> Iterator[tuple[int | slice, ...]]:
     count = -(-size // max(1, most // inner))
     step = -(-size // count)
     if inner == 1:
-        step = min(-(-step // _ROUND) * _ROUND, max(most, 1))
+        step = min(-(-step // _LINE) * _LINE, max(most, 1))
     cuts = [slice(start, min(start + step, size)) for start in range(0, size, step)]
     for outer in itertools.product(*map(range, dims[:axis])):
         for cut in cuts:

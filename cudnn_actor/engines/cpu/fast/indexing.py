@@ -12,7 +12,16 @@ import numpy as np
 import numpy.typing as npt
 
 from cudnn_actor.engines.cpu.fast.blocks import BLOCK_ELEMENTS
-from cudnn_actor.engines.cpu.fast.kernels import MOST_SCRATCH, Call, Step, deal, dealt, in_turn, lanes_worth
+from cudnn_actor.engines.cpu.fast.kernels import (
+    COPY_NS,
+    MOST_SCRATCH,
+    Call,
+    Step,
+    deal,
+    dealt,
+    in_turn,
+    lanes_worth,
+)
 from cudnn_actor.engines.cpu.fast.lines import boxes_of_elements
 from cudnn_actor.engines.cpu.scratch import Scratch, footprint
 from cudnn_actor.protocol.operations import Gather, GatherElements, GatherND, Node, Specs
@@ -21,8 +30,6 @@ from cudnn_actor.protocol.operations.indexing import Gathering
 __all__ = ["Gathered", "GatheredElements", "GatheredLists", "gather", "gather_elements", "gather_nd"]
 
 Array = npt.NDArray[Any]
-_NS = 0.45
-"""Nanoseconds of a copied element."""
 _MOST_SAMPLES = 4096
 """With indices of their own, each of which takes a call: more are gathered by their definition."""
 _BLOCK = 1 << 18
@@ -72,7 +79,7 @@ class Gathered:
             return _by_definition(self.node, x, given, y, len(lanes))
         indices, below = (lanes[0].take(given.shape, np.int64) for _ in range(2))
         wrapped = _wrapped(given, self.size, indices, below)
-        lanes = lanes_worth(lanes, _NS * y.size)
+        lanes = lanes_worth(lanes, COPY_NS * y.size)
         of_x = x.reshape(self.samples, self.outer, self.size, self.inner)
         of_y = y.reshape(self.samples, self.outer, self.places, self.inner)
         blocks = self._blocks(of_x, indices.reshape(self.samples, self.places), of_y)
@@ -150,7 +157,7 @@ class GatheredElements:
         x, given, y = operands["x"], operands["indices"], results["y"]
         if not (x.flags.c_contiguous and y.flags.c_contiguous and self.footprint(1)):
             return _by_definition(self.node, x, given, y, len(lanes))
-        lanes = lanes_worth(lanes, _NS * y.size)
+        lanes = lanes_worth(lanes, COPY_NS * y.size)
         strides = [math.prod(self.x[axis + 1 :]) for axis in range(len(self.x))]
         distances = self._distances(strides, lanes[0])
 
@@ -216,7 +223,7 @@ class GatheredLists:
         packed = all(array.flags.c_contiguous for array in (x, given, y))
         if not packed or math.prod(self.x[: self.batch]) > _MOST_SAMPLES:
             return _by_definition(self.node, x, given, y, len(lanes))
-        lanes = lanes_worth(lanes, _NS * y.size)
+        lanes = lanes_worth(lanes, COPY_NS * y.size)
         samples, count = math.prod(self.x[: self.batch]), self.indices[-1]
         sizes = self.x[self.batch : self.batch + count]
         lists = given.reshape(samples, -1, count)

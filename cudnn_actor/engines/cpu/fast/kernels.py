@@ -13,6 +13,7 @@ from cudnn_actor.protocol.types.dtypes import DType
 
 __all__ = [
     "BRIEF_NS",
+    "COPY_NS",
     "MOST_SCRATCH",
     "Call",
     "Calls",
@@ -61,6 +62,10 @@ def most_calls(nbytes: int) -> int:
 
 BRIEF_NS = 60_000
 """What takes no longer on one lane stays there: a second lane would take as long to begin and to end."""
+
+
+COPY_NS = 0.45
+"""Nanoseconds of a copied element, about."""
 
 
 def lanes_worth(lanes: Sequence[Scratch], ns: float) -> Sequence[Scratch]:

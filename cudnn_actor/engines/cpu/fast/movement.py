@@ -18,7 +18,16 @@ import numpy.typing as npt
 from numpy.lib.stride_tricks import as_strided
 
 from cudnn_actor.engines.cpu.fast.blocks import BLOCK_ELEMENTS, merged_axes, pieces
-from cudnn_actor.engines.cpu.fast.kernels import MOST_SCRATCH, Call, Step, carried, deal, in_turn, lanes_worth
+from cudnn_actor.engines.cpu.fast.kernels import (
+    COPY_NS,
+    MOST_SCRATCH,
+    Call,
+    Step,
+    carried,
+    deal,
+    in_turn,
+    lanes_worth,
+)
 from cudnn_actor.engines.cpu.fast.lines import boxes_of_elements
 from cudnn_actor.engines.cpu.scratch import Scratch, footprint
 from cudnn_actor.protocol.operations import (
@@ -42,8 +51,6 @@ Pair = tuple[Array, Array]
 """A source and a target of the same dims, or a source that is broadcast to them."""
 
 _LINE = 64
-_NS = 0.45
-"""Nanoseconds of a copied element."""
 _SHORT = 128
 """Columns that a block of a transpose has at most: a cache line for each is in the cache together."""
 _PACKED = MOST_SCRATCH // 4
@@ -73,7 +80,7 @@ class Copies:
 
 def copied_blocks(pairs: Sequence[Pair], lanes: Sequence[Scratch]) -> Step:
     """A step in which arrays are copied to others."""
-    lanes = lanes_worth(lanes, _NS * sum(target.size for _, target in pairs))
+    lanes = lanes_worth(lanes, COPY_NS * sum(target.size for _, target in pairs))
     blocks = itertools.chain.from_iterable(itertools.starmap(_blocks, pairs))
     return deal(blocks, len(lanes), lambda pair, _: partial(np.copyto, pair[1], pair[0]))
 

@@ -204,7 +204,7 @@ class Chain:
         return {key: part for key, part in largest.items() if part.ndim > 1 and _is_row(views[key])}
 
     def _code(self) -> tuple[list[_Argument], list[tuple[Function, list[int], int]]]:
-        """What instructions read and write; and each instruction, with the numbers of what it does."""
+        """What instructions read and write; the instructions, with the numbers of inputs and outputs."""
         arguments: dict[_Argument, int] = {}
         code = [
             (

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cudnn_actor.engines.cpu.fast.blocks import BLOCK_ELEMENTS
+from cudnn_actor.engines.cpu.fast.blocks import BLOCK_ELEMENTS, FEW_CHANNELS
 from cudnn_actor.engines.cpu.fast.convolution_views import laid_out, memory_order
 from cudnn_actor.engines.cpu.fast.kernels import (
     MOST_SCRATCH,
@@ -52,10 +52,8 @@ Array = npt.NDArray[Any]
 Dims = tuple[int, ...]
 _NS = 1.8
 """Nanoseconds of an element of x, about."""
-_FEW_CHANNELS = 16
-"""Channels that lie side by side are not cut into fewer: the elements of a cache line."""
 _MOST_ELEMENTS = 1 << 17
-"""Elements of a row with that many channels. With longer rows, blocks have fewer channels."""
+"""Elements of a row with `FEW_CHANNELS` channels. With longer rows, blocks have fewer channels."""
 
 
 def max_pool(node: Node, specs: Specs) -> Pooling | None:
@@ -304,7 +302,7 @@ def _extents(x: Dims, y: Dims, axes: Sequence[Axis], *, channels_last: bool) -> 
     row = image if y[2] == 1 else image // x[2] * step  # of x, for one of y
     batch = max(1, BLOCK_ELEMENTS // (image * x[1]))
     if channels_last:
-        few = min(x[1], max(min(_FEW_CHANNELS, _MOST_ELEMENTS // row), BLOCK_ELEMENTS // row, 1))
+        few = min(x[1], max(min(FEW_CHANNELS, _MOST_ELEMENTS // row), BLOCK_ELEMENTS // row, 1))
         channels = x[1] if row * x[1] <= 4 * BLOCK_ELEMENTS else few
         rows = y[2] if image * channels <= BLOCK_ELEMENTS else max(1, BLOCK_ELEMENTS // (row * channels))
     else:

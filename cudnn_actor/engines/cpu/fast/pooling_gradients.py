@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cudnn_actor.engines.cpu.fast.blocks import BLOCK_ELEMENTS
+from cudnn_actor.engines.cpu.fast.blocks import BLOCK_ELEMENTS, FEW_CHANNELS
 from cudnn_actor.engines.cpu.fast.convolution_views import laid_out, memory_order
 from cudnn_actor.engines.cpu.fast.kernels import (
     MOST_SCRATCH,
@@ -35,8 +35,6 @@ Array = npt.NDArray[Any]
 Dims = tuple[int, ...]
 _NS = 1.8
 """Nanoseconds of an element of dx, about."""
-_FEW_CHANNELS = 16
-"""Channels that lie side by side are not cut into fewer, if there is room: the elements of a cache line."""
 
 
 def avg_pool_backward(node: Node, specs: Specs) -> Spreading | None:
@@ -69,7 +67,7 @@ class Spreading:
         return [number for number, axis in enumerate(self.axes) if not axis.same] or [0]
 
     def _channels(self, *, channels_last: bool) -> int:
-        few = min(_FEW_CHANNELS, max(1, MOST_SCRATCH // self._scratch(1))) if channels_last else 1
+        few = min(FEW_CHANNELS, max(1, MOST_SCRATCH // self._scratch(1))) if channels_last else 1
         return min(self.dx[1], max(few, BLOCK_ELEMENTS // math.prod(self.dx[2:])))
 
     def _partly(self, channels: int) -> Iterator[Dims]:

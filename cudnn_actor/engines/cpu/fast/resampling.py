@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cudnn_actor.engines.cpu.boxes import Box, boxes
-from cudnn_actor.engines.cpu.fast.blocks import BLOCK_ELEMENTS
+from cudnn_actor.engines.cpu.fast.blocks import BLOCK_ELEMENTS, FEW_CHANNELS
 from cudnn_actor.engines.cpu.fast.convolution_views import memory_order
 from cudnn_actor.engines.cpu.fast.kernels import (
     Call,
@@ -35,8 +35,6 @@ _BLOCK_SCRATCH = 1 << 20
 """Bytes for a block. Where whole images need more, they are cut along the dims that change, too."""
 _NS = 1.8
 """Nanoseconds of an element of y, about."""
-_CHANNELS = 16
-"""Channels that lie side by side are not cut into fewer: the elements of a cache line."""
 _MOST_KEPT = 1 << 20
 """Elements along a dim whose taps a program keeps. Those of longer dims are found in each run."""
 _MOST_NEIGHBOURS = 4
@@ -120,7 +118,7 @@ class Resampled:
         found = list(self.y)
         for axis in reversed(order):
             if axis not in self.axes:
-                least = _CHANNELS if axis == order[-1] else 1
+                least = FEW_CHANNELS if axis == order[-1] else 1
                 found[axis] = min(self.y[axis], max(least, BLOCK_ELEMENTS // size))
                 size *= found[axis]
         for axis in (axis for axis in order if axis in self.axes):
