@@ -95,12 +95,12 @@ def test_the_users_own_tests_pass() -> None:
 
 def test_every_future_in_flight_survives_a_sigkill() -> None:
     output = run(str(EXAMPLES / "surviving_a_kill.py"))
-    [in_flight] = numbers(r"with (\d+) of 32 requests in flight", output)
+    [in_flight] = numbers(r"with (\d+) of 64 requests in flight", output)
     [first, second] = numbers(r"generation \d: (\d+)", output)
     assert in_flight > 0
     assert first > 0
-    assert first + second == 32
-    assert "all 32 answered" in output
+    assert first + second == 64
+    assert "all 64 answered" in output
     [killed] = numbers(r"worker (\d+) killed", output)
     [successor] = numbers(r"worker (\d+) served after", output)
     assert killed != successor
