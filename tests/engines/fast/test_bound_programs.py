@@ -81,6 +81,12 @@ def _elements() -> Graph:
     return g.build({"y": g.take_along_axis(x, indices, axis=1)})
 
 
+def _causal_attention() -> Graph:
+    g = GraphBuilder()
+    q, k, v = (g.input(name, (1, 2, 50, 16)) for name in "qkv")
+    return g.build({"y": g.attention(q, k, v, causal=True)})
+
+
 def _bound(graph: Graph) -> FastProgram:
     plan = compile_fast(graph.body, 1)
     assert plan is not None
@@ -97,6 +103,7 @@ def _bound(graph: Graph) -> FastProgram:
         (_sums_of_long_rows(), 4 * (4 << 16) // 64 + 4 * 16 * 4),
         (_nearest(), 8 * (16 + 24)),
         (_elements(), 8 * (5 + 11)),
+        (_causal_attention(), 50 * 50),
     ],
     ids=[
         "products of floats",
@@ -105,6 +112,7 @@ def _bound(graph: Graph) -> FastProgram:
         "sums of long rows",
         "places of elements that a resampling reads",
         "places of elements that are gathered",
+        "scores that are hidden",
     ],
 )
 def test_programs_count_what_their_kernels_allocate(graph: Graph, nbytes: int) -> None:

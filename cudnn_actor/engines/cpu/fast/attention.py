@@ -40,7 +40,7 @@ class _Attention:
         k, v = (taken(operands[name], steps, lanes)[:, :, None] for name in ("k", "v"))
         own = {name: heads.by_group(array) for name, array in {"q": operands["q"], **results}.items()}
         own |= heads.added(operands)
-        visibility = heads.visibility(operands)
+        visibility = heads.visibility(operands, lanes[0])
         together, rows, _ = heads.extents
         dims = own["q"].shape
         tasks = [

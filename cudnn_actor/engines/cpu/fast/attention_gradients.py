@@ -57,7 +57,7 @@ class _Backward:
         heads = self.heads
         own = {name: heads.by_group(operands[name]) for name in ("q", "dy", "y", "statistics")}
         own |= heads.added(operands) | {"dq": heads.by_group(results["dq"])}
-        visibility = heads.visibility(operands)
+        visibility = heads.visibility(operands, lanes[0])
         dbias = results.get("dbias")
 
         def call(task: list[tuple[int, int]], lane: int) -> Call:

@@ -11,7 +11,7 @@ import numpy as np
 from cudnn_actor.engines.cpu.fast.attention_scores import Masks, Visibility
 from cudnn_actor.engines.cpu.fast.kernels import Operands, carried
 from cudnn_actor.engines.cpu.fast.lines import Floats, boxes_of_elements
-from cudnn_actor.engines.cpu.scratch import Dims
+from cudnn_actor.engines.cpu.scratch import Dims, Scratch
 from cudnn_actor.protocol.operations import Attention, AttentionBackward
 from cudnn_actor.protocol.operations.base import Specs
 
@@ -91,9 +91,9 @@ class Heads:
             found["slopes"] = self.by_group(np.broadcast_to(slopes, (*self.q[:3], 1)))
         return found
 
-    def visibility(self, operands: Operands) -> Callable[[slice, slice], Visibility]:
+    def visibility(self, operands: Operands, scratch: Scratch) -> Callable[[slice, slice], Visibility]:
         """What gives the visibility of keys from some rows of some samples."""
-        masks = Masks(self.node.bounds(self.q[2], self.v[2]))
+        masks = Masks(self.node.bounds(self.q[2], self.v[2]), scratch)
         blocks = [
             range(each.start, each.stop) for (each,) in boxes_of_elements((self.v[2],), self.extents[2])
         ]

@@ -20,11 +20,12 @@ Mask = npt.NDArray[np.bool_]
 class Masks:
     """Which scores are hidden by the bounds on what a position sees: the same for all blocks of an offset.
 
-    `bounds`: as `Attention.bounds` gives them.
+    `bounds`: as `Attention.bounds` gives them. Masks are kept by `scratch`.
     """
 
-    def __init__(self, bounds: tuple[int | None, int | None]) -> None:
+    def __init__(self, bounds: tuple[int | None, int | None], scratch: Scratch) -> None:
         self._left, self._right = bounds
+        self._scratch = scratch
         self._found: dict[tuple[int, int, int], Mask] = {}
 
     def of(self, rows: range, keys: range) -> Mask | None:
@@ -35,7 +36,8 @@ class Masks:
         at = (rows[0] - keys[0], len(rows), len(keys))
         if at not in self._found:
             before = np.subtract.outer(np.array(rows), np.array(keys))
-            hidden = np.zeros(before.shape, bool)
+            hidden = self._scratch.keep(before.shape, np.bool_)
+            hidden.fill(False)
             if left is not None:
                 hidden |= before > left
             if right is not None:
