@@ -39,7 +39,7 @@ class Heads:
 
     @staticmethod
     def of(node: Attention[int] | AttentionBackward[int], specs: Specs) -> Heads | None:
-        """Those of an operation; None without elements, and with dropout, for which there is no kernel."""
+        """The heads of an operation; None without elements, and with dropout, which no kernel computes."""
         if node.dropout or any(not spec.size for spec in specs.values()):
             return None
         dtype = carried(specs["q"].dtype)

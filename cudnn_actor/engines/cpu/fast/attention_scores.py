@@ -137,7 +137,7 @@ class Scores:
 
     @property
     def keys(self) -> list[range]:
-        """Of each block."""
+        """The keys of each block."""
         return [block.keys for block in self._blocks]
 
     def begin(self) -> tuple[int, list[Block]]:

@@ -16,7 +16,7 @@ __all__ = ["BLOCK_ELEMENTS", "FEW_CHANNELS", "block_elements", "merged_axes", "p
 Dims = tuple[int, ...]
 
 BLOCK_ELEMENTS = 16384
-"""Of a block: 64 KiB of float32. In shorter ones, NumPy takes longer for the call than for the elements."""
+"""Elements of a block: 64 KiB of float32. In shorter ones, NumPy takes longer for the call than for these."""
 _LARGE, _LARGER = 1 << 24, 1 << 28
 """Tensors of so many elements are cut into blocks of two and of eight times as many: each takes a call."""
 _LINE = 16

@@ -14,7 +14,7 @@ from cudnn_actor.memory.least_recent import LeastRecent
 __all__ = ["BoundPrograms"]
 
 _MOST_BYTES = 4 << 20
-"""Of all programs of a plan together."""
+"""Bytes that all programs of a plan may keep together."""
 _BYTES_OF_CALL = 1 << 10
 """What a call takes, about."""
 _MOST_SEEN = 1024
@@ -30,10 +30,10 @@ class BoundPrograms:
 
     def __init__(self) -> None:
         self._programs: LeastRecent[FastProgram, object] = LeastRecent(most=_MOST_SEEN, nbytes=_MOST_BYTES)
-        """Those that are kept, and the memory of each."""
+        """The programs that are kept, and the memory that each is bound to."""
         self._by_memory: WeakValueDictionary[object, FastProgram] = WeakValueDictionary()
         self._seen: dict[tuple[int, ...], tuple[FastProgram, tuple[object, ...]]] = {}
-        """By the ids of the buffers, which it keeps, so that no other objects can have these ids."""
+        """Programs by the ids of their buffers. It keeps these, so that no other objects get their ids."""
 
     def of(self, buffers: Sequence[npt.NDArray[Any]], bind: Callable[[], FastProgram]) -> FastProgram:
         """The program on these buffers, which `bind` makes if there is none."""

@@ -63,7 +63,7 @@ class ChainCode:
         self._overwritten = overwritten | {getattr(t, "overwrites", None) for t in tensors.values()} - {None}
 
     def instructions(self) -> list[Instruction]:
-        """Those of all operations that have been added, with as few calls as possible."""
+        """The instructions of all operations that have been added, with as few calls as possible."""
         return simplified(self._code.instructions, self.homes, self._overwritten)
 
     def add(self, node: Pointwise[Any]) -> bool:

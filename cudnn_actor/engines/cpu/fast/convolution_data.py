@@ -56,7 +56,7 @@ _CALL_NS, _LATE_CALL_NS = 1000, 4000
 _CLEARLY = 1.3
 """How much faster another kernel has to be by estimates, which are right within that."""
 _MOST_OUTPUTS = 12
-"""For each pixel of a block. With more, as large filters have, columns are stored by tap, too."""
+"""Outputs for each pixel of a block. With more, as large filters have, columns are stored by tap, too."""
 
 
 def backward_data(geometry: ConvGeometry, dtype: type) -> BackwardData | BackwardDataByTap:

@@ -45,7 +45,7 @@ _BLOCK_BYTES, _MOST_BLOCK_BYTES = 1 << 20, 4 << 20
 """Scratch of a block, and of one with few pixels: of fewer, a product reads the filter more than them."""
 _ENOUGH_BLOCKS = 8
 _CALLS_NS = 8000
-"""Of the calls for a tap of a block, which are made when they run."""
+"""What the calls for a tap of a block take, which are made when they run."""
 _TAPS, _MOST_PARTS = 64, 10_000
 """Taps of a part, in each of which calls are made when it runs; and how many parts there are at most."""
 _FEWER = 4
@@ -83,7 +83,7 @@ class BackwardDataByTap:
             few and _FEWER * outputs <= taps
             for taps, outputs in zip(geometry.taps, geometry.y[2:], strict=True)
         ]
-        """Of each spatial dim: whether outputs are taken one by one, not taps."""
+        """Whether outputs are taken one by one, not taps, along each spatial dim."""
         sizes = zip(self._by_output, geometry.taps, geometry.y[2:], strict=True)
         self._loops = [outputs if by_output else taps for by_output, taps, outputs in sizes]
         least = self._nbytes((1,) * len(geometry.x)) * FEW_PIXELS

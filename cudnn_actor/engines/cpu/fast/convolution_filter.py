@@ -35,13 +35,13 @@ _PIXELS = 512
 _COLUMN_BYTES, _MOST_COLUMN_BYTES = 1 << 20, 8 << 20
 """Columns of a block, and the most of one channel: of fewer pixels where filters are very large."""
 _MOST_BLOCKS = 10_000
-"""Whose calls are bound. Those of more are made when they run."""
+"""With more blocks, calls are not bound, but made when they run."""
 _GRADIENT = 16
 """How many times the bytes of columns a block's part of dy may have."""
 _ENOUGH_PARTS = 6
 """With fewer parts of the channels, there are several sums of each."""
 _SUMS_BYTES = 1 << 20
-"""Of all sums of a part."""
+"""Bytes of all sums of a part."""
 
 
 class _Bound(NamedTuple):
@@ -85,7 +85,7 @@ class BackwardFilter:
             )
 
     def _cost(self, channels: int) -> Callable[[Dims], int]:
-        """Of a tile: the bytes of its columns, or a part of those of dy, where there are many filters."""
+        """What a tile costs: bytes of its columns, or a part of those of dy, where there are many filters."""
 
         def cost(tile: Dims) -> int:
             return max(self._columns.nbytes(tile, channels), self._gradient_bytes(tile) // _GRADIENT)

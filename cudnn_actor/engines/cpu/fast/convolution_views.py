@@ -136,7 +136,7 @@ class Filters:
         return [(copying(self._source, self._copied),)]
 
     def matrices(self, filters: slice) -> Floats:
-        """Those of some filters; of all, if there is more than one group."""
+        """The matrices of some filters; of all, if there is more than one group."""
         assert self._matrices is not None
         return self._matrices if self._groups > 1 else self._matrices[:, filters]
 

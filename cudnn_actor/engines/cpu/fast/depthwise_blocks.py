@@ -95,7 +95,7 @@ class DepthwiseBlocks:
 
 
 def subscripts(rank: int) -> tuple[list[int], list[int], list[int]]:
-    """Of shifted x, the filter and y in sums of products: images, taps, pixels, channels."""
+    """The subscripts of shifted x, of the filter and of y, with which `np.einsum` adds up products."""
     image, channel = 0, 1 + 2 * rank
     taps, pixels = [*range(1, 1 + rank)], [*range(1 + rank, 1 + 2 * rank)]
     return [image, *taps, *pixels, channel], [*taps, channel], [image, *pixels, channel]

@@ -235,7 +235,7 @@ FORMULAS: Mapping[PointwiseMode, Any] = {
     _M.IS_NAN: _is_nan,
     _M.IS_INF: _is_inf,
 }
-"""By mode. Those of whole numbers are the same for integers: in int64 or uint64, modulo 2**64."""
+"""The formula of each mode. Those of whole numbers hold for integers, too: in 64 bits, modulo 2**64."""
 
 FLOAT32_ONLY = {_M.ERF, _M.GELU}
-"""Those whose formulas are for float32 only."""
+"""Modes whose formulas are for float32 only."""

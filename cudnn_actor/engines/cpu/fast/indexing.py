@@ -175,7 +175,7 @@ class GatheredElements:
         return [deal(range(0, self.indices[0], self._rows), len(lanes), call)]
 
     def _distances(self, strides: Sequence[int], scratch: Scratch) -> dict[int, Array]:
-        """For each axis but that of the indices: how far its elements are from the first, beside indices."""
+        """Along each axis but that of the indices: how far its elements are from the first one."""
         found = {}
         for axis, size in enumerate(self.indices):
             if axis != self.axis:

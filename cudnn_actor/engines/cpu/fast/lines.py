@@ -34,7 +34,7 @@ Floats = npt.NDArray[Any]
 """An array of float32 or float64."""
 
 _BLOCK_BYTES = 128 << 10
-"""Of one array's block: with the result's block, half of a small L2 cache."""
+"""Bytes of one array's block: with the result's block, half of a small L2 cache."""
 _LEAST = 8192
 """Elements of a block: with fewer, the calls cost more than what they compute."""
 _FEW, _MANY = 4, 8

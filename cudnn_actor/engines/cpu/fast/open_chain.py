@@ -31,7 +31,7 @@ class OpenChain:
     def __init__(self, graph: OperationGraph, readers: Mapping[int, Set[int]]) -> None:
         self._graph, self._readers = graph, readers
         self.numbers: list[int] = []
-        """Of the operations, in order."""
+        """The numbers of the operations, in order."""
         self.results: dict[int, int] = {}
         """The number of the operation by the uid of its result."""
 

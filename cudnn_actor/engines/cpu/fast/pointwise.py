@@ -47,7 +47,7 @@ _MOST_CALLS = 1 << 18
 _MOST_ROWS = 4
 """Repeated operands of which each lane has an array of a block's dims: these are to stay in the cache."""
 _ENOUGH_BLOCKS = 4
-"""Of a lane: with fewer, it takes as long to fill such an array as it saves."""
+"""Blocks of a lane: with fewer, it takes as long to fill such an array as it saves."""
 
 
 def make(node: Node, specs: Specs) -> Chain | None:

@@ -90,7 +90,7 @@ _FOLDS = {
     _Mode.SUM_OF_SQUARES: Fold(squares=True),
     _Mode.L2: Fold(squares=True),
 }
-"""Of the modes that are no sums of the elements themselves."""
+"""How lines are reduced in the modes that do not just add up elements."""
 
 
 def _finish(mode: ReductionMode, length: int) -> Finish:

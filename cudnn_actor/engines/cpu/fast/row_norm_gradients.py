@@ -33,7 +33,7 @@ def row_norm_backward(node: Node, specs: Specs) -> Kernel | None:
 
 @dataclass(frozen=True)
 class _Backward:
-    """Of rows that begin at dim `first`."""
+    """The gradients of norms of rows, which begin at dim `first`."""
 
     dims: Dims
     first: int

@@ -41,7 +41,7 @@ def _of(node: LayerNorm[int] | RMSNorm[int], specs: Specs, *, centred: bool) -> 
 
 @dataclass(frozen=True)
 class _RowNorm:
-    """Of rows along `axes`. `centred`: whether their mean is subtracted."""
+    """Normalises rows along `axes`. `centred`: whether their mean is subtracted."""
 
     dims: Dims
     axes: Dims
