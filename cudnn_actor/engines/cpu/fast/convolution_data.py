@@ -23,7 +23,6 @@ from cudnn_actor.engines.cpu.fast.convolution_views import (
     calls_of_taps,
     channels_last,
     copying,
-    dealt_in_turn,
     filling,
     grouped,
     images_joined,
@@ -33,7 +32,7 @@ from cudnn_actor.engines.cpu.fast.convolution_views import (
     multiplying,
     reshaped_view,
 )
-from cudnn_actor.engines.cpu.fast.kernels import Call, Operands, Step
+from cudnn_actor.engines.cpu.fast.kernels import Call, Operands, Step, deal, in_turn
 from cudnn_actor.engines.cpu.fast.lines import Floats
 from cudnn_actor.engines.cpu.fast.matrices import blas_takes
 from cudnn_actor.engines.cpu.geometry import ConvGeometry, Span, spans
@@ -165,11 +164,11 @@ class BackwardData:
             filters.taps_first or (math.prod(geometry.taps) == 1 and channels_last(results["dx"]))
         )
         bound = _Bound(operands["dy"], results["dx"], filters, by_pixel)
-        parts = []
-        for number, box in enumerate(boxes(geometry.x, self._tiles[by_pixel])):
-            memory = lanes[number % len(lanes)].fork()
-            parts.append(self._block(bound, box, memory))
-        return [*filters.copies(), dealt_in_turn(parts, len(lanes))]
+
+        def call(box: Box, lane: int) -> Call:
+            return in_turn(self._block(bound, box, lanes[lane].fork()))
+
+        return [*filters.copies(), deal(boxes(geometry.x, self._tiles[by_pixel]), len(lanes), call)]
 
     def _block(self, bound: _Bound, box: Box, memory: Scratch) -> list[Call]:
         dy, dx, filters, by_pixel = bound

@@ -33,7 +33,7 @@ from cudnn_actor.engines.cpu.fast.convolution_views import (
     multiplying,
     reshaped_view,
 )
-from cudnn_actor.engines.cpu.fast.kernels import Call, Operands, Step, made_when_run
+from cudnn_actor.engines.cpu.fast.kernels import Call, Operands, Step, deal, in_turn, made_when_run
 from cudnn_actor.engines.cpu.fast.lines import Floats
 from cudnn_actor.engines.cpu.fast.matrices import blas_takes
 from cudnn_actor.engines.cpu.geometry import ConvGeometry, Span, spans
@@ -123,10 +123,11 @@ class BackwardDataByTap:
         steps, filters = self._filters(operands["w"], lanes)
         by_pixel = geometry.groups == 1 and channels_last(dx) and not any(self._by_output)
         bound = _Bound(operands["dy"], dx, filters, by_pixel)
-        parts = []
-        for number, box in enumerate(boxes(geometry.x, self._tile)):
-            parts.append(self._block(bound, box, lanes[number % len(lanes)].fork()))
-        return [*steps, dealt_in_turn(parts, len(lanes))]
+
+        def call(box: Box, lane: int) -> Call:
+            return in_turn(self._block(bound, box, lanes[lane].fork()))
+
+        return [*steps, deal(boxes(geometry.x, self._tile), len(lanes), call)]
 
     def _filters(self, w: Floats, lanes: Sequence[Scratch]) -> tuple[list[Step], Floats]:
         """A filter of which BLAS takes the part of each tap, and the steps that copy it, if it is a copy."""

@@ -17,14 +17,13 @@ from cudnn_actor.engines.cpu.boxes import Box, boxes
 from cudnn_actor.engines.cpu.fast.convolution_views import (
     adding,
     copying,
-    dealt_in_turn,
     even,
     filling,
     inner,
     reshaped_view,
 )
 from cudnn_actor.engines.cpu.fast.depthwise_blocks import most_elements
-from cudnn_actor.engines.cpu.fast.kernels import Call, Step
+from cudnn_actor.engines.cpu.fast.kernels import Call, Step, deal, in_turn
 from cudnn_actor.engines.cpu.fast.lines import Floats
 from cudnn_actor.engines.cpu.geometry import ConvGeometry, Span, spans
 from cudnn_actor.engines.cpu.scratch import Dims, Scratch, footprint
@@ -75,11 +74,11 @@ class DepthwiseRows:
         x, w = operands
         if self._lines:
             x, w, y = (array[:, :, None] for array in (x, w, y))
-        parts = []
-        for number, box in enumerate(boxes(self._geometry.y, self._tile)):
-            memory = lanes[number % len(lanes)].fork()
-            parts.append(self._block(x[box[0]], w[box[1], 0], y[box], box, memory))
-        return [dealt_in_turn(parts, len(lanes))]
+
+        def call(box: Box, lane: int) -> Call:
+            return in_turn(self._block(x[box[0]], w[box[1], 0], y[box], box, lanes[lane].fork()))
+
+        return [deal(boxes(self._geometry.y, self._tile), len(lanes), call)]
 
     def _shifted_dims(self, sums: Dims) -> Dims:
         """Copies for sums of channels and spatial dims: columns, phases, channels, spatial dims."""
