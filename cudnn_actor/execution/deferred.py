@@ -176,7 +176,12 @@ class DeferredWork:
         return True
 
     def _for_warm(self, item: Any, message: Warm | WarmModel | Explain) -> Defer | None:
-        tune = None if isinstance(message, Explain) else message.tune
+        if isinstance(message, Explain):
+            # It shows the plan that runs take now, also a provisional one. If there is none, the preferred
+            # one is built.
+            tune, soon, better = None, False, False
+        else:
+            tune, soon, better = message.tune, message.soon, not message.soon
         try:
             graphs = self._graphs_of(message)
         except Exception:  # noqa: BLE001 - as above
@@ -185,8 +190,7 @@ class DeferredWork:
         missing = [graph for digest, graph in wanted if digest not in self._cache]
         way = None if tune is None else self._planner.way_of_tuning(tune)
         untuned = [graph for digest, graph in wanted if way and self._planner.wants_tuning(digest, way)]
-        soon = isinstance(message, Explain) or message.soon  # it explains the plan that runs take now
-        known = [graph for digest, graph in wanted if not soon and self._planner.is_provisional(digest)]
+        known = [graph for digest, graph in wanted if better and self._planner.is_provisional(digest)]
         if not missing and not untuned and not known:
             return None
         waiting = _Waiting(item)

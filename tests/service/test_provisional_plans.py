@@ -68,6 +68,15 @@ async def test_a_run_waits_for_a_provisional_plan_alone_and_later_ones_take_the_
         assert workshop.improving.passed == 1
 
 
+async def test_what_is_explained_before_anything_has_run_is_the_preferred_plan() -> None:
+    async with service() as (gpu, workshop):
+        model = await load(gpu)
+        assert not await is_provisional(model)
+        with workshop.improving.closed():
+            await run(model, 3)
+            assert await is_provisional(model, 3)
+
+
 async def test_another_size_does_not_wait_for_the_better_plan_of_the_first() -> None:
     async with service() as (gpu, workshop):
         model = await load(gpu)
