@@ -13,6 +13,7 @@ from cudnn_actor.protocol.graphs.graph_functions import Functions
 from cudnn_actor.protocol.graphs.graph_recorder import as_called
 from cudnn_actor.protocol.graphs.indexing_functions import IndexingFunctions
 from cudnn_actor.protocol.graphs.integer_division import floored
+from cudnn_actor.protocol.operations import CTCLoss
 from cudnn_actor.protocol.operations.base import axis_of
 from cudnn_actor.protocol.types.checks import as_number, is_finite, is_whole, require_choice
 from cudnn_actor.protocol.types.dtypes import DType
@@ -171,6 +172,55 @@ class ComposedFunctions(Functions, IndexingFunctions, BackwardFunctions):
         dims = (*targets.dims[:axis], 1, *targets.dims[axis:])
         losses = -self.reshape(self.take_along_axis(logs, self.reshape(chosen, dims), axis), targets.dims)
         return losses if counted is None else self.where(counted, losses, 0.0)
+
+    def ctc_loss(
+        self,
+        log_probs: Tensor,
+        targets: Tensor,
+        input_lengths: Tensor,
+        target_lengths: Tensor,
+        *,
+        blank: int = 0,
+        reduction: Literal["mean", "sum", "none"] = "mean",
+        zero_infinity: bool = False,
+    ) -> Tensor:
+        """The loss of sequences without alignments, as PyTorch's `ctc_loss`: see `CTCLoss`.
+
+        Its gradient is the derivative by `log_probs` themselves, as if each of them could change alone.
+        PyTorch's is already that by the scores of the `log_softmax` before; behind that, both are equal.
+
+        Parameters
+        ----------
+        log_probs
+            Floats of dims (T, N, C): the logarithms of the probabilities of C classes.
+        targets
+            int32 or int64, of dims (N, S): the labels of each sample, padded with anything.
+        input_lengths, target_lengths
+            int32 or int64, of dims (N,): how many frames and labels each sample has.
+        blank
+            The class of blanks.
+        reduction
+            The mean of all, where each is divided by its number of labels before; their sum; or "none" for
+            each one. float32, or float64 of float64.
+        zero_infinity
+            Whether infinite losses, of labels that no alignment gives, are 0.
+        """
+        require_choice("reduction", reduction, ("mean", "sum", "none"))
+        loss = CTCLoss(
+            log_probs=log_probs,
+            targets=targets,
+            input_lengths=input_lengths,
+            target_lengths=target_lengths,
+            blank=blank,
+            zero_infinity=zero_infinity,
+        )
+        losses = self._result(loss)
+        if reduction == "none":
+            return losses
+        if reduction == "sum":
+            return self.sum(losses)
+        labels = self.clip(target_lengths, 1, max(1, targets.dims[1]))
+        return self.mean(losses / self.astype(labels, losses.dtype))
 
     def floor_divide(self, a: Any, b: Any) -> Tensor:
         """The largest whole number that is not above a / b, as Python's `//`. Integers stay integers.

@@ -19,6 +19,7 @@ from cudnn_actor.protocol.operations.channel_norms import (
     InstanceNorm as InstanceNorm,
     InstanceNormBackward as InstanceNormBackward,
 )
+from cudnn_actor.protocol.operations.ctc_loss import CTCLoss as CTCLoss
 from cudnn_actor.protocol.operations.grid_sampling import GridPadding as GridPadding, GridSample as GridSample
 from cudnn_actor.protocol.operations.grouped_matmul import (
     GroupedMatMul as GroupedMatMul,

@@ -452,16 +452,22 @@ _ADV = (
         _RECURRENT,
     ),
     Row(
-        _NOT_YET,
+        _NEEDLESS,
         """
         cudnnCreateCTCLossDescriptor cudnnDestroyCTCLossDescriptor
         cudnnSetCTCLossDescriptor cudnnSetCTCLossDescriptorEx
         cudnnSetCTCLossDescriptor_v8 cudnnSetCTCLossDescriptor_v9
         cudnnGetCTCLossDescriptor cudnnGetCTCLossDescriptorEx
         cudnnGetCTCLossDescriptor_v8 cudnnGetCTCLossDescriptor_v9
-        cudnnCTCLoss cudnnCTCLoss_v8 cudnnGetCTCLossWorkspaceSize cudnnGetCTCLossWorkspaceSize_v8
+        cudnnGetCTCLossWorkspaceSize cudnnGetCTCLossWorkspaceSize_v8
         """,
-        "There is no CTC loss",
+        "The options are fields of `CTCLoss`",
+    ),
+    Row(
+        _HERE,
+        "cudnnCTCLoss cudnnCTCLoss_v8",
+        "`g.ctc_loss(log_probs, targets, input_lengths, target_lengths)`, `CTCLoss`; by a kernel of this "
+        "package, with any blank and padded labels: [CTC loss](operations.md#ctc-loss)",
     ),
     Row(
         _NOT_YET,

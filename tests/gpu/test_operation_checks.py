@@ -32,6 +32,7 @@ from cudnn_actor.protocol import (
     BitCast,
     BorderPad,
     Coordinates,
+    CTCLoss,
     Cumulative,
     DType,
     Gather,
@@ -406,6 +407,20 @@ RESAMPLED: dict[str, tuple[list[GraphTensor], Node]] = {
         ResampleBackward(dy=0, dx=1, sizes=LARGER_X, mode=ResampleMode.CUBIC, antialias=True),
     ),
 }
+CTC_LOSSES: dict[str, tuple[list[GraphTensor], Node]] = {
+    name: (
+        [
+            tensor(0, (30, 4, 9)),
+            tensor(1, (4, labels), DType.INT32),
+            tensor(2, (4,), DType.INT32),
+            tensor(3, (4,), DType.INT64),
+            tensor(4, (4,)),
+            tensor(5, (30, 4, 9)),
+        ],
+        CTCLoss(log_probs=0, targets=1, input_lengths=2, target_lengths=3, losses=4, dlog_probs=5, blank=2),
+    )
+    for name, labels in (("ctc loss", 7), ("ctc loss of several states a thread", 900))
+}
 SOFTMAX: dict[str, tuple[list[GraphTensor], Node]] = {
     "softmax": (tensors(ROWS, ROWS), Softmax(x=0, y=1)),
     "softmax backward": (tensors(ROWS, ROWS, ROWS), SoftmaxBackward(dy=0, y=1, dx=2)),
@@ -447,6 +462,7 @@ ONLY_OURS = {
     *GATHERS,
     *SCATTERS,
     *SORTS,
+    *CTC_LOSSES,
     *RESAMPLED,
     *SAMPLED,
     *RESPONSES,
@@ -761,6 +777,10 @@ def one_less(step: OperationStep) -> tuple[OperationStep, ...]:
     return changed(step, k=step.operation.k - 1)  # type: ignore[attr-defined]
 
 
+def another_blank(step: OperationStep) -> tuple[OperationStep, ...]:
+    return changed(step, blank=0)
+
+
 def unordered(step: OperationStep) -> tuple[OperationStep, ...]:
     return changed(step, in_order=False)
 
@@ -808,7 +828,7 @@ def engine() -> Iterator[CudaEngine]:
 
 GIVEN = GRAPHS | NORMS | IMAGES | RESPONSES | ATTENTION | LOCAL | DRAWN | PRODUCTS | GROUPED
 GIVEN |= REDUCTIONS | PLACES | RUNNING | SOFTMAX | GATHERS | SCATTERS | SORTS | RESAMPLED | PADDED
-GIVEN |= SAMPLED | CAST
+GIVEN |= SAMPLED | CAST | CTC_LOSSES
 CASES = [
     *itertools.product(GRAPHS, [missing, moved, transposed, one_sample_less, one_sample_more, swapped]),
     *itertools.product(NORMS, [missing, shorter_rows, one_weight, rotated, one_sample_less, one_sample_more]),
@@ -825,6 +845,7 @@ CASES = [
     *itertools.product(GATHERS, [missing, shorter_result, next_row, one_index, fewer_selected]),
     *itertools.product(SCATTERS, [missing, shorter_result, one_index, one_update, smallest_update]),
     *itertools.product(SORTS, [missing, other_end, one_less, unordered, next_row, half_read]),
+    *itertools.product(CTC_LOSSES, [missing, another_blank, next_row]),
     *itertools.product(RESAMPLED, [missing, shorter_result, next_row, other_places, other_interpolation]),
     *itertools.product(SAMPLED, [missing, shorter_result, next_row, other_corners, other_padding]),
     *itertools.product(PRODUCTS, [missing, transposed, shorter_sums, another_b, one_sample_less]),
@@ -879,7 +900,7 @@ def test_each_way_to_run_an_operation(
         msgspec.structs.replace(tensor, dtype=dtype)
         if tensor.dtype is DType.FLOAT32
         and tensor.dims[-1] > 1
-        and (name not in IMAGES or len(tensor.dims) == len(IMAGE))
+        and (name not in IMAGES | CTC_LOSSES or len(tensor.dims) == len(given[0].dims))
         else tensor
         for tensor in given
     )

@@ -117,6 +117,11 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
         "include_padding": False,
     },
     "cross_entropy": {"logits": M, "targets": ("int64", (4,)), "axis": -1, "ignore": 1, "reduction": "mean"},
+    "ctc_loss": {
+        **{"log_probs": ("float32", (5, 4, 6)), "targets": INTEGERS},
+        **dict.fromkeys(("input_lengths", "target_lengths"), ("int64", (4,))),
+        **{"blank": 0, "reduction": "mean", "zero_infinity": False},
+    },
     "eye": {"rows": 3, "columns": 3, "k": 0, "dtype": "float32"},
     "expand_dims": {"x": M, "axis": 0},
     "squeeze": {"x": ("float32", (1, 3)), "axis": 0},

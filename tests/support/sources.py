@@ -26,6 +26,7 @@ from cudnn_actor.protocol.operations import (
     AvgPoolBackward,
     BitCast,
     BorderPad,
+    CTCLoss,
     Cumulative,
     Gather,
     GatherElements,
@@ -195,6 +196,7 @@ def _kernels() -> Iterator[tuple[str, str]]:
         _gathers(),
         _scatters(),
         _sorts(),
+        _ctc_losses(),
         _resamplings(),
         _grid_samples(),
     )
@@ -503,3 +505,15 @@ def _grid_samples() -> Iterator[tuple[str, OperationGraph]]:
         of: dict[str, Any] = {"mode": mode, "padding": padding, "align_corners": corners}
         name = f"grid_sample-{dtype}-{mode}-{padding}-{corners}"
         yield name, graph_of(GridSample, {"x": x, "grid": grid}, {"y": None}, **of)
+
+
+def _ctc_losses() -> Iterator[tuple[str, OperationGraph]]:
+    """Each dtype, with derivatives and without; states in shared memory, and several of each thread."""
+    for dtype, labels, zero in itertools.product(FLOATS, (9, 3_000), (False, True)):
+        whole = DType.INT64 if zero else DType.INT32
+        given = {"log_probs": TensorSpec.packed((200, 3, 7), dtype)}
+        given |= {"targets": TensorSpec.packed((3, labels), whole)}
+        given |= dict.fromkeys(("input_lengths", "target_lengths"), TensorSpec.packed((3,), whole))
+        for results in ({"losses": None}, {"losses": None, "dlog_probs": None}):
+            name = f"ctc_loss-{dtype}-{labels}-{zero}-{len(results)}"
+            yield name, graph_of(CTCLoss, given, results, zero_infinity=zero)

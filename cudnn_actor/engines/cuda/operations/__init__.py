@@ -6,6 +6,7 @@ from cudnn_actor.engines.cuda.operations import (  # noqa: F401 - each says how 
     attention,
     bit_cast,
     convolution,
+    ctc_loss,
     fused_norms,
     grid_sampling,
     grouped_matmul,
