@@ -17,7 +17,10 @@ writes those in their usual size. Each file is measured in processes of its own:
 - With `--prepared`, all plans are built beforehand, of all networks side by side while PyTorch compiles. Then
   there is no cold start, and one process measures a file instead of two.
 - PyTorch, where it is installed: the network's own operators, eagerly and by `torch.compile`. All networks
-  are compiled side by side, before anything is measured.
+  are compiled side by side, before anything is measured. With `--baseline module` it runs the module of
+  torchvision or transformers instead of the program that `torch.export` made of it, with random weights and
+  without a mask, so that its attention can be flash attention; `compiled_attention` has the names of the
+  kernels of attention that ran.
 
 A run is timed with its inputs on the device and its outputs left there, until the device has finished, and
 from NumPy to NumPy (of PyTorch: from pageable memory to pageable memory): the median, of the service in a
@@ -35,6 +38,7 @@ import importlib
 import importlib.util
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -53,7 +57,7 @@ from cudnn_actor.models import Model, NeedsValues
 from cudnn_actor.models.sizes import sizes_in
 from cudnn_actor.onnx import OnnxModel
 from cudnn_actor.trials.bench.record import machine, versions
-from tests.onnx.networks.programs import program, tensors
+from tests.onnx.networks.programs import module, program, tensors
 from tests.onnx.networks.recipes import inputs_of, read
 
 from .gpu.setting import gpu_versions
@@ -81,6 +85,9 @@ _COLUMNS = (
     "stored_tune_s",
 )
 _MODES = ("reduce-overhead", "max-autotune")
+_BASELINES = ("program", "module")
+_ATTENTION = re.compile("flash|fmha|sdpa|attention", re.IGNORECASE)
+"""In the names of kernels of attention."""
 
 
 def ms(call: Callable[[], Any]) -> tuple[float, Any]:
@@ -109,7 +116,7 @@ class Job(NamedTuple):
     """What one process measures: an ONNX file with weights, at some batch sizes.
 
     `folder`: where plans and kernels are stored. `tune`: whether the model is tuned, too. `mode`: of
-    `torch.compile`.
+    `torch.compile`. `baseline`: what PyTorch runs.
     """
 
     path: str
@@ -119,6 +126,7 @@ class Job(NamedTuple):
     runs: int
     tune: bool = False
     mode: str = _MODES[0]
+    baseline: str = _BASELINES[0]
 
 
 async def service(job: Job) -> Row:
@@ -210,7 +218,10 @@ class InTorch:
         self.torch: Any = importlib.import_module("torch")
         self.torch.backends.cudnn.allow_tf32 = self.torch.backends.cuda.matmul.allow_tf32 = False
         self.where, self.runs = "cpu" if job.device == "cpu" else "cuda", job.runs
-        self.eager = program(_program(Path(job.path)), self.where)
+        if job.baseline == "module":
+            self.eager = module(_name(Path(job.path)), self.where)
+        else:
+            self.eager = program(_program(Path(job.path)), self.where)
         self.compiled = self.torch.compile(self.eager, mode=job.mode, dynamic=False)
         proto = onnx.load(job.path)
         self.on_host = {str(batch): tensors(inputs_of(proto, batch).values(), "cpu") for batch in job.batches}
@@ -229,14 +240,18 @@ class InTorch:
         for output in self.compiled(*[each.to(self.where) for each in self.on_host[batch]]):
             output.cpu()
 
-    def on_device_ms(self, batch: str) -> float:
-        """Milliseconds of all kernels of a run of the compiled network."""
+    def on_device(self, batch: str) -> Row:
+        """Milliseconds of all kernels of a compiled run, and the names of those of attention."""
         profiler = self.torch.profiler
         with profiler.profile(activities=[profiler.ProfilerActivity.CUDA]) as profile:
             for _ in range(self.runs):
                 self.run(self.compiled, batch)
-        took_us: float = sum(each.self_device_time_total for each in profile.key_averages())
-        return took_us / self.runs / 1e3
+        kernels = profile.key_averages()
+        took_us: float = sum(each.self_device_time_total for each in kernels)
+        return {
+            "compiled_device_ms": round(took_us / self.runs / 1e3, 4),
+            "compiled_attention": sorted({each.key[:120] for each in kernels if _ATTENTION.search(each.key)}),
+        }
 
     def row(self, batch: str) -> Row:
         """What is measured of a batch size."""
@@ -244,13 +259,13 @@ class InTorch:
         def median_of(call: Callable[[], object]) -> float:
             return median_ms([ms(call)[0] / 1e3 for _ in range(self.runs)])
 
-        row = {
+        row: Row = {
             "eager_ms": median_of(lambda: self.run(self.eager, batch)),
             "compiled_ms": median_of(lambda: self.run(self.compiled, batch)),
         }
         if self.where == "cuda":
             row["compiled_numpy_ms"] = median_of(lambda: self.from_host(batch))
-            row["compiled_device_ms"] = round(self.on_device_ms(batch), 4)
+            row |= self.on_device(batch)
         return row
 
 
@@ -298,8 +313,12 @@ class TorchSide:
         self._process.communicate()
 
 
+def _name(path: Path) -> str:
+    return path.name.partition(".")[0]
+
+
 def _program(path: Path) -> Path:
-    return path.with_name(f"{path.name.partition('.')[0]}.json")
+    return path.with_name(f"{_name(path)}.json")
 
 
 def apart(job: Job) -> Row:
@@ -402,6 +421,7 @@ def main() -> None:
     parser.add_argument("--tune", action="store_true", help="measure what tuning gains, too")
     parser.add_argument("--prepared", action="store_true", help="build plans beforehand, side by side")
     parser.add_argument("--mode", choices=_MODES, default=_MODES[0], help="of torch.compile")
+    parser.add_argument("--baseline", choices=_BASELINES, default=_BASELINES[0], help="what PyTorch runs")
     parser.add_argument("--out", type=Path, help="directory for the JSON")
     parser.add_argument("--side", nargs=2, help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -415,7 +435,7 @@ def main() -> None:
         print(json.dumps(torch_side(job) if what == "torch" else asyncio.run(sides[what](job))))
         return
     paths = {path.name.split(".")[0]: path for path in sorted(given.folder.glob(f"*.{given.opset}.onnx"))}
-    job = Job("", given.batches, given.device, "", given.runs, given.tune, given.mode)
+    job = Job("", given.batches, given.device, "", given.runs, given.tune, given.mode, given.baseline)
     wanted = {}
     for name, _, batches in (each.partition(":") for each in given.networks or paths):
         if name in paths:
@@ -424,7 +444,13 @@ def main() -> None:
         parser.error(f"no such networks of opset {given.opset} in {given.folder}")
     known = versions(("numpy", "msgspec", "onnx", "torch"))
     known |= {} if given.device == "cpu" else gpu_versions()
-    about = {"machine": machine(), "device": given.device, "files": given.folder.name, "compiled": given.mode}
+    about = {
+        "machine": machine(),
+        "device": given.device,
+        "files": given.folder.name,
+        "compiled": given.mode,
+        "baseline": given.baseline,
+    }
     rows = measured(wanted, given.sides, prepared=given.prepared)
     keep(rows, sheet, given.out, "models", versions=known, **about)
 

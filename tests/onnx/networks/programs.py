@@ -1,6 +1,7 @@
-"""What PyTorch runs for a network, as a program of its operators: needs PyTorch and nothing else.
+"""What PyTorch runs for a network: its program, as its operators, or its module.
 
-A program is written by `export.py`. Its operators are the network's own, as `torch.export` found them.
+Programs need PyTorch and nothing else. A program is written by `export.py`. Its operators are the network's
+own, as `torch.export` found them.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numpy as np
 
 from .recipes import Recipe, made
 
-__all__ = ["program", "tensors"]
+__all__ = ["module", "program", "tensors"]
 
 _DEVICE = "device(type='cpu')"
 
@@ -41,6 +42,24 @@ def program(path: Path, device: str) -> Callable[..., tuple[Any, ...]]:
     def run(*inputs: Any) -> tuple[Any, ...]:
         found: Sequence[Any] = forward(None, *given, *inputs)
         return tuple(found)
+
+    return run
+
+
+def module(name: str, device: str) -> Callable[..., tuple[Any, ...]]:
+    """The module of a network in its usual size on a device, in bfloat16, with random weights and no mask.
+
+    Its outputs are a tuple. Needs torchvision, or transformers.
+    """
+    torch = _torch()
+    network = importlib.import_module(".architectures", __package__).NETWORKS[name]
+    made_of = network.make(True).eval().to(device, torch.bfloat16)
+    names = [*network.inputs(True)]
+
+    def run(*inputs: Any) -> tuple[Any, ...]:
+        given = [None if key.endswith("mask") else each for key, each in zip(names, inputs, strict=True)]
+        found = network.call(made_of, *given)
+        return found if isinstance(found, tuple) else (found,)
 
     return run
 
