@@ -43,6 +43,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
@@ -292,12 +293,17 @@ class TorchSide:
             _side("torch", job), env=environment, stdin=pipe, stdout=pipe, text=True
         )
 
-    def await_ready(self) -> None:
-        """Wait until it has compiled the network, or has failed."""
+    def await_ready(self, deadline: float) -> None:
+        """Wait until it has compiled the network, or has failed; by then in `time.monotonic()`, it is ended."""
         assert self._process.stdout is not None
-        for line in self._process.stdout:
-            if line.strip() == _READY:
-                return
+        timer = threading.Timer(max(0.0, deadline - time.monotonic()), self._process.kill)
+        timer.start()
+        try:
+            for line in self._process.stdout:
+                if line.strip() == _READY:
+                    return
+        finally:
+            timer.cancel()
 
     def result(self) -> Row:
         """What it measures now. Raises `RuntimeError` if it has failed, which it has told."""
@@ -338,10 +344,12 @@ def _side(what: str, job: Job) -> list[str]:
     return [sys.executable, "-m", "benchmarks.models", "--side", what, json.dumps(job)]
 
 
-def measured(wanted: dict[Path, Job], sides: Sequence[str], *, prepared: bool) -> Iterator[Row]:
+def measured(
+    wanted: dict[Path, Job], sides: Sequence[str], *, prepared: bool, patience_s: float
+) -> Iterator[Row]:
     """A row for each file, which lacks its weights, and each batch size.
 
-    `wanted`: each file's job, whose path and folder are still empty.
+    `wanted`: each file's job, whose path and folder are still empty. `patience_s`: for PyTorch to compile.
     """
     paths = list(wanted)
     with contextlib.ExitStack() as stack:
@@ -357,8 +365,9 @@ def measured(wanted: dict[Path, Job], sides: Sequence[str], *, prepared: bool) -
             for job in jobs:
                 rivals.append(TorchSide(job))
                 stack.callback(rivals[-1].end)
+        deadline = time.monotonic() + patience_s
         for rival in rivals:
-            rival.await_ready()
+            rival.await_ready(deadline)
         for process in preparing:
             process.wait()
         in_torch = dict.fromkeys(paths, Row())
@@ -422,6 +431,7 @@ def main() -> None:
     parser.add_argument("--prepared", action="store_true", help="build plans beforehand, side by side")
     parser.add_argument("--mode", choices=_MODES, default=_MODES[0], help="of torch.compile")
     parser.add_argument("--baseline", choices=_BASELINES, default=_BASELINES[0], help="what PyTorch runs")
+    parser.add_argument("--patience", type=float, default=3600.0, help="seconds for PyTorch to compile")
     parser.add_argument("--out", type=Path, help="directory for the JSON")
     parser.add_argument("--side", nargs=2, help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -451,7 +461,7 @@ def main() -> None:
         "compiled": given.mode,
         "baseline": given.baseline,
     }
-    rows = measured(wanted, given.sides, prepared=given.prepared)
+    rows = measured(wanted, given.sides, prepared=given.prepared, patience_s=given.patience)
     keep(rows, sheet, given.out, "models", versions=known, **about)
 
 

@@ -7,7 +7,8 @@ bytes     what
 4         version of this format, little-endian
 4         length of the header, little-endian
 32        BLAKE2b of everything else, in order
-...       the header, a msgpack map: the whole key, tuned, workspace, payload length
+...       the header, a msgpack map: the whole key, tuned, provisional, workspace,
+          payload length
 ...       the payload, in the device library's own format
 ========  ==========================================================================
 
@@ -71,11 +72,19 @@ class StoredPlan(msgspec.Struct, frozen=True, kw_only=True):
         Bytes of workspace that a run needs.
     tuned
         Whether it was the fastest in a measurement of the library's candidates.
+    provisional
+        Whether another plan is to replace it, which takes longer to build.
     """
 
     data: bytes
     workspace: int
     tuned: bool = False
+    provisional: bool = False
+
+    @property
+    def rank(self) -> int:
+        """A plan does not replace one of a higher rank: provisional, as built, tuned."""
+        return 2 if self.tuned else 0 if self.provisional else 1
 
 
 class _Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -83,12 +92,19 @@ class _Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     tuned: bool
     workspace: int
     length: int
+    provisional: bool = False
 
 
 def encode(key: PlanKey, plan: StoredPlan) -> bytes:
     """The file for a plan."""
     header = msgspec.msgpack.encode(
-        _Header(key=key, tuned=plan.tuned, workspace=plan.workspace, length=len(plan.data))
+        _Header(
+            key=key,
+            tuned=plan.tuned,
+            workspace=plan.workspace,
+            length=len(plan.data),
+            provisional=plan.provisional,
+        )
     )
     prefix = _PREFIX.pack(_MAGIC, VERSION, len(header))
     return b"".join((prefix, _hash(prefix, header, plan.data), header, plan.data))
@@ -122,7 +138,7 @@ def _checked(key: PlanKey, header: bytes, data: bytes) -> StoredPlan:
         raise BadPlanFile(
             f"needs {facts.workspace} bytes of workspace, over the {key.workspace_limit} allowed"
         )
-    return StoredPlan(data=data, workspace=facts.workspace, tuned=facts.tuned)
+    return StoredPlan(data=data, workspace=facts.workspace, tuned=facts.tuned, provisional=facts.provisional)
 
 
 def _key_bytes(key: PlanKey) -> bytes:

@@ -93,12 +93,9 @@ class PlanStore:
         return True
 
     def save(self, key: PlanKey, plan: StoredPlan) -> None:
-        """Store a plan, replacing an earlier one of its key. Never raises.
-
-        A plan that is not tuned does not replace a tuned one.
-        """
+        """Store a plan, replacing an earlier one of its key unless that has a higher rank. Never raises."""
         with self._opened(create=True) as directory:
-            if directory is None or (not plan.tuned and self._holds_tuned(directory, key)):
+            if directory is None or plan.rank < self._rank(directory, key):
                 return
             try:
                 self._write(directory, key.file_name(), encode(key, plan))
@@ -168,11 +165,12 @@ class PlanStore:
         finally:
             os.close(file)
 
-    def _holds_tuned(self, directory: int, key: PlanKey) -> bool:
+    def _rank(self, directory: int, key: PlanKey) -> int:
+        """The rank of the plan that is stored; 0 without one."""
         try:
-            return decode(key, self._read(directory, key.file_name())).tuned
+            return decode(key, self._read(directory, key.file_name())).rank
         except (OSError, BadPlanFile):
-            return False
+            return 0
 
     def _write(self, directory: int, name: str, content: bytes) -> None:
         if len(content) > self._limit:

@@ -62,11 +62,12 @@ class StoredPlans:
         progress: ProgressCallback = unheard,
         effort: Effort = "best",
     ) -> Plan:
-        """The stored plan, tuned or not; else a new one, which is then stored unless it is provisional.
+        """The stored plan, tuned or not; else a new one, which is then stored.
 
-        Raises and blocks like `Builder.build`.
+        A stored plan that is provisional is for the effort "soon" alone. Raises and blocks like
+        `Builder.build`.
         """
-        plan = self.kept(graph, workspace_limit)
+        plan = self.kept(graph, workspace_limit, effort)
         if plan is None:
             plan = self._builder.build(
                 graph, workspace_limit=workspace_limit, progress=progress, effort=effort
@@ -74,10 +75,15 @@ class StoredPlans:
             self._keep(self._key(graph, workspace_limit), plan, tuned=False)
         return plan
 
-    def kept(self, graph: OperationGraph, workspace_limit: int | None) -> Plan | None:
-        """The stored plan, tuned or not; None if there is none. Raises `StickyError`."""
+    def kept(
+        self, graph: OperationGraph, workspace_limit: int | None, effort: Effort = "best"
+    ) -> Plan | None:
+        """The stored plan, as `build` takes it; None if there is none. Raises `StickyError`."""
         key = self._key(graph, workspace_limit)
-        return self._restored(graph, key, self._store.load(key))
+        stored = self._store.load(key)
+        if stored is not None and stored.provisional and effort != "soon":
+            return None
+        return self._restored(graph, key, stored)
 
     def tune(self, graph: OperationGraph, *, workspace_limit: int | None, progress: ProgressCallback) -> Plan:
         """The stored tuned plan; else the winner of a new measurement, which is then stored.
@@ -126,15 +132,18 @@ class StoredPlans:
             return None
 
     def _keep(self, key: PlanKey, plan: Plan, *, tuned: bool) -> None:
-        if not plan.checked or plan.provisional:
-            return  # the next process may have the memory for a self-check; a better plan is to come
+        if not plan.checked:
+            return  # the next process may have the memory for a self-check
         try:
             data = self._builder.export(plan)
         except EngineFailure as error:  # the plan itself can still be used
             log.warning("plan_store.not_exported", plan=plan.tag, error=str(error))
             return
         if data is not None:
-            self._store.save(key, StoredPlan(data=data, workspace=plan.workspace, tuned=tuned))
+            stored = StoredPlan(
+                data=data, workspace=plan.workspace, tuned=tuned, provisional=plan.provisional and not tuned
+            )
+            self._store.save(key, stored)
 
 
 class NotKept(Exception):
@@ -156,10 +165,10 @@ class KeptPlans(StoredPlans):
         *,
         workspace_limit: int | None,
         progress: ProgressCallback = unheard,  # noqa: ARG002 - it tries none
-        effort: Effort = "best",  # noqa: ARG002
+        effort: Effort = "best",
     ) -> Plan:
         """The stored plan. Raises `NotKept`, `StickyError`. Blocks for the disk and for restoring."""
-        plan = self.kept(graph, workspace_limit)
+        plan = self.kept(graph, workspace_limit, effort)
         if plan is None:
             raise NotKept(graph.digest())
         return plan

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -78,3 +82,41 @@ def test_one_element_that_differs_is_found_on_the_device(
             got = wanted.copy()
             got[0] = wrong
             assert "are wrong" in (difference(*compare_on_device(wanted, got, accuracy), accuracy) or "")
+
+
+SCRIPT = """
+import os, sys
+from pathlib import Path
+from cudnn_actor.engines.cuda.checking.self_check import SelfCheck
+from cudnn_actor.engines.cuda.planning.cuda_builder import CudaBuilder
+from cudnn_actor.protocol import GraphBuilder, MaxPool, Window
+
+def pooled(batch):
+    g = GraphBuilder()
+    x = g.input("x", (batch, 64, 112, 112), "bfloat16", layout="NHWC")
+    return g.build(y=g.apply(MaxPool(x=x, window=Window.symmetric(2, size=3, pad=1, stride=2)))).body
+
+def compiled():
+    return {each.name for each in Path(os.environ["CUPY_CACHE_DIR"]).rglob("*") if each.is_file()}
+
+builder = CudaBuilder(0)
+builder.open()
+small, large = pooled(1), pooled(8)
+builder._rehearsals.ask([small])
+builder._rehearsals.wait_for(large)
+before = compiled()
+assert before, "something has been compiled"
+check = SelfCheck(large, builder.context)
+check.rehearse()
+check.close()
+print(len(compiled() - before))
+builder.close()
+"""
+
+
+def test_after_a_rehearsal_a_check_of_more_samples_compiles_nothing(tmp_path: Path) -> None:
+    environment = {**os.environ, "CUPY_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT], env=environment, stdout=subprocess.PIPE, text=True, check=True
+    )
+    assert int(done.stdout) == 0

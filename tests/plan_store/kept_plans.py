@@ -16,8 +16,10 @@ def key(number: int = 0, fingerprint: str = "cudnn 9.19 on sm_90", limit: int | 
     return PlanKey(graph=f"{number:064x}", fingerprint=fingerprint, workspace_limit=limit)
 
 
-def plan(data: bytes = b"a plan", workspace: int = 0, *, tuned: bool = False) -> StoredPlan:
-    return StoredPlan(data=data, workspace=workspace, tuned=tuned)
+def plan(
+    data: bytes = b"a plan", workspace: int = 0, *, tuned: bool = False, provisional: bool = False
+) -> StoredPlan:
+    return StoredPlan(data=data, workspace=workspace, tuned=tuned, provisional=provisional)
 
 
 def graph(size: int = 4) -> OperationGraph:

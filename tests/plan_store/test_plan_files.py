@@ -16,7 +16,11 @@ from cudnn_actor.plan_store.plan_file import VERSION, BadPlanFile, PlanKey, Stor
 from .kept_plans import key, plan
 
 plans = st.builds(
-    StoredPlan, data=st.binary(max_size=300), workspace=st.integers(0, 1 << 40), tuned=st.booleans()
+    StoredPlan,
+    data=st.binary(max_size=300),
+    workspace=st.integers(0, 1 << 40),
+    tuned=st.booleans(),
+    provisional=st.booleans(),
 )
 keys = st.builds(
     PlanKey,

@@ -81,6 +81,16 @@ def test_only_a_tuned_plan_takes_the_place_of_a_tuned_one(store: PlanStore) -> N
     assert store.load(key()) == plan(b"tuned again", tuned=True)
 
 
+def test_a_provisional_plan_takes_the_place_of_provisional_ones_alone(store: PlanStore) -> None:
+    for name in (b"first", b"second"):
+        store.save(key(), plan(name, provisional=True))
+        assert store.load(key()) == plan(name, provisional=True)
+    for better in (plan(b"better"), plan(b"best", tuned=True)):
+        store.save(key(), better)
+        store.save(key(), plan(b"by one who looked before", provisional=True))
+        assert store.load(key()) == better
+
+
 def test_a_store_stays_where_it_was_when_the_process_goes_elsewhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

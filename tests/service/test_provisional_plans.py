@@ -160,22 +160,33 @@ async def test_where_nothing_better_can_be_built_the_plan_stays_and_nobody_waits
         await run(model)
 
 
-async def test_the_store_keeps_the_better_plan_alone(tmp_path: Path) -> None:
+async def test_the_store_keeps_the_provisional_plan_until_the_better_one_replaces_it(tmp_path: Path) -> None:
     async with service(KeepingEngine, plan_store=tmp_path / "plans") as (gpu, workshop):
         model = await load(gpu)
         with workshop.improving.closed():
             await run(model)
             async with service(KeepingEngine, plan_store=tmp_path / "plans") as (other, elsewhere):
-                with elsewhere.improving.closed():
+                with elsewhere.improving.closed(), elsewhere.building.closed():
                     second = await load(other)
-                    await run(second)
+                    await run(second)  # without a build
                     assert await is_provisional(second)
+                await until_replaced(other, second)
         await model.warm(N=2)
     async with service(KeepingEngine, plan_store=tmp_path / "plans") as (gpu, workshop):
         with workshop.building.closed():
             model = await load(gpu)
             await run(model)
         assert not await is_provisional(model)
+
+
+async def test_whoever_wants_the_better_plan_does_not_get_a_stored_provisional_one(tmp_path: Path) -> None:
+    async with service(KeepingEngine, plan_store=tmp_path / "plans") as (gpu, workshop):
+        model = await load(gpu)
+        with workshop.improving.closed():
+            await run(model)
+            async with service(KeepingEngine, plan_store=tmp_path / "plans") as (other, _):
+                second = await load(other, dims={"N": 2})
+                assert not await is_provisional(second)
 
 
 async def test_a_provisional_plan_is_tuned_at_once_and_the_better_one_does_not_replace_the_tuned() -> None:

@@ -159,6 +159,8 @@ class KeepingBuilder(WorkshopBuilder):
 
     def restore(self, graph: OperationGraph, data: bytes) -> Plan:
         kept, tag = msgspec.msgpack.decode(data, type=tuple[OperationGraph, str])
+        if tag.endswith("/provisional"):
+            return ProvisionalPlan(tag, kept)
         plan: Any = compile_plan(kept, None)
         restored: Plan = dataclasses.replace(plan, tag=tag)
         return restored

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -30,10 +30,14 @@ class Network(NamedTuple):
 
 def _torchvision() -> Any:
     """Its models. Beside another build of PyTorch it lacks its compiled operators, which they do not use."""
-    for name in ("nms", "qnms"):
-        with contextlib.suppress(RuntimeError):  # they are there
+    try:
+        return importlib.import_module("torchvision.models")
+    except RuntimeError:  # it registers what computes these operators, and has none
+        for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
+            del sys.modules[name]
+        for name in ("nms", "qnms"):
             torch.library.define(f"torchvision::{name}", "(Tensor a, Tensor b, float c) -> Tensor")
-    return importlib.import_module("torchvision.models")
+        return importlib.import_module("torchvision.models")
 
 
 models = _torchvision()

@@ -44,6 +44,8 @@ __all__ = [
     "EvaluatedReference",
     "OnDevice",
     "OnHost",
+    "Place",
+    "device_place",
     "evaluated",
     "first_byte",
     "kernels_of_evaluation",
@@ -239,6 +241,11 @@ def place_of(graph: OperationGraph) -> Place:
     """Where a graph's values are computed: on the host if they are few."""
     if _elements_of(graph) <= _FEW_ANYWAY or not _is_more(graph, _LITTLE_WORK, _FEW_ELEMENTS):
         return OnHost
+    return device_place(graph)
+
+
+def device_place(graph: OperationGraph) -> type[OnDevice]:
+    """Where a graph's values are computed if that is on the device."""
     double = (graph.compute(op) is DType.FLOAT64 for op in graph.operations if isinstance(op, MatMul))
     return OnDeviceApart if any(double) else OnDevice
 
@@ -265,11 +272,13 @@ class EvaluatedReference:
     ----------
     graph
         See `covers`.
+    place
+        Where it is evaluated.
     """
 
-    def __init__(self, graph: OperationGraph) -> None:
+    def __init__(self, graph: OperationGraph, place: Place) -> None:
         self._graph = graph
-        self._place = place_of(graph)
+        self._place = place
         self._part, self._regions = sampled(graph, self._place.most_work, _room())
 
     @staticmethod

@@ -22,7 +22,7 @@ from cudnn_actor.actors.logs import Log
 from cudnn_actor.engines.base import EngineFailure, StickyError
 from cudnn_actor.engines.cuda.checking.comparison import Accuracy, Compared, difference
 from cudnn_actor.engines.cuda.checking.convolution_reference import Reference, References
-from cudnn_actor.engines.cuda.checking.evaluated_reference import EvaluatedReference, place_of
+from cudnn_actor.engines.cuda.checking.evaluated_reference import EvaluatedReference, Place, place_of
 from cudnn_actor.engines.cuda.checking.journal import Journal
 from cudnn_actor.engines.cuda.checking.self_check_memory import CheckedTensor, Findings, Guarded
 from cudnn_actor.engines.cuda.cudnn.kernel_caches import KernelCaches
@@ -37,6 +37,8 @@ __all__ = ["BuildContext", "SelfCheck"]
 
 log = Log("cudnn_actor")
 V = TypeVar("V")
+_MOST_KEPT = 256 << 20
+"""The most bytes that stay in a shared pool between two checks: others need the device's memory, too."""
 _Said = Callable[[Callable[[int], int], list[float]], dict[int, V]]
 
 
@@ -53,6 +55,8 @@ class BuildContext(NamedTuple):
         Called with the tag of each plan that a build tries, and with the reason why a plan cannot be built.
     kernels
         Compiled kernels for graphs of other sizes; None to compile each plan's own.
+    pool
+        A CuPy memory pool that one self-check after the other takes its memory from; None for one each.
     """
 
     handle: Any
@@ -60,6 +64,7 @@ class BuildContext(NamedTuple):
     journal: Journal = Journal(None)
     trying: Callable[[str], None] = lambda _: None
     kernels: KernelCaches | None = None
+    pool: Any = None
 
 
 class SelfCheck:
@@ -71,6 +76,8 @@ class SelfCheck:
         The graph that the plans compute.
     context
         What the plans run on. Checks wait for its stream.
+    place
+        Where the results are evaluated, of graphs that are; `place_of` by default.
 
     Raises
     ------
@@ -78,10 +85,11 @@ class SelfCheck:
         The device has no room for a second set of the graph's tensors.
     """
 
-    def __init__(self, graph: OperationGraph, context: BuildContext) -> None:
+    def __init__(self, graph: OperationGraph, context: BuildContext, *, place: Place | None = None) -> None:
         self._graph = graph
         self.context = context
-        self._pool = libraries().cupy.cuda.MemoryPool()
+        self._place = place or place_of(graph)
+        self._pool = context.pool or libraries().cupy.cuda.MemoryPool()
         self.scalars = [0.5 + 0.25 * number for number in range(len(graph.scalars))]
         self._reference: References | EvaluatedReference | None = None
         try:
@@ -89,7 +97,7 @@ class SelfCheck:
                 if Reference.covers(graph):
                     self._reference = References(graph)
                 elif EvaluatedReference.covers(graph):
-                    self._reference = EvaluatedReference(graph)
+                    self._reference = EvaluatedReference(graph, self._place)
                 self._tensors = {
                     uid: CheckedTensor(self._pool, graph.tensor(uid), seed)
                     for seed, uid in enumerate(graph.bound)
@@ -122,7 +130,7 @@ class SelfCheck:
 
     def _put_samples(self) -> None:
         """Give the graph's inputs the values that its operations ask for."""
-        graph, place = self._graph, place_of(self._graph)
+        graph, place = self._graph, self._place
         seeds = itertools.count(len(graph.bound))  # those below are the tensors' own
 
         def draw(spec: TensorSpec) -> Any:
@@ -132,12 +140,18 @@ class SelfCheck:
             for uid, values in graph.samples(place.xp, draw).items():
                 place.store(values, graph.tensor(uid), self._tensors[uid].pointer)
 
+    def rehearse(self) -> None:
+        """Compute what results are compared with, and compare, without a plan: see `Rehearsals`. Blocks."""
+        with self._working():
+            self._computed(lambda reference: reference.compare)
+
     def close(self) -> None:
-        """Wait for running work and free the memory."""
+        """Wait for running work and free the memory. A pool of the context keeps some for the next check."""
         self.context.stream.synchronize()
         self._reference = None
         self._tensors.clear()
-        self._pool.free_all_blocks()
+        if self.context.pool is None or self._pool.total_bytes() > _MOST_KEPT:
+            self._pool.free_all_blocks()
 
     def fault(self, plan: CudaPlan) -> str | None:
         """What is wrong with a plan; None if it passes. Blocks for milliseconds.

@@ -9,6 +9,7 @@ import msgspec
 
 from cudnn_actor.engines.base import Effort, EngineFailure, Plan, ProgressCallback, unheard
 from cudnn_actor.engines.cuda.checking.journal import Journal
+from cudnn_actor.engines.cuda.checking.rehearsal import Rehearsals
 from cudnn_actor.engines.cuda.checking.self_check import BuildContext
 from cudnn_actor.engines.cuda.cudnn.kernel_caches import KernelCaches
 from cudnn_actor.engines.cuda.library import libcublaslt
@@ -56,6 +57,7 @@ class CudaBuilder:
         self._context: BuildContext | None = None
         self._pieces: dict[tuple[str, int], CudaPlan] = {}
         """The latest plans of pieces, by digest and limit."""
+        self._rehearsals = Rehearsals(self._apart)
         self.fingerprint = ""
 
     def expect_builds(self) -> None:
@@ -80,8 +82,16 @@ class CudaBuilder:
             f"sm_{device.compute_capability}, {name}" + ", dynamic shapes" * self._dynamic_shapes
         )
 
+    def _apart(self) -> BuildContext:
+        """What another thread evaluates with, made current on it."""
+        cupy = libraries().cupy
+        cupy.cuda.Device(self._ordinal).use()
+        mind_own_captures()
+        return BuildContext(None, cupy.cuda.Stream(non_blocking=True))
+
     def close(self) -> None:
         """Destroy the handle. Safe to call twice."""
+        self._rehearsals.close()
         context, self._context = self._context, None
         self._pieces.clear()
         if context is not None:
@@ -111,13 +121,15 @@ class CudaBuilder:
         """
         check_graph(graph, "cuda")
         tried = itertools.count()
-        context = self.context._replace(trying=lambda tag: progress(next(tried), 0, tag))
+        pool = libraries().cupy.cuda.MemoryPool()
+        context = self.context._replace(trying=lambda tag: progress(next(tried), 0, tag), pool=pool)
         limit = WORKSPACE_BYTES if workspace_limit is None else workspace_limit
 
         def build(piece: OperationGraph) -> CudaPlan:
             key = piece.digest(), limit
             plan = self._pieces.get(key)
             if plan is None:
+                self._rehearsals.wait_for(piece)
                 plan = compile_plan(piece, context, limit, soon=effort == "soon")
                 if plan.checked and not plan.provisional:
                     self._keep(key, plan)
@@ -128,6 +140,7 @@ class CudaBuilder:
             return build(graph)
         different = {piece.graph.digest(): piece.graph for piece in parts.pieces}
         missing = [piece for digest, piece in different.items() if (digest, limit) not in self._pieces]
+        self._rehearsals.ask(missing)
         with compiling_ahead(missing, limit):
             return in_pieces(graph, parts, limit, build)
 
