@@ -294,7 +294,7 @@ class TorchSide:
         )
 
     def await_ready(self, deadline: float) -> None:
-        """Wait until it has compiled the network, or has failed; by then in `time.monotonic()`, it is ended."""
+        """Wait until it has compiled the network or has failed; at the deadline (monotonic), end it."""
         assert self._process.stdout is not None
         timer = threading.Timer(max(0.0, deadline - time.monotonic()), self._process.kill)
         timer.start()
