@@ -194,7 +194,7 @@ def test_what_cannot_be_has_no_share(bench: Workbench) -> None:
 def test_a_long_loss_is_the_logarithm_of_a_number_of_alignments(bench: Workbench) -> None:
     """All classes are as probable: T frames have binomial(T + S, 2 S) alignments with S unlike labels.
 
-    The derivatives, too, are exact where logarithms are in the thousands.
+    Derivatives, too, are exact where logarithms are in the thousands: float32 has steps of 0.0005 there.
     """
     frames, labels, classes = 3_000, 40, 5
     log_probs = np.full((frames, 1, classes), np.float32(-math.log(classes)))
@@ -202,9 +202,9 @@ def test_a_long_loss_is_the_logarithm_of_a_number_of_alignments(bench: Workbench
     found = problem.run(bench, log_probs=log_probs)
     ways = math.log(math.comb(frames + labels, 2 * labels))
     np.testing.assert_allclose(found["losses"], [-frames * float(log_probs[0, 0, 0]) - ways], rtol=1e-6)
-    np.testing.assert_allclose(found["dlog_probs"].sum(axis=2), -1, rtol=1e-6)
+    np.testing.assert_allclose(found["dlog_probs"].sum(axis=2), -1, rtol=1e-5)
     first = -(frames - labels) / (frames + labels)  # as many more with a frame less begin with a blank
-    np.testing.assert_allclose(found["dlog_probs"][0, 0, 0], first, rtol=1e-6)
+    np.testing.assert_allclose(found["dlog_probs"][0, 0, 0], first, rtol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -140,7 +140,8 @@ class Program:
                 flat = statement.values.astype(
                     np.float64 if statement.dtype.is_floating else statement.values.dtype
                 )
-                values.append(f"    {statement.name!r}: np.array({flat.tolist()}),")
+                shaped = "" if flat.size else f".reshape({dims})"
+                values.append(f"    {statement.name!r}: np.array({flat.tolist()}){shaped},")
             else:
                 given = [_python(one) for one in statement.arguments]
                 given += [f"{name}={_python(one)}" for name, one in statement.keywords.items()]

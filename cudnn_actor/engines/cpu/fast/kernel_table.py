@@ -9,6 +9,7 @@ from cudnn_actor.engines.cpu.fast.attention import attention
 from cudnn_actor.engines.cpu.fast.attention_gradients import attention_backward
 from cudnn_actor.engines.cpu.fast.channel_norm_gradients import channel_norm_backward, channel_sums
 from cudnn_actor.engines.cpu.fast.channel_norms import batch_norm, channel_norm
+from cudnn_actor.engines.cpu.fast.ctc_loss import ctc_loss
 from cudnn_actor.engines.cpu.fast.grouped_matmul import grouped_matmul, grouped_matmul_backward_weights
 from cudnn_actor.engines.cpu.fast.indexing import gather, gather_elements, gather_nd
 from cudnn_actor.engines.cpu.fast.kernels import Kernel
@@ -36,6 +37,7 @@ from cudnn_actor.protocol.operations import (
     ConvolutionBackwardData,
     ConvolutionBackwardFilter,
     ConvolutionForward,
+    CTCLoss,
     Cumulative,
     Gather,
     GatherElements,
@@ -83,6 +85,7 @@ _MAKERS: Mapping[type, Callable[[Node, Specs], Kernel | None]] = {
     ConvolutionBackwardData: convolution.make,
     ConvolutionBackwardFilter: convolution.make,
     ConvolutionForward: convolution.make,
+    CTCLoss: ctc_loss,
     Cumulative: cumulative,
     Gather: gather,
     GatherElements: gather_elements,
