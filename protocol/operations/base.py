@@ -12,7 +12,7 @@ import enum
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import msgspec
 
@@ -28,11 +28,13 @@ __all__ = [
     "Array",
     "GraphTensor",
     "Operation",
+    "Part",
     "Region",
     "Specs",
     "TensorRole",
     "axes_of",
     "axis_of",
+    "is_all",
     "require",
     "require_elements",
     "require_floating",
@@ -49,6 +51,28 @@ Specs = Mapping[str, TensorSpec]
 """The specs of operands, by the names of their fields."""
 Region = tuple[slice, ...]
 """A part of a tensor: a slice of each dim."""
+
+
+class Part(NamedTuple):
+    """How a part of an operation's outputs is computed from parts of its inputs.
+
+    Parameters
+    ----------
+    operation
+        What is evaluated: the operation, or one with other parameters.
+    inputs
+        The part of each input.
+    results
+        The part of each result that it gives: what is wanted, or more.
+    moved
+        What is added to the values of operands that count places of the whole: of inputs before, of results
+        afterwards. Numbers, or arrays of int64 that broadcast.
+    """
+
+    operation: Operation[Any]
+    inputs: Mapping[str, Region]
+    results: Mapping[str, Region]
+    moved: Mapping[str, Any] = MappingProxyType({})
 
 
 class TensorRole(enum.StrEnum):
@@ -103,6 +127,11 @@ class GraphTensor(Record):
         """Everything that defines the tensor, except its name and uids."""
         meaning = (self.dims, self.strides, self.dtype, self.role, self.alignment)
         return meaning if self.value is None else (*meaning, self.value)
+
+
+def is_all(size: int, part: slice) -> bool:
+    """Whether a part of so many elements is all of them, in their order."""
+    return range(size)[part] == range(size)
 
 
 def tensor_of(uid: int, spec: TensorSpec, **fields: Any) -> GraphTensor:
@@ -300,6 +329,19 @@ class Operation(Record, Generic[T], tag=True):
         del specs, wanted
         return None
 
+    def part(self, specs: Specs, wanted: Mapping[str, Region]) -> Part | None:
+        """How a part of the outputs is computed by itself; None if it takes all of the inputs.
+
+        Parameters
+        ----------
+        specs
+            The specs of all operands.
+        wanted
+            A part of each output: slices that have a start and a stop, and no step.
+        """
+        needed = self.needs(specs, wanted)
+        return None if needed is None else Part(self, needed, wanted)
+
     def evaluate(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
         """The outputs' values: the definition of the operation.
 
@@ -308,7 +350,8 @@ class Operation(Record, Generic[T], tag=True):
         xp
             A library with NumPy's interface, and with the functions `erf` and `erfc`.
         values
-            The inputs: floats as float64, uint64 as it is, other integers and bool (0 or 1) as int64.
+            The inputs: floats as float64, uint64 as it is, other integers and bool (0 or 1) as int64. Where
+            not more than float32 is wanted of floats, as float32: then the outputs may be of that, too.
         specs
             The specs of the outputs that are wanted.
 

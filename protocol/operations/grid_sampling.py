@@ -19,6 +19,7 @@ from cudnn_actor.protocol.operations.base import (
     ALLOCATED,
     Array,
     Operation,
+    Region,
     Specs,
     T,
     require_elements,
@@ -140,6 +141,14 @@ class GridSample(Operation[T], tag=True):
 
     def work(self, specs: Specs) -> int:
         return specs["x"].size + int(8 * self.reach[1] ** (specs["x"].rank - 2)) * specs["y"].size
+
+    def needs(self, specs: Specs, wanted: Mapping[str, Region]) -> dict[str, Region]:
+        images, channels, *places = wanted["y"]
+        every = slice(None)
+        return {
+            "x": (images, channels, *[every] * (specs["x"].rank - 2)),
+            "grid": (images, *places, every),
+        }
 
     def evaluate(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
         x = values["x"]

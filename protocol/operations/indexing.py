@@ -343,16 +343,21 @@ class Scattering(_Indexed[T]):
         ):  # CuPy: what it writes to one place is in no order, and it multiplies at none
             found = self.evaluate(np, {name: xp.asnumpy(value) for name, value in values.items()}, specs)
             return {"y": xp.asarray(found["y"])}
-        # The last of several updates wins only where NumPy goes through them in this order.
-        x, indices, updates = (np.asarray(values[name], order="C") for name in self.inputs)
-        y = x.copy()
-        if updates.size:
-            at = self.places(x.shape, indices.shape).at(np, indices, x.shape)
-            if self.reduction is ScatterReduction.NONE:
-                y[at] = updates
-            else:
-                _FUNCTIONS[self.reduction].at(y, at, updates)
+        y = np.array(values["x"], order="C")
+        self.write(y, values["indices"], values["updates"])
         return {"y": y}
+
+    def write(self, y: np.ndarray, indices: np.ndarray, updates: np.ndarray) -> None:
+        """Change what has x's values into the result. Arrays are NumPy's."""
+        if not updates.size:
+            return
+        # The last of several updates wins only where NumPy goes through them in this order.
+        indices, updates = (np.asarray(values, order="C") for values in (indices, updates))
+        at = self.places(y.shape, indices.shape).at(np, indices, y.shape)
+        if self.reduction is ScatterReduction.NONE:
+            y[at] = updates
+        else:
+            _FUNCTIONS[self.reduction].at(y, at, updates)
 
     def gradient(self, g: Any, d: Mapping[str, Any]) -> dict[str, Any]:
         """Equal elements of a smallest or largest one have equal shares."""

@@ -10,8 +10,9 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 from cudnn_actor.protocol.errors import InvalidRequest
@@ -19,8 +20,11 @@ from cudnn_actor.protocol.operations.base import (
     ALLOCATED,
     Array,
     Operation,
+    Part,
+    Region,
     Specs,
     T,
+    is_all,
     require,
     require_floating,
 )
@@ -34,12 +38,65 @@ __all__ = ["AdaptiveWindow", "AvgPool", "AvgPoolBackward", "LpPool", "LpPoolBack
 __all__ += ["MaxPool", "MaxPoolBackward", "Window"]
 
 
+class _Windows(NamedTuple):
+    """Some windows, and the parts of x and of y, or of their gradients, that they connect."""
+
+    window: Window | AdaptiveWindow
+    x: Region
+    y: Region
+
+
 class _Pooling(Operation[T]):
     window: Window | AdaptiveWindow
 
     def _pooled(self, x: TensorSpec, dtype: DType | None = None) -> TensorSpec:
         layout = Layout.NHWC if x.layout is Layout.NHWC else Layout.NCHW
         return TensorSpec.packed(self.window.output_dims(x.dims), dtype or x.dtype, layout)
+
+    def part(self, specs: Specs, wanted: Mapping[str, Region]) -> Part | None:
+        """Images and channels by themselves; of spatial dims, what some windows of one size reach over.
+
+        With indices, the first spatial dim alone is cut: then they are those of the part and a number.
+        """
+        region, *others = wanted.values()
+        gradient = "dx" in specs
+        cut_dims = specs["dx" if gradient else "y"].dims
+        if any(other != region for other in others):
+            return None
+        if "index" in specs and not all(map(is_all, cut_dims[3:], region[3:])):
+            return None
+        if all(map(is_all, cut_dims[2:], region[2:])):
+            found = self._whole_images(specs, region)
+        elif isinstance(self.window, AdaptiveWindow):
+            return None
+        else:
+            found = self._some_windows(self.window, specs, region)
+        inputs = {name: found.x if name == "x" else found.y for name, _ in self.named(self.inputs)}
+        moved = {}
+        if "index" in specs:
+            ahead = _ahead(specs["dx" if gradient else "x"].dims, found.x)
+            moved["index"] = -ahead if gradient else ahead
+        operation = msgspec.structs.replace(self, window=found.window)
+        return Part(operation, inputs, {"dx": found.x} if gradient else wanted, moved)
+
+    def _whole_images(self, specs: Specs, region: Region) -> _Windows:
+        x, y = (specs[name].dims for name in (("dx", "dy") if "dx" in specs else ("x", "y")))
+        of_x, of_y = ((*region[:2], *(slice(0, size) for size in dims[2:])) for dims in (x, y))
+        return _Windows(self.window, of_x, of_y)
+
+    def _some_windows(self, window: Window, specs: Specs, region: Region) -> _Windows:
+        """What a part of y is computed from; or a part of dx, which is made larger."""
+        gradient = "dx" in specs
+        x, y = (specs[name].dims for name in (("dx", "dy") if gradient else ("x", "y")))
+        places = window.reaching(region[2:], y[2:]) if gradient else region[2:]
+        window, reach = window.at(x[2:], places)
+        spatial = []
+        for size, count, own, of_y, of_x in zip(x[2:], y[2:], region[2:], places, reach, strict=True):
+            if is_all(count, of_y):
+                spatial.append(slice(0, size))
+            else:  # between windows, and behind the last one, elements of dx are in none
+                spatial.append(slice(of_x.start, max(of_x.stop, own.stop)) if gradient else of_x)
+        return _Windows(window, (*region[:2], *spatial), (*region[:2], *places))
 
     def _check_gradient(self, specs: Specs) -> None:
         """Check that dx has dy's dtype, and that dy is the gradient of what the windows of dx give."""
@@ -97,6 +154,19 @@ class MaxPool(_Pooling[T], tag=True):
     def gradient(self, g: Any, d: Mapping[str, Any]) -> dict[str, Any]:
         backward = MaxPoolBackward(dy=d["y"], index=g.output(self, "index"), window=self.window)
         return {"x": g.apply(backward, like={"dx": self.x})}
+
+
+def _ahead(x: Sequence[int], part: Region) -> Array:
+    """How much higher the numbers of elements are than they would be in a part of x by itself.
+
+    For each image and channel. The part is cut along the first three dims alone.
+    """
+    image, channel, rows = part[:3]
+    row = math.prod(x[3:])
+    of_x = np.arange(image.start, image.stop)[:, None] * x[1] + np.arange(channel.start, channel.stop)
+    own = np.arange(of_x.size).reshape(of_x.shape)
+    found = (of_x * x[2] + rows.start - own * (rows.stop - rows.start)) * row
+    return found.reshape(*found.shape, *[1] * (len(x) - 2))
 
 
 def _largest(xp: Any, window: Window | AdaptiveWindow, x: Array, places: Sequence[int]) -> Array:

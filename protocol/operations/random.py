@@ -17,7 +17,17 @@ from typing import Any, ClassVar
 import numpy as np
 
 from cudnn_actor.protocol.errors import InvalidRequest, Words
-from cudnn_actor.protocol.operations.base import ALLOCATED, Array, Operation, Specs, T, require
+from cudnn_actor.protocol.operations.base import (
+    ALLOCATED,
+    Array,
+    Operation,
+    Part,
+    Region,
+    Specs,
+    T,
+    is_all,
+    require,
+)
 from cudnn_actor.protocol.operations.example import Example
 from cudnn_actor.protocol.types.checks import is_finite, is_whole, require_fraction, require_member
 from cudnn_actor.protocol.types.dtypes import DType
@@ -121,6 +131,17 @@ class Randomness(Operation[T]):
     def samples(self, xp: Any, specs: Specs, draw: Callable[[TensorSpec], Array]) -> dict[str, Array]:
         del specs, draw
         return {"state": state_sample(xp)}
+
+    def part(self, specs: Specs, wanted: Mapping[str, Region]) -> Part | None:
+        """Of numbers that follow one another: the state begins with the first of them."""
+        dims, region = specs["y"].dims, wanted["y"]
+        cut = next((n for n, part in enumerate(region) if part.stop - part.start > 1), len(dims))
+        if not all(map(is_all, dims[cut + 1 :], region[cut + 1 :])):
+            return None
+        first = 0
+        for size, of in zip(dims, region, strict=True):
+            first = first * size + of.start
+        return Part(self, {"state": (slice(None),)}, wanted, {"state": np.array([0, first])})
 
     def evaluate(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
         dims = specs["y"].dims

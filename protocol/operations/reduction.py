@@ -22,10 +22,12 @@ from cudnn_actor.protocol.operations.base import (
     ALLOCATED,
     Array,
     Operation,
+    Region,
     Specs,
     T,
     axes_of,
     axis_of,
+    is_all,
     require,
 )
 from cudnn_actor.protocol.operations.example import Example
@@ -338,6 +340,10 @@ class Cumulative(_Reducing[T], tag=True):
         if self.mode is ReductionMode.SUM:
             return {}
         return {"x": _Groups(xp, x, (self.axis % x.rank,)).factors(draw(x))}
+
+    def needs(self, specs: Specs, wanted: Mapping[str, Region]) -> dict[str, Region] | None:
+        axis, region = self.axis % specs["x"].rank, wanted["y"]
+        return {"x": region} if is_all(specs["x"].dims[axis], region[axis]) else None
 
     def evaluate(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
         del specs

@@ -21,8 +21,11 @@ from cudnn_actor.protocol.operations.base import (
     ALLOCATED,
     Array,
     Operation,
+    Part,
+    Region,
     Specs,
     T,
+    is_all,
     require,
     require_floating,
 )
@@ -153,6 +156,22 @@ class _Resampling(Operation[T]):
             if not (math.isclose(scale, 1.0) and size == wanted and whole):
                 found.append(axis)
         return found
+
+    def part(self, specs: Specs, wanted: Mapping[str, Region]) -> Part | None:
+        """Any part along the dims that stay as they are."""
+        (region,) = wanted.values()
+        gradient = "dx" in specs
+        x, result = (specs[name].dims for name in (("dx", "dx") if gradient else ("x", "y")))
+        resized, read, sizes = self.resized(x), [*region], [*self.sizes]
+        for axis, of in enumerate(region):
+            if axis not in resized:
+                sizes[axis] = of.stop - of.start
+            elif is_all(result[axis], of):
+                read[axis] = slice(None)
+            else:
+                return None
+        operation = msgspec.structs.replace(self, sizes=tuple(sizes))
+        return Part(operation, dict.fromkeys(self.inputs, tuple(read)), wanted)
 
     def taps_along(self, x: tuple[int, ...], axis: int, elements: np.ndarray | None = None) -> Taps:
         """What elements of y along a dim are made of: those of these numbers; None for all.

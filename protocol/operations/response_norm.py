@@ -14,8 +14,10 @@ from cudnn_actor.protocol.operations.base import (
     ALLOCATED,
     Array,
     Operation,
+    Region,
     Specs,
     T,
+    is_all,
     require,
     require_floating,
 )
@@ -57,6 +59,12 @@ class _Response(Operation[T]):
 
     def work(self, specs: Specs) -> int:
         return min(self.size, specs["x"].dims[1]) * specs["x"].size
+
+    def needs(self, specs: Specs, wanted: Mapping[str, Region]) -> dict[str, Region] | None:
+        (region,) = wanted.values()
+        if not is_all(specs["x"].dims[1], region[1]):
+            return None
+        return dict.fromkeys(self.inputs, region)
 
     def _windows(self, xp: Any, x: Array, before: int, after: int) -> Array:
         """The sum of so many channels around each one."""

@@ -11,7 +11,16 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from cudnn_actor.protocol.errors import InvalidRequest
-from cudnn_actor.protocol.operations.base import ALLOCATED, Array, Operation, Specs, T, axis_of
+from cudnn_actor.protocol.operations.base import (
+    ALLOCATED,
+    Array,
+    Operation,
+    Region,
+    Specs,
+    T,
+    axis_of,
+    is_all,
+)
 from cudnn_actor.protocol.operations.example import Example
 from cudnn_actor.protocol.operations.indexing import ScatterElements, ScatterReduction
 from cudnn_actor.protocol.types.checks import is_whole
@@ -80,6 +89,13 @@ class TopK(Operation[T], tag=True):
         x = specs["x"]
         numbers = xp.arange(math.prod(x.dims), dtype=xp.int64).reshape(x.dims)
         return {"x": numbers * 7 % 13 * 8 + draw(x)}
+
+    def needs(self, specs: Specs, wanted: Mapping[str, Region]) -> dict[str, Region] | None:
+        regions = [*wanted.values()]
+        axis = axis_of("axis", self.axis, specs["x"].rank)
+        if any(region != regions[0] for region in regions) or not is_all(self.k, regions[0][axis]):
+            return None
+        return {"x": (*regions[0][:axis], slice(None), *regions[0][axis + 1 :])}
 
     def evaluate(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
         del specs

@@ -12,6 +12,8 @@ import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
 
+import msgspec
+
 from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.operations.base import Array
 from cudnn_actor.protocol.types.conv import ConvSpec
@@ -125,6 +127,35 @@ class Window(Parameters, tag=True):
                     fix="use less padding",
                 )
         return count
+
+    def at(self, x: Sequence[int], places: Sequence[slice]) -> tuple[Window, tuple[slice, ...]]:
+        """Some of the windows over an input of these spatial dims, and the part of it that they reach over.
+
+        The window is that for the part by itself: its windows have the same elements.
+        """
+        part, before, behind = [], [], []
+        for axis, (size, of) in enumerate(zip(x, places, strict=True)):
+            start = of.start * self.stride[axis] - self.pre_padding[axis]
+            last = (of.stop - 1) * self.stride[axis] - self.pre_padding[axis]
+            end = last + self.dilation[axis] * (self.size[axis] - 1) + 1
+            part.append(slice(max(start, 0), min(end, size)))
+            before.append(max(-start, 0))
+            behind.append(max(end - size, 0))
+        return msgspec.structs.replace(self, pre_padding=tuple(before), post_padding=tuple(behind)), tuple(
+            part
+        )
+
+    def reaching(self, x: Sequence[slice], counts: Sequence[int]) -> list[slice]:
+        """Windows side by side, of so many: all that have an element in a part of the input, and one that
+        does not begin behind its start."""
+        found = []
+        for axis, (part, count) in enumerate(zip(x, counts, strict=True)):
+            stride, pre = self.stride[axis], self.pre_padding[axis]
+            extent = self.dilation[axis] * (self.size[axis] - 1) + 1
+            first = max(0, (part.start + pre - extent) // stride + 1)
+            first = min(first, (part.start + pre) // stride, count - 1)
+            found.append(slice(first, max(first + 1, min(count, (part.stop - 1 + pre) // stride + 1))))
+        return found
 
     def seen(self, xp: Any, axis: int, x: Array, value: float, count: int) -> Iterator[Array]:
         """For each place in a window along one spatial dim: the elements there of all `count` windows.

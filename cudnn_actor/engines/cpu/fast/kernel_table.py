@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from cudnn_actor.engines.cpu.fast import convolution, movement, pointwise, pooling
 from cudnn_actor.engines.cpu.fast.attention import attention
 from cudnn_actor.engines.cpu.fast.attention_gradients import attention_backward
+from cudnn_actor.engines.cpu.fast.by_definition import by_definition
 from cudnn_actor.engines.cpu.fast.channel_norm_gradients import channel_norm_backward, channel_sums
 from cudnn_actor.engines.cpu.fast.channel_norms import batch_norm, channel_norm
 from cudnn_actor.engines.cpu.fast.ctc_loss import ctc_loss
@@ -16,11 +17,13 @@ from cudnn_actor.engines.cpu.fast.kernels import Kernel
 from cudnn_actor.engines.cpu.fast.matmul import matmul
 from cudnn_actor.engines.cpu.fast.pooling_gradients import avg_pool_backward
 from cudnn_actor.engines.cpu.fast.reductions import reduction
-from cudnn_actor.engines.cpu.fast.resampling import resample
+from cudnn_actor.engines.cpu.fast.resampling import resample, resample_backward
 from cudnn_actor.engines.cpu.fast.row_norm_gradients import row_norm_backward
 from cudnn_actor.engines.cpu.fast.row_norms import layer_norm, rms_norm
 from cudnn_actor.engines.cpu.fast.scans import arg_reduction, cumulative
+from cudnn_actor.engines.cpu.fast.scattering import scatter
 from cudnn_actor.engines.cpu.fast.softmax import softmax, softmax_backward
+from cudnn_actor.engines.cpu.fast.sorting import top_k
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.operations import (
     ArgReduction,
@@ -58,13 +61,18 @@ from cudnn_actor.protocol.operations import (
     Pointwise,
     Reduction,
     Resample,
+    ResampleBackward,
     Reshape,
     RMSNorm,
     RMSNormBackward,
+    Scatter,
+    ScatterElements,
+    ScatterND,
     Slice,
     Softmax,
     SoftmaxBackward,
     Specs,
+    TopK,
     Transpose,
 )
 
@@ -105,20 +113,26 @@ _MAKERS: Mapping[type, Callable[[Node, Specs], Kernel | None]] = {
     Pointwise: pointwise.make,
     Reduction: reduction,
     Resample: resample,
+    ResampleBackward: resample_backward,
     Reshape: movement.reshape,
     RMSNorm: rms_norm,
     RMSNormBackward: row_norm_backward,
+    Scatter: scatter,
+    ScatterElements: scatter,
+    ScatterND: scatter,
     Slice: movement.slice_,
     Softmax: softmax,
     SoftmaxBackward: softmax_backward,
+    TopK: top_k,
     Transpose: movement.transpose,
 }
 
 
 def kernel_of(graph: OperationGraph, operation: Node) -> Kernel | None:
-    """The kernel for an operation of a graph; None if it is to be evaluated by its definition."""
-    make = _MAKERS.get(type(operation))
+    """The kernel for an operation of a graph; None if it is to be evaluated as a whole."""
     specs = {name: graph.tensor(uid).spec for name, uid in operation.named()}
-    if make is None or any(0 in spec.dims for spec in specs.values()):
+    if any(0 in spec.dims for spec in specs.values()):
         return None
-    return make(operation, specs)
+    make = _MAKERS.get(type(operation))
+    kernel = None if make is None else make(operation, specs)
+    return kernel or by_definition(operation, specs)

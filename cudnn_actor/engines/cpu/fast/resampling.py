@@ -1,10 +1,10 @@
-"""Resampling, one dim after the other: each element is a weighted sum of at most four."""
+"""Resampling and its gradient, one dim after the other: each element is a weighted sum of some others."""
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -24,10 +24,13 @@ from cudnn_actor.engines.cpu.fast.kernels import (
     lanes_worth,
     made_when_run,
 )
+from cudnn_actor.engines.cpu.rounding import integer_range
 from cudnn_actor.engines.cpu.scratch import Scratch, footprint
-from cudnn_actor.protocol.operations import Node, Resample, Specs
+from cudnn_actor.protocol.operations import Node, Resample, ResampleBackward, Specs
+from cudnn_actor.protocol.operations.resampling import Taps
+from cudnn_actor.protocol.types.dtypes import DType
 
-__all__ = ["Resampled", "resample"]
+__all__ = ["Resampled", "resample", "resample_backward"]
 
 Array = npt.NDArray[Any]
 Dims = tuple[int, ...]
@@ -37,20 +40,67 @@ _NS = 1.8
 """Nanoseconds of an element of y, about."""
 _MOST_KEPT = 1 << 20
 """Elements along a dim whose taps a program keeps. Those of longer dims are found in each run."""
-_MOST_NEIGHBOURS = 4
+_MOST_TAPS = 16
+"""Taps of an element along a dim. Where there are more, calls are made in each run: they are many."""
+_UNEVEN = 4
+"""How many times as many taps as there are along a dim are computed, so that all elements have as many."""
+
+TapsAlong = Callable[[int, npt.NDArray[np.int64]], Taps]
+"""What some elements of a result along an axis are sums of."""
 
 
-def resample(node: Node, specs: Specs) -> Resampled | None:
-    """The kernel for `Resample`; None where elements lie outside of x, or are made of more than four."""
+def resample(node: Node, specs: Specs) -> Resampled:
+    """The kernel for `Resample`."""
     assert isinstance(node, Resample)
     x, y = specs["x"], specs["y"]
-    for axis in node.resized(x.dims):
-        ends = node.taps_along(x.dims, axis, np.array([0, y.dims[axis] - 1]))
-        if ends.outside.any() or ends.places.shape[1] > _MOST_NEIGHBOURS:
+    beyond: float = node.extrapolation
+    if x.dtype is DType.BOOL:
+        beyond = round(beyond) != 0
+    elif not x.dtype.is_floating:
+        least, largest = integer_range(x.dtype.numpy)
+        beyond = min(max(round(beyond), least), largest)
+    axes = _in_order(node.resized(x.dims), x.dims, y.dims)
+    return Resampled(x.dims, y.dims, carried(x.dtype), axes, partial(node.taps_along, x.dims), beyond)
+
+
+def resample_backward(node: Node, specs: Specs) -> Resampled | None:
+    """The kernel for `ResampleBackward`; None where some elements are part of far more than most are."""
+    assert isinstance(node, ResampleBackward)
+    dy, dx = specs["dy"].dims, specs["dx"].dims
+    reversed_taps: dict[int, Taps] = {}
+    for axis in node.resized(dx):
+        taps = _reversed(node.taps_along(dx, axis), dx[axis])
+        if taps is None:
             return None
-    # The fewest elements first: along dims that shrink, and at last along those that grow.
-    axes = sorted(node.resized(x.dims), key=lambda axis: (y.dims[axis] / x.dims[axis], -axis))
-    return Resampled(node, x.dims, y.dims, carried(x.dtype), tuple(axes))
+        reversed_taps[axis] = taps
+
+    def along(axis: int, elements: npt.NDArray[np.int64]) -> Taps:
+        return Taps(*(of[elements] for of in reversed_taps[axis]))
+
+    return Resampled(dy, dx, carried(specs["dy"].dtype), _in_order(reversed_taps, dy, dx), along)
+
+
+def _in_order(axes: Iterable[int], x: Dims, y: Dims) -> tuple[int, ...]:
+    """The fewest elements first: along dims that shrink, and at last along those that grow."""
+    return tuple(sorted(axes, key=lambda axis: (y[axis] / x[axis], -axis)))
+
+
+def _reversed(taps: Taps, size: int) -> Taps | None:
+    """What each of so many elements of an operand is part of, as if it were a sum of that.
+
+    All have as many taps: some have weights of 0. None if that makes them far more.
+    """
+    starts, places, weights = taps.transposed(size)
+    if not len(places):  # nothing is read
+        places, weights = np.zeros(1, np.int64), np.zeros(1)
+    counts = np.diff(starts)
+    most = max(int(counts.max()), 1)
+    if most * size > _UNEVEN * max(size, len(places)):
+        return None
+    used = np.arange(most) < counts[:, None]
+    at = starts[:-1, None] + np.minimum(np.arange(most), np.maximum(counts[:, None] - 1, 0))
+    at = at.clip(max=len(places) - 1)
+    return Taps(places[at], np.where(used, weights[at], 0.0), np.zeros(size, bool))
 
 
 Allocate = Callable[[Dims, np.dtype[Any]], Array]
@@ -77,23 +127,31 @@ class Along(NamedTuple):
         For each tap, places in that part.
     weights
         For each tap, weights; None if these are all 1.
+    outside
+        Which elements of y have another value; None if none has.
     """
 
     axis: int
     reach: slice
     places: list[Array]
     weights: list[Array] | None
+    outside: Array | None
 
 
 @dataclass(frozen=True, eq=False)
 class Resampled:
-    """y from x, along some axes, one after the other; in blocks of y."""
+    """y from x, along some axes, one after the other; in blocks of y.
 
-    node: Resample[Any]
+    `taps`: what elements along an axis are sums of; from one to the next, places never decrease, or never
+    increase. `beyond`: the value of elements that lie outside of x.
+    """
+
     x: Dims
     y: Dims
     dtype: np.dtype[Any]
     axes: tuple[int, ...]
+    taps: TapsAlong
+    beyond: float = 0.0
 
     def footprint(self, lanes: int) -> int:
         """Bytes of scratch that each lane needs: for x's part of a block, and for results along some axes."""
@@ -130,32 +188,40 @@ class Resampled:
         """The most elements of x that a block of so many elements of y along an axis reaches over."""
         starts = np.arange(0, self.y[axis], extent)
         ends = np.minimum(starts + extent, self.y[axis]) - 1
-        first, last = (self.node.taps_along(self.x, axis, each).places for each in (starts, ends))
+        first, last = (self.taps(axis, each).places for each in (starts, ends))
         both = np.concatenate([first, last], 1)  # the places between them lie between theirs
         most = int((both.max(1) - both.min(1)).max()) + 1
         return most if 2 * most <= self.x[axis] else self.x[axis]
 
+    def _taps_of(self, axis: int) -> int:
+        """How many taps elements along an axis have."""
+        return int(self.taps(axis, np.zeros(1, np.int64)).places.shape[1])
+
     def _along(self, allocate: Allocate, axis: int, start: int, stop: int) -> Along:
-        taps = self.node.taps_along(self.x, axis, np.arange(start, stop))
+        taps = self.taps(axis, np.arange(start, stop))
         first, last = int(taps.places.min()), int(taps.places.max())
         if 2 * (last + 1 - first) > self.x[axis]:  # whole rows are contiguous
             first, last = 0, self.x[axis] - 1
         places = _of_taps(taps.places - first, taps.places.dtype, allocate)
         alone = taps.weights.shape[1] == 1 and (taps.weights == 1).all()
         weights = None if alone else _of_taps(taps.weights, self.dtype, allocate)
-        return Along(axis, slice(first, last + 1), places, weights)
+        outside = None
+        if taps.outside.any():
+            outside = allocate(taps.outside.shape, np.dtype(np.bool_))
+            outside[...] = taps.outside
+        return Along(axis, slice(first, last + 1), places, weights, outside)
 
     def bind(
         self, operands: Mapping[str, Array], results: Mapping[str, Array], lanes: Sequence[Scratch]
     ) -> list[Step]:
         """The steps of a run: see `Kernel`."""
-        x, y = operands["x"], results["y"]
+        (x,), (y,) = operands.values(), results.values()
         rank = len(self.x)
         last = rank > 2 and abs(y.strides[1]) < min(map(abs, y.strides[2:]))
         order = memory_order(rank, channels_last=last)
         lanes = lanes_worth(lanes, _NS * math.prod(self.y))
         extents = self._extents(order)
-        kept = all(self.y[axis] <= _MOST_KEPT for axis in self.axes)
+        kept = all(self.y[axis] <= _MOST_KEPT and self._taps_of(axis) <= _MOST_TAPS for axis in self.axes)
         along = (
             functools.cache(partial(self._along, lanes[0].keep)) if kept else partial(self._along, np.empty)
         )
@@ -193,6 +259,10 @@ class Resampled:
             x = into
             if final and into is not y:
                 yield partial(np.copyto, y, into)
+        for one in alongs:
+            if one.outside is not None:
+                where = one.outside.reshape([-1 if axis == one.axis else 1 for axis in order])
+                yield partial(np.copyto, y, np.array(self.beyond, y.dtype), where=where)
 
 
 def _summed(along: Along, axis: int, x: Array, y: Array, memory: Scratch) -> Iterator[Call]:

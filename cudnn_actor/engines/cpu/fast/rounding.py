@@ -1,13 +1,17 @@
-"""Values of float32, rounded to those that a half type has: to nearest, ties to even."""
+"""Values rounded to those that a dtype has: to nearest, ties to even."""
 
 from __future__ import annotations
 
-import numpy as np
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
+from cudnn_actor.engines.cpu.exact.evaluation import round_into
 from cudnn_actor.engines.cpu.fast.instructions import Code, Value
 from cudnn_actor.protocol.types.dtypes import DType
 
-__all__ = ["rounded"]
+__all__ = ["rounded", "store"]
 
 _MANTISSA, _EXPONENT, _SIGN = 23, 0x7F800000, 0x80000000
 
@@ -32,3 +36,18 @@ def _to_float16(code: Code, x: Value) -> Value:
     nearest = code(np.subtract, code(np.add, x, large), large)
     held = code(np.multiply, code(np.multiply, nearest, 2.0**112), 2.0**-112)
     return code(np.bitwise_or, held.bits(np.uint32), code(np.bitwise_and, bits, _SIGN)).bits(np.float32)
+
+
+def store(result: npt.NDArray[Any], dtype: DType, array: npt.NDArray[Any]) -> None:
+    """Store values rounded to a dtype in an array of that dtype, or of the one that it is carried in.
+
+    What was computed in float32 is stored as it is in an array of float32.
+    """
+    if result.dtype == array.dtype == np.float32:
+        array[...] = result
+    elif array.dtype == dtype.numpy:
+        round_into(result, dtype, array)
+    else:
+        narrow = np.empty(array.shape, dtype.numpy)
+        round_into(result, dtype, narrow)
+        array[...] = narrow

@@ -14,12 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 from cudnn_actor.engines.base import blame
-from cudnn_actor.engines.cpu.exact.evaluation import XP, exact, round_into
+from cudnn_actor.engines.cpu.exact.evaluation import XP, exact
 from cudnn_actor.engines.cpu.fast.blocks import BLOCK_ELEMENTS, merged_axes, pieces
 from cudnn_actor.engines.cpu.fast.kernels import Call, Step, deal
+from cudnn_actor.engines.cpu.fast.rounding import store
 from cudnn_actor.engines.cpu.scratch import Scratch
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
-from cudnn_actor.protocol.types.dtypes import DType
 
 __all__ = ["Arrays", "Unit", "computed", "copied", "evaluated", "moved", "stored"]
 
@@ -80,7 +80,7 @@ def evaluated(graph: OperationGraph, number: int) -> Unit:
                 values = known | {uid: exact(array) for uid, array in given.items()}
                 for uid, result in graph.evaluate(XP, operation, values).items():
                     dtype, array = into[uid]
-                    _store(result, dtype, array)
+                    store(result, dtype, array)
             except Exception as error:
                 blame(error, (number,))
                 raise
@@ -100,16 +100,6 @@ def moved(unit: Unit, number: int, to: int) -> Unit:
         tuple(to if each == number else each for each in numbers) for numbers in (unit.reads, unit.writes)
     )
     return Unit(reads, writes, bind, unit.footprint)
-
-
-def _store(result: npt.NDArray[Any], dtype: DType, array: npt.NDArray[Any]) -> None:
-    """Store values rounded to a dtype in an array of that dtype, or of the one that it is carried in."""
-    if array.dtype == dtype.numpy:
-        round_into(result, dtype, array)
-        return
-    rounded = np.empty(array.shape, dtype.numpy)
-    round_into(result, dtype, rounded)
-    array[...] = rounded
 
 
 def copied(source: int, target: int) -> Unit:

@@ -1,0 +1,178 @@
+"""The largest or smallest elements of rows: each is sorted with its place, as one number of 64 bits.
+
+Such numbers are all different. So any way of sorting them is stable, and they are sorted where they lie.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from cudnn_actor.engines.cpu.fast.kernels import Call, Operands, Step, carried, deal, in_turn, lanes_worth
+from cudnn_actor.engines.cpu.fast.lines import boxes_of_elements
+from cudnn_actor.engines.cpu.scratch import Dims, Scratch, footprint
+from cudnn_actor.protocol.operations import Node, Specs, TopK
+
+__all__ = ["Sorting", "top_k"]
+
+Array = npt.NDArray[Any]
+_BLOCK_ELEMENTS = 1 << 15
+"""Elements of x that are sorted together, if a row is not longer."""
+_MOST_SCRATCH = 64 << 20
+"""Bytes for each lane. To sort more takes NumPy's copies."""
+_NS = 20
+"""Nanoseconds of an element of x, about."""
+_PLACE_BITS = 32
+
+
+def top_k(node: Node, specs: Specs) -> Sorting | None:
+    """The kernel for `TopK`; None for elements of 64 bits, and for many of a very long row."""
+    assert isinstance(node, TopK)
+    x = specs["x"]
+    dtype = carried(x.dtype)
+    axis = node.axis % x.rank
+    if dtype.itemsize > 4 or x.dims[axis] >= 1 << (_PLACE_BITS - 1):
+        return None
+    kernel = Sorting(x.dims, dtype, axis, node.k, node.largest, node.in_order)
+    return kernel if kernel.footprint(1) <= _MOST_SCRATCH else None
+
+
+@dataclass(frozen=True, eq=False)
+class Sorting:
+    """`k` elements of each row of x, of these dims, along an axis, and their places."""
+
+    x: Dims
+    dtype: np.dtype[Any]
+    axis: int
+    k: int
+    largest: bool
+    in_order: bool
+
+    @property
+    def _chunk(self) -> int:
+        """How many elements of a row are sorted at a time, beside the best of those before."""
+        size = self.x[self.axis]
+        return size if size <= _BLOCK_ELEMENTS or 2 * self.k >= size else max(_BLOCK_ELEMENTS, self.k)
+
+    @property
+    def _rows(self) -> int:
+        return max(1, _BLOCK_ELEMENTS // self.x[self.axis])
+
+    def footprint(self, lanes: int) -> int:
+        """Bytes of scratch that each lane needs: for elements with their places, and the places in x."""
+        del lanes
+        rows, size = min(self._rows, math.prod(self.x) // self.x[self.axis]), self.x[self.axis]
+        chunk = self._chunk
+        keys = footprint((rows, chunk if chunk == size else self.k + chunk))
+        elements = 2 * footprint((rows, chunk), itemsize=self.dtype.itemsize)
+        nans = footprint((rows, chunk), itemsize=1)
+        wanted = 2 * footprint((rows, self.k)) + footprint((rows, self.k), itemsize=self.dtype.itemsize)
+        return keys + elements + nans + wanted
+
+    def bind(self, operands: Operands, results: Operands, lanes: Sequence[Scratch]) -> list[Step]:
+        """The steps of a run: see `Kernel`."""
+        x, values = (np.moveaxis(of, self.axis, -1) for of in (operands["x"], results["values"]))
+        places = np.moveaxis(results["indices"], self.axis, -1) if "indices" in results else None
+        lanes = lanes_worth(lanes, _NS * x.size)
+        numbers = lanes[0].keep((self._chunk,), np.int64)
+        numbers[...] = np.arange(self._chunk)
+
+        @functools.cache
+        def starts(rows: Dims) -> Array:
+            found = lanes[0].keep((*rows, 1), np.int64)
+            found[...] = (np.arange(math.prod(rows)) * x.shape[-1]).reshape(found.shape)
+            return found
+
+        def call(box: tuple[slice, ...], lane: int) -> Call:
+            at: Any = (*box, ...)
+            block = _Block(
+                self, x[at], values[at], None if places is None else places[at], lanes[lane].fork()
+            )
+            return in_turn([*block.calls(numbers, starts)])
+
+        return [deal(boxes_of_elements(x.shape[:-1], self._rows), len(lanes), call)]
+
+
+class _Block:
+    """Some rows: of x, of the values, and of the places if they are wanted; all with rows last."""
+
+    def __init__(self, of: Sorting, x: Array, values: Array, places: Array | None, memory: Scratch) -> None:
+        self._of, self._x, self._values, self._places = of, x, values, places
+        self._memory = memory
+        self._rows = x.shape[:-1]
+
+    def calls(self, numbers: Array, starts: Callable[[Dims], Array]) -> Iterator[Call]:
+        """What sorts them. `numbers`: from 0 on. `starts`: where each of so many rows begins in a block."""
+        of, memory, size, chunk = self._of, self._memory, self._x.shape[-1], len(numbers)
+        k = of.k
+        keys = memory.take((*self._rows, size if chunk == size else k + chunk), np.int64)
+        elements = memory.take((*self._rows, chunk), of.dtype)
+        spare, nans = memory.take(elements.shape, of.dtype), memory.take(elements.shape, np.bool_)
+        for start in range(0, size, chunk):
+            stop = min(start + chunk, size)
+            best = k if start else 0
+            seen = keys[..., best : best + stop - start]
+            part = (..., slice(0, stop - start))
+            yield partial(np.copyto, elements[part], self._x[..., start:stop])
+            yield from self._keys(elements[part], spare[part], nans[part], seen)
+            yield partial(np.add, seen, numbers[: stop - start], seen)
+            if start:
+                yield partial(np.add, seen, np.array(start), seen)
+            candidates = keys[..., : best + stop - start]
+            if k < candidates.shape[-1]:
+                yield partial(candidates.partition, k - 1)
+        wanted = memory.take((*self._rows, k), np.int64)
+        if of.in_order:
+            yield keys[..., :k].sort
+        yield partial(np.bitwise_and, keys[..., :k], np.array((1 << _PLACE_BITS) - 1), wanted)
+        if not of.in_order:
+            yield wanted.sort
+        if self._places is not None:
+            yield partial(np.copyto, self._places, wanted)
+        if chunk == size:
+            yield partial(np.add, wanted, starts(self._rows), wanted)
+            yield from self._taken(elements.reshape(-1), wanted)
+        elif self._x.flags.c_contiguous:
+            yield from self._taken(self._x.reshape(-1), wanted)
+        else:
+            yield partial(_take, self._x.reshape(-1, size)[0], wanted, self._values)
+
+    def _taken(self, x: Array, places: Array) -> Iterator[Call]:
+        """The elements in these places."""
+        if self._values.flags.c_contiguous:
+            yield partial(x.take, places, None, self._values, "clip")
+            return
+        found = self._memory.take(places.shape, x.dtype)
+        yield partial(x.take, places, None, found, "clip")
+        yield partial(np.copyto, self._values, found)
+
+    def _keys(self, x: Array, spare: Array, nans: Array, keys: Array) -> Iterator[Call]:
+        """Whole numbers in the upper halves of int64, in the order in which elements are wanted."""
+        ordered = x
+        if x.dtype.kind == "f":
+            # Of floats as int32, those below 0 are in reverse; -0 becomes 0, and all NaN one above infinity.
+            yield partial(np.add, x, np.array(0, x.dtype), spare)
+            yield partial(np.isnan, spare, nans)
+            yield partial(np.copyto, spare, np.array(np.nan, x.dtype), where=nans)
+            ordered, below_0 = spare.view(np.int32), keys.view(np.int32)[..., ::2]
+            yield partial(np.right_shift, ordered, np.array(31, np.int32), below_0)
+            yield partial(np.bitwise_and, below_0, np.array((1 << 31) - 1, np.int32), below_0)
+            yield partial(np.bitwise_xor, ordered, below_0, ordered)
+        yield partial(np.copyto, keys, ordered)
+        if x.dtype == np.uint32:
+            yield partial(np.subtract, keys, np.array(1 << 31), keys)
+        if self._of.largest:
+            yield partial(np.invert, keys, keys)
+        yield partial(np.left_shift, keys, np.array(_PLACE_BITS), keys)
+
+
+def _take(row: Array, places: Array, values: Array) -> None:
+    """The elements of one row, which NumPy allocates."""
+    values[...] = row[places.reshape(-1)].reshape(values.shape)

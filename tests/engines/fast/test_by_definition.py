@@ -1,0 +1,288 @@
+"""Operations that are evaluated part by part, sorted or scattered: right, in little memory, with progress."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cudnn_actor.engines.cpu.fast import by_definition, scattering, sorting
+from cudnn_actor.engines.cpu.fast.compiler import compile_fast
+from cudnn_actor.engines.cpu.fast.lanes import Lanes
+from cudnn_actor.engines.cpu.fast.resampling import resample, resample_backward
+from cudnn_actor.engines.cpu.fast.scattering import scatter
+from cudnn_actor.engines.cpu.fast.sorting import top_k
+from cudnn_actor.engines.cpu.scratch import aligned_bytes
+from cudnn_actor.protocol import DType, GraphBuilder, TensorSpec
+from cudnn_actor.protocol.operations import (
+    AdaptiveWindow,
+    AvgPool,
+    AvgPoolBackward,
+    Cumulative,
+    GridSample,
+    LocalResponseNorm,
+    LocalResponseNormBackward,
+    LpPool,
+    LpPoolBackward,
+    MaxPool,
+    MaxPoolBackward,
+    RandomBernoulli,
+    RandomIntegers,
+    RandomNormal,
+    RandomUniform,
+    Resample,
+    ResampleBackward,
+    ResampleMode,
+    Scatter,
+    ScatterElements,
+    ScatterND,
+    ScatterReduction,
+    TopK,
+    Window,
+)
+
+from .kernel_cases import check
+from .kernel_runs import array_of, run
+
+PARTS = by_definition.by_definition
+S = Window.symmetric
+FAMILIES: Mapping[str, Mapping[Any, Any]] = {
+    "pooling": dict.fromkeys((LpPool, LpPoolBackward, MaxPool, MaxPoolBackward), PARTS),
+    "response_norm": dict.fromkeys((LocalResponseNorm, LocalResponseNormBackward), PARTS),
+    "grid_sampling": {GridSample: PARTS},
+    "random": dict.fromkeys((RandomUniform, RandomNormal, RandomBernoulli, RandomIntegers), PARTS),
+    "reduction": {Cumulative: PARTS},
+    "sorting": {TopK: top_k},
+    "indexing": dict.fromkeys((Scatter, ScatterElements, ScatterND), scatter),
+    "resampling": {Resample: resample, ResampleBackward: resample_backward},
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_random_problems_are_within_the_bounds_of_their_operations(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module, name in (
+        (by_definition, "_PART_ELEMENTS"),
+        (sorting, "_BLOCK_ELEMENTS"),
+        (scattering, "_BLOCK"),
+    ):
+        monkeypatch.setattr(module, name, 400)
+    check(family, FAMILIES[family], 12)
+
+
+def lp_pool(g: GraphBuilder) -> Any:
+    return g.apply(LpPool(x=g.relu(g.input("x", (2, 4, 96, 96))), window=S(2, size=3, pad=1, stride=2)))
+
+
+def lp_pool_gradient(g: GraphBuilder) -> Any:
+    x = g.relu(g.input("x", (1, 1, 200, 200)))
+    return g.grad(g.apply(LpPool(x=x, window=S(2, size=3, pad=1, stride=2))), x)
+
+
+def max_pool_gradient(g: GraphBuilder) -> Any:
+    x = g.relu(g.input("x", (1, 4, 128, 150)))
+    return g.grad(g.max_pool(x, 3, stride=2, pad=1), x)
+
+
+def response_norm(g: GraphBuilder) -> Any:
+    return g.apply(LocalResponseNorm(x=g.relu(g.input("x", (2, 8, 64, 64))), size=5))
+
+
+def response_norm_gradient(g: GraphBuilder) -> Any:
+    x = g.relu(g.input("x", (2, 8, 64, 64)))
+    return g.grad(g.apply(LocalResponseNorm(x=x, size=5)), x)
+
+
+def grid_sample(g: GraphBuilder) -> Any:
+    x, grid = g.relu(g.input("x", (1, 8, 100, 100))), g.input("grid", (1, 100, 100, 2))
+    return g.apply(GridSample(x=x, grid=grid))
+
+
+def best(g: GraphBuilder) -> Any:
+    return g.apply(TopK(x=g.relu(g.input("x", (3, 200_000))), k=10))
+
+
+def sorted_rows(g: GraphBuilder) -> Any:
+    return g.apply(TopK(x=g.relu(g.input("x", (1000, 400))), k=400))
+
+
+def random_numbers(g: GraphBuilder) -> Any:
+    return g.relu(g.apply(RandomNormal(state=g.input("state", (2,), "int64"), dims=(1 << 16,))))
+
+
+def added_rows(g: GraphBuilder) -> Any:
+    x, updates = g.relu(g.input("x", (4000, 64))), g.input("updates", (9000, 64))
+    where: Any = {"indices": g.input("indices", (9000,), "int64"), "reduction": ScatterReduction.ADD}
+    return g.apply(Scatter(x=x, updates=updates, **where))
+
+
+def written_elements(g: GraphBuilder) -> Any:
+    x, updates = g.relu(g.input("x", (500, 800))), g.input("updates", (500, 800))
+    return g.apply(ScatterElements(x=x, indices=g.input("indices", (500, 800), "int64"), updates=updates))
+
+
+def resampling_gradient(g: GraphBuilder) -> Any:
+    x = g.relu(g.input("x", (2, 8, 64, 64)))
+    return g.grad(g.apply(Resample(x=x, sizes=(2, 8, 150, 130), mode=ResampleMode.CUBIC)), x)
+
+
+def without_aliasing(g: GraphBuilder) -> Any:
+    x = g.relu(g.input("x", (2, 8, 200, 200)))
+    return g.apply(Resample(x=x, sizes=(2, 8, 60, 31), mode=ResampleMode.LINEAR, antialias=True))
+
+
+GRAPHS: tuple[Callable[[GraphBuilder], Any], ...] = (
+    lp_pool,
+    lp_pool_gradient,
+    max_pool_gradient,
+    response_norm,
+    response_norm_gradient,
+    grid_sample,
+    best,
+    sorted_rows,
+    random_numbers,
+    added_rows,
+    written_elements,
+    resampling_gradient,
+    without_aliasing,
+)
+
+
+@pytest.mark.parametrize("make", GRAPHS, ids=[make.__name__ for make in GRAPHS])
+def test_a_run_allocates_for_parts_alone_and_notes_progress_between_them(
+    make: Callable[[GraphBuilder], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(by_definition, "_PART_ELEMENTS", 1 << 9)
+    monkeypatch.setattr(scattering, "_BLOCK", 1 << 13)
+    g = GraphBuilder()
+    graph = g.build(y=make(g))
+    plan = compile_fast(graph.body, 1)
+    assert plan is not None
+    tensors = [graph.body.tensor(uid) for uid in graph.body.bound]
+    buffers = [np.zeros(tensor.dims, tensor.dtype.numpy) for tensor in tensors]
+    program, lanes = plan.bind(buffers, aligned_bytes(plan.workspace)), Lanes(1)
+    pieces: list[int] = []
+    steps = 0
+
+    def note() -> None:
+        nonlocal steps
+        steps += 1
+
+    program.run([], lanes, note, lambda: pieces.append(steps))
+    assert max(b - a for a, b in zip([0, *pieces], pieces, strict=False)) >= 10
+    tracemalloc.start()
+    try:
+        program.run([], lanes)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < max(buffer.nbytes for buffer in buffers) / 3
+
+
+@pytest.mark.parametrize("block", [30, 1000])
+def test_the_last_of_several_updates_wins_whatever_their_layout(
+    block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scattering, "_BLOCK", block)
+    rng = np.random.default_rng(38)
+    specs = {
+        "x": TensorSpec.packed((3, 5, 4), "int32"),
+        "indices": TensorSpec(dims=(6, 7), strides=(1, 6), dtype=DType.INT32),
+        "updates": TensorSpec(dims=(3, 6, 7, 4), strides=(168, 1, 6, 42), dtype=DType.INT32),
+    }
+    x, places = rng.integers(0, 9, (3, 5, 4)), rng.integers(0, 5, (6, 7))
+    updates = np.arange(3 * 6 * 7 * 4).reshape(3, 6, 7, 4)
+    operation: Any = Scatter(x="x", indices="indices", updates="updates", y="y", axis=1)
+    given = {"x": x, "indices": places, "updates": updates}
+    y, operands = (
+        array_of(specs["x"]),
+        {name: array_of(specs[name], values) for name, values in given.items()},
+    )
+    kernel: Any = scatter(operation, specs)
+    run(kernel, operands, {"y": y}, 2)
+    wanted = x.copy()
+    for i, j in np.ndindex(*places.shape):
+        wanted[:, places[i, j]] = updates[:, i, j]
+    np.testing.assert_array_equal(y, wanted)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int8", "uint8", "uint32", "bool"])
+@pytest.mark.parametrize("largest", [True, False])
+@pytest.mark.parametrize("k", [3, 2000])
+def test_long_rows_of_equal_and_special_elements_are_in_order(
+    dtype: Any, largest: bool, k: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sorting, "_BLOCK_ELEMENTS", 64)
+    rng = np.random.default_rng(39)
+    spec = TensorSpec.packed((2, 2000, 3), dtype)
+    floats = np.array([0.0, -0.0, np.nan, -np.nan, np.inf, -np.inf, 1.5, -1.5, 3e-40])
+    whole = [0, 1, 127, 1 << 31, (1 << 32) - 1] if dtype == "uint32" else [0, 1, 5, 127]
+    few = floats if spec.dtype.is_floating else np.array(whole)
+    x = few[rng.integers(0, len(few), spec.dims)]
+    operation: Any = TopK(x="x", values="values", indices="indices", k=k, axis=1, largest=largest)
+    specs = {"x": spec, **operation.infer({"x": spec})}
+    operands = {"x": array_of(spec, x.astype(spec.dtype.numpy))}
+    results = {name: array_of(specs[name]) for name in ("values", "indices")}
+    kernel: Any = top_k(operation, specs)
+    run(kernel, operands, results, 2)
+    exact = operands["x"].astype(np.float64 if spec.dtype.is_floating else np.int64)
+    wanted = operation.evaluate(np, {"x": exact}, specs)
+    np.testing.assert_array_equal(results["indices"], wanted["indices"])
+    np.testing.assert_array_equal(np.signbit(results["values"]), np.signbit(wanted["values"]))
+    np.testing.assert_array_equal(results["values"], wanted["values"].astype(results["values"].dtype))
+
+
+WINDOWS = (
+    S(2, size=3, pad=1, stride=2),
+    S(2, size=(2, 1), stride=(5, 3)),
+    S(2, size=2, pad=1, stride=1, dilation=3),
+    Window(size=(4, 2), pre_padding=(3, 0), post_padding=(0, 1), stride=(1, 2), dilation=(1, 1)),
+    AdaptiveWindow(output=(5, 7)),
+)
+
+
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+@pytest.mark.parametrize("window", WINDOWS, ids=str)
+def test_pools_and_their_gradients_are_the_same_in_parts(
+    window: Any, layout: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of whole numbers, so that sums are exact; of Lp pooling, powers are rounded."""
+    monkeypatch.setattr(by_definition, "_PART_ELEMENTS", 100)
+    rng = np.random.default_rng(40)
+    x = TensorSpec.packed((2, 2, 15, 10), "float32", layout)
+    y = TensorSpec.packed(window.output_dims(x.dims), "float32", layout)
+    values = {name: rng.integers(-9, 9, spec.dims).astype(np.float64) for name, spec in (("x", x), ("dy", y))}
+    specs = {"x": x, "dx": x, "y": y, "dy": y, "index": TensorSpec.packed(y.dims, "int64", layout)}
+    fields: Any = {"window": window}
+    operations: tuple[Any, ...] = (
+        MaxPool(x="x", y="y", index="index", **fields),
+        MaxPoolBackward(dy="dy", index="index", dx="dx", **fields),
+        LpPool(x="x", y="y", **fields),
+        LpPoolBackward(dy="dy", x="x", y="y", dx="dx", **fields),
+        AvgPool(x="x", y="y", **fields),
+        AvgPoolBackward(dy="dy", dx="dx", **fields),
+    )
+    for operation in operations:
+        own = {name: specs[name] for name, _ in operation.named()}
+        results = {name: array_of(own[name]) for name in operation.outputs}
+        operands = {name: array_of(own[name], values[name]) for name in operation.inputs}
+        kernel: Any = PARTS(operation, own)
+        run(kernel, operands, results, 2)
+        outputs = {name: own[name] for name in operation.outputs}
+        wanted = operation.evaluate(np, {name: values[name] for name in operation.inputs}, outputs)
+        for name, result in results.items():
+            np.testing.assert_allclose(result, wanted[name], rtol=1e-5, atol=1e-5, err_msg=operation.kind)
+        values |= {name: np.asarray(array) for name, array in wanted.items()}
+
+
+def test_what_windows_of_all_sizes_give_is_cut_by_images_and_channels() -> None:
+    specs = {"x": TensorSpec.packed((2, 3, 7, 5), "float32"), "y": TensorSpec.packed((2, 3, 3, 4), "float32")}
+    operation: Any = LpPool(x="x", y="y", window=AdaptiveWindow(output=(3, 4)))
+    whole, rows = (slice(0, 1), slice(1, 3)), (slice(0, 3), slice(0, 4))
+    part = operation.part(specs, {"y": (*whole, *rows)})
+    assert part.inputs["x"] == (*whole, slice(0, 7), slice(0, 5))
+    assert operation.part(specs, {"y": (*whole, slice(0, 2), slice(0, 4))}) is None
