@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 from cudnn_actor.engines.base import no_progress
 from cudnn_actor.protocol.errors import InvalidRequest, UnsupportedGraph
@@ -30,10 +31,16 @@ def kind_of(graph: OperationGraph) -> str:
     return next(kinds, Pointwise.kind)
 
 
-def check_graph(graph: OperationGraph, engine: str, on_progress: Callable[[], None] = no_progress) -> None:
+def check_graph(
+    graph: OperationGraph,
+    engine: str,
+    on_progress: Callable[[], None] = no_progress,
+    *,
+    refused: Mapping[type, str] = MappingProxyType({}),
+) -> None:
     """Raise `UnsupportedGraph`, naming `engine`, unless the shapes and dtypes of all operations fit.
 
-    `on_progress` is called after each operation.
+    `on_progress` is called after each operation. `refused`: operations that the engine does not run, and why.
     """
     specs = {tensor.uid: tensor.spec for tensor in graph.tensors}
     for number, operation in enumerate(graph.operations):
@@ -41,6 +48,8 @@ def check_graph(graph: OperationGraph, engine: str, on_progress: Callable[[], No
             _check(graph, operation, specs)
         except (_Unfit, InvalidRequest) as unfit:
             raise unsupported(graph, engine, str(unfit), (number,)) from unfit.__cause__
+        if type(operation) in refused:
+            raise unsupported(graph, engine, refused[type(operation)], (number,))
         on_progress()
 
 

@@ -7,14 +7,12 @@ from types import FunctionType
 from typing import Any, NoReturn, overload
 
 from cudnn_actor.protocol.errors import InvalidRequest
-from cudnn_actor.protocol.graphs.composed_functions import ComposedFunctions
 from cudnn_actor.protocol.graphs.expressions import Made, Tensor
 from cudnn_actor.protocol.graphs.graph_assembly import GraphAssembly
 from cudnn_actor.protocol.graphs.graph_gradients import Gradients
 from cudnn_actor.protocol.graphs.limits import GraphLimits
 from cudnn_actor.protocol.graphs.named_graph import Graph
-from cudnn_actor.protocol.graphs.random_functions import RandomFunctions
-from cudnn_actor.protocol.graphs.spatial_functions import SpatialFunctions
+from cudnn_actor.protocol.graphs.recurrent_functions import RecurrentFunctions
 from cudnn_actor.protocol.operations import PointwiseMode, TensorRole
 from cudnn_actor.protocol.types.checks import did_you_mean, require_mapping, require_name
 from cudnn_actor.protocol.types.dtypes import DType, DTypeLike
@@ -26,7 +24,7 @@ from cudnn_actor.protocol.types.tensor import Layout, LayoutLike, TensorSpec
 __all__ = ["GraphBuilder", "Tensor"]
 
 
-class GraphBuilder(ComposedFunctions, SpatialFunctions, RandomFunctions):
+class GraphBuilder(RecurrentFunctions):
     """Builds a graph: declare inputs, compute with them, and `build` with the outputs.
 
     A mistake raises `InvalidRequest` at the line that makes it. A tensor's dtype is the type that it has

@@ -68,6 +68,12 @@ from cudnn_actor.protocol.operations.random import (
     RandomNormal as RandomNormal,
     RandomUniform as RandomUniform,
 )
+from cudnn_actor.protocol.operations.recurrent import (
+    Recurrent as Recurrent,
+    RecurrentBackwardData as RecurrentBackwardData,
+    RecurrentBackwardWeights as RecurrentBackwardWeights,
+    RecurrentMode as RecurrentMode,
+)
 from cudnn_actor.protocol.operations.reduction import (
     ArgReduction as ArgReduction,
     Cumulative as Cumulative,

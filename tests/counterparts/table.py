@@ -63,7 +63,10 @@ class Header(NamedTuple):
 
 _HERE, _NEEDLESS, _NOT_YET, _NO = Kind.HERE, Kind.NEEDLESS, Kind.NOT_YET, Kind.NO
 _RAW = "Raw descriptors have no meaning on the CPU, and planning with them can crash"
-_RECURRENT = "ONNX files with recurrent networks run, unrolled: [ONNX models](onnx.md)"
+_RECURRENT = (
+    "[`Recurrent`](operations.md#recurrent-layers), its gradients, `g.lstm`, `g.gru` and `g.rnn` run on the "
+    "CPU engine alone. On CUDA, ONNX files with recurrent networks run, unrolled: [ONNX models](onnx.md)"
+)
 
 _GRAPH = (
     Row(

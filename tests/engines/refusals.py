@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+from cudnn_actor.engines.cuda.operations import REFUSED
 from cudnn_actor.protocol import DType
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.operations import (
@@ -63,6 +64,7 @@ REFUSALS = tuple(
         Refusal(engine, "convolutions of int32 or int64", (Convolution,), _wide_integers),
     )
 )
+REFUSALS += (Refusal("cuda", "recurrent layers", tuple(REFUSED), lambda graph, operation: True),)
 
 
 def may_refuse(engine: str, graph: OperationGraph) -> str | None:

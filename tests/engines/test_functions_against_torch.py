@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cudnn_actor.protocol import DType
+from cudnn_actor.protocol import DType, GraphBuilder
 
 from ..protocol.test_graph_functions import computed
+from .differences import computed as of_graph
 from .problems import normal
 
 torch = pytest.importorskip("torch")
@@ -189,3 +190,57 @@ def test_backward_functions_of_poolings() -> None:
             *(dy, x.detach().numpy()),
         )
         close(got, x.grad)
+
+
+def test_recurrent_networks() -> None:
+    """Layers of them, with their states, and the gradients of everything."""
+    forms: list[Any] = [
+        (mode, *rest)
+        for mode, *rest in itertools.product(
+            ("lstm", "gru", "tanh", "relu"), (1, 2), (False, True), (None, (4, 1, 3)), (False, True), (0, 3)
+        )
+        if mode == "lstm" or not rest[-1]
+    ]
+    assert len(forms) >= FORMS
+    for mode, layers, both, lengths, biased, size in forms:
+        kind = {"lstm": torch.nn.LSTM, "gru": torch.nn.GRU}.get(mode, torch.nn.RNN)
+        how: dict[str, Any] = {"bidirectional": both, "bias": biased, "num_layers": layers}
+        how |= {"proj_size": size} if size else {}
+        how |= {"nonlinearity": mode} if kind is torch.nn.RNN else {}
+        module = kind(4, 5, **how).double()
+        count = layers * (1 + both)
+        given = {"x": drawn((4, 3, 4)), "h0": drawn((count, 3, size or 5), 1)}
+        given |= {"c0": drawn((count, 3, 5), 2)} if mode == "lstm" else {}
+        x, *states = of(*given.values())
+        packed = (
+            x
+            if lengths is None
+            else torch.nn.utils.rnn.pack_padded_sequence(x, lengths, enforce_sorted=False)
+        )
+        y, ends = module(packed, tuple(states) if mode == "lstm" else states[0])
+        if lengths is not None:
+            y = torch.nn.utils.rnn.pad_packed_sequence(y, total_length=4)[0]
+        wanted = [y, *(ends if mode == "lstm" else (ends,))]
+        slopes = [drawn(tuple(each.shape), 9 + n) for n, each in enumerate(wanted)]
+        sum(
+            (each * torch.from_numpy(slope)).sum() for each, slope in zip(wanted, slopes, strict=True)
+        ).backward()
+        weights = dict(module.named_parameters())
+        given |= {name: weight.detach().numpy() for name, weight in weights.items()}
+        g = GraphBuilder()
+        inputs = {name: g.input(name, array.shape, "float64") for name, array in given.items()}
+        groups = [[inputs[name] for name in own] for own in module._all_weights]
+        first = [inputs[name] for name in ("x", "h0", "c0") if name in given]
+        options: dict[str, Any] = {"bidirectional": both, "lengths": lengths}
+        options |= {"activation": mode} if kind is torch.nn.RNN else {}
+        made = getattr(g, mode if mode in ("lstm", "gru") else "rnn")(first[0], groups, *first[1:], **options)
+        upstream = [g.input(f"slope{n}", slope.shape, "float64") for n, slope in enumerate(slopes)]
+        found = g.grad([*made], [*inputs.values()], upstream)
+        outputs = {f"y{n}": each for n, each in enumerate(made)}
+        outputs |= {f"d{name}": each for name, each in zip(inputs, found, strict=True)}
+        values = given | {f"slope{n}": slope for n, slope in enumerate(slopes)}
+        got = of_graph(g.build(outputs), values)
+        for n, each in enumerate(wanted):
+            close(got[f"y{n}"], each)
+        for name, leaf in {**dict(zip(("x", "h0", "c0"), (x, *states), strict=False)), **weights}.items():
+            close(got[f"d{name}"], leaf.grad)

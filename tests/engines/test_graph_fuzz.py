@@ -41,7 +41,14 @@ from ..gpu.graphs import fuzzing
 from ..gpu.graphs.bounds import Truth, error_over_bound, truth
 from ..gpu.graphs.drawing import MOST_OPERATIONS, draw
 from ..gpu.graphs.fuzzing import GraphReport, fuzz_graphs, fuzz_in_process, fuzz_in_processes
-from ..gpu.graphs.moves import FUNCTION_NAMES, OF_OTHER_MOVES, argument_of, operation_of, parameters_of
+from ..gpu.graphs.moves import (
+    DRAWN,
+    FUNCTION_NAMES,
+    OF_OTHER_MOVES,
+    argument_of,
+    operation_of,
+    parameters_of,
+)
 from ..gpu.graphs.programs import Call, Input, Of, Program, operands_of
 from ..gpu.graphs.running import run
 from ..gpu.graphs.shrinking import shrunk
@@ -116,7 +123,7 @@ def test_inputs_that_follow_from_a_tensor_are_drawn_for_any_rank() -> None:
                     argument_of(parameter)(sketch, x)
 
 
-@pytest.mark.parametrize("row", ROWS, ids=[row.operation.__name__ for row in ROWS])
+@pytest.mark.parametrize("row", DRAWN, ids=[row.operation.__name__ for row in DRAWN])
 def test_every_operation_is_drawn_that_a_builder_takes(row: Row) -> None:
     knows = issubclass(row.operation, Randomness)  # its only input is a state
     drawn = False

@@ -21,6 +21,9 @@ def each(functions: str, **arguments: Any) -> dict[str, dict[str, Any]]:
     return dict.fromkeys(functions.split(), arguments)
 
 
+LAYER = ("float32", (3, 2, 4))
+WEIGHTS = {gates: [("float32", (gates * 5, size)) for size in (4, 5)] for gates in (1, 3, 4)}
+RECURRENT = {"bidirectional": False, "batch_first": False, "lengths": (3, 1), "dropout": 0.5, "state": STATE}
 ARGUMENTS: dict[str, dict[str, Any]] = {
     **each("add divide fmod greater logical_and maximum mod power prelu", a=M, b=M),
     **each("bitwise_and floor_divide left_shift", a=INTEGERS, b=INTEGERS),
@@ -137,6 +140,15 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
         "weights": ("float32", (3, 6, 7)),
         "offsets": ("int32", (3,)),
     },
+    "gru": {"x": LAYER, "weights": [WEIGHTS[3]], "h0": ("float32", (1, 2, 5)), **RECURRENT},
+    "rnn": {
+        **{"x": LAYER, "weights": [WEIGHTS[1]], "h0": ("float32", (1, 2, 5)), "activation": "tanh"},
+        **RECURRENT,
+    },
+    "lstm": {
+        **{"x": LAYER, "weights": [WEIGHTS[4]], **dict.fromkeys(("h0", "c0"), ("float32", (1, 2, 5)))},
+        **RECURRENT,
+    },
     "linear": {"x": M, "w": ("float32", (5, 6)), "bias": ("float32", (5,))},
     "matmul": {"a": M, "b": ("float32", (6, 3))},
     "moveaxis": {"x": M, "source": 0, "destination": 1},
@@ -204,7 +216,7 @@ class Calls:
 
     def made(self, argument: Any) -> Any:
         """An argument, of the builder if it is a tensor."""
-        if isinstance(argument, list) and argument and all(map(is_tensor, argument)):
+        if isinstance(argument, list) and argument:
             return [self.made(one) for one in argument]
         if is_tensor(argument):
             return self.g.input(f"x{len(self.g._inputs)}", argument[1], argument[0])

@@ -223,7 +223,6 @@ class _Run:
         self._ready = ready
         self._stopped = ""
         oracle = Oracle(injected_errors(settings), excusable=settings.isolation == "thread")
-        problems = range(len(LOAD)) if LoadKind.UPLOADS in settings.load else LIGHT
         self._ground = Ground(
             gpu=gpu,
             answers=Answers(settings.seed),
@@ -231,7 +230,7 @@ class _Run:
             tally=tally,
             ending=ending,
             abandoned=threading.Event(),
-            problems=problems,
+            problems=_problems(settings),
         )
         self._crowd = Crowd(self._ground, settings)
         self._models: list[LoadOfModel] = []
@@ -349,6 +348,16 @@ class _Run:
             tuple(f"thread {name} did not end" for name in stuck),
             tuple(self._left_out),
         )
+
+
+def _problems(settings: Settings) -> Sequence[int]:
+    """The numbers of the problems that the engine runs, without the large one if nothing is uploaded."""
+    numbers: Sequence[int] = range(len(LOAD)) if LoadKind.UPLOADS in settings.load else LIGHT
+    if settings.engine == "cpu":
+        return numbers
+    from cudnn_actor.engines.cuda.operations import REFUSED  # noqa: PLC0415 - of this engine alone
+
+    return [n for n in numbers if not any(type(each) in REFUSED for each in LOAD[n].operations)]
 
 
 async def _warm(gpu: CudnnRef, problems: Sequence[Problem], show: Callable[[], None]) -> None:

@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 
 from cudnn_actor.engines.cpu.exact.evaluation import exact
+from cudnn_actor.engines.cuda.operations import REFUSED
 from cudnn_actor.protocol import ConvSpec, DType, Layout, TensorSpec
 from cudnn_actor.protocol.graphs.backward_functions import BackwardFunctions
 from cudnn_actor.protocol.graphs.graph_builder import GraphBuilder
@@ -44,10 +45,12 @@ from ..operations.rows import Asked, Row, Sizes, Values
 from .programs import Of
 from .sketch import FLOATS, MOST_VALUES, SIZES, Refused, Sketch
 
-__all__ = ["ARGUMENTS", "FUNCTION_NAMES", "MOVES", "OF_OTHER_MOVES", "argument_of"]
+__all__ = ["ARGUMENTS", "DRAWN", "FUNCTION_NAMES", "MOVES", "OF_OTHER_MOVES", "argument_of"]
 __all__ += ["gradient", "image", "operation_of", "parameters_of"]
 
 Dims = tuple[int, ...]
+DRAWN = tuple(row for row in ROWS if row.operation not in REFUSED)
+"""Of the operations that every engine runs."""
 
 
 def pointwise(sketch: Sketch) -> None:
@@ -242,7 +245,7 @@ def _or_new(sketch: Sketch, x: Of) -> Of:
 
 def operation(sketch: Sketch) -> None:
     """An operation of the table."""
-    operation_of(sketch, sketch.choose.one(ROWS))
+    operation_of(sketch, sketch.choose.one(DRAWN))
 
 
 def operation_of(sketch: Sketch, row: Row) -> None:

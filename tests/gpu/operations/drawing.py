@@ -52,7 +52,7 @@ def case_of(row: Row, asked: Asked, layout: Layout | None, seed: tuple[int, ...]
     """A case of what a row makes. `layout`: of all operands; None for any of each."""
     choose, made = asked.choose, row.make(asked)
     deterministic = asked.form is None and choose.chance(0.1)
-    given = {name: name for name in _present(row, asked)}
+    given = {name: name for name in _present(row, asked, made)}
     belongs = dict(row.belongs)
     kept = [name for name in made.attributes if name not in belongs or belongs[name] in given]
     operation = row.operation(
@@ -68,13 +68,14 @@ def case_of(row: Row, asked: Asked, layout: Layout | None, seed: tuple[int, ...]
     )
 
 
-def _present(row: Row, asked: Asked) -> list[str]:
+def _present(row: Row, asked: Asked, made: Made) -> list[str]:
     """The operands that are given. One optional operand in two, or all, or none of them."""
     share = asked.choose.one((0.0, 0.5, 1.0)) if asked.form is None else float(asked.form != BARE)
     operands, optional = (*row.operation.inputs, *row.operation.outputs), row.operation.optional
     some = {n for n in operands if n in optional and asked.choose.chance(share)}
     some &= {*dict(row.given).get(asked.form or "", operands)}
     some -= {name for name, other in row.needs if other not in some}
+    some = some if row.settle is None else row.settle(some, made)
     return [n for n in operands if n not in optional or n in some]
 
 

@@ -167,6 +167,8 @@ class Row(NamedTuple):
         The operand whose dtype, rank and layout are asked for; by default the first input.
     sampled
         Whether the operation's own samples take the place of the values drawn for those inputs.
+    settle
+        From the operands drawn and what was made: those that the operation is given.
     """
 
     operation: type[Operation[Any]]
@@ -185,6 +187,7 @@ class Row(NamedTuple):
     belongs: tuple[tuple[str, str], ...] = ()
     first: str = ""
     sampled: bool = True
+    settle: Callable[[set[str], Made], set[str]] | None = None
 
     @property
     def family(self) -> str:

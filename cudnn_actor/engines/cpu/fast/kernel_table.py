@@ -16,6 +16,11 @@ from cudnn_actor.engines.cpu.fast.indexing import gather, gather_elements, gathe
 from cudnn_actor.engines.cpu.fast.kernels import Kernel
 from cudnn_actor.engines.cpu.fast.matmul import matmul
 from cudnn_actor.engines.cpu.fast.pooling_gradients import avg_pool_backward
+from cudnn_actor.engines.cpu.fast.recurrent import recurrent
+from cudnn_actor.engines.cpu.fast.recurrent_gradients import (
+    recurrent_backward_data,
+    recurrent_backward_weights,
+)
 from cudnn_actor.engines.cpu.fast.reductions import reduction
 from cudnn_actor.engines.cpu.fast.resampling import resample, resample_backward
 from cudnn_actor.engines.cpu.fast.row_norm_gradients import row_norm_backward
@@ -59,6 +64,9 @@ from cudnn_actor.protocol.operations import (
     Node,
     Pad,
     Pointwise,
+    Recurrent,
+    RecurrentBackwardData,
+    RecurrentBackwardWeights,
     Reduction,
     Resample,
     ResampleBackward,
@@ -111,6 +119,9 @@ _MAKERS: Mapping[type, Callable[[Node, Specs], Kernel | None]] = {
     MaxPool: pooling.max_pool,
     Pad: movement.pad,
     Pointwise: pointwise.make,
+    Recurrent: recurrent,
+    RecurrentBackwardData: recurrent_backward_data,
+    RecurrentBackwardWeights: recurrent_backward_weights,
     Reduction: reduction,
     Resample: resample,
     ResampleBackward: resample_backward,

@@ -16,6 +16,7 @@ from cudnn_actor.engines.cuda.operations import (  # noqa: F401 - each says how 
     pointwise,
     pooling,
     random,
+    recurrent,
     reduction,
     resampling,
     response_norm,
@@ -30,6 +31,9 @@ from cudnn_actor.engines.cuda.operations.implementation import (
 )
 from cudnn_actor.protocol.operations import Concat, Reshape, Slice, Transpose
 
-__all__ = ["IMPLEMENTATIONS", "Implementation", "Launcher"]
+__all__ = ["IMPLEMENTATIONS", "REFUSED", "Implementation", "Launcher"]
 
 implement(Concat, Reshape, Slice, Transpose, exact=True)  # as copies, which planning adds
+
+REFUSED = {kind: row.refused for kind, row in IMPLEMENTATIONS.items() if row.refused}
+"""Operations that CUDA does not run, and why."""

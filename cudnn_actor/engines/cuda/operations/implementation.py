@@ -86,12 +86,15 @@ class Implementation(NamedTuple):
         By name, as in plan tags.
     exact
         Whether the operation rounds nothing.
+    refused
+        Why CUDA does not run it; empty if it does.
     """
 
     lower: Callable[[FrontendGraph, Any], None] | None = None
     computed: Callable[[Any, Mapping[str, GraphTensor]], Mapping[str, Computed]] | None = None
     launchers: Mapping[str, Launcher] = MappingProxyType({})
     exact: bool = False
+    refused: str = ""
 
     @property
     def ways(self) -> int:
@@ -118,6 +121,8 @@ def implement(
     computed: Callable[[Any, Mapping[str, GraphTensor]], Mapping[str, Computed]] | None = None,
     launchers: Mapping[str, Launcher] = MappingProxyType({}),
     exact: bool = False,
+    refused: str = "",
 ) -> None:
     """Say how CUDA can run some operations, with the parameters of `Implementation`."""
-    IMPLEMENTATIONS.update(dict.fromkeys(operations, Implementation(lower, computed, launchers, exact)))
+    row = Implementation(lower, computed, launchers, exact, refused)
+    IMPLEMENTATIONS.update(dict.fromkeys(operations, row))

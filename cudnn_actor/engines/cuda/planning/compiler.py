@@ -20,6 +20,7 @@ from cudnn_actor.engines.cuda.checking.self_check import BuildContext, SelfCheck
 from cudnn_actor.engines.cuda.cudnn.frontend_graph import Refused
 from cudnn_actor.engines.cuda.cudnn.kernel_caches import KernelCaches, compiles
 from cudnn_actor.engines.cuda.library.failures import translate
+from cudnn_actor.engines.cuda.operations import REFUSED
 from cudnn_actor.engines.cuda.planning.aligned_products import aligned_product
 from cudnn_actor.engines.cuda.planning.candidates import (
     COMPILES,
@@ -76,7 +77,7 @@ def compile_plan(
 
     Raises `UnsupportedGraph`, `OutOfMemory` if only plans over the limit can run it, `EngineFailure`.
     """
-    check_graph(graph, "cuda")
+    check_graph(graph, "cuda", refused=REFUSED)
     limit = WORKSPACE_BYTES if workspace_limit is None else workspace_limit
     parts = cut(graph)
     if parts is not None:

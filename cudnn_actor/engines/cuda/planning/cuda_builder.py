@@ -15,7 +15,7 @@ from cudnn_actor.engines.cuda.cudnn.kernel_caches import KernelCaches
 from cudnn_actor.engines.cuda.library import libcublaslt
 from cudnn_actor.engines.cuda.library.failures import mind_own_captures, reported
 from cudnn_actor.engines.cuda.library.libraries import libraries
-from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS
+from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS, REFUSED
 from cudnn_actor.engines.cuda.planning.ahead import compiling_ahead
 from cudnn_actor.engines.cuda.planning.compiler import WORKSPACE_BYTES, compile_plan, in_pieces
 from cudnn_actor.engines.cuda.planning.partition import cut
@@ -119,7 +119,7 @@ class CudaBuilder:
 
         Plans of pieces are kept, so after a provisional plan only its provisional pieces are built again.
         """
-        check_graph(graph, "cuda")
+        check_graph(graph, "cuda", refused=REFUSED)
         tried = itertools.count()
         pool = libraries().cupy.cuda.MemoryPool()
         context = self.context._replace(trying=lambda tag: progress(next(tried), 0, tag), pool=pool)

@@ -1,0 +1,98 @@
+"""How the steps of a recurrent layer are dealt: a task walks through one direction, for some sequences."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from cudnn_actor.engines.cpu.fast.kernels import Step
+from cudnn_actor.engines.cpu.fast.lines import Floats
+from cudnn_actor.engines.cpu.fast.matrices import taken
+from cudnn_actor.engines.cpu.scratch import Scratch
+
+__all__ = ["Mask", "Sizes", "Task", "Turn", "in_order", "transposed", "turns", "within"]
+
+Mask = npt.NDArray[np.bool_]
+_LEAST_WORK, _LEAST_ROWS = 1 << 20, 16
+"""Products of a step, and sequences, that a task has at least where a direction has several."""
+_MOST_TASKS = 8
+"""Of a direction."""
+
+
+class Task(NamedTuple):
+    """One direction, and some of the sequences."""
+
+    way: int
+    rows: slice
+
+
+class Turn(NamedTuple):
+    """Steps that follow each other in a direction.
+
+    `times`: which they are. `backwards`: whether they are walked from the last to the first.
+    """
+
+    times: slice
+    backwards: bool
+
+
+class Sizes(NamedTuple):
+    """Of a layer: directions, sequences, rows of the weights, elements of a state, and units."""
+
+    directions: int
+    batch: int
+    rows: int
+    state: int
+    hidden: int
+
+    @classmethod
+    def of(cls, node: Any, w_hh: tuple[int, ...], batch: int) -> Sizes:
+        """Those of a layer with weights of these dims."""
+        directions, rows, state = w_hh
+        return cls(directions, batch, rows, state, rows // node.mode.gates)
+
+    @property
+    def tasks(self) -> list[Task]:
+        """Its tasks. They do not depend on the number of lanes, so the results do not either."""
+        work = self.batch * self.rows * self.state
+        most = min(self.batch // _LEAST_ROWS, work // _LEAST_WORK, _MOST_TASKS)
+        count = 1 << max(1, most).bit_length() - 1
+        bounds = [self.batch * number // count for number in range(count + 1)]
+        parts = [slice(*pair) for pair in itertools.pairwise(bounds)]
+        return [Task(way, part) for way in range(self.directions) for part in parts]
+
+    @property
+    def most_rows(self) -> int:
+        """Sequences of the largest task."""
+        return max(int(task.rows.stop - task.rows.start) for task in self.tasks)
+
+
+def turns(steps: int, most: int, way: int) -> list[Turn]:
+    """The steps of a direction in turns of at most so many, in the order in which they are walked."""
+    starts = range(0, steps, most)
+    if way == 0:
+        return [Turn(slice(start, min(start + most, steps)), False) for start in starts]
+    return [Turn(slice(max(steps - start - most, 0), steps - start), True) for start in starts]
+
+
+def in_order(array: npt.NDArray[Any], turn: Turn) -> npt.NDArray[Any]:
+    """What an array has for the steps of a turn, in the order in which they are walked."""
+    found = array[turn.times]
+    return found[::-1] if turn.backwards else found
+
+
+def within(node: Any, steps: int, batch: int) -> Mask | None:
+    """Whether sequences have steps, dims (T, B, 1); None if all have all of them."""
+    if node.lengths is None or min(node.lengths) == steps:
+        return None
+    found: Mask = node.within(np, steps, batch)
+    return found
+
+
+def transposed(weights: Floats, steps: list[Step], lanes: Sequence[Scratch]) -> Floats:
+    """Matrices with their last two dims swapped, as BLAS takes them. `steps`: as in `taken`."""
+    return taken(weights.swapaxes(-2, -1), steps, lanes)

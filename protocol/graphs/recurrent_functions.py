@@ -1,0 +1,284 @@
+"""The functions of a `GraphBuilder` for recurrent networks of several layers, with weights as in PyTorch.
+
+Each layer is an operation. Dropout between them is that of `GraphBuilder.dropout`, the same on all engines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from cudnn_actor.protocol.errors import InvalidRequest
+from cudnn_actor.protocol.graphs.composed_functions import ComposedFunctions
+from cudnn_actor.protocol.graphs.expressions import Tensor
+from cudnn_actor.protocol.graphs.graph_recorder import as_called
+from cudnn_actor.protocol.graphs.named_outputs import named_outputs
+from cudnn_actor.protocol.graphs.random_functions import RandomFunctions
+from cudnn_actor.protocol.graphs.spatial_functions import SpatialFunctions
+from cudnn_actor.protocol.operations import Recurrent, RecurrentMode
+from cudnn_actor.protocol.types.checks import as_indices, is_finite, require_choice, require_flag
+from cudnn_actor.protocol.types.spatial import are_several
+
+__all__ = ["RecurrentFunctions"]
+
+Weights = Sequence[Sequence[Tensor]]
+_OF_WEIGHTS = dict.fromkeys(("w_ih", "w_hh", "bias", "w_hr", "tensors"), "weights")
+_PARTS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh", "weight_hr")
+
+
+class _Options(NamedTuple):
+    """What the three functions share: see `RecurrentFunctions.lstm`."""
+
+    bidirectional: bool
+    batch_first: bool
+    lengths: Sequence[int] | None
+    dropout: float
+    state: Tensor | None
+
+
+class RecurrentFunctions(ComposedFunctions, SpatialFunctions, RandomFunctions):
+    """Each function adds operations to the graph. Raises `InvalidRequest` if operands do not fit together."""
+
+    def lstm(
+        self,
+        x: Tensor,
+        weights: Weights,
+        h0: Tensor | None = None,
+        c0: Tensor | None = None,
+        *,
+        bidirectional: bool = False,
+        batch_first: bool = False,
+        lengths: Sequence[int] | None = None,
+        dropout: float = 0.0,
+        state: Tensor | None = None,
+    ) -> Any:
+        """Layers of LSTMs, as PyTorch's `LSTM`: see `Recurrent`.
+
+        Parameters
+        ----------
+        x
+            Dims (T, B, I); with `batch_first`, (B, T, I).
+        weights
+            Those of each layer, and with `bidirectional` those of each direction: layer 0, its other
+            direction, layer 1, and so on. Each is a sequence in PyTorch's order: weight_ih, weight_hh, then
+            bias_ih and bias_hh if there are biases, and weight_hr if states are projections. PyTorch's
+            `module.all_weights` has this form.
+        h0, c0
+            States before the first step, dims (layers * directions, B, P) and (..., H). None for 0.
+        lengths
+            How many steps each sequence has; None for all.
+        dropout
+            The probability with which a number between two layers becomes 0: see `dropout`.
+        state
+            What dropout draws from: T * B * directions * P numbers for each layer but the last.
+
+        Returns
+        -------
+        tuple
+            y, h_n and c_n, by name: the states of the last layer at each step, of dims (T, B, directions * P)
+            or, with `batch_first`, (B, T, ...); and those behind the last step, of dims as h0 and c0.
+        """
+        options = _Options(bidirectional, batch_first, lengths, dropout, state)
+        return self._layers(RecurrentMode.LSTM, x, weights, {"h0": h0, "c0": c0}, options)
+
+    def gru(
+        self,
+        x: Tensor,
+        weights: Weights,
+        h0: Tensor | None = None,
+        *,
+        bidirectional: bool = False,
+        batch_first: bool = False,
+        lengths: Sequence[int] | None = None,
+        dropout: float = 0.0,
+        state: Tensor | None = None,
+    ) -> Any:
+        """Layers of GRUs, as PyTorch's `GRU`: y and h_n. The parameters are those of `lstm`."""
+        options = _Options(bidirectional, batch_first, lengths, dropout, state)
+        return self._layers(RecurrentMode.GRU, x, weights, {"h0": h0}, options)
+
+    def rnn(
+        self,
+        x: Tensor,
+        weights: Weights,
+        h0: Tensor | None = None,
+        *,
+        activation: str = "tanh",
+        bidirectional: bool = False,
+        batch_first: bool = False,
+        lengths: Sequence[int] | None = None,
+        dropout: float = 0.0,
+        state: Tensor | None = None,
+    ) -> Any:
+        """Layers of plain recurrent networks, as PyTorch's `RNN`: y and h_n.
+
+        `activation`: "tanh" or "relu". The other parameters are those of `lstm`.
+        """
+        require_choice("activation", activation, ("tanh", "relu"))
+        options = _Options(bidirectional, batch_first, lengths, dropout, state)
+        return self._layers(RecurrentMode(activation), x, weights, {"h0": h0}, options)
+
+    def _layers(
+        self,
+        mode: RecurrentMode,
+        x: Tensor,
+        weights: Weights,
+        states: dict[str, Tensor | None],
+        options: _Options,
+    ) -> Any:
+        for name in ("bidirectional", "batch_first"):
+            require_flag(name, getattr(options, name))
+        for name, tensor in {"x": x, **states, "state": options.state}.items():
+            if name == "x" or tensor is not None:
+                self._own(name, tensor)
+        if x.rank != 3:
+            raise InvalidRequest(
+                field="x",
+                value=x.dims,
+                problem="is not of rank 3",
+                fix="give it dims (steps, batch, features)",
+            )
+        of_layers = self._of_layers(weights, 2 if options.bidirectional else 1)
+        lengths, of_state = _lengths(options.lengths), self._of_states(states, weights)
+        self._check_dropout(options)
+        y = self.transpose(x, (1, 0, 2)) if options.batch_first else x
+        ends: dict[str, list[Tensor]] = {}
+        last, drawn = len(of_layers) - 1, options.state
+        for number, own in enumerate(of_layers):
+            count = len(own)
+            given = {
+                name: None if each is None else self.slice(each, slice(number * count, (number + 1) * count))
+                for name, each in of_state.items()
+            }
+            made = self._layer(mode, y, own, given, lengths)
+            y = made.y
+            for name in states:
+                end = name.replace("0", "_n")
+                ends.setdefault(end, []).append(getattr(made, end))
+            if options.dropout and drawn is not None and number < last:
+                y = self.dropout(y, options.dropout, drawn)
+                drawn = self.advance(drawn, y.dims[0] * y.dims[1] * y.dims[2])
+        found = {"y": self.transpose(y, (1, 0, 2)) if options.batch_first else y}
+        found |= {name: each[0] if len(each) == 1 else self.concatenate(each) for name, each in ends.items()}
+        return named_outputs("RecurrentOutputs", found)
+
+    def _layer(
+        self,
+        mode: RecurrentMode,
+        x: Tensor,
+        weights: Sequence[Sequence[Tensor]],
+        states: Mapping[str, Any],
+        lengths: tuple[int, ...] | None,
+    ) -> Any:
+        """One layer, with the weights of each direction."""
+        count = len(weights[0])
+        biases = [self.stack(own[2:4]) for own in weights] if count > 3 else []
+        projections = [own[-1] for own in weights] if count in (3, 5) else []
+        layer: Recurrent[Any] = Recurrent(
+            x=x,
+            w_ih=self._together([own[0] for own in weights]),
+            w_hh=self._together([own[1] for own in weights]),
+            bias=self._together(biases) if biases else None,
+            w_hr=self._together(projections) if projections else None,
+            **states,
+            mode=mode,
+            lengths=lengths,
+        )
+        ends = ("h_n", "c_n") if mode is RecurrentMode.LSTM else ("h_n",)
+        try:
+            return self.apply(layer, also=ends)
+        except InvalidRequest as error:
+            raise as_called(error, _OF_WEIGHTS) from None
+
+    def _together(self, tensors: Sequence[Tensor]) -> Tensor:
+        """Those of the directions, with a dim for these."""
+        return self.expand_dims(tensors[0], 0) if len(tensors) == 1 else self.stack(tensors)
+
+    def _of_layers(self, weights: object, directions: int) -> list[list[Sequence[Tensor]]]:
+        """The weights of each layer and direction. Raises `InvalidRequest`."""
+        fix = "give [weight_ih, weight_hh, bias_ih, bias_hh] of each layer and direction"
+        if not are_several(weights) or not len(weights) or len(weights) % directions:
+            raise InvalidRequest(
+                field="weights",
+                value=weights,
+                problem=f"are not those of layers with {directions} direction{'s' * (directions > 1)}",
+                fix=fix,
+            )
+        for number, own in enumerate(weights):
+            name = f"weights[{number}]"
+            if not are_several(own) or not 2 <= len(own) <= 5 or len(own) != len(weights[0]):
+                raise InvalidRequest(
+                    field=name,
+                    value=own,
+                    problem="is no sequence of 2 to 5 tensors, as many as the first has",
+                    fix=fix,
+                )
+            for place, tensor in enumerate(own):
+                self._own(f"{name}[{place}]", tensor)
+                first = weights[number - number % directions][place]
+                rank = 1 if len(own) > 3 and place in (2, 3) else 2
+                if tensor.rank != rank or tensor.dims != first.dims or tensor.dtype is not first.dtype:
+                    raise InvalidRequest(
+                        field=f"{name}[{place}]",
+                        value=tensor.dims,
+                        problem=f"is no {_PARTS[place] if len(own) > 3 else (*_PARTS[:2], _PARTS[4])[place]} "
+                        "of this layer",
+                        fix=f"give it {rank} dims, the same ones in both directions",
+                    )
+            if len(own) > 3 and own[2].dims != own[3].dims:
+                raise InvalidRequest(
+                    field=f"{name}[3]",
+                    value=own[3].dims,
+                    problem=f"is not of the dims of bias_ih, {own[2].dims}",
+                    fix=fix,
+                )
+        return [list(weights[at : at + directions]) for at in range(0, len(weights), directions)]
+
+    def _of_states(
+        self, states: dict[str, Tensor | None], weights: Sequence[Sequence[Tensor]]
+    ) -> dict[str, Tensor | None]:
+        """The states, each with as many parts as there are weights. Raises `InvalidRequest`."""
+        for name, tensor in states.items():
+            if tensor is None:
+                continue
+            if tensor.rank != 3 or tensor.dims[0] != len(weights):
+                raise InvalidRequest(
+                    field=name,
+                    value=tensor.dims,
+                    problem=f"has no state for each of {len(weights)} layers and directions",
+                    fix=f"give it dims ({len(weights)}, batch, units)",
+                )
+        return states
+
+    def _check_dropout(self, options: _Options) -> None:
+        if not is_finite(options.dropout) or not 0 <= options.dropout < 1:
+            raise InvalidRequest(
+                field="dropout",
+                value=options.dropout,
+                problem="must be a number from 0 to below 1",
+                fix="use 0.1 to drop one number in ten",
+            )
+        if (options.state is None) == (options.dropout > 0):
+            raise InvalidRequest(
+                field="state",
+                value=options.state,
+                problem="is what dropout draws from: both are given, or none",
+                fix="give a state, int64 of dims (2,), exactly if dropout is above 0",
+            )
+        if options.state is not None:
+            self._check_state(options.state)
+
+
+def _lengths(lengths: object) -> tuple[int, ...] | None:
+    """Lengths as whole numbers. Raises `InvalidRequest`."""
+    if lengths is None:
+        return None
+    try:
+        return as_indices(lengths)
+    except TypeError:
+        raise InvalidRequest(
+            field="lengths",
+            value=lengths,
+            problem="are no whole numbers",
+            fix="give one for each sequence, as in lengths=(5, 3)",
+        ) from None

@@ -1,0 +1,666 @@
+"""Recurrent networks: one layer, in one direction or in both.
+
+The definitions are PyTorch's, of `RNN`, `LSTM` and `GRU`, and so are those of cuDNN.
+https://docs.pytorch.org/docs/stable/generated/torch.nn.LSTM.html
+
+A layer is one operation. Layers one above the other are operations that follow each other, with what is
+wanted between them: dropout, for one. An engine that has a faster way for several layers can see the chain.
+
+The gradients take two operations, as in cuDNN: that by data walks back through the steps, and leaves the
+gradients of what the gates are computed from. Those of the weights are products of these for all steps.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from cudnn_actor.protocol.errors import InvalidRequest
+from cudnn_actor.protocol.operations.base import (
+    ALLOCATED,
+    Array,
+    Operation,
+    Specs,
+    T,
+    require,
+    require_elements,
+    require_floating,
+)
+from cudnn_actor.protocol.operations.example import ROUNDED, Example
+from cudnn_actor.protocol.types.checks import is_whole, require_member
+from cudnn_actor.protocol.types.dtypes import DType
+from cudnn_actor.protocol.types.tensor import TensorSpec
+
+__all__ = ["Recurrent", "RecurrentBackwardData", "RecurrentBackwardWeights", "RecurrentMode", "walk"]
+
+
+class RecurrentMode(enum.StrEnum):
+    """What a step computes.
+
+    With a gate's part of the input, `x @ w_ih.T + bias[0]`, and of the state, `h @ w_hh.T + bias[1]`.
+    """
+
+    RELU = "relu"
+    """h = max(input + state, 0)"""
+    TANH = "tanh"
+    """h = tanh(input + state)"""
+    LSTM = "lstm"
+    """c = f * c + i * g and h = o * tanh(c), with gates i, f, g, o in this order: the sigmoid of the sum of
+    the two parts, and of g its tanh"""
+    GRU = "gru"
+    """h = (1 - z) * n + z * h, with r, z, n in this order: the sigmoids of the sums, and n = tanh(input + r *
+    state)"""
+
+    @property
+    def gates(self) -> int:
+        """How many gates there are."""
+        return {RecurrentMode.LSTM: 4, RecurrentMode.GRU: 3}.get(self, 1)
+
+
+class _Sizes(NamedTuple):
+    """Of a layer.
+
+    Parameters
+    ----------
+    steps, batch, features
+        Of x.
+    directions
+        1 or 2.
+    hidden
+        Units of a direction.
+    state
+        Elements of h: as many, or fewer if it is a projection.
+    """
+
+    steps: int
+    batch: int
+    features: int
+    directions: int
+    hidden: int
+    state: int
+
+    @property
+    def projected(self) -> bool:
+        """Whether h is a projection."""
+        return self.state < self.hidden
+
+
+class _Step(NamedTuple):
+    """One step of a direction.
+
+    Parameters
+    ----------
+    time
+        Its number in the sequence.
+    before
+        That of the step that comes before it in this direction; None of the first one.
+    """
+
+    time: int
+    before: int | None
+
+
+def walk(steps: int, direction: int) -> list[_Step]:
+    """The steps of a direction in the order in which they are computed: the second one begins at the end."""
+    times = range(steps) if direction == 0 else range(steps - 1, -1, -1)
+    return [_Step(time, None if n == 0 else times[n - 1]) for n, time in enumerate(times)]
+
+
+class _Recurrent(Operation[T]):
+    """What the three share: the mode and the lengths, and which operands fit together."""
+
+    mode: RecurrentMode
+    lengths: tuple[int, ...] | None = None
+
+    def kept(self, *, projected: bool) -> int:
+        """How many numbers `reserve` and `slopes` have for each unit, at each step."""
+        if self.mode is RecurrentMode.LSTM:
+            return 6 if projected else 5
+        return 4 if self.mode is RecurrentMode.GRU else 1
+
+    def _check_mode(self, specs: Specs, *of_lstm: str) -> None:
+        require_member("mode", self.mode, RecurrentMode)
+        for name in of_lstm:
+            if name in specs and self.mode is not RecurrentMode.LSTM:
+                raise InvalidRequest(
+                    field=name,
+                    value=specs[name].dims,
+                    problem=f"is none of {self.mode}'s",
+                    fix="leave it out: it is for LSTMs alone",
+                )
+
+    def _check_ranks(self, specs: Specs, **dims: str) -> None:
+        for name, words in dims.items():
+            wanted = words.count(",") + 1
+            if name in specs and specs[name].rank != wanted:
+                raise InvalidRequest(
+                    field=name,
+                    value=specs[name].dims,
+                    problem=f"has rank {specs[name].rank}, and {wanted} is needed",
+                    fix=f"give it dims ({words})",
+                )
+
+    def _check_lengths(self, steps: int, batch: int) -> None:
+        lengths = self.lengths
+        if lengths is None:
+            return
+        if len(lengths) != batch:
+            raise InvalidRequest(
+                field="lengths",
+                value=lengths,
+                problem=f"are not one for each of {batch} sequences",
+                fix="give as many as the batch has",
+            )
+        for length in lengths:
+            if not is_whole(length) or not 0 <= length <= steps:
+                raise InvalidRequest(
+                    field="lengths",
+                    value=length,
+                    problem=f"is not from 0 to {steps}, which is the number of steps",
+                    fix="give x as many steps as the longest sequence has",
+                )
+
+    def _of_weights(self, specs: Specs, steps: int, batch: int) -> _Sizes:
+        """The sizes that follow from the weights, which are checked."""
+        self._check_ranks(
+            specs, w_ih="D, gates * H, I", w_hh="D, gates * H, P", w_hr="D, P, H", h0="D, B, P", c0="D, B, H"
+        )
+        dtype, gates = specs["w_ih"].dtype, self.mode.gates
+        directions, rows, features = specs["w_ih"].dims
+        hidden, state = rows // gates, specs["w_hh"].dims[2]
+        if directions not in (1, 2) or rows % gates:
+            raise InvalidRequest(
+                field="w_ih",
+                value=specs["w_ih"].dims,
+                problem=f"are no weights of {gates} gates in one or two directions",
+                fix=f"give it dims (1 or 2, {gates} * H, I)",
+            )
+        for name in ("w_ih", "w_hh", "w_hr"):
+            if name in specs:
+                require_elements(specs, name, range(3), "units or features")
+        require(specs, "w_hh", (directions, rows, state), dtype)
+        if "w_hr" in specs:
+            if not 0 < state < hidden:
+                raise InvalidRequest(
+                    field="w_hh",
+                    value=specs["w_hh"].dims,
+                    problem=f"is not of fewer elements than the {hidden} units that they are a projection of",
+                    fix="give it dims (D, gates * H, P), with P < H",
+                )
+            require(specs, "w_hr", (directions, state, hidden), dtype)
+        else:
+            require(specs, "w_hh", (directions, rows, hidden), dtype)
+        for name, size in (("h0", state), ("c0", hidden)):
+            if name in specs:
+                require(specs, name, (directions, batch, size), dtype)
+        return _Sizes(steps, batch, features, directions, hidden, state)
+
+    def _kept_spec(self, sizes: _Sizes, dtype: DType) -> TensorSpec:
+        """The spec of `reserve` and `slopes`."""
+        kept = self.kept(projected=sizes.projected)
+        dims = (sizes.directions, sizes.steps, sizes.batch, kept, sizes.hidden)
+        return TensorSpec.packed(dims, self.compute((dtype,)))
+
+    def within(self, xp: Any, steps: int, batch: int) -> Array:
+        """Whether a sequence has a step, of dims (T, B, 1)."""
+        if self.lengths is None:
+            return xp.ones((steps, batch, 1), bool)
+        return (xp.arange(steps)[:, None] < xp.asarray(self.lengths, dtype=xp.int64).reshape(1, -1))[
+            ..., None
+        ]
+
+    def _scaled(self, specs: Specs, draw: Callable[[TensorSpec], Array], *names: str) -> dict[str, Array]:
+        """Values with which no gate is at its end: others would have gradients of almost 0."""
+        found = {}
+        for name in names:
+            if name in specs:
+                terms = specs[name].dims[-1] if name.startswith("w_") else 1
+                found[name] = draw(specs[name]) * 2.0 ** -round(2 + math.log2(terms) / 2)
+        return found
+
+
+class Recurrent(_Recurrent[T], tag=True):
+    """A layer of a recurrent network, in one direction or in both. Answered by a `Receipt`.
+
+    T is the number of steps, B of sequences, I of features, H of units, and P of the elements of a state: H
+    unless the state is a projection. D is 1, or 2 with the direction that begins at the end. All have x's
+    dtype unless something else is said.
+
+    Parameters
+    ----------
+    x
+        Input, of a floating-point dtype, dims (T, B, I).
+    w_ih, w_hh
+        The weights of the input and of the state, dims (D, gates * H, I) and (D, gates * H, P), with the
+        gates in the order of `RecurrentMode`: PyTorch's `weight_ih_l0` and `weight_hh_l0`, with those of the
+        other direction behind them.
+    bias
+        Dims (D, 2, gates * H): PyTorch's `bias_ih_l0` and `bias_hh_l0`. None for 0.
+    w_hr
+        Of an LSTM whose state is a projection of its units, dims (D, P, H), with P < H.
+    h0, c0
+        The state before the first step, dims (D, B, P), and of an LSTM its cells, dims (D, B, H). None for 0.
+    y
+        Result, dims (T, B, D * P): the states of each step. 0 behind the end of a sequence.
+    h_n, c_n
+        The state behind the last step of each sequence, and of an LSTM its cells; dims as h0 and c0.
+    reserve
+        For the gradients, float32 (float64 where x is), dims (D, T, B, K, H): h with K = 1; of a GRU r, z, n
+        and the state's part of n, K = 4; of an LSTM i, f, g, o and c, K = 5; where the state is a
+        projection, also what it is a projection of, K = 6. 0 behind the end of a sequence.
+    mode
+        What a step computes.
+    lengths
+        How many steps each sequence has, from 0 to T; None for T. The direction that begins at the end
+        begins at a sequence's own end.
+    """
+
+    kind = "recurrent"
+    inputs = ("x", "w_ih", "w_hh", "bias", "w_hr", "h0", "c0")
+    outputs = ("y", "h_n", "c_n", "reserve")
+    optional = frozenset({"bias", "w_hr", "h0", "c0", "h_n", "c_n", "reserve"})
+    x: T
+    w_ih: T
+    w_hh: T
+    bias: T | None = None
+    w_hr: T | None = None
+    h0: T | None = None
+    c0: T | None = None
+    y: T = ALLOCATED
+    h_n: T | None = None
+    c_n: T | None = None
+    reserve: T | None = None
+
+    def infer(self, specs: Specs) -> dict[str, TensorSpec]:
+        require_floating(specs, "x")
+        self._check_mode(specs, "w_hr", "c0")
+        self._check_ranks(specs, x="T, B, I", bias="D, 2, gates * H")
+        x = specs["x"]
+        require_elements(specs, "x", (0, 2), "steps or features")
+        require(specs, "w_ih", specs["w_ih"].dims, x.dtype)
+        sizes = self._of_weights(specs, *x.dims[:2])
+        require(specs, "w_ih", (*specs["w_ih"].dims[:2], x.dims[2]), x.dtype)
+        if "bias" in specs:
+            require(specs, "bias", (sizes.directions, 2, self.mode.gates * sizes.hidden), x.dtype)
+        self._check_lengths(sizes.steps, sizes.batch)
+        wide, of_state = sizes.directions * sizes.state, (sizes.directions, sizes.batch)
+        found = {
+            "y": TensorSpec.packed((*x.dims[:2], wide), x.dtype),
+            "h_n": TensorSpec.packed((*of_state, sizes.state), x.dtype),
+            "reserve": self._kept_spec(sizes, x.dtype),
+        }
+        if self.mode is RecurrentMode.LSTM:
+            found["c_n"] = TensorSpec.packed((*of_state, sizes.hidden), x.dtype)
+        return found
+
+    def check(self, specs: Specs) -> None:
+        self._check_mode(specs, "c_n")
+        super().check(specs)
+
+    def work(self, specs: Specs) -> int:
+        (steps, batch, _), weights = specs["x"].dims, sum(specs[name].size for name in ("w_ih", "w_hh"))
+        return steps * batch * weights + specs["y"].size
+
+    def samples(self, xp: Any, specs: Specs, draw: Callable[[TensorSpec], Array]) -> dict[str, Array]:
+        del xp
+        return self._scaled(specs, draw, *self.inputs)
+
+    def evaluate(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
+        x, w_hh, w_hr = values["x"], values["w_hh"], values.get("w_hr")
+        (steps, batch, _), (directions, rows, state) = x.shape, w_hh.shape
+        hidden = rows // self.mode.gates
+        within = self.within(xp, steps, batch)
+        zeros = xp.zeros((directions, 2, rows))
+        bias = values.get("bias", zeros)
+        y = xp.zeros((steps, batch, directions * state))
+        h_n = xp.array(values.get("h0", xp.zeros((directions, batch, state))))
+        c_n = xp.array(values.get("c0", xp.zeros((directions, batch, hidden))))
+        kept = self.kept(projected=w_hr is not None)
+        reserve = xp.zeros((directions, steps, batch, kept, hidden) if "reserve" in specs else (0,))
+        for way in range(directions):
+            of_input = x @ values["w_ih"][way].T + bias[way, 0]
+            h, c = h_n[way], c_n[way]
+            for time, _ in walk(steps, way):
+                of_state = h @ w_hh[way].T + bias[way, 1]
+                full, cells, noted = self._stepped(xp, of_input[time], of_state, h, c)
+                new = full if w_hr is None else full @ w_hr[way].T
+                if w_hr is not None:
+                    noted = (*noted, full)
+                one = within[time]
+                h, c = xp.where(one, new, h), xp.where(one, cells, c)
+                y[time, :, way * state : (way + 1) * state] = xp.where(one, new, 0.0)
+                if "reserve" in specs:
+                    reserve[way, time] = xp.where(one[..., None], xp.stack(noted, 1), 0.0)
+            h_n[way], c_n[way] = h, c
+        found = {"y": y, "h_n": h_n, "c_n": c_n, "reserve": reserve}
+        return {name: found[name] for name in specs}
+
+    def _stepped(
+        self, xp: Any, a: Array, b: Array, h: Array, c: Array
+    ) -> tuple[Array, Array, tuple[Array, ...]]:
+        """h before any projection, c, and what is kept for the gradients. `a`, `b`: parts of all gates."""
+        if self.mode in (RecurrentMode.RELU, RecurrentMode.TANH):
+            new = xp.maximum(a + b, 0) if self.mode is RecurrentMode.RELU else xp.tanh(a + b)
+            return new, c, (new,)
+        of_input, of_state = (part.reshape(len(part), self.mode.gates, -1) for part in (a, b))
+        if self.mode is RecurrentMode.GRU:
+            r, z = (_sigmoid(xp, of_input[:, n] + of_state[:, n]) for n in range(2))
+            n = xp.tanh(of_input[:, 2] + r * of_state[:, 2])
+            return (1 - z) * n + z * h, c, (r, z, n, of_state[:, 2])
+        i, f, o = (_sigmoid(xp, of_input[:, n] + of_state[:, n]) for n in (0, 1, 3))
+        g = xp.tanh(of_input[:, 2] + of_state[:, 2])
+        cells = f * c + i * g
+        return o * xp.tanh(cells), cells, (i, f, g, o, cells)
+
+    def gradient(self, g: Any, d: Mapping[str, Any]) -> dict[str, Any]:
+        """Of all inputs. The reserve has no gradient."""
+        if "reserve" in d:
+            raise InvalidRequest(
+                field="reserve", value=None, problem="has no gradient", fix="compute with y alone"
+            )
+        own: dict[str, Any] = dict(self.named(self.inputs))
+        layer: dict[str, Any] = {"mode": self.mode, "lengths": self.lengths, "y": self.y}
+        given: dict[str, Any] = {name: own.get(name) for name in ("w_ih", "w_hh", "w_hr", "h0", "c0")}
+        slopes: dict[str, Any] = {f"d{name}": d.get(name) for name in ("y", "h_n", "c_n")}
+        reserve = g.output(self, "reserve")
+        back: RecurrentBackwardData[Any] = RecurrentBackwardData(**given, **layer, **slopes, reserve=reserve)
+        states = tuple(f"d{name}" for name in ("h0", "c0") if name in own)
+        of_data = g.apply(back, also=(*states, "slopes"))
+        of_weights = g.apply(
+            RecurrentBackwardWeights(**layer, x=self.x, h0=own.get("h0"), slopes=of_data.slopes),
+            also=tuple(f"d{name}" for name in ("bias", "w_hr") if name in own),
+        )
+        found = {"x": of_data.dx} | {name[1:]: getattr(of_data, name) for name in states}
+        weights = ("w_ih", "w_hh", "bias", "w_hr")
+        return found | {name: getattr(of_weights, f"d{name}") for name in weights if name in own}
+
+
+class RecurrentBackwardData(_Recurrent[T], tag=True):
+    """The gradients of `Recurrent` by x and by the state before the first step. Answered by a `Receipt`.
+
+    Parameters
+    ----------
+    y, reserve
+        As the forward pass wrote them. What they hold behind the end of a sequence counts as 0.
+    w_ih, w_hh, w_hr, h0, c0, mode, lengths
+        As in the forward pass.
+    dy, dh_n, dc_n
+        Gradients of y, h_n and c_n, of their dims and of y's dtype; None for 0. Of dy, what lies behind the
+        end of a sequence counts as 0.
+    dx
+        Gradient of x, dims (T, B, I), of y's dtype. 0 behind the end of a sequence.
+    dh0, dc0
+        Gradients of the state before the first step, and of an LSTM of its cells.
+    slopes
+        For `RecurrentBackwardWeights`, of the dims and dtype of `reserve`: the gradients of what the gates
+        are computed from; of a GRU then that of the state's part of n. Where the state is a projection, the
+        last two are what it is a projection of, and its own gradient, with 0 behind it. All others are 0.
+    """
+
+    kind = "recurrent_bwd_data"
+    inputs = ("y", "reserve", "w_ih", "w_hh", "w_hr", "h0", "c0", "dy", "dh_n", "dc_n")
+    outputs = ("dx", "dh0", "dc0", "slopes")
+    optional = frozenset({"w_hr", "h0", "c0", "dy", "dh_n", "dc_n", "dh0", "dc0", "slopes"})
+    y: T
+    reserve: T
+    w_ih: T
+    w_hh: T
+    w_hr: T | None = None
+    h0: T | None = None
+    c0: T | None = None
+    dy: T | None = None
+    dh_n: T | None = None
+    dc_n: T | None = None
+    dx: T = ALLOCATED
+    dh0: T | None = None
+    dc0: T | None = None
+    slopes: T | None = None
+
+    def infer(self, specs: Specs) -> dict[str, TensorSpec]:
+        require_floating(specs, "y")
+        self._check_mode(specs, "w_hr", "c0", "dc_n")
+        self._check_ranks(specs, y="T, B, D * P", reserve="D, T, B, K, H", dh_n="D, B, P", dc_n="D, B, H")
+        y = specs["y"]
+        steps, batch, _ = y.dims
+        require_elements(specs, "y", (0, 2), "steps or states")
+        require(specs, "w_ih", specs["w_ih"].dims, y.dtype)
+        sizes = self._of_weights(specs, steps, batch)
+        require(specs, "y", (steps, batch, sizes.directions * sizes.state))
+        kept = self._kept_spec(sizes, y.dtype)
+        require(specs, "reserve", kept.dims, kept.dtype)
+        self._check_lengths(steps, batch)
+        h = TensorSpec.packed((sizes.directions, batch, sizes.state), y.dtype)
+        c = TensorSpec.packed((sizes.directions, batch, sizes.hidden), y.dtype)
+        for name, spec in (("dy", y), ("dh_n", h), ("dc_n", c)):
+            if name in specs:
+                require(specs, name, spec.dims, y.dtype)
+        dx = TensorSpec.packed((steps, batch, sizes.features), y.dtype)
+        found = {"dx": dx, "dh0": h, "slopes": kept}
+        return found | {"dc0": c} if self.mode is RecurrentMode.LSTM else found
+
+    def check(self, specs: Specs) -> None:
+        self._check_mode(specs, "dc0")
+        super().check(specs)
+
+    def work(self, specs: Specs) -> int:
+        (steps, batch, _), weights = specs["y"].dims, sum(specs[name].size for name in ("w_ih", "w_hh"))
+        return steps * batch * weights + specs["reserve"].size
+
+    def samples(self, xp: Any, specs: Specs, draw: Callable[[TensorSpec], Array]) -> dict[str, Array]:
+        del xp
+        return self._scaled(specs, draw, *self.inputs)
+
+    def evaluate(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
+        y, reserve, w_hh, w_hr = values["y"], values["reserve"], values["w_hh"], values.get("w_hr")
+        steps, batch, _ = y.shape
+        directions, rows, state = w_hh.shape
+        within, gates = self.within(xp, steps, batch), self.mode.gates
+        hidden = rows // gates
+        dx = xp.zeros((steps, batch, values["w_ih"].shape[2]))
+        dh0 = xp.array(values.get("dh_n", xp.zeros((directions, batch, state))))
+        dc0 = xp.array(values.get("dc_n", xp.zeros((directions, batch, hidden))))
+        slopes = xp.zeros(reserve.shape)
+        h0 = values.get("h0", xp.zeros((directions, batch, state)))
+        c0 = values.get("c0", xp.zeros((directions, batch, hidden)))
+        for way in range(directions):
+            own = slice(way * state, (way + 1) * state)
+            dh, dc = dh0[way], dc0[way]
+            for time, before in reversed(walk(steps, way)):
+                one, kept, h, c = within[time], reserve[way, time], h0[way], c0[way]
+                if before is not None:
+                    h = xp.where(within[before], y[before, :, own], h)
+                    if self.mode is RecurrentMode.LSTM:
+                        c = xp.where(within[before], reserve[way, before, :, 4], c)
+                total = dh + values["dy"][time, :, own] if "dy" in values else dh
+                full = total if w_hr is None else total @ w_hr[way]
+                of_input, of_state, direct, dcells = self._stepped_back(xp, kept, (full, dc), (h, c))
+                found = [*of_input]
+                if self.mode is RecurrentMode.GRU:
+                    found.append(of_state[2])
+                elif self.mode is RecurrentMode.LSTM:
+                    found += [xp.zeros((batch, hidden))] * (kept.shape[1] - 4)
+                slope = xp.stack(found, 1)
+                if w_hr is not None:
+                    slope[:, 4], slope[:, 5, :state] = kept[:, 5], total
+                slopes[way, time] = xp.where(one[..., None], slope, 0.0)
+                dh = xp.where(one, xp.stack(of_state, 1).reshape(batch, rows) @ w_hh[way] + direct, dh)
+                dc = xp.where(one, dcells, dc)
+            dh0[way], dc0[way] = dh, dc
+            dx += slopes[way, :, :, :gates].reshape(steps, batch, rows) @ values["w_ih"][way]
+        result = {"dx": dx, "dh0": dh0, "dc0": dc0, "slopes": slopes}
+        return {name: result[name] for name in specs}
+
+    def _stepped_back(
+        self, xp: Any, kept: Array, slopes: tuple[Array, Array], before: tuple[Array, Array]
+    ) -> tuple[list[Array], list[Array], Any, Array]:
+        """Gradients of the gates' two parts, what comes to the state before by itself, and of its cells.
+
+        `slopes`: the gradients of the state, without a projection, and of its cells. `before`: the state
+        before the step, and its cells.
+        """
+        (dh, dc), (h, c) = slopes, before
+        if self.mode in (RecurrentMode.RELU, RecurrentMode.TANH):
+            new = kept[:, 0]
+            da = dh * (new > 0) if self.mode is RecurrentMode.RELU else dh * (1 - new * new)
+            return [da], [da], 0.0, dc
+        if self.mode is RecurrentMode.GRU:
+            r, z, n, q = (kept[:, number] for number in range(4))
+            dn = dh * (1 - z) * (1 - n * n)
+            dr, dz = dn * q * r * (1 - r), dh * (h - n) * z * (1 - z)
+            return [dr, dz, dn], [dr, dz, dn * r], dh * z, dc
+        i, f, g, o, new = (kept[:, number] for number in range(5))
+        seen = xp.tanh(new)
+        cells = dc + dh * o * (1 - seen * seen)
+        di, df = cells * g * i * (1 - i), cells * c * f * (1 - f)
+        dg, do = cells * i * (1 - g * g), dh * seen * o * (1 - o)
+        return [di, df, dg, do], [di, df, dg, do], 0.0, cells * f
+
+
+class RecurrentBackwardWeights(_Recurrent[T], tag=True):
+    """The gradients of `Recurrent` by its weights. Answered by a `Receipt`.
+
+    Parameters
+    ----------
+    x, y, h0, mode, lengths
+        As in the forward pass. Behind the end of a sequence, x and y must be finite.
+    slopes
+        As `RecurrentBackwardData` wrote them: 0 behind the end of a sequence.
+    dw_ih, dw_hh, dbias, dw_hr
+        Gradients of the weights, of their dims and of x's dtype.
+    """
+
+    kind = "recurrent_bwd_weights"
+    inputs = ("x", "y", "slopes", "h0")
+    outputs = ("dw_ih", "dw_hh", "dbias", "dw_hr")
+    optional = frozenset({"h0", "dbias", "dw_hr"})
+    x: T
+    y: T
+    slopes: T
+    h0: T | None = None
+    dw_ih: T = ALLOCATED
+    dw_hh: T = ALLOCATED
+    dbias: T | None = None
+    dw_hr: T | None = None
+
+    def infer(self, specs: Specs) -> dict[str, TensorSpec]:
+        require_floating(specs, "x")
+        self._check_mode(specs, "dw_hr")
+        self._check_ranks(specs, x="T, B, I", y="T, B, D * P", slopes="D, T, B, K, H", h0="D, B, P")
+        x, (directions, *_, hidden) = specs["x"], specs["slopes"].dims
+        require_elements(specs, "x", (0, 2), "steps or features")
+        require_elements(specs, "y", (2,), "states")
+        require_elements(specs, "slopes", (0, 4), "directions or units")
+        steps, batch, features = x.dims
+        state = specs["y"].dims[2] // directions
+        require(specs, "y", (steps, batch, directions * state), x.dtype)
+        sizes = _Sizes(steps, batch, features, directions, hidden, state)
+        fits = 0 < state < hidden if sizes.projected else state == hidden
+        if directions > 2 or not fits or (sizes.projected and self.mode is not RecurrentMode.LSTM):
+            raise InvalidRequest(
+                field="slopes",
+                value=specs["slopes"].dims,
+                problem=f"do not belong to y, of dims {specs['y'].dims}",
+                fix="give them as the gradient by data wrote them",
+            )
+        wanted = self._kept_spec(sizes, x.dtype)
+        require(specs, "slopes", wanted.dims, wanted.dtype)
+        if "h0" in specs:
+            require(specs, "h0", (directions, batch, state), x.dtype)
+        self._check_lengths(steps, batch)
+        rows = self.mode.gates * hidden
+        dims = {
+            "dw_ih": (directions, rows, features),
+            "dw_hh": (directions, rows, state),
+            "dbias": (directions, 2, rows),
+        }
+        if sizes.projected:
+            dims["dw_hr"] = (directions, state, hidden)
+        return {name: TensorSpec.packed(each, x.dtype) for name, each in dims.items()}
+
+    def check(self, specs: Specs) -> None:
+        super().check(specs)
+        if "dw_hr" in specs and "dw_hr" not in self.infer(specs):
+            raise InvalidRequest(
+                field="dw_hr",
+                value=specs["dw_hr"].dims,
+                problem="is of a projection, which there is not",
+                fix="leave it out",
+            )
+
+    def work(self, specs: Specs) -> int:
+        return specs["slopes"].size * (specs["x"].dims[2] + specs["y"].dims[2])
+
+    def evaluate(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
+        x, y, slopes = values["x"], values["y"], values["slopes"]
+        (steps, batch, features), (directions, *_, hidden) = x.shape, slopes.shape
+        state, gates = y.shape[2] // directions, self.mode.gates
+        rows = gates * hidden
+        within = self.within(xp, steps, batch)
+        h0 = values.get("h0", xp.zeros((directions, batch, state)))
+        dw_ih, dw_hh = xp.zeros((directions, rows, features)), xp.zeros((directions, rows, state))
+        dbias, dw_hr = xp.zeros((directions, 2, rows)), xp.zeros((directions, state, hidden))
+        inputs = x.reshape(-1, features)
+        for way in range(directions):
+            own = y[:, :, way * state : (way + 1) * state]
+            states = xp.zeros((steps, batch, state))
+            for time, before in walk(steps, way):
+                if before is None:
+                    states[time] = h0[way]
+                else:
+                    states[time] = xp.where(within[before], own[before], h0[way])
+            states = states.reshape(-1, state)
+            of_input = slopes[way, :, :, :gates]
+            of_state = of_input
+            if self.mode is RecurrentMode.GRU:
+                of_state = slopes[way][:, :, [0, 1, 3]]
+            of_input, of_state = (each.reshape(-1, rows) for each in (of_input, of_state))
+            dw_ih[way], dw_hh[way] = of_input.T @ inputs, of_state.T @ states
+            dbias[way, 0], dbias[way, 1] = of_input.sum(axis=0), of_state.sum(axis=0)
+            if "dw_hr" in specs:
+                full, own_slope = (slopes[way, :, :, n].reshape(-1, hidden) for n in (4, 5))
+                dw_hr[way] = own_slope[:, :state].T @ full
+        found = {"dw_ih": dw_ih, "dw_hh": dw_hh, "dbias": dbias, "dw_hr": dw_hr}
+        return {name: found[name] for name in specs}
+
+
+def _layer(mode: RecurrentMode, directions: int, lengths: tuple[int, ...] | None) -> Example:
+    hidden, rows = 6, 6 * mode.gates
+    dims = {
+        "x": (5, 3, 4),
+        "w_ih": (directions, rows, 4),
+        "w_hh": (directions, rows, hidden),
+        "bias": (directions, 2, rows),
+    }
+    states = ("h0", "c0") if mode is RecurrentMode.LSTM else ("h0",)
+    dims |= dict.fromkeys(states, (directions, 3, hidden))
+    ends = [name.replace("0", "_n") for name in states]
+    of: dict[str, Any] = {"mode": mode, "lengths": lengths}
+    given: dict[str, Any] = {name: name for name in ("w_ih", "w_hh", *states)}
+    last: dict[str, Any] = {name: name for name in ends}
+    back: dict[str, Any] = {
+        name: name for name in ("dx", "slopes", *(f"d{each}" for each in (*states, *ends)))
+    }
+    operations = (
+        Recurrent(x="x", **given, bias="bias", y="y", **last, reserve="reserve", **of),
+        RecurrentBackwardData(y="y", reserve="reserve", **given, dy="dy", **back, **of),
+        RecurrentBackwardWeights(
+            x="x", y="y", slopes="slopes", h0="h0", dw_ih="dw_ih", dw_hh="dw_hh", dbias="dbias", **of
+        ),
+    )
+    return Example(dims=dims, operations=operations, tolerance=ROUNDED)
+
+
+def examples() -> tuple[Example, ...]:
+    """An LSTM and a GRU in both directions, and one of tanh with sequences of several lengths."""
+    return (
+        _layer(RecurrentMode.LSTM, 2, (5, 0, 3)),
+        _layer(RecurrentMode.GRU, 2, None),
+        _layer(RecurrentMode.TANH, 1, (2, 5, 1)),
+    )
+
+
+def _sigmoid(xp: Any, x: Array) -> Array:
+    decay = xp.exp(-xp.abs(x))
+    return xp.where(x >= 0, 1, decay) / (1 + decay)

@@ -1,0 +1,69 @@
+"""Recurrent layers, and their gradients, in the fast CPU engine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cudnn_actor.engines.cpu.fast import recurrent as forward
+from cudnn_actor.engines.cpu.fast.recurrent import recurrent
+from cudnn_actor.engines.cpu.fast.recurrent_gradients import (
+    recurrent_backward_data,
+    recurrent_backward_weights,
+)
+from cudnn_actor.engines.cpu.fast.recurrent_walks import Sizes
+from cudnn_actor.engines.cpu.scratch import Scratch, aligned_bytes
+from cudnn_actor.protocol import (
+    Recurrent,
+    RecurrentBackwardData,
+    RecurrentBackwardWeights,
+    RecurrentMode,
+    TensorSpec,
+)
+
+from .kernel_cases import Make, check
+
+MAKES: dict[Any, Make] = {
+    Recurrent: recurrent,
+    RecurrentBackwardData: recurrent_backward_data,
+    RecurrentBackwardWeights: recurrent_backward_weights,
+}
+LSTM: Any = Recurrent(x="x", w_ih="w", w_hh="r", mode=RecurrentMode.LSTM)
+
+
+def test_random_problems_are_right_within_their_bounds_on_any_number_of_lanes() -> None:
+    check("recurrent", MAKES, 60)
+
+
+def test_a_step_and_a_sequence_at_a_time_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Input is multiplied for one step in each turn, and each sequence is a task of its own."""
+    monkeypatch.setattr(forward, "_MOST_BYTES", 1)
+    monkeypatch.setattr("cudnn_actor.engines.cpu.fast.recurrent_walks._LEAST_WORK", 1)
+    monkeypatch.setattr("cudnn_actor.engines.cpu.fast.recurrent_walks._LEAST_ROWS", 1)
+    assert len(Sizes.of(LSTM, (2, 24, 6), 11).tasks) == 2 * 8
+    check("recurrent", MAKES, 40)
+
+
+def test_sequences_are_dealt_to_tasks_where_steps_are_large() -> None:
+    assert [task.rows for task in Sizes.of(LSTM, (1, 512, 128), 31).tasks] == [slice(0, 31)]
+    halves = [slice(0, 16), slice(16, 32)]
+    assert [task.rows for task in Sizes.of(LSTM, (1, 512, 128), 32).tasks] == halves
+    assert [task.way for task in Sizes.of(LSTM, (2, 512, 128), 32).tasks] == [0, 0, 1, 1]
+    assert len(Sizes.of(LSTM, (1, 64, 16), 32).tasks) == 1
+
+
+def test_memory_for_the_input_s_part_does_not_grow_with_the_steps() -> None:
+    assert kept_bytes(2000) == kept_bytes(4000)
+
+
+def kept_bytes(steps: int) -> int:
+    """Bytes that a kernel keeps of a layer with so many steps."""
+    dims = {"x": (steps, 8, 16), "w_ih": (1, 256, 16), "w_hh": (1, 256, 64)}
+    node: Any = Recurrent(x="x", w_ih="w_ih", w_hh="w_hh", y="y", mode=RecurrentMode.LSTM)
+    kernel: Any = recurrent(node, {name: TensorSpec.packed(each) for name, each in dims.items()})
+    arrays = {name: np.zeros(each, np.float32) for name, each in dims.items()}
+    lane = Scratch(aligned_bytes(kernel.footprint(1)))
+    kernel.bind(arrays, {"y": np.zeros((steps, 8, 64), np.float32)}, [lane])
+    return lane.kept_bytes

@@ -1,0 +1,415 @@
+"""Recurrent layers beside loops over numbers, their gradients beside differences, and what is refused."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cudnn_actor.engines.cpu import CpuEngine
+from cudnn_actor.engines.cuda.operations import REFUSED
+from cudnn_actor.engines.support import check_graph
+from cudnn_actor.protocol import (
+    BufferRef,
+    DType,
+    GraphBuilder,
+    InvalidRequest,
+    Recurrent,
+    RecurrentBackwardData,
+    RecurrentBackwardWeights,
+    RecurrentMode,
+    Tensor,
+    TensorSpec,
+    UnsupportedGraph,
+)
+from cudnn_actor.protocol.messages.lowering import lower
+
+from .differences import check_gradients, computed
+from .problems import normal
+from .workbench import Workbench, workbench
+
+STEPS, BATCH, FEATURES, HIDDEN, SMALLER = 5, 3, 4, 6, 2
+LENGTHS = (3, 0, 5)
+F64, F32 = DType.FLOAT64, DType.FLOAT32
+OF_LAYER: Any = Recurrent
+OF_DATA: Any = RecurrentBackwardData
+
+
+def drawn(*dims: int, seed: int = 0) -> np.ndarray:
+    return np.asarray(normal(dims, F64, seed)) / 2
+
+
+def sigmoid(x: float) -> float:
+    return 1 / (1 + math.exp(-x))
+
+
+def layer(mode: str, directions: int = 1, state: int = HIDDEN) -> dict[str, np.ndarray]:
+    """Operands of a layer, with a projection where the state is smaller than the units."""
+    rows = RecurrentMode(mode).gates * HIDDEN
+    dims: dict[str, tuple[int, ...]] = {
+        "x": (STEPS, BATCH, FEATURES),
+        "w_ih": (directions, rows, FEATURES),
+        "w_hh": (directions, rows, state),
+        "bias": (directions, 2, rows),
+        "h0": (directions, BATCH, state),
+    }
+    if mode == "lstm":
+        dims["c0"] = (directions, BATCH, HIDDEN)
+    if state < HIDDEN:
+        dims["w_hr"] = (directions, state, HIDDEN)
+    return {name: drawn(*each, seed=n) for n, (name, each) in enumerate(dims.items())}
+
+
+def sequence(mode: str, given: dict[str, np.ndarray], way: int, sample: int, length: int) -> Iterator[Any]:
+    """(time, h, c) behind each step of one sequence, one number after the other."""
+    w, r, b = given["w_ih"][way], given["w_hh"][way], given["bias"][way]
+    h = list(given["h0"][way, sample])
+    c = list(given["c0"][way, sample]) if "c0" in given else [0.0] * HIDDEN
+    for time in range(length)[:: -1 if way else 1]:
+        x = given["x"][time, sample]
+
+        def parts(gate: int, unit: int, x: Any = x, h: Any = h) -> tuple[float, float]:
+            row = gate * HIDDEN + unit
+            of_input = sum(w[row, k] * x[k] for k in range(FEATURES)) + b[0, row]
+            return of_input, sum(r[row, k] * h[k] for k in range(len(h))) + b[1, row]
+
+        new = []
+        for unit in range(HIDDEN):
+            sums = [sum(parts(gate, unit)) for gate in range(RecurrentMode(mode).gates)]
+            if mode == "relu":
+                new.append(max(sums[0], 0.0))
+            elif mode == "tanh":
+                new.append(math.tanh(sums[0]))
+            elif mode == "gru":
+                reset, update = sigmoid(sums[0]), sigmoid(sums[1])
+                of_input, of_state = parts(2, unit)
+                n = math.tanh(of_input + reset * of_state)
+                new.append((1 - update) * n + update * h[unit])
+            else:
+                c[unit] = sigmoid(sums[1]) * c[unit] + sigmoid(sums[0]) * math.tanh(sums[2])
+                new.append(sigmoid(sums[3]) * math.tanh(c[unit]))
+        if "w_hr" in given:
+            new = [sum(row[k] * new[k] for k in range(HIDDEN)) for row in given["w_hr"][way]]
+        h = new
+        yield time, h, c
+
+
+def looped(mode: str, given: dict[str, np.ndarray], lengths: tuple[int, ...] | None) -> dict[str, np.ndarray]:
+    directions, _, state = given["h0"].shape
+    y = np.zeros((STEPS, BATCH, directions * state))
+    h_n, c_n = given["h0"].copy(), given.get("c0", np.zeros((directions, BATCH, HIDDEN))).copy()
+    for way in range(directions):
+        for sample in range(BATCH):
+            for time, h, c in sequence(
+                mode, given, way, sample, STEPS if lengths is None else lengths[sample]
+            ):
+                y[time, sample, way * state : (way + 1) * state] = h
+                h_n[way, sample], c_n[way, sample] = h, c
+    return {"y": y, "h_n": h_n, "c_n": c_n}
+
+
+CASES = [
+    *(
+        (mode, directions, HIDDEN, lengths)
+        for mode in RecurrentMode
+        for directions, lengths in ((1, None), (2, LENGTHS))
+    ),
+    ("lstm", 2, SMALLER, LENGTHS),
+    ("lstm", 1, SMALLER, None),
+]
+each_case = pytest.mark.parametrize(("mode", "directions", "state", "lengths"), CASES)
+
+
+@each_case
+def test_layers_are_what_loops_over_numbers_give(
+    bench: Workbench, mode: str, directions: int, state: int, lengths: tuple[int, ...] | None
+) -> None:
+    given = layer(mode, directions, state)
+    wanted = looped(mode, given, lengths)
+    names = ("y", "h_n", "c_n") if mode == "lstm" else ("y", "h_n")
+    refs = {name: bench.place(array) for name, array in given.items()}
+    into = {name: bench.empty(TensorSpec.packed(wanted[name].shape, F64)) for name in names}
+    bench.run(OF_LAYER(**refs, **into, mode=RecurrentMode(mode), lengths=lengths))
+    for name, ref in into.items():
+        np.testing.assert_allclose(bench.read(ref), wanted[name], rtol=0, atol=1e-12, err_msg=name)
+
+
+@each_case
+def test_gradients_are_differences(
+    mode: str, directions: int, state: int, lengths: tuple[int, ...] | None
+) -> None:
+    def function(g: GraphBuilder, **operands: Tensor) -> list[Tensor]:
+        also = ("h_n", "c_n") if mode == "lstm" else ("h_n",)
+        return [*g.apply(OF_LAYER(**operands, mode=RecurrentMode(mode), lengths=lengths), also=also)]
+
+    check_gradients(function, layer(mode, directions, state))
+
+
+def test_gradients_of_the_last_state_alone_and_of_some_inputs() -> None:
+    given = layer("gru")
+
+    def function(g: GraphBuilder, **operands: Tensor) -> Tensor:
+        found: Tensor = g.apply(OF_LAYER(**operands, mode=RecurrentMode.GRU), also=("h_n",)).h_n
+        return found
+
+    check_gradients(function, given, ("x",))
+    check_gradients(function, given, ("w_hh",))
+
+
+def test_a_reserve_has_no_gradient() -> None:
+    g = GraphBuilder()
+    given = {name: g.input(name, array.shape, F64) for name, array in layer("tanh").items()}
+    made = g.apply(OF_LAYER(**given, mode=RecurrentMode.TANH), also=("reserve",))
+    with pytest.raises(InvalidRequest, match="reserve"):
+        g.grad(made.reserve, given["x"])
+
+
+def test_what_lies_behind_the_end_of_a_sequence_changes_nothing(bench: Workbench) -> None:
+    given, lengths = layer("lstm", 2), (2, 3, 1)
+    outside = np.arange(STEPS)[:, None] >= np.array(lengths)
+
+    def run() -> list[np.ndarray]:
+        y = bench.empty(TensorSpec.packed((STEPS, BATCH, 2 * HIDDEN), F64))
+        ends = {name: bench.empty(TensorSpec.packed((2, BATCH, HIDDEN), F64)) for name in ("h_n", "c_n")}
+        refs = {name: bench.place(array) for name, array in given.items()}
+        bench.run(OF_LAYER(**refs, y=y, **ends, mode=RecurrentMode.LSTM, lengths=lengths))
+        return [bench.read(ref) for ref in (y, *ends.values())]
+
+    before = run()
+    given["x"][outside] = np.nan
+    for one, other in zip(before, run(), strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert not before[0][outside].any()
+
+
+def test_a_gradient_reads_nothing_behind_the_end_of_a_sequence(bench: Workbench) -> None:
+    given, lengths = layer("gru", 2), (2, 0, 1)
+    outside = np.arange(STEPS)[:, None] >= np.array(lengths)
+    y, dy, reserve = (
+        drawn(STEPS, BATCH, 2 * HIDDEN),
+        drawn(STEPS, BATCH, 2 * HIDDEN),
+        drawn(2, STEPS, BATCH, 4, HIDDEN),
+    )
+    found = []
+    for nothing in (0.0, np.nan):
+        for array in (y, dy):
+            array[outside] = nothing
+        reserve[:, outside] = nothing
+        refs = {"y": y, "dy": dy, "reserve": reserve} | {n: given[n] for n in ("w_ih", "w_hh", "h0")}
+        placed = {name: bench.place(array) for name, array in refs.items()}
+        dims = {"dx": (STEPS, BATCH, FEATURES), "dh0": (2, BATCH, HIDDEN), "slopes": reserve.shape}
+        into = {name: bench.empty(TensorSpec.packed(each, F64)) for name, each in dims.items()}
+        bench.run(OF_DATA(**placed, **into, mode=RecurrentMode.GRU, lengths=lengths))
+        found.append([bench.read(ref) for ref in into.values()])
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert not found[0][0][outside].any()
+
+
+def test_a_sequence_of_ten_thousand_steps_runs() -> None:
+    """As ten thousand of one step do."""
+    steps, mode = 10_000, RecurrentMode.GRU
+    x, w, r = drawn(steps, 1, 2), drawn(1, 9, 2), drawn(1, 9, 3)
+    with workbench(CpuEngine()) as bench:
+        refs = [bench.place(array.astype(np.float32)) for array in (x, w, r)]
+        y = bench.empty(TensorSpec.packed((steps, 1, 3)))
+        bench.run(Recurrent(x=refs[0], w_ih=refs[1], w_hh=refs[2], y=y, mode=mode))
+        h = np.zeros(3)
+        for now in x.astype(np.float32)[:, 0]:
+            a, b = w[0] @ now, r[0] @ h
+            reset, update = 1 / (1 + np.exp(-(a + b)[:3])), 1 / (1 + np.exp(-(a + b)[3:6]))
+            h = (1 - update) * np.tanh(a[6:] + reset * b[6:]) + update * h
+        np.testing.assert_allclose(bench.read(y)[-1, 0], h, rtol=0, atol=1e-5)
+
+
+# The functions of the builder.
+
+
+def of_layers(mode: str, layers: int, directions: int, state: int = HIDDEN) -> dict[str, np.ndarray]:
+    """Weights by PyTorch's names, in its order."""
+    rows = RecurrentMode(mode).gates * HIDDEN
+    found: dict[str, np.ndarray] = {}
+    for place in range(layers):
+        for way in range(directions):
+            dims = {
+                "weight_ih": (rows, FEATURES if place == 0 else directions * state),
+                "weight_hh": (rows, state),
+                "bias_ih": (rows,),
+                "bias_hh": (rows,),
+            }
+            if state < HIDDEN:
+                dims["weight_hr"] = (state, HIDDEN)
+            for name, each in dims.items():
+                found[f"{name}_l{place}{'_reverse' * way}"] = drawn(*each, seed=len(found) + 7)
+    return found
+
+
+def in_groups(tensors: dict[str, Any], count: int) -> list[list[Any]]:
+    values = [*tensors.values()]
+    return [values[at : at + len(values) // count] for at in range(0, len(values), len(values) // count)]
+
+
+@pytest.mark.parametrize(
+    ("mode", "state"), [("lstm", HIDDEN), ("lstm", SMALLER), ("gru", HIDDEN), ("relu", HIDDEN)]
+)
+def test_layers_are_layers_above_each_other(mode: str, state: int) -> None:
+    weights = of_layers(mode, 2, 2, state)
+    h0 = drawn(4, BATCH, state, seed=90)
+    x = drawn(BATCH, STEPS, FEATURES, seed=91)
+    states = {"h0": h0, "c0": drawn(4, BATCH, HIDDEN, seed=92)} if mode == "lstm" else {"h0": h0}
+
+    def function(g: GraphBuilder, x: Tensor, **operands: Tensor) -> list[Tensor]:
+        of = {name: operands.pop(name) for name in states}
+        how: dict[str, Any] = {"bidirectional": True, "batch_first": True, "lengths": LENGTHS}
+        if mode == "relu":
+            how["activation"] = mode
+        named: Any = {"lstm": g.lstm, "gru": g.gru}.get(mode, g.rnn)
+        return [*named(x, in_groups(operands, 4), **of, **how)]
+
+    g = GraphBuilder()
+    inputs = {name: g.input(name, a.shape, F64) for name, a in {"x": x, **states, **weights}.items()}
+    outputs = function(g, **inputs)
+    graph = g.build({f"y{n}": y for n, y in enumerate(outputs)})
+    found = computed(graph, {"x": x, **states, **weights})
+    y, ends = x.transpose(1, 0, 2), []
+    for place in range(2):
+        own = {n: a for n, a in weights.items() if f"_l{place}" in n}
+        groups = in_groups(own, 2)
+        given = {
+            "x": y,
+            "w_ih": np.stack([each[0] for each in groups]),
+            "w_hh": np.stack([each[1] for each in groups]),
+            "bias": np.stack([np.stack(each[2:4]) for each in groups]),
+            **{name: array[2 * place : 2 * place + 2] for name, array in states.items()},
+        }
+        if state < HIDDEN:
+            given["w_hr"] = np.stack([each[4] for each in groups])
+        operation = OF_LAYER(**dict.fromkeys(given, 0), mode=RecurrentMode(mode), lengths=LENGTHS)
+        made = operation.evaluate(np, given, dict.fromkeys(("y", "h_n", "c_n")))
+        y = made["y"]
+        ends.append(made)
+    np.testing.assert_allclose(found["y0"], y.transpose(1, 0, 2), atol=1e-12)
+    np.testing.assert_allclose(found["y1"], np.concatenate([made["h_n"] for made in ends]), atol=1e-12)
+    if mode == "lstm":
+        np.testing.assert_allclose(found["y2"], np.concatenate([made["c_n"] for made in ends]), atol=1e-12)
+
+
+def test_dropout_between_layers_is_the_builder_s() -> None:
+    weights, state = of_layers("gru", 2, 1), np.array([5, 0])
+    x = drawn(STEPS, BATCH, FEATURES)
+    found = []
+    for whole in (True, False):
+        g = GraphBuilder()
+        given = {name: g.input(name, array.shape, F64) for name, array in weights.items()}
+        one, other = in_groups(given, 2)
+        of_x, drawn_from = g.input("x", x.shape, F64), g.input("state", (2,), "int64")
+        if whole:
+            y = g.gru(of_x, [one, other], dropout=0.5, state=drawn_from).y
+        else:
+            y = g.gru(g.dropout(g.gru(of_x, [one]).y, 0.5, drawn_from), [other]).y
+        found.append(computed(g.build(y=y), {**weights, "x": x, "state": state})["y"])
+    np.testing.assert_array_equal(found[0], found[1])
+    assert (found[0] != 0).any()
+
+
+# What is refused.
+
+
+def of(*dims: int, dtype: DType = F32) -> TensorSpec:
+    return TensorSpec.packed(dims, dtype)
+
+
+FORWARD = {
+    "x": of(5, 3, 4),
+    "w_ih": of(1, 24, 4),
+    "w_hh": of(1, 24, 6),
+    "bias": of(1, 2, 24),
+    "h0": of(1, 3, 6),
+    "c0": of(1, 3, 6),
+    "y": of(5, 3, 6),
+    "reserve": of(1, 5, 3, 5, 6),
+}
+BACKWARD = {
+    **{name: FORWARD[name] for name in ("y", "reserve", "w_ih", "w_hh", "h0", "c0")},
+    **{"dy": of(5, 3, 6), "dx": of(5, 3, 4), "dc0": of(1, 3, 6), "slopes": of(1, 5, 3, 5, 6)},
+}
+WEIGHTS = {
+    **{"x": of(5, 3, 4), "y": of(5, 3, 6), "slopes": of(1, 5, 3, 5, 6)},
+    **{"dw_ih": of(1, 24, 4), "dw_hh": of(1, 24, 6), "dbias": of(1, 2, 24)},
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"x": of(5, 3)}, "x"),
+        ({"x": of(0, 3, 4)}, "x"),
+        ({"x": of(5, 3, 4, dtype=DType.INT32)}, "x"),
+        ({"w_ih": of(1, 23, 4)}, "w_ih"),
+        ({"w_ih": of(3, 24, 4)}, "w_ih"),
+        ({"w_ih": of(1, 24, 5)}, "w_ih"),
+        ({"w_ih": of(1, 24, 4, dtype=F64)}, "w_ih"),
+        ({"w_hh": of(1, 24, 5)}, "w_hh"),
+        ({"w_hh": of(2, 24, 6)}, "w_hh"),
+        ({"w_hr": of(1, 6, 6)}, "w_hh"),
+        ({"w_hh": of(1, 24, 2), "w_hr": of(1, 3, 6)}, "w_hr"),
+        ({"bias": of(1, 24)}, "bias"),
+        ({"bias": of(1, 2, 6)}, "bias"),
+        ({"h0": of(1, 3, 5)}, "h0"),
+        ({"c0": of(2, 3, 6)}, "c0"),
+        ({"y": of(5, 3, 12)}, "y"),
+        ({"reserve": of(1, 5, 3, 6, 6)}, "reserve"),
+        ({"lengths": (5, 5)}, "lengths"),
+        ({"lengths": (5, 5, 6)}, "lengths"),
+        ({"lengths": (-1, 5, 5)}, "lengths"),
+        ({"mode": RecurrentMode.GRU, "w_ih": of(1, 18, 4), "w_hh": of(1, 18, 6)}, "c0"),
+        ({"mode": "other"}, "mode"),
+    ],
+)
+def test_a_mistake_names_its_field(changes: dict[str, Any], field: str) -> None:
+    refused(Recurrent, FORWARD | changes, field)
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "field"),
+    [
+        (RecurrentBackwardData, {"y": of(5, 3, 7)}, "y"),
+        (RecurrentBackwardData, {"reserve": of(1, 5, 3, 5, 6, dtype=F64)}, "reserve"),
+        (RecurrentBackwardData, {"dy": of(5, 3, 5)}, "dy"),
+        (RecurrentBackwardData, {"slopes": of(1, 5, 3, 6, 6)}, "slopes"),
+        (RecurrentBackwardData, {"dx": of(5, 3, 5)}, "dx"),
+        (RecurrentBackwardData, {"lengths": (1,)}, "lengths"),
+        (RecurrentBackwardWeights, {"y": of(5, 3, 7)}, "slopes"),
+        (RecurrentBackwardWeights, {"slopes": of(1, 5, 3, 4, 6)}, "slopes"),
+        (RecurrentBackwardWeights, {"dw_hh": of(1, 24, 5)}, "dw_hh"),
+        (RecurrentBackwardWeights, {"dw_hr": of(1, 6, 6)}, "dw_hr"),
+        (RecurrentBackwardWeights, {"dbias": of(1, 24)}, "dbias"),
+    ],
+)
+def test_a_mistake_in_a_gradient_names_its_field(kind: Any, changes: dict[str, Any], field: str) -> None:
+    refused(kind, (BACKWARD if kind is RecurrentBackwardData else WEIGHTS) | changes, field)
+
+
+def refused(kind: Any, given: dict[str, Any], field: str) -> None:
+    parameters = {"mode": RecurrentMode.LSTM} | {n: v for n, v in given.items() if n in ("mode", "lengths")}
+    specs = {name: spec for name, spec in given.items() if name not in parameters}
+    refs = {
+        name: BufferRef(slot=n, generation=1, spec=spec, device="cpu")
+        for n, (name, spec) in enumerate(specs.items())
+    }
+    with pytest.raises(InvalidRequest) as caught:
+        lower(kind(**refs, **parameters))
+    assert caught.value.field == field
+
+
+def test_cuda_refuses_layers_by_name() -> None:
+    g = GraphBuilder()
+    x, w, r = g.input("x", (5, 3, 4)), g.input("w", (6, 4)), g.input("r", (6, 6))
+    graph = g.build(y=g.relu(g.rnn(x, [[w, r]]).y)).body
+    check_graph(graph, "cpu")
+    with pytest.raises(UnsupportedGraph, match="recurrent layers run on the CPU") as caught:
+        check_graph(graph, "cuda", refused=REFUSED)
+    assert {graph.operations[n].kind for n in caught.value.operations} == {"recurrent"}
