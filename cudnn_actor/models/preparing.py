@@ -80,9 +80,7 @@ class Preparing:
                     return kept
                 try:
                     async with self._writing.unwritten(deadline, alone=outdated) as writes:
-                        of = await in_own_thread(
-                            self._keeping.source.specialised, specs, values, self._most_operations
-                        )
+                        of = await in_own_thread(self._specialised(), specs, values, self._most_operations)
                         return await self._keep(key, of, specs, values, writes)
                 except Outdated:
                     outdated = True
@@ -91,6 +89,11 @@ class Preparing:
                         raise
                     with self._keeping.lock:
                         self._deciding |= needs.names
+
+    def _specialised(self) -> Callable[..., Specialised]:
+        """What makes the graph: with recurrent layers as operations only where the engine runs these."""
+        of_source = self._keeping.source.specialised
+        return of_source if self._gpu.device == "cpu" else partial(of_source, unrolled=True)
 
     async def deploy(
         self, kept: Kept, deadline: Deadline, tune: Tune | None = None, *, soon: bool = False

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import onnx
 
+from cudnn_actor.models.source import Origin
 from cudnn_actor.onnx.axes import MAY_BE_FOR_ALL, axes_of, counted_input, placed
 from cudnn_actor.onnx.budget import Budget
 from cudnn_actor.onnx.choices import check_choice, choices_of
@@ -58,6 +59,8 @@ class Node:
         Gives the state for so many random numbers, of a seed if the node has one.
     most_operations
         How many the graph may have.
+    unrolled
+        Whether recurrent layers are unrolled, also those that are an operation.
     """
 
     def __init__(
@@ -69,15 +72,16 @@ class Node:
         *,
         opsets: Mapping[str, int],
         g: GraphBuilder,
-        weight: Callable[[np.ndarray], Tensor],
+        weight: Callable[..., Tensor],
         budget: Budget,
         random_state: Callable[[float | None, int], Tensor],
         most_operations: int,
+        unrolled: bool = False,
     ) -> None:
         self._opsets, self._budget, self._op = opsets, budget, proto.op_type
         self.proto, self.schema, self.g, self.weight = proto, schema, g, weight
         self.inputs = list(inputs)
-        self._most_operations = most_operations
+        self._most_operations, self.unrolled = most_operations, unrolled
         self._attributes = attributes
         self._random_state, self.drew = random_state, False
         """Whether it draws random numbers."""
@@ -251,6 +255,26 @@ class Node:
         """The results, computed now; each input decides."""
         given = [self.constant_or_none(n) for n in range(len(self.inputs))]
         return fold(self.proto, given, self._opsets, self._budget)
+
+    def rearranged(self, number: int, how: str, rearrange: Callable[[np.ndarray], np.ndarray]) -> Tensor:
+        """A constant input with its elements in other places, of the same dims and dtype, as a weight.
+
+        `how`: what `rearrange` does, in words that no other way has.
+        """
+        value = self.value(number)
+        origin, key = value.origin, f"{value.key}, {how}" if value.key else ""
+        if origin is not None:
+            of = origin
+            key = f"{of.key}, {how}"
+            origin = Origin(
+                key=key, names=of.names, compute=lambda *given: rearrange(of.derive(*given)), parts=(of,)
+            )
+
+        def weight() -> Tensor:
+            return self.weight(made, key, origin=origin)
+
+        made = Value(value.dims, value.dtype, weight, lambda: rearrange(value.elements), fixed=True)
+        return weight()
 
     def reserve(self, *dims: int, itemsize: int = 8, passing: int = 3) -> None:
         """Count an array that the handler is about to make. Raises `TooMuch` if it would be too large.

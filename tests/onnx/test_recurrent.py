@@ -11,13 +11,16 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from onnx import TensorProto
 from onnx.reference import ReferenceEvaluator
 
-from cudnn_actor import GraphLimits, UnsupportedModel, spawn
+from cudnn_actor import GraphLimits, TensorSpec, UnsupportedModel, spawn
+from cudnn_actor.models.source import values_of
 from cudnn_actor.onnx import OnnxModel, backend
 
+from ..engines.differences import computed
 from .small_models import FLOAT, INT64, graph_of, model_of, node
 from .test_against_the_reference import Draw, of_node
 
@@ -136,9 +139,10 @@ def network(
 
 
 def specialised(model: Any, most: int = GraphLimits().operations) -> Any:
+    """The graph of a service whose engine does not run recurrent layers as operations."""
     source = OnnxModel(model)
     specs: Any = {each.name: each.spec for each in source.inputs}
-    return source.specialised(specs, {}, most)
+    return source.specialised(specs, {}, most, unrolled=True)
 
 
 @pytest.mark.parametrize("op", STEPS)
@@ -176,7 +180,7 @@ def test_a_sequence_that_is_too_long_is_refused_before_it_is_unrolled(op: str) -
 
 
 def test_the_option_that_the_error_names_raises_the_limit() -> None:
-    model, inputs = network("LSTM", 520)
+    model, inputs = network("LSTM", 520, clip=100.0)
 
     async def results() -> np.ndarray:
         async with spawn(device="cpu") as gpu:
@@ -209,3 +213,122 @@ def test_a_scan_and_a_loop_that_are_too_long_are_refused_after_two_turns() -> No
     turns = {"turns": np.array(2**62)}
     with pytest.raises(UnsupportedModel, match="turns, which are 4,611,686,018,427,387,904 operations"):
         specialised(model_of([loop], {"x": (FLOAT, [3])}, {"y": (FLOAT, None)}, turns))
+
+
+# As operations.
+
+
+def kinds(model: Any, **options: Any) -> list[str]:
+    source = OnnxModel(model, **options)
+    specs: Any = {each.name: each.spec for each in source.inputs}
+    graph = source.specialised(specs, {}).graph
+    assert graph is not None
+    return [each.kind for each in graph.body.operations]
+
+
+def of_lengths(op: str, direction: str, layout: int, lengths: list[int] | None, known: bool) -> Any:
+    """A network with everything that the operation has, and the values of its inputs."""
+    draw, count = Draw(31), 2 if direction == "bidirectional" else 1
+    steps, batch, size, hidden = 4, 3, 3, 2
+    rows, states = GATES[op] * hidden, (2 if op == "LSTM" else 1)
+    state = (batch, count, hidden) if layout else (count, batch, hidden)
+    arrays: list[np.ndarray | None] = [
+        draw.floats(*((batch, steps, size) if layout else (steps, batch, size))),
+        draw.floats(count, rows, size),
+        draw.floats(count, rows, hidden),
+        draw.floats(count, 2 * rows),
+        None if lengths is None else np.array(lengths, np.int32),
+        *(draw.floats(*state) for _ in range(states)),
+    ]
+    attributes: dict[str, Any] = {"hidden_size": hidden, "direction": direction, "layout": layout}
+    if op == "GRU":
+        attributes["linear_before_reset"] = 1
+    model, inputs = of_node(op, arrays, attributes, 1 + states)
+    if known:
+        names = [each for each in model.graph.node[0].input[1:5] if each]
+        tensors = [onnx.numpy_helper.from_array(inputs.pop(name), name) for name in names]
+        model.graph.initializer.extend(tensors)
+        kept = [each for each in model.graph.input if each.name in inputs]
+        del model.graph.input[:]
+        model.graph.input.extend(kept)
+    return model, inputs
+
+
+@pytest.mark.parametrize("layout", [0, 1])
+@pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
+@pytest.mark.parametrize("op", GATES)
+def test_an_operation_gives_what_its_steps_give(op: str, direction: str, layout: int) -> None:
+    for lengths in (None, [2, 4, 1]):
+        model, inputs = of_lengths(op, direction, layout, lengths, known=True)
+        as_operation = kinds(model).count("recurrent") == 1
+        assert as_operation is (lengths is None or direction != "reverse")
+        found = [run_by(model, inputs, unrolled) for unrolled in (False, True)]
+        for one, other in zip(*found, strict=True):
+            np.testing.assert_allclose(one, other, rtol=0, atol=1e-6)
+
+
+def run_by(model: Any, inputs: dict[str, np.ndarray], unrolled: bool) -> list[np.ndarray]:
+    """The outputs of a model's graph on the CPU engine that computes in float64."""
+    source = OnnxModel(model)
+    special = source.specialised(
+        {name: TensorSpec.like(array) for name, array in inputs.items()}, {}, unrolled=unrolled
+    )
+    assert special.graph is not None
+    given = {port: inputs[name] for name, port in special.inputs.items()}
+    given |= {port: values_of(weight) for port, (_, weight) in special.weights.items()}
+    found = computed(special.graph, given)
+    return [found[special.outputs[each.name]] for each in source.outputs]
+
+
+def test_weights_that_are_inputs_are_put_in_order_by_the_graph() -> None:
+    model, inputs = of_lengths("LSTM", "bidirectional", 0, None, known=False)
+    assert kinds(model).count("recurrent") == 1
+    for one, other in zip(run_by(model, inputs, False), run_by(model, inputs, True), strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-6)
+
+
+def test_lengths_that_a_run_gives_are_read_by_steps() -> None:
+    model, _ = of_lengths("GRU", "forward", 0, [2, 4, 1], known=False)
+    assert "recurrent" not in kinds(model)
+
+
+@pytest.mark.parametrize(
+    ("op", "attributes"),
+    [
+        ("RNN", {"activations": ["Softsign"]}),
+        ("RNN", {"clip": 3.0}),
+        ("GRU", {"linear_before_reset": 0}),
+        ("GRU", {"linear_before_reset": 1, "activations": ["Sigmoid", "Relu"]}),
+        ("LSTM", {"input_forget": 1}),
+        ("LSTM", {"activations": ["Sigmoid", "Tanh", "Relu"]}),
+    ],
+)
+def test_what_the_operation_does_not_have_is_unrolled(op: str, attributes: dict[str, Any]) -> None:
+    assert "recurrent" not in kinds(network(op, 3, **attributes)[0])
+
+
+def test_a_long_sequence_is_a_few_operations() -> None:
+    for op in GATES:
+        more: dict[str, Any] = {"linear_before_reset": 1} if op == "GRU" else {}
+        assert len(kinds(network(op, 100_000, **more)[0])) == len(kinds(network(op, 2, **more)[0])) < 30
+
+
+def test_new_weights_are_put_in_order_too() -> None:
+    model, inputs = of_lengths("LSTM", "forward", 0, None, known=True)
+    other, _ = of_lengths("LSTM", "forward", 0, None, known=True)
+    changed = {each.name: 2 * onnx.numpy_helper.to_array(each) for each in other.graph.initializer}
+    del other.graph.initializer[:]
+    other.graph.initializer.extend(
+        onnx.numpy_helper.from_array(array, name) for name, array in changed.items()
+    )
+
+    async def results() -> list[np.ndarray]:
+        async with spawn(device="cpu") as gpu:
+            loaded = await gpu.load(model, swappable=True)
+            before = (await gpu.run(loaded, inputs))["output0"]
+            await loaded.write(changed)
+            after = (await gpu.run(loaded, inputs))["output0"]
+            return [before, after]
+
+    for found, of in zip(asyncio.run(results()), (model, other), strict=True):
+        np.testing.assert_allclose(found, run_by(of, inputs, True)[0], rtol=0, atol=1e-5)

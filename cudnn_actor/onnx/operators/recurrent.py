@@ -1,12 +1,15 @@
-"""Recurrent networks, unrolled: a product of matrices for all steps, and then one for each.
+"""Recurrent networks: as one operation where there is one, else unrolled.
 
+Unrolled, they are a product of matrices for all steps, and then one for each.
 https://onnx.ai/onnx/operators/onnx__LSTM.html
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+
+import numpy as np
 
 from cudnn_actor.onnx.nodes import Node, Result
 from cudnn_actor.onnx.operator_table import operator
@@ -14,6 +17,7 @@ from cudnn_actor.onnx.operators.matmul import turned
 from cudnn_actor.onnx.unrolling import Unrolling
 from cudnn_actor.onnx.values import Declined
 from cudnn_actor.protocol.graphs.graph_builder import GraphBuilder, Tensor
+from cudnn_actor.protocol.operations import Recurrent, RecurrentMode
 
 __all__ = ["run_lstm"]
 
@@ -49,6 +53,7 @@ class _Network:
         self.directions = {"bidirectional": 2}.get(node.attribute("direction"), 1)
         self._check_dims()
         names = node.attribute("activations") or defaults * self.directions
+        self.names = [name.lower() for name in names]
         self.clip = node.attribute("clip", 0.0)
         given = {name: iter(node.attribute(f"activation_{name}") or ()) for name in ("alpha", "beta")}
         made = [self._activation(name.lower(), **given) for name in names]
@@ -94,6 +99,76 @@ class _Network:
         if self.clip <= 0:
             return function
         return lambda x: function(self.g.clip(x, -self.clip, self.clip))
+
+    def layer(self, mode: RecurrentMode | None, order: Sequence[int]) -> Result | None:
+        """The outputs by one operation; None if that has not what the node asks for.
+
+        Parameters
+        ----------
+        mode
+            Of the operation; None if there is none for the node's activations and attributes.
+        order
+            Which of ONNX's gates each of the operation's is.
+        """
+        node, g, lengths = self.node, self.g, self._fixed_lengths()
+        whole = lengths is None or set(lengths) == {self.steps}
+        backwards = node.attribute("direction") == "reverse"
+        floats = [node.tensor(number) for number in (0, 1, 2, 3, 5, 6) if node.has(number)]
+        if (
+            mode is None
+            or node.unrolled
+            or self.clip > 0
+            or (node.has(4) and lengths is None)
+            or (backwards and not whole)
+            or not self.steps * self.batch * self.hidden * self.x.dims[2]
+            or not self.x.dtype.is_floating
+            or any(each.dtype is not self.x.dtype for each in floats)
+        ):
+            return None
+        x = g.flip(self.x, 0) if backwards else self.x
+        bias = None
+        if node.has(3):
+            both = [*order, *(self.gates + gate for gate in order)]
+            bias = g.reshape(self._in_order(3, both), (self.directions, 2, self.gates * self.hidden))
+        states: dict[str, Any] = {
+            name: g.transpose(node.tensor(number), (1, 0, 2)) if self.batch_first else node.tensor(number)
+            for name, number in (("h0", 5), ("c0", 6))[: self.states]
+            if node.has(number)
+        }
+        w_ih, w_hh = (self._in_order(number, order) for number in (1, 2))
+        operation: Recurrent[Any] = Recurrent(
+            x=x, w_ih=w_ih, w_hh=w_hh, bias=bias, mode=mode, lengths=None if whole else lengths, **states
+        )
+        y, *ends = g.apply(operation, also=("h_n", "c_n")[: self.states])
+        y = g.reshape(y, (self.steps, self.batch, self.directions, self.hidden))
+        y = g.transpose(g.flip(y, 0) if backwards else y, (1, 0, 2, 3) if self.batch_first else (0, 2, 1, 3))
+        return (y, *(g.transpose(each, (1, 0, 2)) if self.batch_first else each for each in ends))
+
+    def _fixed_lengths(self) -> tuple[int, ...] | None:
+        """How many steps each sequence has, if the model says so."""
+        if not self.node.has(4):
+            return None
+        value = self.node.value(4)
+        if not value.fixed or value.origin is not None:
+            return None
+        found = tuple(int(length) for length in value.elements)
+        return found if all(0 <= length <= self.steps for length in found) else None
+
+    def _in_order(self, number: int, order: Sequence[int]) -> Tensor:
+        """Weights with their gates in this order. Those of the model are put in order when it is loaded."""
+        value = self.node.value(number)
+        size = value.dims[1] // len(order)
+        if not value.fixed:
+            g, x = self.g, self.node.tensor(number)
+            parts = [g.slice(x, (slice(None), slice(gate * size, (gate + 1) * size))) for gate in order]
+            return g.concatenate(parts, 1)
+
+        def ordered(array: np.ndarray) -> np.ndarray:
+            gates = array.reshape(array.shape[0], len(order), size, -1)
+            return np.ascontiguousarray(gates[:, list(order)]).reshape(array.shape)
+
+        self.node.reserve(*value.dims, itemsize=value.dtype.itemsize, passing=1)
+        return self.node.rearranged(number, f"gates {list(order)}", ordered)
 
     def part(self, number: int, direction: int) -> Tensor | None:
         """What an input has for a direction."""
@@ -170,6 +245,10 @@ class _Network:
 @operator("RNN", since=7)
 def rnn(node: Node, g: GraphBuilder) -> Result:
     network = _Network(node, g, "Tanh")
+    modes = {"tanh": RecurrentMode.TANH, "relu": RecurrentMode.RELU}
+    mode = modes.get(network.names[0]) if len(set(network.names)) == 1 else None
+    if (made := network.layer(mode, (0,))) is not None:
+        return made
 
     def step_of(direction: int) -> _Step:
         (weights, bias), f = network.recurrence(direction), network.clipped(network.activations[direction][0])
@@ -186,6 +265,9 @@ def rnn(node: Node, g: GraphBuilder) -> Result:
 def gru(node: Node, g: GraphBuilder) -> Result:
     network = _Network(node, g, "Sigmoid", "Tanh")
     behind = bool(node.attribute("linear_before_reset"))
+    usual = behind and network.names == ["sigmoid", "tanh"] * network.directions
+    if (made := network.layer(RecurrentMode.GRU if usual else None, (1, 0, 2))) is not None:
+        return made
 
     def step_of(direction: int) -> _Step:
         weights, bias = network.recurrence(direction)
@@ -213,6 +295,10 @@ def gru(node: Node, g: GraphBuilder) -> Result:
 def run_lstm(node: Node, g: GraphBuilder, product: _Product | None = None) -> Result:
     """An LSTM. `product`: how its input and its states are multiplied with weights, else as matrices."""
     network = _Network(node, g, "Sigmoid", "Tanh", "Tanh", product=product)
+    usual = network.names == ["sigmoid", "tanh", "tanh"] * network.directions
+    usual = usual and product is None and not node.has(7) and not node.attribute("input_forget")
+    if (made := network.layer(RecurrentMode.LSTM if usual else None, (0, 2, 3, 1))) is not None:
+        return made
 
     def step_of(direction: int) -> _Step:
         weights, bias = network.recurrence(direction)
