@@ -310,7 +310,9 @@ class Broker(Generic[W]):
         self._ended(self.state.models.add(message.model, message.graphs))
         graphs = tuple(each.graph for each in message.graphs)
         warm = Warm(graphs=graphs, tune=message.tune, soon=message.soon)
-        return self._warm(envelope, warm)
+        work = self._warm(envelope, warm)
+        work.warmed = self.state.models.deployed(message.model, message.graphs)
+        return work
 
     def _run_model(self, envelope: Envelope, message: RunModel) -> W:
         require_asker(envelope, "results")

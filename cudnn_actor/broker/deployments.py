@@ -97,6 +97,11 @@ class Deployed(msgspec.Struct, eq=False):
         )
 
     @property
+    def copied(self) -> frozenset[int]:
+        """Where the buffers stand among those of the plan to which runs copy what they are given."""
+        return frozenset(self.inputs.values()) | (frozenset() if self.state is None else {self.state})
+
+    @property
     def weights(self) -> frozenset[int]:
         """The slot numbers of the buffers that runs only read."""
         return frozenset(slot.index for slot in self.hold.slots) - self.writes
@@ -380,6 +385,11 @@ class Deployments:
         """Whether the model has this very graph: a message that a crash has interrupted is started again."""
         known = model.graphs.get(graph.name)
         return known is not None and known.of is graph
+
+    def deployed(self, ref: ModelRef, graphs: Iterable[ModelGraph]) -> tuple[Deployed, ...]:
+        """Those of these graphs that a model has. Raises `NotDeployed`."""
+        model = self._model(ref)
+        return tuple(model.graphs[each.name] for each in graphs if self._has(model, each))
 
     def remove(self, ref: ModelRef, names: Iterable[str] | None) -> list[Deployed]:
         """Forget graphs, or the whole model. Returns the graphs that were there, which have ended."""

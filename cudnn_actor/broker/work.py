@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from cudnn_actor.actors import Envelope
-from cudnn_actor.broker.deployments import ModelRun
+from cudnn_actor.broker.deployments import Deployed, ModelRun
 from cudnn_actor.broker.footprints import Footprint, footprint
 from cudnn_actor.broker.message_cache import CachedMessage
 from cudnn_actor.memory import Slot
@@ -47,6 +47,8 @@ class Work(msgspec.Struct, eq=False):
         Whether no other request may run beside it: a suspect, or one whose inputs were running at a crash.
     run
         What a `RunModel` runs; None for all other messages.
+    warmed
+        Graphs of a model whose first runs are prepared, too, when their plans are there.
     """
 
     envelope: Envelope
@@ -60,6 +62,7 @@ class Work(msgspec.Struct, eq=False):
     suspect: bool = False
     alone: bool = False
     run: ModelRun | None = None
+    warmed: tuple[Deployed, ...] = ()
 
     @property
     def started_ns(self) -> int:

@@ -8,8 +8,8 @@ old weights:
   runner has one thread, so nothing comes in between. Every method of it that writes to a buffer says so.
 - The parent of a worker maps the arenas, too. It writes straight into a buffer only if nothing holds that
   (`isolation.process.parent.values`), and a graph holds its buffers as long as it can be run
-  (`Deployed.hold`). What is written before that is there when the graph is first run, and what is written
-  after that is read by the next graph's preparation.
+  (`Deployed.hold`). What is written before that is there when the graph is first prepared, by a `WarmModel`
+  or by its first run. What is written after that is read by the next graph's preparation.
 - A view of a buffer may be written at any time, so a buffer that has been viewed is never constant.
 - What is prepared ends with the incarnation: the next one reads what is there then.
 """
@@ -106,6 +106,10 @@ class ExpectedRuns:
             known = self._known[cached] = self._made(cached, bound, plan, copied)
             self._constants.update(bound.slots[place].index for place in known.constant)
         return known
+
+    def forget(self, cached: CachedMessage) -> None:
+        """Drop what is prepared for a graph: its model was unloaded."""
+        self._known.pop(cached, None)
 
     @property
     def has_constants(self) -> bool:

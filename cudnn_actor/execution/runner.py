@@ -10,7 +10,7 @@ import contextlib
 import functools
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -19,7 +19,7 @@ import numpy as np
 from cudnn_actor.actors import Crash
 from cudnn_actor.actors.logs import Log
 from cudnn_actor.broker.execution_state import ExecutionState
-from cudnn_actor.broker.message_cache import CachedMessage
+from cudnn_actor.broker.message_cache import Bound, CachedMessage
 from cudnn_actor.engines.base import ContextDead, Engine, Plan, StickyError
 from cudnn_actor.execution.deferred import DeferredWork
 from cudnn_actor.execution.executor import LATER, RECEIPT, Enqueued, Executor, described
@@ -606,6 +606,31 @@ class Runner(Generic[T]):
                     self.host.note_progress()
                     self.executor.call(plan.tag, self.executor.engine.load, plan)
         return built
+
+    def expect(self, cached: CachedMessage, bound: Bound, copied: Collection[int]) -> None:
+        """Have the engine prepare what the first run of a model's graph would wait for, if its plan is there.
+
+        Only an engine prepares it that keeps constants. Raises `CudnnActorError` if it cannot.
+
+        Parameters
+        ----------
+        cached
+            The `RunGraph` that each run amounts to.
+        bound
+            What it runs on.
+        copied
+            The places of the buffers that each run is copied to first.
+        """
+        plan, engine = self.plans.peek(cached.lowered.graph.digest()), self.executor.engine
+        if self._expected is None or plan is None or isinstance(plan, CudnnActorError):
+            return
+        if self.executor.synchronous and engine.keeps_constants:
+            self._expected.of(cached, bound, plan, copied)
+
+    def forget_expected(self, cached: CachedMessage) -> None:
+        """Drop what the engine has prepared for a model's graph, which has ended."""
+        if self._expected is not None:
+            self._expected.forget(cached)
 
     def _enqueue(
         self,

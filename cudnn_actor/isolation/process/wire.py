@@ -7,7 +7,7 @@ does, fails only its request: it would fail in every other worker too.
 =============  ==========================================================================================
 parent sends   `Hello` once; `MapArena`, `UnmapArena`, `CreateArena`, `MapStage`, `UnmapStage`; `KnowGraph`
                before the first request with that graph, `ForgetGraph`, `ForgetPlans`; `KnowRun` before the
-               first request that runs a model's graph, `ForgetRun`; `Requests`;
+               first request that runs a model's graph, or warms it, `ForgetRun`; `Requests`;
                `Internal`, for work of the service itself; `Promote` to a standby; `Stop`
 worker sends   `Ready` once; `Answers`, in the order in which requests finished; `InternalDone`; `ArenaMade`
                or `ArenaRefused`; `Logged`; `Dying`, its last frame
@@ -297,10 +297,21 @@ class ForgetPlans(_Frame, frozen=True, array_like=True, forbid_unknown_fields=Tr
 
 
 class KnowRun(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
-    """Keep the run of a model's graph: `body` is a `RunKnown`. Later requests name it by its number."""
+    """Keep the run of a model's graph. Later requests name it by its number.
+
+    Parameters
+    ----------
+    number
+        Its number.
+    body
+        A `RunKnown`.
+    copied
+        Where the buffers stand among the plan's to which runs copy what they are given.
+    """
 
     number: int
     body: bytes
+    copied: tuple[int, ...]
 
 
 class ForgetRun(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):

@@ -7,6 +7,7 @@ So a `Free` takes effect before any request that was sent after it is checked. T
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import time
@@ -108,7 +109,7 @@ class CudnnActor(Actor):
             View: lambda work: self._runner.view(work, work.slots[0], state.memory.lend(work.slots[0])),
             Copy: lambda work: self._runner.copy(work, *work.slots),
             Fill: lambda work: self._runner.fill(work, work.slots[0], work.request.value),
-            Warm: lambda work: self._runner.warm(work.request, work.envelope),
+            Warm: self._warm,
             ClearPlans: lambda _: self._runner.clear_plans(),
             Explain: lambda work: self._runner.explain(work.request, work.envelope),
             Ping: lambda _: self._generation,
@@ -321,6 +322,15 @@ class CudnnActor(Actor):
                 raise
             raise told from error
 
+    def _warm(self, work: Work) -> int:
+        built = self._runner.warm(work.request, work.envelope)
+        for deployed in work.warmed:
+            deployed.bind(self._state.memory)
+            assert deployed.cached.bound is not None
+            with contextlib.suppress(CudnnActorError):  # its first run raises it
+                self._runner.expect(deployed.cached, deployed.cached.bound, deployed.copied)
+        return built
+
     def _run_model(self, work: Work, envelope: Envelope) -> Any:
         run, memory = work.run, self._state.memory
         assert run is not None
@@ -424,7 +434,8 @@ class CudnnActor(Actor):
         executor.call("staging", executor.engine.unpin, self._staging.memory(segment))
 
     def forget_deployed(self, deployed: Deployed) -> None:
-        """Nothing is kept of a model's graph but the plan, which other graphs may share."""
+        """Have the engine drop what it has prepared for a model's graph. Other graphs may share the plan."""
+        self._runner.forget_expected(deployed.cached)
 
     def drop_arena(self, number: int) -> None:
         """Have the engine unmap an arena. After a crash, closing the engine unmaps all of them."""

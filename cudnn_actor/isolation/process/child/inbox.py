@@ -11,7 +11,7 @@ import os
 import select
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import msgspec
@@ -19,7 +19,7 @@ import msgspec
 from cudnn_actor.broker.message_cache import CachedMessage
 from cudnn_actor.isolation.process.child.decoders import MESSAGES
 from cudnn_actor.isolation.process.child.outbox import Outbox
-from cudnn_actor.isolation.process.child.task import InternalTask, PlacedRun, WorkerTask
+from cudnn_actor.isolation.process.child.task import InternalTask, KnownRun, PlacedRun, WorkerTask
 from cudnn_actor.isolation.process.status import StatusPage
 from cudnn_actor.isolation.process.wire import (
     ForgetRun,
@@ -99,7 +99,7 @@ class Inbox:
         )
         self._graphs: dict[str, Graph | MalformedMessage] = {}
         self._find = find
-        self._runs: dict[int, CachedMessage | CudnnActorError] = {}
+        self._runs: dict[int, KnownRun | CudnnActorError] = {}
         """The runs of models' graphs, by number; for one that cannot be run, the error."""
         self._early: list[Any] = []
         self._wake_event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -193,20 +193,27 @@ class Inbox:
         return known
 
     def _run_of(self, message: RunPlaced) -> PlacedRun | CudnnActorError:
-        cached = self._runs[message.run]
-        if isinstance(cached, CudnnActorError):
-            return cached
+        known = self._runs[message.run]
+        if isinstance(known, CudnnActorError):
+            return known
         reads = tuple(ref.slot for _, ref in message.copy_in)
         writes = tuple(ref.slot for _, ref in message.copy_out)
-        return PlacedRun(cached, reads, writes, message=message)
+        return PlacedRun(known.cached, reads, writes, message=message)
 
     def _keep_run(self, frame: KnowRun) -> None:
         message = self._decoded(frame.body)
+        known: KnownRun | CudnnActorError
         try:
-            known = message if isinstance(message, CudnnActorError) else self._find(message)
+            failed = isinstance(message, CudnnActorError)
+            known = message if failed else KnownRun(self._find(message), frame.copied)
         except CudnnActorError as error:
             known = error
         self._runs[frame.number] = known
+
+    def runs_of(self, digests: Collection[str]) -> list[KnownRun]:
+        """The runs of models that run graphs with these digests."""
+        runs = [run for run in self._runs.values() if isinstance(run, KnownRun)]
+        return [run for run in runs if run.cached.lowered.graph.digest() in digests]
 
     def _forget_run(self, frame: ForgetRun) -> None:
         del self._runs[frame.number]

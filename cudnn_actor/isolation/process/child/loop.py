@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -36,6 +37,7 @@ from cudnn_actor.isolation.process.wire import (
     WriteStaged,
 )
 from cudnn_actor.memory import Slot
+from cudnn_actor.protocol.errors import CudnnActorError
 from cudnn_actor.protocol.messages.messages import (
     COMPUTE,
     ClearPlans,
@@ -111,7 +113,7 @@ class WorkerLoop:
             Fill: lambda task: self._runner.fill(
                 task, self._resolved(task.message.dst, "dst"), task.message.value
             ),
-            Warm: lambda task: self._runner.warm(task.message, task),
+            Warm: self._warm,
             ClearPlans: lambda _: self._runner.clear_plans(),
             Explain: lambda task: self._runner.explain(task.message, task),
             InjectFault: lambda task: self._runner.faults.inject(task.message.tag),
@@ -235,6 +237,13 @@ class WorkerLoop:
         cached = self._state.cached_message(task)
         bound(cached, self._state.memory)
         return self._runner.compute(task, cached, task)
+
+    def _warm(self, task: Task) -> int:
+        built = self._runner.warm(task.message, task)
+        for run in self._inbox.runs_of({graph.body.digest() for graph in task.message.graphs}):
+            with contextlib.suppress(CudnnActorError):  # its first run raises it
+                self._runner.expect(run.cached, bound(run.cached, self._state.memory), run.copied)
+        return built
 
     def _run_model(self, task: WorkerTask) -> Any:
         run = task.found

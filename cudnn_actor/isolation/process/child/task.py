@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import msgspec
 
@@ -14,7 +14,14 @@ from cudnn_actor.isolation.process.status import StatusPage
 from cudnn_actor.isolation.process.wire import RunPlaced
 from cudnn_actor.supervision import FaultRule
 
-__all__ = ["InternalTask", "PlacedRun", "WorkerTask"]
+__all__ = ["InternalTask", "KnownRun", "PlacedRun", "WorkerTask"]
+
+
+class KnownRun(NamedTuple):
+    """What a worker knows of a `KnowRun`: the `RunGraph`, and where runs copy what they are given."""
+
+    cached: CachedMessage
+    copied: tuple[int, ...]
 
 
 class PlacedRun(ModelRun, eq=False, kw_only=True):

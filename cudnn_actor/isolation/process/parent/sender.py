@@ -147,7 +147,8 @@ class Sender:
         _check_length(len(graph.encoded), len(graph.body.operations))
         if not self.knows(message):
             self._make_known(graph)
-        self.workers.serving.send(KnowRun(deployed.number, encode_message(message)))
+        known = KnowRun(deployed.number, encode_message(message), tuple(deployed.copied))
+        self.workers.serving.send(known)
         self._runs.add(deployed.number)
 
     def forget_run(self, deployed: Deployed) -> None:
@@ -234,6 +235,9 @@ class Sender:
         if request.run is not None:
             assert request.run.deployed is not None
             self._make_run_known(request.run.deployed)
+        for deployed in request.warmed:
+            if not deployed.ended:
+                self._make_run_known(deployed)
         if len(request.body) > BULKY_BYTES:  # it gets its own frame
             self.flush()
 

@@ -1,0 +1,74 @@
+"""What the engine prepares for a model's runs: made when it is warmed, dropped when it is unloaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cudnn_actor import CudnnService, DeployModel, Spawning, WarmModel
+from cudnn_actor.engines import EngineChoice, WorkerEngine
+from cudnn_actor.engines.base import Plan
+from cudnn_actor.engines.cpu import CpuEngine
+from cudnn_actor.options import make_options
+
+from .rigs import isolation_option
+from .test_deployed_models import W, check, images, placed, run
+
+pytestmark = pytest.mark.usefixtures("isolation")
+
+
+class NotingEngine(CpuEngine):
+    """Notes in a file what it prepares, a byte each: how many of the buffers are constant."""
+
+    def __init__(self, notes: str) -> None:
+        super().__init__()
+        self._notes = Path(notes)
+
+    def expect(
+        self,
+        plan: Plan,
+        buffers: Sequence[np.ndarray],
+        scalars: Sequence[float],
+        constant: Collection[int] = (),
+    ) -> Callable[[], None]:
+        with self._notes.open("ab") as file:
+            file.write(bytes([len(constant)]))
+        return super().expect(plan, buffers, scalars, constant)
+
+
+def spawned(notes: Path) -> Spawning:
+    notes.touch()
+    choice = EngineChoice(
+        "cpu",
+        lambda: NotingEngine(str(notes)),
+        CpuEngine.outlives_context,
+        host_arenas=True,
+        worker=WorkerEngine(f"{__name__}:NotingEngine", (str(notes),)),
+    )
+    return Spawning(CudnnService(make_options({"device": "cpu", **isolation_option()}), engine=choice))
+
+
+async def test_the_first_run_of_a_warmed_graph_finds_everything_prepared(tmp_path: Path) -> None:
+    notes = tmp_path / "prepared"
+    async with spawned(notes) as gpu:
+        w = await gpu.upload(W)
+        model = await gpu.ask(DeployModel())
+        assert await gpu.ask(WarmModel(model=model, graphs=(await placed(gpu, w, 4),))) == 1
+        assert notes.read_bytes() == b"\1"  # the weights
+        for seed in range(2):
+            check(await run(gpu, model, images(4, seed)), images(4, seed))
+        assert notes.read_bytes() == b"\1"
+
+
+async def test_weights_that_are_written_behind_the_warming_are_what_the_first_run_reads(
+    tmp_path: Path,
+) -> None:
+    async with spawned(tmp_path / "prepared") as gpu:
+        w = await gpu.upload(W * 0)
+        model = await gpu.ask(DeployModel())
+        await gpu.ask(WarmModel(model=model, graphs=(await placed(gpu, w, 4),)))
+        await gpu.write(w, W)
+        check(await run(gpu, model, images(4)), images(4))
