@@ -5,7 +5,8 @@ Each layer is an operation. Dropout between them is that of `GraphBuilder.dropou
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from cudnn_actor.protocol.errors import InvalidRequest
@@ -117,6 +118,51 @@ class RecurrentFunctions(ComposedFunctions, SpatialFunctions, RandomFunctions):
         require_choice("activation", activation, ("tanh", "relu"))
         options = _Options(bidirectional, batch_first, lengths, dropout, state)
         return self._layers(RecurrentMode(activation), x, weights, {"h0": h0}, options)
+
+    def pack_padded_sequence(self, x: Tensor, lengths: Sequence[int]) -> Tensor:
+        """The steps of sequences, without those behind their ends: as PyTorch's function of that name.
+
+        Of x with dims (T, B, ...), the result has dims (sum of lengths, ...): step 0 of all sequences, then
+        step 1 of those that have one, and so on. `lengths` must not increase, as with `enforce_sorted`.
+        """
+        self._own("x", x)
+        found = _descending(lengths)
+        if x.rank < 2 or x.dims[1] != len(found) or x.dims[0] < max(found):
+            raise InvalidRequest(
+                field="x",
+                value=x.dims,
+                problem=f"has not {len(found)} sequences of {max(found)} steps",
+                fix=f"give it dims (steps, {len(found)}, ...)",
+            )
+        parts = [
+            self.reshape(
+                self.slice(x, (steps, slice(0, count))), ((steps.stop - steps.start) * count, *x.dims[2:])
+            )
+            for steps, count in _runs(found)
+        ]
+        return parts[0] if len(parts) == 1 else self.concatenate(parts)
+
+    def pad_packed_sequence(self, data: Tensor, lengths: Sequence[int]) -> Tensor:
+        """The reverse of `pack_padded_sequence`: dims (longest, B, ...), 0 behind the ends of sequences."""
+        self._own("data", data)
+        found = _descending(lengths)
+        if not data.rank or data.dims[0] != sum(found):
+            raise InvalidRequest(
+                field="data",
+                value=data.dims,
+                problem=f"has not the {sum(found)} steps of all sequences",
+                fix="give lengths as they were packed with",
+            )
+        parts, start = [], 0
+        for steps, count in _runs(found):
+            size = steps.stop - steps.start
+            part = self.slice(data, slice(start, start + size * count))
+            part = self.reshape(part, (size, count, *data.dims[1:]))
+            widths = [(0, 0)] * part.rank
+            widths[1] = (0, len(found) - count)
+            parts.append(self.pad(part, tuple(widths)) if count < len(found) else part)
+            start += size * count
+        return parts[0] if len(parts) == 1 else self.concatenate(parts)
 
     def _layers(
         self,
@@ -267,6 +313,28 @@ class RecurrentFunctions(ComposedFunctions, SpatialFunctions, RandomFunctions):
             )
         if options.state is not None:
             self._check_state(options.state)
+
+
+def _descending(lengths: object) -> tuple[int, ...]:
+    """Lengths that do not increase, the first above 0. Raises `InvalidRequest`."""
+    found = _lengths(lengths) or ()
+    if not found or found[0] < 1 or min(found) < 0 or any(a < b for a, b in itertools.pairwise(found)):
+        raise InvalidRequest(
+            field="lengths",
+            value=lengths,
+            problem="must not increase, and begin with the longest",
+            fix="sort the sequences by their lengths first",
+        )
+    return found
+
+
+def _runs(lengths: tuple[int, ...]) -> Iterator[tuple[slice, int]]:
+    """Steps that as many sequences have, and how many these are. `lengths` do not increase."""
+    start = 0
+    for count in range(len(lengths), 0, -1):
+        if lengths[count - 1] > start:
+            yield slice(start, lengths[count - 1]), count
+            start = lengths[count - 1]
 
 
 def _lengths(lengths: object) -> tuple[int, ...] | None:

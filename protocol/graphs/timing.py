@@ -19,6 +19,9 @@ from cudnn_actor.protocol.operations import (
     GroupedMatMulBackwardWeights,
     MatMul,
     Node,
+    Recurrent,
+    RecurrentBackwardData,
+    RecurrentBackwardWeights,
     TensorRole,
 )
 from cudnn_actor.protocol.types.dtypes import DType
@@ -147,7 +150,7 @@ def _flops(graph: OperationGraph, nodes: Sequence[Node]) -> Counter[str]:
 
 
 def multiplications(graph: OperationGraph, node: Node) -> int:
-    """Those of a convolution, a product or attention; 0 of anything else."""
+    """Those of a convolution, a product, attention or a recurrent layer; 0 of anything else."""
 
     def dims(uid: int) -> tuple[int, ...]:
         return graph.tensor(uid).dims
@@ -161,6 +164,13 @@ def multiplications(graph: OperationGraph, node: Node) -> int:
             return math.prod(dims(y)) * math.prod(dims(w)[1:])
         case MatMul(a=a, y=y) | GroupedMatMul(tokens=a, y=y) | GroupedMatMulBackwardWeights(tokens=a, dy=y):
             return math.prod(dims(y)) * dims(a)[-1]
+        case (
+            Recurrent(w_ih=w, w_hh=r, y=y, w_hr=p)
+            | RecurrentBackwardData(w_ih=w, w_hh=r, y=y, w_hr=p)
+            | RecurrentBackwardWeights(dw_ih=w, dw_hh=r, y=y, dw_hr=p)
+        ):
+            weights = sum(math.prod(dims(each)) for each in (w, r, p) if each is not None)
+            return math.prod(dims(y)[:2]) * weights
         case Attention(q=q, k=k, v=v):
             return math.prod(dims(q)[:-1]) * dims(k)[-2] * (dims(q)[-1] + dims(v)[-1])
         case AttentionBackward(q=q, k=k, v=v):

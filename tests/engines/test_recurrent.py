@@ -298,21 +298,126 @@ def test_layers_are_layers_above_each_other(mode: str, state: int) -> None:
 
 
 def test_dropout_between_layers_is_the_builder_s() -> None:
-    weights, state = of_layers("gru", 2, 1), np.array([5, 0])
+    weights, state = of_layers("gru", 3, 1), np.array([5, 0])
     x = drawn(STEPS, BATCH, FEATURES)
     found = []
     for whole in (True, False):
         g = GraphBuilder()
         given = {name: g.input(name, array.shape, F64) for name, array in weights.items()}
-        one, other = in_groups(given, 2)
+        one, other, last = in_groups(given, 3)
         of_x, drawn_from = g.input("x", x.shape, F64), g.input("state", (2,), "int64")
         if whole:
-            y = g.gru(of_x, [one, other], dropout=0.5, state=drawn_from).y
+            y = g.gru(of_x, [one, other, last], dropout=0.5, state=drawn_from).y
         else:
             y = g.gru(g.dropout(g.gru(of_x, [one]).y, 0.5, drawn_from), [other]).y
+            behind = g.advance(drawn_from, STEPS * BATCH * HIDDEN)
+            y = g.gru(g.dropout(y, 0.5, behind), [last]).y
         found.append(computed(g.build(y=y), {**weights, "x": x, "state": state})["y"])
     np.testing.assert_array_equal(found[0], found[1])
     assert (found[0] != 0).any()
+
+
+RECORDED: dict[str, tuple[str, int, int, int, tuple[int, ...] | None, list[float], str]] = {
+    "lstm": (
+        *("lstm", 2, 2, 4, (4, 1, 3)),
+        [10.206311130276, 8.107045414659, 18.007947670874],
+        """
+        4.621755891127 5.913647764999 8.220405275728 2.950518891303 4.054398224099 5.049741318488
+        5.049741318488 3.438187385342 4.273444785385 6.292023877651 6.292023877651 5.787544582118
+        3.093194891661 4.440286510909 4.440286510909 6.414023997189 5.45382961588 6.323414633927
+        6.323414633927
+        """,
+    ),
+    "lstm with projections": (
+        *("lstm", 1, 2, 2, (4, 1, 3)),
+        [7.612090693719, 3.104524987022, 12.891885007785],
+        """
+        2.848656922546 0.893898012136 3.118426139196 2.010941517392 1.208548031971 2.983543381898
+        2.983543381898 0.997186831127 2.393559034837 1.347147368716 3.674103818133 3.674103818133
+        2.17124650136
+        """,
+    ),
+    "gru": (
+        *("gru", 2, 2, 4, (2, 4, 3)),
+        [27.004385299224, 15.524921227347],
+        """
+        4.094182262575 4.132010506131 1.361551640361 1.37721551871 1.865339009954 0.985978685608
+        2.364283293132 2.634164039856 3.793268721885 2.295340984996 6.347388949943 1.95631974037
+        2.725891084321 1.402588060795 8.436129913018 3.793567380373 3.512302306347 2.218718049124
+        """,
+    ),
+    "tanh": (
+        *("tanh", 2, 1, 4, None),
+        [28.555435077567, 14.571189561787],
+        """
+        3.824992243386 1.700975472267 1.124414012243 3.170101073967 1.77584993288 1.77584993288
+        8.854544982254 9.997169436738 2.784575291591 2.784575291591
+        """,
+    ),
+    "relu": (
+        *("relu", 1, 2, 4, (1, 4, 2)),
+        [32.910630434434, 13.672285572034],
+        """
+        7.350705292302 5.870152371213 4.383855699166 5.250259355361 2.939243277349 2.939243277349
+        6.714479576117 10.736410840317 3.779179279636 3.779179279636
+        """,
+    ),
+}
+"""A mode, layers, directions, elements of a state, lengths; then sums of the magnitudes of the outputs, and
+of the gradients of x, of the states and of the weights in PyTorch's order: PyTorch 2.13, CPU, float64."""
+
+
+def wave(*dims: int, seed: int) -> np.ndarray:
+    return np.asarray(np.sin(np.arange(math.prod(dims)) * 1.7 + seed) * 0.6).reshape(dims)
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_layers_and_their_gradients_are_those_that_pytorch_gave(name: str) -> None:
+    mode, layers, ways, size, lengths, outputs, slopes = RECORDED[name]
+    rows = RecurrentMode(mode).gates * 4
+    groups: list[list[str]] = []
+    given = {"x": wave(4, 3, 3, seed=50), "h0": wave(layers * ways, 3, size, seed=60)}
+    if mode == "lstm":
+        given["c0"] = wave(layers * ways, 3, 4, seed=70)
+    states = len(given)
+    for place in range(layers * ways):
+        dims = [(rows, 3 if place < ways else ways * size), (rows, size), (rows,), (rows,)]
+        groups.append([])
+        for each in [*dims, (size, 4)] if size < 4 else dims:
+            groups[-1].append(f"w{len(given)}")
+            given[groups[-1][-1]] = wave(*each, seed=len(given) - states)
+    g = GraphBuilder()
+    inputs = {n: g.input(n, array.shape, F64) for n, array in given.items()}
+    first = [inputs[n] for n in ("x", "h0", "c0") if n in given]
+    function: Any = {"lstm": g.lstm, "gru": g.gru}.get(mode, g.rnn)
+    how: dict[str, Any] = {"activation": mode} if mode in ("tanh", "relu") else {}
+    weights = [[inputs[n] for n in group] for group in groups]
+    made = function(first[0], weights, *first[1:], bidirectional=ways == 2, lengths=lengths, **how)
+    upstream = [g.input(f"slope{n}", each.dims, F64) for n, each in enumerate(made)]
+    found = g.grad([*made], [*inputs.values()], upstream)
+    graph = g.build({f"y{n}": each for n, each in enumerate([*made, *found])})
+    given |= {f"slope{n}": wave(*each.dims, seed=80 + n) for n, each in enumerate(made)}
+    sums = [np.abs(each).sum() for each in computed(graph, given).values()]
+    np.testing.assert_allclose(sums, [*outputs, *map(float, slopes.split())], rtol=1e-11)
+
+
+def test_sequences_are_packed_as_in_pytorch_and_padded_again() -> None:
+    lengths, x = (4, 3, 3, 1), drawn(5, 4, 2)
+    g = GraphBuilder()
+    packed = g.pack_padded_sequence(g.input("x", x.shape, F64), lengths)
+    padded = g.pad_packed_sequence(packed, lengths)
+    found = computed(g.build(packed=packed, padded=padded), {"x": x})
+    inside = np.arange(4)[:, None] < np.array(lengths)
+    np.testing.assert_array_equal(found["packed"], x[:4][inside])
+    np.testing.assert_array_equal(found["padded"], np.where(inside[..., None], x[:4], 0))
+
+
+@pytest.mark.parametrize(("lengths", "field"), [((1, 3, 3, 4), "lengths"), ((4, 3, 3), "x"), ((), "lengths")])
+def test_sequences_that_are_not_in_order_are_not_packed(lengths: Any, field: str) -> None:
+    g = GraphBuilder()
+    with pytest.raises(InvalidRequest) as caught:
+        g.pack_padded_sequence(g.input("x", (5, 4, 2)), lengths)
+    assert caught.value.field == field
 
 
 # What is refused.

@@ -307,6 +307,17 @@ def test_what_the_operation_does_not_have_is_unrolled(op: str, attributes: dict[
     assert "recurrent" not in kinds(network(op, 3, **attributes)[0])
 
 
+def test_peepholes_are_unrolled() -> None:
+    draw = Draw(3)
+    arrays: list[np.ndarray | None] = [draw.floats(3, 1, 3), draw.floats(1, 8, 3), draw.floats(1, 8, 2)]
+    arrays += [draw.floats(1, 16), None, None, None, draw.floats(1, 6)]
+    model, inputs = of_node("LSTM", arrays, {"hidden_size": 2}, 1)
+    assert "recurrent" not in kinds(model)
+    (found,) = run_by(model, inputs, False)
+    wanted: Any = ReferenceEvaluator(model).run(None, inputs)
+    np.testing.assert_allclose(found, wanted[0], rtol=0, atol=1e-6)
+
+
 def test_a_long_sequence_is_a_few_operations() -> None:
     for op in GATES:
         more: dict[str, Any] = {"linear_before_reset": 1} if op == "GRU" else {}

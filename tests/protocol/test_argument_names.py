@@ -149,6 +149,8 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
         **{"x": LAYER, "weights": [WEIGHTS[4]], **dict.fromkeys(("h0", "c0"), ("float32", (1, 2, 5)))},
         **RECURRENT,
     },
+    "pack_padded_sequence": {"x": LAYER, "lengths": (3, 1)},
+    "pad_packed_sequence": {"data": ("float32", (4, 6)), "lengths": (3, 1)},
     "linear": {"x": M, "w": ("float32", (5, 6)), "bias": ("float32", (5,))},
     "matmul": {"a": M, "b": ("float32", (6, 3))},
     "moveaxis": {"x": M, "source": 0, "destination": 1},
