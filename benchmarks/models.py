@@ -19,8 +19,9 @@ writes those in their usual size. Each file is measured in processes of its own:
 - PyTorch, where it is installed: the network's own operators, eagerly and by `torch.compile`. All networks
   are compiled side by side, before anything is measured. With `--baseline module` it runs the module of
   torchvision or transformers instead of the program that `torch.export` made of it, with random weights and
-  without a mask, so that its attention can be flash attention; `compiled_attention` has the names of the
-  kernels of attention that ran.
+  without a mask, so that its attention can be flash attention, and may not be products and a softmax;
+  `compiled_attention` has the names of the kernels of attention that ran, `compiled_kernels` the longest of
+  all, with microseconds of a run.
 
 A run is timed with its inputs on the device and its outputs left there, until the device has finished, and
 from NumPy to NumPy (of PyTorch: from pageable memory to pageable memory): the median, of the service in a
@@ -87,6 +88,7 @@ _COLUMNS = (
 )
 _MODES = ("reduce-overhead", "max-autotune")
 _BASELINES = ("program", "module")
+_LONGEST_KERNELS = 8
 _ATTENTION = re.compile("flash|fmha|sdpa|attention", re.IGNORECASE)
 """In the names of kernels of attention."""
 
@@ -220,6 +222,7 @@ class InTorch:
         self.torch.backends.cudnn.allow_tf32 = self.torch.backends.cuda.matmul.allow_tf32 = False
         self.where, self.runs = "cpu" if job.device == "cpu" else "cuda", job.runs
         if job.baseline == "module":
+            self.torch.backends.cuda.enable_math_sdp(False)  # flash attention or the like, or it fails
             self.eager = module(_name(Path(job.path)), self.where)
         else:
             self.eager = program(_program(Path(job.path)), self.where)
@@ -252,6 +255,10 @@ class InTorch:
         return {
             "compiled_device_ms": round(took_us / self.runs / 1e3, 4),
             "compiled_attention": sorted({each.key[:120] for each in kernels if _ATTENTION.search(each.key)}),
+            "compiled_kernels": {
+                each.key[:120]: round(each.self_device_time_total / self.runs, 1)
+                for each in sorted(kernels, key=lambda each: -each.self_device_time_total)[:_LONGEST_KERNELS]
+            },
         }
 
     def row(self, batch: str) -> Row:

@@ -1,13 +1,16 @@
-"""Rehearsals of self-checks, on the host: what is rehearsed, once for each kind, and who waits for it."""
+"""Rehearsals of self-checks, on the host: what is rehearsed, once for each kind, and when."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from queue import SimpleQueue
+from typing import Any
 
 import pytest
 
 from cudnn_actor.engines.cuda.checking import evaluated_reference, rehearsal, self_check_memory
+from cudnn_actor.engines.cuda.checking.evaluated_reference import OnDevice
 from cudnn_actor.engines.cuda.checking.rehearsal import Rehearsals
 from cudnn_actor.engines.cuda.checking.self_check import BuildContext
 from cudnn_actor.engines.cuda.library import libraries
@@ -37,14 +40,14 @@ def rehearsals() -> Iterator[Rehearsals]:
 
 
 @pytest.fixture
-def rehearsed(monkeypatch: pytest.MonkeyPatch) -> list[OperationGraph]:
-    """The graphs that have been rehearsed, in order; the last may be under way."""
-    found: list[OperationGraph] = []
-    rehearse = rehearsal._rehearse
+def rehearsed(monkeypatch: pytest.MonkeyPatch) -> SimpleQueue[OperationGraph]:
+    """The graphs whose rehearsals have begun."""
+    found = SimpleQueue[OperationGraph]()
 
-    def noted(graph: OperationGraph, context: BuildContext) -> None:
-        found.append(graph)
-        rehearse(graph, context)
+    def noted(graph: OperationGraph, context: BuildContext, place: type[OnDevice]) -> None:
+        del context
+        found.put(graph)
+        assert place.xp.float64 is CUPY.float64
 
     monkeypatch.setattr(rehearsal, "_rehearse", noted)
     return found
@@ -59,73 +62,85 @@ LARGE = 1 << 14
 """Rows of a graph that is evaluated on the device."""
 
 
-def wait(rehearsals: Rehearsals, graph: OperationGraph) -> None:
-    """Until what was asked for has ended."""
-    waiting = threading.Thread(target=rehearsals.wait_for, args=(graph,))
-    waiting.start()
-    waiting.join(PATIENCE_S)
-    assert not waiting.is_alive()
-
-
 def test_each_kind_of_operation_is_rehearsed_once(
-    rehearsals: Rehearsals, rehearsed: list[OperationGraph]
+    rehearsals: Rehearsals, rehearsed: SimpleQueue[OperationGraph]
 ) -> None:
     first = rooted(8)
     rehearsals.ask([first, rooted(16)])
     rehearsals.ask([rooted(24), other := rooted(8, "float16")])
-    wait(rehearsals, rooted(LARGE))
-    wait(rehearsals, rooted(LARGE, "float16"))
-    assert sorted(each.digest() for each in rehearsed) == sorted([first.digest(), other.digest()])
+    found = {rehearsed.get(timeout=PATIENCE_S).digest() for _ in range(2)}
+    assert found == {first.digest(), other.digest()}
+    rehearsals.close()
+    assert rehearsed.empty()
 
 
 def test_what_is_evaluated_on_the_device_anyway_or_has_a_kernel_for_that_is_not_rehearsed(
-    rehearsals: Rehearsals, rehearsed: list[OperationGraph]
+    rehearsals: Rehearsals, rehearsed: SimpleQueue[OperationGraph]
 ) -> None:
     g = GraphBuilder()
     x, w = g.input("x", (1, 4, 8, 8), "float32"), g.input("w", (4, 4, 3, 3), "float32")
-    rehearsals.ask([g.build(y=g.conv(x, w)).body, rooted(LARGE)])
-    wait(rehearsals, rooted(LARGE))
-    assert not rehearsed
+    rehearsals.ask([g.build(y=g.conv(x, w)).body, rooted(LARGE), last := rooted(8, "float16")])
+    assert rehearsed.get(timeout=PATIENCE_S).digest() == last.digest()
+    rehearsals.close()
+    assert rehearsed.empty()
 
 
-def test_a_check_waits_for_the_rehearsal_of_its_operations(
+def test_rehearsals_pause_while_something_is_built(
     rehearsals: Rehearsals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begun, may_end = threading.Event(), threading.Event()
+    arrived, looked_up = SimpleQueue[None](), SimpleQueue[Any]()
+    may_look = threading.Event()
 
-    def slow(graph: OperationGraph, context: BuildContext) -> None:
+    def evaluates(graph: OperationGraph, context: BuildContext, place: type[OnDevice]) -> None:
         del graph, context
-        begun.set()
-        assert may_end.wait(PATIENCE_S)
+        arrived.put(None)
+        assert may_look.wait(PATIENCE_S)
+        looked_up.put(place.xp.float64)
 
-    monkeypatch.setattr(rehearsal, "_rehearse", slow)
+    looks = SimpleQueue[None]()
+    await_pause = Rehearsals._await_pause
+
+    def noted(self: Rehearsals) -> None:
+        looks.put(None)
+        await_pause(self)
+
+    monkeypatch.setattr(rehearsal, "_rehearse", evaluates)
+    monkeypatch.setattr(Rehearsals, "_await_pause", noted)
     rehearsals.ask([rooted(8)])
-    assert begun.wait(PATIENCE_S)
-    rehearsals.wait_for(rooted(16))  # evaluated on the host: it needs no functions of CuPy
-    rehearsals.wait_for(rooted(LARGE, "float16"))  # nobody has asked for these
-    waiting = threading.Thread(target=rehearsals.wait_for, args=(rooted(LARGE),))
-    waiting.start()
-    may_end.set()
-    waiting.join(PATIENCE_S)
-    assert not waiting.is_alive()
+    arrived.get(timeout=PATIENCE_S)
+    looks.get(timeout=PATIENCE_S)
+    with rehearsals.paused():
+        may_look.set()
+        looks.get(timeout=PATIENCE_S)  # at the function
+        rehearsals.ask([rooted(8, "float16")])
+        assert looked_up.empty()
+        assert arrived.empty()
+    for _ in range(2):
+        assert looked_up.get(timeout=PATIENCE_S) is CUPY.float64
 
 
-def test_what_goes_wrong_in_a_rehearsal_ends_neither_the_thread_nor_the_wait(
+def test_what_goes_wrong_in_a_rehearsal_does_not_end_its_thread(
     rehearsals: Rehearsals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(graph: OperationGraph, context: BuildContext) -> None:
+    failed = SimpleQueue[OperationGraph]()
+
+    def fails(graph: OperationGraph, context: BuildContext, place: type[OnDevice]) -> None:
+        del context, place
+        failed.put(graph)
         raise MemoryError
 
     monkeypatch.setattr(rehearsal, "_rehearse", fails)
-    monkeypatch.setattr(rehearsal, "_LONGEST_WAIT_S", PATIENCE_S)
-    rehearsals.ask([rooted(8), rooted(8, "float16")])
-    wait(rehearsals, rooted(LARGE))
-    wait(rehearsals, rooted(LARGE, "float16"))
-
-
-def test_closed_rehearsals_wait_for_nothing(rehearsals: Rehearsals, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rehearsal, "_LONGEST_WAIT_S", PATIENCE_S)
+    monkeypatch.setattr(rehearsal, "_MOST_THREADS", 1)
     rehearsals.ask(rooted(8, dtype) for dtype in DTYPES)
-    rehearsals.close()
-    wait(rehearsals, rooted(LARGE))
-    rehearsals.close()
+    for _ in DTYPES:
+        failed.get(timeout=PATIENCE_S)
+
+
+def test_closing_abandons_a_rehearsal_that_pauses(
+    rehearsals: Rehearsals, rehearsed: SimpleQueue[OperationGraph]
+) -> None:
+    with rehearsals.paused():
+        rehearsals.ask(rooted(8, dtype) for dtype in DTYPES)
+        rehearsals.close()
+        assert rehearsed.empty()
+        rehearsals.close()

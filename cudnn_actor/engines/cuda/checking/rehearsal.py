@@ -1,9 +1,13 @@
-"""Has CuPy compile on other threads what the self-checks of larger graphs will compute with.
+"""Has CuPy compile, between builds, what the self-checks of larger graphs will compute with.
 
 CuPy compiles each of its functions at the first use, which takes 0.1 to 0.2 s on a new machine. A small graph
 is evaluated on the host (see `place_of`), but the same graph with more samples is evaluated on the device.
-Its self-check used to wait for up to 20 functions, one after the other. So each kind of operation of a small
-graph is evaluated once on the device, too, while the builder does other work.
+Its self-check used to wait for up to 20 functions, one after the other. So after a build, each new kind of
+operation of its small graphs is evaluated once on the device, too, on other threads.
+
+These threads pause while something is built. Each holds the interpreter's lock for much of its time, and a
+build waits for that lock after each of its many short calls: beside rehearsals, first answers took up to 1.7
+times as long.
 """
 
 from __future__ import annotations
@@ -13,34 +17,31 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from queue import SimpleQueue
-from typing import Any, NamedTuple
+from typing import Any
 
 from cudnn_actor.actors.threads import ThreadRefused, start_thread
 from cudnn_actor.engines.cuda.checking.convolution_reference import Reference
-from cudnn_actor.engines.cuda.checking.evaluated_reference import OnHost, device_place, place_of
+from cudnn_actor.engines.cuda.checking.evaluated_reference import OnDevice, OnHost, device_place, place_of
 from cudnn_actor.engines.cuda.checking.self_check import BuildContext, SelfCheck
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 
 __all__ = ["Rehearsals"]
 
 _MOST_THREADS = 4
-_LONGEST_WAIT_S = 5.0
-"""A check that has waited for so long compiles what it needs itself."""
 _CLOSE_WAIT_S = 1.0
 _MOST_KINDS = 4096
 
 
-class _Rehearsal(NamedTuple):
-    graph: OperationGraph
-    done: threading.Event
+class _Closed(BaseException):
+    """Raised in a rehearsal to abandon it. Not an `Exception`: nothing between takes it for a failure."""
 
 
 class Rehearsals:
     """What has been rehearsed, and the threads that do it. All methods are for the builder's thread.
 
-    The threads share a queue with it, from which each takes one rehearsal after the other, and the event of
-    each rehearsal, which one thread sets and the builder's waits for. CuPy's own caches are made for several
-    threads: at worst, two threads compile one function.
+    The threads share with it a queue, from which each takes one graph after the other; an event, which is
+    set while nothing is built; and a flag, which only `close` sets, before it sets the event. CuPy's own
+    caches are made for several threads: at worst, two threads compile one function.
 
     Parameters
     ----------
@@ -50,40 +51,38 @@ class Rehearsals:
 
     def __init__(self, context: Callable[[], BuildContext]) -> None:
         self._context = context
-        self._queue = SimpleQueue[_Rehearsal | None]()
+        self._queue = SimpleQueue[OperationGraph | None]()
         self._threads: list[threading.Thread] = []
-        self._known: dict[Any, threading.Event] = {}
-        """Kind of an operation → the end of its rehearsal."""
+        self._known: set[Any] = set()
+        """The kinds of operations that have been asked for."""
+        self._may_go_on = threading.Event()
+        self._may_go_on.set()
+        self._closed = False
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Pause the threads, each at the next function of CuPy that it looks up, during the `with` block."""
+        self._may_go_on.clear()
+        try:
+            yield
+        finally:
+            self._may_go_on.set()
 
     def ask(self, graphs: Iterable[OperationGraph]) -> None:
         """Have those graphs rehearsed that are evaluated on the host and have new kinds of operations."""
         for graph in graphs:
             if Reference.covers(graph) or place_of(graph) is not OnHost:
                 continue
-            new = [kind for kind in _kinds(graph) if kind not in self._known]
+            new = set(_kinds(graph)) - self._known
             if new and len(self._known) < _MOST_KINDS:
-                rehearsal = _Rehearsal(graph, threading.Event())
-                self._known |= dict.fromkeys(new, rehearsal.done)
-                self._queue.put(rehearsal)
+                self._known |= new
+                self._queue.put(graph)
                 self._start_another()
 
-    def wait_for(self, graph: OperationGraph) -> None:
-        """Wait for the rehearsals of a graph's kinds of operations, if it is evaluated on the device.
-
-        For 5 s at most. Blocks.
-        """
-        if Reference.covers(graph) or place_of(graph) is OnHost:
-            return
-        for kind in _kinds(graph):
-            if kind in self._known and not self._known[kind].wait(_LONGEST_WAIT_S):
-                return
-
     def close(self) -> None:
-        """Drop what has not been begun, and wait for what has been, for 1 s at most. Safe to call twice."""
-        while not self._queue.empty():
-            dropped = self._queue.get()
-            if dropped is not None:
-                dropped.done.set()
+        """Abandon all rehearsals, and wait for each thread, for 1 s at most. Safe to call twice."""
+        self._closed = True
+        self._may_go_on.set()
         for _ in self._threads:
             self._queue.put(None)
         while self._threads:
@@ -92,21 +91,41 @@ class Rehearsals:
     def _start_another(self) -> None:
         if len(self._threads) < min(_MOST_THREADS, max(1, (os.cpu_count() or 1) // 4)):
             thread = threading.Thread(target=self._run, name="cudnn-rehearsal", daemon=True)
-            with contextlib.suppress(ThreadRefused):  # then `wait_for` waits, and the check compiles
+            with contextlib.suppress(ThreadRefused):  # then checks compile, as they do without rehearsals
                 start_thread(thread)
                 self._threads.append(thread)
 
     def _run(self) -> None:
         context: BuildContext | None = None
-        while (rehearsal := self._queue.get()) is not None:
+        while (graph := self._queue.get()) is not None:
             with contextlib.suppress(Exception):  # the self-check itself meets what is wrong, and tells
-                context = context or self._context()
-                _rehearse(rehearsal.graph, context)
-            rehearsal.done.set()
+                try:
+                    self._await_pause()
+                    context = context or self._context()
+                    _rehearse(graph, context, self._slowed(device_place(graph)))
+                except _Closed:
+                    return
+
+    def _await_pause(self) -> None:
+        """Wait while something is built. Raises `_Closed`."""
+        self._may_go_on.wait()
+        if self._closed:
+            raise _Closed
+
+    def _slowed(self, place: type[OnDevice]) -> type[OnDevice]:
+        """The place, with functions that wait while something is built."""
+        library, await_pause = place.xp, self._await_pause
+
+        class Waiting:
+            def __getattr__(self, name: str) -> Any:
+                await_pause()
+                return getattr(library, name)
+
+        return type("Slowed", (place,), {"xp": Waiting()})
 
 
-def _rehearse(graph: OperationGraph, context: BuildContext) -> None:
-    check = SelfCheck(graph, context, place=device_place(graph))
+def _rehearse(graph: OperationGraph, context: BuildContext, place: type[OnDevice]) -> None:
+    check = SelfCheck(graph, context, place=place)
     try:
         check.rehearse()
     finally:

@@ -129,20 +129,21 @@ class CudaBuilder:
             key = piece.digest(), limit
             plan = self._pieces.get(key)
             if plan is None:
-                self._rehearsals.wait_for(piece)
                 plan = compile_plan(piece, context, limit, soon=effort == "soon")
                 if plan.checked and not plan.provisional:
                     self._keep(key, plan)
             return plan
 
-        parts = cut(graph)
-        if parts is None:
-            return build(graph)
-        different = {piece.graph.digest(): piece.graph for piece in parts.pieces}
-        missing = [piece for digest, piece in different.items() if (digest, limit) not in self._pieces]
+        with self._rehearsals.paused():
+            parts = cut(graph)
+            if parts is None:
+                return build(graph)
+            different = {piece.graph.digest(): piece.graph for piece in parts.pieces}
+            missing = [piece for digest, piece in different.items() if (digest, limit) not in self._pieces]
+            with compiling_ahead(missing, limit):
+                plan = in_pieces(graph, parts, limit, build)
         self._rehearsals.ask(missing)
-        with compiling_ahead(missing, limit):
-            return in_pieces(graph, parts, limit, build)
+        return plan
 
     def _keep(self, key: tuple[str, int], plan: CudaPlan) -> None:
         if len(self._pieces) >= _MOST_PIECES:
@@ -154,7 +155,8 @@ class CudaBuilder:
         self, graph: OperationGraph, *, workspace_limit: int | None, progress: ProgressCallback
     ) -> CudaPlan:
         """See `tuning.tune`. Blocks for seconds to minutes. Raises as `build`."""
-        return tune(graph, self.context, workspace_limit, progress)
+        with self._rehearsals.paused():  # or they would be timed, too
+            return tune(graph, self.context, workspace_limit, progress)
 
     @reported
     def export(self, plan: Plan) -> bytes | None:

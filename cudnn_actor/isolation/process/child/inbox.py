@@ -39,8 +39,9 @@ from cudnn_actor.protocol.messages.messages import COMPUTE, Compute, RunGraph
 
 __all__ = ["Inbox"]
 
-_PROMPT_S = 200e-6
-"""For how long a worker polls for the next request: a caller that sends it on an answer takes less."""
+_PROMPT_S = 500e-6
+"""For how long a worker polls for the next request. A caller that sends it on an answer takes less, also one
+that copies 1 MiB for it first."""
 _MOST_KNOWN = 1024
 """How many decoded messages are cached, by their bytes."""
 _RUN_BYTES, _BYTES_PER_BYTE = 1024, 5
