@@ -292,7 +292,7 @@ class OperationGraph(
             for op in self.operations
         )
         tensors = tuple(self._meaning(self.tensor(uid)) for uid in uids)
-        return blake(canonical_bytes(("graph/3", tensors, operations, self.numerics)))
+        return blake(canonical_bytes(("graph/4", tensors, operations, self.numerics)))
 
     def _meaning(self, tensor: GraphTensor) -> tuple[object, ...]:
         before = None if tensor.overwrites is None else self.canonical_uids[tensor.overwrites]

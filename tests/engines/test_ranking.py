@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cudnn_actor.engines.cuda.planning.ranking import ranked
-from cudnn_actor.protocol import DType, GraphBuilder, OperationGraph
+from cudnn_actor.protocol import DType, GraphBuilder, Numerics, OperationGraph
 
 BFLOAT16, FLOAT16, FLOAT32 = DType.BFLOAT16, DType.FLOAT16, DType.FLOAT32
 OF_ATTENTION = ["eng9_k24=7", "eng8_k24=6", "eng8_k24=5", "eng8_k24=3", "eng8_k24=33"]
@@ -68,3 +68,10 @@ def test_one_engine_goes_first_for_norms_of_few_rows(rows: tuple[int, ...]) -> N
 )
 def test_other_norms_are_tried_in_cudnns_order(graph: OperationGraph) -> None:
     assert ranked(graph, OF_NORMS) == [0, 1, 2, 3, 4]
+
+
+def test_what_numerics_prefer_goes_first() -> None:
+    g = GraphBuilder(Numerics(prefer=("k14=1", "eng41")))
+    scale = g.input("scale", (768,), BFLOAT16)
+    graph = g.build(y=g.layer_norm(g.input("x", (128, 768), BFLOAT16), scale)).body
+    assert ranked(graph, OF_NORMS) == [1, 4, 2, 3, 0]

@@ -88,7 +88,13 @@ epilogues = st.one_of(
     st.builds(Epilogue, activation=st.sampled_from(Activation)),
     st.builds(Epilogue, activation=st.just(Activation.ELU), parameter=st.floats(-9, 9)),
 )
-numerics = st.builds(Numerics, tf32=st.booleans(), deterministic=st.booleans())
+_plan_names = st.lists(st.text(min_size=1), max_size=2).map(tuple)
+numerics = st.builds(
+    Numerics,
+    **dict.fromkeys(["tf32", "deterministic"], st.booleans()),
+    prefer=_plan_names,
+    exclude=_plan_names,
+)
 
 
 @st.composite

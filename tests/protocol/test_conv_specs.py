@@ -233,3 +233,18 @@ def test_numerics_are_bools(field: str) -> None:
     with pytest.raises(InvalidRequest, match="True or False") as caught:
         Numerics(**{field: 1})  # type: ignore[arg-type]
     assert caught.value.field == field
+
+
+@pytest.mark.parametrize("field", ["prefer", "exclude"])
+@pytest.mark.parametrize("value", ["eng45", ["eng45"], (45,), ("",), None])
+def test_names_of_plans_are_in_a_tuple(field: str, value: object) -> None:
+    with pytest.raises(InvalidRequest, match="names of plans") as caught:
+        Numerics(**{field: value})  # type: ignore[arg-type]
+    assert caught.value.field == field
+
+
+def test_a_part_of_a_name_stands_for_all_plans_that_have_it() -> None:
+    numerics = Numerics(prefer=("eng4_k2=5", "eng45"), exclude=("k24=3",))
+    names = ["eng1_k24=3", "eng45_k2=5", "eng4_k2=5_k24=3", "eng4_k2=6"]
+    assert [numerics.preference(name) for name in names] == [2, 1, 0, 2]
+    assert [numerics.excludes(name) for name in names] == [True, False, True, False]

@@ -31,7 +31,7 @@ from cudnn_actor.protocol.messages.lowering import lower
 
 from .lowering_fixtures import forward, ref
 
-GOLDEN = "549dd1f96a4071ed047659ba0d11ff817b4d45404b9bb38d95174f8923eb1894"
+GOLDEN = "19c3271cd13f7bbba09e05bdb39ed82f2b9b0bbc0c159503f9e5a326408a6051"
 MESSAGE = forward(
     alpha=2.0,
     beta=0.5,
@@ -72,7 +72,7 @@ def shuffled(graph: OperationGraph, seed: int) -> OperationGraph:
 
 
 def test_the_canonical_form_is_pinned() -> None:
-    """A new digest orphans every stored plan: if the form must change, change "graph/3" with it."""
+    """A new digest orphans every stored plan: if the form must change, change "graph/4" with it."""
     assert GRAPH.digest() == GOLDEN
 
 
@@ -159,7 +159,7 @@ def test_a_tensors_role_counts() -> None:
 
 
 @pytest.mark.parametrize(
-    "numerics", [Numerics(), Numerics(deterministic=True), Numerics(tf32=True, deterministic=True)]
+    "numerics", [Numerics(), Numerics(deterministic=True), Numerics(tf32=True, prefer=("eng1",))]
 )
 def test_numerics_count(numerics: Numerics) -> None:
     assert replace(GRAPH, numerics=numerics).digest() != GRAPH.digest()

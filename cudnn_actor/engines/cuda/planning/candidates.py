@@ -220,6 +220,8 @@ def build_candidate(graph: OperationGraph, lowered: Any, index: int, *, precompi
         # The frontend has engines of its own, kernels written in Python, and ranks some before cuDNN's.
         if cudnn.engines.is_python_engine(lowered.plans[index].engine_id):
             raise Refused(f"{name} is an engine of the frontend, not of cuDNN")
+        if graph.numerics.excludes(name):
+            raise Refused(f"{name} is excluded by the graph's numerics")
         if (known := erratum(graph, name, cudnn.backend_version())) is not None:
             raise Refused(known)
         if precompiled and is_compiled_first(lowered, index):

@@ -82,7 +82,7 @@ def compile_plan(
     parts = cut(graph)
     if parts is not None:
         return in_pieces(graph, parts, limit, lambda piece: compile_plan(piece, context, limit, soon=soon))
-    if soon and _may_wait(graph):
+    if soon and _may_wait(graph) and not graph.numerics.prefer:
         with contextlib.suppress(Refused):
             return _first_good(graph, context, limit, precompiled=True)
     try:
@@ -214,7 +214,8 @@ def possible_plans(
     Pointwise operations, perhaps with gathers and the like before them, reductions and the like with such
     around them, and depthwise convolutions with such behind them are one kernel of our own, which comes
     first; so do products by cuBLASLt, and convolutions of few channels on rearranged copies, or with channels
-    of zeros. With `kernels`, cuDNN's first candidate for dynamic shapes comes before the others. Appends the
+    of zeros. cuDNN's candidates come before these if the graph's numerics prefer some of them. With
+    `kernels`, cuDNN's first candidate for dynamic shapes comes before the others. Appends the
     reasons why there are no others to `refusals`, and calls `on_refusal` whenever one cannot be built. With
     `precompiled`, plans whose kernels cuDNN compiles are left out (the reason is `COMPILES`), and so are its
     fallbacks; a product by cuBLASLt comes before the ways in steps then, with a kernel for what is behind it.
@@ -231,7 +232,8 @@ def possible_plans(
         makes = itertools.chain(steps, whole)
     else:
         own = _of_our_own(graph, handle, limit, on_refusal, precompiled=precompiled)
-        makes = itertools.chain(own, whole, steps)
+        first, second = (whole, own) if graph.numerics.prefer else (own, whole)
+        makes = itertools.chain(first, second, steps)
     for make in makes:
         try:
             plan = make()
@@ -337,7 +339,7 @@ def _in_one_piece(
     They come in cuDNN's order, but for what `ranked` puts first. Asking for fallbacks takes most of the time,
     and they are seldom needed. A kernel for dynamic shapes comes first if cuDNN would compile another.
     """
-    cache = None if kernels is None else kernels.cache(graph)
+    cache = None if kernels is None or graph.numerics.prefer else kernels.cache(graph)
     done, refusal = 0, ""
     for fallbacks in (False, True):
         try:

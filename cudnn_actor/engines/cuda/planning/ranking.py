@@ -28,11 +28,17 @@ _ROWS = range(128, 257)
 
 
 def ranked(graph: OperationGraph, names: Sequence[str]) -> list[int]:
-    """The indices of cuDNN's candidates of these names, in the order in which they are to be tried."""
+    """The indices of cuDNN's candidates of these names, in the order in which they are to be tried.
+
+    Those that the graph's numerics prefer are the first.
+    """
     wanted = _first(graph)
-    return sorted(
-        range(len(names)), key=lambda index: wanted is None or wanted not in _parts_of(names[index])
-    )
+
+    def place(index: int) -> tuple[int, bool]:
+        name = names[index]
+        return graph.numerics.preference(name), wanted is None or wanted not in _parts_of(name)
+
+    return sorted(range(len(names)), key=place)
 
 
 def _first(graph: OperationGraph) -> str | None:

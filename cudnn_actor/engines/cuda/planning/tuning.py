@@ -211,6 +211,8 @@ class _Tuner:
         `place`: which piece it is, and of how many.
         """
         every = all_candidates(piece, self._context.handle, self._limit, fallbacks=False)
+        if piece.numerics.prefer and (wanted := [each for each in every if _is_preferred(piece, each)]):
+            every = wanted
         few = Few((each.configuration for each in every if each.configuration), _OF_ENGINE, _OF_CUDNN)
         known, journal = [first.recipe.steps], self._context.journal
         present = _configuration(first)
@@ -279,6 +281,12 @@ class _Tuner:
             parts = len(self._chosen[digest].recipe.parts)
             found.append((digest, sum(itertools.islice(rest, parts))))
         return found
+
+
+def _is_preferred(graph: OperationGraph, candidate: Candidate) -> bool:
+    """Whether a candidate is one of cuDNN's that the graph's numerics name."""
+    numerics = graph.numerics
+    return numerics.preference(candidate.configuration) < len(numerics.prefer)
 
 
 def _configuration(plan: CudaPlan) -> str | None:
