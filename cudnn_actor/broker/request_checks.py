@@ -156,6 +156,7 @@ def check_explain(message: Explain) -> None:
     """Raise `InvalidRequest` unless the message is about an operation graph."""
     require_type("graph", message.graph, OperationGraph)
     require_flag("measure", message.measure)
+    require_flag("candidates", message.candidates)
 
 
 def _check_warm(state: ServiceState, message: Warm) -> None:

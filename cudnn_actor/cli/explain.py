@@ -26,6 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--workspace-limit", type=whole_number(least=1), metavar="BYTES", help="as in spawn(workspace_limit=)"
     )
     parser.add_argument("--profile", action="store_true", help="run it, too, and time each piece")
+    parser.add_argument("--plans", action="store_true", help="list the plans that may run each piece")
     parser.add_argument("--json", type=Path, metavar="FILE.json", help="write what is said as JSON")
     parser.add_argument("--dot", type=Path, metavar="FILE", help="write the graph for Graphviz")
     parser.add_argument("--picture", type=Path, metavar="FILE.svg", help="write the graph as a picture")
@@ -44,6 +45,8 @@ def run(args: argparse.Namespace) -> int:
         try:
             plan = engine.build(graph.body, workspace_limit=args.workspace_limit)
             explanation = plan.explain(graph.body)
+            if args.plans:
+                explanation = engine.with_candidates(plan, explanation, graph.body, args.workspace_limit)
             if args.profile:
                 explanation = explanation.with_times(graph.body, engine.measure(plan, graph.body))
         except OperationError as error:

@@ -303,6 +303,14 @@ class Engine(Protocol):
         Raises `OutOfMemory` if a second set of the graph's buffers does not fit, and what `execute` raises.
         """
 
+    def with_candidates(
+        self, plan: Plan, explanation: Explanation, graph: OperationGraph, workspace_limit: int | None
+    ) -> Explanation:
+        """What a plan of this graph says of itself, with the plans that may run each piece. Builds nothing.
+
+        Blocks for as long as the library takes to name them. Raises `EngineFailure`, `StickyError`.
+        """
+
     def write(self, dst: Binding, array: Any) -> None:
         """Enqueue a copy of values of the same dims into a buffer.
 

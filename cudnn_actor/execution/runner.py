@@ -484,7 +484,8 @@ class Runner(Generic[T]):
         return LATER
 
     def explain(self, message: Explain, key: object) -> Explanation:
-        """How the plan of a graph runs it, and how long each piece takes if that is asked for.
+        """How the plan of a graph runs it, and if that is asked for, how long each piece takes and what else
+        may run it.
 
         Raises the same as `compute` if there is no plan. Blocks while it measures.
         """
@@ -497,12 +498,22 @@ class Runner(Generic[T]):
         except OperationError as error:
             raise described(error, graph) from error
         explanation = plan.explain(graph)
+        if message.candidates:
+            explanation = self._with_candidates(plan, explanation, graph)
         return explanation if times is None else explanation.with_times(graph, times)
 
     def _measured(self, plan: Plan, graph: OperationGraph) -> PlanTimes:
         self.host.flush()  # answers that are ready need not wait
         times: PlanTimes = self.executor.call(plan.tag, self.executor.engine.measure, plan, graph)
         return times
+
+    def _with_candidates(self, plan: Plan, explanation: Explanation, graph: OperationGraph) -> Explanation:
+        self.host.flush()  # as above
+        engine = self.executor.engine
+        found: Explanation = self.executor.call(
+            plan.tag, engine.with_candidates, plan, explanation, graph, self.state.workspace_limit
+        )
+        return found
 
     def _plan(self, graph: OperationGraph, known: Outcome | None) -> Plan:
         if self.faults.rule is not None:

@@ -27,6 +27,7 @@ from cudnn_actor.models.sizes import Sizes, one_set_of_specs
 from cudnn_actor.protocol.errors import CudnnActorError, InvalidRequest
 from cudnn_actor.protocol.graphs.explanation import Explanation
 from cudnn_actor.protocol.graphs.named_graph import Graph
+from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.messages.any_message import Answer, AnyMessage
 from cudnn_actor.protocol.messages.message_checks import no_plan
 from cudnn_actor.protocol.messages.messages import (
@@ -881,9 +882,43 @@ class CudnnRef:
         CudnnActorError
             As `ask`.
         """
+        graph = self._explained(what)
+        return await self.ask(Explain(graph=graph, measure=measure), timeout=timeout)
+
+    @spelled
+    async def plans(
+        self, what: Graph | Compute, *, measure: bool = False, timeout: float | None = None
+    ) -> Explanation:
+        """What `explain` says, with the plans that may run each piece: its `candidates`.
+
+        Their names can be given to `Numerics`, as those that are preferred, or excluded. On the CPU, each
+        piece has one.
+
+        Parameters
+        ----------
+        what
+            As in `explain`.
+        measure
+            Whether to tune the plan first, as `Warm(tune=True)` does, which takes seconds to minutes: the
+            candidates that it has tried then have their times and workspaces, and the service uses what is
+            clearly faster. Without, what an earlier tuning has measured is shown.
+        timeout
+            Seconds for all of it, as in `ask`.
+
+        Raises as `explain`.
+        """
+        graph = self._explained(what)
+        with within(timeout) as deadline:
+            if measure:
+                tuned = msgspec.structs.replace(_warm((what,)), tune=True)
+                await self.ask(tuned, timeout=deadline.left_s)
+            return await self.ask(Explain(graph=graph, candidates=True), timeout=deadline.left_s)
+
+    def _explained(self, what: Graph | Compute) -> OperationGraph:
+        """The graph that `explain` is asked about. Raises `InvalidRequest`."""
         if isinstance(what, Graph):
             self._state.check_graph(what)
-            return await self.ask(Explain(graph=what.body, measure=measure), timeout=timeout)
+            return what.body
         if isinstance(what, Model):
             raise InvalidRequest(
                 field="what",
@@ -893,8 +928,7 @@ class CudnnRef:
             )
         if type(what) not in COMPUTE:
             raise no_plan("what", what)
-        graph = self._state.lowered(what).graph
-        return await self.ask(Explain(graph=graph, measure=measure), timeout=timeout)
+        return self._state.lowered(what).graph
 
     async def drain(self, *, timeout: float | None = None) -> None:
         """Wait until all earlier requests have been answered."""

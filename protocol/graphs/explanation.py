@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
@@ -12,7 +13,7 @@ from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.graphs.timeline import timeline
 from cudnn_actor.protocol.graphs.timing import DeviceSpeed, PieceTime, PlanTimes, piece_times, share_of_device
 
-__all__ = ["Explanation", "Measured", "PieceOfPlan", "ScratchTensor", "Tuned", "piece_of"]
+__all__ = ["Explanation", "Measured", "PieceOfPlan", "PlanCandidate", "ScratchTensor", "Tuned", "piece_of"]
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -50,6 +51,57 @@ class Tuned(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     took_s: float
 
 
+class PlanCandidate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A plan that may run a piece of a graph.
+
+    Parameters
+    ----------
+    name
+        cuDNN's name for it, "eng45_k2=5", which `Numerics` takes in `prefer` and `exclude`; for others, what
+        it is: "by cuBLASLt, 1".
+    kind
+        Whose it is, or in which way it runs the piece: "cuDNN's", "by cuBLASLt", "in steps".
+    chosen
+        Whether it is what runs.
+    engine, knobs
+        Of cuDNN's plans: the number of the engine, and its knobs by their names. None and empty for others.
+    heuristic
+        Of cuDNN's plans: the heuristic mode that offers it, "A" or "fallback". Else empty.
+    notes
+        cuDNN's behaviour notes: "RUNTIME_COMPILATION".
+    deterministic
+        Whether it gives the same bits every time; None if that is not known.
+    workspace
+        Bytes of workspace; None as long as it has not been built.
+    us
+        Microseconds of a run of the piece by itself, if tuning has timed it.
+    refused
+        Why it is not used: it is excluded, or has failed its self-check. Empty if nothing speaks against it.
+    """
+
+    name: str
+    kind: str
+    chosen: bool = False
+    engine: int | None = None
+    knobs: dict[str, int] = {}
+    heuristic: str = ""
+    notes: tuple[str, ...] = ()
+    deterministic: bool | None = None
+    workspace: int | None = None
+    us: float | None = None
+    refused: str = ""
+
+    def __str__(self) -> str:
+        facts = [f"{self.name} ({self.kind})" if self.engine is not None else self.name]
+        facts += ["runs"] * self.chosen
+        facts += [] if self.us is None else [f"{self.us:,.1f} us"]
+        facts += [] if self.workspace is None else [f"workspace {self.workspace:,} bytes"]
+        facts += ["not deterministic"] * (self.deterministic is False)
+        facts += ["fallback"] * (self.heuristic == "fallback")
+        facts += [note.lower().replace("_", " ") for note in self.notes]
+        return ", ".join(facts) + (f": not used, {self.refused}" if self.refused else "")
+
+
 class PieceOfPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Operations that run together, as one plan. Several are fused unless `steps` has as many.
 
@@ -75,6 +127,9 @@ class PieceOfPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         What tuning measured for the piece in a run of the whole; None if it was not tuned.
     time
         Its time in a run of the whole, if that was measured.
+    candidates
+        The plans that may run it, if they were asked for: those of one kind in the order in which they are
+        expected to be fast. Of a piece that runs as several, they are with the first of these.
     """
 
     operations: tuple[int, ...]
@@ -86,6 +141,7 @@ class PieceOfPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     checked: bool = True
     measured: Measured | None = None
     time: PieceTime | None = None
+    candidates: tuple[PlanCandidate, ...] = ()
 
 
 class ScratchTensor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -156,6 +212,16 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             run_us=times.run_us,
             device=times.device,
         )
+
+    def with_only_candidates(self) -> Explanation:
+        """The same, of an engine that has no choice: each piece's one candidate is what runs it."""
+
+        def only(piece: PieceOfPlan) -> PieceOfPlan:
+            facts: Any = {"chosen": True, "deterministic": True, "workspace": piece.workspace}
+            candidate = PlanCandidate(name=piece.plan, kind=_runs(piece), **facts)
+            return msgspec.structs.replace(piece, candidates=(candidate,))
+
+        return msgspec.structs.replace(self, pieces=tuple(map(only, self.pieces)))
 
     def to_svg(self) -> str:
         """A measured run as a picture, SVG: its pieces along the time. `Graph.to_svg` draws the graph."""
@@ -265,7 +331,8 @@ def _facts(piece: PieceOfPlan) -> list[str]:
             f"tuned: {found.tuned_us:.1f} us, the first choice {found.heuristic_us:.1f} us, of {found.timed}"
             + (f"; it was {found.instead_of}" if found.instead_of else "")
         )
-    return facts + ([] if piece.checked else ["not checked: the device had no room for the self-check"])
+    facts += [] if piece.checked else ["not checked: the device had no room for the self-check"]
+    return facts + [f"candidate {candidate}" for candidate in piece.candidates]
 
 
 def _count(number: int, what: str) -> str:

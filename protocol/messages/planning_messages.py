@@ -54,9 +54,14 @@ class Explain(AnyMessage[Explanation], tag=True):
         Whether to run it, on numbers of its own, and to say how long each piece takes. The requests behind it
         wait for about a quarter of a second, or for four runs if they take longer.
 
+    candidates
+        Whether to list the plans that may run each piece. On CUDA, cuDNN is asked for them, which takes up to
+        a tenth of a second for each different piece; the requests behind it wait.
+
     Raises as a request that runs the graph, if the engine has no plan for it; `OutOfMemory` if a second set
     of its inputs and outputs does not fit. `CudnnRef.explain` makes the message, also from other messages.
     """
 
     graph: OperationGraph
     measure: bool = False
+    candidates: bool = False

@@ -36,6 +36,14 @@ def test_the_pieces_of_a_graph_are_timed(tmp_path: Path, capsys: pytest.CaptureF
     assert [piece.time is None for piece in found.pieces] == [False, False]
 
 
+def test_the_plans_of_each_piece_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    g, path = GraphBuilder(), tmp_path / "graph.json"
+    path.write_bytes(g.build(y=g.softmax(g.input("x", (4, 8)) * 2.0)).to_json())
+    for options, count in (((), 0), (("--plans",), 2)):
+        assert main(["explain", str(path), "--device", "cpu", *options]) == 0
+        assert capsys.readouterr().out.count("candidate cpu/") == count
+
+
 @pytest.mark.parametrize(
     ("options", "runs"),
     [

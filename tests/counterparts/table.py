@@ -406,13 +406,14 @@ _CNN = (
         "the others are not listed yet",
     ),
     Row(
-        _NOT_YET,
+        _HERE,
         """
         cudnnGetConvolutionForwardAlgorithm_v7 cudnnGetConvolutionForwardAlgorithmMaxCount
         cudnnGetConvolutionBackwardDataAlgorithm_v7 cudnnGetConvolutionBackwardDataAlgorithmMaxCount
         cudnnGetConvolutionBackwardFilterAlgorithm_v7 cudnnGetConvolutionBackwardFilterAlgorithmMaxCount
         """,
-        "Candidates are not listed. `gpu.explain(graph)` tells which one runs, and why",
+        "`gpu.plans(graph)` lists candidates, timed ones after tuning; `gpu.explain(graph)` tells which one "
+        "runs, and why",
     ),
     Row(
         _NEEDLESS,
@@ -709,16 +710,25 @@ FRONTEND: tuple[tuple[str, tuple[Row, ...]], ...] = (
                 "`Numerics(tf32=True, deterministic=True)`, of each operation",
             ),
             Row(
-                _NOT_YET,
+                _HERE,
                 """
-                create_execution_plans create_execution_plan backend_plan_entries build_plan_at_index
-                execute_plan_at_index get_execution_plan_count get_plan_name_at_index
+                create_execution_plans backend_plan_entries get_execution_plan_count get_plan_name_at_index
                 get_workspace_size_plan_at_index get_engine_and_knobs_at_index
-                get_behavior_notes_for_plan_at_index select_plan deselect_engines
-                select_behavior_notes deselect_behavior_notes
+                get_behavior_notes_for_plan_at_index
                 """,
-                "Candidates are not listed, nor chosen by name. The service chooses; "
-                "`Warm(graphs=graphs, tune=True)` has it measure",
+                "`gpu.plans(graph)`: the names, engines, knobs and notes of candidates; after tuning their "
+                "workspaces and times, too",
+            ),
+            Row(
+                _HERE,
+                "create_execution_plan build_plan_at_index execute_plan_at_index select_plan",
+                "`Numerics(prefer=('eng45_k2=5',))`, of a message or a graph",
+            ),
+            Row(_HERE, "deselect_engines", "`Numerics(exclude=('eng45',))`, of a message or a graph"),
+            Row(
+                _NO,
+                "select_behavior_notes deselect_behavior_notes",
+                "The service chooses; `gpu.plans(graph)` has the notes",
             ),
             Row(
                 _NO,

@@ -48,6 +48,22 @@ def unsupported() -> Graph:
 
 
 @isolations
+async def test_on_the_cpu_each_piece_has_the_one_plan_that_runs_it(isolation: Any) -> None:
+    graph = small()
+    async with spawn(device="cpu", isolation=isolation) as gpu:
+        explanation = await gpu.explain(graph)
+        listed = await gpu.plans(graph)
+        assert listed == await gpu.plans(await _bound(gpu, graph), measure=True)
+    for piece, plain in zip(listed.pieces, explanation.pieces, strict=True):
+        (candidate,) = piece.candidates
+        assert not plain.candidates
+        assert (candidate.name, candidate.workspace) == (piece.plan, piece.workspace)
+        assert candidate.chosen
+        assert candidate.deterministic
+        assert f"candidate {piece.plan}, runs" in str(listed)
+
+
+@isolations
 async def test_on_the_cpu_each_operation_is_a_piece_with_its_line(isolation: Any) -> None:
     graph = small()
     async with spawn(device="cpu", isolation=isolation) as gpu:

@@ -44,6 +44,7 @@ CALLS: dict[str, Call] = {
     "warm": lambda gpu, t, s: gpu.warm([GRAPH, t.product()], timeout=s),
     "clear_plans": lambda gpu, t, s: gpu.clear_plans(timeout=s),
     "explain": lambda gpu, t, s: gpu.explain(GRAPH, timeout=s),
+    "plans": lambda gpu, t, s: gpu.plans(GRAPH, measure=True, timeout=s),
     "drain": lambda gpu, t, s: gpu.drain(timeout=s),
     "staging": lambda gpu, t, s: gpu.staging(FEATURE, N=2, timeout=s),
 }

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import NamedTuple
+
+import msgspec
 
 from cudnn_actor.engines.cuda.cudnn.frontend_graph import Refused
 from cudnn_actor.engines.cuda.kernels.line_kernels import Lined
@@ -12,17 +15,19 @@ from cudnn_actor.engines.cuda.operations.fused_norms import Normed
 from cudnn_actor.engines.cuda.planning.candidates import COMPILES, candidates, names_of
 from cudnn_actor.engines.cuda.planning.compiler import WORKSPACE_BYTES, possible_plans
 from cudnn_actor.engines.cuda.planning.composition import compose
+from cudnn_actor.engines.cuda.planning.listing import with_candidates
 from cudnn_actor.engines.cuda.planning.partition import cut
 from cudnn_actor.engines.cuda.running.barriers import waits
 from cudnn_actor.engines.cuda.running.plan import CudaPlan
-from cudnn_actor.engines.cuda.running.recipe import GraphStep, KernelStep
+from cudnn_actor.engines.cuda.running.recipe import GraphStep, KernelStep, Timed, Tuning
 from cudnn_actor.protocol import Explanation
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 
 from .device import h200
 from .nvrtc import compile_cuda
 
-__all__ = ["Hasty", "explanation", "first_plan", "first_plans", "hasty_plan", "ranked", "tried", "waited_for"]
+__all__ = ["Hasty", "explanation", "first_plan", "first_plans", "hasty_plan", "listed", "ranked", "tried"]
+__all__ += ["waited_for"]
 
 
 def first_plan(graph: OperationGraph) -> str:
@@ -93,14 +98,28 @@ def explanation(graph: OperationGraph) -> Explanation:
 
     Raises as `first_plan`.
     """
+    return _composed(graph).explain(graph)
 
+
+def listed(graph: OperationGraph, timed: Sequence[Timed] = ()) -> Explanation:
+    """The same, with the plans that may run each piece. `timed`: what tuning found out about those of one."""
+    plan = _composed(graph)
+    recipe = plan.recipe
+    if timed:
+        tuning = Tuning(
+            heuristic_us=2.0, tuned_us=1.0, timed=len(timed), discarded=(), candidates=tuple(timed)
+        )
+        recipe = msgspec.structs.replace(recipe, tuning=tuning)
+    return with_candidates(recipe, plan.explain(graph), graph, h200(), None)
+
+
+def _composed(graph: OperationGraph) -> CudaPlan:
     def build(piece: OperationGraph) -> CudaPlan:
         reasons: list[str] = []
         return next(possible_plans(piece, h200(), WORKSPACE_BYTES, reasons)).instead_of(reasons)
 
     parts = cut(graph)
-    assert parts is not None, "it is a single piece"
-    return compose(graph, parts, build).explain(graph)
+    return build(graph) if parts is None else compose(graph, parts, build)
 
 
 def ranked(graph: OperationGraph) -> tuple[list[str], list[str]]:

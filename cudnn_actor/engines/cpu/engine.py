@@ -32,6 +32,7 @@ from cudnn_actor.engines.support import check_graph
 from cudnn_actor.engines.timing import medians
 from cudnn_actor.memory.container import processors
 from cudnn_actor.protocol.errors import OutOfMemory
+from cudnn_actor.protocol.graphs.explanation import Explanation
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.graphs.timing import PlanTimes
 from cudnn_actor.protocol.types.tensor import TensorSpec
@@ -182,6 +183,13 @@ class CpuEngine:
             self._fast_programs.pop(ran, None)
             self._session_runs.pop(ran, None)
         return PlanTimes(run_us=run_us, pieces_us=tuple(pieces_us), device=speed())
+
+    def with_candidates(
+        self, plan: Plan, explanation: Explanation, graph: OperationGraph, workspace_limit: int | None
+    ) -> Explanation:
+        """The explanation with the one plan that there is of each piece."""
+        del plan, graph, workspace_limit
+        return explanation.with_only_candidates()
 
     def write(self, dst: np.ndarray, array: np.ndarray) -> None:
         """Copy host values in, cast within their kind. Raises `InvalidRequest` for values that do not fit."""

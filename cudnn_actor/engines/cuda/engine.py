@@ -36,11 +36,13 @@ from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.engines.cuda.library.versions import version_text
 from cudnn_actor.engines.cuda.planning.compiler import compile_plan
 from cudnn_actor.engines.cuda.planning.cuda_builder import CudaBuilder
+from cudnn_actor.engines.cuda.planning.listing import with_candidates
 from cudnn_actor.engines.cuda.running.plan import CudaPlan
 from cudnn_actor.engines.cuda.running.program import Program
 from cudnn_actor.engines.cuda.running.timing import speed_of, timed
 from cudnn_actor.engines.remote import RemoteBuilder
 from cudnn_actor.protocol.errors import OutOfMemory
+from cudnn_actor.protocol.graphs.explanation import Explanation
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.graphs.timing import DeviceSpeed, PlanTimes
 from cudnn_actor.protocol.types.tensor import TensorSpec
@@ -300,6 +302,14 @@ class CudaEngine:
         if self._speed is None:
             self._speed = speed_of(self._ordinal, self.stream)
         return timed(program, graph, self._workspace.pointer, self._speed, self.on_progress)
+
+    @reported
+    def with_candidates(
+        self, plan: Plan, explanation: Explanation, graph: OperationGraph, workspace_limit: int | None
+    ) -> Explanation:
+        """See `listing.with_candidates`. Raises `EngineFailure`, `StickyError`."""
+        assert isinstance(plan, CudaPlan)
+        return with_candidates(plan.recipe, explanation, graph, self._handle, workspace_limit)
 
     @reported
     def write(self, dst: Place, array: Any) -> None:

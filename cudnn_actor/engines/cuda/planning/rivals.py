@@ -20,7 +20,10 @@ from cudnn_actor.engines.cuda.running.plan import CudaPlan
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.operations import Convolution
 
-__all__ = ["Candidate", "all_candidates"]
+__all__ = ["OF_CUDNN", "Candidate", "all_candidates", "other_candidates"]
+
+OF_CUDNN = "cuDNN's"
+"""The kind of cuDNN's plans for the whole graph."""
 
 _WIDENED, _REARRANGED, _PRODUCTS, _ALIGNED = 8, 4, 8, 4
 """How many plans of a kind are candidates: with channels of zeros, on rearranged copies, by cuBLASLt, and as
@@ -39,6 +42,11 @@ class Candidate(NamedTuple):
     configuration: str = ""
 
     @property
+    def name(self) -> str:
+        """cuDNN's name for it, or what it is."""
+        return self.configuration or self.what
+
+    @property
     def what(self) -> str:
         """What it is, in words."""
         return f"{self.kind}, {self.number}"
@@ -55,7 +63,12 @@ def all_candidates(
     fallbacks are among them where it has others.
     """
     of_cudnn = _of_cudnn(graph, handle, limit, fallbacks=fallbacks)
-    return of_cudnn + [
+    return of_cudnn + other_candidates(graph, handle, limit)
+
+
+def other_candidates(graph: OperationGraph, handle: Any, limit: int) -> list[Candidate]:
+    """All candidates but cuDNN's for the whole graph."""
+    return [
         Candidate(kind, number, build)
         for kind, builds in _other_kinds(graph, handle, limit)
         for number, build in enumerate(builds, start=1)
@@ -105,7 +118,7 @@ def _of_cudnn(graph: OperationGraph, handle: Any, limit: int, *, fallbacks: bool
         return [] if fallbacks else _of_cudnn(graph, handle, limit, fallbacks=True)
     return [
         Candidate(
-            "cuDNN's",
+            OF_CUDNN,
             number,
             partial(compile_whole, graph, handle, limit, number - 1, fallbacks=fallbacks),
             name,

@@ -39,7 +39,7 @@ from cudnn_actor.engines.cuda.planning.tuning_rules import (
 from cudnn_actor.engines.cuda.running.contests import Contest, Entered
 from cudnn_actor.engines.cuda.running.plan import CudaPlan
 from cudnn_actor.engines.cuda.running.program import Program
-from cudnn_actor.engines.cuda.running.recipe import GraphStep, Tuning
+from cudnn_actor.engines.cuda.running.recipe import GraphStep, Timed, Tuning
 from cudnn_actor.protocol.errors import OutOfMemory
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 
@@ -54,6 +54,7 @@ _OF_ENGINE, _OF_CUDNN = 3, 6
 """The most of these that are cuDNN's: of one engine, and of all engines."""
 _LONGEST_S = 240.0
 """After so long, no further piece is begun."""
+_NOTHING = Tuning(heuristic_us=0.0, tuned_us=0.0, timed=0, discarded=())
 _OWN_FAULTS = (Refused, EngineFailure, MemoryError, OutOfMemory)
 """Errors for which a candidate is left out, unless the context is dead."""
 
@@ -128,15 +129,16 @@ class _Tuner:
             timed=self._timed,
             discarded=tuple(self._discarded),
             took_s=time.monotonic() - self._began,
-            instead_of=self._instead_of,
+            instead_of=self._of_single.instead_of,
+            candidates=self._of_single.candidates,
         )
         return _tuned(self._whole(self._chosen), found)
 
     @property
-    def _instead_of(self) -> str:
-        """What would have been launched for the whole, if it is a single piece with another plan now."""
+    def _of_single(self) -> Tuning:
+        """What was found out about the whole, if it is a single piece."""
         plan = self._chosen.get(self._graph.digest())
-        return "" if plan is None or plan.tuning is None else plan.tuning.instead_of
+        return _NOTHING if plan is None or plan.tuning is None else plan.tuning
 
     @property
     def _has_changed(self) -> bool:
@@ -150,7 +152,7 @@ class _Tuner:
     ) -> None:
         """Choose a piece's plan. `each_us`: its times in the run, once for each of the equal pieces."""
         first, piece_us = self._chosen[digest], sum(each_us) / len(each_us)
-        timed, rivals = self._finalists(digest, place)
+        candidates, rivals = self._finalists(digest, place)
         entered = [
             (rival, run) for rival in rivals if (run := self._entered(contest, digest, rival)) is not None
         ]
@@ -164,9 +166,10 @@ class _Tuner:
         found = Tuning(
             heuristic_us=piece_us,
             tuned_us=max(0.0, piece_us - saved_us / len(each_us)),
-            timed=timed,
+            timed=sum(each.us is not None for each in candidates),
             discarded=(),
             instead_of="" if best is first else _name(first),
+            candidates=tuple(candidates),
         )
         self._chosen[digest] = _tuned(best, found)
 
@@ -179,34 +182,40 @@ class _Tuner:
                 log.info("plan.not_timed", plan=rival.tag, reason=_excuse(error))
                 return None
 
-    def _finalists(self, digest: str, place: tuple[int, int]) -> tuple[int, list[CudaPlan]]:
-        """How many plans of a piece were timed alone, and which others may be faster than the present one."""
+    def _finalists(self, digest: str, place: tuple[int, int]) -> tuple[list[Timed], list[CudaPlan]]:
+        """What was found out about a piece's plans alone, and which may be faster than the present one."""
         piece, first = self._singles[digest], self._chosen[digest]
         found: list[tuple[CudaPlan, float]] = []
+        candidates: list[Timed] = []
         try:
             check = SelfCheck(piece, self._context)
         except MemoryError as error:
             log.info("plan.not_timed", plan=first.tag, reason=str(error))
-            return 0, []
+            return [], []
         try:
             first_us = self._alone(check, first)
-            for plan in self._built(piece, first, place):
+            candidates.append(Timed(_configuration(first) or _name(first), first_us, first.workspace))
+            for name, plan in self._built(piece, first, place):
+                us = None
                 if (fault := check.fault(plan)) is not None:
                     log.info("plan.discarded", plan=plan.tag, reason=fault)
                     self._discarded.append(f"{_name(plan)}: {fault}")
                 elif (us := self._alone(check, plan)) is not None:
                     found.append((plan, us))
+                candidates.append(Timed(name, us, plan.workspace, fault or ""))
         finally:
             check.close()
-        timed = len(found) + (first_us is not None)
-        self._timed += timed
+        self._timed += sum(each.us is not None for each in candidates)
         if first_us is None:
-            return timed, []
+            return candidates, []
         best = finalists(first_us, [us for _, us in found], _FINALISTS)
-        return timed, [found[number][0] for number in best]
+        return candidates, [found[number][0] for number in best]
 
-    def _built(self, piece: OperationGraph, first: CudaPlan, place: tuple[int, int]) -> Iterator[CudaPlan]:
-        """Yields the candidates for a piece that can be built, each once, without the present plan.
+    def _built(
+        self, piece: OperationGraph, first: CudaPlan, place: tuple[int, int]
+    ) -> Iterator[tuple[str, CudaPlan]]:
+        """Yields the candidates for a piece that can be built, with their names, each once, without the
+        present plan.
 
         `place`: which piece it is, and of how many.
         """
@@ -234,7 +243,7 @@ class _Tuner:
                 few.note(candidate.configuration)
             if plan is not None and plan.recipe.steps not in known:
                 known.append(plan.recipe.steps)
-                yield plan
+                yield candidate.name, plan
 
     def _alone(self, check: SelfCheck, plan: CudaPlan) -> float | None:
         """Microseconds of a piece's plan that runs again and again by itself; None if it fails."""

@@ -137,6 +137,27 @@ class ProductStep(msgspec.Struct, frozen=True, tag="product"):
 Step = GraphStep | KernelStep[AnyKernel] | OperationStep | ProductStep
 
 
+class Timed(msgspec.Struct, frozen=True):
+    """What tuning found out about a candidate for a piece.
+
+    Parameters
+    ----------
+    name
+        Its name among the candidates.
+    us
+        Device time by itself, in microseconds; None if it was not timed.
+    workspace
+        Bytes of workspace.
+    fault
+        Why it failed its self-check; empty if it did not.
+    """
+
+    name: str
+    us: float | None
+    workspace: int
+    fault: str = ""
+
+
 class Tuning(msgspec.Struct, frozen=True):
     """The result of tuning a plan, or one piece of it in a run of the whole.
 
@@ -152,6 +173,8 @@ class Tuning(msgspec.Struct, frozen=True):
         Seconds that it took; 0 for a piece.
     instead_of
         What the first choice would have launched, if another plan was taken; else empty.
+    candidates
+        What was found out about each candidate, of a piece and of a whole that is one.
     """
 
     heuristic_us: float
@@ -160,6 +183,7 @@ class Tuning(msgspec.Struct, frozen=True):
     discarded: tuple[str, ...]
     took_s: float = 0.0
     instead_of: str = ""
+    candidates: tuple[Timed, ...] = ()
 
 
 class Part(msgspec.Struct, frozen=True):
