@@ -127,7 +127,11 @@ class ServiceState(ExecutionState):
         return error
 
     def statistics(
-        self, plans: PlanStatistics, cudnn_version: str | None, worker_graphs: CacheStatistics | None = None
+        self,
+        plans: PlanStatistics,
+        cudnn_version: str | None,
+        converted_bytes: int,
+        worker_graphs: CacheStatistics | None = None,
     ) -> Statistics:
         """The service's counters at this moment, with what the live incarnation says of itself."""
         counters, mailbox, memory = self.counters, self.mailbox, self.memory
@@ -148,6 +152,7 @@ class ServiceState(ExecutionState):
             graphs=self.messages.statistics(),
             worker_graphs=worker_graphs,
             cudnn_version=cudnn_version,
+            converted_bytes=converted_bytes,
         )
 
     def discard(self, result: object) -> None:

@@ -226,6 +226,10 @@ class Engine(Protocol):
 
         Only of a synchronous engine: what was enqueued before `expect` has been written then."""
 
+    @property
+    def converted_bytes(self) -> int:
+        """Bytes of host memory that copies of constant buffers in another dtype take."""
+
     def open(self) -> None:
         """Create handle, stream and workspace on the calling thread. Raises `EngineFailure`. Blocks."""
 

@@ -107,10 +107,6 @@ class ExpectedRuns:
             self._constants.update(bound.slots[place].index for place in known.constant)
         return known
 
-    def forget(self, cached: CachedMessage) -> None:
-        """Drop what is prepared for a graph: its model was unloaded."""
-        self._known.pop(cached, None)
-
     @property
     def has_constants(self) -> bool:
         """Whether the engine may keep values of any buffer."""

@@ -638,11 +638,6 @@ class Runner(Generic[T]):
         if self.executor.synchronous and engine.keeps_constants:
             self._expected.of(cached, bound, plan, copied)
 
-    def forget_expected(self, cached: CachedMessage) -> None:
-        """Drop what the engine has prepared for a model's graph, which has ended."""
-        if self._expected is not None:
-            self._expected.forget(cached)
-
     def _enqueue(
         self,
         task: T,

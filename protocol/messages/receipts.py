@@ -104,6 +104,8 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         The caches of messages and graphs, of your process and of the worker; None if there is no worker.
     cudnn_version
         The version of the cuDNN that the service has loaded, such as "9.28.1"; None on the CPU.
+    converted_bytes
+        Bytes of host memory in which the CPU engine keeps weights of half types of models in float32.
     """
 
     generation: int
@@ -122,3 +124,4 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     graphs: CacheStatistics
     worker_graphs: CacheStatistics | None = None
     cudnn_version: str | None = None
+    converted_bytes: int = 0

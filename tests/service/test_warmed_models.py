@@ -5,16 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import pytest
 
-from cudnn_actor import CudnnService, DeployModel, Spawning, WarmModel
+from cudnn_actor import (
+    BufferRef,
+    CudnnRef,
+    CudnnService,
+    DeployModel,
+    GraphBuilder,
+    ModelGraph,
+    Spawning,
+    UnloadModel,
+    WarmModel,
+)
 from cudnn_actor.engines import EngineChoice, WorkerEngine
 from cudnn_actor.engines.base import Plan
 from cudnn_actor.engines.cpu import CpuEngine
 from cudnn_actor.options import make_options
 
-from .rigs import isolation_option
+from .rigs import isolation_option, spawn
 from .test_deployed_models import W, check, images, placed, run
 
 pytestmark = pytest.mark.usefixtures("isolation")
@@ -72,3 +83,37 @@ async def test_weights_that_are_written_behind_the_warming_are_what_the_first_ru
         await gpu.ask(WarmModel(model=model, graphs=(await placed(gpu, w, 4),)))
         await gpu.write(w, W)
         check(await run(gpu, model, images(4)), images(4))
+
+
+async def half(gpu: CudnnRef, w: BufferRef) -> ModelGraph:
+    """A product with weights of bfloat16."""
+    g = GraphBuilder()
+    y = g.matmul(g.input("x", (4, 3)).astype("bfloat16"), g.input("w", (3, 2), "bfloat16"))
+    graph = g.build(y=y.astype("float32"))
+    x, into = await gpu.empty((4, 3)), await gpu.empty((4, 2))
+    return ModelGraph(
+        name="half",
+        graph=graph,
+        buffers=(x, w, into),
+        specs={"image": x.spec},
+        inputs={"image": "x"},
+        outputs={"logits": "y"},
+    )
+
+
+async def test_weights_of_half_types_are_converted_once_until_they_are_written_or_unloaded() -> None:
+    x = np.array(images(4).round(2), ml_dtypes.bfloat16).astype(np.float32)
+    async with spawn(onnx_runtime=False) as gpu:
+        w = await gpu.upload(W * 0, dtype="bfloat16")
+        model = await gpu.ask(DeployModel())
+        assert (await gpu.statistics()).converted_bytes == 0
+        await gpu.ask(WarmModel(model=model, graphs=(await half(gpu, w),)))
+        assert (await gpu.statistics()).converted_bytes == 64  # a cache line
+        for weights in (W, -W):
+            await gpu.write(w, weights)
+            for _ in range(2):
+                logits = (await run(gpu, model, x))["logits"]
+                np.testing.assert_allclose(logits, x @ weights, rtol=1e-2, atol=1e-2)
+                assert (await gpu.statistics()).converted_bytes == 64
+        await gpu.ask(UnloadModel(model=model))
+        assert (await gpu.statistics()).converted_bytes == 0

@@ -9,10 +9,11 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import numpy as np
 
+from cudnn_actor.actors.logs import Log
 from cudnn_actor.engines.base import BuilderAccess, EngineFailure, Plan, blamed, no_progress
 from cudnn_actor.engines.cpu import transfer
 from cudnn_actor.engines.cpu.arenas import Arenas, keeping
@@ -22,6 +23,7 @@ from cudnn_actor.engines.cpu.exact.evaluation import EvaluatedPlan, Evaluation
 from cudnn_actor.engines.cpu.exact.plan import CpuPlan, Program
 from cudnn_actor.engines.cpu.fast.bound_programs import BoundPrograms
 from cudnn_actor.engines.cpu.fast.compiler import compile_fast
+from cudnn_actor.engines.cpu.fast.constants import Constants, converted_bytes, with_constants
 from cudnn_actor.engines.cpu.fast.lanes import Lanes
 from cudnn_actor.engines.cpu.fast.plan import FastPlan, FastProgram
 from cudnn_actor.engines.cpu.measuring import operands, speed
@@ -30,7 +32,7 @@ from cudnn_actor.engines.cpu.sessions.choice import Sessions, fixed_or_none, ses
 from cudnn_actor.engines.cpu.sessions.plan import InsteadOfSession, SessionPlan, SessionRun
 from cudnn_actor.engines.support import check_graph
 from cudnn_actor.engines.timing import medians
-from cudnn_actor.memory.container import processors
+from cudnn_actor.memory.container import available, processors, room_in_container
 from cudnn_actor.protocol.errors import OutOfMemory
 from cudnn_actor.protocol.graphs.explanation import Explanation
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
@@ -39,8 +41,12 @@ from cudnn_actor.protocol.types.tensor import TensorSpec
 
 __all__ = ["CpuEngine"]
 
+log = Log("cudnn_actor")
+
 _Run = Callable[..., None]
 """A run of a plan on its buffers. It takes `on_progress` and `on_piece`."""
+_FOR_CONVERTED = 1 / 4
+"""The part of the memory that is free in which weights are kept in float32. Else each run converts them."""
 _BLAS_ALONE = 1
 """Threads of BLAS where the engine runs products side by side."""
 
@@ -84,6 +90,8 @@ class CpuEngine:
         """They hold bindings."""
         self._session_runs: WeakKeyDictionary[SessionPlan, SessionRun] = WeakKeyDictionary()
         """On any buffers. They hold bindings, too."""
+        self._constants: WeakSet[Constants] = WeakSet()
+        """The converted weights of expected runs, which keep them. They hold bindings, too."""
 
     def open(self) -> None:
         """Find out how many threads there are. There is no handle; the workspace grows as plans need it."""
@@ -161,8 +169,34 @@ class CpuEngine:
             if (fixed := fixed_or_none(plan, buffers, constant)) is not None:
                 self.on_progress()
                 return functools.partial(fixed.run, buffers, scalars, self.on_progress)
+        if (constants := self._converted(_that_runs(plan), buffers, constant)) is not None:
+            self._bound(constants.plan, constants.buffers, scalars)
+            return functools.partial(self._run_constants, constants, scalars)
         self._bound(plan, buffers, scalars)
         return functools.partial(self.execute, plan, buffers, scalars)
+
+    @property
+    def converted_bytes(self) -> int:
+        """Bytes of the weights that are kept in float32, for as long as runs with them are expected."""
+        return sum(constants.nbytes for constants in self._constants)
+
+    def _run_constants(self, constants: Constants, scalars: Sequence[float]) -> None:
+        self.execute(constants.plan, constants.buffers, scalars)
+
+    def _converted(
+        self, plan: Plan, buffers: Sequence[np.ndarray], constant: Collection[int]
+    ) -> Constants | None:
+        """Weights of half types in float32. None if there are none, or if they take too much memory."""
+        if not isinstance(plan, FastPlan) or not (nbytes := converted_bytes(plan, constant)):
+            return None
+        rooms = [room for room in (available(), room_in_container()) if room is not None]
+        if nbytes <= min(rooms, default=nbytes / _FOR_CONVERTED) * _FOR_CONVERTED:
+            with contextlib.suppress(MemoryError):
+                found = with_constants(plan, buffers, constant, self.on_progress)
+                self._constants.add(found)
+                return found
+        log.info("weights.not_kept", plan=plan.tag, nbytes=nbytes)
+        return None
 
     def measure(self, plan: Plan, graph: OperationGraph) -> PlanTimes:
         """Time a plan and its pieces on numbers of its own. Raises `OutOfMemory`, `EngineFailure`."""

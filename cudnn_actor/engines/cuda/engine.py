@@ -77,6 +77,7 @@ class CudaEngine:
     outlives_context = False
     synchronous = False
     keeps_constants = False
+    converted_bytes = 0
 
     def __init__(self, ordinal: int = 0, dynamic_shapes: bool = False, *, fast: bool = True) -> None:
         self.device = f"cuda:{ordinal}"

@@ -431,6 +431,7 @@ class Counted(_Answer, frozen=True, array_like=True, forbid_unknown_fields=True,
     plans: PlanStatistics
     graphs: CacheStatistics
     cudnn_version: str | None
+    converted_bytes: int
 
 
 class Refused(_Answer, frozen=True, array_like=True, forbid_unknown_fields=True, tag=3, gc=False):

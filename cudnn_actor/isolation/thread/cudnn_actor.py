@@ -52,7 +52,7 @@ from cudnn_actor.protocol.messages.messages import (
     WriteWeights,
 )
 from cudnn_actor.protocol.messages.operands import operands
-from cudnn_actor.protocol.messages.receipts import Receipt
+from cudnn_actor.protocol.messages.receipts import Receipt, Statistics
 from cudnn_actor.protocol.types.buffers import BufferRef
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
@@ -113,9 +113,7 @@ class CudnnActor(Actor):
             ClearPlans: lambda _: self._runner.clear_plans(),
             Explain: lambda work: self._runner.explain(work.request, work.envelope),
             Ping: lambda _: self._generation,
-            GetStatistics: lambda _: state.statistics(
-                self._runner.plans.statistics(), self._runner.executor.engine.cudnn_version
-            ),
+            GetStatistics: self._count,
         }
 
     # Life.
@@ -322,6 +320,10 @@ class CudnnActor(Actor):
                 raise
             raise told from error
 
+    def _count(self, _work: Work) -> Statistics:
+        plans, engine = self._runner.plans.statistics(), self._runner.executor.engine
+        return self._state.statistics(plans, engine.cudnn_version, engine.converted_bytes)
+
     def _warm(self, work: Work) -> int:
         built = self._runner.warm(work.request, work.envelope)
         for deployed in work.warmed:
@@ -434,8 +436,7 @@ class CudnnActor(Actor):
         executor.call("staging", executor.engine.unpin, self._staging.memory(segment))
 
     def forget_deployed(self, deployed: Deployed) -> None:
-        """Have the engine drop what it has prepared for a model's graph. Other graphs may share the plan."""
-        self._runner.forget_expected(deployed.cached)
+        """Nothing is kept of a model's graph but the plan, which other graphs may share."""
 
     def drop_arena(self, number: int) -> None:
         """Have the engine unmap an arena. After a crash, closing the engine unmaps all of them."""

@@ -284,8 +284,8 @@ class WorkerLoop:
 
     def _count(self, task: WorkerTask) -> Counted:
         plans, graphs = self._runner.plans.statistics(), self._state.messages.statistics()
-        version = self._runner.executor.engine.cudnn_version
-        return Counted(task.number, task.place, plans, graphs, version)
+        engine = self.engine
+        return Counted(task.number, task.place, plans, graphs, engine.cudnn_version, engine.converted_bytes)
 
     # As the host of the runner.
 

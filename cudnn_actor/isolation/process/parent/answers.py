@@ -138,7 +138,9 @@ class AnswerTaker:
             case Given() if not request.injects:
                 return self._reply(answer, request)
             case Counted() if type(request.message) is GetStatistics:
-                return self.broker.state.statistics(answer.plans, answer.cudnn_version, answer.graphs)
+                return self.broker.state.statistics(
+                    answer.plans, answer.cudnn_version, answer.converted_bytes, answer.graphs
+                )
             case Counted():
                 raise Violation(f"it answered {_asked(request)} with statistics")
             case Done() if request.injects or type(request.message) in _WITHOUT_RECEIPT:

@@ -1,0 +1,95 @@
+"""Weights of half types, converted to float32 once for all runs of a deployed graph.
+
+A plan converts what it reads of half types in each run, since buffers may have changed. Of buffers that keep
+their values, the plan made here reads arrays of float32 in their place. These live as long as the `Constants`
+object: the engine makes another one after a write to the weights.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from cudnn_actor.engines.base import no_progress
+from cudnn_actor.engines.cpu.fast.plan import Buffer, FastPlan, Piece, Place
+from cudnn_actor.engines.cpu.fast.units import stored
+from cudnn_actor.engines.cpu.scratch import aligned_bytes
+from cudnn_actor.engines.scratch_places import Held, places
+from cudnn_actor.protocol.types.dtypes import DType
+
+__all__ = ["Constants", "converted_bytes", "with_constants"]
+
+
+class Constants:
+    """A plan that reads converted weights, and the arrays that it runs on.
+
+    Parameters
+    ----------
+    plan
+        The plan.
+    buffers
+        What it runs on: the buffers, but for those that are converted.
+    nbytes
+        Bytes of the arrays that these are converted to.
+    """
+
+    def __init__(self, plan: FastPlan, buffers: Sequence[npt.NDArray[Any]], nbytes: int) -> None:
+        self.plan = plan
+        self.buffers = buffers
+        self.nbytes = nbytes
+
+
+def converted_bytes(plan: FastPlan, constant: Collection[int]) -> int:
+    """Bytes that the weights among these buffers take in float32 that are of half types."""
+    return sum(place.nbytes for place in _convertible(plan, constant).values())
+
+
+def with_constants(
+    plan: FastPlan,
+    buffers: Sequence[npt.NDArray[Any]],
+    constant: Collection[int],
+    on_progress: Callable[[], None] = no_progress,
+) -> Constants:
+    """The plan for buffers of which some, at these places, keep their values. Raises `MemoryError`.
+
+    `on_progress` is called after each that is converted.
+    """
+    found = _convertible(plan, constant)
+    arrays, bound = list(buffers), list(plan.bound)
+    for number, place in found.items():
+        array = np.ndarray(place.dims, place.dtype, aligned_bytes(place.nbytes), 0, place.strides)
+        np.copyto(array, buffers[number], casting="unsafe")
+        on_progress()
+        arrays[number] = array
+        bound[number] = Buffer(place.number, place.dims, DType.FLOAT32)
+    numbers = {place.number for place in found.values()}
+    kept = [place for place in plan.places if place.number not in numbers]
+    offsets, held_bytes = places([Held(one.number, one.nbytes, one.first, one.last) for one in kept])
+    reads = dataclasses.replace(
+        plan,
+        pieces=tuple(_without_loads(piece, numbers) for piece in plan.pieces),
+        bound=tuple(bound),
+        places=tuple(dataclasses.replace(one, offset=offsets[one.number]) for one in kept),
+        held_bytes=held_bytes,
+    )
+    return Constants(reads, arrays, sum(place.nbytes for place in found.values()))
+
+
+def _convertible(plan: FastPlan, constant: Collection[int]) -> dict[int, Place]:
+    """Which of these buffers a run converts, by their places among the buffers: where it puts the values."""
+    of_tensors = {place.number: place for place in plan.places}
+    return {
+        number: of_tensors[stored(buffer.number)]
+        for number, buffer in enumerate(plan.bound)
+        if number in constant and buffer.dtype.is_half and stored(buffer.number) in of_tensors
+    }
+
+
+def _without_loads(piece: Piece, numbers: Collection[int]) -> Piece:
+    """A piece without the units that copy buffers of these tensors."""
+    units = (unit for unit in piece.units if not (len(unit.writes) == 1 and unit.writes[0] in numbers))
+    return dataclasses.replace(piece, units=tuple(units))
