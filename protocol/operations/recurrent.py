@@ -362,7 +362,7 @@ class Recurrent(_Recurrent[T], tag=True):
             )
         own: dict[str, Any] = dict(self.named(self.inputs))
         layer: dict[str, Any] = {"mode": self.mode, "lengths": self.lengths, "y": self.y}
-        given: dict[str, Any] = {name: own.get(name) for name in ("w_ih", "w_hh", "w_hr", "h0", "c0")}
+        given: dict[str, Any] = {name: own.get(name) for name in self.inputs}
         slopes: dict[str, Any] = {f"d{name}": d.get(name) for name in ("y", "h_n", "c_n")}
         reserve = g.output(self, "reserve")
         back: RecurrentBackwardData[Any] = RecurrentBackwardData(**given, **layer, **slopes, reserve=reserve)
@@ -386,6 +386,9 @@ class RecurrentBackwardData(_Recurrent[T], tag=True):
         As the forward pass wrote them. What they hold behind the end of a sequence counts as 0.
     w_ih, w_hh, w_hr, h0, c0, mode, lengths
         As in the forward pass.
+    x, bias
+        As in the forward pass, for engines that do not read a reserve of others, but compute the steps again.
+        The CPU engines do not read them.
     dy, dh_n, dc_n
         Gradients of y, h_n and c_n, of their dims and of y's dtype; None for 0. Of dy, what lies behind the
         end of a sequence counts as 0.
@@ -400,9 +403,9 @@ class RecurrentBackwardData(_Recurrent[T], tag=True):
     """
 
     kind = "recurrent_bwd_data"
-    inputs = ("y", "reserve", "w_ih", "w_hh", "w_hr", "h0", "c0", "dy", "dh_n", "dc_n")
+    inputs = ("y", "reserve", "w_ih", "w_hh", "w_hr", "h0", "c0", "dy", "dh_n", "dc_n", "x", "bias")
     outputs = ("dx", "dh0", "dc0", "slopes")
-    optional = frozenset({"w_hr", "h0", "c0", "dy", "dh_n", "dc_n", "dh0", "dc0", "slopes"})
+    optional = frozenset({"w_hr", "h0", "c0", "dy", "dh_n", "dc_n", "x", "bias", "dh0", "dc0", "slopes"})
     y: T
     reserve: T
     w_ih: T
@@ -413,6 +416,8 @@ class RecurrentBackwardData(_Recurrent[T], tag=True):
     dy: T | None = None
     dh_n: T | None = None
     dc_n: T | None = None
+    x: T | None = None
+    bias: T | None = None
     dx: T = ALLOCATED
     dh0: T | None = None
     dc0: T | None = None
@@ -422,6 +427,7 @@ class RecurrentBackwardData(_Recurrent[T], tag=True):
         require_floating(specs, "y")
         self._check_mode(specs, "w_hr", "c0", "dc_n")
         self._check_ranks(specs, y="T, B, D * P", reserve="D, T, B, K, H", dh_n="D, B, P", dc_n="D, B, H")
+        self._check_ranks(specs, x="T, B, I", bias="D, 2, gates * H")
         y = specs["y"]
         steps, batch, _ = y.dims
         require_elements(specs, "y", (0, 2), "steps or states")
@@ -433,10 +439,11 @@ class RecurrentBackwardData(_Recurrent[T], tag=True):
         self._check_lengths(steps, batch)
         h = TensorSpec.packed((sizes.directions, batch, sizes.state), y.dtype)
         c = TensorSpec.packed((sizes.directions, batch, sizes.hidden), y.dtype)
-        for name, spec in (("dy", y), ("dh_n", h), ("dc_n", c)):
+        dx = TensorSpec.packed((steps, batch, sizes.features), y.dtype)
+        bias = TensorSpec.packed((sizes.directions, 2, self.mode.gates * sizes.hidden), y.dtype)
+        for name, spec in {"dy": y, "dh_n": h, "dc_n": c, "x": dx, "bias": bias}.items():
             if name in specs:
                 require(specs, name, spec.dims, y.dtype)
-        dx = TensorSpec.packed((steps, batch, sizes.features), y.dtype)
         found = {"dx": dx, "dh0": h, "slopes": kept}
         return found | {"dc0": c} if self.mode is RecurrentMode.LSTM else found
 
@@ -449,8 +456,16 @@ class RecurrentBackwardData(_Recurrent[T], tag=True):
         return steps * batch * weights + specs["reserve"].size
 
     def samples(self, xp: Any, specs: Specs, draw: Callable[[TensorSpec], Array]) -> dict[str, Array]:
-        del xp
-        return self._scaled(specs, draw, *self.inputs)
+        """With x, y and the reserve are what follows from it."""
+        values = self._scaled(specs, draw, *self.inputs)
+        return values | (self.forward(xp, values, specs) if "x" in specs else {})
+
+    def forward(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
+        """y and the reserve, as they follow from x and the other inputs. The parameters are `evaluate`'s."""
+        names = ("x", "w_ih", "w_hh", "bias", "w_hr", "h0", "c0")
+        given = {name: values[name] for name in names if name in values}
+        layer: Recurrent[Any] = Recurrent(x=0, w_ih=0, w_hh=0, mode=self.mode, lengths=self.lengths)
+        return layer.evaluate(xp, given, {name: specs[name] for name in ("y", "reserve")})
 
     def evaluate(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
         y, reserve, w_hh, w_hr = values["y"], values["reserve"], values["w_hh"], values.get("w_hr")
@@ -644,7 +659,7 @@ def _layer(mode: RecurrentMode, directions: int, lengths: tuple[int, ...] | None
     }
     operations = (
         Recurrent(x="x", **given, bias="bias", y="y", **last, reserve="reserve", **of),
-        RecurrentBackwardData(y="y", reserve="reserve", **given, dy="dy", **back, **of),
+        RecurrentBackwardData(y="y", reserve="reserve", **given, x="x", bias="bias", dy="dy", **back, **of),
         RecurrentBackwardWeights(
             x="x", y="y", slopes="slopes", h0="h0", dw_ih="dw_ih", dw_hh="dw_hh", dbias="dbias", **of
         ),

@@ -112,7 +112,6 @@ def _settle(given: set[str], made: Made) -> set[str]:
 
 def _arrange(operation: Any, rng: np.random.Generator, values: Exact, specs: Specs) -> None:
     """Weights that let no error, and no gradient, grow without end; and a reserve as a layer leaves it."""
-    del operation, specs
     scale = rng.choice((0.25, 0.5, 1.0))
     for name in _WEIGHTS:
         if name in values:
@@ -120,6 +119,9 @@ def _arrange(operation: Any, rng: np.random.Generator, values: Exact, specs: Spe
             values[name] *= 2 if name == "w_ih" else 1
     if "reserve" in values:
         values["reserve"] = np.clip(values["reserve"], -1.0, 1.0)
+    if "x" in values and "reserve" in values:
+        stored = {n: array.astype(specs[n].dtype.numpy).astype(float) for n, array in values.items()}
+        values |= operation.forward(NumPy(), stored, specs)
 
 
 def _sum(terms: int) -> float:
