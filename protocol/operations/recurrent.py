@@ -383,12 +383,10 @@ class RecurrentBackwardData(_Recurrent[T], tag=True):
     Parameters
     ----------
     y, reserve
-        As the forward pass wrote them. What they hold behind the end of a sequence counts as 0.
-    w_ih, w_hh, w_hr, h0, c0, mode, lengths
+        As the forward pass wrote them. What they hold behind the end of a sequence counts as 0. Without a
+        reserve, both are computed again.
+    x, w_ih, w_hh, bias, w_hr, h0, c0, mode, lengths
         As in the forward pass.
-    x, bias
-        As in the forward pass, for engines that do not read a reserve of others, but compute the steps again.
-        The CPU engines do not read them.
     dy, dh_n, dc_n
         Gradients of y, h_n and c_n, of their dims and of y's dtype; None for 0. Of dy, what lies behind the
         end of a sequence counts as 0.
@@ -403,21 +401,23 @@ class RecurrentBackwardData(_Recurrent[T], tag=True):
     """
 
     kind = "recurrent_bwd_data"
-    inputs = ("y", "reserve", "w_ih", "w_hh", "w_hr", "h0", "c0", "dy", "dh_n", "dc_n", "x", "bias")
+    inputs = ("x", "y", "reserve", "w_ih", "w_hh", "bias", "w_hr", "h0", "c0", "dy", "dh_n", "dc_n")
     outputs = ("dx", "dh0", "dc0", "slopes")
-    optional = frozenset({"w_hr", "h0", "c0", "dy", "dh_n", "dc_n", "x", "bias", "dh0", "dc0", "slopes"})
+    optional = frozenset(
+        {"reserve", "bias", "w_hr", "h0", "c0", "dy", "dh_n", "dc_n", "dh0", "dc0", "slopes"}
+    )
+    x: T
     y: T
-    reserve: T
+    reserve: T | None = None
     w_ih: T
     w_hh: T
+    bias: T | None = None
     w_hr: T | None = None
     h0: T | None = None
     c0: T | None = None
     dy: T | None = None
     dh_n: T | None = None
     dc_n: T | None = None
-    x: T | None = None
-    bias: T | None = None
     dx: T = ALLOCATED
     dh0: T | None = None
     dc0: T | None = None
@@ -435,13 +435,15 @@ class RecurrentBackwardData(_Recurrent[T], tag=True):
         sizes = self._of_weights(specs, steps, batch)
         require(specs, "y", (steps, batch, sizes.directions * sizes.state))
         kept = self._kept_spec(sizes, y.dtype)
-        require(specs, "reserve", kept.dims, kept.dtype)
+        if "reserve" in specs:
+            require(specs, "reserve", kept.dims, kept.dtype)
         self._check_lengths(steps, batch)
         h = TensorSpec.packed((sizes.directions, batch, sizes.state), y.dtype)
         c = TensorSpec.packed((sizes.directions, batch, sizes.hidden), y.dtype)
         dx = TensorSpec.packed((steps, batch, sizes.features), y.dtype)
+        require(specs, "x", dx.dims, y.dtype)
         bias = TensorSpec.packed((sizes.directions, 2, self.mode.gates * sizes.hidden), y.dtype)
-        for name, spec in {"dy": y, "dh_n": h, "dc_n": c, "x": dx, "bias": bias}.items():
+        for name, spec in {"dy": y, "dh_n": h, "dc_n": c, "bias": bias}.items():
             if name in specs:
                 require(specs, name, spec.dims, y.dtype)
         found = {"dx": dx, "dh0": h, "slopes": kept}
@@ -453,21 +455,24 @@ class RecurrentBackwardData(_Recurrent[T], tag=True):
 
     def work(self, specs: Specs) -> int:
         (steps, batch, _), weights = specs["y"].dims, sum(specs[name].size for name in ("w_ih", "w_hh"))
-        return steps * batch * weights + specs["reserve"].size
+        return steps * batch * (2 * weights + specs["y"].dims[2])
 
     def samples(self, xp: Any, specs: Specs, draw: Callable[[TensorSpec], Array]) -> dict[str, Array]:
-        """With x, y and the reserve are what follows from it."""
+        """y and the reserve are what follows from the others."""
         values = self._scaled(specs, draw, *self.inputs)
-        return values | (self.forward(xp, values, specs) if "x" in specs else {})
+        found = self.forward(xp, values)
+        return values | {name: found[name] for name in ("y", "reserve") if name in values}
 
-    def forward(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
-        """y and the reserve, as they follow from x and the other inputs. The parameters are `evaluate`'s."""
-        names = ("x", "w_ih", "w_hh", "bias", "w_hr", "h0", "c0")
-        given = {name: values[name] for name in names if name in values}
+    def forward(self, xp: Any, values: Mapping[str, Array]) -> dict[str, Array]:
+        """y and the reserve, as they follow from the other inputs: see `evaluate`."""
+        given = {name: values[name] for name in Recurrent.inputs if name in values}
         layer: Recurrent[Any] = Recurrent(x=0, w_ih=0, w_hh=0, mode=self.mode, lengths=self.lengths)
-        return layer.evaluate(xp, given, {name: specs[name] for name in ("y", "reserve")})
+        found = TensorSpec.packed(())  # of an output that is wanted, which is all that is looked at
+        return layer.evaluate(xp, given, {"y": found, "reserve": found})
 
     def evaluate(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
+        if "reserve" not in values:
+            values = {**values, **self.forward(xp, values)}
         y, reserve, w_hh, w_hr = values["y"], values["reserve"], values["w_hh"], values.get("w_hr")
         steps, batch, _ = y.shape
         directions, rows, state = w_hh.shape
@@ -659,7 +664,7 @@ def _layer(mode: RecurrentMode, directions: int, lengths: tuple[int, ...] | None
     }
     operations = (
         Recurrent(x="x", **given, bias="bias", y="y", **last, reserve="reserve", **of),
-        RecurrentBackwardData(y="y", reserve="reserve", **given, x="x", bias="bias", dy="dy", **back, **of),
+        RecurrentBackwardData(x="x", y="y", reserve="reserve", **given, bias="bias", dy="dy", **back, **of),
         RecurrentBackwardWeights(
             x="x", y="y", slopes="slopes", h0="h0", dw_ih="dw_ih", dw_hh="dw_hh", dbias="dbias", **of
         ),

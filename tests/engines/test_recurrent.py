@@ -198,7 +198,7 @@ def test_a_gradient_reads_nothing_behind_the_end_of_a_sequence(bench: Workbench)
         for array in (y, dy):
             array[outside] = nothing
         reserve[:, outside] = nothing
-        refs = {"y": y, "dy": dy, "reserve": reserve} | {n: given[n] for n in ("w_ih", "w_hh", "h0")}
+        refs = {"y": y, "dy": dy, "reserve": reserve} | {n: given[n] for n in ("x", "w_ih", "w_hh", "h0")}
         placed = {name: bench.place(array) for name, array in refs.items()}
         dims = {"dx": (STEPS, BATCH, FEATURES), "dh0": (2, BATCH, HIDDEN), "slopes": reserve.shape}
         into = {name: bench.empty(TensorSpec.packed(each, F64)) for name, each in dims.items()}
@@ -207,6 +207,21 @@ def test_a_gradient_reads_nothing_behind_the_end_of_a_sequence(bench: Workbench)
     for one, other in zip(*found, strict=True):
         np.testing.assert_array_equal(one, other)
     assert not found[0][0][outside].any()
+
+
+@pytest.mark.parametrize("mode", RecurrentMode)
+def test_without_a_reserve_the_steps_are_computed_again(bench: Workbench, mode: RecurrentMode) -> None:
+    given, dims = layer(mode, 2), {"dx": (STEPS, BATCH, FEATURES), "dh0": (2, BATCH, HIDDEN)}
+    found = OF_DATA(x=0, y=0, w_ih=0, w_hh=0, mode=mode, lengths=LENGTHS).forward(np, given)
+    given |= {"y": found["y"], "dy": drawn(STEPS, BATCH, 2 * HIDDEN, seed=40)}
+    results = []
+    for more in ({"reserve": found["reserve"]}, {}):
+        refs = {name: bench.place(array) for name, array in {**given, **more}.items()}
+        into = {name: bench.empty(TensorSpec.packed(each, F64)) for name, each in dims.items()}
+        bench.run(OF_DATA(**refs, **into, mode=mode, lengths=LENGTHS))
+        results.append([bench.read(ref) for ref in into.values()])
+    for one, other in zip(*results, strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-13)
 
 
 def test_a_sequence_of_ten_thousand_steps_runs() -> None:
@@ -438,7 +453,7 @@ FORWARD = {
     "reserve": of(1, 5, 3, 5, 6),
 }
 BACKWARD = {
-    **{name: FORWARD[name] for name in ("y", "reserve", "w_ih", "w_hh", "h0", "c0")},
+    **{name: FORWARD[name] for name in ("x", "y", "reserve", "w_ih", "w_hh", "h0", "c0")},
     **{"dy": of(5, 3, 6), "dx": of(5, 3, 4), "dc0": of(1, 3, 6), "slopes": of(1, 5, 3, 5, 6)},
 }
 WEIGHTS = {
@@ -483,6 +498,8 @@ def test_a_mistake_names_its_field(changes: dict[str, Any], field: str) -> None:
     [
         (RecurrentBackwardData, {"y": of(5, 3, 7)}, "y"),
         (RecurrentBackwardData, {"reserve": of(1, 5, 3, 5, 6, dtype=F64)}, "reserve"),
+        (RecurrentBackwardData, {"x": of(5, 3, 5)}, "x"),
+        (RecurrentBackwardData, {"bias": of(1, 24)}, "bias"),
         (RecurrentBackwardData, {"dy": of(5, 3, 5)}, "dy"),
         (RecurrentBackwardData, {"slopes": of(1, 5, 3, 6, 6)}, "slopes"),
         (RecurrentBackwardData, {"dx": of(5, 3, 5)}, "dx"),

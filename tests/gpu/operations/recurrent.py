@@ -117,11 +117,10 @@ def _arrange(operation: Any, rng: np.random.Generator, values: Exact, specs: Spe
         if name in values:
             values[name] = values[name] * (scale / max(1.0, np.abs(values[name]).sum(axis=(1, 2)).max()))
             values[name] *= 2 if name == "w_ih" else 1
-    if "reserve" in values:
-        values["reserve"] = np.clip(values["reserve"], -1.0, 1.0)
-    if "x" in values and "reserve" in values:
+    if isinstance(operation, RecurrentBackwardData):
         stored = {n: array.astype(specs[n].dtype.numpy).astype(float) for n, array in values.items()}
-        values |= operation.forward(NumPy(), stored, specs)
+        found = operation.forward(NumPy(), stored)
+        values |= {name: found[name] for name in ("y", "reserve") if name in values}
 
 
 def _sum(terms: int) -> float:
@@ -176,6 +175,10 @@ class _Off:
         """What it is at a step."""
         return _Off(self.value[time], self.off[time])
 
+    def along(self, axis: int) -> list[_Off]:
+        """The parts along an axis."""
+        return [*map(_Off, np.moveaxis(self.value, axis, 0), np.moveaxis(self.off, axis, 0))]
+
 
 def _beside(parts: list[_Off]) -> _Off:
     values, offs = ([getattr(part, name) for part in parts] for name in ("value", "off"))
@@ -186,7 +189,7 @@ def _zeros(*dims: int) -> _Off:
     return _Off.exact(np.zeros(dims))
 
 
-def _forward(operation: Recurrent[str], values: Exact, specs: Specs) -> Exact:
+def _forward(operation: Any, values: Exact, specs: Any) -> Exact:
     x, w_hh = values["x"], values["w_hh"]
     (steps, batch, _), (directions, rows, state) = x.shape, w_hh.shape
     mode, count = operation.mode, operation.mode.gates
@@ -236,29 +239,34 @@ def _stepped(mode: RecurrentMode, a: _Off, b: _Off, h: _Off, c: _Off) -> tuple[_
 
 
 def _backward(operation: RecurrentBackwardData[str], values: Exact, specs: Specs) -> Exact:
-    y, reserve, w_hh = values["y"], values["reserve"], values["w_hh"]
-    (steps, batch, _), (directions, rows, state) = y.shape, w_hh.shape
+    made: Exact = {name: values[name] for name in ("y", "reserve") if name in values}
+    off: Exact = dict.fromkeys(("y", "reserve"), 0.0)
+    if "reserve" not in values:
+        made = operation.forward(NumPy(), values)
+        off = _forward(operation, values, dict.fromkeys(made, specs["dx"]))
+    y, reserve = (_Off(made[name], off[name] + np.zeros(made[name].shape)) for name in ("y", "reserve"))
+    w_hh = values["w_hh"]
+    (steps, batch, _), (directions, rows, state) = y.value.shape, w_hh.shape
     hidden, within = rows // operation.mode.gates, operation.within(NumPy(), steps, batch)
     h0 = values.get("h0", np.zeros((directions, batch, state)))
     c0 = values.get("c0", np.zeros((directions, batch, hidden)))
     dx = np.zeros((steps, batch, values["w_ih"].shape[2]))
     found: dict[str, Any] = {"dh0": np.zeros(h0.shape), "dc0": np.zeros(c0.shape)}
-    found["slopes"] = np.zeros(reserve.shape)
+    found["slopes"] = np.zeros(reserve.value.shape)
     for way in range(directions):
         own = slice(way * state, (way + 1) * state)
         dh = _Off.exact(values.get("dh_n", np.zeros(h0.shape))[way])
         dc = _Off.exact(values.get("dc_n", np.zeros(c0.shape))[way])
         for time, before in reversed(walked(steps, way)):
-            one, kept = within[time], [_Off.exact(part) for part in np.moveaxis(reserve[way, time], 1, 0)]
-            h, c = h0[way], c0[way]
+            one, kept = within[time], reserve.at(way).at(time).along(1)
+            h, c = _Off.exact(h0[way]), _Off.exact(c0[way])
             if before is not None:
-                h = np.where(within[before], y[before, :, own], h)
+                h = y.at(before).part(directions, way).where(within[before], h)
                 if operation.mode is RecurrentMode.LSTM:
-                    c = np.where(within[before], reserve[way, before, :, 4], c)
+                    c = reserve.at(way).at(before).along(1)[4].where(within[before], c)
             total = dh + _Off.exact(values["dy"][time, :, own]) if "dy" in values else dh
             full = total @ values["w_hr"][way] if "w_hr" in values else total
-            earlier = _Off.exact(h), _Off.exact(c)
-            of_input, of_state, direct, cells = _back(operation.mode, kept, full, earlier, dc)
+            of_input, of_state, direct, cells = _back(operation.mode, kept, full, (h, c), dc)
             noted = [*of_input, *of_state[2:]] if operation.mode is RecurrentMode.GRU else of_input
             for number, part in enumerate(noted):
                 found["slopes"][way, time, :, number] = np.where(one, part.off, 0)
@@ -290,7 +298,7 @@ def _back(
         r, z, n, q = kept
         dn = dh * z.complement() * (n * n).complement()
         dr = dn * q * (r * r.complement())
-        less = _Off(h.value - n.value, np.abs(h.value) + np.abs(n.value))
+        less = h + n * _Off.exact(np.full((), -1.0))
         dz = dh * less * (z * z.complement())
         return [dr, dz, dn], [dr, dz, dn * r], dh * z, dc
     i, f, g, o, cells = kept[:5]

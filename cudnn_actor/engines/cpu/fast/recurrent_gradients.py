@@ -30,10 +30,10 @@ _KEPT = 6
 
 
 def recurrent_backward_data(node: Node, specs: Specs) -> Kernel | None:
-    """A kernel of `RecurrentBackwardData`; None without sequences."""
+    """A kernel of `RecurrentBackwardData`; None without sequences, and without a reserve."""
     assert isinstance(node, RecurrentBackwardData)
     y = specs["y"]
-    if not y.size:
+    if not y.size or "reserve" not in specs:
         return None
     return _OfData(node, Sizes.of(node, specs["w_hh"].dims, y.dims[1]), carried(y.dtype).itemsize)
 
