@@ -13,15 +13,20 @@ from cudnn_actor.protocol.graphs.graph_functions import Functions
 from cudnn_actor.protocol.graphs.graph_recorder import as_called
 from cudnn_actor.protocol.graphs.indexing_functions import IndexingFunctions
 from cudnn_actor.protocol.graphs.integer_division import floored
+from cudnn_actor.protocol.graphs.named_outputs import named_outputs
 from cudnn_actor.protocol.operations import CTCLoss
 from cudnn_actor.protocol.operations.base import axis_of
-from cudnn_actor.protocol.types.checks import as_number, is_finite, is_whole, require_choice
+from cudnn_actor.protocol.operations.normalization import check_epsilon, check_momentum
+from cudnn_actor.protocol.types.checks import as_number, is_finite, is_whole, require_choice, require_flag
 from cudnn_actor.protocol.types.dtypes import DType
 
 if TYPE_CHECKING:
     from cudnn_actor.protocol.graphs.graph_builder import GraphBuilder
 
 __all__ = ["ComposedFunctions"]
+
+_MOST_ELEMENTS = 1 << 53
+"""Whole numbers up to here are exact in float64."""
 
 
 class ComposedFunctions(Functions, IndexingFunctions, BackwardFunctions):
@@ -221,6 +226,89 @@ class ComposedFunctions(Functions, IndexingFunctions, BackwardFunctions):
             return self.sum(losses)
         labels = self.clip(target_lengths, 1, max(1, targets.dims[1]))
         return self.mean(losses / self.astype(labels, losses.dtype))
+
+    def batch_norm_finalize(
+        self,
+        sums: Tensor,
+        sums_of_squares: Tensor,
+        count: int,
+        scale: Tensor | None = None,
+        bias: Tensor | None = None,
+        *,
+        running_mean: Tensor | None = None,
+        running_variance: Tensor | None = None,
+        epsilon: float = 1e-5,
+        momentum: float = 0.1,
+        unbiased: bool = True,
+    ) -> Any:
+        """What follows from the sums of a batch's channels: cuDNN's `BN_FINALIZE_STATISTICS`.
+
+        With the new scale and bias, of dims (C, 1, ...), `x * scale + bias` is the batch norm of an x whose
+        elements were added up, by `GenStats` or piece by piece. The variance is the mean of the squares less
+        the square of the mean, which cancel where the mean is large.
+
+        Parameters
+        ----------
+        sums, sums_of_squares
+            Dims (C,), floats: as `GenStats` gives them.
+        count
+            How many elements of each channel were added up, at least 1.
+        scale, bias
+            Those of the norm, dims (C,); without them 1 and 0.
+        running_mean, running_variance, epsilon, momentum, unbiased
+            As in `BatchNormTraining`.
+
+        Returns
+        -------
+        named tuple
+            `scale`, `bias`, `mean` and `inverse_deviation`, of dims (C,); and for those running statistics
+            that are given `new_running_mean` and `new_running_variance`, for `build(updates=...)`.
+        """
+        dims = self._tensors[self._own("sums", sums)].spec.dims
+        given = {
+            "sums": sums,
+            "sums_of_squares": sums_of_squares,
+            "scale": scale,
+            "bias": bias,
+            "running_mean": running_mean,
+            "running_variance": running_variance,
+        }
+        for name, tensor in given.items():
+            if tensor is None and name not in ("sums", "sums_of_squares"):
+                continue
+            self._own(name, tensor)
+            if tensor is not None and (tensor.dims != dims or len(dims) != 1 or not tensor.dtype.is_floating):
+                raise InvalidRequest(
+                    field=name,
+                    value=Words(f"{tensor.dtype} {tensor.dims}"),
+                    problem="does not have a number for each channel",
+                    fix="give floats of dims (C,), as those of sums",
+                )
+        if not is_whole(count) or not 1 <= count <= _MOST_ELEMENTS:
+            raise InvalidRequest(
+                field="count",
+                value=count,
+                problem="is no number of elements",
+                fix="give how many elements of each channel were added up: N times the spatial dims",
+            )
+        check_epsilon(epsilon)
+        check_momentum(momentum)
+        require_flag("unbiased", unbiased)
+        mean = sums / count
+        variance = self.maximum(sums_of_squares / count - mean * mean, 0.0)
+        inverse = self.rsqrt(variance + epsilon)
+        factor = inverse if scale is None else scale * inverse
+        shift = -(mean * factor) if bias is None else bias - mean * factor
+        found = {"scale": factor, "bias": shift, "mean": mean, "inverse_deviation": inverse}
+        correction = count / max(1, count - 1) if unbiased else 1.0
+        for name, old, new in (
+            ("mean", running_mean, mean),
+            ("variance", running_variance, variance * correction),
+        ):
+            if old is not None:
+                blended = old * (1 - momentum) + new * momentum
+                found[f"new_running_{name}"] = self.astype(blended, old.dtype)
+        return named_outputs("BatchNormFinalizeOutputs", found)
 
     def floor_divide(self, a: Any, b: Any) -> Tensor:
         """The largest whole number that is not above a / b, as Python's `//`. Integers stay integers.

@@ -20,11 +20,12 @@ from cudnn_actor.protocol.operations.normalization import (
     Norm,
     NormBackward,
     check_epsilon,
+    check_momentum,
     given_gradients,
     gradient_of_rows,
     through_statistics,
 )
-from cudnn_actor.protocol.types.checks import is_finite, is_whole
+from cudnn_actor.protocol.types.checks import is_whole
 from cudnn_actor.protocol.types.tensor import Layout, LayoutName, TensorSpec
 
 __all__ = [
@@ -315,10 +316,7 @@ class BatchNormTraining(_Normalizing[T], tag=True):
 
     def infer(self, specs: Specs) -> dict[str, TensorSpec]:
         found = super().infer(specs)
-        if not is_finite(self.momentum) or not 0 <= self.momentum <= 1:
-            raise InvalidRequest(
-                field="momentum", value=self.momentum, problem="must be a number from 0 to 1", fix="use 0.1"
-            )
+        check_momentum(self.momentum)
         for name in ("running_mean", "running_variance"):
             self._check_weights(specs, name)
             if name in specs:

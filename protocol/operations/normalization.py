@@ -37,6 +37,14 @@ def check_epsilon(epsilon: float) -> None:
         )
 
 
+def check_momentum(momentum: object) -> None:
+    """Raise `InvalidRequest` unless a share of new statistics is a number from 0 to 1."""
+    if not is_finite(momentum) or not 0 <= momentum <= 1:
+        raise InvalidRequest(
+            field="momentum", value=momentum, problem="must be a number from 0 to 1", fix="use 0.1"
+        )
+
+
 def given_gradients(g: Any, operation: Any, backward: Operation[Any]) -> dict[str, Any]:
     """The gradients of those inputs that a norm has, from the operation that computes them."""
     wanted = tuple(

@@ -581,7 +581,11 @@ FRONTEND: tuple[tuple[str, tuple[Row, ...]], ...] = (
             Row(_HERE, "batchnorm_inference", "`g.batch_norm(x, mean, variance, scale, bias)`, `BatchNorm`"),
             Row(_HERE, "instancenorm", "`g.instance_norm(x, scale, bias)`, `InstanceNorm`"),
             Row(_HERE, "instancenorm_backward", "`InstanceNormBackward`"),
-            Row(_HERE, "genstats", "`GenStats`"),
+            Row(
+                _HERE,
+                "genstats",
+                "`GenStats`; `g.batch_norm_finalize(sums, sums_of_squares, count)` finalises its sums",
+            ),
             Row(_HERE, "reduction", "`g.reduce(mode, x, axes)`, `Reduction`"),
             Row(_HERE, "reshape", "`g.reshape(x, dims)`, `Reshape`"),
             Row(_HERE, "slice", "`g.slice(x, index)`, which is `x[...]`; `Slice`"),

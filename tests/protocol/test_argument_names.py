@@ -77,6 +77,11 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
         "unbiased": True,
         "per_activation": False,
     },
+    "batch_norm_finalize": {
+        **{"sums": V, "sums_of_squares": V, "count": 64},
+        **dict.fromkeys(("scale", "bias", "running_mean", "running_variance"), V),
+        **{"epsilon": 1e-5, "momentum": 0.1, "unbiased": True},
+    },
     "instance_norm": {"x": X, "scale": V, "bias": V, "epsilon": 1e-5},
     "group_norm": {"x": X, "groups": 2, "scale": V, "bias": V, "epsilon": 1e-5},
     "layer_norm": {

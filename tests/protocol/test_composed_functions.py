@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
-from cudnn_actor.protocol import DType, GraphBuilder, InvalidRequest, Tensor
+from cudnn_actor.protocol import DType, GenStats, GraphBuilder, InvalidRequest, Tensor
 from cudnn_actor.protocol.types.dtypes import DTypeName
 
 from ..engines.differences import check_gradients
@@ -263,3 +264,57 @@ def test_a_wrong_use_names_the_argument(use: Any, text: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         use(g, x, i)
     assert str(caught.value).startswith(text)
+
+
+# Batch norm from sums.
+
+STATISTICS = ["scale", "bias", "running_mean", "running_variance"]
+
+
+def normalised(g: GraphBuilder, x: Tensor, parts: int = 1, **given: Any) -> list[Tensor]:
+    """A batch norm whose sums are added up in parts of the batch, and the new running statistics."""
+    sums = [g.apply(GenStats(x=part)) for part in g.split(x, parts)]
+    total, squares = (sum(each[1:], each[0]) for each in zip(*sums, strict=True))
+    count = math.prod(x.dims) // x.dims[1]
+    found = g.batch_norm_finalize(total, squares, count, **given)
+    scale, bias = (g.reshape(each, (-1, 1)) for each in (found.scale, found.bias))
+    return [x * scale + bias, found.new_running_mean, found.new_running_variance]
+
+
+@pytest.mark.parametrize("unbiased", [True, False])
+def test_a_batch_norm_from_sums_is_that_of_the_whole_batch(unbiased: bool) -> None:
+    given = dict(zip(["x", *STATISTICS], arrays((4, 3, 5), *[(3,)] * 4), strict=True))
+    given["running_variance"] = np.abs(given["running_variance"])
+    options: Any = {"epsilon": 1e-3, "momentum": 0.3, "unbiased": unbiased}
+
+    def by_sums(g: GraphBuilder, *tensors: Tensor) -> list[Tensor]:
+        x, *others = tensors
+        return normalised(g, x, 2, **dict(zip(STATISTICS, others, strict=True)), **options)
+
+    def whole(g: GraphBuilder, *tensors: Tensor) -> list[Tensor]:
+        return list(g.batch_norm_training(*tensors, **options))
+
+    for number in range(3):
+        got, wanted = (
+            computed(lambda g, *x, of=function: of(g, *x)[number], *given.values())  # noqa: B023 - called here
+            for function in (by_sums, whole)
+        )
+        np.testing.assert_allclose(got, wanted, rtol=1e-10)
+    check_gradients(lambda g, **ts: by_sums(g, *ts.values()), given)
+
+
+def test_without_optional_operands_a_batch_norm_from_sums_has_neither_scale_nor_running_statistics() -> None:
+    g = GraphBuilder()
+    sums, squares = (g.input(name, (3,), "float16") for name in ("sums", "squares"))
+    found = g.batch_norm_finalize(sums, squares, 8, running_mean=g.input("mean", (3,)))
+    assert found._fields == ("scale", "bias", "mean", "inverse_deviation", "new_running_mean")
+    assert found.new_running_mean.dtype is DType.FLOAT32
+
+
+@pytest.mark.parametrize("count", [0, -1, 2.5, True, 1 << 60])
+def test_a_count_of_elements_is_a_number_of_them(count: Any) -> None:
+    g = GraphBuilder()
+    sums = g.input("sums", (3,))
+    with pytest.raises(InvalidRequest, match="is no number of elements") as caught:
+        g.batch_norm_finalize(sums, sums, count)
+    assert caught.value.field == "count"
