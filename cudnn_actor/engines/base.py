@@ -101,7 +101,8 @@ class Plan(Protocol):
     @property
     def tag(self) -> str:
         """Engine, operation and the first digits of the graph's digest; where the library has a choice, also
-        its own name for what runs: `cpu/conv_fwd/1f2e3d4c`, `cuda/conv_fwd/1f2e3d4c/eng42_k2=1`."""
+        its own name for what runs: `cpu/conv_fwd/1f2e3d4c`, `cuda/conv_fwd/1f2e3d4c/eng42_k2=1`. On the CPU,
+        that of a plan in float64 ends with `exact`, and ONNX Runtime's with `ort`."""
 
     def explain(self, graph: OperationGraph) -> Explanation:
         """How the plan runs the graph, whose labels the explanation has. It has the digest of the one that

@@ -19,16 +19,20 @@ from cudnn_actor.protocol.operations import (
 from cudnn_actor.protocol.types.dtypes import DType
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
-__all__ = ["check_graph", "kind_of", "unsupported"]
+__all__ = ["check_graph", "tag_of", "unsupported"]
 
 _LARGEST_PRODUCT = {DType.INT8: 128 * 128, DType.UINT8: 255 * 255}
 _LARGEST_SUM = (1 << 31) - 1
 
 
-def kind_of(graph: OperationGraph) -> str:
-    """A graph's name in plan tags: the kind of its first operation that is not pointwise."""
+def tag_of(engine: str, graph: OperationGraph, how: str = "") -> str:
+    """A plan's tag: see `engines.base.Plan`. `how`: what runs, where the engine has several ways.
+
+    A graph is called after the kind of its first operation that is not pointwise.
+    """
     kinds = (operation.kind for operation in graph.operations if not isinstance(operation, Pointwise))
-    return next(kinds, Pointwise.kind)
+    named = f"{engine}/{next(kinds, Pointwise.kind)}/{graph.digest()[:8]}"
+    return f"{named}/{how}" if how else named
 
 
 def check_graph(

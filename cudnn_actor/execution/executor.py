@@ -28,7 +28,7 @@ from cudnn_actor.engines.base import (
     StickyError,
     blamed,
 )
-from cudnn_actor.engines.support import kind_of
+from cudnn_actor.engines.support import tag_of
 from cudnn_actor.memory import Arena, Buffers, Slot
 from cudnn_actor.memory.exhaustion import ulimit_of
 from cudnn_actor.protocol.errors import CudnnActorError, ExecutionFailed, OperationError, OutOfMemory
@@ -129,7 +129,7 @@ class Executor(Generic[T]):
 
     def building(self, graph: OperationGraph) -> str:
         """The tag for errors of a plan that is being built."""
-        return f"{self.engine.name}/{kind_of(graph)}/{graph.digest()[:8]}/build"
+        return tag_of(self.engine.name, graph, "build")
 
     def call(self, tag: str, call: Callable[..., Any], *args: Any) -> Any:
         """Call the engine. An exception becomes the request's own error or a crash.

@@ -115,9 +115,11 @@ def test_an_intermediate_result_may_be_read_twice_and_stored(bench: Workbench) -
     np.testing.assert_allclose(got[4], 2 * x * x + x)
 
 
-def test_a_graph_without_a_convolution_has_a_tag_too(bench: Workbench) -> None:
+def test_plans_of_each_kind_have_tags_of_their_own() -> None:
     asked = graph([tensor(0, (3,)), tensor(1, (3,))], [pointwise(PointwiseMode.RELU, (0,), 1)])
-    assert bench.engine.build(asked, workspace_limit=None).tag == f"cpu/pointwise/{asked.digest()[:8]}"
+    tags = [CpuEngine(exact=exact).build(asked, workspace_limit=None).tag for exact in (False, True)]
+    named = f"cpu/pointwise/{asked.digest()[:8]}"
+    assert tags == [named, f"{named}/exact"]
 
 
 @pytest.mark.parametrize("role", [TensorRole.VIRTUAL, TensorRole.BOUND])

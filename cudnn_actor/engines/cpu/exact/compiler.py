@@ -21,7 +21,7 @@ from cudnn_actor.engines.cpu.exact.pointwise import Elementwise, Loaded, Operand
 from cudnn_actor.engines.cpu.geometry import ConvGeometry
 from cudnn_actor.engines.cpu.rounding import rounding_to
 from cudnn_actor.engines.cpu.scratch import Dims, footprint
-from cudnn_actor.engines.support import check_graph, kind_of
+from cudnn_actor.engines.support import check_graph, tag_of
 from cudnn_actor.protocol.errors import OutOfMemory
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.operations import (
@@ -67,7 +67,7 @@ def compile_plan(
     tiled = all(_has_tiles(graph, each) or _is_view(graph, each, overwritten) for each in graph.operations)
     if tiled and all(map(_tiles_hold, graph.tensors)):
         return _Compiler(graph, on_progress).plan(workspace_limit)
-    return EvaluatedPlan(_tag(graph), graph)
+    return EvaluatedPlan(tag_of("cpu", graph, "exact"), graph)
 
 
 def _has_tiles(graph: OperationGraph, operation: Node) -> bool:
@@ -96,10 +96,6 @@ def _tiles_hold(tensor: GraphTensor) -> bool:
     if tensor.role is TensorRole.CONSTANT:
         return False
     return bool(tensor.dims) and 0 not in tensor.dims and tensor.dtype not in (DType.INT64, DType.UINT64)
-
-
-def _tag(graph: OperationGraph) -> str:
-    return f"cpu/{kind_of(graph)}/{graph.digest()[:8]}"
 
 
 @dataclass
@@ -169,7 +165,7 @@ class _Compiler:
             numbers = most.numbers
             raise OutOfMemory(requested=workspace, in_use=0, limit=limit, workspace=True, operations=numbers)
         return CpuPlan(
-            tag=_tag(self._graph),
+            tag=tag_of("cpu", self._graph, "exact"),
             workspace=workspace,
             stages=tuple(stages),
             operations=tuple(tuple(draft.numbers) for draft in self._drafts),

@@ -210,7 +210,7 @@ class CpuPlan:
     Parameters
     ----------
     tag
-        `cpu/conv_fwd/1f2e3d4c`: the operation and the first digits of the graph's digest.
+        `cpu/conv_fwd/1f2e3d4c/exact`: the operation and the first digits of the graph's digest.
     workspace
         Bytes of scratch that a run needs. While an activation is computed, NumPy also takes a few times the
         size of a tile's results.

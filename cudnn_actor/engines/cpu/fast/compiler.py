@@ -17,7 +17,7 @@ from cudnn_actor.engines.cpu.fast.pointwise import Chain, rounding
 from cudnn_actor.engines.cpu.fast.units import Unit, computed, copied, evaluated, moved, stored
 from cudnn_actor.engines.cpu.scratch import footprint
 from cudnn_actor.engines.scratch_places import Held, places
-from cudnn_actor.engines.support import kind_of
+from cudnn_actor.engines.support import tag_of
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.graphs.step_kinds import StepKind
 from cudnn_actor.protocol.operations import Convolution, GraphTensor, Movement, Node, Pointwise, TensorRole
@@ -98,7 +98,7 @@ class _Compiler:
         if lane_bytes > _MOST_LANE_BYTES:
             return None
         return FastPlan(
-            tag=f"cpu/{kind_of(graph)}/{graph.digest()[:8]}",
+            tag=tag_of("cpu", graph),
             pieces=tuple(self._pieces),
             bound=tuple(self._buffer(graph.tensor(uid)) for uid in graph.bound),
             places=tuple(self._place(one, offsets[one.uid]) for one in held.values()),

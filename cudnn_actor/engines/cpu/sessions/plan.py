@@ -13,7 +13,7 @@ import numpy as np
 from cudnn_actor.engines.base import EngineFailure, Plan, no_progress
 from cudnn_actor.engines.cpu.sessions.draft import Draft, memory_order
 from cudnn_actor.engines.cpu.sessions.runtime import as_value, giving_memory_back, make_session
-from cudnn_actor.engines.support import kind_of
+from cudnn_actor.engines.support import tag_of
 from cudnn_actor.protocol.graphs.explanation import Explanation, piece_of
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.graphs.step_kinds import StepKind
@@ -232,6 +232,6 @@ class SessionRun:
 
 def session_plan(draft: Draft, threads: int) -> SessionPlan:
     """A plan of a model. Raises whatever ONNX Runtime raises where it does not have an operator. Blocks."""
-    graph = draft.graph
-    tag = f"cpu/{kind_of(graph)}/{graph.digest()[:8]}/ort"
-    return SessionPlan(tag, draft, threads, make_session(draft.model(), threads, {}))
+    return SessionPlan(
+        tag_of("cpu", draft.graph, "ort"), draft, threads, make_session(draft.model(), threads, {})
+    )

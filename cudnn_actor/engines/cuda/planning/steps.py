@@ -25,7 +25,7 @@ from cudnn_actor.engines.cuda.running.recipe import (
     Step,
     aligned,
 )
-from cudnn_actor.engines.support import kind_of
+from cudnn_actor.engines.support import tag_of
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.operations import Node, Pointwise
 from cudnn_actor.protocol.types.dtypes import DType
@@ -73,7 +73,7 @@ def finish(
     """Returns the plan with those steps. Raises `Refused` if it needs more workspace than the limit."""
     names = [_name(step) for step in steps] or ["nothing"]
     recipe = Recipe(
-        tag=f"cuda/{kind_of(graph)}/{graph.digest()[:8]}/{'+'.join(names)}",
+        tag=tag_of("cuda", graph, "+".join(names)),
         steps=tuple(steps),
         scratch=scratch,
         buffers=len(graph.bound),
