@@ -8,7 +8,7 @@ __all__ = ["segments_in_use"]
 
 
 def segments_in_use(staging: Staging) -> int:
-    """Segments of which any block is in use. The pieces that are kept for uploads do not count: those that
+    """Segments of which any block is in use. The pieces that are kept for copies do not count: those that
     are unused are freed, and no others are made."""
     staging._stock = frozenset()
     while staging.pieces:

@@ -41,9 +41,9 @@ HEAVY_RUN_BYTES = 1 << 20
 """An event loop's thread copies no more than this for a model's run. To copy this much takes some 100 us, as
 long as a hop to another thread and back."""
 PIECE_BYTES = HEAVY_RUN_BYTES
-"""The size of a piece of staging memory for uploads: see `Staging.pieces`."""
+"""The size of a piece of staging memory for a copy: see `Staging.pieces`."""
 PIECES = 16
-"""How many pieces a service keeps once it has uploaded anything to a device."""
+"""How many pieces a service keeps once it has copied anything to a device or from it."""
 
 
 def map_segment(descriptor: int, nbytes: int) -> mmap.mmap:
@@ -83,7 +83,7 @@ class Staging:
         self.ended: deque[Block] = deque()
         """Blocks that nothing uses any more; `take_back` frees them. Any thread appends."""
         self.pieces: list[Block] = []
-        """Unused blocks of `PIECE_BYTES` for uploads. The fast path takes the last, and adds to them."""
+        """Unused blocks of `PIECE_BYTES` for copies. The fast path takes the last, and adds to them."""
         self._stock: frozenset[Block] = frozenset()
         """All pieces, used or not."""
         self._lent: set[Block] = set()
@@ -107,10 +107,14 @@ class Staging:
                 self.pieces.append(self.take(PIECE_BYTES))
             self._stock = frozenset(self.pieces)
 
+    def is_piece(self, block: Block) -> bool:
+        """Whether a block is one of those that `stock` has made."""
+        return block in self._stock
+
     def home_of(self, blocks: Sequence[Block]) -> MutableSequence[Block]:
         """Where blocks that nothing uses any more are put in one step, instead of `give_back`: either all of
         them are pieces, or none is."""
-        return self.pieces if blocks and blocks[0] in self._stock else self.ended
+        return self.pieces if blocks and self.is_piece(blocks[0]) else self.ended
 
     @property
     def has_ended(self) -> bool:
@@ -124,7 +128,7 @@ class Staging:
 
     def give_back(self, block: Block) -> None:
         """Free a block. Nothing may read or write it any more."""
-        if block in self._stock:
+        if self.is_piece(block):
             self.pieces.append(block)
             return
         self._lent.discard(block)
@@ -188,7 +192,7 @@ class Staging:
     def results(self, block: Block, places: Sequence[tuple[int, tuple[int, ...], Any]]) -> list[np.ndarray]:
         """Arrays with the values of a block, likewise: at each offset in it, one of these dims and dtype."""
         shown = (self.array_at(block.segment, block.offset + at, dims, dtype) for at, dims, dtype in places)
-        if block.nbytes > COPY_BYTES:
+        if block.nbytes > COPY_BYTES and not self.is_piece(block):
             owner = BufferOwner(block, self.ended)
             return [keeping(array, owner) for array in shown]
         try:

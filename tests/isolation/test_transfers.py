@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cudnn_actor import Feature, Ping, Upload
+from cudnn_actor import Download, Feature, Ping, Upload
 from cudnn_actor.engines.cpu import transfer
+from cudnn_actor.isolation.staging import PIECES
 from cudnn_actor.processes.channel import Channel
 from cudnn_actor.protocol import DType
 
@@ -76,6 +77,22 @@ async def test_many_uploads_at_once_write_each_its_own_values(lent: bool) -> Non
             for ref, array in zip(refs, arrays, strict=True):
                 np.testing.assert_array_equal(await gpu.download(ref), array)
                 np.negative(array, out=array)
+
+
+async def test_many_downloads_at_once_give_each_its_own_values_and_keep_no_piece() -> None:
+    """Small ones by pieces of staging memory while there are some, and larger ones."""
+    async with workers(host_arenas=False) as (gpu, _):
+        chance = np.random.default_rng(0)
+        sizes = [*chance.integers(0, 1000, 60), 1 << 16, (1 << 16) + 1, (1 << 18) + 1, 5 << 20]
+        arrays = [chance.standard_normal(int(size), dtype=np.float32) for size in sizes]
+        refs = [await gpu.upload(array) for array in arrays]
+        mailbox: Any = gpu._service.state.mailbox
+        staging = mailbox.host.staging
+        for _ in range(2):
+            found = await asyncio.gather(*(gpu.submit(Download(src=ref)) for ref in refs))
+            for got, array in zip(found, arrays, strict=True):
+                np.testing.assert_array_equal(got, array)
+            assert len(set(staging.pieces)) == len(staging.pieces) == PIECES  # though the arrays are kept
 
 
 @pytest.mark.parametrize("cores", [2, 4, 64])

@@ -7,8 +7,8 @@ back-edge) of the n-th call, until calls have no n-th place. After each, another
 and so must the main thread.
 
 With BUFFERS, each call is a graph with so many, and no other thread asks: so the main thread has the socket.
-With "model", each call is a run of a model, from an array to an array. With "upload", each is an upload to a
-device, for which the CPU engine's arenas pass.
+With "model", each call is a run of a model, from an array to an array. With "upload" and "download", each is
+that copy to or from a device, for which the CPU engine's arenas pass.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from cudnn_actor import (
     CudnnRef,
     CudnnService,
     DeployModel,
+    Download,
     GraphBuilder,
     ModelGraph,
     Ping,
@@ -149,8 +150,8 @@ def staging_in_use(service: CudnnService) -> int:
 
 def main(isolation: Any, entry: str, buffers: str = "0") -> dict[str, Any]:
     logging.getLogger("asyncio").setLevel(logging.CRITICAL + 1)
-    uploads = buffers == "upload"
-    service = started(isolation, host_arenas=not uploads)
+    copies = buffers in ("upload", "download")
+    service = started(isolation, host_arenas=not copies)
     gpu, ref, loop = CudnnRef(service), service.actor_ref, asyncio.new_event_loop()
     other = asyncio.new_event_loop()
     thread = threading.Thread(target=other.run_forever, daemon=True)
@@ -158,8 +159,11 @@ def main(isolation: Any, entry: str, buffers: str = "0") -> dict[str, Any]:
     one = np.ones((1, 1, 1, 1), "float32")
     x, w, y = (loop.run_until_complete(gpu.upload(one * value)) for value in (1.0, 1.0, 0.0))
     of_model = buffers == "model"
-    grow: Any = Upload(dst=y, data=one) if uploads else None
-    grow = loop.run_until_complete(deployed(gpu)) if of_model else grow or grown(x, w, y, int(buffers))
+    grow: Any
+    if copies:
+        grow = Upload(dst=y, data=one) if buffers == "upload" else Download(src=x)
+    else:
+        grow = loop.run_until_complete(deployed(gpu)) if of_model else grown(x, w, y, int(buffers))
     slots = [service.state.memory.resolve(ref) for ref in (x, w, y)]
     injector, idle = Injector(), threading.Event()
 
@@ -202,7 +206,7 @@ def main(isolation: Any, entry: str, buffers: str = "0") -> dict[str, Any]:
     applied = float(loop.run_until_complete(gpu.download(y)).item())
     if of_model:
         loop.run_until_complete(unloaded(gpu, grow))
-    if of_model or uploads:
+    if of_model or copies:
         applied = calls - raised - swallowed  # nothing counts them
     statistics = loop.run_until_complete(gpu.statistics())
     outcome = {

@@ -60,8 +60,9 @@ def test_wherever_a_handler_may_raise_a_models_staging_memory_is_in_use_or_kept_
 
 
 @pytest.mark.timeout(240)
-def test_wherever_a_handler_may_raise_an_uploads_piece_is_in_use_or_kept_once() -> None:
-    _check_injections("process", "submit", "upload", files=["fast_path.py", "values.py"])
+@pytest.mark.parametrize("copy", ["upload", "download"])
+def test_wherever_a_handler_may_raise_a_copys_piece_is_in_use_or_kept_once(copy: str) -> None:
+    _check_injections("process", "submit", copy, files=["fast_path.py", "values.py"])
 
 
 def _check_injections(*arguments: object, files: Sequence[str]) -> None:

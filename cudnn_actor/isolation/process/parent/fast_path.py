@@ -1,4 +1,4 @@
-"""The fast path: dispatches a request that runs a plan, or an upload, or completes it, in one step each.
+"""The fast path: dispatches a request that runs a plan, or a copy, or completes it, in one step each.
 
 Nearly all requests take it. All others take the slow path, by the host's own methods: messages that allocate
 or free, large copies, requests that fail or wait, and all requests after a crash or with a fault plan. Both
@@ -22,6 +22,7 @@ from cudnn_actor.actors import Envelope, Mailbox
 from cudnn_actor.isolation.process.parent.in_flight import RunStaging, WorkerRequest, claims_lock
 from cudnn_actor.isolation.process.parent.model_runs import Loan
 from cudnn_actor.isolation.process.parent.sender import BULKY_BYTES, Sender
+from cudnn_actor.isolation.process.parent.values import WITH_VALUES
 from cudnn_actor.isolation.process.parent.worker_host import WorkerHost
 from cudnn_actor.isolation.process.wire import Answer, Answers, Done, Given, Request, encode_message
 from cudnn_actor.isolation.staging import Block
@@ -29,7 +30,7 @@ from cudnn_actor.memory import Slot
 from cudnn_actor.processes.channel import Channel
 from cudnn_actor.protocol.errors import CudnnActorError, MalformedMessage
 from cudnn_actor.protocol.messages.codec import decode_reply
-from cudnn_actor.protocol.messages.messages import COMPUTE, Allocate, Ping, RunModel, Upload
+from cudnn_actor.protocol.messages.messages import COMPUTE, Download, Ping, RunModel, Upload
 
 __all__ = ["Reply", "complete", "hand_over"]
 
@@ -43,7 +44,6 @@ _NO_LOAN = Loan([])
 _Memory = tuple[list[Any], MutableSequence[Block], tuple[RunStaging, ...], tuple[RunStaging, ...]]
 _NO_MEMORY: _Memory = ([], [], (), ())
 """What `_memory_of` returns for a request without staging memory. The lists stay empty."""
-_UPLOADS = frozenset({Upload, Allocate})
 _FEW = 6
 _FILL = tuple((_NOBODY,) * (_FEW - n) for n in range(_FEW + 1))
 _run_through = deque[None](maxlen=0).extend
@@ -137,7 +137,7 @@ def _takes_long(host: WorkerHost) -> bool:
 
 
 def _spare_of(host: WorkerHost, request: WorkerRequest) -> list[Any]:
-    """The list from which a request takes its staging memory: an upload the last of the pieces, a model's run
+    """The list from which a request takes its staging memory: a copy the last of the pieces, a model's run
     the first, because other threads may append to those. For one without any, a list that is not used
     otherwise."""
     run = request.run
@@ -165,7 +165,9 @@ def _prepared(host: WorkerHost, sender: Sender, envelope: Envelope) -> WorkerReq
             request = WorkerRequest(envelope, envelope.number, message)
             request.body = encode_message(message)
         elif type(message) is Upload:
-            request = host.values.prepared(envelope)
+            request = host.values.prepared_upload(envelope)
+        elif type(message) is Download:
+            request = host.values.prepared_download(envelope)
         elif type(message) is RunModel and not host.values.is_heavy(message):
             request = host.models.prepared(envelope)
         else:
@@ -262,8 +264,8 @@ def _value(host: WorkerHost, request: WorkerRequest, answer: Answer) -> tuple[An
         return receipt, _NO_LOAN
     if type(answer) is Done and request.run is not None:
         return _results(host, request)
-    if type(answer) is Done and type(request.message) in _UPLOADS and not request.injects:
-        return None if host.checksums is not None else host.values.written(request, answer), _NO_LOAN
+    if type(answer) is Done and type(request.message) in WITH_VALUES and not request.injects:
+        return host.values.finished(request, answer), _NO_LOAN
     if type(answer) is Given and type(request.message) is Ping and not request.injects:
         try:
             value = decode_reply(answer.body)

@@ -103,7 +103,7 @@ class Values:
         copied = [each for each in arrays if self.staging.locate(each) is None]
         return sum([getattr(array, "nbytes", 0) for array in copied]) > HEAVY_RUN_BYTES
 
-    def prepared(self, envelope: Envelope) -> WorkerRequest | None:
+    def prepared_upload(self, envelope: Envelope) -> WorkerRequest | None:
         """An upload ready to be dispatched by the fast path; None if it must take the slow one.
 
         Changes nothing but the piece of staging memory that it fills: the caller takes that in its step, as
@@ -127,6 +127,41 @@ class Values:
             transfer.store(self.staging.array(block, spec.dims, spec.dtype.numpy), data)
         request.body = encode_message(WriteStaged(dst=message.dst, values=Staged(*at)))
         return request
+
+    def prepared_download(self, envelope: Envelope) -> WorkerRequest | None:
+        """A small download, likewise: the caller takes the last of `Staging.pieces` for it in its step.
+
+        Changes nothing. Raises what is wrong with the message.
+        """
+        message: Download = envelope.message
+        pieces = self.staging.pieces
+        if self.arenas is not None or not pieces:
+            return None
+        slots = slots_of(self.broker.memory, message)
+        if packed_nbytes(message.src.spec) > HEAVY_BYTES:
+            return None
+        request = WorkerRequest(envelope, envelope.number, message, slots)
+        request.blocks = (block,) = (pieces[-1],)
+        values = Staged(block.segment, block.offset)
+        request.body = encode_message(ReadStaged(src=message.src, values=values))
+        return request
+
+    def finished(self, request: WorkerRequest, done: Done) -> BufferRef | Receipt | np.ndarray | None:
+        """What the caller of a copy that has finished receives; None if that needs the slow path. Changes
+        nothing."""
+        if self.checksums is not None:
+            return None
+        return self._copied(request) if type(request.message) is Download else self.written(request, done)
+
+    def _copied(self, request: WorkerRequest) -> np.ndarray | None:
+        """The array of a download; None if its memory is no piece, or if there is none for the array."""
+        block, spec = request.blocks[0], request.message.src.spec
+        if not self.staging.is_piece(block):
+            return None
+        try:
+            return self.staging.array(block, spec.dims, spec.dtype.numpy).copy()
+        except MemoryError:
+            return None
 
     def written(self, request: WorkerRequest, done: Done) -> BufferRef | Receipt:
         """What the caller of an upload that has finished receives. Changes nothing."""
@@ -177,7 +212,10 @@ class Values:
             if self.broker.begins(envelope):
                 self.broker.succeed(envelope, transfer.read(self.bytes_of(slot)))
             return
-        request.blocks = (block,) = (self.staging.take(packed_nbytes(slot.spec)),)
+        nbytes = packed_nbytes(slot.spec)
+        if nbytes <= HEAVY_BYTES:
+            self.staging.stock()  # for those that follow
+        request.blocks = (block,) = (self.staging.take(nbytes),)
         values = Staged(block.segment, block.offset)
         request.body = encode_message(ReadStaged(src=request.message.src, values=values))
         self.sender.dispatch(request)
