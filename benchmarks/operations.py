@@ -44,6 +44,7 @@ from cudnn_actor.protocol import (
     BatchNormBackward,
     BatchNormTraining,
     BufferRef,
+    CTCLoss,
     DType,
     GroupedMatMul,
     GroupedMatMulBackwardWeights,
@@ -402,6 +403,35 @@ def attentions(dtype: DType, dims: tuple[int, int, int, int], *, causal: bool) -
     )
 
 
+def ctc_losses(dtype: DType, sizes: tuple[int, int, int, int]) -> Iterator[Problem]:
+    """T, N, C, S. The losses alone, and with their derivatives; PyTorch's kernels, with their gradients."""
+    torch = torch_module()
+    frames, samples, classes, labels = sizes
+    specs = {
+        "log_probs": TensorSpec.packed((frames, samples, classes), dtype),
+        "targets": TensorSpec.packed((samples, labels), DType.INT64),
+        **dict.fromkeys(("input_lengths", "target_lengths"), TensorSpec.packed((samples,), DType.INT64)),
+        "losses": TensorSpec.packed((samples,), dtype),
+    }
+    scores = torch.randn((frames, samples, classes), device="cuda", dtype=getattr(torch, dtype.value))
+    log_probs = torch.log_softmax(scores, 2)
+    targets = torch.randint(1, classes, (samples, labels), device="cuda")
+    given = (log_probs, targets, [frames] * samples, [labels] * samples)
+    ones = torch.ones(samples, device="cuda", dtype=log_probs.dtype)
+
+    def forward() -> tuple[Any, Any]:
+        found: tuple[Any, Any] = torch.ops.aten._ctc_loss(*given, 0, False)
+        return found
+
+    def both() -> object:
+        return torch.ops.aten._ctc_loss_backward(ones, *given, *forward(), 0, False)
+
+    what = f"{dtype.value}, {'x'.join(map(str, sizes[:3]))}, {labels} labels"
+    yield Problem(f"CTC loss, {what}", graph_of(CTCLoss, specs), forward)
+    specs |= {"dlog_probs": specs["log_probs"]}
+    yield Problem(f"CTC loss with derivatives, {what}", graph_of(CTCLoss, specs), both)
+
+
 def problems() -> Iterator[Problem]:
     """All of them; each holds its tensors until the next is asked for.
 
@@ -422,6 +452,8 @@ def problems() -> Iterator[Problem]:
         yield from grouped(dtype, (4096, 4096, 2048, 8))
         for rows, length in ((16384, 768), (8192, 4096)):
             yield from reductions(dtype, rows, length)
+    yield from ctc_losses(DType.FLOAT32, (500, 64, 30, 40))
+    yield from ctc_losses(DType.FLOAT32, (1000, 16, 5000, 200))
     yield from attentions(DType.BFLOAT16, (32, 12, 512, 64), causal=False)
     yield from attentions(DType.FLOAT32, (4, 16, 1024, 64), causal=True)
 

@@ -128,18 +128,20 @@ class CTCLoss(Operation[T], tag=True):
         return {"log_probs": g.output(self, "dlog_probs") * of_samples}
 
     def samples(self, xp: Any, specs: Specs, draw: Callable[[TensorSpec], Array]) -> dict[str, Array]:
-        """Labels that are equal in some places, and lengths that differ; of large problems, short ones."""
+        """Labels that are equal in some places, and lengths that differ; short ones of large problems."""
         log_probs, targets = specs["log_probs"], specs["targets"]
         frames, samples, classes = log_probs.dims
         scores = draw(log_probs)
-        length = min(frames, max(8, math.isqrt(_MOST_STATES // max(1, samples))))
-        labels = min(targets.dims[1], length // 2)
+        states = max(64, _MOST_STATES // max(1, samples))  # of a sample, in all frames
+        labels = min(targets.dims[1], math.isqrt(states) // 2)
+        length = min(frames, states // (2 * labels + 1))
+        labels = min(labels, length // 2)
         steps = xp.arange(targets.size, dtype=xp.int64).reshape(targets.dims)
         return {
             "log_probs": scores - xp.log(xp.exp(scores).sum(axis=2, keepdims=True)),
             "targets": (steps * 7 // 3 + draw(targets).astype(xp.int64) + 3) % classes,
-            "input_lengths": xp.maximum(length - 3 - draw(specs["input_lengths"]), 0),
-            "target_lengths": xp.maximum(labels - 3 - draw(specs["target_lengths"]), 0),
+            "input_lengths": xp.maximum(length - 3 - draw(specs["input_lengths"]), -(-length // 2)),
+            "target_lengths": xp.maximum(labels - 3 - draw(specs["target_lengths"]), labels // 2),
         }
 
     def work(self, specs: Specs) -> int:
