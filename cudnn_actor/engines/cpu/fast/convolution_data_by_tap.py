@@ -23,7 +23,6 @@ from cudnn_actor.engines.cpu.fast.convolution_views import (
     as_results,
     channels_last,
     copying,
-    dealt_in_turn,
     filling,
     grouped,
     images_joined,
@@ -142,7 +141,7 @@ class BackwardDataByTap:
             [copying(seen[:, number :: len(lanes)], turned[:, number :: len(lanes)])]
             for number in range(min(len(lanes), seen.shape[1]))
         ]
-        return [dealt_in_turn(parts, len(lanes))], turned
+        return [deal(parts, len(lanes), lambda calls, _: calls)], turned
 
     def _block(self, bound: _Bound, box: Box, memory: Scratch) -> list[Call]:
         sums = target = bound.dx[box]

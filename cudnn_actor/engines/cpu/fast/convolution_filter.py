@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import NamedTuple
 
 import numpy as np
@@ -16,13 +16,12 @@ from cudnn_actor.engines.cpu.fast.convolution_views import (
     adding,
     channels_last,
     copying,
-    dealt_in_turn,
     grouped,
     inner,
     laid_out,
     reshaped_view,
 )
-from cudnn_actor.engines.cpu.fast.kernels import Call, Operands, Step, made_when_run
+from cudnn_actor.engines.cpu.fast.kernels import Call, Operands, Step, deal, made_when_run
 from cudnn_actor.engines.cpu.fast.lines import Floats
 from cudnn_actor.engines.cpu.fast.matrices import blas_takes
 from cudnn_actor.engines.cpu.geometry import ConvGeometry
@@ -113,29 +112,25 @@ class BackwardFilter:
         x, dw = operands["x"], results["dw"]
         bound = _Bound(x, operands["dy"], by_pixel=self._geometry.groups == 1 and channels_last(x))
         cuts = [len(self._grid) * number // self._sums for number in range(self._sums + 1)]
-        parts: list[list[Call]] = []
-        adding_up: list[list[Call]] = []
         memories = [lane.fork() for lane in lanes]
-        for channels in self._pieces:
-            totals = []
-            for start, stop in pairwise(cuts):
-                memory = memories[len(parts) % len(lanes)]
-                if self._sums == 1:
-                    memory = memory.fork()
-                total, calls = self._sum(bound, dw[:, channels], self._grid[start:stop], channels, memory)
-                totals.append(total)
-                parts.append(calls)
-            adding_up.append(self._add_up(totals, dw[:, channels]))
-        steps = [dealt_in_turn(parts, len(lanes))]
-        if any(adding_up):
-            steps.append(dealt_in_turn(adding_up, len(lanes)))
-        return steps
+        totals: list[list[Floats]] = [[] for _ in self._pieces]
 
-    def _add_up(self, totals: Sequence[Floats], target: Floats) -> list[Call]:
-        if len(totals) == 1:
-            return []
-        first, *others = totals
-        return [*(adding(first, total) for total in others), copying(first, target)]
+        def summed(part: tuple[int, tuple[int, int]], lane: int) -> list[Call]:
+            number, (start, stop) = part
+            channels, grid = self._pieces[number], self._grid[start:stop]
+            memory = memories[lane].fork() if self._sums == 1 else memories[lane]
+            total, calls = self._sum(bound, dw[:, channels], grid, channels, memory)
+            totals[number].append(total)
+            return calls
+
+        def added_up(number: int, _lane: int) -> list[Call]:
+            first, *others = totals[number]
+            target = dw[:, self._pieces[number]]
+            return [*(adding(first, total) for total in others), copying(first, target)]
+
+        numbers = range(len(self._pieces))
+        sums = deal(product(numbers, pairwise(cuts)), len(lanes), summed)
+        return [sums] if self._sums == 1 else [sums, deal(numbers, len(lanes), added_up)]
 
     def _sum(
         self, bound: _Bound, target: Floats, grid: Sequence[Box], channels: slice, memory: Scratch

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -17,7 +18,6 @@ from cudnn_actor.engines.cpu.fast.convolution_views import (
     as_results,
     channels_last,
     copying,
-    dealt_in_turn,
     even,
     grouped,
     images_joined,
@@ -25,7 +25,7 @@ from cudnn_actor.engines.cpu.fast.convolution_views import (
     laid_out,
     multiplying,
 )
-from cudnn_actor.engines.cpu.fast.kernels import Call, Operands, Step, dealt
+from cudnn_actor.engines.cpu.fast.kernels import Call, Operands, Step, deal
 from cudnn_actor.engines.cpu.fast.lines import Floats
 from cudnn_actor.engines.cpu.fast.matrices import blas_takes
 from cudnn_actor.engines.cpu.geometry import ConvGeometry
@@ -79,15 +79,13 @@ class Forward:
         steps = filters.copies()
         grid = [*boxes(self._geometry.y, self._tile)]
         if len(self._parts) == 1:
-            blocks: list[list[Call]] = [[] for _ in lanes]
-            for number, box in enumerate(grid):
-                lane = number % len(lanes)
+
+            def computing(box: Box, lane: int) -> list[Call]:
                 memory = lanes[lane].fork()
                 columns, filling = self._fill(bound, box, memory)
-                for calls in filling:
-                    blocks[lane] += calls
-                blocks[lane] += self._multiply(bound, box, columns, memory)
-            return [*steps, dealt(blocks)]
+                return [*chain.from_iterable(filling), *self._multiply(bound, box, columns, memory)]
+
+            return [*steps, deal(grid, len(lanes), computing)]
         for box in grid:
             steps += self._shared(bound, box, lanes)
         return steps
@@ -96,12 +94,12 @@ class Forward:
         """Steps for a box whose columns the lanes fill together, and share."""
         memories = [lane.fork() for lane in lanes]
         columns, filling = self._fill(bound, box, memories[0], [*memories[1:]])
-        steps = [dealt_in_turn(filling, len(lanes))] if any(filling) else []
-        products = []
-        for number, part in enumerate(self._parts):
-            memory = memories[number % len(lanes)].fork()
-            products.append(self._multiply(bound, (box[0], part, *box[2:]), columns, memory))
-        return [*steps, dealt_in_turn(products, len(lanes))]
+        steps = [deal(filling, len(lanes), lambda calls, _: calls)] if any(filling) else []
+
+        def multiplied(part: slice, lane: int) -> list[Call]:
+            return self._multiply(bound, (box[0], part, *box[2:]), columns, memories[lane].fork())
+
+        return [*steps, deal(self._parts, len(lanes), multiplied)]
 
     def _fill(
         self, bound: _Bound, box: Box, memory: Scratch, others: Sequence[Scratch] = ()

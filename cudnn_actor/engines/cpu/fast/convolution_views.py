@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cudnn_actor.engines.cpu.fast.kernels import Call, Step, dealt, made_when_run
+from cudnn_actor.engines.cpu.fast.kernels import Call, Step, made_when_run
 from cudnn_actor.engines.cpu.fast.lines import Floats
 from cudnn_actor.engines.cpu.fast.matrices import blas_takes
 from cudnn_actor.engines.cpu.geometry import ConvGeometry
@@ -27,7 +27,6 @@ __all__ = [
     "channels_last",
     "channels_moved_last",
     "copying",
-    "dealt_in_turn",
     "even",
     "filling",
     "grouped",
@@ -139,14 +138,6 @@ class Filters:
         """The matrices of some filters; of all, if there is more than one group."""
         assert self._matrices is not None
         return self._matrices if self._groups > 1 else self._matrices[:, filters]
-
-
-def dealt_in_turn(parts: Sequence[Sequence[Call]], lanes: int) -> Step:
-    """Part i for lane i modulo the number of lanes."""
-    calls: list[list[Call]] = [[] for _ in range(lanes)]
-    for number, part in enumerate(parts):
-        calls[number % lanes] += part
-    return dealt(calls)
 
 
 def calls_of_taps(taps: int, make: Callable[[], Iterable[Call]]) -> list[Call]:

@@ -12,7 +12,7 @@ from cudnn_actor.engines.cpu.boxes import Box, boxes
 from cudnn_actor.engines.cpu.fast.convolution_views import adding, channels_moved_last, copying
 from cudnn_actor.engines.cpu.fast.depthwise_blocks import DepthwiseBlocks, accumulating, subscripts
 from cudnn_actor.engines.cpu.fast.depthwise_rows import DepthwiseRows
-from cudnn_actor.engines.cpu.fast.kernels import Call, Operands, Step, dealt
+from cudnn_actor.engines.cpu.fast.kernels import Call, Operands, Step, deal
 from cudnn_actor.engines.cpu.fast.lines import Floats
 from cudnn_actor.engines.cpu.geometry import ConvGeometry
 from cudnn_actor.engines.cpu.scratch import Scratch, footprint
@@ -59,11 +59,12 @@ class DepthwiseForward(DepthwiseBlocks):
             return self._rows.bind((x, w), y, lanes)
         grid = [*boxes(self._geometry.y, self._tile)]
         memories = [lane.fork() for lane in lanes[: len(grid)]]
-        filters, calls = self._taps_of_lanes(w, self._pixels_in_run(), memories)
-        for number, box in enumerate(grid):
-            lane = number % len(memories)
-            calls[lane] += self._block(x, filters[lane], y[box], box, memories[lane].fork())
-        return [dealt(calls)]
+        filters, filled = self._taps_of_lanes(w, self._pixels_in_run(), memories)
+
+        def computing(box: Box, lane: int) -> list[Call]:
+            return self._block(x, filters[lane], y[box], box, memories[lane].fork())
+
+        return [deal(grid, len(memories), computing, filled)]
 
     def _pixels_in_run(self) -> int:
         """How many pixels a run is over: the filter is as often side by side."""

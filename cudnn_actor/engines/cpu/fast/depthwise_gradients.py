@@ -14,12 +14,11 @@ from cudnn_actor.engines.cpu.fast.convolution_views import (
     calls_of_taps,
     channels_moved_last,
     copying,
-    dealt_in_turn,
     filling,
     inner,
 )
 from cudnn_actor.engines.cpu.fast.depthwise_blocks import DepthwiseBlocks, accumulating, subscripts
-from cudnn_actor.engines.cpu.fast.kernels import Call, Operands, Step, dealt
+from cudnn_actor.engines.cpu.fast.kernels import Call, Operands, Step, deal
 from cudnn_actor.engines.cpu.fast.lines import Floats
 from cudnn_actor.engines.cpu.geometry import ConvGeometry, Span, spans
 from cudnn_actor.engines.cpu.scratch import Scratch, footprint
@@ -48,11 +47,12 @@ class DepthwiseData(DepthwiseBlocks):
         dy, w, dx = operands["dy"], operands["w"], results["dx"]
         grid = [*boxes(self._geometry.x, self._tile)]
         memories = [lane.fork() for lane in lanes[: len(grid)]]
-        filters, calls = self._taps_of_lanes(w, 1, memories)
-        for number, box in enumerate(grid):
-            lane = number % len(memories)
-            calls[lane] += self._block(dy, filters[lane], dx[box], box, memories[lane].fork())
-        return [dealt(calls)]
+        filters, filled = self._taps_of_lanes(w, 1, memories)
+
+        def computing(box: Box, lane: int) -> list[Call]:
+            return self._block(dy, filters[lane], dx[box], box, memories[lane].fork())
+
+        return [deal(grid, len(memories), computing, filled)]
 
     def _block(self, dy: Floats, taps: Floats, target: Floats, box: Box, memory: Scratch) -> list[Call]:
         geometry = self._geometry
@@ -121,20 +121,24 @@ class DepthwiseFilter(DepthwiseBlocks):
         x, dy, dw = operands["x"], operands["dy"], results["dw"]
         cuts = [len(self._grid) * number // self._sums for number in range(self._sums + 1)]
         memories = [lane.fork() for lane in lanes]
-        parts: list[list[Call]] = []
-        adding_up: list[list[Call]] = []
-        for channels in self._pieces:
-            totals = []
-            for start, stop in pairwise(cuts):
-                memory = memories[len(parts) % len(lanes)]
-                total = memory.take((*self._geometry.taps, channels.stop - channels.start), self._dtype)
-                grid = self._grid[start:stop]
-                parts.append([*self._sum(x[:, channels], dy[:, channels], total, grid, memory.fork())])
-                totals.append(total)
-            first, *others = totals
-            target = np.moveaxis(dw[channels, 0], 0, -1)
-            adding_up.append([*(adding(first, total) for total in others), copying(first, target)])
-        return [dealt_in_turn(parts, len(lanes)), dealt_in_turn(adding_up, len(lanes))]
+        totals: list[list[Floats]] = [[] for _ in self._pieces]
+
+        def summed(part: tuple[int, Span], lane: int) -> list[Call]:
+            number, (start, stop) = part
+            channels, memory = self._pieces[number], memories[lane]
+            total = memory.take((*self._geometry.taps, channels.stop - channels.start), self._dtype)
+            totals[number].append(total)
+            grid = self._grid[start:stop]
+            return [*self._sum(x[:, channels], dy[:, channels], total, grid, memory.fork())]
+
+        def added_up(number: int, _lane: int) -> list[Call]:
+            first, *others = totals[number]
+            target = np.moveaxis(dw[self._pieces[number], 0], 0, -1)
+            return [*(adding(first, total) for total in others), copying(first, target)]
+
+        numbers = range(len(self._pieces))
+        sums = deal(product(numbers, pairwise(cuts)), len(lanes), summed)
+        return [sums, deal(numbers, len(lanes), added_up)]
 
     def _sum(
         self, x: Floats, dy: Floats, total: Floats, grid: Sequence[Box], memory: Scratch

@@ -140,9 +140,18 @@ def in_turn(calls: Sequence[Call]) -> Call:
     return calls[0] if len(calls) == 1 else Calls(calls)
 
 
-def deal(blocks: Iterable[T], count: int, bind: Callable[[T, int], Call]) -> Step:
-    """A step of a call for each block, which `bind` makes for it and the number of its lane."""
-    calls: list[list[Call]] = [[] for _ in range(count)]
+def deal(
+    blocks: Iterable[T],
+    count: int,
+    bind: Callable[[T, int], Call | Sequence[Call]],
+    ahead: Sequence[Sequence[Call]] = (),
+) -> Step:
+    """A step of blocks that so many lanes compute, each the next one in turn.
+
+    `bind` gives the calls for a block and the number of its lane. `ahead`: what each lane calls first.
+    """
+    calls = [[*first] for first in ahead] or [[] for _ in range(count)]
     for number, block in enumerate(blocks):
-        calls[number % count].append(bind(block, number % count))
+        bound = bind(block, number % count)
+        calls[number % count] += (bound,) if callable(bound) else bound
     return dealt(calls)

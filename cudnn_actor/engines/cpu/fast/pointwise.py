@@ -27,7 +27,7 @@ from cudnn_actor.engines.cpu.fast.instructions import (
     Value,
     allocated,
 )
-from cudnn_actor.engines.cpu.fast.kernels import Call, Step, carried, dealt, lanes_worth
+from cudnn_actor.engines.cpu.fast.kernels import Call, Step, carried, deal, lanes_worth
 from cudnn_actor.engines.cpu.scratch import Scratch, footprint
 from cudnn_actor.protocol.operations import Node, Pointwise, PointwiseMode, Specs
 from cudnn_actor.protocol.types.dtypes import DType
@@ -183,20 +183,20 @@ class Chain:
         rows = self._repeated(views, cuts) if len(cuts) >= _ENOUGH_BLOCKS * len(lanes) else {}
         arguments, code = self._code()
         memory = [_Registers(lane, self.count, self._register_bytes) for lane in lanes]
-        calls: list[list[Call]] = [[] for _ in lanes]
-        for number, cut in enumerate(cuts):
-            own, lane = calls[number % len(lanes)], memory[number % len(lanes)]
+
+        def computing(cut: Any, number: int) -> list[Call]:
+            lane, calls = memory[number], []
             block = scalars | {key: view[cut] for key, view in views.items()}
             for key, repeated in rows.items():
                 full, filling = lane.filled(key, repeated)
-                own += filling
+                calls += filling
                 block[key] = full[: len(block[key])]
             arrays_of = [each.array(block, block[first].shape, lane) for each in arguments]
-            own += [
-                _call(function, [arrays_of[index] for index in inputs], arrays_of[output])
-                for function, inputs, output in code
-            ]
-        return [dealt(calls)]
+            for function, inputs, output in code:
+                calls.append(_call(function, [arrays_of[index] for index in inputs], arrays_of[output]))
+            return calls
+
+        return [deal(cuts, len(lanes), computing)]
 
     def _repeated(self, views: Mapping[Any, Array], cuts: Sequence[Any]) -> dict[Any, Array]:
         """The operands of which all blocks repeat the same row; of each, the part of the largest block."""
