@@ -73,7 +73,7 @@ POINTWISE, MOVEMENT, RANDOM, INDEXING = "pointwise", "movement", "random", "inde
 SORTING, RESAMPLING, GRIDS = "sorting", "resampling", "grid_sampling"
 EXACT = (MOVEMENT, RANDOM, SORTING)
 CHANNELS, RESPONSES = "channel_norms", "response_norm"
-GROUPED_MATMUL = "grouped_matmul"
+GROUPED_MATMUL, CTC_LOSS = "grouped_matmul", "ctc_loss"
 NAMES = [name for name in FAMILIES if name != CONVOLUTION]
 BOTH = (False, True)
 each_family = pytest.mark.parametrize("family", NAMES)
@@ -174,6 +174,24 @@ def test_every_kind_of_grouped_product_is_drawn() -> None:
     strides = [case.specs["tokens"].strides for case in cases]
     assert {step[0] < step[1] for step in strides} == {*BOTH}
     assert any(step[1] == 1 and step[0] % 8 == 0 for step in strides)
+
+
+def test_every_kind_of_ctc_loss_is_drawn() -> None:
+    cases = [draw(CTC_LOSS, SEED, number) for number in range(300)]
+    given = [arrays(case) for case in cases]
+    frames, labels = ([each[name] for each in given] for name in ("input_lengths", "target_lengths"))
+    most = [(case.specs["log_probs"].dims[0], case.specs["targets"].dims[1]) for case in cases]
+    for lengths, size in ((frames, [t for t, _ in most]), (labels, [s for _, s in most])):
+        assert any(min(each) < 0 for each in lengths)
+        assert any((each == 0).any() for each in lengths)
+        assert any((each == n).any() for each, n in zip(lengths, size, strict=True))
+        assert any(max(each) > n for each, n in zip(lengths, size, strict=True))
+    assert {case.specs["targets"].dims[1] == 0 for case in cases} == {*BOTH}
+    assert {case.specs["log_probs"].dims[2] == 1 for case in cases} == {*BOTH}
+    operations: list[Any] = [case.operation for case in cases]
+    assert {operation.blank > 0 for operation in operations} == {*BOTH}
+    wanted = [truth(case).wanted["losses"] for case in cases[:60]]
+    assert {bool(np.isinf(losses).any()) for losses in wanted} == {*BOTH}
 
 
 def test_every_kind_of_reduction_is_drawn() -> None:
@@ -809,6 +827,19 @@ MISTAKES: list[tuple[str, str, Callable[[], CpuEngine], int, int]] = [
     ("TF32", MATMUL, lambda: ByDefinition(instead(MatMul, InTF32)), 40, 6),
     ("sums in half", MATMUL, lambda: ByDefinition(instead(MatMul, SumsInHalf)), 40, 8),
     ("the first of a batch", MATMUL, lambda: ByDefinition(instead(MatMul, FirstOfBatch)), 40, 7),
+    ("one value missing", CTC_LOSS, lambda: Misreading(one_value_missing), 40, 30),
+    ("computed in half", CTC_LOSS, lambda: Misreading(computed_in_half), 40, 15),
+    ("the next number", CTC_LOSS, lambda: Misreading(next_number), 40, 5),
+    ("lazy", CTC_LOSS, lambda: Misrunning(lazy), 40, 30),
+    ("gaps overwritten", CTC_LOSS, lambda: Misrunning(gaps_overwritten), 40, 5),
+    ("another blank", CTC_LOSS, lambda: ByDefinition(attribute("blank", lambda blank: blank // 2)), 40, 10),
+    (
+        "other infinities",
+        CTC_LOSS,
+        lambda: ByDefinition(attribute("zero_infinity", lambda on: not on)),
+        40,
+        9,
+    ),
     ("one value missing", GROUPED_MATMUL, lambda: Misreading(one_value_missing), 40, 36),
     ("computed in half", GROUPED_MATMUL, lambda: Misreading(computed_in_half), 40, 10),
     ("the next number", GROUPED_MATMUL, lambda: Misreading(next_number), 40, 6),
