@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from structlog.typing import EventDict
 
-from cudnn_actor import Graph, GraphBuilder, spawn
+from cudnn_actor import Explanation, Graph, GraphBuilder, Numerics, spawn
 from cudnn_actor.engines.base import EngineFailure
 from cudnn_actor.engines.cuda.planning import tuning
 from cudnn_actor.engines.cuda.planning.cuda_builder import CudaBuilder
@@ -180,3 +180,26 @@ async def test_a_model_answers_rightly_while_it_is_tuned_and_afterwards(
 def measurements(logs: list[EventDict]) -> int:
     """How many candidates have been tried."""
     return sum(entry["event"] == "plan.tuning" for entry in logs)
+
+
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+async def test_plans_are_listed_timed_asked_for_by_name_and_excluded(isolation: Any) -> None:
+    def convolution(**options: tuple[str, ...]) -> Graph:
+        g = GraphBuilder(Numerics(**options))  # type: ignore[arg-type]
+        x = g.input("x", (8, 64, 28, 28), "bfloat16", layout="NHWC")
+        return g.build(y=g.conv(x, g.input("w", (64, 64, 3, 3), "bfloat16", layout="NHWC"), pad=1))
+
+    def running(listed: Explanation) -> str:
+        (piece,) = listed.pieces
+        (name,) = (each.name for each in piece.candidates if each.chosen)
+        return name
+
+    async with spawn(device="cuda", isolation=isolation) as gpu:
+        first = running(await gpu.plans(convolution()))
+        measured = await gpu.plans(convolution(), measure=True)
+        timed = [each for each in measured.pieces[0].candidates if each.us is not None and each.engine]
+        assert len(timed) > 1
+        assert all(each.us and each.workspace is not None for each in timed)
+        wanted = next(each.name for each in timed if each.name != first)
+        assert running(await gpu.plans(convolution(prefer=(wanted,)))) == wanted
+        assert running(await gpu.plans(convolution(exclude=(first,)))) != first
