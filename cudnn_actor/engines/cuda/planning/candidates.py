@@ -17,6 +17,7 @@ from cudnn_actor.protocol.types.tensor import Layout, TensorSpec
 
 __all__ = [
     "COMPILES",
+    "DYNAMIC",
     "AbsentDevice",
     "OnRefusal",
     "build_candidate",
@@ -37,6 +38,10 @@ OnRefusal = Callable[[str], object]
 
 COMPILES = "cuDNN would compile its kernel first: left for later"
 """The reason why a candidate is not built where there is no time to compile kernels."""
+
+
+DYNAMIC = "-dynamic"
+"""What the names of plans end with whose kernels graphs of other sizes share."""
 
 
 def ignore_refusal(reason: str) -> None:

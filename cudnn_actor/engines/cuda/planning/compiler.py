@@ -24,6 +24,7 @@ from cudnn_actor.engines.cuda.operations import REFUSED
 from cudnn_actor.engines.cuda.planning.aligned_products import aligned_product
 from cudnn_actor.engines.cuda.planning.candidates import (
     COMPILES,
+    DYNAMIC,
     OnRefusal,
     build_candidate,
     candidates,
@@ -437,7 +438,7 @@ def _dynamic(graph: OperationGraph, handle: Any, limit: int | None, cache: Any) 
     lowered = candidates(graph, handle, limit, fallbacks=False, cache=cache)
     build_candidate(graph, lowered, 0)
     step = graph_step(graph, lowered, bound_sources(graph))
-    step = msgspec.structs.replace(step, engine=f"{step.engine}-dynamic", plan=serialised(lowered))
+    step = msgspec.structs.replace(step, engine=step.engine + DYNAMIC, plan=serialised(lowered))
     return finish(graph, [step], [lowered], 0, limit)
 
 

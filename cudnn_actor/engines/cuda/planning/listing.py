@@ -10,7 +10,7 @@ import msgspec
 from cudnn_actor.engines.cuda.cudnn.errata import erratum
 from cudnn_actor.engines.cuda.cudnn.frontend_graph import Refused
 from cudnn_actor.engines.cuda.library.libraries import libraries
-from cudnn_actor.engines.cuda.planning.candidates import candidates, check_whole, names_of
+from cudnn_actor.engines.cuda.planning.candidates import DYNAMIC, candidates, check_whole, names_of
 from cudnn_actor.engines.cuda.planning.compiler import WORKSPACE_BYTES
 from cudnn_actor.engines.cuda.planning.partition import cut
 from cudnn_actor.engines.cuda.planning.rivals import OF_CUDNN, other_candidates
@@ -116,7 +116,8 @@ def _why_not(graph: OperationGraph, lowered: Any, index: int, name: str) -> str:
 
 def _with_measured(found: _Candidates, tuning: Tuning | None) -> _Candidates:
     """The candidates with what tuning measured of them."""
-    measured = {} if tuning is None else {each.name: each for each in tuning.candidates}
+    timed = () if tuning is None else tuning.candidates
+    measured = {each.name.removesuffix(DYNAMIC): each for each in timed}
 
     def with_own(candidate: PlanCandidate) -> PlanCandidate:
         own = measured.get(candidate.name)
@@ -136,7 +137,7 @@ def _with_chosen(found: _Candidates, piece: PieceOfPlan, *, alone: bool) -> _Can
 
     `alone`: whether the piece runs all of what the candidates would.
     """
-    name = piece.plan.split("/", 3)[-1] if alone else "in pieces"
+    name = piece.plan.split("/", 3)[-1].removesuffix(DYNAMIC) if alone else "in pieces"
     is_chosen: Callable[[PlanCandidate], bool] = lambda each: each.name == name  # noqa: E731
     if not any(map(is_chosen, found)):
         kind = " + ".join(piece.steps) if alone else "in steps"
