@@ -28,6 +28,7 @@ from cudnn_actor.protocol.operations.base import (
     Specs,
     T,
     axis_of,
+    is_all,
     require,
 )
 from cudnn_actor.protocol.operations.example import Example
@@ -336,6 +337,22 @@ class Scattering(_Indexed[T]):
         require_member("reduction", self.reduction, ScatterReduction)
         require(specs, "updates", self._checked(specs).dims, x.dtype)
         return {"y": TensorSpec.packed(x.dims, x.dtype)}
+
+    def needs(self, specs: Specs, wanted: Mapping[str, Region]) -> dict[str, Region] | None:
+        x, region = specs["x"].dims, wanted["y"]
+        places = self.places(x, specs["indices"].dims)
+        if not all(is_all(x[axis], region[axis]) for axis in places.selected):
+            return None
+        updates = [slice(None)] * len(places.dims)
+        for part, own in zip(region, places.own, strict=True):
+            if own is not None:  # there may be fewer updates than elements along it
+                updates[own] = part
+        indices = [updates[own] for own in places.of_indices]
+        return {
+            "x": region,
+            "indices": (*indices, slice(None)) if places.stacked else tuple(indices),
+            "updates": tuple(updates),
+        }
 
     def evaluate(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
         if hasattr(

@@ -327,6 +327,8 @@ class CudnnActor(Actor):
     def _warm(self, work: Work) -> int:
         built = self._runner.warm(work.request, work.envelope)
         for deployed in work.warmed:
+            if deployed.ended:  # while the plans were built
+                continue
             deployed.bind(self._state.memory)
             assert deployed.cached.bound is not None
             with contextlib.suppress(CudnnActorError):  # its first run raises it

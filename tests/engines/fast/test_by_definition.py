@@ -74,6 +74,24 @@ def test_random_problems_are_within_the_bounds_of_their_operations(
     check(family, FAMILIES[family], 12)
 
 
+def test_scatters_are_the_same_in_parts_along_dims_that_no_index_selects(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As sums of small integers are computed that take too much scratch memory."""
+    monkeypatch.setattr(by_definition, "_PART_ELEMENTS", 50)
+    check("indexing", dict.fromkeys((Scatter, ScatterElements, ScatterND), PARTS), 30)
+
+
+def test_sums_of_small_integers_take_scratch_memory_or_are_cut_into_parts() -> None:
+    operation: Any = Scatter(x="x", indices="i", updates="u", y="y", reduction=ScatterReduction.ADD)
+    for rows, found in ((1000, True), (10_000, False)):
+        specs = {name: TensorSpec.packed((rows, 100), "int32") for name in ("x", "u", "y")}
+        specs["i"] = TensorSpec.packed((rows,), "int64")
+        assert (
+            scatter(operation, {**specs, "indices": specs["i"], "updates": specs["u"]}) is not None
+        ) is found
+
+
 def lp_pool(g: GraphBuilder) -> Any:
     return g.apply(LpPool(x=g.relu(g.input("x", (2, 4, 96, 96))), window=S(2, size=3, pad=1, stride=2)))
 

@@ -116,8 +116,8 @@ class FastPlan:
     def workspace(self) -> int:
         """Bytes of scratch that a run needs.
 
-        Kernels may allocate copies of operands when they are bound, and operations that are evaluated in
-        float64 when they run.
+        Kernels may allocate copies of operands when they are bound. In a run, operations allocate that are
+        evaluated by their definitions: for a part on each lane, or for all where there are no parts.
         """
         return self.held_bytes + self.lanes * self.lane_bytes
 
