@@ -180,7 +180,7 @@ def test_a_sequence_that_is_too_long_is_refused_before_it_is_unrolled(op: str) -
 
 
 def test_the_option_that_the_error_names_raises_the_limit() -> None:
-    model, inputs = network("LSTM", 520, clip=100.0)
+    model, inputs = network("LSTM", 420, clip=100.0)
 
     async def results() -> np.ndarray:
         async with spawn(device="cpu") as gpu:

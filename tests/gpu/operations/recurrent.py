@@ -79,14 +79,15 @@ def _sizes(asked: Asked) -> tuple[int, int, int, int]:
     """Steps, sequences, features and units."""
     choose = asked.choose
     if asked.form is not None:
-        steps, batch, features, hidden = (int(each) for each in choose.rng.choice(np.arange(3, 20), 4, False))
+        steps, *others = (int(each) for each in choose.rng.choice(np.arange(3, 20), 4, False))
+        steps, (batch, features, hidden) = 2 + steps % 4, others
         match asked.form:
             case "one step":
                 steps = 1
             case "one unit":
                 batch, features, hidden = 1, 1, 1
             case "many steps":
-                steps = 60
+                steps = 24
         return steps, batch, features, hidden
     match asked.sizes:
         case Sizes.ONE:
