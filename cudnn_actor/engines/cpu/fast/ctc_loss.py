@@ -137,7 +137,7 @@ class _Block:
         self._count = len(self._losses)
         size = self._count * kernel.width + _PADS
         taken = {name: scratch.take(dims, dtype) for name, (dims, dtype) in kernel.arrays.items()}
-        self._rows = [taken["row"][:size], taken["next"][:size]]
+        self._memory = taken["row"][:size], taken["next"][:size]
         self._two, self._most = taken["two"][:size], taken["most"][:size]
         self._one, self._sum, self._emitted = (taken[name][:size] for name in ("one", "sum", "emitted"))
         self._ends, self._scores = taken["ends"][: self._count], taken["scores"][: self._count]
@@ -188,6 +188,8 @@ class _Block:
             self._starts = np.flatnonzero(np.diff(found, prepend=-1))
             self._found = found[self._starts]
             """The places that have states, and where those of each begin in their order."""
+        self._rows = [*self._memory]
+        """The row of the last frame, and the place of the next."""
         for row in self._rows:
             row.fill(-math.inf)
         self._of_samples(self._rows[0])[:, _PADS] = 0
@@ -270,13 +272,11 @@ class _Block:
         stop = min(start + self._of.step, int(self._stops.max()))
         if start >= stop:
             return
-        spare = list(self._rows)
+        found, row = self._memory[0], self._behind
         self._two.fill(-math.inf)
-        self._rows[0] = self._kept[start // self._of.step]
+        self._rows = [self._kept[start // self._of.step], found]
         self._go_forward(start, self._forward)
-        self._rows = spare
         self._two.fill(-math.inf)
-        row, found = self._behind, self._rows[1]
         for frame in reversed(range(start, stop)):
             ended = np.flatnonzero(self._stops == frame + 1)
             if ended.size:
