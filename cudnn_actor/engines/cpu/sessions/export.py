@@ -36,6 +36,7 @@ from cudnn_actor.engines.cpu.sessions.norms_and_reductions import (
     emit_top_k,
 )
 from cudnn_actor.engines.cpu.sessions.pointwise import emit_pointwise
+from cudnn_actor.engines.cpu.sessions.recurrent import emit_recurrent
 from cudnn_actor.engines.cpu.sessions.windows import emit_avg_pool, emit_max_pool, emit_resample
 from cudnn_actor.protocol import operations as ops
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
@@ -63,6 +64,7 @@ _EMITTERS: Mapping[type, Callable[[Draft, Any], None]] = {
     ops.MaxPool: emit_max_pool,
     ops.Pad: emit_pad,
     ops.Pointwise: emit_pointwise,
+    ops.Recurrent: emit_recurrent,
     ops.Reduction: emit_reduction,
     ops.Resample: emit_resample,
     ops.Reshape: emit_reshape,

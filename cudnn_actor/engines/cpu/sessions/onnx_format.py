@@ -21,11 +21,11 @@ __all__ = ["IR_VERSION", "OPSET", "ElementType", "Value", "external_tensor", "mo
 
 IR_VERSION, OPSET = 10, 21
 """Of May 2024: ONNX Runtime has them since 1.18."""
-Value = int | float | str | Sequence[int]
+Value = int | float | str | Sequence[int] | Sequence[str]
 """What an attribute is."""
 
 _VARINT, _BYTES, _FIXED32 = 0, 2, 5
-_FLOAT, _INT, _STRING, _INTS = 1, 2, 3, 7
+_FLOAT, _INT, _STRING, _INTS, _STRINGS = 1, 2, 3, 7, 8
 """`AttributeProto.AttributeType`."""
 _EXTERNAL = 1
 """Of `TensorProto.DataLocation`."""
@@ -117,7 +117,9 @@ def _attribute(name: str, value: Value) -> bytes:
         case str():
             of, kind = _field(4, value.encode()), _STRING
         case _:
-            of, kind = b"".join(_number(8, each) for each in value), _INTS
+            texts = [_field(9, each.encode()) for each in value if isinstance(each, str)]
+            of = b"".join(texts or (_number(8, int(each)) for each in value))
+            kind = _STRINGS if texts else _INTS
     return _field(1, name.encode()) + of + _number(20, kind)
 
 
