@@ -45,7 +45,7 @@ from cudnn_actor.protocol.operations import (
 )
 
 from .kernel_cases import check
-from .kernel_runs import array_of, run
+from .kernel_runs import array_of, calls_of, run
 
 PARTS = by_definition.by_definition
 S = Window.symmetric
@@ -295,6 +295,19 @@ def test_pools_and_their_gradients_are_the_same_in_parts(
         for name, result in results.items():
             np.testing.assert_allclose(result, wanted[name], rtol=1e-5, atol=1e-5, err_msg=operation.kind)
         values |= {name: np.asarray(array) for name, array in wanted.items()}
+
+
+def test_parts_that_large_windows_share_are_larger() -> None:
+    """Parts of single rows would each need 201 rows of windows."""
+    dims = (1, 1, 400, 400)
+    specs = {name: TensorSpec.packed(dims, "float32") for name in ("dy", "dx")}
+    specs["index"] = TensorSpec.packed(dims, "int64")
+    window = S(2, size=(201, 1), pad=(100, 0), stride=1)
+    operation: Any = MaxPoolBackward
+    kernel: Any = PARTS(operation(dy="dy", index="index", dx="dx", window=window), specs)
+    arrays = {name: array_of(spec, np.zeros(dims)) for name, spec in specs.items()}
+    results = {"dx": arrays.pop("dx")}
+    assert calls_of(kernel, arrays, results) <= 4
 
 
 def test_what_windows_of_all_sizes_give_is_cut_by_images_and_channels() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from cudnn_actor.engines.cpu.boxes import Box, boxes
+from cudnn_actor.engines.cpu.boxes import Box, boxes, count_boxes
 from cudnn_actor.engines.cpu.exact.evaluation import XP, exact
 from cudnn_actor.engines.cpu.fast.kernels import Call, Operands, Step, deal, lanes_worth
 from cudnn_actor.engines.cpu.fast.rounding import store
@@ -29,6 +29,9 @@ __all__ = ["ByDefinition", "by_definition"]
 Array = npt.NDArray[Any]
 _PART_ELEMENTS = 1 << 15
 """Elements of the largest operand or result of a part: some arrays of so many stay in the cache."""
+_REPEATED = 2
+"""How many times as many elements all parts may have together as the whole. Parts with much in common are
+larger: gradients of pooling would compute what large windows share again and again."""
 _NS = 20
 """Nanoseconds of an element, about."""
 _AS_THEY_ARE = ("float32", "float64", "int64", "uint64")
@@ -97,6 +100,7 @@ class ByDefinition:
         axis has a second turn.
         """
         found = list(self.dims)
+        most_of_all = _REPEATED * self._elements(found)
         for axis in (*order, *range(len(found))):
             if self._elements(found) <= _PART_ELEMENTS:
                 break
@@ -108,9 +112,14 @@ class ByDefinition:
                 else:
                     most = found[axis]
             found[axis] = max(least, 1)
+            while self._elements_of_all(found) > most_of_all and found[axis] < whole:
+                found[axis] = min(2 * found[axis], whole)
             if self.part(_box(tuple(found))) is None:
                 found[axis] = whole
         return tuple(found)
+
+    def _elements_of_all(self, extents: Sequence[int]) -> float:
+        return self._elements(extents) * count_boxes(self.dims, tuple(extents))
 
     def _elements(self, extents: Sequence[int]) -> float:
         """Elements of the largest operand or result of such a part; infinite if there is none."""
