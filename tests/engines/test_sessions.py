@@ -15,7 +15,7 @@ from cudnn_actor.engines.cpu.sessions.export import exported
 from cudnn_actor.engines.cpu.sessions.plan import SessionPlan
 from cudnn_actor.protocol import DType, Graph, GraphBuilder, Layout, TensorSpec
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
-from cudnn_actor.protocol.operations import Slice
+from cudnn_actor.protocol.operations import RecurrentMode, Slice
 from cudnn_actor.protocol.operations.base import tensor_of
 
 from ..gpu.families import CONVOLUTION, FAMILIES
@@ -23,6 +23,7 @@ from ..gpu.fuzz import fuzz
 from ..gpu.graphs.fuzzing import fuzz_graphs
 from ..gpu.operations.drawing import draw
 from .devices import SESSIONS, factory
+from .differences import computed
 from .workbench import Workbench, spread, workbench
 
 SEED = 20
@@ -203,6 +204,30 @@ def test_a_position_that_sees_nothing_is_0_and_nan_stays_nan(bench: Workbench) -
     assert (y[0, 0, 2] == 0).all()
     assert np.isnan(y[0, 1, 2]).all()
     assert np.isfinite(y[0, :, [0, 3]]).all()
+
+
+@pytest.mark.parametrize("lengths", [None, (3, 1, 4)])
+@pytest.mark.parametrize("mode", ["lstm", "gru", "tanh", "relu"])
+def test_recurrent_layers_have_their_gates_in_order(
+    bench: Workbench, mode: str, lengths: tuple[int, ...] | None
+) -> None:
+    g, rows = GraphBuilder(), RecurrentMode(mode).gates * 6
+    dims: dict[str, tuple[int, ...]] = {"x": (4, 3, 5), "h": (2, 3, 6), "c": (2, 3, 6)}
+    for way in range(2):
+        shapes = ((rows, 5), (rows, 6), (rows,), (rows,))
+        dims |= {f"w{way}{n}": each for n, each in enumerate(shapes)}
+    given = {name: RNG.standard_normal(each).astype(np.float32) / 2 for name, each in dims.items()}
+    inputs = {name: g.input(name, each) for name, each in dims.items()}
+    weights = [[inputs[f"w{way}{n}"] for n in range(4)] for way in range(2)]
+    states = [inputs["h"], inputs["c"]][: 1 + (mode == "lstm")]
+    function: Any = {"lstm": g.lstm, "gru": g.gru}.get(mode, g.rnn)
+    how: dict[str, Any] = {"activation": mode} if mode in ("tanh", "relu") else {}
+    made = function(inputs["x"], weights, *states, bidirectional=True, lengths=lengths, **how)
+    graph = g.build({f"y{n}": each for n, each in enumerate(made)})
+    wanted = computed(graph, given)
+    for name, array in run(bench, graph, **given).items():
+        if name in wanted:
+            np.testing.assert_allclose(array, wanted[name], rtol=0, atol=1e-5)
 
 
 def test_what_is_overwritten_was_read_before(bench: Workbench) -> None:
