@@ -264,20 +264,18 @@ class ComposedFunctions(Functions, IndexingFunctions, BackwardFunctions):
             `scale`, `bias`, `mean` and `inverse_deviation`, of dims (C,); and for those running statistics
             that are given `new_running_mean` and `new_running_variance`, for `build(updates=...)`.
         """
-        dims = self._tensors[self._own("sums", sums)].spec.dims
-        given = {
-            "sums": sums,
-            "sums_of_squares": sums_of_squares,
+        optional = {
             "scale": scale,
             "bias": bias,
             "running_mean": running_mean,
             "running_variance": running_variance,
         }
+        given = {"sums": sums, "sums_of_squares": sums_of_squares}
+        given |= {name: tensor for name, tensor in optional.items() if tensor is not None}
         for name, tensor in given.items():
-            if tensor is None and name not in ("sums", "sums_of_squares"):
-                continue
             self._own(name, tensor)
-            if tensor is not None and (tensor.dims != dims or len(dims) != 1 or not tensor.dtype.is_floating):
+        for name, tensor in given.items():
+            if tensor.dims != sums.dims or tensor.rank != 1 or not tensor.dtype.is_floating:
                 raise InvalidRequest(
                     field=name,
                     value=Words(f"{tensor.dtype} {tensor.dims}"),

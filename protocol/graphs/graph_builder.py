@@ -7,6 +7,7 @@ from types import FunctionType
 from typing import Any, NoReturn, overload
 
 from cudnn_actor.protocol.errors import InvalidRequest
+from cudnn_actor.protocol.graphs.attention_functions import AttentionFunctions
 from cudnn_actor.protocol.graphs.expressions import Made, Tensor
 from cudnn_actor.protocol.graphs.graph_assembly import GraphAssembly
 from cudnn_actor.protocol.graphs.graph_gradients import Gradients
@@ -24,7 +25,7 @@ from cudnn_actor.protocol.types.tensor import Layout, LayoutLike, TensorSpec
 __all__ = ["GraphBuilder", "Tensor"]
 
 
-class GraphBuilder(RecurrentFunctions):
+class GraphBuilder(AttentionFunctions, RecurrentFunctions):
     """Builds a graph: declare inputs, compute with them, and `build` with the outputs.
 
     A mistake raises `InvalidRequest` at the line that makes it. A tensor's dtype is the type that it has

@@ -1,4 +1,4 @@
-"""The functions of a `GraphBuilder` for neural networks: products, norms, pooling, attention."""
+"""The functions of a `GraphBuilder` for neural networks: products, norms, pooling."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from cudnn_actor.protocol.graphs.convolution_functions import ConvolutionFunctio
 from cudnn_actor.protocol.graphs.expressions import Tensor
 from cudnn_actor.protocol.operations import (
     AdaptiveWindow,
-    Attention,
     AvgPool,
     BatchNorm,
     BatchNormTraining,
@@ -35,7 +34,6 @@ from cudnn_actor.protocol.operations import (
     Softmax,
     Window,
 )
-from cudnn_actor.protocol.operations.attention import alibi_slopes
 from cudnn_actor.protocol.operations.base import axes_of
 from cudnn_actor.protocol.types.checks import is_finite, require_flag
 from cudnn_actor.protocol.types.spatial import are_several, spread
@@ -355,71 +353,3 @@ class NetworkFunctions(ConvolutionFunctions):
     def _over_space(self, mode: ReductionMode, x: Tensor) -> Tensor:
         axes = tuple(range(2, 2 + self._spatial_dims(x, MAX_RANK - 2)))
         return self._result(Reduction(x=x, mode=mode, axes=axes, keep_dims=True))
-
-    def attention(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        bias: Tensor | None = None,
-        lengths_q: Tensor | None = None,
-        lengths_kv: Tensor | None = None,
-        scale: float | None = None,
-        causal: bool = False,
-        window: tuple[int | None, int | None] | None = None,
-        alibi: bool | Sequence[float] = False,
-        dropout: float = 0.0,
-        state: Tensor | None = None,
-    ) -> Tensor:
-        """Attention of queries to keys and values, dims (B, H, S, D): see `Attention`.
-
-        `window`: how many positions before and after its own each query sees; None for all. `alibi`: whether
-        there are slopes as in the paper, or the slope of each head. `dropout` draws from `state`, and takes
-        B * H * S * L of its numbers, for L keys.
-        """
-        self._own("q", q)
-        left, right = _pair(window)
-        return self._result(
-            Attention(
-                q=q,
-                k=k,
-                v=v,
-                bias=bias,
-                lengths_q=lengths_q,
-                lengths_kv=lengths_kv,
-                state=state,
-                scale=scale,
-                causal=causal,
-                window_left=left,
-                window_right=right,
-                slopes=_slopes(alibi, q),
-                dropout=dropout,
-            ),
-            window_left="window",
-            window_right="window",
-            slopes="alibi",
-        )
-
-
-def _pair(window: object) -> tuple[Any, Any]:
-    """The two bounds of a window, None twice if there is none. Raises `InvalidRequest` for anything else."""
-    if window is None:
-        return None, None
-    if not isinstance(window, Sequence) or len(window) != 2:
-        raise InvalidRequest(
-            field="window",
-            value=window,
-            problem="is not a pair",
-            fix="give how many positions before and after its own each sees, as in (4, 0), or None for all",
-        )
-    return window[0], window[1]
-
-
-def _slopes(alibi: Any, q: Tensor) -> tuple[float, ...] | None:
-    """The slope of each head of q, or None."""
-    if isinstance(alibi, bool):
-        return alibi_slopes(q.dims[1]) if alibi and q.rank > 1 else None
-    if alibi is None:
-        return None
-    return tuple(alibi) if are_several(alibi) else (alibi,)

@@ -474,7 +474,7 @@ _ADV = (
         "package, with any blank and padded labels: [CTC loss](operations.md#ctc-loss)",
     ),
     Row(
-        _NOT_YET,
+        _HERE,
         """
         cudnnCreateAttnDescriptor cudnnDestroyAttnDescriptor cudnnSetAttnDescriptor cudnnGetAttnDescriptor
         cudnnCreateSeqDataDescriptor cudnnDestroySeqDataDescriptor
@@ -482,7 +482,9 @@ _ADV = (
         cudnnGetMultiHeadAttnBuffers cudnnGetMultiHeadAttnWeights
         cudnnMultiHeadAttnForward cudnnMultiHeadAttnBackwardData cudnnMultiHeadAttnBackwardWeights
         """,
-        "Not as one operation: `g.linear(x, w, bias)` and `g.attention(q, k, v)`, with `g.grad(y, x, dy)`",
+        "`g.multi_head_attention(query, key, value, weights=..., heads=...)`, "
+        "`g.attention_weights(packed, features)`, `g.grad(y, x, dy)`: "
+        "[programs](cudnn.md#multi-head-attention)",
     ),
     Row(_HERE, "cudnnAdvVersionCheck", "`cudnn-actor doctor` calls it"),
 )

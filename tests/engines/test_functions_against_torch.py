@@ -244,3 +244,58 @@ def test_recurrent_networks() -> None:
             close(got[f"y{n}"], each)
         for name, leaf in {**dict(zip(("x", "h0", "c0"), (x, *states), strict=False)), **weights}.items():
             close(got[f"d{name}"], leaf.grad)
+
+
+def test_several_heads() -> None:
+    """As modules have them, with the gradients of all inputs and weights."""
+    flags = (False, True)
+    forms: list[Any] = [*itertools.product((1, 4), flags, flags, flags, flags, flags, flags)]
+    assert len(forms) >= FORMS
+    for number, (heads, first, bias, extra, zero, cross, padded) in enumerate(forms):
+        causal = padded
+        features = {"kdim": 6, "vdim": 7} if cross else {}
+        module = torch.nn.MultiheadAttention(
+            8,
+            heads,
+            bias=bias,
+            add_bias_kv=extra,
+            add_zero_attn=zero,
+            batch_first=first,
+            dtype=torch.float64,
+            **features,
+        )
+        weights = {name: drawn(tuple(of.shape), number) for name, of in module.named_parameters()}
+        module.load_state_dict({name: torch.from_numpy(array) for name, array in weights.items()})
+        sizes = {"query": (5, 8)} | ({"key": (7, 6), "value": (7, 7)} if cross else {})
+        x = {
+            name: drawn((3, rows, of) if first else (rows, 3, of), number)
+            for name, (rows, of) in sizes.items()
+        }
+        keys = 7 if cross else 5
+        lengths = np.array([keys, 3, 1], np.int32)
+        tensors = of_names(x)
+        wanted, _ = module(
+            *(tensors.values() if cross else [tensors["query"]] * 3),
+            attn_mask=torch.triu(torch.ones(5, keys, dtype=torch.bool), 1) if causal else None,
+            key_padding_mask=torch.from_numpy(np.arange(keys) >= lengths[:, None]) if padded else None,
+            need_weights=False,
+        )
+        wanted.backward(torch.ones_like(wanted))
+        g = GraphBuilder()
+        inputs: dict[str, Any] = {name: g.input(name, a.shape, "float64") for name, a in x.items()}
+        named = {n: g.input(f"w{i}", a.shape, "float64") for i, (n, a) in enumerate(weights.items())}
+        options: dict[str, Any] = {"lengths_kv": g.input("lengths", (3,), "int32")} if padded else {}
+        y = g.multi_head_attention(
+            **inputs, **options, weights=named, heads=heads, batch_first=first, causal=causal, zero_key=zero
+        )
+        found = g.grad([y], [*inputs.values(), *named.values()], [g.full(y.dims, 1.0, "float64")])
+        graph = g.build({"y": y, **{f"d{i}": each for i, each in enumerate(found)}})
+        values = {**x, **{f"w{i}": a for i, a in enumerate(weights.values())}}
+        results = of_graph(graph, values | ({"lengths": lengths} if padded else {}))
+        close(results["y"], wanted)
+        for i, of in enumerate((*tensors.values(), *module.parameters())):
+            close(results[f"d{i}"], of.grad)
+
+
+def of_names(arrays: dict[str, np.ndarray]) -> dict[str, Any]:
+    return dict(zip(arrays, of(*arrays.values()), strict=True))

@@ -458,8 +458,47 @@ def the_rest() -> list[Case]:
             {"theta": THETA, "dgrid": normal(2, 5, 4, 2)},
             lambda theta, dgrid: {"dtheta": gradient(affine_grid, theta, dgrid)},
         ),
+        *several_heads(),
         Case("sampler", places, lambda x, grid: {"y": grid_sample(x, grid)}),
         Case("sampler_backward", {**places, "dy": normal(2, 3, 3, 3)}, gradients(grid_sample, "x", "grid")),
+    ]
+
+
+def several_heads() -> list[Case]:
+    """Two heads of two features, queries of three positions, keys of five."""
+    query, key, residual = normal(3, 2, 4), normal(5, 2, 4, seed=1), normal(3, 2, 4, seed=2)
+    packed, lengths = normal(80), np.array([4, 2], np.int32)
+
+    def forward(
+        query: Any, key: Any, packed: Any, *, lengths: Any = (5, 5), before: int = 5, residual: Any = 0.0
+    ) -> Any:
+        of_q, of_k, of_v, out = packed[:64].reshape(4, 4, 4)
+        biases = packed[64:].reshape(4, 4)
+        q, k, v = query @ of_q.T + biases[0], key @ of_k.T + biases[1], key @ of_v.T + biases[2]
+        q, k, v = (x.reshape(*x.shape[:2], 2, 2) for x in (q, k, v))
+        scores = np.einsum("ibhd,jbhd->bhij", q, k) / math.sqrt(2)
+        rows, columns = np.arange(len(query))[:, None], np.arange(len(key))
+        seen = (columns >= rows - before) & (columns < np.array(lengths)[:, None, None, None])
+        weights = np.where(seen, np.exp(scores), 0.0)
+        weights /= weights.sum(3, keepdims=True)
+        mixed = np.einsum("bhij,jbhd->ibhd", weights, v).reshape(query.shape)
+        return mixed @ out.T + biases[3] + residual
+
+    def gradients_of(query: Any, key: Any, packed: Any, dy: Any) -> Arrays:
+        return {
+            "dquery": gradient(lambda x: forward(x, key, packed), query, dy),
+            "dkey": gradient(lambda x: forward(query, x, packed), key, dy),
+            "dpacked": gradient(lambda x: forward(query, key, x), packed, dy),
+        }
+
+    arrays = {"query": query, "key": key, "packed": packed}
+    return [
+        Case(
+            "multi_head_attn_forward",
+            {**arrays, "residual": residual, "lengths": lengths},
+            lambda **of: {"y": forward(before=2, **of)},
+        ),
+        Case("multi_head_attn_backward", {**arrays, "dy": normal(3, 2, 4, seed=3)}, gradients_of),
     ]
 
 
