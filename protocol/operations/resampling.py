@@ -262,7 +262,7 @@ def applied(xp: Any, x: Array, taps: Mapping[int, Taps], extrapolation: float = 
         for places, weights in zip(one.places.T, one.weights.T, strict=True):
             part = xp.take(x, xp.asarray(places), axis=axis)
             if (weights != 1).any():
-                weight = xp.asarray(weights).reshape(along)
+                weight = _of_dtype(xp, weights, x).reshape(along)
                 part = xp.where(weight == 0, 0.0, part * weight)
             total = part if total is None else total + part
         x = total
@@ -275,6 +275,11 @@ def applied(xp: Any, x: Array, taps: Mapping[int, Taps], extrapolation: float = 
     return xp.where(outside, xp.asarray(value, dtype=x.dtype), x)
 
 
+def _of_dtype(xp: Any, weights: np.ndarray, x: Array) -> Array:
+    """Weights in float32 for values of that, so that these stay what they are."""
+    return xp.asarray(weights, dtype=xp.float32 if x.dtype == xp.float32 else xp.float64)
+
+
 def spread(xp: Any, dy: Array, taps: Mapping[int, Taps], dims: Sequence[int]) -> Array:
     """The reverse of `applied`: for each element of an operand of these dims, sums of what it is part of."""
     for axis, one in taps.items():
@@ -284,7 +289,7 @@ def spread(xp: Any, dy: Array, taps: Mapping[int, Taps], dims: Sequence[int]) ->
         reached[axis] = dims[axis]
         total = xp.zeros(reached, dy.dtype)
         for places, weights in zip(one.places.T, one.weights.T, strict=True):
-            weight = xp.asarray(np.where(one.outside, 0.0, weights)).reshape(along)
+            weight = _of_dtype(xp, np.where(one.outside, 0.0, weights), dy).reshape(along)
             part = xp.where(weight == 0, 0.0, dy * weight)
             xp.add.at(total, (*[slice(None)] * axis, xp.asarray(places)), part)
         dy = total

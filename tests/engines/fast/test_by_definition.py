@@ -153,6 +153,17 @@ def without_aliasing(g: GraphBuilder) -> Any:
     return g.apply(Resample(x=x, sizes=(2, 8, 60, 31), mode=ResampleMode.LINEAR, antialias=True))
 
 
+def far_fewer(g: GraphBuilder) -> Any:
+    x = g.relu(g.input("x", (1, 8, 256, 256)))
+    return g.apply(Resample(x=x, sizes=(1, 8, 8, 5), mode=ResampleMode.LINEAR, antialias=True))
+
+
+def gradient_of_copies(g: GraphBuilder) -> Any:
+    x = g.relu(g.input("x", (2, 64, 1, 1)))
+    y = g.apply(Resample(x=x, sizes=(2, 64, 48, 48)))
+    return g.grad(y, x, g.input("dy", y.dims))
+
+
 GRAPHS: tuple[Callable[[GraphBuilder], Any], ...] = (
     lp_pool,
     lp_pool_gradient,
@@ -167,6 +178,8 @@ GRAPHS: tuple[Callable[[GraphBuilder], Any], ...] = (
     written_elements,
     resampling_gradient,
     without_aliasing,
+    far_fewer,
+    gradient_of_copies,
 )
 
 

@@ -42,6 +42,8 @@ _MOST_KEPT = 1 << 20
 """Elements along a dim whose taps a program keeps. Those of longer dims are found in each run."""
 _MOST_TAPS = 16
 """Taps of an element along a dim. Where there are more, calls are made in each run: they are many."""
+_LEAST_ELEMENTS = 2048
+"""Elements of a call, on average, where there are many. With fewer, the calls take more time than these."""
 _UNEVEN = 4
 """How many times as many taps as there are along a dim are computed, so that all elements have as many."""
 
@@ -49,8 +51,8 @@ TapsAlong = Callable[[int, npt.NDArray[np.int64]], Taps]
 """What some elements of a result along an axis are sums of."""
 
 
-def resample(node: Node, specs: Specs) -> Resampled:
-    """The kernel for `Resample`."""
+def resample(node: Node, specs: Specs) -> Resampled | None:
+    """The kernel for `Resample`; None where many taps would each take a call on few elements."""
     assert isinstance(node, Resample)
     x, y = specs["x"], specs["y"]
     beyond: float = node.extrapolation
@@ -60,11 +62,12 @@ def resample(node: Node, specs: Specs) -> Resampled:
         least, largest = integer_range(x.dtype.numpy)
         beyond = min(max(round(beyond), least), largest)
     axes = _in_order(node.resized(x.dims), x.dims, y.dims)
-    return Resampled(x.dims, y.dims, carried(x.dtype), axes, partial(node.taps_along, x.dims), beyond)
+    kernel = Resampled(x.dims, y.dims, carried(x.dtype), axes, partial(node.taps_along, x.dims), beyond)
+    return kernel if kernel.pays() else None
 
 
 def resample_backward(node: Node, specs: Specs) -> Resampled | None:
-    """The kernel for `ResampleBackward`; None where some elements are part of far more than most are."""
+    """The kernel for `ResampleBackward`; None as of `Resample`, or if some are part of many more."""
     assert isinstance(node, ResampleBackward)
     dy, dx = specs["dy"].dims, specs["dx"].dims
     reversed_taps: dict[int, Taps] = {}
@@ -77,7 +80,8 @@ def resample_backward(node: Node, specs: Specs) -> Resampled | None:
     def along(axis: int, elements: npt.NDArray[np.int64]) -> Taps:
         return Taps(*(of[elements] for of in reversed_taps[axis]))
 
-    return Resampled(dy, dx, carried(specs["dy"].dtype), _in_order(reversed_taps, dy, dx), along)
+    kernel = Resampled(dy, dx, carried(specs["dy"].dtype), _in_order(reversed_taps, dy, dx), along)
+    return kernel if kernel.pays() else None
 
 
 def _in_order(axes: Iterable[int], x: Dims, y: Dims) -> tuple[int, ...]:
@@ -152,6 +156,21 @@ class Resampled:
     axes: tuple[int, ...]
     taps: TapsAlong
     beyond: float = 0.0
+
+    def pays(self) -> bool:
+        """Whether calls are few, or each is on enough elements. It is asked of packed tensors."""
+        taps = {axis: self._taps_of(axis) for axis in self.axes}
+        if max(taps.values(), default=0) <= _MOST_TAPS:
+            return True
+        extents = self._extents(range(len(self.x)))
+        dims, calls, elements = [*extents], 0, 0
+        for axis in self.axes:
+            dims[axis] = self._most_read(axis, extents[axis])
+        for axis in self.axes:
+            dims[axis] = extents[axis]
+            calls += taps[axis]
+            elements += taps[axis] * math.prod(dims)
+        return elements >= _LEAST_ELEMENTS * calls
 
     def footprint(self, lanes: int) -> int:
         """Bytes of scratch that each lane needs: for x's part of a block, and for results along some axes."""
