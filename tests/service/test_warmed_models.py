@@ -74,17 +74,6 @@ async def test_the_first_run_of_a_warmed_graph_finds_everything_prepared(tmp_pat
         assert notes.read_bytes() == b"\1"
 
 
-async def test_weights_that_are_written_behind_the_warming_are_what_the_first_run_reads(
-    tmp_path: Path,
-) -> None:
-    async with spawned(tmp_path / "prepared") as gpu:
-        w = await gpu.upload(W * 0)
-        model = await gpu.ask(DeployModel())
-        await gpu.ask(WarmModel(model=model, graphs=(await placed(gpu, w, 4),)))
-        await gpu.write(w, W)
-        check(await run(gpu, model, images(4)), images(4))
-
-
 async def half(gpu: CudnnRef, w: BufferRef) -> ModelGraph:
     """A product with weights of bfloat16."""
     g = GraphBuilder()

@@ -79,7 +79,7 @@ def test_scatters_are_the_same_in_parts_along_dims_that_no_index_selects(
 ) -> None:
     """As sums of small integers are computed that take too much scratch memory."""
     monkeypatch.setattr(by_definition, "_PART_ELEMENTS", 50)
-    check("indexing", dict.fromkeys((Scatter, ScatterElements, ScatterND), PARTS), 30)
+    check("indexing", dict.fromkeys((Scatter, ScatterElements, ScatterND), PARTS), 12)
 
 
 def test_sums_of_small_integers_take_scratch_memory_or_are_cut_into_parts() -> None:
@@ -92,10 +92,6 @@ def test_sums_of_small_integers_take_scratch_memory_or_are_cut_into_parts() -> N
         ) is found
 
 
-def lp_pool(g: GraphBuilder) -> Any:
-    return g.apply(LpPool(x=g.relu(g.input("x", (2, 4, 96, 96))), window=S(2, size=3, pad=1, stride=2)))
-
-
 def lp_pool_gradient(g: GraphBuilder) -> Any:
     x = g.relu(g.input("x", (1, 1, 200, 200)))
     return g.grad(g.apply(LpPool(x=x, window=S(2, size=3, pad=1, stride=2))), x)
@@ -104,10 +100,6 @@ def lp_pool_gradient(g: GraphBuilder) -> Any:
 def max_pool_gradient(g: GraphBuilder) -> Any:
     x = g.relu(g.input("x", (1, 4, 128, 150)))
     return g.grad(g.max_pool(x, 3, stride=2, pad=1), x)
-
-
-def response_norm(g: GraphBuilder) -> Any:
-    return g.apply(LocalResponseNorm(x=g.relu(g.input("x", (2, 8, 64, 64))), size=5))
 
 
 def response_norm_gradient(g: GraphBuilder) -> Any:
@@ -165,10 +157,8 @@ def gradient_of_copies(g: GraphBuilder) -> Any:
 
 
 GRAPHS: tuple[Callable[[GraphBuilder], Any], ...] = (
-    lp_pool,
     lp_pool_gradient,
     max_pool_gradient,
-    response_norm,
     response_norm_gradient,
     grid_sample,
     best,
