@@ -42,7 +42,7 @@ def test_a_step_and_a_sequence_at_a_time_give_the_same(monkeypatch: pytest.Monke
     monkeypatch.setattr(forward, "_MOST_BYTES", 1)
     monkeypatch.setattr("cudnn_actor.engines.cpu.fast.recurrent_walks._LEAST_WORK", 1)
     monkeypatch.setattr("cudnn_actor.engines.cpu.fast.recurrent_walks._LEAST_ROWS", 1)
-    assert len(Sizes.of(LSTM, (2, 24, 6), 11).tasks) == 2 * 8
+    assert len(Sizes.of(LSTM, (2, 24, 6), 64).tasks) == 2 * 8
     check("recurrent", MAKES, 40)
 
 
@@ -52,6 +52,12 @@ def test_sequences_are_dealt_to_tasks_where_steps_are_large() -> None:
     assert [task.rows for task in Sizes.of(LSTM, (1, 512, 128), 32).tasks] == halves
     assert [task.way for task in Sizes.of(LSTM, (2, 512, 128), 32).tasks] == [0, 0, 1, 1]
     assert len(Sizes.of(LSTM, (1, 64, 16), 32).tasks) == 1
+    assert [len(Sizes.of(LSTM, (1, 4096, 1024), batch).tasks) for batch in (127, 128, 511, 512)] == [
+        2,
+        4,
+        4,
+        8,
+    ]
 
 
 def test_memory_for_the_input_s_part_does_not_grow_with_the_steps() -> None:

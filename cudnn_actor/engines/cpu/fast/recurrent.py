@@ -15,7 +15,7 @@ import numpy as np
 
 from cudnn_actor.engines.cpu.fast.kernels import Call, Kernel, Operands, Step, carried, deal
 from cudnn_actor.engines.cpu.fast.lines import Floats
-from cudnn_actor.engines.cpu.fast.matrices import product_steps
+from cudnn_actor.engines.cpu.fast.matrices import product_steps, taken
 from cudnn_actor.engines.cpu.fast.recurrent_walks import (
     Mask,
     Sizes,
@@ -61,10 +61,9 @@ class _Layer:
         node, sizes, x, keep = self.node, self.sizes, operands["x"], lanes[0].keep
         directions, batch, rows, state, hidden = sizes
         given = {
-            name: transposed(operands[name], steps, lanes)
-            for name in ("w_ih", "w_hh", "w_hr")
-            if name in operands
+            name: transposed(operands[name], steps, lanes) for name in ("w_ih", "w_hr") if name in operands
         }
+        given["w_hh"] = taken(operands["w_hh"], steps, lanes)
         given |= {"bias": operands["bias"]} if "bias" in operands else {}
         states = {"h": keep((directions, batch, state), x.dtype)}
         if node.mode is RecurrentMode.LSTM:
@@ -110,11 +109,14 @@ class _Walk:
     """A call that walks through some steps, and changes the state that it finds.
 
     Sigmoids are computed as (1 + tanh(x / 2)) / 2. So they take one call together with a gate that is a tanh.
+    The state of several sequences is multiplied as a transposed matrix, from the right. With few of them,
+    that takes half of the time with OpenBLAS's kernels for AVX-512, and as long with those for AVX2.
 
     Parameters
     ----------
     given
-        The weights of the direction, transposed, its bias, and the state of the sequences.
+        The weights of the direction, those of the input and of a projection transposed, its bias, and the
+        state of the sequences.
     walked
         What is read and written step by step, in the order of the walk.
     outside
@@ -132,8 +134,9 @@ class _Walk:
         self._given, self._walked, self._outside = given, walked, outside
         self._mode, self._inside = mode, None if outside is None else ~outside
         h = given["h"]
-        (batch, state), (_, rows) = h.shape, given["w_hh"].shape
+        (batch, state), rows = h.shape, len(given["w_hh"])
         hidden, dtype = rows // mode.gates, h.dtype
+        self._turned = scratch.take((rows, batch), dtype)
         self._gates = scratch.take((batch, rows), dtype)
         self._each = self._gates.reshape(batch, mode.gates, hidden)
         self._spare, self._more, full, cells = (scratch.take((batch, hidden), dtype) for _ in range(4))
@@ -147,23 +150,31 @@ class _Walk:
     def footprint(sizes: Sizes, itemsize: int) -> int:
         """Bytes of scratch for the largest task."""
         most, (_, _, rows, state, hidden) = sizes.most_rows, sizes
-        return footprint(
-            (most, rows), *[(most, hidden)] * 4, *[(rows,)] * 3, (most, state), itemsize=itemsize
-        )
+        dims = [*[(most, rows)] * 2, *[(most, hidden)] * 4, *[(rows,)] * 3, (most, state)]
+        return footprint(*dims, itemsize=itemsize)
 
     def __call__(self) -> None:
         """Walk."""
         self._prepare()
-        walked, h, new = self._walked, self._h, self._new
+        walked, new = self._walked, self._new
         step = {RecurrentMode.LSTM: self._lstm, RecurrentMode.GRU: self._gru}.get(self._mode, self._plain)
         reserve = walked.get("reserve")
         for number, (of_input, y) in enumerate(zip(walked["input"], walked["y"], strict=True)):
             kept = None if reserve is None else reserve[number]
-            np.matmul(h, self._given["w_hh"], self._gates)
+            self._multiply()
             step(of_input, kept)
             np.copyto(y, new)
             if self._outside is not None:
                 self._hold(number, y, kept)
+
+    def _multiply(self) -> None:
+        """Compute the state's part of the gates."""
+        h, weights = self._h, self._given["w_hh"]
+        if len(h) == 1:
+            np.matmul(h, weights.T, self._gates)
+        else:
+            np.matmul(weights, h.T, self._turned)
+            np.copyto(self._gates, self._turned.T)
 
     def _prepare(self) -> None:
         """Add the bias to the input's part; of a GRU, not the state's part of n's, which r is for."""

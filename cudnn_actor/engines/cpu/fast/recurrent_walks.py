@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -17,8 +18,13 @@ from cudnn_actor.engines.cpu.scratch import Scratch
 __all__ = ["Mask", "Sizes", "Task", "Turn", "in_order", "transposed", "turns", "within"]
 
 Mask = npt.NDArray[np.bool_]
-_LEAST_WORK, _LEAST_ROWS = 1 << 20, 16
-"""Products of a step, and sequences, that a task has at least where a direction has several."""
+_LEAST_WORK = 1 << 20
+"""Products of a step that a task has at least where a direction has several."""
+_LEAST_ROWS = 8
+"""Of so many tasks of a direction, each has that many times as many sequences at least.
+
+BLAS copies the weights for each product. So few tasks of many sequences take less time on one lane.
+"""
 _MOST_TASKS = 8
 """Of a direction."""
 
@@ -59,7 +65,7 @@ class Sizes(NamedTuple):
     def tasks(self) -> list[Task]:
         """Its tasks. They do not depend on the number of lanes, so the results do not either."""
         work = self.batch * self.rows * self.state
-        most = min(self.batch // _LEAST_ROWS, work // _LEAST_WORK, _MOST_TASKS)
+        most = min(math.isqrt(self.batch // _LEAST_ROWS), work // _LEAST_WORK, _MOST_TASKS)
         count = 1 << max(1, most).bit_length() - 1
         bounds = [self.batch * number // count for number in range(count + 1)]
         parts = [slice(*pair) for pair in itertools.pairwise(bounds)]
