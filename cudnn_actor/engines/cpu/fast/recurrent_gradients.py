@@ -113,8 +113,8 @@ class _WalkBack:
         mask: Mask | None,
         scratch: Scratch,
     ) -> None:
-        (mode, self._way), self._given, self._walked, self._mask = of, given, walked, mask
-        self._mode = mode
+        (mode, way), self._given, self._walked, self._mask = of, given, walked, mask
+        self._mode, self._order = mode, walk(len(walked["gates"]), way)[::-1]
         dh = given["dh"]
         (batch, state), (rows, _) = dh.shape, given["w_hh"].shape
         hidden, dtype = rows // mode.gates, dh.dtype
@@ -139,7 +139,7 @@ class _WalkBack:
         step = steps.get(self._mode, self._plain)
         walked, dh, mask = self._walked, self._given["dh"], self._mask
         dy, gates, slopes = walked.get("dy"), walked["gates"], walked.get("slopes")
-        for time, before in reversed(walk(len(gates), self._way)):
+        for time, before in self._order:
             inside: Any = True if mask is None else mask[time]
             if dy is not None:
                 np.add(dh, dy[time], dh, where=inside)
