@@ -450,8 +450,9 @@ class AttentionFunctions(ComposedFunctions, SpatialFunctions, RandomFunctions):
         """Attention by products and a softmax, with scores that the caller changes."""
         q, k, v = attention.q, attention.k, attention.v
         (batch, heads, rows, features), (_, groups, columns, _) = q.dims, k.dims
+        shared = rows * heads // max(1, groups)  # rows of a group; there may be none
         wide = DType.FLOAT64 if q.dtype is DType.FLOAT64 else DType.FLOAT32
-        by_group = self.reshape(q, (batch, groups, heads // groups * rows, features))
+        by_group = self.reshape(q, (batch, groups, shared, features))
         products = self.matmul(by_group, self.transpose(k, (0, 1, 3, 2)))
         dims = (batch, heads, rows, columns)
         scores = self.astype(self.reshape(products, dims), wide) * attention.effective_scale(features)
@@ -472,9 +473,7 @@ class AttentionFunctions(ComposedFunctions, SpatialFunctions, RandomFunctions):
         if attention.dropout:
             assert attention.state is not None, "that has been checked"
             weights = self.dropout(weights, attention.dropout, attention.state)
-        mixed = self.matmul(
-            self.reshape(self.astype(weights, q.dtype), (batch, groups, heads // groups * rows, columns)), v
-        )
+        mixed = self.matmul(self.reshape(self.astype(weights, q.dtype), (batch, groups, shared, columns)), v)
         return self.astype(self.reshape(mixed, (batch, heads, rows, v.dims[3])), q.dtype)
 
     def _visible(self, q: Tensor, k: Tensor, seen: _Seen) -> Tensor | None:

@@ -116,6 +116,16 @@ def test_causality_from_the_end_with_more_queries_or_more_keys(rows: int, column
     np.testing.assert_allclose(got, defined(**given, causal="bottom_right"), atol=1e-12)
 
 
+@pytest.mark.parametrize("dims", [(0, 4, 5, 7), (3, 0, 5, 7), (3, 4, 0, 7), (3, 4, 5, 0)])
+def test_there_may_be_no_samples_heads_queries_or_keys(dims: tuple[int, ...]) -> None:
+    samples, heads, rows, columns = dims
+    of_keys = (samples, heads, columns, D)
+    given = {"q": np.ones((samples, heads, rows, D)), "k": np.ones(of_keys), "v": np.ones(of_keys)}
+    for options in ({"causal": "bottom_right"}, {"score": lambda x: 2.0 * x}):
+        got = by_builder(given, **options)
+        np.testing.assert_array_equal(got, np.zeros((samples, heads, rows, D)))
+
+
 def test_gradients_of_compositions() -> None:
     given = {**values(2, 3), "sinks": SINKS}
 
