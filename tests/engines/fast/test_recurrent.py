@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cudnn_actor.engines.cpu.fast import recurrent as forward
 from cudnn_actor.engines.cpu.fast.recurrent import recurrent
 from cudnn_actor.engines.cpu.fast.recurrent_gradients import (
     recurrent_backward_data,
@@ -38,8 +37,8 @@ def test_random_problems_are_right_within_their_bounds_on_any_number_of_lanes() 
 
 
 def test_a_step_and_a_sequence_at_a_time_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Input is multiplied for one step in each turn, and each sequence is a task of its own."""
-    monkeypatch.setattr(forward, "_MOST_BYTES", 1)
+    """Each step is a turn, and each sequence a task of its own."""
+    monkeypatch.setattr("cudnn_actor.engines.cpu.fast.recurrent_walks._MOST_BYTES", 1)
     monkeypatch.setattr("cudnn_actor.engines.cpu.fast.recurrent_walks._LEAST_WORK", 1)
     monkeypatch.setattr("cudnn_actor.engines.cpu.fast.recurrent_walks._LEAST_ROWS", 1)
     assert len(Sizes.of(LSTM, (2, 24, 6), 64).tasks) == 2 * 8
@@ -62,6 +61,27 @@ def test_sequences_are_dealt_to_tasks_where_steps_are_large() -> None:
 
 def test_memory_for_the_input_s_part_does_not_grow_with_the_steps() -> None:
     assert kept_bytes(2000) == kept_bytes(4000)
+
+
+def test_long_sequences_take_several_turns_between_which_progress_is_noted() -> None:
+    dims: dict[str, tuple[int, ...]] = {
+        "x": (9000, 1, 1),
+        "w_ih": (1, 4, 1),
+        "w_hh": (1, 4, 1),
+        "y": (9000, 1, 1),
+    }
+    dims |= {"reserve": (1, 9000, 1, 5, 1)}
+    given: Any = {name: name for name in dims}
+    back: Any = RecurrentBackwardData(**given, dy="y", mode=RecurrentMode.LSTM)
+    layer: Any = Recurrent(**given, mode=RecurrentMode.LSTM)
+    arrays = {name: np.zeros(each, np.float32) for name, each in dims.items()}
+    specs = {name: TensorSpec.packed(each) for name, each in dims.items()}
+    for make, node in ((recurrent, layer), (recurrent_backward_data, back)):
+        kernel: Any = make(node, specs)
+        lane = Scratch(aligned_bytes(kernel.footprint(1)))
+        steps = kernel.bind(arrays, {**arrays, "dx": arrays["x"].copy()}, [lane])
+        walks = [call for step in steps for call in step if type(call).__name__.startswith("_Walk")]
+        assert len(walks) == 3
 
 
 def kept_bytes(steps: int) -> int:

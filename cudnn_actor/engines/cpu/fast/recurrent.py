@@ -32,9 +32,6 @@ from cudnn_actor.protocol.operations.base import Specs
 
 __all__ = ["recurrent"]
 
-_MOST_BYTES = 4 << 20
-"""Of what the products of the input give at a time, for one direction."""
-
 
 def recurrent(node: Node, specs: Specs) -> Kernel | None:
     """A kernel of `Recurrent`; None without sequences."""
@@ -71,7 +68,7 @@ class _Layer:
         for name, own in states.items():
             first = operands.get(f"{name}0")
             steps.append((partial(own.fill, 0) if first is None else partial(np.copyto, own, first),))
-        most = max(1, min(len(x), _MOST_BYTES // (batch * rows * self.itemsize)))
+        most = min(len(x), sizes.steps_of_turn(self.itemsize))
         walked = {"input": keep((directions, most, batch, rows), x.dtype), **results}
         mask = within(node, len(x), batch)
         for own_turns in zip(*(turns(len(x), most, way) for way in range(directions)), strict=True):

@@ -12,7 +12,7 @@ import numpy as np
 from cudnn_actor.engines.cpu.fast.kernels import Call, Kernel, Operands, Step, carried, deal
 from cudnn_actor.engines.cpu.fast.lines import Floats, joined_axes
 from cudnn_actor.engines.cpu.fast.matrices import as_blas_takes_it, copy_step, product_steps, taken
-from cudnn_actor.engines.cpu.fast.recurrent_walks import Mask, Sizes, Task, within
+from cudnn_actor.engines.cpu.fast.recurrent_walks import Mask, Sizes, Task, Turn, turns, within
 from cudnn_actor.engines.cpu.scratch import Scratch, footprint
 from cudnn_actor.protocol.operations import (
     Node,
@@ -21,7 +21,6 @@ from cudnn_actor.protocol.operations import (
     RecurrentMode,
 )
 from cudnn_actor.protocol.operations.base import Specs
-from cudnn_actor.protocol.operations.recurrent import walk
 
 __all__ = ["recurrent_backward_data", "recurrent_backward_weights"]
 
@@ -68,8 +67,9 @@ class _OfData:
             last = operands.get(f"d{name}_n")
             steps.append((partial(own.fill, 0) if last is None else partial(np.copyto, own, last),))
         mask = within(node, len(y), batch)
+        most = sizes.steps_of_turn(self.itemsize)
 
-        def call(task: Task, lane: int) -> Call:
+        def call(task: Task, lane: int, own_turns: Sequence[Turn]) -> Call:
             way, some = task
             own = {name: array[way] for name, array in weights.items()}
             own |= {f"d{name}": array[way, some] for name, array in states.items()}
@@ -79,9 +79,13 @@ class _OfData:
             walked |= {"reserve": operands["reserve"][way, :, some], "gates": of_gates[:, some, way]}
             walked |= {"slopes": results["slopes"][way, :, some]} if "slopes" in results else {}
             one = None if mask is None else mask[:, some]
-            return _WalkBack((node.mode, way), own, walked, one, lanes[lane].fork())
+            return _WalkBack((node.mode, own_turns[way]), own, walked, one, lanes[lane].fork())
 
-        steps.append(deal(sizes.tasks, len(lanes), call))
+        walks = (reversed(turns(len(y), most, way)) for way in range(directions))
+        steps += [
+            deal(sizes.tasks, len(lanes), partial(call, own_turns=own_turns))
+            for own_turns in zip(*walks, strict=True)
+        ]
         together = _rows(operands["w_ih"], steps, lanes)
         of_both = of_gates.reshape(len(y), batch, directions * rows)
         steps += product_steps(of_both, together[None], results["dx"], lanes)
@@ -90,31 +94,31 @@ class _OfData:
 
 
 class _WalkBack:
-    """A call that walks back through all steps, and changes the gradients of the state that it finds.
+    """A call that walks back through some steps, and changes the gradients of the state that it finds.
 
     Parameters
     ----------
     of
-        The mode, and the direction that it walks against.
+        The mode, and the turn, whose direction it walks against.
     given
         The weights of the direction, the gradients of the state behind the last step, and the state before
         the first one.
     walked
-        What is read and written step by step, in the order of time.
+        What is read and written step by step, in the order of time: of all steps.
     mask
         Which sequences have a step; None if all have all of them.
     """
 
     def __init__(
         self,
-        of: tuple[RecurrentMode, int],
+        of: tuple[RecurrentMode, Turn],
         given: Mapping[str, Floats],
         walked: Mapping[str, Floats],
         mask: Mask | None,
         scratch: Scratch,
     ) -> None:
-        (mode, way), self._given, self._walked, self._mask = of, given, walked, mask
-        self._mode, self._order = mode, walk(len(walked["gates"]), way)[::-1]
+        (mode, self._turn), self._given, self._walked, self._mask = of, given, walked, mask
+        self._mode = mode
         dh = given["dh"]
         (batch, state), (rows, _) = dh.shape, given["w_hh"].shape
         hidden, dtype = rows // mode.gates, dh.dtype
@@ -139,7 +143,11 @@ class _WalkBack:
         step = steps.get(self._mode, self._plain)
         walked, dh, mask = self._walked, self._given["dh"], self._mask
         dy, gates, slopes = walked.get("dy"), walked["gates"], walked.get("slopes")
-        for time, before in self._order:
+        (times, backwards), count = self._turn, len(gates)
+        numbers = range(times.start, times.stop)
+        for time in numbers if backwards else reversed(numbers):
+            earlier = time + 1 if backwards else time - 1
+            before = earlier if 0 <= earlier < count else None
             inside: Any = True if mask is None else mask[time]
             if dy is not None:
                 np.add(dh, dy[time], dh, where=inside)

@@ -1,4 +1,7 @@
-"""How the steps of a recurrent layer are dealt: a task walks through one direction, for some sequences."""
+"""How the steps of a recurrent layer are dealt: a task walks through one direction, for some sequences.
+
+It walks in turns. Progress is noted behind each.
+"""
 
 from __future__ import annotations
 
@@ -27,6 +30,8 @@ BLAS copies the weights for each product. So few tasks of many sequences take le
 """
 _MOST_TASKS = 8
 """Of a direction."""
+_MOST_BYTES, _MOST_STEPS = 4 << 20, 4096
+"""Bytes of what a turn's steps compute the gates from, and steps: a turn takes some tenths of a second."""
 
 
 class Task(NamedTuple):
@@ -70,6 +75,10 @@ class Sizes(NamedTuple):
         bounds = [self.batch * number // count for number in range(count + 1)]
         parts = [slice(*pair) for pair in itertools.pairwise(bounds)]
         return [Task(way, part) for way in range(self.directions) for part in parts]
+
+    def steps_of_turn(self, itemsize: int) -> int:
+        """How many steps a turn has at most."""
+        return min(_MOST_STEPS, max(1, _MOST_BYTES // (self.batch * self.rows * itemsize)))
 
     @property
     def most_rows(self) -> int:
