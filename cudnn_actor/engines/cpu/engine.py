@@ -46,7 +46,8 @@ log = Log("cudnn_actor")
 _Run = Callable[..., None]
 """A run of a plan on its buffers. It takes `on_progress` and `on_piece`."""
 _FOR_CONVERTED = 1 / 4
-"""The part of the memory that is free in which weights are kept in float32. Else each run converts them."""
+"""Of the memory that is free or has them: the part in which all weights are kept in float32. What does not fit
+is converted in each run."""
 _BLAS_ALONE = 1
 """Threads of BLAS where the engine runs products side by side."""
 
@@ -190,7 +191,8 @@ class CpuEngine:
         if not isinstance(plan, FastPlan) or not (nbytes := converted_bytes(plan, constant)):
             return None
         rooms = [room for room in (available(), room_in_container()) if room is not None]
-        if nbytes <= min(rooms, default=nbytes / _FOR_CONVERTED) * _FOR_CONVERTED:
+        kept = self.converted_bytes
+        if not rooms or kept + nbytes <= (kept + min(rooms)) * _FOR_CONVERTED:
             with contextlib.suppress(MemoryError):
                 found = with_constants(plan, buffers, constant, self.on_progress)
                 self._constants.add(found)

@@ -83,6 +83,22 @@ def test_weights_that_do_not_fit_into_the_free_memory_are_converted_in_each_run(
     assert not bench.engine.read(buffers[-1]).any()
 
 
+def test_the_weights_of_all_graphs_share_a_bound(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = network(GraphBuilder())
+    buffers = bench.bound(graph)
+    plan = bench.engine.build(graph.body, workspace_limit=None)
+    of_one = 896 + 512
+    monkeypatch.setattr(cpu_engine, "room_in_container", lambda: None)
+    monkeypatch.setattr(cpu_engine, "available", lambda: 10 * of_one - bench.engine.converted_bytes)
+    places = places_of(graph, "w", "v")
+    launches = [bench.engine.expect(plan, buffers, [], places) for _ in range(3)]
+    assert bench.engine.converted_bytes == 2 * of_one
+    del launches[0]
+    gc.collect()
+    launches.append(bench.engine.expect(plan, buffers, [], places))
+    assert bench.engine.converted_bytes == 2 * of_one
+
+
 def test_kept_weights_outlive_a_workspace_that_grows(bench: Bench) -> None:
     graph = network(GraphBuilder())
     buffers = bench.bound(graph)
