@@ -26,7 +26,17 @@ from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from .device import h200
 from .nvrtc import compile_cuda
 
-__all__ = ["Hasty", "explanation", "first_plan", "first_plans", "hasty_plan", "listed", "ranked", "tried"]
+__all__ = [
+    "Hasty",
+    "explanation",
+    "first_plan",
+    "first_plans",
+    "hasty_plan",
+    "listed",
+    "listed_pieces",
+    "ranked",
+    "tried",
+]
 __all__ += ["waited_for"]
 
 
@@ -111,6 +121,15 @@ def listed(graph: OperationGraph, timed: Sequence[Timed] = ()) -> Explanation:
         )
         recipe = msgspec.structs.replace(recipe, tuning=tuning)
     return with_candidates(recipe, plan.explain(graph), graph, h200(), None)
+
+
+def listed_pieces(graph: OperationGraph) -> int:
+    """How often progress is noted while the plans are listed that may run each piece."""
+    plan, noted = _composed(graph), list[None]()
+    with_candidates(
+        plan.recipe, plan.explain(graph), graph, h200(), None, on_progress=lambda: noted.append(None)
+    )
+    return len(noted)
 
 
 def _composed(graph: OperationGraph) -> CudaPlan:

@@ -10,7 +10,7 @@ from cudnn_actor.protocol import GraphBuilder, Numerics, OperationGraph
 
 from ..engines import test_ranking
 from ..engines.test_kernel_caches import biased, convolution, product
-from .building import first_plan, listed, ranked, tried
+from .building import first_plan, listed, listed_pieces, ranked, tried
 from .child import Child
 
 
@@ -84,6 +84,7 @@ def test_each_piece_has_its_own_candidates_and_equal_pieces_the_same(child: Chil
     assert first.candidates == second.candidates
     assert len([each for each in first.candidates if each.kind == "cuDNN's"]) > 1
     assert [each.chosen for each in last.candidates].count(True) == 1
+    assert child.call(listed_pieces, g.build(y=g.softmax(y, 1)).body) >= 2  # the different ones
 
 
 def _with(graph: OperationGraph, **options: tuple[str, ...]) -> OperationGraph:

@@ -46,8 +46,8 @@ log = Log("cudnn_actor")
 _Run = Callable[..., None]
 """A run of a plan on its buffers. It takes `on_progress` and `on_piece`."""
 _FOR_CONVERTED = 1 / 4
-"""Of the memory that is free or has them: the part in which all weights are kept in float32. What does not fit
-is converted in each run."""
+"""Of the memory that would be free without them: the part in which weights are kept in float32. Those that do
+not fit are converted in each run."""
 _BLAS_ALONE = 1
 """Threads of BLAS where the engine runs products side by side."""
 

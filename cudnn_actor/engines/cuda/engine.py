@@ -310,7 +310,9 @@ class CudaEngine:
     ) -> Explanation:
         """See `listing.with_candidates`. Raises `EngineFailure`, `StickyError`."""
         assert isinstance(plan, CudaPlan)
-        return with_candidates(plan.recipe, explanation, graph, self._handle, workspace_limit)
+        return with_candidates(
+            plan.recipe, explanation, graph, self._handle, workspace_limit, on_progress=self.on_progress
+        )
 
     @reported
     def write(self, dst: Place, array: Any) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from cudnn_actor.engines.base import no_progress
 from cudnn_actor.engines.cuda.cudnn.errata import erratum
 from cudnn_actor.engines.cuda.cudnn.frontend_graph import Refused
 from cudnn_actor.engines.cuda.library.libraries import libraries
@@ -24,12 +25,18 @@ _Candidates = tuple[PlanCandidate, ...]
 
 
 def with_candidates(
-    recipe: Recipe, explanation: Explanation, graph: OperationGraph, handle: Any, limit: int | None
+    recipe: Recipe,
+    explanation: Explanation,
+    graph: OperationGraph,
+    handle: Any,
+    limit: int | None,
+    *,
+    on_progress: Callable[[], None] = no_progress,
 ) -> Explanation:
     """What a recipe says of itself, with the plans that may run each piece. Blocks for up to 0.1 s for each.
 
-    cuDNN's fallbacks are listed where it has no others. What tuning has measured stands with what it has
-    measured. `handle` may be an `AbsentDevice`.
+    cuDNN's fallbacks are listed where it has no others. A candidate that tuning has tried has what tuning
+    found out about it. `handle` may be an `AbsentDevice`. `on_progress` is called after each piece.
     """
     known: dict[str, _Candidates] = {}
     limit = WORKSPACE_BYTES if limit is None else limit
@@ -42,6 +49,7 @@ def with_candidates(
         digest = single.digest()
         if digest not in known:
             known[digest] = tuple(_candidates_of(single, handle, limit))
+            on_progress()
         first = of_single[0]
         found = _with_measured(known[digest], tunings[first])
         pieces[first] = msgspec.structs.replace(
