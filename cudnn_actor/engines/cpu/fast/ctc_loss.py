@@ -25,6 +25,8 @@ __all__ = ["ctc_loss"]
 
 _CELLS = 8192
 """Of a block's row, about: a few times more than what calls of NumPy cost themselves."""
+_MOST_SCORES = 16 << 20
+"""Bytes of a block's numbers of a frame, unless those of one sample are more."""
 _FEW_CELLS = 2048
 """Samples with fewer cells in all are one block."""
 _PADS = 2
@@ -68,8 +70,9 @@ class _CTCLoss:
     @property
     def samples(self) -> int:
         """Of a block, at most."""
-        _, samples, _ = self.dims
-        found = min(samples, max(1, _CELLS // self.width))
+        _, samples, classes = self.dims
+        most = min(_CELLS // self.width, _MOST_SCORES // (classes * self.dtype.itemsize))
+        found = min(samples, max(1, most))
         return -(-samples // 2) if found == samples and samples * self.width > _FEW_CELLS else found
 
     @property
