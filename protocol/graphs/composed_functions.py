@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, cast
 
 from cudnn_actor.protocol.errors import InvalidRequest, Words
 from cudnn_actor.protocol.graphs.backward_functions import BackwardFunctions
@@ -17,7 +17,14 @@ from cudnn_actor.protocol.graphs.named_outputs import named_outputs
 from cudnn_actor.protocol.operations import CTCLoss
 from cudnn_actor.protocol.operations.base import axis_of
 from cudnn_actor.protocol.operations.normalization import check_epsilon, check_momentum
-from cudnn_actor.protocol.types.checks import as_number, is_finite, is_whole, require_choice, require_flag
+from cudnn_actor.protocol.types.checks import (
+    as_index,
+    as_number,
+    is_finite,
+    is_whole,
+    require_choice,
+    require_flag,
+)
 from cudnn_actor.protocol.types.dtypes import DType
 
 if TYPE_CHECKING:
@@ -192,7 +199,8 @@ class ComposedFunctions(Functions, IndexingFunctions, BackwardFunctions):
         """The loss of sequences without alignments, as PyTorch's `ctc_loss`: see `CTCLoss`.
 
         Its gradient is the derivative by `log_probs` themselves, as if each of them could change alone.
-        PyTorch's is already that by the scores of the `log_softmax` before; behind that, both are equal.
+        PyTorch's function gives the derivative by the scores that a `log_softmax` took to make them. Through
+        that `log_softmax`, both lead to the same gradient of the scores.
 
         Parameters
         ----------
@@ -205,8 +213,9 @@ class ComposedFunctions(Functions, IndexingFunctions, BackwardFunctions):
         blank
             The class of blanks.
         reduction
-            The mean of all, where each is divided by its number of labels before; their sum; or "none" for
-            each one. float32, or float64 of float64.
+            "mean": each loss is divided by its number of labels, or by 1 if it has none, and the mean of
+            these is the result. "sum": the sum of the losses. "none": the losses, of dims (N,). The result
+            is float64 if log_probs is, else float32.
         zero_infinity
             Whether infinite losses, of labels that no alignment gives, are 0.
         """
@@ -231,7 +240,7 @@ class ComposedFunctions(Functions, IndexingFunctions, BackwardFunctions):
         self,
         sums: Tensor,
         sums_of_squares: Tensor,
-        count: int,
+        count: SupportsIndex,
         scale: Tensor | None = None,
         bias: Tensor | None = None,
         *,
@@ -241,18 +250,19 @@ class ComposedFunctions(Functions, IndexingFunctions, BackwardFunctions):
         momentum: float = 0.1,
         unbiased: bool = True,
     ) -> Any:
-        """What follows from the sums of a batch's channels: cuDNN's `BN_FINALIZE_STATISTICS`.
+        """The scale and bias of a batch norm, from sums of each channel: cuDNN's `BN_FINALIZE_STATISTICS`.
 
         With the new scale and bias, of dims (C, 1, ...), `x * scale + bias` is the batch norm of an x whose
         elements were added up, by `GenStats` or piece by piece. The variance is the mean of the squares less
-        the square of the mean, which cancel where the mean is large.
+        the square of the mean. It is inaccurate where these are almost equal: where the mean is large and the
+        deviation small.
 
         Parameters
         ----------
         sums, sums_of_squares
             Dims (C,), floats: as `GenStats` gives them.
         count
-            How many elements of each channel were added up, at least 1.
+            How many elements of each channel were added up: a whole number, also NumPy's, at least 1.
         scale, bias
             Those of the norm, dims (C,); without them 1 and 0.
         running_mean, running_variance, epsilon, momentum, unbiased
@@ -282,7 +292,11 @@ class ComposedFunctions(Functions, IndexingFunctions, BackwardFunctions):
                     problem="does not have a number for each channel",
                     fix="give floats of dims (C,), as those of sums",
                 )
-        if not is_whole(count) or not 1 <= count <= _MOST_ELEMENTS:
+        try:
+            elements = as_index(count)
+        except TypeError:
+            elements = 0
+        if not 1 <= elements <= _MOST_ELEMENTS:
             raise InvalidRequest(
                 field="count",
                 value=count,
@@ -292,13 +306,13 @@ class ComposedFunctions(Functions, IndexingFunctions, BackwardFunctions):
         check_epsilon(epsilon)
         check_momentum(momentum)
         require_flag("unbiased", unbiased)
-        mean = sums / count
-        variance = self.maximum(sums_of_squares / count - mean * mean, 0.0)
+        mean = sums / elements
+        variance = self.maximum(sums_of_squares / elements - mean * mean, 0.0)
         inverse = self.rsqrt(variance + epsilon)
         factor = inverse if scale is None else scale * inverse
         shift = -(mean * factor) if bias is None else bias - mean * factor
         found = {"scale": factor, "bias": shift, "mean": mean, "inverse_deviation": inverse}
-        correction = count / max(1, count - 1) if unbiased else 1.0
+        correction = elements / max(1, elements - 1) if unbiased else 1.0
         for name, old, new in (
             ("mean", running_mean, mean),
             ("variance", running_variance, variance * correction),

@@ -306,7 +306,7 @@ def test_a_batch_norm_from_sums_is_that_of_the_whole_batch(unbiased: bool) -> No
 def test_without_optional_operands_a_batch_norm_from_sums_has_neither_scale_nor_running_statistics() -> None:
     g = GraphBuilder()
     sums, squares = (g.input(name, (3,), "float16") for name in ("sums", "squares"))
-    found = g.batch_norm_finalize(sums, squares, 8, running_mean=g.input("mean", (3,)))
+    found = g.batch_norm_finalize(sums, squares, np.prod((2, 4)), running_mean=g.input("mean", (3,)))
     assert found._fields == ("scale", "bias", "mean", "inverse_deviation", "new_running_mean")
     assert found.new_running_mean.dtype is DType.FLOAT32
 
