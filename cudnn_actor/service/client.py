@@ -889,10 +889,10 @@ class CudnnRef:
     async def plans(
         self, what: Graph | Compute, *, measure: bool = False, timeout: float | None = None
     ) -> Explanation:
-        """What `explain` says, with the plans that may run each piece: its `candidates`.
+        """What `explain` gives, in which each piece also has `candidates`: the plans that may run it.
 
-        Their names can be given to `Numerics`, as those that are preferred, or excluded. On the CPU, each
-        piece has one.
+        The names of cuDNN's plans can be given to `Numerics`, to prefer or to exclude these plans. On the
+        CPU, each piece has one candidate: what runs it.
 
         Parameters
         ----------
@@ -900,14 +900,15 @@ class CudnnRef:
             As in `explain`.
         measure
             Whether to tune the plan first, as `Warm(tune=True)` does, which takes seconds to minutes: the
-            candidates that it has tried then have their times and workspaces, and the service uses what is
-            clearly faster. Without, what an earlier tuning has measured is shown.
+            candidates that tuning has tried then have times and workspaces, and the service uses the
+            fastest if it is clearly faster. If False, they have what an earlier tuning has measured.
         timeout
             Seconds for all of it, as in `ask`.
 
         Raises as `explain`.
         """
         graph = self._explained(what)
+        require_flag("measure", measure)
         with within(timeout) as deadline:
             if measure:
                 tuned = msgspec.structs.replace(_warm((what,)), tune=True)

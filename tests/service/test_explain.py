@@ -54,6 +54,8 @@ async def test_on_the_cpu_each_piece_has_the_one_plan_that_runs_it(isolation: An
         explanation = await gpu.explain(graph)
         listed = await gpu.plans(graph)
         assert listed == await gpu.plans(await _bound(gpu, graph), measure=True)
+        with pytest.raises(InvalidRequest, match="measure"):
+            await gpu.plans(graph, measure="yes")  # type: ignore[arg-type]
     for piece, plain in zip(listed.pieces, explanation.pieces, strict=True):
         (candidate,) = piece.candidates
         assert not plain.candidates
