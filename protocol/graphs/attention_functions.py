@@ -121,22 +121,24 @@ class AttentionFunctions(ComposedFunctions, SpatialFunctions, RandomFunctions):
         q, k, v, bias, lengths_q, lengths_kv, scale
             As in `Attention`.
         causal
-            Whether position i sees only the positions j ≤ i. "bottom_right": counted from the last ones: the
-            last query sees all keys, j - keys ≤ i - queries, by the lengths of each sample if they are given.
+            Whether query i sees only the keys j ≤ i. With "bottom_right", both are counted from the end, so
+            that the last query sees all keys: query i sees the keys with j - keys ≤ i - queries. If lengths
+            are given, "keys" and "queries" are those of the sample.
         window
             How many positions before and after its own each query sees; None for all. With "bottom_right" its
             own is the one that is as far from the end.
         alibi
             Whether there are slopes as in the paper, or the slope of each head.
         dropout, state
-            As in `Attention`: it takes B * H * S * L numbers of the state, for L keys and sinks.
+            As in `Attention`. Dropout takes B * H * S * L numbers of the state, for L keys, the one of
+            `sinks` included.
         sinks
-            The score of one more key without a value, for each head: dims (H,), floats. The weights of all
-            others are smaller for it: https://arxiv.org/abs/2309.17453.
+            For each head, the score of one more key, whose value is 0: dims (H,), floats. With it, the
+            weights of the other keys add up to less than 1: https://arxiv.org/abs/2309.17453.
         score
-            Gets the scores, scaled and with the bias, float32 (float64 where q is) of dims (B, H, S, L), and
-            gives others of these dims, as a graph. All scores are in memory then. What a position does not
-            see is hidden afterwards. Not with `sinks`.
+            Called once, when the graph is built: it gets the scaled scores with the bias, float32 (float64
+            where q is) of dims (B, H, S, L), and returns those to use, of the same dims. What a query does
+            not see is hidden afterwards. All scores lie in memory at the same time. Not with `sinks`.
         """
         self._own("q", q)
         for name, given in (("k", k), ("v", v), ("bias", bias), ("sinks", sinks)):

@@ -76,7 +76,8 @@ class PlanCandidate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     us
         Microseconds of a run of the piece by itself, if tuning has timed it.
     refused
-        Why it is not used: it is excluded, or has failed its self-check. Empty if nothing speaks against it.
+        Why it is not used: it is excluded, is known to be wrong, or has failed its self-check. Empty if
+        nothing speaks against it.
     """
 
     name: str
@@ -129,7 +130,8 @@ class PieceOfPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         Its time in a run of the whole, if that was measured.
     candidates
         The plans that may run it, if they were asked for: those of one kind in the order in which they are
-        expected to be fast. Of a piece that runs as several, they are with the first of these.
+        expected to be fast. Where a plan for several pieces together may run in their place, the first of
+        these pieces has the candidates for all of them, and the others have none.
     """
 
     operations: tuple[int, ...]

@@ -56,7 +56,7 @@ class Explain(AnyMessage[Explanation], tag=True):
 
     candidates
         Whether to list the plans that may run each piece. On CUDA, cuDNN is asked for them, which takes up to
-        a tenth of a second for each different piece; the requests behind it wait.
+        a tenth of a second for each different piece. The requests behind this one wait for that.
 
     Raises as a request that runs the graph, if the engine has no plan for it; `OutOfMemory` if a second set
     of its inputs and outputs does not fit. `CudnnRef.explain` makes the message, also from other messages.

@@ -44,9 +44,9 @@ _MOST_STATES = 1 << 22
 class CTCLoss(Operation[T], tag=True):
     """The negative logarithm of the probability of labels, summed over all alignments with frames.
 
-    An alignment has a class for each frame. It gives the labels if, of equal neighbours, all but one are
-    left out, and then all blanks. Its probability is the product of those of its classes. Answered by a
-    `Receipt`.
+    An alignment has a class for each frame. It gives the labels if they are what remains of it when equal
+    neighbours are joined, and blanks are left out after that. Its probability is the product of those of its
+    classes. Answered by a `Receipt`.
 
     The loss is infinite if there is no such alignment: labels need a frame each, and a blank between equal
     neighbours. Nothing is ever read outside of a tensor, whatever the labels and lengths are.
@@ -57,8 +57,8 @@ class CTCLoss(Operation[T], tag=True):
         Dims (T, N, C), of a floating-point dtype: logarithms of the probabilities of C classes, for T frames
         of N samples. What a logarithm of a softmax gives.
     targets
-        Dims (N, S), int32 or int64: the labels of each sample, from 0 to C - 1. One below 0 counts as 0, and
-        one above C - 1 as that. What is behind a sample's labels has no effect.
+        Dims (N, S), int32 or int64: the labels of each sample, from 0 to C - 1. A label below 0 counts as 0,
+        and one above C - 1 as C - 1. What is behind a sample's labels has no effect.
     input_lengths, target_lengths
         Dims (N,), int32 or int64: how many frames and labels each sample has, from 0 to T and to S. A number
         out of range counts as the nearest in range.
@@ -66,12 +66,12 @@ class CTCLoss(Operation[T], tag=True):
         Result, dims (N,): float64 if log_probs is, else float32.
     dlog_probs
         Result, or None: the derivative of each sample's loss with respect to its log_probs, of their dims and
-        dtype. 0 in frames behind a sample's last. Where a loss is infinite or NaN, it is NaN in all of its
-        frames.
+        dtype. 0 in frames behind a sample's last. Of a sample whose loss is infinite or NaN, the derivative
+        is NaN in all of its frames.
     blank
         The class of blanks, from 0 to C - 1.
     zero_infinity
-        Whether an infinite loss is 0 instead, and its derivatives, too.
+        Whether an infinite loss and its derivatives are 0 instead.
     """
 
     kind = "ctc_loss"

@@ -39,7 +39,7 @@ __all__ = ["Recurrent", "RecurrentBackwardData", "RecurrentBackwardWeights", "Re
 class RecurrentMode(enum.StrEnum):
     """What a step computes.
 
-    With a gate's part of the input, `x @ w_ih.T + bias[0]`, and of the state, `h @ w_hh.T + bias[1]`.
+    For each gate, "input" is its rows of `x @ w_ih.T + bias[0]`, and "state" those of `h @ w_hh.T + bias[1]`.
     """
 
     RELU = "relu"
@@ -47,11 +47,11 @@ class RecurrentMode(enum.StrEnum):
     TANH = "tanh"
     """h = tanh(input + state)"""
     LSTM = "lstm"
-    """c = f * c + i * g and h = o * tanh(c), with gates i, f, g, o in this order: the sigmoid of the sum of
-    the two parts, and of g its tanh"""
+    """c = f * c + i * g and h = o * tanh(c), with gates i, f, g, o in this order: g is tanh(input + state),
+    and each of the others sigmoid(input + state)"""
     GRU = "gru"
-    """h = (1 - z) * n + z * h, with r, z, n in this order: the sigmoids of the sums, and n = tanh(input + r *
-    state)"""
+    """h = (1 - z) * n + z * h, with gates r, z, n in this order: r and z are sigmoid(input + state), and n is
+    tanh(input + r * state)"""
 
     @property
     def gates(self) -> int:
@@ -384,7 +384,7 @@ class RecurrentBackwardData(_Recurrent[T], tag=True):
     ----------
     y, reserve
         As the forward pass wrote them. What they hold behind the end of a sequence counts as 0. Without a
-        reserve, both are computed again.
+        reserve, the forward pass is computed again, and y is not read.
     x, w_ih, w_hh, bias, w_hr, h0, c0, mode, lengths
         As in the forward pass.
     dy, dh_n, dc_n
@@ -395,9 +395,10 @@ class RecurrentBackwardData(_Recurrent[T], tag=True):
     dh0, dc0
         Gradients of the state before the first step, and of an LSTM of its cells.
     slopes
-        For `RecurrentBackwardWeights`, of the dims and dtype of `reserve`: the gradients of what the gates
-        are computed from; of a GRU then that of the state's part of n. Where the state is a projection, the
-        last two are what it is a projection of, and its own gradient, with 0 behind it. All others are 0.
+        For `RecurrentBackwardWeights`, of the dims and dtype of `reserve`: for each gate, the gradient of
+        what its sigmoid, tanh or maximum is taken of; of a GRU, behind these, that of the state's part of n.
+        Where the state is a projection, the last two are h before the projection and, in the first P of H
+        places, the gradient of the state. All others are 0.
     """
 
     kind = "recurrent_bwd_data"
