@@ -464,12 +464,15 @@ class RecurrentBackwardData(_Recurrent[T], tag=True):
         found = self.forward(xp, values)
         return values | {name: found[name] for name in ("y", "reserve") if name in values}
 
+    def layer(self) -> Recurrent[Any]:
+        """The forward pass, with operands that stand for nothing: for its mode and lengths alone."""
+        return Recurrent(x=0, w_ih=0, w_hh=0, mode=self.mode, lengths=self.lengths)
+
     def forward(self, xp: Any, values: Mapping[str, Array]) -> dict[str, Array]:
         """y and the reserve, as they follow from the other inputs: see `evaluate`."""
         given = {name: values[name] for name in Recurrent.inputs if name in values}
-        layer: Recurrent[Any] = Recurrent(x=0, w_ih=0, w_hh=0, mode=self.mode, lengths=self.lengths)
         found = TensorSpec.packed(())  # of an output that is wanted, which is all that is looked at
-        return layer.evaluate(xp, given, {"y": found, "reserve": found})
+        return self.layer().evaluate(xp, given, {"y": found, "reserve": found})
 
     def evaluate(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
         if "reserve" not in values:

@@ -272,6 +272,7 @@ def _backward(operation: RecurrentBackwardData[str], values: Exact, specs: Specs
             for number, part in enumerate(noted):
                 found["slopes"][way, time, :, number] = np.where(one, part.off, 0)
             if "w_hr" in values:
+                found["slopes"][way, time, :, 4] = np.where(one, kept[5].off, 0)
                 found["slopes"][way, time, :, 5, :state] = np.where(one, total.off, 0)
             dh = (_beside(of_state) @ w_hh[way] + direct).where(one, dh)
             dc = cells.where(one, dc)

@@ -12,10 +12,12 @@ import numpy as np
 from cudnn_actor.engines.cpu.fast.kernels import Call, Kernel, Operands, Step, carried, deal
 from cudnn_actor.engines.cpu.fast.lines import Floats, joined_axes
 from cudnn_actor.engines.cpu.fast.matrices import as_blas_takes_it, copy_step, product_steps, taken
+from cudnn_actor.engines.cpu.fast.recurrent import recurrent
 from cudnn_actor.engines.cpu.fast.recurrent_walks import Mask, Sizes, Task, Turn, turns, within
 from cudnn_actor.engines.cpu.scratch import Scratch, footprint
 from cudnn_actor.protocol.operations import (
     Node,
+    Recurrent,
     RecurrentBackwardData,
     RecurrentBackwardWeights,
     RecurrentMode,
@@ -29,12 +31,17 @@ _KEPT = 6
 
 
 def recurrent_backward_data(node: Node, specs: Specs) -> Kernel | None:
-    """A kernel of `RecurrentBackwardData`; None without sequences, and without a reserve."""
+    """A kernel of `RecurrentBackwardData`; None without sequences."""
     assert isinstance(node, RecurrentBackwardData)
     y = specs["y"]
-    if not y.size or "reserve" not in specs:
+    if not y.size:
         return None
-    return _OfData(node, Sizes.of(node, specs["w_hh"].dims, y.dims[1]), carried(y.dtype).itemsize)
+    found = _OfData(node, Sizes.of(node, specs["w_hh"].dims, y.dims[1]), carried(y.dtype).itemsize)
+    if "reserve" in specs:
+        return found
+    layer = recurrent(node.layer(), specs)
+    assert layer is not None, "x has elements if y has"
+    return _WithoutReserve(layer, found)
 
 
 def recurrent_backward_weights(node: Node, specs: Specs) -> Kernel | None:
@@ -91,6 +98,30 @@ class _OfData:
         steps += product_steps(of_both, together[None], results["dx"], lanes)
         firsts = {f"d{name}0": own for name, own in states.items()}
         return steps + [(partial(np.copyto, results[n], own),) for n, own in firsts.items() if n in results]
+
+
+@dataclass(frozen=True)
+class _WithoutReserve:
+    """Computes the forward pass again, into arrays of its own, and then the gradients."""
+
+    layer: Kernel
+    gradients: _OfData
+
+    def footprint(self, lanes: int) -> int:
+        """Bytes of scratch of a lane: for the larger of the two, which run one after the other."""
+        return max(self.layer.footprint(lanes), self.gradients.footprint(lanes))
+
+    def bind(self, operands: Operands, results: Operands, lanes: Sequence[Scratch]) -> list[Step]:
+        node, (directions, batch, _, state, hidden) = self.gradients.node, self.gradients.sizes
+        y, keep = operands["y"], lanes[0].keep
+        kept = node.kept(projected=state < hidden)
+        made = {
+            "y": keep(y.shape, y.dtype),
+            "reserve": keep((directions, len(y), batch, kept, hidden), y.dtype),
+        }
+        given = {name: operands[name] for name in Recurrent.inputs if name in operands}
+        steps = self.layer.bind(given, made, [lane.fork() for lane in lanes])
+        return steps + self.gradients.bind({**operands, **made}, results, [lane.fork() for lane in lanes])
 
 
 class _WalkBack:
