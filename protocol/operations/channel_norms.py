@@ -99,7 +99,7 @@ class ChannelNorm(Norm[T]):
     def _parted(self, x: Array) -> Array:
         samples, channels = x.shape[:2]
         groups = self.groups_of(channels)
-        return x.reshape(samples, groups, channels // groups, -1)
+        return x.reshape(samples, groups, channels // groups, math.prod(x.shape[2:]))
 
     def _of_channels(self, values: Mapping[str, Array], name: str, other: float) -> Any:
         """A number for each channel; `other` if the operand was left out."""

@@ -25,6 +25,7 @@ from cudnn_actor.protocol.operations import (
     AdaptiveWindow,
     ArgReduction,
     AvgPool,
+    BatchNormTraining,
     Convolution,
     Coordinates,
     Gather,
@@ -56,7 +57,7 @@ from cudnn_actor.protocol.operations import (
 
 from ..gpu.families import CONVOLUTION, FAMILIES
 from ..gpu.fuzz import fuzz
-from ..gpu.operations import ROWS
+from ..gpu.operations import ROWS, channel_norms
 from ..gpu.operations.cases import arrays, error_over_bound, run, truth
 from ..gpu.operations.drawing import MOST_VALUES, cells, draw
 from ..gpu.operations.rows import Row, Sizes, Values
@@ -987,3 +988,10 @@ NOTICED = ("times its bound", "where it must not", "refused: it will not")
 def opened(engine: CpuEngine) -> CpuEngine:
     engine.open()
     return engine
+
+
+def test_norms_of_no_samples_round_nothing() -> None:
+    operation: Any = BatchNormTraining(x="x", y="y")
+    specs = dict.fromkeys(("x", "y"), TensorSpec.packed((0, 2, 3), "float32"))
+    found = channel_norms._of_forward(operation, {"x": np.zeros((0, 2, 3))}, specs)
+    assert {name: error.shape for name, error in found.items()} == {"y": (0, 2, 3)}

@@ -18,6 +18,7 @@ import numpy as np
 from cudnn_actor.engines.cpu.exact.evaluation import exact
 from cudnn_actor.engines.cuda.operations import REFUSED
 from cudnn_actor.protocol import ConvSpec, DType, Layout, TensorSpec
+from cudnn_actor.protocol.graphs.attention_functions import AttentionFunctions
 from cudnn_actor.protocol.graphs.backward_functions import BackwardFunctions
 from cudnn_actor.protocol.graphs.graph_builder import GraphBuilder
 from cudnn_actor.protocol.graphs.graph_functions import Functions
@@ -443,6 +444,9 @@ ARGUMENTS: dict[str, Callable[[Sketch, Of | None], Any]] = {
         lambda sketch, _: sketch.choose.one(((2, 0), (None, 1), (1, None), None))
     ),
     "bool | Sequence[float]": lambda sketch, _: sketch.choose.chance(0.5),
+    "Causal": lambda sketch, _: sketch.choose.one((False, True, "bottom_right")),
+    "sinks:": _new(lambda _, dims: dims[1:2]),
+    "score:": lambda sketch, _: None,
     "state: Tensor": _state,
     "indices: Tensor": _indices,
     "axis: int | None": lambda sketch, x: sketch.choose.one((None, _axis(sketch, x))),
@@ -482,18 +486,21 @@ OF_OTHER_MOVES = frozenset(
     {"conv", "unfold", "fold", "affine_grid", "max_pool_backward", "avg_pool_backward"}
 )
 """Functions whose operands have to fit each other."""
+COMPOSED = frozenset({"multi_head_attention", "attention_weights"})
+"""Compositions of functions that are drawn, with operands by name."""
 FUNCTION_NAMES = tuple(
     name
     for kind in (
         Functions,
         IndexingFunctions,
         NetworkFunctions,
+        AttentionFunctions,
         RandomFunctions,
         SpatialFunctions,
         BackwardFunctions,
     )
     for name, member in vars(kind).items()
-    if callable(member) and not name.startswith("_") and name not in OF_OTHER_MOVES
+    if callable(member) and not name.startswith("_") and name not in OF_OTHER_MOVES | COMPOSED
 )
 """The functions that are drawn by their signatures."""
 
