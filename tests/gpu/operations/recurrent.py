@@ -129,6 +129,10 @@ def _sum(terms: int) -> float:
     return max(walk(terms), terms / 2)
 
 
+_AT_MOST = 1e-6
+"""More than u of any dtype that is computed in."""
+
+
 @dataclass(frozen=True)
 class _Off:
     """A value, and how far off it may be, in terms of u."""
@@ -223,7 +227,7 @@ def _stepped(mode: RecurrentMode, a: _Off, b: _Off, h: _Off, c: _Off) -> tuple[_
     count = mode.gates
     if mode is RecurrentMode.RELU:
         total = a + b
-        new = _Off(np.maximum(total.value, 0), total.off)
+        new = _Off(np.maximum(total.value, 0), np.where(total.value < -_AT_MOST * total.off, 0, total.off))
         return new, c, [new]
     if mode is RecurrentMode.TANH:
         new = (a + b).tanh()
@@ -291,7 +295,8 @@ def _back(
     h, c = before
     none = _Off.exact(np.zeros(()))
     if mode is RecurrentMode.RELU:
-        da = dh * _Off.exact(kept[0].value > 0)
+        unsure = (kept[0].off > 0) & (kept[0].value <= _AT_MOST * kept[0].off)  # on which side of 0 it is
+        da = dh * _Off(kept[0].value > 0, unsure * 2.0**53)
         return [da], [da], none, dc
     if mode is RecurrentMode.TANH:
         da = dh * (kept[0] * kept[0]).complement()
