@@ -153,7 +153,7 @@ class CTCLoss(Operation[T], tag=True):
         if hasattr(xp, "asnumpy"):  # CuPy, on which each of the many steps would be several launches
             given = {name: xp.asnumpy(value) for name, value in values.items()}
             return {name: xp.asarray(of) for name, of in self.evaluate(np, given, specs).items()}
-        lattice = _Lattice(*(values[name] for name in self.inputs), blank=self.blank)
+        lattice = _Lattice(xp, *(values[name] for name in self.inputs), blank=self.blank)
         of_none = lattice.log_likelihoods == -math.inf
         losses = 0.0 - lattice.log_likelihoods
         found = {"losses": np.where(of_none, 0.0, losses) if self.zero_infinity else losses}
@@ -184,6 +184,7 @@ class _Lattice:
 
     def __init__(
         self,
+        xp: Any,
         log_probs: Array,
         targets: Array,
         input_lengths: Array,
@@ -192,7 +193,7 @@ class _Lattice:
         blank: int,
     ) -> None:
         frames, samples, classes = log_probs.shape
-        self._log_probs, self._of_samples = log_probs, np.arange(samples)
+        self._xp, self._log_probs, self._of_samples = xp, log_probs, np.arange(samples)
         self.frames = np.clip(input_lengths, 0, frames)
         labels = np.clip(target_lengths, 0, targets.shape[1])
         most = int(labels.max(initial=0))
@@ -234,7 +235,7 @@ class _Lattice:
 
     def _emitted(self, frame: int) -> Array:
         """The logarithm of the probability of each state's class; -infinity of states behind the last."""
-        found = np.take_along_axis(self._log_probs[frame], self._classes, 1)
+        found = self._xp.take_along_axis(self._log_probs[frame], self._classes, 1)
         return np.where(self._is_used, found, -math.inf)
 
     def _forward_rows(self) -> Iterator[tuple[int, Array]]:

@@ -42,7 +42,9 @@ class _Plan(EvaluatedPlan):
 
 
 class _Evaluation(Evaluation):
-    def _run(self, operation: Node, bound: Mapping[int, np.ndarray], values: dict[int, Any]) -> None:
+    def _run(
+        self, xp: NumPy, operation: Node, bound: Mapping[int, np.ndarray], values: dict[int, Any]
+    ) -> None:
         graph = self.graph
         for uid in operation.reads:
             if uid not in values:
@@ -54,7 +56,7 @@ class _Evaluation(Evaluation):
             else values[uid]
             for uid in operation.reads
         }
-        for uid, result in graph.evaluate(NumPy(), operation, given).items():
+        for uid, result in graph.evaluate(xp, operation, given).items():
             tensor = graph.tensor(uid)
             bound_to = tensor.role is TensorRole.BOUND
             place = bound[uid] if bound_to else np.empty(tensor.dims, tensor.dtype.numpy)

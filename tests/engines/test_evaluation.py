@@ -24,6 +24,7 @@ from cudnn_actor.protocol import (
     ConvSpec,
     DType,
     Epilogue,
+    GraphBuilder,
     TensorSpec,
 )
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
@@ -377,3 +378,19 @@ def test_a_relu_of_a_rounded_value_is_that_of_the_definition(
     )
     tiled, by_definition = both_of_a_graph(bench, asked, {0: numbers(dims), 1: np.full((1, 1), 1 / 3)})
     np.testing.assert_array_equal(by_definition[3], tiled[3])
+
+
+@pytest.mark.parametrize("name", ["recurrent", "ctc_loss"])
+def test_definitions_that_walk_through_steps_note_progress_on_the_way(name: str) -> None:
+    g = GraphBuilder()
+    x = g.input("x", (40, 2, 3), "float64")
+    if name == "recurrent":
+        y = g.rnn(x, [[g.input("w", (3, 3), "float64"), g.input("r", (3, 3), "float64")]]).y
+    else:
+        lengths = [g.input(each, (2,), "int32") for each in ("frames", "labels")]
+        y = g.ctc_loss(x, g.input("targets", (2, 5), "int32"), *lengths)
+    body, noted = g.build(y=y).body, list[None]()
+    specs = [body.tensor(uid).spec for uid in body.bound]
+    buffers = [np.full(spec.dims, 30, spec.dtype.numpy) for spec in specs]
+    evaluated(body).bind(np.empty(0, np.uint8)).run(buffers, (), lambda: noted.append(None))
+    assert len(noted) > 40

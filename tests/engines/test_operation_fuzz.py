@@ -309,7 +309,7 @@ class _OtherEvaluation(Evaluation):
         super().__init__(graph, last)
         self.__dict__["plan"] = plan
 
-    def _run(self, operation: Node, bound: Any, values: dict[int, Any]) -> None:
+    def _run(self, xp: NumPy, operation: Node, bound: Any, values: dict[int, Any]) -> None:
         plan: _Other = self.__dict__["plan"]
         wide = any(bound[uid].dtype == np.float64 for uid in operation.reads)
         floats = np.float32 if plan.single and not wide else np.float64
@@ -317,7 +317,7 @@ class _OtherEvaluation(Evaluation):
             values[uid] = exact(bound[uid])
             if values[uid].dtype == np.float64:
                 values[uid] = values[uid].astype(floats)
-        for uid, result in self.graph.evaluate(NumPy(), plan.changed, values).items():
+        for uid, result in self.graph.evaluate(xp, plan.changed, values).items():
             _store(bound[uid], np.array(result), plan.store)
 
 

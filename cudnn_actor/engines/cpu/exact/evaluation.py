@@ -28,11 +28,18 @@ __all__ = ["XP", "EvaluatedPlan", "Evaluation", "NumPy", "exact", "round_into"]
 
 
 class NumPy:
-    """NumPy, and the functions that it lacks and that operations are defined with."""
+    """NumPy, and the functions that it lacks and that operations are defined with.
+
+    `on_progress` is called at each use: some definitions walk through many thousand steps.
+    """
 
     erf, erfc = staticmethod(erf), staticmethod(erfc)
 
+    def __init__(self, on_progress: Callable[[], None] = no_progress) -> None:
+        self._on_progress = on_progress
+
     def __getattr__(self, name: str) -> Any:
+        self._on_progress()
         return getattr(np, name)
 
 
@@ -61,17 +68,17 @@ class Evaluation:
 
         Raises `ValueError` if a buffer's dims do not match the graph's.
         """
-        graph = self.graph
+        graph, xp = self.graph, NumPy(on_progress)
         bound = dict(zip(graph.bound, buffers, strict=True))
         for uid, buffer in bound.items():
             if buffer.shape != graph.tensor(uid).dims:
                 raise ValueError(f"a buffer of dims {buffer.shape} for a tensor of {graph.tensor(uid).dims}")
-        values = graph.given_values(XP, tuple(scalars))
+        values = graph.given_values(xp, tuple(scalars))
         # Overflow to infinity, and NaN, are valid results, as on a GPU.
         with np.errstate(all="ignore"):
             for number, unread in enumerate(self.last):
                 try:
-                    self._run(graph.operations[number], bound, values)
+                    self._run(xp, graph.operations[number], bound, values)
                 except Exception as error:
                     blame(error, (number,))
                     raise
@@ -80,12 +87,14 @@ class Evaluation:
                 on_progress()
                 on_piece()
 
-    def _run(self, operation: Node, bound: Mapping[int, np.ndarray], values: dict[int, Array]) -> None:
+    def _run(
+        self, xp: NumPy, operation: Node, bound: Mapping[int, np.ndarray], values: dict[int, Array]
+    ) -> None:
         graph = self.graph
         for uid in operation.reads:
             if uid not in values:
                 values[uid] = exact(bound[uid])
-        for uid, result in graph.evaluate(XP, operation, values).items():
+        for uid, result in graph.evaluate(xp, operation, values).items():
             tensor = graph.tensor(uid)
             place = (
                 bound[uid] if tensor.role is TensorRole.BOUND else np.empty(tensor.dims, tensor.dtype.numpy)
