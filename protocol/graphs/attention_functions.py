@@ -6,7 +6,6 @@ the last positions, and scores that are changed by a graph of the caller's.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
@@ -21,60 +20,15 @@ from cudnn_actor.protocol.graphs.random_functions import RandomFunctions
 from cudnn_actor.protocol.graphs.spatial_functions import SpatialFunctions
 from cudnn_actor.protocol.operations import Attention
 from cudnn_actor.protocol.operations.attention import alibi_slopes
-from cudnn_actor.protocol.types.checks import (
-    is_whole,
-    require_flag,
-    require_mapping,
-)
+from cudnn_actor.protocol.types.checks import is_whole, require_flag, require_mapping
 from cudnn_actor.protocol.types.dtypes import DType
 from cudnn_actor.protocol.types.spatial import are_several
 
 __all__ = ["AttentionFunctions", "Causal"]
 
 Causal = bool | Literal["bottom_right"]
-_PACKED = ("in_proj_weight",)
 _APART = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
 _OPTIONAL = ("in_proj_bias", "out_proj.bias", "bias_k", "bias_v")
-
-
-@dataclasses.dataclass(frozen=True)
-class _Seen:
-    """Which keys each position sees, and what is added to its scores.
-
-    Parameters
-    ----------
-    left, right
-        How many positions before and after its own; None for all.
-    shift
-        By how many places a position's own key lies behind it: a number, or int64 of dims (B, 1, 1, 1).
-    front
-        How many keys stand before those that are counted: every position sees them.
-    slopes
-        ALiBi's, one for each head; None for 0.
-    bias
-        Added to the scores of all keys but those in front; None for 0.
-    lengths_q, lengths_kv
-        As in `Attention`, without the keys in front.
-    """
-
-    left: int | None = None
-    right: int | None = None
-    shift: int | Tensor = 0
-    front: int = 0
-    slopes: tuple[float, ...] | None = None
-    bias: Tensor | None = None
-    lengths_q: Tensor | None = None
-    lengths_kv: Tensor | None = None
-
-    @property
-    def is_window(self) -> bool:
-        """Whether the operation's own window says the same, moved by `shift` and `front`."""
-        if isinstance(self.shift, Tensor):
-            return False
-        moved = self.shift + self.front
-        left = self.left is None or (not self.front and self.left >= moved)
-        right = self.right is None or self.right + self.shift >= 0
-        return left and right and (not moved or self.slopes is None)
 
 
 class _Row(NamedTuple):
@@ -83,14 +37,6 @@ class _Row(NamedTuple):
     key: Tensor | None = None
     value: Tensor | None = None
     score: Tensor | None = None
-
-
-class _Projected(NamedTuple):
-    """Queries, keys and values of several heads, dims (B, H, S, D)."""
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
 
 
 class AttentionFunctions(ComposedFunctions, SpatialFunctions, RandomFunctions):
@@ -144,37 +90,33 @@ class AttentionFunctions(ComposedFunctions, SpatialFunctions, RandomFunctions):
         for name, given in (("k", k), ("v", v), ("bias", bias), ("sinks", sinks)):
             if given is not None:
                 self._own(name, given)
-        left, right = _pair(window)
-        from_end = _is_from_end(causal)
-        slopes = _slopes(alibi, q)
-        plain = Attention(
-            q=q,
-            k=k,
-            v=v,
+        from_end = isinstance(causal, str) and causal == "bottom_right"
+        plain = _operation(
+            q,
+            k,
+            v,
+            window,
+            alibi,
             bias=bias,
             lengths_q=lengths_q,
             lengths_kv=lengths_kv,
             state=state,
             scale=scale,
-            causal=from_end or causal,  # type: ignore[arg-type]  # other texts are refused there
-            window_left=left,
-            window_right=right,
-            slopes=slopes,
+            causal=from_end or causal,  # other texts are refused there
             dropout=dropout,
         )
+        y = self._attended(plain)  # also for its checks: if nothing reads y, it is left out of the graph
         if not from_end and sinks is None and score is None:
-            return self._attended(plain)
-        self._attended(plain)  # for its checks: what nothing reads is left out of the graph
-        shift = self._shift(q, k, lengths_q, lengths_kv) if from_end else 0
-        seen = _Seen(left, 0 if causal else right, shift, 0, slopes, bias, lengths_q, lengths_kv)
-        if score is not None:
-            if sinks is not None:
-                raise InvalidRequest(
-                    field="sinks", value=sinks.dims, problem="and a score function", fix="give one of the two"
-                )
-            return self._scored(plain, seen, score)
-        rows = [] if sinks is None else [_Row(score=self._checked_sinks(sinks, q))]
-        return self._seeing(plain, seen, rows)
+            return y
+        shift = self._shift(plain) if from_end else 0
+        if score is None:
+            rows = [] if sinks is None else [_Row(score=self._checked_sinks(sinks, q))]
+            return self._seeing(plain, shift, rows)
+        if sinks is not None:
+            raise InvalidRequest(
+                field="sinks", value=sinks.dims, problem="and a score function", fix="give one of the two"
+            )
+        return self._scored(plain, shift, score)
 
     def multi_head_attention(
         self,
@@ -233,19 +175,17 @@ class AttentionFunctions(ComposedFunctions, SpatialFunctions, RandomFunctions):
         _check_weights(self, weights)
         _check_ranks(query=query, key=key, value=value)
         q, k, v = self._projected((query, key, value), weights, heads, batch_first)
-        left, right = _pair(window)
-        plain = Attention(
-            q=q,
-            k=k,
-            v=v,
+        plain = _operation(
+            q,
+            k,
+            v,
+            window,
             bias=bias,
             lengths_q=lengths_q,
             lengths_kv=lengths_kv,
             state=state,
             scale=scale,
             causal=causal,
-            window_left=left,
-            window_right=right,
             dropout=dropout,
         )
         y = self._attended(plain)
@@ -257,8 +197,7 @@ class AttentionFunctions(ComposedFunctions, SpatialFunctions, RandomFunctions):
         if zero_key:
             rows.append(_Row())
         if rows:
-            seen = _Seen(left, 0 if causal else right, 0, 0, None, bias, lengths_q, lengths_kv)
-            y = self._seeing(plain, seen, rows)
+            y = self._seeing(plain, 0, rows)
         joined = self.reshape(self.transpose(y, (0, 2, 1, 3)), (y.dims[0], y.dims[2], y.dims[1] * y.dims[3]))
         try:
             out = self.linear(joined, weights["out_proj.weight"], weights.get("out_proj.bias"))
@@ -325,16 +264,18 @@ class AttentionFunctions(ComposedFunctions, SpatialFunctions, RandomFunctions):
         y: Tensor = self._result(attention, **named)
         return y
 
-    def _shift(self, q: Tensor, k: Tensor, lengths_q: Tensor | None, lengths_kv: Tensor | None) -> Any:
-        """How many keys there are more than queries: a number, or that of each sample."""
+    def _shift(self, attention: Attention[Any]) -> int | Tensor:
+        """How many keys there are more than queries: a number, or int64 of dims (B, 1, 1, 1)."""
+        lengths_kv, lengths_q = attention.lengths_kv, attention.lengths_q
+        keys, queries = attention.k.dims[2], attention.q.dims[2]
         if lengths_q is None and lengths_kv is None:
-            return k.dims[2] - q.dims[2]
+            return int(keys - queries)
         sizes = [
             size if given is None else self.clip(self.astype(given, DType.INT64), 0, size)
-            for given, size in ((lengths_kv, k.dims[2]), (lengths_q, q.dims[2]))
+            for given, size in ((lengths_kv, keys), (lengths_q, queries))
         ]
         difference: Any = sizes[0] - sizes[1]
-        return self.reshape(difference, (q.dims[0], 1, 1, 1))
+        return self.reshape(difference, (attention.q.dims[0], 1, 1, 1))
 
     def _checked_sinks(self, sinks: Tensor, q: Tensor) -> Tensor:
         if sinks.dims != (q.dims[1],) or not sinks.dtype.is_floating:
@@ -358,31 +299,23 @@ class AttentionFunctions(ComposedFunctions, SpatialFunctions, RandomFunctions):
             )
         return self.broadcast_to(self.reshape(row, (1, heads, 1, features)), (batch, heads, 1, features))
 
-    def _seeing(self, attention: Attention[Any], seen: _Seen, rows: Sequence[_Row]) -> Tensor:
-        """Attention with other rules of what is seen, and with keys in front, which every position sees."""
-        q, k, v = attention.q, attention.k, attention.v
-        seen = dataclasses.replace(seen, front=len(rows))
-        wide = DType.FLOAT64 if q.dtype is DType.FLOAT64 else DType.FLOAT32
-        bias = seen.bias
-        if not seen.is_window:
-            hidden = self._hidden(q, k, seen, wide)
+    def _seeing(self, attention: Attention[Any], shift: int | Tensor, rows: Sequence[_Row]) -> Tensor:
+        """Attention with a position's own key `shift` places behind it, and `rows` that all positions see."""
+        q, k, v, bias, slopes = attention.q, attention.k, attention.v, attention.bias, attention.slopes
+        wide = attention.compute((q.dtype,))
+        window = _moved(attention, shift, len(rows))
+        if window is None:
+            hidden = self._hidden(attention, shift, wide)
             bias = hidden if bias is None else self.add(hidden, bias)
-            left = right = None
-        else:
-            assert isinstance(seen.shift, int), "else it is no window"
-            moved = seen.shift + seen.front
-            left = None if seen.left is None else seen.left - moved
-            right = None if seen.right is None else seen.right + moved
+            window, slopes = (None, None), None
+        lengths = attention.lengths_kv
         if rows:
-            k, v = (
-                self._with_rows(k, [row.key for row in rows]),
-                self._with_rows(v, [row.value for row in rows]),
-            )
-            bias = self._with_scores(q, attention.k, bias, [row.score for row in rows], wide)
-        lengths = seen.lengths_kv
-        if lengths is not None and rows:
-            clipped = self.clip(lengths, 0, attention.k.dims[2])
-            lengths = self.astype(clipped + len(rows), DType.INT32)
+            bias = self._with_scores(q, k, bias, [row.score for row in rows], wide)
+            if lengths is not None:
+                lengths = self.astype(self.clip(lengths, 0, k.dims[2]) + len(rows), DType.INT32)
+            k = self._with_rows(k, [row.key for row in rows])
+            v = self._with_rows(v, [row.value for row in rows])
+        left, right = window
         made = msgspec.structs.replace(
             attention,
             k=k,
@@ -392,7 +325,7 @@ class AttentionFunctions(ComposedFunctions, SpatialFunctions, RandomFunctions):
             causal=False,
             window_left=left,
             window_right=right,
-            slopes=seen.slopes if seen.is_window else None,
+            slopes=slopes,
         )
         return self._attended(made)
 
@@ -418,50 +351,53 @@ class AttentionFunctions(ComposedFunctions, SpatialFunctions, RandomFunctions):
         ]
         return self.concatenate([*parts, self.broadcast_to(rest, (*dims, columns))], axis=3)
 
-    def _distance(self, q: Tensor, k: Tensor, seen: _Seen) -> Tensor:
+    def _distance(self, attention: Attention[Any], shift: int | Tensor) -> Tensor:
         """How far each key lies behind a position's own, int64 of dims (1 or B, 1, S, L)."""
-        rows = self.reshape(self.arange(q.dims[2]), (1, 1, q.dims[2], 1))
-        columns = self.reshape(self.arange(k.dims[2]), (1, 1, 1, k.dims[2]))
-        distance: Tensor = columns - rows - seen.shift
+        queries, keys = attention.q.dims[2], attention.k.dims[2]
+        rows = self.reshape(self.arange(queries), (1, 1, queries, 1))
+        columns = self.reshape(self.arange(keys), (1, 1, 1, keys))
+        distance: Tensor = columns - rows - shift
         return distance
 
-    def _hidden(self, q: Tensor, k: Tensor, seen: _Seen, wide: DType) -> Tensor:
+    def _hidden(self, attention: Attention[Any], shift: int | Tensor, wide: DType) -> Tensor:
         """What is added to the scores of all keys: ALiBi's, and -inf for what is outside the window."""
-        distance = self._distance(q, k, seen)
-        added: Any = 0.0
-        if seen.slopes is not None:
-            numbers = [self.full((1, 1, 1, 1), -slope, wide) for slope in seen.slopes]
-            added = self.concatenate(numbers, axis=1) * self.astype(self.abs(distance), wide)
-        inside = self._inside(distance, seen)
-        if inside is None:
-            made: Tensor = added
-            return made
-        return self.astype(self.where(inside, added, -math.inf), wide)
+        distance = self._distance(attention, shift)
+        slopes, inside = attention.slopes, self._inside(attention, distance)
+        added: Any = 0.0 if slopes is None else self._alibi(slopes, distance, wide)
+        return added if inside is None else self.astype(self.where(inside, added, -math.inf), wide)
 
-    def _inside(self, distance: Tensor, seen: _Seen) -> Tensor | None:
+    def _alibi(self, slopes: Sequence[float], distance: Tensor, wide: DType) -> Tensor:
+        """What ALiBi adds to the scores of all keys."""
+        numbers = [self.full((1, 1, 1, 1), -slope, wide) for slope in slopes]
+        return self.concatenate(numbers, axis=1) * self.astype(self.abs(distance), wide)
+
+    def _inside(self, attention: Attention[Any], distance: Tensor) -> Tensor | None:
         """Whether each key is in the window; None if all are."""
+        left, right = _window(attention)
         found: Tensor | None = None
-        if seen.right is not None:
-            found = distance <= seen.right
-        if seen.left is not None:
-            after = distance >= -seen.left
+        if right is not None:
+            found = distance <= right
+        if left is not None:
+            after = distance >= -left
             found = after if found is None else self.logical_and(found, after)
         return found
 
-    def _scored(self, attention: Attention[Any], seen: _Seen, score: Callable[[Tensor], Tensor]) -> Tensor:
+    def _scored(
+        self, attention: Attention[Any], shift: int | Tensor, score: Callable[[Tensor], Tensor]
+    ) -> Tensor:
         """Attention by products and a softmax, with scores that the caller changes."""
         q, k, v = attention.q, attention.k, attention.v
         (batch, heads, rows, features), (_, groups, columns, _) = q.dims, k.dims
         shared = rows * heads // max(1, groups)  # rows of a group; there may be none
-        wide = DType.FLOAT64 if q.dtype is DType.FLOAT64 else DType.FLOAT32
+        wide, distance = attention.compute((q.dtype,)), self._distance(attention, shift)
         by_group = self.reshape(q, (batch, groups, shared, features))
         products = self.matmul(by_group, self.transpose(k, (0, 1, 3, 2)))
         dims = (batch, heads, rows, columns)
         scores = self.astype(self.reshape(products, dims), wide) * attention.effective_scale(features)
-        if seen.slopes is not None:
-            scores = scores + self._hidden(q, k, dataclasses.replace(seen, left=None, right=None), wide)
-        if seen.bias is not None:
-            scores = scores + seen.bias
+        if attention.slopes is not None:
+            scores = scores + self._alibi(attention.slopes, distance, wide)
+        if attention.bias is not None:
+            scores = scores + attention.bias
         changed = score(scores)
         self._own("score", changed)
         if changed.dims != dims or not changed.dtype.is_floating:
@@ -471,24 +407,24 @@ class AttentionFunctions(ComposedFunctions, SpatialFunctions, RandomFunctions):
                 problem="gives no scores of the dims that it got",
                 fix=f"give floats of dims {dims}",
             )
-        weights = self._weights(self.astype(changed, wide), self._visible(q, k, seen))
+        weights = self._weights(self.astype(changed, wide), self._visible(attention, distance))
         if attention.dropout:
             assert attention.state is not None, "that has been checked"
             weights = self.dropout(weights, attention.dropout, attention.state)
         mixed = self.matmul(self.reshape(self.astype(weights, q.dtype), (batch, groups, shared, columns)), v)
         return self.astype(self.reshape(mixed, (batch, heads, rows, v.dims[3])), q.dtype)
 
-    def _visible(self, q: Tensor, k: Tensor, seen: _Seen) -> Tensor | None:
+    def _visible(self, attention: Attention[Any], distance: Tensor) -> Tensor | None:
         """Whether a position sees a key; None if each sees all."""
-        found = self._inside(self._distance(q, k, seen), seen)
-        sides = ((seen.lengths_q, 2, q.dims[2]), (seen.lengths_kv, 3, k.dims[2]))
-        for lengths, axis, size in sides:
+        found, batch = self._inside(attention, distance), attention.q.dims[0]
+        sides = ((attention.lengths_q, 2, attention.q), (attention.lengths_kv, 3, attention.k))
+        for lengths, axis, of in sides:
             if lengths is None:
                 continue
             dims = [1, 1, 1, 1]
-            dims[axis] = size
-            place = self.reshape(self.arange(size), tuple(dims))
-            counts = place < self.reshape(self.astype(lengths, DType.INT64), (q.dims[0], 1, 1, 1))
+            dims[axis] = of.dims[2]
+            place = self.reshape(self.arange(of.dims[2]), tuple(dims))
+            counts = place < self.reshape(self.astype(lengths, DType.INT64), (batch, 1, 1, 1))
             found = counts if found is None else self.logical_and(found, counts)
         return found
 
@@ -507,7 +443,7 @@ class AttentionFunctions(ComposedFunctions, SpatialFunctions, RandomFunctions):
         weights: Mapping[str, Tensor],
         heads: int,
         batch_first: bool,
-    ) -> _Projected:
+    ) -> tuple[Tensor, ...]:
         """Queries, keys and values by their weights, with the heads apart."""
         if "in_proj_weight" in weights:
             names = ["in_proj_weight"] * 3
@@ -552,13 +488,13 @@ class AttentionFunctions(ComposedFunctions, SpatialFunctions, RandomFunctions):
                 raise as_called(error, {"w": f"weights[{name!r}]"}) from None
             apart = self.reshape(y, (*y.dims[:2], heads, y.dims[2] // heads))
             made.append(self.transpose(apart, (0, 2, 1, 3) if batch_first else (1, 2, 0, 3)))
-        return _Projected(*made)
+        return tuple(made)
 
 
 def _check_weights(g: AttentionFunctions, weights: Mapping[str, Tensor]) -> None:
     require_mapping("weights", weights, "names to tensors", "name them as PyTorch's parameters")
     apart = "in_proj_weight" not in weights
-    needed = {"out_proj.weight", *(_APART if apart else _PACKED)}
+    needed = {"out_proj.weight", *(_APART if apart else ("in_proj_weight",))}
     problem = ""
     if missing := needed - weights.keys():
         problem = f"has no {sorted(missing)[0]}"
@@ -588,8 +524,39 @@ def _check_ranks(**given: Tensor) -> None:
             )
 
 
-def _is_from_end(causal: Any) -> bool:
-    return isinstance(causal, str) and causal == "bottom_right"
+def _operation(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    window: object,
+    alibi: Any = False,
+    **others: Any,
+) -> Attention[Any]:
+    """Attention with a window and slopes as functions of the builder take them."""
+    left, right = _pair(window)
+    return Attention(q=q, k=k, v=v, window_left=left, window_right=right, slopes=_slopes(alibi, q), **others)
+
+
+def _window(attention: Attention[Any]) -> tuple[int | None, int | None]:
+    """How many keys before and behind its own a position sees; None for all."""
+    return attention.window_left, 0 if attention.causal else attention.window_right
+
+
+def _moved(
+    attention: Attention[Any], shift: int | Tensor, front: int
+) -> tuple[int | None, int | None] | None:
+    """The window of an operation without `shift`, with `front` keys before the others, that shows the same.
+
+    None if no window does.
+    """
+    if isinstance(shift, Tensor):
+        return None
+    (left, right), moved = _window(attention), shift + front
+    if left is not None and (front or left < moved):
+        return None
+    if (right is not None and right + shift < 0) or (moved and attention.slopes is not None):
+        return None
+    return None if left is None else left - moved, None if right is None else right + moved
 
 
 def _pair(window: object) -> tuple[Any, Any]:
