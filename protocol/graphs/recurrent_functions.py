@@ -17,7 +17,8 @@ from cudnn_actor.protocol.graphs.named_outputs import named_outputs
 from cudnn_actor.protocol.graphs.random_functions import RandomFunctions
 from cudnn_actor.protocol.graphs.spatial_functions import SpatialFunctions
 from cudnn_actor.protocol.operations import Recurrent, RecurrentMode
-from cudnn_actor.protocol.types.checks import as_indices, is_finite, require_choice, require_flag
+from cudnn_actor.protocol.operations.random import check_dropout
+from cudnn_actor.protocol.types.checks import as_indices, require_choice, require_flag
 from cudnn_actor.protocol.types.spatial import are_several
 
 __all__ = ["RecurrentFunctions"]
@@ -186,7 +187,9 @@ class RecurrentFunctions(ComposedFunctions, SpatialFunctions, RandomFunctions):
             )
         of_layers = self._of_layers(weights, 2 if options.bidirectional else 1)
         lengths, of_state = _lengths(options.lengths), self._of_states(states, weights)
-        self._check_dropout(options)
+        check_dropout(options.dropout, options.state, of="number")
+        if options.state is not None:
+            self._check_state(options.state)
         y = self.transpose(x, (1, 0, 2)) if options.batch_first else x
         ends: dict[str, list[Tensor]] = {}
         last, drawn = len(of_layers) - 1, options.state
@@ -295,24 +298,6 @@ class RecurrentFunctions(ComposedFunctions, SpatialFunctions, RandomFunctions):
                     fix=f"give it dims ({len(weights)}, batch, units)",
                 )
         return states
-
-    def _check_dropout(self, options: _Options) -> None:
-        if not is_finite(options.dropout) or not 0 <= options.dropout < 1:
-            raise InvalidRequest(
-                field="dropout",
-                value=options.dropout,
-                problem="must be a number from 0 to below 1",
-                fix="use 0.1 to drop one number in ten",
-            )
-        if (options.state is None) == (options.dropout > 0):
-            raise InvalidRequest(
-                field="state",
-                value=options.state,
-                problem="is what dropout draws from: both are given, or none",
-                fix="give a state, int64 of dims (2,), exactly if dropout is above 0",
-            )
-        if options.state is not None:
-            self._check_state(options.state)
 
 
 def _descending(lengths: object) -> tuple[int, ...]:

@@ -26,7 +26,7 @@ from cudnn_actor.protocol.operations.base import (
     require_floating,
 )
 from cudnn_actor.protocol.operations.example import ROUNDED, Example
-from cudnn_actor.protocol.operations.random import STATE, keeping, state_sample, words
+from cudnn_actor.protocol.operations.random import STATE, check_dropout, keeping, state_sample, words
 from cudnn_actor.protocol.types.checks import is_finite, is_whole
 from cudnn_actor.protocol.types.dtypes import DType
 from cudnn_actor.protocol.types.tensor import TensorSpec
@@ -141,13 +141,7 @@ class _Attention(Operation[T]):
                 require(specs, name, (batch,), DType.INT32)
         self._check_bias(specs, "bias")
         self._check_options(heads)
-        if ("state" in specs) != (self.dropout > 0):
-            raise InvalidRequest(
-                field="state",
-                value=specs["state"].dims if "state" in specs else None,
-                problem="is what dropout draws from: both are given, or none",
-                fix="give a state, int64 of dims (2,), exactly if dropout is above 0",
-            )
+        check_dropout(self.dropout, specs["state"].dims if "state" in specs else None, of="weight")
         if "state" in specs:
             require(specs, "state", STATE.dims, STATE.dtype)
 
@@ -167,13 +161,6 @@ class _Attention(Operation[T]):
                 value=slopes,
                 problem=f"are not a finite number for each of the {heads} heads of q",
                 fix=f"use alibi_slopes({heads})",
-            )
-        if not is_finite(self.dropout) or not 0 <= self.dropout < 1:
-            raise InvalidRequest(
-                field="dropout",
-                value=self.dropout,
-                problem="must be a number from 0 to below 1",
-                fix="use 0.1 to drop one weight in ten",
             )
 
     def _check_bias(self, specs: Specs, name: str) -> None:

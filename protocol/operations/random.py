@@ -261,6 +261,27 @@ class RandomNormal(_Floats[T], tag=True):
         return quantile(xp, unit) * float(self.deviation) + float(self.mean)
 
 
+def check_dropout(probability: float, state: object, *, of: str) -> None:
+    """Raise `InvalidRequest` unless a probability is from 0 to below 1, with a state only if it is above 0.
+
+    Above 0 there must be a state. `state`: None, or what an error shows of it. `of`: what is dropped.
+    """
+    if not is_finite(probability) or not 0 <= probability < 1:
+        raise InvalidRequest(
+            field="dropout",
+            value=probability,
+            problem="must be a number from 0 to below 1",
+            fix=f"use 0.1 to drop one {of} in ten",
+        )
+    if (state is None) == (probability > 0):
+        raise InvalidRequest(
+            field="state",
+            value=state,
+            problem="is what dropout draws from: both are given, or none",
+            fix="give a state, int64 of dims (2,), exactly if dropout is above 0",
+        )
+
+
 class RandomBernoulli(Randomness[T], tag=True):
     """1 with a probability, else 0. Answered by a `Receipt`.
 
