@@ -211,6 +211,7 @@ class SpatialFunctions(ArrangementFunctions, RangeFunctions, ConvolutionFunction
         x: Tensor,
         size: int | Sequence[int],
         *,
+        means: Tensor | None = None,
         alpha: float = 1e-4,
         beta: float = 0.75,
         bias: float = 1.0,
@@ -219,28 +220,94 @@ class SpatialFunctions(ArrangementFunctions, RangeFunctions, ConvolutionFunction
 
         The n elements around one are a block of `size` along each spatial dim, in whose middle it is, or one
         before it; those that x does not have count as 0. It is Caffe's LRN within channels, and cuDNN's
-        divisive normalisation without means: of deviations from means, write `g.divisive_norm(x - means,
-        size)`. Floats, dims (N, C, spatial). Sums of half types are float32.
+        divisive normalisation.
+
+        Parameters
+        ----------
+        x
+            Floats, dims (N, C, spatial), with 1 to 3 spatial dims.
+        size
+            Elements that a block has along each spatial dim, at least 1.
+        means
+            Where it is given, the squares are those of the differences between the elements of a block and
+            the mean of the element in its middle. Floats of x's dims, or of dims that are broadcast to them.
+            Any numbers may be given; `g.grad` takes them for independent of x, as cuDNN does. x itself is
+            divided, not its difference: for that, write `g.divisive_norm(x - means, size)`.
+        alpha, beta, bias
+            As in the formula.
+
+        Returns
+        -------
+        Tensor
+            Of x's dims and dtype. The sums are float32, of float64 float64; with means, always float64.
+
+        Raises
+        ------
+        InvalidRequest
+            An argument does not fit.
         """
         rank = self._spatial_dims(x)
+        if means is not None:
+            self._check_means(x, means)
         for name, value in (("alpha", alpha), ("beta", beta), ("bias", bias)):
             if not is_finite(value):
                 raise InvalidRequest(field=name, value=value, problem="must be finite", fix="use 1")
         sizes = spread("size", size, rank)
         check_spatial("size", sizes, 1)
-        ones = (1,) * rank
-        window = Window(
-            size=sizes,
-            pre_padding=tuple((n - 1) // 2 for n in sizes),
-            post_padding=tuple(n // 2 for n in sizes),
-            stride=ones,
-            dilation=ones,
-        )
-        squares = self.pointwise("square", self.astype(x, DType.FLOAT32) if x.dtype.is_half else x)
-        pool = AvgPool(x=squares, window=window, include_padding=True)
-        mean = self._result(pool, **{f"window.{side}_padding": "size" for side in ("pre", "post")})
-        made = x / (mean * float(alpha) + float(bias)) ** float(beta)
+        squares = self._mean_squares(x, means, _around(sizes))
+        made = x / (squares * float(alpha) + float(bias)) ** float(beta)
         return made if made.dtype is x.dtype else self._converted(made, x.dtype, kept=False)
+
+    def _check_means(self, x: Tensor, means: Tensor) -> None:
+        self._own("means", means)
+        if not means.dtype.is_floating:
+            raise InvalidRequest(
+                field="means",
+                value=Words(means.dtype),
+                problem="is not a floating-point dtype",
+                fix="give floats, as in g.astype(means, x.dtype)",
+            )
+        broadcast = zip(means.dims, x.dims, strict=False)
+        if means.rank != x.rank or any(own not in (1, size) for own, size in broadcast):
+            raise InvalidRequest(
+                field="means",
+                value=means.dims,
+                problem="does not have a number for each element of x",
+                fix=f"give it dims {x.dims}, or 1 for those that are broadcast",
+            )
+
+    def _mean_squares(self, x: Tensor, means: Tensor | None, window: Window) -> Tensor:
+        """The sum of the squares in the window of each element, divided by the elements of a window."""
+        if means is None:
+            return self._mean_of(
+                self._squares(self.astype(x, DType.FLOAT32) if x.dtype.is_half else x), window
+            )
+        # Most of the square of x cancels where x is close to its means: float64 has digits to spare.
+        x, means = (self.astype(each, DType.FLOAT64) for each in (x, means))
+        ones = self.full((1, 1, *x.dims[2:]), 1.0, DType.FLOAT64)
+        inside = self._squares(means) * self._mean_of(ones, window)
+        found = self._mean_of(self._squares(x), window) - means * self._mean_of(x, window) * 2.0 + inside
+        return self.pointwise("max", found, 0.0)
+
+    def _squares(self, x: Tensor) -> Tensor:
+        return self.pointwise("square", x)
+
+    def _mean_of(self, x: Tensor, window: Window) -> Tensor:
+        """The mean of each window, in which 0 counts as an element where x ends."""
+        pool = AvgPool(x=x, window=window, include_padding=True)
+        return self._result(pool, **{f"window.{side}_padding": "size" for side in ("pre", "post")})
+
+
+def _around(sizes: tuple[int, ...]) -> Window:
+    """The window around each element: it is in the middle, or one before it."""
+    ones = (1,) * len(sizes)
+    return Window(
+        size=sizes,
+        pre_padding=tuple((n - 1) // 2 for n in sizes),
+        post_padding=tuple(n // 2 for n in sizes),
+        stride=ones,
+        dilation=ones,
+    )
 
 
 def affine_places(numbers: Any, *, align_corners: bool) -> Any:

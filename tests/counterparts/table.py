@@ -267,12 +267,12 @@ _OPS = (
     Row(
         _HERE,
         "cudnnDivisiveNormalizationForward",
-        "`g.divisive_norm(x, size)`; not yet with means: [program](cudnn.md#response-normalisation)",
+        "`g.divisive_norm(x, size, means=means)`: [programs](cudnn.md#response-normalisation)",
     ),
     Row(
         _HERE,
         "cudnnDivisiveNormalizationBackward",
-        "`g.grad(y, x, dy)` of it; not yet with means: [program](cudnn.md#response-normalisation)",
+        "`g.grad(y, (x, means), dy)` of it: [programs](cudnn.md#response-normalisation)",
     ),
     Row(
         _NEEDLESS,

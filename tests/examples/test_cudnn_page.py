@@ -143,6 +143,12 @@ def divisive(x: Any) -> Any:
     return x / (2.0 + 1e-2 / 9 * windows(x**2, (3, 3), 1).sum(axis=(4, 5))) ** 0.75
 
 
+def divisive_of_deviations(x: Any, means: Any) -> Any:
+    inside = windows(np.ones_like(x), (3, 3), 1)
+    off = (windows(x, (3, 3), 1) - means[..., None, None]) * inside
+    return x / (2.0 + 1e-2 / 9 * (off**2).sum(axis=(4, 5))) ** 0.75
+
+
 def kept(dims: tuple[int, ...], state: Any) -> Any:
     """1 where dropout keeps an element, which is divided by the probability of that."""
     return (words(np, state, 0, math.prod(dims)) < keeping(0.75)).reshape(dims) / 0.75
@@ -185,6 +191,7 @@ BLENDS = tuple(OLD.items())
 SCALES = {"scale": normal(3, seed=1), "bias": normal(3, seed=2)}
 RUNNING = {"running_mean": normal(3, seed=3), "running_variance": np.abs(normal(3, seed=4))}
 X, Y, DY = IMAGE["x"], normal(2, 3, 5, 4, seed=5), normal(2, 3, 5, 4, seed=6)
+MEANS = normal(2, 3, 5, 4, seed=7)
 POOLED = {"dy": normal(2, 3, 3, 2)}
 LAYER = {"x": X, "w": normal(4, 3, 3, 3), "bias": normal(4)}
 THETA, GRID = normal(2, 2, 3), normal(2, 3, 3, 2) * 0.8
@@ -446,6 +453,16 @@ def the_rest() -> list[Case]:
         Case("lrn_cross_channel_backward", {"dy": DY, "x": X}, gradients(lrn, "x")),
         Case("divisive_normalization", IMAGE, lambda x: {"y": divisive(x)}),
         Case("divisive_normalization_backward", {"dy": DY, "x": X}, gradients(divisive, "x")),
+        Case(
+            "divisive_normalization_with_means",
+            {"x": X, "means": MEANS},
+            lambda x, means: {"y": divisive_of_deviations(x, means)},
+        ),
+        Case(
+            "divisive_normalization_with_means_backward",
+            {"dy": DY, "x": X, "means": MEANS},
+            gradients(divisive_of_deviations, "x", "means"),
+        ),
         Case("dropout_forward", {"x": X, "state": STATE}, lambda x, state: {"y": x * kept(x.shape, state)}),
         Case(
             "dropout_backward",

@@ -113,7 +113,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
         **{"x": ("float32", (2, 8, 25)), "output": (4, 4), "size": 2, "pad": 1, "stride": 1, "dilation": 1}
     },
     "affine_grid": {"theta": ("float32", (2, 2, 3)), "dims": (2, 8, 4, 4), "align_corners": False},
-    "divisive_norm": {"x": X, "size": 3, "alpha": 1e-4, "beta": 0.75, "bias": 1.0},
+    "divisive_norm": {"x": X, "size": 3, "means": X, "alpha": 1e-4, "beta": 0.75, "bias": 1.0},
     "pointwise_backward": {
         **{"mode": "relu", "dy": M, "x": M, "parameter": 0.1, "lower": 0.0, "upper": 6.0},
     },

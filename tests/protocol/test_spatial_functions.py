@@ -184,6 +184,45 @@ def test_a_divisive_norm_divides_by_a_power_of_the_squares_around(dims: tuple[in
     check_gradients(lambda g, x: g.divisive_norm(x, size, **options), {"x": x})
 
 
+@pytest.mark.parametrize(
+    ("dims", "size", "of_means"),
+    [
+        ((2, 2, 6), 3, (2, 2, 6)),
+        ((1, 2, 4, 5), (3, 4), (1, 2, 4, 5)),
+        ((2, 3, 3, 4), 2, (1, 3, 1, 1)),
+        ((1, 1, 3, 2, 4), 3, (1, 1, 3, 2, 4)),
+        ((1, 1, 3), 9, (1, 1, 3)),
+    ],
+)
+def test_a_divisive_norm_with_means_divides_by_a_power_of_the_squares_of_deviations(
+    dims: tuple[int, ...], size: Any, of_means: tuple[int, ...]
+) -> None:
+    x, means = np.asarray(normal(dims, DType.FLOAT64, 0)), np.asarray(normal(of_means, DType.FLOAT64, 1))
+    sizes = np.broadcast_to(size, len(dims) - 2)
+    wanted = np.empty_like(x)
+    for at in np.ndindex(*dims):
+        around = [slice(max(0, a - (n - 1) // 2), a + n // 2 + 1) for a, n in zip(at[2:], sizes, strict=True)]
+        off = x[(at[0], at[1], *around)] - np.broadcast_to(means, dims)[at]
+        wanted[at] = x[at] / (1.5 + 0.5 * (off**2).sum() / sizes.prod()) ** 0.6
+    options = {"alpha": 0.5, "beta": 0.6, "bias": 1.5}
+    got = computed(lambda g, x, means: g.divisive_norm(x, size, means=means, **options), x, means)
+    np.testing.assert_allclose(got, wanted, rtol=1e-12)
+    check_gradients(
+        lambda g, x, means: g.divisive_norm(x, size, means=means, **options), {"x": x, "means": means}
+    )
+
+
+def test_deviations_that_are_much_smaller_than_the_means_are_not_lost() -> None:
+    x = np.asarray(normal((1, 1, 5, 5), DType.FLOAT32, 0)) * np.float32(0.1) + np.float32(1000)
+    means = np.full_like(x, 1000)
+    options = {"alpha": 1.0, "beta": 0.5, "bias": 0.0}
+    got = computed(
+        lambda g, x, means: g.divisive_norm(x, 1, means=means, **options), x, means, dtype="float32"
+    )
+    assert got.dtype == np.float32
+    np.testing.assert_allclose(got, x / abs(x - means), rtol=1e-6)
+
+
 def test_squares_of_half_types_do_not_overflow() -> None:
     got = computed(
         lambda g, x: g.divisive_norm(x, 1, alpha=1, beta=0.5), np.full((1, 1, 3), 6e4), dtype="float16"
@@ -273,6 +312,15 @@ def test_new_statistics_of_each_activation_have_names() -> None:
         (lambda g, x: g.affine_grid(x, (1, 2, 3)), "theta=float32 (1, 2, 4, 5): does not fit dims (1, 2, 3)"),
         (lambda g, x: g.affine_grid(x, (1, 2)), "dims=(1, 2): are not those of an image"),
         (lambda g, x: g.divisive_norm(x, 1 << 20), "size="),
+        (
+            lambda g, x: g.divisive_norm(x, 3, means=x[0]),
+            "means=(2, 4, 5): does not have a number for each element of x; give it dims (1, 2, 4, 5), or 1",
+        ),
+        (
+            lambda g, x: g.divisive_norm(x, 3, means=x.astype("int32")),
+            "means=int32: is not a floating-point dt",
+        ),
+        (lambda g, x: g.divisive_norm(x, 3, means=3.0), "means=3.0: is a number where a tensor belongs"),
         (lambda g, x: g.conv(x, x, flipped=1), "flipped=1: is neither True nor False"),
         (
             lambda g, x: g.batch_norm(x, x[0, :, 0, 0], x[0], per_activation=True),
