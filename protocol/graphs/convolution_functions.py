@@ -10,6 +10,7 @@ from cudnn_actor.protocol.graphs.movement_functions import MovementFunctions
 from cudnn_actor.protocol.operations import ConvolutionBackwardData, ConvolutionForward
 from cudnn_actor.protocol.types.checks import require_flag
 from cudnn_actor.protocol.types.conv import ConvSpec
+from cudnn_actor.protocol.types.dtypes import DTypeLike
 from cudnn_actor.protocol.types.spatial import Padding, check_spatial, sides, spatial_dims_of, spread
 
 __all__ = ["ConvolutionFunctions", "transposed"]
@@ -29,13 +30,25 @@ class ConvolutionFunctions(MovementFunctions):
         groups: int = 1,
         bias: Tensor | None = None,
         flipped: bool = False,
+        compute_dtype: DTypeLike | None = None,
     ) -> Tensor:
         """Convolution forward, plus one bias per filter, of dims (K,). See `ConvFwd`.
 
         A padding may be a pair, before and after: `pad=((0, 1), (0, 1))`. `flipped`: whether the filter is
         read backwards along each spatial dim, as in mathematics and in SciPy, and by cuDNN's
-        `CUDNN_CONVOLUTION`; not so in cross-correlation.
+        `CUDNN_CONVOLUTION`; not so in cross-correlation. `compute_dtype`: the type that floats are summed up
+        in, as in `pointwise`: "float64" of float32 and half types. The result has the dtype that it has
+        without.
         """
+        if compute_dtype is not None:
+            made: Tensor = self._computed_in(
+                compute_dtype,
+                {"x": x, "w": w, "bias": bias},
+                lambda of: self.conv(
+                    **of, pad=pad, stride=stride, dilation=dilation, groups=groups, flipped=flipped
+                ),
+            )
+            return made
         spatial = self._spatial_dims(x)
         conv = ConvSpec.spread(spatial, pad, stride, dilation, groups)
         self._check_filter(x, w, "K, C / groups, spatial")
@@ -55,6 +68,7 @@ class ConvolutionFunctions(MovementFunctions):
         output_pad: int | Sequence[int] = 0,
         bias: Tensor | None = None,
         flipped: bool = False,
+        compute_dtype: DTypeLike | None = None,
     ) -> Tensor:
         """The transpose of a convolution with these parameters, as PyTorch's `conv_transpose2d`.
 
@@ -72,7 +86,24 @@ class ConvolutionFunctions(MovementFunctions):
             One for each channel of the result, of dims (K,).
         flipped
             The convolution's: it is the transpose of `conv(..., flipped=True)`.
+        compute_dtype
+            As in `conv`.
         """
+        if compute_dtype is not None:
+            made: Tensor = self._computed_in(
+                compute_dtype,
+                {"x": x, "w": w, "bias": bias},
+                lambda of: self.conv_transpose(
+                    **of,
+                    pad=pad,
+                    stride=stride,
+                    dilation=dilation,
+                    groups=groups,
+                    output_pad=output_pad,
+                    flipped=flipped,
+                ),
+            )
+            return made
         spatial = self._spatial_dims(x)
         before, after = sides("pad", pad, spatial)
         extra = spread("output_pad", output_pad, spatial)

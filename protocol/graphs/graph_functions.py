@@ -19,6 +19,7 @@ from cudnn_actor.protocol.operations import (
     Reshape,
 )
 from cudnn_actor.protocol.types.checks import as_index
+from cudnn_actor.protocol.types.dtypes import DTypeLike
 
 __all__ = ["Functions"]
 
@@ -202,17 +203,47 @@ class Functions(Recorder):
 
     # Reductions.
 
-    def sum(self, x: Tensor, axis: Axes = None, *, keepdims: bool = False) -> Tensor:
-        """The sum of the elements along these dims."""
-        return self.reduce(ReductionMode.SUM, x, axis, keepdims=keepdims)
+    def sum(
+        self,
+        x: Tensor,
+        axis: Axes = None,
+        *,
+        keepdims: bool = False,
+        compute_dtype: DTypeLike | None = None,
+    ) -> Tensor:
+        """The sum of the elements along these dims.
 
-    def prod(self, x: Tensor, axis: Axes = None, *, keepdims: bool = False) -> Tensor:
-        """The product of the elements along these dims."""
-        return self.reduce(ReductionMode.PRODUCT, x, axis, keepdims=keepdims)
+        `compute_dtype`: as in `reduce`.
+        """
+        return self.reduce(ReductionMode.SUM, x, axis, keepdims=keepdims, compute_dtype=compute_dtype)
 
-    def mean(self, x: Tensor, axis: Axes = None, *, keepdims: bool = False) -> Tensor:
-        """The mean of the elements along these dims, which must be floats."""
-        return self.reduce(ReductionMode.MEAN, x, axis, keepdims=keepdims)
+    def prod(
+        self,
+        x: Tensor,
+        axis: Axes = None,
+        *,
+        keepdims: bool = False,
+        compute_dtype: DTypeLike | None = None,
+    ) -> Tensor:
+        """The product of the elements along these dims.
+
+        `compute_dtype`: as in `reduce`.
+        """
+        return self.reduce(ReductionMode.PRODUCT, x, axis, keepdims=keepdims, compute_dtype=compute_dtype)
+
+    def mean(
+        self,
+        x: Tensor,
+        axis: Axes = None,
+        *,
+        keepdims: bool = False,
+        compute_dtype: DTypeLike | None = None,
+    ) -> Tensor:
+        """The mean of the elements along these dims, which must be floats.
+
+        `compute_dtype`: as in `reduce`.
+        """
+        return self.reduce(ReductionMode.MEAN, x, axis, keepdims=keepdims, compute_dtype=compute_dtype)
 
     def max(self, x: Tensor, axis: Axes = None, *, keepdims: bool = False) -> Tensor:
         """The largest element along these dims; NaN if there is one."""
@@ -222,12 +253,39 @@ class Functions(Recorder):
         """The smallest element along these dims; NaN if there is one."""
         return self.reduce(ReductionMode.MIN, x, axis, keepdims=keepdims)
 
-    def logsumexp(self, x: Tensor, axis: Axes = None, *, keepdims: bool = False) -> Tensor:
-        """The logarithm of the sum of exponentials along these dims, none of which overflows."""
-        return self.reduce(ReductionMode.LOG_SUM_EXP, x, axis, keepdims=keepdims)
+    def logsumexp(
+        self,
+        x: Tensor,
+        axis: Axes = None,
+        *,
+        keepdims: bool = False,
+        compute_dtype: DTypeLike | None = None,
+    ) -> Tensor:
+        """The logarithm of the sum of exponentials along these dims, none of which overflows.
 
-    def reduce(self, mode: ReductionMode, x: Tensor, axis: Axes = None, *, keepdims: bool = False) -> Tensor:
-        """Any other reduction along these dims: see `ReductionMode`."""
+        `compute_dtype`: as in `reduce`.
+        """
+        return self.reduce(ReductionMode.LOG_SUM_EXP, x, axis, keepdims=keepdims, compute_dtype=compute_dtype)
+
+    def reduce(
+        self,
+        mode: ReductionMode,
+        x: Tensor,
+        axis: Axes = None,
+        *,
+        keepdims: bool = False,
+        compute_dtype: DTypeLike | None = None,
+    ) -> Tensor:
+        """Any other reduction along these dims: see `ReductionMode`.
+
+        `compute_dtype`: the type that floats are summed up in, as in `pointwise`: "float64" of float32 and
+        half types. The result has the dtype that it has without.
+        """
+        if compute_dtype is not None:
+            made: Tensor = self._computed_in(
+                compute_dtype, {"x": x}, lambda of: self.reduce(mode, of["x"], axis, keepdims=keepdims)
+            )
+            return made
         axes = axis if isinstance(axis, Sequence) else (axis,)
         try:
             kept = None if axis is None else tuple(map(as_index, axes))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import numbers
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 import numpy as np
 
 from cudnn_actor.protocol.errors import InvalidRequest, Words
+from cudnn_actor.protocol.graphs.compute_types import asks_for_more
 from cudnn_actor.protocol.graphs.expressions import Made, Tensor
 from cudnn_actor.protocol.graphs.limits import GraphLimits
 from cudnn_actor.protocol.graphs.named_outputs import named_outputs
@@ -80,17 +81,33 @@ class Recorder:
         *,
         also: Sequence[str] = (),
         like: Mapping[str, Tensor] | None = None,
+        compute_dtype: DTypeLike | None = None,
     ) -> Any:
         """Add an operation on tensors of this builder, as `CudnnRef.apply` runs one on buffers.
 
         Returns its output; of several, a named tuple of the required ones and those in `also`. An output that
         `like` names has the dims and the dtype of that tensor, as one needs whose dims do not follow from the
-        inputs'. Raises `InvalidRequest` if the operands do not fit together.
+        inputs'. `compute_dtype`: as in `pointwise`. Raises `InvalidRequest` if the operands do not fit
+        together.
         """
         operands = self._operands(operation)
         require_names("also", also, operation.outputs, type(operation).__name__)
         fix = "name the output, as in like={'y': x}"
         require_mapping("like", like, "outputs' names to tensors", fix)
+        if compute_dtype is not None:
+            return self._computed_in(
+                compute_dtype,
+                {
+                    **dict(operation.named(operation.inputs)),
+                    **{f"like {n}": x for n, x in (like or {}).items()},
+                },
+                lambda of: self.apply(
+                    operation.with_operands(of.__getitem__),
+                    also=also,
+                    like={name: of[f"like {name}"] for name in like or {}},
+                ),
+                as_stored=not isinstance(operation, Pointwise),
+            )
         require_names("like", like or {}, operation.outputs, type(operation).__name__)
         given = {name: self._tensors[self._own(name, tensor)].spec for name, tensor in (like or {}).items()}
         node = check_parameters(operation).with_operands(lambda name: operands.get(name, 0))
@@ -120,6 +137,38 @@ class Recorder:
         if len(made) == 1:
             return made[0]
         return named_outputs(f"{type(operation).__name__}Outputs", dict(zip(names, made, strict=True)))
+
+    def _computed_in(
+        self,
+        compute_dtype: DTypeLike,
+        operands: Mapping[str, Any],
+        add: Callable[[Mapping[str, Any]], Any],
+        *,
+        as_stored: bool = True,
+    ) -> Any:
+        """What `add` makes of operands, computed in a type. Raises `InvalidRequest`, also as `add` does.
+
+        `as_stored`: whether operands are read as they are stored, and not as between functions of elements.
+        """
+        tensors = {name: one for name, one in operands.items() if isinstance(one, Tensor)}
+        more = tensors and asks_for_more(compute_dtype, [one.dtype for one in tensors.values()])
+        place = len(self._operations)
+        usual = add(operands)
+        if not more:
+            return usual
+        self._drop_unread(place, ())  # it has shown that the operands fit, and what dtypes results have
+        wide = add({**operands, **{n: self._in_float64(x, as_stored=as_stored) for n, x in tensors.items()}})
+        if isinstance(wide, Tensor):
+            return self._rounded(wide, usual.dtype)
+        return type(wide)(*(self._rounded(y, of.dtype) for y, of in zip(wide, usual, strict=True)))
+
+    def _in_float64(self, x: Tensor, *, as_stored: bool) -> Tensor:
+        if as_stored and x.dtype.is_half:
+            x = self._converted(x, x.dtype, kept=True)
+        return self._converted(x, DType.FLOAT64, kept=True) if x.dtype.is_floating else x
+
+    def _rounded(self, y: Tensor, dtype: DType) -> Tensor:
+        return y if y.dtype is dtype else self._converted(y, dtype, kept=True)
 
     def _label(self, operation: Operation[Any]) -> str:
         """What an operation is that is added now, for people: "relu at model.py:12"."""
@@ -156,18 +205,46 @@ class Recorder:
         lower: float | None = None,
         upper: float | None = None,
         alphas: Sequence[float] | None = None,
+        compute_dtype: DTypeLike | None = None,
     ) -> Tensor:
         """Add a pointwise operation, with NumPy's broadcasting; operands may be numbers.
 
-        `alphas`: a factor for each operand, which it is multiplied with before: cuDNN's alpha1 and alpha2.
-        Products of floats are not rounded in between. Raises `InvalidRequest` if the shapes do not fit
-        together.
+        Parameters
+        ----------
+        mode
+            The function.
+        operands
+            Tensors of this builder, at least one, and numbers.
+        parameter, lower, upper
+            As in `Pointwise`.
+        alphas
+            A factor for each operand, which it is multiplied with before: cuDNN's alpha1 and alpha2. Products
+            of floats are not rounded in between.
+        compute_dtype
+            The type that is computed in, of floats: float32 or float64. None for the usual one: float32, or
+            float64 if an operand is float64. Float64 of others converts the operands before, and rounds the
+            result to the dtype that it has without, wherever it is read. Numbers are then float64, too.
+
+        Raises
+        ------
+        InvalidRequest
+            The operands do not fit together, or they are not computed in that type.
         """
         pointwise_mode(mode)
         tensors = [operand for operand in operands if isinstance(operand, Tensor)]
         if not tensors:
             raise _no_tensors(operands)
         _check_broadcast(operands)
+        if compute_dtype is not None:
+            made: Tensor = self._computed_in(
+                compute_dtype,
+                {str(number): operand for number, operand in enumerate(operands)},
+                lambda of: self.pointwise(
+                    mode, *of.values(), parameter=parameter, lower=lower, upper=upper, alphas=alphas
+                ),
+                as_stored=False,
+            )
+            return made
         if alphas is not None:
             scaled = self._scaled(operands, alphas)
             return self.pointwise(mode, *scaled, parameter=parameter, lower=lower, upper=upper)

@@ -36,6 +36,7 @@ from cudnn_actor.protocol.operations import (
 )
 from cudnn_actor.protocol.operations.base import axes_of
 from cudnn_actor.protocol.types.checks import is_finite, require_flag
+from cudnn_actor.protocol.types.dtypes import DTypeLike
 from cudnn_actor.protocol.types.spatial import are_several, spread
 from cudnn_actor.protocol.types.tensor import MAX_RANK, whole_numbers
 
@@ -48,8 +49,17 @@ _WINDOW = {"window.size": "size", "window.pre_padding": "pad", "window.post_padd
 class NetworkFunctions(ConvolutionFunctions):
     """Each function adds operations to the graph. Raises `InvalidRequest` if operands do not fit together."""
 
-    def matmul(self, a: Tensor, b: Tensor) -> Tensor:
-        """a @ b: see `MatMul`. An operand of one dim is a row or a column, as in NumPy."""
+    def matmul(self, a: Tensor, b: Tensor, *, compute_dtype: DTypeLike | None = None) -> Tensor:
+        """a @ b: see `MatMul`. An operand of one dim is a row or a column, as in NumPy.
+
+        `compute_dtype`: the type that floats are summed up in, as in `pointwise`: "float64" of float32 and
+        half types. The result has the dtype that it has without.
+        """
+        if compute_dtype is not None:
+            made: Tensor = self._computed_in(
+                compute_dtype, {"a": a, "b": b}, lambda of: self.matmul(of["a"], of["b"])
+            )
+            return made
         self._own("a", a)
         self._own("b", b)
         row, column = a.rank == 1, b.rank == 1

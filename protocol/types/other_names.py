@@ -108,6 +108,7 @@ ARGUMENTS = {
         "axis": "dim axes",
         "axes": "perm permutation axis dim",
         "alphas": "alpha alpha1 alpha2",
+        "compute_dtype": "compute_data_type preferred_element_type accumulate_dtype math_type dtype",
         "dims": "shape newshape size input_size weight_size output_shape dx dw w x",
         "keepdims": "keepdim keep_dim keep_dims",
         "keep_dims": "keepdim keep_dim keepdims",

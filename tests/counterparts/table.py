@@ -363,7 +363,8 @@ _CNN = (
         cudnnSetConvolutionNdDescriptor cudnnGetConvolutionNdDescriptor
         cudnnSetConvolutionGroupCount cudnnGetConvolutionGroupCount
         """,
-        "`ConvSpec` is part of the message. `CUDNN_CONVOLUTION`: `g.conv(x, w, flipped=True)`",
+        "`ConvSpec` is part of the message. `CUDNN_CONVOLUTION`: `g.conv(x, w, flipped=True)`. The compute "
+        "type follows from the operands: [compute types](cudnn.md#compute-types)",
     ),
     Row(
         _NEEDLESS,
@@ -690,7 +691,11 @@ FRONTEND: tuple[tuple[str, tuple[Row, ...]], ...] = (
                 "`Graph.inputs`, `Graph.outputs`, `Graph.to_json`, `Graph.to_svg`",
             ),
             Row(
-                _NO, "context", "Dtypes belong to tensors: see [where values are rounded](graphs.md#building)"
+                _HERE,
+                "context",
+                "Dtypes belong to tensors: see [where values are rounded](graphs.md#building). The "
+                "compute type follows from them; `g.matmul(a, b, compute_dtype='float64')` asks for more: "
+                "[compute types](cudnn.md#compute-types)",
             ),
             Row(_HERE, "key", "`Graph.digest`"),
             Row(

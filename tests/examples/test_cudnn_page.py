@@ -449,6 +449,7 @@ def batch_norms() -> list[Case]:
 def the_rest() -> list[Case]:
     places = {"x": X, "grid": GRID}
     return [
+        Case("product_in_float64", {"a": normal(3, 40), "b": normal(40, 2)}, lambda a, b: {"y": a @ b}),
         Case("lrn_cross_channel", IMAGE, lambda x: {"y": lrn(x)}),
         Case("lrn_cross_channel_backward", {"dy": DY, "x": X}, gradients(lrn, "x")),
         Case("divisive_normalization", IMAGE, lambda x: {"y": divisive(x)}),

@@ -30,7 +30,8 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     **each("exp sqrt isnan", x=M),
     **each("celu elu hard_sigmoid", x=M, alpha=1.0),
     **each("softplus swish", x=M, beta=1.0),
-    **each("sum mean max logsumexp argmax", x=M, axis=0, keepdims=False),
+    **each("max argmax", x=M, axis=0, keepdims=False),
+    **each("sum mean prod logsumexp", x=M, axis=0, keepdims=False, compute_dtype="float64"),
     **each("var std", x=M, axis=0, ddof=0, keepdims=False),
     **each("cumsum cumprod", x=M, axis=0, exclusive=False, reverse=False),
     **each("softmax log_softmax", x=M, axis=-1),
@@ -102,11 +103,13 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "broadcast_to": {"x": M, "dims": (2, 4, 6)},
     "sum_to": {"x": M, "dims": (1, 6)},
     "conv": {
-        **{"x": X, "w": W, "pad": 1, "stride": 1, "dilation": 1, "groups": 1, "bias": V, "flipped": False}
+        **{"x": X, "w": W, "pad": 1, "stride": 1, "dilation": 1, "groups": 1, "bias": V, "flipped": False},
+        "compute_dtype": "float64",
     },
     "conv_transpose": {
         **{"x": X, "w": W, "pad": 1, "stride": 2, "dilation": 1, "groups": 1, "output_pad": 0, "bias": V},
         "flipped": False,
+        "compute_dtype": "float64",
     },
     "unfold": {"x": X, "size": 2, "pad": 1, "stride": 1, "dilation": 1},
     "fold": {
@@ -157,7 +160,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "pack_padded_sequence": {"x": LAYER, "lengths": (3, 1)},
     "pad_packed_sequence": {"data": ("float32", (4, 6)), "lengths": (3, 1)},
     "linear": {"x": M, "w": ("float32", (5, 6)), "bias": ("float32", (5,))},
-    "matmul": {"a": M, "b": ("float32", (6, 3))},
+    "matmul": {"a": M, "b": ("float32", (6, 3)), "compute_dtype": "float64"},
     "moveaxis": {"x": M, "source": 0, "destination": 1},
     "swapaxes": {"x": M, "axis": 0, "other": 1},
     "transpose": {"x": M, "axes": (1, 0)},
@@ -178,7 +181,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     },
     "take": {"x": M, "indices": ("int64", (3,)), "axis": 0, "batch_dims": 0},
     "take_along_axis": {"x": M, "indices": ("int64", (2, 6)), "axis": 0},
-    "reduce": {"mode": "sum", "x": M, "axis": 0, "keepdims": False},
+    "reduce": {"mode": "sum", "x": M, "axis": 0, "keepdims": False, "compute_dtype": "float64"},
     "repeat": {"x": M, "repeats": 2, "axis": 0},
     "tile": {"x": M, "repeats": 2},
     "roll": {"x": M, "shift": 1, "axis": 0},
