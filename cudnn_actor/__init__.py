@@ -73,6 +73,7 @@ from cudnn_actor.protocol.messages.kinds import *
 from cudnn_actor.protocol.operations.families import *
 from cudnn_actor.service.client import CudnnRef as CudnnRef
 from cudnn_actor.service.health import Health as Health, HealthState as HealthState
+from cudnn_actor.service.scopes import Scope as Scope
 from cudnn_actor.service.service import CudnnService as CudnnService, child_spec as child_spec, start as start
 from cudnn_actor.service.spawning import Spawning as Spawning, spawn as spawn
 from cudnn_actor.supervision import (

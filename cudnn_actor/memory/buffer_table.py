@@ -270,7 +270,9 @@ class MemoryTable:
         return True
 
     def is_live(self, ref: BufferRef) -> bool:
-        """Whether a reference that this table issued still resolves."""
+        """Whether a reference still resolves that this table has issued, or that of an earlier life."""
+        if ref.slot >= len(self._slots):
+            return False
         slot = self._slots[ref.slot]
         return slot.live and slot.generation == ref.generation
 

@@ -66,7 +66,9 @@ def _problem(
         return None
     parameters = list(inspect.signature(method).parameters.values())[1:]
     names = [each.name for each in parameters]
-    name = f"{cast('FunctionType', method).__qualname__}()"
+    called = cast("FunctionType", method)
+    # The class of the object that the caller has, which may inherit the method.
+    name = f"{type(args[0]).__name__}.{called.__name__}()" if args else f"{called.__qualname__}()"
     for given in kwargs:
         if given not in names:
             return f"{name} has no argument {given!r}; {own_name(given, names)}it has {', '.join(names)}"

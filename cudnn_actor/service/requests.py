@@ -1,0 +1,891 @@
+"""What async code can ask a service for: the part of `CudnnRef` that `Scope` has too.
+
+The file is long because this is one class: users look here for all that they can call, and most lines are
+signatures and what is documented of them. The work is done elsewhere: `broker.request_checks` checks
+messages, `actors.asking` sends them, `outputs` finds the results to allocate, and `models` runs models.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, overload
+
+import msgspec
+import numpy as np
+
+from cudnn_actor.actors import ask, submit, tell, within
+from cudnn_actor.actors.long_work import in_own_thread
+from cudnn_actor.broker.request_checks import check_message
+from cudnn_actor.broker.warm_batches import cut
+from cudnn_actor.models import BatchedModel, Feature, Model, Source
+from cudnn_actor.models.batch_rules import BatchRules
+from cudnn_actor.models.inputs import named_once
+from cudnn_actor.models.sizes import Sizes, one_set_of_specs
+from cudnn_actor.protocol.errors import InvalidRequest
+from cudnn_actor.protocol.graphs.explanation import Explanation
+from cudnn_actor.protocol.graphs.named_graph import Graph
+from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
+from cudnn_actor.protocol.messages.any_message import Answer, AnyMessage
+from cudnn_actor.protocol.messages.message_checks import no_plan
+from cudnn_actor.protocol.messages.messages import (
+    COMPUTE,
+    Allocate,
+    ClearPlans,
+    Compute,
+    ConvBwdData,
+    ConvBwdFilter,
+    ConvFwd,
+    Copy,
+    DeployModel,
+    Download,
+    Drain,
+    Explain,
+    Fill,
+    Free,
+    GetStatistics,
+    LendStaging,
+    Message,
+    Ping,
+    RunGraph,
+    Upload,
+    View,
+    Warm,
+)
+from cudnn_actor.protocol.messages.receipts import Receipt, Statistics
+from cudnn_actor.protocol.messages.run_graph import bound_names
+from cudnn_actor.protocol.operations import Operation
+from cudnn_actor.protocol.types.buffers import BufferRef
+from cudnn_actor.protocol.types.checks import (
+    require_awaited,
+    require_flag,
+    require_mapping,
+    require_type,
+)
+from cudnn_actor.protocol.types.conv import ConvSpec, Padding
+from cudnn_actor.protocol.types.dtypes import DType, DTypeLike
+from cudnn_actor.protocol.types.epilogue import Epilogue
+from cudnn_actor.protocol.types.numerics import Numerics
+from cudnn_actor.protocol.types.spelling import spelled
+from cudnn_actor.protocol.types.tensor import Layout, LayoutLike, TensorSpec
+from cudnn_actor.protocol.types.tune import Tune, require_tune
+from cudnn_actor.service.arrays import about_array, packed_like
+from cudnn_actor.service.convolution_arguments import convolution_of, require_operands
+from cudnn_actor.service.outputs import INSTEAD, missing_outputs, missing_ports, outputs_of
+from cudnn_actor.service.service import CudnnService
+
+__all__ = ["Requests"]
+
+
+class Requests:
+    """The requests that a service takes, for asyncio code.
+
+    Parameters
+    ----------
+    service
+        A started service.
+    """
+
+    def __init__(self, service: CudnnService) -> None:
+        self._service = service
+        self._state = service.state
+
+    def is_of(self, service: object) -> bool:
+        """Whether they go to this `CudnnService`."""
+        return self._service is service
+
+    @property
+    def _unowned(self) -> Requests:
+        """What sends requests whose answers belong to no scope."""
+        return self
+
+    def _require_open(self) -> None:
+        """Raise `ServiceStopped` if the service has ended."""
+        self._state.mailbox.check_open()
+
+    def _own(self, what: BufferRef | Model) -> None:
+        """Note what a caller is about to be given, and has to free."""
+
+    def _discard(self, ref: BufferRef) -> None:
+        """Free a buffer that nobody receives, without waiting."""
+        self._state.discard(ref)
+
+    @overload
+    async def ask(self, message: Operation[BufferRef], *, timeout: float | None = None) -> Receipt: ...
+    @overload
+    async def ask(self, message: AnyMessage[Answer], *, timeout: float | None = None) -> Answer: ...
+    async def ask(self, message: Message, *, timeout: float | None = None) -> Any:
+        """Send a request, queueing it even when the mailbox is full, and await its answer.
+
+        Cancelling the wait withdraws a request that has not started; a started one runs to its end.
+
+        Parameters
+        ----------
+        message
+            Any message of the protocol; its class determines the type of the answer.
+        timeout
+            Seconds after which to give up. A request that has not started by then is dropped and never runs.
+
+        Raises
+        ------
+        InvalidRequest, StaleBufferError
+            The request is invalid, or names a buffer that no longer exists. Nothing was sent.
+        DeadlineExceeded
+            No answer within `timeout`.
+        ServiceStopped
+            The service has ended, or ends before it starts the request.
+        CudnnActorError
+            Any other failure of the request; see `protocol.errors`.
+        """
+        found = check_message(self._state, message, INSTEAD)
+        discard = self._state.discard if type(message) in (Allocate, DeployModel) else None
+        return await ask(self._state.mailbox, message, timeout=timeout, discard=discard, found=found)
+
+    @overload
+    def submit(
+        self, message: Operation[BufferRef], *, timeout: float | None = None
+    ) -> asyncio.Future[Receipt]: ...
+    @overload
+    def submit(
+        self, message: AnyMessage[Answer], *, timeout: float | None = None
+    ) -> asyncio.Future[Answer]: ...
+    def submit(self, message: Message, *, timeout: float | None = None) -> asyncio.Future[Any]:
+        """Send a request and return the future of its answer at once; cancelling it withdraws the request.
+
+        Raises `MailboxFull` when there is no room, and what `ask` raises before it sends.
+        """
+        found = check_message(self._state, message, INSTEAD)
+        discard = self._state.discard if type(message) in (Allocate, DeployModel) else None
+        return submit(self._state.mailbox, message, timeout=timeout, discard=discard, found=found)
+
+    def tell(self, message: Message) -> None:
+        """Send a request without waiting for its answer; a failure is logged. Raises as `submit` does."""
+        found = check_message(self._state, message, INSTEAD)
+        tell(self._state.mailbox, message, found=found)
+
+    # Memory. `timeout` is that of `ask`, everywhere.
+
+    @spelled
+    async def upload(
+        self,
+        array: Any,
+        *,
+        layout: LayoutLike = Layout.NCHW,
+        dtype: DTypeLike | None = None,
+        timeout: float | None = None,
+    ) -> BufferRef:
+        """Copy values into a new buffer.
+
+        Parameters
+        ----------
+        array
+            Anything that NumPy accepts, or an array of PyTorch, JAX, CuPy or another library that supports
+            DLPack or the CUDA array interface; dims in N, C, spatial order. An array on the service's device
+            is copied on the device, after the work that is already on its stream. It must not change until
+            this returns.
+        layout
+            The buffer's memory layout.
+        dtype
+            The buffer's dtype; None for the array's own. Values on a device are not cast: pass their dtype or
+            None.
+        timeout
+            Seconds, as in `ask`.
+
+        Raises
+        ------
+        InvalidRequest
+            The values are objects, strings or complex numbers, or do not fit the dtype; or the array is on
+            another device than the service's.
+        OutOfMemory
+            There is no room; nothing was allocated.
+        """
+        values = self._service.values(array)
+        try:
+            spec = packed_like(values, dtype, layout)
+            return await self.ask(Allocate(spec=spec, data=values), timeout=timeout)
+        except InvalidRequest as error:
+            raise about_array(error, own_dtype=dtype is None) from None
+
+    @spelled
+    async def empty(
+        self,
+        dims: Sequence[int],
+        *,
+        dtype: DTypeLike = DType.FLOAT32,
+        layout: LayoutLike = Layout.NCHW,
+        timeout: float | None = None,
+    ) -> BufferRef:
+        """A new buffer whose contents are undefined. Raises `InvalidRequest`, `OutOfMemory`."""
+        return await self.ask(Allocate(spec=TensorSpec.packed(dims, dtype, layout)), timeout=timeout)
+
+    @spelled
+    async def write(self, dst: BufferRef, array: Any, *, timeout: float | None = None) -> Receipt:
+        """Overwrite a buffer with values of the same dims, on the host or the device as for `upload`.
+
+        Values on the host are cast to the buffer's dtype within their kind; values on the device must have
+        that dtype already. Raises as `upload` does, and `StaleBufferError`.
+        """
+        values = self._service.values(array)
+        try:
+            return await self.ask(Upload(dst=dst, data=values), timeout=timeout)
+        except InvalidRequest as error:
+            raise about_array(error, own_dtype=True) from None
+
+    async def download(self, src: BufferRef, *, timeout: float | None = None) -> np.ndarray:
+        """A buffer's values as a new C-contiguous array, dims in N, C, spatial order whatever the layout."""
+        return await self.ask(Download(src=src), timeout=timeout)
+
+    async def view(self, buffer: BufferRef, *, timeout: float | None = None) -> Any:
+        """A buffer's memory, not copied, as an array of the device's array library; thread isolation only.
+
+        A NumPy array on the CPU, a CuPy array on CUDA (convert it with `torch.from_dlpack(array)` and the
+        like), dims in N, C, spatial order with the buffer's strides. It is returned once earlier work on the
+        buffer is done, so any stream may read it. From then on it is the live memory: later requests write
+        into it. Code that writes through the array must wait for its own stream before it sends a request on
+        the buffer.
+
+        While the array lives, or a slice or a DLPack capsule of it, no other buffer gets the bytes: not after
+        `free` (which still makes the reference stale at once), not after a restart of the actor, and not
+        after the service's end. For as long, the bytes count towards `memory_limit`.
+
+        Raises
+        ------
+        StaleBufferError
+            The buffer no longer exists.
+        """
+        return await self.ask(View(buffer=buffer), timeout=timeout)
+
+    async def copy(self, src: BufferRef, dst: BufferRef, *, timeout: float | None = None) -> Receipt:
+        """Copy a buffer to another of the same dims and dtype, in any layouts."""
+        return await self.ask(Copy(src=src, dst=dst), timeout=timeout)
+
+    async def fill(self, dst: BufferRef, value: float, *, timeout: float | None = None) -> Receipt:
+        """Set every element to `value`; see `Fill`. Raises `InvalidRequest` if the dtype cannot hold it."""
+        return await self.ask(Fill(dst=dst, value=value), timeout=timeout)
+
+    async def free(self, buffer: BufferRef, *, timeout: float | None = None) -> None:
+        """Free a buffer, once earlier work is done. Using it again raises `StaleBufferError`."""
+        await self.ask(Free(buffer=buffer), timeout=timeout)
+
+    # Operations that allocate their results.
+
+    async def apply(
+        self,
+        operation: Operation[BufferRef] | Graph,
+        buffers: Mapping[str, BufferRef] | None = None,
+        /,
+        *,
+        also: Sequence[str] = (),
+        timeout: float | None = None,
+        **named: BufferRef,
+    ) -> Any:
+        """Run an operation or a graph, and allocate the outputs that are left out.
+
+        Parameters
+        ----------
+        operation
+            Its inputs are given; its outputs may be. Or a graph, as `GraphBuilder.build` gives it.
+        buffers, named
+            A graph's buffers by name: all inputs, and those outputs that need no allocation.
+        also
+            An operation's optional outputs that are wanted too, as in `also=("index",)`.
+        timeout
+            Seconds for all of it, the allocations included, as in `ask`.
+
+        Returns
+        -------
+        BufferRef or tuple of them
+            The output; of several, a named tuple of all that were written. Allocated ones are packed, and
+            have the dims and dtype that follow from the inputs.
+
+        Raises
+        ------
+        InvalidRequest
+            As `ask`; or an output is left out whose dims do not follow from the inputs. Nothing is left
+            allocated.
+        CudnnActorError
+            As `ask` and `empty`. What was allocated is freed.
+        """
+        if isinstance(operation, Graph):
+            self._state.check_graph(operation)
+            if also:
+                raise InvalidRequest(
+                    field="also",
+                    value=also,
+                    problem="is for operations: a graph gives all of its outputs",
+                    fix="leave it out",
+                )
+            given = bound_names(operation, buffers, named)
+            specs = missing_ports(operation, given)
+        else:
+            given = {}
+            specs = missing_outputs(operation, also, {**named, **({"buffers": buffers} if buffers else {})})
+        made: dict[str, BufferRef] = {}
+        with within(timeout) as deadline:
+            try:
+                for name, spec in specs.items():
+                    made[name] = await self.ask(Allocate(spec=spec), timeout=deadline.left_s)
+                message: Operation[BufferRef] | RunGraph = (
+                    RunGraph.bind(operation, {**given, **made})
+                    if isinstance(operation, Graph)
+                    else msgspec.structs.replace(operation, **made)
+                )
+                await self.ask(message, timeout=deadline.left_s)
+            except BaseException:
+                for ref in made.values():
+                    self._discard(ref)
+                raise
+        return outputs_of(message)
+
+    @spelled
+    async def conv_fwd(
+        self,
+        x: BufferRef,
+        w: BufferRef,
+        *,
+        conv: ConvSpec | None = None,
+        pad: Padding = 0,
+        stride: int | Sequence[int] = 1,
+        dilation: int | Sequence[int] = 1,
+        groups: int = 1,
+        bias: BufferRef | None = None,
+        epilogue: Epilogue | None = None,
+        alpha: float = 1.0,
+        numerics: Numerics | None = None,
+        dtype: DTypeLike | None = None,
+        timeout: float | None = None,
+    ) -> BufferRef:
+        """Convolution forward into a new buffer; see `ConvFwd`.
+
+        The buffer has x's layout (NCHW if that is strided) and `dtype`; None for x's own, except that
+        int8 and uint8 give int32, which holds every result.
+
+        Parameters
+        ----------
+        x, w
+            Dims (N, C, spatial) and (K, C / groups, filter).
+        conv
+            The parameters as a `ConvSpec`; or give the next four.
+        pad, stride, dilation
+            One number for every spatial dim, or one for each. Each padding may be a pair: before and after.
+        groups
+            Independent groups of channels.
+        timeout
+            Seconds for all of it, as in `ask`.
+        """
+        require_operands(x=x, w=w)
+        conv = convolution_of("x", x.dims, conv, pad=pad, stride=stride, dilation=dilation, groups=groups)
+
+        def message(y: BufferRef) -> ConvFwd:
+            return ConvFwd(
+                x=x,
+                w=w,
+                y=y,
+                conv=conv,
+                bias=bias,
+                epilogue=epilogue or Epilogue(),
+                alpha=alpha,
+                numerics=numerics or Numerics(),
+            )
+
+        dims = conv.output_dims(x.spec.dims, w.spec.dims)
+        return await self._filled(message, dims, like=x, dtype=dtype, timeout=timeout)
+
+    @spelled
+    async def conv_bwd_data(
+        self,
+        dy: BufferRef,
+        w: BufferRef,
+        *,
+        conv: ConvSpec | None = None,
+        pad: Padding = 0,
+        stride: int | Sequence[int] = 1,
+        dilation: int | Sequence[int] = 1,
+        groups: int = 1,
+        dims: Sequence[int] | None = None,
+        alpha: float = 1.0,
+        numerics: Numerics | None = None,
+        timeout: float | None = None,
+    ) -> BufferRef:
+        """Gradient with respect to the input, in a new buffer of dy's dtype and layout; see `ConvBwdData`.
+
+        `dims` are the result's. None stands for the smallest input that gives an output of dy's dims; with a
+        stride over 1, larger ones give it, too. The others are as for `conv_fwd`.
+        """
+        require_operands(dy=dy, w=w)
+        conv = convolution_of("dy", dy.dims, conv, pad=pad, stride=stride, dilation=dilation, groups=groups)
+
+        def message(dx: BufferRef) -> ConvBwdData:
+            return ConvBwdData(dy=dy, w=w, dx=dx, conv=conv, alpha=alpha, numerics=numerics or Numerics())
+
+        wanted = conv.input_dims(dy.spec.dims, w.spec.dims) if dims is None else dims
+        return await self._filled(message, wanted, like=dy, timeout=timeout)
+
+    @spelled
+    async def conv_bwd_filter(
+        self,
+        x: BufferRef,
+        dy: BufferRef,
+        *,
+        dims: Sequence[int],
+        conv: ConvSpec | None = None,
+        pad: Padding = 0,
+        stride: int | Sequence[int] = 1,
+        dilation: int | Sequence[int] = 1,
+        groups: int = 1,
+        alpha: float = 1.0,
+        numerics: Numerics | None = None,
+        timeout: float | None = None,
+    ) -> BufferRef:
+        """Gradient with respect to the filter, in a new buffer; see `ConvBwdFilter`.
+
+        `dims` are (K, C / groups, filter). The others are as for `conv_fwd`.
+        """
+        require_operands(x=x, dy=dy)
+        conv = convolution_of("x", x.dims, conv, pad=pad, stride=stride, dilation=dilation, groups=groups)
+
+        def message(dw: BufferRef) -> ConvBwdFilter:
+            return ConvBwdFilter(x=x, dy=dy, dw=dw, conv=conv, alpha=alpha, numerics=numerics or Numerics())
+
+        return await self._filled(message, dims, like=x, timeout=timeout)
+
+    async def _filled(
+        self,
+        message: Callable[[BufferRef], Compute],
+        dims: Sequence[int],
+        *,
+        like: BufferRef,
+        dtype: DTypeLike | None = None,
+        timeout: float | None = None,
+    ) -> BufferRef:
+        """A new buffer that a message fills, in the layout of `like`. If that fails, it is freed."""
+        layout = Layout.NHWC if like.spec.layout is Layout.NHWC else Layout.NCHW
+        if dtype is None:
+            dtype = like.spec.dtype if like.spec.dtype.is_floating else DType.INT32
+        with within(timeout) as deadline:
+            result = await self.empty(dims, dtype=dtype, layout=layout, timeout=deadline.left_s)
+            try:
+                await self.ask(message(result), timeout=deadline.left_s)
+            except BaseException:
+                self._discard(result)
+                raise
+        return result
+
+    async def staging(
+        self,
+        feature: Feature,
+        sizes: Mapping[str, int] | None = None,
+        /,
+        *,
+        timeout: float | None = None,
+        **named: int,
+    ) -> np.ndarray:
+        """An array for an input of a model, in memory that the device reads without another copy.
+
+        Fill it and pass it to `run`, as often as you like; it must not change until the run is answered. Its
+        memory is given back when the array has been collected. Until then it counts, on the CPU, towards
+        `memory_limit`; on a GPU it is pinned memory of the host. The outputs of `run` that are larger than 64
+        KiB lie in such memory too, in process isolation, and may be passed on as inputs.
+
+        Parameters
+        ----------
+        feature
+            An input, as in `model.inputs[0]`.
+        sizes, named
+            Sizes of its named dims: `staging(model.inputs[0], N=8)`.
+        timeout
+            Seconds, as in `ask`.
+
+        Raises
+        ------
+        InvalidRequest
+            A size is missing, unknown or no whole number, or the input has dims without a name.
+        OutOfMemory
+            There is no room: within `memory_limit` on the CPU, or in the host's or its container's memory.
+        """
+        require_type("feature", feature, Feature, "pass an input of a model: model.inputs[0]")
+        specs = one_set_of_specs((feature,), named_once(sizes, named))
+        return await self.ask(LendStaging(spec=specs[feature.name]), timeout=timeout)
+
+    # Models.
+
+    async def load(
+        self,
+        model: Any,
+        *,
+        dims: Mapping[str, Sizes] | None = None,
+        dtype: DTypeLike | None = None,
+        random: int | None = None,
+        swappable: bool | None = None,
+        replace: Model | None = None,
+        tune: Tune | None = None,
+        timeout: float | None = None,
+    ) -> Model:
+        """Load a model: read it and check it. See `cudnn-actor docs models`.
+
+        Its weights are uploaded now if `dims` are given or the dims of all inputs are numbers, else at its
+        first run. `async with await gpu.load(path) as model` closes it at the end.
+
+        Parameters
+        ----------
+        model
+            The path of an ONNX file, its bytes, an `onnx.ModelProto`; or an `OnnxModel`, which was read
+            before, for limits of your own. Data outside of the file must lie in its folder.
+        dims
+            Sizes of its named dims for which plans are built now: `{"N": (1, 8)}`; see `Model.warm`.
+        dtype
+            What its weights and activations are computed in: "bfloat16", "float16" or "float32"; None for the
+            dtypes of the file. Its inputs and outputs keep their dtypes. Norms, softmax and sums compute in
+            float32 all the same, and what is between floats and integers stays as the file says.
+        random
+            The seed, a whole number, of nodes that draw random numbers and have no seed of their own; without
+            it they are refused. Each run draws other numbers, and a model that is loaded again the same ones.
+        swappable
+            Whether its weights may be overwritten later, while it runs: see `Model.write`. None for no.
+        replace
+            A model that this service loaded, with the same inputs and outputs. The new one is warmed for all
+            dims that it has graphs for; then `replace` itself runs the new one, and is returned. Runs that
+            have begun finish on the old one, which is then unloaded. If anything fails, it stays as it was.
+            Of `dtype`, `random`, `swappable` and `tune`, what is None is as the replaced model was loaded
+            with, and what is given holds; an `OnnxModel` has all but `tune` of its own.
+        tune
+            True: when it is warmed, here or later, candidates for each different piece are measured on the
+            device, in the captured graph of the whole, and the fastest are kept; also in the service's
+            `plan_store`, where the next load finds them. That takes up to minutes for each set of dims: this
+            call waits, and the service answers its other requests meanwhile, but they share the device. If it
+            fails, the plans stay as they were. "cached": take what the `plan_store` has tuned, and never
+            measure. None for False. A run never waits for tuning. Without effect on the CPU engine.
+        timeout
+            Seconds for all of it. A file that is being read then is read to its end, and dropped.
+
+        Raises
+        ------
+        ModelNotFound
+            There is no file at that path.
+        InvalidModel
+            It cannot be read, or contradicts itself.
+        UnsupportedModel
+            Some of its nodes cannot be run; all of them are named.
+        InvalidRequest
+            It is over a limit of `ModelLimits`; one of `dtype`, `tune`, `swappable` and `random` is no valid
+            value; or `random`, `dtype` or `swappable` was given with an `OnnxModel`.
+        ImportError
+            The package onnx is missing. The text says how to install it.
+        CudnnActorError
+            As `upload`. What was allocated is freed.
+
+        Notes
+        -----
+        It reads and imports on a thread of its own. Cancelled, as by `asyncio.wait_for`, it returns at once,
+        and the thread ends at the next node; neither the event loop nor the program waits for it.
+        """
+        self._require_open()
+        if tune is not None:
+            require_tune("tune", tune)
+        if swappable is not None:
+            require_flag("swappable", swappable)
+        require_mapping("dims", dims, "names of dims to sizes", 'name each: {"N": 8}')
+        state, service = self._state, self._service
+        options = {"random": random, "dtype": dtype, "swappable": swappable}
+        if replace is not None:
+            self._require_own(replace, "replace")
+            tune = replace.tune if tune is None else tune
+        with within(timeout) as deadline:
+            async with deadline.limiting():
+                source = _source(model, **options)
+                if source is None:
+                    earlier = {} if replace is None else replace.options
+                    chosen = {name: earlier.get(name) if it is None else it for name, it in options.items()}
+                    source = await in_own_thread(_read, model, chosen)
+            loaded = Model(
+                self._unowned,  # what the model allocates is its own, and so is its name in the service
+                await self._unowned.ask(DeployModel(), timeout=deadline.left_s),
+                source,
+                service.values,
+                discard=state.discard,
+                unload=state.unload,
+                most_operations=state.most_operations,
+                graphs=service.kept_graphs,
+                tune=tune or False,
+            )
+            try:
+                if replace is not None:
+                    await replace.replaceable_by(loaded, deadline)
+                if dims is not None:
+                    await loaded.warm_for(dims, deadline, field="dims")
+                elif replace is None:
+                    await loaded.prepare(deadline)
+                if replace is not None:
+                    replace.replace_by(loaded)
+            except BaseException:
+                loaded.end()
+                raise
+        if replace is not None:
+            return replace
+        self._own(loaded)
+        return loaded
+
+    async def run(
+        self,
+        model: Model,
+        inputs: Mapping[str, Any] | None = None,
+        /,
+        *,
+        keep: Sequence[str] = (),
+        timeout: float | None = None,
+        **named: Any,
+    ) -> dict[str, Any]:
+        """Run a model that this service loaded.
+
+        The graph of each set of dims is made at the first run with them, and kept.
+
+        Parameters
+        ----------
+        inputs, named
+            Arrays or references, by the names of the model's inputs: `run(model, image=x)`. An input that is
+            named `keep` or `timeout` stands in `inputs`.
+        keep
+            Outputs that stay on the device: their references are returned, and are yours to free.
+        timeout
+            Seconds for all of it, as in `ask`: uploads, the import at a first run, the graph, downloads.
+
+        Returns
+        -------
+        dict
+            The outputs by name: arrays, or references to those in `keep`.
+
+        Raises
+        ------
+        InvalidRequest
+            An input is missing, or does not have the dtype or dims that the model says.
+        UnsupportedModel
+            Nodes cannot be run with these dims or values; all of them are named.
+        CudnnActorError
+            As `apply`. What was allocated is freed.
+        """
+        self._require_open()
+        self._require_own(model)
+        results = await model.run(inputs, keep=keep, timeout=timeout, **named)
+        for name in keep:
+            self._own(results[name])
+        return results
+
+    def _require_own(self, model: object, field: str = "model") -> None:
+        """Raise `InvalidRequest` unless this service has loaded a model."""
+        if not (isinstance(model, Model) and model.belongs_to(self._service)):
+            require_awaited(field, model)
+            raise InvalidRequest(
+                field=field,
+                value=model,
+                problem="is not a model that this service loaded",
+                fix="load it: model = await gpu.load(path)",
+            )
+
+    def batched(
+        self,
+        model: Model,
+        *,
+        max_batch: int | None = None,
+        max_delay_us: float = 2000,
+        sizes: Sequence[int] | None = None,
+        dims: Mapping[str, Sizes] | None = None,
+        max_waiting: int = 1024,
+        in_flight: int = 2,
+        timeout: float | None = None,
+    ) -> BatchedModel:
+        """Run requests of many tasks together: `async with gpu.batched(model) as endpoint`.
+
+        Then `await endpoint(image=x)` runs one sample, or a few, in a batch with those of others. A batch
+        starts at once if none runs; else when it is full, or its first request has waited for `max_delay_us`.
+        It is filled up to the next of `sizes`. Entering warms all of these, and runs each once on zeros.
+
+        Parameters
+        ----------
+        model
+            Its inputs have one named dim in common, the first of each; its outputs follow it, and no sample's
+            results depend on another sample.
+        max_batch
+            The most samples in a batch: the largest of `sizes`, and 32 without these.
+        max_delay_us
+            Microseconds that a request waits for others while another batch runs.
+        sizes
+            How many samples batches have. Powers of two up to `max_batch`, and that, unless given.
+        dims
+            Sizes of all other named dims of the inputs: `{"L": (128, 512)}`. Requests share a batch if all
+            their dims but the first are equal.
+        max_waiting
+            How many requests may wait before `endpoint.submit` raises `MailboxFull`. `await endpoint(...)`
+            always waits.
+        in_flight
+            How many batches may be sent at a time: with 2, the next is put together while one runs.
+        timeout
+            Seconds for entering it.
+
+        Raises
+        ------
+        InvalidRequest
+            An input has no named leading dim, or another one than the first input; an output does not follow
+            it; the size of a dim is missing; or an option is out of its range.
+        """
+        self._require_own(model)
+        rules = BatchRules.of(
+            model.inputs,
+            model.outputs,
+            max_batch=max_batch,
+            sizes=sizes,
+            dims=dims,
+            max_delay_us=max_delay_us,
+            max_waiting=max_waiting,
+            in_flight=in_flight,
+        )
+        state = self._state
+        return BatchedModel(
+            model,
+            rules,
+            quarantined=lambda digest: digest in state.quarantined,
+            name=state.name,
+            timeout=timeout,
+        )
+
+    # Control.
+
+    async def ping(self, *, timeout: float | None = None) -> int:
+        """Ask the actor for its incarnation's number. A health check: it overtakes waiting requests."""
+        return await self.ask(Ping(), timeout=timeout)
+
+    async def statistics(self, *, timeout: float | None = None) -> Statistics:
+        """The service's counters, and the version of its cuDNN."""
+        return await self.ask(GetStatistics(), timeout=timeout)
+
+    async def warm(
+        self, messages: Compute | Graph | Sequence[Compute | Graph], *, timeout: float | None = None
+    ) -> int:
+        """Build the plans of messages and graphs without running them; returns how many were newly built.
+
+        Many long graphs are sent as several `Warm`s. `timeout` is for all of them.
+        """
+        one = type(messages) in (*COMPUTE, Graph) or not isinstance(messages, Iterable)
+        given: tuple[Any, ...] = (messages,) if one else tuple(messages)  # type: ignore[arg-type]
+        parts = tuple(cut(given)) or ((),)  # `check_warm` refuses what is neither
+        with within(timeout) as deadline:
+            return sum([await self.ask(_warm(part), timeout=deadline.left_s) for part in parts])
+
+    async def clear_plans(self, *, timeout: float | None = None) -> int:
+        """Drop all plans that are ready, also those of a standby; returns how many there were.
+
+        See `ClearPlans`. `statistics` has how many there are, and the most that are kept.
+        """
+        return await self.ask(ClearPlans(), timeout=timeout)
+
+    @spelled
+    async def explain(
+        self, what: Graph | Compute, *, measure: bool = False, timeout: float | None = None
+    ) -> Explanation:
+        """How the service runs a graph, or the graph of a message: pieces, engines, reasons, memory.
+
+        Builds the plan if it is missing, as `warm` does, and runs nothing of yours. `print` shows the answer
+        as a table.
+
+        Parameters
+        ----------
+        what
+            A graph, as `GraphBuilder.build` gives it; or a message that runs a plan, all buffers given.
+        measure
+            Whether to time each piece, too, on inputs and outputs that are allocated for it and freed again:
+            floats normally distributed, integers 0. The requests behind it wait meanwhile, for about a
+            quarter of a second, or for four runs if they take longer.
+        timeout
+            Seconds, as in `ask`.
+
+        Raises
+        ------
+        InvalidRequest
+            The message is invalid or has no plan.
+        UnsupportedGraph
+            The engine cannot run it. The text names the operation.
+        OutOfMemory
+            A second set of inputs and outputs does not fit.
+        CudnnActorError
+            As `ask`.
+        """
+        graph = self._explained(what)
+        return await self.ask(Explain(graph=graph, measure=measure), timeout=timeout)
+
+    @spelled
+    async def plans(
+        self, what: Graph | Compute, *, measure: bool = False, timeout: float | None = None
+    ) -> Explanation:
+        """What `explain` gives, in which each piece also has `candidates`: the plans that may run it.
+
+        The names of cuDNN's plans can be given to `Numerics`, to prefer or to exclude these plans. On the
+        CPU, each piece has one candidate: what runs it.
+
+        Parameters
+        ----------
+        what
+            As in `explain`.
+        measure
+            Whether to tune the plan first, as `Warm(tune=True)` does, which takes seconds to minutes: the
+            candidates that tuning has tried then have times and workspaces, and the service uses the
+            fastest if it is clearly faster. If False, they have what an earlier tuning has measured.
+        timeout
+            Seconds for all of it, as in `ask`.
+
+        Raises as `explain`.
+        """
+        graph = self._explained(what)
+        require_flag("measure", measure)
+        with within(timeout) as deadline:
+            if measure:
+                tuned = msgspec.structs.replace(_warm((what,)), tune=True)
+                await self.ask(tuned, timeout=deadline.left_s)
+            return await self.ask(Explain(graph=graph, candidates=True), timeout=deadline.left_s)
+
+    def _explained(self, what: Graph | Compute) -> OperationGraph:
+        """The graph that `explain` is asked about. Raises `InvalidRequest`."""
+        if isinstance(what, Graph):
+            self._state.check_graph(what)
+            return what.body
+        if isinstance(what, Model):
+            raise InvalidRequest(
+                field="what",
+                value=what,
+                problem="is a model, which has a plan for each set of dims",
+                fix="ask it: await model.explain(inputs)",
+            )
+        if type(what) not in COMPUTE:
+            raise no_plan("what", what)
+        return self._state.lowered(what).graph
+
+    async def drain(self, *, timeout: float | None = None) -> None:
+        """Wait until all earlier requests have been answered."""
+        await self.ask(Drain(), timeout=timeout)
+
+
+def _source(model: Any, **options: Any) -> Source | None:
+    """A model that was read before; None if it is to be read."""
+    if not hasattr(model, "specialised"):
+        return None
+    for name, value in options.items():
+        if value is not None:
+            raise InvalidRequest(
+                field=name,
+                value=value,
+                problem="comes too late: the model was read before",
+                fix=f"give it to OnnxModel(model, {name}=...)",
+            )
+    source: Source = model
+    return source
+
+
+def _read(model: Any, options: Mapping[str, Any]) -> Source:
+    """An ONNX model, read and checked. Blocks, also to import what it needs."""
+    from cudnn_actor.onnx import OnnxModel  # noqa: PLC0415 - needs an extra
+
+    given = {name: value for name, value in options.items() if value is not None}
+    return OnnxModel(model, **given)
+
+
+def _warm(part: Sequence[Any]) -> Warm:
+    graphs = tuple(each for each in part if isinstance(each, Graph))
+    return Warm(messages=tuple(each for each in part if not isinstance(each, Graph)), graphs=graphs)
