@@ -42,6 +42,7 @@ from cudnn_actor.protocol import (
     GraphLimits as GraphLimits,
     InvalidRequest as InvalidRequest,
     Layout as Layout,
+    Loop as Loop,
     MailboxFull as MailboxFull,
     MalformedMessage as MalformedMessage,
     ModelGraph as ModelGraph,

@@ -23,6 +23,7 @@ from cudnn_actor.protocol.messages.model_messages import (
 )
 from cudnn_actor.protocol.messages.messages import Compute as Compute, Message as Message
 from cudnn_actor.protocol.messages.receipts import *
+from cudnn_actor.protocol.messages.run_loop import Loop as Loop
 from cudnn_actor.protocol.operations import (
     ConvolutionBackwardData as ConvolutionBackwardData,
     ConvolutionBackwardFilter as ConvolutionBackwardFilter,

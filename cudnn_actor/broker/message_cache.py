@@ -11,7 +11,7 @@ from cudnn_actor.memory import Slot
 from cudnn_actor.memory.least_recent import LeastRecent
 from cudnn_actor.protocol.graphs.named_graph import Graph
 from cudnn_actor.protocol.messages.lowering import Lowered, Signature, lower, signature
-from cudnn_actor.protocol.messages.messages import Compute, RunGraph
+from cudnn_actor.protocol.messages.messages import Compute, GraphRun, RunGraph, RunLoop
 from cudnn_actor.protocol.messages.receipts import CacheStatistics
 
 __all__ = ["Bound", "CachedMessage", "MessageCache", "RecentPlan"]
@@ -108,8 +108,8 @@ class MessageCache:
         return CachedMessage(message, self._lower(message))
 
     def _lower(self, message: Compute) -> Lowered:
-        if type(message) is RunGraph and isinstance(message.graph, Graph):
-            self._check_graph(message.graph)
+        if (graph := _graph_of(message)) is not None:
+            self._check_graph(graph)
         try:
             key = signature(message)
             known = self._lowered.get(key)
@@ -124,10 +124,10 @@ class MessageCache:
         """Drop what is kept of graphs with these identities."""
         for message in self._messages.values():
             of = message.message
-            if type(of) is RunGraph and of.graph.identity in identities:
+            if (graph := _graph_of(of)) is not None and graph.identity in identities:
                 self._messages.pop(id(of))
         for key in self._lowered:
-            if key[0] is RunGraph and key[1] in identities:
+            if key[0] in (RunGraph, RunLoop) and key[1] in identities:
                 self._lowered.pop(key)
 
     def clear(self) -> None:
@@ -146,7 +146,13 @@ class MessageCache:
         )
 
 
+def _graph_of(message: Any) -> Graph | None:
+    """The graph with names that a message runs. None if it has none, or something else in its place."""
+    if not isinstance(message, GraphRun):
+        return None
+    graph = getattr(getattr(message, "loop", message), "graph", None)
+    return graph if isinstance(graph, Graph) else None
+
+
 def _graph_bytes(message: Any, lowered: Lowered) -> int:
-    if type(message) is RunGraph and isinstance(message.graph, Graph):
-        return message.graph.footprint
-    return lowered.graph.footprint
+    return (_graph_of(message) or lowered.graph).footprint

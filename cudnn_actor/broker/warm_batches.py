@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final, TypeVar
 
 from cudnn_actor.protocol.graphs.named_graph import Graph
-from cudnn_actor.protocol.messages.messages import Compute, RunGraph, Warm
+from cudnn_actor.protocol.messages.messages import Compute, GraphRun, Warm
 
 __all__ = ["MOST_BYTES", "cut", "warm_of"]
 
@@ -37,17 +37,11 @@ def cut(wanted: Sequence[W], most_bytes: int = MOST_BYTES) -> Iterator[Sequence[
 def warm_of(messages: Sequence[Compute]) -> Warm:
     """One `Warm` for the plans of some messages.
 
-    A graph is sent without the buffers of its message if these have the specs of its ports: then they do not
-    decide about the plan.
+    A graph is sent without the buffers of its message, which do not decide about its plan.
     """
-    graphs = tuple(each.graph for each in messages if isinstance(each, RunGraph) and _is_plain(each))
-    others = tuple(each for each in messages if not (isinstance(each, RunGraph) and _is_plain(each)))
+    graphs = tuple(each.graph for each in messages if isinstance(each, GraphRun))
+    others = tuple(each for each in messages if not isinstance(each, GraphRun))
     return Warm(messages=others, graphs=graphs)
-
-
-def _is_plain(message: RunGraph) -> bool:
-    ports = message.graph.ports
-    return [ref.spec for ref in message.buffers] == [port.spec for port in ports]
 
 
 def _weight(wanted: Any) -> int:

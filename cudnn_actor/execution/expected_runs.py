@@ -155,5 +155,5 @@ class ExpectedRuns:
 
 def written_slots(cached: CachedMessage, slots: Sequence[Slot]) -> list[Slot]:
     """The buffers that a request writes, of those of its plan."""
-    graph = cached.lowered.graph
-    return [slot for uid, slot in zip(graph.bound, slots, strict=True) if uid in graph.written]
+    written = frozenset(cached.lowered.outputs)
+    return [slot for name, slot in zip(cached.lowered.buffers, slots, strict=True) if name in written]

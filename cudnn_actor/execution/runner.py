@@ -25,6 +25,7 @@ from cudnn_actor.execution.deferred import DeferredWork
 from cudnn_actor.execution.executor import LATER, RECEIPT, Enqueued, Executor, described
 from cudnn_actor.execution.expected_runs import ExpectedRuns, written_slots
 from cudnn_actor.execution.injection import Injection
+from cudnn_actor.execution.loops import Loops
 from cudnn_actor.execution.model_runs import ModelPlaces, ModelRuns, Values, collected
 from cudnn_actor.execution.planning import Outcome, Planner
 from cudnn_actor.execution.polling import pause_s, sleep_exactly
@@ -140,6 +141,7 @@ class Runner(Generic[T]):
         self._executor: Executor[T] | None = None
         self._models: ModelRuns | None = None
         self._expected: ExpectedRuns | None = None
+        self._loops: Loops | None = None
         self._planner: Planner | None = None
         self._long_runs: set[str] = set()
         """Tags whose last run, on a synchronous engine, took longer than `_LONG_RUN_NS`."""
@@ -157,6 +159,7 @@ class Runner(Generic[T]):
         self._executor = executor
         self._expected = expected = ExpectedRuns(executor, self._catch_up)
         self._models = ModelRuns(executor, expected, self.host.flush)
+        self._loops = Loops(executor, self.host.note_progress, self._wait_amid)
         executor.engine.on_progress = self.host.note_progress
         executor.open(arenas)
         if not executor.synchronous:
@@ -169,6 +172,7 @@ class Runner(Generic[T]):
         """End the build threads, and close the engine. `wait`: give the running build a moment to finish."""
         self.abandon_builds(wait=wait)
         executor, self._executor, self._models, self._expected = self._executor, None, None, None
+        self._loops = None
         if executor is not None:
             try:
                 executor.engine.close()
@@ -373,6 +377,8 @@ class Runner(Generic[T]):
             if plan.tag not in self._run_plans:
                 self._begin_plan(plan.tag)
             slots = bound.slots
+            if cached.lowered.loop is not None:
+                return self._loop(task, cached, slots, plan)
             if not bound.has_bindings:
                 for slot in slots:
                     executor.binding(slot)
@@ -388,6 +394,29 @@ class Runner(Generic[T]):
             return self._enqueued(task, plan.tag, slots)
         except OperationError as error:
             raise described(error, graph) from error
+
+    def _loop(self, task: T, cached: CachedMessage, slots: Sequence[Slot], plan: Plan) -> Any:
+        """Run a plan as the body of a loop, which takes longer than that: earlier work is answered first."""
+        executor, loops, tag = self.executor, self._loops, f"{plan.tag}/loop"
+        assert loops is not None, "they come and go with the executor"
+        self._catch_up()
+        self.host.flush()
+        if self.faults.rule is not None:
+            self.faults.inject(tag)
+        self._note_writes(written_slots(cached, slots))
+        try:
+            executor.call(tag, loops.run, plan, cached.lowered, slots)
+        except CudnnActorError as error:
+            if isinstance(error, OperationError):
+                error = described(error, cached.lowered.graph)
+            return self._failed(task, tag, slots, error, (), enqueued=True)
+        return self._enqueued(task, tag, slots)
+
+    def _wait_amid(self, waited_s: float) -> None:
+        """Wait for a moment in the middle of a request, and answer what was enqueued before it."""
+        self._settle_passed(self.executor)
+        if self.abandoned.wait(pause_s(waited_s)):
+            raise Crash("its device had not finished a loop when it was given up")
 
     def _begin_plan(self, tag: str) -> None:
         self._catch_up()

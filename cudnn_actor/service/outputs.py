@@ -10,8 +10,9 @@ from cudnn_actor.protocol.graphs.graph_builder import GraphBuilder
 from cudnn_actor.protocol.graphs.named_graph import Graph
 from cudnn_actor.protocol.graphs.named_outputs import named_outputs
 from cudnn_actor.protocol.messages.message_checks import kind_of
-from cudnn_actor.protocol.messages.messages import ConvBwdData, ConvBwdFilter, ConvFwd, RunGraph
+from cudnn_actor.protocol.messages.messages import ConvBwdData, ConvBwdFilter, ConvFwd, RunGraph, RunLoop
 from cudnn_actor.protocol.messages.operands import operand
+from cudnn_actor.protocol.messages.run_loop import Loop
 from cudnn_actor.protocol.operations import OPERATIONS, Operation
 from cudnn_actor.protocol.operations.field_checks import check_inputs
 from cudnn_actor.protocol.types.buffers import BufferRef
@@ -26,13 +27,20 @@ INSTEAD: dict[type, str] = {
     GraphBuilder: "build the graph: graph = g.build(y=y)",
     Model: "run it: await gpu.run(model, inputs)",
     RunGraph: "send it, `await gpu.ask(message)`, or apply its graph",
+    RunLoop: "send it, `await gpu.ask(message)`, or run its loop: await gpu.loop(loop, turns=100)",
+    Loop: "run it: await gpu.loop(loop, turns=100, x=x)",
     ConvBwdFilter: "use `await gpu.conv_bwd_filter(x, dy, conv=..., dims=...)`",
 }
 """What to do instead with an object that `apply` does not take, or that is no message."""
 
 
-def missing_ports(graph: Graph, given: Mapping[str, BufferRef]) -> dict[str, TensorSpec]:
-    """The specs of a graph's outputs that are not given. Raises `InvalidRequest` if an input is not given."""
+def missing_ports(
+    graph: Graph, given: Mapping[str, BufferRef], specs: Mapping[str, TensorSpec] | None = None
+) -> dict[str, TensorSpec]:
+    """The specs of a graph's outputs that are not given. Raises `InvalidRequest` if an input is not given.
+
+    `specs`: those of the buffers, if these are not as the ports.
+    """
     for port in graph.inputs:
         if port.name not in given:
             raise InvalidRequest(
@@ -41,7 +49,8 @@ def missing_ports(graph: Graph, given: Mapping[str, BufferRef]) -> dict[str, Ten
                 problem="is an input of the graph and has no buffer",
                 fix=f"upload it: {port.name}=await gpu.upload(array)",
             )
-    return {port.name: port.spec for port in graph.outputs if port.name not in given}
+    specs = {port.name: port.spec for port in graph.outputs} if specs is None else specs
+    return {port.name: specs[port.name] for port in graph.outputs if port.name not in given}
 
 
 def missing_outputs(
@@ -95,9 +104,9 @@ def _require_operation(given: object) -> None:
     )
 
 
-def outputs_of(message: Operation[BufferRef] | RunGraph) -> BufferRef | tuple[BufferRef, ...]:
-    """The output of an operation or a graph, or a named tuple of several."""
-    if isinstance(message, RunGraph):
+def outputs_of(message: Operation[BufferRef] | RunGraph | RunLoop) -> BufferRef | tuple[BufferRef, ...]:
+    """The output of an operation, a graph or a loop, or a named tuple of several."""
+    if isinstance(message, RunGraph | RunLoop):
         outputs: dict[str, BufferRef] = {
             port.name: operand(message, port.name) for port in message.graph.outputs
         }

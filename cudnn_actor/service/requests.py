@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, overload
+from typing import Any, TypeVar, overload
 
 import msgspec
 import numpy as np
 
 from cudnn_actor.actors import ask, submit, tell, within
+from cudnn_actor.actors.deadline import Deadline
 from cudnn_actor.actors.long_work import in_own_thread
 from cudnn_actor.broker.request_checks import check_message
 from cudnn_actor.broker.warm_batches import cut
@@ -48,12 +49,14 @@ from cudnn_actor.protocol.messages.messages import (
     Message,
     Ping,
     RunGraph,
+    RunLoop,
     Upload,
     View,
     Warm,
 )
 from cudnn_actor.protocol.messages.receipts import Receipt, Statistics
 from cudnn_actor.protocol.messages.run_graph import bound_names
+from cudnn_actor.protocol.messages.run_loop import SCRATCH, Loop
 from cudnn_actor.protocol.operations import Operation
 from cudnn_actor.protocol.types.buffers import BufferRef
 from cudnn_actor.protocol.types.checks import (
@@ -75,6 +78,8 @@ from cudnn_actor.service.outputs import INSTEAD, missing_outputs, missing_ports,
 from cudnn_actor.service.service import CudnnService
 
 __all__ = ["Requests"]
+
+MessageT = TypeVar("MessageT", RunLoop, Operation[BufferRef] | RunGraph)
 
 
 class Requests:
@@ -320,22 +325,86 @@ class Requests:
         else:
             given = {}
             specs = missing_outputs(operation, also, {**named, **({"buffers": buffers} if buffers else {})})
-        made: dict[str, BufferRef] = {}
+
+        def message(made: Mapping[str, BufferRef]) -> Operation[BufferRef] | RunGraph:
+            if isinstance(operation, Graph):
+                return RunGraph.bind(operation, {**given, **made})
+            return msgspec.structs.replace(operation, **made)
+
         with within(timeout) as deadline:
-            try:
-                for name, spec in specs.items():
-                    made[name] = await self.ask(Allocate(spec=spec), timeout=deadline.left_s)
-                message: Operation[BufferRef] | RunGraph = (
-                    RunGraph.bind(operation, {**given, **made})
-                    if isinstance(operation, Graph)
-                    else msgspec.structs.replace(operation, **made)
-                )
-                await self.ask(message, timeout=deadline.left_s)
-            except BaseException:
-                for ref in made.values():
-                    self._discard(ref)
-                raise
-        return outputs_of(message)
+            return outputs_of(await self._ask_with(specs, message, deadline))
+
+    async def _ask_with(
+        self,
+        specs: Mapping[str, TensorSpec],
+        of: Callable[[Mapping[str, BufferRef]], MessageT],
+        deadline: Deadline,
+    ) -> MessageT:
+        """Allocate buffers, and ask the message that `of` makes of them. If it fails, free them."""
+        made: dict[str, BufferRef] = {}
+        try:
+            for name, spec in specs.items():
+                made[name] = await self.ask(Allocate(spec=spec), timeout=deadline.left_s)
+            message = of(made)
+            await self.ask(message, timeout=deadline.left_s)
+        except BaseException:
+            for ref in made.values():
+                self._discard(ref)
+            raise
+        return message
+
+    async def loop(
+        self,
+        loop: Loop,
+        buffers: Mapping[str, BufferRef] | None = None,
+        /,
+        *,
+        turns: int,
+        timeout: float | None = None,
+        **named: BufferRef,
+    ) -> Any:
+        """Run a loop as one request, and allocate the outputs that are left out.
+
+        Parameters
+        ----------
+        loop
+            What is run: a graph, and what each turn hands to the next one.
+        buffers, named
+            Buffers by the names of the body's inputs and outputs: all inputs, and those outputs that need no
+            allocation. Those of `loop.scanned`, and the outputs that are not carried, have dims (turns, ...),
+            one row for each turn; all others those of their ports.
+        turns
+            How many turns, 0 to 2**20; at most how many, if the loop has a condition. Without a turn, carried
+            outputs are the initial values.
+        timeout
+            Seconds for all of it, the allocations included, as in `ask`.
+
+        Returns
+        -------
+        BufferRef or tuple of them
+            The output; of several, a named tuple in the order of the body's outputs. Of an output with rows,
+            those of turns that a condition has prevented are undefined, if it was allocated here.
+
+        Raises
+        ------
+        InvalidRequest
+            As `ask`; or `turns` is not such a number. Nothing is left allocated.
+        CudnnActorError
+            As `ask` and `empty`. What was allocated is freed.
+        """
+        require_type("loop", loop, Loop, f"make one: {Loop.example}")
+        self._state.check_graph(loop.body)
+        given = bound_names(loop.body, buffers, named)
+        specs = missing_ports(loop.body, given, loop.specs(turns))
+
+        def message(made: Mapping[str, BufferRef]) -> RunLoop:
+            outputs = {name: made[name] for name in specs}
+            return RunLoop.bind(loop, {**given, **outputs}, turns=turns, scratch=made[SCRATCH])
+
+        with within(timeout) as deadline:
+            asked = await self._ask_with({**specs, SCRATCH: loop.scratch}, message, deadline)
+        self._discard(asked.scratch)
+        return outputs_of(asked)
 
     @spelled
     async def conv_fwd(

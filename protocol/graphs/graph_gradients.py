@@ -54,6 +54,13 @@ class Gradients:
         if not tensors:
             raise InvalidRequest(field=name, value=(), problem="are none", fix="give at least one tensor")
         for tensor in tensors:
+            if hasattr(tensor, "body"):  # a graph, or a loop of one
+                raise InvalidRequest(
+                    field=name,
+                    value=Words(type(tensor).__name__),
+                    problem="has no gradients: only tensors of a builder have",
+                    fix="differentiate before g.build(...); instead of a loop, add each turn to the graph",
+                )
             self._builder._own(name, tensor)
             if not tensor.dtype.is_floating:
                 raise InvalidRequest(

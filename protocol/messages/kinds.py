@@ -31,6 +31,7 @@ from cudnn_actor.protocol.messages.planning_messages import (
     Warm as Warm,
 )
 from cudnn_actor.protocol.messages.run_graph import RunGraph as RunGraph
+from cudnn_actor.protocol.messages.run_loop import RunLoop as RunLoop
 from cudnn_actor.protocol.messages.service_messages import (
     Drain as Drain,
     GetStatistics as GetStatistics,

@@ -43,16 +43,20 @@ class RunGraph(AnyMessage[Receipt], tag=True):
                 problem="is not a Graph",
                 fix="pass what GraphBuilder.build gave",
             )
-        given = bound_names(graph, buffers, named)
-        for name in graph.places:
-            if name not in given:
-                raise InvalidRequest(
-                    field=name,
-                    value=None,
-                    problem="is a port of the graph and has no buffer",
-                    fix=f"give it one, as in {name}=buffer",
-                )
-        return cls(graph=graph, buffers=tuple(given[name] for name in graph.places))
+        return cls(graph=graph, buffers=require_all_bound(graph, bound_names(graph, buffers, named)))
+
+
+def require_all_bound(graph: Graph, given: Mapping[str, BufferRef]) -> tuple[BufferRef, ...]:
+    """The buffers in the order of the graph's ports. Raises `InvalidRequest` if one is missing."""
+    for name in graph.places:
+        if name not in given:
+            raise InvalidRequest(
+                field=name,
+                value=None,
+                problem="is a port of the graph and has no buffer",
+                fix=f"give it one, as in {name}=buffer",
+            )
+    return tuple(given[name] for name in graph.places)
 
 
 def bound_names(

@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from cudnn_actor import BufferRef, GraphBuilder, RunGraph
+from cudnn_actor import BufferRef, GraphBuilder, Loop, RunGraph, RunLoop
 from cudnn_actor.isolation.process.child.decoders import MESSAGES
-from cudnn_actor.isolation.process.wire import RunKnown, encode_message
+from cudnn_actor.isolation.process.wire import LoopKnown, RunKnown, encode_message
 from cudnn_actor.protocol import Graph
 
 
@@ -47,3 +47,27 @@ def test_what_is_no_message_for_a_graph_is_an_error(alignments: dict[int, int], 
     known = msgspec.structs.replace(known, alignments=alignments)
     with pytest.raises((ValueError, IndexError)):
         known.message(graph_of(inputs), "cpu")
+
+
+class TestLoops:
+    """A loop is sent without its body, which the worker has."""
+
+    @staticmethod
+    def message() -> RunLoop:
+        graph = graph_of(30)
+        loop = Loop(body=graph, carried={"x0": "y"}, scanned=("x1",))
+        specs = {**loop.specs(3), "scratch": loop.scratch}
+        refs = [
+            BufferRef(slot=n, generation=n, spec=spec, device="cpu") for n, spec in enumerate(specs.values())
+        ]
+        return RunLoop(loop=loop, buffers=tuple(refs[:-1]), scratch=refs[-1], turns=3)
+
+    def test_it_arrives_as_it_was_sent(self) -> None:
+        message = self.message()
+        known = MESSAGES.decode(encode_message(message))
+        assert known.message(message.graph, "cpu") == message
+
+    def test_with_another_body_it_is_an_error(self) -> None:
+        known = LoopKnown.of(self.message())
+        with pytest.raises(ValueError, match=r"^scanned='x1'"):
+            known.message(graph_of(1), "cpu")

@@ -19,6 +19,7 @@ from cudnn_actor.protocol import (
     Graph,
     GraphBuilder,
     Layout,
+    Loop,
     Measured,
     ModelRef,
     Numerics,
@@ -107,6 +108,16 @@ def graphs(draw: st.DrawFn) -> Graph:
 
 
 @st.composite
+def loops(draw: st.DrawFn) -> Loop:
+    g = GraphBuilder(draw(numerics))
+    x, go = g.input("x", draw(st.lists(st.integers(1, 9), max_size=3))), g.input("go", (1,), "bool")
+    body = g.build(y=x + 1.0, on=g.logical_not(go), z=x * 2.0)
+    carried = {"go": "on"} | ({"x": "y"} if draw(st.booleans()) else {})
+    scanned: tuple[str, ...] = () if "x" in carried else draw(st.sampled_from([(), ("x",)]))
+    return Loop(body=body, carried=carried, scanned=scanned, condition=draw(st.sampled_from([None, "go"])))
+
+
+@st.composite
 def arrays(draw: st.DrawFn) -> np.ndarray:
     dims = tuple(draw(st.lists(st.integers(0, 4), max_size=4)))
     dtype = draw(st.sampled_from(DType)).numpy
@@ -125,6 +136,7 @@ _KNOWN: dict[type, st.SearchStrategy[Any]] = {
     Window: windows(),
     AdaptiveWindow: windows(),
     Graph: graphs(),
+    Loop: loops(),
     OperationGraph: graphs().map(lambda graph: graph.body),
     np.ndarray: arrays(),
     msgspec.inspect.StrType: st.text(),

@@ -15,6 +15,7 @@ from cudnn_actor import (
     Feature,
     GraphBuilder,
     InvalidRequest,
+    Loop,
     MaxPool,
     Window,
 )
@@ -27,6 +28,8 @@ pytestmark = pytest.mark.usefixtures("isolation")
 X = np.ones((1, 1, 4, 4), np.float32)
 G = GraphBuilder()
 GRAPH = G.build(y=G.input("x", (1, 1, 4, 4)) * 2.0)
+BODY = GraphBuilder()
+LOOP = Loop(body=BODY.build(y=BODY.input("x", (1, 1, 1, 1)) * 2.0), carried={"x": "y"})
 FEATURE = Feature(name="x", dtype=DType.FLOAT32, dims=("N", 3))
 Call = Callable[[CudnnRef, Trio, float | None], Any]
 CALLS: dict[str, Call] = {
@@ -38,6 +41,7 @@ CALLS: dict[str, Call] = {
     "fill": lambda gpu, t, s: gpu.fill(t.y, 1.0, timeout=s),
     "free": lambda gpu, t, s: gpu.free(t.w, timeout=s),
     "apply": lambda gpu, t, s: gpu.apply(MaxPool(x=t.x, window=Window.symmetric(2, 1)), timeout=s),
+    "loop": lambda gpu, t, s: gpu.loop(LOOP, x=t.x, turns=2, timeout=s),
     "conv_fwd": lambda gpu, t, s: gpu.conv_fwd(t.x, t.w, timeout=s),
     "conv_bwd_data": lambda gpu, t, s: gpu.conv_bwd_data(t.y, t.w, timeout=s),
     "conv_bwd_filter": lambda gpu, t, s: gpu.conv_bwd_filter(t.x, t.y, dims=(1, 1, 1, 1), timeout=s),

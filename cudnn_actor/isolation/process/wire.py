@@ -36,9 +36,11 @@ from cudnn_actor.protocol.messages.messages import (
     GetStatistics,
     Ping,
     RunGraph,
+    RunLoop,
     Warm,
 )
 from cudnn_actor.protocol.messages.receipts import CacheStatistics, PlanStatistics
+from cudnn_actor.protocol.messages.run_loop import Loop
 from cudnn_actor.protocol.types.buffers import BufferRef
 from cudnn_actor.supervision import FaultRule
 
@@ -67,6 +69,7 @@ __all__ = [
     "KnowGraph",
     "KnowRun",
     "Logged",
+    "LoopKnown",
     "MapArena",
     "MapStage",
     "Promote",
@@ -182,6 +185,39 @@ class RunKnown(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return RunGraph(graph=graph, buffers=tuple(buffers))
 
 
+class LoopKnown(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
+    """A `RunLoop` whose body the worker has received in a `KnowGraph`. The other fields are the loop's and
+    the message's."""
+
+    control = False
+    graph: str
+    carried: dict[str, str]
+    scanned: tuple[str, ...]
+    condition: str | None
+    buffers: tuple[BufferRef, ...]
+    scratch: BufferRef
+    turns: int
+
+    @classmethod
+    def of(cls, message: RunLoop) -> LoopKnown:
+        """The record that is sent for a message."""
+        loop = message.loop
+        return cls(
+            graph=message.graph.identity,
+            carried=loop.carried,
+            scanned=loop.scanned,
+            condition=loop.condition,
+            buffers=message.buffers,
+            scratch=message.scratch,
+            turns=message.turns,
+        )
+
+    def message(self, graph: Graph, _device: str) -> RunLoop:
+        """The message, with its body. Raises `ValueError` if it is for another graph."""
+        loop = Loop(body=graph, carried=self.carried, scanned=self.scanned, condition=self.condition)
+        return RunLoop(loop=loop, buffers=self.buffers, scratch=self.scratch, turns=self.turns)
+
+
 class RunPlaced(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
     """A `RunModel`: a run whose inputs are copied to their places first, and whose outputs from theirs.
 
@@ -207,6 +243,7 @@ class RunPlaced(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 Asked = (
     Compute
     | RunKnown
+    | LoopKnown
     | RunPlaced
     | Copy
     | Fill
@@ -511,4 +548,6 @@ def encode_message(message: Asked) -> bytes:
     """A message as the bytes of a `Request`. Raises `TypeError` for fields that are not protocol data."""
     if type(message) is RunGraph:
         message = RunKnown.of(message)
+    elif type(message) is RunLoop:
+        message = LoopKnown.of(message)
     return codec.encode_message(message)  # type: ignore[arg-type]  # which takes any struct of plain data

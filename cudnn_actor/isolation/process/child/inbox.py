@@ -26,6 +26,7 @@ from cudnn_actor.isolation.process.wire import (
     Internal,
     KnowGraph,
     KnowRun,
+    LoopKnown,
     Request,
     Requests,
     RunKnown,
@@ -35,7 +36,7 @@ from cudnn_actor.memory.least_recent import LeastRecent
 from cudnn_actor.processes.channel import Channel
 from cudnn_actor.protocol.errors import CudnnActorError, MalformedMessage
 from cudnn_actor.protocol.graphs.named_graph import Graph
-from cudnn_actor.protocol.messages.messages import COMPUTE, Compute, RunGraph
+from cudnn_actor.protocol.messages.messages import COMPUTE, Compute, GraphRun
 
 __all__ = ["Inbox"]
 
@@ -243,14 +244,14 @@ class Inbox:
         """Drop a graph, and the cached messages that run it. Requests received earlier still run it."""
         graph = self._graphs.pop(identity)
         for body, known in self._known.items():
-            if type(known.message) is RunGraph and known.message.graph is graph:
+            if isinstance(known.message, GraphRun) and known.message.graph is graph:
                 self._known.pop(body)
 
     def _decoded(self, body: bytes) -> Any:
         """The decoded message; if it cannot be decoded, the error with which its request is refused."""
         try:
             message = MESSAGES.decode(body)
-            if type(message) is RunKnown:
+            if type(message) is RunKnown or type(message) is LoopKnown:
                 graph = self._graphs[message.graph]
                 if isinstance(graph, MalformedMessage):
                     return graph

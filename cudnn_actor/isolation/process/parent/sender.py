@@ -30,7 +30,7 @@ from cudnn_actor.isolation.process.wire import (
 from cudnn_actor.isolation.staging import Staging
 from cudnn_actor.protocol.errors import InvalidRequest, Words
 from cudnn_actor.protocol.graphs.named_graph import Graph
-from cudnn_actor.protocol.messages.messages import Compute, Explain, RunGraph
+from cudnn_actor.protocol.messages.messages import Compute, Explain, GraphRun
 
 __all__ = ["BULKY_BYTES", "Sender"]
 
@@ -83,7 +83,7 @@ class Sender:
         cached = request.cached
         if cached is not None:
             if cached.body is None:
-                if type(request.request) is RunGraph:
+                if isinstance(request.request, GraphRun):
                     graph = request.request.graph
                     _check_length(len(graph.encoded), len(graph.body.operations))
                 cached.body = encode_message(request.request)
@@ -103,8 +103,8 @@ class Sender:
     # The graphs that the worker keeps.
 
     def knows(self, message: Any) -> bool:
-        """Whether the worker has the graph of a message, if it is a `RunGraph`: then it counts as used."""
-        if type(message) is not RunGraph:
+        """Whether the worker has the graph of a message, if it names one: then that counts as used."""
+        if not isinstance(message, GraphRun):
             return True
         identity = message.graph.identity
         if identity not in self._graphs:
