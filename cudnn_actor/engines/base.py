@@ -356,6 +356,13 @@ class Engine(Protocol):
         that is read must not change.
         """
 
+    def row_copy(self, rows: Binding, place: Binding, *, store: bool) -> Callable[[int], object]:
+        """A function that enqueues a copy of one row of `rows` to `place`, given the number of the row.
+
+        With `store`, it copies from `place` to the row. `rows` has the dims of `place` behind one more, and
+        its dtype. What is the same for all rows is prepared once. Layouts may be any.
+        """
+
     def pin(self, memory: memoryview) -> None:
         """Let the device read and write host memory directly: arrays in it need no staging memory.
 

@@ -3,12 +3,8 @@
 A carried value lies in two places, the buffer of its output and a part of the loop's scratch buffer. A turn
 reads it in one and writes it in the other, so the turns alternate between two sets of buffers, which the
 engine expects: on CUDA each is captured once. Rows are copied from and to fixed places, because a graph that
-was captured runs at its own addresses alone, and a copy costs less than to bind a plan anew on the CPU, too.
-
-With turns in order on one stream, a row's place in scratch is free again when the next row is copied there.
-
-The device may be `_AHEAD` turns behind. Each turn that it has finished is progress. Without that bound, the
-watchdog would see no progress until the device had finished them all.
+was captured runs at its own addresses alone, and on the CPU, too, a copy costs less than to bind a plan anew.
+A row's place is free again when the next row is copied there, because the engine works in order.
 """
 
 from __future__ import annotations
@@ -16,48 +12,22 @@ from __future__ import annotations
 import mmap
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from cudnn_actor.engines.base import Binding, Fence, Plan
+from cudnn_actor.engines.base import Binding, Engine, Fence, Plan
 from cudnn_actor.execution.executor import Executor
 from cudnn_actor.memory import Slot
 from cudnn_actor.protocol.messages.lowering import Lowered
 from cudnn_actor.protocol.messages.run_loop import SCRATCH, Loop
 from cudnn_actor.protocol.types.dtypes import DType
-from cudnn_actor.protocol.types.tensor import TensorSpec
 
 __all__ = ["Loops"]
 
 _AHEAD = 32
 """Turns that may be enqueued and not finished. A fence costs less than 1 us, so each turn has one."""
-
-
-class _Rows(NamedTuple):
-    """A buffer with a row for each turn, and the place of one row in the scratch buffer."""
-
-    slot: Slot
-    spec: TensorSpec
-    """Of a row, with the strides that it has in the buffer."""
-    step: int
-    """Bytes from one row to the next."""
-    place: Binding
-
-
-class _Bindings(NamedTuple):
-    """What a loop runs on. Turns with even numbers run `runs[0]`, and read `values[...][0]`."""
-
-    initial: Sequence[tuple[Binding, Binding]]
-    """Initial values, and where the first turn reads them."""
-    values: dict[str, tuple[Binding, Binding]]
-    """Carried inputs → where even turns read their values, and where odd ones do."""
-    results: dict[str, Binding]
-    """Carried inputs → the buffers of their outputs."""
-    scanned: Sequence[_Rows]
-    stacked: Sequence[_Rows]
-    runs: tuple[Callable[[], None], Callable[[], None]]
 
 
 class Loops:
@@ -90,120 +60,131 @@ class Loops:
         Raises what the engine raises. Then turns may be enqueued that have not finished.
         """
         assert lowered.loop is not None
-        loop, most = lowered.loop
-        bindings = self._bindings(plan, lowered, slots)
-        for source, place in bindings.initial:
+        most, turn = lowered.loop.turns, 0
+        pace = _Pace(self._engine, self._note_progress, self._wait)
+        steps = self._steps(plan, lowered, slots, pace)
+        for source, place in steps.initial:
             self._engine.copy(source, place)
-        fences: deque[Fence] = deque()
-        turn = 0
-        while turn < most and self._goes_on(loop, bindings, turn):
-            for rows in bindings.scanned:
-                self._engine.copy(self._row(rows, turn), rows.place)
-            bindings.runs[turn % 2]()
-            for rows in bindings.stacked:
-                self._engine.copy(rows.place, self._row(rows, turn))
+        while turn < most and (not steps.ask or steps.ask[turn % 2]()):
+            for load in steps.load:
+                load(turn)
+            steps.run[turn % 2]()
+            for store in steps.store:
+                store(turn)
             turn += 1
-            self._end_turn(fences)
+            pace.end_turn()
         if (most - turn) % 2:  # the last turn has written to the scratch buffer
-            for name, places in bindings.values.items():
-                self._engine.copy(places[turn % 2], bindings.results[name])
-        self._outlast(fences, 1)
+            for source, place in steps.final:
+                self._engine.copy(source, place)
+        pace.outlast(1)
 
-    # Bindings.
-
-    def _bindings(self, plan: Plan, lowered: Lowered, slots: Sequence[Slot]) -> _Bindings:
+    def _steps(self, plan: Plan, lowered: Lowered, slots: Sequence[Slot], pace: _Pace) -> _Steps:
         assert lowered.loop is not None
         loop, most = lowered.loop
+        bind, row_copy = self._executor.binding, self._engine.row_copy
         slot_of = dict(zip(lowered.buffers, slots, strict=True))
+        ports = {name: bind(slot) for name, slot in slot_of.items()}
         own = {name: self._in_scratch(loop, name, slot_of[SCRATCH]) for name in loop.working}
-        bind = self._executor.binding
-        results = {name: bind(slot_of[output]) for name, output in loop.carried.items()}
-        # With all of its turns, a loop ends in the outputs' buffers: the last turn, number `most - 1`, writes
+        results = {name: ports[output] for name, output in loop.carried.items()}
+        # With all of its turns, a loop ends in the outputs' buffers: its last turn, number `most - 1`, writes
         # where one more turn would read.
-        first = results if most % 2 == 0 else own
-        other = own if most % 2 == 0 else results
-        values = {name: (first[name], other[name]) for name in loop.carried}
-        return _Bindings(
-            initial=[(bind(slot_of[name]), first[name]) for name in loop.carried],
-            values=values,
-            results=results,
-            scanned=[_rows(slot_of[name], own[name]) for name in loop.scanned],
-            stacked=[_rows(slot_of[name], own[name]) for name in loop.stacked],
-            runs=(
-                self._expected(plan, lowered, self._turn_on(loop, slot_of, own, values, 0)),
-                self._expected(plan, lowered, self._turn_on(loop, slot_of, own, values, 1)),
-            ),
+        even, odd = (results, own) if most % 2 == 0 else (own, results)
+        rows = {name: own[name] for name in (*loop.scanned, *loop.stacked)}
+        asks = () if loop.condition is None else (even[loop.condition], odd[loop.condition])
+        return _Steps(
+            initial=[(ports[name], even[name]) for name in loop.carried],
+            ask=[self._asking(loop, place, pace) for place in asks],
+            load=[row_copy(ports[name], rows[name], store=False) for name in loop.scanned],
+            run=[
+                self._expected(plan, lowered, ports | rows | _carried(loop, before, after))
+                for before, after in ((even, odd), (odd, even))
+            ],
+            store=[row_copy(ports[name], rows[name], store=True) for name in loop.stacked],
+            final=[(own[name], results[name]) for name in loop.carried],
         )
 
     def _in_scratch(self, loop: Loop, name: str, scratch: Slot) -> Binding:
         offset, spec = loop.working[name]
         return self._engine.bind(scratch.arena.number, scratch.offset + offset, spec)
 
-    def _turn_on(
-        self,
-        loop: Loop,
-        slot_of: dict[str, Slot],
-        own: dict[str, Binding],
-        values: dict[str, tuple[Binding, Binding]],
-        parity: int,
-    ) -> dict[str, Binding]:
-        """What the body's ports are bound to, in turns of even or of odd numbers."""
-        ports = {name: places[parity] for name, places in values.items()}
-        ports |= {output: values[name][1 - parity] for name, output in loop.carried.items()}
-        ports |= {name: own[name] for name in (*loop.scanned, *loop.stacked)}
-        for port in loop.body.inputs:
-            if port.name not in ports:
-                ports[port.name] = self._executor.binding(slot_of[port.name])
-        return ports
-
-    def _expected(self, plan: Plan, lowered: Lowered, ports: dict[str, Binding]) -> Callable[[], None]:
+    def _expected(self, plan: Plan, lowered: Lowered, ports: Mapping[str, Binding]) -> Callable[[], None]:
         assert lowered.loop is not None
         names = lowered.loop.loop.body.names_of
         return self._engine.expect(plan, [ports[names[uid]] for uid in lowered.graph.bound], ())
 
-    def _row(self, rows: _Rows, turn: int) -> Binding:
-        slot = rows.slot
-        return self._engine.bind(slot.arena.number, slot.offset + turn * rows.step, rows.spec)
-
-    # Turns.
-
-    def _goes_on(self, loop: Loop, bindings: _Bindings, turn: int) -> bool:
-        """Whether the condition is true before a turn. Blocks until the turns before it have finished."""
-        if loop.condition is None:
-            return True
+    def _asking(self, loop: Loop, place: Binding, pace: _Pace) -> Callable[[], bool]:
+        """A function that reads a condition. It waits for the turns before it."""
+        if self._page is None:
+            self._page = mmap.mmap(-1, mmap.PAGESIZE)
+            self._engine.pin(memoryview(self._page))
         page = self._page
-        if page is None:
-            page = self._page = mmap.mmap(-1, mmap.PAGESIZE)
-            self._engine.pin(memoryview(page))
-        place = bindings.values[loop.condition][turn % 2]
-        spec = loop.working[loop.condition].spec
-        into = np.frombuffer(page, DType.BOOL.numpy, 1).reshape(spec.dims)
-        found = self._engine.read(place, into)
-        return bool(found.all())
+        assert loop.condition is not None
+        into = np.frombuffer(page, DType.BOOL.numpy, 1).reshape(loop.working[loop.condition].spec.dims)
+        copy = self._engine.direct_copy(place, into)
+        if copy is None:  # the system has refused to lock the page
+            return lambda: bool(self._engine.read(place, into).all())
 
-    def _end_turn(self, fences: deque[Fence]) -> None:
+        def ask() -> bool:
+            copy()
+            pace.end_turn(behind=0)
+            return page[0] != 0
+
+        return ask
+
+
+class _Steps(NamedTuple):
+    """What a loop calls. Of two functions, turns with even numbers take the first."""
+
+    initial: Sequence[tuple[Binding, Binding]]
+    """The places of initial values, and those where the first turn reads them."""
+    ask: Sequence[Callable[[], bool]]
+    """Reads the condition before a turn. Empty if there is none."""
+    load: Sequence[Callable[[int], object]]
+    """Copies the row of a turn to its place in the scratch buffer."""
+    run: Sequence[Callable[[], None]]
+    store: Sequence[Callable[[int], object]]
+    """Copies it from there."""
+    final: Sequence[tuple[Binding, Binding]]
+    """The parts of the scratch buffer, and the buffers of the outputs."""
+
+
+def _carried(loop: Loop, before: Mapping[str, Binding], after: Mapping[str, Binding]) -> dict[str, Binding]:
+    """Where the body finds the carried values before a turn, and where it leaves them."""
+    outputs = {output: after[name] for name, output in loop.carried.items()}
+    return {**{name: before[name] for name in loop.carried}, **outputs}
+
+
+class _Pace:
+    """Keeps the host from being many turns ahead of the device, and notes each turn that this has finished.
+
+    Else the watchdog would see no progress between the first turn and the last.
+    """
+
+    def __init__(
+        self, engine: Engine, note_progress: Callable[[], None], wait: Callable[[float], None]
+    ) -> None:
+        self._engine = engine
+        self._note_progress = note_progress
+        self._wait = wait
+        self._fences: deque[Fence] = deque()
+
+    def end_turn(self, behind: int = _AHEAD) -> None:
+        """Put a fence behind a turn, and wait until `behind` fences or fewer have not been passed."""
         if self._engine.synchronous:
             self._note_progress()
-            return
-        fences.append(self._engine.fence())
-        self._outlast(fences, _AHEAD)
+        else:
+            self._fences.append(self._engine.fence())
+            self.outlast(behind)
 
-    def _outlast(self, fences: deque[Fence], most: int) -> None:
-        """Note the turns that have finished, and wait until `most` or fewer have not."""
+    def outlast(self, behind: int) -> None:
+        """Wait until `behind` fences or fewer have not been passed."""
         since = time.monotonic()
-        while fences:
-            if self._engine.finished(fences[0]):
-                fences.popleft()
+        while self._fences:
+            if self._engine.finished(self._fences[0]):
+                self._fences.popleft()
                 self._note_progress()
                 since = time.monotonic()
-            elif len(fences) <= most:
+            elif len(self._fences) <= behind:
                 return
             else:
                 self._wait(time.monotonic() - since)
-
-
-def _rows(slot: Slot, place: Binding) -> _Rows:
-    """The rows of a buffer, of which the first dim is the turn."""
-    spec = slot.spec
-    row = TensorSpec.strided(spec.dims[1:], spec.strides[1:], spec.dtype)
-    return _Rows(slot, row, spec.strides[0] * spec.dtype.itemsize, place)

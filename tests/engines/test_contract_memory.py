@@ -46,6 +46,33 @@ def test_an_arena_outlives_the_engine_that_made_it(new_engine: EngineFactory) ->
     os.close(fd)
 
 
+@pytest.mark.parametrize("dims", [(), (1,), (3, 4), (2, 3, 4, 5), (0, 3)])
+@pytest.mark.parametrize("rows_last", [False, True])
+@pytest.mark.parametrize("layout", [Layout.NCHW, Layout.NHWC, Layout.STRIDED])
+def test_a_row_is_copied_from_and_to_its_place(
+    bench: Workbench, dims: tuple[int, ...], layout: Layout, rows_last: bool
+) -> None:
+    dtype = DType.BFLOAT16
+    if layout is Layout.NHWC and len(dims) != 4:
+        pytest.skip("of images")
+    engine, count = bench.engine, 4
+    spec = spread(dims, dtype) if layout is Layout.STRIDED else TensorSpec.packed(dims, dtype, layout)
+    row, last = max(spec.nbytes // dtype.itemsize, 1), spec.strides
+    steps = (1, *(count * step for step in last)) if rows_last else (row, *last)
+    values = (np.arange(count * spec.size) % 7).reshape(count, *dims).astype(dtype.numpy)
+    source, target = (bench.empty(TensorSpec.strided((count, *dims), steps, dtype)) for _ in range(2))
+    place = bench.binding(bench.empty(spec))
+    engine.write(bench.binding(source), values)
+    engine.write(bench.binding(target), np.zeros_like(values))
+    load = engine.row_copy(bench.binding(source), place, store=False)
+    store = engine.row_copy(bench.binding(target), place, store=True)
+    for number in (2, 0, 3):
+        load(number)
+        store(number)
+    values[1] = 0
+    np.testing.assert_array_equal(bench.read(target), values)
+
+
 def test_two_engines_see_the_same_bytes(new_engine: EngineFactory) -> None:
     first, second = opened(new_engine), opened(new_engine)
     fd = first.create_arena(0, ARENA_BYTES)

@@ -160,6 +160,27 @@ def test_what_is_uploaded_is_downloaded(transfers: Transfer) -> None:
         np.testing.assert_array_equal(transfers.read(buffer), array)
 
 
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+def test_a_row_that_lies_as_its_place_is_one_copy(
+    transfers: Transfer, device: HostDevice, layout: LayoutName
+) -> None:
+    spec = TensorSpec.packed((2, 3, 4, 1), "float32", layout)
+    rows = place(TensorSpec.strided((5, *spec.dims), (spec.size + 8, *spec.strides)))
+    wanted = np.arange(5 * spec.size, dtype=np.float32).reshape(rows.spec.dims)
+    transfers.write(rows, wanted)
+    there, other = place(spec), place(TensorSpec.packed(spec.dims, "float32", "NCHW"))
+    device.copies.clear()
+    for row in (3, 0):
+        transfers.row_copy(rows, there, store=False)(row)
+        np.testing.assert_array_equal(transfers.read(there), wanted[row])
+    transfers.row_copy(rows, there, store=True)(4)
+    wanted[4] = wanted[0]
+    np.testing.assert_array_equal(transfers.read(rows), wanted)
+    transfers.row_copy(rows, other, store=False)(2)
+    np.testing.assert_array_equal(transfers.read(other), wanted[2])
+    assert [to for to, _ in device.copies].count(there.pointer) == 2
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "bool", "uint64"])
 @pytest.mark.parametrize("dims", [(), (0,), (2, 0, 3), (0, 3, 4, 4), (1,) * 8])
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])

@@ -56,6 +56,10 @@ class DeviceEngine(ExecutingEngine):
     def copy(self, src: np.ndarray, dst: np.ndarray) -> None:
         self._enqueue(lambda: CpuEngine.copy(self, src, dst))
 
+    def direct_copy(self, src: np.ndarray, dst: np.ndarray) -> Callable[[], object]:
+        copy = super().direct_copy(src, dst)
+        return lambda: self._enqueue(copy)
+
     def fill(self, dst: np.ndarray, value: float) -> None:
         self._enqueue(lambda: CpuEngine.fill(self, dst, value))
 

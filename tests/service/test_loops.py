@@ -102,12 +102,12 @@ class TestValues:
     async def test_rows_of_turns_that_did_not_run_stay_as_they_were(self, device: str) -> None:
         g = GraphBuilder()
         count = g.input("count", (1,), "float64") + 1.0
-        g.input("go", (1,), "bool")
-        body = g.build(counted=count, on=count < 3.0, row=count * 10.0)
+        g.input("go", (1, 1), "bool")
+        body = g.build(counted=count, on=(count < 3.0).reshape(1, 1), row=count * 10.0)
         loop = Loop(body=body, carried={"count": "counted", "go": "on"}, condition="go")
         async with spawn(device=device) as gpu:
             row = await gpu.upload(np.full((6, 1), -1.0))
-            go, count_ref = await gpu.upload(np.array([True])), await gpu.upload(ZERO)
+            go, count_ref = await gpu.upload(np.array([[True]])), await gpu.upload(ZERO)
             outputs = await gpu.loop(loop, turns=6, count=count_ref, go=go, row=row)
             assert (await gpu.download(outputs.row))[:, 0].tolist() == [10.0, 20.0, 30.0, -1.0, -1.0, -1.0]
             assert (await gpu.download(outputs.counted)).tolist() == [3.0]

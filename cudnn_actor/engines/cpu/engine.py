@@ -244,6 +244,12 @@ class CpuEngine:
         """A function that copies at once."""
         return functools.partial(np.copyto, dst, src, casting="no")
 
+    def row_copy(self, rows: np.ndarray, place: np.ndarray, *, store: bool) -> Callable[[int], None]:
+        """A function that copies one row at once."""
+        if store:
+            return lambda row: self.copy(place, rows[row, ...])
+        return lambda row: self.copy(rows[row, ...], place)
+
     def pin(self, _memory: memoryview) -> None:
         """Does nothing: this engine accesses all host memory directly."""
 

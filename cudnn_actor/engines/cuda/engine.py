@@ -344,6 +344,17 @@ class CudaEngine:
 
         return enqueue
 
+    def row_copy(self, rows: Place, place: Place, *, store: bool) -> Callable[[int], None]:
+        """A function that enqueues the copy of one row."""
+        copy = self._transfer.row_copy(rows, place, store=store)
+
+        @reported
+        def enqueue(row: int) -> None:
+            self._launched += 1
+            copy(row)
+
+        return enqueue
+
     @reported
     def pin(self, memory: memoryview) -> None:
         """Lock a mapping's pages for the device. Blocks while the driver does. Raises `StickyError`."""

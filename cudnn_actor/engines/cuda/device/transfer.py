@@ -18,7 +18,7 @@ import functools
 import itertools
 import math
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import EllipsisType
 from typing import Any
 
@@ -338,6 +338,22 @@ class Transfer:
         copy, stream = libraries().runtime.memcpyAsync, self._stream.ptr
         return functools.partial(copy, target, source, nbytes, kind, stream)
 
+    def row_copy(self, rows: Place, place: Place, *, store: bool) -> Callable[[int], None]:
+        """A function that enqueues the copy of a row to a place, or with `store` of the place to a row."""
+        spec, nbytes = place.spec, place.spec.nbytes
+        if not spec.size:
+            return lambda _: None
+        if memory_order(spec) is None or not _lie_alike(rows.spec.strides[1:], spec):
+            if store:
+                return lambda row: self._assign(rows.raw[row], _ALL, place.raw)
+            return lambda row: self._assign(place.raw, _ALL, rows.raw[row])
+        copy, stream = libraries().runtime.memcpyAsync, self._stream.ptr
+        first, fixed = rows.pointer, place.pointer
+        step = rows.spec.strides[0] * spec.dtype.itemsize
+        if store:
+            return lambda row: copy(first + row * step, fixed, nbytes, _ON_DEVICE, stream)
+        return lambda row: copy(fixed, first + row * step, nbytes, _ON_DEVICE, stream)
+
     def fill(self, dst: Place, value: float) -> None:
         """Enqueue setting every element. Raises `InvalidRequest` for a value that the dtype cannot hold."""
         bits = element(dst.spec.dtype.numpy, value).view(dst.raw.dtype)
@@ -346,6 +362,13 @@ class Transfer:
 
     def _copy(self, dst: int, src: int, nbytes: int, kind: int) -> None:
         libraries().runtime.memcpyAsync(dst, src, nbytes, kind, self._stream.ptr)
+
+
+def _lie_alike(strides: Sequence[int], spec: TensorSpec) -> bool:
+    """Whether elements with these strides lie as those of a tensor do."""
+    return all(
+        dim == 1 or one == other for dim, one, other in zip(spec.dims, strides, spec.strides, strict=True)
+    )
 
 
 def _in_c_order(spec: TensorSpec) -> bool:
