@@ -48,12 +48,17 @@ def philox(counter: Sequence[Any], key: tuple[int, int]) -> tuple[Any, Any, Any,
 
     Words of the counter are ints or arrays of uint64; so are the results.
     """
-    a, b, c, d = counter
     first, second = key
-    for _ in range(ROUNDS):
+    keys = [((first + n * WEYL[0]) & _LOW, (second + n * WEYL[1]) & _LOW) for n in range(ROUNDS)]
+    return _mixed(counter, keys)
+
+
+def _mixed(counter: Sequence[Any], keys: Sequence[tuple[Any, Any]]) -> tuple[Any, Any, Any, Any]:
+    """Four random words, from a counter and the two words of the key for each round."""
+    a, b, c, d = counter
+    for first, second in keys:
         of_a, of_c = a * MULTIPLIERS[0], c * MULTIPLIERS[1]
         a, b, c, d = of_c >> 32 ^ b ^ first, of_c & _LOW, of_a >> 32 ^ d ^ second, of_a & _LOW
-        first, second = (first + WEYL[0]) & _LOW, (second + WEYL[1]) & _LOW
     return a, b, c, d
 
 
@@ -63,14 +68,16 @@ def words(xp: Any, state: Array, start: int, count: int, draw: int = 0) -> Array
     An element that needs more than 32 bits takes its word of `draw` 0 and that of `draw` 1, which is the
     counter's third word.
     """
-    seed, offset = (int(number) % _NUMBERS for number in state)
-    first = (offset + start) % _NUMBERS
-    skipped = first % 4
-    blocks = xp.arange((skipped + count + 3) // 4, dtype=xp.uint64) + first // 4
-    blocks &= _NUMBERS // 4 - 1
-    none = xp.zeros_like(blocks)
-    found = philox((blocks & _LOW, blocks >> 32, none + draw, none), (seed & _LOW, seed >> 32))
-    return xp.stack(found, axis=1).reshape(-1)[skipped : skipped + count]
+    number = state.astype(xp.uint64)  # modulo 2**64
+    seed, first = number[:1], number[1:] + start % _NUMBERS
+    blocks = (first >> 2) + xp.arange((count + 6) // 4, dtype=xp.uint64) & _NUMBERS // 4 - 1
+    none, rounds = xp.zeros_like(blocks), xp.arange(ROUNDS, dtype=xp.uint64)
+    low, high = (
+        word + rounds * weyl & _LOW for word, weyl in zip((seed & _LOW, seed >> 32), WEYL, strict=True)
+    )
+    keys = [(low[n], high[n]) for n in range(ROUNDS)]
+    found = _mixed((blocks & _LOW, blocks >> 32, none + draw, none), keys)
+    return xp.take(xp.stack(found, axis=1).reshape(-1), (first & 3).astype(xp.int64) + xp.arange(count))
 
 
 def keeping(probability: float) -> int:

@@ -7,6 +7,7 @@ setting it here each time would cost as much as a small convolution.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import cast
 
 import ml_dtypes
 import numpy as np
@@ -50,10 +51,11 @@ def integer_range(dtype: np.dtype[np.generic]) -> tuple[int, int]:
 def clipped(values: np.ndarray, dtype: np.dtype[np.generic]) -> np.ndarray:
     """Integers saturated to an integer dtype; of bool, all but 0 is true. Exact: no value becomes a float."""
     if dtype.kind == "b" or values.dtype.kind == "b":
-        return np.asarray(values != 0).astype(dtype)
+        return cast("np.ndarray", (values != 0).astype(dtype)[...])
     least, largest = integer_range(dtype)
     own_least, own_largest = integer_range(values.dtype)  # `numpy.clip` takes no limits beyond these
-    return np.asarray(np.clip(values, max(least, own_least), min(largest, own_largest))).astype(dtype)
+    limited = np.clip(values, max(least, own_least), min(largest, own_largest))
+    return cast("np.ndarray", limited.astype(dtype)[...])
 
 
 def _to_bool(dst: npt.NDArray[np.generic], values: Array) -> None:

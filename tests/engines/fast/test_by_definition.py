@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tracemalloc
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -45,7 +46,7 @@ from cudnn_actor.protocol.operations import (
 )
 
 from .kernel_cases import check
-from .kernel_runs import array_of, calls_of, run
+from .kernel_runs import array_of, run
 
 PARTS = by_definition.by_definition
 S = Window.symmetric
@@ -308,9 +309,7 @@ def test_parts_that_large_windows_share_are_larger() -> None:
     window = S(2, size=(201, 1), pad=(100, 0), stride=1)
     operation: Any = MaxPoolBackward
     kernel: Any = PARTS(operation(dy="dy", index="index", dx="dx", window=window), specs)
-    arrays = {name: array_of(spec, np.zeros(dims)) for name, spec in specs.items()}
-    results = {"dx": arrays.pop("dx")}
-    assert calls_of(kernel, arrays, results) <= 4
+    assert math.prod(dims) / math.prod(kernel._extents(range(4))) <= 4
 
 
 def test_what_windows_of_all_sizes_give_is_cut_by_images_and_channels() -> None:

@@ -113,14 +113,14 @@ def exact(array: np.ndarray) -> Array:
     return array.astype(np.int64 if array.dtype.kind in "iub" else np.float64)
 
 
-def round_into(result: Array, dtype: DType, into: np.ndarray) -> None:
+def round_into(result: Array, dtype: DType, into: Array) -> None:
     """Store values of float64 or of integers, rounded to a dtype."""
     if result.dtype.kind in "iub" and not dtype.is_floating:
         into[...] = clipped(result, dtype.numpy)
     elif result.dtype.kind in "iub" and dtype.itemsize >= 4:  # by way of float64, it would be rounded twice
         into[...] = result
     else:
-        rounding_to(dtype.numpy)(into, np.array(result, np.float64))
+        rounding_to(dtype.numpy)(into, result.astype(np.float64))
 
 
 @dataclass(frozen=True, eq=False)

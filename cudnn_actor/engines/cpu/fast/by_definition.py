@@ -1,27 +1,42 @@
 """Operations evaluated by their definitions, part by part: those without a kernel of their own.
 
-Each part of the results follows from parts of the operands: see `Operation.part`. So NumPy allocates for one
-part at a time on each lane, and progress is noted behind each.
+Each part of the results follows from parts of the operands: see `Operation.part`. What the definition does
+is recorded once for all parts of the same dims, and made for each in the scratch memory of its lane, on
+copies of its operands. Where a definition cannot be recorded, NumPy allocates for one part at a time on each
+lane.
+Progress is noted behind each call.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from cudnn_actor.engines.cpu.boxes import Box, boxes, count_boxes
-from cudnn_actor.engines.cpu.exact.evaluation import XP, exact
-from cudnn_actor.engines.cpu.fast.kernels import Call, Operands, Step, deal, lanes_worth
+from cudnn_actor.engines.cpu.exact.evaluation import XP, exact, round_into
+from cudnn_actor.engines.cpu.fast.images import ImageArrays, Images, images_of
+from cudnn_actor.engines.cpu.fast.kernels import (
+    MOST_SCRATCH,
+    Call,
+    Operands,
+    Step,
+    carried,
+    deal,
+    lanes_worth,
+)
+from cudnn_actor.engines.cpu.fast.recording import NotRecordable, Recorded, Recorder, Recording
 from cudnn_actor.engines.cpu.fast.rounding import store
-from cudnn_actor.engines.cpu.scratch import Dims, Scratch
+from cudnn_actor.engines.cpu.scratch import Dims, Scratch, footprint
 from cudnn_actor.protocol.operations import GridSample, Node, Specs
 from cudnn_actor.protocol.operations.base import Part, Region
+from cudnn_actor.protocol.types.dtypes import DType
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
 __all__ = ["ByDefinition", "by_definition"]
@@ -58,6 +73,28 @@ def _part_of(array: Array, region: Region) -> Array:
 
 
 @dataclass(frozen=True, eq=False)
+class _Recorded:
+    """What is done with a part, and where its operands and results lie then."""
+
+    recording: Recording
+    inputs: Mapping[str, Recorded]
+    moved: Mapping[str, Recorded]
+    results: Mapping[str, Recorded]
+    images: Mapping[str, Images]
+
+
+@dataclass(frozen=True, eq=False)
+class _Bound:
+    """The same in a lane's memory."""
+
+    calls: Sequence[Call]
+    inputs: Mapping[str, Array]
+    moved: Mapping[str, Array]
+    results: Mapping[str, Array]
+    images: Mapping[str, ImageArrays]
+
+
+@dataclass(frozen=True, eq=False)
 class ByDefinition:
     """Evaluates an operation whose results have these dims."""
 
@@ -66,24 +103,107 @@ class ByDefinition:
     dims: Dims
 
     def footprint(self, lanes: int) -> int:
-        """Bytes of scratch that each lane needs: none, since NumPy allocates what it computes in."""
+        """Bytes of scratch that each lane needs: for what is recorded; else none, since NumPy allocates."""
         del lanes
-        return 0
+        return self._footprint
+
+    @functools.cached_property
+    def _footprint(self) -> int:
+        """That of the largest part. What little some others at borders need beyond that, they keep."""
+        part = self.part(_box(self._extents(range(len(self.dims)))))
+        assert part is not None, "`_extents` has asked for it"
+        found = (self._recorded(part, last) for last in (False, True))
+        return max(footprint((0 if one is None else one.recording.nbytes,), itemsize=1) for one in found)
 
     def bind(self, operands: Operands, results: Operands, lanes: Sequence[Scratch]) -> list[Step]:
         """The steps of a run: see `Kernel`."""
         lanes = lanes_worth(lanes, _NS * math.prod(self.dims))
         strides = next(iter(results.values())).strides
         order = sorted(range(len(self.dims)), key=lambda axis: (self._is_shared(axis), -abs(strides[axis])))
+        recorded: dict[object, _Recorded | None] = {}
+        bound: dict[object, _Bound] = {}
+        steps: list[Step] = []
+        operands = {**operands}
+        last = _is_channels_last(results)
+        extents = self._extents(order)
+        for name in self._indexed:
+            cut = extents[1] < self.dims[1]
+            operands[name], last, copies = images_of(operands[name], lanes, cut=cut)
+            steps += copies
 
-        def call(box: Box, _lane: int) -> Call:
+        def call(box: Box, lane: int) -> Call | Sequence[Call]:
             part = self.part(box)
             assert part is not None, "`_extents` has asked for the first, which is largest"
             given = {name: _part_of(operands[name], region) for name, region in part.inputs.items()}
             into = {name: _part_of(array, box) for name, array in results.items()}
-            return partial(self._evaluate, part, given, into, box)
+            key = self._key(part)
+            if key not in recorded:
+                recorded[key] = self._recorded(part, last)
+            own = recorded[key]
+            if own is None:
+                return partial(self._evaluate, part, given, into, box)
+            if (key, lane) not in bound:
+                bound[key, lane] = self._bound(own, lanes[lane])
+            return [*_calls(bound[key, lane], part, given, into, box)]
 
-        return [deal(boxes(self.dims, self._extents(order)), len(lanes), call)]
+        return [*steps, deal(boxes(self.dims, extents), len(lanes), call)]
+
+    def _key(self, part: Part) -> object:
+        """Equal for parts of which the same is recorded."""
+        cuts = ((name, self._cut(name, region)) for name, region in part.inputs.items())
+        results = ((name, self._cut(name, region)) for name, region in part.results.items())
+        moved = ((name, np.shape(value)) for name, value in part.moved.items())
+        return part.operation, *cuts, *results, *moved
+
+    def _recorded(self, part: Part, channels_last: bool) -> _Recorded | None:
+        """What is done with such a part; None if it cannot be recorded, or takes too much memory."""
+        recording = Recording()
+        inputs: dict[str, Recorded] = {}
+        images: dict[str, Images] = {}
+        values: dict[str, Any] = {}
+        for name, region in part.inputs.items():
+            dims, dtype = self._cut(name, region), carried(self.specs[name].dtype)
+            if name in self._indexed:
+                images[name] = values[name] = Images(recording, name, dims, dtype, channels_last)
+                continue
+            order = (0, *range(2, len(dims)), 1) if channels_last and len(dims) > 2 else None
+            wide = dtype if dtype.name in _AS_THEY_ARE else np.dtype(np.int64)
+            inputs[name] = values[name] = recording.new(dims, wide, order)
+        moved = {name: recording.new(np.shape(value), np.int64) for name, value in part.moved.items()}
+        try:
+            for name, value in moved.items():
+                if name in values:
+                    values[name] = values[name] + value
+            found = part.operation.evaluate(Recorder(recording), values, self._part_specs(part))
+            results = {}
+            for name, _ in self._outputs:
+                result = found[name] + moved[name] if name in moved else found[name]
+                results[name] = _rounded(recording, result, self.specs[name].dtype)
+        except NotRecordable:
+            return None
+        recording.finish([*inputs.values(), *moved.values()], [*results.values()])
+        if recording.nbytes > MOST_SCRATCH:
+            return None
+        return _Recorded(recording, inputs, moved, results, images)
+
+    def _bound(self, own: _Recorded, lane: Scratch) -> _Bound:
+        nbytes = own.recording.nbytes
+        fork = lane.fork()
+        memory = (
+            fork.take((nbytes,), np.uint8) if nbytes <= self._footprint else lane.keep((nbytes,), np.uint8)
+        )
+        images = {name: ImageArrays(channels_last=one.channels_last) for name, one in own.images.items()}
+        calls, array = own.recording.on(memory, images)
+        inputs, moved, results = (
+            {name: array(one) for name, one in of.items()} for of in (own.inputs, own.moved, own.results)
+        )
+        return _Bound(calls, inputs, moved, results, images)
+
+    def _part_specs(self, part: Part) -> dict[str, TensorSpec]:
+        return {
+            name: TensorSpec.packed(self._cut(name, region), self.specs[name].dtype)
+            for name, region in part.results.items()
+        }
 
     def part(self, box: Box) -> Part | None:
         """How a box of the results is computed."""
@@ -157,16 +277,46 @@ class ByDefinition:
             values[name] = array if array.dtype.name in _AS_THEY_ARE else exact(array)
             if name in part.moved:
                 values[name] = values[name] + part.moved[name]
-        specs = {
-            name: TensorSpec.packed(self._cut(name, region), self.specs[name].dtype)
-            for name, region in part.results.items()
-        }
-        for name, result in part.operation.evaluate(XP, values, specs).items():
+        for name, result in part.operation.evaluate(XP, values, self._part_specs(part)).items():
             if name in into:
-                wanted = (
-                    slice(of.start - own.start, of.stop - own.start)
-                    for of, own in zip(box, part.results[name], strict=True)
-                )
-                found = result[tuple(wanted)]
+                found = result[_within(box, part.results[name])]
                 moved = part.moved.get(name)
                 store(found if moved is None else found + moved, self.specs[name].dtype, into[name])
+
+
+def _within(box: Box, region: Region) -> Box:
+    """A box of the results in what a part gives of them."""
+    return tuple(
+        slice(of.start - own.start, of.stop - own.start) for of, own in zip(box, region, strict=True)
+    )
+
+
+def _is_channels_last(arrays: Operands) -> bool:
+    """Whether channels lie side by side in the first array."""
+    strides = next(iter(arrays.values())).strides
+    return len(strides) > 2 and strides[1] == min(strides)
+
+
+def _rounded(recording: Recording, result: Any, dtype: DType) -> Recorded:
+    """Values rounded to a dtype, of that dtype; those of float32 as they are for a dtype carried in it."""
+    if not isinstance(result, Recorded):
+        raise NotRecordable("a result that does not depend on operands")
+    if result.dtype == np.float32 and carried(dtype) == np.float32:
+        return result
+    into = recording.new(result.shape, dtype.numpy)
+    round_into(result, dtype, into)
+    return into
+
+
+def _calls(bound: _Bound, part: Part, given: Operands, into: Operands, box: Box) -> Iterator[Call]:
+    """What computes a part."""
+    for name, array in bound.inputs.items():
+        yield partial(np.copyto, array, given[name], "unsafe")
+    for name, array in bound.moved.items():
+        yield partial(np.copyto, array, np.asarray(part.moved[name]))
+    for name, arrays in bound.images.items():
+        yield arrays.showing(given[name])
+    yield from bound.calls
+    for name, array in bound.results.items():
+        wanted = array[_within(box, part.results[name])] if array.ndim else array
+        yield partial(np.copyto, into[name], wanted, "unsafe")

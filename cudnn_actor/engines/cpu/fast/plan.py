@@ -232,8 +232,9 @@ class FastProgram:
 
     @functools.cached_property
     def calls(self) -> int:
-        """How many calls a run makes."""
-        return sum(len(of_calls(call)) for steps in self.pieces for step in steps for call in step)
+        """How many calls it keeps. Those that a run makes several times count once."""
+        calls = (one for steps in self.pieces for step in steps for call in step for one in of_calls(call))
+        return len(set(map(id, calls)))
 
     def run(
         self,

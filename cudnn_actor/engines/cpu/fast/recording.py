@@ -1,0 +1,564 @@
+"""Definitions of operations as lists of NumPy calls that write to memory that is given to them.
+
+`Operation.evaluate` says what an operation is, in expressions of arrays. Here it is given arrays that have no
+elements: each NumPy call on them is noted down, with the place of its result. What is noted can be made again
+and again on real memory. So a run allocates nothing, and takes no time for expressions.
+
+This needs a definition whose calls depend on dims and dtypes alone, not on elements, and that uses only what
+is known here. Any other raises `NotRecordable`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from cudnn_actor.engines.cpu.fast.kernels import Call
+from cudnn_actor.engines.cpu.scratch import Bytes, Dims, footprint
+from cudnn_actor.engines.scratch_places import Held, places
+
+__all__ = ["NotRecordable", "Recorded", "Recorder", "Recording"]
+
+Array = npt.NDArray[Any]
+_MOST_INSTRUCTIONS = 20_000
+"""Of one recording. Each has about 1 kB, and takes 20 µs to be recorded and bound."""
+
+
+class NotRecordable(Exception):
+    """Raised when a definition does what cannot be recorded."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Memory:
+    """Memory of its own: that of an input or of a result of an instruction."""
+
+    number: int
+    nbytes: int
+
+
+@dataclass(frozen=True, eq=False)
+class _View:
+    """An array in some memory. `offset` and `strides` are in bytes."""
+
+    memory: _Memory
+    offset: int
+    dims: Dims
+    strides: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    def on(self, memory: Bytes, places: Mapping[int, int]) -> Array:
+        """The array, where all memory is a part of this."""
+        offset = places[self.memory.number] + self.offset
+        array: Array = np.ndarray(self.dims, self.dtype, memory, offset, self.strides)
+        return array
+
+    @property
+    def fills_memory(self) -> bool:
+        """Whether it has each byte of its memory once."""
+        return math.prod(self.dims) * self.dtype.itemsize == self.memory.nbytes
+
+
+Maker = Callable[..., Call]
+"""Makes a call from the arrays that it reads and the array that it writes."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Instruction:
+    """A call. `inputs`: views, constants, and names of what else there is when it is bound.
+
+    `elementwise`: its output may have the place of an input.
+    """
+
+    make: Maker
+    inputs: tuple[_View | Array | str, ...]
+    output: _View
+    elementwise: bool = False
+
+    @property
+    def read(self) -> list[_View]:
+        return [one for one in self.inputs if isinstance(one, _View)]
+
+
+def _ufunc(ufunc: np.ufunc) -> Maker:
+    return lambda *arrays: partial(ufunc, *arrays[:-1], out=arrays[-1])
+
+
+def _copy(source: Array, into: Array) -> Call:
+    return partial(np.copyto, into, source, "unsafe")
+
+
+def _take(axis: int | None) -> Maker:
+    return lambda source, indices, into: partial(source.take, indices, axis, into, "clip")
+
+
+def _accumulate(ufunc: np.ufunc, axis: int) -> Maker:
+    return lambda source, into: partial(ufunc.accumulate, source, axis, None, into)
+
+
+def _fill(value: Any) -> Maker:
+    return lambda into: partial(into.fill, value)
+
+
+class Recording:
+    """What a definition does, as it is recorded: instructions, and the memory between them.
+
+    Inputs are in the memory before the first instruction, and results behind the last one.
+    """
+
+    def __init__(self) -> None:
+        self._instructions: list[_Instruction] = []
+        self._count = 0
+        self._offsets: dict[int, int] | None = None
+        self._nbytes = 0
+
+    def new(self, dims: Dims, dtype: npt.DTypeLike, order: Sequence[int] | None = None) -> Recorded:
+        """An array of undefined elements. `order`: its axes, those that lie farthest apart first."""
+        dtype = np.dtype(dtype)
+        strides, step = [0] * len(dims), dtype.itemsize
+        for axis in reversed(range(len(dims)) if order is None else order):
+            strides[axis] = step
+            step *= dims[axis]
+        memory = _Memory(self._count, math.prod(dims) * dtype.itemsize)
+        self._count += 1
+        return Recorded(self, _View(memory, 0, tuple(dims), tuple(strides), dtype))
+
+    def note(
+        self, make: Maker, inputs: Sequence[Any], output: Recorded, *, elementwise: bool = False
+    ) -> None:
+        """Add an instruction on arrays of this recording and constants."""
+        if len(self._instructions) >= _MOST_INSTRUCTIONS:
+            raise NotRecordable("too many instructions")
+        views = tuple(one.view_ if isinstance(one, Recorded) else one for one in inputs)
+        self._instructions.append(_Instruction(make, views, output.view_, elementwise))
+
+    def finish(self, inputs: Sequence[Recorded], results: Sequence[Recorded]) -> None:
+        """Give all arrays their places. `inputs`, `results`: what is written before, and read behind it."""
+        first = {one.view_.memory.number: 0 for one in inputs}
+        last: dict[int, int] = dict(first)
+        sizes = {one.view_.memory.number: one.view_.memory.nbytes for one in inputs}
+        for number, one in enumerate(self._instructions):
+            for view in (*one.read, one.output):
+                first.setdefault(view.memory.number, number)
+                last[view.memory.number] = number
+                sizes[view.memory.number] = view.memory.nbytes
+        for result in results:
+            last[result.view_.memory.number] = len(self._instructions)
+        roots = self._shared(first, last)
+        held: dict[int, Held] = {}
+        for number, nbytes in sizes.items():
+            root = roots.get(number, number)
+            before = held.get(root)
+            begin, end = first[number], last[number]
+            if before is not None:
+                begin, end = min(begin, before.first), max(end, before.last)
+            held[root] = Held(root, footprint((max(nbytes, 1),), itemsize=1), begin, end)
+        found, self._nbytes = places(list(held.values()))
+        self._offsets = {number: found[roots.get(number, number)] for number in sizes}
+
+    def _shared(self, first: Mapping[int, int], last: Mapping[int, int]) -> dict[int, int]:
+        """For results that are written over an input that nothing reads any more: whose place they get.
+
+        An elementwise function may write to what it reads, element by element.
+        """
+        roots: dict[int, int] = {}
+        for number, one in enumerate(self._instructions):
+            into = one.output
+            if not one.elementwise or first[into.memory.number] != number or not into.fills_memory:
+                continue
+            for view in one.read:
+                same = view.dims == into.dims and view.strides == into.strides and view.fills_memory
+                size = view.dtype.itemsize == into.dtype.itemsize
+                ends = last[view.memory.number] == number
+                alone = all(other.memory is not view.memory or other is view for other in one.read)
+                if same and size and ends and alone:
+                    roots[into.memory.number] = roots.get(view.memory.number, view.memory.number)
+                    break
+        return roots
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that it needs."""
+        return self._nbytes
+
+    def on(
+        self, memory: Bytes, named: Mapping[str, object]
+    ) -> tuple[list[Call], Callable[[Recorded], Array]]:
+        """The calls on this memory, of at least `nbytes`, and what gives an array in it.
+
+        `named`: what instructions have the names of.
+        """
+        offsets = self._offsets
+        assert offsets is not None, "`finish` comes first"
+
+        def found(one: _View | Array | str) -> object:
+            if isinstance(one, _View):
+                return one.on(memory, offsets)
+            return named[one] if isinstance(one, str) else one
+
+        calls = [one.make(*map(found, one.inputs), found(one.output)) for one in self._instructions]
+        return calls, lambda recorded: recorded.view_.on(memory, offsets)
+
+    # Functions.
+
+    def apply(self, ufunc: np.ufunc, inputs: Sequence[Any], out: Recorded | None = None) -> Recorded:
+        """The result of a function of elements."""
+        if ufunc.nout != 1:
+            raise NotRecordable(ufunc.__name__)
+        kinds: Any = [type(x) if type(x) in (int, float) else x.dtype for x in map(_known, inputs)]
+        *wanted, result = ufunc.resolve_dtypes((*kinds, None))
+        operands = [self._operand(x, dtype) for x, dtype in zip(inputs, wanted, strict=True)]
+        dims = np.broadcast_shapes(*(operand.shape for operand in operands))
+        if out is not None and (out.dtype != result or out.shape != dims):
+            out[...] = self.apply(ufunc, operands)
+            return out
+        output = self.new(dims, result, _order(operands, dims)) if out is None else out
+        self.note(_ufunc(ufunc), operands, output, elementwise=True)
+        return output
+
+    def _operand(self, x: Any, dtype: np.dtype[Any]) -> Any:
+        """What a function reads, of the dtype that it computes in: NumPy would allocate for a conversion."""
+        if isinstance(x, Recorded):
+            return x if x.dtype == dtype else x.astype(dtype)
+        return np.asarray(x, dtype)
+
+    def where(self, condition: Any, a: Any, b: Any) -> Recorded:
+        """The elements of a where the condition is true, else those of b, bit by bit."""
+        dtype = np.result_type(*(x if type(x) in (int, float) else x.dtype for x in map(_known, (a, b))))
+        first, second = (self._operand(x, dtype) for x in (a, b))
+        bits = np.dtype(f"i{dtype.itemsize}")
+        chosen = self._operand(condition, np.dtype(bool)).view(np.int8).astype(bits)
+        dims = np.broadcast_shapes(chosen.shape, first.shape, second.shape)
+        if _is_zero(second):
+            found = first.view(bits) & np.negative(chosen)
+        elif _is_zero(first):
+            found = second.view(bits) & (chosen - 1)
+        else:
+            other = second.view(bits)
+            found = ((first.view(bits) ^ other) & np.negative(chosen)) ^ other
+        if found.shape != dims:
+            raise NotRecordable("a choice of what is repeated")
+        view: Recorded = found.view(dtype)
+        return view
+
+    def pad(self, x: Recorded, widths: Any, constant_values: Any = 0) -> Recorded:
+        """An array with a constant around it."""
+        widths = [*np.broadcast_to(np.asarray(widths), (x.ndim, 2)).tolist()]
+        dims = tuple(before + size + after for size, (before, after) in zip(x.shape, widths, strict=True))
+        if dims == x.shape:
+            return x
+        padded = self.new(dims, x.dtype, _order([x], x.shape))
+        inside: list[slice] = []
+        for (before, after), size in zip(widths, x.shape, strict=True):
+            for part in (slice(0, before), slice(before + size, before + size + after)):
+                if part.start < part.stop:
+                    self.note(_fill(constant_values), (), padded[(*inside, part)])
+            inside.append(slice(before, before + size))
+        padded[tuple(inside)] = x
+        return padded
+
+    def take(self, x: Any, indices: Any, axis: int | None = None) -> Recorded:
+        """Elements by their places, which must all exist."""
+        if axis is None:
+            x, axis = x.reshape(-1), 0
+        axis %= x.ndim
+        source = self.packed(x)
+        places = self._operand(indices, np.dtype(np.intp))
+        found = self.new((*x.shape[:axis], *places.shape, *x.shape[axis + 1 :]), x.dtype)
+        self.note(_take(axis), (source, self.packed(places)), found)
+        return found
+
+    def packed(self, x: Any) -> Any:
+        """An array as it is if it lies in C order without gaps, else a copy that does."""
+        if not isinstance(x, Recorded):
+            return np.ascontiguousarray(x)
+        if x.is_packed:
+            return x
+        copied = self.new(x.shape, x.dtype)
+        copied[...] = x
+        return copied
+
+    def accumulate(self, ufunc: np.ufunc, x: Recorded, axis: int) -> Recorded:
+        """Running sums or products, of x's dtype."""
+        found = self.new(x.shape, x.dtype, _order([x], x.shape))
+        self.note(_accumulate(ufunc, axis), (x,), found)
+        return found
+
+    def joined(self, parts: Sequence[Any], axis: int) -> Recorded:
+        """Arrays of one dtype side by side."""
+        dtype = np.result_type(*(part.dtype for part in parts))
+        dims = [*parts[0].shape]
+        dims[axis] = sum(part.shape[axis] for part in parts)
+        found, start = self.new(tuple(dims), dtype), 0
+        for part in parts:
+            end = start + part.shape[axis]
+            at = [slice(None)] * len(dims)
+            at[axis] = slice(start, end)
+            found[tuple(at)] = part
+            start = end
+        return found
+
+
+def _known(x: Any) -> Any:
+    """An operand of a known type: an array, or a number of Python's, bool as NumPy's."""
+    if isinstance(x, bool):
+        return np.bool_(x)
+    if isinstance(x, (Recorded, np.ndarray, np.generic)) or type(x) in (int, float):
+        return x
+    raise NotRecordable(type(x).__name__)
+
+
+def _is_zero(x: Any) -> bool:
+    """Whether all bits of a constant are 0."""
+    return isinstance(x, np.ndarray) and x.ndim == 0 and not any(x.tobytes())
+
+
+def _order(operands: Sequence[Any], dims: Dims) -> list[int]:
+    """The axes of the first operand of these dims, those that lie farthest apart first, as NumPy chooses."""
+    strides = next((x.view_.strides for x in operands if isinstance(x, Recorded) and x.shape == dims), None)
+    if strides is None:
+        return list(range(len(dims)))
+    return sorted(range(len(dims)), key=lambda axis: -abs(strides[axis]))
+
+
+class Recorded(np.lib.mixins.NDArrayOperatorsMixin):
+    """An array without elements: what is done with it is noted in a recording."""
+
+    __slots__ = ("_recording", "view_")
+    __hash__ = object.__hash__
+
+    def __init__(self, recording: Recording, view: _View) -> None:
+        self._recording = recording
+        self.view_ = view
+
+    @property
+    def shape(self) -> Dims:
+        """Its dims."""
+        return self.view_.dims
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """That of its elements."""
+        return self.view_.dtype
+
+    @property
+    def ndim(self) -> int:
+        """Its rank."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """Its elements."""
+        return math.prod(self.shape)
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether it lies in C order, without gaps."""
+        return self._empty().flags.c_contiguous
+
+    def _empty(self) -> Array:
+        """An array of its dims and strides whose elements are not to be used."""
+        base = np.empty(0, np.uint8)
+        return np.lib.stride_tricks.as_strided(base.view(self.dtype), self.shape, self.view_.strides)
+
+    def _seen(self, change: Callable[[Array], Array]) -> Recorded:
+        """A view of it, as a change of an array gives one. Raises `NotRecordable` if that is none."""
+        own = self._empty()
+        seen = change(own)
+        if seen is not own and not _shares(seen, own):
+            raise NotRecordable("a copy")
+        apart = seen.__array_interface__["data"][0] - own.__array_interface__["data"][0]
+        view = _View(self.view_.memory, self.view_.offset + apart, seen.shape, seen.strides, seen.dtype)
+        return Recorded(self._recording, view)
+
+    def __getitem__(self, at: Any) -> Recorded:
+        whole = at if isinstance(at, tuple) else (at,)
+        if any(isinstance(one, np.ndarray) for one in whole):
+            return self._taken(whole)
+        if any(isinstance(one, (Recorded, list)) for one in whole):
+            raise NotRecordable("elements by arrays of places")
+        return self._seen(lambda array: array[(*whole, *(() if Ellipsis in whole else (Ellipsis,)))])
+
+    def _taken(self, at: Sequence[Any]) -> Recorded:
+        """Elements by constant places along the last dims, each of which is like an axis of `numpy.ix_`."""
+        first = next(axis for axis, one in enumerate(at) if isinstance(one, np.ndarray))
+        found, along = self, at[first:]
+        for axis, one in enumerate(along):
+            dims = tuple(one.size if other == axis else 1 for other in range(len(along)))
+            if not isinstance(one, np.ndarray) or one.shape != dims or len(at) != self.ndim:
+                raise NotRecordable("elements by arrays of places")
+            found = self._recording.take(found, one.reshape(-1), first + axis)
+        return found[tuple(at[:first])]
+
+    def __setitem__(self, at: Any, value: Any) -> None:
+        into = self[at]
+        if isinstance(value, Recorded):
+            one, own = value.view_, into.view_
+            if one.memory is own.memory and (one.offset, one.dims, one.strides) == (
+                own.offset,
+                own.dims,
+                own.strides,
+            ):
+                return  # as in `x[at] += y`
+            self._recording.note(_copy, (value,), into)
+        elif isinstance(value, np.ndarray) and value.ndim:
+            self._recording.note(_copy, (value,), into)
+        else:
+            self._recording.note(_fill(value), (), into)
+
+    def astype(self, dtype: npt.DTypeLike, order: str = "K", *, copy: bool = True) -> Recorded:
+        """A copy of another dtype."""
+        del copy
+        found = self._recording.new(self.shape, dtype, None if order == "C" else _order([self], self.shape))
+        self._recording.note(_copy, (self,), found)
+        return found
+
+    def view(self, dtype: npt.DTypeLike) -> Recorded:
+        """The same bits as another dtype of the same size."""
+        if np.dtype(dtype).itemsize != self.dtype.itemsize:
+            raise NotRecordable("bits of another size")
+        own = self.view_
+        return Recorded(
+            self._recording, _View(own.memory, own.offset, own.dims, own.strides, np.dtype(dtype))
+        )
+
+    def reshape(self, *dims: Any) -> Recorded:
+        """The same elements in other dims: a view, or a copy where there is none."""
+        wanted = dims[0] if len(dims) == 1 and not isinstance(dims[0], int) else dims
+        packed: Recorded = self._recording.packed(self)
+        return packed._seen(lambda array: array.reshape(wanted))
+
+    def transpose(self, *axes: Any) -> Recorded:
+        """A view with its axes in another order."""
+        return self._seen(lambda array: array.transpose(*axes))
+
+    def copy(self) -> Recorded:
+        """A copy."""
+        return self.astype(self.dtype)
+
+    def __pow__(self, power: Any) -> Any:
+        """With the shortcuts of NumPy's arrays."""
+        if type(power) in (int, float) and self.dtype.kind == "f":
+            short = {2: np.square, 0.5: np.sqrt, -1: np.reciprocal, 1: np.positive}.get(power)
+            if short is not None:
+                return self._recording.apply(short, [self])
+        return super().__pow__(power)
+
+    def __bool__(self) -> bool:
+        raise NotRecordable("a question about elements")
+
+    __int__ = __float__ = __index__ = __len__ = __iter__ = __bool__
+
+    def __array__(self, *given: Any, **options: Any) -> Any:
+        raise NotRecordable("an array of elements")
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
+        (out,) = options.pop("out", None) or (None,)
+        if method != "__call__" or options or not isinstance(out, Recorded | None):
+            raise NotRecordable(f"{ufunc.__name__}.{method}")
+        return self._recording.apply(ufunc, inputs, out)
+
+    def __array_function__(self, function: Any, types: Any, args: Any, options: Any) -> Any:
+        del types
+        known = _FUNCTIONS.get(function)
+        if known is None:
+            raise NotRecordable(function.__name__)
+        return known(self._recording, *args, **options)
+
+
+def _shares(seen: Array, own: Array) -> bool:
+    """Whether a view of an array without memory is one, and no copy."""
+    base: Any = seen
+    while base is not None:
+        if base is own:
+            return True
+        base = base.base
+    return False
+
+
+def _clip(recording: Recording, x: Any, low: Any, high: Any, out: Any = None) -> Recorded:
+    return recording.apply(np.minimum, [np.maximum(x, low), high], out)
+
+
+def _copyto(recording: Recording, into: Any, source: Any, casting: Any = None, where: Any = True) -> None:
+    del casting
+    into[...] = source if where is True else recording.where(where, source, into)
+
+
+def _moveaxis(recording: Recording, x: Recorded, source: int, target: int) -> Recorded:
+    del recording
+    return x._seen(lambda array: np.moveaxis(array, source, target))
+
+
+def _stack(recording: Recording, parts: Sequence[Any], axis: int = 0) -> Recorded:
+    axis %= parts[0].ndim + 1
+    at = (*[slice(None)] * axis, None)
+    return recording.joined([part[at] for part in parts], axis)
+
+
+def _filled(recording: Recording, dims: Any, value: Any, dtype: Any) -> Recorded:
+    found = recording.new((dims,) if isinstance(dims, int) else tuple(dims), dtype)
+    found[...] = value
+    return found
+
+
+def _like(recording: Recording, x: Recorded, value: Any) -> Recorded:
+    found = recording.new(x.shape, x.dtype, _order([x], x.shape))
+    found[...] = value
+    return found
+
+
+_FUNCTIONS: Mapping[Hashable, Callable[..., Any]] = {
+    np.where: Recording.where,
+    np.pad: Recording.pad,
+    np.take: Recording.take,
+    np.clip: _clip,
+    np.copyto: _copyto,
+    np.moveaxis: _moveaxis,
+    np.stack: _stack,
+    np.concatenate: lambda recording, parts, axis=0: recording.joined(parts, axis % parts[0].ndim),
+    np.cumsum: lambda recording, x, axis: recording.accumulate(np.add, x, axis),
+    np.cumprod: lambda recording, x, axis: recording.accumulate(np.multiply, x, axis),
+    np.flip: lambda _, x, axis: x._seen(lambda array: np.flip(array, axis)),
+    np.zeros_like: lambda recording, x: _like(recording, x, 0),
+    np.ones_like: lambda recording, x: _like(recording, x, 1),
+    np.full_like: _like,
+    np.broadcast_to: lambda _, x, dims: x._seen(lambda array: np.broadcast_to(array, dims)),
+}
+
+
+class Recorder:
+    """NumPy for a definition that is recorded: new arrays that may be written are of the recording."""
+
+    def __init__(self, recording: Recording) -> None:
+        self._recording = recording
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(np, name)
+
+    def zeros(self, dims: Any, dtype: npt.DTypeLike = np.float64) -> Recorded:
+        """An array of zeros."""
+        return _filled(self._recording, dims, 0, dtype)
+
+    def full(self, dims: Any, value: Any, dtype: npt.DTypeLike = np.float64) -> Recorded:
+        """An array of one number."""
+        return _filled(self._recording, dims, value, dtype)
+
+    def ones(self, dims: Any, dtype: npt.DTypeLike = np.float64) -> Recorded:
+        """An array of ones."""
+        return _filled(self._recording, dims, 1, dtype)
+
+    def ascontiguousarray(self, x: Any) -> Any:
+        """An array as it is if it lies in C order without gaps, else a copy that does."""
+        return self._recording.packed(x)
+
+    def erf(self, x: Any) -> Any:
+        """The error function, which makes arrays of its own. Raises `NotRecordable`."""
+        raise NotRecordable(f"erf of {x}")
+
+    erfc = erf
