@@ -135,6 +135,16 @@ def test_requests_of_models_are_taken_apart_stage_by_stage(tmp_path: Path) -> No
     assert stages[-1] == "next asked"
 
 
+def test_turns_of_loops_are_timed_beside_their_bodies(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "benchmarks.loops", "--device", "cpu", "--isolations", "thread"]
+    command += ["--units", "8", "--turns", "5", "--rounds", "1", "--out", str(tmp_path)]
+    subprocess.run(command, capture_output=True, timeout=LIMIT_S, cwd=ROOT, check=True)
+    (written,) = tmp_path.glob("loops-*.json")
+    found = json.loads(written.read_text())["found"]
+    assert [row["kind"] for row in found] == ["carried", "rows", "condition", "rows and condition"]
+    assert all(min(row["turn_us"], row["body_us"]) > 0 for row in found)
+
+
 def test_stages_are_medians_of_the_requests_that_reach_them() -> None:
     stamps = [(0, "asked"), (7_000, "read"), (2_000, "sent"), (10_000, "asked"), (14_000, "sent")]
     stamps += [(15_000, "sent"), (19_000, "read"), (30_000, "asked"), (99_000, "read")]

@@ -165,11 +165,13 @@ class CpuEngine:
         constant: Collection[int] = (),
     ) -> Callable[[], None]:
         """A function that runs a plan on these buffers. Blocks where a session is made for constant ones."""
-        if isinstance(plan, SessionPlan) and constant:
+        if isinstance(plan, SessionPlan):
             self._check_count(plan, buffers, scalars)
-            if (fixed := fixed_or_none(plan, buffers, constant)) is not None:
-                self.on_progress()
-                return functools.partial(fixed.run, buffers, scalars, self.on_progress)
+            fixed = fixed_or_none(plan, buffers, constant) if constant else None
+            self.on_progress()
+            # One of its own: runs that take turns on other buffers would bind a shared one anew each time.
+            own = fixed or plan.bind()
+            return functools.partial(own.run, buffers, scalars, self.on_progress)
         if (constants := self._converted(_that_runs(plan), buffers, constant)) is not None:
             self._bound(constants.plan, constants.buffers, scalars)
             return functools.partial(self._run_constants, constants, scalars)
