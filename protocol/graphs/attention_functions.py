@@ -91,6 +91,20 @@ class AttentionFunctions(ComposedFunctions, SpatialFunctions, RandomFunctions):
             if given is not None:
                 self._own(name, given)
         from_end = isinstance(causal, str) and causal == "bottom_right"
+        if not (from_end or isinstance(causal, bool)):
+            raise InvalidRequest(
+                field="causal",
+                value=causal,
+                problem="is no way in which keys are hidden",
+                fix='pass True, False or "bottom_right"',
+            )
+        if score is not None and not callable(score):
+            raise InvalidRequest(
+                field="score",
+                value=score,
+                problem="is no function",
+                fix="pass one that takes the scores, and returns those to use",
+            )
         plain = _operation(
             q,
             k,
@@ -102,7 +116,7 @@ class AttentionFunctions(ComposedFunctions, SpatialFunctions, RandomFunctions):
             lengths_kv=lengths_kv,
             state=state,
             scale=scale,
-            causal=from_end or causal,  # other texts are refused there
+            causal=from_end or causal,
             dropout=dropout,
         )
         y = self._attended(plain)  # also for its checks: if nothing reads y, it is left out of the graph
@@ -114,7 +128,10 @@ class AttentionFunctions(ComposedFunctions, SpatialFunctions, RandomFunctions):
             return self._seeing(plain, shift, rows)
         if sinks is not None:
             raise InvalidRequest(
-                field="sinks", value=sinks.dims, problem="and a score function", fix="give one of the two"
+                field="sinks",
+                value=sinks.dims,
+                problem="is given, and so is score",
+                fix="give one of the two",
             )
         return self._scored(plain, shift, score)
 
@@ -204,6 +221,13 @@ class AttentionFunctions(ComposedFunctions, SpatialFunctions, RandomFunctions):
         except InvalidRequest as error:
             raise as_called(error, {"w": "out_proj.weight", "bias": "out_proj.bias"}) from None
         out = out if batch_first else self.transpose(out, (1, 0, 2))
+        if residual is not None and residual.dims != out.dims:
+            raise InvalidRequest(
+                field="residual",
+                value=residual.dims,
+                problem="does not have the dims of the result",
+                fix=f"give it dims {out.dims}",
+            )
         return out if residual is None else self.add(out, residual)
 
     def attention_weights(
@@ -399,6 +423,13 @@ class AttentionFunctions(ComposedFunctions, SpatialFunctions, RandomFunctions):
         if attention.bias is not None:
             scores = scores + attention.bias
         changed = score(scores)
+        if not isinstance(changed, Tensor):
+            raise InvalidRequest(
+                field="score",
+                value=changed,
+                problem="is what the function returned, and no tensor",
+                fix="have it return the scores to use",
+            )
         self._own("score", changed)
         if changed.dims != dims or not changed.dtype.is_floating:
             raise InvalidRequest(
@@ -461,10 +492,11 @@ class AttentionFunctions(ComposedFunctions, SpatialFunctions, RandomFunctions):
             matrices = tuple(weights[name] for name in names)
         for name, matrix in zip(names, matrices, strict=True):
             if not is_whole(heads) or heads < 1 or matrix.rank != 2 or matrix.dims[0] % heads:
+                rows = f"the {matrix.dims[0]} rows of each projection" if matrix.rank == 2 else "the rows"
                 raise InvalidRequest(
                     field="heads",
                     value=heads,
-                    problem=f"does not divide the rows of {name}, of dims {matrix.dims}",
+                    problem=f"does not divide {rows} in {name}, of dims {weights[name].dims}",
                     fix="give the number of heads, which divides the rows of each projection",
                 )
         sizes = [matrix.dims[0] for matrix in matrices]
@@ -493,7 +525,7 @@ class AttentionFunctions(ComposedFunctions, SpatialFunctions, RandomFunctions):
 
 def _check_weights(g: AttentionFunctions, weights: Mapping[str, Tensor]) -> None:
     require_mapping("weights", weights, "names to tensors", "name them as PyTorch's parameters")
-    apart = "in_proj_weight" not in weights
+    apart = not weights.keys().isdisjoint(_APART)
     needed = {"out_proj.weight", *(_APART if apart else ("in_proj_weight",))}
     problem = ""
     if missing := needed - weights.keys():

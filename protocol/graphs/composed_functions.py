@@ -252,10 +252,10 @@ class ComposedFunctions(Functions, IndexingFunctions, BackwardFunctions):
     ) -> Any:
         """The scale and bias of a batch norm, from sums of each channel: cuDNN's `BN_FINALIZE_STATISTICS`.
 
-        With the new scale and bias, of dims (C, 1, ...), `x * scale + bias` is the batch norm of an x whose
-        elements were added up, by `GenStats` or piece by piece. The variance is the mean of the squares less
-        the square of the mean. It is inaccurate where these are almost equal: where the mean is large and the
-        deviation small.
+        They are those for an x whose elements were added up, by `GenStats` or piece by piece: its batch norm
+        is `x * scale + bias`, with both reshaped to (C, 1, ...), a 1 for each spatial dim of x. The variance
+        is the mean of the squares less the square of the mean. It is inaccurate where these are almost equal:
+        where the mean is large and the deviation small.
 
         Parameters
         ----------
@@ -273,6 +273,11 @@ class ComposedFunctions(Functions, IndexingFunctions, BackwardFunctions):
         named tuple
             `scale`, `bias`, `mean` and `inverse_deviation`, of dims (C,); and for those running statistics
             that are given `new_running_mean` and `new_running_variance`, for `build(updates=...)`.
+
+        Raises
+        ------
+        InvalidRequest
+            A tensor has other dims or is not of floats, or a number is not one that it can be.
         """
         optional = {
             "scale": scale,

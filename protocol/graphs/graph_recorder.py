@@ -48,6 +48,9 @@ _OWN = "cudnn_actor.protocol."
 """What the names of this package's modules begin with."""
 _LARGEST = 2.0**128 - 2.0**103
 """Below it, every number rounds to a float32 that is not infinite."""
+_OF_LENGTHS = ("input_lengths", "target_lengths", "lengths_q", "lengths_kv")
+_INTEGERS = frozenset(("indices", "index", "offsets", "state", "targets", *_OF_LENGTHS))
+"""Arguments that are tensors of integers."""
 
 
 class Recorder:
@@ -459,7 +462,7 @@ def _no_tensor(name: str, given: object) -> InvalidRequest:
     elif given is None:
         problem, fix = "is left out", "give a tensor of this builder"
     elif isinstance(given, numbers.Number):
-        dtype = ', "int64"' if name in ("indices", "index", "offsets", "state", "targets") else ""
+        dtype = ', "int64"' if name in _INTEGERS else ""
         problem, fix = "is a number where a tensor belongs", f"make it a tensor: g.full(dims, value{dtype})"
     elif isinstance(given, tuple) and any(isinstance(one, Tensor) for one in given):
         problem, fix = "is several tensors where one belongs", "give one of them"

@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from cudnn_actor.protocol.errors import InvalidRequest
+from cudnn_actor.protocol.errors import InvalidRequest, Words
 from cudnn_actor.protocol.graphs.composed_functions import ComposedFunctions
 from cudnn_actor.protocol.graphs.expressions import Tensor
 from cudnn_actor.protocol.graphs.graph_recorder import as_called
@@ -195,6 +195,7 @@ class RecurrentFunctions(ComposedFunctions, SpatialFunctions, RandomFunctions):
         last, drawn = len(of_layers) - 1, options.state
         for number, own in enumerate(of_layers):
             count = len(own)
+            _check_sizes(mode, own, number * count, y)
             given = {
                 name: None if each is None else self.slice(each, slice(number * count, (number + 1) * count))
                 for name, each in of_state.items()
@@ -255,13 +256,12 @@ class RecurrentFunctions(ComposedFunctions, SpatialFunctions, RandomFunctions):
             )
         for number, own in enumerate(weights):
             name = f"weights[{number}]"
-            if not are_several(own) or not 2 <= len(own) <= 5 or len(own) != len(weights[0]):
-                raise InvalidRequest(
-                    field=name,
-                    value=own,
-                    problem="is no sequence of 2 to 5 tensors, as many as the first has",
-                    fix=fix,
-                )
+            if not are_several(own) or not 2 <= len(own) <= 5:
+                problem = "is no sequence of 2 to 5 tensors"
+                raise InvalidRequest(field=name, value=own, problem=problem, fix=fix)
+            if len(own) != len(weights[0]):
+                problem = f"has {len(own)} tensors, but weights[0] has {len(weights[0])}"
+                raise InvalidRequest(field=name, value=own, problem=problem, fix=fix)
             for place, tensor in enumerate(own):
                 self._own(f"{name}[{place}]", tensor)
                 first = weights[number - number % directions][place]
@@ -270,8 +270,7 @@ class RecurrentFunctions(ComposedFunctions, SpatialFunctions, RandomFunctions):
                     raise InvalidRequest(
                         field=f"{name}[{place}]",
                         value=tensor.dims,
-                        problem=f"is no {_PARTS[place] if len(own) > 3 else (*_PARTS[:2], _PARTS[4])[place]} "
-                        "of this layer",
+                        problem=f"is no {_parts(own)[place]} of this layer",
                         fix=f"give it {rank} dims, the same ones in both directions",
                     )
             if len(own) > 3 and own[2].dims != own[3].dims:
@@ -298,6 +297,39 @@ class RecurrentFunctions(ComposedFunctions, SpatialFunctions, RandomFunctions):
                     fix=f"give it dims ({len(weights)}, batch, units)",
                 )
         return states
+
+
+def _parts(weights: Sequence[Tensor]) -> tuple[str, ...]:
+    """PyTorch's names of the weights of a layer in one direction."""
+    return _PARTS[: len(weights)] if len(weights) > 3 else (*_PARTS[:2], _PARTS[4])[: len(weights)]
+
+
+def _check_sizes(mode: RecurrentMode, weights: Sequence[Sequence[Tensor]], first: int, x: Tensor) -> None:
+    """Raise `InvalidRequest`, which names the tensor, unless the weights of a layer fit together, and to x.
+
+    `first`: which of the caller's the layer's first ones are.
+    """
+    features = x.dims[2]
+    for number, own in enumerate(weights, first):
+        rows, gates = own[0].dims[0], mode.gates
+        hidden, parts = rows // gates, _parts(own)
+        state = own[1].dims[1] if "weight_hr" in parts else hidden
+        wanted = {
+            "weight_ih": (rows, features),
+            "weight_hh": (rows, state),
+            "bias_ih": (rows,),
+            "bias_hh": (rows,),
+            "weight_hr": (state, hidden),
+        }
+        for place, (part, tensor) in enumerate(zip(parts, own, strict=True)):
+            field, given = f"weights[{number}][{place}]", Words(f"{tensor.dtype} {tensor.dims}")
+            if rows % gates or not rows:
+                problem, fix = f"has no rows for {gates} gates", f"give it dims ({gates} * units, {features})"
+                raise InvalidRequest(field=field, value=given, problem=problem, fix=fix)
+            if tensor.dims != wanted[part] or tensor.dtype is not x.dtype:
+                problem = f"is no {part} of a layer of {hidden} units that reads {x.dtype} with {features} "
+                fix = f"give it dims {wanted[part]}, of {x.dtype}"
+                raise InvalidRequest(field=field, value=given, problem=f"{problem}features", fix=fix)
 
 
 def _descending(lengths: object) -> tuple[int, ...]:

@@ -403,8 +403,8 @@ _CNN = (
         cudnnFindConvolutionBackwardDataAlgorithm cudnnFindConvolutionBackwardDataAlgorithmEx
         cudnnFindConvolutionBackwardFilterAlgorithm cudnnFindConvolutionBackwardFilterAlgorithmEx
         """,
-        "`Warm(messages=messages, tune=True)`, `spawn(autotune=True)`: the fastest is kept. The times of "
-        "the others are not listed yet",
+        "`gpu.plans(message, measure=True)` times candidates, and lists them with their times. "
+        "`Warm(messages=messages, tune=True)` and `spawn(autotune=True)` time them, too. The fastest is kept",
     ),
     Row(
         _HERE,
@@ -707,8 +707,8 @@ FRONTEND: tuple[tuple[str, tuple[Row, ...]], ...] = (
             Row(
                 _HERE,
                 "get_workspace_size plans selected_engine get_behavior_notes",
-                "`gpu.explain(graph)`: `Explanation.workspace`, `Explanation.pieces`. It has no notes of "
-                "behaviour yet",
+                "`gpu.explain(graph)`: `Explanation.workspace`, `Explanation.pieces`. `gpu.plans(graph)` has "
+                "the notes",
             ),
             Row(
                 _HERE,

@@ -58,6 +58,18 @@ def anything(value: object) -> Any:
     return value
 
 
+def of_heads(g: GraphBuilder) -> dict[str, Any]:
+    """A query of 8 features, and the weights for it."""
+    weights = {"in_proj_weight": g.input("w_in", (24, 8)), "out_proj.weight": g.input("w_out", (8, 8))}
+    return {"query": g.input("query", (5, 3, 8)), "weights": weights}
+
+
+def of_layers(g: GraphBuilder, *layers: list[tuple[int, ...]], dtype: Any = "float32") -> dict[str, Any]:
+    """7 steps of 4 features, and weights of these dims."""
+    weights = [[g.input(f"w{n}_{m}", dims) for m, dims in enumerate(own)] for n, own in enumerate(layers)]
+    return {"x": g.input("steps", (7, 3, 4), dtype), "weights": weights}
+
+
 WRONG = [
     Wrong(
         lambda g, t: g.conv(g.input("image", (1, 32, 32, 8)), t.w),
@@ -176,7 +188,73 @@ WRONG = [
     Wrong(lambda g, t: g.attention(t.q, t.q, t.q, window=anything(4)), "window=4: is not a pair"),
     Wrong(lambda g, t: g.attention(t.q, t.q, t.q, window=(-1, 0)), "window=-1: must be a whole number"),
     Wrong(lambda g, t: g.attention(t.q, t.q, t.q, alibi=anything(2)), "alibi=(2.0,): are not a finite"),
-    Wrong(lambda g, t: g.attention(t.q, t.q, t.q, causal=anything("no")), "causal='no': has the wrong type"),
+    Wrong(lambda g, t: g.attention(t.q, t.q, t.q, causal=anything("no")), "causal='no': is no way in which"),
+    Wrong(
+        lambda g, t: g.attention(t.q, t.q, t.q, score=anything(3)), "score=3: is no function; pass one that"
+    ),
+    Wrong(
+        lambda g, t: g.attention(t.q, t.q, t.q, score=anything(lambda scores: None)),
+        "score=None: is what the function returned, and no tensor; have it return the scores to use",
+    ),
+    Wrong(
+        lambda g, t: g.attention(t.q, t.q, t.q, score=lambda scores: scores, sinks=g.input("sinks", (2,))),
+        "sinks=(2,): is given, and so is score; give one of the two",
+    ),
+    Wrong(
+        lambda g, t: g.multi_head_attention(**of_heads(g), heads=3),
+        "heads=3: does not divide the 8 rows of each projection in in_proj_weight, of dims (24, 8); give the",
+    ),
+    Wrong(
+        lambda g, t: g.multi_head_attention(**of_heads(g), heads=2, residual=t.m),
+        "residual=(4, 6): does not have the dims of the result; give it ",
+    ),
+    Wrong(
+        lambda g, t: g.multi_head_attention(g.input("heads", (5, 3, 8)), weights={}, heads=2),
+        "weights=(): has no in_proj_weight; give in_proj_weight, out_proj.weight, and of in_proj_bias",
+    ),
+    # Weights of recurrent layers are named by their places.
+    Wrong(
+        lambda g, t: g.lstm(**of_layers(g, [(20, 6), (20, 5)])),
+        "weights[0][0]=float32 (20, 6): is no weight_ih of a layer of 5 units that reads float32 with 4 "
+        "features; give it dims (20, 4), of float32",
+    ),
+    Wrong(
+        lambda g, t: g.lstm(**of_layers(g, [(20, 4), (16, 5)])),
+        "weights[0][1]=float32 (16, 5): is no weight_hh of a la",
+    ),
+    Wrong(
+        lambda g, t: g.lstm(**of_layers(g, [(20, 4), (20, 5), (10,), (10,)])),
+        "weights[0][2]=float32 (10,): is no bias_ih of a layer of 5 units that reads float32 with 4",
+    ),
+    Wrong(
+        lambda g, t: g.lstm(**of_layers(g, [(20, 4), (20, 3), (5, 3)])),
+        "weights[0][2]=float32 (5, 3): is no weight_hr of a layer of 5 units that reads float32 with 4 "
+        "features; give it dims (3, 5), of float32",
+    ),
+    Wrong(
+        lambda g, t: g.lstm(**of_layers(g, [(20, 4), (20, 5)], [(20, 4), (20, 5)])),
+        "weights[1][0]=float32 (20, 4): is no weight_ih of a layer of 5 units that reads float32 with 5",
+    ),
+    Wrong(
+        lambda g, t: g.lstm(**of_layers(g, [(20, 4), (20, 5)]), bidirectional=True),
+        "weights=[[<",
+    ),
+    Wrong(
+        lambda g, t: g.lstm(**of_layers(g, [(18, 4), (18, 5)])),
+        "weights[0][0]=float32 (18, 4): has no rows for 4 gates; g",
+    ),
+    Wrong(
+        lambda g, t: g.lstm(**of_layers(g, [(20, 4), (20, 5)], dtype="float16")),
+        "weights[0][0]=float32 (20, 4): is no weight_ih of a layer of 5 units that reads float16 with 4",
+    ),
+    Wrong(
+        lambda g, t: g.lstm(**of_layers(g, [(20, 4), (20, 5)], [(20, 5), (20, 5), (20,), (20,)])),
+        "weights[1]=[<",
+    ),
+    Wrong(
+        lambda g, t: g.ctc_loss(g.input("l", (5, 4, 6)), t.i, anything(5), t.i),
+        'input_lengths=5: is a number where a tensor belongs; make it a tensor: g.full(dims, value, "int64")',
+    ),
     Wrong(lambda g, t: g.attention(t.q, t.q, t.q, dropout=0.5), "state=None: is what dropout draws from"),
     Wrong(lambda g, t: g.max_pool(t.m, 2), "x=(4, 6): has no spatial dims"),
     Wrong(lambda g, t: g.max_pool(t.x, 2, pad=-1), "pad=(-1, -1): has a value that is not from 0"),
