@@ -39,6 +39,7 @@ from cudnn_actor.trials.chaos.computations import message, updated
 from cudnn_actor.trials.chaos.graph_computation import GraphComputation
 from cudnn_actor.trials.chaos.graphs import LOAD
 from cudnn_actor.trials.chaos.injector import fault_plan
+from cudnn_actor.trials.chaos.loop_computation import LoopComputation
 from cudnn_actor.trials.chaos.one_run import Outcome, run_once
 from cudnn_actor.trials.chaos.oracle import Alarmed, Contents, Deed, Model, Oracle, Torn, Wrong
 from cudnn_actor.trials.chaos.report import faults_met, print_report, report_of
@@ -444,7 +445,7 @@ async def test_the_answers_are_those_of_the_engine() -> None:
 
 def test_the_load_has_every_operation() -> None:
     """A new one is one more row of the table."""
-    assert {type(operation) for _, operation in FORMS} == {*OPERATIONS, GraphComputation}
+    assert {type(operation) for _, operation in FORMS} == {*OPERATIONS, GraphComputation, LoopComputation}
 
 
 def test_the_load_has_graphs_with_several_outputs_and_graphs_with_state() -> None:

@@ -30,6 +30,7 @@ from cudnn_actor.protocol.messages.messages import Compute
 from cudnn_actor.protocol.operations import convolution, examples
 from cudnn_actor.protocol.operations.example import Example
 from cudnn_actor.trials.chaos.graph_computation import GraphComputation
+from cudnn_actor.trials.chaos.loop_computation import LoopComputation
 
 __all__ = [
     "HEAVY",
@@ -37,14 +38,15 @@ __all__ = [
     "Computation",
     "Problem",
     "accumulates",
+    "allocates",
     "applied",
     "bare",
     "message",
     "updated",
 ]
 
-Computation = Operation[str] | GraphComputation
-"""An operation, or a graph, whose operands are names of a problem's tensors: their roles."""
+Computation = Operation[str] | GraphComputation | LoopComputation
+"""An operation, a graph or a loop, whose operands are names of a problem's tensors: their roles."""
 
 _COMPOSITES: dict[type, Any] = {
     ConvolutionForward: ConvFwd,
@@ -56,7 +58,7 @@ _COMPOSITES: dict[type, Any] = {
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Problem(Example):
-    """An example of operations, or of a graph, and what follows from it. A name of a tensor is its role."""
+    """An example of operations, a graph or a loop, and what follows from it. Names of tensors are roles."""
 
     operations: tuple[Computation, ...]
 
@@ -110,7 +112,7 @@ class Problem(Example):
 
 def bare(operation: Computation) -> Computation:
     """The operation without its optional operands."""
-    if isinstance(operation, GraphComputation):
+    if isinstance(operation, GraphComputation | LoopComputation):
         return operation
     return msgspec.structs.replace(operation, **dict.fromkeys(operation.optional))
 
@@ -135,13 +137,19 @@ def message(operation: Computation, refs: Mapping[str, BufferRef], *, beta: floa
     return found
 
 
+def allocates(operation: Computation) -> bool:
+    """Whether it can be applied, so that the service allocates all that it writes. Nobody gets the scratch
+    buffer of a loop that way."""
+    return not isinstance(operation, LoopComputation)
+
+
 def applied(operation: Computation, refs: Mapping[str, BufferRef]) -> Compute:
     """The same, to be applied: outputs that have no buffer are left out."""
     if isinstance(operation, GraphComputation):
         graph = operation.graph
         left_out: Any = None
         return RunGraph(graph=graph, buffers=tuple(refs.get(name, left_out) for name in graph.places))
-    asked: Compute = operation.with_operands(refs.get)
+    asked: Compute = operation.with_operands(refs.get)  # type: ignore[arg-type]
     return asked
 
 

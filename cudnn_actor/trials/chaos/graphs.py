@@ -1,4 +1,4 @@
-"""The graphs of the load, and the table of all that it computes.
+"""The graphs and loops of the load, and the table of all that it computes.
 
 A new graph is one row: a function that builds it, and its tolerance. An input that a graph updates is state:
 each task has its own, and the graph must be applied to it once for each receipt, and never twice.
@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from cudnn_actor.protocol import Graph, GraphBuilder, MaxPool, Window
+from cudnn_actor.protocol import Graph, GraphBuilder, Loop, MaxPool, Window
 from cudnn_actor.protocol.operations.example import ROUNDED
 from cudnn_actor.trials.chaos.computations import HEAVY, PROBLEMS, Problem
 from cudnn_actor.trials.chaos.graph_computation import GraphComputation
+from cudnn_actor.trials.chaos.loop_computation import LoopComputation
 
 __all__ = ["GRAPHS", "LIGHT", "LOAD"]
 
@@ -58,6 +59,30 @@ def _drawing(g: GraphBuilder) -> Graph:
     return g.build(kept=kept, whole=whole, updates={"state": g.advance(state, 72)})
 
 
+def _running_sums(g: GraphBuilder) -> Loop:
+    """Sums of the rows so far, and twice each; of as many bytes as a part of scratch memory."""
+    total, x = g.input("total", (8, 8)), g.input("x", (8, 8))
+    after = total + x
+    body = g.build(after=after, doubled=after * 2.0)
+    return Loop(body=body, carried={"total": "after"}, scanned=("x",))
+
+
+def _fibonacci(g: GraphBuilder) -> Loop:
+    """Two values of which each turn reads both and writes both."""
+    a, b = g.input("a", (8, 8)), g.input("b", (8, 8))
+    return Loop(body=g.build(new_a=b * 1.0, new_b=a + b), carried={"a": "new_a", "b": "new_b"})
+
+
+def _problem_of_loop(build: Callable[[GraphBuilder], Loop], turns: int) -> Problem:
+    computation = LoopComputation(build(GraphBuilder()), turns)
+    specs = {name: computation.specs[name] for name in computation.inputs}
+    return Problem(
+        dims={name: spec.dims for name, spec in specs.items()},
+        dtypes={name: spec.dtype for name, spec in specs.items()},
+        operations=(computation,),
+    )
+
+
 def _problem(build: Callable[[GraphBuilder], Graph], tolerance: float = 0.0) -> Problem:
     graph = build(GraphBuilder())
     return Problem(
@@ -74,6 +99,8 @@ GRAPHS = (
     _problem(_running_statistics, ROUNDED),
     _problem(_counting),
     _problem(_drawing, ROUNDED),
+    _problem_of_loop(_running_sums, 4),
+    _problem_of_loop(_fibonacci, 5),
 )
 
 LOAD = (*PROBLEMS, *GRAPHS)

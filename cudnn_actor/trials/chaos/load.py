@@ -36,7 +36,15 @@ from cudnn_actor.protocol.messages.messages import COMPUTE
 from cudnn_actor.protocol.types.dtypes import DType
 from cudnn_actor.service.client import CudnnRef
 from cudnn_actor.trials.chaos.answers import VALUES, Answers
-from cudnn_actor.trials.chaos.computations import Computation, accumulates, applied, bare, message, updated
+from cudnn_actor.trials.chaos.computations import (
+    Computation,
+    accumulates,
+    allocates,
+    applied,
+    bare,
+    message,
+    updated,
+)
 from cudnn_actor.trials.chaos.graphs import LOAD
 from cudnn_actor.trials.chaos.oracle import MOST_CONTENTS, After, Contents, Deed, Model, Oracle, Torn, both
 from cudnn_actor.trials.chaos.senders import Sender
@@ -148,7 +156,9 @@ class Task:
 
     def _possible(self, step: Step) -> Step:
         """The step, or what is done in its place."""
-        possible = {Action.APPLY: self._sender.applies, Action.ACCUMULATE: accumulates(_operation(step))}
+        operation = _operation(step)
+        applies = self._sender.applies and allocates(operation)
+        possible = {Action.APPLY: applies, Action.ACCUMULATE: accumulates(operation)}
         if not possible.get(step.action, True):
             step = step._replace(action=Action.COMPUTE)
         if step.action in _COMPUTING and _plan(step) in self._ground.quarantined:
