@@ -169,7 +169,8 @@ class AttentionFunctions(ComposedFunctions, SpatialFunctions, RandomFunctions):
             `state_dict()` has this form, and so has what `attention_weights` gives. Projections may have
             other sizes than E, as in cuDNN: rows that `heads` divides, as many for q as for k.
         bias, lengths_q, lengths_kv, scale, causal, window, dropout, state
-            As in `attention`, for the positions of `query` and `key`.
+            As in `attention`, for the positions of `query` and `key`. `causal` is True or False, and
+            counts from the first positions.
         zero_key
             Whether there is one more key, of zeros, as PyTorch's `add_zero_attn`.
         residual

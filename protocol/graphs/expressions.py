@@ -192,14 +192,18 @@ class Tensor:
     # Reductions.
 
     @spelled
-    def sum(self, axis: Axes = None, *, keepdims: bool = False) -> Tensor:
-        """The sum of the elements along these dims."""
-        return self.builder.sum(self, axis, keepdims=keepdims)
+    def sum(
+        self, axis: Axes = None, *, keepdims: bool = False, compute_dtype: DTypeLike | None = None
+    ) -> Tensor:
+        """The sum of the elements along these dims. `compute_dtype`: as in `GraphBuilder.reduce`."""
+        return self.builder.sum(self, axis, keepdims=keepdims, compute_dtype=compute_dtype)
 
     @spelled
-    def mean(self, axis: Axes = None, *, keepdims: bool = False) -> Tensor:
-        """The mean of the elements along these dims."""
-        return self.builder.mean(self, axis, keepdims=keepdims)
+    def mean(
+        self, axis: Axes = None, *, keepdims: bool = False, compute_dtype: DTypeLike | None = None
+    ) -> Tensor:
+        """The mean of the elements along these dims. `compute_dtype`: as in `GraphBuilder.reduce`."""
+        return self.builder.mean(self, axis, keepdims=keepdims, compute_dtype=compute_dtype)
 
     @spelled
     def max(self, axis: Axes = None, *, keepdims: bool = False) -> Tensor:

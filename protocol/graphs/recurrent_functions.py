@@ -66,9 +66,10 @@ class RecurrentFunctions(ComposedFunctions, SpatialFunctions, RandomFunctions):
             bias_ih and bias_hh if there are biases, and weight_hr if states are projections. PyTorch's
             `module.all_weights` has this form.
         h0, c0
-            States before the first step, dims (layers * directions, B, P) and (..., H). None for 0.
+            States before the first step, dims (layers * directions, B, P), and cells, dims
+            (layers * directions, B, H). P is H unless states are projections. None for 0.
         lengths
-            How many steps each sequence has; None for all.
+            How many steps each sequence has, numbers from 0 to T and no tensor; None for all.
         dropout
             The probability with which a number between two layers becomes 0: see `dropout`.
         state

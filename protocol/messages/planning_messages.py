@@ -53,7 +53,6 @@ class Explain(AnyMessage[Explanation], tag=True):
     measure
         Whether to run it, on numbers of its own, and to say how long each piece takes. The requests behind it
         wait for about a quarter of a second, or for four runs if they take longer.
-
     candidates
         Whether to list the plans that may run each piece. On CUDA, cuDNN is asked for them, which takes up to
         a tenth of a second for each different piece. The requests behind this one wait for that.

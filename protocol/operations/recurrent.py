@@ -247,9 +247,10 @@ class Recurrent(_Recurrent[T], tag=True):
     h_n, c_n
         The state behind the last step of each sequence, and of an LSTM its cells; dims as h0 and c0.
     reserve
-        For the gradients, float32 (float64 where x is), dims (D, T, B, K, H): h with K = 1; of a GRU r, z, n
-        and the state's part of n, K = 4; of an LSTM i, f, g, o and c, K = 5; where the state is a
-        projection, also what it is a projection of, K = 6. 0 behind the end of a sequence.
+        For the gradients, float32 (float64 where x is), dims (D, T, B, K, H): K numbers of each unit at each
+        step. With `RELU` and `TANH` h, so that K is 1; of a GRU r, z, n and the state's part of n, K = 4; of
+        an LSTM i, f, g, o and c, K = 5. Where the state is a projection, also h before it is projected: then
+        K = 6. 0 behind the end of a sequence.
     mode
         What a step computes.
     lengths
@@ -393,7 +394,8 @@ class RecurrentBackwardData(_Recurrent[T], tag=True):
     dx
         Gradient of x, dims (T, B, I), of y's dtype. 0 behind the end of a sequence.
     dh0, dc0
-        Gradients of the state before the first step, and of an LSTM of its cells.
+        Gradients of the state before the first step, dims (D, B, P), and of an LSTM of its cells, dims
+        (D, B, H). Both of y's dtype, also if h0 and c0 were left out.
     slopes
         For `RecurrentBackwardWeights`, of the dims and dtype of `reserve`: for each gate, the gradient of
         what its sigmoid, tanh or maximum is taken of; of a GRU, behind these, that of the state's part of n.
@@ -552,7 +554,8 @@ class RecurrentBackwardWeights(_Recurrent[T], tag=True):
     slopes
         As `RecurrentBackwardData` wrote them: 0 behind the end of a sequence.
     dw_ih, dw_hh, dbias, dw_hr
-        Gradients of the weights, of their dims and of x's dtype.
+        Gradients of the weights, of their dims and of x's dtype; `dw_hr` only where the state is a
+        projection.
     """
 
     kind = "recurrent_bwd_weights"

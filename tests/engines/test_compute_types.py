@@ -38,6 +38,8 @@ CASES: dict[str, tuple[Mapping[str, tuple[int, ...]], Make, Callable[..., Any]]]
     "rows": ({"a": (3000,), "b": (3000, 5)}, lambda g, a, b, **of: g.matmul(a, b, **of), lambda a, b: a @ b),
     "sum": ({"x": (9, 3000)}, lambda g, x, **of: g.sum(x, 1, **of), lambda x: x.sum(1)),
     "mean": ({"x": (9, 3000)}, lambda g, x, **of: g.mean(x, 1, **of), lambda x: x.mean(1)),
+    "sum of a tensor": ({"x": (9, 3000)}, lambda g, x, **of: x.sum(1, **of), lambda x: x.sum(1)),
+    "mean of a tensor": ({"x": (9, 3000)}, lambda g, x, **of: x.mean(1, **of), lambda x: x.mean(1)),
     "prod": ({"x": (60, 30)}, lambda g, x, **of: g.prod(x, 1, **of), lambda x: x.prod(1)),
     "logsumexp": (
         {"x": (40, 300)},
