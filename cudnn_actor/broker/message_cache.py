@@ -148,9 +148,7 @@ class MessageCache:
 
 def _graph_of(message: Any) -> Graph | None:
     """The graph with names that a message runs. None if it has none, or something else in its place."""
-    if not isinstance(message, GraphRun):
-        return None
-    graph = getattr(getattr(message, "loop", message), "graph", None)
+    graph = getattr(message, "graph", None) if isinstance(message, GraphRun) else None
     return graph if isinstance(graph, Graph) else None
 
 

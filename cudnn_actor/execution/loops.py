@@ -37,19 +37,19 @@ class Loops:
     ----------
     executor
         Has the engine.
-    note_progress
-        Called after each turn that has finished.
+    note_turn
+        Called after each turn that has finished. Raises `Crash` if the host is given up.
     wait
         Called while the device is behind, with the seconds that it was waited for already. It may answer
         earlier work, and sleeps for a moment. Raises `Crash` if the host is given up.
     """
 
     def __init__(
-        self, executor: Executor[Any], note_progress: Callable[[], None], wait: Callable[[float], None]
+        self, executor: Executor[Any], note_turn: Callable[[], None], wait: Callable[[float], None]
     ) -> None:
         self._executor = executor
         self._engine = executor.engine
-        self._note_progress = note_progress
+        self._note_turn = note_turn
         self._wait = wait
         self._page: mmap.mmap | None = None
         """Memory to which the device writes conditions. It is mapped as long as the engine is open."""
@@ -61,7 +61,7 @@ class Loops:
         """
         assert lowered.loop is not None
         most, turn = lowered.loop.turns, 0
-        pace = _Pace(self._engine, self._note_progress, self._wait)
+        pace = _Pace(self._engine, self._note_turn, self._wait)
         steps = self._steps(plan, lowered, slots, pace)
         for source, place in steps.initial:
             self._engine.copy(source, place)
@@ -160,18 +160,16 @@ class _Pace:
     Else the watchdog would see no progress between the first turn and the last.
     """
 
-    def __init__(
-        self, engine: Engine, note_progress: Callable[[], None], wait: Callable[[float], None]
-    ) -> None:
+    def __init__(self, engine: Engine, note_turn: Callable[[], None], wait: Callable[[float], None]) -> None:
         self._engine = engine
-        self._note_progress = note_progress
+        self._note_turn = note_turn
         self._wait = wait
         self._fences: deque[Fence] = deque()
 
     def end_turn(self, behind: int = _AHEAD) -> None:
         """Put a fence behind a turn, and wait until `behind` fences or fewer have not been passed."""
         if self._engine.synchronous:
-            self._note_progress()
+            self._note_turn()
         else:
             self._fences.append(self._engine.fence())
             self.outlast(behind)
@@ -182,7 +180,7 @@ class _Pace:
         while self._fences:
             if self._engine.finished(self._fences[0]):
                 self._fences.popleft()
-                self._note_progress()
+                self._note_turn()
                 since = time.monotonic()
             elif len(self._fences) <= behind:
                 return

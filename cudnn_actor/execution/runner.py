@@ -159,7 +159,7 @@ class Runner(Generic[T]):
         self._executor = executor
         self._expected = expected = ExpectedRuns(executor, self._catch_up)
         self._models = ModelRuns(executor, expected, self.host.flush)
-        self._loops = Loops(executor, self.host.note_progress, self._wait_amid)
+        self._loops = Loops(executor, self._note_turn, self._wait_amid)
         executor.engine.on_progress = self.host.note_progress
         executor.open(arenas)
         if not executor.synchronous:
@@ -411,6 +411,12 @@ class Runner(Generic[T]):
                 error = described(error, cached.lowered.graph)
             return self._failed(task, tag, slots, error, (), enqueued=True)
         return self._enqueued(task, tag, slots)
+
+    def _note_turn(self) -> None:
+        """Note that a turn of a loop has finished. If the host has been given up, the loop ends there."""
+        self.host.note_progress()
+        if self.abandoned.is_set():
+            raise Crash("it was given up in the middle of a loop")
 
     def _wait_amid(self, waited_s: float) -> None:
         """Wait for a moment in the middle of a request, and answer what was enqueued before it."""

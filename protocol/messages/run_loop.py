@@ -111,12 +111,14 @@ class Loop(Record, dict=True):
     def _check_scanned(self) -> None:
         if not isinstance(self.scanned, tuple | list):
             raise _unfit("scanned", self.scanned, "is no tuple of names", 'write scanned=("x",)')
-        inputs = [port.name for port in self.body.inputs]
+        inputs = {port.name: port.spec for port in self.body.inputs}
         msgspec.structs.force_setattr(self, "scanned", tuple(self.scanned))
+        named = set(self.carried)
         for name in self.scanned:
             _require_known("scanned", name, inputs, "an input")
-            if name in self.carried or self.scanned.count(name) > 1:
+            if name in named:
                 raise _unfit("scanned", name, "is named twice", "name each input once")
+            named.add(name)
 
     def _check_condition(self) -> None:
         if self.condition is None:
@@ -223,7 +225,7 @@ class RunLoop(AnyMessage[Receipt], tag=True):
         return cls(loop=loop, buffers=ordered, scratch=scratch, turns=turns)
 
 
-def _require_known(field: str, name: object, known: Mapping[str, object] | list[str], what: str) -> None:
+def _require_known(field: str, name: object, known: Mapping[str, object], what: str) -> None:
     if not isinstance(name, str) or name not in known:
         listed = ", ".join(known)
         fix = f"{did_you_mean(name, known)}use one of {listed}" if known else "leave it out"

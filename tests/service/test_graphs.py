@@ -13,9 +13,11 @@ from cudnn_actor import (
     GraphBuilder,
     GraphLimits,
     InvalidRequest,
+    Loop,
     MatMul,
     OutcomeUnknown,
     RunGraph,
+    RunLoop,
     StaleBufferError,
     spawn,
 )
@@ -174,6 +176,8 @@ async def test_a_graph_over_a_limit_of_the_service_is_refused_before_anything_is
             gpu.warm([small, large]),
             gpu.warm(RunGraph(graph=large, buffers=(x, x))),
             gpu.ask(RunGraph(graph=large, buffers=(x, x))),
+            gpu.loop(Loop(body=large, carried={"x": "y"}), x=x, turns=2),
+            gpu.ask(RunLoop(loop=Loop(body=large), buffers=(x, x), scratch=x, turns=2)),
         ):
             with pytest.raises(InvalidRequest, match=r"over the limit GraphLimits\."):
                 await refused

@@ -23,6 +23,7 @@ from cudnn_actor import (
     FaultPlan,
     Fill,
     GraphBuilder,
+    Loop,
     OutcomeUnknown,
     Restarting,
     ServiceStopped,
@@ -265,6 +266,26 @@ async def test_a_service_is_started_again_only_when_the_thread_that_hung_has_end
     trio = await Trio.on(gpu)
     await gpu.ask(trio.product())
     await gpu.aclose()
+
+
+@THREAD_ONLY
+@pytest.mark.usefixtures("short_grace")
+async def test_a_loop_that_was_given_up_ends_with_its_turn() -> None:
+    gate, g = Gate(), GraphBuilder()
+    loop = Loop(body=g.build(y=g.input("x", (1, 1, 1, 1)) + 1.0), carried={"x": "y"})
+    service = service_on(lambda: GatedEngine(gate), hang_after_s=SOON_S)
+    service.launch()
+    gpu = CudnnRef(service)
+    with opened_at_last(gate):
+        trio = await Trio.on(gpu)
+        thread = actor_thread(gpu)
+        gate.catch_one()
+        asked = asyncio.ensure_future(gpu.loop(loop, x=trio.x, turns=1 << 20))
+        await in_thread(gate.wait_for_arrival)
+        assert isinstance(await outcome(asked), OutcomeUnknown)
+        await asyncio.wrap_future(service.stopped)
+    await in_thread(thread.join)
+    assert gate.passed == 1
 
 
 @THREAD_ONLY

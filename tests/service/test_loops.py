@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from cudnn_actor import (
     BufferRef,
     CudnnRef,
+    DeadlineExceeded,
     DType,
     Fault,
     FaultPlan,
@@ -31,7 +32,7 @@ from cudnn_actor.engines.base import no_progress
 from ..engines.devices import why_not
 from ..isolation.device_engine import DeviceEngine
 from .loop_bodies import Case, cases, counting, recurrence, run_case
-from .rigs import service_on, spawn_mortal, spawn_on, spawn_poisoned
+from .rigs import Gate, in_thread, outcome, service_on, spawn_gated, spawn_mortal, spawn_on, spawn_poisoned
 from .worker_rigs import POISON, ExecutingEngine
 
 
@@ -219,6 +220,21 @@ class TestMemory:
             await gpu.drain()
             assert (await gpu.statistics()).live_buffers == 3
             assert counted != rows
+
+
+@pytest.mark.usefixtures("isolation")
+async def test_a_caller_that_gives_up_does_not_end_a_loop_that_has_begun() -> None:
+    gate = Gate()
+    async with spawn_gated(gate) as gpu:
+        message = await _message(gpu, counting(), 6, count=ZERO)
+        with gate.closed():
+            asked = asyncio.ensure_future(gpu.ask(message, timeout=0.05))
+            await in_thread(gate.wait_for_arrival)
+            error = await outcome(asked)
+        assert isinstance(error, DeadlineExceeded)
+        assert error.started
+        await gpu.drain()
+        assert (await gpu.download(message.buffers[1])).tolist() == [6.0]
 
 
 class TestCrashes:
