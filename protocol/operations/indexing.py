@@ -370,7 +370,10 @@ class Scattering(_Indexed[T]):
             return
         # The last of several updates wins only where NumPy goes through them in this order.
         indices, updates = (np.asarray(values, order="C") for values in (indices, updates))
-        at = self.places(y.shape, indices.shape).at(np, indices, y.shape)
+        self.write_at(y, self.places(y.shape, indices.shape).at(np, indices, y.shape), updates)
+
+    def write_at(self, y: np.ndarray, at: Any, updates: np.ndarray) -> None:
+        """Change the elements of `y[at]`, one after the other in C order, which `at` and the updates have."""
         if self.reduction is ScatterReduction.NONE:
             y[at] = updates
         else:

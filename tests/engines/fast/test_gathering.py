@@ -196,3 +196,27 @@ def test_the_places_of_a_very_long_dim_are_not_kept() -> None:
     assert peak < 4 * y.nbytes  # of 12 bytes for each of two neighbours
     wanted = operation.evaluate(NumPy(), {"x": x.astype(np.float64)}, specs)["y"]
     np.testing.assert_allclose(y, wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("order", [(0, 2, 3, 1), (3, 1, 0, 2)])
+@pytest.mark.parametrize("axis", range(4))
+def test_what_is_in_one_other_order_is_gathered_in_that_order(axis: int, order: tuple[int, ...]) -> None:
+    """Slices are copied as they lie, and not element by element."""
+    dims, taken = (3, 40, 7, 9), [3, 40, 7, 9]
+    taken[axis] = 6
+    operation: Any = Gather(x="x", indices="indices", y="y", axis=axis)
+
+    def in_order(dims: tuple[int, ...]) -> TensorSpec:
+        turned = TensorSpec.packed(tuple(dims[axis] for axis in order), "float32").strides
+        return TensorSpec.strided(dims, [turned[order.index(axis)] for axis in range(4)], "float32")
+
+    specs = {"x": in_order(dims), "indices": TensorSpec.packed((6,), "int64"), "y": in_order(tuple(taken))}
+    x, indices = RNG.standard_normal(dims).astype(np.float32), np.array([0, 2, -1, 1, 0, 2])
+    y = array_of(specs["y"])
+    kernel = gather(operation, specs)
+    operands = {"x": array_of(specs["x"], x), "indices": array_of(specs["indices"], indices)}
+    run(kernel, operands, {"y": y}, 2)
+    np.testing.assert_array_equal(y, x.take(indices, axis))
+    turned = kernel._turned(operands["x"], y)
+    assert turned is not None
+    assert turned[1].flags.c_contiguous

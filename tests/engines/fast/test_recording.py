@@ -77,6 +77,13 @@ def filled(xp: Any, x: Any, n: Any) -> Any:
     return total, xp.zeros((4, 5), np.int64) + n
 
 
+def added(xp: Any, x: Any, n: Any) -> Any:
+    total, whole = xp.zeros((3, 6, 5), x.dtype), xp.zeros((9, 4, 5), np.int64)
+    xp.add.at(total, (slice(None), np.array([4, 1, 4, 4])), x)
+    xp.add.at(whole, np.array([0, 0, 7]), n)
+    return xp.rint(total * 1024), whole
+
+
 DEFINITIONS: tuple[Callable[[Any, Any, Any], Any], ...] = (
     neighbours,
     over_what_a_shifted_operand_reads,
@@ -88,6 +95,7 @@ DEFINITIONS: tuple[Callable[[Any, Any, Any], Any], ...] = (
     of_other_types,
     running,
     filled,
+    added,
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,12 +18,13 @@ from cudnn_actor.engines.cpu.fast.kernels import (
     MOST_SCRATCH,
     Call,
     Step,
+    carried,
     deal,
     dealt,
     in_turn,
     lanes_worth,
 )
-from cudnn_actor.engines.cpu.fast.lines import boxes_of_elements
+from cudnn_actor.engines.cpu.fast.places import GatheredByPlaces
 from cudnn_actor.engines.cpu.scratch import Scratch, footprint
 from cudnn_actor.protocol.operations import Gather, GatherElements, GatherND, Node, Specs
 from cudnn_actor.protocol.operations.indexing import Gathering
@@ -31,9 +33,7 @@ __all__ = ["Gathered", "GatheredElements", "GatheredLists", "gather", "gather_el
 
 Array = npt.NDArray[Any]
 _MOST_SAMPLES = 4096
-"""With indices of their own, each of which takes a call: more are gathered by their definition."""
-_BLOCK = 1 << 18
-"""Elements of a block of what is gathered by its definition. NumPy allocates as many for it."""
+"""With indices of their own, each of which takes a call: more are gathered element by element."""
 
 
 def gather(node: Node, specs: Specs) -> Gathered:
@@ -42,7 +42,7 @@ def gather(node: Node, specs: Specs) -> Gathered:
     x, indices = specs["x"].dims, specs["indices"].dims
     axis, batch = node.axis % len(x), node.batch_dims
     samples, outer, inner = (math.prod(dims) for dims in (x[:batch], x[batch:axis], x[axis + 1 :]))
-    return Gathered(node, samples, outer, x[axis], math.prod(indices[batch:]), inner)
+    return Gathered(_by_places(node, specs), samples, outer, x[axis], math.prod(indices[batch:]), inner)
 
 
 @dataclass(frozen=True)
@@ -51,13 +51,13 @@ class Gathered:
 
     Parameters
     ----------
-    node
-        The operation.
+    by_places
+        What gathers where the arrays are not as this one wants them.
     samples, outer, size, places, inner
         The dims of x, (samples, outer, size, inner), of the indices and of y.
     """
 
-    node: Gather[Any]
+    by_places: GatheredByPlaces
     samples: int
     outer: int
     size: int
@@ -65,8 +65,12 @@ class Gathered:
     inner: int
 
     def footprint(self, lanes: int) -> int:
-        """Bytes of scratch that each lane needs: for indices in range, in the first one; 0 for very many."""
-        del lanes
+        """Bytes of scratch that each lane needs: for indices in range, in the first one."""
+        return max(self._own, self.by_places.footprint(lanes))
+
+    @property
+    def _own(self) -> int:
+        """0 for very many indices."""
         return _bounded(2 * footprint((self.samples * self.places,)))
 
     def bind(
@@ -74,9 +78,13 @@ class Gathered:
     ) -> list[Step]:
         """The steps of a run: see `Kernel`."""
         x, given, y = operands["x"], operands["indices"], results["y"]
+        turned = self._turned(x, y)
+        if turned is not None:
+            kernel, x, y = turned
+            return kernel.bind({**operands, "x": x}, {"y": y}, lanes)
         packed = x.flags.c_contiguous and y.flags.c_contiguous
-        if not packed or self.samples > _MOST_SAMPLES or not self.footprint(1):
-            return _by_definition(self.node, x, given, y, len(lanes))
+        if not packed or self.samples > _MOST_SAMPLES or not self._own:
+            return self.by_places.bind(operands, results, lanes)
         indices, below = (lanes[0].take(given.shape, np.int64) for _ in range(2))
         wrapped = _wrapped(given, self.size, indices, below)
         lanes = lanes_worth(lanes, COPY_NS * y.size)
@@ -86,6 +94,19 @@ class Gathered:
         if len(lanes) == 1:
             return [dealt([[*wrapped, *blocks]])]
         return [dealt([wrapped]), deal(blocks, len(lanes), lambda call, _: call)]
+
+    def _turned(self, x: Array, y: Array) -> tuple[Gathered, Array, Array] | None:
+        """The same of x and y in C order, if they are in one other order, as where channels are last."""
+        if x.flags.c_contiguous or x.ndim != y.ndim or self.samples != 1:
+            return None
+        order = sorted(range(x.ndim), key=lambda axis: -abs(x.strides[axis]))
+        of_x, of_y = x.transpose(order), y.transpose(order)
+        if not (of_x.flags.c_contiguous and of_y.flags.c_contiguous):
+            return None
+        assert isinstance(self.by_places.node, Gather)
+        axis = order.index(self.by_places.node.axis % x.ndim)
+        outer, inner = math.prod(of_x.shape[:axis]), math.prod(of_x.shape[axis + 1 :])
+        return dataclasses.replace(self, outer=outer, inner=inner), of_x, of_y
 
     def _blocks(self, x: Array, indices: Array, y: Array) -> Iterator[Call]:
         # NumPy wants contiguous arrays: a part of the places only of one outer index at a time.
@@ -101,8 +122,13 @@ class Gathered:
                     yield partial(run.take, indices[sample, part], 1, into, "clip")
 
 
+def _by_places(node: Gathering[Any], specs: Specs) -> GatheredByPlaces:
+    x = specs["x"]
+    return GatheredByPlaces(node, x.dims, specs["indices"].dims, carried(x.dtype).itemsize)
+
+
 def _bounded(nbytes: int) -> int:
-    """Bytes of scratch; 0 for more than a lane has, where NumPy allocates what it needs."""
+    """Bytes of scratch; 0 for more than a lane has."""
     return nbytes if nbytes <= MOST_SCRATCH else 0
 
 
@@ -129,14 +155,14 @@ def gather_elements(node: Node, specs: Specs) -> GatheredElements:
     """The kernel for `GatherElements`."""
     assert isinstance(node, GatherElements)
     x, indices = specs["x"].dims, specs["indices"].dims
-    return GatheredElements(node, node.axis % len(x), x, indices)
+    return GatheredElements(_by_places(node, specs), node.axis % len(x), x, indices)
 
 
 @dataclass(frozen=True)
 class GatheredElements:
     """Elements of x, of dims `x`, in the places of indices of dims `indices`, but for those along `axis`."""
 
-    node: GatherElements[Any]
+    by_places: GatheredByPlaces
     axis: int
     x: tuple[int, ...]
     indices: tuple[int, ...]
@@ -146,8 +172,12 @@ class GatheredElements:
         return min(self.indices[0], max(1, BLOCK_ELEMENTS // math.prod(self.indices[1:])))
 
     def footprint(self, lanes: int) -> int:
-        """Bytes of scratch that each lane needs: for places; 0 for very many."""
-        del lanes
+        """Bytes of scratch that each lane needs: for places."""
+        return max(self._own, self.by_places.footprint(lanes))
+
+    @property
+    def _own(self) -> int:
+        """0 for very many indices."""
         return _bounded(2 * footprint((self._rows, *self.indices[1:])))
 
     def bind(
@@ -155,8 +185,8 @@ class GatheredElements:
     ) -> list[Step]:
         """The steps of a run: see `Kernel`."""
         x, given, y = operands["x"], operands["indices"], results["y"]
-        if not (x.flags.c_contiguous and y.flags.c_contiguous and self.footprint(1)):
-            return _by_definition(self.node, x, given, y, len(lanes))
+        if not (x.flags.c_contiguous and y.flags.c_contiguous and self._own):
+            return self.by_places.bind(operands, results, lanes)
         lanes = lanes_worth(lanes, COPY_NS * y.size)
         strides = [math.prod(self.x[axis + 1 :]) for axis in range(len(self.x))]
         distances = self._distances(strides, lanes[0])
@@ -189,14 +219,14 @@ def gather_nd(node: Node, specs: Specs) -> GatheredLists:
     """The kernel for `GatherND`."""
     assert isinstance(node, GatherND)
     x, indices = specs["x"].dims, specs["indices"].dims
-    return GatheredLists(node, node.batch_dims, x, indices)
+    return GatheredLists(_by_places(node, specs), node.batch_dims, x, indices)
 
 
 @dataclass(frozen=True)
 class GatheredLists:
     """Runs of x, each named by a list of indices. `x`, `indices`: their dims, the first `batch` in common."""
 
-    node: GatherND[Any]
+    by_places: GatheredByPlaces
     batch: int
     x: tuple[int, ...]
     indices: tuple[int, ...]
@@ -212,8 +242,7 @@ class GatheredLists:
 
     def footprint(self, lanes: int) -> int:
         """Bytes of scratch that each lane needs: for places."""
-        del lanes
-        return 3 * footprint((self._rows,))
+        return max(3 * footprint((self._rows,)), self.by_places.footprint(lanes))
 
     def bind(
         self, operands: Mapping[str, Array], results: Mapping[str, Array], lanes: Sequence[Scratch]
@@ -222,7 +251,7 @@ class GatheredLists:
         x, given, y = operands["x"], operands["indices"], results["y"]
         packed = all(array.flags.c_contiguous for array in (x, given, y))
         if not packed or math.prod(self.x[: self.batch]) > _MOST_SAMPLES:
-            return _by_definition(self.node, x, given, y, len(lanes))
+            return self.by_places.bind(operands, results, lanes)
         lanes = lanes_worth(lanes, COPY_NS * y.size)
         samples, count = math.prod(self.x[: self.batch]), self.indices[-1]
         sizes = self.x[self.batch : self.batch + count]
@@ -245,22 +274,3 @@ class GatheredLists:
             return in_turn([*calls, partial(runs[sample].take, places, 0, part, "clip")])
 
         return [deal(blocks, len(lanes), call)]
-
-
-def _by_definition(node: Gathering[Any], x: Array, indices: Array, y: Array, lanes: int) -> list[Step]:
-    """Steps for arrays with gaps, or in another order, and where there would be very many calls."""
-    places = node.places(x.shape, indices.shape)
-
-    def call(box: Any, _lane: int) -> Call:
-        source: Any = tuple(slice(None) if own is None else box[own] for own in places.own)
-        named: Any = tuple(box[own] for own in places.of_indices)
-        into: Any = (*box, ...)  # an array also where it has no dims
-        return partial(_gathered, node, x[source], indices[named], y[into])
-
-    return [deal(boxes_of_elements(y.shape, _BLOCK), lanes, call)]
-
-
-def _gathered(node: Gathering[Any], x: Array, indices: Array, y: Array) -> None:
-    """Gather a block by the operation's definition. NumPy allocates as much again."""
-    places = node.places(x.shape, indices.shape)
-    np.copyto(y, x[places.at(np, indices, x.shape)])

@@ -61,28 +61,38 @@ _PACKED = MOST_SCRATCH // 4
 class Copies:
     """Copies, from what is read to what is written; those of a step need nothing from each other.
 
-    `steps`: from the operands and the results, by name: the pairs of each step.
+    `steps`: from the operands and the results, by name: the pairs of each step. `within`: whether some are
+    from one part of an array to another: of these, NumPy would allocate a copy where the two are interlaced.
     """
 
     steps: Callable[[Mapping[str, Array], Mapping[str, Array]], Sequence[Sequence[Pair]]]
+    within: bool = False
 
     def footprint(self, lanes: int) -> int:
-        """0: copies need no scratch."""
+        """Bytes of scratch that each lane needs: for a block of what is copied within an array."""
         del lanes
-        return 0
+        return footprint((BLOCK_ELEMENTS,)) if self.within else 0
 
     def bind(
         self, operands: Mapping[str, Array], results: Mapping[str, Array], lanes: Sequence[Scratch]
     ) -> list[Step]:
         """The steps of a run: see `Kernel`."""
-        return [copied_blocks(pairs, lanes) for pairs in self.steps(operands, results)]
+        return [copied_blocks(pairs, lanes, within=self.within) for pairs in self.steps(operands, results)]
 
 
-def copied_blocks(pairs: Sequence[Pair], lanes: Sequence[Scratch]) -> Step:
-    """A step in which arrays are copied to others."""
+def copied_blocks(pairs: Sequence[Pair], lanes: Sequence[Scratch], *, within: bool = False) -> Step:
+    """A step in which arrays are copied to others. `within`: see `Copies`."""
     lanes = lanes_worth(lanes, COPY_NS * sum(target.size for _, target in pairs))
     blocks = itertools.chain.from_iterable(itertools.starmap(_blocks, pairs))
-    return deal(blocks, len(lanes), lambda pair, _: partial(np.copyto, pair[1], pair[0]))
+
+    def call(pair: Pair, lane: int) -> Call:
+        source, target = pair
+        if not (within and np.may_share_memory(source, target)):
+            return partial(np.copyto, target, source)
+        between = lanes[lane].fork().take(source.shape, source.dtype)
+        return in_turn([partial(np.copyto, between, source), partial(np.copyto, target, between)])
+
+    return deal(blocks, len(lanes), call)
 
 
 def _blocks(source: Array, target: Array) -> Iterator[Pair]:
@@ -180,7 +190,7 @@ def border_pad(node: Node, specs: Specs) -> Copies:
             found += ([(at(of), at(into)) for of, into in step] for step in borders)
         return found
 
-    return Copies(steps)
+    return Copies(steps, within=True)
 
 
 def _borders(mode: PadMode, start: int, end: int, total: int) -> Iterator[list[tuple[slice, slice]]]:

@@ -101,6 +101,10 @@ def _accumulate(ufunc: np.ufunc, axis: int) -> Maker:
     return lambda source, into: partial(ufunc.accumulate, source, axis, None, into)
 
 
+def _sums(axis: int) -> Maker:
+    return lambda source, starts, into: partial(np.add.reduceat, source, starts, axis, None, into)
+
+
 def _fill(value: Any) -> Maker:
     return lambda into: partial(into.fill, value)
 
@@ -289,6 +293,27 @@ class Recording:
         self.note(_accumulate(ufunc, axis), (x,), found)
         return found
 
+    def add_at(self, total: Recorded, at: Any, terms: Recorded) -> None:
+        """Add terms at constant places along a dim, the last that is named; those of one place together."""
+        whole = at if isinstance(at, tuple) else (at,)
+        *others, places = whole
+        if not isinstance(places, np.ndarray) or places.ndim != 1 or others != [slice(None)] * len(others):
+            raise NotRecordable("sums at arrays of places")
+        axis, size = len(others), total.shape[len(others)]
+        order = np.argsort(places, kind="stable")
+        if (order[1:] < order[:-1]).any():
+            terms = self.take(terms, order, axis)
+        found, starts = np.unique(places[order], return_index=True)
+        dims = [*terms.shape]
+        dims[axis] = len(found) + 1
+        sums = self.new(tuple(dims), total.dtype)
+        before = (slice(None),) * axis
+        self.note(_sums(axis), (self.packed(terms), starts), sums[(*before, slice(0, -1))])
+        sums[(*before, slice(-1, None))] = 0  # what is added where there are no terms
+        of = np.full(size, len(found))
+        of[found] = np.arange(len(found))
+        total += self.take(sums, of, axis)
+
     def joined(self, parts: Sequence[Any], axis: int) -> Recorded:
         """Arrays of one dtype side by side."""
         dtype = np.result_type(*(part.dtype for part in parts))
@@ -458,6 +483,8 @@ class Recorded(np.lib.mixins.NDArrayOperatorsMixin):
         raise NotRecordable("an array of elements")
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
+        if (ufunc, method) == (np.add, "at"):
+            return self._recording.add_at(*inputs)
         (out,) = options.pop("out", None) or (None,)
         if method != "__call__" or options or not isinstance(out, Recorded | None):
             raise NotRecordable(f"{ufunc.__name__}.{method}")

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from cudnn_actor.engines.cpu.fast.folding import Finish, Fold, Folding, Select
 from cudnn_actor.engines.cpu.fast.kernels import Call, Kernel, Operands, Step
-from cudnn_actor.engines.cpu.rounding import clipped
+from cudnn_actor.engines.cpu.fast.rounding import saturate
 from cudnn_actor.engines.cpu.scratch import Scratch
 from cudnn_actor.protocol.operations import Node, Reduction, ReductionMode
 from cudnn_actor.protocol.operations.base import Specs
@@ -98,7 +98,7 @@ def _finish(mode: ReductionMode, length: int) -> Finish:
 
     def store(total: _Any, y: _Any) -> None:
         if total.dtype.kind != "f":
-            np.copyto(y, clipped(total, y.dtype))
+            saturate(total, y)
             return
         match mode:
             case _Mode.MEAN:

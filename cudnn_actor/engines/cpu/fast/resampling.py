@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from cudnn_actor.engines.cpu.boxes import Box, boxes
+from cudnn_actor.engines.cpu.boxes import Box, boxes, count_boxes
 from cudnn_actor.engines.cpu.fast.blocks import BLOCK_ELEMENTS, FEW_CHANNELS
 from cudnn_actor.engines.cpu.fast.convolution_views import memory_order
 from cudnn_actor.engines.cpu.fast.kernels import (
@@ -23,6 +23,7 @@ from cudnn_actor.engines.cpu.fast.kernels import (
     in_turn,
     lanes_worth,
     made_when_run,
+    most_calls,
 )
 from cudnn_actor.engines.cpu.rounding import integer_range
 from cudnn_actor.engines.cpu.scratch import Scratch, footprint
@@ -39,9 +40,9 @@ _BLOCK_SCRATCH = 1 << 20
 _NS = 1.8
 """Nanoseconds of an element of y, about."""
 _MOST_KEPT = 1 << 20
-"""Elements along a dim whose taps a program keeps. Those of longer dims are found in each run."""
+"""Taps of all elements along a dim that a program keeps. Where there are more, they are found in each run."""
 _MOST_TAPS = 16
-"""Taps of an element along a dim. Where there are more, calls are made in each run: they are many."""
+"""Taps of an element along a dim that are worth a call each on however few elements."""
 _LEAST_ELEMENTS = 2048
 """Elements of a call, on average, where there are many. With fewer, the calls take more time than these."""
 _UNEVEN = 4
@@ -216,6 +217,10 @@ class Resampled:
         """How many taps elements along an axis have."""
         return int(self.taps(axis, np.zeros(1, np.int64)).places.shape[1])
 
+    def _calls(self, extents: Dims) -> int:
+        """About how many calls a run takes, in blocks of these dims."""
+        return count_boxes(self.y, extents) * sum(4 * self._taps_of(axis) for axis in self.axes)
+
     def _along(self, allocate: Allocate, axis: int, start: int, stop: int) -> Along:
         taps = self.taps(axis, np.arange(start, stop))
         first, last = int(taps.places.min()), int(taps.places.max())
@@ -240,7 +245,8 @@ class Resampled:
         order = memory_order(rank, channels_last=last)
         lanes = lanes_worth(lanes, _NS * math.prod(self.y))
         extents = self._extents(order)
-        kept = all(self.y[axis] <= _MOST_KEPT and self._taps_of(axis) <= _MOST_TAPS for axis in self.axes)
+        kept = self._calls(extents) <= most_calls(self.dtype.itemsize * math.prod(self.y))
+        kept &= all(self.y[axis] * self._taps_of(axis) <= _MOST_KEPT for axis in self.axes)
         along = (
             functools.cache(partial(self._along, lanes[0].keep)) if kept else partial(self._along, np.empty)
         )

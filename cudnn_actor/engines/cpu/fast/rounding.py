@@ -9,9 +9,10 @@ import numpy.typing as npt
 
 from cudnn_actor.engines.cpu.exact.evaluation import round_into
 from cudnn_actor.engines.cpu.fast.instructions import Code, Value
+from cudnn_actor.engines.cpu.rounding import integer_range
 from cudnn_actor.protocol.types.dtypes import DType
 
-__all__ = ["rounded", "store"]
+__all__ = ["rounded", "saturate", "store"]
 
 _MANTISSA, _EXPONENT, _SIGN = 23, 0x7F800000, 0x80000000
 
@@ -36,6 +37,19 @@ def _to_float16(code: Code, x: Value) -> Value:
     nearest = code(np.subtract, code(np.add, x, large), large)
     held = code(np.multiply, code(np.multiply, nearest, 2.0**112), 2.0**-112)
     return code(np.bitwise_or, held.bits(np.uint32), code(np.bitwise_and, bits, _SIGN)).bits(np.float32)
+
+
+def saturate(whole: npt.NDArray[Any], array: npt.NDArray[Any]) -> None:
+    """Store integers in an array of integers or bool: the nearest that it holds, or whether they are not 0.
+
+    They are overwritten.
+    """
+    if array.dtype == np.bool_:
+        np.not_equal(whole, 0, array)
+        return
+    (least, largest), (own_least, own_largest) = map(integer_range, (array.dtype, whole.dtype))
+    np.clip(whole, max(least, own_least), min(largest, own_largest), out=whole)
+    np.copyto(array, whole, "unsafe")
 
 
 def store(result: npt.NDArray[Any], dtype: DType, array: npt.NDArray[Any]) -> None:

@@ -121,10 +121,13 @@ class _Running:
         def call(box: Box, lane: int) -> Call:
             del lane
             of_x, of_y = x[box], y[box]
-            if not self.exclusive:
-                return partial(self.ufunc.accumulate, of_x, axis, y.dtype, of_y)
-            first = partial(of_y[..., :1].fill, self.ufunc.identity)
-            behind = partial(self.ufunc.accumulate, of_x[..., :-1], axis, y.dtype, of_y[..., 1:])
-            return in_turn([first, behind])
+            calls: list[Call] = []
+            if self.exclusive:
+                calls.append(partial(of_y[..., :1].fill, self.ufunc.identity))
+                of_x, of_y = of_x[..., :-1], of_y[..., 1:]
+            if x.dtype != y.dtype:  # NumPy would allocate a copy of that type
+                calls.append(partial(np.copyto, of_y, of_x))
+                of_x = of_y
+            return in_turn([*calls, partial(self.ufunc.accumulate, of_x, axis, None, of_y)])
 
         return [deal([*blocks_of_lines(y, (axis,))], len(lanes), call)]
