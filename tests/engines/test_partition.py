@@ -193,6 +193,10 @@ OF_IMAGES: dict[str, Callable[[GraphBuilder, Tensor], Tensor]] = {
     "flipped": lambda g, x: g.relu(g.conv(x, x[:, :, :3, :3], pad=1, flipped=True)),
     "affine": lambda g, x: g.grid_sample(x, g.affine_grid(x[:, 0, :2, :3], x.dims)),
     "divided": lambda g, x: g.divisive_norm(x, 3, beta=1.0),
+    "convolved in float64": lambda g, x: g.relu(
+        g.conv(x, g.reshape(x, (2, 2, 6, 6)), pad=1, bias=x[0, :, 0, 0], compute_dtype="float64") + 1.0
+    ),
+    "summed in float64": lambda g, x: g.sum(g.relu(x), (2, 3), compute_dtype="float64") * 2.0,
     "divided by deviations": lambda g, x: g.divisive_norm(x, 3, means=x * 0.5, beta=1.0),
     "per activation": lambda g, x: g.batch_norm_training(x, x[0], x[1], per_activation=True) * 2.0,
     "pooled back": lambda g, x: g.max_pool_backward(g.max_pool(x, 2), x, 2),
