@@ -216,6 +216,16 @@ class Tensor:
         return self.builder.min(self, axis, keepdims=keepdims)
 
     @spelled
+    def all(self, axis: Axes = None, *, keepdims: bool = False) -> Tensor:
+        """Whether all elements along these dims are true, or not 0."""
+        return self.builder.all(self, axis, keepdims=keepdims)
+
+    @spelled
+    def any(self, axis: Axes = None, *, keepdims: bool = False) -> Tensor:
+        """Whether any element along these dims is true, or not 0."""
+        return self.builder.any(self, axis, keepdims=keepdims)
+
+    @spelled
     def var(self, axis: Axes = None, *, ddof: float = 0, keepdims: bool = False) -> Tensor:
         """The variance along these dims."""
         return self.builder.var(self, axis, ddof=ddof, keepdims=keepdims)

@@ -19,7 +19,7 @@ from cudnn_actor.protocol.operations import (
     Reshape,
 )
 from cudnn_actor.protocol.types.checks import as_index
-from cudnn_actor.protocol.types.dtypes import DTypeLike
+from cudnn_actor.protocol.types.dtypes import DType, DTypeLike
 
 __all__ = ["Functions"]
 
@@ -252,6 +252,18 @@ class Functions(Recorder):
     def min(self, x: Tensor, axis: Axes = None, *, keepdims: bool = False) -> Tensor:
         """The smallest element along these dims; NaN if there is one."""
         return self.reduce(ReductionMode.MIN, x, axis, keepdims=keepdims)
+
+    def all(self, x: Tensor, axis: Axes = None, *, keepdims: bool = False) -> Tensor:
+        """Whether all elements along these dims are true, or not 0: bool. True of no elements."""
+        return self.min(self._truth(x), axis, keepdims=keepdims)
+
+    def any(self, x: Tensor, axis: Axes = None, *, keepdims: bool = False) -> Tensor:
+        """Whether any element along these dims is true, or not 0: bool. False of no elements."""
+        return self.max(self._truth(x), axis, keepdims=keepdims)
+
+    def _truth(self, x: Tensor) -> Tensor:
+        self._own("x", x)
+        return x if x.dtype is DType.BOOL else self.pointwise(_M.NE, x, 0)
 
     def logsumexp(
         self,

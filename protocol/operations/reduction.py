@@ -210,6 +210,10 @@ class Reduction(_Reducing[T], tag=True):
         excess = max(0, groups.length.bit_length() - 11)
         return {"x": values * 2.0 ** -(-(-excess // 2) if squares else excess)} if excess else {"x": values}
 
+    def of_nothing(self, specs: Specs) -> Mapping[str, float | str] | None:
+        """What changes nothing, in y's dtype. Every group of an x without elements is empty."""
+        return None if specs["x"].size else {"y": _of_nothing(self.mode, specs["y"].dtype)}
+
     def evaluate(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
         x = values["x"]
         axes = self.reduced(x.ndim)
@@ -217,11 +221,7 @@ class Reduction(_Reducing[T], tag=True):
         length = math.prod(x.shape[axis] for axis in axes)
         count = math.prod(x.shape[axis] for axis in kept)
         rows = x.transpose((*kept, *axes)).reshape(count, length)
-        if length:
-            found = _FUNCTIONS[self.mode](xp, rows)
-        else:
-            found = xp.full(count, _of_nothing(self.mode, x.dtype), x.dtype)
-        return {"y": found.reshape(specs["y"].dims)}
+        return {"y": _FUNCTIONS[self.mode](xp, rows).reshape(specs["y"].dims)}
 
 
 class ArgReduction(_Reducing[T], tag=True):
@@ -359,13 +359,18 @@ class Cumulative(_Reducing[T], tag=True):
         return {"y": xp.flip(y, axis) if self.reverse else y}
 
 
-def _of_nothing(mode: ReductionMode, dtype: np.dtype[Any]) -> float:
-    """The result for no elements of a dtype: float64, int64 or uint64."""
-    limits = np.iinfo(dtype) if dtype.kind != "f" else None
+def _of_nothing(mode: ReductionMode, dtype: DType) -> float:
+    """The result for no elements, which has that dtype."""
+    least, largest = -math.inf, math.inf
+    if dtype is DType.BOOL:
+        least, largest = 0, 1
+    elif not dtype.is_floating:
+        limits = np.iinfo(dtype)
+        least, largest = limits.min, limits.max
     return {
         ReductionMode.PRODUCT: 1,
-        ReductionMode.MIN: math.inf if limits is None else limits.max,
-        ReductionMode.MAX: -math.inf if limits is None else limits.min,
+        ReductionMode.MIN: largest,
+        ReductionMode.MAX: least,
         ReductionMode.MEAN: math.nan,
         ReductionMode.LOG_SUM: -math.inf,
         ReductionMode.LOG_SUM_EXP: -math.inf,

@@ -40,6 +40,8 @@ BUILDER = {
     "max": "reduce_max amax",
     "min": "reduce_min amin",
     "prod": "reduce_prod product",
+    "all": "reduce_all reduce_and",
+    "any": "reduce_any reduce_or",
     "var": "variance",
     "logsumexp": "log_sum_exp reduce_logsumexp",
     "cross_entropy": "softmax_cross_entropy nll_loss cross_entropy_loss",

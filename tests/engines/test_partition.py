@@ -197,6 +197,7 @@ OF_IMAGES: dict[str, Callable[[GraphBuilder, Tensor], Tensor]] = {
         g.conv(x, g.reshape(x, (2, 2, 6, 6)), pad=1, bias=x[0, :, 0, 0], compute_dtype="float64") + 1.0
     ),
     "summed in float64": lambda g, x: g.sum(g.relu(x), (2, 3), compute_dtype="float64") * 2.0,
+    "truth": lambda g, x: g.where(g.all(x > 0, (2, 3), keepdims=True), x, g.any(x, 0)),
     "divided by deviations": lambda g, x: g.divisive_norm(x, 3, means=x * 0.5, beta=1.0),
     "per activation": lambda g, x: g.batch_norm_training(x, x[0], x[1], per_activation=True) * 2.0,
     "pooled back": lambda g, x: g.max_pool_backward(g.max_pool(x, 2), x, 2),

@@ -18,6 +18,7 @@ from cudnn_actor.protocol import (
     BufferRef,
     Cumulative,
     DType,
+    GraphBuilder,
     InvalidRequest,
     Reduction,
     ReductionMode,
@@ -356,3 +357,27 @@ def test_a_check_sees_what_a_plan_leaves_out_or_mixes_up(mode: Mode) -> None:
         assert (first != wanted).any()
         assert (second != wanted).any()
         assert (np.roll(wanted, 1) != wanted).any()
+
+
+@pytest.mark.parametrize("dims", [(4, 5), (4, 0), (0, 5)])
+@pytest.mark.parametrize("dtype", DType)
+def test_all_and_any_are_numpys(bench: Workbench, dtype: DType, dims: tuple[int, int]) -> None:
+    rows = np.array([[0, 0, 0, 0, 0], [1, 2, 3, 4, 5], [0, 3, 0, 0, 0], [-1, 0, 1, 1, 1]])
+    x = rows[: dims[0], : dims[1]].astype(np.float64).astype(dtype.numpy)
+    if dtype.is_floating and x.size:
+        x[1, 2] = math.nan  # is not 0
+    g = GraphBuilder()
+    given = g.input("x", dims, dtype)
+    made = {
+        "all": g.all(given, 1),
+        "any": g.any(given, 1, keepdims=True),
+        "every": given.all(),
+        "some": given.any(axis=(0, 1)),
+    }
+    graph = g.build(made)
+    wanted = {"all": x.all(1), "any": x.any(1, keepdims=True), "every": x.all(), "some": x.any()}
+    given_x = {port.uid: x for port in graph.inputs if port.uid is not None}
+    found = {graph.names_of[uid]: y for uid, y in bench.run_graph(graph.body, given_x).items()}
+    assert [port.spec.dtype for port in graph.outputs] == [DType.BOOL] * 4
+    for name, y in wanted.items():
+        np.testing.assert_array_equal(found[name], y, err_msg=name)

@@ -30,7 +30,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     **each("exp sqrt isnan", x=M),
     **each("celu elu hard_sigmoid", x=M, alpha=1.0),
     **each("softplus swish", x=M, beta=1.0),
-    **each("max argmax", x=M, axis=0, keepdims=False),
+    **each("max argmax all any", x=M, axis=0, keepdims=False),
     **each("sum mean prod logsumexp", x=M, axis=0, keepdims=False, compute_dtype="float64"),
     **each("var std", x=M, axis=0, ddof=0, keepdims=False),
     **each("cumsum cumprod", x=M, axis=0, exclusive=False, reverse=False),
