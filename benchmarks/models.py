@@ -291,10 +291,10 @@ def torch_side(job: Job) -> Row:
 
 
 class TorchSide:
-    """A process that compiles a network in PyTorch at once, and measures it when it is asked to."""
+    """A process that compiles a network in PyTorch at once, with some threads, and measures it when told."""
 
-    def __init__(self, job: Job) -> None:
-        environment = {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "2"}
+    def __init__(self, job: Job, threads: int) -> None:
+        environment = {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": str(threads)}
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(
             _side("torch", job), env=environment, stdin=pipe, stdout=pipe, text=True
@@ -369,8 +369,9 @@ def measured(
             stack.callback(preparing[-1].kill)
         rivals = []
         if "torch" in sides and importlib.util.find_spec("torch") is not None:
+            threads = max(2, (os.cpu_count() or 1) // len(jobs))
             for job in jobs:
-                rivals.append(TorchSide(job))
+                rivals.append(TorchSide(job, threads))
                 stack.callback(rivals[-1].end)
         deadline = time.monotonic() + patience_s
         for rival in rivals:

@@ -19,9 +19,10 @@ import numpy as np
 
 from .recipes import Recipe, made
 
-__all__ = ["module", "program", "tensors"]
+__all__ = ["attend_without_masks", "module", "program", "tensors"]
 
 _DEVICE = "device(type='cpu')"
+_UNMASKED = "sdpa_without_masks"
 
 
 def program(path: Path, device: str) -> Callable[..., tuple[Any, ...]]:
@@ -54,6 +55,7 @@ def module(name: str, device: str) -> Callable[..., tuple[Any, ...]]:
     torch = _torch()
     network = importlib.import_module(".architectures", __package__).NETWORKS[name]
     made_of = network.make(True).eval().to(device, torch.bfloat16)
+    attend_without_masks(made_of)
     names = [*network.inputs(True)]
 
     def run(*inputs: Any) -> tuple[Any, ...]:
@@ -62,6 +64,21 @@ def module(name: str, device: str) -> Callable[..., tuple[Any, ...]]:
         return found if isinstance(found, tuple) else (found,)
 
     return run
+
+
+def attend_without_masks(network: Any) -> None:
+    """Let the attention of a module of transformers see all tokens, or all up to its own, without a mask.
+
+    Compiled, such a module makes a mask even if it is given none: it hides nothing, or what comes later.
+    PyTorch's flash attention takes no mask, and with one of 197 tokens it computes products and a softmax.
+    """
+    if not hasattr(network, "set_attn_implementation"):
+        return
+    transformers = importlib.import_module("transformers")
+    attention = importlib.import_module("transformers.integrations.sdpa_attention").sdpa_attention_forward
+    transformers.AttentionInterface.register(_UNMASKED, attention)
+    transformers.AttentionMaskInterface.register(_UNMASKED, lambda *_, **__: None)
+    network.set_attn_implementation(_UNMASKED)
 
 
 def tensors(arrays: Iterable[np.ndarray], device: str) -> list[Any]:
