@@ -103,6 +103,7 @@ ARGUMENTS = {
         "pad": "padding pads",
         "stride": "strides",
         "dilation": "dilations dilation_rate",
+        "flipped": "mode conv_mode",
         "groups": "group num_groups feature_group_count",
         "output": "output_size size",
         "output_pad": "output_padding",

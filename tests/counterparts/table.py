@@ -597,8 +597,8 @@ FRONTEND: tuple[tuple[str, tuple[Row, ...]], ...] = (
             Row(
                 _HERE,
                 "rope rope_backward",
-                "Of several operations: `g.split(x, 2)`, products and `g.concatenate(tensors, axis)`, with "
-                "`g.grad(y, x, dy)`",
+                "Of several operations: `g.split(x, 2, axis=-1)`, products, "
+                "`g.concatenate(tensors, axis=-1)`, with `g.grad(y, x, dy)`",
             ),
             Row(
                 _NO,

@@ -293,6 +293,14 @@ def test_what_is_wrong_is_told_of_an_argument_of_the_function(name: str) -> None
             lambda g, x: g.softmax(x, axsi=1),
             "GraphBuilder.softmax() has no argument 'axsi'; did you mean \"axis\"?",
         ),
+        (
+            lambda g, x: g.conv(x, x, mode=1),
+            "GraphBuilder.conv() has no argument 'mode'; use flipped; it has x",
+        ),
+        (
+            lambda g, x: g.sum(x, dtype="float64"),
+            "GraphBuilder.sum() has no argument 'dtype'; use compute_dtype; it",
+        ),
         (lambda g, x: g.exp(x, 3), "GraphBuilder.exp() takes 2 positional arguments but 3 were given"),
     ],
 )
