@@ -46,6 +46,7 @@ from cudnn_actor.protocol import (
     BufferRef,
     CTCLoss,
     DType,
+    GraphBuilder,
     GroupedMatMul,
     GroupedMatMulBackwardWeights,
     GroupNorm,
@@ -432,6 +433,42 @@ def ctc_losses(dtype: DType, sizes: tuple[int, int, int, int]) -> Iterator[Probl
     yield Problem(f"CTC loss with derivatives, {what}", graph_of(CTCLoss, specs), both)
 
 
+def recurrences(dtype: DType, kind: str) -> Iterator[Problem]:
+    """Four layers of 1,024 units, a batch of 64, 100 steps: forward, and with the gradients of everything."""
+    torch = torch_module()
+    steps, batch, units, layers = 100, 64, 1024, 4
+    element = getattr(torch, dtype.value)
+    module = getattr(torch.nn, kind)(units, units, num_layers=layers).to("cuda").to(element)
+    given = torch.randn((steps, batch, units), device="cuda").to(element).requires_grad_()
+    slope = torch.randn((steps, batch, units), device="cuda").to(element)
+
+    def forward() -> object:
+        with torch.no_grad():
+            return module(given)
+
+    def trained() -> object:
+        module.zero_grad(set_to_none=True)
+        given.grad = None
+        return module(given)[0].backward(slope)
+
+    for backwards in (False, True):
+        g, rows = GraphBuilder(), {"LSTM": 4, "GRU": 3}[kind] * units
+        dims = ((rows, units), (rows, units), (rows,), (rows,))
+        x = g.input("x", (steps, batch, units), dtype)
+        weights = [
+            [g.input(f"w{layer}{n}", each, dtype) for n, each in enumerate(dims)] for layer in range(layers)
+        ]
+        y = getattr(g, kind.lower())(x, weights).y
+        outputs = {"y": y}
+        if backwards:
+            of = [x, *itertools.chain.from_iterable(weights)]
+            found = g.grad(y, of, g.input("dy", y.dims, dtype))
+            outputs |= {f"d{n}": each for n, each in enumerate(found)}
+        what = "forward and gradients" if backwards else "forward"
+        name = f"{kind}, {dtype.value}, {layers} x {units}, batch {batch}, {steps} steps, {what}"
+        yield Problem(name, g.build(outputs).body, trained if backwards else forward)
+
+
 def problems() -> Iterator[Problem]:
     """All of them; each holds its tensors until the next is asked for.
 
@@ -452,6 +489,8 @@ def problems() -> Iterator[Problem]:
         yield from grouped(dtype, (4096, 4096, 2048, 8))
         for rows, length in ((16384, 768), (8192, 4096)):
             yield from reductions(dtype, rows, length)
+    for dtype, kind in itertools.product((DType.FLOAT16, DType.BFLOAT16), ("LSTM", "GRU")):
+        yield from recurrences(dtype, kind)
     yield from ctc_losses(DType.FLOAT32, (500, 64, 30, 40))
     yield from ctc_losses(DType.FLOAT32, (1000, 16, 5000, 200))
     yield from attentions(DType.BFLOAT16, (32, 12, 512, 64), causal=False)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from cudnn_actor.engines.cuda.operations import REFUSED
+from cudnn_actor.engines.cuda.operations import PARTLY
 from cudnn_actor.protocol import DType
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.operations import (
@@ -55,6 +55,11 @@ def _wide_integers(graph: OperationGraph, operation: Node) -> bool:
     return bool({DType.INT32, DType.INT64} & _dtypes(graph, operation))
 
 
+def _keeps(graph: OperationGraph, operation: Any) -> bool:
+    kept = (getattr(operation, name, None) for name in ("reserve", "slopes"))
+    return any(uid in graph.bound for uid in kept if uid is not None)
+
+
 _GRADIENTS: Operations = (ConvolutionBackwardData, ConvolutionBackwardFilter)
 REFUSALS = tuple(
     refusal
@@ -64,7 +69,8 @@ REFUSALS = tuple(
         Refusal(engine, "convolutions of int32 or int64", (Convolution,), _wide_integers),
     )
 )
-REFUSALS += (Refusal("cuda", "recurrent layers", tuple(REFUSED), lambda graph, operation: True),)
+_KEPT = "what recurrent layers keep for their gradients, outside of a plan"
+REFUSALS += (Refusal("cuda", _KEPT, tuple(PARTLY), _keeps),)
 
 
 def may_refuse(engine: str, graph: OperationGraph) -> str | None:

@@ -16,7 +16,7 @@ import pytest
 from cudnn_actor.engines.cpu import CpuEngine
 from cudnn_actor.engines.cpu.exact.evaluation import EvaluatedPlan, Evaluation, NumPy, exact
 from cudnn_actor.engines.cpu.rounding import clipped, rounding_to
-from cudnn_actor.engines.cuda.operations import REFUSED
+from cudnn_actor.engines.cuda.operations import PARTLY
 from cudnn_actor.protocol import DType, Layout, TensorSpec, UnsupportedGraph
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.operations import (
@@ -255,8 +255,8 @@ def test_nothing_that_is_drawn_may_be_refused_but_what_cuda_refuses_by_name(fami
     graphs = [draw(family, SEED, number).graph() for number in range(200)]
     refused = {engine for engine in ("cpu", "cuda") for graph in graphs if may_refuse(engine, graph)}
     kinds = {row.operation for row in ROWS if row.family == family}
-    assert refused == ({"cuda"} if kinds <= REFUSED.keys() else set())
-    assert {bool(cell.refused) for cell in cells(family)} == {"cuda" in refused}
+    assert refused == ({"cuda"} if kinds <= PARTLY.keys() else set())
+    assert any(cell.refused for cell in cells(family)) is ("cuda" in refused)
 
 
 # What the fuzzer is there to notice.

@@ -10,8 +10,6 @@ import numpy as np
 import pytest
 
 from cudnn_actor.engines.cpu import CpuEngine
-from cudnn_actor.engines.cuda.operations import REFUSED
-from cudnn_actor.engines.support import check_graph
 from cudnn_actor.protocol import (
     BufferRef,
     DType,
@@ -23,7 +21,6 @@ from cudnn_actor.protocol import (
     RecurrentMode,
     Tensor,
     TensorSpec,
-    UnsupportedGraph,
 )
 from cudnn_actor.protocol.messages.lowering import lower
 
@@ -525,13 +522,3 @@ def refused(kind: Any, given: dict[str, Any], field: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         lower(kind(**refs, **parameters))
     assert caught.value.field == field
-
-
-def test_cuda_refuses_layers_by_name() -> None:
-    g = GraphBuilder()
-    x, w, r = g.input("x", (5, 3, 4)), g.input("w", (6, 4)), g.input("r", (6, 6))
-    graph = g.build(y=g.relu(g.rnn(x, [[w, r]]).y)).body
-    check_graph(graph, "cpu")
-    with pytest.raises(UnsupportedGraph, match="recurrent layers run on the CPU") as caught:
-        check_graph(graph, "cuda", refused=REFUSED)
-    assert {graph.operations[n].kind for n in caught.value.operations} == {"recurrent"}

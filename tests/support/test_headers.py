@@ -74,6 +74,13 @@ _NUMBERS = {
     "long long int": ctypes.c_longlong,
     "uint64_t": ctypes.c_uint64,
     "size_t": ctypes.c_size_t,
+    "size_t *": ctypes.POINTER(ctypes.c_size_t),
+    "int32_t": ctypes.c_int32,
+    "int32_t *": ctypes.c_void_p,  # of the device
+    "uint32_t": ctypes.c_uint32,
+    "unsigned long long": ctypes.c_ulonglong,
+    "float": ctypes.c_float,
+    "void **": ctypes.POINTER(ctypes.c_void_p),
     "cudaDataType": ctypes.c_int,
     "cudaDataType_t": ctypes.c_int,
 }
@@ -84,6 +91,8 @@ _STRUCTURES = ("cublasLtMatmulAlgo_t *", "cublasLtMatmulHeuristicResult_t *")
 def ctype(parameter: str) -> Any:
     """What the table of functions has for a C type: descriptors, handles and data are plain pointers."""
     name = parameter.removeprefix("const ")
+    if name == "cudnnRNNDataLayout_t":  # an enum, though it ends as a descriptor of cuBLAS does
+        return ctypes.c_int
     if name.endswith(tuple(f"{kind} *" for kind in _OPAQUE)):
         return ctypes.POINTER(ctypes.c_void_p)
     if name in ("void *", "cudaStream_t", *_STRUCTURES) or name.endswith(_OPAQUE):

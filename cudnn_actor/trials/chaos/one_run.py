@@ -355,9 +355,10 @@ def _problems(settings: Settings) -> Sequence[int]:
     numbers: Sequence[int] = range(len(LOAD)) if LoadKind.UPLOADS in settings.load else LIGHT
     if settings.engine == "cpu":
         return numbers
-    from cudnn_actor.engines.cuda.operations import REFUSED  # noqa: PLC0415 - of this engine alone
+    from cudnn_actor.engines.cuda.operations import PARTLY, REFUSED  # noqa: PLC0415 - of this engine alone
 
-    return [n for n in numbers if not any(type(each) in REFUSED for each in LOAD[n].operations)]
+    without = REFUSED.keys() | PARTLY.keys()
+    return [n for n in numbers if without.isdisjoint(map(type, LOAD[n].operations))]
 
 
 async def _warm(gpu: CudnnRef, problems: Sequence[Problem], show: Callable[[], None]) -> None:

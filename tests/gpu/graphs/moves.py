@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from cudnn_actor.engines.cpu.exact.evaluation import exact
-from cudnn_actor.engines.cuda.operations import REFUSED
+from cudnn_actor.engines.cuda.operations import PARTLY, REFUSED
 from cudnn_actor.protocol import ConvSpec, DType, Layout, TensorSpec
 from cudnn_actor.protocol.graphs.attention_functions import AttentionFunctions
 from cudnn_actor.protocol.graphs.backward_functions import BackwardFunctions
@@ -50,7 +50,7 @@ __all__ = ["ARGUMENTS", "DRAWN", "FUNCTION_NAMES", "MOVES", "OF_OTHER_MOVES", "a
 __all__ += ["gradient", "image", "operation_of", "parameters_of"]
 
 Dims = tuple[int, ...]
-DRAWN = tuple(row for row in ROWS if row.operation not in REFUSED)
+DRAWN = tuple(row for row in ROWS if row.operation not in REFUSED | PARTLY)
 """Of the operations that every engine runs."""
 
 

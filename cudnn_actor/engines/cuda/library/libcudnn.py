@@ -12,16 +12,25 @@ import ctypes
 import functools
 import weakref
 from collections.abc import Sequence
-from ctypes import POINTER, c_char_p, c_double, c_float, c_int, c_size_t, c_void_p
+from ctypes import POINTER, c_char_p, c_double, c_float, c_int, c_size_t, c_uint, c_ulonglong, c_void_p
 from typing import Any
 
 from cudnn_actor.engines.base import EngineFailure
 from cudnn_actor.engines.cuda.library.cudnn_files import MAIN, mapped_cudnn
 from cudnn_actor.protocol.types.dtypes import DType
 
-__all__ = ["PROTOTYPES", "Descriptor", "factor", "libcudnn", "pooling_descriptor", "tensor_descriptor"]
+__all__ = [
+    "PROTOTYPES",
+    "Descriptor",
+    "data_type",
+    "factor",
+    "libcudnn",
+    "pooling_descriptor",
+    "sequences_descriptor",
+    "tensor_descriptor",
+]
 
-_INTS = POINTER(c_int)
+_INTS, _SIZE = POINTER(c_int), POINTER(c_size_t)
 PROTOTYPES: dict[str, tuple[Any, ...]] = {
     "cudnnCreateTensorDescriptor": (POINTER(c_void_p),),
     "cudnnSetTensorNdDescriptor": (c_void_p, c_int, c_int, _INTS, _INTS),
@@ -33,6 +42,27 @@ PROTOTYPES: dict[str, tuple[Any, ...]] = {
     "cudnnPoolingBackward": (c_void_p,) * 12,
     "cudnnSoftmaxForward": (c_void_p, c_int, c_int, *(c_void_p,) * 6),
     "cudnnSoftmaxBackward": (c_void_p, c_int, c_int, *(c_void_p,) * 8),
+    "cudnnCreateDropoutDescriptor": (POINTER(c_void_p),),
+    "cudnnSetDropoutDescriptor": (c_void_p, c_void_p, c_float, c_void_p, c_size_t, c_ulonglong),
+    "cudnnDestroyDropoutDescriptor": (c_void_p,),
+    "cudnnCreateRNNDescriptor": (POINTER(c_void_p),),
+    "cudnnSetRNNDescriptor_v8": (c_void_p, *(c_int,) * 12, c_void_p, c_uint),
+    "cudnnDestroyRNNDescriptor": (c_void_p,),
+    "cudnnCreateRNNDataDescriptor": (POINTER(c_void_p),),
+    "cudnnSetRNNDataDescriptor": (c_void_p, *(c_int,) * 5, _INTS, c_void_p),
+    "cudnnDestroyRNNDataDescriptor": (c_void_p,),
+    "cudnnGetRNNWeightSpaceSize": (c_void_p, c_void_p, _SIZE),
+    "cudnnGetRNNTempSpaceSizes": (c_void_p, c_void_p, c_int, c_void_p, _SIZE, _SIZE),
+    "cudnnGetRNNWeightParams": (
+        *(c_void_p, c_void_p, c_int, c_size_t, c_void_p, c_int),
+        *(c_void_p, POINTER(c_void_p), c_void_p, POINTER(c_void_p)),
+    ),
+    "cudnnRNNForward": (c_void_p, c_void_p, c_int, *(c_void_p,) * 11, *(c_size_t, c_void_p) * 3),
+    "cudnnRNNBackwardData_v8": (*(c_void_p,) * 16, *(c_size_t, c_void_p) * 3),
+    "cudnnRNNBackwardWeights_v8": (
+        *(c_void_p, c_void_p, c_int, *(c_void_p,) * 7),
+        *(c_size_t, c_void_p) * 3,
+    ),
 }
 """Each function's arguments. Handles, descriptors and pointers to anything are `c_void_p`, enums `c_int`."""
 _DATA_TYPES = {
@@ -46,6 +76,8 @@ _DATA_TYPES = {
 }
 """cudnnDataType_t."""
 _PROPAGATE_NAN = 1
+_BY_STEPS = 0
+"""cudnnRNNDataLayout_t: CUDNN_RNN_DATA_LAYOUT_SEQ_MAJOR_UNPACKED."""
 _LONGEST_MESSAGE = 2048
 
 
@@ -60,6 +92,7 @@ def libcudnn() -> Any:
     library.cudnnGetErrorString.argtypes = (c_int,)
     library.cudnnGetLastErrorString.restype = None
     library.cudnnGetLastErrorString.argtypes = (c_char_p, c_size_t)
+    library.cudnnGetVersion.restype = c_size_t
 
     def check(status: int, function: Any, _: Any) -> int:
         if status:
@@ -86,19 +119,39 @@ class Descriptor:
 
     def __init__(self, kind: str) -> None:
         library, made = libcudnn(), c_void_p()
+        self.filling: Any = None
         getattr(library, f"cudnnCreate{kind}Descriptor")(ctypes.byref(made))
         self.pointer = made
         weakref.finalize(self, getattr(library, f"cudnnDestroy{kind}Descriptor"), made)
 
 
 def tensor_descriptor(dims: Sequence[int], strides: Sequence[int], dtype: DType) -> Descriptor:
-    """A tensor of rank 4 or more. Raises `EngineFailure` if the library does not take it."""
+    """A tensor of rank 3 or more. Raises `EngineFailure` if the library does not take it."""
+    kind, made = data_type(dtype), Descriptor("Tensor")
+    libcudnn().cudnnSetTensorNdDescriptor(made.pointer, kind, len(dims), _ints(dims), _ints(strides))
+    return made
+
+
+def data_type(dtype: DType) -> int:
+    """The cudnnDataType_t. Raises `EngineFailure` if the library's functions do not take it."""
     if dtype not in _DATA_TYPES:
         raise EngineFailure("CUDNN_STATUS_NOT_SUPPORTED", f"libcudnn's functions do not take {dtype}")
-    made = Descriptor("Tensor")
-    libcudnn().cudnnSetTensorNdDescriptor(
-        made.pointer, _DATA_TYPES[dtype], len(dims), _ints(dims), _ints(strides)
+    return _DATA_TYPES[dtype]
+
+
+def sequences_descriptor(dims: tuple[int, int, int], lengths: Sequence[int], dtype: DType) -> Descriptor:
+    """Sequences of dims (T, B, features), packed; what lies behind their ends is filled with 0.
+
+    Raises `EngineFailure` if the library does not take them.
+    """
+    steps, batch, features = dims
+    zero = factor(0.0, dtype)  # of 4 or 8 bytes: a half 0 is the same
+    made = Descriptor("RNNData")
+    libcudnn().cudnnSetRNNDataDescriptor(
+        *(made.pointer, data_type(dtype), _BY_STEPS, steps, batch, features),
+        *(_ints(lengths), ctypes.byref(zero)),
     )
+    made.filling = zero  # should the library keep its address
     return made
 
 

@@ -31,9 +31,11 @@ from cudnn_actor.engines.cuda.operations.implementation import (
 )
 from cudnn_actor.protocol.operations import Concat, Reshape, Slice, Transpose
 
-__all__ = ["IMPLEMENTATIONS", "REFUSED", "Implementation", "Launcher"]
+__all__ = ["IMPLEMENTATIONS", "PARTLY", "REFUSED", "Implementation", "Launcher"]
 
 implement(Concat, Reshape, Slice, Transpose, exact=True)  # as copies, which planning adds
 
 REFUSED = {kind: row.refused for kind, row in IMPLEMENTATIONS.items() if row.refused}
 """Operations that CUDA does not run, and why."""
+PARTLY = {kind: row.partly for kind, row in IMPLEMENTATIONS.items() if row.partly}
+"""Operations of which it does not run all by themselves, and what."""

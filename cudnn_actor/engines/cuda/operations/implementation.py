@@ -41,6 +41,8 @@ class Launcher(NamedTuple):
         Whether the tensors must be packed in the order of their dims.
     workspace
         Gives the bytes of memory that the run needs besides, from what `make` gets; None if it needs none.
+    room
+        As `workspace`, if the library says so: it gets the handle, too.
     launches
         Gives what the run launches, if that is kernels of our own.
     first
@@ -51,6 +53,7 @@ class Launcher(NamedTuple):
     make: Callable[[Any, Sequence[GraphTensor], Any], Run]
     packed: bool = False
     workspace: Callable[[Any, Sequence[GraphTensor]], int] | None = None
+    room: Callable[[Any, Sequence[GraphTensor], Any], int] | None = None
     launches: Callable[[Any, Sequence[GraphTensor]], Sequence[Launch]] | None = None
     first: Callable[[Any, Sequence[GraphTensor]], bool] | None = None
 
@@ -88,6 +91,8 @@ class Implementation(NamedTuple):
         Whether the operation rounds nothing.
     refused
         Why CUDA does not run it; empty if it does.
+    partly
+        What of it CUDA does not run as an operation by itself; empty if it runs all.
     """
 
     lower: Callable[[FrontendGraph, Any], None] | None = None
@@ -95,6 +100,7 @@ class Implementation(NamedTuple):
     launchers: Mapping[str, Launcher] = MappingProxyType({})
     exact: bool = False
     refused: str = ""
+    partly: str = ""
 
     @property
     def ways(self) -> int:
@@ -122,7 +128,8 @@ def implement(
     launchers: Mapping[str, Launcher] = MappingProxyType({}),
     exact: bool = False,
     refused: str = "",
+    partly: str = "",
 ) -> None:
     """Say how CUDA can run some operations, with the parameters of `Implementation`."""
-    row = Implementation(lower, computed, launchers, exact, refused)
+    row = Implementation(lower, computed, launchers, exact, refused, partly)
     IMPLEMENTATIONS.update(dict.fromkeys(operations, row))

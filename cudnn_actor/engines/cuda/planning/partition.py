@@ -40,10 +40,20 @@ from cudnn_actor.engines.cuda.planning.layout_rules import (
     runs_of,
     view_of_operand,
 )
-from cudnn_actor.engines.cuda.planning.pieces import Draft, Lines, Pieces, Stored
+from cudnn_actor.engines.cuda.planning.pieces import Anchored, Draft, Lines, Pieces, Stored
+from cudnn_actor.engines.cuda.planning.recomputed_layers import recomputed
 from cudnn_actor.engines.cuda.planning.reshaped_products import reshaped
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
-from cudnn_actor.protocol.operations import Concat, GraphTensor, Movement, Node, Pointwise, TensorRole
+from cudnn_actor.protocol.operations import (
+    Concat,
+    GraphTensor,
+    Movement,
+    Node,
+    Pointwise,
+    RecurrentBackwardData,
+    RecurrentBackwardWeights,
+    TensorRole,
+)
 
 __all__ = ["Cut", "Piece", "Stored", "cut"]
 
@@ -74,7 +84,7 @@ def cut(graph: OperationGraph) -> Cut | None:
     other dims than in the graph: see `reshaped_products`.
     """
     whole, numbers = graph, tuple(range(len(graph.operations)))
-    for change in (filled, reshaped, read_in_parts):
+    for change in (filled, reshaped, read_in_parts, recomputed):
         if (found := change(whole)) is not None:
             if found.graph is None:
                 return _NOTHING
@@ -108,7 +118,7 @@ class _Partition:
 
     def cut(self) -> Cut:
         for number, operation in enumerate(self._graph.operations):
-            if not self._fuse(number, operation):
+            if not (self._fuse(number, operation) or self._join_gradients(number, operation)):
                 for uid in operation.reads:
                     self._pieces.store(uid)
                 if not (self._begin_with_read(number, operation) or self._arrange(number, operation)):
@@ -157,6 +167,27 @@ class _Partition:
         if type(operation) in FUSED and 0 not in dims:
             return Candidate(operation, dims, Lines(norm=number))
         return None
+
+    def _join_gradients(self, number: int, operation: Node) -> bool:
+        """Have the gradients of a recurrent layer's weights be part of the piece of those by its data.
+
+        What lies between them is cuDNN's own, and nothing else may read it. All else that they read comes
+        before the piece, which runs in the place of its anchor.
+        """
+        if not isinstance(operation, RecurrentBackwardWeights):
+            return False
+        pieces, uid = self._pieces, operation.slopes
+        piece = pieces.piece_of(uid)
+        if not isinstance(piece, Anchored) or not isinstance(piece.anchor, RecurrentBackwardData):
+            return False
+        early = all(self._pieces.place_of(each) < piece.place for each in operation.reads if each != uid)
+        if not early or pieces.readers(uid) > 1 or self._graph.tensor(uid).role is TensorRole.BOUND:
+            return False
+        for each in operation.reads:
+            if each != uid:
+                pieces.store(each)
+        pieces.add(piece, number, operation)
+        return True
 
     # Other operations: what they read is stored.
 

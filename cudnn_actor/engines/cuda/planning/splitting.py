@@ -291,6 +291,8 @@ class _Splitter:
             )
             tensors = [form for form, _ in placed.values()]
             nbytes = 0 if found.workspace is None else found.workspace(alone, tensors)
+            if found.room is not None:
+                nbytes = self._asked_room(found.room, alone, tensors)
             step = OperationStep(
                 operation=alone,
                 tensors=tuple(tensors),
@@ -302,6 +304,13 @@ class _Splitter:
             except EngineFailure as failure:
                 raise Refused(str(failure)) from failure
             self._steps.append(step)
+
+    def _asked_room(self, room: Callable[..., int], operation: Node, tensors: Sequence[GraphTensor]) -> int:
+        """Bytes of a workspace that the library asks for. Raises `Refused`."""
+        try:
+            return room(operation, tensors, self._handle)
+        except EngineFailure as failure:
+            raise Refused(str(failure)) from failure
 
     def _workspace(self, nbytes: int) -> tuple[Scratch, ...]:
         """Where a step has its workspace, if it needs any. Steps that need as much share it."""
