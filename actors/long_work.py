@@ -57,7 +57,8 @@ async def in_own_thread(work: Callable[..., T], *args: Any) -> T:
             loop.call_soon_threadsafe(settle, outcome)
 
     context = contextvars.copy_context()  # where `run` sets its variable, and no other work does
-    start_thread(threading.Thread(target=context.run, args=(run,), name=work.__name__, daemon=True))
+    name = getattr(work, "__name__", None)  # a `functools.partial` has none
+    start_thread(threading.Thread(target=context.run, args=(run,), name=name, daemon=True))
     try:
         return await done
     finally:

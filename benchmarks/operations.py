@@ -32,6 +32,7 @@ from cudnn_actor.engines.cuda.checking.self_check import SelfCheck
 from cudnn_actor.engines.cuda.cudnn.frontend_graph import Refused
 from cudnn_actor.engines.cuda.library.libraries import libraries
 from cudnn_actor.engines.cuda.planning.cuda_builder import CudaBuilder
+from cudnn_actor.engines.cuda.planning.partition import cut
 from cudnn_actor.engines.cuda.planning.splitting import compile_split, ways
 from cudnn_actor.engines.cuda.planning.tuning import time_plan
 from cudnn_actor.protocol import (
@@ -539,7 +540,8 @@ def measure(builder: CudaBuilder, problem: Problem) -> Row:
     """Microseconds of each way, PyTorch's and a copy's; what is wrong with a plan, where something is."""
     start, graph, context = time.monotonic(), problem.graph, builder.context
     plans = {"chosen": builder.build(graph, workspace_limit=None)}
-    for choice in range(ways(graph)):
+    whole = cut(graph) is None  # pieces have been checked one by one, and are built in one way
+    for choice in range(ways(graph) if whole else 0):
         with contextlib.suppress(Refused):
             plan = compile_split(graph, context.handle, None, choice=choice)
             plans.setdefault(plan.tag, plan)
@@ -547,7 +549,8 @@ def measure(builder: CudaBuilder, problem: Problem) -> Row:
     check = SelfCheck(graph, context)
     try:
         chosen = plans.pop("chosen")
-        us = {"chosen": check.fault(chosen) or best(lambda: time_plan(check, chosen, _RUNS))}
+        fault = check.fault(chosen) if whole else None
+        us = {"chosen": fault or best(lambda: time_plan(check, chosen, _RUNS))}
         us |= {
             way: check.fault(plan) or round(time_plan(check, plan, _RUNS), 1) for way, plan in plans.items()
         }

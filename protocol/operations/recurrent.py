@@ -111,6 +111,7 @@ def walk(steps: int, direction: int) -> list[_Step]:
 class _Recurrent(Operation[T]):
     """What the three share: the mode and the lengths, and which operands fit together."""
 
+    slack = 16.0  # each step rounds the state and the gates to the operands' type
     mode: RecurrentMode
     lengths: tuple[int, ...] | None = None
 
@@ -211,14 +212,34 @@ class _Recurrent(Operation[T]):
             ..., None
         ]
 
-    def _scaled(self, specs: Specs, draw: Callable[[TensorSpec], Array], *names: str) -> dict[str, Array]:
-        """Values with which no gate is at its end: others would have gradients of almost 0."""
+    def _scaled(
+        self, xp: Any, specs: Specs, draw: Callable[[TensorSpec], Array], *names: str
+    ) -> dict[str, Array]:
+        """Values with which no gate is at its end: others would have gradients of almost 0.
+
+        Nor does a sum that a maximum is taken of come near 0, where a rounding would decide on the gradient:
+        the terms of each unit have one sign, that of every other unit is below 0.
+        """
         found = {}
         for name in names:
             if name in specs:
                 terms = specs[name].dims[-1] if name.startswith("w_") else 1
                 found[name] = draw(specs[name]) * 2.0 ** -round(2 + math.log2(terms) / 2)
+                if self.mode is RecurrentMode.RELU and not name.startswith("d"):
+                    found[name] = self._of_one_sign(xp, name, found[name])
         return found
+
+    def _of_one_sign(self, xp: Any, name: str, values: Array) -> Array:
+        """Values away from 0: above, or of weights below for every other unit; those of the state are small
+        enough that it does not grow."""
+        least = 2.0 ** -round(3 + math.log2(max(1, values.shape[-1])) / 2)
+        values = xp.abs(values) + least
+        if name in ("x", "h0"):
+            return values
+        units = values.shape[-1] if name == "bias" else values.shape[1]
+        signs = 1 - 2 * (xp.arange(units) % 2)
+        values = values * (signs if name == "bias" else signs[:, None])
+        return values * 2.0 ** -round(math.log2(values.shape[-1]) / 2) if name == "w_hh" else values
 
 
 class Recurrent(_Recurrent[T], tag=True):
@@ -305,8 +326,7 @@ class Recurrent(_Recurrent[T], tag=True):
         return steps * batch * weights + specs["y"].size
 
     def samples(self, xp: Any, specs: Specs, draw: Callable[[TensorSpec], Array]) -> dict[str, Array]:
-        del xp
-        return self._scaled(specs, draw, *self.inputs)
+        return self._scaled(xp, specs, draw, *self.inputs)
 
     def evaluate(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
         x, w_hh, w_hr = values["x"], values["w_hh"], values.get("w_hr")
@@ -462,7 +482,7 @@ class RecurrentBackwardData(_Recurrent[T], tag=True):
 
     def samples(self, xp: Any, specs: Specs, draw: Callable[[TensorSpec], Array]) -> dict[str, Array]:
         """y and the reserve are what follows from the others."""
-        values = self._scaled(specs, draw, *self.inputs)
+        values = self._scaled(xp, specs, draw, *self.inputs)
         found = self.forward(xp, values)
         return values | {name: found[name] for name in ("y", "reserve") if name in values}
 

@@ -147,6 +147,15 @@ class LocalResponseNormBackward(_Response[T], tag=True):
         shared = self._windows(xp, dy * x * base ** (-self.beta - 1), before, after)
         return {"dx": dy * base**-self.beta - 2 * self.alpha * self.beta / self.size * x * shared}
 
+    def magnitudes(self, xp: Any, values: Mapping[str, Array], specs: Specs) -> dict[str, Array]:
+        del specs
+        dy, x = values["dy"], values["x"]
+        base = self._base(xp, x)
+        after, before = self.reach
+        shared = self._windows(xp, (dy * x * base ** (-self.beta - 1)) ** 2, before, after)
+        others = (2 * self.alpha * self.beta / self.size * x) ** 2 * shared
+        return {"dx": xp.sqrt((dy * base**-self.beta) ** 2 + others)}
+
 
 def examples() -> tuple[Example, ...]:
     """A window of three channels."""

@@ -17,6 +17,7 @@ from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS, recurrent
 from cudnn_actor.engines.cuda.operations.recurrent import Span, joined, spans_of
 from cudnn_actor.engines.cuda.planning.partition import cut
 from cudnn_actor.engines.cuda.planning.recomputed_layers import recomputed
+from cudnn_actor.engines.cuda.planning.splitting import compile_split
 from cudnn_actor.protocol import DType, Graph, GraphBuilder, TensorSpec
 from cudnn_actor.protocol.operations import (
     Recurrent,
@@ -172,10 +173,12 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Recorded:
     return found
 
 
-def launched(library: Recorded, operation: Any, virtual: Any = (), **dims: Any) -> Any:
+def launched(
+    library: Recorded, operation: Any, virtual: Any = (), lengths: Any = (5, 2, 4), **dims: Any
+) -> Any:
     """Launch an operation on tensors of these dims. Returns their addresses, and the workspace's, by name."""
     numbers = {name: number for number, name in enumerate(dims)}
-    node = operation(**numbers, mode=RecurrentMode.LSTM, lengths=(5, 2, 4))
+    node = operation(**numbers, mode=RecurrentMode.LSTM, lengths=lengths)
     in_order = [name for name, _ in node.named()]
     tensors = [
         tensor_of(
@@ -245,11 +248,49 @@ def test_gradients_are_passed_as_the_header_says(library: Recorded) -> None:
 
 
 def test_what_is_kept_outside_of_a_plan_is_refused(library: Recorded) -> None:
+    held, handle = IMPLEMENTATIONS[Recurrent].launchers["library"].held, SimpleNamespace(backend_handle=9)
+    assert held is not None
+
+    def asked(operation: Any, virtual: Any = (), **dims: Any) -> Any:
+        node = operation(**{name: number for number, name in enumerate(dims)}, mode=RecurrentMode.LSTM)
+        roles = {name: TensorRole.VIRTUAL if name in virtual else TensorRole.BOUND for name in dims}
+        specs = {name: TensorSpec.packed(dims[name]) for name in dims}
+        names = [name for name, _ in node.named()]
+        return held(
+            node, [tensor_of(n, specs[name], role=roles[name]) for n, name in enumerate(names)], handle
+        )
+
     with pytest.raises(Refused, match="reserve"):
-        launched(library, Recurrent, **LAYER, y=(5, 3, 12), reserve=(2, 5, 3, 5, 6))
-    given = {"x": (5, 3, 4), "y": (5, 3, 12), "slopes": (2, 5, 3, 5, 6)}
+        asked(Recurrent, **LAYER, y=(5, 3, 12), reserve=(2, 5, 3, 5, 6))
+    given = {
+        "x": (5, 3, 4),
+        "y": (5, 3, 12),
+        "slopes": (2, 5, 3, 5, 6),
+        "dw_ih": (2, 24, 4),
+        "dw_hh": (2, 24, 6),
+    }
     with pytest.raises(Refused, match="slopes"):
-        launched(library, RecurrentBackwardWeights, **given, dw_ih=(2, 24, 4), dw_hh=(2, 24, 6))
+        asked(RecurrentBackwardWeights, **given)
     library.RESERVE = 1 << 20
-    with pytest.raises(Refused, match="1,048,576 bytes"):
-        launched(library, RecurrentBackwardWeights, ("slopes",), **given, dw_ih=(2, 24, 4), dw_hh=(2, 24, 6))
+    assert asked(RecurrentBackwardWeights, ("slopes",), **given) == {"slopes": 1 << 20}
+
+
+def test_a_reserve_larger_than_slopes_has_room_in_their_place(library: Recorded) -> None:
+    *_, piece = (
+        piece
+        for piece in check(trained("gru")).pieces
+        if any(each.kind == "recurrent_bwd_data" for each in piece.graph.operations)
+    )
+    handle = SimpleNamespace(backend_handle=9)
+    small = compile_split(piece.graph, handle, None).workspace
+    library.RESERVE = 1 << 20
+    assert compile_split(piece.graph, handle, None).workspace >= small + (1 << 20) - (1 << 13)
+
+
+def test_states_of_sequences_without_steps_stay(library: Recorded) -> None:
+    """libcudnn writes 0 for them."""
+    node_lengths = (5, 0, 0)
+    at = launched(library, Recurrent, lengths=node_lengths, **LAYER, y=(5, 3, 12), h_n=(2, 3, 6))
+    kept = [(into - at["h_n"], of - at["h0"], size) for into, of, size in library.copies[-2:]]
+    line = 4 * 6
+    assert kept == [(line, line, 2 * line), (4 * line, 4 * line, 2 * line)]

@@ -29,7 +29,9 @@ Each step adds to the error of the state that it reads. With e for how far that 
 max(w(L), L / 2), what gates are computed from is off by (v(I) + 4) · sum of \\|x w_ih\\| + (v(P) + 4) ·
 sum of \\|h w_hh\\| + 4 · \\|bias\\| + sum of \\|e w_hh\\|; a sigmoid by a quarter of that and 4 u, a tanh by
 that and 4 u. What follows is of a few products and sums, each off by at most 2 u of its terms. Gradients are
-followed back in the same way. Those of the weights are sums of T · B products, as of matrices.
+followed back in the same way. Those of the weights are sums of T · B products, as of matrices. Of float16
+and bfloat16, what is carried from step to step and all gates may be rounded to the operands' type as well, as
+cuDNN does: each is off by as much more.
 """
 
 LSTM, GRU, TANH, RELU = "lstm", "gru", "tanh", "relu"
@@ -158,6 +160,10 @@ class _Off:
         terms = weights.shape[-2]
         return _Off(self.value @ weights, (self.off + (_sum(terms) + 2) * a) @ b)
 
+    def stored(self, more: float, least: float = 0.0) -> _Off:
+        """Rounded once more, by `more` u of itself, or of `least` where that is more."""
+        return _Off(self.value, self.off + more * np.maximum(np.abs(self.value), least))
+
     def complement(self) -> _Off:
         """1 less it."""
         return _Off(1 - self.value, self.off + 1 + np.abs(self.value))
@@ -183,6 +189,12 @@ class _Off:
     def along(self, axis: int) -> list[_Off]:
         """The parts along an axis."""
         return [*map(_Off, np.moveaxis(self.value, axis, 0), np.moveaxis(self.off, axis, 0))]
+
+
+def _more(specs: Specs) -> float:
+    """In terms of u, what a value may be off by that is rounded to the operands' type at each step."""
+    dtype = next(iter(specs.values())).dtype
+    return {DType.FLOAT16: 2.0**13, DType.BFLOAT16: 2.0**16}.get(dtype, 0.0)
 
 
 def _beside(parts: list[_Off]) -> _Off:
@@ -211,14 +223,15 @@ def _forward(operation: Any, values: Exact, specs: Any) -> Exact:
     kept = operation.kept(projected="w_hr" in values)
     found["reserve"] = np.zeros((directions, steps, batch, kept, hidden))
     found["h_n"], found["c_n"] = np.zeros(h0.shape), np.zeros(c0.shape)
+    more = _more(specs)
     for way in range(directions):
         h, c = _Off.exact(h0[way]), _Off.exact(c0[way])
-        of_input = _Off.exact(x) @ values["w_ih"][way].T + _Off.exact(bias[way, 0])
+        of_input = (_Off.exact(x) @ values["w_ih"][way].T + _Off.exact(bias[way, 0])).stored(more)
         for time, _ in walked(steps, way):
             a = of_input.at(time)
-            b = h @ w_hh[way].T + _Off.exact(bias[way, 1])
-            full, cells, noted = _stepped(mode, a, b, h, c)
-            new = full @ values["w_hr"][way].T if "w_hr" in values else full
+            b = (h @ w_hh[way].T + _Off.exact(bias[way, 1])).stored(more)
+            full, cells, noted = _stepped(mode, (a, b), (h, c), more)
+            new = (full @ values["w_hr"][way].T).stored(more) if "w_hr" in values else full
             noted += [full] if "w_hr" in values else []
             one = within[time]
             h, c = new.where(one, h), cells.where(one, c)
@@ -228,30 +241,33 @@ def _forward(operation: Any, values: Exact, specs: Any) -> Exact:
     return {name: _doubled(found[name]) for name in specs}
 
 
-def _stepped(mode: RecurrentMode, a: _Off, b: _Off, h: _Off, c: _Off) -> tuple[_Off, _Off, list[_Off]]:
-    count = mode.gates
+def _stepped(
+    mode: RecurrentMode, parts: tuple[_Off, _Off], before: tuple[_Off, _Off], more: float
+) -> tuple[_Off, _Off, list[_Off]]:
+    (a, b), (h, c), count = parts, before, mode.gates
     if mode is RecurrentMode.RELU:
-        total = a + b
+        total = (a + b).stored(more)
         new = _Off(np.maximum(total.value, 0), np.where(total.value < -_AT_MOST * total.off, 0, total.off))
         return new, c, [new]
     if mode is RecurrentMode.TANH:
-        new = (a + b).tanh()
+        new = (a + b).tanh().stored(more, 1.0)
         return new, c, [new]
     if mode is RecurrentMode.GRU:
-        r, z = ((a.part(count, n) + b.part(count, n)).sigmoid() for n in range(2))
+        r, z = ((a.part(count, n) + b.part(count, n)).sigmoid().stored(more, 1.0) for n in range(2))
         q = b.part(count, 2)
-        n = (a.part(count, 2) + r * q).tanh()
-        return z.complement() * n + z * h, c, [r, z, n, q]
-    i, f, o = ((a.part(count, n) + b.part(count, n)).sigmoid() for n in (0, 1, 3))
-    g = (a.part(count, 2) + b.part(count, 2)).tanh()
-    cells = f * c + i * g
-    return o * cells.tanh(), cells, [i, f, g, o, cells]
+        n = (a.part(count, 2) + r * q).tanh().stored(more, 1.0)
+        return (z.complement() * n + z * h).stored(more), c, [r, z, n, q]
+    i, f, o = ((a.part(count, n) + b.part(count, n)).sigmoid().stored(more, 1.0) for n in (0, 1, 3))
+    g = (a.part(count, 2) + b.part(count, 2)).tanh().stored(more, 1.0)
+    cells = (f * c + i * g).stored(more)
+    return (o * cells.tanh().stored(more, 1.0)).stored(more), cells, [i, f, g, o, cells]
 
 
 def _backward(operation: RecurrentBackwardData[str], values: Exact, specs: Specs) -> Exact:
     made: Exact = {name: values[name] for name in ("y", "reserve") if name in values}
     off: Exact = dict.fromkeys(("y", "reserve"), 0.0)
-    if "reserve" not in values:
+    more = _more({"dx": specs["dx"]})
+    if "reserve" not in values or more:  # the steps are computed again, and that rounds
         made = operation.forward(NumPy(), values)
         off = _forward(operation, values, dict.fromkeys(made, specs["dx"]))
     y, reserve = (_Off(made[name], off[name] + np.zeros(made[name].shape)) for name in ("y", "reserve"))
@@ -277,14 +293,15 @@ def _backward(operation: RecurrentBackwardData[str], values: Exact, specs: Specs
             total = dh + _Off.exact(values["dy"][time, :, own]) if "dy" in values else dh
             full = total @ values["w_hr"][way] if "w_hr" in values else total
             of_input, of_state, direct, cells = _back(operation.mode, kept, full, (h, c), dc)
+            of_input, of_state = ([each.stored(more) for each in part] for part in (of_input, of_state))
             noted = [*of_input, *of_state[2:]] if operation.mode is RecurrentMode.GRU else of_input
             for number, part in enumerate(noted):
                 found["slopes"][way, time, :, number] = np.where(one, part.off, 0)
             if "w_hr" in values:
                 found["slopes"][way, time, :, 4] = np.where(one, kept[5].off, 0)
                 found["slopes"][way, time, :, 5, :state] = np.where(one, total.off, 0)
-            dh = (_beside(of_state) @ w_hh[way] + direct).where(one, dh)
-            dc = cells.where(one, dc)
+            dh = (_beside(of_state) @ w_hh[way] + direct).stored(more).where(one, dh)
+            dc = cells.stored(more).where(one, dc)
             gates = _beside(of_input).where(one, _zeros(batch, rows)) @ values["w_ih"][way]
             dx[time] += gates.off * max(1.0, (_sum(directions * rows) + 2) / (_sum(rows) + 2)) + np.abs(
                 gates.value

@@ -17,7 +17,7 @@ from cudnn_actor.protocol.operations import Convolution, GraphTensor, Node, Tens
 from cudnn_actor.protocol.types.dtypes import DType
 from cudnn_actor.protocol.types.numerics import Numerics
 
-__all__ = ["FrontendGraph", "Refused", "data_type", "frontend_uids", "spatial"]
+__all__ = ["FrontendGraph", "Inapplicable", "Refused", "data_type", "frontend_uids", "spatial"]
 
 _DATA_TYPES = {
     DType.FLOAT64: "DOUBLE",
@@ -37,6 +37,10 @@ _FIRST_NUMBER = 1 << 20
 
 class Refused(Exception):
     """Raised when cuDNN does not accept a graph; there may be another way to run it. The text says why."""
+
+
+class Inapplicable(Refused):
+    """Raised by a way to run graphs of another kind: the reasons of other ways tell more."""
 
 
 def frontend_uids(graph: OperationGraph) -> dict[int, int]:

@@ -43,6 +43,9 @@ class Launcher(NamedTuple):
         Gives the bytes of memory that the run needs besides, from what `make` gets; None if it needs none.
     room
         As `workspace`, if the library says so: it gets the handle, too.
+    held
+        Gives the bytes of results that hold what only the library understands, by name, from what `make`
+        gets. Such results are not bound. None if there are none.
     launches
         Gives what the run launches, if that is kernels of our own.
     first
@@ -54,6 +57,7 @@ class Launcher(NamedTuple):
     packed: bool = False
     workspace: Callable[[Any, Sequence[GraphTensor]], int] | None = None
     room: Callable[[Any, Sequence[GraphTensor], Any], int] | None = None
+    held: Callable[[Any, Sequence[GraphTensor], Any], Mapping[str, int]] | None = None
     launches: Callable[[Any, Sequence[GraphTensor]], Sequence[Launch]] | None = None
     first: Callable[[Any, Sequence[GraphTensor]], bool] | None = None
 

@@ -10,8 +10,9 @@ https://docs.nvidia.com/deeplearning/cudnn/backend/latest/api/cudnn-adv-library.
 from __future__ import annotations
 
 import ctypes
+import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from ctypes import c_size_t, c_void_p
 from typing import Any, NamedTuple
 
@@ -116,7 +117,6 @@ class _Layer:
         self.temporary, self.reserve = self._asked(
             "cudnnGetRNNTempSpaceSizes", self.handle, self.rnn.pointer, forward, self.x.pointer, count=2
         )
-        self._check_kept()
         of_y = math.prod((*of_steps, sizes.directions * sizes.state)) * dtype.itemsize
         self.bytes_of_x, self.bytes_of_y = math.prod((*of_steps, sizes.features)) * dtype.itemsize, of_y
         again = isinstance(operation, RecurrentBackwardData)
@@ -158,19 +158,6 @@ class _Layer:
         getattr(libcudnn(), function)(*arguments, *map(ctypes.byref, found))
         return [each.value for each in found]
 
-    def _check_kept(self) -> None:
-        """Raise `Refused` unless a reserve stays within the plan, and has room in what holds it there."""
-        if "reserve" in self.given:
-            raise Refused("cuDNN's reserve has no meaning outside of it: gradients compute the steps again")
-        slopes = self.given.get("slopes")
-        if slopes is None:
-            return
-        if slopes.role is TensorRole.BOUND:
-            raise Refused("slopes stay within a plan on CUDA: ask for the gradients of a graph, by g.grad")
-        room = math.prod(slopes.dims) * slopes.dtype.itemsize
-        if self.reserve > room:
-            raise Refused(f"cuDNN's reserve of {self.reserve:,} bytes does not fit into slopes of {room:,}")
-
     def spans(self, *, gradients: bool) -> list[Span]:
         """Where the weights lie, or their gradients: those that are operands."""
         found: list[Span] = []
@@ -191,6 +178,19 @@ class _Layer:
     def _number(self, number: int) -> int:
         """The number of weights in cudnnGetRNNWeightParams."""
         return _PROJECTION if number == 2 * self.operation.mode.gates else number
+
+    def without_steps(self, name: str) -> list[tuple[int, int]]:
+        """Where the states of sequences without a step lie in an operand: starts and sizes in bytes."""
+        directions, batch, size = self.given[name].dims
+        line = size * self.dtype.itemsize
+        empty = [number for number, length in enumerate(self.operation.lengths or ()) if not length]
+        found = []
+        for _, group in itertools.groupby(enumerate(empty), lambda pair: pair[1] - pair[0]):
+            neighbours = [number for _, number in group]
+            found += [
+                ((way * batch + neighbours[0]) * line, len(neighbours) * line) for way in range(directions)
+            ]
+        return found
 
     def _of_weights(self, way: int, number: int) -> tuple[int, int]:
         """Where a matrix and its bias lie in the space of the weights."""
@@ -239,66 +239,121 @@ def joined(spans: Sequence[Span]) -> list[Span]:
     return found
 
 
+class _Call:
+    """One run of a layer: where its operands and the parts of its workspace are."""
+
+    def __init__(self, layer: _Layer, spans: Sequence[Span], addresses: Sequence[int]) -> None:
+        self.layer, self._spans, self._addresses = layer, spans, addresses
+        self._library, self._runtime = libcudnn(), libraries().runtime
+        self._stream = libraries().cupy.cuda.get_current_stream().ptr
+
+    def at(self, name: str) -> int | None:
+        """The address of an operand; None if it is left out."""
+        place = self.layer.places.get(name)
+        return None if place is None else self._addresses[place]
+
+    def part(self, name: str) -> int:
+        """The address of a part of the workspace."""
+        return self._addresses[-1] + self.layer.parts[name]
+
+    def clear(self, address: int, nbytes: int) -> None:
+        self._runtime.memsetAsync(address, 0, nbytes, self._stream)
+
+    def copy(self, into: int, source: int, nbytes: int) -> None:
+        self._runtime.memcpyAsync(into, source, nbytes, _ON_DEVICE, self._stream)
+
+    def gather_weights(self) -> None:
+        """Copy the weights into their space."""
+        weights = self.part("weights")
+        if "bias" not in self.layer.given:  # what no operand gives is 0
+            self.clear(weights, self.layer.weights)
+        for span in self._spans:
+            self.copy(weights + span.place, (self.at(span.name) or 0) + span.start, span.nbytes)
+
+    def scatter_weights(self) -> None:
+        """Copy the gradients of the weights out of their space."""
+        for span in self._spans:
+            self.copy((self.at(span.name) or 0) + span.start, self.part("weights") + span.place, span.nbytes)
+
+    def keep_states(self, *pairs: tuple[str, str]) -> None:
+        """Copy the states of sequences without a step, for which libcudnn writes 0."""
+        for name, result in pairs:
+            source, into = self.at(name), self.at(result)
+            for start, nbytes in self.layer.without_steps(name) if source and into else ():
+                self.copy(into + start, source + start, nbytes)
+
+    def forward(self, mode: int, y: int | None, ends: Sequence[int | None], reserve: Sequence[Any]) -> None:
+        """cudnnRNNForward. `ends`: where the last states go. `reserve`: its bytes and its address."""
+        layer, at = self.layer, self.at
+        self._library.cudnnRNNForward(
+            *(layer.handle, layer.rnn.pointer, mode, layer.lengths.data.ptr),
+            *(layer.x.pointer, at("x"), layer.y.pointer, y),
+            *(layer.h.pointer, at("h0"), ends[0], layer.c.pointer, at("c0"), ends[1]),
+            *(layer.weights, self.part("weights"), layer.temporary, self.part("temporary"), *reserve),
+        )
+
+    def by_data(self, y: int, dy: int, reserve: Sequence[Any]) -> None:
+        """cudnnRNNBackwardData_v8. `reserve`: its bytes and its address."""
+        layer, at = self.layer, self.at
+        self._library.cudnnRNNBackwardData_v8(
+            *(layer.handle, layer.rnn.pointer, layer.lengths.data.ptr),
+            *(layer.y.pointer, y, dy, layer.x.pointer, at("dx")),
+            *(layer.h.pointer, at("h0"), at("dh_n"), at("dh0")),
+            *(layer.c.pointer, at("c0"), at("dc_n"), at("dc0")),
+            *(layer.weights, self.part("weights"), layer.temporary, self.part("temporary"), *reserve),
+        )
+
+    def by_weights(self) -> None:
+        """cudnnRNNBackwardWeights_v8. It adds to what is in the space of the weights."""
+        layer, at = self.layer, self.at
+        self._library.cudnnRNNBackwardWeights_v8(
+            *(layer.handle, layer.rnn.pointer, _ADDED, layer.lengths.data.ptr),
+            *(layer.x.pointer, at("x"), layer.h.pointer, at("h0"), layer.y.pointer, at("y")),
+            *(layer.weights, self.part("weights"), layer.temporary, self.part("temporary")),
+            *(layer.reserve, at("slopes")),
+        )
+
+
+def _run_forward(call: _Call) -> None:
+    call.gather_weights()
+    call.forward(_INFERENCE, call.at("y"), (call.at("h_n"), call.at("c_n")), (0, None))
+    call.keep_states(("h0", "h_n"), ("c0", "c_n"))
+
+
+def _run_by_data(call: _Call) -> None:
+    layer = call.layer
+    call.gather_weights()
+    y, dy = call.part("y"), call.at("dy")
+    if dy is None:
+        dy = call.part("dy")
+        call.clear(dy, layer.bytes_of_y)
+    if layer.operation.lengths is not None:  # libcudnn may leave what lies behind the end of a sequence
+        call.clear(call.at("dx") or 0, layer.bytes_of_x)
+    reserve = layer.reserve, call.at("slopes") or call.part("reserve")
+    call.forward(_TRAINING, y, (None, None), reserve)
+    call.by_data(y, dy, reserve)
+    call.keep_states(("dh_n", "dh0"), ("dc_n", "dc0"))
+
+
+def _run_by_weights(call: _Call) -> None:
+    call.clear(call.part("weights"), call.layer.weights)
+    call.by_weights()
+    call.scatter_weights()
+
+
+_RUNS: dict[type, Callable[[_Call], None]] = {
+    Recurrent: _run_forward,
+    RecurrentBackwardData: _run_by_data,
+    RecurrentBackwardWeights: _run_by_weights,
+}
+
+
 def library_recurrent(operation: AnyRecurrent, tensors: Sequence[GraphTensor], handle: Any) -> Run:
     """The run of a layer, or of its gradients, by libcudnn. Raises `Refused` and `EngineFailure`."""
     layer = _Layer(operation, tensors, handle)
     spans = layer.spans(gradients=isinstance(operation, RecurrentBackwardWeights))
-    whole = {"bias", "dbias"} & layer.given.keys()
-    library, runtime, cupy = libcudnn(), libraries().runtime, libraries().cupy
-    rnn, lengths = layer.rnn.pointer, layer.lengths.data.ptr
-
-    def launch(addresses: Sequence[int], _: Sequence[float]) -> None:
-        def at(name: str) -> int | None:
-            place = layer.places.get(name)
-            return None if place is None else addresses[place]
-
-        def part(name: str) -> int:
-            return addresses[-1] + layer.parts[name]
-
-        def forward(mode: int, y: Any, ends: tuple[Any, Any], reserve: tuple[int, Any]) -> None:
-            library.cudnnRNNForward(
-                *(layer.handle, rnn, mode, lengths, layer.x.pointer, at("x"), layer.y.pointer, y),
-                *(layer.h.pointer, at("h0"), ends[0], layer.c.pointer, at("c0"), ends[1]),
-                *(layer.weights, part("weights"), layer.temporary, part("temporary"), *reserve),
-            )
-
-        stream = cupy.cuda.get_current_stream().ptr
-        weights = part("weights")
-        if isinstance(operation, RecurrentBackwardWeights):
-            runtime.memsetAsync(weights, 0, layer.weights, stream)
-            library.cudnnRNNBackwardWeights_v8(
-                *(layer.handle, rnn, _ADDED, lengths, layer.x.pointer, at("x"), layer.h.pointer, at("h0")),
-                *(layer.y.pointer, at("y"), layer.weights, weights),
-                *(layer.temporary, part("temporary"), layer.reserve, at("slopes")),
-            )
-            for span in spans:
-                into = (at(span.name) or 0) + span.start
-                runtime.memcpyAsync(into, weights + span.place, span.nbytes, _ON_DEVICE, stream)
-            return
-        if not whole:  # what no operand gives is 0
-            runtime.memsetAsync(weights, 0, layer.weights, stream)
-        for span in spans:
-            source = (at(span.name) or 0) + span.start
-            runtime.memcpyAsync(weights + span.place, source, span.nbytes, _ON_DEVICE, stream)
-        if isinstance(operation, Recurrent):
-            forward(_INFERENCE, at("y"), (at("h_n"), at("c_n")), (0, None))
-            return
-        y, dy = part("y"), at("dy")
-        if dy is None:
-            dy = part("dy")
-            runtime.memsetAsync(dy, 0, layer.bytes_of_y, stream)
-        if operation.lengths is not None:  # libcudnn may leave what lies behind the end of a sequence
-            runtime.memsetAsync(at("dx"), 0, layer.bytes_of_x, stream)
-        reserve = layer.reserve, at("slopes") or part("reserve")
-        forward(_TRAINING, y, (None, None), reserve)
-        library.cudnnRNNBackwardData_v8(
-            *(layer.handle, rnn, lengths, layer.y.pointer, y, dy, layer.x.pointer, at("dx")),
-            *(layer.h.pointer, at("h0"), at("dh_n"), at("dh0")),
-            *(layer.c.pointer, at("c0"), at("dc_n"), at("dc0")),
-            *(layer.weights, weights, layer.temporary, part("temporary"), *reserve),
-        )
-
-    return launch
+    run = _RUNS[type(operation)]
+    return lambda addresses, _: run(_Call(layer, spans, addresses))
 
 
 def _room(operation: AnyRecurrent, tensors: Sequence[GraphTensor], handle: Any) -> int:
@@ -306,10 +361,22 @@ def _room(operation: AnyRecurrent, tensors: Sequence[GraphTensor], handle: Any) 
     return _Layer(operation, tensors, handle).room
 
 
+def _held(operation: AnyRecurrent, tensors: Sequence[GraphTensor], handle: Any) -> dict[str, int]:
+    """Bytes of the reserve, which lies in the place of `slopes`. Raises `Refused` if it leaves the plan."""
+    given = {name: tensor for (name, _), tensor in zip(operation.named(), tensors, strict=True)}
+    if "reserve" in given:
+        raise Refused("cuDNN's reserve has no meaning outside of it: gradients compute the steps again")
+    if "slopes" not in given:
+        return {}
+    if given["slopes"].role is TensorRole.BOUND:
+        raise Refused("slopes stay within a plan on CUDA: ask for the gradients of a graph, by g.grad")
+    return {"slopes": _Layer(operation, tensors, handle).reserve}
+
+
 implement(
     Recurrent,
     RecurrentBackwardData,
     RecurrentBackwardWeights,
-    launchers={"library": Launcher(library_recurrent, packed=True, room=_room)},
+    launchers={"library": Launcher(library_recurrent, packed=True, room=_room, held=_held)},
     partly="what a recurrent layer keeps for its gradients stays within a plan",
 )

@@ -17,7 +17,7 @@ import msgspec
 from cudnn_actor.actors.logs import Log
 from cudnn_actor.engines.base import StickyError
 from cudnn_actor.engines.cuda.checking.self_check import BuildContext, SelfCheck
-from cudnn_actor.engines.cuda.cudnn.frontend_graph import Refused
+from cudnn_actor.engines.cuda.cudnn.frontend_graph import Inapplicable, Refused
 from cudnn_actor.engines.cuda.cudnn.kernel_caches import KernelCaches, compiles
 from cudnn_actor.engines.cuda.library.failures import translate
 from cudnn_actor.engines.cuda.operations import REFUSED
@@ -223,7 +223,7 @@ def possible_plans(
     Raises `Refused`, with cuDNN's reason, if there is no plan.
     """
     refusals = [] if refusals is None else refusals
-    found = False
+    found, telling = False, ""
     if precompiled:
         whole = _precompiled(graph, handle, limit, refusals, on_refusal)
     else:
@@ -242,11 +242,13 @@ def possible_plans(
             on_refusal(str(refusal))
             if str(refusal) not in refusals:
                 refusals.append(str(refusal))
+            if not isinstance(refusal, Inapplicable):
+                telling = telling or str(refusal)
         else:
             found = True
             yield plan
     if not found:
-        raise Refused(refusals[0] if refusals else COMPILES)
+        raise Refused(telling or (refusals[0] if refusals else COMPILES))
 
 
 _Make = Callable[[], CudaPlan]

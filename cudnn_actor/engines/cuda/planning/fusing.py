@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from cudnn_actor.engines.cuda.cudnn.frontend_graph import Refused
+from cudnn_actor.engines.cuda.cudnn.frontend_graph import Inapplicable, Refused
 from cudnn_actor.engines.cuda.kernels.expressions import Expression, Result, Value
 from cudnn_actor.engines.cuda.kernels.line_kernels import Reduced, fits, lined
 from cudnn_actor.engines.cuda.kernels.norm_kernels import Normal
@@ -54,7 +54,7 @@ def compile_fused(graph: OperationGraph, limit: int | None) -> CudaPlan:
     if len(graph.operations) == 1 and not isinstance(graph.operations[0], Pointwise):
         row = IN_LINES.get(type(graph.operations[0]))
         if row is None or not row.alone:
-            raise Refused("it has no neighbours to be fused")
+            raise Inapplicable("it has no neighbours to be fused")
     norms = [operation for operation in graph.operations if type(operation) in FUSED]
     if len(norms) == 1:
         return _normed(graph, norms[0], limit)
@@ -129,7 +129,7 @@ class _Fuser:
         } - {None}
         others = [operation for operation in graph.operations if not isinstance(operation, Pointwise)]
         if len(found) != 1 or any(lines_of_operation(graph, operation) is None for operation in others):
-            raise Refused("its operations have no lines in common")
+            raise Inapplicable("its operations have no lines in common")
         ((self._dims, self._axes, self._compute),) = found  # type: ignore[misc]
         self._body = Body(graph, graph.operations, self._dims)
 

@@ -235,10 +235,13 @@ class _Splitter:
 
     def _run(self, operation: Node) -> None:
         """Add the steps that run an operation, in the chosen way. Raises `Refused`."""
-        for uid in operation.writes:
-            if uid not in self._sources:
-                self._sources[uid] = self._take(self._graph.tensor(uid))
         implementation = IMPLEMENTATIONS[type(operation)]
+        held = self._held(operation)
+        for name, uid in operation.named(operation.outputs):
+            if uid not in self._sources:
+                self._sources[uid] = self._reserve(
+                    max(self._graph.tensor(uid).spec.nbytes, held.get(name, 0))
+                )
         run: list[Callable[[Node], None]] = []
         if implementation.lower is not None:
             run += [partial(self._by_graph, packed=packed) for packed in (False, True)]
@@ -292,7 +295,7 @@ class _Splitter:
             tensors = [form for form, _ in placed.values()]
             nbytes = 0 if found.workspace is None else found.workspace(alone, tensors)
             if found.room is not None:
-                nbytes = self._asked_room(found.room, alone, tensors)
+                nbytes = self._asked(found.room, alone, tensors)
             step = OperationStep(
                 operation=alone,
                 tensors=tuple(tensors),
@@ -305,10 +308,26 @@ class _Splitter:
                 raise Refused(str(failure)) from failure
             self._steps.append(step)
 
-    def _asked_room(self, room: Callable[..., int], operation: Node, tensors: Sequence[GraphTensor]) -> int:
-        """Bytes of a workspace that the library asks for. Raises `Refused`."""
+    def _held(self, operation: Node) -> dict[str, int]:
+        """Bytes of results that hold what only a library understands, by name. Raises `Refused`."""
+        asked = [each.held for each in IMPLEMENTATIONS[type(operation)].launchers.values() if each.held]
+        if not asked:
+            return {}
+        names = [name for name, _ in operation.named()]
+        alone = msgspec.structs.replace(
+            operation.with_operands({name: n for n, name in enumerate(names)}.__getitem__),
+            numerics=self._graph.numerics,
+        )
+        tensors = [self._graph.tensor(uid) for _, uid in operation.named()]
+        found: dict[str, int] = {}
+        for each in asked:
+            found |= self._asked(each, alone, tensors)
+        return found
+
+    def _asked(self, ask: Callable[..., Any], operation: Node, tensors: Sequence[GraphTensor]) -> Any:
+        """What the library says of an operation. Raises `Refused`."""
         try:
-            return room(operation, tensors, self._handle)
+            return ask(operation, tensors, self._handle)
         except EngineFailure as failure:
             raise Refused(str(failure)) from failure
 
