@@ -49,13 +49,14 @@ def allowed_error(graph: OperationGraph, result: int) -> float:
     """A bound on the relative error of a result, in the norm, that rounding alone causes. `result`: its uid.
 
     A sum of n products with independent roundings is off by sqrt(n) roundings of the compute type. The
-    result is rounded once more when it is stored. Four times that is allowed, or more: `Operation.slack`.
+    result is rounded once more when it is stored. Four times that is allowed, or more: `Operation.slack_of`.
     """
     if not graph.tensor(result).dtype.is_floating:
         return _ROUNDED if any(isinstance(op, Pointwise) for op in graph.operations) else 0.0
     steps = [math.sqrt(_terms(graph, op)) * _product_epsilon(graph, op) for op in graph.operations]
     stored = max(_EPSILON.get(graph.tensor(uid).dtype, 0.0) for uid in graph.written)
-    return 4 * max(op.slack for op in graph.operations) * (stored + sum(steps))
+    slack = max(op.slack_of(graph.tensor(result).dtype) for op in graph.operations)
+    return 4 * slack * (stored + sum(steps))
 
 
 def _terms(graph: OperationGraph, operation: Node) -> int:

@@ -185,6 +185,11 @@ class Operation(Record, Generic[T], tag=True):
 
     numerics: Numerics | None = None
 
+    def slack_of(self, dtype: DType) -> float:
+        """`slack`, of results of this dtype."""
+        del dtype
+        return self.slack
+
     @property
     def title(self) -> str:
         """What labels call it: its kind; functions of elements and reductions by their mode."""

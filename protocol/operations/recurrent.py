@@ -111,9 +111,13 @@ def walk(steps: int, direction: int) -> list[_Step]:
 class _Recurrent(Operation[T]):
     """What the three share: the mode and the lengths, and which operands fit together."""
 
-    slack = 16.0  # each step rounds the state and the gates to the operands' type
+    slack = 4.0
     mode: RecurrentMode
     lengths: tuple[int, ...] | None = None
+
+    def slack_of(self, dtype: DType) -> float:
+        """More for half types: each step rounds the state and the gates to the operands' type."""
+        return {DType.FLOAT16: 16.0, DType.BFLOAT16: 64.0}.get(dtype, self.slack)
 
     def kept(self, *, projected: bool) -> int:
         """How many numbers `reserve` and `slopes` have for each unit, at each step."""

@@ -160,8 +160,9 @@ class _Off:
         terms = weights.shape[-2]
         return _Off(self.value @ weights, (self.off + (_sum(terms) + 2) * a) @ b)
 
-    def stored(self, more: float, least: float = 0.0) -> _Off:
-        """Rounded once more, by `more` u of itself, or of `least` where that is more."""
+    def stored(self, more: float, least: float = 2.0**-14) -> _Off:
+        """Rounded once more, by `more` u of itself, or of `least` where that is more: by default of float16's
+        smallest normal number."""
         return _Off(self.value, self.off + more * np.maximum(np.abs(self.value), least))
 
     def complement(self) -> _Off:

@@ -63,7 +63,7 @@ Compared = tuple[np.ndarray, np.ndarray]
 
 
 class Accuracy(NamedTuple):
-    """How accurate a result is: as a dtype is, and `Operation.slack`."""
+    """How accurate a result is: as a dtype is, and `Operation.slack_of`."""
 
     dtype: DType
     slack: float = 1.0
@@ -74,7 +74,7 @@ class Accuracy(NamedTuple):
         dtype = graph.tensor(uid).dtype
         if dtype is DType.FLOAT64 and any(graph.compute(op) is DType.FLOAT32 for op in graph.operations):
             dtype = DType.FLOAT32
-        return cls(dtype, max(operation.slack for operation in graph.operations))
+        return cls(dtype, max(operation.slack_of(dtype) for operation in graph.operations))
 
     @property
     def of_sums(self) -> float:
