@@ -33,7 +33,7 @@ from cudnn_actor.protocol import Graph, GraphBuilder, Layout, Tensor, TensorSpec
 
 from .blocks import BLOCKS, Block
 from .gpu.setting import gpu_versions
-from .operations import best, torch_module, torch_us
+from .operations import best, captured, torch_module, torch_us
 from .recording import Row, attempted, keep
 
 _RUNS = 20
@@ -198,14 +198,6 @@ def _convolution(ours: Ours, layer: Layer, batch: int = 32) -> Iterator[Row]:
     with torch_module().no_grad():
         row |= _in_torch("eager", lambda: eager)
         yield row | _in_torch("eager, CUDA graph", lambda: captured(eager))
-
-
-def captured(call: Callable[[], object]) -> Callable[[], object]:
-    """What replays a call of PyTorch's, which has been called before, as a CUDA graph."""
-    graph = torch_module().cuda.CUDAGraph()
-    with torch_module().cuda.graph(graph, capture_error_mode="thread_local"):
-        call()
-    return graph.replay  # type: ignore[no-any-return]
 
 
 def _eager(given: dict[str, Any], stride: int, pad: int, *, relu: bool) -> Any:

@@ -117,7 +117,7 @@ class _Recurrent(Operation[T]):
 
     def slack_of(self, dtype: DType) -> float:
         """More for half types: each step rounds the state and the gates to the operands' type."""
-        return {DType.FLOAT16: 16.0, DType.BFLOAT16: 64.0}.get(dtype, self.slack)
+        return {DType.FLOAT16: 16.0, DType.BFLOAT16: 128.0}.get(dtype, self.slack)
 
     def kept(self, *, projected: bool) -> int:
         """How many numbers `reserve` and `slopes` have for each unit, at each step."""

@@ -279,8 +279,9 @@ class _Call:
         """Copy the states of sequences without a step, for which libcudnn writes 0."""
         for name, result in pairs:
             source, into = self.at(name), self.at(result)
-            for start, nbytes in self.layer.without_steps(name) if source and into else ():
-                self.copy(into + start, source + start, nbytes)
+            if source is not None and into is not None:
+                for start, nbytes in self.layer.without_steps(name):
+                    self.copy(into + start, source + start, nbytes)
 
     def forward(self, mode: int, y: int | None, ends: Sequence[int | None], reserve: Sequence[Any]) -> None:
         """cudnnRNNForward. `ends`: where the last states go. `reserve`: its bytes and its address."""
