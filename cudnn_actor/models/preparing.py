@@ -80,7 +80,8 @@ class Preparing:
                     return kept
                 try:
                     async with self._writing.unwritten(deadline, alone=outdated) as writes:
-                        of = await in_own_thread(self._specialised(), specs, values, self._most_operations)
+                        specialised = self._keeping.source.specialised
+                        of = await in_own_thread(specialised, specs, values, self._most_operations)
                         return await self._keep(key, of, specs, values, writes)
                 except Outdated:
                     outdated = True
@@ -89,11 +90,6 @@ class Preparing:
                         raise
                     with self._keeping.lock:
                         self._deciding |= needs.names
-
-    def _specialised(self) -> Callable[..., Specialised]:
-        """What makes the graph: with recurrent layers as operations only where the engine runs these."""
-        of_source = self._keeping.source.specialised
-        return of_source if self._gpu.device == "cpu" else partial(of_source, unrolled=True)
 
     async def deploy(
         self, kept: Kept, deadline: Deadline, tune: Tune | None = None, *, soon: bool = False

@@ -175,13 +175,10 @@ class Source(Protocol):
         specs: Mapping[str, TensorSpec],
         values: Mapping[str, np.ndarray],
         most_operations: int = ...,
-        *,
-        unrolled: bool = ...,
     ) -> Specialised:
         """The model for inputs of these specs. `values`: those of inputs that decide over shapes.
 
-        `most_operations`: how many a graph may have, which a model that needs more says at once. `unrolled`:
-        whether recurrent layers are unrolled, since the engine does not run them as operations.
+        `most_operations`: how many a graph may have, which a model that needs more says at once.
 
         Raises `NeedsValues`, and `UnsupportedModel` or `InvalidModel` for what cannot be run.
         """

@@ -111,8 +111,7 @@ class Trial:
 class Import:
     """One import of a model: `specialised` walks it once. For the parameters see `Source.specialised`.
 
-    `recorded`: how many operations it may add; by default, as many as `most_operations` says. `unrolled`:
-    whether recurrent layers are.
+    `recorded`: how many operations it may add; by default, as many as `most_operations` says.
     """
 
     def __init__(
@@ -122,10 +121,8 @@ class Import:
         values: Mapping[str, np.ndarray],
         most_operations: int,
         recorded: Recorded | None = None,
-        *,
-        unrolled: bool = False,
     ) -> None:
-        self._most_operations, self._unrolled = most_operations, unrolled
+        self._most_operations = most_operations
         self._file, self._specs = file, specs
         self._g = GraphBuilder(limits=recorded or Recorded.of(most_operations))
         self._ports = Ports(self._g, file, specs, values)
@@ -341,7 +338,6 @@ class Import:
             budget=self._budget,
             random_state=self._ports.random_state,
             most_operations=self._most_operations,
-            unrolled=self._unrolled,
         )
         view.check()
         if is_control(node):

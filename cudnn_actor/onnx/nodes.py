@@ -59,8 +59,6 @@ class Node:
         Gives the state for so many random numbers, of a seed if the node has one.
     most_operations
         How many the graph may have.
-    unrolled
-        Whether recurrent layers are unrolled, also those that are an operation.
     """
 
     def __init__(
@@ -76,12 +74,11 @@ class Node:
         budget: Budget,
         random_state: Callable[[float | None, int], Tensor],
         most_operations: int,
-        unrolled: bool = False,
     ) -> None:
         self._opsets, self._budget, self._op = opsets, budget, proto.op_type
         self.proto, self.schema, self.g, self.weight = proto, schema, g, weight
         self.inputs = list(inputs)
-        self._most_operations, self.unrolled = most_operations, unrolled
+        self._most_operations = most_operations
         self._attributes = attributes
         self._random_state, self.drew = random_state, False
         """Whether it draws random numbers."""

@@ -100,12 +100,10 @@ class OnnxModel:
         specs: Mapping[str, TensorSpec],
         values: Mapping[str, np.ndarray],
         most_operations: int = GraphLimits().operations,
-        *,
-        unrolled: bool = False,
     ) -> Specialised:
         """See `Source`."""
         try:
-            return Import(self._file, specs, values, most_operations, unrolled=unrolled).specialised()
+            return Import(self._file, specs, values, most_operations).specialised()
         except TooManyOperations as error:
             raise error.refusal(most_operations) from error
 

@@ -64,8 +64,8 @@ class Header(NamedTuple):
 _HERE, _NEEDLESS, _NOT_YET, _NO = Kind.HERE, Kind.NEEDLESS, Kind.NOT_YET, Kind.NO
 _RAW = "Raw descriptors have no meaning on the CPU, and planning with them can crash"
 _RECURRENT = (
-    "[`Recurrent`](operations.md#recurrent-layers), its gradients, `g.lstm`, `g.gru` and `g.rnn` run on the "
-    "CPU engine alone. On CUDA, ONNX files with recurrent networks run, unrolled: [ONNX models](onnx.md)"
+    "[`Recurrent`](operations.md#recurrent-layers) and its gradients, `g.lstm`, `g.gru` and `g.rnn`, layer "
+    "by layer. On CUDA, cuDNN's reserve stays within a plan. Clips: in [ONNX files](onnx.md), step by step"
 )
 
 _GRAPH = (
@@ -445,7 +445,7 @@ _CNN = (
 )
 _ADV = (
     Row(
-        _NOT_YET,
+        _HERE,
         """
         cudnnCreateRNNDescriptor cudnnDestroyRNNDescriptor cudnnSetRNNDescriptor_v8 cudnnGetRNNDescriptor_v8
         cudnnRNNSetClip_v8 cudnnRNNSetClip_v9 cudnnRNNGetClip_v8 cudnnRNNGetClip_v9

@@ -106,10 +106,10 @@ program to start from; `cudnn-actor run MODEL.onnx` runs a file without one.
 - **Random numbers** come from a seed: the node's, or `gpu.load(model, random=1)`, without which such nodes
   are refused. Each run draws others, and a model that is loaded again draws the same ones again, on every
   engine. ONNX says how they are distributed and not which ones they are: other programs draw others.
-- **Recurrent networks** are [one operation](operations.md#recurrent-layers) on the CPU engine, of any number
-  of steps: an LSTM, a GRU with `linear_before_reset=1`, and an RNN of tanh or relu, with the usual
-  activations, without `clip`, `input_forget` or peepholes, and with lengths that the model says, which a
-  reversed network must not have. All others, and all of them on CUDA, are unrolled.
+- **Recurrent networks** are [one operation](operations.md#recurrent-layers), of any number of steps: an LSTM,
+  a GRU with `linear_before_reset=1`, and an RNN of tanh or relu, with the usual activations, without `clip`,
+  `input_forget` or peepholes, and with lengths that the model says, which a reversed network must not have.
+  All others are unrolled.
 - **Unrolled recurrences and loops**: each step of an LSTM is 20 operations of the graph, of a GRU 26, of an
   RNN 8, of a `Loop` or a `Scan` those of its body. A graph may have 10,000, so that an LSTM may have 499
   steps, a GRU 383 and an RNN 1,248, or half of that in two directions. A longer sequence is refused after two

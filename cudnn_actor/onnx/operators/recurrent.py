@@ -116,7 +116,6 @@ class _Network:
         floats = [node.tensor(number) for number in (0, 1, 2, 3, 5, 6) if node.has(number)]
         if (
             mode is None
-            or node.unrolled
             or self.clip > 0
             or (node.has(4) and lengths is None)
             or (backwards and not whole)
