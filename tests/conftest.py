@@ -142,6 +142,8 @@ def blocking_calls() -> Any:
     for function in watched.functions.values():
         function.can_block_in("cudnn_actor/engines/cuda/diagnosis/gpus.py", "find_driver_apart")
         function.can_block_in("cudnn_actor/actors/reply_future.py", "_wait")
+        function.can_block_in("cudnn_actor/blocking/spawning.py", "spawn")
+        function.can_block_in("cudnn_actor/blocking/portal.py", "close")
         function.can_block_in("tests/engines/devices.py", "why_not")  # it decides whether a test is skipped
     return watched
 
@@ -150,8 +152,9 @@ def blocking_calls() -> Any:
 def no_loop_is_blocked(blocking_calls: Any) -> Iterator[None]:
     """A call of ours that could block raises in a thread whose event loop is running.
 
-    Only stacks with our own code in them count: tests may wait for their own gates. Two may wait there:
-    the question whether there is a GPU, which a process asks once, and whoever waits for a pykka future.
+    Only stacks with our own code in them count: tests may wait for their own gates. Three may wait there: the
+    question whether there is a GPU, which a process asks once, whoever waits for a pykka future, and whoever
+    uses the blocking client.
     """
     if blocking_calls is None:
         yield

@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any, get_args
 
 import cudnn_actor
+import cudnn_actor.blocking
 import cudnn_actor.protocol
 
 __all__ = ["SNAPSHOT", "listing"]
 
 SNAPSHOT = Path(__file__).with_name("public_names.txt")
-_PACKAGES = (cudnn_actor, cudnn_actor.protocol)
+_PACKAGES = (cudnn_actor, cudnn_actor.protocol, cudnn_actor.blocking)
 
 
 def listing() -> str:
@@ -36,7 +37,9 @@ def listing() -> str:
             kind = " (module)" if isinstance(value, types.ModuleType) else ""
             lines.append(f"    {name}{kind}{'' if name in package.__all__ or kind else ' (not in __all__)'}")
             if name in package.__all__:
-                found[name] = value
+                found[name if name not in found or found[name] is value else f"{package.__name__}.{name}"] = (
+                    value
+                )
     public = {value for value in found.values() if isinstance(value, type)}
     for name, value in sorted(found.items()):
         lines += ["", *_described(name, value, public)]

@@ -10,6 +10,7 @@ from types import ModuleType
 import pytest
 
 import cudnn_actor
+import cudnn_actor.blocking
 import cudnn_actor.protocol
 
 from .public_names import SNAPSHOT
@@ -32,7 +33,7 @@ def test_the_public_names_are_those_of_the_snapshot() -> None:
     assert kept == found, "\n".join([REMEDY, *difference])
 
 
-@pytest.mark.parametrize("package", [cudnn_actor, cudnn_actor.protocol])
+@pytest.mark.parametrize("package", [cudnn_actor, cudnn_actor.protocol, cudnn_actor.blocking])
 def test_what_a_package_says_it_has_is_there(package: ModuleType) -> None:
     assert not [name for name in package.__all__ if not hasattr(package, name)]
     assert {name for name in dir(package) if name[0].isupper()} <= set(package.__all__)

@@ -329,6 +329,7 @@ class Model:
     @_of_latest
     async def explain(
         self,
+        /,
         inputs: Mapping[str, Any] | None = None,
         *,
         measure: bool = False,

@@ -11,13 +11,10 @@ https://onnx.ai/onnx/repo-docs/ImplementingAnOnnxBackend.html
 
 from __future__ import annotations
 
-import asyncio
 import atexit
-import contextlib
 import threading
-from collections.abc import Coroutine, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import onnx
@@ -25,15 +22,14 @@ from onnx import defs, helper, shape_inference
 from onnx.backend.base import Backend, BackendRep, Device, DeviceType, namedtupledict
 
 from cudnn_actor.actors import forks
-from cudnn_actor.models import InvalidModel, Model, UnsupportedModel
+from cudnn_actor.blocking import BlockingModel, BlockingRef, spawn
+from cudnn_actor.models import InvalidModel, UnsupportedModel
 from cudnn_actor.onnx.onnx_model import OnnxModel
 from cudnn_actor.onnx.operator_table import NO_WAY
 from cudnn_actor.onnx.reading import label_of
 from cudnn_actor.onnx.schemas import domain_of, schema_of
 from cudnn_actor.onnx.tensors import first_line
-from cudnn_actor.protocol.errors import CudnnActorError, InvalidRequest, ServiceStopped, Words
-from cudnn_actor.service.client import CudnnRef
-from cudnn_actor.service.service import start
+from cudnn_actor.protocol.errors import CudnnActorError, InvalidRequest, Words
 
 __all__ = [
     "CudnnActorBackend",
@@ -46,85 +42,26 @@ __all__ = [
     "supports_device",
 ]
 
-T = TypeVar("T")
-
-
-class _Shared:
-    """The service of one device, and a thread whose event loop talks to it."""
-
-    def __init__(self, device: str) -> None:
-        name = f"onnx on {device}"
-        self.gpu = CudnnRef(start(device=device, name=name))
-        self._lock = threading.Lock()
-        """Held while a call is handed to the loop, so that none is handed to a loop that ends."""
-        self._open, self._forked = True, False
-        self._threads = ThreadPoolExecutor(thread_name_prefix=name)
-        """The loop's own could not be shut down while the interpreter exits: that starts a thread."""
-        self._loop = asyncio.new_event_loop()
-        self._loop.set_default_executor(self._threads)
-        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
-        self._thread.start()
-        forks.watch(self)
-
-    def forget_parent(self) -> None:
-        """Refuse calls in a forked child, which has no such thread."""
-        self._open, self._forked, self._lock = False, True, threading.Lock()
-
-    def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine on the loop, and wait for its result. Raises `ServiceStopped` once it is closed."""
-        with self._lock:
-            if not self._open:
-                coroutine.close()
-                raise ServiceStopped(reason="closed", forked=self._forked)
-            future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()  # this thread may have been interrupted
-            raise
-
-    def close(self) -> None:
-        """Stop the service and the thread, once all calls have ended."""
-        with self._lock:
-            if not self._open:
-                return
-            self._open = False
-            ended = asyncio.run_coroutine_threadsafe(self._end(), self._loop)
-        ended.result()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-        self._threads.shutdown()
-
-    async def _end(self) -> None:
-        """Stop the service; then all that the other tasks ask it fails, and they end."""
-        await self.gpu.aclose()
-        if others := asyncio.all_tasks() - {asyncio.current_task()}:
-            await asyncio.wait(others)
-
 
 class _Services:
     """The shared services of this process, by device."""
 
     def __init__(self) -> None:
-        self._shared: dict[str, _Shared] = {}
-        self._of_parent: list[_Shared] = []
-        """In a forked child: kept, since an event loop that is dropped while it runs warns."""
+        self._shared: dict[str, BlockingRef] = {}
         self._lock = threading.Lock()
 
     def forget_parent(self) -> None:
         """Have a forked child start services of its own."""
-        self._of_parent.extend(self._shared.values())
         self._shared.clear()
         self._lock = threading.Lock()
 
-    def of(self, device: str) -> _Shared:
+    def of(self, device: str) -> BlockingRef:
         """That of a device, started if there is none that is alive."""
         with self._lock:
-            if device in self._shared and not self._shared[device].gpu.alive:
+            if device in self._shared and not self._shared[device].alive:
                 self._shared.pop(device).close()
             if device not in self._shared:
-                self._shared[device] = _Shared(device)
+                self._shared[device] = spawn(device=device, name=f"onnx on {device}")
             return self._shared[device]
 
     def close(self) -> None:
@@ -159,9 +96,9 @@ def close() -> None:
 class Prepared(BackendRep):
     """A model that is loaded. Its weights are freed by `close`, when it is collected, or with the service."""
 
-    def __init__(self, service: _Shared, model: Model) -> None:
-        self._service, self.model = service, model
-        forks.finalize(self, model.end).atexit = False
+    def __init__(self, model: BlockingModel) -> None:
+        self.model = model
+        forks.finalize(self, model.close).atexit = False
 
     def run(self, inputs: Any, **kwargs: Any) -> tuple[Any, ...]:
         """The outputs, in order, of inputs in order, by name, or of one array. Blocks."""
@@ -174,14 +111,13 @@ class Prepared(BackendRep):
             if len(listed) != len(names):
                 raise _wrong_count(listed, names)
             given = dict(zip(names, listed, strict=True))
-        results = self._service.call(self.model.run({name: _array(value) for name, value in given.items()}))
+        results = self.model.run({name: _array(value) for name, value in given.items()})
         outputs = [each.name for each in self.model.outputs]
         return namedtupledict("Outputs", outputs)(*(results[name] for name in outputs))
 
     def close(self) -> None:
         """Free the weights, unless the service has ended and they with it. Idempotent."""
-        with contextlib.suppress(ServiceStopped):
-            self._service.call(self.model.close())
+        self.model.close()
 
 
 def _array(value: Any) -> Any:
@@ -236,8 +172,7 @@ class CudnnActorBackend(Backend):
     def prepare(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> Prepared:
         """Load a model; `random` is its seed, as of `CudnnRef.load`, which says what is raised."""
         source = OnnxModel(model, random=kwargs.get("random"))
-        service = _services.of(_device(device))
-        return Prepared(service, service.call(service.gpu.load(source)))
+        return Prepared(_services.of(_device(device)).load(source))
 
     @classmethod
     def run_model(
@@ -296,7 +231,7 @@ class CudnnActorBackend(Backend):
     def supports_device(cls, device: str) -> bool:
         """Whether a service can run on a device: "CPU", or "CUDA:N" where there is a working GPU."""
         try:
-            return bool(_services.of(_device(device)).gpu.alive)
+            return bool(_services.of(_device(device)).alive)
         except CudnnActorError:
             return False
 

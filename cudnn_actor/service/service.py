@@ -61,7 +61,7 @@ from cudnn_actor.supervision import (
 )
 from cudnn_actor.supervision.events import stamped
 
-__all__ = ["CudnnService", "child_spec", "engine_for", "start"]
+__all__ = ["CudnnService", "child_spec", "engine_for", "start", "started"]
 
 T = TypeVar("T")
 
@@ -532,7 +532,12 @@ def start(options: _StartOptions) -> CudnnService:
     StartFailed
         The actor could not be started, and the restarts are used up.
     """
-    service = CudnnService(options, parent=options.parent)
+    return started(options, parent=options.parent)
+
+
+def started(options: Options, *, parent: pykka.ActorRef[Any] | None = None) -> CudnnService:
+    """`start`, for options that have been checked. Blocks, and raises `StartFailed`."""
+    service = CudnnService(options, parent=parent)
     service.launch()
     try:
         service.started.result()

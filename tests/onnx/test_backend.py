@@ -95,7 +95,7 @@ def test_a_prepared_model_runs_many_times_with_arrays_in_order_or_by_name() -> N
 
 def test_all_models_of_a_device_share_one_service() -> None:
     one, other = (backend.prepare(image_model()) for _ in range(2))
-    assert one._service is other._service
+    assert one.model._gpu is other.model._gpu
     one.close()
     (scores, _) = other.run([np.ones((2, 3, 8, 8), np.float32)])
     assert scores.shape == (2, 5)
@@ -105,11 +105,11 @@ def test_a_prepared_model_that_is_dropped_frees_its_weights() -> None:
     """Without a warning: ONNX's interface has nothing to close it by."""
     model = backend.prepare(image_model())
     model.run([np.ones((2, 3, 8, 8), np.float32)])
-    service = model._service
+    gpu = model.model._gpu
     del model
     gc.collect()
-    service.call(service.gpu.drain())
-    assert service.call(service.gpu.statistics()).live_buffers == 0
+    gpu.drain()
+    assert gpu.statistics().live_buffers == 0
 
 
 def test_devices() -> None:
@@ -166,10 +166,10 @@ from tests.onnx.small_models import image_model
 x = [np.ones((1, 3, 8, 8), np.float32)]
 model = backend.prepare(image_model())
 model.run(x)
-gpu, held, stay = model._service.gpu, threading.Event(), threading.Event()
+gpu, held, stay = model.model._gpu._gpu, threading.Event(), threading.Event()
 
 def hold():
-    with model.model._keeping.lock:
+    with model.model.model._keeping.lock:
         held.set()
         stay.wait()
 
@@ -179,7 +179,7 @@ held.wait()
 child = os.fork()
 if not child:
     refused = 0
-    for run in (lambda: model.run(x), lambda: asyncio.run(gpu.run(model.model, {"image": x[0]}))):
+    for run in (lambda: model.run(x), lambda: asyncio.run(gpu.run(model.model.model, {"image": x[0]}))):
         try:
             run()
         except ServiceStopped as error:

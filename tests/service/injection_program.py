@@ -62,15 +62,15 @@ class Injected(Exception):
 
 
 class Injector:
-    """Raises at the n-th place of a call."""
+    """Raises at the n-th place of a call in code of ours, or in that of some folders."""
 
-    def __init__(self) -> None:
+    def __init__(self, *folders: str) -> None:
         self.places = 0
         self.where = ""
         self.files: set[str] = set()
         """The files of ours that it has been in."""
         self._at = 0
-        self._functions = functions_in(*_OURS)
+        self._functions = functions_in(*(folders or _OURS))
         self._looks: dict[CodeType, frozenset[int]] = {}
 
     def armed(self, at: int) -> contextlib.AbstractContextManager[None]:

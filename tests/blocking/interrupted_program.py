@@ -1,0 +1,75 @@
+"""A program that raises at every place in turn where a signal's handler could, in a blocking call.
+
+Run as `python -m tests.blocking.interrupted_program`; writes as JSON, for each kind of call, how often it
+raised, and how many buffers were left. After each, a call of another thread must be answered.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import logging
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+import cudnn_actor
+from cudnn_actor import Allocate, BufferRef, MaxPool, TensorSpec, Window
+from cudnn_actor.blocking import BlockingRef, spawn
+
+from ..service.injection_program import Injected, Injector
+
+PATIENCE_S = 20.0
+ONES = np.ones((1, 1, 4, 4), np.float32)
+POOL = Window.symmetric(2, size=2)
+PLACES = (f"{cudnn_actor.__path__[0]}/blocking/", f"{cudnn_actor.__path__[0]}/actors/reply_future.py")
+
+
+def calls(gpu: BlockingRef, x: BufferRef) -> dict[str, Callable[[], Any]]:
+    """What is interrupted, by name; each gives a buffer, or a future of one."""
+    return {
+        "upload": lambda: gpu.upload(ONES),
+        "ask": lambda: gpu.ask(Allocate(spec=TensorSpec.packed((3,)))),
+        "apply": lambda: gpu.apply(MaxPool(x=x, window=POOL)),
+        "submit": lambda: gpu.submit(Allocate(spec=TensorSpec.packed((3,)))),
+    }
+
+
+def buffers(gpu: BlockingRef) -> int:
+    """How many there are once all earlier requests have ended."""
+    gpu.drain()
+    return gpu.statistics().live_buffers
+
+
+def main() -> dict[str, Any]:
+    logging.getLogger("asyncio").setLevel(logging.CRITICAL + 1)
+    told: dict[str, Any] = {}
+    with spawn(device="cpu") as gpu, ThreadPoolExecutor(1) as other:
+        x = gpu.upload(ONES)
+        for name, call in calls(gpu, x).items():
+            injector, raised, clean, at = Injector(*PLACES), 0, 0, 0
+            while clean < 3:
+                at += 1
+                try:
+                    with injector.armed(at):
+                        given = call()
+                except Injected:
+                    raised += 1
+                else:
+                    clean += 1
+                    gpu.free(given.result(PATIENCE_S) if isinstance(given, Future) else given)
+                other.submit(gpu.ping).result(PATIENCE_S)
+            deadline = time.monotonic() + PATIENCE_S
+            while (left := buffers(gpu) - 1) and time.monotonic() < deadline:
+                continue  # what had started when it was interrupted is freed once it has ended
+            told[name] = {"raised": raised, "left": left, "files": sorted(injector.files)}
+    return told
+
+
+if __name__ == "__main__":
+    faulthandler.dump_traceback_later(100.0, exit=True)
+    sys.stdout.write(json.dumps(main()) + "\n")
