@@ -462,6 +462,8 @@ ARGUMENTS: dict[str, Callable[[Sketch, Of | None], Any]] = {
     "batch_dims:": lambda sketch, _: sketch.choose.one((0, 0, 1)),
     "probability:": lambda sketch, _: sketch.choose.one((0.25, 0.5, 0.75)),
     "dropout:": lambda sketch, _: 0.0,
+    "compute_dtype:": lambda sketch, _: sketch.choose.one((None, None, "float64")),
+    "means:": lambda sketch, x: None if sketch.choose.chance(0.5) else _new(lambda _, dims: dims)(sketch, x),
     "low: int": lambda sketch, _: -sketch.choose.size(5),
     "high: int": lambda sketch, _: sketch.choose.size(5),
     "low: float": lambda sketch, _: -sketch.choose.size(5) / 4,
