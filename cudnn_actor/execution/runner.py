@@ -413,8 +413,14 @@ class Runner(Generic[T]):
         return self._enqueued(task, tag, slots)
 
     def _note_turn(self) -> None:
-        """Note that a turn of a loop has finished. If the host has been given up, the loop ends there."""
+        """Note that a turn of a loop has finished. If the host has been given up, the loop ends there.
+
+        What was enqueued before the loop is answered as soon as it has finished. Else it would count as hung
+        when the loop takes longer than that.
+        """
         self.host.note_progress()
+        if self.executor.busy:
+            self._settle_passed(self.executor)
         if self.abandoned.is_set():
             raise Crash("it was given up in the middle of a loop")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import tracemalloc
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,6 +19,7 @@ from cudnn_actor import (
     DType,
     Fault,
     FaultPlan,
+    Fill,
     GraphBuilder,
     InvalidRequest,
     Loop,
@@ -32,7 +34,17 @@ from cudnn_actor.engines.base import no_progress
 from ..engines.devices import why_not
 from ..isolation.device_engine import DeviceEngine
 from .loop_bodies import Case, cases, counting, recurrence, run_case
-from .rigs import Gate, in_thread, outcome, service_on, spawn_gated, spawn_mortal, spawn_on, spawn_poisoned
+from .rigs import (
+    PATIENCE_S,
+    Gate,
+    in_thread,
+    outcome,
+    service_on,
+    spawn_gated,
+    spawn_mortal,
+    spawn_on,
+    spawn_poisoned,
+)
 from .worker_rigs import POISON, ExecutingEngine
 
 
@@ -175,6 +187,32 @@ class TestAsynchronousEngines:
             assert (await gpu.download(message.buffers[1])).tolist() == [200.0]
         assert len(set(seen)) >= 200
         assert engine.most_behind <= 34, "32 turns, and what came before and comes behind"
+
+    async def test_what_was_sent_before_a_loop_is_answered_before_its_end(self) -> None:
+        answered = threading.Event()
+
+        class Ahead(_Paced):
+            """A device that is as fast as the host, but at last begins only when ten runs are enqueued."""
+
+            late = False
+            runs = 0
+
+            def execute(self, plan: Any, buffers: Sequence[np.ndarray], scalars: Sequence[float]) -> None:
+                super().execute(plan, buffers, scalars)
+                self.runs += 1
+                assert self.runs < 100 or answered.wait(PATIENCE_S)
+
+            def finished(self, fence: Any) -> bool:
+                return not self.late or self.runs >= 10
+
+        engine = Ahead(lambda: None)
+        async with spawn_on(lambda: engine, isolation="thread") as gpu:
+            message = await _message(gpu, counting(), 200, count=ZERO)
+            engine.late = True
+            before = gpu.submit(Fill(dst=message.buffers[1], value=3.0))
+            before.add_done_callback(lambda _: answered.set())
+            await gpu.ask(message)
+            assert before.done()
 
 
 class TestMemory:
