@@ -248,7 +248,7 @@ class OperationGraph(
             operands = dict(operation.named())
             specs = {name: self.tensor(uid).spec for name, uid in operands.items()}
             samples = operation.samples(xp, specs, draw).items()
-            found |= {operands[name]: values for name, values in samples}
+            found |= {operands[name]: xp.asarray(values) for name, values in samples}  # of no dims: a scalar
         return {uid: found[uid] for uid in inputs if uid in found}
 
     def label(self, number: int) -> str:

@@ -168,3 +168,11 @@ def test_numbers_are_drawn_only_for_operations_that_read_inputs() -> None:
 
     assert [*body.samples(np, draw)] == [body.bound[0]]
     assert drawn == [(2, 3)]
+
+
+def test_samples_without_dims_are_arrays() -> None:
+    """NumPy's functions of such an array give a scalar, which cannot be rounded in place."""
+    g = GraphBuilder()
+    body = g.build(y=g.arccosh(g.input("x", (), "int64"))).body
+    (values,) = body.samples(np, lambda spec: np.ones(spec.dims)).values()
+    assert isinstance(values, np.ndarray)
