@@ -25,7 +25,7 @@ KeptT = TypeVar("KeptT", bound=Owned)
 class Scope(Requests):
     """The requests of a service, and the owner of what they give: `async with gpu.scope() as scope`.
 
-    It owns the buffers of `scope.upload`, `empty`, `apply`, `conv_fwd` and its siblings, what
+    It owns the buffers of `scope.upload`, `empty`, `apply`, `loop`, `conv_fwd` and its siblings, what
     `scope.run(model, keep=...)` leaves on the device, the answers to `ask(Allocate(...))`, and the models of
     `scope.load`. At its end they are freed, once earlier requests on them are done, whether its body returns,
     raises or is cancelled. What was freed before, or was lost with the device's context, is left alone.

@@ -18,7 +18,7 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         The incarnation of the actor that ran it.
     plan
         Tag of the plan: engine, operation, the first digits of the graph's digest, and on CUDA what cuDNN
-        runs; the operation's name if no plan is involved.
+        runs; of a loop, that of its body's plan, and `/loop`. The operation's name if no plan is involved.
     queue_us, run_us
         Microseconds from admission to start, and from start to finish.
     """

@@ -16,7 +16,9 @@ from cudnn_actor import (
     BufferRef,
     CudnnRef,
     Free,
+    GraphBuilder,
     InvalidRequest,
+    Loop,
     MaxPool,
     Model,
     Restarted,
@@ -59,6 +61,18 @@ async def test_what_its_methods_give_is_freed_with_it_and_what_is_kept_is_not() 
         assert (await gpu.download(y)).shape == (2, 4, 4, 4)
         await gpu.free(y)
         await gpu.free(mine)
+        assert await live(gpu) == 0
+
+
+async def test_the_outputs_of_a_loop_belong_to_it_and_its_scratch_to_nobody() -> None:
+    g = GraphBuilder()
+    y = g.input("x", (3,)) * 2.0
+    loop = Loop(body=g.build(y=y, row=y * 1.0), carried={"x": "y"})
+    async with spawn(device="cpu") as gpu:
+        async with gpu.scope() as scope:
+            outputs = await scope.loop(loop, turns=4, x=await scope.upload(np.ones(3, np.float32)))
+            assert await live(gpu) == 3
+            np.testing.assert_array_equal((await gpu.download(outputs.row))[:, 0], [2, 4, 8, 16])
         assert await live(gpu) == 0
 
 
