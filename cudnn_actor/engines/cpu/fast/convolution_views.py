@@ -44,9 +44,16 @@ MOST_BOUND_TAPS = 128
 """The calls for each tap of larger filters are made when they run."""
 
 
+_WITHOUT_COPY: dict[str, Any] = {"copy": False} if np.lib.NumpyVersion(np.__version__) >= "2.1.0" else {}
+"""Older ones make a copy, which is not used."""
+
+
 def reshaped_view(array: Floats, dims: Dims) -> Floats | None:
     """A view of an array with other dims; None if only a copy can have them."""
-    view = array.reshape(dims)
+    try:
+        view: Floats = np.reshape(array, dims, **_WITHOUT_COPY)
+    except ValueError:
+        return None
     return view if np.may_share_memory(view, array) else None
 
 

@@ -116,8 +116,10 @@ class FastPlan:
     def workspace(self) -> int:
         """Bytes of scratch that a run needs.
 
-        Kernels may allocate copies of operands when they are bound. In a run, operations allocate that are
-        evaluated by their definitions: for a part on each lane, or for all where there are no parts.
+        Kernels may allocate copies of operands when they are bound. In a run, only these allocate: operations
+        evaluated by definitions that cannot be recorded, for a part on each lane, or for all where there are
+        no parts; CTC losses; and NumPy, for buffers of 8192 elements in which it converts dtypes, and for a
+        block of a tensor with gaps.
         """
         return self.held_bytes + self.lanes * self.lane_bytes
 

@@ -26,8 +26,8 @@ from cudnn_actor.engines.scratch_places import Held, places
 __all__ = ["NotRecordable", "Recorded", "Recorder", "Recording"]
 
 Array = npt.NDArray[Any]
-_MOST_INSTRUCTIONS = 20_000
-"""Of one recording. Each has about 1 kB, and takes 20 µs to be recorded and bound."""
+_MOST_INSTRUCTIONS = 5000
+"""Of one recording. Each has about 1 kB, and takes 15 µs to be recorded and bound."""
 
 
 class NotRecordable(Exception):

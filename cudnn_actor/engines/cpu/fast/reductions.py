@@ -117,5 +117,8 @@ def _finish(mode: ReductionMode, length: int) -> Finish:
 
 def _finite(total: _Any, y: _Any) -> None:
     """Store what is subtracted before powers are taken: 0 for infinity and NaN, which the sum then gives."""
-    np.copyto(total, 0, where=~np.isfinite(total))
-    np.copyto(y, total)
+    np.subtract(total, total, y)  # 0, or NaN
+    np.add(total, y, total)
+    np.fmax(total, 0, y)  # not NaN
+    np.fmin(total, 0, total)
+    np.add(y, total, y)

@@ -75,9 +75,16 @@ class Scattered:
 
     @functools.cached_property
     def _flat(self) -> bool:
-        """Whether each element has a place of its own: then NumPy is fastest along a line."""
+        """Whether updates are written along one line, element by element.
+
+        That is fastest where each element has a place of its own. And NumPy makes arrays of places for all
+        elements where axes are walked through between those that indices select.
+        """
         places = self.node.places(self.x, self.indices)
-        return all(own is None or own in places.of_indices for own in places.own)
+        arrays = [axis for axis, own in enumerate(places.own) if own is None or own in places.of_indices]
+        between = {*range(min(arrays), max(arrays) + 1)} - {*arrays}
+        alone = len(arrays) == len(places.selected)
+        return len(arrays) == len(self.x) or bool(between) or (min(arrays) > 0 and not alone)
 
     @functools.cached_property
     def _places_bytes(self) -> int:

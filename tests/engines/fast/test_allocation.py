@@ -1,0 +1,123 @@
+"""A run of the fast engine allocates no arrays: every operation, in problems of the fuzzer."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import secrets
+import tracemalloc
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cudnn_actor.engines.cpu.fast.compiler import compile_fast
+from cudnn_actor.engines.cpu.fast.kernels import carried
+from cudnn_actor.engines.cpu.fast.lanes import Lanes
+from cudnn_actor.engines.cpu.fast.plan import FastPlan, FastProgram
+from cudnn_actor.engines.cpu.scratch import aligned_bytes
+from cudnn_actor.protocol import OperationGraph, Window
+from cudnn_actor.protocol.operations import OPERATIONS
+
+from ...gpu.families import CONVOLUTION, FAMILIES
+from ...gpu.operations import ROWS
+from ...gpu.operations.cases import OperationCase, arrays
+
+FAMILY_OF = {row.operation: row.family for row in ROWS}
+DRAWN, RUN = 8, 2
+"""Of so many problems, the largest are run."""
+MOST_BYTES = 16 << 10
+"""What a run may have in Python's objects: arguments, iterators, and calls that are made in the run.
+
+NumPy's buffers for conversions are not in it: see `small_buffers`. Nor are tensors with gaps: where NumPy
+does not see that such an array has no element twice, it writes a block to a copy first.
+"""
+
+
+def of_large_windows(case: Any) -> bool:
+    """Whether windows have hundreds of elements."""
+    window = case.operation.window
+    if isinstance(window, Window):
+        return math.prod(window.size) > 300
+    sizes = case.specs["dx" if "dx" in case.specs else "x"].dims[2:]
+    each = (-(-size // count) + 1 for size, count in zip(sizes, window.output, strict=True))
+    return bool(math.prod(each) > 300)
+
+
+ALWAYS_ALLOCATE = {
+    "CTCLoss",  # how many cells have states follows from lengths, which are data
+}
+ALLOCATE: dict[str, Callable[[Any], bool]] = {
+    "TopK": lambda case: carried(case.specs["x"].dtype).itemsize == 8,  # NumPy makes an array of places
+    # To record what large windows do takes too many calls.
+    **dict.fromkeys(("MaxPool", "LpPool", "MaxPoolBackward", "LpPoolBackward"), of_large_windows),
+}
+"""The problems of operations in which these allocate for a part, or for a block."""
+
+
+@pytest.fixture
+def small_buffers() -> Iterator[None]:
+    """NumPy converts types in buffers of 8192 elements, of whatever tensor: here they have 16."""
+    before = np.setbufsize(16)
+    yield
+    np.setbufsize(before)
+
+
+def problems(operation: type, seed: int) -> Iterator[tuple[Any, OperationGraph, FastPlan]]:
+    """Problems of an operation, of tensors without gaps, that the fast engine computes: large ones."""
+    family = FAMILY_OF.get(operation, CONVOLUTION)
+    allocates = ALLOCATE.get(operation.__name__, lambda _: False)
+    drawn: list[tuple[int, Any, OperationGraph]] = []
+    for number in itertools.count():
+        case = FAMILIES[family].draw(seed, number)
+        graph = case.graph()
+        specs = [graph.tensor(uid).spec for uid in graph.bound]
+        has_gaps = any(spec.nbytes != spec.size * spec.dtype.itemsize for spec in specs)
+        if type(graph.operations[0]) is operation and not has_gaps and not allocates(case):
+            drawn.append((max(spec.nbytes for spec in specs), case, graph))
+        if len(drawn) == DRAWN:
+            for _, of_largest, graph in sorted(drawn, key=lambda one: -one[0])[:RUN]:
+                if (plan := compile_fast(graph, 1)) is not None:
+                    yield of_largest, graph, plan
+            drawn.clear()
+
+
+def program(case: Any, graph: OperationGraph, plan: FastPlan) -> FastProgram:
+    """The plan, bound to buffers that have the problem's values; of convolutions, zeros."""
+    given = arrays(case) if isinstance(case, OperationCase) else {}
+    buffers = []
+    for uid in graph.bound:
+        tensor = graph.tensor(uid)
+        memory = np.zeros(tensor.spec.size, tensor.dtype.numpy)
+        strides = [stride * memory.itemsize for stride in tensor.strides]
+        buffer: np.ndarray = np.ndarray(tensor.dims, memory.dtype, memory, 0, strides)
+        if tensor.name in given:
+            buffer[...] = given[tensor.name]
+        buffers.append(buffer)
+    return plan.bind(buffers, aligned_bytes(plan.workspace))
+
+
+def peak_of_second(run: Callable[[], None]) -> int:
+    """The most bytes that are allocated at a time in the second run of two."""
+    run()
+    tracemalloc.start()
+    try:
+        run()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.usefixtures("small_buffers")
+@pytest.mark.parametrize(
+    "operation",
+    [each for each in OPERATIONS if each.__name__ not in ALWAYS_ALLOCATE],
+    ids=lambda operation: operation.__name__,
+)
+def test_a_run_allocates_no_arrays(operation: type) -> None:
+    seed, lanes = secrets.randbelow(1 << 32), Lanes(1)
+    for case, graph, plan in itertools.islice(problems(operation, seed), RUN):
+        bound, scalars = program(case, graph, plan), [1.0] * len(graph.scalars)
+        assert peak_of_second(partial(bound.run, scalars, lanes)) < MOST_BYTES, f"seed {seed}: {case}"
