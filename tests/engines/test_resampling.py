@@ -126,6 +126,13 @@ def test_the_nearest_element_is_moved_as_it_is(bench: Workbench, dtype: DType) -
     assert got.tobytes() == x.repeat(2, 1).repeat(2, 2).tobytes()
 
 
+@pytest.mark.parametrize("mode", ResampleMode)
+def test_without_dims_nothing_is_resized(bench: Workbench, mode: ResampleMode) -> None:
+    x = bench.place(np.array(2.5, np.float32))
+    y = bench.empty(TensorSpec.packed((), "float32"))
+    assert bench.run(Resample(x=x, y=y, sizes=(), mode=mode)) == 2.5
+
+
 def test_the_older_coordinates_of_the_nearest(bench: Workbench) -> None:
     """(i + 1/2) / scale, rounded down: the reference does not have them any more."""
     x = np.arange(7.0)

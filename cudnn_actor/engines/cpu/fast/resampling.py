@@ -269,7 +269,8 @@ class Resampled:
         part = list(box)
         for one in alongs:
             part[one.axis] = one.reach
-        x, y = arrays[0][tuple(part)].transpose(order), arrays[1][box].transpose(order)
+        places: tuple[Any, Any] = (*part, ...), (*box, ...)  # without `...`, no dims would give a number
+        x, y = (array[place].transpose(order) for array, place in zip(arrays, places, strict=True))
         memory = memory.fork()
         if not alongs or not x.flags.c_contiguous:
             into = memory.take(x.shape, self.dtype) if alongs else y
