@@ -346,6 +346,13 @@ def _of_weights(operation: RecurrentBackwardWeights[str], values: Exact, specs: 
     return {name: (_sum(steps * batch) + 3) * sums for name, sums in magnitudes.items()}
 
 
+def _without_kept(operation: Any) -> tuple[str, ...]:
+    """All operands but those that one engine keeps within a plan."""
+    return tuple(
+        each for each in (*operation.inputs, *operation.outputs) if each not in ("reserve", "slopes")
+    )
+
+
 def _rows() -> Iterator[Row]:
     bounds: dict[Any, Any] = {
         Recurrent: _forward,
@@ -359,6 +366,7 @@ def _rows() -> Iterator[Row]:
             ranks=(3,),
             forms=(*FORMS, BARE),
             make=_make,
+            given=tuple((form, _without_kept(operation)) for form in FORMS if form != SEVERAL),
             bounds=of,
             arrange=_arrange,
             settle=_settle,
