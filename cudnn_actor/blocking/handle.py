@@ -28,6 +28,7 @@ from cudnn_actor.protocol.types.checks import require_seconds
 from cudnn_actor.protocol.types.dtypes import DTypeLike
 from cudnn_actor.protocol.types.tune import Tune
 from cudnn_actor.service.client import DRAIN_S, CudnnRef
+from cudnn_actor.service.computing import Computable
 from cudnn_actor.service.health import Health
 from cudnn_actor.service.requests import Requests
 from cudnn_actor.service.scopes import Scope
@@ -272,6 +273,23 @@ class BlockingRef(BlockingRequests):
         """`with gpu.scope() as scope:` frees at its end what `scope.upload` and the like have given; see
         `Scope`."""
         return BlockingScope(self)
+
+    def compute(
+        self,
+        what: Computable,
+        arrays: Mapping[str, Any] | None = None,
+        /,
+        *,
+        also: Sequence[str] = (),
+        timeout: float | None = None,
+        **named: Any,
+    ) -> Any:
+        """Arrays in, arrays out: the results of a graph, an operation or a convolution. Blocks.
+
+        See `CudnnRef.compute`.
+        """
+        work = functools.partial(self._gpu.compute, what, arrays, also=also, timeout=timeout, **named)
+        return self._portal.call(work)
 
     def events(self) -> Iterator[LifecycleEvent]:
         """All lifecycle events since the service's start, then each new one as it happens, until it stops.

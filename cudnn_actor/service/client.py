@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable
+from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from typing import Any
 
 import pykka
 
+from cudnn_actor.actors import within
+from cudnn_actor.models.inputs import named_once
 from cudnn_actor.protocol.errors import CudnnActorError
 from cudnn_actor.protocol.messages.messages import Drain
 from cudnn_actor.protocol.types.checks import require_seconds
+from cudnn_actor.service.computing import Computable, compute
 from cudnn_actor.service.health import Health
 from cudnn_actor.service.requests import Requests
 from cudnn_actor.service.scopes import Scope
@@ -96,6 +99,57 @@ class CudnnRef(Requests):
         `scope.keep(buffer)`, a buffer outlives it. See `Scope`. Sends no message.
         """
         return Scope(self)
+
+    async def compute(
+        self,
+        what: Computable,
+        arrays: Mapping[str, Any] | None = None,
+        /,
+        *,
+        also: Sequence[str] = (),
+        timeout: float | None = None,
+        **named: Any,
+    ) -> Any:
+        """Arrays in, arrays out: the results of a graph, an operation or a convolution.
+
+        `compute(graph, x=x, w=w)`, `compute(MaxPool, x=x, window=window)`, or `compute(ConvFwd, x=x, w=w)`.
+        Everything that is allocated for it is freed, also if it fails or is cancelled. Arrays that are used
+        again are better uploaded once: see `upload` and `apply`.
+
+        Parameters
+        ----------
+        what
+            A graph, as `GraphBuilder.build` gives it; the class of an operation; or `ConvFwd`, `ConvBwdData`
+            or `ConvBwdFilter`.
+        arrays, named
+            By name: what `upload` takes, for each input of the graph or operand of the operation; and the
+            operation's other fields as they are. Of a convolution, the arguments of `conv_fwd` and its
+            siblings. For a graph, values are cast to the dtypes of its inputs, within their kind; else the
+            results have the dtypes that follow from those of the arrays. An output that is given is
+            overwritten, or added to, in a copy. What is named `also` or `timeout` stands in `arrays`.
+        also
+            An operation's optional outputs that are wanted too, as in `also=("index",)`.
+        timeout
+            Seconds for all of it, as in `ask`.
+
+        Returns
+        -------
+        numpy.ndarray or tuple of them
+            The output, dims in N, C, spatial order; of several, a named tuple. Of a graph, inputs that it
+            updates follow its outputs.
+
+        Raises
+        ------
+        InvalidRequest
+            As `upload` and `apply`.
+        TypeError
+            The operation has no such field.
+        CudnnActorError
+            As `apply`.
+        """
+        with within(timeout) as deadline:
+            async with self.scope() as scope:
+                return await compute(scope, what, named_once(arrays, named), also, deadline)
 
     async def aclose(self, *, drain_s: float = DRAIN_S) -> None:
         """Wait up to `drain_s` seconds for earlier requests to finish, then stop. Idempotent.
