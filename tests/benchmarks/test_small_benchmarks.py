@@ -145,6 +145,17 @@ def test_turns_of_loops_are_timed_beside_their_bodies(tmp_path: Path) -> None:
     assert all(min(row["turn_us"], row["body_us"]) > 0 for row in found)
 
 
+def test_blocking_calls_are_timed_beside_asyncio_and_pykka(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "benchmarks.blocking_calls"]
+    command += ["--rounds", "1", "--count", "64", "--out", str(tmp_path)]
+    subprocess.run(command, capture_output=True, timeout=LIMIT_S, cwd=ROOT, check=True)
+    (written,) = tmp_path.glob("blocking_calls-*.json")
+    found = json.loads(written.read_text())["found"]
+    assert {row["isolation"] for row in found} == {"thread", "process"}
+    assert len(found) == 12
+    assert all(row["us"] > 0 for row in found)
+
+
 def test_stages_are_medians_of_the_requests_that_reach_them() -> None:
     stamps = [(0, "asked"), (7_000, "read"), (2_000, "sent"), (10_000, "asked"), (14_000, "sent")]
     stamps += [(15_000, "sent"), (19_000, "read"), (30_000, "asked"), (99_000, "read")]
