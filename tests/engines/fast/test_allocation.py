@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from cudnn_actor.engines.cpu.fast.compiler import compile_fast
-from cudnn_actor.engines.cpu.fast.kernels import carried
 from cudnn_actor.engines.cpu.fast.lanes import Lanes
 from cudnn_actor.engines.cpu.fast.plan import FastPlan, FastProgram
 from cudnn_actor.engines.cpu.scratch import aligned_bytes
@@ -50,7 +49,6 @@ ALWAYS_ALLOCATE = {
     "CTCLoss",  # how many cells have states follows from lengths, which are data
 }
 ALLOCATE: dict[str, Callable[[Any], bool]] = {
-    "TopK": lambda case: carried(case.specs["x"].dtype).itemsize == 8,  # NumPy makes an array of places
     # To record what large windows do takes too many calls.
     **dict.fromkeys(("MaxPool", "LpPool", "MaxPoolBackward", "LpPoolBackward"), of_large_windows),
 }

@@ -232,7 +232,10 @@ def test_the_last_of_several_updates_wins_whatever_their_layout(
     np.testing.assert_array_equal(y, wanted)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "int8", "uint8", "uint32", "bool"])
+@pytest.mark.parametrize(
+    "dtype",
+    ["float32", "float16", "int8", "uint8", "uint32", "bool", "float64", "int64", "uint64"],
+)
 @pytest.mark.parametrize("largest", [True, False])
 @pytest.mark.parametrize("k", [3, 2000])
 def test_long_rows_of_equal_and_special_elements_are_in_order(
@@ -242,8 +245,17 @@ def test_long_rows_of_equal_and_special_elements_are_in_order(
     rng = np.random.default_rng(39)
     spec = TensorSpec.packed((2, 2000, 3), dtype)
     floats = np.array([0.0, -0.0, np.nan, -np.nan, np.inf, -np.inf, 1.5, -1.5, 3e-40])
-    whole = [0, 1, 127, 1 << 31, (1 << 32) - 1] if dtype == "uint32" else [0, 1, 5, 127]
-    few = floats if spec.dtype.is_floating else np.array(whole)
+    whole: list[int] = [0, 1, 5, 127]
+    if dtype not in ("int8", "uint8", "bool"):
+        limits = np.iinfo(dtype) if not spec.dtype.is_floating else np.iinfo(np.int8)
+        whole += [
+            (limits.max >> 1) + 1,
+            (limits.max >> 1) + 9,
+            limits.max,
+            int(limits.min),
+            int(limits.min) + 3,
+        ]
+    few = floats if spec.dtype.is_floating else np.array(whole, spec.dtype.numpy)
     x = few[rng.integers(0, len(few), spec.dims)]
     operation: Any = TopK(x="x", values="values", indices="indices", k=k, axis=1, largest=largest)
     specs = {"x": spec, **operation.infer({"x": spec})}
@@ -251,7 +263,9 @@ def test_long_rows_of_equal_and_special_elements_are_in_order(
     results = {name: array_of(specs[name]) for name in ("values", "indices")}
     kernel: Any = top_k(operation, specs)
     run(kernel, operands, results, 2)
-    exact = operands["x"].astype(np.float64 if spec.dtype.is_floating else np.int64)
+    exact = operands["x"].astype(
+        np.float64 if spec.dtype.is_floating else np.uint64 if dtype == "uint64" else np.int64
+    )
     wanted = operation.evaluate(np, {"x": exact}, specs)
     np.testing.assert_array_equal(results["indices"], wanted["indices"])
     np.testing.assert_array_equal(np.signbit(results["values"]), np.signbit(wanted["values"]))

@@ -1,6 +1,7 @@
 """The largest or smallest elements of rows: each is sorted with its place, as one number of 64 bits.
 
 Such numbers are all different. So any way of sorting them is stable, and they are sorted where they lie.
+Elements of 64 bits are sorted twice: by their lower halves, and in that order by their upper halves.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ _PLACE_BITS = 32
 
 
 def top_k(node: Node, specs: Specs) -> Sorting | None:
-    """The kernel for `TopK`; None for elements of 64 bits, and for many of a very long row."""
+    """The kernel for `TopK`; None for many of a very long row."""
     assert isinstance(node, TopK)
     x = specs["x"]
     dtype = carried(x.dtype)
     axis = node.axis % x.rank
-    if dtype.itemsize > 4 or x.dims[axis] >= 1 << (_PLACE_BITS - 1):
+    if x.dims[axis] >= 1 << (_PLACE_BITS - 1):
         return None
     kernel = Sorting(x.dims, dtype, axis, node.k, node.largest, node.in_order)
     return kernel if kernel.footprint(1) <= _MOST_SCRATCH else None
@@ -59,7 +60,16 @@ class Sorting:
     def _chunk(self) -> int:
         """How many elements of a row are sorted at a time, beside the best of those before."""
         size = self.x[self.axis]
-        return size if size <= _BLOCK_ELEMENTS or 2 * self.k >= size else max(_BLOCK_ELEMENTS, self.k)
+        return (
+            size
+            if self.is_wide or size <= _BLOCK_ELEMENTS or 2 * self.k >= size
+            else max(_BLOCK_ELEMENTS, self.k)
+        )
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether an element and its place are more than a number of 64 bits."""
+        return self.dtype.itemsize > 4
 
     @property
     def _rows(self) -> int:
@@ -74,7 +84,8 @@ class Sorting:
         elements = 2 * footprint((rows, chunk), itemsize=self.dtype.itemsize)
         nans = footprint((rows, chunk), itemsize=1)
         wanted = 2 * footprint((rows, self.k)) + footprint((rows, self.k), itemsize=self.dtype.itemsize)
-        return keys + elements + nans + wanted
+        halves = 2 * footprint((rows, chunk)) if self.is_wide else 0
+        return keys + elements + nans + wanted + halves
 
     def bind(self, operands: Operands, results: Operands, lanes: Sequence[Scratch]) -> list[Step]:
         """The steps of a run: see `Kernel`."""
@@ -115,7 +126,10 @@ class _Block:
         keys = memory.take((*self._rows, size if chunk == size else k + chunk), np.int64)
         elements = memory.take((*self._rows, chunk), of.dtype)
         spare, nans = memory.take(elements.shape, of.dtype), memory.take(elements.shape, np.bool_)
-        for start in range(0, size, chunk):
+        if of.is_wide:
+            yield partial(np.copyto, elements, self._x)
+            yield from self._in_two_halves((elements, spare, nans, keys), numbers, starts(self._rows))
+        for start in () if of.is_wide else range(0, size, chunk):
             stop = min(start + chunk, size)
             best = k if start else 0
             seen = keys[..., best : best + stop - start]
@@ -129,7 +143,7 @@ class _Block:
             if k < candidates.shape[-1]:
                 yield partial(candidates.partition, k - 1)
         wanted = memory.take((*self._rows, k), np.int64)
-        if of.in_order:
+        if of.in_order and not of.is_wide:
             yield keys[..., :k].sort
         yield partial(np.bitwise_and, keys[..., :k], np.array((1 << _PLACE_BITS) - 1), wanted)
         if not of.in_order:
@@ -153,24 +167,70 @@ class _Block:
         yield partial(x.take, places, None, found, "clip")
         yield partial(np.copyto, self._values, found)
 
+    def _in_two_halves(
+        self, arrays: tuple[Array, Array, Array, Array], numbers: Array, starts: Array
+    ) -> Iterator[Call]:
+        """Sort wide elements: their places in the order that is wanted, in the last array.
+
+        `arrays`: x, one like it, one of bool, and one of int64.
+        """
+        x, spare, nans, keys = arrays
+        half, low = np.array(_PLACE_BITS), np.array((1 << _PLACE_BITS) - 1)
+        first, at, second = spare.view(np.int64), *(self._memory.take(keys.shape, np.int64) for _ in range(2))
+        yield from self._wide_keys(x, spare, nans, keys)
+        yield partial(np.left_shift, keys, half, first)
+        yield partial(np.add, first, numbers, first)
+        yield first.view(np.uint64).sort
+        yield partial(np.bitwise_and, first, low, first)
+        # In the order of lower halves: upper halves, each with its place in that order.
+        yield partial(np.add, first, starts, at)
+        yield partial(keys.reshape(-1).take, at, None, second, "clip")
+        yield partial(np.bitwise_and, second, np.invert(low), second)
+        yield partial(np.add, second, numbers, second)
+        yield second.sort
+        yield partial(np.bitwise_and, second, low, second)
+        yield partial(np.add, second, starts, second)
+        yield partial(first.reshape(-1).take, second, None, keys, "clip")
+
+    def _wide_keys(self, x: Array, spare: Array, nans: Array, keys: Array) -> Iterator[Call]:
+        """Whole numbers of int64, in the order in which elements are wanted."""
+        if x.dtype.kind == "f":
+            yield from _bits_in_order(x, spare, nans, keys)
+            yield partial(np.copyto, keys, spare.view(np.int64))
+        else:
+            yield partial(np.copyto, keys, x, "unsafe")
+        if x.dtype.kind == "u":
+            yield partial(np.bitwise_xor, keys, np.array(np.iinfo(np.int64).min), keys)
+        if self._of.largest:
+            yield partial(np.invert, keys, keys)
+
     def _keys(self, x: Array, spare: Array, nans: Array, keys: Array) -> Iterator[Call]:
         """Whole numbers in the upper halves of int64, in the order in which elements are wanted."""
         ordered = x
         if x.dtype.kind == "f":
-            # Of floats as int32, those below 0 are in reverse; -0 becomes 0, and all NaN one above infinity.
-            yield partial(np.add, x, np.array(0, x.dtype), spare)
-            yield partial(np.isnan, spare, nans)
-            yield partial(np.copyto, spare, np.array(np.nan, x.dtype), where=nans)
-            ordered, below_0 = spare.view(np.int32), keys.view(np.int32)[..., ::2]
-            yield partial(np.right_shift, ordered, np.array(31, np.int32), below_0)
-            yield partial(np.bitwise_and, below_0, np.array((1 << 31) - 1, np.int32), below_0)
-            yield partial(np.bitwise_xor, ordered, below_0, ordered)
+            yield from _bits_in_order(x, spare, nans, keys.view(np.int32)[..., ::2])
+            ordered = spare.view(np.int32)
         yield partial(np.copyto, keys, ordered)
         if x.dtype == np.uint32:
             yield partial(np.subtract, keys, np.array(1 << 31), keys)
         if self._of.largest:
             yield partial(np.invert, keys, keys)
         yield partial(np.left_shift, keys, np.array(_PLACE_BITS), keys)
+
+
+def _bits_in_order(x: Array, spare: Array, nans: Array, below_0: Array) -> Iterator[Call]:
+    """Floats in `spare` whose bits, as whole numbers, are in order: -0 is 0, and all NaN are the largest.
+
+    `below_0`: scratch, whole numbers as wide as x.
+    """
+    whole, most = spare.view(below_0.dtype), np.iinfo(below_0.dtype).max
+    yield partial(np.add, x, np.array(0, x.dtype), spare)
+    yield partial(np.isnan, spare, nans)
+    yield partial(np.copyto, spare, np.array(np.nan, x.dtype), where=nans)
+    # Those below 0 are in reverse.
+    yield partial(np.right_shift, whole, np.array(8 * x.itemsize - 1, below_0.dtype), below_0)
+    yield partial(np.bitwise_and, below_0, np.array(most, below_0.dtype), below_0)
+    yield partial(np.bitwise_xor, whole, below_0, whole)
 
 
 def _take(row: Array, places: Array, values: Array) -> None:
