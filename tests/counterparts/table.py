@@ -63,11 +63,6 @@ class Header(NamedTuple):
 
 _HERE, _NEEDLESS, _NOT_YET, _NO = Kind.HERE, Kind.NEEDLESS, Kind.NOT_YET, Kind.NO
 _RAW = "Raw descriptors have no meaning on the CPU, and planning with them can crash"
-_RECURRENT = (
-    "[`Recurrent`](operations.md#recurrent-layers) and its gradients, `g.lstm`, `g.gru` and `g.rnn`, layer "
-    "by layer. On CUDA, cuDNN's reserve stays within a plan. Clips: in [ONNX files](onnx.md), step by step"
-)
-
 _GRAPH = (
     Row(
         _HERE,
@@ -446,15 +441,26 @@ _CNN = (
 _ADV = (
     Row(
         _HERE,
+        "cudnnRNNForward cudnnRNNBackwardData_v8 cudnnRNNBackwardWeights_v8",
+        "`g.lstm(x, weights)`, `g.gru(x, weights)`, `g.rnn(x, weights)`, and `g.grad(y, (x, h0), dy)` of "
+        "them; a layer as a message: `Recurrent`, `RecurrentBackwardData`, `RecurrentBackwardWeights`: "
+        "[programs](cudnn.md#recurrent-networks)",
+    ),
+    Row(
+        _NEEDLESS,
         """
         cudnnCreateRNNDescriptor cudnnDestroyRNNDescriptor cudnnSetRNNDescriptor_v8 cudnnGetRNNDescriptor_v8
-        cudnnRNNSetClip_v8 cudnnRNNSetClip_v9 cudnnRNNGetClip_v8 cudnnRNNGetClip_v9
         cudnnCreateRNNDataDescriptor cudnnDestroyRNNDataDescriptor cudnnSetRNNDataDescriptor
         cudnnGetRNNDataDescriptor cudnnBuildRNNDynamic cudnnGetRNNTempSpaceSizes
         cudnnGetRNNWeightSpaceSize cudnnGetRNNWeightParams
-        cudnnRNNForward cudnnRNNBackwardData_v8 cudnnRNNBackwardWeights_v8
         """,
-        _RECURRENT,
+        "The options and the lengths are arguments, weights are tensors in PyTorch's order. The service has "
+        "the workspace, and a plan its reserve",
+    ),
+    Row(
+        _NOT_YET,
+        "cudnnRNNSetClip_v8 cudnnRNNSetClip_v9 cudnnRNNGetClip_v8 cudnnRNNGetClip_v9",
+        "Recurrent layers clip no cells. [ONNX files](onnx.md) that do run step by step",
     ),
     Row(
         _NEEDLESS,

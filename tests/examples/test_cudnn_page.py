@@ -149,6 +149,14 @@ def divisive_of_deviations(x: Any, means: Any) -> Any:
     return x / (2.0 + 1e-2 / 9 * (off**2).sum(axis=(4, 5))) ** 0.75
 
 
+def recurrent(*, x: Any, h0: Any, w_ih: Any, w_hh: Any, b_ih: Any = 0.0, b_hh: Any = 0.0) -> Any:
+    states, h = [], h0[0].astype(np.float64)
+    for step in x:
+        h = np.tanh(step @ w_ih.T + b_ih + h @ w_hh.T + b_hh)
+        states.append(h)
+    return np.stack(states)
+
+
 def kept(dims: tuple[int, ...], state: Any) -> Any:
     """1 where dropout keeps an element, which is divided by the probability of that."""
     return (words(np, state, 0, math.prod(dims)) < keeping(0.75)).reshape(dims) / 0.75
@@ -191,6 +199,8 @@ BLENDS = tuple(OLD.items())
 SCALES = {"scale": normal(3, seed=1), "bias": normal(3, seed=2)}
 RUNNING = {"running_mean": normal(3, seed=3), "running_variance": np.abs(normal(3, seed=4))}
 X, Y, DY = IMAGE["x"], normal(2, 3, 5, 4, seed=5), normal(2, 3, 5, 4, seed=6)
+STEPS = {"x": normal(4, 2, 3), "h0": normal(1, 2, 5), "w_ih": normal(5, 3), "w_hh": normal(5, 5) * 0.5}
+BIASES = {"b_ih": normal(5, seed=1), "b_hh": normal(5, seed=2)}
 MEANS = normal(2, 3, 5, 4, seed=7)
 POOLED = {"dy": normal(2, 3, 3, 2)}
 LAYER = {"x": X, "w": normal(4, 3, 3, 3), "bias": normal(4)}
@@ -477,6 +487,16 @@ def the_rest() -> list[Case]:
             lambda theta, dgrid: {"dtheta": gradient(affine_grid, theta, dgrid)},
         ),
         *several_heads(),
+        Case(
+            "rnn_forward",
+            {**STEPS, **BIASES},
+            lambda **of: {"y": recurrent(**of), "h_n": recurrent(**of)[-1:]},
+        ),
+        Case(
+            "rnn_backward",
+            {**STEPS, "dy": normal(4, 2, 5, seed=9)},
+            gradients(recurrent, "x", "h0", "w_ih", "w_hh"),
+        ),
         Case("sampler", places, lambda x, grid: {"y": grid_sample(x, grid)}),
         Case("sampler_backward", {**places, "dy": normal(2, 3, 3, 3)}, gradients(grid_sample, "x", "grid")),
     ]
