@@ -112,7 +112,7 @@ class ByDefinition:
         """That of the largest part. What little some others at borders need beyond that, they keep."""
         part = self.part(_box(self._extents(range(len(self.dims)))))
         assert part is not None, "`_extents` has asked for it"
-        found = (self._recorded(part, last) for last in (False, True))
+        found = (self._recorded(part, last) for last in ((False, True) if len(self.dims) > 2 else (False,)))
         return max(footprint((0 if one is None else one.recording.nbytes,), itemsize=1) for one in found)
 
     def bind(self, operands: Operands, results: Operands, lanes: Sequence[Scratch]) -> list[Step]:
@@ -120,8 +120,7 @@ class ByDefinition:
         lanes = lanes_worth(lanes, _NS * math.prod(self.dims))
         strides = next(iter(results.values())).strides
         order = sorted(range(len(self.dims)), key=lambda axis: (self._is_shared(axis), -abs(strides[axis])))
-        recorded: dict[object, _Recorded | None] = {}
-        bound: dict[object, _Bound] = {}
+        bound: dict[tuple[_Recorded, int], _Bound] = {}
         steps: list[Step] = []
         operands = {**operands}
         last = _is_channels_last(results)
@@ -136,15 +135,12 @@ class ByDefinition:
             assert part is not None, "`_extents` has asked for the first, which is largest"
             given = {name: _part_of(operands[name], region) for name, region in part.inputs.items()}
             into = {name: _part_of(array, box) for name, array in results.items()}
-            key = self._key(part)
-            if key not in recorded:
-                recorded[key] = self._recorded(part, last)
-            own = recorded[key]
+            own = self._recorded(part, last)
             if own is None:
                 return partial(self._evaluate, part, given, into, box)
-            if (key, lane) not in bound:
-                bound[key, lane] = self._bound(own, lanes[lane])
-            return [*_calls(bound[key, lane], part, given, into, box)]
+            if (own, lane) not in bound:
+                bound[own, lane] = self._bound(own, lanes[lane])
+            return [*_calls(bound[own, lane], part, given, into, box)]
 
         return [*steps, deal(boxes(self.dims, extents), len(lanes), call)]
 
@@ -155,8 +151,19 @@ class ByDefinition:
         moved = ((name, np.shape(value)) for name, value in part.moved.items())
         return part.operation, *cuts, *results, *moved
 
+    @functools.cached_property
+    def _known(self) -> dict[tuple[object, bool], _Recorded | None]:
+        """What has been recorded. It serves every program of a plan."""
+        return {}
+
     def _recorded(self, part: Part, channels_last: bool) -> _Recorded | None:
         """What is done with such a part; None if it cannot be recorded, or takes too much memory."""
+        key = self._key(part), channels_last
+        if key not in self._known:
+            self._known[key] = self._newly_recorded(part, channels_last)
+        return self._known[key]
+
+    def _newly_recorded(self, part: Part, channels_last: bool) -> _Recorded | None:
         recording = Recording()
         inputs: dict[str, Recorded] = {}
         images: dict[str, Images] = {}
@@ -294,7 +301,7 @@ def _within(box: Box, region: Region) -> Box:
 def _is_channels_last(arrays: Operands) -> bool:
     """Whether channels lie side by side in the first array."""
     strides = next(iter(arrays.values())).strides
-    return len(strides) > 2 and strides[1] == min(strides)
+    return len(strides) > 2 and abs(strides[1]) < min(map(abs, strides[2:]))
 
 
 def _rounded(recording: Recording, result: Any, dtype: DType) -> Recorded:

@@ -27,7 +27,7 @@ __all__ = ["NotRecordable", "Recorded", "Recorder", "Recording"]
 
 Array = npt.NDArray[Any]
 _MOST_INSTRUCTIONS = 5000
-"""Of one recording. Each has about 1 kB, and takes 15 µs to be recorded and bound."""
+"""Of one recording. Each has about 1 kB, takes 40 µs to be recorded, and 2 µs to be bound."""
 
 
 class NotRecordable(Exception):
