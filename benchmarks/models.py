@@ -17,11 +17,12 @@ writes those in their usual size. Each file is measured in processes of its own:
 - With `--prepared`, all plans are built beforehand, of all networks side by side while PyTorch compiles. Then
   there is no cold start, and one process measures a file instead of two.
 - PyTorch, where it is installed: the network's own operators, eagerly and by `torch.compile`. All networks
-  are compiled side by side, before anything is measured. With `--baseline module` it runs the module of
-  torchvision or transformers instead of the program that `torch.export` made of it, with random weights and
-  without a mask, so that its attention can be flash attention, and may not be products and a softmax;
-  `compiled_attention` has the names of the kernels of attention that ran, `compiled_kernels` the longest of
-  all, with microseconds of a run.
+  are compiled side by side, before anything is measured. Networks in `--max-autotune` are compiled in that
+  mode, too, for their largest batch size; its columns begin with `autotuned_`. With `--baseline module` it
+  runs the module of torchvision or transformers instead of the program that `torch.export` made of it, with
+  random weights and without a mask, so that its attention can be flash attention, and may not be products
+  and a softmax; `compiled_attention` has the names of the kernels of attention that ran, `compiled_kernels`
+  the longest of all, with microseconds of a run.
 
 A run is timed with its inputs on the device and its outputs left there, until the device has finished, and
 from NumPy to NumPy (of PyTorch: from pageable memory to pageable memory): the median, of the service in a
@@ -46,7 +47,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -83,10 +84,12 @@ _COLUMNS = (
     "compiled_device_ms",
     "compiled_ms",
     "compiled_numpy_ms",
+    "autotuned_compiled_device_ms",
     "tune_s",
     "stored_tune_s",
 )
-_MODES = ("reduce-overhead", "max-autotune")
+_MODES = {"reduce-overhead": 2, "max-autotune": 4}
+"""Of `torch.compile`, and how many threads compile a network's kernels."""
 _BASELINES = ("program", "module")
 _LONGEST_KERNELS = 8
 _ATTENTION = re.compile("flash|fmha|sdpa|attention", re.IGNORECASE)
@@ -128,7 +131,7 @@ class Job(NamedTuple):
     folder: str
     runs: int
     tune: bool = False
-    mode: str = _MODES[0]
+    mode: str = "reduce-overhead"
     baseline: str = _BASELINES[0]
 
 
@@ -291,10 +294,10 @@ def torch_side(job: Job) -> Row:
 
 
 class TorchSide:
-    """A process that compiles a network in PyTorch at once, with some threads, and measures it when told."""
+    """A process that compiles a network in PyTorch at once, and measures it when it is asked to."""
 
-    def __init__(self, job: Job, threads: int) -> None:
-        environment = {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": str(threads)}
+    def __init__(self, job: Job) -> None:
+        environment = {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": str(_MODES[job.mode])}
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(
             _side("torch", job), env=environment, stdin=pipe, stdout=pipe, text=True
@@ -352,11 +355,17 @@ def _side(what: str, job: Job) -> list[str]:
 
 
 def measured(
-    wanted: dict[Path, Job], sides: Sequence[str], *, prepared: bool, patience_s: float
+    wanted: dict[Path, Job],
+    sides: Sequence[str],
+    *,
+    prepared: bool,
+    patience_s: float,
+    autotune: Collection[Path] = (),
 ) -> Iterator[Row]:
     """A row for each file, which lacks its weights, and each batch size.
 
     `wanted`: each file's job, whose path and folder are still empty. `patience_s`: for PyTorch to compile.
+    `autotune`: files that PyTorch also compiles with `mode="max-autotune"`, for their largest batch size.
     """
     paths = list(wanted)
     with contextlib.ExitStack() as stack:
@@ -369,24 +378,30 @@ def measured(
             stack.callback(preparing[-1].kill)
         rivals = []
         if "torch" in sides and importlib.util.find_spec("torch") is not None:
-            threads = max(2, (os.cpu_count() or 1) // len(jobs))
-            for job in jobs:
-                rivals.append(TorchSide(job, threads))
-                stack.callback(rivals[-1].end)
+            autotuned = [_autotuned(job) for path, job in zip(paths, jobs, strict=True) if path in autotune]
+            for job in (*jobs, *autotuned):
+                rivals.append((job, TorchSide(job)))
+                stack.callback(rivals[-1][1].end)
         deadline = time.monotonic() + patience_s
-        for rival in rivals:
+        for _, rival in rivals:
             rival.await_ready(deadline)
         for process in preparing:
             process.wait()
-        in_torch = dict.fromkeys(paths, Row())
-        for path, rival in zip(paths, rivals, strict=False):
-            for found in attempted(f"{path.name} in PyTorch", lambda rival=rival: [rival.result()]):  # type: ignore[misc]
+        in_torch: dict[str, dict[str, Row]] = {job.path: {} for job in jobs}
+        for job, rival in rivals:
+            part = f"{Path(job.path).name} in PyTorch, {job.mode}"
+            for found in attempted(part, lambda rival=rival: [rival.result()]):  # type: ignore[misc]
                 if "error" in found:
                     yield found
                 else:
-                    in_torch[path] = found
-        for path, job in zip(paths, jobs, strict=True):
-            yield from attempted(path.name, functools.partial(_rows_of, job, in_torch[path], sides, prepared))
+                    in_torch[job.path][job.mode] = found
+        for job in jobs:
+            part = Path(job.path).name
+            yield from attempted(part, functools.partial(_rows_of, job, in_torch[job.path], sides, prepared))
+
+
+def _autotuned(job: Job) -> Job:
+    return job._replace(mode="max-autotune", batches=[max(job.batches)])
 
 
 def _job(path: Path, wanted: Job, stack: contextlib.ExitStack) -> Job:
@@ -398,9 +413,14 @@ def _job(path: Path, wanted: Job, stack: contextlib.ExitStack) -> Job:
     return job
 
 
-def _rows_of(job: Job, in_torch: Row, sides: Sequence[str], prepared: bool) -> Iterator[Row]:
+def _rows_of(job: Job, in_torch: dict[str, Row], sides: Sequence[str], prepared: bool) -> Iterator[Row]:
+    """A row for each batch size. Where the service fails, they say what PyTorch took; then it raises."""
     name, opset = Path(job.path).stem.split(".")
-    services = [apart(job) for _ in range(1 if prepared else 2)] if "service" in sides else []
+    services, failure = [], None
+    try:
+        services = [apart(job) for _ in range(1 if prepared else 2)] if "service" in sides else []
+    except subprocess.CalledProcessError as error:
+        failure = error
     for batch in map(str, job.batches):
         row = {"network": name, "opset": int(opset), "batch": int(batch)}
         if services:
@@ -410,7 +430,12 @@ def _rows_of(job: Job, in_torch: Row, sides: Sequence[str], prepared: bool) -> I
                 del row["first_ms"]
             elif job.tune:
                 row["stored_tune_s"] = last[batch]["tune_s"]
-        yield row | in_torch.get(batch, {})
+        for mode, found in in_torch.items():
+            prefix = "" if mode == job.mode else "autotuned_"
+            row |= {f"{prefix}{key}": each for key, each in found.get(batch, {}).items()}
+        yield row
+    if failure is not None:
+        raise failure
 
 
 def sheet(found: Sequence[Row]) -> Table:
@@ -437,7 +462,10 @@ def main() -> None:
     parser.add_argument("--sides", nargs="+", choices=("service", "torch"), default=["service", "torch"])
     parser.add_argument("--tune", action="store_true", help="measure what tuning gains, too")
     parser.add_argument("--prepared", action="store_true", help="build plans beforehand, side by side")
-    parser.add_argument("--mode", choices=_MODES, default=_MODES[0], help="of torch.compile")
+    parser.add_argument("--mode", choices=_MODES, default="reduce-overhead", help="of torch.compile")
+    parser.add_argument(
+        "--max-autotune", nargs="+", default=[], help="networks that are compiled in that mode, too"
+    )
     parser.add_argument("--baseline", choices=_BASELINES, default=_BASELINES[0], help="what PyTorch runs")
     parser.add_argument("--patience", type=float, default=3600.0, help="seconds for PyTorch to compile")
     parser.add_argument("--out", type=Path, help="directory for the JSON")
@@ -469,7 +497,13 @@ def main() -> None:
         "compiled": given.mode,
         "baseline": given.baseline,
     }
-    rows = measured(wanted, given.sides, prepared=given.prepared, patience_s=given.patience)
+    rows = measured(
+        wanted,
+        given.sides,
+        prepared=given.prepared,
+        patience_s=given.patience,
+        autotune=[paths[name] for name in given.max_autotune if name in paths],
+    )
     keep(rows, sheet, given.out, "models", versions=known, **about)
 
 
