@@ -11,7 +11,7 @@ from cudnn_actor.protocol.graphs.expressions import Tensor
 from cudnn_actor.protocol.graphs.movement_functions import MovementFunctions
 from cudnn_actor.protocol.operations import Concat
 from cudnn_actor.protocol.operations.base import axes_of, axis_of
-from cudnn_actor.protocol.types.checks import is_whole, require_choice
+from cudnn_actor.protocol.types.checks import as_plain, is_whole, require_choice
 from cudnn_actor.protocol.types.tensor import whole_numbers
 
 __all__ = ["ArrangementFunctions", "Blocks"]
@@ -62,7 +62,7 @@ class ArrangementFunctions(MovementFunctions):
         """x cut along a dim: into `sections` parts of the same size, or into parts of these sizes."""
         self._own("x", x)
         axis = axis_of("axis", axis, x.rank)
-        size = x.dims[axis]
+        size, sections = x.dims[axis], as_plain(sections)
         if isinstance(sections, int):
             self._check_sections(sections)
             fits = sections >= 1 and size % sections == 0
@@ -85,6 +85,7 @@ class ArrangementFunctions(MovementFunctions):
         """x cut along a dim into `sections` parts. If they cannot be equal, the first ones are one longer."""
         self._own("x", x)
         axis = axis_of("axis", axis, x.rank)
+        sections = as_plain(sections)
         _check_count("sections", sections, 1)
         self._check_sections(sections)
         each, more = divmod(x.dims[axis], sections)
@@ -168,7 +169,7 @@ class ArrangementFunctions(MovementFunctions):
         Missing ones are 1. If there are more than dims, x gets leading dims of 1.
         """
         self._own("x", x)
-        each = _each(repeats)
+        each = tuple(map(as_plain, _each(repeats)))
         for count in each:
             _check_count("repeats", count, 0)
         each = (1,) * (x.rank - len(each)) + each
@@ -183,6 +184,7 @@ class ArrangementFunctions(MovementFunctions):
     def repeat(self, x: Tensor, repeats: int, axis: int | None = None) -> Tensor:
         """x with each element repeated along a dim. Without an axis, x is reshaped to one dim first."""
         self._own("x", x)
+        repeats = as_plain(repeats)
         _check_count("repeats", repeats, 0)
         if axis is None:
             x, axis = self.reshape(x, (-1,)) if x.rank != 1 else x, 0
@@ -233,7 +235,7 @@ class ArrangementFunctions(MovementFunctions):
         if axis is None:
             return self.reshape(self.roll(self.reshape(x, (-1,)), shift, 0), x.dims)
         axes = _each(axis)
-        shifts = tuple(shift) if isinstance(shift, Sequence) else (shift,) * len(axes)
+        shifts = tuple(map(as_plain, shift if isinstance(shift, Sequence) else (shift,) * len(axes)))
         if len(shifts) != len(axes) or not all(map(is_whole, shifts)):
             raise InvalidRequest(
                 field="shift",
@@ -255,6 +257,7 @@ class ArrangementFunctions(MovementFunctions):
         """x, dims N, C, H, W, with channels as squares of `block` * `block` elements: ONNX's DepthToSpace."""
         self._own("x", x)
         _check_image(x, mode)
+        block = as_plain(block)
         _check_count("block", block, 1)
         n, c, h, w = x.dims
         _check_divides(block, block * block, c)
@@ -270,6 +273,7 @@ class ArrangementFunctions(MovementFunctions):
         """The reverse of `depth_to_space`: squares of elements as channels. With DCR, ONNX's SpaceToDepth."""
         self._own("x", x)
         _check_image(x, mode)
+        block = as_plain(block)
         _check_count("block", block, 1)
         n, c, h, w = x.dims
         for size in (h, w):

@@ -20,7 +20,7 @@ from cudnn_actor.protocol.graphs.random_functions import RandomFunctions
 from cudnn_actor.protocol.graphs.spatial_functions import SpatialFunctions
 from cudnn_actor.protocol.operations import Attention
 from cudnn_actor.protocol.operations.attention import alibi_slopes
-from cudnn_actor.protocol.types.checks import is_whole, require_flag, require_mapping
+from cudnn_actor.protocol.types.checks import as_plain, is_whole, require_flag, require_mapping
 from cudnn_actor.protocol.types.dtypes import DType
 from cudnn_actor.protocol.types.spatial import are_several
 
@@ -255,6 +255,7 @@ class AttentionFunctions(ComposedFunctions, SpatialFunctions, RandomFunctions):
         """
         self._own("packed", packed)
         require_flag("bias", bias)
+        features, key_features, value_features = map(as_plain, (features, key_features, value_features))
         of_key, of_value = (features if each is None else each for each in (key_features, value_features))
         named = {"features": features, "key_features": of_key, "value_features": of_value}
         for name, count in named.items():
@@ -491,6 +492,7 @@ class AttentionFunctions(ComposedFunctions, SpatialFunctions, RandomFunctions):
         else:
             names = list(_APART)
             matrices = tuple(weights[name] for name in names)
+        heads = as_plain(heads)
         for name, matrix in zip(names, matrices, strict=True):
             if not is_whole(heads) or heads < 1 or matrix.rank != 2 or matrix.dims[0] % heads:
                 rows = f"the {matrix.dims[0]} rows of each projection" if matrix.rank == 2 else "the rows"

@@ -20,6 +20,7 @@ from cudnn_actor.protocol.operations.normalization import check_epsilon, check_m
 from cudnn_actor.protocol.types.checks import (
     as_index,
     as_number,
+    as_plain,
     is_finite,
     is_whole,
     require_choice,
@@ -155,6 +156,7 @@ class ComposedFunctions(Functions, IndexingFunctions, BackwardFunctions):
                 problem=f"does not fit logits, of dims {logits.dims}, with their classes along dim {axis}",
                 fix=f"give classes, int64 {without}, or their weights, floats {logits.dims}",
             )
+        ignore = as_plain(ignore)
         if ignore is not None and (targets.dtype.is_floating or not is_whole(ignore)):
             raise InvalidRequest(
                 field="ignore",

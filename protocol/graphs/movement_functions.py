@@ -25,7 +25,7 @@ from cudnn_actor.protocol.operations import (
     Slice,
     Transpose,
 )
-from cudnn_actor.protocol.types.checks import as_index, as_number, is_whole, require_choice
+from cudnn_actor.protocol.types.checks import as_index, as_number, as_plain, is_whole, require_choice
 from cudnn_actor.protocol.types.dtypes import DType, DTypeLike
 from cudnn_actor.protocol.types.tensor import LayoutLike, TensorSpec, settled_strides, whole_numbers
 
@@ -100,6 +100,7 @@ class MovementFunctions(Recorder):
         """
         self._own("x", x)
         require_choice("mode", mode, ("constant", *PadMode))
+        widths, value = as_plain(widths), as_plain(value)
         try:
             pairs = np.broadcast_to(widths, (x.rank, 2)) if is_whole(widths) else np.asarray(widths)
         except (ValueError, TypeError):

@@ -21,7 +21,8 @@ from cudnn_actor.protocol.operations import (
     RandomUniform,
     ReductionMode,
 )
-from cudnn_actor.protocol.types.checks import is_whole
+from cudnn_actor.protocol.operations.random import require_dropout
+from cudnn_actor.protocol.types.checks import as_plain, is_whole
 from cudnn_actor.protocol.types.dtypes import DType, DTypeLike
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
@@ -92,13 +93,8 @@ class RandomFunctions(Recorder):
         places: give the second one `advance(state, ...)`.
         """
         self._own("x", x)
-        if not isinstance(probability, int | float) or not 0 <= probability < 1:
-            raise InvalidRequest(
-                field="probability",
-                value=probability,
-                problem="must be a number from 0 to below 1",
-                fix="use 0.1 to drop one element in ten",
-            )
+        require_dropout("probability", probability, of="element")
+        probability = float(probability)
         kept = self.bernoulli(x.dims, state, 1 - probability)
         return self.pointwise(PointwiseMode.SELECT, kept, x * (1 / (1 - probability)), 0.0)
 
@@ -108,6 +104,7 @@ class RandomFunctions(Recorder):
         With `g.build(..., updates={"state": g.advance(state, count)})` each run draws other numbers.
         """
         self._check_state(state)
+        count = as_plain(count)
         if not is_whole(count) or not 0 <= count < 1 << 63:
             raise InvalidRequest(
                 field="count",

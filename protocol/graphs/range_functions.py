@@ -10,7 +10,7 @@ from cudnn_actor.protocol.graphs.expressions import Number, Tensor
 from cudnn_actor.protocol.graphs.movement_functions import MovementFunctions
 from cudnn_actor.protocol.operations import Cumulative, PointwiseMode, ReductionMode
 from cudnn_actor.protocol.operations.base import axis_of
-from cudnn_actor.protocol.types.checks import as_number, is_whole
+from cudnn_actor.protocol.types.checks import as_number, as_plain, is_whole
 from cudnn_actor.protocol.types.dtypes import DType, DTypeLike
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
@@ -58,6 +58,7 @@ class RangeFunctions(MovementFunctions):
         self, rows: int, columns: int | None = None, k: int = 0, *, dtype: DTypeLike = DType.FLOAT32
     ) -> Tensor:
         """A matrix with 1 on the diagonal k places above the main one, else 0."""
+        k, rows, columns = map(as_plain, (k, rows, columns))
         _check_diagonal(k)
         wide = rows if columns is None else columns
         _check_count("rows", rows)
@@ -90,6 +91,7 @@ class RangeFunctions(MovementFunctions):
         self._own("indices", indices)
         kind = TensorSpec.packed((0,), dtype).dtype
         axis = axis_of("axis", axis, indices.rank + 1, "the result")
+        depth = as_plain(depth)
         _check_count("depth", depth)
         if indices.dtype.is_floating:
             indices = self.pointwise(_M.TRUNC, indices)
@@ -107,6 +109,7 @@ class RangeFunctions(MovementFunctions):
 
     def _triangle(self, x: Tensor, k: int, *, lower: bool) -> Tensor:
         self._own("x", x)
+        k = as_plain(k)
         _check_diagonal(k)
         if x.rank < 2:
             raise InvalidRequest(

@@ -268,18 +268,23 @@ class RandomNormal(_Floats[T], tag=True):
         return quantile(xp, unit) * float(self.deviation) + float(self.mean)
 
 
+def require_dropout(field: str, probability: object, *, of: str) -> None:
+    """Raise `InvalidRequest` unless a probability is from 0 to below 1. `of`: what is dropped."""
+    if not is_finite(probability) or not 0 <= probability < 1:
+        raise InvalidRequest(
+            field=field,
+            value=probability,
+            problem="must be a number from 0 to below 1",
+            fix=f"use 0.1 to drop one {of} in ten",
+        )
+
+
 def check_dropout(probability: float, state: object, *, of: str) -> None:
     """Raise `InvalidRequest` unless a probability is from 0 to below 1, with a state only if it is above 0.
 
     Above 0 there must be a state. `state`: None, or what an error shows of it. `of`: what is dropped.
     """
-    if not is_finite(probability) or not 0 <= probability < 1:
-        raise InvalidRequest(
-            field="dropout",
-            value=probability,
-            problem="must be a number from 0 to below 1",
-            fix=f"use 0.1 to drop one {of} in ten",
-        )
+    require_dropout("dropout", probability, of=of)
     if (state is None) == (probability > 0):
         raise InvalidRequest(
             field="state",

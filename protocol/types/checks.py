@@ -9,7 +9,7 @@ import math
 import numbers
 import operator
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 from cudnn_actor.protocol.errors import InvalidRequest, Words
 
@@ -17,6 +17,7 @@ __all__ = [
     "as_index",
     "as_indices",
     "as_number",
+    "as_plain",
     "check_result",
     "did_you_mean",
     "is_finite",
@@ -71,6 +72,14 @@ def as_index(value: object) -> int:
     if isinstance(value, bool):
         raise TypeError
     return operator.index(value)  # type: ignore[arg-type]
+
+
+def as_plain(value: Any) -> Any:
+    """A whole number of NumPy's as an int; anything else as it is."""
+    try:
+        return as_index(value)
+    except TypeError:
+        return value
 
 
 def as_indices(value: object) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from cudnn_actor.protocol.errors import InvalidRequest
-from cudnn_actor.protocol.types.checks import is_whole
+from cudnn_actor.protocol.types.checks import as_plain, is_whole
 from cudnn_actor.protocol.types.records import Parameters
 from cudnn_actor.protocol.types.spatial import (
     LARGEST,
@@ -80,7 +80,7 @@ class ConvSpec(Parameters):
             post_padding=padding,
             stride=spread("stride", stride, spatial_dims),
             dilation=spread("dilation", dilation, spatial_dims),
-            groups=groups,
+            groups=as_plain(groups),
         )
 
     @classmethod
@@ -100,7 +100,7 @@ class ConvSpec(Parameters):
             post_padding=after,
             stride=spread("stride", stride, spatial_dims),
             dilation=spread("dilation", dilation, spatial_dims),
-            groups=groups,
+            groups=as_plain(groups),
         )
 
     @property
