@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cudnn_actor.engines.base import EngineFailure
 from cudnn_actor.engines.cuda.cudnn.frontend_graph import Refused
+from cudnn_actor.engines.cuda.kernels import kernel
 from cudnn_actor.engines.cuda.library import libcudnn
 from cudnn_actor.engines.cuda.library.libcudnn import PROTOTYPES
 from cudnn_actor.engines.cuda.operations import IMPLEMENTATIONS, recurrent
@@ -129,6 +131,8 @@ class Recorded:
     def __init__(self) -> None:
         self.calls: list[tuple[str, dict[str, Any]]] = []
         self.copies: list[tuple[int, int, int]] = []
+        self.on_their_way: list[Any] = []
+        """Arrays whose copy to the device nobody has waited for."""
         self.next = itertools.count(100)
         for name, arguments in PROTOTYPES.items():
             setattr(self, name, self.function(name, arguments))
@@ -149,7 +153,8 @@ class Recorded:
                 given[7][0], given[9][0] = place, place + 1024
             elif name in _NAMES:
                 names = _NAMES[name].split()
-                self.calls.append((name, dict(zip(names, given, strict=True))))
+                arrived = {"arrived": not self.on_their_way}
+                self.calls.append((name, dict(zip(names, given, strict=True)) | arrived))
             return 0
 
         return ctypes.CFUNCTYPE(ctypes.c_int, *arguments)(called)
@@ -163,13 +168,17 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Recorded:
         memcpyAsync=lambda into, of, nbytes, *_: found.copies.append((into, of, nbytes)),
         memsetAsync=lambda *_: None,
     )
-    cupy = SimpleNamespace(
-        asarray=lambda values, dtype: SimpleNamespace(data=SimpleNamespace(ptr=77)),
-        cuda=SimpleNamespace(get_current_stream=lambda: SimpleNamespace(ptr=5)),
-    )
+
+    def asarray(values: np.ndarray) -> Any:
+        found.on_their_way.append(values)
+        return SimpleNamespace(data=SimpleNamespace(ptr=77))
+
+    stream = SimpleNamespace(ptr=5, synchronize=found.on_their_way.clear)
+    cupy = SimpleNamespace(asarray=asarray, cuda=SimpleNamespace(get_current_stream=lambda: stream))
     for module in (libcudnn, recurrent):
         monkeypatch.setattr(module, "libcudnn", lambda: found)
-    monkeypatch.setattr(recurrent, "libraries", lambda: SimpleNamespace(runtime=runtime, cupy=cupy))
+    for module in (kernel, recurrent):
+        monkeypatch.setattr(module, "libraries", lambda: SimpleNamespace(runtime=runtime, cupy=cupy))
     return found
 
 
@@ -220,6 +229,21 @@ def test_a_layer_is_passed_as_the_header_says(library: Recorded) -> None:
     copied = sum(nbytes for _, _, nbytes in library.copies)
     assert copied == 4 * (2 * 24 * (4 + 6 + 2)), "all weights, and both biases"
     assert all(1 << 40 <= into < (1 << 40) + library.WEIGHTS for into, _, _ in library.copies)
+
+
+def test_lengths_are_on_the_device_before_a_layer_runs(library: Recorded) -> None:
+    """They are copied on another stream than the one that the layer runs on."""
+    launched(library, Recurrent, **LAYER, y=(5, 3, 12))
+    launched(library, RecurrentBackwardData, **LAYER, y=(5, 3, 12), dy=(5, 3, 12), dx=(5, 3, 4))
+    assert [given["arrived"] for _, given in library.calls] == [True] * 3
+
+
+@pytest.mark.parametrize("lengths", [None, (5, 2, 4)])
+def test_sizes_beyond_32_bits_are_refused(library: Recorded, lengths: Any) -> None:
+    """As arguments of C functions they would lose their upper bits without a word."""
+    steps = (1 << 32) + 5
+    with pytest.raises(EngineFailure, match="32 bits"):
+        launched(library, Recurrent, lengths=lengths, **LAYER | {"x": (steps, 3, 4)}, y=(steps, 3, 12))
 
 
 def test_gradients_are_passed_as_the_header_says(library: Recorded) -> None:

@@ -31,6 +31,7 @@ __all__ = [
     "blocks_for",
     "compiled",
     "grid_over",
+    "on_device",
     "parameters_of",
 ]
 
@@ -195,8 +196,7 @@ def _compiled(launch: Launch) -> Run:
         elif isinstance(argument, Scalar):
             numbers.append((place, argument.number))
         elif isinstance(argument, np.ndarray):
-            arguments[place] = cupy.asarray(argument)
-            cupy.cuda.get_current_stream().synchronize()  # other streams read it, too
+            arguments[place] = on_device(argument)
 
     def run(pointers: Sequence[int], scalars: Sequence[float]) -> None:
         given = arguments.copy()
@@ -207,6 +207,15 @@ def _compiled(launch: Launch) -> Run:
         function(grid, block, given, shared_mem=shared)
 
     return run
+
+
+def on_device(values: np.ndarray) -> Any:
+    """A copy in the device's memory, which any stream may read. Blocks until it is there."""
+    cupy = libraries().cupy
+    copied = cupy.asarray(values)
+    # The copy is on the current stream, for which the stream that plans run on does not wait.
+    cupy.cuda.get_current_stream().synchronize()
+    return copied
 
 
 def grid_over(count: int, most: int = MOST_BLOCKS) -> tuple[tuple[int], tuple[int]]:

@@ -144,7 +144,7 @@ def sequences_descriptor(dims: tuple[int, int, int], lengths: Sequence[int], dty
 
     Raises `EngineFailure` if the library does not take them.
     """
-    steps, batch, features = dims
+    steps, batch, features = _ints(dims)
     zero = factor(0.0, dtype)  # of 4 or 8 bytes: a half 0 is the same
     made = Descriptor("RNNData")
     libcudnn().cudnnSetRNNDataDescriptor(

@@ -16,8 +16,10 @@ from collections.abc import Callable, Iterator, Sequence
 from ctypes import c_size_t, c_void_p
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from cudnn_actor.engines.cuda.cudnn.frontend_graph import Refused
-from cudnn_actor.engines.cuda.kernels.kernel import Run
+from cudnn_actor.engines.cuda.kernels.kernel import Run, on_device
 from cudnn_actor.engines.cuda.library.libcudnn import (
     Descriptor,
     data_type,
@@ -106,10 +108,10 @@ class _Layer:
             *(sizes.features, sizes.hidden, sizes.state, 1, self._dropout.pointer, _PADDED),
         )
         lengths = operation.lengths or (sizes.steps,) * sizes.batch
-        self.lengths = libraries().cupy.asarray(lengths, dtype="int32")
         of_steps = (sizes.steps, sizes.batch)
         self.x = sequences_descriptor((*of_steps, sizes.features), lengths, dtype)
         self.y = sequences_descriptor((*of_steps, sizes.directions * sizes.state), lengths, dtype)
+        self.lengths = on_device(np.asarray(lengths, np.int32))  # behind the descriptors, which check them
         self.h, self.c = (self._states(size) for size in (sizes.state, sizes.hidden))
         self.weights = self._asked("cudnnGetRNNWeightSpaceSize", self.handle, self.rnn.pointer)[0]
         self.training = not isinstance(operation, Recurrent)
