@@ -23,11 +23,11 @@ from cudnn_actor.engines.cpu.exact.evaluation import EvaluatedPlan, Evaluation
 from cudnn_actor.engines.cpu.exact.plan import CpuPlan, Program
 from cudnn_actor.engines.cpu.fast.bound_programs import BoundPrograms
 from cudnn_actor.engines.cpu.fast.compiler import compile_fast
-from cudnn_actor.engines.cpu.fast.constants import Constants, converted_bytes, with_constants
+from cudnn_actor.engines.cpu.fast.constants import Constants, Converted, is_convertible, with_constants
 from cudnn_actor.engines.cpu.fast.lanes import Lanes
 from cudnn_actor.engines.cpu.fast.plan import FastPlan, FastProgram
 from cudnn_actor.engines.cpu.measuring import operands, speed
-from cudnn_actor.engines.cpu.scratch import aligned_bytes
+from cudnn_actor.engines.cpu.scratch import aligned_bytes, footprint
 from cudnn_actor.engines.cpu.sessions.choice import Sessions, fixed_or_none, session_or_reason, wants_session
 from cudnn_actor.engines.cpu.sessions.plan import InsteadOfSession, SessionPlan, SessionRun
 from cudnn_actor.engines.support import check_graph
@@ -93,6 +93,7 @@ class CpuEngine:
         """On any buffers. They hold bindings, too."""
         self._constants: WeakSet[Constants] = WeakSet()
         """The converted weights of expected runs, which keep them. They hold bindings, too."""
+        self._weights = Converted()
 
     def open(self) -> None:
         """Find out how many threads there are. There is no handle; the workspace grows as plans need it."""
@@ -181,7 +182,8 @@ class CpuEngine:
     @property
     def converted_bytes(self) -> int:
         """Bytes of the weights that are kept in float32, for as long as runs with them are expected."""
-        return sum(constants.nbytes for constants in self._constants)
+        arrays = {id(array): array for constants in self._constants for array in constants.converted}
+        return sum(footprint(array.shape, itemsize=array.itemsize) for array in arrays.values())
 
     def _run_constants(self, constants: Constants, scalars: Sequence[float]) -> None:
         self.execute(constants.plan, constants.buffers, scalars)
@@ -190,13 +192,14 @@ class CpuEngine:
         self, plan: Plan, buffers: Sequence[np.ndarray], constant: Collection[int]
     ) -> Constants | None:
         """Weights of half types in float32. None if there are none, or if they take too much memory."""
-        if not isinstance(plan, FastPlan) or not (nbytes := converted_bytes(plan, constant)):
+        if not isinstance(plan, FastPlan) or not is_convertible(plan, constant):
             return None
+        nbytes = self._weights.missing_bytes(plan, buffers, constant)
         rooms = [room for room in (available(), room_in_container()) if room is not None]
         kept = self.converted_bytes
         if not rooms or kept + nbytes <= (kept + min(rooms)) * _FOR_CONVERTED:
             with contextlib.suppress(MemoryError):
-                found = with_constants(plan, buffers, constant, self.on_progress)
+                found = with_constants(plan, buffers, constant, self._weights, self.on_progress)
                 self._constants.add(found)
                 return found
         log.info("weights.not_kept", plan=plan.tag, nbytes=nbytes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -91,11 +91,12 @@ def test_the_weights_of_all_graphs_share_a_bound(bench: Bench, monkeypatch: pyte
     monkeypatch.setattr(cpu_engine, "room_in_container", lambda: None)
     monkeypatch.setattr(cpu_engine, "available", lambda: 10 * of_one - bench.engine.converted_bytes)
     places = places_of(graph, "w", "v")
-    launches = [bench.engine.expect(plan, buffers, [], places) for _ in range(3)]
+    others = [bench.bound(graph, seed) for seed in range(1, 3)]
+    launches = [bench.engine.expect(plan, each, [], places) for each in (buffers, *others)]
     assert bench.engine.converted_bytes == 2 * of_one
     del launches[0]
     gc.collect()
-    launches.append(bench.engine.expect(plan, buffers, [], places))
+    launches.append(bench.engine.expect(plan, others[1], [], places))
     assert bench.engine.converted_bytes == 2 * of_one
 
 
@@ -112,3 +113,41 @@ def test_kept_weights_outlive_a_workspace_that_grows(bench: Bench) -> None:
     bench.engine.fill(buffers[-1], 0.0)
     launch()
     np.testing.assert_array_equal(bench.engine.read(buffers[-1]), wanted)
+
+
+def product(g: GraphBuilder, rows: int) -> Graph:
+    x, w = g.input("x", (rows, 16)), g.input("w", (16, 16), "bfloat16")
+    return g.build({"y": g.matmul(x, w.astype("float32"))})
+
+
+def test_graphs_for_other_dims_share_weights_of_the_same_values(bench: Bench) -> None:
+    graphs = [product(GraphBuilder(), rows) for rows in (2, 3, 5)]
+    all_buffers = [bench.bound(graph) for graph in graphs]
+    place = places_of(graphs[0], "w")[0]
+    weights = all_buffers[0][place]
+    for buffers in all_buffers:
+        buffers[place] = weights
+    plans = [bench.engine.build(graph.body, workspace_limit=None) for graph in graphs]
+    of_one = 16 * 16 * 4
+
+    def expect(number: int) -> Callable[[], None]:
+        return bench.engine.expect(plans[number], all_buffers[number], [], [place])
+
+    def result(number: int, launch: Callable[[], None]) -> np.ndarray:
+        launch()
+        return bench.engine.read(all_buffers[number][-1]).copy()
+
+    launches = [expect(0), expect(1)]
+    assert bench.engine.converted_bytes == of_one
+    before = [result(number, launch) for number, launch in enumerate(launches)]
+    bench.engine.fill(weights, 2.0)
+    later = expect(2)  # the others have not been made anew
+    assert bench.engine.converted_bytes == 2 * of_one
+    x = bench.engine.read(all_buffers[2][places_of(graphs[2], "x")[0]])
+    np.testing.assert_allclose(result(2, later), np.repeat(2 * x.sum(1, keepdims=True), 16, 1), rtol=1e-5)
+    for number, launch in enumerate(launches):
+        np.testing.assert_array_equal(result(number, launch), before[number])
+    launches[:] = [expect(0), expect(1)]
+    del launch
+    gc.collect()
+    assert bench.engine.converted_bytes == of_one

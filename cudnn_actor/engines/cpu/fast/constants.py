@@ -2,7 +2,8 @@
 
 A plan converts what it reads of half types in each run, since buffers may have changed. Of buffers that keep
 their values, the plan made here reads arrays of float32 in their place. These live as long as the `Constants`
-object: the engine makes another one after a write to the weights.
+object: the engine makes another one after a write to the weights. Plans for other dims have the same arrays
+if these have the same values. So after a write, what was converted before it is not used again.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +23,7 @@ from cudnn_actor.engines.cpu.scratch import aligned_bytes
 from cudnn_actor.engines.scratch_places import Held, places
 from cudnn_actor.protocol.types.dtypes import DType
 
-__all__ = ["Constants", "converted_bytes", "with_constants"]
+__all__ = ["Constants", "Converted", "is_convertible", "with_constants"]
 
 
 class Constants:
@@ -33,25 +35,60 @@ class Constants:
         The plan.
     buffers
         What it runs on: the buffers, but for those that are converted.
-    nbytes
-        Bytes of the arrays that these are converted to.
+    converted
+        The arrays that these are converted to.
     """
 
-    def __init__(self, plan: FastPlan, buffers: Sequence[npt.NDArray[Any]], nbytes: int) -> None:
+    def __init__(
+        self, plan: FastPlan, buffers: Sequence[npt.NDArray[Any]], converted: Sequence[npt.NDArray[Any]]
+    ) -> None:
         self.plan = plan
         self.buffers = buffers
-        self.nbytes = nbytes
+        self.converted = converted
 
 
-def converted_bytes(plan: FastPlan, constant: Collection[int]) -> int:
-    """Bytes that the weights among these buffers take in float32 that are of half types."""
-    return sum(place.nbytes for place in _convertible(plan, constant).values())
+class Converted:
+    """All weights that are kept in float32, for as long as a `Constants` has them."""
+
+    def __init__(self) -> None:
+        self._latest: WeakValueDictionary[object, npt.NDArray[Any]] = WeakValueDictionary()
+        """By the memory that they are converted from, and the strides that they have."""
+
+    def missing_bytes(
+        self, plan: FastPlan, buffers: Sequence[npt.NDArray[Any]], constant: Collection[int]
+    ) -> int:
+        """Bytes of those that a plan would read and that are not here, if the others are as they were."""
+        found = _convertible(plan, constant).items()
+        return sum(
+            place.nbytes for number, place in found if _key(buffers[number], place) not in self._latest
+        )
+
+    def of(self, source: npt.NDArray[Any], place: Place) -> npt.NDArray[Any]:
+        """The values of a buffer. Raises `MemoryError`."""
+        array = np.ndarray(place.dims, place.dtype, aligned_bytes(place.nbytes), 0, place.strides)
+        np.copyto(array, source, casting="unsafe")
+        known = self._latest.get(key := _key(source, place))
+        if known is not None and np.array_equal(known.view(np.uint32), array.view(np.uint32)):
+            return known
+        self._latest[key] = array
+        return array
+
+
+def _key(source: npt.NDArray[Any], place: Place) -> object:
+    at = source.__array_interface__["data"][0]
+    return at, source.shape, source.strides, source.dtype, place.strides
+
+
+def is_convertible(plan: FastPlan, constant: Collection[int]) -> bool:
+    """Whether some weights among these buffers are of half types."""
+    return bool(_convertible(plan, constant))
 
 
 def with_constants(
     plan: FastPlan,
     buffers: Sequence[npt.NDArray[Any]],
     constant: Collection[int],
+    converted: Converted,
     on_progress: Callable[[], None] = no_progress,
 ) -> Constants:
     """The plan for buffers of which some, at these places, keep their values. Raises `MemoryError`.
@@ -61,10 +98,8 @@ def with_constants(
     found = _convertible(plan, constant)
     arrays, bound = list(buffers), list(plan.bound)
     for number, place in found.items():
-        array = np.ndarray(place.dims, place.dtype, aligned_bytes(place.nbytes), 0, place.strides)
-        np.copyto(array, buffers[number], casting="unsafe")
+        arrays[number] = converted.of(buffers[number], place)
         on_progress()
-        arrays[number] = array
         bound[number] = Buffer(place.number, place.dims, DType.FLOAT32)
     numbers = {place.number for place in found.values()}
     kept = [place for place in plan.places if place.number not in numbers]
@@ -76,7 +111,7 @@ def with_constants(
         places=tuple(dataclasses.replace(one, offset=offsets[one.number]) for one in kept),
         held_bytes=held_bytes,
     )
-    return Constants(reads, arrays, sum(place.nbytes for place in found.values()))
+    return Constants(reads, arrays, [arrays[number] for number in found])
 
 
 def _convertible(plan: FastPlan, constant: Collection[int]) -> dict[int, Place]:
