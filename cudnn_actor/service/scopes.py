@@ -60,7 +60,8 @@ class Scope(Requests):
 
         Returns it. Raises `InvalidRequest` if the scope does not own it. Any thread; never blocks.
         """
-        if self._owned.pop(_key(what), None) is None:
+        named: object = what  # which may be anything, and not hashable
+        if not isinstance(named, Owned) or self._owned.pop(_key(named), None) is None:
             raise InvalidRequest(
                 field="what",
                 value=what,
@@ -113,6 +114,11 @@ class Scope(Requests):
         if type(message) in _NOTED:
             future.add_done_callback(partial(self._note_answered, message))
         return future
+
+    def tell(self, message: Message) -> None:
+        """`CudnnRef.tell`. Raises `InvalidRequest`, too, once the scope has ended."""
+        self._require_open()
+        super().tell(message)
 
     @property
     def _unowned(self) -> Requests:

@@ -159,6 +159,14 @@ async def test_a_copy_of_a_reference_names_what_the_scope_owns() -> None:
         await gpu.free(x)
 
 
+async def test_what_it_cannot_own_is_not_kept() -> None:
+    async with spawn(device="cpu") as gpu, gpu.scope() as scope:
+        x = await scope.upload(X)
+        for what in ({"x": x}, (x,), X, None):
+            with pytest.raises(InvalidRequest, match="is not owned by this scope"):
+                scope.keep(what)  # type: ignore[type-var]
+
+
 async def test_an_operation_that_fails_leaves_nothing_owned() -> None:
     async with spawn(device="cpu", memory_limit=4 << 20) as gpu, gpu.scope() as scope:
         with pytest.raises(InvalidRequest):
@@ -185,7 +193,10 @@ async def test_it_refuses_requests_after_its_end_and_frees_late_answers() -> Non
                 await refused
         with pytest.raises(InvalidRequest, match="has ended"):
             scope.submit(Allocate(spec=TensorSpec.packed((5,))))
-        assert await live(gpu) == 0
+        mine = await gpu.upload(X)
+        with pytest.raises(InvalidRequest, match="has ended"):
+            scope.tell(Free(buffer=mine))
+        assert await live(gpu) == 1
 
 
 async def test_what_an_earlier_life_of_the_service_had_is_left_alone() -> None:
