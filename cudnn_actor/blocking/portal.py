@@ -13,13 +13,12 @@ from cudnn_actor.actors import forks
 from cudnn_actor.actors.event_loop import tolerating_closed
 from cudnn_actor.actors.reply_future import ReplyFuture
 from cudnn_actor.actors.threads import start_thread
+from cudnn_actor.blocking.promise import Promise
 from cudnn_actor.protocol.errors import ReentrantAsk, ServiceStopped, Words
 
 __all__ = ["Portal"]
 
 T = TypeVar("T")
-_loops_of_parents: list[asyncio.AbstractEventLoop] = []
-"""In a forked child: kept, since an event loop that is dropped while it runs warns."""
 
 
 class Portal:
@@ -57,7 +56,6 @@ class Portal:
     def forget_parent(self) -> None:
         """Refuse calls in a forked child, which has no such thread."""
         self._open, self._forked, self._lock = False, True, threading.RLock()
-        _loops_of_parents.append(self._loop)
 
     def call(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Run a coroutine on the loop, in the context of this thread, and wait for its result. Blocks.
@@ -95,7 +93,7 @@ class Portal:
         If the future is cancelled, so is the other, and `undo` is called. Raises `ServiceStopped`; whatever
         else `send` raises, the future raises.
         """
-        future: concurrent.futures.Future[T] = concurrent.futures.Future()
+        future: Promise[T] = Promise()
         call = _Call(send, _Promised(future))
 
         def withdraw(done: concurrent.futures.Future[T]) -> None:

@@ -6,10 +6,13 @@ raised, and how many buffers were left. After each, a call of another thread mus
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures._base
 import faulthandler
 import json
 import logging
 import sys
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,6 +23,7 @@ import numpy as np
 import cudnn_actor
 from cudnn_actor import Allocate, BufferRef, MaxPool, TensorSpec, Window
 from cudnn_actor.blocking import BlockingRef, spawn
+from cudnn_actor.blocking.methods import nothing
 
 from ..service.injection_program import Injected, Injector
 
@@ -37,6 +41,33 @@ def calls(gpu: BlockingRef, x: BufferRef) -> dict[str, Callable[[], Any]]:
         "apply": lambda: gpu.apply(MaxPool(x=x, window=POOL)),
         "submit": lambda: gpu.submit(Allocate(spec=TensorSpec.packed((3,)))),
     }
+
+
+def waits(gpu: BlockingRef, other: ThreadPoolExecutor) -> int:
+    """How often a wait for a future was interrupted. Afterwards it still gets its answer, as others do."""
+    injector, raised, clean, at = Injector(concurrent.futures._base.__file__, threading.__file__), 0, 0, 0
+    inner: list[asyncio.Future[int]] = []
+
+    def send() -> asyncio.Future[int]:
+        inner.append(asyncio.get_running_loop().create_future())
+        return inner[-1]
+
+    async def answer() -> None:
+        inner[-1].set_result(5)
+
+    while clean < 3:
+        at += 1
+        future = gpu._portal.submit(send, nothing)
+        try:
+            with injector.armed(at):
+                future.result(0.01)
+        except TimeoutError:
+            clean += 1
+        except (Injected, RuntimeError):  # the second: of a lock that `Condition.wait` has released
+            raised += 1
+        other.submit(gpu._portal.call, answer).result(PATIENCE_S)
+        assert future.result(PATIENCE_S) == 5
+    return raised
 
 
 def buffers(gpu: BlockingRef) -> int:
@@ -67,6 +98,7 @@ def main() -> dict[str, Any]:
             while (left := buffers(gpu) - 1) and time.monotonic() < deadline:
                 continue  # what had started when it was interrupted is freed once it has ended
             told[name] = {"raised": raised, "left": left, "files": sorted(injector.files)}
+        told["waits"] = waits(gpu, other)
     return told
 
 

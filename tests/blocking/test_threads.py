@@ -40,6 +40,7 @@ from cudnn_actor import (
     Window,
 )
 from cudnn_actor.blocking import BlockingRef, spawn
+from cudnn_actor.blocking.portal import Portal
 
 from ..onnx.small_models import image_model
 from ..service.rigs import PATIENCE_S, Gate, gated_service
@@ -237,6 +238,27 @@ def test_leaving_gives_the_calls_of_other_threads_service_stopped() -> None:
     gpu.close()
 
 
+def test_calls_that_are_under_way_when_the_service_has_ended_are_answered() -> None:
+    portal, begun, answers = Portal("portal"), threading.Event(), list[int]()
+    steps = asyncio.Event()
+
+    async def takes_some_turns() -> int:
+        begun.set()
+        await steps.wait()
+        await asyncio.sleep(0)
+        return 5
+
+    async def end() -> None:
+        steps.set()
+
+    thread = threading.Thread(target=lambda: answers.append(portal.call(takes_some_turns)), daemon=True)
+    thread.start()
+    assert begun.wait(PATIENCE_S)
+    portal.close(end)
+    thread.join(PATIENCE_S)
+    assert answers == [5]
+
+
 class Alarm(Exception):
     """What a signal handler raises."""
 
@@ -345,41 +367,45 @@ def test_wherever_a_handler_may_raise_in_a_call_nothing_is_left() -> None:
     command = [sys.executable, "-m", "tests.blocking.interrupted_program"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=110)
     assert done.returncode == 0, done.stderr[-4000:]
-    for call, told in json.loads(done.stdout).items():
+    found = json.loads(done.stdout)
+    assert found.pop("waits") > 10
+    for call, told in found.items():
         assert told["raised"] > 10, call
         assert told["left"] == 0, call
         assert {"handle.py", "portal.py"} <= set(told["files"]), call
 
 
 FORKING = """
-import os, sys, threading
-from cudnn_actor import ServiceStopped, start
-from cudnn_actor.blocking import BlockingRef, spawn
+import gc, os, sys, threading
+from cudnn_actor import ServiceStopped
+from cudnn_actor.blocking import spawn
 
-with spawn(device="cpu") as gpu:
-    x = gpu.upload([1.0])
-    scope = gpu.scope()
-    scope.upload([1.0])
-    busy = threading.Thread(target=lambda: [gpu.ping() for _ in range(1000)])
-    busy.start()
-    child = os.fork()
-    if not child:
-        refused = 0
-        for call in (gpu.ping, lambda: gpu.submit(None), lambda: gpu.upload([1.0]), gpu.health, gpu.events):
-            try:
-                call()
-            except ServiceStopped as error:
-                refused += error.forked and "spawn after the fork" in str(error)
-        scope.end()
-        gpu.close()
-        assert not gpu.alive
-        with spawn(device="cpu") as own:
-            assert own.download(own.upload([2.0])).item() == 2.0
-        del gpu, scope
-        sys.exit(refused)
-    busy.join()
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 5
-    assert gpu.download(x).item() == 1.0
+gpu = spawn(device="cpu")
+x = gpu.upload([1.0])
+scope = gpu.scope()
+scope.upload([1.0])
+busy = threading.Thread(target=lambda: [gpu.ping() for _ in range(1000)])
+busy.start()
+child = os.fork()
+if not child:
+    refused = 0
+    for call in (gpu.ping, lambda: gpu.submit(None), lambda: gpu.upload([1.0]), gpu.health, gpu.events):
+        try:
+            call()
+        except ServiceStopped as error:
+            refused += error.forked and "spawn after the fork" in str(error)
+    scope.end()
+    gpu.close()
+    assert not gpu.alive
+    with spawn(device="cpu") as own:
+        assert own.download(own.upload([2.0])).item() == 2.0
+    del call, gpu, scope
+    gc.collect()
+    sys.exit(refused)
+busy.join()
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 5
+assert gpu.download(x).item() == 1.0
+gpu.close()
 print("done")
 """
 UNCLOSED = """
