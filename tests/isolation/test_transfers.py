@@ -6,6 +6,7 @@ import asyncio
 import gc
 import itertools
 import os
+import threading
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -13,9 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cudnn_actor import Download, Feature, Ping, Upload
+from cudnn_actor import Download, Feature, Message, Ping, Upload
 from cudnn_actor.engines.cpu import transfer
-from cudnn_actor.isolation.staging import PIECES
+from cudnn_actor.isolation.process.wire import Requests
+from cudnn_actor.isolation.staging import PIECE_BYTES, PIECES
 from cudnn_actor.processes.channel import Channel
 from cudnn_actor.protocol import DType
 
@@ -83,7 +85,7 @@ async def test_many_downloads_at_once_give_each_its_own_values_and_keep_no_piece
     """Small ones by pieces of staging memory while there are some, and larger ones."""
     async with workers(host_arenas=False) as (gpu, _):
         chance = np.random.default_rng(0)
-        sizes = [*chance.integers(0, 1000, 60), 1 << 16, (1 << 16) + 1, (1 << 18) + 1, 5 << 20]
+        sizes = [*chance.integers(0, 1000, 60), 1 << 16, 1 << 18, (1 << 18) + 1, 5 << 20]
         arrays = [chance.standard_normal(int(size), dtype=np.float32) for size in sizes]
         refs = [await gpu.upload(array) for array in arrays]
         mailbox: Any = gpu._service.state.mailbox
@@ -93,6 +95,31 @@ async def test_many_downloads_at_once_give_each_its_own_values_and_keep_no_piece
             for got, array in zip(found, arrays, strict=True):
                 np.testing.assert_array_equal(got, array)
             assert len(set(staging.pieces)) == len(staging.pieces) == PIECES  # though the arrays are kept
+
+
+@pytest.mark.parametrize("direction", ["upload", "download"])
+@pytest.mark.parametrize("more", [0, 1])
+async def test_up_to_a_mebibyte_is_copied_without_another_thread(
+    monkeypatch: pytest.MonkeyPatch, direction: str, more: int
+) -> None:
+    senders: list[int] = []
+    sending = Channel.send
+
+    def send(channel: Channel, frame: Any, *rest: Any) -> None:
+        if isinstance(frame, Requests):
+            senders.append(threading.get_ident())
+        sending(channel, frame, *rest)
+
+    async with workers(host_arenas=False) as (gpu, _):
+        values = np.random.default_rng(0).integers(0, 256, PIECE_BYTES + more, np.uint8)
+        ref = await gpu.upload(values)
+        message: Message = Upload(dst=ref, data=values) if direction == "upload" else Download(src=ref)
+        await gpu.ask(message)  # from now on there are pieces of staging memory for it
+        with monkeypatch.context() as patch:
+            patch.setattr(Channel, "send", send)
+            await gpu.ask(message)
+        assert (set(senders) == {threading.get_ident()}) == (not more)
+        np.testing.assert_array_equal(await gpu.download(ref), values)
 
 
 @pytest.mark.parametrize("cores", [2, 4, 64])

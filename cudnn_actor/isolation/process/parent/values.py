@@ -129,7 +129,7 @@ class Values:
         return request
 
     def prepared_download(self, envelope: Envelope) -> WorkerRequest | None:
-        """A small download, likewise: the caller takes the last of `Staging.pieces` for it in its step.
+        """A download that fits a piece, likewise: the caller takes the last of `Staging.pieces` in its step.
 
         Changes nothing. Raises what is wrong with the message.
         """
@@ -138,7 +138,7 @@ class Values:
         if self.arenas is not None or not pieces:
             return None
         slots = slots_of(self.broker.memory, message)
-        if packed_nbytes(message.src.spec) > HEAVY_BYTES:
+        if packed_nbytes(message.src.spec) > PIECE_BYTES:
             return None
         request = WorkerRequest(envelope, envelope.number, message, slots)
         request.blocks = (block,) = (pieces[-1],)
@@ -213,7 +213,7 @@ class Values:
                 self.broker.succeed(envelope, transfer.read(self.bytes_of(slot)))
             return
         nbytes = packed_nbytes(slot.spec)
-        if nbytes <= HEAVY_BYTES:
+        if nbytes <= PIECE_BYTES:
             self.staging.stock()  # for those that follow
         request.blocks = (block,) = (self.staging.take(nbytes),)
         values = Staged(block.segment, block.offset)
