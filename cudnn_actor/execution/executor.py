@@ -56,7 +56,9 @@ class Enqueued(msgspec.Struct, Generic[T], frozen=True, eq=False):
     """A task that has been enqueued on the engine and has not finished.
 
     Its answer is `reply`, or the result of `late`. `late` is called once the fence has passed, even if no
-    caller waits any more. An exception that it raises is the request's own error.
+    caller waits any more. An exception that it raises is the request's own error. `plan` is what runs. It is
+    kept as long: the run may read arrays on the device that go with the plan, and if the plan was dropped
+    from the cache meanwhile, the next plan would get their memory.
     """
 
     task: T
@@ -64,6 +66,7 @@ class Enqueued(msgspec.Struct, Generic[T], frozen=True, eq=False):
     slots: Sequence[Slot]
     reply: Any = RECEIPT
     late: Callable[[], Any] | None = None
+    plan: Plan | None = None
 
 
 def described(error: CudnnActorError, graph: OperationGraph) -> CudnnActorError:

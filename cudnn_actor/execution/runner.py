@@ -391,7 +391,7 @@ class Runner(Generic[T]):
             if self._expected is not None and self._expected.has_constants:
                 self._expected.note_writes(written_slots(cached, slots))
             executor.execute(plan, buffers, bound.scalars)
-            return self._enqueued(task, plan.tag, slots)
+            return self._enqueued(task, plan.tag, slots, plan=plan)
         except OperationError as error:
             raise described(error, graph) from error
 
@@ -409,8 +409,8 @@ class Runner(Generic[T]):
         except CudnnActorError as error:
             if isinstance(error, OperationError):
                 error = described(error, cached.lowered.graph)
-            return self._failed(task, tag, slots, error, (), enqueued=True)
-        return self._enqueued(task, tag, slots)
+            return self._failed(task, tag, slots, error, (), enqueued=plan)
+        return self._enqueued(task, tag, slots, plan=plan)
 
     def _note_turn(self) -> None:
         """Note that a turn of a loop has finished. If the host has been given up, the loop ends there.
@@ -463,7 +463,7 @@ class Runner(Generic[T]):
         assert executor is not None
         assert models is not None, "it comes and goes with the executor"
         graph, slots = cached.lowered.graph, places.slots
-        enqueued = False
+        enqueued: Plan | None = None
         read: list[Values] = []
         tag = ""
         try:
@@ -474,7 +474,7 @@ class Runner(Generic[T]):
             if self.faults.rule is not None:
                 self.faults.inject(tag)
             prepared = models.prepared(cached, plan, places)
-            enqueued = True
+            enqueued = plan
             self._note_writes(target for _, target in places.targets if isinstance(target, Slot))
             if prepared is None:
                 models.enqueue(cached, plan, places, read)
@@ -491,7 +491,7 @@ class Runner(Generic[T]):
             now_ns = time.perf_counter_ns()
             self._note_length(tag, now_ns - task.started_ns)
             return self.host.receipt_for(task, tag, now_ns) if late is None else late()
-        executor.defer(Enqueued(task, tag, slots, late=late))
+        executor.defer(Enqueued(task, tag, slots, late=late, plan=plan))
         if executor.takes_long(tag):
             self.fence()  # its caller may send the next run while the device computes the one behind this
         return LATER
@@ -514,14 +514,15 @@ class Runner(Generic[T]):
         error: CudnnActorError,
         read: Sequence[Values],
         *,
-        enqueued: bool,
+        enqueued: Plan | None,
     ) -> Any:
-        """Fail a request. If the engine may still read or write for it, only when that has ended: until then
+        """Fail a request. If the engine may still run `enqueued` for it, only when that has ended: until then
         it holds its buffers, its caller's memory, and the engine's for the outputs in `read`."""
         executor = self.executor
-        if executor.synchronous or not enqueued:
+        if executor.synchronous or enqueued is None:
             raise error
-        executor.defer(Enqueued(task, tag, slots, late=functools.partial(collected, read, error)))
+        late = functools.partial(collected, read, error)
+        executor.defer(Enqueued(task, tag, slots, late=late, plan=enqueued))
         return LATER
 
     def explain(self, message: Explain, key: object) -> Explanation:
@@ -693,12 +694,14 @@ class Runner(Generic[T]):
         self.executor.call(tag, call, *args)
         return self._enqueued(task, tag, slots, reply)
 
-    def _enqueued(self, task: T, tag: str, slots: Sequence[Slot], reply: Any = RECEIPT) -> Any:
+    def _enqueued(
+        self, task: T, tag: str, slots: Sequence[Slot], reply: Any = RECEIPT, plan: Plan | None = None
+    ) -> Any:
         """The answer to work that the engine was called for: now if it has run, else `LATER`."""
         executor = self._executor
         assert executor is not None
         if not executor.synchronous:
-            executor.defer(Enqueued(task, tag, slots, reply))
+            executor.defer(Enqueued(task, tag, slots, reply, plan=plan))
             return LATER
         if reply is not RECEIPT:
             return reply

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -19,13 +20,18 @@ from cudnn_actor import (
     ExitKind,
     Fill,
     Free,
+    GraphBuilder,
+    Loop,
     OutcomeUnknown,
     Receipt,
     Restarting,
+    RunGraph,
+    RunLoop,
     StaleBufferError,
     TensorSpec,
     Upload,
 )
+from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.messages.messages import Message
 
 from .rigs import AsynchronousEngine, Device, Trio, in_thread, outcome, seen, single, spawn_on
@@ -253,3 +259,36 @@ async def test_large_and_small_work_keep_their_order() -> None:
         device.run_freely()
         wide = await gpu.conv_fwd(trio.x, trio.w, conv=ConvSpec.symmetric(2, pad=3))
         assert (await gpu.download(wide)).sum() == 6
+
+
+async def test_a_plan_that_is_dropped_from_the_cache_lives_until_its_runs_have_finished() -> None:
+    """On CUDA, a run reads arrays that go with its plan, whose memory the next plan would get."""
+    plans: list[weakref.ref[Any]] = []
+
+    class Building(AsynchronousEngine):
+        def build(self, graph: OperationGraph, *, workspace_limit: int | None) -> Any:
+            plan = super().build(graph, workspace_limit=workspace_limit)
+            plans.append(weakref.ref(plan))
+            return plan
+
+    g = GraphBuilder()
+    x = g.input("x", (3,))
+    graph = g.build(y=x * 2.0)
+    loop, device = Loop(body=graph, carried={"x": "y"}), Device()
+    device.run_freely()
+    async with spawn_on(lambda: Building(device)) as gpu:
+        x_ref, y = await gpu.upload([1.0, 2.0, 3.0], dtype="float32"), await gpu.empty((3,))
+        scratch = await gpu.empty(loop.scratch.dims, dtype="uint8")
+        for message in (
+            RunGraph.bind(graph, x=x_ref, y=y),
+            RunLoop.bind(loop, x=x_ref, y=y, turns=1, scratch=scratch),
+        ):
+            device.pause()
+            run = gpu.submit(message)
+            assert await gpu.clear_plans() == 1
+            assert plans[-1]() is not None
+            assert not run.done()
+            device.run_freely()
+            await run
+            await gpu.drain()
+            assert plans[-1]() is None
