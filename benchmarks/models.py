@@ -92,6 +92,8 @@ _MODES = {"reduce-overhead": 2, "max-autotune": 4}
 """Of `torch.compile`, and how many threads compile a network's kernels."""
 _BASELINES = ("program", "module")
 _LONGEST_KERNELS = 8
+_WARM = 10
+"""How many runs of a kind, of ours and of PyTorch's, are not counted, before those that are."""
 _ATTENTION = re.compile("flash|fmha|sdpa|attention", re.IGNORECASE)
 """In the names of kernels of attention."""
 
@@ -153,7 +155,8 @@ async def service(job: Job) -> Row:
             await gpu.run(model, inputs)
             row["first_ms"] = median_ms([time.perf_counter() - begin])
             row["run_ms"] = median_ms([each async for each in _runs(gpu, model, inputs, job.runs)])
-            row["numpy_ms"] = median_ms([await _timed(gpu.run(model, inputs)) for _ in range(job.runs)])
+            took = [await _timed(gpu.run(model, inputs)) for _ in range(_WARM + job.runs)]
+            row["numpy_ms"] = median_ms(took[_WARM:])
             explanation = await model.explain(inputs, measure=True)
             assert explanation.run_us is not None
             row["device_ms"] = round(explanation.run_us / 1e3, 4)
@@ -209,9 +212,9 @@ async def _runs(gpu: CudnnRef, model: Model, inputs: dict[str, np.ndarray], runs
     given = {name: await gpu.upload(array) for name, array in inputs.items()}
     outputs = await gpu.run(model, given, keep=[each.name for each in model.outputs])
     message = RunModel.of(model.ref, given, outputs)
-    for number in range(runs + 2):
+    for number in range(_WARM + runs):
         seconds = await _timed(gpu.ask(message))
-        if number >= 2:
+        if number >= _WARM:
             yield seconds
     for ref in (*given.values(), *outputs.values()):
         await gpu.free(ref)
@@ -268,7 +271,7 @@ class InTorch:
         """What is measured of a batch size."""
 
         def median_of(call: Callable[[], object]) -> float:
-            return median_ms([ms(call)[0] / 1e3 for _ in range(self.runs)])
+            return median_ms([ms(call)[0] / 1e3 for _ in range(_WARM + self.runs)][_WARM:])
 
         row: Row = {
             "eager_ms": median_of(lambda: self.run(self.eager, batch)),
