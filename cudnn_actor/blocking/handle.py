@@ -215,8 +215,8 @@ class BlockingRef(BlockingRequests):
     So it may be used where an event loop runs, as in notebooks, but its calls block that loop.
 
     `with spawn(...) as gpu:` closes it at the end. Of a service that you have started yourself, make one by
-    `BlockingRef(service)`: closing it ends the service. In a forked child it raises `ServiceStopped`, and
-    closing it does nothing: spawn after the fork.
+    `BlockingRef(service)`: closing it ends the service, and dropping it does not. In a forked child it raises
+    `ServiceStopped`, and closing it does nothing: spawn after the fork.
 
     Parameters
     ----------
@@ -237,7 +237,16 @@ class BlockingRef(BlockingRequests):
         gpu = self._gpu = CudnnRef(service)
         super().__init__(portal, gpu)
         self._service = service
-        forks.finalize(self, _end_unclosed, service, portal, gpu).atexit = False
+        # Calls that are under way then still get their answers.
+        forks.finalize(self, portal.close_soon, _leave_running).atexit = False
+
+    def _end_when_collected(self) -> Self:
+        """Have the service end, with a warning, when this handle is collected: nobody else can end it.
+
+        Returns the handle.
+        """
+        forks.finalize(self, _end_unclosed, self._service).atexit = False
+        return self
 
     def __repr__(self) -> str:
         return repr(self._gpu).replace("CudnnRef", "BlockingRef", 1)
@@ -398,12 +407,15 @@ async def _next(following: Any) -> LifecycleEvent | None:
     return await anext(following, None)
 
 
-def _end_unclosed(service: CudnnService, portal: Portal, gpu: CudnnRef) -> None:
-    """Warn of a service whose handle was collected while it ran, and end it: nobody can any more."""
+async def _leave_running() -> None:
+    """What ends with a portal: not the service, which may have other handles."""
+
+
+def _end_unclosed(service: CudnnService) -> None:
     if service.alive and not service.ending:
         warnings.warn(
             f"unclosed service {service.name!r}: use `with spawn(...) as gpu`, or `gpu.close()`",
             ResourceWarning,
             stacklevel=2,
         )
-    portal.close_soon(functools.partial(gpu.aclose, drain_s=0))
+        service.end("its handle was collected")

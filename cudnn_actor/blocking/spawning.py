@@ -26,7 +26,7 @@ def spawn(options: Options) -> BlockingRef:
     """
     service = started(options)
     try:
-        return BlockingRef(service)
+        return BlockingRef(service)._end_when_collected()
     except BaseException:  # Ctrl-C too: the caller has no handle to end the service with
         service.end("the call that started it was interrupted")
         raise

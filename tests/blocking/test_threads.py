@@ -38,6 +38,7 @@ from cudnn_actor import (
     TensorSpec,
     Upload,
     Window,
+    start,
 )
 from cudnn_actor.blocking import BlockingRef, spawn
 from cudnn_actor.blocking.portal import Portal
@@ -355,6 +356,19 @@ def test_a_handle_that_is_collected_ends_its_service_with_a_warning() -> None:
     with pytest.warns(ResourceWarning, match="unclosed service 'cudnn': use `with spawn"):
         handles.clear()
     service.stopped.result(PATIENCE_S)
+
+
+def test_a_service_that_was_started_goes_on_without_its_handle() -> None:
+    with start(device="cpu") as service:
+        future = BlockingRef(service).submit(Allocate(spec=FEW))
+        gc.collect()
+        x = future.result(PATIENCE_S)
+        with BlockingRef(service).load(image_model()) as model:
+            assert model.run(image=IMAGE)
+        del model
+        gc.collect()
+        assert service.alive
+        np.testing.assert_array_equal(BlockingRef(service).download(x).shape, (3,))
 
 
 def test_what_a_handle_has_given_keeps_it() -> None:
