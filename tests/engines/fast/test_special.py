@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cudnn_actor.engines.cpu.exact.special import erf, erfc
+from cudnn_actor.engines.cpu.exact.special import erf, erf_by_choice, erfc, erfc_by_choice
 from cudnn_actor.engines.cpu.fast.pointwise import make
 from cudnn_actor.protocol import DType, Pointwise, PointwiseMode, TensorSpec
 
@@ -52,3 +52,13 @@ def test_gelu_is_off_by_two_unit_roundoffs_of_itself_and_1() -> None:
 def test_nan_stays_nan(mode: PointwiseMode) -> None:
     x = np.array([np.nan, 1.0, -np.nan], np.float32)
     np.testing.assert_array_equal(np.isnan(computed(mode, x)), [True, False, True])
+
+
+def test_error_functions_by_choice_are_the_same_bit_for_bit() -> None:
+    some = np.array([0.0, -0.0, 0.46875, -0.46875, 4.0, -4.0, 27.3, -27.3, 28.0, np.inf, -np.inf, np.nan])
+    x = np.concatenate([some, np.nextafter(some, np.inf), np.linspace(-30, 30, 9999), np.logspace(-300, 3)])
+    with np.errstate(all="ignore"):
+        pairs = [(erf(x), erf_by_choice(x)), (erfc(x), erfc_by_choice(x))]
+    for wanted, found in pairs:
+        np.testing.assert_array_equal(found.view(np.int64)[~np.isnan(x)], wanted.view(np.int64)[~np.isnan(x)])
+        assert np.isnan(found[np.isnan(x)]).all()

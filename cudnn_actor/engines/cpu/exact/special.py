@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, cast
 
 import numpy as np
 
 from cudnn_actor.engines.cpu.scratch import Array
 
-__all__ = ["erf", "erfc"]
+__all__ = ["erf", "erf_by_choice", "erfc", "erfc_by_choice"]
 
 # Rational minimax approximations from W. J. Cody, "Rational Chebyshev approximations for the error
 # function", Math. Comp. 23 (1969), 631-637. Highest power first, for Horner's scheme.
@@ -60,6 +61,8 @@ _LARGE_Q = (
 )
 _Function = Callable[[Array], Array]
 _ONE_OVER_SQRT_PI = 5.6418958354775628695e-1
+_SMALL, _MIDDLE = 0.46875, 4.0
+"""Magnitudes up to which there is a formula."""
 _VANISHES = 27.3
 """erfc is below the smallest float64 from here on."""
 
@@ -71,7 +74,7 @@ def erfc(x: Array) -> Array:
     """
     magnitude = np.abs(x)
     result = np.full(x.shape, np.nan)
-    small, large = magnitude <= 0.46875, magnitude > 4
+    small, large = magnitude <= _SMALL, magnitude > _MIDDLE
     middle = ~(small | large | np.isnan(x))
     result[small] = 1 - _near_zero(x[small])
     result[middle] = _tail(magnitude[middle], _middle)
@@ -83,8 +86,27 @@ def erfc(x: Array) -> Array:
 
 def erf(x: Array) -> Array:
     """The error function, with a relative error of a few 1e-16; a new array."""
-    small = np.abs(x) <= 0.46875
+    small = np.abs(x) <= _SMALL
     return np.where(small, _near_zero(np.where(small, x, 0)), 1 - erfc(x))
+
+
+def erfc_by_choice(x: Any) -> Any:
+    """What `erfc` gives, bit for bit, without selecting elements: each formula is computed of all of them.
+
+    So the calls do not depend on elements.
+    """
+    magnitude = np.abs(x)
+    small = magnitude <= _SMALL
+    outer = _tail(np.minimum(magnitude, _VANISHES), _large)
+    result = np.where(magnitude > _MIDDLE, outer, _tail(magnitude, _middle))
+    result = np.where(x < 0, 2 - result, result)
+    return np.where(small, 1 - _near_zero(x), result)
+
+
+def erf_by_choice(x: Any) -> Any:
+    """What `erf` gives, as `erfc_by_choice`."""
+    small = np.abs(x) <= _SMALL
+    return np.where(small, _near_zero(np.where(small, x, 0)), 1 - erfc_by_choice(x))
 
 
 def _near_zero(x: Array) -> Array:
@@ -96,7 +118,7 @@ def _tail(x: Array, scaled: _Function) -> Array:
     """exp(-x²) times `scaled`, with x² split so that rounding a large exponent costs no accuracy."""
     coarse = np.floor(x * 16) / 16
     rest = (x - coarse) * (x + coarse)
-    return np.asarray(np.exp(-coarse * coarse) * np.exp(-rest) * scaled(x))
+    return cast("Array", np.exp(-coarse * coarse) * np.exp(-rest) * scaled(x))
 
 
 def _middle(x: Array) -> Array:
@@ -110,8 +132,8 @@ def _large(x: Array) -> Array:
 
 
 def _horner(coefficients: tuple[float, ...], x: Array) -> Array:
-    result = np.full(x.shape, coefficients[0])
-    for coefficient in coefficients[1:]:
+    result = x * coefficients[0] + coefficients[1]
+    for coefficient in coefficients[2:]:
         result *= x
         result += coefficient
     return result

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from cudnn_actor.engines.cpu.exact.special import erf_by_choice, erfc_by_choice
 from cudnn_actor.engines.cpu.fast.kernels import Call
 from cudnn_actor.engines.cpu.scratch import Bytes, Dims, footprint
 from cudnn_actor.engines.scratch_places import Held, places
@@ -584,8 +585,4 @@ class Recorder:
         """An array as it is if it lies in C order without gaps, else a copy that does."""
         return self._recording.packed(x)
 
-    def erf(self, x: Any) -> Any:
-        """The error function, which makes arrays of its own. Raises `NotRecordable`."""
-        raise NotRecordable(f"erf of {x}")
-
-    erfc = erf
+    erf, erfc = staticmethod(erf_by_choice), staticmethod(erfc_by_choice)
