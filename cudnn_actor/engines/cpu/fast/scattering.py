@@ -77,14 +77,14 @@ class Scattered:
     def _flat(self) -> bool:
         """Whether updates are written along one line, element by element.
 
-        That is fastest where each element has a place of its own. And NumPy makes arrays of places for all
-        elements where axes are walked through between those that indices select.
+        That is fastest where each element has a place of its own, and for sums and the like. And where
+        indices are walked through beside several axes of x, NumPy would allocate places for all elements.
         """
         places = self.node.places(self.x, self.indices)
-        arrays = [axis for axis, own in enumerate(places.own) if own is None or own in places.of_indices]
-        between = {*range(min(arrays), max(arrays) + 1)} - {*arrays}
-        alone = len(arrays) == len(places.selected)
-        return len(arrays) == len(self.x) or bool(between) or (min(arrays) > 0 and not alone)
+        of_arrays = [n for n, own in enumerate(places.own) if own is None or own in places.of_indices]
+        arrays = max(of_arrays) + 1 - min(of_arrays)
+        several = arrays > len(places.selected) + 1
+        return arrays == len(self.x) or several or self.node.reduction is not ScatterReduction.NONE
 
     @functools.cached_property
     def _places_bytes(self) -> int:
