@@ -80,6 +80,13 @@ class Counters:
     def __init__(self) -> None:
         self.finished = self.failed = self.withdrawn = self.expired = 0
 
+    def count(self, envelope: Envelope, value: Any, error: BaseException | None) -> None:  # noqa: ARG002
+        """Count an answer. A service counts more."""
+        if error is None:
+            self.finished += 1
+        else:
+            self.failed += 1
+
 
 class Actor(HookedActor):
     """An actor with a bounded mailbox that answers asyncio and pykka callers alike.
@@ -447,15 +454,12 @@ class Actor(HookedActor):
 
     def settle(self, envelope: Envelope, value: Any = None, error: BaseException | None = None) -> None:
         """Answer a message. On the actor's thread; asyncio callers see the answer at the next `flush`."""
-        if error is None:
-            self.counters.finished += 1
-        else:
-            self.counters.failed += 1
+        self.counters.count(envelope, value, error)
         self._post(envelope, value, error)
 
     def settle_together(self, envelope: Envelope, value: Any) -> None:
         """Answer one of several messages that finish together. The next `flush` wakes their loops."""
-        self.counters.finished += 1
+        self.counters.count(envelope, value, None)
         bridge = envelope.settle(value)
         if bridge is not None:
             self._to_wake.add(bridge)

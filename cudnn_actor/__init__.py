@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from cudnn_actor import _linux  # noqa: F401 - first: on other systems it raises a clear error
 from cudnn_actor import logging as logging
+from cudnn_actor.broker.request_counts import Histogram as Histogram, RequestCounts as RequestCounts
+from cudnn_actor.isolation.base import StandbyState as StandbyState
 from cudnn_actor.models import (
     BatchedModel as BatchedModel,
     BatchStatistics as BatchStatistics,
@@ -58,6 +60,7 @@ from cudnn_actor.protocol import (
     OutOfMemory as OutOfMemory,
     PieceOfPlan as PieceOfPlan,
     PieceTime as PieceTime,
+    PlanCounts as PlanCounts,
     PlanStatistics as PlanStatistics,
     QuarantinedRequest as QuarantinedRequest,
     Receipt as Receipt,
@@ -74,6 +77,7 @@ from cudnn_actor.protocol.messages.kinds import *
 from cudnn_actor.protocol.operations.families import *
 from cudnn_actor.service.client import CudnnRef as CudnnRef
 from cudnn_actor.service.health import Health as Health, HealthState as HealthState
+from cudnn_actor.service.metrics import Metrics as Metrics
 from cudnn_actor.service.scopes import Scope as Scope
 from cudnn_actor.service.service import CudnnService as CudnnService, child_spec as child_spec, start as start
 from cudnn_actor.service.spawning import Spawning as Spawning, spawn as spawn

@@ -30,6 +30,7 @@ from cudnn_actor.protocol.types.tune import Tune
 from cudnn_actor.service.client import DRAIN_S, CudnnRef
 from cudnn_actor.service.computing import Computable
 from cudnn_actor.service.health import Health
+from cudnn_actor.service.metrics import Metrics
 from cudnn_actor.service.requests import Requests
 from cudnn_actor.service.scopes import Scope
 from cudnn_actor.service.service import CudnnService
@@ -353,6 +354,10 @@ class BlockingRef(BlockingRequests):
         Raises `ServiceStopped` in a forked child.
         """
         return self._gpu.health()
+
+    def metrics(self) -> Metrics:
+        """See `CudnnRef.metrics`. Sends no message; any thread; never blocks."""
+        return self._gpu.metrics()
 
     @property
     def actor_ref(self) -> pykka.ActorRef[Any]:

@@ -80,6 +80,7 @@ from cudnn_actor.protocol.messages.messages import (
     WarmModel,
     WriteWeights,
 )
+from cudnn_actor.protocol.messages.model_messages import ModelRef
 from cudnn_actor.protocol.messages.operands import operands
 from cudnn_actor.protocol.types.buffers import BufferRef
 from cudnn_actor.protocol.types.checks import require_type
@@ -299,10 +300,11 @@ class Broker(Generic[W]):
         for each in message.graphs:
             self.state.check_graph(each.graph)
         ref = self.state.models.deploy(message.graphs)
+        self.state.counters.name_model(ref.number, message.name)
         if self.begins(envelope):
             self.succeed(envelope, ref)
         else:
-            self._ended(self.state.models.remove(ref, None))
+            self._remove_model(ref, None)
 
     def _warm_model(self, envelope: Envelope, message: WarmModel) -> W:
         for each in message.graphs:
@@ -333,8 +335,13 @@ class Broker(Generic[W]):
     def _unload_model(self, envelope: Envelope, message: UnloadModel) -> None:
         check_unload(message)
         if self.begins(envelope):
-            self._ended(self.state.models.remove(message.model, message.graphs))
+            self._remove_model(message.model, message.graphs)
             self.succeed(envelope, None)
+
+    def _remove_model(self, ref: ModelRef, graphs: tuple[str, ...] | None) -> None:
+        self._ended(self.state.models.remove(ref, graphs))
+        if graphs is None:
+            self.state.counters.forget_model(ref.number)
 
     def _ended(self, graphs: Sequence[Deployed]) -> None:
         for deployed in graphs:
@@ -508,14 +515,14 @@ class Broker(Generic[W]):
         self.expire(envelope)
         return False
 
-    def succeed(self, envelope: Envelope, value: Any) -> None:
-        """Answer with a value."""
-        self.state.counters.finished += 1
+    def succeed(self, envelope: Envelope, value: Any, run_us: float = -1.0) -> None:
+        """Answer with a value. `run_us`: as of `RequestCounters.count`."""
+        self.state.counters.count(envelope, value, None, run_us)
         self._reply(envelope, value, None)
 
     def fail(self, envelope: Envelope, error: BaseException) -> None:
         """Answer with an error. If nobody waits for a reply, log the error as well."""
-        self.state.counters.failed += 1
+        self.state.counters.count(envelope, None, error)
         if not envelope.wants_reply:
             fields = {"actor": "CudnnActor", "message": repr(envelope.message), "error": repr(error)}
             self.write_in(envelope.context, lambda: log.error("actor.tell_failed", **fields))

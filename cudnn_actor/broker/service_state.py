@@ -8,11 +8,12 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from cudnn_actor.actors import Counters, Envelope, Mailbox
+from cudnn_actor.actors import Envelope, Mailbox
 from cudnn_actor.actors.errors import ActorStopped
 from cudnn_actor.broker.deployments import Deployments, ModelRun
 from cudnn_actor.broker.execution_state import ExecutionState
 from cudnn_actor.broker.recovery import MOST_CRASHES
+from cudnn_actor.broker.request_counts import RequestCounters
 from cudnn_actor.memory import MemoryTable
 from cudnn_actor.protocol.errors import ExecutionFailed, OutOfMemory, QuarantinedRequest
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
@@ -21,7 +22,7 @@ from cudnn_actor.protocol.messages.messages import Free, UnloadModel
 from cudnn_actor.protocol.messages.model_messages import ModelRef, RunModel
 from cudnn_actor.protocol.messages.receipts import CacheStatistics, PlanStatistics, Statistics
 from cudnn_actor.protocol.types.buffers import BufferRef
-from cudnn_actor.supervision import FaultSource
+from cudnn_actor.supervision import ExitKind, FaultSource
 
 __all__ = ["Discard", "Forget", "ServiceState", "quarantined"]
 
@@ -72,11 +73,14 @@ class ServiceState(ExecutionState):
     memory: MemoryTable
     faults: FaultSource | None = None
     name: str | None = None
-    counters: Counters = field(default_factory=Counters, init=False)
+    counters: RequestCounters = field(default_factory=RequestCounters, init=False)
     ended_by_build: dict[str, int] = field(default_factory=dict, init=False)
     """Digests of graphs → how many incarnations their builds have ended."""
     replayed: int = field(default=0, init=False)
-    restarts: int = field(default=0, init=False)
+    restarts_by_cause: dict[str, int] = field(
+        default_factory=lambda: {kind.value: 0 for kind in ExitKind}, init=False
+    )
+    """`ExitKind` → restarts for such a cause. Written on the supervisor's thread; no key is added."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -92,6 +96,11 @@ class ServiceState(ExecutionState):
         if type(run) is not ModelRun or run.deployed is None or run.deployed.ended:
             item.found = run = self.models.run_of(item.message)
         return run
+
+    @property
+    def restarts(self) -> int:
+        """How often the supervisor has replaced the actor. Any thread."""
+        return sum(self.restarts_by_cause.values())
 
     def why_quarantined(self, graph: OperationGraph, number: int) -> QuarantinedRequest | None:
         """The error for a request whose graph is quarantined; None if it is not."""

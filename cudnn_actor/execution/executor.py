@@ -302,6 +302,13 @@ class Executor(Generic[T]):
 
     # The end.
 
+    @property
+    def unfinished_count(self) -> int:
+        """How much work `unfinished` has. Any thread: `tuple` is one call of a C function, during which the
+        executor's thread does not run, and the lists are measured one after another."""
+        fenced = sum([len(batch) for _, batch in tuple(self._fenced)])
+        return len(self._passed) + fenced + len(self._unfenced)
+
     def unfinished(self) -> list[Enqueued[T]]:
         """The work that has not finished, or has no answer yet, in order."""
         return [*self._passed, *(work for _, batch in self._fenced for work in batch), *self._unfenced]

@@ -6,6 +6,7 @@ between restarts.
 
 from __future__ import annotations
 
+import enum
 from typing import Protocol, TypeVar
 
 from cudnn_actor.actors import Actor, Mailbox
@@ -16,14 +17,28 @@ from cudnn_actor.memory import MemoryTable
 from cudnn_actor.memory.container import staging_limit
 from cudnn_actor.options import Options
 from cudnn_actor.protocol.errors import StartFailed
+from cudnn_actor.protocol.messages.receipts import PlanCounts
 from cudnn_actor.supervision import Backoff
 
-__all__ = ["READY_WITHIN_S", "Isolation", "check_lost_thread", "if_lost", "limit_arenas"]
+__all__ = ["READY_WITHIN_S", "Isolation", "StandbyState", "check_lost_thread", "if_lost", "limit_arenas"]
 
 A = TypeVar("A", bound=Actor)
 
 READY_WITHIN_S = 30.0
 """How long a start may take: of an actor, and of a standby."""
+
+
+class StandbyState(enum.StrEnum):
+    """What the standby of a service is doing."""
+
+    NONE = "none"
+    """None is kept."""
+    STARTING = "starting"
+    """It starts, or waits to be started."""
+    READY = "ready"
+    """It can take over, and has yet to build plans that have run lately."""
+    WARM = "warm"
+    """It can take over, and has these plans."""
 
 
 class Isolation(Protocol):
@@ -57,6 +72,22 @@ class Isolation(Protocol):
 
     def progress(self) -> Progress:
         """Progress of the current incarnation's work. Any thread; never blocks."""
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that have been taken from the mailbox to be run, and are not answered. Any thread."""
+
+    @property
+    def standby(self) -> StandbyState:
+        """What the standby is doing. Any thread; never blocks."""
+
+    @property
+    def worker_host_bytes(self) -> int:
+        """Bytes of host memory that the serving worker has; 0 without one. Any thread; never blocks."""
+
+    @property
+    def plans(self) -> PlanCounts:
+        """Counts of the serving incarnation's plan cache. Any thread; never blocks."""
 
     def end(self) -> None:
         """Release the resources of the life that has ended. Blocks until its process, if any, is killed."""

@@ -115,6 +115,8 @@ class BatchedModel:
         How batches are formed.
     quarantined
         Whether the service refuses graphs of a digest.
+    note_batch
+        Called with the model's number and the samples of each batch.
     name
         The service's name in its log lines.
     timeout
@@ -127,6 +129,7 @@ class BatchedModel:
         rules: BatchRules,
         *,
         quarantined: Callable[[str], bool],
+        note_batch: Callable[[int, int], None],
         name: str | None,
         timeout: float | None,
     ) -> None:
@@ -134,6 +137,7 @@ class BatchedModel:
         self._model = model
         self._rules = rules
         self._quarantined = quarantined
+        self._note_batch = note_batch
         self._name = name
         self._timeout = timeout
         self._forming: FormingBatches[_Request] = FormingBatches(
@@ -456,6 +460,7 @@ class BatchedModel:
         self._counts["batches"] += 1
         self._counts["samples"] += samples
         self._counts["padded"] += size - samples
+        self._note_batch(self._model.ref.number, samples)
         try:
             parts = [each.inputs for each in requests]
             if not several and samples == size:

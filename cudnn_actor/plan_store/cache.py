@@ -9,7 +9,7 @@ from collections.abc import Callable
 from cudnn_actor.engines.base import Plan
 from cudnn_actor.memory.least_recent import LeastRecent
 from cudnn_actor.protocol.errors import UnsupportedGraph
-from cudnn_actor.protocol.messages.receipts import PlanStatistics
+from cudnn_actor.protocol.messages.receipts import PlanCounts, PlanStatistics
 
 __all__ = ["CAPACITY", "PlanCache"]
 
@@ -115,6 +115,13 @@ class PlanCache:
     def digests(self) -> tuple[str, ...]:
         """The digests of the graphs whose plans or refusals are cached."""
         return tuple(self._known)
+
+    @property
+    def counts(self) -> PlanCounts:
+        """What may be read on any thread: each is one number that its thread replaces."""
+        return PlanCounts(
+            size=len(self._known), hits=self._hits, misses=self._misses, evictions=self._known.evictions
+        )
 
     def statistics(self) -> PlanStatistics:
         """Counters since the cache was made."""

@@ -20,8 +20,10 @@ __all__ = [
     "is_stopped",
     "own_pidfd",
     "reason_of",
+    "resident_bytes",
 ]
 
+_PAGE = os.sysconf("SC_PAGE_SIZE")
 LOOK_EVERY_S = 0.25
 """Seconds between two checks whether an awaited process is stopped."""
 
@@ -98,3 +100,11 @@ class SilentTime:
             self._looked_at = now
             self._seen_s = self._seen_s + min(passed_s, 2 * LOOK_EVERY_S) if self._is_silent() else 0.0
         return self._seen_s
+
+
+def resident_bytes() -> int:
+    """Bytes of host memory that this process has: proc(5), `statm`. 0 where there is no such file."""
+    try:
+        return int(Path("/proc/self/statm").read_bytes().split()[1]) * _PAGE
+    except (OSError, IndexError):
+        return 0

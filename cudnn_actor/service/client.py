@@ -16,6 +16,7 @@ from cudnn_actor.protocol.messages.messages import Drain
 from cudnn_actor.protocol.types.checks import require_seconds
 from cudnn_actor.service.computing import Computable, compute
 from cudnn_actor.service.health import Health
+from cudnn_actor.service.metrics import Metrics
 from cudnn_actor.service.requests import Requests
 from cudnn_actor.service.scopes import Scope
 from cudnn_actor.service.service import CudnnService
@@ -78,6 +79,14 @@ class CudnnRef(Requests):
         Raises `ServiceStopped` in a forked child.
         """
         return self._service.health()
+
+    def metrics(self) -> Metrics:
+        """Counters, latencies and state, as far as this process knows. Sends no message; any thread; never
+        blocks.
+
+        `cudnn_actor.metrics.prometheus` publishes them. Raises `ServiceStopped` in a forked child.
+        """
+        return self._service.metrics()
 
     @property
     def actor_ref(self) -> pykka.ActorRef[Any]:

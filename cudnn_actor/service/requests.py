@@ -8,7 +8,9 @@ messages, `actors.asking` sends them, `outputs` finds the results to allocate, a
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar, overload
 
 import msgspec
@@ -668,7 +670,7 @@ class Requests:
                     source = await in_own_thread(_read, model, chosen)
             loaded = Model(
                 self._unowned,  # what the model allocates is its own, and so is its name in the service
-                await self._unowned.ask(DeployModel(), timeout=deadline.left_s),
+                await self._unowned.ask(DeployModel(name=_name_of(model)), timeout=deadline.left_s),
                 source,
                 service.values,
                 discard=state.discard,
@@ -812,6 +814,7 @@ class Requests:
             model,
             rules,
             quarantined=lambda digest: digest in state.quarantined,
+            note_batch=state.counters.note_batch,
             name=state.name,
             timeout=timeout,
         )
@@ -929,6 +932,13 @@ class Requests:
     async def drain(self, *, timeout: float | None = None) -> None:
         """Wait until all earlier requests have been answered."""
         await self.ask(Drain(), timeout=timeout)
+
+
+def _name_of(model: Any) -> str:
+    """The name under which a model is counted: its file's, without what follows the dot; else its graph's."""
+    if isinstance(model, str | os.PathLike):
+        return Path(os.fspath(model)).stem or "model"
+    return str(getattr(getattr(model, "graph", None), "name", "")) or "model"
 
 
 def _source(model: Any, **options: Any) -> Source | None:

@@ -43,6 +43,7 @@ from cudnn_actor.service.arrays import as_values
 from cudnn_actor.service.event_log import EventLog
 from cudnn_actor.service.giving_up import act_on
 from cudnn_actor.service.health import Health, HealthState, health_state
+from cudnn_actor.service.metrics import Metrics
 from cudnn_actor.supervision import (
     ChildPolicy,
     ChildSpec,
@@ -214,6 +215,40 @@ class CudnnService:
             **self._progress(supervisor, now),
         )
 
+    def metrics(self) -> Metrics:
+        """The service's metrics. Any thread; never blocks; sends no message.
+
+        Each number is read by itself, so one may be a moment newer than another. Whoever writes a number
+        replaces it in one step, and whatever has several elements is copied in one call of a C function, or
+        is never changed. So no lock is needed, and writers need not know of readers. Raises `ServiceStopped`
+        in a forked child.
+        """
+        self.state.mailbox.check_process()
+        health, state, isolation = self.health(), self.state, self._isolation
+        counters, mailbox, memory = state.counters, state.mailbox, state.memory
+        return Metrics(
+            service=self.name,
+            device=self.device,
+            state=health.state,
+            generation=health.generation,
+            queued=health.queued,
+            restarts_left=health.restarts_left,
+            in_flight=isolation.in_flight,
+            requests=counters.snapshots(),
+            finished=counters.finished,
+            failed=counters.failed,
+            withdrawn=counters.withdrawn + mailbox.withdrawn,
+            expired=counters.expired + mailbox.expired,
+            replayed=state.replayed,
+            restarts_by_cause=dict(state.restarts_by_cause),
+            standby=isolation.standby,
+            plans=isolation.plans,
+            live_buffers=memory.live_buffers,
+            live_bytes=memory.live_bytes,
+            arena_bytes=memory.arena_bytes,
+            worker_host_bytes=isolation.worker_host_bytes,
+        )
+
     def _health_state(self, supervisor: Supervisor | None) -> HealthState:
         """The caller reads the supervisor before this checks for the end: it is cleared only after the end is
         recorded, so a None read here with no end means that the service has not started."""
@@ -369,7 +404,7 @@ class CudnnService:
             case Started() | Restarted():
                 return functools.partial(_resolve, self.started, None)
             case Restarting():
-                self.state.restarts += 1
+                self.state.restarts_by_cause[event.cause.kind] += 1
                 self._cause = event.cause
             case Escalated():
                 self._escalated = event

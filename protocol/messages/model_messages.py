@@ -111,9 +111,17 @@ class DeployModel(AnyMessage[ModelRef], tag=True, eq=False):
     """Make a model of these graphs; answered by its `ModelRef`, at once. Builds no plans: see `WarmModel`.
 
     The service keeps the weights until the model is unloaded, also if their references are freed before.
+
+    Parameters
+    ----------
+    graphs
+        What the model has.
+    name
+        The name under which its runs are counted (`CudnnRef.metrics`).
     """
 
     graphs: tuple[ModelGraph, ...] = ()
+    name: str = "model"
 
 
 class WarmModel(AnyMessage[int], tag=True, eq=False):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-__all__ = ["CacheStatistics", "PlanStatistics", "Receipt", "Statistics"]
+__all__ = ["CacheStatistics", "PlanCounts", "PlanStatistics", "Receipt", "Statistics"]
 
 
 class Receipt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
@@ -28,6 +28,15 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     plan: str
     queue_us: float
     run_us: float
+
+
+class PlanCounts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is known of a plan cache without a message. The parameters are as in `PlanStatistics`."""
+
+    size: int = 0
+    hits: int = 0
+    misses: int = 0
+    evictions: int = 0
 
 
 class PlanStatistics(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

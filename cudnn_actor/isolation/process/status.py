@@ -64,6 +64,7 @@ import time
 from typing import NamedTuple, Self
 
 from cudnn_actor.actors import forks
+from cudnn_actor.protocol.messages.receipts import PlanCounts
 
 __all__ = ["Finished", "StatusPage"]
 
@@ -72,8 +73,8 @@ _PLAN_BYTES = 120
 """Bytes for a plan's tag. A longer tag is cut off."""
 _RECORD_BYTES = 4 * _WORD_BYTES + _PLAN_BYTES
 """What the worker writes for each place: begun, finished, when its run began, how long it took, the plan."""
-_COUNT, _BEAT, _SINCE, _BUILDING, _BUILT, _TURNED = range(6)
-_HEADER_WORDS = 8
+_COUNT, _BEAT, _SINCE, _BUILDING, _BUILT, _TURNED, _RESIDENT, _PLANS = range(8)
+_HEADER_WORDS = 16
 _FIXED_SIZE = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
 
@@ -293,6 +294,30 @@ class StatusPage:
     @built_ns.setter
     def built_ns(self, then_ns: int) -> None:
         self._words[_BUILT] = then_ns
+
+    @property
+    def plan_counts(self) -> PlanCounts:
+        """Counts of the worker's plan cache, as of its last heartbeat. It may write any numbers below 2**64.
+
+        They are written one by one, so one may be a heartbeat newer than another.
+        """
+        size, hits, misses, evictions = (self._read(_PLANS + word) for word in range(4))
+        return PlanCounts(size=size, hits=hits, misses=misses, evictions=evictions)
+
+    @plan_counts.setter
+    def plan_counts(self, counts: PlanCounts) -> None:
+        words = (counts.size, counts.hits, counts.misses, counts.evictions)
+        for word, count in enumerate(words, _PLANS):
+            self._words[word] = count
+
+    @property
+    def resident_bytes(self) -> int:
+        """Bytes of host memory that the worker has, as of its last heartbeat."""
+        return self._read(_RESIDENT)
+
+    @resident_bytes.setter
+    def resident_bytes(self, nbytes: int) -> None:
+        self._words[_RESIDENT] = nbytes
 
     def _past(self, word: int) -> int:
         """The time in a word; 0 if it is in the future. All processes of the machine share this clock."""

@@ -52,7 +52,7 @@ from cudnn_actor.protocol.messages.messages import (
     WriteWeights,
 )
 from cudnn_actor.protocol.messages.operands import operands
-from cudnn_actor.protocol.messages.receipts import Receipt, Statistics
+from cudnn_actor.protocol.messages.receipts import PlanCounts, Receipt, Statistics
 from cudnn_actor.protocol.types.buffers import BufferRef
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
@@ -231,6 +231,20 @@ class CudnnActor(Actor):
         """The progress of its work. Any thread; never blocks."""
         since = self.working_since()
         return Progress(working=since is not None, last_s=self.last_turn_s if since is None else since)
+
+    @property
+    def in_flight(self) -> int:
+        """The messages that have begun and are not answered. Any thread.
+
+        What it reads may be half a turn old: lists are measured, and none is walked.
+        """
+        runs = self._runner.executor.unfinished_count if self._runner.is_open else 0
+        return runs + (self.current is not None)
+
+    @property
+    def plans(self) -> PlanCounts:
+        """Counts of its plan cache. Any thread."""
+        return self._runner.plans.counts if self._runner.is_open else PlanCounts()
 
     def _build_hangs(self) -> bool:
         """Whether this actor was given up because the build thread made no progress."""

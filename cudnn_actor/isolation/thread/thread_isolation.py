@@ -7,10 +7,11 @@ from cudnn_actor.broker.progress import Progress
 from cudnn_actor.broker.service_state import ServiceState
 from cudnn_actor.engines import EngineChoice
 from cudnn_actor.engines.remote import SERVING, BuilderHost
-from cudnn_actor.isolation.base import READY_WITHIN_S, check_lost_thread, if_lost, limit_arenas
+from cudnn_actor.isolation.base import READY_WITHIN_S, StandbyState, check_lost_thread, if_lost, limit_arenas
 from cudnn_actor.isolation.thread.cudnn_actor import CudnnActor
 from cudnn_actor.memory import MemoryTable
 from cudnn_actor.options import Options
+from cudnn_actor.protocol.messages.receipts import PlanCounts
 from cudnn_actor.supervision import Backoff
 
 __all__ = ["ThreadIsolation"]
@@ -27,6 +28,7 @@ class ThreadIsolation:
 
     name = "thread"
     worker_pid = None
+    worker_host_bytes = 0
     backoff = Backoff()
     ready_within_s = READY_WITHIN_S
 
@@ -67,6 +69,23 @@ class ThreadIsolation:
         """The actor's progress."""
         actor = self._actor
         return Progress() if actor is None else actor.progress()
+
+    @property
+    def in_flight(self) -> int:
+        """The messages that the actor has begun."""
+        actor = self._actor
+        return 0 if actor is None else actor.in_flight
+
+    @property
+    def standby(self) -> StandbyState:
+        """A thread has none."""
+        return StandbyState.NONE
+
+    @property
+    def plans(self) -> PlanCounts:
+        """Counts of the actor's cache."""
+        actor = self._actor
+        return PlanCounts() if actor is None else actor.plans
 
     def end(self) -> None:
         """Forget the actor and end the builder process. The actor and the table release everything else."""

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 
 from cudnn_actor.actors.threads import start_thread
 from cudnn_actor.isolation.process.status import StatusPage
+from cudnn_actor.processes.process_state import resident_bytes
+from cudnn_actor.protocol.messages.receipts import PlanCounts
 
 __all__ = ["Heartbeat", "end_with"]
 
@@ -33,6 +35,8 @@ class Heartbeat:
         The same for builds and tuning only, which are part of the work.
     clock
         Returns nanoseconds of `time.monotonic_ns()`'s clock.
+    plans
+        Returns counts of the plan cache. On the heartbeat's thread.
     """
 
     page: StatusPage
@@ -40,6 +44,7 @@ class Heartbeat:
     since: Callable[[], float | None]
     builds_since: Callable[[], float | None]
     clock: Callable[[], int] = time.monotonic_ns
+    plans: Callable[[], PlanCounts] = PlanCounts
     _idle_s: float | None = field(default=None, init=False)
     """Since when there is no work, as far as the heartbeats have seen; None while there is."""
     _built_s: float = field(default=0.0, init=False)
@@ -61,6 +66,8 @@ class Heartbeat:
         now = now_ns / 1e9
         self.page.built_ns = int(self._last_built(now) * 1e9)
         self.page.since_ns = int(self._last_progress(now) * 1e9)
+        self.page.plan_counts = self.plans()
+        self.page.resident_bytes = resident_bytes()
         self.page.beat_ns = now_ns
 
     def _last_progress(self, now: float) -> float:

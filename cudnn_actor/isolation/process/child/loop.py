@@ -48,6 +48,7 @@ from cudnn_actor.protocol.messages.messages import (
     Ping,
     Warm,
 )
+from cudnn_actor.protocol.messages.receipts import PlanCounts
 
 __all__ = ["WorkerLoop"]
 
@@ -129,6 +130,10 @@ class WorkerLoop:
     def create_arena(self, number: int, nbytes: int) -> int:
         """Make an arena. The caller owns its descriptor. Raises `CudnnActorError`, `Crash`."""
         return self._runner.executor.create_arena(number, nbytes)
+
+    def plan_counts(self) -> PlanCounts:
+        """Counts of the plan cache. Any thread."""
+        return self._runner.plans.counts
 
     def forget_plans(self, digests: Iterable[str]) -> None:
         """Drop the plans of these graphs. A request that needs one has it built again."""

@@ -108,7 +108,9 @@ class _Process:
         self._loop = loop = WorkerLoop(state, make, inbox, outbox, self._stages, fails=hello.fails)
         self._generation = hello.generation
         self._stopping = False
-        self._heartbeat = Heartbeat(page, hello.beat_s, loop.working_since, loop.builds_since)
+        self._heartbeat = Heartbeat(
+            page, hello.beat_s, loop.working_since, loop.builds_since, plans=loop.plan_counts
+        )
         forward_logs(outbox, inbox, loop.number_in_work)
         inbox.on_frame |= {
             MapArena: self._map_arena,

@@ -73,7 +73,8 @@ class AnswerTaker:
                 self.recent.note(request, cached)
             generation = self.broker.state.generation
             receipt = request.receipt(generation, answer.plan, answer.started_ns, answer.run_us)
-            self.broker.succeed(request.envelope, receipt)
+            request.envelope.started_ns = answer.started_ns  # where a crash has not set it, nothing has
+            self.broker.succeed(request.envelope, receipt, answer.run_us)
             return
         value = self._decoded(request, answer)
         self.in_flight.complete(request)
@@ -110,9 +111,11 @@ class AnswerTaker:
                 except MemoryError as error:  # this process has no room for the result
                     broker.refuse(envelope, error)
                 else:
-                    broker.succeed(envelope, value)
+                    envelope.started_ns = answer.started_ns
+                    broker.succeed(envelope, value, answer.run_us)
             case Given() | Counted():
                 sender.discharge(request, end_ref=False)
+                envelope.started_ns = request.sent_ns
                 broker.succeed(envelope, value)
 
     def _result(self, request: WorkerRequest, done: Done) -> Any:

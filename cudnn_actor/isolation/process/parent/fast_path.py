@@ -19,6 +19,7 @@ from collections.abc import Iterator, MutableSequence, Sequence
 from typing import Any
 
 from cudnn_actor.actors import Envelope, Mailbox
+from cudnn_actor.broker.request_counts import Sums, Tally, measured
 from cudnn_actor.isolation.process.parent.in_flight import RunStaging, WorkerRequest, claims_lock
 from cudnn_actor.isolation.process.parent.model_runs import Loan
 from cudnn_actor.isolation.process.parent.sender import BULKY_BYTES, Sender
@@ -190,30 +191,28 @@ def complete(channel: Channel, host: WorkerHost, outbox: deque[Reply]) -> bool:
     while frames:
         if type(frames[0]) is not Answers:
             return True
-        answers = frames[0].answers
-        finished = None
+        answers, finished = frames[0].answers, None
         while channel.taken < len(answers):
             answer = answers[channel.taken]
-            number = answer.number
-            request = in_flight.get(number)
+            request = in_flight.get(answer.number)
             if request is None or request.place != answer.place:
                 return True
             value, loan = _value(host, request, answer)
             if value is None:
                 return True
-            slots = request.slots
+            slots, place, blocks = request.slots, [request.place], request.blocks
             many = _counting(slots, -1) if len(slots) > _FEW else None
             a, b, c, d, e, f = (*slots, *_FILL[len(slots)]) if many is None else _FILL[0]
             if not (a.live and b.live and c.live and d.live and e.live and f.live) or (
                 many is not None and not all(slot.live for slot in slots)
             ):
                 return True  # a freed buffer: releasing it may free its bytes
-            if type(answer) is Done:
-                finished = request
-            place, blocks = [request.place], request.blocks
-            memory = _NO_MEMORY if request.staged is None and not blocks else _memory_of(host, request, loan)
-            spare, home, staged, lent = memory
-            envelope, reply = request.envelope, ((request.envelope, value, None),)
+            finished = request if type(answer) is Done else finished
+            spare, home, staged, lent = (
+                _NO_MEMORY if request.staged is None and not blocks else _memory_of(host, request, loan)
+            )
+            tally, counts, (queue, run, total, sums) = _measured(host, request, answer, value)
+            number, envelope, reply = answer.number, request.envelope, ((request.envelope, value, None),)
             with claims_lock:
                 # One step.
                 del in_flight[number]
@@ -232,6 +231,10 @@ def complete(channel: Channel, host: WorkerHost, outbox: deque[Reply]) -> bool:
                 e.users -= 1
                 f.users -= 1
                 counters.finished += 1
+                counts[queue] += 1
+                counts[run] += 1
+                counts[total] += 1
+                tally.sums = sums
                 outbox += reply
                 channel.taken += 1
                 if many is not None:
@@ -243,6 +246,15 @@ def complete(channel: Channel, host: WorkerHost, outbox: deque[Reply]) -> bool:
         channel.taken = 0
         del frames[0]
     return False
+
+
+def _measured(
+    host: WorkerHost, request: WorkerRequest, answer: Answer, value: Any
+) -> tuple[Tally, list[int], tuple[int, int, int, Sums]]:
+    """What `RequestCounters.count` would change for a request, and where. Changes nothing."""
+    tally = host.state.counters.tally(request.message)
+    began, run_us = (answer.started_ns, answer.run_us) if type(answer) is Done else (request.sent_ns, -1.0)
+    return tally, tally.counts, measured(tally, request.envelope, value, began, run_us)
 
 
 def _memory_of(host: WorkerHost, request: WorkerRequest, loan: Loan) -> _Memory:

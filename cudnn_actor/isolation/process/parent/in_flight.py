@@ -159,6 +159,12 @@ class WorkerRequest(Work, eq=False):
         """All its staging memory."""
         return [*self.blocks, *(() if self.staged is None else self.staged.blocks)]
 
+    @property
+    def sent_ns(self) -> int:
+        """`sent_s` on the clock of `time.perf_counter_ns`, which on Linux is the same; not before it was
+        admitted."""
+        return max(self.envelope.admitted_ns, int(self.sent_s * 1e9))
+
     def receipt(self, generation: int, plan: str, started_ns: int, run_us: float) -> Receipt:
         """The receipt for the caller of a request that has finished. `started_ns` is as in `Done`."""
         envelope = self.envelope

@@ -14,7 +14,7 @@ from cudnn_actor.broker.progress import Progress
 from cudnn_actor.broker.service_state import ServiceState
 from cudnn_actor.engines import EngineChoice
 from cudnn_actor.engines.remote import SERVING, BuilderHost
-from cudnn_actor.isolation.base import READY_WITHIN_S, check_lost_thread, if_lost, limit_arenas
+from cudnn_actor.isolation.base import READY_WITHIN_S, StandbyState, check_lost_thread, if_lost, limit_arenas
 from cudnn_actor.isolation.process.generations import GenerationTable
 from cudnn_actor.isolation.process.parent.dispatcher import Dispatcher
 from cudnn_actor.isolation.process.parent.in_flight import WINDOW
@@ -22,11 +22,13 @@ from cudnn_actor.isolation.process.parent.monitor import WorkerMonitor
 from cudnn_actor.isolation.process.parent.worker import Recipe
 from cudnn_actor.isolation.process.parent.worker_host import WorkerHost
 from cudnn_actor.isolation.process.parent.worker_source import WorkerSource
+from cudnn_actor.isolation.process.status import StatusPage
 from cudnn_actor.isolation.process.wire import Hello
 from cudnn_actor.memory import MemoryTable
 from cudnn_actor.options import Options
 from cudnn_actor.processes.interpreter import find_python
 from cudnn_actor.protocol.errors import StartFailed
+from cudnn_actor.protocol.messages.receipts import PlanCounts
 from cudnn_actor.supervision import Backoff
 
 __all__ = ["ProcessIsolation"]
@@ -198,6 +200,36 @@ class ProcessIsolation:
         """Progress according to the in-flight table and the worker."""
         monitor = self._monitor
         return Progress() if monitor is None else monitor.progress()
+
+    @property
+    def in_flight(self) -> int:
+        """The requests that the worker has."""
+        return len(self._dispatcher.host.in_flight.requests)
+
+    @property
+    def standby(self) -> StandbyState:
+        """What the standby is doing, according to the source of workers."""
+        life = self._life
+        return StandbyState.NONE if life is None else life.source.standby_state(self._dispatcher.host)
+
+    @property
+    def plans(self) -> PlanCounts:
+        """Counts of the worker's cache, as of its last heartbeat."""
+        page = self._page
+        return PlanCounts() if page is None else page.plan_counts
+
+    @property
+    def worker_host_bytes(self) -> int:
+        """Bytes of host memory of the worker, as of its last heartbeat."""
+        page = self._page
+        return 0 if page is None else page.resident_bytes
+
+    @property
+    def _page(self) -> StatusPage | None:
+        """The status page of the current worker. A page that is closed meanwhile reads as zeros."""
+        monitor = self._monitor
+        worker = None if monitor is None else monitor.worker
+        return None if worker is None else worker.claims
 
     def end(self) -> None:
         """Kill the standby, answer remaining requests, forget the loop, release transfer memory and table."""

@@ -31,6 +31,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from cudnn_actor.actors.logs import Log
+from cudnn_actor.isolation.base import StandbyState
 from cudnn_actor.isolation.process.generations import GenerationTable
 from cudnn_actor.isolation.process.parent.crash import PendingReclaim
 from cudnn_actor.isolation.process.parent.in_flight import Violation
@@ -313,10 +314,18 @@ class WorkerSource:
 
     def is_standby_warm(self, host: WorkerHost) -> bool:
         """See `ProcessIsolation.is_standby_warm`. The host need not be held."""
+        return self.standby_state(host) in (StandbyState.NONE, StandbyState.WARM)
+
+    def standby_state(self, host: WorkerHost) -> StandbyState:
+        """What the standby is doing. The host need not be held: any thread, and it may be out of date at
+        once."""
         worker = self.standby
         if not self._keeps_standby:
-            return True
-        return worker is not None and worker.ready and self._warming.lacks_nothing(host.recent.plans)
+            return StandbyState.NONE
+        if worker is None or not worker.ready:
+            return StandbyState.STARTING
+        warm = self._warming.lacks_nothing(host.recent.plans)
+        return StandbyState.WARM if warm else StandbyState.READY
 
     def _lose(self, host: WorkerHost, wake: Callable[[], None], why: str = "") -> None:
         worker, self.standby, host.workers.standby = self.standby, None, None

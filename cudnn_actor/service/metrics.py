@@ -1,0 +1,66 @@
+"""A service's metrics as a record, read without a message."""
+
+from __future__ import annotations
+
+import msgspec
+
+from cudnn_actor.broker.request_counts import RequestCounts
+from cudnn_actor.isolation.base import StandbyState
+from cudnn_actor.protocol.messages.receipts import PlanCounts
+from cudnn_actor.service.health import HealthState
+
+__all__ = ["Metrics"]
+
+
+class Metrics(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A service's counters, latencies and state at one moment, as far as its own process knows.
+
+    Counters never fall while the service lives, nor when it is started again by a supervisor of yours.
+
+    Parameters
+    ----------
+    service, device
+        The service's name, and "cpu" or "cuda:N".
+    state, generation, queued, restarts_left
+        As in `Health`.
+    in_flight
+        Requests that run or wait in the worker; in thread isolation, that have begun.
+    requests
+        Counts and latencies by message type and, of `RunModel`, by model. A type or model that has not come
+        yet is missing. There are as many models as were used last, up to 64; the others are counted together,
+        as "other".
+    finished, failed, withdrawn, expired, replayed
+        As in `Statistics`.
+    restarts_by_cause
+        Every `ExitKind` → how often the actor was replaced for it.
+    standby
+        What the standby is doing.
+    plans
+        Counts of the plan cache, since the incarnation started. In process isolation they are as old as the
+        worker's last heartbeat: a quarter of a second.
+    live_buffers, live_bytes, arena_bytes
+        As in `Statistics`: memory of the device, on the CPU of the host.
+    worker_host_bytes
+        Bytes of host memory that the worker's process has, as of its last heartbeat; 0 without a worker.
+    """
+
+    service: str
+    device: str
+    state: HealthState
+    generation: int
+    queued: int
+    restarts_left: int
+    in_flight: int
+    requests: tuple[RequestCounts, ...]
+    finished: int
+    failed: int
+    withdrawn: int
+    expired: int
+    replayed: int
+    restarts_by_cause: dict[str, int]
+    standby: StandbyState
+    plans: PlanCounts
+    live_buffers: int
+    live_bytes: int
+    arena_bytes: int
+    worker_host_bytes: int
