@@ -473,7 +473,7 @@ class Model:
         constants, graph, ask = kept.of.constants, kept.graph, self._gpu.ask
         made: dict[str, BufferRef] = {}
         try:
-            for name in keep:
+            for name in dict.fromkeys(keep):
                 if name in constants:
                     made[name] = await self._gpu.upload(constants[name], timeout=deadline.left_s)
                 else:

@@ -149,6 +149,15 @@ async def test_outputs_stay_on_the_device_and_references_go_in() -> None:
         assert await buffers(gpu) == 0
 
 
+async def test_an_output_that_is_kept_twice_by_name_is_one_buffer() -> None:
+    async with spawn(device="cpu") as gpu:
+        model = await gpu.load(image_model())
+        result = await gpu.run(model, {"image": images(2)}, keep=("features", "features"))
+        await gpu.free(result["features"])
+        await model.close()
+        assert await buffers(gpu) == 0
+
+
 async def test_tasks_run_a_model_at_once() -> None:
     proto = image_model()
     async with spawn(device="cpu") as gpu:
