@@ -45,10 +45,19 @@ def of_large_windows(case: Any) -> bool:
     return bool(math.prod(each) > 300)
 
 
+def of_several_groups(case: Any) -> bool:
+    """Whether a convolution has groups."""
+    return bool(case.graph().operations[0].conv.groups > 1)
+
+
 ALWAYS_ALLOCATE = {
     "CTCLoss",  # how many cells have states follows from lengths, which are data
 }
 ALLOCATE: dict[str, Callable[[Any], bool]] = {
+    # `numpy.einsum` may add to a copy of a block, as of tensors with gaps: see `MOST_BYTES`.
+    **dict.fromkeys(
+        ("ConvolutionForward", "ConvolutionBackwardData", "ConvolutionBackwardFilter"), of_several_groups
+    ),
     # To record what large windows do takes too many calls.
     **dict.fromkeys(("MaxPool", "LpPool", "MaxPoolBackward", "LpPoolBackward"), of_large_windows),
 }

@@ -23,7 +23,6 @@ from cudnn_actor.engines.cpu.boxes import Box, boxes, count_boxes
 from cudnn_actor.engines.cpu.exact.evaluation import XP, exact, round_into
 from cudnn_actor.engines.cpu.fast.images import ImageArrays, Images, images_of
 from cudnn_actor.engines.cpu.fast.kernels import (
-    MOST_SCRATCH,
     Call,
     Operands,
     Step,
@@ -47,6 +46,8 @@ _PART_ELEMENTS = 1 << 15
 _REPEATED = 2
 """How many times as many elements all parts may have together as the whole. Parts with much in common are
 larger: gradients of pooling would compute what large windows share again and again."""
+_MOST_SCRATCH = 16 << 20
+"""Bytes for each lane. NumPy would allocate as many for a part that cannot be cut."""
 _NS = 20
 """Nanoseconds of an element, about."""
 _AS_THEY_ARE = ("float32", "float64", "int64", "uint64")
@@ -189,7 +190,7 @@ class ByDefinition:
         except NotRecordable:
             return None
         recording.finish([*inputs.values(), *moved.values()], [*results.values()])
-        if recording.nbytes > MOST_SCRATCH:
+        if recording.nbytes > _MOST_SCRATCH:
             return None
         return _Recorded(recording, inputs, moved, results, images)
 
