@@ -61,6 +61,14 @@ def taken(xp: Any, x: Any, n: Any) -> Any:
     return xp.take(x, xp.asarray([3, 0, 0]), axis=1), x[:, rows, columns], xp.take(x, n % 7 * 8)
 
 
+def taken_from_the_end(xp: Any, x: Any, n: Any) -> Any:
+    del n
+    total = xp.zeros((3, 6, 5), x.dtype)
+    xp.add.at(total, (slice(None), np.array([-1, 1, 5, -1])), x)
+    rows, columns = np.array([[-1], [0]]), np.array([[0, -2]])
+    return xp.take(x, xp.asarray([-1, 0]), axis=1), x[:, rows, columns], xp.rint(total * 1024)
+
+
 def of_other_types(xp: Any, x: Any, n: Any) -> Any:
     bits = xp.abs(x).view(np.int64 if x.dtype == np.float64 else np.int32)
     return x * n, (n << 3) & 12, bits >> 2, x.astype(np.int64), (n > 3) | (x < 0), xp.clip(n, 1, 4) / 3
@@ -68,7 +76,7 @@ def of_other_types(xp: Any, x: Any, n: Any) -> Any:
 
 def running(xp: Any, x: Any, n: Any) -> Any:
     first = xp.full_like(x[:, :1], 1)
-    return xp.concatenate([first, xp.cumprod(x, 1)], 1), xp.cumsum(n, 2)
+    return xp.concatenate([first, xp.cumprod(x, 1)], 1), xp.cumsum(n, 2), xp.cumsum(n > 3, 1)
 
 
 def filled(xp: Any, x: Any, n: Any) -> Any:
@@ -92,6 +100,7 @@ DEFINITIONS: tuple[Callable[[Any, Any, Any], Any], ...] = (
     powers,
     moved,
     taken,
+    taken_from_the_end,
     of_other_types,
     running,
     filled,
@@ -135,6 +144,7 @@ REFUSED: dict[str, Callable[[Any], Any]] = {
     "sum": np.add.reduce,
     "several results": np.modf,
     "places": lambda x: x[x > 0],
+    "places beyond the end": lambda x: Recorder(Recording()).take(x, np.array([4]), axis=1),
     "text": lambda x: x + "1",
 }
 

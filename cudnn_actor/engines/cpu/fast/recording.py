@@ -268,12 +268,14 @@ class Recording:
         return padded
 
     def take(self, x: Any, indices: Any, axis: int | None = None) -> Recorded:
-        """Elements by their places, which must all exist."""
+        """Elements by their places, which must all exist. Those that operands give must not be below 0."""
         if axis is None:
             x, axis = x.reshape(-1), 0
         axis %= x.ndim
         source = self.packed(x)
         places = self._operand(indices, np.dtype(np.intp))
+        if isinstance(places, np.ndarray):
+            places = _from_the_start(places, x.shape[axis])
         found = self.new((*x.shape[:axis], *places.shape, *x.shape[axis + 1 :]), x.dtype)
         self.note(_take(axis), (source, self.packed(places)), found)
         return found
@@ -289,7 +291,8 @@ class Recording:
         return copied
 
     def accumulate(self, ufunc: np.ufunc, x: Recorded, axis: int) -> Recorded:
-        """Running sums or products, of x's dtype."""
+        """Running sums or products, of the dtype that NumPy gives them."""
+        x = self._operand(x, ufunc.accumulate(np.empty(0, x.dtype)).dtype)
         found = self.new(x.shape, x.dtype, _order([x], x.shape))
         self.note(_accumulate(ufunc, axis), (x,), found)
         return found
@@ -301,6 +304,7 @@ class Recording:
         if not isinstance(places, np.ndarray) or places.ndim != 1 or others != [slice(None)] * len(others):
             raise NotRecordable("sums at arrays of places")
         axis, size = len(others), total.shape[len(others)]
+        places = _from_the_start(places, size)
         order = np.argsort(places, kind="stable")
         if (order[1:] < order[:-1]).any():
             terms = self.take(terms, order, axis)
@@ -337,6 +341,14 @@ def _known(x: Any) -> Any:
     if isinstance(x, (Recorded, np.ndarray, np.generic)) or type(x) in (int, float):
         return x
     raise NotRecordable(type(x).__name__)
+
+
+def _from_the_start(places: Array, size: int) -> Array:
+    """Constant places along a dim, of which NumPy counts those below 0 from its end."""
+    if ((places < -size) | (places >= size)).any():
+        raise NotRecordable("places that do not exist")
+    found: Array = np.where(places < 0, places + size, places)
+    return found
 
 
 def _is_zero(x: Any) -> bool:
