@@ -17,6 +17,7 @@ from cudnn_actor.plan_store.cache import CAPACITY
 from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.graphs.limits import GraphLimits
 from cudnn_actor.protocol.types.checks import did_you_mean, require_name, require_seconds, require_whole
+from cudnn_actor.protocol.types.short_repr import short_repr
 from cudnn_actor.supervision import Escalated, Fault, FaultPlan
 
 __all__ = ["MOST_THREADS", "NAME", "Isolation", "OnGiveUp", "Options", "make_options", "takes_options"]
@@ -168,6 +169,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     verify: bool = False
     on_give_up: OnGiveUp = "raise"
     executable: str | os.PathLike[str] | None = None
+
+    __repr__ = short_repr
 
     def __post_init__(self) -> None:
         _check_name(self.name)

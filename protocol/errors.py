@@ -40,6 +40,7 @@ __all__ = [
     "StartFailed",
     "UnsupportedGraph",
     "Words",
+    "described_array",
 ]
 
 _LONGEST = 200
@@ -157,17 +158,25 @@ def _shown(value: object) -> str:
     if isinstance(value, str):  # also a member of a string enum, shown by its value
         value = value if isinstance(value, Words) else repr(str(value))
         return str(value) if len(value) <= _LONGEST else f"{value[:_LONGEST]}..."
-    dims: Any = None if isinstance(value, type) else getattr(value, "shape", None)
-    if type(value).__module__.startswith(f"{__name__.partition('.')[0]}."):  # ours show themselves
-        dims = None
-    scalar = dims == () and not hasattr(value, "__setitem__")  # one of NumPy's
-    if dims is not None and not scalar and hasattr(value, "dtype"):
-        return f"{type(value).__name__} of {value.dtype} {tuple(dims)}"
+    array = described_array(value)
+    if array is not None:
+        return array
     try:
         text = repr(value) if type(value).__str__ is object.__str__ else str(value).split("\n", 1)[0]
     except Exception:  # noqa: BLE001 - too many digits, a half-constructed object: the text must not fail
         text = object.__repr__(value)
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+
+
+def described_array(value: Any) -> str | None:
+    """An array of any library: its type, dtype and dims. None for anything else, and for what is ours."""
+    dims: Any = None if isinstance(value, type) else getattr(value, "shape", None)
+    if type(value).__module__.startswith(f"{__name__.partition('.')[0]}."):  # ours show themselves
+        dims = None
+    scalar = dims == () and not hasattr(value, "__setitem__")  # one of NumPy's
+    if dims is None or scalar or not hasattr(value, "dtype"):
+        return None
+    return f"{type(value).__name__} of {value.dtype} {tuple(dims)}"
 
 
 class NoValues(CudnnActorError, TypeError):

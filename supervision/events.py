@@ -32,6 +32,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from cudnn_actor.actors.logs import Log
+from cudnn_actor.protocol.types.short_repr import short_repr
 from cudnn_actor.supervision.exits import ExitReason
 
 __all__ = [
@@ -63,6 +64,8 @@ class _Event(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     service: str | None = None
     at: float = 0.0
     monotonic: float = 0.0
+
+    __repr__ = short_repr
 
 
 class Started(_Event, frozen=True, kw_only=True, tag=True):

@@ -17,6 +17,8 @@ import enum
 
 import msgspec
 
+from cudnn_actor.protocol.types.short_repr import short_repr
+
 __all__ = ["ExitKind", "ExitReason", "Restart"]
 
 
@@ -44,6 +46,8 @@ class ExitReason(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     kind: ExitKind
     cause: str = ""
+
+    __repr__ = short_repr
 
     @property
     def abnormal(self) -> bool:

@@ -27,6 +27,7 @@ from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.messages.computations import COMPUTE
 from cudnn_actor.protocol.messages.messages import Explain, Message, RunModel
 from cudnn_actor.protocol.types.checks import require_fraction, require_member, require_seconds, require_whole
+from cudnn_actor.protocol.types.short_repr import short_repr
 
 __all__ = ["Fault", "FaultPlan", "FaultRule"]
 
@@ -89,6 +90,8 @@ class FaultRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     of: str | None = None
     times: int | None = None
     seconds: float | None = None
+
+    __repr__ = short_repr
 
     def __post_init__(self) -> None:
         require_member("fault", self.fault, Fault)
@@ -166,6 +169,8 @@ class FaultPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     seed: int = 0
     rules: tuple[FaultRule, ...] = ()
+
+    __repr__ = short_repr
 
     def __post_init__(self) -> None:
         require_whole("seed", self.seed, 0)

@@ -6,6 +6,7 @@ from typing import Protocol
 
 import msgspec
 
+from cudnn_actor.protocol.types.short_repr import short_repr
 from cudnn_actor.supervision.faults import Fault, FaultPlan, FaultRule
 from cudnn_actor.supervision.seeded import random01
 
@@ -28,6 +29,8 @@ class Fired(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     rule: FaultRule
     number: int
     message: str | None
+
+    __repr__ = short_repr
 
 
 class FaultSource(Protocol):

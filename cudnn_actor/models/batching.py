@@ -161,7 +161,8 @@ class BatchedModel:
         forks.finalize(self, _release_all, self._releases).atexit = False
 
     def __repr__(self) -> str:
-        return f"<batched to {self._rules.sizes[-1]} along {self._rules.dim}: {self._model!r}>"
+        closed = "" if self._loop is None or self._open else "closed, "
+        return f"<{closed}batched to {self._rules.sizes[-1]} along {self._rules.dim}: {self._model!r}>"
 
     # Life.
 

@@ -26,11 +26,14 @@ from cudnn_actor.protocol.graphs.explanation import Explanation
 from cudnn_actor.protocol.messages.messages import Allocate, LendStaging, RunModel
 from cudnn_actor.protocol.messages.model_messages import ModelRef
 from cudnn_actor.protocol.types.buffers import BufferRef
+from cudnn_actor.protocol.types.short_repr import listed
 from cudnn_actor.protocol.types.tensor import TensorSpec
 from cudnn_actor.protocol.types.tune import Tune
 
 __all__ = ["Model"]
 
+_ROOM = 60
+"""Characters of a model's repr for its inputs, and for its outputs."""
 _MOST_DEPLOYED = 8
 """How often a run may find that its graph has been forgotten."""
 T = TypeVar("T")
@@ -95,7 +98,8 @@ class Model:
         self._successor: Model | None = None
         """What has replaced it and does all that it is asked for; None for nothing."""
         self._features = source.inputs, source.defaults, source.outputs
-        self._keeping = Keeping(gpu, ref, source, repr(self), discard=discard, unload=unload, graphs=graphs)
+        shown = f"<model: {self._signature()}>"
+        self._keeping = Keeping(gpu, ref, source, shown, discard=discard, unload=unload, graphs=graphs)
         self._writing = Writing(gpu, self._keeping)
         self._preparing = Preparing(gpu, self._keeping, self._writing, most_operations, tune)
 
@@ -121,7 +125,12 @@ class Model:
         return self._features[2]
 
     def __repr__(self) -> str:
-        return f"<model: {', '.join(map(str, self.inputs))} -> {', '.join(map(str, self.outputs))}>"
+        closed = "closed " if self._latest()._keeping.closed else ""
+        return f"<{closed}model: {self._signature()}>"
+
+    def _signature(self) -> str:
+        inputs, outputs = (listed(map(str, each), len(each), _ROOM) for each in (self.inputs, self.outputs))
+        return f"{inputs} -> {outputs}"
 
     def belongs_to(self, service: object) -> bool:
         """Whether a service has loaded it."""

@@ -15,7 +15,7 @@ from cudnn_actor.protocol.errors import CudnnActorError
 from cudnn_actor.protocol.messages.messages import Drain
 from cudnn_actor.protocol.types.checks import require_seconds
 from cudnn_actor.service.computing import Computable, compute
-from cudnn_actor.service.health import Health
+from cudnn_actor.service.health import Health, HealthState
 from cudnn_actor.service.metrics import Metrics
 from cudnn_actor.service.requests import Requests
 from cudnn_actor.service.scopes import Scope
@@ -41,9 +41,10 @@ class CudnnRef(Requests):
     """
 
     def __repr__(self) -> str:
-        unused = self._service.unused_gpu
-        reason = "" if unused is None else f": {unused}"
-        return f"<CudnnRef {self._state.name!r} on {self.device}{reason}>"
+        word, unused = self._service._state_word(), self._service.unused_gpu
+        facts = [] if word == HealthState.READY else [word]
+        facts += [] if unused is None else [unused]
+        return f"<CudnnRef {self._state.name!r} on {self.device}{''.join(f': {fact}' for fact in facts)}>"
 
     @property
     def device(self) -> str:

@@ -6,6 +6,7 @@ import enum
 
 import msgspec
 
+from cudnn_actor.protocol.types.short_repr import short_repr
 from cudnn_actor.supervision import ExitReason, SupervisorState
 from cudnn_actor.supervision.state import Mode, Phase
 
@@ -63,6 +64,8 @@ class Health(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     restarts: int
     restarts_left: int
     cause: ExitReason | None
+
+    __repr__ = short_repr
 
 
 def health_state(supervised: SupervisorState | None, *, ended: bool) -> HealthState:

@@ -7,6 +7,7 @@ import msgspec
 from cudnn_actor.broker.request_counts import RequestCounts
 from cudnn_actor.isolation.base import StandbyState
 from cudnn_actor.protocol.messages.receipts import PlanCounts
+from cudnn_actor.protocol.types.short_repr import short_repr
 from cudnn_actor.service.health import HealthState
 
 __all__ = ["Metrics"]
@@ -64,3 +65,5 @@ class Metrics(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     live_bytes: int
     arena_bytes: int
     worker_host_bytes: int
+
+    __repr__ = short_repr

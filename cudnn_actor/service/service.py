@@ -196,6 +196,9 @@ class CudnnService:
         """Whether an incarnation of the actor serves now. Any thread; never blocks."""
         return self._health_state(self._supervisor) is HealthState.READY
 
+    def __repr__(self) -> str:
+        return f"<CudnnService {self.name!r} on {self.device}: {self._state_word()}>"
+
     def health(self) -> Health:
         """The service's state. Any thread; never blocks; sends no message.
 
@@ -253,6 +256,10 @@ class CudnnService:
         """The caller reads the supervisor before this checks for the end: it is cleared only after the end is
         recorded, so a None read here with no end means that the service has not started."""
         return health_state(None if supervisor is None else supervisor.state, ended=not self.alive)
+
+    def _state_word(self) -> str:
+        """Its state for a repr, also in a forked child, which has no `Health` of it."""
+        return "of a parent process" if self.forked else str(self._health_state(self._supervisor))
 
     def _restarts_left(self, supervisor: Supervisor | None, now: float) -> int:
         if supervisor is not None:

@@ -12,8 +12,12 @@ import msgspec
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.graphs.timeline import timeline
 from cudnn_actor.protocol.graphs.timing import DeviceSpeed, PieceTime, PlanTimes, piece_times, share_of_device
+from cudnn_actor.protocol.types.short_repr import one_line, short_repr
 
 __all__ = ["Explanation", "Measured", "PieceOfPlan", "PlanCandidate", "ScratchTensor", "Tuned", "piece_of"]
+
+_LONGEST_TAG = 32
+"""The most characters of a plan's tag in an explanation's repr."""
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -34,6 +38,8 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     timed: int
     instead_of: str = ""
 
+    __repr__ = short_repr
+
 
 class Tuned(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What tuning a plan has gained, and how long it took. The pieces say what it changed.
@@ -49,6 +55,8 @@ class Tuned(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     heuristic_us: float
     tuned_us: float
     took_s: float
+
+    __repr__ = short_repr
 
 
 class PlanCandidate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -91,6 +99,8 @@ class PlanCandidate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     workspace: int | None = None
     us: float | None = None
     refused: str = ""
+
+    __repr__ = short_repr
 
     def __str__(self) -> str:
         facts = [f"{self.name} ({self.kind})" if self.engine is not None else self.name]
@@ -145,6 +155,8 @@ class PieceOfPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     time: PieceTime | None = None
     candidates: tuple[PlanCandidate, ...] = ()
 
+    __repr__ = short_repr
+
 
 class ScratchTensor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A tensor that is stored between pieces.
@@ -164,6 +176,8 @@ class ScratchTensor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     offset: int
     first: int
     last: int
+
+    __repr__ = short_repr
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -203,6 +217,16 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     run_us: float | None = None
     device: DeviceSpeed | None = None
     tuned: Tuned | None = None
+
+    def __repr__(self) -> str:
+        took = "" if self.run_us is None else f", {self.run_us:,.1f} us"
+        plan = one_line("/".join(self.plan.split("/")[:3]), _LONGEST_TAG)
+        pieces, steps = _count(len(self.pieces), "piece"), _count(self.steps, "step")
+        return f"<Explanation of {plan}: {_count(self._operations, 'operation')} in {pieces}, {steps}{took}>"
+
+    @property
+    def _operations(self) -> int:
+        return sum(len(piece.operations) for piece in self.pieces) + len(self.views)
 
     def with_times(self, graph: OperationGraph, times: PlanTimes) -> Explanation:
         """The same, with what was measured; `graph` is the one that it explains."""
@@ -246,10 +270,9 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     def __str__(self) -> str:
         checked = "" if self.engine == "cpu" else "; checked" if self.checked else "; NOT CHECKED"
-        operations = sum(len(piece.operations) for piece in self.pieces) + len(self.views)
         lines = [
             "/".join(self.plan.split("/")[:3]),
-            f"{_count(operations, 'operation')} in {_count(len(self.pieces), 'piece')}, "
+            f"{_count(self._operations, 'operation')} in {_count(len(self.pieces), 'piece')}, "
             f"{_count(self.steps, 'step')} launched, {_count(len(self.views), 'view')}; "
             f"workspace {self.workspace:,} bytes{checked}",
             *([] if self.tuned is None else [self._gain(self.tuned)]),

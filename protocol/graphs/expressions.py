@@ -11,6 +11,7 @@ from cudnn_actor.protocol.errors import NoValues
 from cudnn_actor.protocol.operations import TensorRole
 from cudnn_actor.protocol.types.dtypes import DType, DTypeLike
 from cudnn_actor.protocol.types.other_names import no_attribute
+from cudnn_actor.protocol.types.short_repr import one_line
 from cudnn_actor.protocol.types.spelling import spelled
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from cudnn_actor.protocol.graphs.graph_builder import GraphBuilder
 
 __all__ = ["Axes", "Made", "Number", "Tensor"]
+
+_LONGEST_LABEL = 60
+"""The most characters of a label in a tensor's repr."""
 
 Number = float | int
 Axes = int | Sequence[int] | None
@@ -100,7 +104,7 @@ class Tensor:
         raise AttributeError(no_attribute("Tensor", name, dir(type(self.builder)), dir(type(self))))
 
     def __repr__(self) -> str:
-        return f"<{self._made.label or 'tensor'}: {self.dtype} {self.dims}>"
+        return f"<{one_line(self._made.label or 'tensor', _LONGEST_LABEL)}: {self.dtype} {self.dims}>"
 
     def __hash__(self) -> int:
         return id(self)

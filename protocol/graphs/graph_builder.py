@@ -19,10 +19,14 @@ from cudnn_actor.protocol.types.checks import did_you_mean, require_mapping, req
 from cudnn_actor.protocol.types.dtypes import DType, DTypeLike
 from cudnn_actor.protocol.types.numerics import Numerics
 from cudnn_actor.protocol.types.other_names import no_attribute
+from cudnn_actor.protocol.types.short_repr import listed
 from cudnn_actor.protocol.types.spelling import spelled
 from cudnn_actor.protocol.types.tensor import Layout, LayoutLike, TensorSpec
 
 __all__ = ["GraphBuilder", "Tensor"]
+
+_ROOM = 60
+"""Characters of a builder's repr for its inputs."""
 
 
 class GraphBuilder(AttentionFunctions, RecurrentFunctions):
@@ -43,6 +47,12 @@ class GraphBuilder(AttentionFunctions, RecurrentFunctions):
     def __init__(self, numerics: Numerics | None = None, *, limits: GraphLimits | None = None) -> None:
         super().__init__(numerics, limits=limits)
         self._inputs: dict[str, int] = {}
+
+    def __repr__(self) -> str:
+        inputs = (repr(Tensor(self, number))[1:-1] for number in self._inputs.values())
+        count = len(self._inputs)
+        declared = f": {listed(inputs, count, _ROOM)}" if count else ""
+        return f"<GraphBuilder with {len(self._operations)} operations{declared}>"
 
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("_"):

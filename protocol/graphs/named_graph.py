@@ -21,6 +21,7 @@ from cudnn_actor.protocol.graphs.explanation import Explanation
 from cudnn_actor.protocol.graphs.limits import GraphLimits
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.types.checks import require_name, require_type
+from cudnn_actor.protocol.types.short_repr import listed, one_line, short_repr
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
 __all__ = ["FORMAT", "Graph", "Port"]
@@ -28,8 +29,8 @@ __all__ = ["FORMAT", "Graph", "Port"]
 _FROM_JSON = "pass what `Graph.to_json` gave"
 _SHOWN = 40
 """Characters of JSON that an error's text may show."""
-_MOST_LISTED = 4
-"""Inputs, or outputs, that a graph's repr names."""
+_ROOM, _LONGEST_NAME = (46, 24), 16
+"""Characters of a graph's repr for its inputs and for its outputs, and for the name of one."""
 _COPIES = 2
 """About how many times each name is in memory: in the graph and in its encoded form."""
 _NAMED = frozenset({"inf", "-inf", "nan"})
@@ -53,6 +54,8 @@ class Port(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     name: str
     spec: TensorSpec
     uid: int | None
+
+    __repr__ = short_repr
 
 
 class Graph(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
@@ -99,8 +102,8 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             raise _malformed("body", sorted(missing), "has bound tensors without a name")
 
     def __repr__(self) -> str:
-        ports = f"{_listed(self.inputs)} -> {_listed(self.outputs)}"
-        return f"<Graph of {len(self.body.operations)} operations: {ports}>"
+        inputs, outputs = (_listed(*each) for each in zip((self.inputs, self.outputs), _ROOM, strict=True))
+        return f"<Graph of {len(self.body.operations)} operations: {inputs} -> {outputs}>"
 
     @property
     def ports(self) -> tuple[Port, ...]:
@@ -274,11 +277,10 @@ def _with_numbers(file: Any) -> Any:
     return file
 
 
-def _listed(ports: tuple[Port, ...]) -> str:
+def _listed(ports: tuple[Port, ...], room: int) -> str:
     """The first few ports, as text."""
-    shown = [f"{port.name} {port.spec.dtype} {port.spec.dims}" for port in ports[:_MOST_LISTED]]
-    more = len(ports) - len(shown)
-    return ", ".join(shown) + (f" and {more} more" if more else "")
+    texts = (f"{one_line(port.name, _LONGEST_NAME)} {port.spec.dtype} {port.spec.dims}" for port in ports)
+    return listed(texts, len(ports), room)
 
 
 def _malformed(field: str, value: object, problem: str) -> InvalidRequest:

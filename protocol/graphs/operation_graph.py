@@ -56,6 +56,9 @@ class OperationGraph(
     operations: tuple[Node, ...]
     numerics: Numerics = Numerics()
 
+    def __repr__(self) -> str:
+        return f"<OperationGraph of {len(self.operations)} operations, {len(self.tensors)} tensors>"
+
     def __post_init__(self) -> None:
         if len(self._by_uid) != len(self.tensors):
             raise _malformed("tensors", sorted(t.uid for t in self.tensors), "repeats a uid")

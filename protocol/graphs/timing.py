@@ -25,6 +25,7 @@ from cudnn_actor.protocol.operations import (
     TensorRole,
 )
 from cudnn_actor.protocol.types.dtypes import DType
+from cudnn_actor.protocol.types.short_repr import short_repr
 
 __all__ = ["DeviceSpeed", "PieceTime", "PlanTimes", "piece_times", "share_of_device"]
 
@@ -48,6 +49,8 @@ class DeviceSpeed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     copy_bytes_per_s: float
     flops_per_s: dict[str, float] = {}
 
+    __repr__ = short_repr
+
 
 class PlanTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What an engine has measured of a plan.
@@ -65,6 +68,8 @@ class PlanTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     run_us: float
     pieces_us: tuple[float, ...]
     device: DeviceSpeed
+
+    __repr__ = short_repr
 
 
 class PieceTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -89,6 +94,8 @@ class PieceTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     nbytes: int
     flops: int
     of_device: float | None
+
+    __repr__ = short_repr
 
 
 def piece_times(

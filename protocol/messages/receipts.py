@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from cudnn_actor.protocol.types.short_repr import short_repr
+
 __all__ = ["CacheStatistics", "PlanCounts", "PlanStatistics", "Receipt", "Statistics"]
 
 
@@ -29,6 +31,8 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     queue_us: float
     run_us: float
 
+    __repr__ = short_repr
+
 
 class PlanCounts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What is known of a plan cache without a message. The parameters are as in `PlanStatistics`."""
@@ -37,6 +41,8 @@ class PlanCounts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     hits: int = 0
     misses: int = 0
     evictions: int = 0
+
+    __repr__ = short_repr
 
 
 class PlanStatistics(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -66,6 +72,8 @@ class PlanStatistics(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     nbytes: int
     capacity_nbytes: int
 
+    __repr__ = short_repr
+
 
 class CacheStatistics(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a process keeps of messages and graphs, so that they are not checked and lowered again.
@@ -85,6 +93,8 @@ class CacheStatistics(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     nbytes: int
     capacity_nbytes: int
     evictions: int
+
+    __repr__ = short_repr
 
 
 class Statistics(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -134,3 +144,5 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     worker_graphs: CacheStatistics | None = None
     cudnn_version: str | None = None
     converted_bytes: int = 0
+
+    __repr__ = short_repr

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, dataclass_transform
 
 import msgspec
 
+from cudnn_actor.protocol.types.short_repr import short_repr
 from cudnn_actor.protocol.types.spelling import own_name
 
 __all__ = ["Parameters", "Record"]
@@ -47,6 +48,8 @@ class Record(msgspec.Struct, frozen=True, metaclass=_RecordMeta):
 
     A class attribute `example` is the fix: how such a record is made.
     """
+
+    __repr__ = short_repr
 
 
 class Parameters(Record, cache_hash=True, gc=False):

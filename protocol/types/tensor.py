@@ -218,6 +218,11 @@ class TensorSpec(Parameters):
         dims = "x".join(map(str, self.dims))
         return f"{self.dtype.value}[{dims}] {self.layout.value}"
 
+    def __repr__(self) -> str:
+        strides = f" {self.strides}" if self.layout is Layout.STRIDED else ""
+        aligned = "" if self.alignment == MIN_ALIGNMENT else f", aligned to {self.alignment} bytes"
+        return f"<{self}{strides}{aligned}>"
+
 
 def packed_nbytes(spec: TensorSpec) -> int:
     """Bytes of a tensor's values, without gaps between them."""

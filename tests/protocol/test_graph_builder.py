@@ -228,8 +228,8 @@ def test_a_graph_is_printed_as_its_inputs_and_outputs() -> None:
     g = GraphBuilder()
     inputs = [g.input(f"x{number}", (number, 2)) for number in range(6)]
     wide = g.build(y=g.add(inputs[1], inputs[2][:1]), same=inputs[0])
-    assert repr(wide).startswith("<Graph of 3 operations: x0 float32 (0, 2), x1 float32 (1, 2), ")
-    assert repr(wide).endswith(", x3 float32 (3, 2) and 2 more -> y float32 (1, 2), same float32 (0, 2)>")
+    inputs_shown = "x0 float32 (0, 2), x1 float32 (1, 2) and 4 more"
+    assert repr(wide) == f"<Graph of 3 operations: {inputs_shown} -> y float32 (1, 2) and 1 more>"
 
 
 def test_what_only_takes_integers_reads_integers() -> None:
