@@ -43,7 +43,6 @@ __all__ = [
     "RequestCounts",
     "Sums",
     "Tally",
-    "measured",
 ]
 
 BUCKETS = 72
@@ -53,6 +52,7 @@ _FIRST, _LAST = 10, 36
 """Histograms tell times apart from 2**10 ns, a microsecond, to 2**36 ns, 69 seconds."""
 _LARGEST = 16
 _NO_TIME_US = 1e15
+_clock_ns = time.perf_counter_ns
 _QUEUE, _RUN, _TOTAL = 0, BUCKETS, 2 * BUCKETS
 """Histograms of batch sizes tell sizes apart up to 2**16."""
 MOST_MODELS = 64
@@ -145,6 +145,20 @@ class RequestCounts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         return self.total.count
 
 
+def _bytes_of(values: Iterable[Any]) -> int:
+    """Bytes of the arrays on the host."""
+    return sum([value.nbytes for value in values if isinstance(value, np.ndarray)])
+
+
+_MOVED: dict[str, Callable[[Any, Any], tuple[int, int]]] = {
+    Allocate.__name__: lambda message, _: (_bytes_of((message.data,)), 0),
+    Upload.__name__: lambda message, _: (_bytes_of((message.data,)), 0),
+    Download.__name__: lambda _, value: (0, _bytes_of((value,))),
+    RunModel.__name__: lambda message, value: (_bytes_of(message.arrays.values()), _bytes_of(value.values())),
+    WriteWeights.__name__: lambda message, _: (_bytes_of(message.values), 0),
+}
+"""Messages with arrays on the host → the bytes that a message has brought, and those of its answer."""
+
 Sums = tuple[int, int, int, int, int, int]
 
 
@@ -156,6 +170,7 @@ class Tally:
         "counts",
         "failed",
         "model",
+        "moved",
         "operation",
         "samples",
         "sums",
@@ -166,10 +181,11 @@ class Tally:
         self.model = model
         self.counts = [0] * (3 * BUCKETS)
         """Three histograms: of the times in the queue, in the run, and together."""
-        self.sums: Sums = (0, 0, 0, 0, 0, time.perf_counter_ns())
+        self.sums: Sums = (0, 0, 0, 0, 0, _clock_ns())
         """The sums of these three; bytes that requests have brought, and those of their answers; and when the
         last one was answered, or when this was made."""
         self.failed = 0
+        self.moved = _MOVED.get(operation)
         self.batches = [0] * BUCKETS
         self.samples = 0
 
@@ -229,19 +245,44 @@ class RequestCounters(Counters):
         self, envelope: Envelope, value: Any, error: BaseException | None, run_us: float = -1.0
     ) -> None:
         """Count an answer. `run_us`: how long the run took, if the clock here does not tell."""
-        tally = self.tally(envelope.message)
         if error is not None:
             self.failed += 1
-            tally.failed += 1
+            self.tally(envelope.message).failed += 1
             return
-        self.finished += 1
-        counts, started_ns = tally.counts, envelope.started_ns or envelope.admitted_ns
-        queue, run, total, sums = measured(tally, envelope, value, started_ns, run_us)
+        started_ns = envelope.started_ns or envelope.admitted_ns
+        tally, counts, queue, run, total, sums = self.measure(envelope, value, started_ns, run_us)
         # One step.
+        self.finished += 1
         counts[queue] += 1
         counts[run] += 1
         counts[total] += 1
         tally.sums = sums
+
+    def measure(
+        self, envelope: Envelope, value: Any, started_ns: int, run_us: float
+    ) -> tuple[Tally, list[int], int, int, int, Sums]:
+        """What an answer changes: whose counts, which three of them grow by one, and the new sums.
+
+        Changes nothing yet. `run_us`: how long the run took; if it is negative, it has lasted until now. It
+        calls next to nothing, because it is called for each request.
+        """
+        now_ns, message, admitted_ns = _clock_ns(), envelope.message, envelope.admitted_ns
+        tally = self._of_type.get(type(message)) or self.tally(message)
+        # A worker that writes nonsense may send what is no time.
+        run_ns = now_ns - started_ns if run_us < 0 else int(run_us * 1e3) if run_us < _NO_TIME_US else 0
+        queue_ns, total_ns = started_ns - admitted_ns, now_ns - admitted_ns
+        queue, run, total, up, down, _ = tally.sums
+        if tally.moved is not None:
+            given, returned = tally.moved(message, value)
+            up, down = up + given, down + returned
+        return (
+            tally,
+            tally.counts,
+            queue_ns.bit_length(),  # _QUEUE is 0
+            _RUN + run_ns.bit_length(),
+            _TOTAL + total_ns.bit_length(),
+            (queue + queue_ns, run + run_ns, total + total_ns, up, down, now_ns),
+        )
 
     def tally(self, message: Any) -> Tally:
         """The counts of a message's type or model."""
@@ -308,29 +349,6 @@ class RequestCounters(Counters):
         return tuple(each.snapshot() for each in kept if each.is_used)
 
 
-def measured(
-    tally: Tally, envelope: Envelope, value: Any, started_ns: int, run_us: float
-) -> tuple[int, int, int, Sums]:
-    """What an answer changes: which three of the counts grow by one, and the new sums. Changes nothing.
-
-    `run_us`: how long the run took; if it is negative, it has lasted until now.
-    """
-    now_ns, message, admitted_ns = time.perf_counter_ns(), envelope.message, envelope.admitted_ns
-    queue_ns, total_ns = started_ns - admitted_ns, now_ns - admitted_ns
-    # A worker that writes nonsense may send what is no time.
-    run_ns = now_ns - started_ns if run_us < 0 else int(run_us * 1e3) if run_us < _NO_TIME_US else 0
-    queue, run, total, up, down, _ = tally.sums
-    if (moved := _MOVED.get(type(message))) is not None:
-        given, returned = moved(message, value)
-        up, down = up + given, down + returned
-    return (
-        queue_ns.bit_length(),  # _QUEUE is 0
-        _RUN + run_ns.bit_length(),
-        _TOTAL + total_ns.bit_length(),
-        (queue + queue_ns, run + run_ns, total + total_ns, up, down, now_ns),
-    )
-
-
 def _of_times(counts: tuple[int, ...], total_ns: int) -> Histogram:
     return _histogram(counts, _FIRST, _LAST, 1e-9, total_ns * 1e-9)
 
@@ -346,18 +364,3 @@ def _histogram(counts: tuple[int, ...], first: int, last: int, unit: float, tota
         counts=(sum(counts[: first + 1]), *counts[first + 1 : last + 1], sum(counts[last + 1 :])),
         sum=total,
     )
-
-
-def _bytes_of(values: Iterable[Any]) -> int:
-    """Bytes of the arrays on the host."""
-    return sum([value.nbytes for value in values if isinstance(value, np.ndarray)])
-
-
-_MOVED: dict[type, Callable[[Any, Any], tuple[int, int]]] = {
-    Allocate: lambda message, _: (_bytes_of((message.data,)), 0),
-    Upload: lambda message, _: (_bytes_of((message.data,)), 0),
-    Download: lambda _, value: (0, _bytes_of((value,))),
-    RunModel: lambda message, value: (_bytes_of(message.arrays.values()), _bytes_of(value.values())),
-    WriteWeights: lambda message, _: (_bytes_of(message.values), 0),
-}
-"""Messages with arrays on the host → the bytes that a message has brought, and those of its answer."""

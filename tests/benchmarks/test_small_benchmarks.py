@@ -156,6 +156,17 @@ def test_blocking_calls_are_timed_beside_asyncio_and_pykka(tmp_path: Path) -> No
     assert all(row["us"] > 0 for row in found)
 
 
+def test_counting_is_timed_beside_requests_that_are_not_counted(tmp_path: Path) -> None:
+    pytest.importorskip("prometheus_client", reason="it is in the group `test`")
+    command = [sys.executable, "-m", "benchmarks.metrics_cost"]
+    command += ["--rounds", "1", "--count", "64", "--out", str(tmp_path)]
+    subprocess.run(command, capture_output=True, timeout=LIMIT_S, cwd=ROOT, check=True)
+    (written,) = tmp_path.glob("metrics_cost-*.json")
+    found = json.loads(written.read_text())["found"]
+    assert [row["isolation"] for row in found] == ["thread", "process"]
+    assert all(min(row["counting_us"], row["without_us"], row["scrape_us"]) > 0 for row in found)
+
+
 def test_stages_are_medians_of_the_requests_that_reach_them() -> None:
     stamps = [(0, "asked"), (7_000, "read"), (2_000, "sent"), (10_000, "asked"), (14_000, "sent")]
     stamps += [(15_000, "sent"), (19_000, "read"), (30_000, "asked"), (99_000, "read")]

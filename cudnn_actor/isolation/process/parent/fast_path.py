@@ -19,7 +19,6 @@ from collections.abc import Iterator, MutableSequence, Sequence
 from typing import Any
 
 from cudnn_actor.actors import Envelope, Mailbox
-from cudnn_actor.broker.request_counts import Sums, Tally, measured
 from cudnn_actor.isolation.process.parent.in_flight import RunStaging, WorkerRequest, claims_lock
 from cudnn_actor.isolation.process.parent.model_runs import Loan
 from cudnn_actor.isolation.process.parent.sender import BULKY_BYTES, Sender
@@ -187,7 +186,7 @@ def complete(channel: Channel, host: WorkerHost, outbox: deque[Reply]) -> bool:
         Whether the next answer, or the next frame, must take the slow path.
     """
     table, frames, counters = host.in_flight, channel.frames, host.state.counters
-    in_flight, places = table.requests, table._places
+    in_flight, places, measure = table.requests, table._places, counters.measure
     while frames:
         if type(frames[0]) is not Answers:
             return True
@@ -211,8 +210,13 @@ def complete(channel: Channel, host: WorkerHost, outbox: deque[Reply]) -> bool:
             spare, home, staged, lent = (
                 _NO_MEMORY if request.staged is None and not blocks else _memory_of(host, request, loan)
             )
-            tally, counts, (queue, run, total, sums) = _measured(host, request, answer, value)
             number, envelope, reply = answer.number, request.envelope, ((request.envelope, value, None),)
+            tally, counts, queue, run, total, sums = measure(
+                envelope,
+                value,
+                answer.started_ns if type(answer) is Done else request.sent_ns,
+                answer.run_us if type(answer) is Done else -1.0,
+            )
             with claims_lock:
                 # One step.
                 del in_flight[number]
@@ -246,15 +250,6 @@ def complete(channel: Channel, host: WorkerHost, outbox: deque[Reply]) -> bool:
         channel.taken = 0
         del frames[0]
     return False
-
-
-def _measured(
-    host: WorkerHost, request: WorkerRequest, answer: Answer, value: Any
-) -> tuple[Tally, list[int], tuple[int, int, int, Sums]]:
-    """What `RequestCounters.count` would change for a request, and where. Changes nothing."""
-    tally = host.state.counters.tally(request.message)
-    began, run_us = (answer.started_ns, answer.run_us) if type(answer) is Done else (request.sent_ns, -1.0)
-    return tally, tally.counts, measured(tally, request.envelope, value, began, run_us)
 
 
 def _memory_of(host: WorkerHost, request: WorkerRequest, loan: Loan) -> _Memory:
