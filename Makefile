@@ -60,7 +60,7 @@ suite: $(VENV)/.dev
 check: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy cudnn_actor tests examples benchmarks
+	$(BIN)/mypy cudnn_actor tests examples benchmarks pytest_cudnn_actor.py
 	$(BIN)/lint-imports --no-cache
 
 # The wheel, in an empty environment, with nothing on the path but itself and what it declares.

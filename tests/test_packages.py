@@ -14,6 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 TOP = ("cudnn_actor", "actors", "protocol", "supervision")
+PLUGIN = "pytest_cudnn_actor.py"
 
 
 def declared() -> dict[str, str]:
@@ -46,14 +47,14 @@ def test_every_folder_of_code_is_a_declared_package() -> None:
 
 def without_links(archive: Path) -> Path:
     """A copy of what is built from, as some ZIP tools unpack it: each link is a file with a path in it."""
-    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE", PLUGIN):
         shutil.copy(ROOT / name, archive)
     ignored = shutil.ignore_patterns("__pycache__")
     for name in (*TOP, "docs", "editable"):
         shutil.copytree(ROOT / name, archive / name, symlinks=True, ignore=ignored)
     links = [path for top in ("cudnn_actor", "editable") for path in (archive / top).iterdir()]
     links = [path for path in links if path.is_symlink()]
-    assert len(links) == len(TOP) + 1
+    assert len(links) == len(TOP) + 2
     for link in links:
         target = str(link.readlink())
         link.unlink()
@@ -84,14 +85,17 @@ def test_an_archive_without_links_installs_and_imports(kind: str, tmp_path: Path
     assert built.returncode == 0, built.stdout + built.stderr
     (wheel,) = wheels.glob("*.whl")
     zipfile.ZipFile(wheel).extractall(installed)
-    assert {file.relative_to(installed) for file in installed.rglob("*.py")} == {
+    assert {file.relative_to(installed) for file in installed.rglob("*.py")} - {Path(PLUGIN)} == {
         Path(package.replace(".", "/"), file.name)
         for package, folder in declared().items()
         if kind == "full" or not package.startswith("cudnn_actor.trials")
         for file in (ROOT / folder).glob("*.py")
     }
     program = (
-        "import sys; sys.path.insert(0, sys.argv[1]); import cudnn_actor; import cudnn_actor.cli; "
+        "import importlib.metadata, importlib.util, sys; "
+        "sys.path.insert(0, sys.argv[1]); import cudnn_actor; import cudnn_actor.cli; "
+        "[plugin] = importlib.metadata.entry_points(group='pytest11', name='pytest_cudnn_actor'); "
+        "assert importlib.util.find_spec(plugin.module).origin.startswith(sys.argv[1]); "
         "assert cudnn_actor.__file__.startswith(sys.argv[1]); print(cudnn_actor.__version__)"
     )
     imports = [sys.executable, "-I", "-c", program, str(installed)]
@@ -121,7 +125,8 @@ def test_an_editable_installation_imports_and_has_its_types(links: str, tmp_path
         folder.mkdir()
     without_links(archive)
     if links == "links":
-        for name in [*(f"cudnn_actor/{top}" for top in (*TOP[1:], "docs")), "editable/cudnn_actor"]:
+        in_the_package = [f"cudnn_actor/{top}" for top in (*TOP[1:], "docs")]
+        for name in [*in_the_package, "editable/cudnn_actor", f"editable/{PLUGIN}"]:
             (archive / name).unlink()
             (archive / name).symlink_to((ROOT / name).readlink())
     build = "import setuptools.build_meta, sys; print(setuptools.build_meta.build_editable(sys.argv[1]))"
@@ -134,7 +139,8 @@ def test_an_editable_installation_imports_and_has_its_types(links: str, tmp_path
     others = [place for place in sys.path if place and not (Path(place) / "cudnn_actor").exists()]
     program = (
         "import site, sys; site.addsitedir(sys.argv[1]); sys.path += sys.argv[2:]; "
-        "import cudnn_actor.protocol; print(cudnn_actor.protocol.__file__)"
+        "import cudnn_actor.protocol; print(cudnn_actor.protocol.__file__); "
+        "import importlib.util; assert importlib.util.find_spec('pytest_cudnn_actor')"
     )
     imports = [sys.executable, "-I", "-S", "-c", program, str(site), *others]
     done = subprocess.run(imports, capture_output=True, text=True, check=False, cwd=tmp_path)

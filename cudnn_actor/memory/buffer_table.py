@@ -111,6 +111,13 @@ class MemoryTable:
         """The number of buffers whose references resolve."""
         return len(self._live)
 
+    def live(self) -> tuple[BufferRef, ...]:
+        """References to all buffers that resolve, in the order in which they were allocated. Any thread."""
+        return tuple(
+            BufferRef(slot=slot.index, generation=slot.generation, spec=slot.spec, device=self.device)
+            for slot in tuple(self._live.values())
+        )
+
     # Arenas
 
     @property

@@ -1,0 +1,68 @@
+"""The leak check: what a test has left on its service."""
+
+from __future__ import annotations
+
+import gc
+
+import pykka
+
+from cudnn_actor.protocol.errors import CudnnActorError
+from cudnn_actor.protocol.messages.messages import Drain
+from cudnn_actor.service.service import CudnnService
+from cudnn_actor.testing.made import Made
+
+__all__ = ["REMEDY", "leaks"]
+
+REMEDY = (
+    "free buffers (or make them in a scope), close models, await requests; or mark the test "
+    "@pytest.mark.gpu_leaks_allowed"
+)
+
+
+def leaks(service: CudnnService, made: Made, drain_s: float) -> list[str]:
+    """What is left on a service, a line each: requests, models and buffers. Empty if the service has ended.
+
+    Blocks for up to `drain_s` seconds, until earlier requests have finished, and while garbage is collected
+    if there are leaks at all.
+    """
+    if not service.alive:
+        return []
+    if not _drained(service, drain_s):
+        running = [f"{name}{_at('sent', line)}" for name, line in made.unanswered()]
+        after = f"after {drain_s:g} s"
+        return [f"unfinished {after}: {each}" for each in running] or [f"unfinished requests {after}"]
+    left = _alive(service, made)
+    if (
+        left and gc.collect() and _drained(service, drain_s)
+    ):  # a graph's or a model's handle may be in a cycle
+        left = _alive(service, made)
+    return left
+
+
+def _alive(service: CudnnService, made: Made) -> list[str]:
+    """The models and buffers. The service is idle, so nothing changes meanwhile."""
+    if not service.alive:
+        return []
+    models, buffers = service.state.models.all(), service.state.memory.live()
+    if models:
+        used = service.state.models.slots_in_use()
+        buffers = tuple(each for each in buffers if not made.is_of_a_model(each) and each.slot not in used)
+    return [
+        *(f"{made.shown(model)}{_at('loaded', made.line_of(model))}" for model in models),
+        *(f"{buffer!r}{_at('made', made.line_of(buffer))}" for buffer in buffers),
+    ]
+
+
+def _at(done: str, line: str | None) -> str:
+    return "" if line is None else f", {done} at {line}"
+
+
+def _drained(service: CudnnService, drain_s: float) -> bool:
+    """Whether all earlier requests end within so many seconds. Blocks."""
+    try:
+        service.actor_ref.ask(Drain(), block=False).get(timeout=drain_s)
+    except pykka.Timeout:
+        return False
+    except CudnnActorError:  # a scripted fault; what came before has ended nevertheless
+        return True
+    return True

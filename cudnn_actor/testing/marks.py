@@ -1,0 +1,63 @@
+"""What markers and options of pytest say of a test's service."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+from cudnn_actor.options import Options, make_options
+from cudnn_actor.protocol.errors import InvalidRequest
+from cudnn_actor.supervision import FaultPlan
+
+__all__ = ["Mark", "options_of", "plan_of"]
+
+
+class Mark(Protocol):
+    """A marker as pytest gives it."""
+
+    @property
+    def args(self) -> tuple[Any, ...]:
+        """What it was given by position."""
+
+    @property
+    def kwargs(self) -> Any:
+        """What it was given by name."""
+
+
+def plan_of(mark: Mark | None) -> FaultPlan | None:
+    """The plan of a marker `gpu_faults`. Raises `InvalidRequest` unless it was given one plan alone."""
+    if mark is None:
+        return None
+    if len(mark.args) == 1 and not mark.kwargs and isinstance(mark.args[0], FaultPlan):
+        return mark.args[0]
+    raise InvalidRequest(
+        field="pytest.mark.gpu_faults",
+        value=(*mark.args, *mark.kwargs.values()),
+        problem="takes one FaultPlan",
+        fix="use for example @pytest.mark.gpu_faults(FaultPlan().at(1, Fault.STICKY))",
+    )
+
+
+def options_of(device: str, faults: object, marks: Iterable[Mark]) -> Options:
+    """The options of a test's service; of several marks `gpu_options`, an earlier one counts more.
+
+    Raises `InvalidRequest`.
+    """
+    given: dict[str, Any] = {}
+    for mark in marks:
+        if mark.args or "faults" in mark.kwargs:
+            raise InvalidRequest(
+                field="pytest.mark.gpu_options",
+                value=mark.args or mark.kwargs["faults"],
+                problem="takes options of spawn by name, but for faults",
+                fix="use @pytest.mark.gpu_faults(plan) for faults, and name the options: standby=1",
+            )
+        given = {**mark.kwargs, **given}
+    if faults is not None and not isinstance(faults, FaultPlan):
+        raise InvalidRequest(
+            field="gpu_faults",
+            value=faults,
+            problem="is neither a FaultPlan nor None",
+            fix="return a plan from the fixture: FaultPlan().at(1, Fault.STICKY)",
+        )
+    return make_options({"device": device, "faults": faults, **given})

@@ -1,0 +1,1 @@
+../pytest_cudnn_actor.py
