@@ -34,6 +34,8 @@ _ROOM, _LONGEST_NAME = (46, 24), 16
 _COPIES = 2
 """About how many times each name is in memory: in the graph and in its encoded form."""
 _NAMED = frozenset({"inf", "-inf", "nan"})
+_MOST_DRAWN = 200
+"""Operations, inputs and outputs that a notebook's picture of a graph shows."""
 FORMAT = 1
 """Version of the JSON form. Increase it when an older reader would misunderstand a newer file."""
 
@@ -243,6 +245,10 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         one box, in order, with what runs them; a dashed box is a view.
         """
         return pictures.svg(self, self._own(explanation))
+
+    def _repr_svg_(self) -> str:
+        """What notebooks show: the picture, of a large graph of its first operations."""
+        return pictures.svg(self, most=_MOST_DRAWN)
 
     def _own(self, explanation: Explanation | None) -> Explanation | None:
         """The explanation, if it is of this graph, or None. Raises `InvalidRequest` for any other."""

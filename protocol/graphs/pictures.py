@@ -7,6 +7,7 @@ nothing is launched has a dashed box.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Hashable, Iterator, Sequence
 from html import escape
 from typing import TYPE_CHECKING, NamedTuple
@@ -71,6 +72,34 @@ def _drawn(graph: Graph) -> tuple[list[_Node], list[_Edge]]:
     return nodes, edges
 
 
+def _first(nodes: list[_Node], edges: list[_Edge], most: int) -> tuple[list[_Node], list[_Edge]]:
+    """The first operations, with the inputs that they read and the outputs that they write, as far as `most`
+    nodes go; one more node, to which their other readers belong, counts the others."""
+    if len(nodes) <= most:
+        return nodes, edges
+    sources: dict[Hashable, list[Hashable]] = {}
+    for edge in edges:
+        if not edge.is_update:
+            sources.setdefault(edge.target, []).append(edge.source)
+    ports = {node.key for node in nodes if node.is_port}
+    kept: set[Hashable] = set()
+    for node in nodes:
+        read = sources.get(node.key, [])
+        if node.is_port and not read:
+            continue  # an input comes with what reads it
+        wanted = {node.key, *ports.intersection(read)} - kept
+        # Where something does not fit, all that reads it is left out, too.
+        if len(kept) + len(wanted) <= most and all(key in kept or key in wanted for key in read):
+            kept |= wanted
+    rest = _Node("rest", f"and {len(nodes) - len(kept):,} more", is_port=True)
+    edges = [
+        edge if edge.target in kept else edge._replace(target=rest.key)
+        for edge in edges
+        if edge.source in kept and (edge.target in kept or not edge.is_update)
+    ]
+    return [*(node for node in nodes if node.key in kept), rest], edges
+
+
 def _shape(body: OperationGraph, uid: int) -> str:
     tensor = body.tensor(uid)
     return f"{tensor.dtype} {'×'.join(map(str, tensor.dims)) or 'scalar'}"
@@ -127,9 +156,9 @@ def _quoted(text: str) -> str:
 # SVG.
 
 
-def svg(graph: Graph, explanation: Explanation | None = None) -> str:
-    """See `Graph.to_svg`."""
-    nodes, edges = _drawn(graph)
+def svg(graph: Graph, explanation: Explanation | None = None, *, most: int = sys.maxsize) -> str:
+    """See `Graph.to_svg`. Of a graph with more nodes than `most`, the first ones are drawn."""
+    nodes, edges = _first(*_drawn(graph), most)
     boxes = _boxes(nodes, explanation.pieces if explanation else ())
     home = {key: box.key for box in boxes for key in box.holds}
     below: dict[Hashable, float] = {}

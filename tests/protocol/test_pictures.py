@@ -119,6 +119,24 @@ def test_an_update_is_a_dashed_line() -> None:
     assert graph().to_dot().count("style=dashed") == 1
 
 
+def test_a_notebook_shows_a_small_graph_whole() -> None:
+    assert graph()._repr_svg_() == graph().to_svg()
+
+
+def test_a_notebook_shows_the_first_operations_of_a_large_graph_and_counts_the_rest() -> None:
+    g = GraphBuilder()
+    y = g.input("x", (4, 4))
+    for w in [g.input(f"w{number}", (4, 4)) for number in range(1000)]:
+        y = g.relu(y @ w)
+    text = g.build(y=y)._repr_svg_()
+    boxes, shown = rects(text), texts(text)
+    assert len(boxes) <= 201
+    assert f"and {3002 - (len(boxes) - 1):,} more" in shown
+    assert {"x", "w0", "w1", "w50"} < set(shown)
+    assert "w999" not in shown, "its readers are not drawn"
+    assert not any(one.meets(other) for one, other in itertools.combinations(boxes, 2))
+
+
 def test_graphviz_gets_a_cluster_for_each_piece() -> None:
     text = graph().to_dot(explanation(graph()))
     assert text.count("subgraph cluster") == len(graph().body.operations) - 3
