@@ -83,7 +83,10 @@ class ServiceCollector:
             self.add(service)
 
     def add(self, service: HasMetrics) -> None:
-        """Collect the metrics of one more service. Raises `InvalidRequest` if another has the same name."""
+        """Collect the metrics of one more service.
+
+        Raises `InvalidRequest` if another has the same name, and `ServiceStopped` in a forked child.
+        """
         name = service.metrics().service
         # One call of a C function: of two threads that add services of one name, one finds the other's.
         if self._services.setdefault(name, service) is not service:
@@ -96,9 +99,9 @@ class ServiceCollector:
 
     def remove(self, service: HasMetrics) -> None:
         """Collect those of a service no more. Nothing happens if it was not added."""
-        name = service.metrics().service
-        if self._services.get(name) is service:
-            self._services.pop(name, None)
+        for name, each in tuple(self._services.items()):
+            if each is service:
+                self._services.pop(name, None)
 
     def collect(self) -> Iterator[Metric]:
         """The metrics of all services at this moment. `prometheus_client` calls it at each scrape."""

@@ -25,6 +25,7 @@ from cudnn_actor import (
     Restarted,
     Restarting,
     ServiceStopped,
+    StandbyState,
 )
 from cudnn_actor.isolation.process.parent import worker_source
 from cudnn_actor.isolation.process.parent.dispatcher import Dispatcher
@@ -105,6 +106,8 @@ async def test_a_standby_has_the_recent_plans(logs: list[EventDict]) -> None:
             await gpu.ask(message)
         await in_thread(lambda: points.wait_for_visits("after build", 6))
         await line(logs, "standby.ready")
+        await standby_ready(gpu)
+        assert gpu.metrics().standby is StandbyState.WARM
         kill(gpu)
         for message in (trio.product(), other.product()):
             receipt = await outcome(gpu.submit(message))

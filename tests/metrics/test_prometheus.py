@@ -126,6 +126,29 @@ def test_several_services_are_told_apart_by_their_names() -> None:
         assert registry.get_sample_value("cudnn_actor_state", {"service": "two", **ready}) == 1
 
 
+def test_a_forked_child_leaves_out_the_services_of_its_parent() -> None:
+    program = """
+import os
+from prometheus_client import CollectorRegistry, generate_latest
+from cudnn_actor import start
+from cudnn_actor.metrics.prometheus import ServiceCollector
+
+with start(device="cpu", isolation="thread", name="parents") as service:
+    registry = CollectorRegistry()
+    collector = ServiceCollector(service)
+    registry.register(collector)
+    child = os.fork()
+    if not child:
+        says = generate_latest(registry)
+        collector.remove(service)
+        os._exit(b"cudnn_actor_state" not in says or b"parents" in says)
+    status = os.waitpid(child, 0)[1]
+    print(status, b"parents" in generate_latest(registry))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "0 True"
+
+
 def test_nothing_else_imports_prometheus_client() -> None:
     program = "import sys, cudnn_actor.blocking, cudnn_actor.cli; print('prometheus_client' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -8,8 +8,7 @@ import signal
 import time
 from typing import Any
 
-from cudnn_actor import ConvFwd, CudnnRef, Fault, FaultPlan, spawn
-from cudnn_actor.isolation.process.parent.process_isolation import ProcessIsolation
+from cudnn_actor import ConvFwd, CudnnRef, Fault, FaultPlan, StandbyState, spawn
 from cudnn_actor.protocol.messages.messages import Compute
 from cudnn_actor.trials.bench.convolutions import crash
 from cudnn_actor.trials.bench.hops import trivial_convolution
@@ -75,11 +74,8 @@ async def standby_ready(gpu: CudnnRef) -> None:
     """Wait until the standby can take over, and has built what it is warmed with. Returns at once if the
     service keeps none. Raises `TimeoutError`.
 
-    A service reports its standby only in its log, and a benchmark must not read logs: so this polls.
+    It polls, because a standby is no event of the service's.
     """
-    isolation = gpu._service._isolation
-    if not isinstance(isolation, ProcessIsolation):
-        return
     async with asyncio.timeout(_STANDBY_WITHIN_S):
-        while not isolation.is_standby_warm:  # noqa: ASYNC110
+        while gpu.metrics().standby not in (StandbyState.NONE, StandbyState.WARM):  # noqa: ASYNC110
             await asyncio.sleep(_LOOK_S)

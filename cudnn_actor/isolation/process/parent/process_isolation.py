@@ -94,13 +94,6 @@ class ProcessIsolation:
         worker = None if monitor is None else monitor.worker
         return None if worker is None or not worker.ready else worker.pid
 
-    @property
-    def is_standby_warm(self) -> bool:
-        """Whether the standby can take over, and has built every recent plan that it can build; True if no
-        standby is kept. For measurements: it may be out of date at once."""
-        life = self._life
-        return life is not None and life.source.is_standby_warm(self._dispatcher.host)
-
     def mailbox(self) -> Dispatcher:
         """A mailbox whose senders dispatch their messages to the worker themselves."""
         return self._dispatcher

@@ -312,10 +312,6 @@ class WorkerSource:
         if (body := self._warming.next_request(host.recent.plans)) is not None:
             worker.ask(body)
 
-    def is_standby_warm(self, host: WorkerHost) -> bool:
-        """See `ProcessIsolation.is_standby_warm`. The host need not be held."""
-        return self.standby_state(host) in (StandbyState.NONE, StandbyState.WARM)
-
     def standby_state(self, host: WorkerHost) -> StandbyState:
         """What the standby is doing. The host need not be held: any thread, and it may be out of date at
         once."""
