@@ -119,7 +119,8 @@ def gpu_service(
     finally:
         service.stop()
     if left:
-        pytest.fail("\n  ".join(["left on the service:", *left, REMEDY]), pytrace=False)
+        text = "\n  ".join(["left on the service:", *left, REMEDY])
+        pytest.fail(text.replace(f"{config.invocation_params.dir}/", ""), pytrace=False)
 
 
 @pytest.fixture

@@ -3,8 +3,9 @@
 An editable installation finds the package by a folder on the path, which type checkers find too.
 
 Left to itself, setuptools maps each package to its folder by an import hook, because they lie in four places.
-Checkers do not run that hook, and report a package without types. The folder `editable` has nothing but a
-link to the package, so that `tests` and the other folders beside it do not become packages of their own.
+Checkers do not run that hook, and report a package without types. The folder `editable` has nothing but
+links to the package and to the pytest plugin, so that `tests` and the other folders beside it do not become
+packages of their own.
 
 Where links were lost, as in some ZIP archives, the hook is what there is.
 

@@ -347,11 +347,6 @@ class Deployments:
         """The models, in the order in which they were made."""
         return tuple(model.ref for model in tuple(self._models.values()))
 
-    def slots_in_use(self) -> frozenset[int]:
-        """The slot numbers of the buffers of all graphs of models."""
-        graphs = [graph for model in tuple(self._models.values()) for graph in tuple(model.graphs.values())]
-        return frozenset().union(*(graph.uses for graph in graphs))
-
     # In the broker's turns.
 
     def deploy(self, graphs: Iterable[ModelGraph]) -> ModelRef:

@@ -45,8 +45,7 @@ def _alive(service: CudnnService, made: Made) -> list[str]:
         return []
     models, buffers = service.state.models.all(), service.state.memory.live()
     if models:
-        used = service.state.models.slots_in_use()
-        buffers = tuple(each for each in buffers if not made.is_of_a_model(each) and each.slot not in used)
+        buffers = tuple(each for each in buffers if not made.is_of_a_model(each))
     return [
         *(f"{made.shown(model)}{_at('loaded', made.line_of(model))}" for model in models),
         *(f"{buffer!r}{_at('made', made.line_of(buffer))}" for buffer in buffers),

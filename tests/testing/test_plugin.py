@@ -22,6 +22,7 @@ from cudnn_actor.testing.made import Made
 from ..onnx import small_models  # noqa: F401 - as well
 from ..service.rigs import ONE_BY_ONE, Gate, spawn_gated
 
+ROOT = Path(__file__).parents[2]
 pytest_plugins = ["pytester"]
 
 HEAD = """
@@ -84,6 +85,15 @@ class TestOverridden:
     run(pytester, program, passed=3)
 
 
+def test_the_programs_of_the_page_pass(pytester: pytest.Pytester) -> None:
+    page = (ROOT / "docs" / "testing.md").read_text(encoding="utf-8")
+    [program] = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    pytester.makeini("[pytest]\nasyncio_default_fixture_loop_scope = function")
+    pytester.makepyfile(program)
+    done = pytester.runpytest_inprocess("-p", "pytest_cudnn_actor", "--asyncio-mode=strict", "-W", "error")
+    done.assert_outcomes(passed=3)
+
+
 LEAKS = """
 async def test_buffer(gpu):
     await gpu.upload(ONE)  # here
@@ -100,6 +110,10 @@ async def test_kept(gpu):
 def test_blocking(gpu_blocking):
     gpu_blocking.empty((2, 3), dtype="int8")  # here
 
+async def test_gathered(gpu):
+    import asyncio
+    await asyncio.gather(gpu.empty((3,)))
+
 def test_message(gpu_service):
     from cudnn_actor import TensorSpec
     gpu_service.actor_ref.ask(Allocate(spec=TensorSpec.packed((5,), "float32")))
@@ -114,11 +128,12 @@ def line_numbers(program: str) -> list[int]:
 
 
 def test_buffers_that_are_left_fail_the_test_with_the_lines_that_made_them(pytester: pytest.Pytester) -> None:
-    said = run(pytester, LEAKS, "--asyncio-mode=auto", passed=5, errors=5)
+    said = run(pytester, LEAKS, "--asyncio-mode=auto", passed=6, errors=6)
     tests = ("test_buffer", "test_output", "test_kept", "test_blocking")
     for number, test in zip(line_numbers(LEAKS), tests, strict=True):
-        assert f".py:{number} in {test}" in said
-    assert said.count("<buffer ") == 5
+        assert re.search(rf"made at test_\w+.py:{number} in {test}\n", said)
+    assert said.count("made at") == len(tests)  # of the others, the line is not on the stack
+    assert said.count("<buffer ") == 6
     assert "int8[2x3]" in said
     assert "gpu_leaks_allowed" in said
 
@@ -163,6 +178,9 @@ async def test_closed(gpu):
     async with await gpu.load(image_model()) as model:
         await gpu.run(model, image=IMAGE)
 
+async def test_not_run(gpu):
+    await gpu.load(image_model(batch=1))  # here
+
 def test_blocking(gpu_blocking):
     model = gpu_blocking.load(image_model())  # here
     gpu_blocking.run(model, image=IMAGE)
@@ -170,10 +188,12 @@ def test_blocking(gpu_blocking):
 
 
 def test_a_model_that_is_left_fails_the_test_also_if_it_was_dropped(pytester: pytest.Pytester) -> None:
-    said = run(pytester, MODELS, "--asyncio-mode=auto", "-W", "error", passed=3, errors=2)
-    for number, test in zip(line_numbers(MODELS), ("test_model", "test_blocking"), strict=True):
+    said = run(pytester, MODELS, "--asyncio-mode=auto", "-W", "error", passed=4, errors=3)
+    for number, test in zip(
+        line_numbers(MODELS), ("test_model", "test_not_run", "test_blocking"), strict=True
+    ):
         assert f".py:{number} in {test}" in said
-    assert said.count("<model 1> <model: image: float32") == 2
+    assert said.count("<model 1> <model: image: float32") == 3
     assert "<buffer " not in said  # its own
 
 
@@ -249,12 +269,12 @@ def test_pytest_starts_without_the_package_and_numpy() -> None:
         capture_output=True,
         text=True,
         check=True,
-        cwd=Path(__file__).parents[2],
+        cwd=ROOT,
     )
     assert not {"cudnn_actor", "numpy", "pykka", "pytest_asyncio"} & set(done.stdout.split())
 
 
 def test_an_installation_has_the_plugin() -> None:
-    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     assert project["project"]["entry-points"]["pytest11"] == {"pytest_cudnn_actor": "pytest_cudnn_actor"}
     assert project["tool"]["setuptools"]["py-modules"] == ["pytest_cudnn_actor"]
