@@ -22,13 +22,14 @@ from cudnn_actor import (
     Free,
     InvalidRequest,
     Metrics,
+    Ping,
     RequestCounts,
     Restarted,
     StandbyState,
 )
 from tests.onnx.small_models import FLOAT, model_of, node
 
-from .rigs import PATIENCE_S, Gate, Trio, in_thread, seen, single, spawn, spawn_gated
+from .rigs import PATIENCE_S, Gate, Trio, gated_service, in_thread, seen, single, spawn, spawn_gated
 
 pytestmark = pytest.mark.usefixtures("isolation")
 
@@ -249,3 +250,20 @@ async def test_what_is_no_message_is_counted_together() -> None:
         metrics = gpu.metrics()
     assert {each.operation for each in metrics.requests} <= {"Allocate", "other"}
     assert metrics.failed == sum(each.failed for each in metrics.requests)
+
+
+async def test_another_life_of_the_service_goes_on_counting() -> None:
+    service = gated_service(Gate())
+
+    def live() -> Metrics:
+        service.launch()
+        service.started.result(PATIENCE_S)
+        service.actor_ref.ask(Ping())
+        found = service.metrics()
+        service.stop(PATIENCE_S)
+        return found
+
+    first, second = [await in_thread(live) for _ in range(2)]
+    assert (of(first, "Ping").finished, of(second, "Ping").finished) == (1, 2)
+    assert (first.finished, second.finished, service.metrics().finished) == (1, 2, 2)
+    assert service.metrics().state == "stopped"
