@@ -252,6 +252,9 @@ class BlockingRef(BlockingRequests):
     def __repr__(self) -> str:
         return repr(self._gpu).replace("CudnnRef", "BlockingRef", 1)
 
+    def _repr_html_(self) -> str:
+        return self._service._html(repr(self))
+
     def __enter__(self) -> Self:
         return self
 

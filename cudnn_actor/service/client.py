@@ -46,6 +46,9 @@ class CudnnRef(Requests):
         facts += [] if unused is None else [unused]
         return f"<CudnnRef {self._state.name!r} on {self.device}{''.join(f': {fact}' for fact in facts)}>"
 
+    def _repr_html_(self) -> str:
+        return self._service._html(repr(self))
+
     @property
     def device(self) -> str:
         """ "cpu" or "cuda:N"."""

@@ -7,10 +7,11 @@ import msgspec
 from cudnn_actor.broker.request_counts import RequestCounts
 from cudnn_actor.isolation.base import StandbyState
 from cudnn_actor.protocol.messages.receipts import PlanCounts
+from cudnn_actor.protocol.types.html_table import html_table, record_table
 from cudnn_actor.protocol.types.short_repr import short_repr
 from cudnn_actor.service.health import HealthState
 
-__all__ = ["Metrics"]
+__all__ = ["Metrics", "requests_table"]
 
 
 class Metrics(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -67,3 +68,24 @@ class Metrics(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     worker_host_bytes: int
 
     __repr__ = short_repr
+
+    def _repr_html_(self) -> str:
+        """What notebooks show: tables of the numbers, and of the requests."""
+        return f"{record_table(f'Metrics of {self.service!r}', self)}\n{requests_table(self)}"
+
+
+def requests_table(metrics: Metrics) -> str:
+    """The requests as a table in HTML: a row for each message type and model."""
+    head = ("message", "model", "finished", "failed", "mean run, ms", "p99 total, ms")
+    rows = [
+        (
+            each.operation,
+            each.model or "",
+            f"{each.finished:,}",
+            f"{each.failed:,}",
+            f"{each.run.mean * 1e3:,.3f}",
+            f"{each.total.quantile(0.99) * 1e3:,.3f}",
+        )
+        for each in metrics.requests
+    ]
+    return html_table("Requests", head, rows)

@@ -39,11 +39,12 @@ from cudnn_actor.plan_store.store import PlanStore
 from cudnn_actor.protocol.errors import InvalidRequest, ServiceStopped, StartFailed, Words
 from cudnn_actor.protocol.graphs.limits import GraphLimits
 from cudnn_actor.protocol.messages.buffer_messages import Values
+from cudnn_actor.protocol.types.html_table import html_table, record_table
 from cudnn_actor.service.arrays import as_values
 from cudnn_actor.service.event_log import EventLog
 from cudnn_actor.service.giving_up import act_on
 from cudnn_actor.service.health import Health, HealthState, health_state
-from cudnn_actor.service.metrics import Metrics
+from cudnn_actor.service.metrics import Metrics, requests_table
 from cudnn_actor.supervision import (
     ChildPolicy,
     ChildSpec,
@@ -256,6 +257,16 @@ class CudnnService:
         """The caller reads the supervisor before this checks for the end: it is cleared only after the end is
         recorded, so a None read here with no end means that the service has not started."""
         return health_state(None if supervisor is None else supervisor.state, ended=not self.alive)
+
+    def _repr_html_(self) -> str:
+        return self._html(repr(self))
+
+    def _html(self, caption: str) -> str:
+        """What notebooks show of a handle: tables of the service's health and of its requests. Any thread;
+        never blocks; sends no message."""
+        if self.forked:
+            return html_table(caption, (), ())
+        return f"{record_table(caption, self.health())}\n{requests_table(self.metrics())}"
 
     def _state_word(self) -> str:
         """Its state for a repr, also in a forked child, which has no `Health` of it."""

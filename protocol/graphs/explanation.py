@@ -12,10 +12,13 @@ import msgspec
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.graphs.timeline import timeline
 from cudnn_actor.protocol.graphs.timing import DeviceSpeed, PieceTime, PlanTimes, piece_times, share_of_device
-from cudnn_actor.protocol.types.short_repr import one_line, short_repr
+from cudnn_actor.protocol.types.html_table import html_table
+from cudnn_actor.protocol.types.short_repr import listed, one_line, short_repr
 
 __all__ = ["Explanation", "Measured", "PieceOfPlan", "PlanCandidate", "ScratchTensor", "Tuned", "piece_of"]
 
+_LONGEST_LABELS = 80
+"""The most characters that a cell of a notebook's table has of the labels of several operations."""
 _LONGEST_TAG = 32
 """The most characters of a plan's tag in an explanation's repr."""
 
@@ -223,6 +226,19 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         plan = one_line("/".join(self.plan.split("/")[:3]), _LONGEST_TAG)
         pieces, steps = _count(len(self.pieces), "piece"), _count(self.steps, "step")
         return f"<Explanation of {plan}: {_count(self._operations, 'operation')} in {pieces}, {steps}{took}>"
+
+    def _repr_html_(self) -> str:
+        """What notebooks show: a table of the pieces, as `str` gives it, but with a row for each."""
+        timed = any(piece.time is not None for piece in self.pieces)
+        rows = []
+        for number, piece in sorted(enumerate(self.pieces), key=_slowest_first):
+            took = "" if piece.time is None else f"{piece.time.us:,.1f}"
+            share = "" if piece.time is None else share_of_device(piece.time)
+            labels = listed(piece.labels, len(piece.labels), _LONGEST_LABELS)
+            why = listed(piece.why, len(piece.why), _LONGEST_LABELS) if piece.why else ""
+            rows.append((str(number), *((took, share) * timed), _runs(piece), labels, why))
+        head = ("piece", *(("us", "of the device") * timed), "runs", "operations", "because")
+        return html_table(repr(self)[1:-1], head, rows)
 
     @property
     def _operations(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from cudnn_actor.protocol.types.html_table import record_table
 from cudnn_actor.protocol.types.short_repr import short_repr
 
 __all__ = ["CacheStatistics", "PlanCounts", "PlanStatistics", "Receipt", "Statistics"]
@@ -144,5 +145,9 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     worker_graphs: CacheStatistics | None = None
     cudnn_version: str | None = None
     converted_bytes: int = 0
+
+    def _repr_html_(self) -> str:
+        """What notebooks show: a table of the counters."""
+        return record_table("Statistics", self)
 
     __repr__ = short_repr

@@ -10,7 +10,7 @@ import msgspec
 
 from cudnn_actor.protocol.errors import described_array
 
-__all__ = ["LONGEST", "listed", "one_line", "short_repr"]
+__all__ = ["LONGEST", "listed", "one_line", "short_repr", "shown_value"]
 
 LONGEST: Final = 100
 """The most characters of a record's repr."""
@@ -31,7 +31,7 @@ def short_repr(record: msgspec.Struct) -> str:
     told = list(_told(record))
     room = LONGEST - len(f"{name}()")
     for number, (field, value) in enumerate(told, 1):
-        text = f"{field}={_shown(value)}"
+        text = f"{field}={shown_value(value)}"
         room -= len(text) + len(", ") * bool(texts)
         if room < len(", ...") * (number < len(told)):
             texts.append("...")
@@ -76,8 +76,8 @@ def _is_default(field: msgspec.structs.FieldInfo, value: Any) -> bool:
     return value is default or (type(value) is type(default) and bool(value == default))
 
 
-def _shown(value: Any) -> str:
-    """A field's value, on one line."""
+def shown_value(value: Any) -> str:
+    """A field's value, on one line of bounded length. Values of arrays are not read."""
     if isinstance(value, enum.Enum):
         value = value.value
     if isinstance(value, float):
@@ -102,9 +102,10 @@ def _collection(values: Any) -> str:
     if len(values) > _MOST_ITEMS:
         return counted
     if isinstance(values, dict):
-        text = f"{{{', '.join(f'{_shown(key)}: {_shown(value)}' for key, value in values.items())}}}"
+        items = (f"{shown_value(key)}: {shown_value(value)}" for key, value in values.items())
+        text = f"{{{', '.join(items)}}}"
     else:
         first, last = "()" if isinstance(values, tuple) else "[]" if isinstance(values, list) else "{}"
         comma = "," if isinstance(values, tuple) and len(values) == 1 else ""
-        text = f"{first}{', '.join(map(_shown, values))}{comma}{last}"
+        text = f"{first}{', '.join(map(shown_value, values))}{comma}{last}"
     return text if len(text) <= _LONGEST_FIELD else counted

@@ -167,6 +167,8 @@ def look_around(service: CudnnService, kept: BufferRef, rounds: int = 3, *, alon
     signal.alarm(PATIENCE_S)
     complaints = Complaints()
     gpu = CudnnRef(service)
+    for shown in (repr(gpu), repr(service), gpu._repr_html_(), service._repr_html_()):
+        complaints.unless("of a parent process" in shown, f"shown as {shown}")
     for _ in range(rounds):
         ask_without_a_loop(complaints, gpu, kept)
         asyncio.run(_ask_on_a_loop(complaints, gpu, kept))
