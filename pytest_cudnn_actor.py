@@ -11,7 +11,7 @@ test has. When pytest starts, nothing is imported but this module.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -106,16 +106,17 @@ def gpu_service(
     """
     from cudnn_actor.service.service import started
     from cudnn_actor.testing.leaks import REMEDY, leaks
-    from cudnn_actor.testing.marks import options_of
+    from cudnn_actor.testing.marks import options_of, seconds_of
 
     node, config = request.node, request.config
     device = config.getoption("--gpu-device") or config.getini(_DEVICE)
+    drain_s = seconds_of(_DRAIN_S, config.getini(_DRAIN_S))
     service = started(options_of(device, gpu_faults, node.iter_markers("gpu_options")))
     left: list[str] = []
     try:
         yield service
         if not node.stash.get(_ENDED_EARLY, False) and not node.get_closest_marker("gpu_leaks_allowed"):
-            left = leaks(service, _gpu_made, _seconds(config.getini(_DRAIN_S)))
+            left = leaks(service, _gpu_made, drain_s)
     finally:
         service.stop()
     if left:
@@ -139,10 +140,3 @@ def gpu_blocking(gpu_service: CudnnService, _gpu_made: Made) -> Iterator[Blockin
     handle = WatchedBlockingRef(gpu_service, _gpu_made)
     yield handle
     handle.leave()
-
-
-def _seconds(text: Any) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise pytest.UsageError(f"{_DRAIN_S}={text!r} is not a number of seconds") from None

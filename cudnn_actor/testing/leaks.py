@@ -62,6 +62,6 @@ def _drained(service: CudnnService, drain_s: float) -> bool:
         service.actor_ref.ask(Drain(), block=False).get(timeout=drain_s)
     except pykka.Timeout:
         return False
-    except CudnnActorError:  # a scripted fault; what came before has ended nevertheless
+    except CudnnActorError:  # a scripted fault of the drain itself. What came before has taken its buffers
         return True
     return True

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from typing import Any, Protocol
 
 from cudnn_actor.options import Options, make_options
 from cudnn_actor.protocol.errors import InvalidRequest
+from cudnn_actor.protocol.types.checks import require_seconds
 from cudnn_actor.supervision import FaultPlan
 
-__all__ = ["Mark", "options_of", "plan_of"]
+__all__ = ["Mark", "options_of", "plan_of", "seconds_of"]
 
 
 class Mark(Protocol):
@@ -61,3 +63,12 @@ def options_of(device: str, faults: object, marks: Iterable[Mark]) -> Options:
             fix="return a plan from the fixture: FaultPlan().at(1, Fault.STICKY)",
         )
     return make_options({"device": device, "faults": faults, **given})
+
+
+def seconds_of(name: str, text: str) -> float:
+    """The seconds that an option of pytest's configuration gives. Raises `InvalidRequest`."""
+    given: object = text
+    with contextlib.suppress(ValueError):
+        given = float(text)
+    require_seconds(name, given)
+    return float(text)

@@ -253,6 +253,28 @@ class TestFixture:
         assert problem in said
 
 
+@pytest.mark.parametrize("fault", ["FAIL_EXECUTION", "STICKY"])
+def test_a_fault_of_the_drain_neither_hides_a_leak_nor_is_one(pytester: pytest.Pytester, fault: str) -> None:
+    program = f"""
+pytestmark = [
+    pytest.mark.gpu_faults(FaultPlan().chance(1.0, Fault.{fault}, of="Drain")),
+    pytest.mark.gpu_options(isolation="process"),
+]
+
+def test_none(gpu_blocking): pass
+
+def test_leak(gpu_blocking):
+    gpu_blocking.upload(ONE)
+"""
+    run(pytester, program, "--override-ini=gpu_drain_s=10", passed=2, errors=1)
+
+
+@pytest.mark.parametrize("seconds", ["soon", "-1", "nan"])
+def test_seconds_that_are_none_are_refused(pytester: pytest.Pytester, seconds: str) -> None:
+    said = run(pytester, "def test_it(gpu): pass", f"--override-ini=gpu_drain_s={seconds}", errors=1)
+    assert "InvalidRequest: gpu_drain_s=" in said
+
+
 @pytest.mark.parametrize("by", ["option", "ini"])
 def test_another_device_is_chosen_by_an_option_or_in_the_configuration(
     pytester: pytest.Pytester, by: str
