@@ -33,6 +33,7 @@ from cudnn_actor.protocol.messages.messages import (
     Upload,
     WriteWeights,
 )
+from cudnn_actor.protocol.types.short_repr import short_repr
 
 __all__ = [
     "BUCKETS",
@@ -82,6 +83,9 @@ class Histogram(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     bounds: tuple[float, ...]
     counts: tuple[int, ...]
     sum: float
+
+    def __repr__(self) -> str:
+        return f"<Histogram of {self.count:,}: mean {self.mean:.3g}, p99 {self.quantile(0.99):.3g}>"
 
     @property
     def count(self) -> int:
@@ -138,6 +142,8 @@ class RequestCounts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     uploaded_bytes: int
     downloaded_bytes: int
     batches: Histogram | None = None
+
+    __repr__ = short_repr
 
     @property
     def finished(self) -> int:

@@ -11,6 +11,7 @@ import numpy as np
 from cudnn_actor.protocol.graphs.named_graph import Graph
 from cudnn_actor.protocol.messages.model_messages import Draws
 from cudnn_actor.protocol.types.dtypes import DType
+from cudnn_actor.protocol.types.short_repr import one_line
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
 __all__ = [
@@ -64,6 +65,9 @@ class Feature:
         if self.dtype is None or self.dims is None or not all(isinstance(dim, int) for dim in self.dims):
             return None
         return TensorSpec.packed(self.dims, self.dtype)  # type: ignore[arg-type]
+
+    def __repr__(self) -> str:
+        return f"<Feature {one_line(str(self))}>"
 
     def __str__(self) -> str:
         dims = "of any rank" if self.dims is None else shown(self.dims)

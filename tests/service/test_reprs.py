@@ -17,6 +17,7 @@ from cudnn_actor import (
     ExitReason,
     Explain,
     FaultPlan,
+    Feature,
     Fill,
     Graph,
     GraphBuilder,
@@ -36,11 +37,13 @@ from cudnn_actor import (
     blocking,
     spawn,
 )
+from cudnn_actor.broker.request_counts import Histogram, RequestCounts
 from cudnn_actor.protocol.types.short_repr import LONGEST
 
 from ..onnx.small_models import image_model
 
 X = BufferRef(slot=0, generation=1, spec=TensorSpec.packed((2, 3), "float32"), device="cpu")
+TIMES = Histogram(bounds=(1.0, 2.0), counts=(1, 2, 0), sum=3.5)
 MANY = 10_000
 
 
@@ -150,6 +153,21 @@ SHOWN: list[tuple[object, str]] = [
     (Numerics(tf32=True), "Numerics(tf32=True)"),
     (Options(device="cpu", name="x" * 90), f"Options(name='{'x' * 44}..., device='cpu')"),
     (FaultPlan(seed=3), "FaultPlan(seed=3)"),
+    (Feature(name="x", dtype=DType.INT8, dims=("N", 3)), "<Feature x: int8 (N, 3)>"),
+    (TIMES, "<Histogram of 3: mean 1.17, p99 2>"),
+    (
+        RequestCounts(
+            operation="P",
+            model=None,
+            failed=0,
+            queue=TIMES,
+            run=TIMES,
+            total=TIMES,
+            uploaded_bytes=0,
+            downloaded_bytes=0,
+        ),
+        "RequestCounts(operation='P', model=None, failed=0, queue=<Histogram of 3: mean 1.17, p99 2>, ...)",
+    ),
 ]
 
 
