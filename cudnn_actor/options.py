@@ -90,7 +90,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         Bytes that buffers may take from the system, at least 2 MiB; memory is taken in steps of 2 MiB. On the
         CPU, arrays of `CudnnRef.staging` count, too.
         None: on the CPU, in a container with a memory limit (Linux's control groups), three quarters of the
-        memory that this limit leaves when the service starts; else no limit.
+        memory that this limit leaves when the service starts, less 64 MiB for its own processes; else no
+        limit.
     deployed_limit
         Bytes of buffers that all models of the service together may keep for the inputs and outputs of graphs
         that no run uses now: a model has a graph for each set of dims. Over that, the buffers of the least

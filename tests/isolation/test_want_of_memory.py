@@ -79,7 +79,7 @@ async def test_an_answer_that_cannot_be_decoded_for_want_of_memory_comes_when_th
         assert not left
 
 
-@pytest.mark.parametrize(("edge", "tries"), [(8, (2, 3)), (512, (1, 1))], ids=["copied", "handed over"])
+@pytest.mark.parametrize(("edge", "tries"), [(8, (2, 3)), (1024, (1, 1))], ids=["copied", "handed over"])
 async def test_a_result_that_there_is_no_memory_for_is_refused_alone(
     edge: int, tries: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

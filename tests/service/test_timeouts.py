@@ -41,6 +41,7 @@ CALLS: dict[str, Call] = {
     "fill": lambda gpu, t, s: gpu.fill(t.y, 1.0, timeout=s),
     "free": lambda gpu, t, s: gpu.free(t.w, timeout=s),
     "apply": lambda gpu, t, s: gpu.apply(MaxPool(x=t.x, window=Window.symmetric(2, 1)), timeout=s),
+    "compute": lambda gpu, t, s: gpu.compute(MaxPool, x=X, window=Window.symmetric(2, 1), timeout=s),
     "loop": lambda gpu, t, s: gpu.loop(LOOP, x=t.x, turns=2, timeout=s),
     "conv_fwd": lambda gpu, t, s: gpu.conv_fwd(t.x, t.w, timeout=s),
     "conv_bwd_data": lambda gpu, t, s: gpu.conv_bwd_data(t.y, t.w, timeout=s),
