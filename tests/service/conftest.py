@@ -4,7 +4,17 @@ from collections.abc import Iterator
 
 import pytest
 
+from ..engines.devices import why_not
 from .rigs import isolated
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> str:
+    """The device of a service: each that there is here."""
+    name: str = request.param
+    if (why := why_not("cpu" if name == "cpu" else "cuda")) is not None:
+        pytest.skip(why)
+    return name
 
 
 @pytest.fixture(params=["thread", "process"])

@@ -23,7 +23,6 @@ from cudnn_actor import (
 )
 from cudnn_actor.protocol.types.dtypes import DTypeName
 
-from ..engines.devices import why_not
 from .example_graphs import (
     GRAPHS,
     assert_close,
@@ -34,14 +33,6 @@ from .example_graphs import (
     uploaded,
     values_for,
 )
-
-
-@pytest.fixture(params=["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])
-def device(request: pytest.FixtureRequest) -> str:
-    name: str = request.param
-    if (why := why_not("cpu" if name == "cpu" else "cuda")) is not None:
-        pytest.skip(why)
-    return name
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])

@@ -31,7 +31,6 @@ from cudnn_actor import (
 )
 from cudnn_actor.engines.base import no_progress
 
-from ..engines.devices import why_not
 from ..isolation.device_engine import DeviceEngine
 from .loop_bodies import Case, cases, counting, recurrence, run_case
 from .rigs import (
@@ -46,14 +45,6 @@ from .rigs import (
     spawn_poisoned,
 )
 from .worker_rigs import POISON, ExecutingEngine
-
-
-@pytest.fixture(params=["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])
-def device(request: pytest.FixtureRequest) -> str:
-    name: str = request.param
-    if (why := why_not("cpu" if name == "cpu" else "cuda")) is not None:
-        pytest.skip(why)
-    return name
 
 
 async def _message(gpu: CudnnRef, loop: Loop, turns: int, **inputs: np.ndarray) -> RunLoop:
