@@ -10,6 +10,7 @@ https://docs.nvidia.com/deeplearning/cudnn/backend/latest/api/cudnn-adv-library.
 from __future__ import annotations
 
 import ctypes
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -114,8 +115,7 @@ class _Layer:
         self.lengths = on_device(np.asarray(lengths, np.int32))  # behind the descriptors, which check them
         self.h, self.c = (self._states(size) for size in (sizes.state, sizes.hidden))
         self.weights = self._asked("cudnnGetRNNWeightSpaceSize", self.handle, self.rnn.pointer)[0]
-        self.training = not isinstance(operation, Recurrent)
-        forward = _TRAINING if self.training else _INFERENCE
+        forward = _INFERENCE if isinstance(operation, Recurrent) else _TRAINING
         self.temporary, self.reserve = self._asked(
             "cudnnGetRNNTempSpaceSizes", self.handle, self.rnn.pointer, forward, self.x.pointer, count=2
         )
@@ -181,18 +181,26 @@ class _Layer:
         """The number of weights in cudnnGetRNNWeightParams."""
         return _PROJECTION if number == 2 * self.operation.mode.gates else number
 
+    @functools.cached_property
+    def _without_steps(self) -> list[range]:
+        """The sequences without a step, neighbours together."""
+        found = []
+        numbered = itertools.groupby(enumerate(self.operation.lengths or ()), lambda pair: pair[1] == 0)
+        for empty, group in numbered:
+            numbers = [number for number, _ in group]
+            if empty:
+                found.append(range(numbers[0], numbers[-1] + 1))
+        return found
+
     def without_steps(self, name: str) -> list[tuple[int, int]]:
         """Where the states of sequences without a step lie in an operand: starts and sizes in bytes."""
         directions, batch, size = self.given[name].dims
         line = size * self.dtype.itemsize
-        empty = [number for number, length in enumerate(self.operation.lengths or ()) if not length]
-        found = []
-        for _, group in itertools.groupby(enumerate(empty), lambda pair: pair[1] - pair[0]):
-            neighbours = [number for _, number in group]
-            found += [
-                ((way * batch + neighbours[0]) * line, len(neighbours) * line) for way in range(directions)
-            ]
-        return found
+        return [
+            ((way * batch + several.start) * line, len(several) * line)
+            for several in self._without_steps
+            for way in range(directions)
+        ]
 
     def _of_weights(self, way: int, number: int) -> tuple[int, int]:
         """Where a matrix and its bias lie in the space of the weights."""
