@@ -33,10 +33,13 @@ ONE = np.ones((1, 1, 1, 1), np.float32)
 
 
 def run(pytester: pytest.Pytester, program: str, *args: str, **outcomes: int) -> str:
-    """Run tests with the plugin. Returns what pytest says."""
+    """Run tests with the plugin. Returns what pytest says, each report once.
+
+    `-rN`: where the variable CI is set, pytest repeats whole reports in its summary.
+    """
     pytester.makeini("[pytest]\nasyncio_default_fixture_loop_scope = function")
     pytester.makepyfile(HEAD + program)
-    done = pytester.runpytest_inprocess("-p", "pytest_cudnn_actor", "--strict-markers", *args)
+    done = pytester.runpytest_inprocess("-p", "pytest_cudnn_actor", "--strict-markers", "-rN", *args)
     done.assert_outcomes(**outcomes)
     return done.stdout.str()
 
