@@ -1,0 +1,139 @@
+"""Metrics of services for OpenTelemetry. Needs the extra `opentelemetry`, which is its API.
+
+    from cudnn_actor.metrics.opentelemetry import ServiceMetrics
+
+    ServiceMetrics(gpu)                     # of the global meter provider, which the program has set
+
+Nothing runs between two collections: a collection reads what the services have counted.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeAlias
+
+import cudnn_actor
+from cudnn_actor.broker.request_counts import Histogram
+from cudnn_actor.extras import install_command
+from cudnn_actor.metrics.families import FAMILIES, Family, Kind, cumulative
+from cudnn_actor.metrics.services import HasMetrics, Services
+from cudnn_actor.service.metrics import Metrics
+
+try:
+    from opentelemetry.metrics import CallbackOptions, Meter, MeterProvider, Observation, get_meter
+except ImportError as error:  # pragma: no cover - depends on what is installed
+    raise ImportError(
+        f"metrics for OpenTelemetry need opentelemetry-api: {install_command('opentelemetry')}"
+    ) from error
+
+__all__ = ["ServiceMetrics"]
+
+Numbers: TypeAlias = Iterable[tuple[Sequence[str], float]]
+"""The values of an instrument's attributes besides `service`, and the number with these."""
+
+
+class ServiceMetrics(Services):
+    """Observable instruments with the metrics of any number of services; see `Services`.
+
+    They have the names that Prometheus has them by (docs/observability.md), without the `_total` of counters.
+    OpenTelemetry lets nobody observe a histogram. So each of ours is three counters: NAME_bucket, whose
+    attribute `le` is the upper bound, as in Prometheus; NAME_count; and NAME_sum. A state is a gauge with the
+    attribute `state`, which is 1 for the present one.
+
+    Instruments stay for their meter's life. Make one `ServiceMetrics` for a meter provider, and add services
+    to it.
+
+    Parameters
+    ----------
+    services
+        Services, or handles of them.
+    meter_provider
+        Of the program; None for the global one.
+
+    Raises
+    ------
+    InvalidRequest
+        Two services have the same name.
+    """
+
+    def __init__(self, *services: HasMetrics, meter_provider: MeterProvider | None = None) -> None:
+        super().__init__(*services)
+        self._lock = threading.Lock()
+        self._found: list[Metrics] = []
+        self._observed_by: set[str] | None = None
+        """The instruments that have taken `_found`; None before the first reading."""
+        meter = get_meter("cudnn_actor", cudnn_actor.__version__, meter_provider)
+        for family in FAMILIES:
+            for suffix, labels, numbers in _PARTS[family.kind]:
+                self._observe(meter, family, suffix, labels, numbers)
+
+    def _observe(
+        self,
+        meter: Meter,
+        family: Family,
+        suffix: str,
+        more: tuple[str, ...],
+        numbers: Callable[[Any], Numbers],
+    ) -> None:
+        name = family.name + suffix
+        keys = ("service", *family.labels, *more)
+
+        def observations(_: CallbackOptions) -> Iterator[Observation]:
+            for metrics in self._readings(name):
+                for labels, value in family.rows(metrics):
+                    if value is None:
+                        continue
+                    for others, number in numbers(value):
+                        yield Observation(
+                            number, dict(zip(keys, (metrics.service, *labels, *others), strict=True))
+                        )
+
+        counts = family.kind not in (Kind.GAUGE, Kind.STATES)
+        create = meter.create_observable_counter if counts else meter.create_observable_gauge
+        unit = "" if suffix in ("_bucket", "_count") else family.unit
+        create(name, callbacks=[observations], unit=unit, description=family.text)
+
+    def _readings(self, name: str) -> list[Metrics]:
+        """The metrics for one instrument. Each service is read once for a collection.
+
+        A collection asks each instrument once, and nothing tells when one begins. So a reading serves each
+        instrument once, and the first instrument that asks for it again begins the next.
+        """
+        with self._lock:
+            if self._observed_by is None or name in self._observed_by:
+                self._found, self._observed_by = self._read(), set()
+            self._observed_by.add(name)
+            return self._found
+
+
+def _number(value: float) -> Numbers:
+    return [((), value)]
+
+
+def _buckets(value: Histogram) -> Numbers:
+    return [((bound,), count) for bound, count in cumulative(value)]
+
+
+def _count(value: Histogram) -> Numbers:
+    return _number(value.count)
+
+
+def _sum(value: Histogram) -> Numbers:
+    return _number(value.sum)
+
+
+def _states(value: dict[str, bool]) -> Numbers:
+    return [((state,), int(present)) for state, present in value.items()]
+
+
+_PLAIN = (("", (), _number),)
+_PARTS: dict[Kind, Sequence[tuple[str, tuple[str, ...], Callable[[Any], Numbers]]]] = {
+    Kind.COUNTER: _PLAIN,
+    Kind.TRITON_COUNTER: _PLAIN,
+    Kind.GAUGE: _PLAIN,
+    Kind.HISTOGRAM: (("_bucket", ("le",), _buckets), ("_count", (), _count), ("_sum", (), _sum)),
+    Kind.STATES: (("", ("state",), _states),),
+}
+"""A kind → the instruments of a metric of that kind: what is added to its name, the attributes that are added
+to its labels, and its numbers."""
