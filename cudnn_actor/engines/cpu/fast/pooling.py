@@ -32,10 +32,10 @@ from cudnn_actor.engines.cpu.fast.kernels import (
     deal,
     in_turn,
     lanes_worth,
-    most_calls,
 )
 from cudnn_actor.engines.cpu.fast.lines import joined_axes
 from cudnn_actor.engines.cpu.fast.matrices import blas_takes
+from cudnn_actor.engines.cpu.fast.pooling_doubling import doubled, doubling_calls, doubling_elements, is_long
 from cudnn_actor.engines.cpu.fast.pooling_windows import LONG, Axis, counts_of, window_axes
 from cudnn_actor.engines.cpu.scratch import Scratch, footprint
 from cudnn_actor.protocol.operations import (
@@ -44,32 +44,34 @@ from cudnn_actor.protocol.operations import (
     Node,
     Specs,
 )
-from cudnn_actor.protocol.types.tensor import TensorSpec
 
-__all__ = ["Pooling", "avg_pool", "max_pool"]
+__all__ = ["Block", "Pooling", "avg_pool", "blocks", "least_of", "max_pool"]
 
 Array = npt.NDArray[Any]
 Dims = tuple[int, ...]
+Block = tuple[slice, slice, slice]
+"""A block of y: a part of the batch, of the channels, and of the first spatial dim."""
 _NS = 1.8
 """Nanoseconds of an element of x, about."""
+_CALL_NS = 700
+"""Nanoseconds of a call, about, beside its elements."""
 _MOST_ELEMENTS = 1 << 17
 """Elements of a row with `FEW_CHANNELS` channels. With longer rows, blocks have fewer channels."""
 
 
 def max_pool(node: Node, specs: Specs) -> Pooling | None:
-    """The kernel for `MaxPool` without an index; None where it would take very many calls, or much memory."""
+    """The kernel for `MaxPool` without an index; None where it would take much memory."""
     assert isinstance(node, MaxPool)
     x, y = specs["x"], specs["y"]
     if "index" in specs or 0 in x.dims or 0 in y.dims:
         return None
     dtype = carried(x.dtype)
-    least = False if dtype.kind == "b" else -math.inf if dtype.kind == "f" else np.iinfo(dtype.name).min
     axes = window_axes(node.window, x.dims, y.dims)
-    return _bounded(Pooling(x.dims, y.dims, dtype, axes, np.maximum, least, None), x)
+    return _bounded(Pooling(x.dims, y.dims, dtype, axes, np.maximum, least_of(dtype), None))
 
 
 def avg_pool(node: Node, specs: Specs) -> Pooling | None:
-    """The kernel for `AvgPool`; None where it would take very many calls, or much memory."""
+    """The kernel for `AvgPool`; None where it would take much memory."""
     assert isinstance(node, AvgPool)
     x, y = specs["x"], specs["y"]
     if 0 in x.dims or 0 in y.dims:
@@ -77,14 +79,16 @@ def avg_pool(node: Node, specs: Specs) -> Pooling | None:
     dtype = carried(x.dtype)
     axes = window_axes(node.window, x.dims, y.dims)
     counts = counts_of(node, axes, dtype)
-    return _bounded(Pooling(x.dims, y.dims, dtype, axes, np.add, 0.0, counts), x)
+    return _bounded(Pooling(x.dims, y.dims, dtype, axes, np.add, 0.0, counts))
 
 
-def _bounded(kernel: Pooling, x: TensorSpec) -> Pooling | None:
-    calls = kernel.most_calls(channels_last=x.strides[1] < min(x.strides[2:]))
-    nbytes = max(math.prod(kernel.x), math.prod(kernel.y)) * kernel.dtype.itemsize
-    fits = calls <= most_calls(nbytes) and kernel.footprint(1) <= MOST_SCRATCH
-    return kernel if fits else None
+def least_of(dtype: np.dtype[Any]) -> float | bool:
+    """The least value of a dtype."""
+    return False if dtype.kind == "b" else -math.inf if dtype.kind == "f" else int(np.iinfo(dtype.name).min)
+
+
+def _bounded(kernel: Pooling) -> Pooling | None:
+    return kernel if kernel.footprint(1) <= MOST_SCRATCH else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,14 +108,6 @@ class Pooling:
         """Whether each image is reduced to one element."""
         return all(axis.count == 1 and axis.dilation == 1 for axis in self.axes)
 
-    def most_calls(self, *, channels_last: bool) -> int:
-        """The most calls of a run."""
-        extents = _extents(self.x, self.y, self.axes, channels_last=channels_last)
-        blocks = math.prod(-(-size // extent) for size, extent in zip(self.y[:3], extents, strict=True))
-        along = zip(self.axes, (extents[2], *self.y[3:]), strict=True)
-        each = 1 if self._whole else sum(axis.calls(count) for axis, count in along)
-        return blocks * (each + 1)
-
     def footprint(self, lanes: int) -> int:
         """Bytes of scratch that each lane needs: for windows at all places, and for those that are wanted."""
         del lanes
@@ -122,52 +118,79 @@ class Pooling:
         )
 
     def _footprint(self, extents: Dims) -> int:
+        total, dims = 0, self.read_dims(extents)
+        for number, axis in enumerate(self.axes):
+            after = (
+                *dims[: 2 + number],
+                extents[2] if number == 0 else self.y[2 + number],
+                *dims[3 + number :],
+            )
+            total += footprint(dims, after, itemsize=self.dtype.itemsize)
+            if is_long(axis):
+                # A block that doubles windows needs two arrays of padded elements, and one of results.
+                span = (after[2 + number] - 1) * axis.stride + (axis.longest - 1) * axis.dilation + 1
+                padded = (*dims[: 2 + number], max(span, dims[2 + number] + 1), *dims[3 + number :])
+                total += footprint(padded, padded, after, itemsize=self.dtype.itemsize)
+            dims = after
+        return total + footprint(self.x[:2], itemsize=self.dtype.itemsize)
+
+    def read_dims(self, extents: Dims) -> Dims:
+        """The most that a block of y of these extents is computed from, along each dim."""
         batch, channels, rows = extents
         firsts = range(0, self.y[2], rows)
         reaches = (self.axes[0].reach(first, first + rows) for first in firsts)
-        most = max(end - begin for begin, end in reaches)
-        total, dims = 0, (batch, channels, most, *self.x[3:])
-        for number in range(len(self.axes)):
-            after = (*dims[: 2 + number], rows if number == 0 else self.y[2 + number], *dims[3 + number :])
-            total += footprint(dims, after, itemsize=self.dtype.itemsize)
-            dims = after
-        return total + footprint(self.x[:2], itemsize=self.dtype.itemsize)
+        return (batch, channels, max(end - begin for begin, end in reaches), *self.x[3:])
+
+    def extents(self, *, channels_last: bool) -> Dims:
+        """How much of the batch, of the channels and of the first spatial dim of y a block has."""
+        return _extents(self.x, self.y, self.axes, channels_last=channels_last)
 
     def bind(self, operands: Operands, results: Operands, lanes: Sequence[Scratch]) -> list[Step]:
         """The steps of a run: see `Kernel`."""
         x, y = operands["x"], results["y"]
         channels_last = abs(x.strides[1]) < min(map(abs, x.strides[2:]))
         lanes = lanes_worth(lanes, _NS * math.prod(self.x))
-        extents = _extents(self.x, self.y, self.axes, channels_last=channels_last)
 
-        def call(block: tuple[slice, slice, slice], lane: int) -> Call:
+        def call(block: Block, lane: int) -> Call:
             memory = lanes[lane].fork()
             return in_turn([*self._calls(x, y, block, memory, channels_last=channels_last)])
 
-        return [deal(_blocks(self.y, extents), len(lanes), call)]
+        return [deal(blocks(self.y, self.extents(channels_last=channels_last)), len(lanes), call)]
 
     def _calls(
-        self, x: Array, y: Array, block: tuple[slice, slice, slice], memory: Scratch, *, channels_last: bool
+        self, x: Array, y: Array, block: Block, memory: Scratch, *, channels_last: bool
     ) -> Iterator[Call]:
-        """Calls that compute a block of y: slices of the batch, the channels, and the first spatial dim."""
-        read, first = self.axes[0].part(block[2].start, block[2].stop)
-        place, target = x[block[0], block[1], read], y[block]
-        axes = (first, *self.axes[1:])
-        if all(axis.count == 1 and axis.dilation == 1 for axis in axes):
-            inside = tuple(slice(axis.starts[0], axis.stops[0]) for axis in axes)
-            yield from self._of_images(place[(slice(None), slice(None), *inside)], target)
-        else:
-            wanted = [number for number, axis in enumerate(axes) if not axis.same] or [0]
-            order = memory_order(x.ndim, channels_last=channels_last)
-            for number in wanted:
-                dims = (*place.shape[: 2 + number], axes[number].count, *place.shape[3 + number :])
-                last = number == wanted[-1]
-                into = target if last else laid_out(memory, dims, order, self.dtype)
-                yield from self._along(axes[number], 2 + number, place, into, memory)
-                place = into
+        """Calls that compute a block of y."""
+        read, axes = self.read(block)
+        target = y[block]
+        yield from self.reduced(
+            x[block[0], block[1], read], target, axes, memory, channels_last=channels_last
+        )
         if self.counts is not None:
             whole = self.counts.ndim == 0 or self.counts.shape[2] == 1
             yield partial(np.divide, target, self.counts if whole else self.counts[:, :, block[2]], target)
+
+    def read(self, block: Block) -> tuple[slice, tuple[Axis, ...]]:
+        """The part of x's first spatial dim that a block of y is computed from, and its windows in that."""
+        read, first = self.axes[0].part(block[2].start, block[2].stop)
+        return read, (first, *self.axes[1:])
+
+    def reduced(
+        self, place: Array, target: Array, axes: Sequence[Axis], memory: Scratch, *, channels_last: bool
+    ) -> Iterator[Call]:
+        """Calls that reduce the windows in a part of x, (batch, channels, spatial), without dividing sums."""
+        if all(axis.count == 1 and axis.dilation == 1 for axis in axes):
+            inside = tuple(slice(axis.starts[0], axis.stops[0]) for axis in axes)
+            yield from self._of_images(place[(slice(None), slice(None), *inside)], target)
+            return
+        wanted = [number for number, axis in enumerate(axes) if not axis.same] or [0]
+        order = memory_order(place.ndim, channels_last=channels_last)
+        for number in wanted:
+            dims = (*place.shape[: 2 + number], axes[number].count, *place.shape[3 + number :])
+            last = number == wanted[-1]
+            into = target if last else laid_out(memory, dims, order, self.dtype)
+            yield from self._along(axes[number], 2 + number, place, into, memory)
+            place = into
 
     def _of_images(self, x: Array, y: Array) -> Iterator[Call]:
         """Reduce all spatial dims to one element: sums are products with ones where that is possible."""
@@ -180,7 +203,9 @@ class Pooling:
 
     def _along(self, axis: Axis, dim: int, x: Array, y: Array, memory: Scratch) -> Iterator[Call]:
         """Reduce windows along a dim."""
-        if axis.taps is None or len(axis.taps) > 2 * axis.count:
+        if is_long(axis) and _doubling_pays(axis, x.size // axis.size):
+            yield from doubled(axis, dim, x, y, memory.fork(), ufunc=self.ufunc, neutral=self.neutral)
+        elif axis.taps is None or len(axis.taps) > 2 * axis.count:
             yield from (self._of_window(axis, number, dim, x, y) for number in range(axis.count))
         elif _is_one_run(x) and _pays(axis, x.strides[dim] // x.itemsize):
             yield from self._as_one_run(axis, dim, x, y, memory)
@@ -268,6 +293,12 @@ def _pays(axis: Axis, run: int) -> bool:
     return (taps - 1) * axis.stride * run / 4 + 40 + run / 8 < in_slices
 
 
+def _doubling_pays(axis: Axis, lines: int) -> bool:
+    """Whether windows along so many lines take less time by doubling. In ns."""
+    apart = _CALL_NS * axis.calls(axis.count) + axis.longest * axis.count * lines / 4
+    return _CALL_NS * doubling_calls(axis) + doubling_elements(axis) * lines / 4 < apart
+
+
 def _call(ufunc: np.ufunc, a: Array, b: Array, out: Array) -> Call:
     return partial(ufunc, a, b, out=out)
 
@@ -311,7 +342,8 @@ def _extents(x: Dims, y: Dims, axes: Sequence[Axis], *, channels_last: bool) -> 
     return (min(batch, x[0]), channels, min(rows, y[2]))
 
 
-def _blocks(y: Dims, extents: Dims) -> Iterator[tuple[slice, slice, slice]]:
+def blocks(y: Dims, extents: Dims) -> Iterator[Block]:
+    """The blocks of y, of these extents."""
     cuts = (
         [slice(start, min(start + extent, size)) for start in range(0, size, extent)]
         for size, extent in zip(y[:3], extents, strict=True)

@@ -36,6 +36,7 @@ class Axis:
     taps: range | None = None
     stride: int = 1
     _parts: dict[tuple[int, int], tuple[slice, Axis]] = field(default_factory=dict, repr=False)
+    _places: dict[int, Array] = field(default_factory=dict, repr=False)
 
     @property
     def count(self) -> int:
@@ -55,6 +56,17 @@ class Axis:
         edges = count - max(0, self.inside(self.taps[-1]).stop - self.inside(self.taps[0]).start)
         each = 1 if len(self.taps) > LONG else len(self.taps)
         return len(self.taps) + 2 + min(count, max(0, edges)) * each
+
+    @functools.cached_property
+    def longest(self) -> int:
+        """The most elements of a window; of equal ones, those in padding too."""
+        return int(self.members().max()) if self.taps is None else len(self.taps)
+
+    def places(self, ahead: int) -> Array:
+        """The element of each window that lies so many behind its first one, of those without dilation."""
+        if ahead not in self._places:
+            self._places[ahead] = self.starts + ahead
+        return self._places[ahead]
 
     def members(self) -> Array:
         """How many elements each window has."""
