@@ -649,6 +649,8 @@ class Broker(Generic[W]):
         match verdict:
             case Verdict.RUN_AGAIN:
                 self.state.replayed += 1
+                if (observer := self.state.counters.observer) is not None:
+                    observer.replayed(envelope, cause)
                 return None
             case Verdict.QUARANTINE:
                 if lowered is None:

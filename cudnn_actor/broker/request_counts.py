@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
@@ -42,6 +42,7 @@ __all__ = [
     "Histogram",
     "RequestCounters",
     "RequestCounts",
+    "RequestObserver",
     "Sums",
     "Tally",
 ]
@@ -226,6 +227,20 @@ class Tally:
         self.samples += other.samples
 
 
+class RequestObserver(Protocol):
+    """What is told of each answer, by whoever counts it: it must be quick, call no code of the user's, and
+    raise nothing. It may be told twice in a row of the same answer: see `isolation.process.parent.fast_path`.
+    """
+
+    def answered(
+        self, envelope: Envelope, value: Any, error: BaseException | None, started_ns: int, run_ns: int
+    ) -> None:
+        """A request was answered. `started_ns` is on `time.perf_counter_ns`'s clock; 0 if it failed."""
+
+    def replayed(self, envelope: Envelope, cause: str) -> None:
+        """A request was running at a crash, and will run again."""
+
+
 class RequestCounters(Counters):
     """The counters of a service, with those of each message type and model.
 
@@ -234,10 +249,12 @@ class RequestCounters(Counters):
     models first; what is still loaded under it is counted there from then on.
     """
 
-    __slots__ = ("_named", "_of_model", "_of_type", "_other", "_other_model")
+    __slots__ = ("_named", "_of_model", "_of_type", "_other", "_other_model", "observer")
 
     def __init__(self) -> None:
         super().__init__()
+        self.observer: RequestObserver | None = None
+        """Told of each answer; None for none. Any thread may replace it."""
         self._of_type: dict[type, Tally] = {}
         self._other = Tally(OTHER)
         self._other_model = Tally(RunModel.__name__, OTHER)
@@ -254,6 +271,8 @@ class RequestCounters(Counters):
         if error is not None:
             self.failed += 1
             self.tally(envelope.message).failed += 1
+            if (observer := self.observer) is not None:
+                observer.answered(envelope, None, error, 0, 0)
             return
         started_ns = envelope.started_ns or envelope.admitted_ns
         tally, counts, queue, run, total, sums = self.measure(envelope, value, started_ns, run_us)
@@ -269,8 +288,8 @@ class RequestCounters(Counters):
     ) -> tuple[Tally, list[int], int, int, int, Sums]:
         """What an answer changes: whose counts, which three of them grow by one, and the new sums.
 
-        Changes nothing yet. `run_us`: how long the run took; if it is negative, it has lasted until now. It
-        calls next to nothing, because it is called for each request.
+        Changes nothing yet, but tells the observer. `run_us`: how long the run took; if negative, it has
+        lasted until now. It calls next to nothing, because it is called for each request.
         """
         now_ns, message, admitted_ns = _clock_ns(), envelope.message, envelope.admitted_ns
         tally = self._of_type.get(type(message)) or self.tally(message)
@@ -281,6 +300,8 @@ class RequestCounters(Counters):
         if tally.moved is not None:
             given, returned = tally.moved(message, value)
             up, down = up + given, down + returned
+        if (observer := self.observer) is not None:
+            observer.answered(envelope, value, None, started_ns, run_ns)
         return (
             tally,
             tally.counts,

@@ -1,10 +1,14 @@
-"""Metrics of services for OpenTelemetry. Needs the extra `opentelemetry`, which is its API.
+"""Metrics of services, and spans of their requests, for OpenTelemetry.
 
-    from cudnn_actor.metrics.opentelemetry import ServiceMetrics
+Needs the extra `opentelemetry`, which is its API.
+
+    from cudnn_actor.metrics.opentelemetry import RequestSpans, ServiceMetrics
 
     ServiceMetrics(gpu)                     # of the global meter provider, which the program has set
+    async with RequestSpans(gpu):           # of the global tracer provider
+        ...
 
-Nothing runs between two collections: a collection reads what the services have counted.
+Of metrics, nothing runs between two collections: a collection reads what the services have counted.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ from cudnn_actor.broker.request_counts import Histogram
 from cudnn_actor.extras import install_command
 from cudnn_actor.metrics.families import FAMILIES, Family, Kind, cumulative
 from cudnn_actor.metrics.services import HasMetrics, Services
+from cudnn_actor.metrics.spans import RequestSpans
 from cudnn_actor.service.metrics import Metrics
 
 try:
@@ -27,7 +32,7 @@ except ImportError as error:  # pragma: no cover - depends on what is installed
         f"metrics for OpenTelemetry need opentelemetry-api: {install_command('opentelemetry')}"
     ) from error
 
-__all__ = ["ServiceMetrics"]
+__all__ = ["RequestSpans", "ServiceMetrics"]
 
 Numbers: TypeAlias = Iterable[tuple[Sequence[str], float]]
 """The values of an instrument's attributes besides `service`, and the number with these."""
