@@ -1,0 +1,123 @@
+"""`cudnn-actor serve`: an inference server that owns the GPU, for clients of the Open Inference Protocol."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib
+from pathlib import Path
+from typing import Any
+
+from cudnn_actor.cli.cpu_options import add_cpu_arguments, cpu_options
+from cudnn_actor.cli.user_error import UserError, whole_number
+from cudnn_actor.extras import install_command
+from cudnn_actor.models import InvalidModel, UnsupportedModel
+from cudnn_actor.protocol.errors import InvalidRequest
+
+__all__ = ["add_arguments", "run"]
+
+_NEEDED = ("starlette", "uvicorn", "grpc", "google.protobuf", "prometheus_client")
+"""What the extra `serve` brings."""
+_LARGEST_PORT = 65535
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument(
+        "models",
+        nargs="+",
+        type=_model,
+        metavar="[NAME=]MODEL.onnx",
+        help="a model, served under its file's name unless another is given",
+    )
+    parser.add_argument("--device", default="auto", help='"cuda:0", "cpu" or "auto" (the default)')
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="the address to listen on; this machine's own unless given"
+    )
+    port = whole_number(most=_LARGEST_PORT)
+    parser.add_argument(
+        "--http", type=port, default=8000, metavar="PORT", help="8000 unless given; 0: any free one"
+    )
+    parser.add_argument(
+        "--standby", type=int, choices=(0, 1), default=0, help="1 keeps a second worker ready"
+    )
+    parser.add_argument(
+        "--batch",
+        type=_batch,
+        metavar="MAX[:DELAY_US]",
+        help="put requests together where a model allows it: samples, and how long one waits for others",
+    )
+    parser.add_argument(
+        "--token-file", type=Path, metavar="FILE", help="take requests with one of its tokens only"
+    )
+    parser.add_argument("--tls-cert", type=Path, metavar="FILE.pem", help="the certificate for TLS")
+    parser.add_argument("--tls-key", type=Path, metavar="FILE.pem", help="its key")
+    most = whole_number(least=1)
+    parser.add_argument(
+        "--most-body",
+        type=most,
+        default=256 << 20,
+        metavar="BYTES",
+        help="of a request; 256 MiB unless given",
+    )
+    parser.add_argument(
+        "--most-running", type=most, default=1024, metavar="N", help="inferences under way; 1024 unless given"
+    )
+    add_cpu_arguments(parser)
+
+
+def _model(text: str) -> tuple[str, Path]:
+    name, equals, path = text.partition("=")
+    return (name, Path(path)) if equals and name else (Path(text).stem, Path(text))
+
+
+def _batch(text: str) -> tuple[int, float]:
+    most, colon, delay = text.partition(":")
+    whole = whole_number(least=1, most=1 << 20)(most)
+    return whole, float(whole_number()(delay)) if colon else 2000.0
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until SIGTERM or SIGINT; then answer what has begun. The exit status is 0."""
+    for name in _NEEDED:
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            raise UserError(f"serve needs {name}: {install_command('serve')}") from error
+    if len(dict(args.models)) < len(args.models):
+        raise UserError("two models have the same name; give NAME=MODEL.onnx")
+    if (args.tls_cert is None) != (args.tls_key is None):
+        raise UserError("TLS needs a certificate and its key; give both --tls-cert and --tls-key")
+    from cudnn_actor.serving.failures import Refused  # noqa: PLC0415 - needs the extra
+
+    try:
+        return asyncio.run(_run(args))
+    except (InvalidModel, UnsupportedModel, InvalidRequest, Refused, ImportError) as error:
+        raise UserError(str(error)) from error
+    except OSError as error:
+        raise UserError(
+            f"cannot serve there: {error}; give another --host, --http, --grpc or --tls-cert"
+        ) from error
+
+
+async def _run(args: argparse.Namespace) -> int:
+    from cudnn_actor.serving.server import ServerOptions, serve, until_told  # noqa: PLC0415 - needs the extra
+    from cudnn_actor.serving.settings import Batching  # noqa: PLC0415
+
+    service: dict[str, Any] = {"device": args.device, "standby": args.standby, "isolation": "process"}
+    options = ServerOptions(
+        models=dict(args.models),
+        host=args.host,
+        http=args.http,
+        batch=None if args.batch is None else Batching(max=args.batch[0], delay_us=args.batch[1]),
+        token_file=args.token_file,
+        certificate=args.tls_cert,
+        key=args.tls_key,
+        most_body=args.most_body,
+        most_running=args.most_running,
+        service=service | cpu_options(args),
+    )
+    async with serve(options) as server:
+        print(f"serving: HTTP on {args.host}:{server.http_port}", flush=True)
+        await until_told(server)
+    return 0

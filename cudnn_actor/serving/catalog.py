@@ -1,0 +1,164 @@
+"""The models that the server has by name: which version serves, and why others do not.
+
+A name's version is replaced in one step, once its successor is warm; runs of the old one finish on it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cudnn_actor.actors.logs import Log
+from cudnn_actor.protocol.errors import CudnnActorError
+from cudnn_actor.serving.failures import NotServed
+from cudnn_actor.serving.served import Served
+from cudnn_actor.serving.statistics import ModelCounts
+
+__all__ = ["Catalog", "Entry", "Origin"]
+
+log = Log("cudnn_actor")
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The file of a version of a model, and what tells whether it has changed since."""
+
+    path: Path
+    version: str
+    stamp: tuple[int, ...] = ()
+
+
+Load = Callable[[Origin], Coroutine[Any, Any, Served]]
+
+
+@dataclass
+class Entry:
+    """A model that the server knows by name.
+
+    Parameters
+    ----------
+    name
+        Its name.
+    origin
+        What it was last loaded from, or failed to load from.
+    served
+        The version that answers; None for none.
+    reason
+        Why there is none, or why the last one could not be loaded; "" without a reason.
+    loading
+        Whether one is being loaded.
+    wanted
+        Whether it is to serve: not after it was unloaded.
+    """
+
+    name: str
+    origin: Origin
+    served: Served | None = None
+    reason: str = ""
+    loading: bool = False
+    wanted: bool = True
+    counts: ModelCounts = field(default_factory=ModelCounts)
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    @property
+    def state(self) -> str:
+        """The protocol's word for it."""
+        if self.served is not None:
+            return "READY"
+        return "LOADING" if self.loading else "UNAVAILABLE"
+
+
+class Catalog:
+    """The models by name.
+
+    Parameters
+    ----------
+    load
+        Loads and warms the model of a file. Raises `CudnnActorError`.
+    """
+
+    def __init__(self, load: Load) -> None:
+        self._load = load
+        self._entries: dict[str, Entry] = {}
+        self._ending: set[asyncio.Task[None]] = set()
+
+    @property
+    def entries(self) -> Iterable[Entry]:
+        """All models, by name."""
+        return [self._entries[name] for name in sorted(self._entries)]
+
+    def entry(self, name: str) -> Entry:
+        """A model. Raises `NotServed` if there is none of that name."""
+        found = self._entries.get(name)
+        if found is None:
+            raise NotServed(model=name[:200], version="", problem="is unknown")
+        return found
+
+    def served(self, name: str, version: str = "") -> tuple[Entry, Served]:
+        """A model and the version that answers for it. Raises `NotServed`."""
+        entry = self.entry(name)
+        if entry.served is None:
+            problem = "is being loaded" if entry.loading else "is not loaded"
+            raise NotServed(model=name, version="", problem=problem, passing=entry.loading)
+        if version not in ("", entry.served.version):
+            problem = f"is not served, but version {entry.served.version!r}"
+            raise NotServed(model=name, version=version[:40], problem=problem)
+        return entry, entry.served
+
+    def add(self, name: str, origin: Origin) -> Entry:
+        """Have a model of a name, which is not loaded yet; the one that there is, if there is one."""
+        return self._entries.setdefault(name, Entry(name, origin))
+
+    async def load(self, name: str, origin: Origin | None = None) -> None:
+        """Load a model, anew if it is loaded, and switch to it once it is warm.
+
+        `origin`: its file; the one it had unless given. Raises `NotServed`, and as `CudnnRef.load`: then what
+        served goes on.
+        """
+        entry = self.entry(name)
+        async with entry.lock:
+            entry.wanted, entry.loading = True, True
+            entry.origin = origin or entry.origin
+            try:
+                served = await self._load(entry.origin)
+            except CudnnActorError as error:
+                entry.reason = str(error)
+                log.warning("serving.load_failed", model=name, path=str(entry.origin.path), error=str(error))
+                raise
+            finally:
+                entry.loading = False
+            before, entry.served, entry.reason = entry.served, served, ""
+            log.info("serving.loaded", model=name, version=served.version)
+            self._end(before)
+
+    async def unload(self, name: str) -> None:
+        """Serve a model no more. Its runs finish first. Raises `NotServed` for an unknown one."""
+        entry = self.entry(name)
+        async with entry.lock:
+            entry.wanted = False
+            before, entry.served, entry.reason = entry.served, None, "unloaded"
+            self._end(before)
+
+    def remove(self, name: str) -> None:
+        """Forget a model whose file has gone."""
+        entry = self._entries.pop(name, None)
+        if entry is not None:
+            self._end(entry.served)
+            entry.served = None
+
+    def _end(self, served: Served | None) -> None:
+        """Close a version behind, once its runs have finished."""
+        if served is not None:
+            task = asyncio.get_running_loop().create_task(served.close())
+            self._ending.add(task)
+            task.add_done_callback(self._ending.discard)
+
+    async def close(self) -> None:
+        """Wait until every run has finished, and free all models."""
+        for name in list(self._entries):
+            self.remove(name)
+        if self._ending:
+            await asyncio.gather(*self._ending, return_exceptions=True)

@@ -1,0 +1,136 @@
+"""What a request of the protocol is refused with, and the status that HTTP and gRPC have for each error."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from cudnn_actor.models import InvalidModel, UnsupportedModel
+from cudnn_actor.protocol.errors import (
+    CudnnActorError,
+    DeadlineExceeded,
+    InvalidRequest,
+    MailboxFull,
+    OutcomeUnknown,
+    OutOfDescriptors,
+    OutOfMemory,
+    ServiceStopped,
+)
+
+__all__ = [
+    "Draining",
+    "NotOffered",
+    "NotServed",
+    "Refused",
+    "Status",
+    "TooLarge",
+    "Unauthorised",
+    "status_of",
+]
+
+
+class Refused(CudnnActorError, ValueError):
+    """Raised when a request is not one of the protocol. Nothing ran. Carries `problem` and `fix`."""
+
+    problem: str
+    fix: str
+
+    def __init__(self, *, problem: str, fix: str) -> None:
+        super().__init__(f"{problem}; {fix}", problem=problem, fix=fix)
+
+
+class TooLarge(Refused):
+    """Raised when a request has more bytes than the server takes. Nothing ran."""
+
+
+class Unauthorised(CudnnActorError):
+    """Raised when a request has no token that the server knows. Nothing ran."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "this server takes requests with a token only; send the header `Authorization: Bearer TOKEN`"
+        )
+
+    def __reduce__(self) -> tuple[type[Unauthorised], tuple[()]]:
+        return type(self), ()
+
+
+class NotServed(CudnnActorError, LookupError):
+    """Raised when the server has no such model, or it is not ready. Nothing ran.
+
+    Carries `model`, `version` ("" for any), `problem`, and `passing`: whether it is being loaded.
+    """
+
+    model: str
+    version: str
+    problem: str
+    passing: bool
+
+    def __init__(self, *, model: str, version: str, problem: str, passing: bool = False) -> None:
+        of = f" version {version!r}" if version else ""
+        super().__init__(
+            f"model {model!r}{of} {problem}; the repository index lists what is served",
+            model=model,
+            version=version,
+            problem=problem,
+            passing=passing,
+        )
+        self.retry_safe = passing
+
+
+class Draining(CudnnActorError):
+    """Raised when the server is stopping, so that it takes no more requests. Nothing ran."""
+
+    retry_safe = True
+
+    def __init__(self) -> None:
+        super().__init__("this server is stopping; send the request to another one")
+
+    def __reduce__(self) -> tuple[type[Draining], tuple[()]]:
+        return type(self), ()
+
+
+class NotOffered(CudnnActorError):
+    """Raised when a part of the protocol is asked for that this server does not have. Carries `what`."""
+
+    what: str
+
+    def __init__(self, *, what: str) -> None:
+        super().__init__(f"this server does not offer {what}", what=what)
+
+
+class Status(NamedTuple):
+    """The status of an answer: HTTP's number, gRPC's name, and whether to send the same request again."""
+
+    http: int
+    grpc: str
+    again: bool = False
+
+
+_BUSY = Status(503, "RESOURCE_EXHAUSTED", again=True)
+_AWAY = Status(503, "UNAVAILABLE", again=True)
+_STATUSES: tuple[tuple[type[CudnnActorError], Status], ...] = (
+    (TooLarge, Status(413, "RESOURCE_EXHAUSTED")),
+    (Refused, Status(400, "INVALID_ARGUMENT")),
+    (InvalidRequest, Status(400, "INVALID_ARGUMENT")),
+    (UnsupportedModel, Status(400, "INVALID_ARGUMENT")),
+    (InvalidModel, Status(400, "INVALID_ARGUMENT")),
+    (Unauthorised, Status(401, "UNAUTHENTICATED")),
+    (NotServed, Status(404, "NOT_FOUND")),
+    (NotOffered, Status(501, "UNIMPLEMENTED")),
+    (DeadlineExceeded, Status(504, "DEADLINE_EXCEEDED")),
+    (MailboxFull, _BUSY),
+    (OutOfDescriptors, _BUSY),
+    (Draining, _AWAY),
+    (ServiceStopped, _AWAY),
+    (OutcomeUnknown, _AWAY),
+)
+"""The first that an error is an instance of holds."""
+
+
+def status_of(error: CudnnActorError) -> Status:
+    """The status of an error: 4xx for what the sender can mend, 503 for what passes, 500 for all else."""
+    if isinstance(error, NotServed) and error.passing:
+        return _AWAY
+    if isinstance(error, OutOfMemory):  # larger than the service may hold at all, or only now
+        return _BUSY if error.retry_safe else Status(413, "RESOURCE_EXHAUSTED")
+    return next((status for cls, status in _STATUSES if isinstance(error, cls)), Status(500, "INTERNAL"))

@@ -1,0 +1,211 @@
+"""What the server does, whichever way it is asked: the operations of the protocol over a service's models."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import numpy as np
+
+import cudnn_actor
+from cudnn_actor.protocol.errors import CudnnActorError, MailboxFull
+from cudnn_actor.service.client import CudnnRef
+from cudnn_actor.serving.catalog import Catalog
+from cudnn_actor.serving.failures import Draining, NotServed, Refused
+from cudnn_actor.serving.regions import SharedMemory
+from cudnn_actor.serving.requests import Inference
+from cudnn_actor.serving.served import Served
+from cudnn_actor.serving.statistics import Duration, ModelCounts
+
+__all__ = ["EXTENSIONS", "Host"]
+
+T = TypeVar("T")
+NAME = "cudnn-actor"
+EXTENSIONS = (
+    "binary_tensor_data",
+    "model_configuration",
+    "model_repository",
+    "statistics",
+    "system_shared_memory",
+)
+
+
+class Host:
+    """The operations of the protocol. All of it runs on one event loop.
+
+    Parameters
+    ----------
+    gpu
+        The service that runs the models.
+    catalog
+        The models.
+    regions
+        The shared memory that clients have registered.
+    most_running
+        How many inferences may be under way; further ones are refused with `MailboxFull`.
+    """
+
+    def __init__(self, gpu: CudnnRef, catalog: Catalog, regions: SharedMemory, *, most_running: int) -> None:
+        self._gpu = gpu
+        self.catalog = catalog
+        self.regions = regions
+        self._most_running = most_running
+        self.running = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.draining = False
+        self.starting = True
+
+    # Health.
+
+    @property
+    def live(self) -> bool:
+        """Whether the service has not ended."""
+        return self._gpu.alive
+
+    @property
+    def ready(self) -> bool:
+        """Whether to send inferences here: not while it starts, restarts a worker or stops."""
+        return self._gpu.ready and not self.draining and not self.starting
+
+    def model_ready(self, name: str, version: str = "") -> bool:
+        """Whether a model answers."""
+        try:
+            self.catalog.served(name, version)
+        except NotServed:
+            return False
+        return not self.draining
+
+    # What there is.
+
+    def metadata(self) -> dict[str, Any]:
+        """What the protocol says of a server."""
+        return {"name": NAME, "version": cudnn_actor.__version__, "extensions": list(EXTENSIONS)}
+
+    def model_metadata(self, name: str, version: str = "") -> dict[str, Any]:
+        """The inputs and outputs of a model. Raises `NotServed`."""
+        entry, served = self.catalog.served(name, version)
+        return served.metadata(entry.name)
+
+    def model_config(self, name: str, version: str = "") -> dict[str, Any]:
+        """The configuration of a model. Raises `NotServed`."""
+        entry, served = self.catalog.served(name, version)
+        return served.config(entry.name)
+
+    def index(self, *, ready: bool = False) -> list[dict[str, str]]:
+        """All models with their states; with `ready`, those that answer."""
+        return [
+            {
+                "name": each.name,
+                "version": each.origin.version if each.served is None else each.served.version,
+                "state": each.state,
+                "reason": each.reason,
+            }
+            for each in self.catalog.entries
+            if each.served is not None or not ready
+        ]
+
+    def statistics(self, name: str = "", version: str = "") -> list[dict[str, Any]]:
+        """The counters of a model, or of all that answer. Raises `NotServed`."""
+        chosen = [self.catalog.served(name, version)[0]] if name else self.catalog.entries
+        return [
+            _statistics(each.name, each.served, each.counts) for each in chosen if each.served is not None
+        ]
+
+    # What changes it.
+
+    async def load(self, name: str, parameters: Mapping[str, Any]) -> None:
+        """Load a model anew. Raises `NotServed`, `Refused` for parameters, and as `CudnnRef.load`."""
+        if parameters:
+            raise Refused(
+                problem=f"loading with {', '.join(sorted(parameters))[:200]} is off",
+                fix="put the files into the server's repository",
+            )
+        self._require_open()
+        await self.catalog.load(name)
+
+    async def unload(self, name: str) -> None:
+        """Serve a model no more. Raises `NotServed`."""
+        await self.catalog.unload(name)
+
+    # Inference.
+
+    @contextmanager
+    def admitted(self) -> Iterator[None]:
+        """Count one inference as under way. Raises `MailboxFull` and `Draining`."""
+        self._require_open()
+        if self.running >= self._most_running:
+            raise MailboxFull(capacity=self._most_running)
+        self.running += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self.running -= 1
+            if not self.running:
+                self._idle.set()
+
+    async def idle(self) -> None:
+        """Wait until no inference is under way."""
+        await self._idle.wait()
+
+    def _require_open(self) -> None:
+        if self.draining:
+            raise Draining
+
+    async def infer(
+        self,
+        name: str,
+        version: str,
+        decode: Callable[[], Inference],
+        encode: Callable[[str, Inference, Mapping[str, np.ndarray]], T],
+        *,
+        left_s: float | None = None,
+    ) -> T:
+        """Run a model for a request that was admitted, and return what `encode` makes of its outputs.
+
+        `decode` reads the request, `encode` gets the version, the request and the outputs. `left_s`: seconds
+        until the client stops waiting; None for no end. Raises `CudnnActorError`.
+        """
+        entry, served = self.catalog.served(name, version)
+        begun = time.perf_counter_ns()
+        try:
+            inference = decode()
+            inference.wanted([each.name for each in served.model.outputs])  # before anything runs
+            decoded = time.perf_counter_ns()
+            limits = [each for each in (inference.timeout_s, left_s) if each is not None]
+            results = await served.run(inference.inputs, min(limits, default=None))
+            run = time.perf_counter_ns()
+            answer = encode(served.version, inference, results)
+        except CudnnActorError:
+            entry.counts.fail.add(time.perf_counter_ns() - begun)
+            raise
+        moments = begun, decoded, run, time.perf_counter_ns()
+        entry.counts.succeeded(served.samples(inference.inputs), moments)
+        return answer
+
+
+def _statistics(name: str, served: Served, counts: ModelCounts) -> dict[str, Any]:
+    """The counters of a model in the protocol's form. Time in a queue is part of `compute_infer`."""
+    parts = {
+        "success": counts.success,
+        "fail": counts.fail,
+        "queue": Duration(),
+        "compute_input": counts.compute_input,
+        "compute_infer": counts.compute_infer,
+        "compute_output": counts.compute_output,
+        "cache_hit": Duration(),
+        "cache_miss": Duration(),
+    }
+    return {
+        "name": name,
+        "version": served.version,
+        "last_inference": counts.last_ms,
+        "inference_count": counts.inferences,
+        "execution_count": counts.success.count if served.batches is None else served.batches,
+        "inference_stats": {part: {"count": each.count, "ns": each.ns} for part, each in parts.items()},
+        "batch_stats": [],
+    }

@@ -1,0 +1,274 @@
+"""The protocol over HTTP: an ASGI application of Starlette."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from cudnn_actor.protocol.errors import CudnnActorError
+from cudnn_actor.serving import http_wire
+from cudnn_actor.serving.failures import NotOffered, Refused, TooLarge, status_of
+from cudnn_actor.serving.host import Host
+from cudnn_actor.serving.requests import Inference
+from cudnn_actor.serving.tokens import Tokens
+
+__all__ = ["make_app"]
+
+_BODY_S = 60.0
+"""Seconds in which a request's body must have come."""
+_MOST_CONTROL = 1 << 20
+"""The most bytes of a request that is no inference."""
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+def make_app(host: Host, registry: CollectorRegistry, tokens: Tokens | None, *, most_body: int) -> Starlette:
+    """The application.
+
+    Parameters
+    ----------
+    host
+        What answers.
+    registry
+        The metrics at `/metrics`.
+    tokens
+        What requests must have, but those for health and the page; None for nothing.
+    most_body
+        The most bytes of a request's body.
+    """
+    face = _HttpFace(host, registry, most_body)
+    model = "/v2/models/{model}"
+    of_model: list[tuple[str, str, Handler]] = [
+        ("", "GET", face.model_metadata),
+        ("/config", "GET", face.model_config),
+        ("/stats", "GET", face.statistics),
+        ("/infer", "POST", face.infer),
+    ]
+    memory = "/v2/systemsharedmemory"
+    guarded: list[tuple[str, str, Handler]] = [
+        ("/v2", "GET", face.metadata),
+        ("/v2/models/stats", "GET", face.statistics),
+        *((f"{model}{tail}", method, handler) for tail, method, handler in of_model),
+        *((f"{model}/versions/{{version}}{tail}", method, handler) for tail, method, handler in of_model),
+        ("/v2/repository/index", "POST", face.index),
+        (f"/v2/repository{model[3:]}/load", "POST", face.load),
+        (f"/v2/repository{model[3:]}/unload", "POST", face.unload),
+        *((f"{memory}{region}/status", "GET", face.regions) for region in ("", "/region/{region}")),
+        (f"{memory}/region/{{region}}/register", "POST", face.register),
+        *((f"{memory}{region}/unregister", "POST", face.unregister) for region in ("", "/region/{region}")),
+        ("/metrics", "GET", face.metrics),
+    ]
+    refused = ["/v2/cudasharedmemory/{rest:path}", "/v2/trace/setting", "/v2/logging"]
+    refused.append(f"{model}/trace/setting")
+    opened: list[tuple[str, str, Handler]] = [
+        ("/", "GET", face.page),
+        ("/v2/health/live", "GET", face.live),
+        ("/v2/health/ready", "GET", face.ready),
+        (f"{model}/ready", "GET", face.model_ready),
+        (f"{model}/versions/{{version}}/ready", "GET", face.model_ready),
+    ]
+    routes = [Route(path, _answering(handler, None), methods=[method]) for path, method, handler in opened]
+    routes += [Route(path, _answering(face.not_offered, tokens), methods=["GET", "POST"]) for path in refused]
+    routes += [
+        Route(path, _answering(handler, tokens), methods=[method]) for path, method, handler in guarded
+    ]
+    return Starlette(routes=routes, exception_handlers={HTTPException: _no_such_path})
+
+
+def _answering(handler: Handler, tokens: Tokens | None) -> Handler:
+    """The handler, with errors as answers, for requests that have a token."""
+
+    async def answer(request: Request) -> Response:
+        try:
+            if tokens is not None:
+                tokens.require(request.headers.get("authorization"))
+            return await handler(request)
+        except CudnnActorError as error:
+            return _failure(error)
+        except ClientDisconnect:
+            return Response(status_code=400)  # nobody reads it
+
+    return answer
+
+
+def _failure(error: CudnnActorError) -> Response:
+    status = status_of(error)
+    headers = {"Retry-After": "1"} if status.again else {}
+    if status.http == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    return _json({"error": str(error)}, status.http, headers)
+
+
+async def _no_such_path(_: Request, error: Exception) -> Response:
+    """The answer for a path or a method that there is not, as JSON like all errors."""
+    assert isinstance(error, HTTPException)
+    return _json(
+        {"error": f"{error.detail}; see the Open Inference Protocol"}, error.status_code, error.headers
+    )
+
+
+def _json(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(msgspec.json.encode(value), status, headers, media_type="application/json")
+
+
+class _HttpFace:
+    """What answers the requests of HTTP. Errors are raised, as `CudnnActorError`."""
+
+    def __init__(self, host: Host, registry: CollectorRegistry, most_body: int) -> None:
+        self._host = host
+        self._registry = registry
+        self._most_body = most_body
+        self._page = Path(__file__).with_name("page.html").read_bytes()
+
+    # Health.
+
+    async def live(self, _: Request) -> Response:
+        return Response(status_code=200 if self._host.live else 503)
+
+    async def ready(self, _: Request) -> Response:
+        return Response(status_code=200 if self._host.ready else 503)
+
+    async def model_ready(self, request: Request) -> Response:
+        return Response(status_code=200 if self._host.model_ready(**_model(request)) else 503)
+
+    # What there is.
+
+    async def page(self, _: Request) -> Response:
+        return Response(self._page, media_type="text/html")
+
+    async def metrics(self, _: Request) -> Response:
+        return Response(generate_latest(self._registry), media_type=CONTENT_TYPE_LATEST)
+
+    async def metadata(self, _: Request) -> Response:
+        return _json(self._host.metadata())
+
+    async def model_metadata(self, request: Request) -> Response:
+        return _json(self._host.model_metadata(**_model(request)))
+
+    async def model_config(self, request: Request) -> Response:
+        return _json(self._host.model_config(**_model(request)))
+
+    async def statistics(self, request: Request) -> Response:
+        return _json({"model_stats": self._host.statistics(**_model(request))})
+
+    async def index(self, request: Request) -> Response:
+        asked = await self._control(request)
+        return _json(self._host.index(ready=asked.get("ready") is True))
+
+    async def not_offered(self, request: Request) -> Response:
+        raise NotOffered(what=request.url.path[:100])
+
+    # What changes it.
+
+    async def load(self, request: Request) -> Response:
+        asked = await self._control(request)
+        parameters = asked.get("parameters", {})
+        if not isinstance(parameters, dict):
+            raise Refused(problem="parameters are no object", fix="leave them out")
+        await self._host.load(request.path_params["model"], parameters)
+        return _json({})
+
+    async def unload(self, request: Request) -> Response:
+        await self._control(request)
+        await self._host.unload(request.path_params["model"])
+        return _json({})
+
+    async def regions(self, request: Request) -> Response:
+        found = self._host.regions.status(request.path_params.get("region", ""))
+        return _json(
+            [
+                {"name": each.name, "key": each.key, "offset": each.offset, "byte_size": each.nbytes}
+                for each in found
+            ]
+        )
+
+    async def register(self, request: Request) -> Response:
+        asked = await self._control(request)
+        key, offset, nbytes = asked.get("key"), asked.get("offset", 0), asked.get("byte_size")
+        if not isinstance(key, str) or type(offset) is not int or type(nbytes) is not int:
+            raise Refused(problem="key, offset or byte_size is missing", fix="give all of them")
+        self._host.regions.register(request.path_params["region"], key, offset, nbytes)
+        return _json({})
+
+    async def unregister(self, request: Request) -> Response:
+        self._host.regions.unregister(request.path_params.get("region", ""))
+        return _json({})
+
+    # Inference.
+
+    async def infer(self, request: Request) -> Response:
+        with self._host.admitted():
+            body = await self._body(request, self._most_body)
+            header = request.headers.get(http_wire.HEADER_LENGTH)
+            regions, model = self._host.regions, request.path_params["model"]
+
+            def decode() -> Inference:
+                return http_wire.decode(body, http_wire.header_length(header, len(body)), regions)
+
+            def encode(version: str, inference: Inference, results: Mapping[str, np.ndarray]) -> Response:
+                parts, head = http_wire.encode(model, version, inference, results, regions)
+                return _answer(parts, head, request.headers.get("accept-encoding", ""))
+
+            return await self._host.infer(model, request.path_params.get("version", ""), decode, encode)
+
+    async def _body(self, request: Request, most: int) -> bytes:
+        """All of the body, as it was before it was compressed. Raises `Refused`, `TooLarge`."""
+        said = request.headers.get("content-length", "0")
+        if said.isascii() and said.isdigit() and (len(said) > 18 or int(said) > most):
+            raise _too_large(most)
+        parts, taken = [], 0
+        try:
+            async with asyncio.timeout(_BODY_S):
+                async for chunk in request.stream():
+                    taken += len(chunk)
+                    if taken > most:
+                        raise _too_large(most)
+                    parts.append(chunk)
+        except TimeoutError:
+            raise Refused(
+                problem=f"the body has not come within {_BODY_S:.0f} s", fix="send it again"
+            ) from None
+        whole = parts[0] if len(parts) == 1 else b"".join(parts)
+        encoding = request.headers.get("content-encoding", "")
+        return http_wire.decompressed(whole, encoding, most) if encoding not in ("", "identity") else whole
+
+    async def _control(self, request: Request) -> dict[str, Any]:
+        """The object in a body that is not an inference; an empty one for an empty body."""
+        body = await self._body(request, _MOST_CONTROL)
+        try:
+            return msgspec.json.decode(body, type=dict[str, Any]) if body.strip() else {}
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise Refused(
+                problem=f"the body is no JSON object: {str(error)[:200]}", fix="send one"
+            ) from error
+
+
+def _too_large(most: int) -> TooLarge:
+    return TooLarge(
+        problem=f"the body has more than {most:,} bytes", fix="send less, or serve with a larger --most-body"
+    )
+
+
+def _model(request: Request) -> dict[str, str]:
+    found = request.path_params
+    return {"name": found.get("model", ""), "version": found.get("version", "")}
+
+
+def _answer(parts: list[bytes | memoryview], head: int | None, accepted: str) -> Response:
+    headers = {} if head is None else {http_wire.HEADER_LENGTH: str(head)}
+    media = "application/json" if head is None else "application/octet-stream"
+    found = http_wire.compressed(parts, accepted) if "gzip" in accepted or "deflate" in accepted else None
+    if found is not None:
+        headers["Content-Encoding"] = found[0]
+    return Response(b"".join(parts) if found is None else found[1], 200, headers, media_type=media)

@@ -1,0 +1,153 @@
+"""Shared memory of clients on this machine: regions that they have registered, read and written by copies.
+
+A region is a file in /dev/shm. It is read and written through its descriptor and never mapped: a client may
+shorten the file at any time, which would end a process that had mapped it, and here is a short read.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from cudnn_actor.protocol.types.dtypes import DType
+from cudnn_actor.serving.failures import NotOffered, Refused
+from cudnn_actor.serving.requests import Place
+from cudnn_actor.serving.tensors import NAMES, array_of_bytes, bytes_of, nbytes_of
+
+__all__ = ["Region", "SharedMemory"]
+
+_FOLDER = "/dev/shm"
+_MOST = 1024
+"""The most regions that may be registered at a time: each has a descriptor."""
+
+
+@dataclass(frozen=True)
+class Region:
+    """A registered region: a part of a file of shared memory."""
+
+    name: str
+    key: str
+    offset: int
+    nbytes: int
+    descriptor: int
+
+
+class SharedMemory:
+    """The registered regions. Only files that belong to this process's user can be registered.
+
+    Parameters
+    ----------
+    offered
+        Whether there may be any: not where clients on other machines are served.
+    """
+
+    def __init__(self, *, offered: bool) -> None:
+        self._offered = offered
+        self._regions: dict[str, Region] = {}
+
+    def register(self, name: str, key: str, offset: int, nbytes: int) -> None:
+        """Open a region. Raises `Refused`, and `NotOffered` where there may be none."""
+        if not self._offered:
+            raise NotOffered(what="shared memory: it listens to other machines, too")
+        if not name or name in self._regions:
+            problem = (
+                f"shared memory region {name[:100]!r} is registered already" if name else "it has no name"
+            )
+            raise Refused(problem=problem, fix="unregister it first, or use another name")
+        if len(self._regions) >= _MOST:
+            raise Refused(problem=f"{_MOST:,} regions are registered", fix="unregister some")
+        if not 0 < nbytes < 1 << 62 or not 0 <= offset < 1 << 62:
+            raise Refused(problem="a region's bytes are out of range", fix="give one byte or more")
+        descriptor = _opened(key)
+        if os.fstat(descriptor).st_size < offset + nbytes:
+            os.close(descriptor)
+            raise Refused(
+                problem=f"shared memory {key[:100]!r} is shorter than that", fix="register less of it"
+            )
+        self._regions[name] = Region(name, key, offset, nbytes, descriptor)
+
+    def unregister(self, name: str = "") -> None:
+        """Forget a region, or all. Nothing happens if it is not registered."""
+        for each in [name] if name else list(self._regions):
+            region = self._regions.pop(each, None)
+            if region is not None:
+                os.close(region.descriptor)
+
+    def status(self, name: str = "") -> list[Region]:
+        """A region, or all. Raises `Refused` if it is not registered."""
+        return [self._region(name)] if name else list(self._regions.values())
+
+    def read(self, place: Place, dtype: DType, shape: tuple[int, ...]) -> np.ndarray:
+        """A copy of the tensor at a place. Raises `Refused`."""
+        wanted = nbytes_of(dtype, shape)
+        if place.nbytes != wanted:
+            problem = f"a place in region {place.region[:100]!r} has {place.nbytes:,} bytes"
+            raise Refused(problem=problem, fix=f"{NAMES[dtype]} of shape {list(shape)} has {wanted:,}")
+        data = np.empty(wanted, np.uint8).data
+        self._move(place, data, os.preadv)
+        return array_of_bytes(place.region, dtype, shape, data)
+
+    def write(self, place: Place, array: np.ndarray) -> None:
+        """Copy a tensor to a place. Raises `Refused` if it does not fit."""
+        if array.nbytes > place.nbytes:
+            problem = f"a place in region {place.region[:100]!r} has {place.nbytes:,} bytes"
+            raise Refused(problem=problem, fix=f"the output has {array.nbytes:,}")
+        self._move(place, bytes_of(array), _within)
+
+    def close(self) -> None:
+        """Forget all."""
+        self.unregister()
+
+    def _region(self, name: str) -> Region:
+        if name not in self._regions:
+            problem = f"shared memory region {name[:100]!r} is not registered"
+            raise Refused(problem=problem, fix="register it first")
+        return self._regions[name]
+
+    def _move(
+        self, place: Place, data: memoryview, move: Callable[[int, list[memoryview], int], int]
+    ) -> None:
+        """Read or write all of `data` at a place, which a client may shorten at any time."""
+        region = self._region(place.region)
+        if place.offset + max(place.nbytes, data.nbytes) > region.nbytes:
+            problem = f"a place ends behind its region {place.region[:100]!r}, of {region.nbytes:,} bytes"
+            raise Refused(problem=problem, fix="register more of the shared memory")
+        done = 0
+        while done < data.nbytes:
+            moved = move(region.descriptor, [data[done:]], region.offset + place.offset + done)
+            if not moved:
+                problem = f"the shared memory of region {place.region[:100]!r} has become shorter"
+                raise Refused(problem=problem, fix="keep its size while it is registered")
+            done += moved
+
+
+def _within(descriptor: int, data: list[memoryview], at: int) -> int:
+    """Write what lies within the file: past its end, a write would make it longer, from nowhere."""
+    room = os.fstat(descriptor).st_size - at
+    return os.pwritev(descriptor, [data[0][:room]], at) if room > 0 else 0
+
+
+def _opened(key: str) -> int:
+    """A descriptor of a file of shared memory that belongs to this process's user. Raises `Refused`."""
+    name = key.removeprefix("/")
+    if not name or "/" in name or "\0" in name or name in (".", ".."):
+        raise Refused(problem=f"{key[:100]!r} is no name of shared memory", fix="give it as to shm_open")
+    try:
+        flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+        descriptor = os.open(f"{_FOLDER}/{name}", flags)
+    except (OSError, UnicodeEncodeError) as error:
+        why = getattr(error, "strerror", None) or "its name is not text"
+        raise Refused(
+            problem=f"shared memory {key[:100]!r} cannot be opened: {why}", fix="create it first"
+        ) from None
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
+        os.close(descriptor)
+        raise Refused(
+            problem=f"shared memory {key[:100]!r} belongs to another user", fix="create it as this one"
+        )
+    return descriptor

@@ -1,0 +1,196 @@
+"""One version of a model that is loaded: its runs, alone or in batches, and its end when no run needs it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cudnn_actor.models import BatchedModel, Model
+from cudnn_actor.models.source import Feature
+from cudnn_actor.protocol.errors import InvalidRequest
+from cudnn_actor.service.client import CudnnRef
+from cudnn_actor.serving.settings import Batching, Settings
+from cudnn_actor.serving.tensors import NAMES
+
+__all__ = ["Served", "load"]
+
+PLATFORM = "cudnn_actor"
+
+
+class Served:
+    """A version of a model that answers requests. Made by `load`.
+
+    All of it runs on one event loop, so what it does up to an `await` is one step.
+
+    Parameters
+    ----------
+    gpu
+        The service.
+    version
+        Its version, as the protocol names it.
+    model
+        The model.
+    endpoint
+        What runs requests in batches; None if each runs by itself.
+    batching
+        How batches are formed; None without `endpoint`.
+    """
+
+    def __init__(
+        self,
+        gpu: CudnnRef,
+        version: str,
+        model: Model,
+        endpoint: BatchedModel | None,
+        batching: Batching | None,
+    ) -> None:
+        self._gpu = gpu
+        self.version = version
+        self.model = model
+        self._endpoint = endpoint
+        self._batching = batching
+        self._running = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    async def run(self, inputs: Mapping[str, np.ndarray], timeout_s: float | None) -> dict[str, np.ndarray]:
+        """The outputs for these inputs. Raises as `CudnnRef.run`, and `MailboxFull` if too many wait."""
+        self._running += 1  # before anything is awaited: `close` waits for it
+        self._idle.clear()
+        try:
+            return await self._outputs(dict(inputs), timeout_s)
+        finally:
+            self._running -= 1
+            if not self._running:
+                self._idle.set()
+
+    async def _outputs(self, inputs: dict[str, np.ndarray], timeout_s: float | None) -> dict[str, np.ndarray]:
+        future = self._submitted(inputs, timeout_s)
+        if future is None:
+            return await self._gpu.run(self.model, inputs, timeout=timeout_s)
+        try:
+            return await future
+        except BaseException:
+            future.cancel()
+            raise
+
+    def _submitted(
+        self, inputs: dict[str, np.ndarray], timeout_s: float | None
+    ) -> asyncio.Future[dict[str, np.ndarray]] | None:
+        """The answer in a batch; None for a request that must run by itself. Raises `MailboxFull`."""
+        if self._endpoint is None:
+            return None
+        try:
+            return self._endpoint.submit(inputs, timeout=timeout_s)
+        except InvalidRequest:  # it has other dims, or more samples; if it is wrong, its run says so
+            return None
+
+    @property
+    def batches(self) -> int | None:
+        """How many batches have run; None where each request runs by itself."""
+        return None if self._endpoint is None else self._endpoint.statistics().batches
+
+    def samples(self, inputs: Mapping[str, np.ndarray]) -> int:
+        """How many samples a request has: the size of the leading dim, where batches are formed; else 1."""
+        first = next(iter(inputs.values()), None)
+        return len(first) if self._endpoint is not None and first is not None and first.ndim else 1
+
+    def metadata(self, name: str) -> dict[str, Any]:
+        """What the protocol says of the model: its inputs and outputs."""
+        return {
+            "name": name,
+            "versions": [self.version],
+            "platform": PLATFORM,
+            "inputs": [_described(each) for each in (*self.model.inputs, *self.model.defaults)],
+            "outputs": [_described(each) for each in self.model.outputs],
+        }
+
+    def config(self, name: str) -> dict[str, Any]:
+        """The model's configuration, in Triton's form. Where batches are formed, dims are without theirs."""
+        batched = self._endpoint is not None
+        config: dict[str, Any] = {
+            "name": name,
+            "platform": PLATFORM,
+            "backend": PLATFORM,
+            "version_policy": {"specific": {"versions": [int(self.version)]}},
+            "max_batch_size": self._endpoint.max_batch if self._endpoint is not None else 0,
+            "input": [
+                *(_configured(each, batched=batched) for each in self.model.inputs),
+                *({**_configured(each, batched=batched), "optional": True} for each in self.model.defaults),
+            ],
+            "output": [_configured(each, batched=batched) for each in self.model.outputs],
+        }
+        if self._batching is not None:
+            config["dynamic_batching"] = {
+                "preferred_batch_size": list(self._batching.sizes or ()),
+                "max_queue_delay_microseconds": int(self._batching.delay_us),
+            }
+        return config
+
+    async def close(self) -> None:
+        """Wait until its requests have been answered, then free it. Nobody may begin another `run`."""
+        await self._idle.wait()
+        if self._endpoint is not None:
+            await self._endpoint.aclose()
+        await self.model.close()
+
+
+async def load(gpu: CudnnRef, path: Path, version: str, settings: Settings, *, if_possible: bool) -> Served:
+    """Load a file and warm it.
+
+    `if_possible`: whether a model that cannot be batched runs each request by itself. Else raises
+    `InvalidRequest` for it. Raises as `CudnnRef.load`.
+    """
+    batching = settings.batch
+    model = await gpu.load(path, dtype=settings.dtype, tune=settings.tune)
+    try:
+        endpoint = None if batching is None else _batched(gpu, model, settings, batching, if_possible)
+        if endpoint is not None:
+            await endpoint.__aenter__()
+        elif settings.dims:
+            await model.warm(settings.dims)
+        return Served(gpu, version, model, endpoint, batching if endpoint is not None else None)
+    except BaseException:
+        await model.close()
+        raise
+
+
+def _batched(
+    gpu: CudnnRef, model: Model, settings: Settings, batching: Batching, if_possible: bool
+) -> BatchedModel | None:
+    """What runs it in batches; None if that is not possible and need not be."""
+    try:
+        return gpu.batched(
+            model,
+            max_batch=batching.max,
+            sizes=batching.sizes,
+            dims=settings.dims,
+            max_delay_us=batching.delay_us,
+        )
+    except InvalidRequest:
+        if if_possible:
+            return None
+        raise
+
+
+def _described(feature: Feature) -> dict[str, Any]:
+    return {"name": feature.name, "datatype": _datatype(feature), "shape": _dims(feature)}
+
+
+def _configured(feature: Feature, *, batched: bool) -> dict[str, Any]:
+    name = _datatype(feature)
+    return {"name": feature.name, "data_type": f"TYPE_{name}", "dims": _dims(feature)[int(batched) :]}
+
+
+def _datatype(feature: Feature) -> str:
+    """The protocol's name of a feature's element type; that of text for what is no number."""
+    return "BYTES" if feature.dtype is None else NAMES[feature.dtype]
+
+
+def _dims(feature: Feature) -> list[int]:
+    """Sizes, with -1 for those that requests decide."""
+    return [dim if isinstance(dim, int) else -1 for dim in feature.dims or ()]

@@ -1,0 +1,213 @@
+"""The life of an inference server: a service, its models, HTTP on its event loop, and its end.
+
+At SIGTERM or SIGINT it drains: it is no longer ready, takes no more inferences, answers those that it has,
+and ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import signal
+import socket
+from collections.abc import AsyncIterator, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from prometheus_client import CollectorRegistry
+
+from cudnn_actor.actors.logs import Log
+from cudnn_actor.metrics.prometheus import ServiceCollector
+from cudnn_actor.service.client import CudnnRef
+from cudnn_actor.service.spawning import spawn
+from cudnn_actor.serving.catalog import Catalog, Origin
+from cudnn_actor.serving.connections import MOST_HEADERS, BoundedConnection
+from cudnn_actor.serving.host import Host
+from cudnn_actor.serving.http_face import make_app
+from cudnn_actor.serving.regions import SharedMemory
+from cudnn_actor.serving.served import Served, load
+from cudnn_actor.serving.settings import Batching, Settings, read_settings
+from cudnn_actor.serving.tokens import Tokens
+
+__all__ = ["InferenceServer", "ServerOptions", "serve", "until_told"]
+
+log = Log("cudnn_actor")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerOptions:
+    """Options of an inference server.
+
+    Parameters
+    ----------
+    models
+        Files of models, by the names under which they are served.
+    host
+        The address to listen on.
+    http
+        The port; 0 for one that the system chooses, None for none.
+    batch
+        How requests are put together where a model allows it and has no `model.toml`; None for no batches.
+    token_file
+        A file of tokens; None to take requests without.
+    certificate, key
+        Files of a certificate and its key, in PEM, for TLS; None for none.
+    most_body
+        The most bytes of a request.
+    most_running
+        How many inferences may be under way.
+    most_connections
+        How many HTTP connections may be open.
+    drain_s
+        Seconds that running inferences get when the server ends.
+    service
+        Options of `spawn`.
+    """
+
+    models: Mapping[str, Path] = field(default_factory=dict)
+    host: str = "127.0.0.1"
+    http: int | None = 8000
+    batch: Batching | None = None
+    token_file: Path | None = None
+    certificate: Path | None = None
+    key: Path | None = None
+    most_body: int = 256 << 20
+    most_running: int = 1024
+    most_connections: int = 4096
+    drain_s: float = 30.0
+    service: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def local(self) -> bool:
+        """Whether only this machine can connect."""
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
+
+
+class InferenceServer:
+    """A server that runs. Made by `serve`.
+
+    Parameters
+    ----------
+    host
+        What answers.
+    http_port
+        The port that it listens on; None for none.
+    """
+
+    def __init__(self, host: Host, http_port: int | None) -> None:
+        self.host = host
+        self.http_port = http_port
+
+
+@contextlib.asynccontextmanager
+async def serve(options: ServerOptions) -> AsyncIterator[InferenceServer]:
+    """Start a server; leaving the block drains it for up to `drain_s` seconds, and stops it.
+
+    Raises as `spawn`, and as `CudnnRef.load` for a model; `Refused` for the token file, and `OSError` for an
+    address or a certificate.
+    """
+    tokens = None if options.token_file is None else Tokens(options.token_file)
+    async with spawn(**options.service) as gpu, contextlib.AsyncExitStack() as stack:
+        regions = SharedMemory(offered=options.local)
+        stack.callback(regions.close)
+        catalog = Catalog(_loader(gpu, options))
+        stack.push_async_callback(catalog.close)
+        host = Host(gpu, catalog, regions, most_running=options.most_running)
+        registry = CollectorRegistry()
+        registry.register(ServiceCollector(gpu))
+        http_port = None
+        if options.http is not None:
+            app = make_app(host, registry, tokens, most_body=options.most_body)
+            http_port = await stack.enter_async_context(_http(app, options))
+        stack.push_async_callback(_drained, host, options.drain_s)
+        for name, path in options.models.items():
+            catalog.add(name, Origin(path, "1"))
+            await catalog.load(name)
+        host.starting = False
+        yield InferenceServer(host, http_port)
+
+
+def _loader(gpu: CudnnRef, options: ServerOptions) -> Any:
+    default = Settings(batch=options.batch)
+
+    async def load_origin(origin: Origin) -> Served:
+        settings = await asyncio.to_thread(read_settings, origin.path.with_name("model.toml"), default)
+        return await load(gpu, origin.path, origin.version, settings, if_possible=settings is default)
+
+    return load_origin
+
+
+async def _drained(host: Host, drain_s: float) -> None:
+    """Take no more inferences, and wait until those that run have been answered."""
+    host.draining = True
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(drain_s):
+            await host.idle()
+
+
+class _Uvicorn(uvicorn.Server):
+    """uvicorn, without handlers of signals: this process has its own."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+@contextlib.asynccontextmanager
+async def _http(app: Any, options: ServerOptions) -> AsyncIterator[int]:
+    """Serve an application; gives the port. Raises `OSError` if the address cannot be had."""
+    assert options.http is not None
+    listener = _listener(options.host, options.http)
+    config = uvicorn.Config(
+        app,
+        http=BoundedConnection,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        h11_max_incomplete_event_size=MOST_HEADERS,
+        limit_concurrency=options.most_connections,
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=5,
+        ssl_certfile=options.certificate,
+        ssl_keyfile=options.key,
+    )
+    server = _Uvicorn(config)
+    config.load()  # here, so that a wrong certificate is said before anything listens
+    task = asyncio.create_task(server.serve(sockets=[listener]))
+    try:
+        yield listener.getsockname()[1]
+    finally:
+        server.should_exit = True
+        await task
+        listener.close()
+
+
+def _listener(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, backlog=1024)
+
+
+async def until_told(server: InferenceServer) -> None:
+    """Wait for SIGTERM or SIGINT; from then on, the server is not ready. Runs on the main thread's loop."""
+    loop, told = asyncio.get_running_loop(), asyncio.Event()
+
+    def tell() -> None:
+        server.host.draining = True
+        told.set()
+
+    for each in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(each, tell)
+    try:
+        await told.wait()
+    finally:
+        for each in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(each)

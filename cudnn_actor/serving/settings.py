@@ -1,0 +1,74 @@
+"""How a model is loaded and batched: what `model.toml` says beside a model's file."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from cudnn_actor.serving.failures import Refused
+
+__all__ = ["Batching", "Settings", "read_settings"]
+
+_MOST_BYTES = 64 << 10
+
+
+class Batching(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How requests are put together: arguments of `CudnnRef.batched`.
+
+    Parameters
+    ----------
+    max
+        The most samples in a batch; None for the largest of `sizes`, and 32 without these.
+    sizes
+        How many samples batches have; None for powers of two up to `max`.
+    delay_us
+        Microseconds that a request waits for others while another batch runs.
+    """
+
+    max: int | None = None
+    sizes: tuple[int, ...] | None = None
+    delay_us: float = 2000.0
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is set for a model.
+
+    Parameters
+    ----------
+    dtype
+        What it computes in; None for the dtypes of its file.
+    tune
+        As in `CudnnRef.load`.
+    batch
+        How requests are put together; None to run each by itself.
+    dims
+        Sizes of its named dims for which it is warmed. The one along which batches are formed has its sizes
+        in `batch`.
+    """
+
+    dtype: Literal["bfloat16", "float16", "float32"] | None = None
+    tune: bool | Literal["cached"] = False
+    batch: Batching | None = None
+    dims: dict[str, int | tuple[int, ...]] = {}
+
+
+def read_settings(path: Path, default: Settings) -> Settings:
+    """What a `model.toml` says; `default` if there is none. Raises `Refused`, also for unknown keys."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(_MOST_BYTES + 1)
+    except FileNotFoundError:
+        return default
+    except OSError as error:
+        raise Refused(problem=f"{path} cannot be read: {error.strerror}", fix="make it readable") from error
+    if len(content) > _MOST_BYTES:
+        raise Refused(problem=f"{path} has more than {_MOST_BYTES:,} bytes", fix="shorten it")
+    try:
+        return msgspec.convert(tomllib.loads(content.decode()), Settings)
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, msgspec.ValidationError, RecursionError) as error:
+        raise Refused(
+            problem=f"{path} is not valid: {error}", fix="see `cudnn-actor docs serving` for its keys"
+        ) from error

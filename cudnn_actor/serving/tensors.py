@@ -1,0 +1,137 @@
+"""Tensors as the protocol sends them: the names of element types, raw bytes, and numbers in JSON.
+
+Raw bytes are in row-major order, little-endian, and a BF16 has its own two bytes. No memory is taken for a
+shape: what is said of a tensor is compared with the bytes that came.
+https://kserve.github.io/website/docs/concepts/architecture/data-plane/v2-protocol
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from cudnn_actor.protocol.types.dtypes import DType
+from cudnn_actor.serving.failures import Refused
+
+__all__ = ["NAMES", "array_of_bytes", "array_of_json", "bytes_of", "checked_shape", "dtype_of", "nbytes_of"]
+
+_DTYPES = {
+    "BOOL": DType.BOOL,
+    "UINT8": DType.UINT8,
+    "UINT16": DType.UINT16,
+    "UINT32": DType.UINT32,
+    "UINT64": DType.UINT64,
+    "INT8": DType.INT8,
+    "INT16": DType.INT16,
+    "INT32": DType.INT32,
+    "INT64": DType.INT64,
+    "FP16": DType.FLOAT16,
+    "FP32": DType.FLOAT32,
+    "FP64": DType.FLOAT64,
+    "BF16": DType.BFLOAT16,
+}
+NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+"""The protocol's name of each element type of a service."""
+Bytes = bytes | bytearray | memoryview
+_MOST_DIMS = 32
+_LARGEST_DIM = (1 << 63) - 1
+assert sys.byteorder == "little", "the protocol's bytes are read as they are"
+
+
+def dtype_of(tensor: str, datatype: object) -> DType:
+    """The element type of this name. `tensor`: whose it is. Raises `Refused`."""
+    found = _DTYPES.get(datatype) if isinstance(datatype, str) else None
+    if found is None:
+        problem = f"input {tensor[:100]!r} has the datatype {str(datatype)[:100]!r}"
+        if datatype == "BYTES":
+            raise Refused(problem=f"{problem}, and models here have numbers only", fix="send numbers")
+        raise Refused(problem=problem, fix=f"use one of {', '.join(_DTYPES)}")
+    return found
+
+
+def checked_shape(tensor: str, shape: Sequence[int]) -> tuple[int, ...]:
+    """The sizes of a tensor. Raises `Refused` for too many, or a size out of range."""
+    if len(shape) > _MOST_DIMS or any(not 0 <= size <= _LARGEST_DIM for size in shape):
+        raise Refused(
+            problem=f"input {tensor[:100]!r} has a shape with sizes or a rank out of range",
+            fix=f"give at most {_MOST_DIMS} sizes of 0 or more",
+        )
+    return tuple(shape)
+
+
+def nbytes_of(dtype: DType, shape: Sequence[int]) -> int:
+    """Bytes of a tensor, as a number without a bound."""
+    return math.prod(shape) * dtype.itemsize
+
+
+def array_of_bytes(tensor: str, dtype: DType, shape: tuple[int, ...], data: Bytes) -> np.ndarray:
+    """The array that these bytes are, not copied unless it is of truth values. Raises `Refused`."""
+    view = memoryview(data)
+    wanted = nbytes_of(dtype, shape)
+    if view.nbytes != wanted:
+        raise Refused(
+            problem=f"input {tensor[:100]!r} has {view.nbytes:,} bytes of data",
+            fix=f"{NAMES[dtype]} of shape {list(shape)} has {wanted:,}",
+        )
+    try:
+        if dtype is DType.BOOL:  # a byte that is neither 0 nor 1 must not become a truth value
+            return np.ndarray(shape, np.uint8, view).astype(np.bool_)
+        return np.ndarray(shape, dtype.numpy, view)
+    except ValueError as error:  # without elements, and one of its sizes is too large
+        raise _unfit(tensor, shape) from error
+
+
+def array_of_json(tensor: str, dtype: DType, shape: tuple[int, ...], data: bytes | msgspec.Raw) -> np.ndarray:
+    """The array of these numbers, flat or in nested lists. Raises `Refused`."""
+    count = math.prod(shape)
+    if count > len(memoryview(data)):  # each number takes a character and a comma
+        raise _unfit(tensor, shape)
+    try:
+        with np.errstate(over="ignore"):  # what float32 does not hold is infinite
+            flat = np.array(_numbers(data, dtype, len(shape)), dtype.numpy)
+    except (ValueError, OverflowError, RecursionError) as error:
+        raise Refused(
+            problem=f"the data of input {tensor[:100]!r} are not a list of {NAMES[dtype]}",
+            fix="give numbers of that type in row-major order, or nested lists of equal length",
+        ) from error
+    if flat.size != count or flat.ndim not in (1, len(shape)) or (flat.ndim > 1 and flat.shape != shape):
+        raise _unfit(tensor, shape)
+    return flat.reshape(shape)
+
+
+def _numbers(data: bytes | msgspec.Raw, dtype: DType, rank: int) -> Any:
+    kind = bool if dtype is DType.BOOL else float if dtype.is_floating else int
+    try:
+        return _decoder(kind, 1).decode(data)
+    except msgspec.DecodeError:
+        if rank < 2:
+            raise
+    return _decoder(kind, rank).decode(data)
+
+
+@cache
+def _decoder(kind: type, rank: int) -> msgspec.json.Decoder[Any]:
+    """What reads numbers in lists that are nested so deep."""
+    nested: Any = kind
+    for _ in range(rank):
+        nested = list[nested]
+    return msgspec.json.Decoder(nested)
+
+
+def _unfit(tensor: str, shape: Sequence[int]) -> Refused:
+    return Refused(
+        problem=f"the data of input {tensor[:100]!r} do not have the shape {list(shape)}",
+        fix="give as many numbers as the product of its sizes",
+    )
+
+
+def bytes_of(array: np.ndarray) -> memoryview:
+    """The bytes of an array in row-major order; not copied if it lies so."""
+    flat = np.ascontiguousarray(array).reshape(-1)
+    return flat.view(np.uint8).data

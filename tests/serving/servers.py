@@ -1,0 +1,46 @@
+"""Models for the tests, and servers of their own: in this process, or in one of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import gevent
+import onnx
+
+from ..onnx.small_models import FLOAT, model_of, node
+
+__all__ = ["PATIENCE_S", "running", "square_model", "write_square"]
+
+PATIENCE_S = 60.0
+gevent.get_hub().loop.update_now()  # tritonclient's: it has descriptors for as long as the process lives
+
+
+def square_model() -> onnx.ModelProto:
+    """Numbers of (N, 3), squared."""
+    dims = {"x": (FLOAT, ("N", 3))}
+    return model_of([node("Mul", "x x", "y")], dims, {"y": (FLOAT, ("N", 3))})
+
+
+def write_square(folder: Path, name: str = "square") -> Path:
+    path = folder / f"{name}.onnx"
+    onnx.save(square_model(), path)
+    return path
+
+
+@contextlib.contextmanager
+def running(*words: str) -> Iterator[tuple[subprocess.Popen[str], dict[str, int]]]:
+    """`cudnn-actor serve` in a process of its own, and the ports that it says it listens on."""
+    command = [sys.executable, "-m", "cudnn_actor.cli", "serve", *words, "--device", "cpu"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            said = process.stdout.readline().removeprefix("serving: ").strip()
+            assert said, f"it has ended with {process.wait(PATIENCE_S)}"
+            words_of = [part.split(" on ") for part in said.split(", ")]
+            yield process, {face.lower(): int(at.rpartition(":")[2]) for face, at in words_of}
+        finally:
+            process.kill()
