@@ -44,6 +44,7 @@ _COMMANDS = {
     "serve": "answer clients of the Open Inference Protocol (KServe v2) over HTTP",
     "explain": "say how an engine runs a graph, and draw it",
     "chaos": "put full load on a service, inject faults continuously, and check every answer",
+    "top": "show live what services do, from their metrics",
     "docs": "print a page of the documentation",
     "autotune": "measure all candidate plans for your problems, and store the fastest on disk",
 }

@@ -1,0 +1,195 @@
+"""`cudnn-actor top SOURCE`: what services are doing, live."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import http.client
+import socket
+import sys
+import threading
+import time
+import urllib.parse
+from typing import Any, Protocol
+
+import msgspec
+from rich.console import Console
+from rich.live import Live
+
+from cudnn_actor.cli.top_view import Reading, Since, View
+from cudnn_actor.cli.user_error import UserError
+from cudnn_actor.service.metrics import Metrics
+
+__all__ = ["PrometheusSource", "Source", "SourceLost", "add_arguments", "run"]
+
+_MOST_BYTES = 4 * 2**20
+_WITHIN_S = 5.0
+_LEAST_S, _MOST_S = 0.1, 3600.0
+
+
+class SourceLost(Exception):
+    """Raised when a source has nothing to say now. Its text says why."""
+
+
+class Source(Protocol):
+    """Where metrics come from."""
+
+    def read(self) -> tuple[Metrics, ...]:
+        """The metrics of its services now. Blocks for some seconds at most. Raises `SourceLost`."""
+
+
+class PrometheusSource:
+    """An exporter of Prometheus's, with the metrics of `metrics.prometheus.ServiceCollector`.
+
+    Whatever the server does, it has five seconds for its answer, once it is connected, and 4 MiB. Redirects
+    are not followed.
+
+    Raises
+    ------
+    UserError
+        It is no URL of HTTP, or prometheus-client is not installed.
+    """
+
+    def __init__(self, url: str) -> None:
+        parts = urllib.parse.urlsplit(url)
+        try:
+            port = parts.port
+        except ValueError:
+            port = -1
+        if parts.scheme not in ("http", "https") or not parts.hostname or port == -1:
+            raise UserError(
+                f"SOURCE is the URL of an exporter, like http://localhost:9000/metrics, not {url!r}"
+            )
+        try:
+            from cudnn_actor.metrics.scraped import metrics_of  # noqa: PLC0415 - in an extra
+        except ImportError as error:
+            raise UserError(str(error)) from None
+        self._metrics_of = metrics_of
+        self._make = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        self._host, self._port = parts.hostname, port
+        self._path = (parts.path or "/metrics") + (f"?{parts.query}" if parts.query else "")
+
+    def read(self) -> tuple[Metrics, ...]:
+        """The metrics that it exports now. Blocks for some seconds at most. Raises `SourceLost`."""
+        try:
+            found = self._metrics_of(self._text())
+        except (OSError, http.client.HTTPException) as error:
+            raise SourceLost(str(error) or type(error).__name__) from error
+        except ValueError as error:
+            raise SourceLost(f"it has {error}") from error
+        if not found:
+            raise SourceLost("it has no metrics of cudnn-actor")
+        return found
+
+    def _text(self) -> str:
+        connection = self._make(self._host, self._port, timeout=_WITHIN_S)
+        out_of_time = threading.Event()
+
+        def end() -> None:
+            out_of_time.set()
+            # The socket itself, which the connection forgets when the response takes it over. A read ends.
+            with contextlib.suppress(OSError):  # closed meanwhile
+                own.shutdown(socket.SHUT_RDWR)
+
+        connection.connect()
+        own: socket.socket = connection.sock
+        timer = threading.Timer(_WITHIN_S, end)
+        timer.daemon = True
+        timer.start()
+        try:
+            connection.request("GET", self._path, headers={"Accept": "text/plain;version=0.0.4"})
+            response = connection.getresponse()
+            if response.status != http.client.OK:
+                raise SourceLost(f"it answers with status {response.status}")
+            body = response.read(_MOST_BYTES + 1)
+        except (OSError, http.client.HTTPException):
+            if out_of_time.is_set():
+                raise SourceLost(f"it has not answered within {_WITHIN_S:g} s") from None
+            raise
+        finally:
+            timer.cancel()
+            own.close()
+            connection.close()
+        if out_of_time.is_set():
+            raise SourceLost(f"it has not answered within {_WITHIN_S:g} s")
+        if len(body) > _MOST_BYTES:
+            raise SourceLost(f"its answer is longer than {_MOST_BYTES:,} bytes")
+        return body.decode()
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.add_argument("source", metavar="SOURCE", help="an exporter's URL: http://localhost:9000/metrics")
+    parser.add_argument("--once", action="store_true", help="read once, print, and end")
+    parser.add_argument("--json", action="store_true", help="a line of JSON for each reading")
+    parser.add_argument("--interval", type=_interval, default=1.0, help="seconds between readings (1)")
+
+
+def _interval(text: str) -> float:
+    seconds = float(text)
+    if not _LEAST_S <= seconds <= _MOST_S:
+        raise argparse.ArgumentTypeError(f"is not between {_LEAST_S:g} and {_MOST_S:g} seconds")
+    return seconds
+
+
+def run(args: argparse.Namespace) -> int:
+    """Show the services until interrupted, or once. Raises `UserError` where `--once` finds no source."""
+    source = PrometheusSource(args.source)
+    if args.once:
+        try:
+            reading = Reading(source.read(), time.monotonic())
+        except SourceLost as error:
+            raise UserError(f"{args.source}: {error}") from None
+        if args.json:
+            _print_json(args.source, Since(reading))
+        else:
+            Console(highlight=False).print(View(args.source, Since(reading)))
+        return 0
+    return _watch(source, args)
+
+
+def _watch(source: Source, args: argparse.Namespace) -> int:
+    console = Console(highlight=False)
+    since: Since | None = None
+    on_screen = console.is_terminal and not args.json
+    with Live(console=console, screen=True, auto_refresh=False) if on_screen else _Nothing() as live:
+        while True:
+            lost = ""
+            try:
+                reading = Reading(source.read(), time.monotonic())
+                since = Since(reading, None if since is None else since.now)
+            except SourceLost as error:
+                lost = str(error)
+            if args.json:
+                _print_json(args.source, since, lost)
+            elif isinstance(live, Live):
+                live.update(View(args.source, since, lost), refresh=True)
+            else:
+                console.print(View(args.source, since, lost))
+            _pause(args.interval)
+
+
+def _pause(seconds: float) -> None:
+    """Wait. Ctrl-C ends the wait, and the command."""
+    sys.stdout.flush()
+    time.sleep(seconds)
+
+
+class _Nothing:
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+def _print_json(source: str, since: Since | None, lost: str = "") -> None:
+    services: list[dict[str, Any]] = []
+    if since is not None and not lost:
+        for metrics in since.now.services:
+            built = msgspec.to_builtins(metrics)
+            for each, row in zip(built["requests"], since.rows(metrics), strict=True):
+                each["rates"] = row.rates()
+            services.append(built)
+    said = {"source": source, "lost": lost or None, "services": services}
+    print(msgspec.json.encode(said).decode(), flush=True)  # what is no number, as a stranger may say, is null
