@@ -36,11 +36,14 @@ does not see that such an array has no element twice, it writes a block to a cop
 
 
 def of_large_windows(case: Any) -> bool:
-    """Whether windows have hundreds of elements."""
+    """Whether elements have 64 bits, and windows hundreds of them."""
+    specs = case.specs
+    if all(specs[name].dtype.itemsize < 8 for name in specs if name in {"x", "dy"}):
+        return False
     window = case.operation.window
     if isinstance(window, Window):
         return math.prod(window.size) > 300
-    sizes = case.specs["dx" if "dx" in case.specs else "x"].dims[2:]
+    sizes = specs["dx" if "dx" in specs else "x"].dims[2:]
     each = (-(-size // count) + 1 for size, count in zip(sizes, window.output, strict=True))
     return bool(math.prod(each) > 300)
 
@@ -58,18 +61,10 @@ ALLOCATE: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(
         ("ConvolutionForward", "ConvolutionBackwardData", "ConvolutionBackwardFilter"), of_several_groups
     ),
-    # To record what large windows do takes too many calls.
-    **dict.fromkeys(("MaxPool", "LpPool", "MaxPoolBackward", "LpPoolBackward"), of_large_windows),
+    # To record what the definition does takes too many calls.
+    **dict.fromkeys(("MaxPool", "LpPool", "LpPoolBackward"), of_large_windows),
 }
 """The problems of operations in which these allocate for a part, or for a block."""
-
-
-@pytest.fixture
-def small_buffers() -> Iterator[None]:
-    """NumPy converts types in buffers of 8192 elements, of whatever tensor: here they have 16."""
-    before = np.setbufsize(16)
-    yield
-    np.setbufsize(before)
 
 
 def problems(operation: type, seed: int) -> Iterator[tuple[Any, OperationGraph, FastPlan]]:

@@ -174,6 +174,7 @@ GRAPHS: tuple[Callable[[GraphBuilder], Any], ...] = (
 )
 
 
+@pytest.mark.usefixtures("small_buffers")
 @pytest.mark.parametrize("make", GRAPHS, ids=[make.__name__ for make in GRAPHS])
 def test_a_run_allocates_for_parts_alone_and_notes_progress_between_them(
     make: Callable[[GraphBuilder], Any], monkeypatch: pytest.MonkeyPatch

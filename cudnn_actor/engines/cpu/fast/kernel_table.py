@@ -16,6 +16,9 @@ from cudnn_actor.engines.cpu.fast.indexing import gather, gather_elements, gathe
 from cudnn_actor.engines.cpu.fast.kernels import Kernel
 from cudnn_actor.engines.cpu.fast.matmul import matmul
 from cudnn_actor.engines.cpu.fast.pooling_gradients import avg_pool_backward
+from cudnn_actor.engines.cpu.fast.pooling_index_gradients import max_pool_backward
+from cudnn_actor.engines.cpu.fast.pooling_indices import max_pool
+from cudnn_actor.engines.cpu.fast.pooling_norms import lp_pool, lp_pool_backward
 from cudnn_actor.engines.cpu.fast.recurrent import recurrent
 from cudnn_actor.engines.cpu.fast.recurrent_gradients import (
     recurrent_backward_data,
@@ -59,8 +62,11 @@ from cudnn_actor.protocol.operations import (
     InstanceNormBackward,
     LayerNorm,
     LayerNormBackward,
+    LpPool,
+    LpPoolBackward,
     MatMul,
     MaxPool,
+    MaxPoolBackward,
     Node,
     Pad,
     Pointwise,
@@ -115,8 +121,11 @@ _MAKERS: Mapping[type, Callable[[Node, Specs], Kernel | None]] = {
     InstanceNormBackward: channel_norm_backward,
     LayerNorm: layer_norm,
     LayerNormBackward: row_norm_backward,
+    LpPool: lp_pool,
+    LpPoolBackward: lp_pool_backward,
     MatMul: matmul,
-    MaxPool: pooling.max_pool,
+    MaxPool: max_pool,
+    MaxPoolBackward: max_pool_backward,
     Pad: movement.pad,
     Pointwise: pointwise.make,
     Recurrent: recurrent,

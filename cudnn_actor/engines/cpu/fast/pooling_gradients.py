@@ -29,7 +29,7 @@ from cudnn_actor.engines.cpu.fast.pooling_windows import Axis, counts_of, window
 from cudnn_actor.engines.cpu.scratch import Scratch, footprint
 from cudnn_actor.protocol.operations import AvgPoolBackward, Node, Specs
 
-__all__ = ["Spreading", "avg_pool_backward"]
+__all__ = ["Spreading", "avg_pool_backward", "spread_along"]
 
 Array = npt.NDArray[Any]
 Dims = tuple[int, ...]
@@ -46,9 +46,7 @@ def avg_pool_backward(node: Node, specs: Specs) -> Spreading | None:
     dtype = carried(dx.dtype)
     axes = window_axes(node.window, dx.dims, dy.dims)
     kernel = Spreading(dx.dims, dy.dims, dtype, axes, counts_of(node, axes, dtype))
-    nbytes = max(dx.size, dy.size) * dtype.itemsize
-    fits = kernel.most_calls() <= most_calls(nbytes) and kernel.footprint(1) <= MOST_SCRATCH
-    return kernel if fits else None
+    return kernel if kernel.fits() and kernel.footprint(1) <= MOST_SCRATCH else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,37 +60,43 @@ class Spreading:
     counts: Array
 
     @property
-    def _wanted(self) -> list[int]:
+    def wanted(self) -> list[int]:
         """The spatial dims along which windows are spread; one at least."""
         return [number for number, axis in enumerate(self.axes) if not axis.same] or [0]
 
-    def _channels(self, *, channels_last: bool) -> int:
+    def channels(self, *, channels_last: bool) -> int:
+        """How many channels of an image a block has."""
         few = min(FEW_CHANNELS, max(1, MOST_SCRATCH // self._scratch(1))) if channels_last else 1
         return min(self.dx[1], max(few, BLOCK_ELEMENTS // math.prod(self.dx[2:])))
 
-    def _partly(self, channels: int) -> Iterator[Dims]:
+    def partly(self, channels: int) -> Iterator[Dims]:
         """Dims of a block of dy, and of what it becomes along one dim after the other."""
-        for number in self._wanted:
+        for number in self.wanted:
             yield (1, channels, *self.dx[2 : 2 + number], *self.dy[2 + number :])
 
     def _scratch(self, channels: int) -> int:
-        return footprint(*self._partly(channels), itemsize=self.dtype.itemsize)
+        return footprint(*self.partly(channels), itemsize=self.dtype.itemsize)
 
     def footprint(self, lanes: int) -> int:
         """Bytes of scratch that each lane needs: for what is spread along some of the dims."""
         del lanes
-        return self._scratch(self._channels(channels_last=True))
+        return self._scratch(self.channels(channels_last=True))
 
-    def most_calls(self) -> int:
+    def fits(self) -> bool:
+        """Whether a run takes no more calls than its elements are worth."""
+        nbytes = max(math.prod(self.dx), math.prod(self.dy)) * self.dtype.itemsize
+        return self._most_calls() <= most_calls(nbytes)
+
+    def _most_calls(self) -> int:
         """The most calls of a run, of either layout."""
         each = 1 + sum(1 + len(_by_tap(axis) or axis.starts) for axis in self.axes)
-        return self.dx[0] * -(-self.dx[1] // self._channels(channels_last=False)) * each
+        return self.dx[0] * -(-self.dx[1] // self.channels(channels_last=False)) * each
 
     def bind(self, operands: Operands, results: Operands, lanes: Sequence[Scratch]) -> list[Step]:
         """The steps of a run: see `Kernel`."""
         dy, dx = operands["dy"], results["dx"]
         channels_last = abs(dx.strides[1]) < min(map(abs, dx.strides[2:]))
-        channels = self._channels(channels_last=channels_last)
+        channels = self.channels(channels_last=channels_last)
         lanes = lanes_worth(lanes, _NS * math.prod(self.dx))
         order = memory_order(dx.ndim, channels_last=channels_last)
 
@@ -101,10 +105,10 @@ class Spreading:
             place = slice(image, image + 1), slice(first, min(first + channels, self.dx[1]))
             memory = lanes[lane].fork()
             size = place[1].stop - place[1].start
-            partly = [laid_out(memory, dims, order, self.dtype) for dims in self._partly(size)]
+            partly = [laid_out(memory, dims, order, self.dtype) for dims in self.partly(size)]
             calls: list[Call] = [partial(np.divide, dy[place], self.counts, partly[0])]
-            for axis, (y, x) in zip(self._wanted, itertools.pairwise([*partly, dx[place]]), strict=True):
-                calls += _along(self.axes[axis], 2 + axis, y, x)
+            for axis, (y, x) in zip(self.wanted, itertools.pairwise([*partly, dx[place]]), strict=True):
+                calls += spread_along(self.axes[axis], 2 + axis, y, x)
             return in_turn(calls)
 
         blocks = itertools.product(range(self.dx[0]), range(0, self.dx[1], channels))
@@ -116,7 +120,7 @@ def _by_tap(axis: Axis) -> range | None:
     return None if axis.taps is None or len(axis.taps) > 2 * axis.count else axis.taps
 
 
-def _along(axis: Axis, dim: int, y: Array, x: Array) -> Iterator[Call]:
+def spread_along(axis: Axis, dim: int, y: Array, x: Array) -> Iterator[Call]:
     """Spread windows along a dim."""
     before = (slice(None),) * dim
     if axis.same:

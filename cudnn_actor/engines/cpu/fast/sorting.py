@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from cudnn_actor.engines.cpu.fast.kernels import Call, Operands, Step, carried, deal, in_turn, lanes_worth
 from cudnn_actor.engines.cpu.fast.lines import boxes_of_elements
+from cudnn_actor.engines.cpu.fast.ordered_keys import PLACE_BITS, bits_in_order, keys_in_order
 from cudnn_actor.engines.cpu.scratch import Dims, Scratch, footprint
 from cudnn_actor.protocol.operations import Node, Specs, TopK
 
@@ -30,7 +31,6 @@ _MOST_SCRATCH = 64 << 20
 """Bytes for each lane. To sort more takes NumPy's copies."""
 _NS = 20
 """Nanoseconds of an element of x, about."""
-_PLACE_BITS = 32
 
 
 def top_k(node: Node, specs: Specs) -> Sorting | None:
@@ -39,7 +39,7 @@ def top_k(node: Node, specs: Specs) -> Sorting | None:
     x = specs["x"]
     dtype = carried(x.dtype)
     axis = node.axis % x.rank
-    if x.dims[axis] >= 1 << (_PLACE_BITS - 1):
+    if x.dims[axis] >= 1 << (PLACE_BITS - 1):
         return None
     kernel = Sorting(x.dims, dtype, axis, node.k, node.largest, node.in_order)
     return kernel if kernel.footprint(1) <= _MOST_SCRATCH else None
@@ -135,7 +135,9 @@ class _Block:
             seen = keys[..., best : best + stop - start]
             part = (..., slice(0, stop - start))
             yield partial(np.copyto, elements[part], self._x[..., start:stop])
-            yield from self._keys(elements[part], spare[part], nans[part], seen)
+            yield from keys_in_order(elements[part], spare[part], nans[part], seen)
+            if of.largest:
+                yield partial(np.bitwise_xor, seen, np.array(-1 << PLACE_BITS), seen)
             yield partial(np.add, seen, numbers[: stop - start], seen)
             if start:
                 yield partial(np.add, seen, np.array(start), seen)
@@ -145,7 +147,7 @@ class _Block:
         wanted = memory.take((*self._rows, k), np.int64)
         if of.in_order and not of.is_wide:
             yield keys[..., :k].sort
-        yield partial(np.bitwise_and, keys[..., :k], np.array((1 << _PLACE_BITS) - 1), wanted)
+        yield partial(np.bitwise_and, keys[..., :k], np.array((1 << PLACE_BITS) - 1), wanted)
         if not of.in_order:
             yield wanted.sort
         if self._places is not None:
@@ -175,7 +177,7 @@ class _Block:
         `arrays`: x, one like it, one of bool, and one of int64.
         """
         x, spare, nans, keys = arrays
-        half, low = np.array(_PLACE_BITS), np.array((1 << _PLACE_BITS) - 1)
+        half, low = np.array(PLACE_BITS), np.array((1 << PLACE_BITS) - 1)
         first, at, second = spare.view(np.int64), *(self._memory.take(keys.shape, np.int64) for _ in range(2))
         yield from self._wide_keys(x, spare, nans, keys)
         yield partial(np.left_shift, keys, half, first)
@@ -195,7 +197,7 @@ class _Block:
     def _wide_keys(self, x: Array, spare: Array, nans: Array, keys: Array) -> Iterator[Call]:
         """Whole numbers of int64, in the order in which elements are wanted."""
         if x.dtype.kind == "f":
-            yield from _bits_in_order(x, spare, nans, keys)
+            yield from bits_in_order(x, spare, nans, keys)
             yield partial(np.copyto, keys, spare.view(np.int64))
         else:
             yield partial(np.copyto, keys, x, "unsafe")
@@ -203,34 +205,6 @@ class _Block:
             yield partial(np.bitwise_xor, keys, np.array(np.iinfo(np.int64).min), keys)
         if self._of.largest:
             yield partial(np.invert, keys, keys)
-
-    def _keys(self, x: Array, spare: Array, nans: Array, keys: Array) -> Iterator[Call]:
-        """Whole numbers in the upper halves of int64, in the order in which elements are wanted."""
-        ordered = x
-        if x.dtype.kind == "f":
-            yield from _bits_in_order(x, spare, nans, keys.view(np.int32)[..., ::2])
-            ordered = spare.view(np.int32)
-        yield partial(np.copyto, keys, ordered)
-        if x.dtype == np.uint32:
-            yield partial(np.subtract, keys, np.array(1 << 31), keys)
-        if self._of.largest:
-            yield partial(np.invert, keys, keys)
-        yield partial(np.left_shift, keys, np.array(_PLACE_BITS), keys)
-
-
-def _bits_in_order(x: Array, spare: Array, nans: Array, below_0: Array) -> Iterator[Call]:
-    """Floats in `spare` whose bits, as whole numbers, are in order: -0 is 0, and all NaN are the largest.
-
-    `below_0`: scratch, whole numbers as wide as x.
-    """
-    whole, most = spare.view(below_0.dtype), np.iinfo(below_0.dtype).max
-    yield partial(np.add, x, np.array(0, x.dtype), spare)
-    yield partial(np.isnan, spare, nans)
-    yield partial(np.copyto, spare, np.array(np.nan, x.dtype), where=nans)
-    # Those below 0 are in reverse.
-    yield partial(np.right_shift, whole, np.array(8 * x.itemsize - 1, below_0.dtype), below_0)
-    yield partial(np.bitwise_and, below_0, np.array(most, below_0.dtype), below_0)
-    yield partial(np.bitwise_xor, whole, below_0, whole)
 
 
 def _take(row: Array, places: Array, values: Array) -> None:

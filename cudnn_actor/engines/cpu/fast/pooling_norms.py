@@ -1,0 +1,205 @@
+"""Lp pooling of at most 32 bits and its gradient: sums of powers, which float64 holds without scaling them.
+
+Where windows share elements, their sums are computed one dim after the other, as those of average pooling.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from cudnn_actor.engines.cpu.fast.convolution_views import laid_out, memory_order
+from cudnn_actor.engines.cpu.fast.kernels import (
+    MOST_SCRATCH,
+    Call,
+    Operands,
+    Step,
+    carried,
+    deal,
+    in_turn,
+    lanes_worth,
+)
+from cudnn_actor.engines.cpu.fast.pooling import Block, Pooling, blocks
+from cudnn_actor.engines.cpu.fast.pooling_gradients import Spreading, spread_along
+from cudnn_actor.engines.cpu.fast.pooling_windows import window_axes
+from cudnn_actor.engines.cpu.scratch import Scratch, footprint
+from cudnn_actor.protocol.operations import LpPool, LpPoolBackward, Node, Specs
+
+__all__ = ["Norms", "NormsGradient", "lp_pool", "lp_pool_backward"]
+
+Array = npt.NDArray[Any]
+_WIDE = np.dtype(np.float64)
+_LARGEST_P = 6.0
+"""Powers of float32 up to this one, in sums and divided by each other, are within 2**-1000 and 2**1000."""
+_FEW = 9
+"""The definition of the gradient takes less time for windows of fewer elements."""
+_NS = 10
+"""Nanoseconds of an element of x, about."""
+
+
+def _fits(specs: Specs, p: float) -> bool:
+    return (
+        all(spec.size for spec in specs.values()) and p <= _LARGEST_P and carried(specs["x"].dtype) != _WIDE
+    )
+
+
+def lp_pool(node: Node, specs: Specs) -> Norms | None:
+    """The kernel for `LpPool`; None for float64 and for large powers, and where it would take much memory."""
+    assert isinstance(node, LpPool)
+    x, y = specs["x"], specs["y"]
+    if not _fits(specs, node.p):
+        return None
+    axes = window_axes(node.window, x.dims, y.dims)
+    kernel = Norms(Pooling(x.dims, y.dims, _WIDE, axes, np.add, 0.0, None), node.p)
+    return kernel if kernel.footprint(1) <= MOST_SCRATCH else None
+
+
+def lp_pool_backward(node: Node, specs: Specs) -> NormsGradient | None:
+    """The kernel for `LpPoolBackward`; None as of `LpPool`, for small windows, and for very many calls."""
+    assert isinstance(node, LpPoolBackward)
+    x, y = specs["x"], specs["y"]
+    if not _fits(specs, node.p):
+        return None
+    axes = window_axes(node.window, x.dims, y.dims)
+    if math.prod(axis.longest for axis in axes) < _FEW:
+        return None
+    kernel = NormsGradient(Spreading(x.dims, y.dims, _WIDE, axes, np.ones((), _WIDE)), node.p)
+    return kernel if kernel.spreading.fits() and kernel.footprint(1) <= MOST_SCRATCH else None
+
+
+def _power(x: Array, p: float, spare: Array) -> Iterator[Call]:
+    """Calls that raise numbers of at least 0 to a power, in place. `spare`: scratch of their dims."""
+    if p not in (0, 1, 2, 3):
+        yield partial(np.power, x, p, out=x)
+    elif p == 0:
+        yield partial(x.fill, 1)
+    elif p == 2:
+        yield partial(np.multiply, x, x, x)
+    elif p == 3:
+        yield partial(np.multiply, x, x, spare)
+        yield partial(np.multiply, x, spare, x)
+
+
+def _root(x: Array, p: float) -> Iterator[Call]:
+    """Calls that take a root, in place."""
+    if p == 2:
+        yield partial(np.sqrt, x, x)
+    elif p == 3:
+        yield partial(np.cbrt, x, x)
+    elif p != 1:
+        yield partial(np.power, x, 1 / p, out=x)
+
+
+@dataclass(frozen=True, eq=False)
+class Norms:
+    """The root of the sum of powers of each window's elements."""
+
+    pooling: Pooling
+    p: float
+
+    def footprint(self, lanes: int) -> int:
+        """Bytes of scratch that each lane needs: for powers, and for their sums."""
+        return max(self._footprint(last) for last in (False, True)) + self.pooling.footprint(lanes)
+
+    def _footprint(self, channels_last: bool) -> int:
+        extents = self.pooling.extents(channels_last=channels_last)
+        read = self.pooling.read_dims(extents)
+        return footprint(read, read, (*extents, *self.pooling.y[3:]))
+
+    def bind(self, operands: Operands, results: Operands, lanes: Sequence[Scratch]) -> list[Step]:
+        """The steps of a run: see `Kernel`."""
+        x, y = operands["x"], results["y"]
+        last = abs(x.strides[1]) < min(map(abs, x.strides[2:]))
+        order = memory_order(x.ndim, channels_last=last)
+        lanes = lanes_worth(lanes, _NS * x.size)
+
+        def calls(block: Block, memory: Scratch) -> Iterator[Call]:
+            read, axes = self.pooling.read(block)
+            part, into = x[block[0], block[1], read], y[block]
+            powers, spare = (laid_out(memory, part.shape, order, _WIDE) for _ in range(2))
+            sums = laid_out(memory, into.shape, order, _WIDE)
+            yield partial(np.copyto, powers, part)
+            yield partial(np.absolute, powers, powers)
+            yield from _power(powers, self.p, spare)
+            yield from self.pooling.reduced(powers, sums, axes, memory, channels_last=last)
+            yield from _root(sums, self.p)
+            yield partial(np.copyto, into, sums, "same_kind")
+
+        def call(block: Block, lane: int) -> Call:
+            return in_turn([*calls(block, lanes[lane].fork())])
+
+        return [deal(blocks(self.pooling.y, self.pooling.extents(channels_last=last)), len(lanes), call)]
+
+
+@dataclass(frozen=True, eq=False)
+class NormsGradient:
+    """sign(x) |x|^(p - 1), times the sum of dy / y^(p - 1) over the windows that an element of x is in."""
+
+    spreading: Spreading
+    p: float
+
+    def footprint(self, lanes: int) -> int:
+        """Bytes of scratch that each lane needs: for shares of windows, elements, and their powers."""
+        del lanes
+        return max(map(self._footprint, (False, True)))
+
+    def _footprint(self, channels_last: bool) -> int:
+        spreading = self.spreading
+        channels = spreading.channels(channels_last=channels_last)
+        of_x, of_y = ((1, channels, *dims[2:]) for dims in (spreading.dx, spreading.dy))
+        return footprint(*spreading.partly(channels), of_x, of_x, of_x, of_y, of_y) + footprint(
+            of_y, itemsize=1
+        )
+
+    def bind(self, operands: Operands, results: Operands, lanes: Sequence[Scratch]) -> list[Step]:
+        """The steps of a run: see `Kernel`."""
+        x, dx = operands["x"], results["dx"]
+        spreading = self.spreading
+        last = abs(dx.strides[1]) < min(map(abs, dx.strides[2:]))
+        order = memory_order(dx.ndim, channels_last=last)
+        channels = spreading.channels(channels_last=last)
+        lanes = lanes_worth(lanes, _NS * x.size)
+
+        def calls(place: tuple[slice, slice], memory: Scratch) -> Iterator[Call]:
+            size = place[1].stop - place[1].start
+            partly = [laid_out(memory, dims, order, _WIDE) for dims in spreading.partly(size)]
+            part = x[place]
+            total, powers, spare = (laid_out(memory, part.shape, order, _WIDE) for _ in range(3))
+            of_y = {name: operands[name][place] for name in ("dy", "y")}
+            yield from self._shares(of_y, partly[0], order, memory)
+            for axis, (y, into) in zip(spreading.wanted, itertools.pairwise([*partly, total]), strict=True):
+                yield from spread_along(spreading.axes[axis], 2 + axis, y, into)
+            yield partial(np.copyto, powers, part)
+            yield partial(np.absolute, powers, powers)
+            yield from _power(powers, self.p - 1, spare)
+            yield partial(np.multiply, total, powers, total)
+            yield partial(np.copyto, powers, part)
+            yield partial(np.sign, powers, powers)
+            yield partial(np.multiply, total, powers, total)
+            yield partial(np.copyto, dx[place], total, "same_kind")
+
+        def call(block: tuple[int, int], lane: int) -> Call:
+            image, first = block
+            place = slice(image, image + 1), slice(first, min(first + channels, spreading.dx[1]))
+            return in_turn([*calls(place, lanes[lane].fork())])
+
+        grid = itertools.product(range(spreading.dx[0]), range(0, spreading.dx[1], channels))
+        return [deal(grid, len(lanes), call)]
+
+    def _shares(self, of_y: Operands, shares: Array, order: Sequence[int], memory: Scratch) -> Iterator[Call]:
+        """Calls that compute dy / y^(p - 1); 0 where y is 0."""
+        powers, spare = (laid_out(memory, shares.shape, order, _WIDE) for _ in range(2))
+        empty = laid_out(memory, shares.shape, order, np.bool_)
+        yield partial(np.copyto, shares, of_y["dy"])
+        yield partial(np.copyto, powers, of_y["y"])
+        yield partial(np.equal, powers, 0, out=empty)
+        yield from _power(powers, self.p - 1, spare)
+        yield partial(np.divide, shares, powers, shares)
+        yield partial(np.copyto, shares, 0, where=empty)

@@ -1,0 +1,134 @@
+"""Max pooling with indices, Lp pooling, and the gradients of both, by windows of any length."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cudnn_actor.engines.cpu.exact.evaluation import NumPy
+from cudnn_actor.engines.cpu.fast.pooling_index_gradients import max_pool_backward
+from cudnn_actor.engines.cpu.fast.pooling_indices import max_pool
+from cudnn_actor.engines.cpu.fast.pooling_norms import lp_pool, lp_pool_backward
+from cudnn_actor.protocol import DType, Layout, TensorSpec
+from cudnn_actor.protocol.operations import (
+    AdaptiveWindow,
+    LpPool,
+    LpPoolBackward,
+    MaxPool,
+    MaxPoolBackward,
+    Window,
+)
+
+from .kernel_cases import check
+from .kernel_runs import run_kernel
+
+S = Window.symmetric
+SHAPES: list[tuple[tuple[int, ...], Any]] = [
+    ((2, 3, 40, 37), S(2, size=(21, 18), pad=(10, 7), stride=(1, 2), dilation=(1, 2))),
+    ((1, 20, 40, 40), S(2, size=40)),
+    ((2, 3, 30, 31), AdaptiveWindow(output=(2, 3))),
+    ((1, 2, 5000), S(1, size=900, pad=450, stride=1)),
+    ((1, 2, 9, 10, 11), S(3, size=(7, 8, 9), pad=3, stride=(2, 1, 1))),
+]
+LAYOUTS = (Layout.NCHW, Layout.NHWC)
+Values = dict[str, np.ndarray]
+
+
+def results_of(
+    make: Any, operation: Any, given: Mapping[str, np.ndarray], dtypes: Mapping[str, DType], dims: Any
+) -> list[Values]:
+    """What a kernel gives in both layouts and on 1 and 3 lanes, which are the same."""
+    found = []
+    for layout in LAYOUTS:
+        specs = {name: TensorSpec.packed(dims[name], dtype, layout) for name, dtype in dtypes.items()}
+        one, other = (run_kernel(make, operation, specs, given, lanes) for lanes in (1, 3))
+        for name, array in one.items():
+            np.testing.assert_array_equal(array, other[name])
+        found.append(one)
+    return found
+
+
+def whole_numbers(rng: np.random.Generator, dims: tuple[int, ...]) -> np.ndarray:
+    """Few values, so that many are equal; NaN, infinities and -0 among them."""
+    values = rng.integers(-9, 9, dims).astype(np.float32)
+    values.reshape(-1)[rng.integers(0, values.size, 5)] = (np.nan, np.inf, -0.0, np.nan, -np.inf)
+    values.reshape(-1)[rng.integers(0, values.size)] = -np.float32(np.nan)
+    return values
+
+
+@pytest.mark.parametrize(("dims", "window"), SHAPES, ids=[str(dims) for dims, _ in SHAPES])
+def test_the_first_of_the_largest_is_found_and_its_gradient_added(dims: tuple[int, ...], window: Any) -> None:
+    rng, y = np.random.default_rng(38), window.output_dims(dims)
+    x = whole_numbers(rng, dims)
+    forward = MaxPool(x="x", y="y", index="index", window=window)
+    every = {"x": dims, "y": y, "index": y, "dy": y, "dx": dims}
+    specs = {name: TensorSpec.packed(of, DType.INT64) for name, of in every.items()}
+    wanted = forward.evaluate(
+        NumPy(), {"x": x.astype(np.float64)}, {"y": specs["y"], "index": specs["index"]}
+    )
+    dtypes = {"x": DType.FLOAT32, "y": DType.FLOAT32, "index": DType.INT64}
+    for found in results_of(max_pool, forward, {"x": x}, dtypes, every):
+        np.testing.assert_array_equal(found["index"], wanted["index"])
+        np.testing.assert_array_equal(found["y"], wanted["y"])
+    index = np.array(wanted["index"])
+    foreign = rng.random(y) < 0.2
+    index[foreign] = rng.integers(-5, x.size + 5, int(foreign.sum()))
+    dy = rng.integers(-99, 99, y)
+    backward = MaxPoolBackward(dy="dy", index="index", dx="dx", window=window)
+    expected = backward.evaluate(NumPy(), {"dy": dy, "index": index}, {"dx": specs["dx"]})["dx"]
+    for dtype in (DType.FLOAT32, DType.INT8):
+        dtypes = {"dy": dtype, "index": DType.INT64, "dx": dtype}
+        clipped = expected.clip(-128, 127) if dtype is DType.INT8 else expected
+        for found in results_of(max_pool_backward, backward, {"dy": dy, "index": index}, dtypes, every):
+            np.testing.assert_array_equal(found["dx"], clipped)
+
+
+@pytest.mark.parametrize("p", [1.0, 2.0, 3.0, 5.5])
+@pytest.mark.parametrize(("dims", "window"), SHAPES, ids=[str(dims) for dims, _ in SHAPES])
+def test_norms_and_their_gradients_hold_large_and_small_numbers(
+    dims: tuple[int, ...], window: Any, p: float
+) -> None:
+    rng, y = np.random.default_rng(38), window.output_dims(dims)
+    scales = 10.0 ** rng.integers(-30, 30, dims[:2]).reshape(*dims[:2], *[1] * (len(dims) - 2))
+    x = (rng.normal(size=dims) * scales).astype(np.float32)
+    x[0, 0, :3] = 0
+    every = {"x": dims, "y": y, "dy": y, "dx": dims}
+    specs = {name: TensorSpec.packed(of, DType.FLOAT32) for name, of in every.items()}
+    forward = LpPool(x="x", y="y", window=window, p=p)
+    wanted = forward.evaluate(NumPy(), {"x": x.astype(np.float64)}, {"y": specs["y"]})["y"]
+    floats = dict.fromkeys(every, DType.FLOAT32)
+    for found in results_of(lp_pool, forward, {"x": x}, {n: floats[n] for n in ("x", "y")}, every):
+        np.testing.assert_allclose(found["y"], wanted, rtol=1e-6)
+    given = {"x": x, "y": wanted.astype(np.float32), "dy": np.abs(rng.normal(size=y)).astype(np.float32)}
+    backward = LpPoolBackward(dy="dy", x="x", y="y", dx="dx", window=window, p=p)
+    exact = {name: values.astype(np.float64) for name, values in given.items()}
+    expected = backward.evaluate(NumPy(), exact, {"dx": specs["dx"]})["dx"]
+    for found in results_of(lp_pool_backward, backward, given, floats, every):
+        np.testing.assert_allclose(found["dx"], expected, rtol=1e-5, atol=1e-37)
+
+
+def test_random_problems_are_within_the_bounds_of_their_operations() -> None:
+    makes = {
+        MaxPool: max_pool,
+        MaxPoolBackward: max_pool_backward,
+        LpPool: lp_pool,
+        LpPoolBackward: lp_pool_backward,
+    }
+    check("pooling", makes, 60)
+
+
+def test_images_of_many_rows_are_cut_into_blocks() -> None:
+    dims = (1, 1, 700, 600)
+    x = np.random.default_rng(38).permutation(math.prod(dims)).reshape(dims).astype(np.float32)
+    window = S(2, size=(50, 60), stride=(40, 60))
+    y = window.output_dims(dims)
+    operation = MaxPool(x="x", y="y", index="index", window=window)
+    specs = {"y": TensorSpec.packed(y, DType.FLOAT32), "index": TensorSpec.packed(y, DType.INT64)}
+    wanted = operation.evaluate(NumPy(), {"x": x.astype(np.float64)}, specs)
+    dtypes = {"x": DType.FLOAT32, "y": DType.FLOAT32, "index": DType.INT64}
+    for found in results_of(max_pool, operation, {"x": x}, dtypes, {"x": dims, "y": y, "index": y}):
+        np.testing.assert_array_equal(found["index"], wanted["index"])
