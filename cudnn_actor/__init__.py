@@ -12,6 +12,11 @@ from __future__ import annotations
 
 from cudnn_actor import _linux  # noqa: F401 - first: on other systems it raises a clear error
 from cudnn_actor import logging as logging
+from cudnn_actor.attached import (
+    ServedSocket as ServedSocket,
+    connect as connect,
+    serve_socket as serve_socket,
+)
 from cudnn_actor.broker.request_counts import Histogram as Histogram, RequestCounts as RequestCounts
 from cudnn_actor.isolation.base import StandbyState as StandbyState
 from cudnn_actor.models import (

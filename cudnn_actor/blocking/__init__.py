@@ -11,6 +11,7 @@ The methods are those of `CudnnRef`, without `await`.
 
 from __future__ import annotations
 
+from cudnn_actor.blocking.connecting import connect
 from cudnn_actor.blocking.handle import BlockingRef, BlockingRequests, BlockingScope
 from cudnn_actor.blocking.models import BlockingBatchedModel, BlockingModel
 from cudnn_actor.blocking.spawning import spawn
@@ -21,5 +22,6 @@ __all__ = [
     "BlockingRef",
     "BlockingRequests",
     "BlockingScope",
+    "connect",
     "spawn",
 ]

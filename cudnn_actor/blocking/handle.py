@@ -36,7 +36,7 @@ from cudnn_actor.service.scopes import Scope
 from cudnn_actor.service.service import CudnnService
 from cudnn_actor.supervision import Fired, LifecycleEvent
 
-__all__ = ["BlockingRef", "BlockingRequests", "BlockingScope"]
+__all__ = ["BlockingRef", "BlockingRequests", "BlockingScope", "portal_for"]
 
 KeptT = TypeVar("KeptT", bound=BufferRef | ModelRef | BlockingModel)
 
@@ -223,6 +223,8 @@ class BlockingRef(BlockingRequests):
     ----------
     service
         A started service.
+    portal
+        The thread that runs its calls, for a service that belongs to an event loop; None for a new one.
 
     Raises
     ------
@@ -230,11 +232,8 @@ class BlockingRef(BlockingRequests):
         The system gives no thread.
     """
 
-    def __init__(self, service: CudnnService) -> None:
-        try:
-            portal = Portal(f"blocking calls to {service.name}")
-        except ThreadRefused as error:
-            raise StartFailed(detail=str(error)) from error
+    def __init__(self, service: CudnnService, *, portal: Portal | None = None) -> None:
+        portal = portal or portal_for(service.name)
         gpu = self._gpu = CudnnRef(service)
         super().__init__(portal, gpu)
         self._service = service
@@ -408,6 +407,14 @@ class BlockingScope(BlockingRequests):
     def end(self) -> None:
         """Free what the scope owns, without waiting for it; see `Scope.end`. Idempotent; never blocks."""
         self._scope.end()
+
+
+def portal_for(service: str) -> Portal:
+    """A thread with an event loop for calls to a service. Raises `StartFailed`."""
+    try:
+        return Portal(f"blocking calls to {service}")
+    except ThreadRefused as error:
+        raise StartFailed(detail=str(error)) from error
 
 
 async def _next(following: Any) -> LifecycleEvent | None:

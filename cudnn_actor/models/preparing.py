@@ -193,7 +193,9 @@ class Preparing:
         array = await in_own_thread(values_of, weight) if callable(weight) else weight
         if array.dtype != spec.dtype.numpy:
             array = await in_own_thread(rounded, array, spec.dtype)
-        return await self._with_room(spec.nbytes, partial(self._gpu.upload, array, layout=spec.layout))
+        shared = not getattr(self._keeping.source, "swappable", False)
+        upload = partial(self._gpu._upload_weight, array, spec, shared=shared)
+        return await self._with_room(spec.nbytes, upload)
 
     async def _with_room(self, nbytes: int, make: Callable[[], Awaitable[BufferRef]]) -> BufferRef:
         """Make a buffer. If memory is short, first give back the places of graphs that no run uses."""

@@ -71,10 +71,15 @@ class Channel:
         The socket, owned by this object from now on.
     decoder
         Decodes the other side's frames.
+    longest
+        Bytes of the longest frame that is accepted.
     """
 
-    def __init__(self, connection: socket.socket, decoder: msgspec.msgpack.Decoder[Any]) -> None:
+    def __init__(
+        self, connection: socket.socket, decoder: msgspec.msgpack.Decoder[Any], *, longest: int = LONGEST
+    ) -> None:
         connection.setblocking(False)
+        self._longest = longest
         self._socket = connection
         self._decoder = decoder
         self.frames: deque[Any] = deque()
@@ -220,6 +225,16 @@ class Channel:
 
     # In.
 
+    @property
+    def is_partial(self) -> bool:
+        """Whether a part of a frame has come, and the rest has not."""
+        return bool(self._in)
+
+    @property
+    def unclaimed(self) -> int:
+        """How many descriptors have come that were not taken."""
+        return len(self._descriptors)
+
     def receive(self) -> list[Any]:
         """Read the socket once, and remove and return all received frames. Raises `BadFrame`."""
         self.fetch()
@@ -278,8 +293,8 @@ class Channel:
         rest = memoryview(data)
         while len(rest) >= LENGTH.size:
             (length,) = LENGTH.unpack_from(rest)
-            if length > LONGEST:
-                raise BadFrame(f"a frame of {length:,} bytes, and the limit is {LONGEST:,}")
+            if length > self._longest:
+                raise BadFrame(f"a frame of {length:,} bytes, and the limit is {self._longest:,}")
             end = LENGTH.size + length
             if len(rest) < end:
                 return frames, rest, end

@@ -238,6 +238,13 @@ class Requests:
         except InvalidRequest as error:
             raise about_array(error, own_dtype=True) from None
 
+    async def _upload_weight(self, values: np.ndarray, spec: TensorSpec, *, shared: bool) -> BufferRef:
+        """A buffer for a weight of a model. `shared`: whether it is only read, so that others may use it."""
+        share = self._service.share_weight
+        if shared and share is not None:
+            return await share(values, spec)
+        return await self.upload(values, layout=spec.layout)
+
     async def download(self, src: BufferRef, *, timeout: float | None = None) -> np.ndarray:
         """A buffer's values as a new C-contiguous array, dims in N, C, spatial order whatever the layout."""
         return await self.ask(Download(src=src), timeout=timeout)
@@ -601,7 +608,8 @@ class Requests:
         ----------
         model
             The path of an ONNX file, its bytes, an `onnx.ModelProto`; or an `OnnxModel`, which was read
-            before, for limits of your own. Data outside of the file must lie in its folder.
+            before, for limits of your own. In a process that is attached, also a name that `serve_socket` was
+            given. Data outside of the file must lie in its folder.
         dims
             Sizes of its named dims for which plans are built now: `{"N": (1, 8)}`; see `Model.warm`.
         dtype
@@ -657,6 +665,8 @@ class Requests:
             require_flag("swappable", swappable)
         require_mapping("dims", dims, "names of dims to sizes", 'name each: {"N": 8}')
         state, service = self._state, self._service
+        if isinstance(model, str):
+            model = service.models.get(model, model)
         options = {"random": random, "dtype": dtype, "swappable": swappable}
         if replace is not None:
             self._require_own(replace, "replace")

@@ -20,10 +20,11 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Self, TypeVar
 
 import msgspec
+import numpy as np
 import pykka
 
 from cudnn_actor.actors import Envelope, MailboxRef, forks
@@ -39,7 +40,9 @@ from cudnn_actor.plan_store.store import PlanStore
 from cudnn_actor.protocol.errors import InvalidRequest, ServiceStopped, StartFailed, Words
 from cudnn_actor.protocol.graphs.limits import GraphLimits
 from cudnn_actor.protocol.messages.buffer_messages import Values
+from cudnn_actor.protocol.types.buffers import BufferRef
 from cudnn_actor.protocol.types.html_table import html_table, record_table
+from cudnn_actor.protocol.types.tensor import TensorSpec
 from cudnn_actor.service.arrays import as_values
 from cudnn_actor.service.event_log import EventLog
 from cudnn_actor.service.giving_up import act_on
@@ -67,6 +70,7 @@ __all__ = ["CudnnService", "child_spec", "engine_for", "start", "started"]
 
 T = TypeVar("T")
 
+ShareWeight = Callable[[np.ndarray, TensorSpec], Awaitable[BufferRef]]
 _PACKAGE = __name__.partition(".")[0]
 _FORKED = "this process was forked from the service's process"
 
@@ -117,6 +121,10 @@ class CudnnService:
         if self.unused_gpu is not None:
             _warn_of(self.unused_gpu)  # first: where warnings are errors, nothing is left over
         self._isolation = isolation_for(options, self._engine)
+        self.models: Mapping[str, str] = {}
+        """Files of models that can be loaded by a name; a service of this process has none."""
+        self.share_weight: ShareWeight | None = None
+        """Uploads a weight that others may share; None where nobody does."""
         self.events = EventLog()
         self.started: concurrent.futures.Future[None] = _promise()
         """Done when the actor is ready; fails with `StartFailed` if it never becomes ready."""

@@ -22,7 +22,7 @@ from cudnn_actor.protocol.types.buffers import BufferRef
 from cudnn_actor.protocol.types.device_array import DeviceArray
 from cudnn_actor.protocol.types.dtypes import DType
 
-__all__ = ["decode_message", "decode_reply", "encode_message", "encode_reply"]
+__all__ = ["decode_message", "decode_reply", "encode_message", "encode_reply", "pack"]
 
 ReplyValue = (
     Receipt
@@ -110,7 +110,7 @@ def _decode(wanted: Any, frame: Any) -> Any:
         raise MalformedMessage(detail=str(error)) from error
 
 
-def _pack(value: object) -> object:
+def pack(value: object) -> object:
     """Encode what msgspec does not know: NumPy's numbers and bools, fractions and arrays."""
     if isinstance(value, np.bool_):
         return bool(value)
@@ -135,7 +135,7 @@ def _unpack_array(wanted: type, value: object) -> object:
     return np.frombuffer(packed.data, dtype=packed.dtype.numpy).reshape(packed.dims).copy()
 
 
-_ENCODER = msgspec.msgpack.Encoder(enc_hook=_pack)
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=pack)
 
 
 @functools.cache

@@ -1,0 +1,144 @@
+"""`connect`: attaches this process to a service of another one."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+from collections.abc import Generator
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from cudnn_actor.actors.event_loop import running_loop
+from cudnn_actor.attached.client.attached_service import AttachedService
+from cudnn_actor.attached.paths import peer_of, socket_path
+from cudnn_actor.attached.wire import FROM_SERVER, VERSION, Attach, Attached, Refusal
+from cudnn_actor.processes.channel import Channel
+from cudnn_actor.processes.frames import BadFrame
+from cudnn_actor.protocol.errors import StartFailed
+from cudnn_actor.service.client import CudnnRef
+
+__all__ = ["Connecting", "attached_to", "connect"]
+
+_WITHIN_S = 10.0
+"""How long the server may take to answer."""
+
+
+def connect(path: str | os.PathLike[str] | None = None, *, name: str | None = None) -> Connecting:
+    """Attach to a service of another process: `async with connect() as gpu`, or `gpu = await connect()`.
+
+    The handle is the one that `spawn` gives. Closing it detaches: the service goes on, and frees what this
+    process has in it, and so it does when this process ends, however it ends. If the service's process ends,
+    every request raises `ServiceStopped`, and the handle stays so: connect again.
+
+    Parameters
+    ----------
+    path
+        What the service's process has given to `serve_socket`, with or without "unix:" before it. None for
+        the default path.
+    name
+        This process's name in the server's log lines; None for that of its program.
+
+    Raises
+    ------
+    InvalidRequest
+        The path is too long; or, when awaited or entered, the server has no room for another client.
+    StartFailed
+        Nobody serves there, or what serves there is no service of this version or of this user. Raised when
+        awaited or entered.
+    NoEventLoop
+        It is awaited or entered where no asyncio event loop runs.
+    """
+    return Connecting(socket_path(path), name or Path(sys.argv[0]).name or "python")
+
+
+class Connecting:
+    """An attachment that is about to be made: the result of `connect`.
+
+    Parameters
+    ----------
+    path
+        The socket's.
+    name
+        This process's, for the server's log lines.
+    """
+
+    def __init__(self, path: Path, name: str) -> None:
+        self._path, self._name = path, name
+
+    def __repr__(self) -> str:
+        return f"<the result of connect({str(self._path)!r}), which attaches when it is awaited or entered>"
+
+    def __await__(self) -> Generator[Any, None, CudnnRef]:
+        return self._attach().__await__()
+
+    async def _attach(self) -> CudnnRef:
+        service: Any = await attached_to(self._path, self._name)  # it has what handles use of a service
+        return CudnnRef(service)
+
+    async def __aenter__(self) -> CudnnRef:
+        self._gpu = await self._attach()
+        return self._gpu
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._gpu.aclose()
+
+
+async def attached_to(path: Path, name: str) -> AttachedService:
+    """The service at a socket, for handles of this process. Raises as `connect`."""
+    loop = running_loop()
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    channel = Channel(connection, FROM_SERVER)
+    try:
+        async with asyncio.timeout(_WITHIN_S):
+            await loop.sock_connect(connection, os.fspath(path))
+            _check_server(connection)
+            channel.send(Attach(VERSION, name))
+            first = await _first_frame(loop, channel)
+    except TimeoutError:
+        channel.close()
+        raise StartFailed(detail=f"{path} has not answered within {_WITHIN_S:.0f} s") from None
+    except (OSError, BadFrame) as error:
+        channel.close()
+        raise StartFailed(detail=f"nobody serves at {path}: {error}") from error
+    except BaseException:
+        channel.close()
+        raise
+    if isinstance(first, Refusal):
+        channel.close()
+        raise first.error.to_error()
+    service = AttachedService(channel, first)
+    for frame in tuple(channel.frames):  # what has come with the first
+        service._take(frame)
+    channel.frames.clear()
+    return service
+
+
+def _check_server(connection: socket.socket) -> None:
+    """Raise `StartFailed` if another user's process serves: it could read what it is sent."""
+    _, uid = peer_of(connection)
+    if uid not in (os.geteuid(), 0):
+        raise StartFailed(detail=f"the socket is served by user {uid}")
+
+
+async def _first_frame(loop: asyncio.AbstractEventLoop, channel: Channel) -> Attached | Refusal:
+    """The server's first frame. What comes with it stays in the channel."""
+    came = asyncio.Event()
+    loop.add_reader(channel.fileno(), came.set)
+    try:
+        while not channel.frames:
+            if channel.ended:
+                raise StartFailed(detail="the server has refused the connection")
+            await came.wait()
+            came.clear()
+            channel.fetch()
+    finally:
+        loop.remove_reader(channel.fileno())
+    first = channel.frames.popleft()
+    if not isinstance(first, Attached | Refusal):
+        raise BadFrame(f"{type(first).__name__} came first")
+    return first

@@ -1,0 +1,431 @@
+"""The client's mailbox: it sends what is asked to the service's process, and gives the answers.
+
+The event loop that has connected owns the connection: it alone sends, reads and touches the client's memory.
+Other threads and loops put their messages into the mailbox and wake it. When nothing is in flight, a message
+is sent at once; else those of one turn of the loop are sent together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import msgspec
+import numpy as np
+
+from cudnn_actor.actors import ActorStopped, Envelope, LoopBridge, Mailbox
+from cudnn_actor.actors.logs import Log
+from cudnn_actor.actors.pykka_seam import is_stop
+from cudnn_actor.attached.client.held import HeldBuffers
+from cudnn_actor.attached.wire import (
+    INLINE_BYTES,
+    Answers,
+    Arrays,
+    Done,
+    DropSegment,
+    Given,
+    MapSegment,
+    NeedsRoom,
+    Place,
+    Refused,
+    Request,
+    Requests,
+    Room,
+    WireArray,
+    Withdraw,
+    writing,
+)
+from cudnn_actor.isolation.staging import Block, Staging
+from cudnn_actor.processes.channel import Channel
+from cudnn_actor.processes.frames import BadFrame
+from cudnn_actor.protocol.errors import (
+    CudnnActorError,
+    ErrorRecord,
+    InvalidRequest,
+    MalformedMessage,
+    OutOfMemory,
+)
+from cudnn_actor.protocol.messages.codec import decode_reply
+from cudnn_actor.protocol.messages.messages import Allocate, Download, Free, LendStaging, RunModel
+from cudnn_actor.protocol.types.tensor import TensorSpec
+
+__all__ = ["Link", "ShareWeights"]
+
+log = Log("cudnn_actor.attached")
+
+_MOST_GATHERED = 32
+"""So many messages are sent before the loop goes on."""
+_STEP = 64
+
+
+class ShareWeights(msgspec.Struct, frozen=True, eq=False):
+    """Ask for a buffer of these values that others may share and that is only read.
+
+    Answered by its `BufferRef`; without data, by None if nobody has shared such values.
+    """
+
+    control: ClassVar[bool] = False
+    spec: TensorSpec
+    digest: str
+    data: np.ndarray | None = None
+
+
+class _Sent:
+    """A request that was sent: its envelope, the client's memory that it uses, and what it asked."""
+
+    __slots__ = ("blocks", "envelope", "link", "number", "room")
+
+    def __init__(self, link: Link, number: int, envelope: Envelope) -> None:
+        self.link, self.number, self.envelope = link, number, envelope
+        self.blocks: list[Block] = []
+        """Where its arrays lie."""
+        self.room: Block | None = None
+        """Where those of its answer may be written."""
+
+    def withdraw(self) -> bool:
+        """Have it not started, if it has not been; it is not known here whether it has. Any thread."""
+        self.link.call(self.link.withdraw, self.number)
+        return False
+
+
+class Link(Mailbox):
+    """See the module's docstring.
+
+    Parameters
+    ----------
+    channel
+        The connection, owned by this object from now on. The server's first frame has been read.
+    window
+        How many requests may be in flight.
+    held
+        The buffers that the client has.
+    on_frame
+        Takes the server's frames that are no answers.
+    on_lost
+        Called once with the reason when the connection has ended.
+    """
+
+    starts_elsewhere: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        channel: Channel,
+        window: int,
+        held: HeldBuffers,
+        on_frame: Callable[[Any], None],
+        on_lost: Callable[[str], None],
+    ) -> None:
+        super().__init__(window)
+        self.needs_thread = False
+        self._channel, self._window, self._held = channel, window, held
+        self._on_frame, self._on_lost = on_frame, on_lost
+        self._bridge = LoopBridge.of_running_loop()
+        self._loop = self._bridge.loop
+        self.staging = Staging(self._announce, self._retire)
+        """The client's memory for arrays on their way."""
+        self._write = writing(self._put)
+        self._blocks: list[Block] = []
+        """Where the arrays of the message that is being encoded lie."""
+        self._sent: dict[int, _Sent] = {}
+        self._last = 0
+        self._rooms: dict[Any, int] = {}
+        """How many bytes the last answer of each model had."""
+        self._scheduled = self._ended = False
+        self._gathered = 0
+        self._loop.add_reader(channel.fileno(), self._readable)
+
+    # Senders.
+
+    def admit(self, envelope: Envelope, *, waits: bool = True) -> None:
+        """Accept a message, and arrange that it is sent. See `Mailbox.admit`."""
+        super().admit(envelope, waits=waits)
+        if envelope.bridge is self._bridge:  # its bridge is that of the running loop
+            self._gathered += 1
+            if not self._sent or self._gathered >= _MOST_GATHERED:
+                self.turn()
+            elif not self._scheduled:
+                self._scheduled = True
+                self._loop.call_soon(self.turn)
+        else:
+            self.needs_thread = True  # the answers of other loops take the thread of this one
+            self.call(self.turn)
+
+    def call(self, what: Callable[..., None], *arguments: Any) -> None:
+        """Run something on the owning loop soon; nothing if that has closed. Any thread."""
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(what, *arguments)
+
+    def waiting_elsewhere(self) -> int:
+        """Requests that the service's process has."""
+        return 0
+
+    def withdraw(self, number: int) -> None:
+        """Tell the service's process that nobody waits for a request. On the owning loop."""
+        if number in self._sent and not self._ended:
+            self._send(Withdraw(number))
+
+    # On the owning loop.
+
+    def turn(self) -> None:
+        """Send what waits, as far as the window has room."""
+        self._scheduled = False
+        self._gathered = 0
+        if self._ended:
+            return
+        requests: list[Request] = []
+        while (room := self._window - len(self._sent)) > 0 and (batch := self.take(room, 0.0)):
+            for envelope in batch:
+                request = self._prepared(envelope)
+                if request is not None:
+                    requests.append(request)
+        if requests:
+            self._send(Requests(requests))
+
+    def _prepared(self, envelope: Envelope) -> Request | None:
+        """A request ready to be sent; None for a message that is answered here."""
+        message = envelope.message
+        if is_stop(message):
+            self._reply(envelope, None, None)
+            self.end("asked to stop")
+            return None
+        self._last = number = self._last + 1
+        sent = _Sent(self, number, envelope)
+        if envelope.withdrawn or not envelope.hand_over(sent):
+            self._reply(envelope, None, ActorStopped(reason="withdrawn"))
+            return None
+        try:
+            if isinstance(message, LendStaging):
+                lent = self.staging.lend(message.spec.dims, message.spec.dtype.numpy)
+                self._reply(envelope, lent, None)
+                return None
+            request = self._request(sent, envelope, message)
+        except Exception as error:  # noqa: BLE001 - whatever a message of the user's raises is its answer
+            self._free(sent)
+            self._reply(envelope, None, _as_answer(error))
+            return None
+        self._sent[number] = sent
+        return request
+
+    def _request(self, sent: _Sent, envelope: Envelope, message: Any) -> Request:
+        cached = envelope.found
+        if cached is not None:  # a message that runs a plan: it names buffers, and has no arrays
+            if cached.body is None:
+                cached.body = self._write(message)
+            return Request(sent.number, cached.body, None, 0, envelope.timeout_s)
+        digest = ""
+        if isinstance(message, ShareWeights):
+            digest, message = message.digest, Allocate(spec=message.spec, data=message.data)
+        self._blocks = sent.blocks
+        body = self._write(message)
+        self._make_room(sent, self._answer_bytes(message))
+        place, nbytes = (None, 0) if sent.room is None else (_place(sent.room), sent.room.nbytes)
+        return Request(sent.number, body, place, nbytes, envelope.timeout_s, digest)
+
+    def _answer_bytes(self, message: Any) -> int:
+        """How many bytes the arrays of an answer take, as far as it is known."""
+        if isinstance(message, Download):
+            return message.src.spec.nbytes
+        return self._rooms.get(message.model, 0) if isinstance(message, RunModel) else 0
+
+    def _make_room(self, sent: _Sent, nbytes: int) -> None:
+        if nbytes > INLINE_BYTES:
+            sent.room = self.staging.take(-(-nbytes // _STEP) * _STEP)
+
+    def _put(self, array: np.ndarray) -> Place | None:
+        """Find a place for an array of a message, and copy it there, unless it lies in such memory."""
+        if array.nbytes <= INLINE_BYTES:
+            return None
+        if (found := self.staging.locate(array)) is not None and not found[1] % array.itemsize:
+            return Place(*found)
+        block = self.staging.take(array.nbytes)
+        self._blocks.append(block)
+        np.copyto(self.staging.array(block, array.shape, array.dtype), array)
+        return _place(block)
+
+    def _announce(self, number: int, nbytes: int, descriptor: int) -> None:
+        self._send(MapSegment(number, nbytes), (descriptor,))
+
+    def _retire(self, number: int) -> None:
+        self._send(DropSegment(number))
+
+    def _send(self, frame: Any, descriptors: tuple[int, ...] = ()) -> None:
+        self._channel.send(frame, descriptors)
+        if self._channel.backed_up:
+            self._loop.add_writer(self._channel.fileno(), self._writable)
+
+    def _writable(self) -> None:
+        if self._channel.flush():
+            self._loop.remove_writer(self._channel.fileno())
+
+    def _readable(self) -> None:
+        reason = "the connection to the service's process has ended"
+        bridges: set[LoopBridge] = set()
+        try:
+            for frame in self._channel.receive():
+                if type(frame) is Answers:
+                    for answer in frame.answers:
+                        self._take_answer(answer, bridges)
+                else:
+                    self._on_frame(frame)
+        except BadFrame as error:
+            self.end(f"the service's process has sent no valid frame: {error}")
+        for bridge in bridges:
+            bridge.wake()
+        if self._channel.ended:
+            self.end(reason)
+        elif len(self):
+            self.turn()
+
+    def _take_answer(self, answer: Any, bridges: set[LoopBridge]) -> None:
+        sent = self._sent.get(answer.number)
+        if sent is None:
+            raise BadFrame(f"an answer to request {answer.number}, which was not sent")
+        if type(answer) is NeedsRoom:
+            self._give_room(sent, answer.nbytes)
+            return
+        del self._sent[answer.number]
+        envelope = sent.envelope
+        envelope.elsewhere = None
+        value, error = self._outcome(sent, answer)
+        self._note(envelope.message, value, error)
+        self._reply(envelope, value, error, bridges)
+
+    def _outcome(self, sent: _Sent, answer: Any) -> tuple[Any, Exception | None]:
+        """The value or the error of an answer. Frees the request's memory."""
+        value: Any = None
+        error: Exception | None = None
+        try:
+            if type(answer) is Done:
+                value = answer.receipt
+            elif type(answer) is Given:
+                value = decode_reply(answer.body)
+            elif type(answer) is Arrays:
+                value = self._arrays(sent, answer.arrays)
+            elif type(answer) is Refused:
+                error = answer.error.to_error()
+            else:
+                error = ActorStopped(reason="withdrawn")
+            if isinstance(value, ErrorRecord):
+                value, error = None, value.to_error()
+        except (MalformedMessage, ValueError, MemoryError) as failure:
+            value, error = None, failure
+        self._free(sent)
+        return value, error
+
+    def _arrays(self, sent: _Sent, arrays: list[tuple[str | None, WireArray]]) -> Any:
+        """The arrays of an answer: copies, or, of large ones, the memory itself, which is freed with them."""
+        room, wired = sent.room, [wire for _, wire in arrays]
+        if room is None or not all(isinstance(wire.data, Place) for wire in wired):
+            given = [wire.inline().copy() for wire in wired]
+        else:
+            places = []
+            for wire in wired:
+                assert isinstance(wire.data, Place)
+                at = wire.data.offset - room.offset
+                if wire.data.segment != room.segment or at < 0 or at + wire.nbytes > room.nbytes:
+                    raise MalformedMessage(detail="an array of an answer that lies outside of its room")
+                places.append((at, wire.dims, wire.dtype.numpy))
+            sent.room = None
+            given = self.staging.results(room, places)
+        if isinstance(sent.envelope.message, RunModel):
+            self._note_room(sent.envelope.message, sum(-(-wire.nbytes // _STEP) * _STEP for wire in wired))
+        names = [name for name, _ in arrays]
+        return given[0] if names == [None] else dict(zip(names, given, strict=True))
+
+    def _note_room(self, message: RunModel, nbytes: int) -> None:
+        if len(self._rooms) > 256:
+            self._rooms.clear()
+        self._rooms[message.model] = nbytes
+
+    def _give_room(self, sent: _Sent, nbytes: int) -> None:
+        if sent.room is not None:
+            self.staging.give_back(sent.room)
+            sent.room = None
+        try:
+            sent.room = self.staging.take(nbytes)
+        except CudnnActorError as error:
+            self._reply(sent.envelope, None, error)
+            self._send(Room(sent.number, None, 0))
+            return
+        self._send(Room(sent.number, _place(sent.room), sent.room.nbytes))
+
+    def _note(self, message: Any, value: Any, error: Exception | None) -> None:
+        """Note which buffers the client has, so that its own checks know them."""
+        if error is None and isinstance(message, Allocate | ShareWeights) and value is not None:
+            self._held.add(value)
+        elif error is None and isinstance(message, Free):
+            self._held.end(message.buffer)
+
+    def _free(self, sent: _Sent) -> None:
+        for block in sent.blocks:
+            self.staging.give_back(block)
+        sent.blocks.clear()
+        if sent.room is not None:
+            self.staging.give_back(sent.room)
+            sent.room = None
+
+    def _reply(
+        self,
+        envelope: Envelope,
+        value: Any,
+        error: Exception | None,
+        bridges: set[LoopBridge] | None = None,
+    ) -> None:
+        """Give a reply: at once to a caller on this loop."""
+        bridge = envelope.bridge
+        if bridge is self._bridge and asyncio._get_running_loop() is self._loop:
+            bridge.awaited -= 1
+            if envelope.watch is not None:
+                envelope.unwatch()
+            envelope.deliver(value, error)
+        elif (waker := envelope.settle(value, error)) is not None:
+            if bridges is None:
+                waker.wake()
+            else:
+                bridges.add(waker)
+        if error is not None and not envelope.wants_reply:
+            log.warning("request.failed", message=type(envelope.message).__name__, error=str(error))
+
+    # The end.
+
+    def end(self, reason: str) -> None:
+        """Close the connection: all requests get `ServiceStopped`. On the owning loop. Idempotent."""
+        if self._ended:
+            return
+        self._ended = True
+        self._loop.remove_reader(self._channel.fileno())
+        self._loop.remove_writer(self._channel.fileno())
+        self._channel.close()
+        self.close(reason)
+        left, self._sent = self._sent, {}
+        for sent in left.values():
+            sent.envelope.elsewhere = None
+            self._reply(sent.envelope, None, ActorStopped(reason=reason, interrupted=True))
+        self.staging.close()
+        self._on_lost(reason)
+
+    def forget_parent(self) -> None:
+        """In a forked child: refuse all requests. The connection is the parent's."""
+        super().forget_parent()
+        self._sent.clear()
+        self._ended = True
+
+
+def _place(block: Block) -> Place:
+    return Place(block.segment, block.offset)
+
+
+def _as_answer(error: Exception) -> Exception:
+    """The error of a message that could not be encoded."""
+    if isinstance(error, TypeError):
+        return InvalidRequest(
+            field="message",
+            value=str(error),
+            problem="cannot be sent",
+            fix="send plain data",
+        )
+    if isinstance(error, MemoryError) and not isinstance(error, OutOfMemory):
+        return OutOfMemory(requested=0, in_use=0, limit=None)
+    return error

@@ -1,0 +1,1 @@
+"""The side of the process that owns the service."""

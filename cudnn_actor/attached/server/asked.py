@@ -1,0 +1,127 @@
+"""A request of a client on its way through the service."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Protocol
+
+from cudnn_actor.actors import Envelope, LoopBridge
+from cudnn_actor.attached.wire import Place
+from cudnn_actor.broker.service_state import ServiceState
+from cudnn_actor.protocol.messages.messages import Allocate, DeployModel
+from cudnn_actor.protocol.types.tensor import TensorSpec
+
+__all__ = ["Asked", "Known", "Takes"]
+
+
+class Known:
+    """A decoded message, what it names, and how long it takes, kept for when the same bytes come again."""
+
+    __slots__ = ("cost_us", "message", "named")
+
+    def __init__(self, message: Any, named: tuple[Any, ...]) -> None:
+        self.message, self.named = message, named
+        self.cost_us: float | None = None
+        """The device time of its last runs, in microseconds; None before the first."""
+
+
+class Takes(Protocol):
+    """What takes the answers: the client's session."""
+
+    def answered(self, asked: Asked, value: Any, error: BaseException | None) -> None:
+        """Take an answer, once for each request. On the server's loop."""
+
+
+class Asked:
+    """A request. It is in a queue first, and has an envelope once the service has it."""
+
+    __slots__ = (
+        "answered",
+        "cost_us",
+        "digest",
+        "envelope",
+        "known",
+        "number",
+        "reserved",
+        "results",
+        "room",
+        "room_bytes",
+        "sent_ns",
+        "session",
+        "timeout_s",
+        "withdrawn",
+    )
+
+    def __init__(
+        self, session: Takes, number: int, known: Known, room: Place | None, room_bytes: int
+    ) -> None:
+        self.session, self.number, self.known = session, number, known
+        self.room, self.room_bytes = room, room_bytes
+        self.timeout_s: float | None = None
+        self.digest: tuple[str, TensorSpec] | None = None
+        """What others may share; None for a buffer of its own."""
+        self.envelope: Envelope | None = None
+        self.withdrawn = self.answered = False
+        self.cost_us = 0.0
+        self.sent_ns = 0
+        self.reserved = 0
+        """Bytes that were reserved for it."""
+        self.results: Any = None
+        """The answer, while it waits for room."""
+
+    def send(self, state: ServiceState, bridge: LoopBridge, found: Any) -> None:
+        """Put it into the service's mailbox. Raises `ActorStopped`."""
+        discard = state.discard if type(self.known.message) in (Allocate, DeployModel) else None
+        self.envelope = envelope = _Envelope(
+            self.known.message,
+            future=_Reply(self),  # type: ignore[arg-type]  # it has what envelopes and bridges use of a future
+            bridge=bridge,
+            timeout_s=self.timeout_s,
+            discard=discard,
+            found=found,
+        )
+        state.mailbox.admit(envelope)
+        bridge.sent(needs_thread=state.mailbox.needs_thread)
+
+    def withdraw(self) -> None:
+        """Have it not started, if it has not been. It is answered in any case."""
+        self.withdrawn = True
+        if self.envelope is not None:
+            self.envelope.withdraw()
+
+    def deliver(self, value: Any, error: BaseException | None) -> None:
+        """Give the answer to the session. Only the first counts."""
+        if not self.answered:
+            self.answered = True
+            self.session.answered(self, value, error)
+
+
+class _Reply:
+    """What stands in an envelope for the future: an answer is taken at once, without the loop's help.
+
+    It is "done" once the request is withdrawn. That tells the service not to start it; and unlike a cancelled
+    future it still gets the answer, which says that nothing reads the client's memory any more.
+    """
+
+    __slots__ = ("_asked",)
+
+    def __init__(self, asked: Asked) -> None:
+        self._asked = asked
+
+    def done(self) -> bool:
+        return self._asked.withdrawn or self._asked.answered
+
+    def set_result(self, value: Any) -> None:
+        self._asked.deliver(value, None)
+
+    def get_loop(self) -> asyncio.AbstractEventLoop:
+        return asyncio.get_running_loop()
+
+
+class _Envelope(Envelope):
+    __slots__ = ()
+
+    def deliver(self, value: Any, error: BaseException | None) -> None:
+        """Give the answer to the session, also that of a request which was withdrawn."""
+        reply: Any = self.future
+        reply._asked.deliver(value, error)

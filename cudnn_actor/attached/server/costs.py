@@ -1,0 +1,71 @@
+"""How long requests take, as far as it is known from those before: what fair share counts with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cudnn_actor.attached.server.asked import Asked, Known
+from cudnn_actor.memory.least_recent import LeastRecent
+from cudnn_actor.protocol.messages.messages import Allocate, Download, RunModel, Upload, WriteWeights
+from cudnn_actor.protocol.messages.receipts import Receipt
+
+__all__ = ["Costs"]
+
+_FIRST_US, _EACH_US = 200.0, 15.0
+"""What a message is taken for that has not run yet, and what each takes beside its run."""
+_US_PER_BYTE = 1e-4
+"""To copy 10 GB takes a second."""
+_NEW = 0.25
+"""The weight of the latest run in the average."""
+_KINDS = 1024
+
+
+class Costs:
+    """Estimates of device time in microseconds: by message where the same one came before, else by kind."""
+
+    def __init__(self) -> None:
+        self._by_kind: LeastRecent[Any, float] = LeastRecent(most=_KINDS, nbytes=_KINDS)
+        self._last_ns = 0
+
+    def estimate(self, known: Known) -> float:
+        """The time that a message will take."""
+        if known.cost_us is not None:
+            return known.cost_us
+        message = known.message
+        if isinstance(message, Allocate | Download | Upload):
+            return _EACH_US + _US_PER_BYTE * _bytes_of(message)
+        average = self._by_kind.get(_kind(message))
+        return _FIRST_US if average is None else average
+
+    def note(self, asked: Asked, value: Any, now_ns: int) -> float:
+        """Note that a request has ended. Returns what it has taken, in microseconds.
+
+        That is what its receipt says. Without one, it is the time since it was sent, or since the request
+        before it ended, because a device runs one after the other.
+        """
+        if isinstance(value, Receipt):
+            taken_us = value.run_us + _EACH_US
+        elif isinstance(asked.known.message, RunModel | WriteWeights):
+            taken_us = max(_EACH_US, (now_ns - max(self._last_ns, asked.sent_ns)) / 1e3)
+        else:
+            taken_us = asked.cost_us
+        self._last_ns = now_ns
+        known, kind = asked.known, _kind(asked.known.message)
+        before = known.cost_us if known.cost_us is not None else self._by_kind.get(kind)
+        average = taken_us if before is None else before + _NEW * (taken_us - before)
+        known.cost_us = average
+        self._by_kind.put(kind, average, 1)
+        return taken_us
+
+
+def _kind(message: Any) -> Any:
+    if isinstance(message, RunModel):
+        dims = tuple(array.shape for array in message.arrays.values())
+        return RunModel, message.model, dims, tuple(ref.spec.dims for ref in message.buffers.values())
+    return type(message)
+
+
+def _bytes_of(message: Allocate | Download | Upload) -> int:
+    if isinstance(message, Allocate):
+        return 0 if message.data is None else message.spec.nbytes
+    return (message.src if isinstance(message, Download) else message.dst).nbytes

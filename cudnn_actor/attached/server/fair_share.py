@@ -1,0 +1,123 @@
+"""Fair share: which client's request the service gets next. Pure: no clock, thread or socket.
+
+Deficit round robin (Shreedhar and Varghese, 1996) over device time. Each client with waiting requests has a
+credit in microseconds. In its turn it gets a quantum, and may send while its credit covers the estimated time
+of its next request. What a request has really taken is charged when it ends. What is handed to the service at
+a time is bounded by the sum of the estimates, not by the number of requests: so a client whose requests are
+long does not fill the service's queue, and one whose requests are short keeps the device busy.
+
+A client without waiting requests keeps no credit, so that it cannot save up turns. It keeps its debt.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Hashable
+from typing import Generic, TypeVar
+
+__all__ = ["QUANTUM_US", "WINDOW_US", "FairShare"]
+
+QUANTUM_US = 500.0
+WINDOW_US = 4000.0
+_MOST_DEBT_US = 1e6
+C = TypeVar("C", bound=Hashable)
+ItemT = TypeVar("ItemT")
+
+
+class _Queue(Generic[ItemT]):
+    def __init__(self) -> None:
+        self.waiting: deque[tuple[ItemT, float]] = deque()
+        self.credit_us = 0.0
+
+
+class FairShare(Generic[C, ItemT]):
+    """The waiting requests of all clients. One thread at a time.
+
+    Parameters
+    ----------
+    window_us
+        The most estimated device time that the service has at once, in microseconds. One request goes to an
+        idle service whatever its estimate.
+    quantum_us
+        What a client gets in each turn, in microseconds.
+    """
+
+    def __init__(self, window_us: float = WINDOW_US, quantum_us: float = QUANTUM_US) -> None:
+        self._window_us, self._quantum_us = window_us, quantum_us
+        self._queues: dict[C, _Queue[ItemT]] = {}
+        self._turns: deque[C] = deque()
+        """The clients with waiting requests; it is the leftmost one's turn."""
+        self.outstanding_us = 0.0
+        """The estimated time of what the service has now."""
+        self._count = 0
+        self._begun = False
+        """Whether the leftmost client has got the quantum of its turn."""
+
+    def join(self, client: C) -> None:
+        """Add a client."""
+        self._queues[client] = _Queue()
+
+    def leave(self, client: C) -> list[ItemT]:
+        """Remove a client. Returns its waiting requests. What it has sent ends by `finish` all the same."""
+        queue = self._queues.pop(client)
+        if queue.waiting:
+            self._begun = self._begun and self._turns[0] != client
+            self._turns.remove(client)
+        return [item for item, _ in queue.waiting]
+
+    def put(self, client: C, item: ItemT, cost_us: float) -> None:
+        """Add a request of a client, with the time that it is expected to take."""
+        queue = self._queues[client]
+        if not queue.waiting:
+            self._turns.append(client)
+        queue.waiting.append((item, max(cost_us, 1.0)))
+
+    def take(self) -> tuple[C, ItemT, float] | None:
+        """The next request for the service: its client and its estimate; None if none waits, or it has
+        enough."""
+        if not self._turns:
+            return None
+        client = self._next_client()
+        queue = self._queues[client]
+        item, cost_us = queue.waiting[0]
+        if self._count and self.outstanding_us + cost_us > self._window_us:
+            return None
+        queue.waiting.popleft()
+        queue.credit_us -= cost_us
+        self.outstanding_us += cost_us
+        self._count += 1
+        if not queue.waiting:
+            self._turns.popleft()
+            self._begun = False
+            queue.credit_us = min(queue.credit_us, 0.0)
+        return client, item, cost_us
+
+    def finish(self, client: C, cost_us: float, actual_us: float) -> None:
+        """Note that a request has ended: its estimate, and what it has taken."""
+        self._count -= 1
+        self.outstanding_us = max(0.0, self.outstanding_us - cost_us) if self._count else 0.0
+        if (queue := self._queues.get(client)) is not None:
+            queue.credit_us = max(queue.credit_us + cost_us - actual_us, -_MOST_DEBT_US)
+            if not queue.waiting:
+                queue.credit_us = min(queue.credit_us, 0.0)
+
+    def _next_client(self) -> C:
+        """The client whose turn it is, once credit covers its next request. Some client waits."""
+        while True:
+            for _ in range(len(self._turns)):
+                queue = self._queues[self._turns[0]]
+                if not self._begun:
+                    self._begun = True
+                    queue.credit_us += self._quantum_us
+                if queue.credit_us >= queue.waiting[0][1]:
+                    return self._turns[0]
+                self._turns.rotate(-1)
+                self._begun = False
+            # Nobody's credit suffices in this round. Go through as many at once as the first to be ready
+            # needs, less the one that comes next.
+            queues = [self._queues[client] for client in self._turns]
+            missing = min(queue.waiting[0][1] - queue.credit_us for queue in queues)
+            rounds = max(0, math.ceil(missing / self._quantum_us) - 1)
+            for queue in queues:
+                queue.credit_us += rounds * self._quantum_us

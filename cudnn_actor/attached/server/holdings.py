@@ -1,0 +1,185 @@
+"""What one client has in the service, so that it names nothing else, and leaves nothing behind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from cudnn_actor.attached.server.shared_weights import SharedWeights
+from cudnn_actor.broker.service_state import ServiceState
+from cudnn_actor.protocol.errors import (
+    InvalidRequest,
+    NotDeployed,
+    OutOfMemory,
+    StaleBufferError,
+    StaleReason,
+)
+from cudnn_actor.protocol.graphs.named_graph import Graph
+from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
+from cudnn_actor.protocol.messages.messages import DeployModel, Download, Free, UnloadModel, WarmModel
+from cudnn_actor.protocol.messages.model_messages import ModelGraph, ModelRef
+from cudnn_actor.protocol.types.buffers import BufferRef
+from cudnn_actor.protocol.types.tensor import TensorSpec
+
+__all__ = ["Holdings", "references"]
+
+Key = tuple[int, int]
+_NO_REFERENCES = (str, int, float, bytes, np.ndarray, Graph, OperationGraph, TensorSpec, type(None))
+
+
+def references(message: Any) -> tuple[BufferRef | ModelRef, ...]:
+    """Every buffer and every model that a message names, wherever in it."""
+    return tuple(_named_in(message))
+
+
+def _named_in(value: Any) -> Iterator[BufferRef | ModelRef]:
+    if isinstance(value, BufferRef | ModelRef):
+        yield value
+    elif isinstance(value, _NO_REFERENCES):
+        return
+    elif isinstance(value, msgspec.Struct):
+        for name in value.__struct_fields__:
+            yield from _named_in(getattr(value, name))
+    elif isinstance(value, dict):
+        for each in value.values():
+            yield from _named_in(each)
+    elif isinstance(value, tuple | list):
+        for each in value:
+            yield from _named_in(each)
+
+
+class Holdings:
+    """The buffers and models of one client. On the server's loop only.
+
+    Parameters
+    ----------
+    state
+        The service's.
+    shared
+        The weights that clients share.
+    limit
+        Bytes of buffers that the client may hold; None for no bound.
+    """
+
+    def __init__(self, state: ServiceState, shared: SharedWeights, limit: int | None) -> None:
+        self._state, self._shared, self._limit = state, shared, limit
+        self.nbytes = 0
+        """Bytes of its buffers, of those that it has asked for, and of answers that wait for room."""
+        self._buffers: dict[Key, BufferRef] = {}
+        self._read: dict[Key, int] = {}
+        """The shared buffers, which it may only read: how often it was given each."""
+        self._models: set[ModelRef] = set()
+
+    def __len__(self) -> int:
+        return len(self._buffers) + len(self._read) + len(self._models)
+
+    def check(self, message: Any, named: Iterable[BufferRef | ModelRef]) -> None:
+        """Raise `StaleBufferError` or `NotDeployed` if a message names what is not the client's.
+
+        Raises `InvalidRequest` if it would write to a buffer that others share.
+        """
+        reads_shared = False
+        for ref in named:
+            if isinstance(ref, ModelRef):
+                if ref not in self._models and not isinstance(message, UnloadModel):
+                    raise NotDeployed(model=ref.number, inputs="", unloaded=True)
+            elif (key := (ref.slot, ref.generation)) in self._read:
+                reads_shared = True
+            elif key not in self._buffers:
+                raise StaleBufferError(slot=ref.slot, generation=ref.generation, reason=StaleReason.FOREIGN)
+        if reads_shared:
+            self._check_reads(message)
+
+    def _check_reads(self, message: Any) -> None:
+        if isinstance(message, Download | Free):
+            return
+        if not isinstance(message, DeployModel | WarmModel):
+            raise _only_read(type(message).__name__)
+        for graph in message.graphs:
+            written = _written(graph)
+            for port, ref in zip(graph.graph.ports, graph.buffers, strict=False):
+                if port.name in written and (ref.slot, ref.generation) in self._read:
+                    raise _only_read(port.name)
+
+    def reserve(self, nbytes: int) -> None:
+        """Count bytes that the client is about to get. Raises `OutOfMemory` if they are over its bound."""
+        if self._limit is not None and self.nbytes + nbytes > self._limit:
+            raise OutOfMemory(
+                requested=nbytes,
+                in_use=self.nbytes,
+                limit=self._limit,
+                largest=max(0, self._limit - self.nbytes),
+                where="this client of the service",
+            )
+        self.nbytes += nbytes
+
+    def give_up(self, nbytes: int) -> None:
+        """Count bytes no more that `reserve` has counted."""
+        self.nbytes -= nbytes
+
+    def add(self, what: BufferRef | ModelRef) -> None:
+        """Note what the client gets. The bytes of a buffer have been reserved."""
+        if isinstance(what, ModelRef):
+            self._models.add(what)
+        else:
+            self._buffers[what.slot, what.generation] = what
+
+    def add_shared(self, ref: BufferRef) -> None:
+        """Note a shared buffer that the client gets, once for each time."""
+        key = (ref.slot, ref.generation)
+        self._read[key] = self._read.get(key, 0) + 1
+
+    def drop_shared(self, ref: BufferRef) -> bool:
+        """Give a shared buffer back, once. Returns whether it is one."""
+        key = (ref.slot, ref.generation)
+        if key not in self._read:
+            return False
+        self._read[key] -= 1
+        if not self._read[key]:
+            del self._read[key]
+        self._shared.release(ref)
+        return True
+
+    def drop(self, what: BufferRef | ModelRef) -> None:
+        """Note that a buffer was freed, or a model unloaded."""
+        if isinstance(what, ModelRef):
+            self._models.discard(what)
+        elif self._buffers.pop((what.slot, what.generation), None) is not None:
+            self.nbytes -= what.nbytes
+
+    def end(self) -> None:
+        """Have all of it freed, without waiting, once what was sent before is done."""
+        for model in self._models:
+            self._state.unload(model, None)
+        for ref in self._buffers.values():
+            self._state.discard(ref)
+        for key, times in self._read.items():
+            for _ in range(times):
+                self._shared.release_key(key)
+        self._models.clear()
+        self._buffers.clear()
+        self._read.clear()
+        self.nbytes = 0
+
+
+def _written(graph: ModelGraph) -> set[str]:
+    """The ports of a model's graph to which a run writes."""
+    draws = () if graph.draws is None else (graph.draws.port,)
+    return {
+        *graph.inputs.values(),
+        *graph.outputs.values(),
+        *draws,
+        *(port.name for port in graph.graph.outputs),
+    }
+
+
+def _only_read(what: str) -> InvalidRequest:
+    return InvalidRequest(
+        field="message",
+        value=what,
+        problem="would use a buffer that other processes share, and that models only read",
+        fix="upload the values to a buffer of your own",
+    )

@@ -1,0 +1,337 @@
+"""The socket by which other processes use a service: who may connect, and what all clients share."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import fcntl
+import os
+import socket
+import stat
+import time
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+
+from cudnn_actor.actors import forks
+from cudnn_actor.actors.event_loop import running_loop
+from cudnn_actor.actors.logs import Log
+from cudnn_actor.actors.long_work import in_own_thread
+from cudnn_actor.attached.paths import peer_of, require_private, socket_path
+from cudnn_actor.attached.server.asked import Asked
+from cudnn_actor.attached.server.costs import Costs
+from cudnn_actor.attached.server.fair_share import FairShare
+from cudnn_actor.attached.server.session import Session
+from cudnn_actor.attached.server.shared_weights import SharedWeights
+from cudnn_actor.attached.wire import FROM_CLIENT, LONGEST, Attached, Happened, Reading, Refusal, Status
+from cudnn_actor.processes.channel import Channel
+from cudnn_actor.protocol.errors import CudnnActorError, InvalidRequest
+from cudnn_actor.service.client import CudnnRef
+from cudnn_actor.service.service import CudnnService
+
+__all__ = ["ServedSocket", "serve_socket"]
+
+log = Log("cudnn_actor.attached")
+
+_LOOK_S = 0.25
+"""How often clients are sent the metrics, if these have changed, and looked at for frames that do not end."""
+_BACKLOG = 64
+
+
+@contextlib.asynccontextmanager
+async def serve_socket(
+    gpu: CudnnRef | CudnnService,
+    path: str | os.PathLike[str] | None = None,
+    *,
+    clients: int = 64,
+    requests: int = 1024,
+    nbytes: int | None = None,
+    models: Mapping[str, str | os.PathLike[str]] | None = None,
+) -> AsyncIterator[ServedSocket]:
+    """Let other processes of this user use a service: `async with serve_socket(gpu) as served`.
+
+    They attach with `cudnn_actor.connect(path)`. At the end of the body they lose the service: their requests
+    get `ServiceStopped`. The service itself goes on.
+
+    Parameters
+    ----------
+    gpu
+        The handle of a service of this process, or the service.
+    path
+        The socket's path, with or without "unix:" before it. None for
+        `$XDG_RUNTIME_DIR/cudnn-actor/NAME.sock`, where NAME is the service's name; without that variable,
+        for `/tmp/cudnn-actor-UID/NAME.sock`. Only this user may use the socket.
+    clients
+        How many may be attached at a time.
+    requests
+        How many requests each may have in flight. More wait in the client.
+    nbytes
+        How many bytes of buffers each may hold; None for no bound but the service's.
+    models
+        Files of models by name. Clients load them by these names: `await gpu.load(name)`.
+
+    Raises
+    ------
+    InvalidRequest
+        The path is too long, its folder is not this user's alone, something else lies there, or another
+        process serves there.
+    OSError
+        The socket cannot be made.
+    """
+    service = gpu if isinstance(gpu, CudnnService) else gpu._service
+    given = socket_path(path, service.name)
+    listening, files = await in_own_thread(_opened, given, path is None, models or {})
+    served = ServedSocket(
+        service, given, listening, clients=clients, requests=requests, nbytes=nbytes, models=files
+    )
+    try:
+        yield served
+    finally:
+        await served.aclose()
+
+
+class ServedSocket:
+    """A service's socket. Made by `serve_socket`.
+
+    Parameters
+    ----------
+    service, path, clients, requests, nbytes, models
+        As in `serve_socket`.
+    listening
+        The lock that says who serves, and the listening socket; owned by this object from now on.
+    """
+
+    def __init__(
+        self,
+        service: CudnnService,
+        path: Path,
+        listening: tuple[int, socket.socket],
+        *,
+        clients: int,
+        requests: int,
+        nbytes: int | None,
+        models: Mapping[str, str],
+    ) -> None:
+        self.path = path
+        """Where it lies."""
+        self._service, self.state = service, service.state
+        self.window, self._most_clients, self._nbytes = requests, clients, nbytes
+        self._models = dict(models)
+        self.share: FairShare[Session, Asked] = FairShare()
+        self.costs = Costs()
+        self.shared = SharedWeights(self.state)
+        self.reading = Reading()
+        self._sessions: set[Session] = set()
+        self._pumping = self._pumps_soon = False
+        self._finished = -1
+        self._loop = running_loop()
+        self._lock, self._listener = listening
+        forks.watch(self)
+        self._loop.add_reader(self._listener.fileno(), self._accept)
+        self._following = self._loop.create_task(self._follow())
+        self._looking = self._loop.call_later(_LOOK_S, self._look)
+        log.info("socket.serving", service=service.name, path=str(path))
+
+    def __repr__(self) -> str:
+        return f"<socket of {self._service.name!r} at {self.path}: {len(self._sessions)} clients>"
+
+    @property
+    def clients(self) -> int:
+        """How many clients are attached now."""
+        return len(self._sessions)
+
+    def forget_parent(self) -> None:
+        """In a forked child: close the copies of the descriptors, and leave the socket to the parent."""
+        self._listener.close()
+        os.close(self._lock)
+
+    # Clients.
+
+    def _accept(self) -> None:
+        try:
+            connection, _ = self._listener.accept()
+        except OSError as error:  # it has gone again, or no descriptor is left: it waits until one is
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                log.warning("client.refused", reason=str(error))
+            return
+        channel = Channel(connection, FROM_CLIENT, longest=LONGEST)
+        problem, pid = self._problem(connection)
+        if problem is not None:
+            log.warning("client.refused", pid=pid, reason=str(problem))
+            channel.send(Refusal(problem.to_record()))
+            channel.close()
+            return
+        session = Session(self, channel, pid, self._nbytes)
+        self._sessions.add(session)
+        self.share.join(session)
+
+    def _problem(self, connection: socket.socket) -> tuple[CudnnActorError | None, int]:
+        pid, uid = peer_of(connection)
+        if uid != os.geteuid():
+            return _refused(f"user {uid}", "is not the user of the service", "run it as the same user"), pid
+        if len(self._sessions) >= self._most_clients:
+            bound = f"clients={self._most_clients}"
+            return _refused(bound, "so many are attached already", "close one, or serve with more"), pid
+        return None, pid
+
+    def welcome(self, session: Session) -> None:
+        """Tell a client that has introduced itself what the service is, and what has happened so far."""
+        service = self._service
+        session.send(
+            Attached(
+                service=service.name,
+                device=service.device,
+                isolation=service.isolation,
+                worker_pid=service.worker_pid,
+                window=self.window,
+                nbytes=self._nbytes,
+                operations=self.state.most_operations,
+                models=self._models,
+            )
+        )
+        session.send(Status(service.health(), service.metrics()))
+        for event in service.events.all:
+            session.send(Happened(event, service.worker_pid))
+
+    def forget(self, session: Session) -> None:
+        """Note that a session has ended."""
+        self._sessions.discard(session)
+
+    # Requests.
+
+    def pump(self) -> None:
+        """Send the service the requests whose turn it is."""
+        if self._pumping:  # a request was refused at once, in the loop below
+            return
+        self._pumping = True
+        try:
+            while (turn := self.share.take()) is not None:
+                session, asked, _ = turn
+                session.hand_over(asked)
+        finally:
+            self._pumping = False
+
+    def pump_soon(self) -> None:
+        """Do so in a callback of the loop, once for all answers of this turn."""
+        if not self._pumps_soon:
+            self._pumps_soon = True
+            self._loop.call_soon(self._pump_now)
+
+    def _pump_now(self) -> None:
+        self._pumps_soon = False
+        self.pump()
+
+    # What clients are told.
+
+    async def _follow(self) -> None:
+        """Tell all clients each lifecycle event, and end their sessions with the service."""
+        told = len(self._service.events.all)
+        seen = 0
+        async for event in self._service.events.follow():
+            seen += 1
+            if seen > told:
+                for session in tuple(self._sessions):
+                    if session.name:
+                        session.send(Happened(event, self._service.worker_pid))
+        self._end_sessions()
+
+    def _look(self) -> None:
+        self._looking = self._loop.call_later(_LOOK_S, self._look)
+        now = time.monotonic()
+        for session in tuple(self._sessions):
+            session.check_patience(now)
+        counters = self.state.counters
+        finished = counters.finished + counters.failed
+        if finished != self._finished and self._sessions:
+            self._finished = finished
+            status = Status(self._service.health(), self._service.metrics())
+            for session in tuple(self._sessions):
+                if session.name and not session.channel.backed_up:
+                    session.send(status)
+
+    def _end_sessions(self) -> None:
+        for session in tuple(self._sessions):
+            session.end()
+
+    async def aclose(self) -> None:
+        """Take the socket away, and end all sessions. Idempotent."""
+        if self._listener.fileno() < 0:
+            return
+        self._loop.remove_reader(self._listener.fileno())
+        self._looking.cancel()
+        self._following.cancel()
+        self._listener.close()
+        self._end_sessions()
+        try:
+            await in_own_thread(_remove, self.path)
+        finally:
+            os.close(self._lock)  # last: a successor makes its socket afterwards
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._following
+
+
+Models = Mapping[str, str | os.PathLike[str]]
+
+
+def _opened(path: Path, default: bool, models: Models) -> tuple[tuple[int, socket.socket], dict[str, str]]:
+    """The lock and the socket, and the models' files. Blocks for the file system."""
+    if default:
+        require_private(path.parent)
+    return _listening(path), {name: str(Path(file).resolve()) for name, file in models.items()}
+
+
+def _remove(path: Path) -> None:
+    path.unlink(missing_ok=True)
+
+
+def _listening(path: Path) -> tuple[int, socket.socket]:
+    """A lock that is held as long as the socket is served, and the listening socket.
+
+    The lock decides who serves: it ends with its process, however that ends. So a socket that lies there
+    while nobody holds the lock is a dead server's, and is replaced. Raises `InvalidRequest`, `OSError`.
+    """
+    lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise _at(path, "is served by another process already") from None
+        _remove_stale(path)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        try:
+            os.fchmod(listener.fileno(), 0o600)  # Linux gives the file this mode: it has never another one
+            listener.bind(os.fspath(path))
+            listener.listen(_BACKLOG)
+        except BaseException:
+            listener.close()
+            raise
+    except BaseException:
+        os.close(lock)
+        raise
+    return lock, listener
+
+
+def _remove_stale(path: Path) -> None:
+    """Remove the socket of a server that has gone. Raises `InvalidRequest` for anything else."""
+    try:
+        if not stat.S_ISSOCK(path.lstat().st_mode):
+            raise _at(path, "is there already, and is no socket")
+    except FileNotFoundError:
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
+        try:
+            probe.connect(os.fspath(path))
+        except (ConnectionRefusedError, FileNotFoundError):
+            path.unlink(missing_ok=True)
+            return
+        except BlockingIOError:
+            pass
+    raise _at(path, "is served by another program")
+
+
+def _at(path: Path, problem: str) -> InvalidRequest:
+    return InvalidRequest(field="path", value=str(path), problem=problem, fix="give another path")
+
+
+def _refused(value: str, problem: str, fix: str) -> CudnnActorError:
+    return InvalidRequest(field="connect", value=value, problem=problem, fix=fix)

@@ -1,0 +1,480 @@
+"""One client of a service: its connection, its requests, and the order in which they go on.
+
+Everything here runs on the event loop of the server, so nothing needs a lock. Requests wait in the fair share
+until it is their turn; then they are in the service's mailbox, like any other. The requests of one client go
+there in its order, so the service runs them in its order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from typing import Any, Protocol
+
+import numpy as np
+
+from cudnn_actor.actors import LoopBridge
+from cudnn_actor.actors.logs import Log
+from cudnn_actor.actors.long_work import in_own_thread
+from cudnn_actor.attached.server.asked import Asked, Known
+from cudnn_actor.attached.server.costs import Costs
+from cudnn_actor.attached.server.fair_share import FairShare
+from cudnn_actor.attached.server.holdings import Holdings, references
+from cudnn_actor.attached.server.segments import Segments, room_needed
+from cudnn_actor.attached.server.shared_weights import Digest, SharedWeights
+from cudnn_actor.attached.wire import (
+    INLINE_BYTES,
+    VERSION,
+    Answer,
+    Answers,
+    Arrays,
+    Attach,
+    Done,
+    Dropped,
+    DropSegment,
+    Given,
+    MapSegment,
+    NeedsRoom,
+    Reading,
+    Refused,
+    Request,
+    Requests,
+    Room,
+    WireArray,
+    Withdraw,
+    digest_of,
+)
+from cudnn_actor.broker.request_checks import check_message
+from cudnn_actor.broker.service_state import ServiceState
+from cudnn_actor.memory.least_recent import LeastRecent
+from cudnn_actor.processes.channel import Channel
+from cudnn_actor.processes.frames import BadFrame
+from cudnn_actor.protocol.errors import CudnnActorError, InvalidRequest, MailboxFull, MalformedMessage
+from cudnn_actor.protocol.messages.codec import encode_reply
+from cudnn_actor.protocol.messages.messages import (
+    COMPUTE,
+    Allocate,
+    DeployModel,
+    Drain,
+    Free,
+    LendStaging,
+    UnloadModel,
+)
+from cudnn_actor.protocol.messages.receipts import Receipt
+
+__all__ = ["Server", "Session"]
+
+log = Log("cudnn_actor.attached")
+
+_LONG_COPY_BYTES = 1 << 20
+"""Answers of more bytes are copied by a thread, so that other clients do not wait for it."""
+_MOST_KNOWN, _KNOWN_BYTES, _BYTES_PER_BYTE = 1024, 16 << 20, 5
+_PATIENCE_S = 10.0
+"""How long a client may take for its first frame, and from the beginning of a frame to its end."""
+
+
+class Server(Protocol):
+    """What the sessions of a server share."""
+
+    state: ServiceState
+    share: FairShare[Session, Asked]
+    costs: Costs
+    shared: SharedWeights
+    reading: Reading
+    window: int
+    """Requests that a client may have in flight."""
+
+    def welcome(self, session: Session) -> None:
+        """Tell a client that has introduced itself what the service is. Raises `CudnnActorError`."""
+
+    def pump(self) -> None:
+        """Send the service the requests whose turn it is."""
+
+    def pump_soon(self) -> None:
+        """Do so in a callback of the loop."""
+
+    def forget(self, session: Session) -> None:
+        """Note that a session has ended."""
+
+
+class Session:
+    """One client.
+
+    Parameters
+    ----------
+    server
+        What it belongs to.
+    channel
+        Its connection, owned by this object from now on.
+    pid
+        The process id of the client, for log lines.
+    limit
+        Bytes of buffers that the client may hold; None for no bound.
+    """
+
+    def __init__(self, server: Server, channel: Channel, pid: int, limit: int | None) -> None:
+        self._server, self.channel, self.pid = server, channel, pid
+        self.name = ""
+        self.open = True
+        self.holdings = Holdings(server.state, server.shared, limit)
+        self.asked: dict[int, Asked] = {}
+        """Its requests that have not been answered, by number, in order."""
+        self._segments = Segments()
+        self._known: LeastRecent[bytes, Known] = LeastRecent(most=_MOST_KNOWN, nbytes=_KNOWN_BYTES)
+        self._drains: deque[int] = deque()
+        self._answers: list[Answer] = []
+        self._flushing = self._paused = False
+        self._last = 0
+        self._loop = asyncio.get_running_loop()
+        self._bridge = LoopBridge.of_running_loop()
+        self._copies: set[asyncio.Task[None]] = set()
+        self._waits_since: float | None = time.monotonic()
+        """Since when the rest of a frame has been missing; None if none is."""
+        self._handlers: dict[type, Any] = {
+            Requests: self._take_requests,
+            MapSegment: self._map,
+            DropSegment: lambda frame: self._segments.drop(frame.number),
+            Withdraw: self._withdraw,
+            Room: self._take_room,
+        }
+        self._loop.add_reader(channel.fileno(), self._readable)
+
+    def __repr__(self) -> str:
+        return f"<session of {self.name!r}, process {self.pid}>"
+
+    # The connection.
+
+    def _readable(self) -> None:
+        try:
+            frames = self.channel.receive()
+            for frame in frames:
+                if not self.open:
+                    return
+                self._take(frame)
+            self._check_rest(bool(frames))
+        except BadFrame as error:
+            self._refuse_frame(str(error))
+        except OSError as error:  # no descriptor, or no memory, to map a segment
+            self._refuse_frame(f"a segment could not be mapped: {error}")
+        if self.open and self.channel.ended:
+            self.end()
+        elif self.open:
+            self._server.pump()
+
+    def _check_rest(self, came: bool) -> None:
+        """Raise `BadFrame` for descriptors that belong to no frame. Note when a frame began that is cut."""
+        if not self.channel.is_partial:
+            self._waits_since = None if self.name else self._waits_since
+            if self.channel.unclaimed:
+                raise BadFrame(f"{self.channel.unclaimed} descriptors came that belong to no frame")
+        elif came or self._waits_since is None:
+            self._waits_since = time.monotonic()
+
+    def check_patience(self, now_s: float) -> None:
+        """End the session if its client has begun a frame long ago and not ended it."""
+        if self._waits_since is not None and now_s - self._waits_since > _PATIENCE_S:
+            self._refuse_frame(f"a frame has not been completed within {_PATIENCE_S:.0f} s")
+
+    def _take(self, frame: Any) -> None:
+        if type(frame) is Attach:
+            self._introduce(frame)
+        elif not self.name:
+            raise BadFrame(f"{type(frame).__name__} came before Attach")
+        else:
+            self._handlers[type(frame)](frame)
+
+    def _introduce(self, frame: Attach) -> None:
+        if self.name:
+            raise BadFrame("Attach came twice")
+        if frame.version != VERSION:
+            raise BadFrame(f"the client has version {frame.version} of the protocol, and this is {VERSION}")
+        self.name = frame.name[:100] or "client"
+        self._server.welcome(self)
+        log.info("client.attached", client=self.name, pid=self.pid)
+
+    def _refuse_frame(self, reason: str) -> None:
+        log.warning("client.malformed", client=self.name, pid=self.pid, reason=reason)
+        self.end()
+
+    def end(self) -> None:
+        """Close the connection, withdraw what has not started, and free what the client held. Idempotent."""
+        if not self.open:
+            return
+        self.open = False
+        self._loop.remove_reader(self.channel.fileno())
+        self._loop.remove_writer(self.channel.fileno())
+        self.channel.close()
+        self._server.share.leave(self)
+        for asked in tuple(self.asked.values()):
+            asked.withdraw()
+        held = len(self.holdings)
+        self.holdings.end()
+        self._segments.clear()
+        self._server.forget(self)
+        if self.name:
+            log.info("client.detached", client=self.name, pid=self.pid, held=held)
+        self._server.pump()
+
+    # Out.
+
+    def send(self, frame: Any) -> None:
+        """Send a frame. Reads nothing more while the client does not take what it is sent."""
+        self.channel.send(frame)
+        if self.channel.backed_up and not self._paused:
+            self._paused = True
+            self._loop.remove_reader(self.channel.fileno())
+            self._loop.add_writer(self.channel.fileno(), self._writable)
+
+    def _writable(self) -> None:
+        if self.channel.flush():
+            self._loop.remove_writer(self.channel.fileno())
+            self._paused = False
+            self._loop.add_reader(self.channel.fileno(), self._readable)
+
+    def _answer(self, answer: Answer) -> None:
+        """Answer a request: at once if it was the only one, else with the others of this turn of the loop."""
+        self._answers.append(answer)
+        if not self.asked:
+            self._flush()
+        elif not self._flushing:
+            self._flushing = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flushing = False
+        if self._answers and self.open:
+            answers, self._answers = self._answers, []
+            self.send(Answers(answers))
+
+    # Requests.
+
+    def _take_requests(self, frame: Requests) -> None:
+        for request in frame.requests:
+            if request.number <= self._last:
+                raise BadFrame(f"request {request.number} came after {self._last}")
+            self._last = request.number
+            try:
+                self._put(request)
+            except CudnnActorError as error:
+                self._answer(Refused(request.number, error.to_record()))
+
+    def _put(self, request: Request) -> None:
+        if len(self.asked) >= self._server.window:
+            raise MailboxFull(capacity=self._server.window)
+        known = self._decoded(request.body)
+        if request.share:
+            known = _shareable(known, request.share)
+        asked = Asked(self, request.number, known, request.room, request.room_bytes)
+        asked.timeout_s = request.timeout_s
+        message = known.message
+        if isinstance(message, LendStaging):
+            raise InvalidRequest(
+                field="message",
+                value="LendStaging",
+                problem="is answered by clients",
+                fix="use connect",
+            )
+        if request.share:
+            asked.digest = request.share, message.spec
+        self.asked[request.number] = asked
+        if isinstance(message, Drain):
+            self._drains.append(request.number)
+            self._answer_drains()
+        elif getattr(message, "control", False):
+            self._hand_over(asked)
+        else:
+            asked.cost_us = self._server.costs.estimate(asked.known)
+            self._server.share.put(self, asked, asked.cost_us)
+
+    def _decoded(self, body: bytes) -> Known:
+        known = self._known.get(body)
+        if known is None:
+            message = self._server.reading.message(body, self._segments.array)
+            known = Known(message, references(message))
+            if type(message) in COMPUTE:
+                self._known.put(body, known, _BYTES_PER_BYTE * len(body))
+        return known
+
+    def hand_over(self, asked: Asked) -> None:
+        """Send the service a request whose turn it is."""
+        if asked.withdrawn:
+            asked.deliver(None, None)
+        else:
+            self._hand_over(asked)
+
+    def _hand_over(self, asked: Asked) -> None:
+        message, state = asked.known.message, self._server.state
+        try:
+            self.holdings.check(message, asked.known.named)
+            if self._shares(asked, message):
+                return
+            if isinstance(message, Allocate):
+                self.holdings.reserve(message.spec.nbytes)
+                asked.reserved = message.spec.nbytes
+            found = check_message(state, message, {})
+            asked.sent_ns = time.perf_counter_ns()
+            asked.send(state, self._bridge, found)
+        except CudnnActorError as error:
+            asked.deliver(None, error)
+
+    def _shares(self, asked: Asked, message: Any) -> bool:
+        """Whether a request is about a shared buffer, and needs nothing of the service."""
+        if asked.digest is not None and isinstance(message, Allocate):
+            shared = self._server.shared.find(Digest(*asked.digest))
+            if shared is None and message.data is not None:
+                return False
+            asked.deliver(shared, None)
+            return True
+        if isinstance(message, Free) and self.holdings.drop_shared(message.buffer):
+            asked.digest = ("", message.buffer.spec)
+            asked.deliver(None, None)
+            return True
+        return False
+
+    def _withdraw(self, frame: Withdraw) -> None:
+        if (asked := self.asked.get(frame.number)) is not None:
+            asked.withdraw()
+
+    # Answers.
+
+    def answered(self, asked: Asked, value: Any, error: BaseException | None) -> None:
+        """Take the answer of a request. See `Takes`."""
+        self._settle(asked, value, error)
+        if not self.open:
+            self.asked.pop(asked.number, None)
+            return
+        message = asked.known.message
+        if error is None:
+            value = self._noted(asked, message, value)
+        elif asked.reserved:
+            self.holdings.give_up(asked.reserved)
+        if error is not None or (asked.withdrawn and value is None):
+            self._end_request(asked, _failed(asked.number, error))
+        elif isinstance(value, np.ndarray):
+            self._give_arrays(asked, [(None, value)])
+        elif isinstance(value, dict):
+            self._give_arrays(asked, list(value.items()))
+        elif isinstance(value, Receipt):
+            self._end_request(asked, Done(asked.number, value))
+        else:
+            self._end_request(asked, Given(asked.number, encode_reply(value)))
+
+    def _settle(self, asked: Asked, value: Any, error: BaseException | None) -> None:
+        """Tell fair share what a request has taken, and free what came too late for its client."""
+        server = self._server
+        if not getattr(asked.known.message, "control", False):
+            taken_us = 0.0
+            if asked.sent_ns and error is None:
+                taken_us = server.costs.note(asked, value, time.perf_counter_ns())
+            server.share.finish(self, asked.cost_us, taken_us)
+        if not self.open:
+            server.state.discard(value)
+        server.pump_soon()
+
+    def _noted(self, asked: Asked, message: Any, value: Any) -> Any:
+        """Note what the client has got or given back with an answer. Returns the answer."""
+        if isinstance(message, Allocate) and value is not None:
+            if asked.digest is not None:
+                return self._share(asked, value)
+            self.holdings.add(value)
+        elif isinstance(message, DeployModel):
+            self.holdings.add(value)
+        elif isinstance(message, Free) and asked.digest is None:
+            self.holdings.drop(message.buffer)
+        elif isinstance(message, UnloadModel) and message.graphs is None:
+            self.holdings.drop(message.model)
+        return value
+
+    def _share(self, asked: Asked, ref: Any) -> Any:
+        """Share a buffer: one that was there already, or the one that was just made."""
+        shared, digest = self._server.shared, Digest(*asked.digest)  # type: ignore[misc]
+        if asked.sent_ns:  # it was just made
+            self.holdings.give_up(asked.reserved)
+            asked.reserved = 0
+            if (other := shared.find(digest)) is not None:  # by another client, meanwhile
+                self._server.state.discard(ref)
+                ref = other
+            else:
+                shared.add(digest, ref)
+        self.holdings.add_shared(ref)
+        return ref
+
+    def _give_arrays(self, asked: Asked, arrays: list[tuple[str | None, np.ndarray]]) -> None:
+        needed = room_needed([array for _, array in arrays])
+        if needed <= INLINE_BYTES:
+            wired = [(name, WireArray.of(array)) for name, array in arrays]
+            self._end_request(asked, Arrays(asked.number, wired))
+        elif asked.room is None or needed > asked.room_bytes:
+            asked.results = arrays
+            self._answer(NeedsRoom(asked.number, needed))
+        elif needed > _LONG_COPY_BYTES:
+            copy = self._loop.create_task(self._copied(asked, arrays))
+            self._copies.add(copy)
+            copy.add_done_callback(self._copies.discard)
+        else:
+            self._end_request(asked, self._placed(asked, arrays))
+
+    async def _copied(self, asked: Asked, arrays: list[tuple[str | None, np.ndarray]]) -> None:
+        answer = await in_own_thread(self._placed, asked, arrays)
+        if self.open:
+            self._end_request(asked, answer)
+
+    def _placed(self, asked: Asked, arrays: list[tuple[str | None, np.ndarray]]) -> Answer:
+        """The answer, with its arrays in the client's memory. Any thread."""
+        assert asked.room is not None
+        try:
+            wired = self._segments.write(asked.room, asked.room_bytes, [array for _, array in arrays])
+        except ValueError as error:
+            return Refused(asked.number, MalformedMessage(detail=str(error)).to_record())
+        return Arrays(asked.number, list(zip([name for name, _ in arrays], wired, strict=True)))
+
+    def _take_room(self, frame: Room) -> None:
+        asked = self.asked.get(frame.number)
+        if asked is None or asked.results is None:
+            raise BadFrame(f"room for request {frame.number}, which needs none")
+        arrays, asked.results = asked.results, None
+        if frame.place is None or room_needed([array for _, array in arrays]) > frame.nbytes:
+            self._end_request(asked, Dropped(asked.number))
+            return
+        asked.room, asked.room_bytes = frame.place, frame.nbytes
+        self._give_arrays(asked, arrays)
+
+    def _end_request(self, asked: Asked, answer: Answer) -> None:
+        self.asked.pop(asked.number, None)
+        self._answer(answer)
+        self._answer_drains()
+
+    def _answer_drains(self) -> None:
+        """Answer each drain before which nothing is left. Numbers grow, so the first in the dict is least."""
+        while self._drains and next(iter(self.asked)) == self._drains[0]:
+            number = self._drains.popleft()
+            del self.asked[number]
+            self._answer(Given(number, encode_reply(None)))
+
+    def _map(self, frame: MapSegment) -> None:
+        self._segments.map(frame.number, frame.nbytes, self.channel.take_descriptor())
+
+
+def _shareable(known: Known, share: str) -> Known:
+    """The message, with a copy of its values: the client could change its own after the check.
+
+    Raises `InvalidRequest` if the digest is another one.
+    """
+    message = known.message
+    values = None
+    if isinstance(message, Allocate) and message.data is not None:
+        values = np.array(message.data)
+    if not isinstance(message, Allocate) or (values is not None and digest_of(values) != share):
+        raise InvalidRequest(
+            field="share", value=share, problem="is not the digest of the values", fix="send their SHA-256"
+        )
+    return Known(Allocate(spec=message.spec, data=values), known.named)
+
+
+def _failed(number: int, error: BaseException | None) -> Answer:
+    """The answer of a request that has failed, or, without an error, was withdrawn."""
+    if error is None:
+        return Dropped(number)
+    known = error if isinstance(error, CudnnActorError) else CudnnActorError(str(error))
+    return Refused(number, known.to_record())

@@ -1,0 +1,362 @@
+"""The messages between a service's process and the processes that are attached to it, as bytes. Does no I/O.
+
+`processes.frames` has the framing. Decoding runs no code that the sender chooses. A frame that does not
+decode, is too long, or breaks the order below costs its connection alone. A message that does not decode, in
+a frame that does, fails only its request.
+
+=============  ==========================================================================================
+client sends   `Attach` first, once; `MapSegment`, with one descriptor, and `DropSegment`; `Requests`;
+               `Withdraw`; `Room`, after a `NeedsRoom`
+server sends   `Attached` or `Refusal` first; `Happened`, for each lifecycle event; `Status`; `Answers`
+=============  ==========================================================================================
+
+Arrays of up to `INLINE_BYTES` travel in the frame. Larger ones lie in segments: memory that the client has
+made and sealed against a change of its size, and that both processes have mapped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+
+from cudnn_actor.protocol.errors import ErrorRecord, MalformedMessage
+from cudnn_actor.protocol.messages import codec
+from cudnn_actor.protocol.messages.messages import Travelling
+from cudnn_actor.protocol.messages.receipts import Receipt
+from cudnn_actor.protocol.types.dtypes import DType
+from cudnn_actor.service.health import Health
+from cudnn_actor.service.metrics import Metrics
+from cudnn_actor.supervision import LifecycleEvent
+
+__all__ = [
+    "FROM_CLIENT",
+    "FROM_SERVER",
+    "INLINE_BYTES",
+    "LONGEST",
+    "VERSION",
+    "Answer",
+    "Answers",
+    "Arrays",
+    "Attach",
+    "Attached",
+    "Done",
+    "DropSegment",
+    "Dropped",
+    "Given",
+    "Happened",
+    "MapSegment",
+    "NeedsRoom",
+    "Place",
+    "Reading",
+    "Refusal",
+    "Refused",
+    "Request",
+    "Requests",
+    "Room",
+    "Status",
+    "WireArray",
+    "Withdraw",
+    "digest_of",
+    "writing",
+]
+
+VERSION: Final = 1
+"""Both sides must have the same."""
+LONGEST: Final = 16 << 20
+"""Bytes of the longest frame that a server accepts of a client."""
+INLINE_BYTES: Final = 16 << 10
+"""The size up to which an array travels in the frame: to copy it there is faster than to find it a place."""
+
+
+class Place(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
+    """Where bytes lie: a segment, and the offset in it."""
+
+    segment: int
+    offset: int
+
+
+class WireArray(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """An array, C-contiguous: its bytes, or where they lie."""
+
+    dtype: DType
+    dims: tuple[int, ...]
+    data: bytes | Place
+
+    @property
+    def nbytes(self) -> int:
+        """Its size in bytes. Raises `ValueError` for a negative dim."""
+        nbytes = self.dtype.numpy.itemsize
+        for dim in self.dims:
+            if dim < 0:
+                raise ValueError(f"dims {self.dims} contain a negative size")
+            nbytes *= dim
+        return nbytes
+
+    def inline(self) -> np.ndarray:
+        """The array of the bytes that came with it, read-only. Raises `ValueError` if they do not fit."""
+        if len(self.dims) > _MOST_DIMS:
+            raise ValueError(f"an array of {len(self.dims)} dims")
+        if not isinstance(self.data, bytes) or len(self.data) != self.nbytes:
+            raise ValueError(f"an array of dims {self.dims} that has other bytes")
+        return np.frombuffer(self.data, self.dtype.numpy).reshape(self.dims)
+
+    @classmethod
+    def of(cls, array: np.ndarray, place: Place | None = None) -> WireArray:
+        """The record for an array, with its values unless they lie elsewhere. Raises `TypeError`."""
+        dtype = DType.of(array.dtype)
+        if dtype is None:
+            raise TypeError(f"arrays of {array.dtype} cannot be encoded")
+        data = np.ascontiguousarray(array).tobytes() if place is None else place
+        return cls(dtype, array.shape, data)
+
+
+_MOST_DIMS = 32
+
+
+class _Frame(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
+    pass
+
+
+# From the client.
+
+
+class Attach(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
+    """The first frame: the client's version of the protocol, and its name for log lines."""
+
+    version: int
+    name: str
+
+
+class MapSegment(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
+    """Map a segment by the descriptor that comes with it."""
+
+    number: int
+    nbytes: int
+
+
+class DropSegment(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
+    """Forget a segment, in which nothing lies any more."""
+
+    number: int
+
+
+class Request(
+    msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, omit_defaults=True, gc=False
+):
+    """A request.
+
+    Parameters
+    ----------
+    number
+        The client's number for it: larger than all earlier ones.
+    body
+        Its message as bytes.
+    room
+        Where the arrays of the answer may be written; None for nowhere yet.
+    room_bytes
+        How many bytes there are.
+    timeout_s
+        Seconds after which it is not started any more; None for never.
+    share
+        With an `Allocate`: whether others with the same values may share the buffer, which is only read. The
+        SHA-256 of the values, as hexadecimal digits; empty for a buffer of its own.
+    """
+
+    number: int
+    body: bytes
+    room: Place | None = None
+    room_bytes: int = 0
+    timeout_s: float | None = None
+    share: str = ""
+
+
+class Requests(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
+    """Requests in order."""
+
+    requests: list[Request]
+
+
+class Withdraw(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
+    """Do not start a request, if it has not been started. It is answered in any case."""
+
+    number: int
+
+
+class Room(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
+    """Where the arrays of an answer may be written; None if there is no room, so that they are dropped."""
+
+    number: int
+    place: Place | None
+    nbytes: int
+
+
+FromClient = Attach | MapSegment | DropSegment | Requests | Withdraw | Room
+
+
+# From the server.
+
+
+class Attached(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
+    """The first frame: what the service is, and the client's bounds.
+
+    Parameters
+    ----------
+    service, device, isolation
+        The service's name, device and isolation.
+    worker_pid
+        The process id of its worker; None for none.
+    window
+        Requests that the client may have in flight.
+    nbytes
+        Bytes of buffers that it may hold; None for no bound.
+    operations
+        How many operations a graph may have.
+    models
+        The files of the models that the server keeps loaded, by their names.
+    """
+
+    service: str
+    device: str
+    isolation: str
+    worker_pid: int | None
+    window: int
+    nbytes: int | None
+    operations: int
+    models: dict[str, str]
+
+
+class Refusal(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
+    """The client may not attach. The connection ends."""
+
+    error: ErrorRecord
+
+
+class Happened(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
+    """A lifecycle event of the service."""
+
+    event: LifecycleEvent
+    worker_pid: int | None
+
+
+class Status(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
+    """The service's state and metrics at the moment."""
+
+    health: Health
+    metrics: Metrics
+
+
+class _Answer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=0, gc=False):
+    number: int
+
+
+class Done(_Answer, frozen=True, array_like=True, forbid_unknown_fields=True, tag=1, gc=False):
+    """A request was answered by a receipt."""
+
+    receipt: Receipt
+
+
+class Given(_Answer, frozen=True, array_like=True, forbid_unknown_fields=True, tag=2, gc=False):
+    """The answer, as `protocol.messages.codec.encode_reply` writes it."""
+
+    body: bytes
+
+
+class Arrays(_Answer, frozen=True, array_like=True, forbid_unknown_fields=True, tag=3):
+    """The answer is arrays by name, or, under the name None alone, one array."""
+
+    arrays: list[tuple[str | None, WireArray]]
+
+
+class NeedsRoom(_Answer, frozen=True, array_like=True, forbid_unknown_fields=True, tag=4, gc=False):
+    """The answer has arrays of so many bytes, for which there is no room yet. `Room` is the reply."""
+
+    nbytes: int
+
+
+class Refused(_Answer, frozen=True, array_like=True, forbid_unknown_fields=True, tag=5):
+    """The request has failed with this error."""
+
+    error: ErrorRecord
+
+
+class Dropped(_Answer, frozen=True, array_like=True, forbid_unknown_fields=True, tag=6, gc=False):
+    """The request was withdrawn. Nothing reads its arrays any more."""
+
+
+Answer = Done | Given | Arrays | NeedsRoom | Refused | Dropped
+
+
+class Answers(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
+    """Answers, in the order in which requests finished."""
+
+    answers: list[Answer]
+
+
+FromServer = Attached | Refusal | Happened | Status | Answers
+
+FROM_CLIENT: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(FromClient)
+FROM_SERVER: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(FromServer)
+
+
+def digest_of(array: np.ndarray) -> str:
+    """The SHA-256 of an array's values, C-contiguous, as hexadecimal digits. Some 2 ms for each MB."""
+    return hashlib.sha256(np.ascontiguousarray(array).view(np.uint8).data).hexdigest()
+
+
+def writing(put: Callable[[np.ndarray], Place | None]) -> Callable[[Any], bytes]:
+    """A function that encodes messages: `put` finds an array a place, or gives None for one that is sent.
+
+    It raises what `put` raises, and `TypeError` for what is no data of the protocol.
+    """
+
+    def pack(value: Any) -> object:
+        return WireArray.of(value, put(value)) if isinstance(value, np.ndarray) else codec.pack(value)
+
+    encode = msgspec.msgpack.Encoder(enc_hook=pack).encode
+
+    def write(message: Any) -> bytes:
+        try:
+            return encode(message)
+        except OverflowError as error:
+            raise TypeError(str(error)) from error
+
+    return write
+
+
+class Reading:
+    """Decodes messages of clients. Used by one thread: what finds arrays is set for each call.
+
+    A decoder of all messages takes tens of milliseconds to make, so that one is made for all clients.
+    """
+
+    def __init__(self) -> None:
+        self._find: Callable[[WireArray], np.ndarray] = WireArray.inline
+        self._decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(
+            Travelling, dec_hook=self._array
+        )
+
+    def message(self, body: bytes, find: Callable[[WireArray], np.ndarray]) -> Any:
+        """The message in `body`. Raises `MalformedMessage`."""
+        with self._finding(find):
+            try:
+                return self._decoder.decode(body)
+            except (msgspec.DecodeError, ValueError, RecursionError) as error:
+                raise MalformedMessage(detail=str(error)) from error
+
+    @contextlib.contextmanager
+    def _finding(self, find: Callable[[WireArray], np.ndarray]) -> Iterator[None]:
+        self._find = find
+        try:
+            yield
+        finally:
+            self._find = WireArray.inline
+
+    def _array(self, wanted: type, value: object) -> object:
+        if wanted is not np.ndarray:
+            raise TypeError(f"{wanted.__name__} cannot be decoded")
+        return self._find(msgspec.convert(value, WireArray))

@@ -1,0 +1,56 @@
+"""A service of this process, its socket, and a client of this process too."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from cudnn_actor import CudnnRef, ServedSocket, connect, serve_socket, spawn
+
+Eventually = Callable[[Callable[[], Awaitable[bool]]], Awaitable[None]]
+
+
+@pytest.fixture
+async def gpu() -> AsyncIterator[CudnnRef]:
+    async with spawn(device="cpu", isolation="thread") as service:
+        yield service
+
+
+@pytest.fixture
+async def served(gpu: CudnnRef, tmp_path: Path) -> AsyncIterator[ServedSocket]:
+    async with serve_socket(gpu, tmp_path / "gpu.sock", nbytes=64 << 20) as socket:
+        yield socket
+
+
+@pytest.fixture
+async def client(served: ServedSocket) -> AsyncIterator[CudnnRef]:
+    async with connect(served.path) as attached:
+        yield attached
+
+
+async def eventually(condition: Callable[[], Awaitable[bool]]) -> None:
+    """Wait until something is so; a test that waits for ever fails by its own time limit."""
+    while not await condition():  # noqa: ASYNC110 - other processes know of no event
+        await asyncio.sleep(0.005)  # other processes and the service's thread do the work
+
+
+@contextlib.asynccontextmanager
+async def client_process(*arguments: object) -> AsyncIterator[asyncio.subprocess.Process]:
+    """A process of `client_program`, once it has said that it is ready. It is killed at the end."""
+    program = [sys.executable, "-m", "tests.attached.client_program", *map(str, arguments)]
+    process = await asyncio.create_subprocess_exec(*program, stdout=asyncio.subprocess.PIPE)
+    assert process.stdout is not None
+    try:
+        assert await process.stdout.readline() == b"ready\n"
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.stdout.read()
+        await process.wait()
+        process._transport.close()  # type: ignore[attr-defined]
