@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from cudnn_actor.engines.cpu.exact.evaluation import round_into
 from cudnn_actor.engines.cpu.fast.folding import Folding
 from cudnn_actor.engines.cpu.fast.reductions import reduction
-from cudnn_actor.protocol import TensorSpec
+from cudnn_actor.protocol import DType, TensorSpec
 from cudnn_actor.protocol.operations import Reduction, ReductionMode
 
 from .kernel_cases import check
@@ -58,3 +59,46 @@ def test_infinity_and_nan_give_what_they_give_in_the_definition(
 
 def test_short_lines_take_no_scratch_for_parts_of_lines() -> None:
     assert Folding((4_000_000, 1), (1,), np.dtype(np.float32)).footprint() <= 4 << 20
+
+
+@pytest.mark.parametrize("dtype", [DType.FLOAT16, DType.BFLOAT16])
+@pytest.mark.parametrize("mode", [ReductionMode.MEAN, ReductionMode.MAX, ReductionMode.LOG_SUM_EXP])
+def test_float64_is_rounded_once_on_its_way_to_a_half_type(mode: ReductionMode, dtype: DType) -> None:
+    numbers = np.random.default_rng(3).integers(0, 1 << 16, 5000, dtype=np.uint16).view(dtype.numpy)
+    with np.errstate(all="ignore"):
+        below = numbers.astype(np.float64)
+        above = np.nextafter(numbers, np.array(np.inf, dtype.numpy)).astype(np.float64)
+        ties = ((below + above) / 2)[np.abs(below) >= 2.0**-126]
+        x = np.concatenate([ties, ties * (1 + 2.0**-50), ties * (1 - 2.0**-50), ties * 1.001])
+        x = np.concatenate([x, [0.0, -0.0, np.inf, -np.inf, np.nan, 1e300, -1e300]])
+        rounded = np.empty(x.shape, dtype.numpy)
+        round_into(x, dtype, rounded)
+        wanted = rounded.astype(np.float32)
+    specs = {"x": TensorSpec.packed((len(x), 1), "float64"), "y": TensorSpec.packed((len(x),), dtype)}
+    operation = Reduction(x="x", y="y", mode=mode, axes=(1,))
+    for lanes in (1, 2):
+        found = run_kernel(reduction, operation, specs, {"x": x[:, None]}, lanes)["y"]
+        with np.errstate(all="ignore"):
+            np.testing.assert_array_equal(found.astype(dtype.numpy).astype(np.float32), wanted)
+
+
+@pytest.mark.parametrize("dtype", [DType.FLOAT16, DType.FLOAT32])
+def test_powers_of_float64_are_taken_below_an_element_that_the_result_does_not_hold(dtype: DType) -> None:
+    x = np.array([[1e300, -1e300], [-1e300, -1e300], [1e38 + 1e20, 1e38], [-np.inf, 3.0]])
+    specs = {"x": TensorSpec.packed((4, 2), "float64"), "y": TensorSpec.packed((4,), dtype)}
+    operation = Reduction(x="x", y="y", mode=ReductionMode.LOG_SUM_EXP, axes=(1,))
+    found = run_kernel(reduction, operation, specs, {"x": x}, 1)["y"]
+    with np.errstate(all="ignore"):
+        wanted = np.array([np.inf, -np.inf, 1e38, 3.0]).astype(dtype.numpy)
+        np.testing.assert_array_equal(found.astype(dtype.numpy), wanted)
+
+
+@pytest.mark.parametrize("keep_dims", [False, True])
+@pytest.mark.parametrize("mode", ReductionMode)
+def test_without_reduced_dims_each_element_is_a_line(mode: ReductionMode, keep_dims: bool) -> None:
+    x = np.random.default_rng(5).uniform(0.5, 2, (3, 70, 11))
+    operation = Reduction(x="x", y="y", mode=mode, axes=(), keep_dims=keep_dims)
+    specs = {"x": TensorSpec.packed(x.shape, "float64")}
+    specs |= operation.infer(specs)
+    found = run_kernel(reduction, operation, specs, {"x": x}, 2)["y"]
+    np.testing.assert_allclose(found, operation.evaluate(np, {"x": x}, specs)["y"], rtol=1e-14)

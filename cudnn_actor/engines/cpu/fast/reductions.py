@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from cudnn_actor.engines.cpu.fast.folding import Finish, Fold, Folding, Select
-from cudnn_actor.engines.cpu.fast.kernels import Call, Kernel, Operands, Step
+from cudnn_actor.engines.cpu.fast.kernels import Call, Kernel, Operands, Step, deal
+from cudnn_actor.engines.cpu.fast.lines import Box, boxes_of_elements
 from cudnn_actor.engines.cpu.fast.rounding import saturate
 from cudnn_actor.engines.cpu.scratch import Scratch
 from cudnn_actor.protocol.operations import Node, Reduction, ReductionMode
@@ -22,24 +23,23 @@ __all__ = ["reduction"]
 
 _Mode = ReductionMode
 _Any = npt.NDArray[Any]
+_BLOCK = 1 << 15
+"""Elements that are stored together."""
 
 
 def reduction(node: Node, specs: Specs) -> Kernel | None:
-    """A kernel of `Reduction`.
-
-    None without elements, where no dim is reduced, and for float64 that is stored in another dtype and would
-    be rounded twice, by way of float32, or whose largest element that dtype does not hold.
-    """
+    """A kernel of `Reduction`; None without elements. Where no dim is reduced, each element is a line."""
     assert isinstance(node, Reduction)
     x, y = specs["x"], specs["y"]
-    axes = node.reduced(x.rank)
-    narrows = x.dtype is DType.FLOAT64 and (y.dtype.itemsize < 4 or node.mode is _Mode.LOG_SUM_EXP)
-    if not x.size or not axes or (narrows and y.dtype is not DType.FLOAT64):
+    dims, axes, keep_dims = x.dims, node.reduced(x.rank), node.keep_dims
+    if not x.size:
         return None
+    if not axes:
+        dims, axes, keep_dims = (*dims, 1), (x.rank,), False
     wide = np.dtype(np.float32 if x.dtype.is_floating else np.int64)
     if x.dtype in (DType.FLOAT64, DType.UINT64):
         wide = x.dtype.numpy
-    return _Reduction(node.mode, Folding(x.dims, axes, wide), node.keep_dims)
+    return _Reduction(node.mode, Folding(dims, axes, wide), keep_dims, y.dtype)
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,8 @@ class _Reduction:
     mode: ReductionMode
     folding: Folding
     keep_dims: bool
+    dtype: DType
+    """That of y."""
 
     def footprint(self, lanes: int) -> int:
         """Bytes of scratch that each lane needs."""
@@ -54,17 +56,33 @@ class _Reduction:
         return self.folding.footprint()
 
     def bind(self, operands: Operands, results: Operands, lanes: Sequence[Scratch]) -> list[Step]:
-        x, y, folding = operands["x"], results["y"], self.folding
+        y, folding = results["y"], self.folding
+        x = operands["x"] if operands["x"].ndim == len(folding.dims) else operands["x"][..., None]
         if not self.keep_dims:
             y = y[tuple(None if axis in folding.axes else slice(None) for axis in range(x.ndim))]
-        finish = _finish(self.mode, folding.length)
-        if self.mode is _Mode.LOG_SUM_EXP:
-            powers = Fold(change=partial(_powers, y))
-            return [
-                *folding.steps(Fold(np.maximum), x, y, lanes, _finite),
-                *folding.steps(powers, x, y, lanes, finish),
-            ]
-        return folding.steps(_FOLDS.get(self.mode, Fold()), x, y, lanes, finish)
+        narrow = _to_odd if folding.wide == np.float64 and self.dtype.is_half else _copied
+        finish = _finish(self.mode, folding.length, narrow)
+        if self.mode is not _Mode.LOG_SUM_EXP:
+            return folding.steps(_FOLDS.get(self.mode, Fold()), x, y, lanes, finish)
+        if y.dtype == folding.wide:
+            return self._log_sum_exp(x, y, lanes, finish)
+        # y does not hold the largest element, which is subtracted.
+        wide = lanes[0].keep(y.shape, folding.wide)
+        steps = self._log_sum_exp(x, wide, lanes, _finish(self.mode, folding.length, _copied))
+
+        def stored(box: Box, lane: int) -> Call:
+            del lane
+            at: Any = (*box, ...)  # without `...`, no dims would give a number
+            return partial(narrow, wide[at], y[at])
+
+        return [*steps, deal(boxes_of_elements(y.shape, _BLOCK), len(lanes), stored)]
+
+    def _log_sum_exp(self, x: _Any, y: _Any, lanes: Sequence[Scratch], finish: Finish) -> list[Step]:
+        powers = Fold(change=partial(_powers, y))
+        return [
+            *self.folding.steps(Fold(np.maximum), x, y, lanes, _finite),
+            *self.folding.steps(powers, x, y, lanes, finish),
+        ]
 
 
 def _magnitudes(part: _Any, into: _Any, select: Select) -> list[Call]:
@@ -93,8 +111,8 @@ _FOLDS = {
 """How lines are reduced in the modes that do not just add up elements."""
 
 
-def _finish(mode: ReductionMode, length: int) -> Finish:
-    """What stores the results of lines of so many elements."""
+def _finish(mode: ReductionMode, length: int, narrow: Finish) -> Finish:
+    """What stores the results of lines of so many elements. `narrow`: how floats are stored."""
 
     def store(total: _Any, y: _Any) -> None:
         if total.dtype.kind != "f":
@@ -110,9 +128,33 @@ def _finish(mode: ReductionMode, length: int) -> Finish:
             case _Mode.LOG_SUM_EXP:
                 np.log(total, total)
                 np.add(total, y, total, casting="same_kind")
-        np.copyto(y, total, casting="same_kind")
+        narrow(total, y)
 
     return store
+
+
+def _copied(total: _Any, y: _Any) -> None:
+    """Store floats, rounded to y's dtype."""
+    np.copyto(y, total, casting="same_kind")
+
+
+_BELOW_FLOAT32 = np.int64((1 << 29) - 1)
+"""The bits of a float64 that float32 does not have."""
+
+
+def _to_odd(total: _Any, y: _Any) -> None:
+    """Store float64 as float32 that is rounded once more, to a half type, as if it were for the first time.
+
+    What float32 does not hold is cut off, and the last bit is set if that was not 0: "rounding to odd", after
+    which a second rounding to two digits less or more is right (Boldo and Melquiond, 2008). Numbers below
+    2**-126, of which float32 has fewer digits, are rounded to nearest.
+    """
+    bits, spare = total.view(np.int64), y.view(np.int32)
+    np.bitwise_and(bits, _BELOW_FLOAT32, out=spare, casting="same_kind")
+    np.add(spare, np.int32(_BELOW_FLOAT32), out=spare)  # which carries, unless they were all 0
+    np.bitwise_or(bits, spare, out=bits)
+    np.bitwise_and(bits, ~_BELOW_FLOAT32, out=bits)
+    _copied(total, y)
 
 
 def _finite(total: _Any, y: _Any) -> None:
