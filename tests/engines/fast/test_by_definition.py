@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import tracemalloc
 from collections.abc import Callable, Mapping
@@ -16,7 +17,7 @@ from cudnn_actor.engines.cpu.fast.lanes import Lanes
 from cudnn_actor.engines.cpu.fast.resampling import resample, resample_backward
 from cudnn_actor.engines.cpu.fast.scattering import scatter
 from cudnn_actor.engines.cpu.fast.sorting import top_k
-from cudnn_actor.engines.cpu.scratch import aligned_bytes
+from cudnn_actor.engines.cpu.scratch import Scratch, aligned_bytes
 from cudnn_actor.protocol import DType, GraphBuilder, TensorSpec
 from cudnn_actor.protocol.operations import (
     AdaptiveWindow,
@@ -73,6 +74,44 @@ def test_random_problems_are_within_the_bounds_of_their_operations(
     ):
         monkeypatch.setattr(module, name, 400)
     check(family, FAMILIES[family], 120 if family == "reduction" else 12)  # few of which are `Cumulative`
+
+
+def test_long_rows_are_sorted_in_memory_that_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sorting, "_MOST_SCRATCH", 0)
+    check("sorting", {TopK: top_k}, 12)
+    operation: Any = TopK(x="x", values="values", indices="indices", k=3000)
+    spec = TensorSpec.packed((2, 3000))
+    specs = {"x": spec, **operation.infer({"x": spec})}
+    kernel = top_k(operation, specs)
+    assert kernel is not None
+    assert kernel.footprint(1) == 0
+    scratch = Scratch(aligned_bytes(0))
+    kernel.bind(
+        {"x": array_of(spec)}, {name: array_of(specs[name]) for name in ("values", "indices")}, [scratch]
+    )
+    assert scratch.kept_bytes > 8 * 2 * 3000
+
+
+@pytest.mark.usefixtures("small_buffers")
+def test_a_few_of_a_long_row_with_gaps_are_taken_without_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sorting, "_BLOCK_ELEMENTS", 1 << 12)
+    x = np.random.default_rng(38).permutation(3 * 40_000).reshape(40_000, 3).astype(np.float32)
+    operation: Any = TopK(x="x", values="values", indices="indices", k=2000, axis=0)
+    specs = {"x": TensorSpec.packed(x.shape), **operation.infer({"x": TensorSpec.packed(x.shape)})}
+    kernel: Any = top_k(operation, specs)
+    results = {name: array_of(specs[name]) for name in ("values", "indices")}
+    run(kernel, {"x": x}, results, 2)
+    best = np.argsort(-x, axis=0)[:2000]
+    np.testing.assert_array_equal(results["indices"], best)
+    np.testing.assert_array_equal(results["values"], np.take_along_axis(x, best, 0))
+    steps = kernel.bind({"x": x}, results, [Scratch(aligned_bytes(kernel.footprint(1)))])
+    tracemalloc.start()
+    try:
+        for call in itertools.chain.from_iterable(steps):
+            call()
+        assert tracemalloc.get_traced_memory()[1] < 8000
+    finally:
+        tracemalloc.stop()
 
 
 def test_scatters_are_the_same_in_parts_along_dims_that_no_index_selects(

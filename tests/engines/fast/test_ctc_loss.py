@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from cudnn_actor.engines.cpu import CpuEngine
 from cudnn_actor.engines.cpu.fast import ctc_loss
 from cudnn_actor.engines.cpu.fast.plan import FastPlan
-from cudnn_actor.protocol import GraphBuilder
+from cudnn_actor.protocol import GraphBuilder, TensorSpec
 from cudnn_actor.protocol.operations import CTCLoss
 
 from .kernel_cases import Make, check
+from .kernel_runs import run_kernel
 
 MAKES: dict[Any, Make] = {CTCLoss: ctc_loss.ctc_loss}
 
@@ -25,6 +27,38 @@ def test_rows_may_be_kept_for_a_few_frames_and_blocks_have_a_sample(monkeypatch:
     monkeypatch.setattr(ctc_loss, "_CELLS", 1)
     monkeypatch.setattr(ctc_loss, "MOST_SCRATCH", 1)
     check("ctc_loss", MAKES, 40)
+
+
+@pytest.mark.parametrize(("frames", "labels"), [(5, 0), (0, 0), (0, 3)])
+@pytest.mark.parametrize("zero_infinity", [False, True])
+def test_losses_without_labels_or_frames_are_numbers(frames: int, labels: int, zero_infinity: bool) -> None:
+    rng = np.random.default_rng(38)
+    given = {
+        "log_probs": np.log(rng.dirichlet(np.ones(4), (frames, 3))).reshape(frames, 3, 4),
+        "targets": np.ones((3, labels), np.int64),
+        "input_lengths": np.array([frames, 2, 0]),
+        "target_lengths": np.array([labels, 0, 0]),
+    }
+    names: Any = {name: name for name in (*given, "losses", "dlog_probs")}
+    operation: Any = CTCLoss(**names, zero_infinity=zero_infinity)
+    specs = {
+        name: TensorSpec.packed(values.shape, "float32" if values.dtype.kind == "f" else "int64")
+        for name, values in given.items()
+    }
+    specs |= operation.infer(specs)
+    found = run_kernel(ctc_loss.ctc_loss, operation, specs, given, 2)
+    for name, wanted in operation.evaluate(np, given, specs).items():
+        np.testing.assert_allclose(found[name], wanted, rtol=1e-5, atol=1e-7)
+
+
+def test_a_graph_of_losses_without_labels_runs_in_blocks() -> None:
+    g = GraphBuilder()
+    scores, labels = g.input("scores", (4, 3, 5)), g.input("labels", (3, 0), "int32")
+    lengths = [g.input(name, (3,), "int32") for name in ("frames", "counts")]
+    graph = g.build(y=g.ctc_loss(scores, labels, *lengths))
+    plan = CpuEngine().build(graph.body, workspace_limit=None)
+    assert isinstance(plan, FastPlan)
+    assert all("block by block" in piece.step for piece in plan.pieces)
 
 
 def test_memory_for_many_samples_of_very_many_classes_is_bounded() -> None:

@@ -38,10 +38,10 @@ _Integers = npt.NDArray[np.int64]
 
 
 def ctc_loss(node: Node, specs: Specs) -> Kernel | None:
-    """A kernel of `CTCLoss`; None without elements."""
+    """A kernel of `CTCLoss`; None without samples."""
     assert isinstance(node, CTCLoss)
     log_probs, targets = specs["log_probs"], specs["targets"]
-    if not log_probs.size or not targets.size:
+    if not log_probs.dims[1]:
         return None
     return _CTCLoss(
         dims=log_probs.dims,
@@ -85,7 +85,7 @@ class _CTCLoss:
         """Frames of a call: their forward rows are kept at the same time, where derivatives are wanted."""
         frames = self.dims[0]
         fits = frames * self.cells * 8 <= MOST_SCRATCH // 4
-        return frames if fits else math.isqrt(frames) + 1
+        return max(frames, 1) if fits else math.isqrt(frames) + 1
 
     def footprint(self, lanes: int) -> int:
         """Rows of a block, and if derivatives are wanted those of some frames."""

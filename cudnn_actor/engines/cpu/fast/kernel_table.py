@@ -151,8 +151,8 @@ _MAKERS: Mapping[type, Callable[[Node, Specs], Kernel | None]] = {
 def kernel_of(graph: OperationGraph, operation: Node) -> Kernel | None:
     """The kernel for an operation of a graph; None if it is to be evaluated as a whole."""
     specs = {name: graph.tensor(uid).spec for name, uid in operation.named()}
-    if any(0 in spec.dims for spec in specs.values()):
-        return None
+    if any(0 in spec.dims for spec in specs.values()) and not isinstance(operation, CTCLoss):
+        return None  # but losses without frames or labels are numbers
     make = _MAKERS.get(type(operation))
     kernel = None if make is None else make(operation, specs)
     return kernel or by_definition(operation, specs)

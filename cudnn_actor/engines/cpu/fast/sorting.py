@@ -28,21 +28,20 @@ Array = npt.NDArray[Any]
 _BLOCK_ELEMENTS = 1 << 15
 """Elements of x that are sorted together, if a row is not longer."""
 _MOST_SCRATCH = 64 << 20
-"""Bytes for each lane. To sort more takes NumPy's copies."""
+"""Bytes for each lane. What needs more has memory of its own, of which there is one for all rows."""
 _NS = 20
 """Nanoseconds of an element of x, about."""
 
 
 def top_k(node: Node, specs: Specs) -> Sorting | None:
-    """The kernel for `TopK`; None for many of a very long row."""
+    """The kernel for `TopK`; None for rows of 2**31 elements."""
     assert isinstance(node, TopK)
     x = specs["x"]
     dtype = carried(x.dtype)
     axis = node.axis % x.rank
     if x.dims[axis] >= 1 << (PLACE_BITS - 1):
         return None
-    kernel = Sorting(x.dims, dtype, axis, node.k, node.largest, node.in_order)
-    return kernel if kernel.footprint(1) <= _MOST_SCRATCH else None
+    return Sorting(x.dims, dtype, axis, node.k, node.largest, node.in_order)
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,6 +77,11 @@ class Sorting:
     def footprint(self, lanes: int) -> int:
         """Bytes of scratch that each lane needs: for elements with their places, and the places in x."""
         del lanes
+        return self._nbytes if self._nbytes <= _MOST_SCRATCH else 0
+
+    @functools.cached_property
+    def _nbytes(self) -> int:
+        """Bytes for the rows that are sorted together."""
         rows, size = min(self._rows, math.prod(self.x) // self.x[self.axis]), self.x[self.axis]
         chunk = self._chunk
         keys = footprint((rows, chunk if chunk == size else self.k + chunk))
@@ -92,6 +96,8 @@ class Sorting:
         x, values = (np.moveaxis(of, self.axis, -1) for of in (operands["x"], results["values"]))
         places = np.moveaxis(results["indices"], self.axis, -1) if "indices" in results else None
         lanes = lanes_worth(lanes, _NS * x.size)
+        if self._nbytes > _MOST_SCRATCH:
+            lanes = [Scratch(lanes[0].keep((self._nbytes,), np.uint8))]
         numbers = lanes[0].keep((self._chunk,), np.int64)
         numbers[...] = np.arange(self._chunk)
 
@@ -155,10 +161,11 @@ class _Block:
         if chunk == size:
             yield partial(np.add, wanted, starts(self._rows), wanted)
             yield from self._taken(elements.reshape(-1), wanted)
-        elif self._x.flags.c_contiguous:
-            yield from self._taken(self._x.reshape(-1), wanted)
-        else:
-            yield partial(_take, self._x.reshape(-1, size)[0], wanted, self._values)
+        else:  # of one row, in which places are multiplied with how far elements lie apart
+            step = self._x.strides[-1] // self._x.itemsize
+            yield partial(np.multiply, wanted, step, out=wanted)
+            line = np.lib.stride_tricks.as_strided(self._x, ((size - 1) * step + 1,), (self._x.itemsize,))
+            yield from self._taken(line, wanted)
 
     def _taken(self, x: Array, places: Array) -> Iterator[Call]:
         """The elements in these places."""
@@ -205,8 +212,3 @@ class _Block:
             yield partial(np.bitwise_xor, keys, np.array(np.iinfo(np.int64).min), keys)
         if self._of.largest:
             yield partial(np.invert, keys, keys)
-
-
-def _take(row: Array, places: Array, values: Array) -> None:
-    """The elements of one row, which NumPy allocates."""
-    values[...] = row[places.reshape(-1)].reshape(values.shape)
