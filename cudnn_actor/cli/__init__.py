@@ -41,7 +41,7 @@ _COMMANDS = {
     "bench": "measure latencies and throughput",
     "reproduce": "run one operation graph from an error's token, and compare it with the CPU",
     "run": "run an ONNX model, time it, and say how it runs",
-    "serve": "answer clients of the Open Inference Protocol (KServe v2) over HTTP",
+    "serve": "answer clients of the Open Inference Protocol (KServe v2) over HTTP and gRPC",
     "explain": "say how an engine runs a graph, and draw it",
     "chaos": "put full load on a service, inject faults continuously, and check every answer",
     "top": "show live what services do, from their metrics",

@@ -25,11 +25,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument(
         "models",
-        nargs="+",
+        nargs="*",
         type=_model,
         metavar="[NAME=]MODEL.onnx",
         help="a model, served under its file's name unless another is given",
     )
+    parser.add_argument("--repository", type=Path, metavar="DIR", help="a folder of NAME/VERSION/model.onnx")
     parser.add_argument("--device", default="auto", help='"cuda:0", "cpu" or "auto" (the default)')
     parser.add_argument(
         "--host", default="127.0.0.1", help="the address to listen on; this machine's own unless given"
@@ -38,6 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--http", type=port, default=8000, metavar="PORT", help="8000 unless given; 0: any free one"
     )
+    parser.add_argument("--grpc", type=port, default=8001, metavar="PORT", help="8001 unless given; 0: any")
     parser.add_argument(
         "--standby", type=int, choices=(0, 1), default=0, help="1 keeps a second worker ready"
     )
@@ -84,6 +86,8 @@ def run(args: argparse.Namespace) -> int:
             importlib.import_module(name)
         except ImportError as error:
             raise UserError(f"serve needs {name}: {install_command('serve')}") from error
+    if not args.models and args.repository is None:
+        raise UserError("there is nothing to serve; give models, or --repository DIR")
     if len(dict(args.models)) < len(args.models):
         raise UserError("two models have the same name; give NAME=MODEL.onnx")
     if (args.tls_cert is None) != (args.tls_key is None):
@@ -101,14 +105,16 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _run(args: argparse.Namespace) -> int:
-    from cudnn_actor.serving.server import ServerOptions, serve, until_told  # noqa: PLC0415 - needs the extra
+    from cudnn_actor.serving.server import ServerOptions, serve, told_to_end  # noqa: PLC0415 - needs the extra
     from cudnn_actor.serving.settings import Batching  # noqa: PLC0415
 
     service: dict[str, Any] = {"device": args.device, "standby": args.standby, "isolation": "process"}
     options = ServerOptions(
         models=dict(args.models),
+        repository=args.repository,
         host=args.host,
         http=args.http,
+        grpc=args.grpc,
         batch=None if args.batch is None else Batching(max=args.batch[0], delay_us=args.batch[1]),
         token_file=args.token_file,
         certificate=args.tls_cert,
@@ -117,7 +123,10 @@ async def _run(args: argparse.Namespace) -> int:
         most_running=args.most_running,
         service=service | cpu_options(args),
     )
-    async with serve(options) as server:
-        print(f"serving: HTTP on {args.host}:{server.http_port}", flush=True)
-        await until_told(server)
+    # The handlers come first: whoever reads that it serves may end it at once.
+    with told_to_end() as told:
+        async with serve(options) as server:
+            http, grpc = f"{args.host}:{server.http_port}", f"{args.host}:{server.grpc_port}"
+            print(f"serving: HTTP on {http}, gRPC on {grpc}", flush=True)
+            await told.wait()
     return 0

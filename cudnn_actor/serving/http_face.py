@@ -30,6 +30,7 @@ _BODY_S = 60.0
 """Seconds in which a request's body must have come."""
 _MOST_CONTROL = 1 << 20
 """The most bytes of a request that is no inference."""
+_PAGE = Path(__file__).with_name("page.html").read_bytes()
 Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -129,7 +130,6 @@ class _HttpFace:
         self._host = host
         self._registry = registry
         self._most_body = most_body
-        self._page = Path(__file__).with_name("page.html").read_bytes()
 
     # Health.
 
@@ -145,7 +145,7 @@ class _HttpFace:
     # What there is.
 
     async def page(self, _: Request) -> Response:
-        return Response(self._page, media_type="text/html")
+        return Response(_PAGE, media_type="text/html")
 
     async def metrics(self, _: Request) -> Response:
         return Response(generate_latest(self._registry), media_type=CONTENT_TYPE_LATEST)

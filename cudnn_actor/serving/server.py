@@ -1,4 +1,4 @@
-"""The life of an inference server: a service, its models, HTTP on its event loop, and its end.
+"""The life of an inference server: a service, its models, HTTP and gRPC on one event loop, and its end.
 
 At SIGTERM or SIGINT it drains: it is no longer ready, takes no more inferences, answers those that it has,
 and ends.
@@ -25,14 +25,16 @@ from cudnn_actor.service.client import CudnnRef
 from cudnn_actor.service.spawning import spawn
 from cudnn_actor.serving.catalog import Catalog, Origin
 from cudnn_actor.serving.connections import MOST_HEADERS, BoundedConnection
+from cudnn_actor.serving.grpc_face import grpc_server
 from cudnn_actor.serving.host import Host
 from cudnn_actor.serving.http_face import make_app
 from cudnn_actor.serving.regions import SharedMemory
 from cudnn_actor.serving.served import Served, load
 from cudnn_actor.serving.settings import Batching, Settings, read_settings
 from cudnn_actor.serving.tokens import Tokens
+from cudnn_actor.serving.watch import Watch
 
-__all__ = ["InferenceServer", "ServerOptions", "serve", "until_told"]
+__all__ = ["InferenceServer", "ServerOptions", "serve", "told_to_end"]
 
 log = Log("cudnn_actor")
 
@@ -47,8 +49,10 @@ class ServerOptions:
         Files of models, by the names under which they are served.
     host
         The address to listen on.
-    http
-        The port; 0 for one that the system chooses, None for none.
+    repository
+        A folder with files `NAME/VERSION/model.onnx`, which is watched; None for none.
+    http, grpc
+        The ports; 0 for one that the system chooses, None for none.
     batch
         How requests are put together where a model allows it and has no `model.toml`; None for no batches.
     token_file
@@ -63,13 +67,17 @@ class ServerOptions:
         How many HTTP connections may be open.
     drain_s
         Seconds that running inferences get when the server ends.
+    poll_s
+        Seconds between two looks at the repository.
     service
         Options of `spawn`.
     """
 
     models: Mapping[str, Path] = field(default_factory=dict)
+    repository: Path | None = None
     host: str = "127.0.0.1"
     http: int | None = 8000
+    grpc: int | None = 8001
     batch: Batching | None = None
     token_file: Path | None = None
     certificate: Path | None = None
@@ -78,6 +86,7 @@ class ServerOptions:
     most_running: int = 1024
     most_connections: int = 4096
     drain_s: float = 30.0
+    poll_s: float = 1.0
     service: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -94,15 +103,19 @@ class InferenceServer:
 
     Parameters
     ----------
+    gpu
+        The service that runs the models.
     host
         What answers.
-    http_port
-        The port that it listens on; None for none.
+    http_port, grpc_port
+        The ports that it listens on; None for none.
     """
 
-    def __init__(self, host: Host, http_port: int | None) -> None:
+    def __init__(self, gpu: CudnnRef, host: Host, http_port: int | None, grpc_port: int | None) -> None:
+        self.gpu = gpu
         self.host = host
         self.http_port = http_port
+        self.grpc_port = grpc_port
 
 
 @contextlib.asynccontextmanager
@@ -112,7 +125,9 @@ async def serve(options: ServerOptions) -> AsyncIterator[InferenceServer]:
     Raises as `spawn`, and as `CudnnRef.load` for a model; `Refused` for the token file, and `OSError` for an
     address or a certificate.
     """
-    tokens = None if options.token_file is None else Tokens(options.token_file)
+    tokens = None
+    if options.token_file is not None:
+        tokens = await asyncio.to_thread(Tokens, options.token_file)
     async with spawn(**options.service) as gpu, contextlib.AsyncExitStack() as stack:
         regions = SharedMemory(offered=options.local)
         stack.callback(regions.close)
@@ -125,12 +140,20 @@ async def serve(options: ServerOptions) -> AsyncIterator[InferenceServer]:
         if options.http is not None:
             app = make_app(host, registry, tokens, most_body=options.most_body)
             http_port = await stack.enter_async_context(_http(app, options))
+        grpc_port = None
+        if options.grpc is not None:
+            credentials = await asyncio.to_thread(_credentials, options)
+            grpc_port = await stack.enter_async_context(_grpc(host, tokens, options, credentials))
         stack.push_async_callback(_drained, host, options.drain_s)
         for name, path in options.models.items():
             catalog.add(name, Origin(path, "1"))
             await catalog.load(name)
+        if options.repository is not None:
+            watch = Watch(catalog, options.repository, taken=options.models)
+            await watch.look(at_once=True)
+            stack.enter_context(_cancelled(asyncio.create_task(watch.keep_looking(options.poll_s))))
         host.starting = False
-        yield InferenceServer(host, http_port)
+        yield InferenceServer(gpu, host, http_port, grpc_port)
 
 
 def _loader(gpu: CudnnRef, options: ServerOptions) -> Any:
@@ -181,7 +204,7 @@ async def _http(app: Any, options: ServerOptions) -> AsyncIterator[int]:
         ssl_keyfile=options.key,
     )
     server = _Uvicorn(config)
-    config.load()  # here, so that a wrong certificate is said before anything listens
+    await asyncio.to_thread(config.load)  # here, so that a wrong certificate is said before anything listens
     task = asyncio.create_task(server.serve(sockets=[listener]))
     try:
         yield listener.getsockname()[1]
@@ -191,23 +214,49 @@ async def _http(app: Any, options: ServerOptions) -> AsyncIterator[int]:
         listener.close()
 
 
+def _grpc(
+    host: Host, tokens: Tokens | None, options: ServerOptions, credentials: tuple[bytes, bytes] | None
+) -> contextlib.AbstractAsyncContextManager[int]:
+    at = f"[{options.host}]" if ":" in options.host else options.host
+    return grpc_server(
+        host,
+        tokens,
+        f"{at}:{options.grpc}",
+        credentials=credentials,
+        most_body=options.most_body,
+        most_calls=2 * options.most_running,  # what is no inference, and streams, beside the inferences
+    )
+
+
+def _credentials(options: ServerOptions) -> tuple[bytes, bytes] | None:
+    """The key and the certificate for TLS; None for none. Raises `OSError`."""
+    if options.certificate is None or options.key is None:
+        return None
+    return options.key.read_bytes(), options.certificate.read_bytes()
+
+
+@contextlib.contextmanager
+def _cancelled(task: asyncio.Task[None]) -> Iterator[None]:
+    """Cancel a task at the end of the block."""
+    try:
+        yield
+    finally:
+        task.cancel()
+
+
 def _listener(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     return socket.create_server((host, port), family=family, backlog=1024)
 
 
-async def until_told(server: InferenceServer) -> None:
-    """Wait for SIGTERM or SIGINT; from then on, the server is not ready. Runs on the main thread's loop."""
+@contextlib.contextmanager
+def told_to_end() -> Iterator[asyncio.Event]:
+    """An event that SIGTERM and SIGINT set within the block. Runs on the main thread's loop."""
     loop, told = asyncio.get_running_loop(), asyncio.Event()
-
-    def tell() -> None:
-        server.host.draining = True
-        told.set()
-
     for each in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(each, tell)
+        loop.add_signal_handler(each, told.set)
     try:
-        await told.wait()
+        yield told
     finally:
         for each in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(each)

@@ -1,0 +1,252 @@
+"""The protocol over gRPC: a server of grpc.aio with handlers that take bytes.
+
+A message is read by the handler itself, so that bytes that are none are refused as any wrong request is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any
+
+import grpc
+import numpy as np
+from google.protobuf import json_format
+
+from cudnn_actor.protocol.errors import CudnnActorError
+from cudnn_actor.serving import grpc_wire
+from cudnn_actor.serving.failures import status_of
+from cudnn_actor.serving.grpc_schema import SERVICE, message_class
+from cudnn_actor.serving.host import Host
+from cudnn_actor.serving.requests import Inference
+from cudnn_actor.serving.tokens import Tokens
+
+__all__ = ["grpc_server"]
+
+_OPEN = ("ServerLive", "ServerReady", "ModelReady")
+"""What is answered without a token."""
+_MOST_AHEAD = 64
+"""How many requests of one stream are under way at a time; further ones wait in the connection."""
+Operation = Callable[[Any], Awaitable[Mapping[str, Any]]]
+
+
+@contextlib.asynccontextmanager
+async def grpc_server(
+    host: Host,
+    tokens: Tokens | None,
+    address: str,
+    *,
+    credentials: tuple[bytes, bytes] | None,
+    most_body: int,
+    most_calls: int,
+) -> AsyncIterator[int]:
+    """Serve at an address, "127.0.0.1:8001"; gives the port. Leaving the block ends it.
+
+    `credentials`: a key and its certificate, for TLS. `most_body`: bytes of a message. `most_calls`: calls at
+    a time. Raises `OSError` if the address cannot be had.
+    """
+    server = grpc.aio.server(
+        options=[
+            ("grpc.max_receive_message_length", most_body),
+            ("grpc.max_send_message_length", -1),
+            ("grpc.so_reuseport", 0),  # else a second server would take half of the connections
+        ],
+        maximum_concurrent_rpcs=most_calls,
+    )
+    server.add_generic_rpc_handlers((_GrpcFace(host, tokens).handlers(),))
+    try:
+        if credentials is None:
+            port = server.add_insecure_port(address)
+        else:
+            port = server.add_secure_port(address, grpc.ssl_server_credentials([credentials]))
+    except RuntimeError as error:
+        raise OSError(f"gRPC cannot listen on {address}: {error}") from error
+    if not port:
+        raise OSError(f"gRPC cannot listen on {address}")
+    await server.start()
+    try:
+        yield port
+    finally:
+        await server.stop(grace=5)
+
+
+class _GrpcFace:
+    """What answers the calls of gRPC."""
+
+    def __init__(self, host: Host, tokens: Tokens | None) -> None:
+        self._host = host
+        self._tokens = tokens
+
+    def handlers(self) -> Any:
+        """The handlers of all methods; the others of the protocol are answered with UNIMPLEMENTED."""
+        methods = {
+            name: grpc.unary_unary_rpc_method_handler(
+                self._unary(name, operation), response_serializer=_serialized
+            )
+            for name, operation in self._operations().items()
+        }
+        methods["ModelInfer"] = grpc.unary_unary_rpc_method_handler(
+            self._infer, response_serializer=_serialized
+        )
+        methods["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(
+            self._stream, response_serializer=_serialized
+        )
+        return grpc.method_handlers_generic_handler(SERVICE, methods)
+
+    def _operations(self) -> dict[str, Operation]:
+        """What each method but those of inference answers to its request, as the fields of its response."""
+        host, regions = self._host, self._host.regions
+
+        async def load(asked: Any) -> Mapping[str, Any]:
+            await host.load(asked.model_name, grpc_wire.parameters_of(asked.parameters))
+            return {}
+
+        async def unload(asked: Any) -> Mapping[str, Any]:
+            await host.unload(asked.model_name)
+            return {}
+
+        def status(asked: Any) -> Mapping[str, Any]:
+            found = regions.status(asked.name)
+            return {
+                "regions": {
+                    each.name: {
+                        "name": each.name,
+                        "key": each.key,
+                        "offset": each.offset,
+                        "byte_size": each.nbytes,
+                    }
+                    for each in found
+                }
+            }
+
+        def register(asked: Any) -> Mapping[str, Any]:
+            regions.register(asked.name, asked.key, asked.offset, asked.byte_size)
+            return {}
+
+        def unregister(asked: Any) -> Mapping[str, Any]:
+            regions.unregister(asked.name)
+            return {}
+
+        at_once: dict[str, Callable[[Any], Mapping[str, Any]]] = {
+            "ServerLive": lambda _: {"live": host.live},
+            "ServerReady": lambda _: {"ready": host.ready},
+            "ModelReady": lambda asked: {"ready": host.model_ready(asked.name, asked.version)},
+            "ServerMetadata": lambda _: host.metadata(),
+            "ModelMetadata": lambda asked: host.model_metadata(asked.name, asked.version),
+            "ModelConfig": lambda asked: {"config": host.model_config(asked.name, asked.version)},
+            "ModelStatistics": lambda asked: {"model_stats": host.statistics(asked.name, asked.version)},
+            "RepositoryIndex": lambda asked: {"models": host.index(ready=asked.ready)},
+            "SystemSharedMemoryStatus": status,
+            "SystemSharedMemoryRegister": register,
+            "SystemSharedMemoryUnregister": unregister,
+        }
+        return {
+            "RepositoryModelLoad": load,
+            "RepositoryModelUnload": unload,
+            **{name: _awaited(answer) for name, answer in at_once.items()},
+        }
+
+    def _unary(self, name: str, operation: Operation) -> Callable[[bytes, Any], Awaitable[Any]]:
+        """The handler of a method: reads its request, and makes its response."""
+
+        async def call(data: bytes, context: Any) -> Any:
+            try:
+                if name not in _OPEN:
+                    self._require_token(context)
+                fields = await operation(grpc_wire.parse(f"{name}Request", data))
+            except CudnnActorError as error:
+                await _abort(context, error)
+            return json_format.ParseDict(fields, message_class(f"{name}Response")())
+
+        return call
+
+    def _require_token(self, context: Any) -> None:
+        if self._tokens is not None:
+            given = dict(context.invocation_metadata() or ())
+            self._tokens.require(given.get("authorization"))
+
+    async def _infer(self, data: bytes, context: Any) -> Any:
+        try:
+            self._require_token(context)
+            return await self._answered(grpc_wire.parse("ModelInferRequest", data), context.time_remaining())
+        except CudnnActorError as error:
+            await _abort(context, error)
+
+    async def _answered(self, request: Any, left_s: float | None) -> Any:
+        """The response to an inference. Raises `CudnnActorError`."""
+        regions, model = self._host.regions, request.model_name
+
+        def encode(version: str, inference: Inference, results: Mapping[str, np.ndarray]) -> Any:
+            return grpc_wire.encode(model, version, inference, results, regions)
+
+        with self._host.admitted():
+            return await self._host.infer(
+                model,
+                request.model_version,
+                lambda: grpc_wire.decode(request, regions),
+                encode,
+                left_s=None if left_s is None else max(left_s, 0.0),
+            )
+
+    async def _stream(self, requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[Any]:
+        """The responses to the requests of a stream, in their order; an error is one of them.
+
+        Requests run together. The queue bounds how many: with it full, none is read from the connection.
+        """
+        try:
+            self._require_token(context)
+        except CudnnActorError as error:
+            await _abort(context, error)
+        under_way: asyncio.Queue[asyncio.Task[Any] | None] = asyncio.Queue(_MOST_AHEAD)
+        running: set[asyncio.Task[Any]] = set()
+
+        async def read() -> None:
+            try:
+                async for data in requests:
+                    task = asyncio.create_task(self._streamed(data))
+                    running.add(task)
+                    task.add_done_callback(running.discard)
+                    await under_way.put(task)
+            finally:
+                await under_way.put(None)
+
+        reading = asyncio.create_task(read())
+        try:
+            while (task := await under_way.get()) is not None:
+                yield await task
+        finally:  # also if the client has gone: what has not started is withdrawn
+            for each in (reading, *running):
+                each.cancel()
+            await asyncio.gather(reading, *running, return_exceptions=True)
+
+    async def _streamed(self, data: bytes) -> Any:
+        """The response to one request of a stream."""
+        answer = message_class("ModelStreamInferResponse")()
+        try:
+            request = grpc_wire.parse("ModelInferRequest", data)
+            answer.infer_response.id = request.id  # by which the client finds whose error it is
+            answer.infer_response.CopyFrom(await self._answered(request, None))
+            if grpc_wire.parameters_of(request.parameters).get("triton_enable_empty_final_response"):
+                answer.infer_response.parameters["triton_final_response"].bool_param = True
+        except CudnnActorError as error:
+            answer.error_message = str(error)
+        return answer
+
+
+def _awaited(answer: Callable[[Any], Mapping[str, Any]]) -> Operation:
+    """An operation that answers at once, as one that is awaited."""
+
+    async def operation(asked: Any) -> Mapping[str, Any]:
+        return answer(asked)
+
+    return operation
+
+
+def _serialized(message: Any) -> bytes:
+    return message.SerializeToString()  # type: ignore[no-any-return]
+
+
+async def _abort(context: Any, error: CudnnActorError) -> None:
+    """End a call with the status of an error. Raises what grpc.aio ends calls with."""
+    await context.abort(getattr(grpc.StatusCode, status_of(error).grpc), str(error))

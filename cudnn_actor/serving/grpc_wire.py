@@ -1,0 +1,128 @@
+"""Inferences as messages of gRPC. Pure: messages in, records and messages out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from cudnn_actor.protocol.types.dtypes import DType
+from cudnn_actor.serving.failures import Refused
+from cudnn_actor.serving.grpc_schema import message_class
+from cudnn_actor.serving.requests import (
+    Inference,
+    Place,
+    Regions,
+    RequestedOutput,
+    require_once,
+    timeout_of,
+)
+from cudnn_actor.serving.tensors import NAMES, array_of_bytes, bytes_of, checked_shape, dtype_of, nbytes_of
+
+__all__ = ["decode", "encode", "parameters_of", "parse"]
+
+_CONTENTS = {
+    "bool": "bool_contents",
+    "int8": "int_contents",
+    "int16": "int_contents",
+    "int32": "int_contents",
+    "int64": "int64_contents",
+    "uint8": "uint_contents",
+    "uint16": "uint_contents",
+    "uint32": "uint_contents",
+    "uint64": "uint64_contents",
+    "float32": "fp32_contents",
+    "float64": "fp64_contents",
+}
+"""Where a tensor's numbers are if they are not sent as raw bytes."""
+_Response = message_class("ModelInferResponse")
+
+
+def parse(name: str, data: bytes) -> Any:
+    """The message of this name that bytes are. Raises `Refused`."""
+    try:
+        return message_class(name).FromString(data)
+    except Exception as error:
+        raise Refused(problem=f"these bytes are no {name}", fix="send the protocol's message") from error
+
+
+def parameters_of(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Parameters by name, each as a value of Python; those without a value are left out."""
+    chosen = {name: each.WhichOneof("parameter_choice") for name, each in given.items()}
+    return {name: getattr(given[name], field) for name, field in chosen.items() if field is not None}
+
+
+def decode(request: Any, regions: Regions) -> Inference:
+    """The inference that a `ModelInferRequest` asks for. Raises `Refused`."""
+    require_once("input", [each.name for each in request.inputs])
+    raw = list(request.raw_input_contents)
+    inputs: dict[str, np.ndarray] = {}
+    taken = 0
+    for each in request.inputs:
+        dtype, shape = dtype_of(each.name, each.datatype), checked_shape(each.name, each.shape)
+        place = Place.of(parameters_of(each.parameters))
+        if place is not None:
+            inputs[each.name] = regions.read(place, dtype, shape)
+        elif not raw:
+            inputs[each.name] = _contents(each, dtype, shape)
+        else:
+            if taken == len(raw):
+                raise Refused(problem=f"input {each.name[:100]!r} has no data", fix="send raw_input_contents")
+            inputs[each.name] = array_of_bytes(each.name, dtype, shape, raw[taken])
+            taken += 1
+    if taken < len(raw):
+        raise Refused(problem=f"there are {len(raw):,} raw_input_contents", fix="give one for each input")
+    require_once("output", [each.name for each in request.outputs])
+    asked = [
+        RequestedOutput.of(each.name, parameters_of(each.parameters), binary=True) for each in request.outputs
+    ]
+    return Inference(
+        inputs=inputs,
+        outputs=tuple(asked) or None,
+        id=request.id,
+        timeout_s=timeout_of(parameters_of(request.parameters)),
+        binary=True,
+    )
+
+
+def _contents(tensor: Any, dtype: DType, shape: tuple[int, ...]) -> np.ndarray:
+    """An input whose numbers stand in the message itself."""
+    field = _CONTENTS.get(dtype)
+    given = [] if field is None else getattr(tensor.contents, field)
+    if len(given) * dtype.itemsize != nbytes_of(dtype, shape):
+        raise Refused(
+            problem=f"the data of input {tensor.name[:100]!r} do not have the shape {list(shape)}",
+            fix="send raw_input_contents"
+            if field is None
+            else f"give as many {field}, or raw_input_contents",
+        )
+    try:
+        return np.array(given, dtype.numpy).reshape(shape)
+    except (OverflowError, ValueError) as error:
+        raise Refused(
+            problem=f"the data of input {tensor.name[:100]!r} are no {NAMES[dtype]}", fix="send numbers of it"
+        ) from error
+
+
+def encode(
+    model: str, version: str, inference: Inference, results: Mapping[str, np.ndarray], regions: Regions
+) -> Any:
+    """The `ModelInferResponse` of these outputs; those for shared memory are written to it.
+
+    Raises `Refused`.
+    """
+    answer = _Response(model_name=model, model_version=version, id=inference.id)
+    for wanted in inference.wanted(results):
+        array = results[wanted.name]
+        said = answer.outputs.add(
+            name=wanted.name, datatype=NAMES[DType(array.dtype.name)], shape=array.shape
+        )
+        if wanted.place is None:
+            answer.raw_output_contents.append(bytes(bytes_of(array)))
+            continue
+        regions.write(wanted.place, array)
+        said.parameters["shared_memory_region"].string_param = wanted.place.region
+        said.parameters["shared_memory_offset"].int64_param = wanted.place.offset
+        said.parameters["shared_memory_byte_size"].int64_param = array.nbytes
+    return answer

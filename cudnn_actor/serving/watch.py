@@ -1,0 +1,106 @@
+"""The repository: a folder of `NAME/VERSION/model.onnx`, looked at again and again.
+
+Of each name the highest version serves. What is new or has changed is loaded once two looks have found it
+alike: a file that is still being copied changes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+from collections.abc import Collection
+from pathlib import Path
+
+from cudnn_actor.actors.logs import Log
+from cudnn_actor.protocol.errors import CudnnActorError
+from cudnn_actor.serving.catalog import Catalog, Origin
+
+__all__ = ["Watch", "found_models"]
+
+log = Log("cudnn_actor")
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
+_VERSION = re.compile(r"[1-9][0-9]{0,17}")
+_FILES = ("model.onnx", "model.toml")
+
+
+def found_models(folder: Path) -> dict[str, Origin]:
+    """The highest version of each model in a folder, by name. Raises `OSError` if it cannot be read."""
+    found = {}
+    for of_model in sorted(folder.iterdir()):
+        if _NAME.fullmatch(of_model.name) and of_model.is_dir():
+            versions = [each.name for each in of_model.iterdir() if _VERSION.fullmatch(each.name)]
+            having = [each for each in versions if (of_model / each / _FILES[0]).is_file()]
+            if having:
+                highest = max(having, key=int)
+                path = of_model / highest / _FILES[0]
+                found[of_model.name] = Origin(path, highest, _stamp(path.parent))
+    return found
+
+
+def _stamp(folder: Path) -> tuple[int, ...]:
+    """What changes when a version's files do."""
+    stamp: list[int] = []
+    for name in _FILES:
+        try:
+            stat = (folder / name).stat()
+        except FileNotFoundError:
+            stamp.append(-1)
+        else:
+            stamp += [stat.st_ino, stat.st_size, stat.st_mtime_ns]
+    return tuple(stamp)
+
+
+class Watch:
+    """Keeps a catalog as its repository is.
+
+    Parameters
+    ----------
+    catalog
+        The models.
+    folder
+        The repository.
+    taken
+        Names that it has no say over.
+    """
+
+    def __init__(self, catalog: Catalog, folder: Path, *, taken: Collection[str] = ()) -> None:
+        self._catalog = catalog
+        self._folder = folder
+        self._taken = frozenset(taken)
+        self._before: dict[str, Origin] = {}
+        self._mine: set[str] = set()
+
+    async def look(self, *, at_once: bool = False) -> None:
+        """Look once, and load what has changed; with `at_once`, what is new as well. Logs what fails.
+
+        Raises `OSError` if the folder cannot be read.
+        """
+        found = await asyncio.to_thread(found_models, self._folder)
+        before, self._before = self._before, found
+        for name in self._mine - found.keys():
+            self._mine.discard(name)
+            self._catalog.remove(name)
+        for name, origin in found.items():
+            if name in self._taken or not (at_once or before.get(name) == origin):
+                continue
+            new = name not in self._mine
+            self._mine.add(name)
+            entry = self._catalog.add(name, origin)
+            if new or (entry.wanted and entry.origin != origin):
+                await self._load(name, origin)
+
+    async def _load(self, name: str, origin: Origin) -> None:
+        # The catalog logs what fails, and says so in its index; the next change is another attempt.
+        with contextlib.suppress(CudnnActorError):
+            await self._catalog.load(name, origin)
+
+    async def keep_looking(self, every_s: float) -> None:
+        """Look again and again, until cancelled."""
+        while True:
+            await asyncio.sleep(every_s)
+            try:
+                await self.look()
+            except OSError as error:
+                log.warning("serving.repository_unreadable", path=str(self._folder), error=str(error))

@@ -1,0 +1,124 @@
+"""The server's life: who is let in, workers that die, and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from cudnn_actor.serving.failures import Refused, Unauthorised
+from cudnn_actor.serving.server import InferenceServer, ServerOptions, serve
+from cudnn_actor.serving.settings import Batching
+from cudnn_actor.serving.tokens import Tokens
+
+from .servers import PATIENCE_S, running, write_square
+
+INFER = "/v2/models/square/infer"
+REQUEST = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 3], "data": [1, 2, 3]}]}
+
+
+@contextlib.asynccontextmanager
+async def serving(folder: Path, **options: Any) -> AsyncIterator[tuple[InferenceServer, httpx.AsyncClient]]:
+    """A server of the model `square` in this process, and a client of it."""
+    service = {"device": "cpu", **options.pop("service", {})}
+    chosen = {"http": 0, "grpc": None, "models": {"square": write_square(folder)}, **options}
+    async with serve(ServerOptions(service=service, **chosen)) as server:
+        base = f"http://127.0.0.1:{server.http_port}"
+        async with httpx.AsyncClient(base_url=base, trust_env=False, timeout=PATIENCE_S) as http:
+            yield server, http
+
+
+async def test_killed_workers_fail_no_request(tmp_path: Path) -> None:
+    """Of 320 requests of eight clients, while the worker is killed twice."""
+    service = {"isolation": "process", "standby": 1}
+
+    async def ask(number: int) -> None:
+        for count in range(40):
+            value = float(number * 100 + count)
+            asked = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 3], "data": [value, 1, 2]}]}
+            if number == 0 and count in (5, 20) and server.gpu.worker_pid is not None:
+                os.kill(server.gpu.worker_pid, signal.SIGKILL)
+            answer = await http.post(INFER, json=asked)
+            assert answer.status_code == 200, answer.text
+            assert answer.json()["outputs"][0]["data"] == [value**2, 1, 4]
+
+    async with serving(tmp_path, service=service, batch=Batching(max=4)) as (server, http):
+        await asyncio.gather(*map(ask, range(8)))
+        assert server.gpu.generation >= 2
+
+
+async def test_what_has_not_started_when_its_time_is_over_is_not_run(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (server, http):
+        before = server.gpu.metrics().finished
+        late = await http.post(INFER, json={**REQUEST, "parameters": {"timeout": 1}})
+        assert late.status_code == 504
+        assert server.gpu.metrics().finished == before
+        assert (
+            await http.post(INFER, json={**REQUEST, "parameters": {"timeout": 60_000_000}})
+        ).status_code == 200
+
+
+def test_a_server_that_is_told_to_end_does_so_with_status_0(tmp_path: Path) -> None:
+    with running(str(write_square(tmp_path)), "--http", "0", "--grpc", "0") as (process, _):
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE_S) == 0
+
+
+async def test_it_drains_what_is_under_way_and_refuses_the_rest(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (server, http):
+        with server.host.admitted():
+            server.host.draining = True
+            assert (await http.get("/v2/health/ready")).status_code == 503
+            assert (await http.get("/v2/health/live")).status_code == 200
+            refused = await http.post(INFER, json=REQUEST)
+            assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+            idle = asyncio.ensure_future(server.host.idle())
+            await asyncio.sleep(0)
+            assert not idle.done()
+        await idle
+
+
+async def test_too_many_at_a_time_are_told_to_come_again(tmp_path: Path) -> None:
+    async with serving(tmp_path, most_running=1) as (server, http):
+        with server.host.admitted():
+            refused = await http.post(INFER, json=REQUEST)
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+        assert (await http.post(INFER, json=REQUEST)).status_code == 200
+
+
+async def test_a_token_is_needed_for_all_but_health_and_the_page(tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.touch(mode=0o600)
+    tokens.write_text("# of the team\nsecret one\n")
+    async with serving(tmp_path, token_file=tokens) as (_, http):
+        for path in ("/", "/v2/health/live", "/v2/health/ready", "/v2/models/square/ready"):
+            assert (await http.get(path)).status_code == 200
+        for path in ("/v2", "/metrics", "/v2/models/square", "/v2/models/stats", "/v2/logging"):
+            assert (await http.get(path)).status_code == 401
+        wrong, right = ({"authorization": f"Bearer {token}"} for token in ("secret", "secret one"))
+        assert (await http.post(INFER, json=REQUEST, headers=wrong)).status_code == 401
+        assert (await http.post(INFER, json=REQUEST, headers=right)).status_code == 200
+
+
+def test_a_file_of_tokens_is_its_owners_alone(tmp_path: Path) -> None:
+    path = tmp_path / "tokens"
+    path.write_text("secret\n")
+    path.chmod(0o640)
+    with pytest.raises(Refused, match="chmod 600"):
+        Tokens(path)
+    path.chmod(0o600)
+    tokens = Tokens(path)
+    tokens.require("bearer secret")
+    for header in (None, "", "secret", "Basic secret", "Bearer", "Bearer secre", "Bearer # of"):
+        with pytest.raises(Unauthorised):
+            tokens.require(header)
+    path.write_text("# none\n\n")
+    with pytest.raises(Refused, match="no token"):
+        Tokens(path)

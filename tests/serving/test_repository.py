@@ -1,0 +1,123 @@
+"""A folder of models: the highest version serves, and what is new is switched in when it is warm."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from cudnn_actor import spawn
+from cudnn_actor.serving.catalog import Catalog, Origin
+from cudnn_actor.serving.failures import NotServed, Refused
+from cudnn_actor.serving.served import Served, load
+from cudnn_actor.serving.settings import Batching, Settings, read_settings
+from cudnn_actor.serving.watch import Watch, found_models
+
+from ..onnx.small_models import FLOAT, model_of, node
+
+ROWS = np.arange(6, dtype=np.float32).reshape(2, 3)
+
+
+@pytest.fixture
+async def catalog() -> AsyncIterator[Catalog]:
+    async with spawn(device="cpu") as gpu:
+
+        async def load_origin(origin: Origin) -> Served:
+            settings = await asyncio.to_thread(read_settings, origin.path.with_name("model.toml"), Settings())
+            return await load(gpu, origin.path, origin.version, settings, if_possible=False)
+
+        catalog = Catalog(load_origin)
+        yield catalog
+        await catalog.close()
+
+
+def put(folder: Path, version: int, op: str = "Mul") -> Path:
+    """Write a version of the model `square`, or of one that adds."""
+    place = folder / "square" / str(version)
+    place.mkdir(parents=True, exist_ok=True)
+    dims = {"x": (FLOAT, ("N", 3))}
+    onnx.save(model_of([node(op, "x x", "y")], dims, {"y": (FLOAT, ("N", 3))}), place / "model.onnx")
+    return place
+
+
+async def test_a_new_version_is_switched_in_once_two_looks_agree(catalog: Catalog, tmp_path: Path) -> None:
+    put(tmp_path, 2)
+    watch = Watch(catalog, tmp_path)
+    await watch.look(at_once=True)
+    _, before = catalog.served("square")
+    assert before.version == "2"
+    put(tmp_path, 10, "Add")
+    await watch.look()
+    assert catalog.served("square")[1] is before  # it may still be being copied
+    await watch.look()
+    _, after = catalog.served("square", "10")
+    np.testing.assert_array_equal((await after.run({"x": ROWS}, None))["y"], ROWS + ROWS)
+    with pytest.raises(NotServed, match="but version '10'"):
+        catalog.served("square", "2")
+
+
+async def test_a_file_that_cannot_be_loaded_leaves_the_old_version_at_work(
+    catalog: Catalog, tmp_path: Path
+) -> None:
+    put(tmp_path, 1)
+    watch = Watch(catalog, tmp_path)
+    await watch.look(at_once=True)
+    (put(tmp_path, 2) / "model.onnx").write_bytes(b"no model")
+    await watch.look()
+    await watch.look()
+    entry, served = catalog.served("square")
+    assert served.version == "1"
+    assert "cannot be loaded" in entry.reason
+    (tmp_path / "square" / "1" / "model.onnx").unlink()
+    (tmp_path / "square" / "2" / "model.onnx").unlink()
+    await watch.look()
+    with pytest.raises(NotServed, match="unknown"):
+        catalog.served("square")
+
+
+async def test_what_was_unloaded_stays_so_until_it_is_loaded(catalog: Catalog, tmp_path: Path) -> None:
+    put(tmp_path, 1)
+    watch = Watch(catalog, tmp_path)
+    await watch.look(at_once=True)
+    await catalog.unload("square")
+    await watch.look()
+    with pytest.raises(NotServed, match="not loaded"):
+        catalog.served("square")
+    await catalog.load("square")
+    assert catalog.served("square")[1].version == "1"
+
+
+async def test_model_toml_says_how_batches_are_formed(catalog: Catalog, tmp_path: Path) -> None:
+    place = put(tmp_path, 1)
+    (place / "model.toml").write_text("[batch]\nsizes = [1, 4]\ndelay_us = 500\n")
+    await Watch(catalog, tmp_path).look(at_once=True)
+    config = catalog.served("square")[1].config("square")
+    assert config["max_batch_size"] == 4
+    assert config["dynamic_batching"] == {
+        "preferred_batch_size": [1, 4],
+        "max_queue_delay_microseconds": 500,
+    }
+
+
+@pytest.mark.parametrize(
+    "text", ["batches = 3", "[batch]\nmost = 2", "dtype = 'int8'", "= 1", "[batch]\nmax='x'"]
+)
+def test_a_model_toml_with_anything_else_is_refused(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "model.toml"
+    path.write_text(text)
+    with pytest.raises(Refused, match=r"model\.toml is not valid"):
+        read_settings(path, Settings())
+    assert read_settings(tmp_path / "none.toml", Settings(batch=Batching(max=2))).batch == Batching(max=2)
+
+
+def test_names_and_versions_that_are_none_are_skipped(tmp_path: Path) -> None:
+    for name, version in (("a", "1"), ("a", "02"), ("a", "x"), (".hidden", "1"), ("b c", "1"), ("d", "3")):
+        place = tmp_path / name / version
+        place.mkdir(parents=True)
+        (place / "model.onnx").touch()
+    (tmp_path / "d" / "7").mkdir()  # nothing in it yet
+    assert {name: each.version for name, each in found_models(tmp_path).items()} == {"a": "1", "d": "3"}
