@@ -102,7 +102,10 @@ def array_of_json(tensor: str, dtype: DType, shape: tuple[int, ...], data: bytes
         ) from error
     if flat.size != count or flat.ndim not in (1, len(shape)) or (flat.ndim > 1 and flat.shape != shape):
         raise _unfit(tensor, shape)
-    return flat.reshape(shape)
+    try:
+        return flat.reshape(shape)
+    except ValueError as error:  # without elements, and one of its sizes is too large
+        raise _unfit(tensor, shape) from error
 
 
 def _numbers(data: bytes | msgspec.Raw, dtype: DType, rank: int) -> Any:

@@ -6,6 +6,7 @@ import contextlib
 import subprocess
 import sys
 from collections.abc import Iterator
+from multiprocessing import resource_tracker
 from pathlib import Path
 
 import gevent
@@ -16,7 +17,10 @@ from ..onnx.small_models import FLOAT, model_of, node
 __all__ = ["PATIENCE_S", "running", "square_model", "write_square"]
 
 PATIENCE_S = 60.0
-gevent.get_hub().loop.update_now()  # tritonclient's: it has descriptors for as long as the process lives
+# What these have open, they have for as long as the process lives: tritonclient's loop over HTTP, and what
+# looks after the shared memory that it makes.
+resource_tracker.ensure_running()
+gevent.get_hub().loop.update_now()
 
 
 def square_model() -> onnx.ModelProto:

@@ -1,0 +1,193 @@
+"""Inferences on the wire, without a server: what is well formed comes back, and all else is refused."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from cudnn_actor.protocol.types.dtypes import DType
+from cudnn_actor.serving import grpc_wire, http_wire
+from cudnn_actor.serving.failures import Refused, TooLarge
+from cudnn_actor.serving.grpc_schema import message_class
+from cudnn_actor.serving.regions import SharedMemory
+from cudnn_actor.serving.requests import Inference, RequestedOutput
+from cudnn_actor.serving.tensors import NAMES, array_of_json, bytes_of
+
+EXAMPLES = int(os.environ.get("SERVING_EXAMPLES", "100"))
+NONE = SharedMemory(offered=False)
+
+
+@st.composite
+def tensors(draw: st.DrawFn) -> np.ndarray:
+    dtype = draw(st.sampled_from(list(NAMES)))
+    shape = draw(arrays.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4))
+    size = int(np.prod(shape)) * dtype.itemsize
+    raw = np.frombuffer(draw(st.binary(min_size=size, max_size=size)), np.uint8)
+    return raw % 2 == 1 if dtype is DType.BOOL and not raw.shape[0] else _viewed(raw, dtype, shape)
+
+
+def _viewed(raw: np.ndarray, dtype: DType, shape: tuple[int, ...]) -> np.ndarray:
+    whole = raw % 2 if dtype is DType.BOOL else raw
+    return np.ndarray(shape, dtype.numpy, whole.tobytes())
+
+
+def http_request(named: dict[str, np.ndarray], **more: Any) -> tuple[bytes, int]:
+    inputs = [
+        {
+            "name": name,
+            "datatype": NAMES[DType(each.dtype.name)],
+            "shape": each.shape,
+            "parameters": {"binary_data_size": each.nbytes},
+        }
+        for name, each in named.items()
+    ]
+    head = msgspec.json.encode({"inputs": inputs, **more})
+    return b"".join([head, *map(bytes_of, named.values())]), len(head)
+
+
+def grpc_request(named: dict[str, np.ndarray]) -> Any:
+    request = message_class("ModelInferRequest")(model_name="m", id="7")
+    for name, each in named.items():
+        request.inputs.add(name=name, datatype=NAMES[DType(each.dtype.name)], shape=each.shape)
+        request.raw_input_contents.append(bytes(bytes_of(each)))
+    return request
+
+
+def same(found: np.ndarray, wanted: np.ndarray) -> bool:
+    return (found.dtype, found.shape, found.tobytes()) == (wanted.dtype, wanted.shape, wanted.tobytes())
+
+
+@settings(max_examples=EXAMPLES, deadline=None)
+@given(st.dictionaries(st.text(max_size=5), tensors(), max_size=3))
+def test_arrays_come_back_from_both_wires_as_they_were(named: dict[str, np.ndarray]) -> None:
+    over_http = http_wire.decode(*http_request(named, id="7"), NONE)
+    over_grpc = grpc_wire.decode(grpc_request(named), NONE)
+    for inference in (over_http, over_grpc):
+        assert inference.id == "7"
+        assert inference.inputs.keys() == named.keys()
+        assert all(same(inference.inputs[name], each) for name, each in named.items())
+    asked = Inference(inputs={}, outputs=tuple(RequestedOutput(name, binary=True) for name in named))
+    parts, head = http_wire.encode("m", "1", asked, named, NONE)
+    assert b"".join(parts[1:]) == b"".join(map(bytes_of, named.values()))
+    assert head == (len(parts[0]) if named else None)
+    response = grpc_wire.encode("m", "1", asked, named, NONE)
+    assert list(response.raw_output_contents) == [bytes(bytes_of(each)) for each in named.values()]
+
+
+def mutated(data: bytes, places: list[tuple[int, bytes]]) -> bytes:
+    """Bytes with others put over them, or in between where a piece begins with an even byte."""
+    for at, piece in places:
+        place = at % (len(data) + 1)
+        skip = len(piece) if piece and piece[0] % 2 else 0
+        data = data[:place] + piece + data[place + skip :]
+    return data
+
+
+HTTP_BYTES, HTTP_HEAD = http_request(
+    {"x": np.ones((2, 3), np.float32), "b": np.ones(2, np.bool_)}, outputs=[]
+)
+GRPC_BYTES = grpc_request({"x": np.ones((2, 3), np.float32)}).SerializeToString()
+PLACES = st.lists(st.tuples(st.integers(0, 400), st.binary(max_size=6)), max_size=4)
+
+
+@settings(max_examples=EXAMPLES, deadline=None)
+@given(PLACES, st.none() | st.text(max_size=4) | st.integers(0, 400).map(str))
+def test_bytes_that_are_no_request_are_refused(places: list[tuple[int, bytes]], header: str | None) -> None:
+    body = mutated(HTTP_BYTES, places)
+    message = mutated(GRPC_BYTES, places)
+    decoders: list[Callable[[], Inference]] = [
+        lambda: http_wire.decode(body, http_wire.header_length(header or str(HTTP_HEAD), len(body)), NONE),
+        lambda: grpc_wire.decode(grpc_wire.parse("ModelInferRequest", message), NONE),
+    ]
+    for decode in decoders:
+        try:
+            found = decode()
+        except Refused:
+            continue
+        assert sum(each.nbytes for each in found.inputs.values()) <= 8 * (len(body) + len(message))
+
+
+def refusal(head: bytes) -> str:
+    with pytest.raises(Refused) as refused:
+        http_wire.decode(head, len(head), NONE)
+    return str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "text"),
+    [
+        ('"datatype":"BYTES","shape":[1],"data":["a"]', "numbers only"),
+        ('"datatype":"FP8","shape":[1],"data":[1]', "use one of BOOL"),
+        ('"datatype":"FP32","shape":[4611686018427387904,4],"data":[1]', "do not have the shape"),
+        ('"datatype":"FP32","shape":[-1],"data":[1]', "out of range"),
+        ('"datatype":"FP32","shape":[100000000000000000000],"data":[1]', "out of range"),
+        ('"datatype":"FP32","shape":[2,2],"data":[[1,2],[3]]', "not a list of FP32"),
+        ('"datatype":"FP32","shape":[2,2],"data":[[1],[2],[3],[4]]', "do not have the shape"),
+        ('"datatype":"UINT8","shape":[1],"data":[256]', "not a list of UINT8"),
+        ('"datatype":"INT8","shape":[1],"data":[1.5]', "not a list of INT8"),
+        ('"datatype":"BOOL","shape":[1],"data":[1]', "not a list of BOOL"),
+        ('"datatype":"FP32","shape":[1]', "do not have the shape"),
+        ('"datatype":"FP32","shape":[2],"parameters":{"binary_data_size":4}', "0 bytes are left"),
+        ('"datatype":"FP32","shape":[0,9223372036854775807,2],"data":[]', "do not have the shape"),
+        (f'"datatype":"FP32","shape":[1],"data":{"[" * 5000}1{"]" * 5000}', "not the JSON"),
+        ('"datatype":"FP32","shape":[1],"parameters":{"shared_memory_region":"a"}', "not complete"),
+        (
+            '"datatype":"FP32","shape":[1],"parameters":{"shared_memory_region":"a","shared_memory_byte_size":4}',
+            "not registered",
+        ),
+    ],
+)
+def test_a_wrong_tensor_is_refused_with_what_is_wrong(tensor: str, text: str) -> None:
+    assert text in refusal(f'{{"inputs":[{{"name":"x",{tensor}}}]}}'.encode())
+
+
+def test_numbers_in_json_are_read_flat_and_nested() -> None:
+    for data in (b"[1, 2.5, 3, 4]", b"[[1, 2.5], [3, 4]]"):
+        found = array_of_json("x", DType.BFLOAT16, (2, 2), data)
+        np.testing.assert_array_equal(found.astype(np.float32), [[1, 2.5], [3, 4]])
+    assert array_of_json("x", DType.FLOAT32, (), b"[3]").shape == ()
+    assert array_of_json("x", DType.UINT64, (1,), b"[18446744073709551615]")[0] == 2**64 - 1
+
+
+def test_a_byte_that_is_no_truth_value_becomes_one() -> None:
+    head = b'{"inputs":[{"name":"x","datatype":"BOOL","shape":[3],"parameters":{"binary_data_size":3}}]}'
+    found = http_wire.decode(head + b"\x00\x01\x07", len(head), NONE).inputs["x"]
+    assert found.view(np.uint8).tolist() == [0, 1, 1]
+
+
+def test_what_grows_when_it_is_decompressed_is_bounded() -> None:
+    import zlib
+
+    with pytest.raises(TooLarge):
+        http_wire.decompressed(zlib.compress(bytes(1 << 20)), "deflate", 1000)
+    with pytest.raises(Refused, match="ends before"):
+        http_wire.decompressed(zlib.compress(bytes(1000))[:-5], "deflate", 1000)
+    assert http_wire.decompressed(zlib.compress(bytes(1000)), "deflate", 1000) == bytes(1000)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "text"),
+    [
+        ({"timeout": -1}, "timeout"),
+        ({"timeout": "1"}, "timeout"),
+        ({"timeout": True}, "timeout"),
+        ({"sequence_id": 3}, "sequence_id"),
+        ({"binary_data_output": 1}, "binary_data_output"),
+    ],
+)
+def test_wrong_parameters_are_refused(parameters: dict[str, Any], text: str) -> None:
+    body, head = http_request({}, parameters=parameters, outputs=[])
+    with pytest.raises(Refused, match=text):
+        http_wire.decode(body, head, NONE)
+    assert (
+        http_wire.decode(*http_request({}, parameters={"timeout": 2000, "priority": 9}), NONE).timeout_s
+        == 2e-3
+    )
