@@ -31,6 +31,11 @@ _BODY_S = 60.0
 _MOST_CONTROL = 1 << 20
 """The most bytes of a request that is no inference."""
 _PAGE = Path(__file__).with_name("page.html").read_bytes()
+_PAGE_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
+    "connect-src 'self'; img-src blob:; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+}
 Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -145,7 +150,7 @@ class _HttpFace:
     # What there is.
 
     async def page(self, _: Request) -> Response:
-        return Response(_PAGE, media_type="text/html")
+        return Response(_PAGE, headers=_PAGE_HEADERS, media_type="text/html")
 
     async def metrics(self, _: Request) -> Response:
         return Response(generate_latest(self._registry), media_type=CONTENT_TYPE_LATEST)
