@@ -137,6 +137,8 @@ def _lines(metrics: Metrics) -> Iterator[str]:
         f"{plans.size} plans{hits}; {metrics.live_buffers} buffers: {_bytes(metrics.live_bytes)} of "
         f"{_bytes(metrics.arena_bytes)}; worker: {_bytes(metrics.worker_host_bytes)} of host memory"
     )
+    if (memory := metrics.device_memory) is not None:
+        yield f"GPU memory: {_bytes(memory.used_bytes)} of {_bytes(memory.total_bytes)} in use"
 
 
 _COLUMNS: tuple[tuple[str, Callable[[Row], str]], ...] = (

@@ -79,6 +79,8 @@ class EngineChoice(NamedTuple):
         limit. Reads files, so an event loop must not call it.
     memory_bytes
         The device's memory; 0 if it is not known.
+    bus_id
+        The GPU's PCI bus id; empty for none.
     """
 
     device: str
@@ -92,6 +94,7 @@ class EngineChoice(NamedTuple):
     host_arenas: bool = False
     default_limit: Callable[[], int | None] = _unlimited
     memory_bytes: int = 0
+    bus_id: str = ""
 
 
 _CUDA_PRELOAD = ("cudnn_actor.engines.cuda.engine", "cudnn_actor.engines.cuda.library.preload")
@@ -251,6 +254,7 @@ def _cuda(ordinal: int, driver: Driver, reason: str, setting: _Setting) -> Engin
         worker=WorkerEngine("cudnn_actor.engines.cuda.engine:CudaEngine", (ordinal, setting.dynamic_shapes)),
         preload=_CUDA_PRELOAD,
         memory_bytes=driver.gpus[ordinal].memory_bytes,
+        bus_id=driver.gpus[ordinal].bus_id,
     )
 
 

@@ -86,6 +86,10 @@ class Isolation(Protocol):
         """Bytes of host memory that the serving worker has; 0 without one. Any thread; never blocks."""
 
     @property
+    def standby_host_bytes(self) -> int:
+        """The same of the standby; 0 without one. Any thread; never blocks."""
+
+    @property
     def plans(self) -> PlanCounts:
         """Counts of the serving incarnation's plan cache. Any thread; never blocks."""
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from cudnn_actor.broker.request_counts import Histogram, RequestCounts
+from cudnn_actor.engines.cuda.diagnosis.device_memory import DeviceMemory
 from cudnn_actor.isolation.base import StandbyState
 from cudnn_actor.service.health import HealthState
 from cudnn_actor.service.metrics import Metrics
@@ -40,7 +41,7 @@ class Kind(enum.Enum):
 class Family(NamedTuple):
     """A metric: its kind, name, text and labels, and how its rows are found in the metrics of one service.
 
-    Each row has the label `service` besides, with the service's name. A row whose value is None is left out.
+    Each row has the label `service` besides, with the service's name.
     """
 
     kind: Kind
@@ -102,6 +103,16 @@ def _of_models(value: Callable[[RequestCounts], Any]) -> Callable[[Metrics], Row
 def _of_service(value: Callable[[Metrics], Any]) -> Callable[[Metrics], Rows]:
     """One row."""
     return lambda metrics: [((), value(metrics))]
+
+
+def _of_gpu(value: Callable[[DeviceMemory], int]) -> Callable[[Metrics], Rows]:
+    """One row, if the GPU's memory is known."""
+
+    def rows(metrics: Metrics) -> Rows:
+        memory = metrics.device_memory
+        return [] if memory is None else [((memory.uuid,), value(memory))]
+
+    return rows
 
 
 _REQUEST, _MODEL = ("operation", "model"), ("model",)
@@ -287,5 +298,26 @@ FAMILIES: tuple[Family, ...] = (
         "Resident host memory of the worker's process.",
         (),
         _of_service(lambda metrics: metrics.worker_host_bytes),
+    ),
+    Family(
+        Kind.GAUGE,
+        "cudnn_actor_standby_host_bytes",
+        "Resident host memory of the standby's process.",
+        (),
+        _of_service(lambda metrics: metrics.standby_host_bytes),
+    ),
+    Family(
+        Kind.GAUGE,
+        "nv_gpu_memory_used_bytes",
+        "GPU memory that all processes use.",
+        ("gpu_uuid",),
+        _of_gpu(lambda memory: memory.used_bytes),
+    ),
+    Family(
+        Kind.GAUGE,
+        "nv_gpu_memory_total_bytes",
+        "GPU memory in all.",
+        ("gpu_uuid",),
+        _of_gpu(lambda memory: memory.total_bytes),
     ),
 )

@@ -87,8 +87,6 @@ class ServiceMetrics(Services):
         def observations(_: CallbackOptions) -> Iterator[Observation]:
             for metrics in self._readings(name):
                 for labels, value in family.rows(metrics):
-                    if value is None:
-                        continue
                     for others, number in numbers(value):
                         yield Observation(
                             number, dict(zip(keys, (metrics.service, *labels, *others), strict=True))

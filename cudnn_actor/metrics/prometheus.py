@@ -57,8 +57,7 @@ class ServiceCollector(Services):
             metric = _KINDS[family.kind](family.name, family.text, labels=("service", *family.labels))
             for metrics in found:
                 for labels, value in family.rows(metrics):
-                    if value is not None:
-                        _add(metric, (metrics.service, *labels), value)
+                    _add(metric, (metrics.service, *labels), value)
             yield metric
 
 

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 
 from cudnn_actor.broker.request_counts import Histogram, RequestCounts
+from cudnn_actor.engines.cuda.diagnosis.device_memory import DeviceMemory
 from cudnn_actor.extras import install_command
 from cudnn_actor.isolation.base import StandbyState
 from cudnn_actor.protocol.messages.receipts import PlanCounts
@@ -139,7 +140,17 @@ def _service(name: str, samples: _Samples) -> Metrics:
         live_bytes=samples.only("cudnn_actor_buffer_bytes"),
         arena_bytes=samples.only("cudnn_actor_arena_bytes"),
         worker_host_bytes=count("cudnn_actor_worker_host_bytes"),
+        standby_host_bytes=count("cudnn_actor_standby_host_bytes"),
+        device_memory=_device_memory(samples),
     )
+
+
+def _device_memory(samples: _Samples) -> DeviceMemory | None:
+    used, total = "nv_gpu_memory_used_bytes", "nv_gpu_memory_total_bytes"
+    if not samples.of(used):
+        return None
+    uuid = samples.label(used, "gpu_uuid")
+    return DeviceMemory(uuid=uuid, used_bytes=samples.only(used), total_bytes=samples.only(total))
 
 
 _NOTHING = Histogram(bounds=(), counts=(0,), sum=0.0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from cudnn_actor.broker.request_counts import RequestCounts
+from cudnn_actor.engines.cuda.diagnosis.device_memory import DeviceMemory
 from cudnn_actor.isolation.base import StandbyState
 from cudnn_actor.protocol.messages.receipts import PlanCounts
 from cudnn_actor.protocol.types.html_table import html_table, record_table
@@ -44,6 +45,12 @@ class Metrics(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         As in `Statistics`: memory of the device, on the CPU of the host.
     worker_host_bytes
         Bytes of host memory that the worker's process has, as of its last heartbeat; 0 without a worker.
+    standby_host_bytes
+        The same of the standby.
+    device_memory
+        The GPU's memory, as `DeviceMemory` says it, read when this record is made. None on the CPU, without
+        NVML (`nvidia-ml-py`, which the extras of CUDA bring), and until that is loaded, which the first
+        record begins.
     """
 
     service: str
@@ -66,6 +73,8 @@ class Metrics(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     live_bytes: int
     arena_bytes: int
     worker_host_bytes: int
+    standby_host_bytes: int
+    device_memory: DeviceMemory | None
 
     __repr__ = short_repr
 

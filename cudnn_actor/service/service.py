@@ -32,6 +32,7 @@ from cudnn_actor.actors.logs import speaking_for
 from cudnn_actor.actors.threads import ThreadRefused
 from cudnn_actor.broker.service_state import ServiceState
 from cudnn_actor.engines import EngineChoice, choose_engine
+from cudnn_actor.engines.cuda.diagnosis.device_memory import DeviceMemoryReader
 from cudnn_actor.isolation.selection import isolation_for
 from cudnn_actor.isolation.thread.cudnn_actor import CudnnActor
 from cudnn_actor.models.kept_graphs import KeptGraphs
@@ -125,6 +126,7 @@ class CudnnService:
         """Files of models that can be loaded by a name; a service of this process has none."""
         self.share_weight: ShareWeight | None = None
         """Uploads a weight that others may share; None where nobody does."""
+        self._device_memory = DeviceMemoryReader(self._engine.bus_id)
         self.events = EventLog()
         self.started: concurrent.futures.Future[None] = _promise()
         """Done when the actor is ready; fails with `StartFailed` if it never becomes ready."""
@@ -259,6 +261,8 @@ class CudnnService:
             live_bytes=memory.live_bytes,
             arena_bytes=memory.arena_bytes,
             worker_host_bytes=isolation.worker_host_bytes,
+            standby_host_bytes=isolation.standby_host_bytes,
+            device_memory=self._device_memory.read(),
         )
 
     def _health_state(self, supervisor: Supervisor | None) -> HealthState:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import http.server
 import io
@@ -76,8 +77,9 @@ class Server:
         handler.wfile.write(self.body)
         handler.wfile.flush()
         self.asked.release()
-        if self.drips:
-            self.release.wait()
+        with contextlib.suppress(OSError):  # the reader has left
+            while self.drips and not self.release.wait(0.02):
+                handler.wfile.write(b"#")  # never as long without a byte as its reader waits for one
 
     def close(self) -> None:
         self.release.set()

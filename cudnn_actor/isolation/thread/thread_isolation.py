@@ -29,6 +29,7 @@ class ThreadIsolation:
     name = "thread"
     worker_pid = None
     worker_host_bytes = 0
+    standby_host_bytes = 0
     backoff = Backoff()
     ready_within_s = READY_WITHIN_S
 

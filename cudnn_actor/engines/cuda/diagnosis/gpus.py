@@ -46,11 +46,12 @@ _NO_DEVICE = 100
 
 
 class Gpu(msgspec.Struct, frozen=True, kw_only=True):
-    """One GPU: its name, compute `capability` like "9.0", and total `memory_bytes`."""
+    """One GPU: its name, compute `capability` like "9.0", total `memory_bytes`, PCI `bus_id` if known."""
 
     name: str
     capability: str
     memory_bytes: int
+    bus_id: str = ""
 
 
 class Driver(msgspec.Struct, frozen=True, kw_only=True):
@@ -247,7 +248,22 @@ def _gpu(cuda: ctypes.CDLL, index: int) -> Gpu:
     major, minor = (
         _number(cuda, "cuDeviceGetAttribute", ctypes.c_int(which), device) for which in (_MAJOR, _MINOR)
     )
-    return Gpu(name=name.value.decode(), capability=f"{major}.{minor}", memory_bytes=memory.value)
+    return Gpu(
+        name=name.value.decode(),
+        capability=f"{major}.{minor}",
+        memory_bytes=memory.value,
+        bus_id=_bus_id(cuda, device),
+    )
+
+
+def _bus_id(cuda: ctypes.CDLL, device: ctypes.c_int) -> str:
+    """Like "0000:01:00.0"; empty where the driver does not tell."""
+    text = ctypes.create_string_buffer(32)
+    try:
+        _call(cuda, "cuDeviceGetPCIBusId", text, ctypes.c_int(len(text)), device)
+    except _DriverError:
+        return ""
+    return text.value.decode()
 
 
 def _number(cuda: ctypes.CDLL, function: str, *args: object) -> int:

@@ -218,6 +218,13 @@ class ProcessIsolation:
         return 0 if page is None else page.resident_bytes
 
     @property
+    def standby_host_bytes(self) -> int:
+        """Bytes of host memory of the standby, as of its last heartbeat."""
+        life = self._life
+        standby = None if life is None else life.source.standby
+        return 0 if standby is None else standby.claims.resident_bytes
+
+    @property
     def _page(self) -> StatusPage | None:
         """The status page of the current worker. A page that is closed meanwhile reads as zeros."""
         monitor = self._monitor
