@@ -16,11 +16,14 @@ import msgspec
 from rich.console import Console
 from rich.live import Live
 
+from cudnn_actor.attached.paths import socket_path
+from cudnn_actor.blocking import BlockingRef, connect
 from cudnn_actor.cli.top_view import Reading, Since, View
 from cudnn_actor.cli.user_error import UserError
+from cudnn_actor.protocol.errors import CudnnActorError, InvalidRequest
 from cudnn_actor.service.metrics import Metrics
 
-__all__ = ["PrometheusSource", "Source", "SourceLost", "add_arguments", "run"]
+__all__ = ["PrometheusSource", "SocketSource", "Source", "SourceLost", "add_arguments", "run"]
 
 _MOST_BYTES = 4 * 2**20
 _WITHIN_S = 5.0
@@ -36,6 +39,9 @@ class Source(Protocol):
 
     def read(self) -> tuple[Metrics, ...]:
         """The metrics of its services now. Blocks for some seconds at most. Raises `SourceLost`."""
+
+    def close(self) -> None:
+        """End what it holds. Idempotent."""
 
 
 class PrometheusSource:
@@ -57,9 +63,7 @@ class PrometheusSource:
         except ValueError:
             port = -1
         if parts.scheme not in ("http", "https") or not parts.hostname or port == -1:
-            raise UserError(
-                f"SOURCE is the URL of an exporter, like http://localhost:9000/metrics, not {url!r}"
-            )
+            raise UserError(f"SOURCE is the URL of an exporter, or unix:PATH, not {url!r}")
         try:
             from cudnn_actor.metrics.scraped import metrics_of  # noqa: PLC0415 - in an extra
         except ImportError as error:
@@ -80,6 +84,9 @@ class PrometheusSource:
         if not found:
             raise SourceLost("it has no metrics of cudnn-actor")
         return found
+
+    def close(self) -> None:
+        """Nothing: each reading has a connection of its own."""
 
     def _text(self) -> str:
         connection = self._make(self._host, self._port, timeout=_WITHIN_S)
@@ -117,9 +124,63 @@ class PrometheusSource:
         return body.decode()
 
 
+class SocketSource:
+    """The socket of a service, as `cudnn_actor.connect` takes it.
+
+    It attaches at the first reading, and again once the service has gone. Readings are as old as what the
+    service has last told: at most a quarter of a second.
+
+    Parameters
+    ----------
+    path
+        With or without "unix:" before it.
+
+    Raises
+    ------
+    UserError
+        The path is too long for a socket.
+    """
+
+    def __init__(self, path: str) -> None:
+        try:
+            self._path = socket_path(path)
+        except InvalidRequest as error:
+            raise UserError(str(error)) from None
+        self._gpu: BlockingRef | None = None
+
+    def read(self) -> tuple[Metrics, ...]:
+        """The metrics of its service. Blocks while it attaches. Raises `SourceLost`."""
+        try:
+            if self._gpu is None:
+                self._gpu = connect(self._path, name="cudnn-actor top")
+            if self._gpu.alive:
+                return (self._gpu.metrics(),)
+        except (CudnnActorError, OSError) as error:
+            self.close()
+            raise SourceLost(str(error)) from error
+        self.close()
+        raise SourceLost("the service has gone")
+
+    def close(self) -> None:
+        """Detach."""
+        gpu, self._gpu = self._gpu, None
+        if gpu is not None:
+            gpu.close()
+
+
+def _source(text: str) -> PrometheusSource | SocketSource:
+    if text.startswith(("unix:", "/")):
+        return SocketSource(text)
+    return PrometheusSource(text)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("source", metavar="SOURCE", help="an exporter's URL: http://localhost:9000/metrics")
+    parser.add_argument(
+        "source",
+        metavar="SOURCE",
+        help="an exporter's URL (http://localhost:9000/metrics), or a service's socket (unix:PATH)",
+    )
     parser.add_argument("--once", action="store_true", help="read once, print, and end")
     parser.add_argument("--json", action="store_true", help="a line of JSON for each reading")
     parser.add_argument("--interval", type=_interval, default=1.0, help="seconds between readings (1)")
@@ -134,18 +195,20 @@ def _interval(text: str) -> float:
 
 def run(args: argparse.Namespace) -> int:
     """Show the services until interrupted, or once. Raises `UserError` where `--once` finds no source."""
-    source = PrometheusSource(args.source)
-    if args.once:
-        try:
-            reading = Reading(source.read(), time.monotonic())
-        except SourceLost as error:
-            raise UserError(f"{args.source}: {error}") from None
-        if args.json:
-            _print_json(args.source, Since(reading))
-        else:
-            Console(highlight=False).print(View(args.source, Since(reading)))
-        return 0
-    return _watch(source, args)
+    with contextlib.closing(_source(args.source)) as source:
+        return _once(source, args) if args.once else _watch(source, args)
+
+
+def _once(source: Source, args: argparse.Namespace) -> int:
+    try:
+        reading = Reading(source.read(), time.monotonic())
+    except SourceLost as error:
+        raise UserError(f"{args.source}: {error}") from None
+    if args.json:
+        _print_json(args.source, Since(reading))
+    else:
+        Console(highlight=False).print(View(args.source, Since(reading)))
+    return 0
 
 
 def _watch(source: Source, args: argparse.Namespace) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import fcntl
 import http.server
@@ -17,13 +18,15 @@ import sys
 import termios
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
+from cudnn_actor import serve_socket, spawn
 from cudnn_actor.cli import top
-from cudnn_actor.cli.top import PrometheusSource, SourceLost
+from cudnn_actor.cli.top import PrometheusSource, SocketSource, SourceLost
 from cudnn_actor.cli.top_view import Reading, Since, View
 from cudnn_actor.cli.user_error import UserError
 from cudnn_actor.protocol.messages.messages import Ping
@@ -151,6 +154,20 @@ def test_it_fits_any_width_without_colour(service: CudnnService, width: int) -> 
     assert "topped" in text
     assert "Ping" in text
     assert ("finished" in text) == (width == 200)
+
+
+async def test_the_socket_of_a_service_is_a_source_too(tmp_path: Path) -> None:
+    path = tmp_path / "gpu.sock"
+    source = SocketSource(f"unix:{path}")
+    with pytest.raises(SourceLost):
+        await asyncio.to_thread(source.read)
+    for _ in range(2):  # a new service at the same place is found
+        async with spawn(device="cpu", isolation="thread", name="shared") as gpu, serve_socket(gpu, path):
+            (metrics,) = await asyncio.to_thread(source.read)
+            assert (metrics.service, metrics.state) == ("shared", "ready")
+        with pytest.raises(SourceLost):
+            await asyncio.to_thread(source.read)
+    await asyncio.to_thread(source.close)
 
 
 def test_on_a_terminal_a_lost_source_is_said_and_tried_again(service: CudnnService, server: Server) -> None:
