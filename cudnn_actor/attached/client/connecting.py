@@ -6,7 +6,7 @@ import asyncio
 import os
 import socket
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -125,12 +125,17 @@ def _check_server(connection: socket.socket) -> None:
         raise StartFailed(detail=f"the socket is served by user {uid}")
 
 
+def _lacks_status(frames: Sequence[Any]) -> bool:
+    return isinstance(frames[0], Attached) and len(frames) < 2
+
+
 async def _first_frame(loop: asyncio.AbstractEventLoop, channel: Channel) -> Attached | Refusal:
-    """The server's first frame. What comes with it stays in the channel."""
+    """The server's first frame. What comes with it stays in the channel: of `Attached`, the first `Status` at
+    least, so that a handle knows its service's health and metrics at once."""
     came = asyncio.Event()
     loop.add_reader(channel.fileno(), came.set)
     try:
-        while not channel.frames:
+        while not channel.frames or _lacks_status(channel.frames):
             if channel.ended:
                 raise StartFailed(detail="the server has refused the connection")
             await came.wait()
