@@ -81,6 +81,17 @@ def test_batched_clients_are_measured_beside_fixed_batches(tmp_path: Path) -> No
     assert "of the best fixed" in done.stdout
 
 
+def test_each_way_into_the_inference_server_is_measured(tmp_path: Path) -> None:
+    words = ("benchmarks.serving", "--networks", "small", "--clients", "4", "--max-batch", "2")
+    command = [sys.executable, "-m", *words, "--seconds", "0.05", "--out", str(tmp_path)]
+    subprocess.run(command, capture_output=True, timeout=LIMIT_S, cwd=ROOT, check=True)
+    (written,) = tmp_path.glob("serving-*.json")
+    rows = json.loads(written.read_text())["found"]
+    ways = ["in process", "HTTP, binary", "gRPC", "gRPC, shared memory", "a no-op grpc.aio server"]
+    assert [row["way"] for row in rows] == ways
+    assert all(row["requests_per_s"] > 0 for row in rows)
+
+
 def test_builds_are_measured_for_each_size_and_recorded(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.building", "--dry-run", "--out", str(tmp_path)]
     subprocess.run(command, capture_output=True, timeout=LIMIT_S, cwd=ROOT, check=True)
