@@ -68,16 +68,24 @@ def words(xp: Any, state: Array, start: int, count: int, draw: int = 0) -> Array
     An element that needs more than 32 bits takes its word of `draw` 0 and that of `draw` 1, which is the
     counter's third word.
     """
+    starts = xp.asarray([[start % _NUMBERS]], dtype=xp.uint64)
+    return words_of_runs(xp, state, starts, count, draw)[0]
+
+
+def words_of_runs(xp: Any, state: Array, starts: Array, count: int, draw: int = 0) -> Array:
+    """Those of several runs of elements, dims (runs, count). `starts`: their first ones, uint64 (runs, 1)."""
     number = state.astype(xp.uint64)  # modulo 2**64
-    seed, first = number[:1], number[1:] + start % _NUMBERS
-    blocks = (first >> 2) + xp.arange((count + 6) // 4, dtype=xp.uint64) & _NUMBERS // 4 - 1
+    seed, first = number[:1], number[1:] + starts
+    size = (count + 6) // 4
+    blocks = (first >> 2) + xp.arange(size, dtype=xp.uint64) & _NUMBERS // 4 - 1
     none, rounds = xp.zeros_like(blocks), xp.arange(ROUNDS, dtype=xp.uint64)
     low, high = (
         word + rounds * weyl & _LOW for word, weyl in zip((seed & _LOW, seed >> 32), WEYL, strict=True)
     )
     keys = [(low[n], high[n]) for n in range(ROUNDS)]
     found = _mixed((blocks & _LOW, blocks >> 32, none + draw, none), keys)
-    return xp.take(xp.stack(found, axis=1).reshape(-1), (first & 3).astype(xp.int64) + xp.arange(count))
+    places = xp.arange(starts.shape[0])[:, None] * (4 * size) + xp.arange(count)
+    return xp.take(xp.stack(found, axis=2).reshape(-1), (first & 3).astype(xp.int64) + places)
 
 
 def keeping(probability: float) -> int:

@@ -85,3 +85,43 @@ def test_infinity_and_nan_in_a_score_are_as_in_the_definition(special: float) ->
     wanted, found = wanted_and_found(operation, (1, 1, 5, 4), (1, 1, 6, 4), bias=bias)
     for name, array in wanted.items():
         np.testing.assert_allclose(found[name], array, rtol=1e-5, atol=1e-6)
+
+
+STATE = np.array([123456789, (1 << 34) - 5], np.int64)
+"""Numbers that begin inside of a block of four, and soon need more than 32 bits."""
+
+
+@pytest.mark.parametrize("options", [{}, {"causal": True}], ids=str)
+@pytest.mark.parametrize(
+    ("q", "k"),
+    [((1, 2, 150, 8), (1, 1, 150, 8)), ((2, 4, 1, 8), (2, 2, 4001, 8)), ((2, 3, 70, 8), (2, 3, 1501, 8))],
+)
+def test_dropout_has_the_factors_of_the_definition_in_every_block(
+    options: dict[str, Any], q: tuple[int, ...], k: tuple[int, ...]
+) -> None:
+    names: Any = {"q": "q", "k": "k", "v": "v", "state": "state", "y": "y", "statistics": "statistics"}
+    wanted, found = wanted_and_found(Attention(**names, dropout=0.3, **options), q, k, state=STATE)
+    for name, array in wanted.items():
+        np.testing.assert_allclose(found[name], array, rtol=1e-4, atol=2e-5)
+
+
+def test_gradients_drop_the_weights_that_the_forward_pass_has_dropped() -> None:
+    rng, q, k = np.random.default_rng(8), (1, 4, 90, 8), (1, 2, 1100, 8)
+    dims = {"q": q, "k": k, "v": k, "dy": q, "bias": (1, 1, 1, k[2])}
+    given: dict[str, Any] = {name: rng.standard_normal(of) for name, of in dims.items()} | {"state": STATE}
+    forward: Any = {name: name for name in ("q", "k", "v", "bias", "state", "y", "statistics")}
+    specs = {name: TensorSpec.packed(array.shape, DType(array.dtype.name)) for name, array in given.items()}
+    specs |= {"y": TensorSpec.packed(q), "statistics": TensorSpec.packed((*q[:3], 1))}
+    given |= Attention(**forward, dropout=0.4).evaluate(np, given, specs)
+    backward: Any = {name: name for name in (*forward, "dy", "dq", "dk", "dv", "dbias")}
+    operation: Any = AttentionBackward(**backward, dropout=0.4)
+    specs = {
+        name: TensorSpec.packed(array.shape, "int64" if name == "state" else "float32")
+        for name, array in given.items()
+    }
+    specs |= operation.infer(specs)
+    wanted = operation.evaluate(np, given, specs)
+    for lanes in (1, 2):
+        found = run_kernel(attention_backward, operation, specs, given, lanes)
+        for name, array in wanted.items():
+            np.testing.assert_allclose(found[name], array, rtol=1e-3, atol=1e-4)

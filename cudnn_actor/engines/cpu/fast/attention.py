@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from cudnn_actor.engines.cpu.fast.attention_heads import Heads
 from cudnn_actor.engines.cpu.fast.attention_rows import Rows
+from cudnn_actor.engines.cpu.fast.attention_scores import Scores
 from cudnn_actor.engines.cpu.fast.kernels import Call, Kernel, Operands, Step, deal
 from cudnn_actor.engines.cpu.fast.lines import Box, boxes_of_elements
 from cudnn_actor.engines.cpu.fast.matrices import of_samples, taken
@@ -19,7 +20,7 @@ __all__ = ["attention"]
 
 
 def attention(node: Node, specs: Specs) -> Kernel | None:
-    """A kernel of `Attention`; None without elements, and with dropout."""
+    """A kernel of `Attention`; None without elements."""
     assert isinstance(node, Attention)
     heads = Heads.of(node, specs)
     return None if heads is None else _Attention(heads)
@@ -33,13 +34,16 @@ class _Attention:
         """Bytes of scratch that each lane needs."""
         del lanes
         heads = self.heads
-        return Rows.footprint(heads.extents, (heads.q[3], heads.v[3]), heads.dtype.itemsize)
+        of_rows = Rows.footprint(heads.extents, (heads.q[3], heads.v[3]), heads.dtype.itemsize)
+        return heads.drawing_bytes() + of_rows
 
     def bind(self, operands: Operands, results: Operands, lanes: Sequence[Scratch]) -> list[Step]:
         heads, steps = self.heads, list[Step]()
         k, v = (taken(operands[name], steps, lanes)[:, :, None] for name in ("k", "v"))
         own = {name: heads.by_group(array) for name, array in {"q": operands["q"], **results}.items()}
-        own |= heads.added(operands)
+        own |= heads.added(operands, lanes[0])
+        memories = [lane.fork() for lane in lanes]
+        drawings = [heads.drawing(operands, memory) for memory in memories]
         visibility = heads.visibility(operands, lanes[0])
         together, rows, _ = heads.extents
         dims = own["q"].shape
@@ -51,6 +55,10 @@ class _Attention:
             box, (part,) = task
             given = {name: of_samples(array, box)[..., part, :] for name, array in own.items()}
             shared = (of_samples(k, box), of_samples(v, box))
-            return Rows(given, shared, visibility(box[0], part), heads.scale, lanes[lane].fork())
+            memory = memories[lane].fork()
+            scores = Scores(
+                given, shared, visibility(box[0], part), heads.scale, memory, drawing=drawings[lane]
+            )
+            return Rows(given, shared[1], scores, memory)
 
         return [*steps, deal(tasks, len(lanes), call)]

@@ -3,6 +3,8 @@
 With weights p, dp = dy v^T and ds = p (dp - sum of dy y) of a row, these are
 
     dv = p^T dy,   dq = scale · ds k,   dk = scale · ds^T q,   dbias = ds.
+
+With dropout, dp and the p of dv are multiplied with the factors of the weights.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ __all__ = ["attention_backward"]
 
 
 def attention_backward(node: Node, specs: Specs) -> Kernel | None:
-    """A kernel of `AttentionBackward`; None without elements, and with dropout."""
+    """A kernel of `AttentionBackward`; None without elements."""
     assert isinstance(node, AttentionBackward)
     heads = Heads.of(node, specs)
     if heads is None:
@@ -49,21 +51,23 @@ class _Backward:
         heads = self.heads
         (_, rows, keys), features, itemsize = heads.extents, (heads.q[3], heads.v[3]), heads.dtype.itemsize
         sums = footprint(*((heads.v[2], each) for each in features), itemsize=itemsize)
-        return sums + _Rows.footprint((1, rows, keys), features, itemsize)
+        return heads.drawing_bytes() + sums + _Rows.footprint((1, rows, keys), features, itemsize)
 
     def bind(self, operands: Operands, results: Operands, lanes: Sequence[Scratch]) -> list[Step]:
         steps: list[Step] = []
         k, v = (taken(operands[name], steps, lanes) for name in ("k", "v"))
         heads = self.heads
         own = {name: heads.by_group(operands[name]) for name in ("q", "dy", "y", "statistics")}
-        own |= heads.added(operands) | {"dq": heads.by_group(results["dq"])}
+        own |= heads.added(operands, lanes[0]) | {"dq": heads.by_group(results["dq"])}
+        memories = [lane.fork() for lane in lanes]
+        drawings = [heads.drawing(operands, memory) for memory in memories]
         visibility = heads.visibility(operands, lanes[0])
         dbias = results.get("dbias")
 
         def call(task: list[tuple[int, int]], lane: int) -> Call:
             calls: list[Call] = []
             for sample, group in task:
-                scratch = lanes[lane].fork()
+                scratch = memories[lane].fork()
                 shared = (k[sample, group], v[sample, group])
                 sums = (
                     scratch.take(shared[0].shape, heads.dtype),
@@ -76,7 +80,7 @@ class _Backward:
                         given["dbias"] = self._of_bias(dbias, sample, group * heads.size + head, part)
                     of_rows = visibility(slice(sample, sample + 1), part)
                     own_scratch = scratch.fork()
-                    scores = Scores(given, shared, of_rows, heads.scale, own_scratch)
+                    scores = Scores(given, shared, of_rows, heads.scale, own_scratch, drawing=drawings[lane])
                     calls.append(_Rows(given, sums, scores, own_scratch))
                 for name, found in zip(("dk", "dv"), sums, strict=True):
                     calls.append(partial(np.copyto, results[name][sample, group], found))
@@ -177,8 +181,13 @@ class _Rows:
         np.exp(weights, weights)
         slopes = self._slopes[: weights.size].reshape(weights.shape)
         np.matmul(self._dy, v.T, slopes)
+        factors = self._scores.factors(block)
+        if factors is not None:
+            np.multiply(slopes, factors, slopes)
         np.subtract(slopes, self._apart, slopes)
         np.multiply(slopes, weights, slopes)
+        if factors is not None:
+            np.multiply(weights, factors, weights)
         keys = slice(block.keys.start, block.keys.stop)
         self._add_product(weights.T, self._dy, dv[keys])
         self._add_product(slopes, k, self._dq)

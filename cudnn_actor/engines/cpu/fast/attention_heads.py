@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from cudnn_actor.engines.cpu.fast.attention_dropout import Drawing, drawing_bytes, weight_numbers
 from cudnn_actor.engines.cpu.fast.attention_scores import Masks, Visibility
 from cudnn_actor.engines.cpu.fast.kernels import Operands, carried
 from cudnn_actor.engines.cpu.fast.lines import Floats, boxes_of_elements
@@ -39,8 +40,8 @@ class Heads:
 
     @staticmethod
     def of(node: Attention[int] | AttentionBackward[int], specs: Specs) -> Heads | None:
-        """The heads of an operation; None without elements, and with dropout, which no kernel computes."""
-        if node.dropout or any(not spec.size for spec in specs.values()):
+        """The heads of an operation; None without elements."""
+        if any(not spec.size for spec in specs.values()):
             return None
         dtype = carried(specs["q"].dtype)
         return Heads(node, specs["q"].dims, specs["v"].dims, dtype)
@@ -81,9 +82,21 @@ class Heads:
         parted = array.reshape(batch, self.v[1], self.size, *rest)
         return parted.swapaxes(2, 3) if self.side_by_side else parted
 
-    def added(self, operands: Operands) -> dict[str, Floats]:
-        """The bias and the slopes, where they are given, for each row."""
+    def drawing_bytes(self) -> int:
+        """Bytes of scratch of each lane in which a block's dropout is drawn."""
+        return drawing_bytes(self.extents, self.node.dropout, self.dtype)
+
+    def drawing(self, operands: Operands, scratch: Scratch) -> Drawing | None:
+        """What draws a block's dropout in such scratch; None without dropout."""
+        if not self.node.dropout:
+            return None
+        return Drawing(self.extents, self.node.dropout, self.dtype, operands["state"], scratch)
+
+    def added(self, operands: Operands, scratch: Scratch) -> dict[str, Floats]:
+        """For each row the bias, the slopes, and the number of its first weight, where they are needed."""
         found = {}
+        if self.node.dropout:
+            found["numbers"] = self.by_group(weight_numbers(self.q, self.v[2], scratch))
         if "bias" in operands:
             found["bias"] = self.by_group(np.broadcast_to(operands["bias"], (*self.q[:3], self.v[2])))
         if self.node.slopes is not None:

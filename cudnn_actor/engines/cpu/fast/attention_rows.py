@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from cudnn_actor.engines.cpu.fast.attention_scores import Block, Scores, Visibility
+from cudnn_actor.engines.cpu.fast.attention_scores import Block, Scores
 from cudnn_actor.engines.cpu.fast.lines import Floats
 from cudnn_actor.engines.cpu.fast.sums import ones
 from cudnn_actor.engines.cpu.scratch import Scratch, footprint
@@ -27,19 +27,14 @@ class Rows:
     ----------
     own
         q, y and, where they are given, statistics, bias and slopes: dims (heads..., rows, ...).
-    shared, visibility, scale
-        As in `Scores`.
+    v
+        The values of all keys.
+    scores
+        What gives the scores of these rows.
     """
 
-    def __init__(
-        self,
-        own: Mapping[str, Floats],
-        shared: tuple[Floats, Floats],
-        visibility: Visibility,
-        scale: float,
-        scratch: Scratch,
-    ) -> None:
-        q, v = own["q"], shared[1]
+    def __init__(self, own: Mapping[str, Floats], v: Floats, scores: Scores, scratch: Scratch) -> None:
+        q = own["q"]
         dims, count, dtype = q.shape[:-1], math.prod(q.shape[:-1]), q.dtype
         self._own, self._least = own, dtype.type(np.finfo(dtype).min)
         self._sums, self._more = (scratch.take((*dims, v.shape[-1]), dtype) for _ in range(2))
@@ -47,7 +42,7 @@ class Rows:
         self._largest, self._factors, self._total, self._added = numbers
         self._of_rows = [each.reshape(*dims, 1) for each in numbers]
         self._empty = scratch.take((count, 1), np.bool_)
-        self._scores = Scores(own, shared, visibility, scale, scratch)
+        self._scores = scores
 
     @staticmethod
     def footprint(extents: tuple[int, int, int], features: tuple[int, int], itemsize: int) -> int:
@@ -77,6 +72,7 @@ class Rows:
         np.subtract(block.matrix, self._largest, block.matrix)
         np.exp(block.matrix, block.matrix)
         np.matmul(block.matrix, ones(len(block.keys), self._total.dtype), self._total)
+        self._scores.drop(block)
         np.matmul(block.scores, block.shared[1], self._sums)
 
     def _add_block(self, block: Block) -> None:
@@ -89,6 +85,7 @@ class Rows:
         np.subtract(block.matrix, self._largest, block.matrix)
         np.exp(block.matrix, block.matrix)
         np.matmul(block.matrix, ones(len(block.keys), self._total.dtype), self._added)
+        self._scores.drop(block)
         np.multiply(self._total, self._factors, self._total)
         np.add(self._total, self._added, self._total)
         np.matmul(block.scores, block.shared[1], self._more)

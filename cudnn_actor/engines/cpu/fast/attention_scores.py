@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from cudnn_actor.engines.cpu.fast.attention_dropout import Drawing
 from cudnn_actor.engines.cpu.fast.lines import Floats
 from cudnn_actor.engines.cpu.scratch import Scratch, footprint
 
@@ -91,6 +92,8 @@ class Scores:
         Which rows, and which keys they see.
     scale
         What scores are multiplied with.
+    drawing
+        What draws dropout; None without it.
     """
 
     def __init__(
@@ -100,8 +103,11 @@ class Scores:
         visibility: Visibility,
         scale: float,
         scratch: Scratch,
+        *,
+        drawing: Drawing | None,
     ) -> None:
         q = own["q"]
+        self._drawing = drawing
         self._own, self._visibility, self.scale = own, visibility, q.dtype.type(scale)
         self.queries = scratch.take(q.shape, q.dtype)
         self._blocks = self._bound(shared, scratch)
@@ -174,6 +180,16 @@ class Scores:
         _, keys = self._counted()
         if block.keys.stop > keys:
             block.scores[..., keys - block.keys.start :] = -np.inf
+
+    def factors(self, block: Block) -> Floats | None:
+        """What a block's weights are multiplied with, dims of its matrix; None without dropout."""
+        return None if self._drawing is None else self._drawing.factors(self._own["numbers"], block.keys)
+
+    def drop(self, block: Block) -> None:
+        """Drop some of the weights in the place of a block's scores."""
+        factors = self.factors(block)
+        if factors is not None:
+            np.multiply(block.matrix, factors, block.matrix)
 
     def _subtract_alibi(self, scores: Floats, apart: Floats, keys: range) -> None:
         """Subtract ALiBi's part."""

@@ -1,0 +1,90 @@
+"""Dropout of attention: the factors of some weights, drawn in each run by the definition of random numbers.
+
+What that does is recorded once for the largest block, and made for each in the memory of its lane.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from cudnn_actor.engines.cpu.fast.lines import Floats
+from cudnn_actor.engines.cpu.fast.recording import Recorded, Recorder, Recording
+from cudnn_actor.engines.cpu.scratch import Dims, Scratch, footprint
+from cudnn_actor.protocol.operations.random import STATE, keeping, words_of_runs
+
+__all__ = ["Drawing", "drawing_bytes", "weight_numbers"]
+
+Array = npt.NDArray[Any]
+
+
+def weight_numbers(q: Dims, keys: int, scratch: Scratch) -> Array:
+    """The number of the first weight of each row, dims (B, H, rows, 1): memory that is kept."""
+    found = scratch.keep((*q[:3], 1), np.uint64)
+    found[...] = (np.arange(found.size, dtype=np.uint64) * np.uint64(keys)).reshape(found.shape)
+    return found
+
+
+class _Draws(NamedTuple):
+    """What is recorded: from a state and the number of each row's first weight to the factors."""
+
+    recording: Recording
+    state: Recorded
+    starts: Recorded
+    factors: Recorded
+
+
+@functools.lru_cache(maxsize=32)
+def _recorded(rows: int, keys: int, dropout: float, dtype: np.dtype[Any]) -> _Draws:
+    recording = Recording()
+    state, starts = recording.new(STATE.dims, np.int64), recording.new((rows, 1), np.uint64)
+    drawn: Any = words_of_runs(Recorder(recording), state, starts, keys)
+    factors = (drawn < keeping(1 - dropout)).astype(dtype) * dtype.type(1 / (1 - dropout))
+    recording.finish([state, starts], [factors])
+    return _Draws(recording, state, starts, factors)
+
+
+def drawing_bytes(extents: tuple[int, int, int], dropout: float, dtype: np.dtype[Any]) -> int:
+    """Bytes of scratch for so many heads, rows and keys of a block; none without dropout."""
+    heads, rows, keys = extents
+    if not dropout:
+        return 0
+    return footprint((_recorded(heads * rows, keys, dropout, dtype).recording.nbytes,), itemsize=1)
+
+
+class Drawing:
+    """Draws in a lane's memory, for blocks of up to so many heads, rows and keys.
+
+    `state`: the operand, which is read for each block.
+    """
+
+    def __init__(
+        self,
+        extents: tuple[int, int, int],
+        dropout: float,
+        dtype: np.dtype[Any],
+        state: Array,
+        scratch: Scratch,
+    ) -> None:
+        heads, rows, keys = extents
+        draws = _recorded(heads * rows, keys, dropout, dtype)
+        memory = scratch.take((draws.recording.nbytes,), np.uint8)
+        self._calls, array = draws.recording.on(memory, {})
+        self._given, self._state, self._starts = state, array(draws.state), array(draws.starts)
+        self._factors = array(draws.factors)
+
+    def factors(self, numbers: Array, keys: range) -> Floats:
+        """What the weights of some keys are multiplied with, dims (rows, keys): 0 where they are dropped.
+
+        `numbers`: those of the rows' first weights, dims (heads..., rows, 1). The result is overwritten by
+        the next one.
+        """
+        rows = numbers.size
+        np.copyto(self._state, self._given)
+        np.add(numbers, np.uint64(keys.start), self._starts[:rows].reshape(numbers.shape))
+        for call in self._calls:
+            call()
+        return self._factors[:rows, : len(keys)]
