@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import weakref
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
@@ -22,6 +23,7 @@ from cudnn_actor.engines.cuda.checking.self_check import BuildContext
 from cudnn_actor.engines.cuda.cudnn.kernel_caches import KernelCaches
 from cudnn_actor.engines.cuda.device.arenas import Arenas
 from cudnn_actor.engines.cuda.device.fences import Fences
+from cudnn_actor.engines.cuda.device.launch_ranges import VARIABLE, with_ranges
 from cudnn_actor.engines.cuda.device.place import Place
 from cudnn_actor.engines.cuda.device.transfer import Transfer
 from cudnn_actor.engines.cuda.device.workspace import Workspace
@@ -119,6 +121,8 @@ class CudaEngine:
         self._probe_stream = cupy.cuda.Stream(non_blocking=True)
         self._handle = cudnn.create_handle()
         cudnn.set_stream(self._handle, self.stream.ptr)
+        if os.environ.get(VARIABLE) == "1":
+            self.execute = with_ranges(self.execute, cupy.cuda.nvtx)  # type: ignore[method-assign]
 
     def close(self) -> None:
         """Wait for the stream and release everything. Safe to call twice, and after a sticky error."""
