@@ -6,7 +6,11 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
+import ssl
+import threading
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +25,25 @@ from cudnn_actor.serving.tokens import Tokens
 from .servers import PATIENCE_S, running, write_square
 
 INFER = "/v2/models/square/infer"
+KEY = """-----BEGIN PRIVATE KEY-----
+MIGHAgEAMBMGByqGSM49AgEGCCqGSM49AwEHBG0wawIBAQQgKUyUMr7azn7k59LV
+niIgcASfMDt6S2tOqCT/lOiN/QChRANCAASem0dl33IZnWv4hXpUKybj5uBL7uKB
+lVHEdodYaw/oIkEDfvCNgpZWFra7sduZfjYyvvtwbHXhNtIL2VEQLdfZ
+-----END PRIVATE KEY-----
+"""
+"""A key that protects nothing, and a certificate of it for 127.0.0.1."""
+CERTIFICATE = """-----BEGIN CERTIFICATE-----
+MIIBmzCCAUGgAwIBAgIUUTe6KSyujiPxykNNDc1VTxHMOqgwCgYIKoZIzj0EAwIw
+FDESMBAGA1UEAwwJbG9jYWxob3N0MCAXDTI2MTEyNzA2NTQwOFoYDzIxMjYxMTAz
+MDY1NDA4WjAUMRIwEAYDVQQDDAlsb2NhbGhvc3QwWTATBgcqhkjOPQIBBggqhkjO
+PQMBBwNCAASem0dl33IZnWv4hXpUKybj5uBL7uKBlVHEdodYaw/oIkEDfvCNgpZW
+Fra7sduZfjYyvvtwbHXhNtIL2VEQLdfZo28wbTAdBgNVHQ4EFgQUsycpyWtOR443
+aauh9Kqn8oJX3rUwHwYDVR0jBBgwFoAUsycpyWtOR443aauh9Kqn8oJX3rUwDwYD
+VR0TAQH/BAUwAwEB/zAaBgNVHREEEzARhwR/AAABgglsb2NhbGhvc3QwCgYIKoZI
+zj0EAwIDSAAwRQIgeLauQE5XneFHbq/YbhBYql20Yn9YeN8MEbSw8fg7JE0CIQDR
+VHnQZN2YFhA9ji6sTdwJOrJef8tYhaI6KRAenXk7UQ==
+-----END CERTIFICATE-----
+"""
 REQUEST = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 3], "data": [1, 2, 3]}]}
 
 
@@ -63,12 +86,6 @@ async def test_what_has_not_started_when_its_time_is_over_is_not_run(tmp_path: P
         assert (
             await http.post(INFER, json={**REQUEST, "parameters": {"timeout": 60_000_000}})
         ).status_code == 200
-
-
-def test_a_server_that_is_told_to_end_does_so_with_status_0(tmp_path: Path) -> None:
-    with running(str(write_square(tmp_path)), "--http", "0", "--grpc", "0") as (process, _):
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(PATIENCE_S) == 0
 
 
 async def test_it_drains_what_is_under_way_and_refuses_the_rest(tmp_path: Path) -> None:
@@ -122,3 +139,46 @@ def test_a_file_of_tokens_is_its_owners_alone(tmp_path: Path) -> None:
     path.write_text("# none\n\n")
     with pytest.raises(Refused, match="no token"):
         Tokens(path)
+
+
+def test_both_faces_speak_tls(tmp_path: Path) -> None:
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    key.write_text(KEY)
+    certificate.write_text(CERTIFICATE)
+    trusted = ssl.create_default_context(cadata=CERTIFICATE)
+    words = ("--http", "0", "--grpc", "0", "--tls-key", str(key), "--tls-cert", str(certificate))
+    with running(str(write_square(tmp_path)), *words) as (_, ports):
+        base = f"https://127.0.0.1:{ports['http']}"
+        with httpx.Client(base_url=base, trust_env=False, verify=trusted) as http:
+            assert http.post(INFER, json=REQUEST).status_code == 200
+        trusted.set_alpn_protocols(["h2"])
+        with (
+            socket.create_connection(("127.0.0.1", ports["grpc"]), PATIENCE_S) as plain,
+            trusted.wrap_socket(plain, server_hostname="127.0.0.1") as connection,
+        ):
+            assert connection.selected_alpn_protocol() == "h2"
+
+
+def test_requests_are_answered_or_refused_while_a_server_ends(tmp_path: Path) -> None:
+    found: list[int] = []
+    with running(str(write_square(tmp_path)), "--http", "0", "--grpc", "0") as (process, ports):
+        url, first = f"http://127.0.0.1:{ports['http']}{INFER}", threading.Event()
+
+        def ask(_: int) -> None:
+            """Until the server has gone; each on a connection of its own."""
+            with contextlib.suppress(httpx.TransportError):
+                while True:
+                    found.append(
+                        httpx.post(url, json=REQUEST, trust_env=False, timeout=PATIENCE_S).status_code
+                    )
+                    first.set()
+
+        with ThreadPoolExecutor(4) as clients:
+            asked = [clients.submit(ask, number) for number in range(4)]
+            assert first.wait(PATIENCE_S)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(PATIENCE_S) == 0
+            for each in asked:
+                each.result(PATIENCE_S)
+    assert 200 in found
+    assert set(found) <= {200, 503}
