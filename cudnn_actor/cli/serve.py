@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import importlib
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+from cudnn_actor.attached import serve_socket
 from cudnn_actor.cli.cpu_options import add_cpu_arguments, cpu_options
 from cudnn_actor.cli.user_error import UserError, whole_number
 from cudnn_actor.extras import install_command
 from cudnn_actor.models import InvalidModel, UnsupportedModel
 from cudnn_actor.protocol.errors import InvalidRequest
+from cudnn_actor.service.client import CudnnRef
 
 __all__ = ["add_arguments", "run"]
 
@@ -48,6 +52,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_batch,
         metavar="MAX[:DELAY_US]",
         help="put requests together where a model allows it: samples, and how long one waits for others",
+    )
+    parser.add_argument(
+        "--socket",
+        type=Path,
+        metavar="PATH",
+        help="let other processes of this user attach to the service, too, by cudnn_actor.connect(PATH)",
     )
     parser.add_argument(
         "--token-file", type=Path, metavar="FILE", help="take requests with one of its tokens only"
@@ -86,8 +96,8 @@ def run(args: argparse.Namespace) -> int:
             importlib.import_module(name)
         except ImportError as error:
             raise UserError(f"serve needs {name}: {install_command('serve')}") from error
-    if not args.models and args.repository is None:
-        raise UserError("there is nothing to serve; give models, or --repository DIR")
+    if not args.models and args.repository is None and args.socket is None:
+        raise UserError("there is nothing to serve; give models, --repository DIR, or --socket PATH")
     if len(dict(args.models)) < len(args.models):
         raise UserError("two models have the same name; give NAME=MODEL.onnx")
     if (args.tls_cert is None) != (args.tls_key is None):
@@ -125,8 +135,20 @@ async def _run(args: argparse.Namespace) -> int:
     )
     # The handlers come first: whoever reads that it serves may end it at once.
     with told_to_end() as told:
-        async with serve(options) as server:
+        async with serve(options) as server, _attachable(server.gpu, args) as path:
             http, grpc = f"{args.host}:{server.http_port}", f"{args.host}:{server.grpc_port}"
             print(f"serving: HTTP on {http}, gRPC on {grpc}", flush=True)
+            if path is not None:
+                print(f"attachable: unix:{path}", flush=True)
             await told.wait()
     return 0
+
+
+@contextlib.asynccontextmanager
+async def _attachable(gpu: CudnnRef, args: argparse.Namespace) -> AsyncIterator[Path | None]:
+    """Let other processes attach, if that is wanted. Gives the socket's path."""
+    if args.socket is None:
+        yield None
+        return
+    async with serve_socket(gpu, args.socket, models=dict(args.models)) as served:
+        yield served.path

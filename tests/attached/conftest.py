@@ -40,9 +40,11 @@ async def eventually(condition: Callable[[], Awaitable[bool]]) -> None:
 
 
 @contextlib.asynccontextmanager
-async def client_process(*arguments: object) -> AsyncIterator[asyncio.subprocess.Process]:
-    """A process of `client_program`, once it has said that it is ready. It is killed at the end."""
-    program = [sys.executable, "-m", "tests.attached.client_program", *map(str, arguments)]
+async def client_process(
+    *arguments: object, module: str = "client_program"
+) -> AsyncIterator[asyncio.subprocess.Process]:
+    """A process of such a module of the tests, once it has said that it is ready. It is killed at the end."""
+    program = [sys.executable, "-m", f"tests.attached.{module}", *map(str, arguments)]
     process = await asyncio.create_subprocess_exec(*program, stdout=asyncio.subprocess.PIPE)
     assert process.stdout is not None
     try:

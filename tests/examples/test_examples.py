@@ -128,3 +128,9 @@ def test_the_users_own_tests_under_kills_pass() -> None:
 def test_every_example_has_a_test_here(example: Path) -> None:
     tests = Path(__file__).parent.glob("test_*.py")
     assert any(f'"{example.name}"' in test.read_text(encoding="utf-8") for test in tests)
+
+
+def test_two_processes_use_one_service() -> None:
+    output = run(str(EXAMPLES / "two_processes.py"))
+    assert "the user got (1, 8, 30, 30), each value 27" in output
+    assert "has 0 buffers left" in output

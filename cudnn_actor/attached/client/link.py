@@ -48,7 +48,7 @@ from cudnn_actor.protocol.errors import (
     OutOfMemory,
 )
 from cudnn_actor.protocol.messages.codec import decode_reply
-from cudnn_actor.protocol.messages.messages import Allocate, Download, Free, LendStaging, RunModel
+from cudnn_actor.protocol.messages.messages import Allocate, Download, Free, LendStaging, RunModel, View
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
 __all__ = ["Link", "ShareWeights"]
@@ -217,6 +217,8 @@ class Link(Mailbox):
         digest = ""
         if isinstance(message, ShareWeights):
             digest, message = message.digest, Allocate(spec=message.spec, data=message.data)
+        if isinstance(message, View):
+            raise TypeError("View, whose answer is memory of the service's process")
         self._blocks = sent.blocks
         body = self._write(message)
         self._make_room(sent, self._answer_bytes(message))

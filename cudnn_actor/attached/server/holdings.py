@@ -76,6 +76,10 @@ class Holdings:
     def __len__(self) -> int:
         return len(self._buffers) + len(self._read) + len(self._models)
 
+    def has(self, model: ModelRef) -> bool:
+        """Whether the client has deployed a model, and not unloaded it."""
+        return model in self._models
+
     def check(self, message: Any, named: Iterable[BufferRef | ModelRef]) -> None:
         """Raise `StaleBufferError` or `NotDeployed` if a message names what is not the client's.
 
@@ -84,7 +88,7 @@ class Holdings:
         reads_shared = False
         for ref in named:
             if isinstance(ref, ModelRef):
-                if ref not in self._models and not isinstance(message, UnloadModel):
+                if not self.has(ref) and not isinstance(message, UnloadModel):
                     raise NotDeployed(model=ref.number, inputs="", unloaded=True)
             elif (key := (ref.slot, ref.generation)) in self._read:
                 reads_shared = True

@@ -307,7 +307,7 @@ class Session:
         message, state = asked.known.message, self._server.state
         try:
             self.holdings.check(message, asked.known.named)
-            if self._shares(asked, message):
+            if self._answered_here(asked, message):
                 return
             if isinstance(message, Allocate):
                 self.holdings.reserve(message.spec.nbytes)
@@ -317,9 +317,15 @@ class Session:
             asked.send(state, self._bridge, found)
         except CudnnActorError as error:
             asked.deliver(None, error)
+        except Exception as error:
+            log.exception("request.failed", client=self.name, message=type(message).__name__)
+            asked.deliver(None, error)
 
-    def _shares(self, asked: Asked, message: Any) -> bool:
-        """Whether a request is about a shared buffer, and needs nothing of the service."""
+    def _answered_here(self, asked: Asked, message: Any) -> bool:
+        """Answer a request that needs nothing of the service, if it is one."""
+        if isinstance(message, UnloadModel) and not self.holdings.has(message.model):
+            asked.deliver(None, None)
+            return True
         if asked.digest is not None and isinstance(message, Allocate):
             shared = self._server.shared.find(Digest(*asked.digest))
             if shared is None and message.data is not None:

@@ -1,0 +1,105 @@
+"""What stands for a service in an attached process has all that handles use of one, and refuses the rest."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from cudnn_actor import (
+    CudnnRef,
+    InvalidRequest,
+    ServedSocket,
+    StaleBufferError,
+    UnloadModel,
+    blocking,
+    connect,
+)
+from cudnn_actor.blocking import handle
+from cudnn_actor.models import batching
+from cudnn_actor.service import client, computing, requests, scopes
+
+from ..onnx.small_models import image_model
+
+
+def used(module: ModuleType, of: str) -> set[str]:
+    """The attributes that a module uses of `self._service`, or of `self._state`."""
+    found = set()
+    for node in ast.walk(ast.parse(inspect.getsource(module))):
+        if isinstance(node, ast.Attribute) and re.search(rf"(^|\.)_?{of}$", ast.unparse(node.value)):
+            found.add(node.attr)
+    return found
+
+
+@pytest.mark.parametrize("module", [client, computing, requests, scopes, handle, batching])
+async def test_handles_find_what_they_use_of_a_service(client: CudnnRef, module: ModuleType) -> None:
+    service, state = client._service, client._state
+    assert not [name for name in used(module, "service") if not hasattr(service, name)]
+    assert not [name for name in used(module, "state") if not hasattr(state, name)]
+
+
+async def test_every_property_of_the_handle_can_be_read(client: CudnnRef) -> None:
+    for name, value in inspect.getmembers(CudnnRef):
+        if isinstance(value, property):
+            getattr(client, name)
+    assert client.health().state == "ready"
+    assert client.metrics().service == "cudnn"
+    assert "cudnn" in client._repr_html_()
+    with pytest.raises(InvalidRequest, match="cannot be sent"):
+        await client.view(await client.upload(np.ones((1, 1, 2, 2), np.float32)))
+
+
+async def test_a_shared_weight_is_only_read(client: CudnnRef, served: ServedSocket, tmp_path: Path) -> None:
+    file = tmp_path / "image.onnx"
+    file.write_bytes(image_model().SerializeToString())
+    model = await client.load(file, dims={"N": 1})
+    weights = [kept for kept, _ in model._keeping.weights.values()]
+    assert weights
+    for weight in weights:
+        with pytest.raises(InvalidRequest, match="share"):
+            await client.fill(weight, 0.0)
+        with pytest.raises(InvalidRequest, match="share"):
+            await client.copy(weight, await client.empty(weight.dims, dtype=weight.dtype))
+    async with connect(served.path) as other:
+        await other.ask(UnloadModel(model=model.ref))  # of another client: it is not its own, so nothing ends
+        with pytest.raises(StaleBufferError):
+            await other.download(weights[0])
+    assert (await client.run(model, image=np.ones((1, 3, 8, 8), np.float32))).keys()
+    await model.close()
+
+
+def test_the_command_lets_others_attach(tmp_path: Path) -> None:
+    pytest.importorskip("uvicorn")
+    command = [
+        sys.executable,
+        "-m",
+        "cudnn_actor.cli",
+        "serve",
+        "--device",
+        "cpu",
+        "--http",
+        "0",
+        "--grpc",
+        "0",
+    ]
+    with subprocess.Popen(
+        [*command, "--socket", f"{tmp_path}/s"], stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline().startswith("serving: ")
+            path = process.stdout.readline().removeprefix("attachable: ").strip()
+            with blocking.connect(path) as gpu:
+                assert gpu.ping() == 1
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
