@@ -95,15 +95,15 @@ class Sorting:
         """The steps of a run: see `Kernel`."""
         x, values = (np.moveaxis(of, self.axis, -1) for of in (operands["x"], results["values"]))
         places = np.moveaxis(results["indices"], self.axis, -1) if "indices" in results else None
-        lanes = lanes_worth(lanes, _NS * x.size)
+        lanes, keeper = lanes_worth(lanes, _NS * x.size), lanes[0]
         if self._nbytes > _MOST_SCRATCH:
-            lanes = [Scratch(lanes[0].keep((self._nbytes,), np.uint8))]
-        numbers = lanes[0].keep((self._chunk,), np.int64)
+            lanes = [Scratch(keeper.keep((self._nbytes,), np.uint8))]
+        numbers = keeper.keep((self._chunk,), np.int64)
         numbers[...] = np.arange(self._chunk)
 
         @functools.cache
         def starts(rows: Dims) -> Array:
-            found = lanes[0].keep((*rows, 1), np.int64)
+            found = keeper.keep((*rows, 1), np.int64)
             found[...] = (np.arange(math.prod(rows)) * x.shape[-1]).reshape(found.shape)
             return found
 
