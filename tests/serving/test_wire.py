@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import tracemalloc
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -163,9 +165,28 @@ def test_a_byte_that_is_no_truth_value_becomes_one() -> None:
     assert found.view(np.uint8).tolist() == [0, 1, 1]
 
 
-def test_what_grows_when_it_is_decompressed_is_bounded() -> None:
-    import zlib
+def test_bytes_that_belong_to_no_tensor_are_refused() -> None:
+    body, head = http_request({"x": np.ones(2, np.float32)})
+    with pytest.raises(Refused, match="3 bytes follow the last tensor"):
+        http_wire.decode(body + b"abc", head, NONE)
+    request = grpc_request({"x": np.ones(2, np.float32)})
+    request.raw_input_contents.append(b"abc")
+    with pytest.raises(Refused, match="one for each input"):
+        grpc_wire.decode(request, NONE)
 
+
+def test_a_body_that_grows_when_it_is_decompressed_takes_no_memory() -> None:
+    bomb = zlib.compress(bytes(16 << 20))
+    tracemalloc.start()
+    try:
+        with pytest.raises(TooLarge):
+            http_wire.decompressed(bomb, "deflate", 1000)
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_what_grows_when_it_is_decompressed_is_bounded() -> None:
     with pytest.raises(TooLarge):
         http_wire.decompressed(zlib.compress(bytes(1 << 20)), "deflate", 1000)
     with pytest.raises(Refused, match="ends before"):
