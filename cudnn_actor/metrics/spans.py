@@ -36,7 +36,7 @@ _MOST_LETTERS = 500
 class _Handle(Protocol):
     """A `CudnnRef` or a `cudnn_actor.blocking.BlockingRef`."""
 
-    _service: CudnnService
+    _service: Any
 
 
 class _Answered(NamedTuple):
@@ -88,7 +88,7 @@ class RequestSpans:
     Raises
     ------
     InvalidRequest
-        `ratio` is out of its range, or the service has a `RequestSpans`.
+        `ratio` is out of its range; or the service has a `RequestSpans`, or is that of another process.
     """
 
     def __init__(
@@ -100,7 +100,14 @@ class RequestSpans:
     ) -> None:
         if not 0.0 <= ratio <= 1.0:
             raise InvalidRequest(field="ratio", value=ratio, problem="is no share", fix="pass 0 to 1")
-        owner = service if isinstance(service, CudnnService) else service._service
+        owner: object = service if isinstance(service, CudnnService) else service._service
+        if not isinstance(owner, CudnnService):
+            raise InvalidRequest(
+                field="service",
+                value=service,
+                problem="is attached to a service of another process, which answers its requests there",
+                fix="make spans in the process that has the service",
+            )
         self._counters: RequestCounters = owner.state.counters
         if self._counters.observer is not None:
             raise InvalidRequest(

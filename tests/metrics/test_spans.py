@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import pytest
 
-from cudnn_actor import CudnnActorError, Fault, FaultPlan, Fill, InvalidRequest
+from cudnn_actor import CudnnActorError, Fault, FaultPlan, Fill, InvalidRequest, connect, serve_socket
 from cudnn_actor.blocking import spawn as blocking_spawn
 from cudnn_actor.protocol.messages.messages import Ping
 from cudnn_actor.service.service import start
@@ -108,6 +109,17 @@ def test_the_blocking_client_and_pykka_are_followed_too(tracing: Tracing) -> Non
         spans["caller"].context.span_id
     }
     assert set(spans) == {"Allocate", "Ping", "caller"}
+
+
+async def test_a_handle_of_another_processs_service_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "gpu.sock"
+    async with (
+        spawn(isolation="thread") as gpu,
+        serve_socket(gpu, path),
+        connect(path) as attached,
+    ):
+        with pytest.raises(InvalidRequest, match="another process"):
+            RequestSpans(attached)
 
 
 def test_ratio_is_the_share_of_requests_without_a_span(tracing: Tracing) -> None:
