@@ -17,6 +17,7 @@ from cudnn_actor.protocol.errors import (
 )
 
 __all__ = [
+    "Busy",
     "Draining",
     "NotOffered",
     "NotServed",
@@ -77,6 +78,20 @@ class NotServed(CudnnActorError, LookupError):
         self.retry_safe = passing
 
 
+class Busy(CudnnActorError):
+    """Raised when requests under way have as many bytes as the server takes. Nothing ran. Carries `most`."""
+
+    retry_safe = True
+    most: int
+
+    def __init__(self, *, most: int) -> None:
+        super().__init__(
+            f"the requests that are under way have {most:,} bytes, which is all that this server takes; "
+            "send it again later",
+            most=most,
+        )
+
+
 class Draining(CudnnActorError):
     """Raised when the server is stopping, so that it takes no more requests. Nothing ran."""
 
@@ -119,6 +134,7 @@ _STATUSES: tuple[tuple[type[CudnnActorError], Status], ...] = (
     (NotOffered, Status(501, "UNIMPLEMENTED")),
     (DeadlineExceeded, Status(504, "DEADLINE_EXCEEDED")),
     (MailboxFull, _BUSY),
+    (Busy, _BUSY),
     (OutOfDescriptors, _BUSY),
     (Draining, _AWAY),
     (ServiceStopped, _AWAY),

@@ -169,18 +169,20 @@ class _GrpcFace:
     async def _infer(self, data: bytes, context: Any) -> Any:
         try:
             self._require_token(context)
-            return await self._answered(grpc_wire.parse("ModelInferRequest", data), context.time_remaining())
+            request = grpc_wire.parse("ModelInferRequest", data)
+            return await self._answered(request, len(data), context.time_remaining())
         except CudnnActorError as error:
             await _abort(context, error)
 
-    async def _answered(self, request: Any, left_s: float | None) -> Any:
-        """The response to an inference. Raises `CudnnActorError`."""
+    async def _answered(self, request: Any, nbytes: int, left_s: float | None) -> Any:
+        """The response to an inference of so many bytes. Raises `CudnnActorError`."""
         regions, model = self._host.regions, request.model_name
 
         def encode(version: str, inference: Inference, results: Mapping[str, np.ndarray]) -> Any:
             return grpc_wire.encode(model, version, inference, results, regions)
 
-        with self._host.admitted():
+        with self._host.admitted() as admission:
+            admission.take(nbytes)
             return await self._host.infer(
                 model,
                 request.model_version,
@@ -226,7 +228,7 @@ class _GrpcFace:
         try:
             request = grpc_wire.parse("ModelInferRequest", data)
             answer.infer_response.id = request.id  # by which the client finds whose error it is
-            answer.infer_response.CopyFrom(await self._answered(request, None))
+            answer.infer_response.CopyFrom(await self._answered(request, len(data), None))
             if grpc_wire.parameters_of(request.parameters).get("triton_enable_empty_final_response"):
                 answer.infer_response.parameters["triton_final_response"].bool_param = True
         except CudnnActorError as error:

@@ -14,13 +14,13 @@ import cudnn_actor
 from cudnn_actor.protocol.errors import CudnnActorError, MailboxFull
 from cudnn_actor.service.client import CudnnRef
 from cudnn_actor.serving.catalog import Catalog
-from cudnn_actor.serving.failures import Draining, NotServed, Refused
+from cudnn_actor.serving.failures import Busy, Draining, NotServed, Refused
 from cudnn_actor.serving.regions import SharedMemory
 from cudnn_actor.serving.requests import Inference
 from cudnn_actor.serving.served import Served
 from cudnn_actor.serving.statistics import Duration, ModelCounts
 
-__all__ = ["EXTENSIONS", "Host"]
+__all__ = ["EXTENSIONS", "Admission", "Host"]
 
 T = TypeVar("T")
 NAME = "cudnn-actor"
@@ -46,13 +46,19 @@ class Host:
         The shared memory that clients have registered.
     most_running
         How many inferences may be under way; further ones are refused with `MailboxFull`.
+    most_bytes
+        How many bytes the requests of all of them may have; further ones are refused with `Busy`.
     """
 
-    def __init__(self, gpu: CudnnRef, catalog: Catalog, regions: SharedMemory, *, most_running: int) -> None:
+    def __init__(
+        self, gpu: CudnnRef, catalog: Catalog, regions: SharedMemory, *, most_running: int, most_bytes: int
+    ) -> None:
         self._gpu = gpu
         self.catalog = catalog
         self.regions = regions
         self._most_running = most_running
+        self.most_bytes = most_bytes
+        self.bytes = 0
         self.running = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -134,16 +140,18 @@ class Host:
     # Inference.
 
     @contextmanager
-    def admitted(self) -> Iterator[None]:
+    def admitted(self) -> Iterator[Admission]:
         """Count one inference as under way. Raises `MailboxFull` and `Draining`."""
         self._require_open()
         if self.running >= self._most_running:
             raise MailboxFull(capacity=self._most_running)
         self.running += 1
         self._idle.clear()
+        admission = Admission(self)
         try:
-            yield
+            yield admission
         finally:
+            admission.end()
             self.running -= 1
             if not self.running:
                 self._idle.set()
@@ -186,6 +194,26 @@ class Host:
         moments = begun, decoded, run, time.perf_counter_ns()
         entry.counts.succeeded(served.samples(inference.inputs), moments)
         return answer
+
+
+class Admission:
+    """One inference that is under way, and the bytes that its request has so far."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._nbytes = 0
+
+    def take(self, nbytes: int) -> None:
+        """Count bytes that have come. Raises `Busy` if all requests together have too many."""
+        if self._host.bytes + nbytes > self._host.most_bytes:
+            raise Busy(most=self._host.most_bytes)
+        self._host.bytes += nbytes
+        self._nbytes += nbytes
+
+    def end(self) -> None:
+        """Give them back."""
+        self._host.bytes -= self._nbytes
+        self._nbytes = 0
 
 
 def _statistics(name: str, served: Served, counts: ModelCounts) -> dict[str, Any]:

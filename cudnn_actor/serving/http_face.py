@@ -213,8 +213,8 @@ class _HttpFace:
     # Inference.
 
     async def infer(self, request: Request) -> Response:
-        with self._host.admitted():
-            body = await self._body(request, self._most_body)
+        with self._host.admitted() as admission:
+            body = await self._body(request, self._most_body, admission.take)
             header = request.headers.get(http_wire.HEADER_LENGTH)
             regions, model = self._host.regions, request.path_params["model"]
 
@@ -227,8 +227,12 @@ class _HttpFace:
 
             return await self._host.infer(model, request.path_params.get("version", ""), decode, encode)
 
-    async def _body(self, request: Request, most: int) -> bytes:
-        """All of the body, as it was before it was compressed. Raises `Refused`, `TooLarge`."""
+    async def _body(self, request: Request, most: int, take: Callable[[int], object] = int) -> bytes:
+        """All of the body, as it was before it was compressed.
+
+        `take` is called with how many bytes have come, before they are kept. Raises `Refused`, `TooLarge`,
+        and what `take` raises.
+        """
         said = request.headers.get("content-length", "0")
         if said.isascii() and said.isdigit() and (len(said) > 18 or int(said) > most):
             raise _too_large(most)
@@ -239,6 +243,7 @@ class _HttpFace:
                     taken += len(chunk)
                     if taken > most:
                         raise _too_large(most)
+                    take(len(chunk))
                     parts.append(chunk)
         except TimeoutError:
             raise Refused(
@@ -246,7 +251,11 @@ class _HttpFace:
             ) from None
         whole = parts[0] if len(parts) == 1 else b"".join(parts)
         encoding = request.headers.get("content-encoding", "")
-        return http_wire.decompressed(whole, encoding, most) if encoding not in ("", "identity") else whole
+        if encoding in ("", "identity"):
+            return whole
+        inflated = http_wire.decompressed(whole, encoding, most)
+        take(len(inflated))
+        return inflated
 
     async def _control(self, request: Request) -> dict[str, Any]:
         """The object in a body that is not an inference; an empty one for an empty body."""

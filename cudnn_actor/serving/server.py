@@ -63,6 +63,8 @@ class ServerOptions:
         The most bytes of a request.
     most_running
         How many inferences may be under way.
+    most_bytes
+        How many bytes the requests of all of them may have; None for four of the largest.
     most_connections
         How many HTTP connections may be open.
     drain_s
@@ -84,6 +86,7 @@ class ServerOptions:
     key: Path | None = None
     most_body: int = 256 << 20
     most_running: int = 1024
+    most_bytes: int | None = None
     most_connections: int = 4096
     drain_s: float = 30.0
     poll_s: float = 1.0
@@ -133,7 +136,13 @@ async def serve(options: ServerOptions) -> AsyncIterator[InferenceServer]:
         stack.callback(regions.close)
         catalog = Catalog(_loader(gpu, options))
         stack.push_async_callback(catalog.close)
-        host = Host(gpu, catalog, regions, most_running=options.most_running)
+        host = Host(
+            gpu,
+            catalog,
+            regions,
+            most_running=options.most_running,
+            most_bytes=4 * options.most_body if options.most_bytes is None else options.most_bytes,
+        )
         registry = CollectorRegistry()
         registry.register(ServiceCollector(gpu))
         http_port = None

@@ -1,0 +1,75 @@
+"""What all requests together may take of an inference server."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+from pathlib import Path
+
+import grpc
+import httpx
+import numpy as np
+import pytest
+import tritonclient.grpc.aio as triton
+from tritonclient.utils import InferenceServerException
+
+from cudnn_actor.serving.server import ServerOptions, serve
+
+from .servers import write_square
+
+MOST = 4000
+HELD = 3900
+
+
+def body(values: int) -> str:
+    numbers = ",".join(["1.5"] * values)
+    return f'{{"inputs":[{{"name":"x","datatype":"FP32","shape":[{values // 3},3],"data":[{numbers}]}}]}}'
+
+
+async def test_requests_under_way_have_no_more_bytes_than_the_server_takes(tmp_path: Path) -> None:
+    options = ServerOptions(
+        models={"square": write_square(tmp_path)},
+        http=0,
+        grpc=0,
+        most_bytes=MOST,
+        service={"device": "cpu", "isolation": "thread"},
+    )
+    async with serve(options) as server, httpx.AsyncClient(timeout=60) as client:
+        url = f"http://127.0.0.1:{server.http_port}/v2/models/square/infer"
+        _, slow = await asyncio.open_connection("127.0.0.1", server.http_port)
+        head = f"POST /v2/models/square/infer HTTP/1.1\r\nhost: here\r\ncontent-length: {MOST}\r\n\r\n"
+        slow.write(head.encode() + b" " * HELD)
+        while server.host.bytes < HELD:  # noqa: ASYNC110 - until it has come, which nothing tells
+            await asyncio.sleep(0)
+        refused = await client.post(url, content=body(30))
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+        assert f"{MOST:,} bytes" in refused.json()["error"]
+        asked = triton.InferInput("x", [20, 3], "FP32")
+        asked.set_data_from_numpy(np.ones((20, 3), np.float32))
+        async with triton.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as other:
+            with pytest.raises(InferenceServerException) as raised:
+                await other.infer("square", [asked])
+            assert raised.value.status() == str(grpc.StatusCode.RESOURCE_EXHAUSTED)
+            slow.close()
+            while server.host.bytes:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            assert (await client.post(url, content=body(30))).json()["outputs"][0]["shape"] == [10, 3]
+            np.testing.assert_array_equal((await other.infer("square", [asked])).as_numpy("y"), 1)
+        assert server.host.bytes == 0
+
+
+async def test_a_body_counts_as_it_is_once_it_is_decompressed(tmp_path: Path) -> None:
+    options = ServerOptions(
+        models={"square": write_square(tmp_path)},
+        http=0,
+        grpc=None,
+        most_bytes=MOST,
+        service={"device": "cpu", "isolation": "thread"},
+    )
+    async with serve(options) as server, httpx.AsyncClient(timeout=60) as client:
+        url = f"http://127.0.0.1:{server.http_port}/v2/models/square/infer"
+        packed = gzip.compress(body(3 * MOST).encode())
+        assert len(packed) < MOST
+        found = await client.post(url, content=packed, headers={"content-encoding": "gzip"})
+        assert found.status_code == 503
+        assert server.host.bytes == 0
