@@ -20,10 +20,11 @@ GPU_READY := $(if $(filter $(GPU_VENV)/bin/python,$(GPU_PYTHON)),$(GPU_VENV)/.re
 CUDNN ?= 9.28
 SUPPORT_VENV := .venv-support-$(CUDNN)
 
-.PHONY: help test suite check wheel demo bench support-packages support-venv test-support test-gpu bench-gpu fmt coverage clean
+.PHONY: help test suite check site wheel demo bench support-packages support-venv test-support test-gpu bench-gpu fmt coverage clean
 help:
 	@echo "make demo      photographs, gradients, a model, and crashes that nobody notices: writes demo.png"
 	@echo "make test      lint, types, layers, tests, and a wheel that installs and imports"
+	@echo "make site      the documentation as a site, in build/site, with a search; any warning is an error"
 	@echo "make bench     latencies and throughput, printed and written to benchmarks/results/"
 	@echo "make test-support"
 	@echo "               builds what is claimed to run on a GPU, with cuDNN but without a GPU: installs 2 GB;"
@@ -48,9 +49,14 @@ $(VENV)/.dev: $(VENV)/.demo
 	$(BIN)/python -m pip install --quiet --group test --group check
 	@touch $@
 
-# The checks take one processor, while the tests leave some of another.
+$(VENV)/.docs: $(VENV)/.demo
+	@echo "installing what builds the site"
+	$(BIN)/python -m pip install --quiet --group docs
+	@touch $@
+
+# The checks and the site take one processor, while the tests leave some of another.
 test: $(VENV)/.dev
-	$(MAKE) --no-print-directory --jobs 2 check suite
+	$(MAKE) --no-print-directory --jobs 2 check suite site
 	$(MAKE) --no-print-directory wheel
 
 # Without a GPU, where there is one: on purpose, so that nothing warns of it.
@@ -63,9 +69,13 @@ check: $(VENV)/.dev
 	$(BIN)/mypy cudnn_actor tests examples benchmarks pytest_cudnn_actor.py
 	$(BIN)/lint-imports --no-cache
 
+# All pages each time: names of the reference are counted while they are read.
+site: $(VENV)/.docs
+	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going --fresh-env -b html -c website . build/site
+
 # The wheel, in an empty environment, with nothing on the path but itself and what it declares.
 wheel: $(VENV)/.dev
-	rm -rf build && mkdir -p build/wheel
+	rm -rf build/wheel build/lib build/bdist.* && mkdir -p build/wheel
 	$(BIN)/python -m build --outdir build/wheel . > build/wheel/log 2>&1 || (cat build/wheel/log; false)
 	$(PYTHON) -m venv build/wheel/venv
 	build/wheel/venv/bin/python -m pip install --quiet build/wheel/*.whl

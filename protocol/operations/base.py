@@ -293,8 +293,8 @@ class Operation(Record, Generic[T], tag=True):
     def gradient(self, g: Any, d: Mapping[str, Any]) -> dict[str, Any]:
         """The gradients of the inputs, from those of the outputs: see `GraphBuilder.grad`.
 
-        Called on an operation whose operands are `Tensor`s of a builder, its outputs included. One that does
-        not override it has no gradient.
+        Called on an operation whose operands are each a `Tensor` of a builder, its outputs included. One that
+        does not override it has no gradient.
 
         Parameters
         ----------
