@@ -55,7 +55,8 @@ $(VENV)/.docs: $(VENV)/.demo
 	@touch $@
 
 # The checks and the site take one processor, while the tests leave some of another.
-test: $(VENV)/.dev
+# All packages come first: nothing is installed beside tests that run.
+test: $(VENV)/.dev $(VENV)/.docs
 	$(MAKE) --no-print-directory --jobs 2 check suite site
 	$(MAKE) --no-print-directory wheel
 
