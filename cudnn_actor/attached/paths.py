@@ -8,6 +8,7 @@ import stat
 import struct
 from pathlib import Path
 
+from cudnn_actor.options import NAME
 from cudnn_actor.protocol.errors import InvalidRequest
 
 __all__ = ["peer_of", "require_private", "socket_path"]
@@ -17,11 +18,12 @@ _LONGEST = 107
 _CREDENTIALS = struct.Struct("iII")
 
 
-def socket_path(given: str | os.PathLike[str] | None, name: str = "cudnn-actor") -> Path:
+def socket_path(given: str | os.PathLike[str] | None, name: str = NAME) -> Path:
     """The socket's path: what was given, with or without "unix:" before it; None for the default.
 
-    The default is `$XDG_RUNTIME_DIR/cudnn-actor/NAME.sock`; without that variable, the folder is
-    `/tmp/cudnn-actor-UID`. Raises `InvalidRequest` if the path is too long for a socket.
+    The default is `$XDG_RUNTIME_DIR/cudnn-actor/NAME.sock`, where NAME is that of a service which was given
+    none, unless `name` is another; without that variable, the folder is `/tmp/cudnn-actor-UID`. Raises
+    `InvalidRequest` if the path is too long for a socket.
     """
     if given is None:
         runtime = os.environ.get("XDG_RUNTIME_DIR")

@@ -230,6 +230,15 @@ async def test_the_socket_is_the_users_own(gpu: CudnnRef, tmp_path: Path) -> Non
             pass
 
 
+async def test_without_a_path_a_service_is_found_that_has_no_name_of_its_own(
+    gpu: CudnnRef, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    async with serve_socket(gpu) as served, connect() as client:
+        assert served.path == tmp_path / "cudnn-actor" / "cudnn.sock"
+        assert await client.ping() == 1
+
+
 async def test_a_withdrawn_request_and_a_deadline(client: CudnnRef, gpu: CudnnRef) -> None:
     x = await client.upload(X)
     task = asyncio.ensure_future(client.download(x))

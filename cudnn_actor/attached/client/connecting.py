@@ -37,7 +37,7 @@ def connect(path: str | os.PathLike[str] | None = None, *, name: str | None = No
     ----------
     path
         What the service's process has given to `serve_socket`, with or without "unix:" before it. None for
-        the default path.
+        the default path of a service without a name of its own, `$XDG_RUNTIME_DIR/cudnn-actor/cudnn.sock`.
     name
         This process's name in the server's log lines; None for that of its program.
 
