@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -81,6 +82,8 @@ class ServiceState(ExecutionState):
         default_factory=lambda: {kind.value: 0 for kind in ExitKind}, init=False
     )
     """`ExitKind` → restarts for such a cause. Written on the supervisor's thread; no key is added."""
+    give_back: Callable[[BufferRef], bool] | None = field(default=None, init=False)
+    """Takes back a buffer that others use, too; returns whether it is one. None where nobody shares any."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -165,10 +168,15 @@ class ServiceState(ExecutionState):
         )
 
     def discard(self, result: object) -> None:
-        """Free a buffer that nobody receives, unless a crash has ended it by then, or unload a model. Any
-        thread."""
+        """Free a buffer that nobody receives, unless a crash has ended it by then, or unload a model.
+
+        A buffer that others use, too, stays until the last of them has given it back. Any thread.
+        """
         if isinstance(result, ModelRef):
             self.unload(result, None)
+        give_back = self.give_back  # another thread may set it to None
+        if isinstance(result, BufferRef) and give_back is not None and give_back(result):
+            return
         if isinstance(result, BufferRef) and self.memory.is_live(result):
             try:
                 self.mailbox.admit(Envelope(Discard(buffer=result)))

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import importlib
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-from cudnn_actor.attached import serve_socket
+from cudnn_actor.attached.paths import socket_path
 from cudnn_actor.cli.cpu_options import add_cpu_arguments, cpu_options
 from cudnn_actor.cli.user_error import UserError, whole_number
 from cudnn_actor.extras import install_command
 from cudnn_actor.models import InvalidModel, UnsupportedModel
 from cudnn_actor.protocol.errors import InvalidRequest
-from cudnn_actor.service.client import CudnnRef
 
 __all__ = ["add_arguments", "run"]
 
@@ -131,24 +128,15 @@ async def _run(args: argparse.Namespace) -> int:
         key=args.tls_key,
         most_body=args.most_body,
         most_running=args.most_running,
+        socket=args.socket,
         service=service | cpu_options(args),
     )
     # The handlers come first: whoever reads that it serves may end it at once.
     with told_to_end() as told:
-        async with serve(options) as server, _attachable(server.gpu, args) as path:
+        async with serve(options) as server:
             http, grpc = f"{args.host}:{server.http_port}", f"{args.host}:{server.grpc_port}"
             print(f"serving: HTTP on {http}, gRPC on {grpc}", flush=True)
-            if path is not None:
-                print(f"attachable: unix:{path}", flush=True)
+            if args.socket is not None:
+                print(f"attachable: unix:{socket_path(args.socket)}", flush=True)
             await told.wait()
     return 0
-
-
-@contextlib.asynccontextmanager
-async def _attachable(gpu: CudnnRef, args: argparse.Namespace) -> AsyncIterator[Path | None]:
-    """Let other processes attach, if that is wanted. Gives the socket's path."""
-    if args.socket is None:
-        yield None
-        return
-    async with serve_socket(gpu, args.socket, models=dict(args.models)) as served:
-        yield served.path

@@ -20,6 +20,7 @@ import uvicorn
 from prometheus_client import CollectorRegistry
 
 from cudnn_actor.actors.logs import Log
+from cudnn_actor.attached import serve_socket
 from cudnn_actor.metrics.prometheus import ServiceCollector
 from cudnn_actor.service.client import CudnnRef
 from cudnn_actor.service.spawning import spawn
@@ -67,6 +68,9 @@ class ServerOptions:
         How many bytes the requests of all of them may have; None for four of the largest.
     most_connections
         How many HTTP connections may be open.
+    socket
+        The path of a socket by which other processes of this user attach to the service; None for none. It is
+        there before the models, whose weights the clients share.
     drain_s
         Seconds that running inferences get when the server ends.
     poll_s
@@ -88,6 +92,7 @@ class ServerOptions:
     most_running: int = 1024
     most_bytes: int | None = None
     most_connections: int = 4096
+    socket: Path | None = None
     drain_s: float = 30.0
     poll_s: float = 1.0
     service: Mapping[str, Any] = field(default_factory=dict)
@@ -132,6 +137,8 @@ async def serve(options: ServerOptions) -> AsyncIterator[InferenceServer]:
     if options.token_file is not None:
         tokens = await asyncio.to_thread(Tokens, options.token_file)
     async with spawn(**options.service) as gpu, contextlib.AsyncExitStack() as stack:
+        if options.socket is not None:
+            await stack.enter_async_context(serve_socket(gpu, options.socket, models=options.models))
         regions = SharedMemory(offered=options.local)
         stack.callback(regions.close)
         catalog = Catalog(_loader(gpu, options))

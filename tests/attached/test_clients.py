@@ -127,6 +127,40 @@ async def test_models_are_loaded_once_for_all_clients(gpu: CudnnRef, tmp_path: P
     assert (await gpu.statistics()).live_buffers == 0
 
 
+async def test_a_model_of_the_servers_own_process_has_the_weights_of_its_clients(
+    gpu: CudnnRef, tmp_path: Path
+) -> None:
+    file = tmp_path / "image.onnx"
+    file.write_bytes(image_model().SerializeToString())
+    image = np.ones((1, 3, 8, 8), np.float32)
+    async with serve_socket(gpu, tmp_path / "s") as served, connect(served.path) as client:
+        own = await gpu.load(file, dims={"N": 1})
+        expected = await gpu.run(own, image=image)
+        weights = {ref for ref, _ in own._keeping.weights.values()}
+        places = (await gpu.statistics()).live_bytes - sum(ref.nbytes for ref in weights)
+        model = await client.load(str(file), dims={"N": 1})
+        await client.run(model, image=image)
+        both = (await gpu.statistics()).live_bytes
+        assert both == sum(ref.nbytes for ref in weights) + 2 * places
+        await own.close()
+        await gpu.drain()
+        found = await client.run(model, image=image)  # it still has the weights
+        assert all(np.array_equal(found[name], expected[name]) for name in expected)
+        again = await gpu.load(file, dims={"N": 1})
+        assert {ref for ref, _ in again._keeping.weights.values()} == weights
+        await model.close()
+        await client.drain()
+        assert len(served.shared) == len(weights)
+        await again.close()
+        await asyncio.sleep(0)  # the loop takes back what the model gave back
+        assert len(served.shared) == 0
+        last = await gpu.load(file, dims={"N": 1})
+    await gpu.run(last, image=image)
+    await last.close()  # it frees its weights itself: there is no socket any more
+    await gpu.drain()
+    assert (await gpu.statistics()).live_buffers == 0
+
+
 async def test_a_killed_client_leaves_nothing_behind(
     served: ServedSocket, gpu: CudnnRef, client: CudnnRef
 ) -> None:

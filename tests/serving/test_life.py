@@ -17,11 +17,13 @@ from typing import Any
 import httpx
 import pytest
 
+from cudnn_actor import connect
 from cudnn_actor.serving.failures import Refused, Unauthorised
 from cudnn_actor.serving.server import InferenceServer, ServerOptions, serve
 from cudnn_actor.serving.settings import Batching
 from cudnn_actor.serving.tokens import Tokens
 
+from ..onnx.small_models import image_model
 from .servers import PATIENCE_S, running, write_square
 
 INFER = "/v2/models/square/infer"
@@ -100,6 +102,22 @@ async def test_it_drains_what_is_under_way_and_refuses_the_rest(tmp_path: Path) 
             await asyncio.sleep(0)
             assert not idle.done()
         await idle
+
+
+async def test_attached_processes_share_the_weights_of_its_models(tmp_path: Path) -> None:
+    file, path = tmp_path / "image.onnx", tmp_path / "s"
+    file.write_bytes(image_model().SerializeToString())
+    image = {"name": "image", "datatype": "FP32", "shape": [1, 3, 8, 8], "data": [0.0] * 192}
+    async with serving(tmp_path, models={"image": file}, socket=path) as (server, http):
+        assert (await http.post("/v2/models/image/infer", json={"inputs": [image]})).status_code == 200
+        async with connect(path) as client:
+            model = await client.load("image", dims={"N": 1})
+            weights = [ref for ref, _ in model._keeping.weights.values()]
+            await model.close()
+            await client.drain()
+        await server.gpu.drain()
+        assert weights
+        assert all(server.gpu._state.memory.is_live(ref) for ref in weights)  # the server's model has them
 
 
 async def test_too_many_at_a_time_are_told_to_come_again(tmp_path: Path) -> None:

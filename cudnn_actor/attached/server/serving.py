@@ -21,6 +21,7 @@ from cudnn_actor.attached.paths import peer_of, require_private, socket_path
 from cudnn_actor.attached.server.asked import Asked
 from cudnn_actor.attached.server.costs import Costs
 from cudnn_actor.attached.server.fair_share import FairShare
+from cudnn_actor.attached.server.own_weights import OwnWeights
 from cudnn_actor.attached.server.session import Session
 from cudnn_actor.attached.server.shared_weights import SharedWeights
 from cudnn_actor.attached.wire import FROM_CLIENT, LONGEST, Attached, Happened, Reading, Refusal, Status
@@ -52,6 +53,9 @@ async def serve_socket(
 
     They attach with `cudnn_actor.connect(path)`. At the end of the body they lose the service: their requests
     get `ServiceStopped`. The service itself goes on.
+
+    Weights that this process uploads in the body, on the same event loop, for models that are not swappable,
+    are shared with clients: load the models that it keeps there, and each weight takes memory once.
 
     Parameters
     ----------
@@ -120,6 +124,7 @@ class ServedSocket:
         self.share: FairShare[Session, Asked] = FairShare()
         self.costs = Costs()
         self.shared = SharedWeights(self.state)
+        self._own_weights = OwnWeights(service, self.shared)
         self.reading = Reading()
         self._sessions: set[Session] = set()
         self._pumping = self._pumps_soon = False
@@ -142,6 +147,7 @@ class ServedSocket:
 
     def forget_parent(self) -> None:
         """In a forked child: close the copies of the descriptors, and leave the socket to the parent."""
+        self._own_weights.end()
         self._listener.close()
         os.close(self._lock)
 
@@ -262,6 +268,7 @@ class ServedSocket:
         self._following.cancel()
         self._listener.close()
         self._end_sessions()
+        self._own_weights.end()
         try:
             await in_own_thread(_remove, self.path)
         finally:

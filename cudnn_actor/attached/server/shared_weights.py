@@ -44,6 +44,10 @@ class SharedWeights:
     def __len__(self) -> int:
         return len(self._by_key)
 
+    def has(self, ref: BufferRef) -> bool:
+        """Whether a buffer is shared. Any thread."""
+        return (ref.slot, ref.generation) in self._by_key
+
     def find(self, digest: Digest) -> BufferRef | None:
         """The buffer with these values, which gets one more user; None if there is none any more."""
         shared = self._by_digest.get(digest)
