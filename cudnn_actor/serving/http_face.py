@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -225,7 +226,9 @@ class _HttpFace:
                 parts, head = http_wire.encode(model, version, inference, results, regions)
                 return _answer(parts, head, request.headers.get("accept-encoding", ""))
 
-            return await self._host.infer(model, request.path_params.get("version", ""), decode, encode)
+            version = request.path_params.get("version", "")
+            async with _while_connected(request):
+                return await self._host.infer(model, version, decode, encode)
 
     async def _body(self, request: Request, most: int, take: Callable[[int], object] = int) -> bytes:
         """All of the body, as it was before it was compressed.
@@ -266,6 +269,33 @@ class _HttpFace:
             raise Refused(
                 problem=f"the body is no JSON object: {str(error)[:200]}", fix="send one"
             ) from error
+
+
+@contextlib.asynccontextmanager
+async def _while_connected(request: Request) -> AsyncIterator[None]:
+    """Cancel the block if the client closes its connection, and raise `ClientDisconnect` then.
+
+    The request's body must have been read.
+    """
+    limit = asyncio.timeout(None)
+
+    async def watch() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        # The block is still under way: at its end it cancels this task, which then does not come here.
+        limit.reschedule(asyncio.get_running_loop().time())
+
+    try:
+        async with limit:
+            watching = asyncio.create_task(watch())
+            try:
+                yield
+            finally:
+                watching.cancel()
+    except TimeoutError:
+        if limit.expired():
+            raise ClientDisconnect from None
+        raise
 
 
 def _too_large(most: int) -> TooLarge:

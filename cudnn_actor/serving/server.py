@@ -35,7 +35,7 @@ from cudnn_actor.serving.settings import Batching, Settings, read_settings
 from cudnn_actor.serving.tokens import Tokens
 from cudnn_actor.serving.watch import Watch
 
-__all__ = ["InferenceServer", "ServerOptions", "serve", "told_to_end"]
+__all__ = ["InferenceServer", "ServerOptions", "serve", "serve_with", "told_to_end"]
 
 log = Log("cudnn_actor")
 
@@ -133,10 +133,17 @@ async def serve(options: ServerOptions) -> AsyncIterator[InferenceServer]:
     Raises as `spawn`, and as `CudnnRef.load` for a model; `Refused` for the token file, and `OSError` for an
     address or a certificate.
     """
+    async with spawn(**options.service) as gpu, serve_with(gpu, options) as server:
+        yield server
+
+
+@contextlib.asynccontextmanager
+async def serve_with(gpu: CudnnRef, options: ServerOptions) -> AsyncIterator[InferenceServer]:
+    """As `serve`, with a service that runs already; it goes on. `options.service` is not used."""
     tokens = None
     if options.token_file is not None:
         tokens = await asyncio.to_thread(Tokens, options.token_file)
-    async with spawn(**options.service) as gpu, contextlib.AsyncExitStack() as stack:
+    async with contextlib.AsyncExitStack() as stack:
         if options.socket is not None:
             await stack.enter_async_context(serve_socket(gpu, options.socket, models=options.models))
         regions = SharedMemory(offered=options.local)

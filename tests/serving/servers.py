@@ -10,6 +10,7 @@ from multiprocessing import resource_tracker
 from pathlib import Path
 
 import gevent
+import grpc.aio
 import onnx
 
 from ..onnx.small_models import FLOAT, model_of, node
@@ -18,7 +19,8 @@ __all__ = ["PATIENCE_S", "running", "square_model", "write_square"]
 
 PATIENCE_S = 60.0
 # What these have open, they have for as long as the process lives: tritonclient's loop over HTTP, and what
-# looks after the shared memory that it makes.
+# looks after the shared memory that it makes; and gRPC's thread, whose end an event loop would wait for.
+grpc.aio.init_grpc_aio()
 resource_tracker.ensure_running()
 gevent.get_hub().loop.update_now()
 

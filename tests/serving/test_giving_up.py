@@ -1,0 +1,102 @@
+"""Clients that go away: what has not started is withdrawn, over HTTP, gRPC and streams of gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+import tritonclient.grpc.aio as triton
+
+from cudnn_actor.serving.server import InferenceServer, ServerOptions, serve_with
+
+from ..service.rigs import Gate, in_thread, spawn_gated
+from .servers import PATIENCE_S, write_square
+
+ROWS = np.ones((2, 3), np.float32)
+DATA = [1.0] * ROWS.size
+BODY = msgspec.json.encode(
+    {"inputs": [{"name": "x", "datatype": "FP32", "shape": list(ROWS.shape), "data": DATA}]}
+)
+
+
+def asked() -> list[triton.InferInput]:
+    given = triton.InferInput("x", ROWS.shape, "FP32")
+    given.set_data_from_numpy(ROWS)
+    return [given]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Let the event loop run until a condition holds, which nothing tells of."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0)
+
+
+@contextlib.asynccontextmanager
+async def by_http(server: InferenceServer) -> AsyncIterator[None]:
+    """An inference that has been sent; at the end its client closes the connection."""
+    _, connection = await asyncio.open_connection("127.0.0.1", server.http_port)
+    head = f"POST /v2/models/square/infer HTTP/1.1\r\nhost: here\r\ncontent-length: {len(BODY)}\r\n\r\n"
+    connection.write(head.encode() + BODY)
+    try:
+        yield
+    finally:
+        connection.close()
+        await connection.wait_closed()
+
+
+@contextlib.asynccontextmanager
+async def by_grpc(server: InferenceServer) -> AsyncIterator[None]:
+    """An inference that has been sent; at the end its client cancels the call."""
+    async with triton.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as client:
+        call = asyncio.ensure_future(client.infer("square", asked()))
+        try:
+            yield
+        finally:
+            call.cancel()
+            await asyncio.gather(call, return_exceptions=True)
+
+
+@contextlib.asynccontextmanager
+async def by_stream(server: InferenceServer) -> AsyncIterator[None]:
+    """An inference that has been sent on a stream; at the end its client cancels the stream."""
+
+    async def requests() -> AsyncIterator[dict[str, object]]:
+        yield {"model_name": "square", "inputs": asked()}
+        await asyncio.Event().wait()
+
+    async with triton.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as client:
+        answers = client.stream_infer(requests())
+        first = asyncio.ensure_future(anext(answers))
+        try:
+            yield
+        finally:
+            answers.cancel()
+            await asyncio.gather(first, return_exceptions=True)
+
+
+@pytest.mark.parametrize("way", [by_http, by_grpc, by_stream])
+async def test_a_run_that_has_not_started_is_withdrawn_when_its_client_goes(
+    way: Callable[[InferenceServer], contextlib.AbstractAsyncContextManager[None]], tmp_path: Path
+) -> None:
+    gate = Gate()
+    options = ServerOptions(
+        models={"square": write_square(tmp_path)}, http=0, grpc=None if way is by_http else 0
+    )
+    async with spawn_gated(gate) as gpu, serve_with(gpu, options) as server:
+        _, served = server.host.catalog.served("square")
+        with gate.closed():
+            first = asyncio.ensure_future(served.run({"x": ROWS}, None))
+            await in_thread(gate.wait_for_arrival)
+            before = gpu.metrics()
+            async with way(server):
+                await until(lambda: gpu.metrics().queued > before.queued)
+            await until(lambda: server.host.running == 0)
+        np.testing.assert_array_equal((await first)["y"], ROWS)
+        await gpu.drain()
+        assert (gpu.metrics().withdrawn, gate.passed) == (1, 1)
