@@ -141,6 +141,7 @@ class BlockingRequests:
         swappable: bool | None = None,
         replace: BlockingModel | None = None,
         tune: Tune | None = None,
+        name: str | None = None,
         timeout: float | None = None,
     ) -> BlockingModel:
         """Load a model; see `CudnnRef.load`. `with gpu.load(path) as model` closes it at the end. Blocks."""
@@ -152,6 +153,7 @@ class BlockingRequests:
             swappable=swappable,
             replace=async_model(replace),
             tune=tune,
+            name=name,
             timeout=timeout,
         )
         return BlockingModel(self._handle(), self._portal, loaded) if replace is None else replace

@@ -597,6 +597,7 @@ class Requests:
         swappable: bool | None = None,
         replace: Model | None = None,
         tune: Tune | None = None,
+        name: str | None = None,
         timeout: float | None = None,
     ) -> Model:
         """Load a model: read it and check it. See `cudnn-actor docs models`.
@@ -634,6 +635,9 @@ class Requests:
             call waits, and the service answers its other requests meanwhile, but they share the device. If it
             fails, the plans stay as they were. "cached": take what the `plan_store` has tuned, and never
             measure. None for False. A run never waits for tuning. Without effect on the CPU engine.
+        name
+            What its runs are counted under in `metrics`; models of one name are counted together. None for
+            the file's name without its suffix, or the name of the graph.
         timeout
             Seconds for all of it. A file that is being read then is read to its end, and dropped.
 
@@ -646,8 +650,8 @@ class Requests:
         UnsupportedModel
             Some of its nodes cannot be run; all of them are named.
         InvalidRequest
-            It is over a limit of `ModelLimits`; one of `dtype`, `tune`, `swappable` and `random` is no valid
-            value; or `random`, `dtype` or `swappable` was given with an `OnnxModel`.
+            It is over a limit of `ModelLimits`; one of `dtype`, `tune`, `swappable`, `name` and `random` is
+            no valid value; or `random`, `dtype` or `swappable` was given with an `OnnxModel`.
         ImportError
             The package onnx is missing. The text says how to install it.
         CudnnActorError
@@ -680,7 +684,7 @@ class Requests:
                     source = await in_own_thread(_read, model, chosen)
             loaded = Model(
                 self._unowned,  # what the model allocates is its own, and so is its name in the service
-                await self._unowned.ask(DeployModel(name=_name_of(model)), timeout=deadline.left_s),
+                await self._unowned.ask(DeployModel(name=_name_of(model, name)), timeout=deadline.left_s),
                 source,
                 service.values,
                 discard=state.discard,
@@ -944,8 +948,13 @@ class Requests:
         await self.ask(Drain(), timeout=timeout)
 
 
-def _name_of(model: Any) -> str:
-    """The name under which a model is counted: its file's, without what follows the dot; else its graph's."""
+def _name_of(model: Any, given: str | None) -> str:
+    """The name under which a model is counted: the given one; else its file's, without its suffix, or its
+    graph's. Raises `InvalidRequest`.
+    """
+    if given is not None:
+        require_type("name", given, str)
+        return given
     if isinstance(model, str | os.PathLike):
         return Path(os.fspath(model)).stem or "model"
     return str(getattr(getattr(model, "graph", None), "name", "")) or "model"

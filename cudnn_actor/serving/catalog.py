@@ -31,7 +31,7 @@ class Origin:
     stamp: tuple[int, ...] = ()
 
 
-Load = Callable[[Origin], Coroutine[Any, Any, Served]]
+Load = Callable[[str, Origin], Coroutine[Any, Any, Served]]
 
 
 @dataclass
@@ -77,7 +77,7 @@ class Catalog:
     Parameters
     ----------
     load
-        Loads and warms the model of a file. Raises `CudnnActorError`.
+        Loads and warms the model of a file, which is served under a name. Raises `CudnnActorError`.
     """
 
     def __init__(self, load: Load) -> None:
@@ -123,7 +123,7 @@ class Catalog:
             entry.wanted, entry.loading = True, True
             entry.origin = origin or entry.origin
             try:
-                served = await self._load(entry.origin)
+                served = await self._load(name, entry.origin)
             except CudnnActorError as error:
                 entry.reason = str(error)
                 log.warning("serving.load_failed", model=name, path=str(entry.origin.path), error=str(error))

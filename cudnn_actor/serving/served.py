@@ -139,14 +139,16 @@ class Served:
         await self.model.close()
 
 
-async def load(gpu: CudnnRef, path: Path, version: str, settings: Settings, *, if_possible: bool) -> Served:
-    """Load a file and warm it.
+async def load(
+    gpu: CudnnRef, name: str, path: Path, version: str, settings: Settings, *, if_possible: bool
+) -> Served:
+    """Load a file and warm it. Its runs are counted under `name`.
 
     `if_possible`: whether a model that cannot be batched runs each request by itself. Else raises
     `InvalidRequest` for it. Raises as `CudnnRef.load`.
     """
     batching = settings.batch
-    model = await gpu.load(path, dtype=settings.dtype, tune=settings.tune)
+    model = await gpu.load(path, dtype=settings.dtype, tune=settings.tune, name=name)
     try:
         endpoint = None if batching is None else _batched(gpu, model, settings, batching, if_possible)
         if endpoint is not None:

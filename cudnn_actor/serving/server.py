@@ -182,9 +182,9 @@ async def serve_with(gpu: CudnnRef, options: ServerOptions) -> AsyncIterator[Inf
 def _loader(gpu: CudnnRef, options: ServerOptions) -> Any:
     default = Settings(batch=options.batch)
 
-    async def load_origin(origin: Origin) -> Served:
+    async def load_origin(name: str, origin: Origin) -> Served:
         settings = await asyncio.to_thread(read_settings, origin.path.with_name("model.toml"), default)
-        return await load(gpu, origin.path, origin.version, settings, if_possible=settings is default)
+        return await load(gpu, name, origin.path, origin.version, settings, if_possible=settings is default)
 
     return load_origin
 

@@ -104,3 +104,5 @@ class Watch:
                 await self.look()
             except OSError as error:
                 log.warning("serving.repository_unreadable", path=str(self._folder), error=str(error))
+            except Exception as error:  # noqa: BLE001 - it must not end without a word; the next look may succeed
+                log.warning("serving.look_failed", path=str(self._folder), error=repr(error))

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import pytest
 
-from cudnn_actor import spawn
+from cudnn_actor import InvalidRequest, spawn
 from cudnn_actor.serving.catalog import Catalog, Origin
 from cudnn_actor.serving.failures import NotServed, Refused
 from cudnn_actor.serving.served import Served, load
@@ -26,9 +26,9 @@ ROWS = np.arange(6, dtype=np.float32).reshape(2, 3)
 async def catalog() -> AsyncIterator[Catalog]:
     async with spawn(device="cpu") as gpu:
 
-        async def load_origin(origin: Origin) -> Served:
+        async def load_origin(name: str, origin: Origin) -> Served:
             settings = await asyncio.to_thread(read_settings, origin.path.with_name("model.toml"), Settings())
-            return await load(gpu, origin.path, origin.version, settings, if_possible=False)
+            return await load(gpu, name, origin.path, origin.version, settings, if_possible=False)
 
         catalog = Catalog(load_origin)
         yield catalog
@@ -56,6 +56,9 @@ async def test_a_new_version_is_switched_in_once_two_looks_agree(catalog: Catalo
     await watch.look()
     _, after = catalog.served("square", "10")
     np.testing.assert_array_equal((await after.run({"x": ROWS}, None))["y"], ROWS + ROWS)
+    counted = {each.model for each in after._gpu.metrics().requests}
+    assert "square" in counted  # not "model", which is the file's name
+    assert "model" not in counted
     with pytest.raises(NotServed, match="but version '10'"):
         catalog.served("square", "2")
 
@@ -121,3 +124,29 @@ def test_names_and_versions_that_are_none_are_skipped(tmp_path: Path) -> None:
         (place / "model.onnx").touch()
     (tmp_path / "d" / "7").mkdir()  # nothing in it yet
     assert {name: each.version for name, each in found_models(tmp_path).items()} == {"a": "1", "d": "3"}
+
+
+async def test_the_name_of_a_model_is_text(catalog: Catalog, tmp_path: Path) -> None:
+    origin = Origin(put(tmp_path, 1) / "model.onnx", "1")
+    with pytest.raises(InvalidRequest, match="name"):
+        await catalog._load(3, origin)  # type: ignore[arg-type]
+
+
+class Unforeseen(Exception):
+    """What no code of the watch expects."""
+
+
+async def test_the_watch_goes_on_after_an_error_that_nobody_foresaw(tmp_path: Path) -> None:
+    loads: asyncio.Queue[str] = asyncio.Queue()
+
+    async def load_origin(name: str, origin: Origin) -> Served:
+        loads.put_nowait(origin.version)
+        raise Unforeseen
+
+    watching = asyncio.ensure_future(Watch(Catalog(load_origin), tmp_path).keep_looking(0.0))
+    for version in (1, 2):
+        put(tmp_path, version)
+        assert await asyncio.wait_for(loads.get(), 60) == str(version)
+        assert not watching.done()
+    watching.cancel()
+    await asyncio.gather(watching, return_exceptions=True)
