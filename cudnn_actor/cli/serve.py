@@ -45,6 +45,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--standby", type=int, choices=(0, 1), default=0, help="1 keeps a second worker ready"
     )
     parser.add_argument(
+        "--max-restarts",
+        type=whole_number(),
+        default=3,
+        metavar="N",
+        help="workers that may be replaced within --period before the server ends; 3 unless given",
+    )
+    parser.add_argument("--period", type=float, default=60.0, metavar="SECONDS", help="60 unless given")
+    parser.add_argument(
         "--batch",
         type=_batch,
         metavar="MAX[:DELAY_US]",
@@ -115,7 +123,13 @@ async def _run(args: argparse.Namespace) -> int:
     from cudnn_actor.serving.server import ServerOptions, serve, told_to_end  # noqa: PLC0415 - needs the extra
     from cudnn_actor.serving.settings import Batching  # noqa: PLC0415
 
-    service: dict[str, Any] = {"device": args.device, "standby": args.standby, "isolation": "process"}
+    service: dict[str, Any] = {
+        "device": args.device,
+        "standby": args.standby,
+        "max_restarts": args.max_restarts,
+        "period_s": args.period,
+        "isolation": "process",
+    }
     options = ServerOptions(
         models=dict(args.models),
         repository=args.repository,

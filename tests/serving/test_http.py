@@ -114,3 +114,10 @@ def test_a_server_without_its_packages_names_the_extra(
     monkeypatch.setattr(serve, "_NEEDED", ("no_such_package_here",))
     assert main(["serve", str(tmp_path / "x.onnx")]) == 2
     assert "[serve]" in capsys.readouterr().err
+
+
+def test_how_often_a_worker_is_replaced_is_said_on_the_command_line(tmp_path: Path) -> None:
+    words = ("--http", "0", "--grpc", "0", "--max-restarts", "7", "--period", "30")
+    with running(str(write_square(tmp_path)), *words) as (_, ports):
+        found = httpx.get(f"http://127.0.0.1:{ports['http']}/metrics", trust_env=False, timeout=PATIENCE_S)
+        assert 'cudnn_actor_restarts_left{service="cudnn"} 7.0' in found.text.splitlines()
