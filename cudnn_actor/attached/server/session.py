@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
+from collections.abc import Coroutine
 from typing import Any, Protocol
 
 import numpy as np
@@ -50,15 +51,23 @@ from cudnn_actor.broker.service_state import ServiceState
 from cudnn_actor.memory.least_recent import LeastRecent
 from cudnn_actor.processes.channel import Channel
 from cudnn_actor.processes.frames import BadFrame
-from cudnn_actor.protocol.errors import CudnnActorError, InvalidRequest, MailboxFull, MalformedMessage
+from cudnn_actor.protocol.errors import (
+    CudnnActorError,
+    InvalidRequest,
+    MailboxFull,
+    MalformedMessage,
+    OutOfMemory,
+)
 from cudnn_actor.protocol.messages.codec import encode_reply
 from cudnn_actor.protocol.messages.messages import (
     COMPUTE,
     Allocate,
     DeployModel,
+    Download,
     Drain,
     Free,
     LendStaging,
+    RunModel,
     UnloadModel,
 )
 from cudnn_actor.protocol.messages.receipts import Receipt
@@ -69,6 +78,8 @@ log = Log("cudnn_actor.attached")
 
 _LONG_COPY_BYTES = 1 << 20
 """Answers of more bytes are copied by a thread, so that other clients do not wait for it."""
+_MOST_UNPLACED = 1 << 30
+"""While answers of so many bytes wait for a client's room, it is refused what would give more of them."""
 _MOST_KNOWN, _KNOWN_BYTES, _BYTES_PER_BYTE = 1024, 16 << 20, 5
 _PATIENCE_S = 10.0
 """How long a client may take for its first frame, and from the beginning of a frame to its end."""
@@ -128,7 +139,11 @@ class Session:
         self._last = 0
         self._loop = asyncio.get_running_loop()
         self._bridge = LoopBridge.of_running_loop()
-        self._copies: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._checking = asyncio.Lock()
+        """Held while a thread checks the digest of values."""
+        self._unplaced = 0
+        """Bytes of answers that wait for room."""
         self._waits_since: float | None = time.monotonic()
         """Since when the rest of a frame has been missing; None if none is."""
         self._handlers: dict[type, Any] = {
@@ -258,13 +273,14 @@ class Session:
                 self._put(request)
             except CudnnActorError as error:
                 self._answer(Refused(request.number, error.to_record()))
+            except Exception as error:
+                log.exception("request.failed", client=self.name, message=type(request).__name__)
+                self._answer(_failed(request.number, error))
 
     def _put(self, request: Request) -> None:
         if len(self.asked) >= self._server.window:
             raise MailboxFull(capacity=self._server.window)
         known = self._decoded(request.body)
-        if request.share:
-            known = _shareable(known, request.share)
         asked = Asked(self, request.number, known, request.room, request.room_bytes)
         asked.timeout_s = request.timeout_s
         message = known.message
@@ -275,11 +291,38 @@ class Session:
                 problem="is answered by clients",
                 fix="use connect",
             )
+        if request.share and not isinstance(message, Allocate):
+            raise _other_digest(request.share)
         if request.share:
             asked.digest = request.share, message.spec
-        self.asked[request.number] = asked
+            if message.data is not None and message.data.nbytes > _LONG_COPY_BYTES:
+                self.asked[request.number] = asked
+                self._in_task(self._put_checked(asked, request.share))
+                return
+            asked.known = _shareable(known, request.share)
+        self._put_in_turn(asked)
+
+    async def _put_checked(self, asked: Asked, share: str) -> None:
+        """Put a request once a thread has checked the digest of its values, one at a time for each client.
+
+        Later requests may go before it: none of them can name its buffer, which is not there yet.
+        """
+        try:
+            async with self._checking:
+                asked.known = await in_own_thread(_shareable, asked.known, share)
+        except Exception as error:  # noqa: BLE001 - no memory, no thread, another digest: the answer says it
+            if self.open:
+                self._end_request(asked, _failed(asked.number, error))
+            return
+        if self.open:
+            self._put_in_turn(asked)
+            self._server.pump()
+
+    def _put_in_turn(self, asked: Asked) -> None:
+        message = asked.known.message
+        self.asked[asked.number] = asked
         if isinstance(message, Drain):
-            self._drains.append(request.number)
+            self._drains.append(asked.number)
             self._answer_drains()
         elif getattr(message, "control", False):
             self._hand_over(asked)
@@ -309,6 +352,7 @@ class Session:
             self.holdings.check(message, asked.known.named)
             if self._answered_here(asked, message):
                 return
+            self._check_unplaced(message)
             if isinstance(message, Allocate):
                 self.holdings.reserve(message.spec.nbytes)
                 asked.reserved = message.spec.nbytes
@@ -320,6 +364,16 @@ class Session:
         except Exception as error:
             log.exception("request.failed", client=self.name, message=type(message).__name__)
             asked.deliver(None, error)
+
+    def _check_unplaced(self, message: Any) -> None:
+        """Raise `OutOfMemory` if a message gives arrays, and too many bytes wait for the client's room."""
+        if isinstance(message, Download | RunModel) and self._unplaced >= _MOST_UNPLACED:
+            raise OutOfMemory(
+                requested=0,
+                in_use=self._unplaced,
+                limit=_MOST_UNPLACED,
+                where="answers to this client that wait until it has room",
+            )
 
     def _answered_here(self, asked: Asked, message: Any) -> bool:
         """Answer a request that needs nothing of the service, if it is one."""
@@ -413,13 +467,17 @@ class Session:
             self._end_request(asked, Arrays(asked.number, wired))
         elif asked.room is None or needed > asked.room_bytes:
             asked.results = arrays
+            self._unplaced += needed
             self._answer(NeedsRoom(asked.number, needed))
         elif needed > _LONG_COPY_BYTES:
-            copy = self._loop.create_task(self._copied(asked, arrays))
-            self._copies.add(copy)
-            copy.add_done_callback(self._copies.discard)
+            self._in_task(self._copied(asked, arrays))
         else:
             self._end_request(asked, self._placed(asked, arrays))
+
+    def _in_task(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _copied(self, asked: Asked, arrays: list[tuple[str | None, np.ndarray]]) -> None:
         answer = await in_own_thread(self._placed, asked, arrays)
@@ -440,7 +498,9 @@ class Session:
         if asked is None or asked.results is None:
             raise BadFrame(f"room for request {frame.number}, which needs none")
         arrays, asked.results = asked.results, None
-        if frame.place is None or room_needed([array for _, array in arrays]) > frame.nbytes:
+        needed = room_needed([array for _, array in arrays])
+        self._unplaced -= needed
+        if frame.place is None or needed > frame.nbytes:
             self._end_request(asked, Dropped(asked.number))
             return
         asked.room, asked.room_bytes = frame.place, frame.nbytes
@@ -465,17 +525,19 @@ class Session:
 def _shareable(known: Known, share: str) -> Known:
     """The message, with a copy of its values: the client could change its own after the check.
 
-    Raises `InvalidRequest` if the digest is another one.
+    Raises `InvalidRequest` if the digest is another one. Takes some 2 ms for each MB. Any thread.
     """
     message = known.message
-    values = None
-    if isinstance(message, Allocate) and message.data is not None:
-        values = np.array(message.data)
-    if not isinstance(message, Allocate) or (values is not None and digest_of(values) != share):
-        raise InvalidRequest(
-            field="share", value=share, problem="is not the digest of the values", fix="send their SHA-256"
-        )
+    values = None if message.data is None else np.array(message.data)
+    if values is not None and digest_of(values) != share:
+        raise _other_digest(share)
     return Known(Allocate(spec=message.spec, data=values), known.named)
+
+
+def _other_digest(share: str) -> InvalidRequest:
+    return InvalidRequest(
+        field="share", value=share, problem="is not the digest of the values", fix="send their SHA-256"
+    )
 
 
 def _failed(number: int, error: BaseException | None) -> Answer:

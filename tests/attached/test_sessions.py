@@ -1,0 +1,182 @@
+"""What a server does with one client: its order, its end, its bounds, and what nobody foresaw."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+from structlog.typing import EventDict
+
+from cudnn_actor import (
+    Allocate,
+    CudnnActorError,
+    CudnnRef,
+    Download,
+    InvalidRequest,
+    OutOfMemory,
+    ServedSocket,
+    StartFailed,
+    connect,
+)
+from cudnn_actor.attached.client import connecting
+from cudnn_actor.attached.client.link import ShareWeights
+from cudnn_actor.attached.server import serving, session
+from cudnn_actor.attached.wire import (
+    FROM_SERVER,
+    Answers,
+    Dropped,
+    Given,
+    NeedsRoom,
+    Refused,
+    Request,
+    Requests,
+    Room,
+    digest_of,
+)
+from cudnn_actor.processes.channel import Channel
+from cudnn_actor.processes.frames import encode
+from cudnn_actor.protocol.messages.codec import decode_reply, encode_message
+from cudnn_actor.protocol.types.buffers import BufferRef
+from cudnn_actor.protocol.types.dtypes import DType
+from cudnn_actor.protocol.types.tensor import Layout, TensorSpec
+
+from .client_program import X
+from .test_malformed import ATTACH, Raw
+
+SPEC = TensorSpec.packed((1, 1, 256, 256), DType.FLOAT32, Layout.NCHW)
+
+
+class Asking:
+    """A client that gives no room unasked."""
+
+    def __init__(self, raw: Raw) -> None:
+        self._raw, self._channel, self._last = raw, Channel(raw.socket, FROM_SERVER), 0
+
+    async def ask(self, message: Any) -> Any:
+        """Send a message, and wait for its answer."""
+        self._last += 1
+        await self._raw.send(encode(Requests([Request(self._last, encode_message(message))])))
+        return await self.answer()
+
+    async def answer(self) -> Any:
+        """The next answer."""
+        loop, came = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_reader(self._raw.socket.fileno(), came.set)
+        try:
+            while True:
+                await came.wait()
+                came.clear()
+                for frame in self._channel.receive():
+                    if isinstance(frame, Answers):
+                        (answer,) = frame.answers
+                        return answer
+        finally:
+            loop.remove_reader(self._raw.socket.fileno())
+
+    async def allocate(self) -> BufferRef:
+        """A buffer of 256 KiB."""
+        given = await self.ask(Allocate(spec=SPEC))
+        assert isinstance(given, Given)
+        ref = decode_reply(given.body)
+        assert isinstance(ref, BufferRef)
+        return ref
+
+
+@pytest.fixture
+async def asking(served: ServedSocket) -> Any:
+    raw = Raw(served.path)
+    await raw.send(encode(ATTACH))
+    yield Asking(raw)
+    raw.socket.close()
+
+
+@pytest.mark.parametrize("step", ["check_message", "references"])
+async def test_an_unforeseen_exception_is_the_answer_to_its_request(
+    client: CudnnRef, logs: list[EventDict], monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    def fails(*_: object) -> None:
+        raise RuntimeError("nobody foresaw this")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(session, step, fails)
+        with pytest.raises(CudnnActorError, match="nobody foresaw this"):
+            await client.empty((1, 1, 3, 5))
+    assert [line["event"] for line in logs if line["log_level"] == "error"] == ["request.failed"]
+    assert await client.ping() == 1
+
+
+async def test_another_users_process_is_refused_by_either_side(
+    served: ServedSocket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stranger = os.geteuid() + 1
+    for module, error in ((serving, InvalidRequest), (connecting, StartFailed)):
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "peer_of", lambda _: (1, stranger))
+            with pytest.raises(error, match=f"user {stranger}"):
+                await connect(served.path)
+    async with connect(served.path) as client:
+        assert await client.ping() == 1
+
+
+async def test_the_requests_of_a_client_run_in_its_order(client: CudnnRef) -> None:
+    y = await client.empty((1, 1, 2, 2))
+    asked: list[asyncio.Future[Any]] = []
+    for value in range(40):
+        asked.append(asyncio.ensure_future(client.fill(y, value)))
+        asked.append(asyncio.ensure_future(client.download(y)))
+    found = (await asyncio.gather(*asked))[1::2]
+    assert [int(array[0, 0, 0, 0]) for array in found] == list(range(40))
+
+
+async def test_a_client_that_dies_frees_what_it_held_within_three_turns_of_the_loop(
+    asking: Asking, served: ServedSocket, gpu: CudnnRef
+) -> None:
+    await asking.allocate()
+    assert (await gpu.statistics()).live_buffers == 1
+    asking._raw.socket.close()
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert served.clients == 0
+    await gpu.drain()  # it comes after what the server has sent
+    assert (await gpu.statistics()).live_buffers == 0
+
+
+async def test_answers_that_wait_for_room_are_bounded_by_their_bytes(
+    asking: Asking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "_MOST_UNPLACED", 2 * SPEC.nbytes)
+    download = Download(src=await asking.allocate())
+    for _ in range(2):
+        assert await asking.ask(download) == NeedsRoom(asking._last, SPEC.nbytes)
+    refused = await asking.ask(download)
+    assert isinstance(refused, Refused)
+    assert isinstance(refused.error.to_error(), OutOfMemory)
+    await asking._raw.send(encode(Room(2, None, 0)))
+    assert isinstance(await asking.answer(), Dropped)
+    assert isinstance(await asking.ask(download), NeedsRoom)
+
+
+@pytest.mark.parametrize(("rows", "on_the_loop"), [(8, True), (1024, False)])
+async def test_the_digest_of_large_weights_is_checked_beside_the_loop(
+    client: CudnnRef, monkeypatch: pytest.MonkeyPatch, rows: int, on_the_loop: bool
+) -> None:
+    threads = []
+
+    def noted(values: np.ndarray) -> str:
+        threads.append(threading.current_thread())
+        return digest_of(values)
+
+    monkeypatch.setattr(session, "digest_of", noted)
+    values = np.arange(rows * 512, dtype=np.float32).reshape(1, 1, rows, 512)
+    spec = TensorSpec.packed(values.shape, DType.FLOAT32, Layout.NCHW)
+    service: Any = client._service
+    ref, _ = await asyncio.gather(service.share_weight(values, spec), client.upload(X))
+    assert np.array_equal(await client.download(ref), values)
+    with pytest.raises(InvalidRequest, match="digest"):
+        await service._ask_to_share(ShareWeights(spec, "0" * 64, values))
+    await client.drain()
+    assert [thread is threading.current_thread() for thread in threads] == [on_the_loop] * 2
