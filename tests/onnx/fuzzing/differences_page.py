@@ -22,7 +22,7 @@ rank 0, axes from the end, ties, NaN, infinities, optional inputs left out, loop
 inputs, dims with numbers and with names. Each runs here, in ONNX Runtime and in ONNX's reference evaluator.
 Where the answers differ, or one is refused, it is a fault of ours, or one of the rows below.
 `python -m tests.onnx.fuzzing --case Conv-11/1/17` shows one case again, with its model.
-[benchmarks/results](../benchmarks/results) has the records, `fuzzing-*.json`.
+`benchmarks/results` has the records, `fuzzing-*.json`.
 """
 
 

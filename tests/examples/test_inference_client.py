@@ -9,7 +9,7 @@ from pathlib import Path
 import onnx
 
 from ..onnx.small_models import image_model
-from .servers import PATIENCE_S, running
+from ..serving.servers import PATIENCE_S, running
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "inference_client.py"
 
