@@ -15,7 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
+import tritonclient.grpc.aio as triton
+from tritonclient.utils import InferenceServerException
 
 from cudnn_actor import connect
 from cudnn_actor.serving.failures import Refused, Unauthorised
@@ -200,3 +203,30 @@ def test_requests_are_answered_or_refused_while_a_server_ends(tmp_path: Path) ->
                 each.result(PATIENCE_S)
     assert 200 in found
     assert set(found) <= {200, 503}
+
+
+async def test_over_grpc_too_tokens_deadlines_and_bounds_hold(tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.touch(mode=0o600)
+    tokens.write_text("secret\n")
+    rows = triton.InferInput("x", [1, 3], "FP32")
+    rows.set_data_from_numpy(np.ones((1, 3), np.float32))
+    known = {"authorization": "Bearer secret"}
+    async with (
+        serving(tmp_path, grpc=0, token_file=tokens, most_running=1) as (server, _),
+        triton.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as client,
+    ):
+
+        async def status(**options: Any) -> str:
+            with pytest.raises(InferenceServerException) as refused:
+                await client.infer("square", [rows], **options)
+            return str(refused.value.status()).removeprefix("StatusCode.")
+
+        assert await client.is_server_live()
+        assert await status() == "UNAUTHENTICATED"
+        assert await status(headers={"authorization": "Bearer other"}) == "UNAUTHENTICATED"
+        assert await status(headers=known, timeout=1) == "DEADLINE_EXCEEDED"
+        with server.host.admitted():
+            assert await status(headers=known) == "RESOURCE_EXHAUSTED"
+        answer = await client.infer("square", [rows], headers=known)
+        np.testing.assert_array_equal(answer.as_numpy("y"), 1)
