@@ -13,19 +13,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cudnn_actor.engines.cpu.fast import resampling
 from cudnn_actor.engines.cpu.fast.compiler import compile_fast
 from cudnn_actor.engines.cpu.fast.kernels import carried
 from cudnn_actor.engines.cpu.fast.lanes import Lanes
 from cudnn_actor.engines.cpu.fast.plan import FastPlan, FastProgram
 from cudnn_actor.engines.cpu.scratch import aligned_bytes
-from cudnn_actor.protocol import GraphBuilder, OperationGraph, Window
+from cudnn_actor.protocol import OperationGraph, Window
 from cudnn_actor.protocol.operations import (
     OPERATIONS,
     ConvolutionBackwardData,
     ConvolutionBackwardFilter,
     ConvolutionForward,
-    ResampleMode,
 )
 
 from ...gpu.families import CONVOLUTION, FAMILIES
@@ -134,21 +132,3 @@ def test_a_run_allocates_no_arrays(operation: type) -> None:
     for case, graph, plan in itertools.islice(problems(operation, seed), RUN):
         bound, scalars = program(case, graph, plan), [1.0] * len(graph.scalars)
         assert peak_of_second(partial(bound.run, scalars, lanes)) < most_bytes(graph), f"seed {seed}: {case}"
-
-
-@pytest.mark.usefixtures("small_buffers")
-@pytest.mark.parametrize("mode", ["cubic", "nearest"])
-@pytest.mark.parametrize("many_calls", [False, True])
-def test_taps_of_resampling_are_found_when_it_is_bound(
-    mode: str, many_calls: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if many_calls:
-        monkeypatch.setattr(resampling, "most_calls", lambda _: 0)
-    g = GraphBuilder()
-    x = g.input("x", (1, 1, 9_000))
-    size = 300_000  # of 4 taps each, if cubic: more than a million
-    graph = g.build(y=g.resize(x, sizes=(1, 1, size), mode=ResampleMode(mode))).body
-    plan = compile_fast(graph, 1)
-    assert plan is not None
-    bound = program(None, graph, plan)
-    assert peak_of_second(partial(bound.run, [], Lanes(1))) < MOST_BYTES

@@ -39,6 +39,8 @@ _BLOCK_SCRATCH = 1 << 20
 """Bytes for a block. Where whole images need more, they are cut along the dims that change, too."""
 _NS = 1.8
 """Nanoseconds of an element of y, about."""
+_MOST_KEPT = 1 << 20
+"""Taps of all elements along a dim that a program keeps. Where there are more, they are found in each run."""
 _MOST_TAPS = 16
 """Taps of an element along a dim that are worth a call each on however few elements."""
 _LEAST_ELEMENTS = 2048
@@ -117,15 +119,6 @@ def _of_taps(numbers: Array, dtype: np.dtype[Any], allocate: Allocate) -> list[A
     return found
 
 
-def _if_any(mask: Array, allocate: Allocate) -> Array | None:
-    """A copy of a mask; None if nothing in it is true."""
-    if not mask.any():
-        return None
-    copied = allocate(mask.shape, np.dtype(np.bool_))
-    copied[...] = mask
-    return copied
-
-
 class Along(NamedTuple):
     """Elements of y along an axis: what they read.
 
@@ -139,8 +132,6 @@ class Along(NamedTuple):
         For each tap, places in that part.
     weights
         For each tap, weights; None if these are all 1.
-    unread
-        For each tap, where its weights are 0; None if none is. Nothing is read there.
     outside
         Which elements of y have another value; None if none has.
     """
@@ -149,7 +140,6 @@ class Along(NamedTuple):
     reach: slice
     places: list[Array]
     weights: list[Array] | None
-    unread: list[Array | None]
     outside: Array | None
 
 
@@ -239,9 +229,11 @@ class Resampled:
         places = _of_taps(taps.places - first, taps.places.dtype, allocate)
         alone = taps.weights.shape[1] == 1 and (taps.weights == 1).all()
         weights = None if alone else _of_taps(taps.weights, self.dtype, allocate)
-        unread = [_if_any(of == 0, allocate) for of in weights or ()]
-        outside = _if_any(taps.outside, allocate)
-        return Along(axis, slice(first, last + 1), places, weights, unread, outside)
+        outside = None
+        if taps.outside.any():
+            outside = allocate(taps.outside.shape, np.dtype(np.bool_))
+            outside[...] = taps.outside
+        return Along(axis, slice(first, last + 1), places, weights, outside)
 
     def bind(
         self, operands: Mapping[str, Array], results: Mapping[str, Array], lanes: Sequence[Scratch]
@@ -254,11 +246,10 @@ class Resampled:
         lanes = lanes_worth(lanes, _NS * math.prod(self.y))
         extents = self._extents(order)
         kept = self._calls(extents) <= most_calls(self.dtype.itemsize * math.prod(self.y))
-        along = functools.cache(partial(self._along, lanes[0].keep))
-        # A run only reads what is known: lanes that found it at the same time would each allocate it.
-        for axis in self.axes:
-            for start in range(0, self.y[axis], extents[axis]):
-                along(axis, start, min(start + extents[axis], self.y[axis]))
+        kept &= all(self.y[axis] * self._taps_of(axis) <= _MOST_KEPT for axis in self.axes)
+        along = (
+            functools.cache(partial(self._along, lanes[0].keep)) if kept else partial(self._along, np.empty)
+        )
 
         def call(box: Box, lane: int) -> Call:
             block = partial(self._block, (x, y), box, order, lanes[lane].fork(), along)
@@ -306,13 +297,12 @@ def _summed(along: Along, axis: int, x: Array, y: Array, memory: Scratch) -> Ite
         yield partial(x.take, along.places[0], axis, y, "clip")
         return
     spare = memory.fork().take(y.shape, y.dtype)
-    taps = zip(along.places, along.weights, along.unread, strict=True)
-    for number, (places, weights, unread) in enumerate(taps):
+    for number, (places, weights) in enumerate(zip(along.places, along.weights, strict=True)):
         into = spare if number else y
         yield partial(x.take, places, axis, into, "clip")
-        dims = [-1 if other == axis else 1 for other in range(y.ndim)]
-        yield partial(np.multiply, into, weights.reshape(dims), into)
-        if unread is not None:  # not of infinity
-            yield partial(np.copyto, into, 0, where=unread.reshape(dims))
+        factor = weights.reshape([-1 if other == axis else 1 for other in range(y.ndim)])
+        yield partial(np.multiply, into, factor, into)
+        if not factor.all():  # not of infinity
+            yield partial(np.copyto, into, 0, where=factor == 0)
         if number:
             yield partial(np.add, y, spare, y)
