@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
 import os
+import socket
 import threading
 from typing import Any
 
@@ -180,3 +183,35 @@ async def test_the_digest_of_large_weights_is_checked_beside_the_loop(
         await service._ask_to_share(ShareWeights(spec, "0" * 64, values))
     await client.drain()
     assert [thread is threading.current_thread() for thread in threads] == [on_the_loop] * 2
+
+
+class _NoDescriptors:
+    """A listening socket whose process has no descriptor left, until `some` says otherwise."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        self._listener = listener
+        self.some = False
+        self.asked = 0
+
+    def accept(self) -> Any:
+        self.asked += 1
+        if not self.some:
+            raise OSError(errno.EMFILE, "too many open files")
+        return self._listener.accept()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._listener, name)
+
+
+async def test_without_descriptors_a_client_waits_and_the_loop_does_not_spin(served: ServedSocket) -> None:
+    listener = _NoDescriptors(served._listener)
+    served._listener = listener  # type: ignore[assignment]
+    attaching = asyncio.ensure_future(connect(served.path)._attach())
+    while not listener.asked:  # noqa: ASYNC110 - until the socket is readable
+        await asyncio.sleep(0)
+    for _ in range(200):
+        await asyncio.sleep(0)
+    assert listener.asked < 20  # once for each look, and not for each turn of the loop
+    listener.some = True
+    async with contextlib.aclosing(await attaching) as client:
+        assert client.ready

@@ -159,6 +159,7 @@ class ServedSocket:
         except OSError as error:  # it has gone again, or no descriptor is left: it waits until one is
             if error.errno in (errno.EMFILE, errno.ENFILE):
                 log.warning("client.refused", reason=str(error))
+                self._loop.remove_reader(self._listener.fileno())  # `_look` adds it: else the loop would spin
             return
         channel = Channel(connection, FROM_CLIENT, longest=LONGEST)
         problem, pid = self._problem(connection)
@@ -243,6 +244,7 @@ class ServedSocket:
 
     def _look(self) -> None:
         self._looking = self._loop.call_later(_LOOK_S, self._look)
+        self._loop.add_reader(self._listener.fileno(), self._accept)
         now = time.monotonic()
         for session in tuple(self._sessions):
             session.check_patience(now)
