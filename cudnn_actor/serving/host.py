@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ from cudnn_actor.serving.regions import SharedMemory
 from cudnn_actor.serving.requests import Inference
 from cudnn_actor.serving.served import Served
 from cudnn_actor.serving.statistics import Duration, ModelCounts
+from cudnn_actor.serving.under_way import UnderWay
 
 __all__ = ["EXTENSIONS", "Admission", "Host"]
 
@@ -59,9 +59,7 @@ class Host:
         self._most_running = most_running
         self.most_bytes = most_bytes
         self.bytes = 0
-        self.running = 0
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._under_way = UnderWay()
         self.draining = False
         self.starting = True
 
@@ -76,6 +74,11 @@ class Host:
     def ready(self) -> bool:
         """Whether to send inferences here: not while it starts, restarts a worker or stops."""
         return self._gpu.ready and not self.draining and not self.starting
+
+    @property
+    def running(self) -> int:
+        """How many inferences are under way."""
+        return self._under_way.count
 
     def model_ready(self, name: str, version: str = "") -> bool:
         """Whether a model answers."""
@@ -145,20 +148,16 @@ class Host:
         self._require_open()
         if self.running >= self._most_running:
             raise MailboxFull(capacity=self._most_running)
-        self.running += 1
-        self._idle.clear()
         admission = Admission(self)
-        try:
-            yield admission
-        finally:
-            admission.end()
-            self.running -= 1
-            if not self.running:
-                self._idle.set()
+        with self._under_way.one():
+            try:
+                yield admission
+            finally:
+                admission.end()
 
     async def idle(self) -> None:
         """Wait until no inference is under way."""
-        await self._idle.wait()
+        await self._under_way.none()
 
     def _require_open(self) -> None:
         if self.draining:

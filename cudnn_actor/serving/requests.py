@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -96,7 +96,6 @@ class Inference:
     id: str = ""
     timeout_s: float | None = None
     binary: bool = False
-    parameters: Mapping[str, Any] = field(default_factory=dict)
 
     def wanted(self, names: Iterable[str]) -> tuple[RequestedOutput, ...]:
         """What is to be answered, of a model with outputs of these names. Raises `Refused`."""

@@ -15,6 +15,7 @@ from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.service.client import CudnnRef
 from cudnn_actor.serving.settings import Batching, Settings
 from cudnn_actor.serving.tensors import NAMES
+from cudnn_actor.serving.under_way import UnderWay
 
 __all__ = ["Served", "load"]
 
@@ -53,20 +54,12 @@ class Served:
         self.model = model
         self._endpoint = endpoint
         self._batching = batching
-        self._running = 0
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._under_way = UnderWay()
 
     async def run(self, inputs: Mapping[str, np.ndarray], timeout_s: float | None) -> dict[str, np.ndarray]:
         """The outputs for these inputs. Raises as `CudnnRef.run`, and `MailboxFull` if too many wait."""
-        self._running += 1  # before anything is awaited: `close` waits for it
-        self._idle.clear()
-        try:
+        with self._under_way.one():  # before anything is awaited: `close` waits for it
             return await self._outputs(dict(inputs), timeout_s)
-        finally:
-            self._running -= 1
-            if not self._running:
-                self._idle.set()
 
     async def _outputs(self, inputs: dict[str, np.ndarray], timeout_s: float | None) -> dict[str, np.ndarray]:
         future = self._submitted(inputs, timeout_s)
@@ -133,7 +126,7 @@ class Served:
 
     async def close(self) -> None:
         """Wait until its requests have been answered, then free it. Nobody may begin another `run`."""
-        await self._idle.wait()
+        await self._under_way.none()
         if self._endpoint is not None:
             await self._endpoint.aclose()
         await self.model.close()
