@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import tracemalloc
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from cudnn_actor.protocol import TensorSpec
 
 from ...gpu.operations.cases import OperationCase, arrays, error_over_bound, truth
 
-__all__ = ["array_of", "calls_of", "carried", "error", "run", "run_kernel", "stored"]
+__all__ = ["array_of", "calls_of", "carried", "error", "peak_of_second", "run", "run_kernel", "stored"]
 
 Arrays = dict[Any, np.ndarray]
 _RUNS = 2
@@ -81,6 +82,17 @@ def calls_of(
     """How many calls a run takes."""
     memory = [Scratch(aligned_bytes(kernel.footprint(lanes))) for _ in range(lanes)]
     return sum(len(of_calls(call)) for step in kernel.bind(operands, results, memory) for call in step)
+
+
+def peak_of_second(run: Callable[[], None]) -> int:
+    """The most bytes that are allocated at a time in the second run of two."""
+    run()
+    tracemalloc.start()
+    try:
+        run()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
 
 
 def error(case: OperationCase, make: Any, lanes: int = 1) -> tuple[float, Arrays] | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import secrets
-import tracemalloc
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -29,6 +28,7 @@ from cudnn_actor.protocol.operations import (
 from ...gpu.families import CONVOLUTION, FAMILIES
 from ...gpu.operations import ROWS
 from ...gpu.operations.cases import OperationCase, arrays
+from .kernel_runs import peak_of_second
 
 CONVOLUTIONS = (ConvolutionForward, ConvolutionBackwardData, ConvolutionBackwardFilter)
 FAMILY_OF = {row.operation: row.family for row in ROWS}
@@ -66,9 +66,6 @@ def most_bytes(graph: OperationGraph) -> int:
     return MOST_BYTES + EINSUM_ELEMENTS * widest
 
 
-ALWAYS_ALLOCATE = {
-    "CTCLoss",  # how many cells have states follows from lengths, which are data
-}
 ALLOCATE: dict[str, Callable[[Any], bool]] = {
     # To record what the definition does takes too many calls.
     **dict.fromkeys(("MaxPool", "LpPool", "LpPoolBackward"), of_large_windows),
@@ -110,23 +107,8 @@ def program(case: Any, graph: OperationGraph, plan: FastPlan) -> FastProgram:
     return plan.bind(buffers, aligned_bytes(plan.workspace))
 
 
-def peak_of_second(run: Callable[[], None]) -> int:
-    """The most bytes that are allocated at a time in the second run of two."""
-    run()
-    tracemalloc.start()
-    try:
-        run()
-        return tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-
-
 @pytest.mark.usefixtures("small_buffers")
-@pytest.mark.parametrize(
-    "operation",
-    [each for each in OPERATIONS if each.__name__ not in ALWAYS_ALLOCATE],
-    ids=lambda operation: operation.__name__,
-)
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.__name__)
 def test_a_run_allocates_no_arrays(operation: type) -> None:
     seed, lanes = secrets.randbelow(1 << 32), Lanes(1)
     for case, graph, plan in itertools.islice(problems(operation, seed), RUN):

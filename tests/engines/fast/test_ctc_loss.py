@@ -10,11 +10,12 @@ import pytest
 from cudnn_actor.engines.cpu import CpuEngine
 from cudnn_actor.engines.cpu.fast import ctc_loss
 from cudnn_actor.engines.cpu.fast.plan import FastPlan
+from cudnn_actor.engines.cpu.scratch import Scratch, aligned_bytes
 from cudnn_actor.protocol import GraphBuilder, TensorSpec
 from cudnn_actor.protocol.operations import CTCLoss
 
 from .kernel_cases import Make, check
-from .kernel_runs import run_kernel
+from .kernel_runs import array_of, peak_of_second, run_kernel
 
 MAKES: dict[Any, Make] = {CTCLoss: ctc_loss.ctc_loss}
 
@@ -59,6 +60,37 @@ def test_a_graph_of_losses_without_labels_runs_in_blocks() -> None:
     plan = CpuEngine().build(graph.body, workspace_limit=None)
     assert isinstance(plan, FastPlan)
     assert all("block by block" in piece.step for piece in plan.pieces)
+
+
+@pytest.mark.usefixtures("small_buffers")
+@pytest.mark.parametrize("wanted", [("losses",), ("losses", "dlog_probs")], ids=len)
+@pytest.mark.parametrize(("samples", "labels"), [(1, 4000), (40, 100), (2600, 0)])
+def test_a_run_with_many_states_allocates_no_arrays(
+    samples: int, labels: int, wanted: tuple[str, ...]
+) -> None:
+    rng, frames = np.random.default_rng(39), 3
+    given: dict[str, Any] = {
+        "log_probs": rng.standard_normal((frames, samples, 4)).astype(np.float32),
+        "targets": rng.integers(0, 4, (samples, labels)),
+        "input_lengths": rng.integers(0, frames + 1, samples),
+        "target_lengths": rng.integers(0, labels + 1, samples),
+    }
+    names: Any = {name: name for name in (*given, *wanted)}
+    operation: Any = CTCLoss(**names, zero_infinity=True)
+    specs = {name: TensorSpec.packed(values.shape, values.dtype.name) for name, values in given.items()}
+    specs |= {name: spec for name, spec in operation.infer(specs).items() if name in wanted}
+    kernel = ctc_loss.ctc_loss(operation, specs)
+    assert kernel is not None
+    scratch = Scratch(aligned_bytes(kernel.footprint(1)))
+    steps = kernel.bind(given, {name: array_of(specs[name]) for name in wanted}, [scratch])
+
+    def run() -> None:
+        with np.errstate(all="ignore"):
+            for step in steps:
+                for call in step:
+                    call()
+
+    assert peak_of_second(run) < 8000
 
 
 def test_memory_for_many_samples_of_very_many_classes_is_bounded() -> None:

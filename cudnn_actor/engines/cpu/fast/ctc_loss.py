@@ -3,6 +3,9 @@
 A sample's states stand behind two cells of -infinity, so that a step from the states before is one of the row
 moved by a cell or two. Rows are float64, their differences and what exponentials give are of the operands'
 type. Cells of samples that have ended are computed, too, and overwritten in the end.
+
+How many states and classes there are follows from lengths and labels, which are data. Scratch is planned for
+as many as dims allow, and a run uses the first part of it.
 """
 
 from __future__ import annotations
@@ -96,26 +99,37 @@ class _CTCLoss:
     def arrays(self) -> dict[str, tuple[Dims, npt.DTypeLike]]:
         """Dims and dtypes of a block's scratch."""
         frames, _, classes = self.dims
-        cells, rows = (self.cells,), {"ends": (self.samples, self.width)}
+        cells, samples = (self.cells,), (self.samples,)
         found: dict[str, tuple[Dims, npt.DTypeLike]] = {
             **dict.fromkeys(("row", "next", "two", "most"), (cells, np.float64)),
             **dict.fromkeys(("one", "sum", "emitted"), (cells, self.dtype)),
-            "ends": (rows["ends"], np.float64),
+            **dict.fromkeys(("is_none", "skips"), (cells, np.bool_)),
+            **dict.fromkeys(("stops", "last", "spare"), (samples, np.int64)),
+            **dict.fromkeys(("totals", "before", "missing"), (samples, np.float64)),
+            **dict.fromkeys(("is_known", "ended"), (samples, np.bool_)),
+            "classes": (cells, np.int64),
+            "ends": ((self.samples, self.width), np.float64),
             "scores": ((self.samples, classes), self.dtype),
         }
         if self.with_slopes:
-            found["kept"] = ((-(-frames // self.step), self.cells), np.float64)
-            found["forward"] = ((self.step, self.cells), np.float64)
-            found["totals"] = (cells, np.float64)
-            found["sorted"] = (cells, self.dtype)
+            found |= {
+                **dict.fromkeys(("keys", "order", "starts", "places"), (cells, np.int64)),
+                **dict.fromkeys(("behind", "total_of_cells"), (cells, np.float64)),
+                "is_first": (cells, np.bool_),
+                "sorted": (cells, self.dtype),
+                "kept": ((-(-frames // self.step), self.cells), np.float64),
+                "forward": ((self.step, self.cells), np.float64),
+            }
         return found
 
     def bind(self, operands: Operands, results: Operands, lanes: Sequence[Scratch]) -> list[Step]:
         samples, steps = self.dims[1], list[Step]()
+        numbers = lanes[0].keep((self.cells,), np.int64)
+        numbers[...] = np.arange(self.cells)
         blocks = [slice(start, start + self.samples) for start in range(0, samples, self.samples)]
         for first in range(0, len(blocks), len(lanes)):
             together = [
-                list(_Block(self, operands, results, part, lane.fork()).calls())
+                list(_Block(self, operands, results, part, lane.fork(), numbers=numbers).calls())
                 for part, lane in zip(blocks[first:], lanes, strict=False)
             ]
             steps += zip(*together, strict=True)
@@ -125,11 +139,18 @@ class _CTCLoss:
 class _Block:
     """Some samples, with the state of a run: the calls, which are made in order, depend on those before.
 
-    Besides its scratch, a run allocates a few numbers for each cell, and 8 bytes for each label.
+    `numbers`: from 0 on, as many as there are cells. The other arrays of a run lie in its scratch.
     """
 
     def __init__(
-        self, kernel: _CTCLoss, operands: Operands, results: Operands, part: slice, scratch: Scratch
+        self,
+        kernel: _CTCLoss,
+        operands: Operands,
+        results: Operands,
+        part: slice,
+        scratch: Scratch,
+        *,
+        numbers: _Integers,
     ) -> None:
         self._of, self._frames = kernel, kernel.dims[0]
         self._log_probs = operands["log_probs"][:, part]
@@ -139,14 +160,37 @@ class _Block:
         self._slopes = results["dlog_probs"][:, part] if kernel.with_slopes else None
         self._count = len(self._losses)
         size = self._count * kernel.width + _PADS
-        taken = {name: scratch.take(dims, dtype) for name, (dims, dtype) in kernel.arrays.items()}
-        self._memory = taken["row"][:size], taken["next"][:size]
-        self._two, self._most = taken["two"][:size], taken["most"][:size]
-        self._one, self._sum, self._emitted = (taken[name][:size] for name in ("one", "sum", "emitted"))
-        self._ends, self._scores = taken["ends"][: self._count], taken["scores"][: self._count]
+        self._numbers = numbers[:size]
+        # Of cells, and of samples: this block may have fewer of them than others.
+        of = {name: scratch.take(dims, dtype) for name, (dims, dtype) in kernel.arrays.items()}
+        cells = {name: array[:size] for name, array in of.items()}
+        samples = {name: array[: self._count] for name, array in of.items()}
+        self._memory = cells["row"], cells["next"]
+        self._two, self._most = cells["two"], cells["most"]
+        self._one, self._sum, self._emitted = cells["one"], cells["sum"], cells["emitted"]
+        self._is_none = cells["is_none"]
+        self._skips = cells["skips"]
+        """Whether an alignment may get to a cell from the one two before it."""
+        self._classes = cells["classes"]
+        """The place of each cell's class, among those of all samples."""
+        self._stops = samples["stops"]
+        self._last = samples["last"]
+        """The cell of the last blank of each sample, among its own."""
+        self._spare = samples["spare"]
+        self._totals, self._before = samples["totals"], samples["before"]
+        self._missing = samples["missing"]
+        """What derivatives are where they are not computed: NaN, or 0."""
+        self._is_known, self._ended = samples["is_known"], samples["ended"]
+        self._ends, self._scores = samples["ends"], samples["scores"]
         if kernel.with_slopes:
-            self._kept, self._forward = taken["kept"][:, :size], taken["forward"][:, :size]
-            self._totals, self._sorted = taken["totals"][:size], taken["sorted"]
+            self._kept, self._forward = of["kept"][:, :size], of["forward"][:, :size]
+            self._total_of_cells = cells["total_of_cells"]
+            self._behind = cells["behind"]
+            """Backward, the row of the frame behind: from each state, that frame included, to the end."""
+            self._keys, self._is_first, self._sorted = cells["keys"], cells["is_first"], cells["sorted"]
+            self._of_order, self._of_starts, self._of_places = (
+                cells[name] for name in ("order", "starts", "places")
+            )
 
     def calls(self) -> Iterator[Call]:
         """Yields the calls of a run: each of some frames."""
@@ -165,32 +209,30 @@ class _Block:
     def _begin(self) -> None:
         """Read labels and lengths, and stand at the first blank."""
         kernel, classes = self._of, self._of.dims[2]
-        self._stops: _Integers = np.clip(self._lengths, 0, self._frames).astype(np.int64)
-        labels = np.clip(self._used, 0, kernel.labels).astype(np.int64)
-        numbers = np.arange(self._count)
-        self._last = _PADS + 2 * labels
-        """The cell of the last blank of each sample, among its own."""
-        of_cells = np.full((self._count, kernel.width), kernel.blank, np.int64)
-        of_cells[:, _PADS + 1 :: 2] = np.clip(self._targets, 0, classes - 1)
-        places = np.arange(kernel.width)
-        is_state = (places >= _PADS) & (places <= self._last[:, None])
-        skips = np.zeros(is_state.shape, np.bool_)
-        skips[:, 2 * _PADS :] = of_cells[:, 2 * _PADS :] != of_cells[:, _PADS:-_PADS]
-        skips &= is_state
-        ends = np.zeros(_PADS, np.bool_)
-        self._is_none = np.concatenate([~is_state.ravel(), ~ends])
-        self._skips = np.concatenate([skips.ravel(), ends])
-        """Whether an alignment may get to a cell from the one two before it."""
-        of_cells += numbers[:, None] * classes
-        self._classes = np.concatenate([of_cells.ravel(), np.zeros(_PADS, np.int64)])
-        """The place of each cell's class, among those of all samples."""
+        np.copyto(self._stops, self._lengths)
+        np.clip(self._stops, 0, self._frames, out=self._stops)
+        self._longest = int(self._stops.max())
+        np.copyto(self._last, self._used)
+        np.clip(self._last, 0, kernel.labels, out=self._last)
+        np.multiply(self._last, 2, out=self._last)
+        np.add(self._last, _PADS, out=self._last)
+        self._classes.fill(kernel.blank)
+        of_cells = self._of_samples(self._classes)
+        labels = of_cells[:, _PADS + 1 :: 2]
+        np.copyto(labels, self._targets)
+        np.clip(labels, 0, classes - 1, out=labels)
+        self._is_none.fill(True)
+        is_none = self._of_samples(self._is_none)[:, _PADS:]
+        np.greater(self._numbers[_PADS : kernel.width], self._last[:, None], out=is_none)
+        self._skips.fill(False)
+        skips = self._of_samples(self._skips)[:, 2 * _PADS :]
+        np.not_equal(of_cells[:, 2 * _PADS :], of_cells[:, _PADS:-_PADS], out=skips)
+        np.copyto(self._skips, False, where=self._is_none)
+        np.multiply(self._numbers[: self._count], classes, out=self._spare)
+        np.add(of_cells, self._spare[:, None], out=of_cells)
+        self._classes[-_PADS:] = 0
         if self._slopes is not None:
-            states = np.flatnonzero(is_state)
-            self._order = states[np.argsort(self._classes[states], kind="stable")]
-            found = self._classes[self._order]
-            self._starts = np.flatnonzero(np.diff(found, prepend=-1))
-            self._found = found[self._starts]
-            """The places that have states, and where those of each begin in their order."""
+            self._sort_states()
         self._rows = [*self._memory]
         """The row of the last frame, and the place of the next."""
         for row in self._rows:
@@ -199,11 +241,43 @@ class _Block:
         self._two.fill(-math.inf)
         self._save_ends(0)
 
+    def _sort_states(self) -> None:
+        """Find the cells that are states, by their classes, and where those of each class begin.
+
+        A class and a cell are one number. All of them differ, so they are sorted where they lie; those of
+        cells that are none come last.
+        """
+        size, keys = len(self._numbers), self._keys
+        states = size - int(np.count_nonzero(self._is_none))
+        np.multiply(self._classes, size, out=keys)
+        np.add(keys, self._numbers, out=keys)
+        np.copyto(keys, np.iinfo(np.int64).max, where=self._is_none)
+        keys.sort()
+        keys, is_first = keys[:states], self._is_first[:states]
+        self._order = self._of_order[:states]
+        np.remainder(keys, size, out=self._order)
+        np.floor_divide(keys, size, out=keys)
+        is_first[0] = True
+        np.not_equal(keys[1:], keys[:-1], out=is_first[1:])
+        found = int(np.count_nonzero(is_first))
+        starts = self._of_starts[:states]
+        starts.fill(size)
+        np.copyto(starts, self._numbers[:states], where=is_first)
+        starts.sort()
+        self._starts = starts[:found]
+        self._places = self._of_places[:found]
+        """The places that have states, and where those of each begin in their order."""
+        keys.take(self._starts, out=self._places, mode="clip")
+
+    def _is_ended(self, frame: int) -> bool:
+        """Whether samples end before this frame. If so, `_ended` says which."""
+        np.equal(self._stops, frame, out=self._ended)
+        return bool(np.count_nonzero(self._ended))
+
     def _save_ends(self, frame: int) -> None:
         """Keep the rows of samples that have ended before this frame."""
-        ended = np.flatnonzero(self._stops == frame)
-        if ended.size:
-            self._ends[ended] = self._of_samples(self._rows[0])[ended]
+        if self._is_ended(frame):
+            np.copyto(self._ends, self._of_samples(self._rows[0]), where=self._ended[:, None])
 
     def _read(self, frame: int) -> None:
         """The logarithm of the probability of each state; -infinity of cells that are none."""
@@ -217,7 +291,7 @@ class _Block:
     def _go_forward(self, start: int, into: _Floats | None = None) -> None:
         if self._slopes is not None and into is None:
             self._kept[start // self._of.step] = self._rows[0]
-        for frame in range(start, min(start + self._of.step, int(self._stops.max()))):
+        for frame in range(start, min(start + self._of.step, self._longest)):
             row, found = self._rows
             if into is not None:
                 found = into[frame - start]
@@ -251,28 +325,40 @@ class _Block:
 
     def _add_up(self) -> None:
         """The losses."""
-        numbers = np.arange(self._count)
-        last, before = (self._ends[numbers, self._last - back] for back in (0, 1))
-        before[self._last == _PADS] = -math.inf
-        most = np.maximum(np.maximum(last, before), _LEAST)
-        totals = most + np.log(np.exp(last - most) + np.exp(before - most))
-        self._missing = np.where(np.isfinite(totals), 0.0, math.nan)
-        """What derivatives are where they are not computed: NaN, or 0."""
-        losses = 0.0 - totals
+        totals, before, most, places = self._totals, self._before, self._missing, self._spare
+        np.multiply(self._numbers[: self._count], self._of.width, out=places)
+        np.add(places, self._last, out=places)
+        self._ends.reshape(-1).take(places, out=totals, mode="clip")
+        np.subtract(places, 1, out=places)  # the last label; of a sample without labels, a cell of -infinity
+        self._ends.reshape(-1).take(places, out=before, mode="clip")
+        np.maximum(totals, before, out=most)
+        np.maximum(most, _LEAST, out=most)
+        for term in (totals, before):
+            np.subtract(term, most, out=term)
+            np.exp(term, out=term)
+        np.add(totals, before, out=totals)
+        np.log(totals, out=totals)
+        np.add(most, totals, out=totals)
+        np.isfinite(totals, out=self._is_known)
+        self._missing.fill(math.nan)
+        losses = np.subtract(0.0, totals, out=before)
         if self._of.zero_infinity:
-            losses[totals == -math.inf] = self._missing[totals == -math.inf] = 0.0
-        self._unknown = ~np.isfinite(totals)
-        self._losses[...] = losses
+            of_none = np.equal(totals, -math.inf, out=self._ended)
+            np.copyto(losses, 0.0, where=of_none)
+            np.copyto(self._missing, 0.0, where=of_none)
+        np.copyto(self._losses, losses, casting="same_kind")
         if self._slopes is not None:
-            self._of_samples(self._totals)[...] = totals[:, None]
-            self._totals[-_PADS:] = 0
-            self._behind = np.full(len(self._totals), -math.inf)
-            """Backward, the row of the frame behind: from each state, that frame included, to the end."""
-            self._two.fill(-math.inf)
+            self._of_samples(self._total_of_cells)[...] = totals[:, None]
+            self._total_of_cells[-_PADS:] = 0
+            self._behind.fill(-math.inf)
+            # From now on, where samples begin that are followed backward: at the last blank.
+            self._ends.fill(-math.inf)
+            np.add(places, 1, out=places)
+            self._ends.reshape(-1)[places] = 0
 
     def _go_back(self, start: int) -> None:
         assert self._slopes is not None
-        stop = min(start + self._of.step, int(self._stops.max()))
+        stop = min(start + self._of.step, self._longest)
         if start >= stop:
             return
         found, row = self._memory[0], self._behind
@@ -281,10 +367,8 @@ class _Block:
         self._go_forward(start, self._forward)
         self._two.fill(-math.inf)
         for frame in reversed(range(start, stop)):
-            ended = np.flatnonzero(self._stops == frame + 1)
-            if ended.size:
-                self._of_samples(row)[ended] = -math.inf  # in the place of what lies behind their frames
-                self._of_samples(row)[ended, self._last[ended]] = 0
+            if self._is_ended(frame + 1):  # in the place of what lies behind their frames
+                np.copyto(self._of_samples(row), self._ends, where=self._ended[:, None])
             self._read(frame)
             np.copyto(self._two[:-2], row[2:], where=self._skips[2:])
             self._log_of_sum(row[:-1], row[1:], self._two[:-1], found[:-1])
@@ -299,21 +383,24 @@ class _Block:
         assert self._slopes is not None
         exponents, shares = self._most, self._one
         np.add(self._forward[frame % self._of.step], behind, exponents)
-        np.subtract(exponents, self._totals, shares, casting="same_kind")
+        np.subtract(exponents, self._total_of_cells, shares, casting="same_kind")
         np.exp(shares, shares)
         ordered = self._sorted[: len(self._order)]
         shares.take(self._order, out=ordered, mode="clip")
         into = self._slopes[frame]
         flat = into.reshape(-1) if into.flags.c_contiguous else self._scores.reshape(-1)
         flat.fill(0)
-        flat[self._found] = 0 - np.add.reduceat(ordered, self._starts)
+        sums = self._sum[: len(self._starts)]
+        np.add.reduceat(ordered, self._starts, out=sums)
+        flat[self._places] = np.subtract(0, sums, out=sums)
         if not into.flags.c_contiguous:
             np.copyto(into, self._scores)
 
     def _finish(self) -> None:
         """Frames behind the last of a sample, and samples whose derivatives are not known."""
         assert self._slopes is not None
-        for sample, stop in enumerate(self._stops.tolist()):
+        for sample in range(self._count):
+            stop = int(self._stops[sample])
             self._slopes[stop:, sample] = 0
-            if self._unknown[sample]:
+            if not self._is_known[sample]:
                 self._slopes[:stop, sample] = self._missing[sample]
