@@ -1,48 +1,59 @@
 """The inference server: requests a second and times of 64 clients with one sample each, by every way in.
 
     python -m benchmarks.serving --out benchmarks/results
-    python -m benchmarks.serving --device cuda:0 --model resnet50.onnx
+    python -m benchmarks.serving --device cuda:0 --network resnet50 --dtype bfloat16 --folder FOLDER
 
-In process, `gpu.batched` without a server. The others are `tritonclient` against `cudnn-actor serve` in a
-process of its own: HTTP with binary tensors, gRPC, and gRPC with the input in shared memory; and the same
-client against a server of grpc.aio that computes nothing and answers with bytes of the same size
-(`benchmarks.serving_side`). The clients share one process, and the machine's cores with the server.
+Without a folder, small networks that are made here; else files as of `benchmarks.models`.
+
+In process, and attached to the service of `cudnn-actor serve`, `gpu.batched` puts the samples together. The
+others are `tritonclient` against that server: HTTP with binary tensors, gRPC, and gRPC with the input in
+shared memory; and the same client against a server of grpc.aio that computes nothing and answers with bytes
+of the same size (`benchmarks.serving_side`). Where PyTorch is installed, and for networks of a folder, also
+PyTorch's module behind uvicorn, which puts together what waits (`benchmarks.serving_torch`); its clients are
+`aiohttp`, and send a picture's bytes.
+
+All servers run from the beginning to the end. In each round each way is asked in turn; a row has the median
+of the rounds. The clients of a way are in `--processes` processes, but those in process in one; they share
+the machine's cores with the servers. `of_nothing` is the rate beside that of the server that computes
+nothing, the median of the rounds.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import contextlib
 import functools
+import importlib.util
+import json
 import os
-import platform
+import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import onnx
-import tritonclient.grpc.aio as triton_grpc
-import tritonclient.http.aio as triton_http
 from onnx import TensorProto, helper, numpy_helper
 from rich.table import Table
-from tritonclient.utils import shared_memory
 
-from cudnn_actor import spawn
-from cudnn_actor.cli.throughput import measured
 from cudnn_actor.serving.grpc_schema import message_class
+from cudnn_actor.trials.bench.record import versions
+from tests.onnx.networks.recipes import read
 
+from .gpu.setting import gpu_versions
 from .recording import Row, attempted, keep
+from .serving_clients import WAYS, Job
 
 __all__ = ["main"]
 
-Call = Callable[[], Awaitable[Any]]
-Opened = contextlib.AbstractAsyncContextManager[Call]
-REGION = f"cudnn_actor_benchmark_{os.getpid()}"
+ALONE = "in process"
+NOTHING = "a no-op grpc.aio server"
+_DTYPES = ("bfloat16", "float16", "float32")
+_PACKAGES = ("grpcio", "tritonclient", "uvicorn", "starlette", "uvloop", "aiohttp", "torch")
 
 
 def network(blocks: int, width: int, image: int) -> onnx.ModelProto:
@@ -76,140 +87,209 @@ def network(blocks: int, width: int, image: int) -> onnx.ModelProto:
 
 
 NETWORKS = {"small": (1, 8, 16), "residual": (4, 32, 32)}
-"""Blocks, width and image of the networks that are measured without a file."""
+"""Blocks, width and image of the networks that are measured without a folder."""
 
 
 @contextlib.contextmanager
-def process(*words: str, given: bytes | None = None) -> Iterator[str]:
-    """A process of `python -m`; gives its first line. It is killed at the end."""
+def process(*words: str, given: bytes | None = None) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """A process of `python -m`; gives its first line, and itself. It is killed at the end.
+
+    `given`: all of its standard input, if that is to end at once. Raises `RuntimeError` if it says nothing.
+    """
     command = [sys.executable, "-m", *words]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE) as started:
         try:
             assert started.stdin is not None
             assert started.stdout is not None
-            started.stdin.write(given or b"")
-            started.stdin.close()
-            yield started.stdout.readline().decode()
+            if given is not None:
+                started.stdin.write(given)
+                started.stdin.close()
+            line = started.stdout.readline().decode()
+            if not line:
+                raise RuntimeError(f"{words[0]} has ended with status {started.wait()}")
+            yield line.strip(), started
         finally:
             started.kill()
 
 
-def _tensor(module: Any, picture: np.ndarray) -> Any:
-    return module.InferInput("image", picture.shape, "FP32")
+class Clients:
+    """The processes of one way's clients.
+
+    Parameters
+    ----------
+    job
+        What all of them do together.
+    processes
+        How many there are.
+    """
+
+    def __init__(self, job: Job, processes: int, stack: contextlib.ExitStack) -> None:
+        shares = [len(range(number, job.clients, processes)) for number in range(processes)]
+        self._started = []
+        for share in shares:
+            words = msgspec.json.encode(msgspec.structs.replace(job, clients=share)).decode()
+            self._started.append(stack.enter_context(process("benchmarks.serving_clients", words))[1])
+            stack.callback(self._started[-1].communicate)  # which ends it
+
+    def measure(self, seconds: float) -> tuple[float, np.ndarray]:
+        """Requests a second, and the milliseconds of each. Blocks for so many seconds, and longer."""
+        for each in self._started:
+            assert each.stdin is not None
+            each.stdin.write(f"{seconds}\n".encode())
+            each.stdin.flush()
+        found = [json.loads(each.stdout.readline()) for each in self._started if each.stdout is not None]
+        return sum(per_s for per_s, _ in found), np.concatenate([np.array(took) for _, took in found])
 
 
-@contextlib.asynccontextmanager
-async def in_process(path: Path, picture: np.ndarray, args: argparse.Namespace) -> AsyncIterator[Call]:
-    async with (
-        spawn(device=args.device, isolation="process") as gpu,
-        await gpu.load(path) as model,
-        gpu.batched(model, max_batch=args.max_batch, max_delay_us=args.max_delay_us) as endpoint,
-    ):
-        yield lambda: endpoint(image=picture)
+def _addresses(path: Path, args: argparse.Namespace, stack: contextlib.ExitStack) -> dict[str, str]:
+    """The address for each way whose server has started; the ways that lack one cannot be measured."""
+    socket = path.with_name("socket")
+    words = [f"model={path}", "--http", "0", "--grpc", "0", "--device", args.device, "--socket", str(socket)]
+    line, _ = stack.enter_context(process("cudnn_actor.cli", "serve", *words))
+    http, grpc = (part.rpartition(" ")[2] for part in line.split(", "))
+    port, _ = stack.enter_context(process("benchmarks.serving_side", given=_response(path)))
+    found = {ALONE: "", "attached": str(socket), "HTTP, binary": http, "gRPC": grpc}
+    return found | {"gRPC, shared memory": grpc, NOTHING: f"127.0.0.1:{port}"}
 
 
-@contextlib.asynccontextmanager
-async def over_http(address: str, picture: np.ndarray) -> AsyncIterator[Call]:
-    async with triton_http.InferenceServerClient(address, conn_limit=1000) as client:
-        given = _tensor(triton_http, picture)
-        given.set_data_from_numpy(picture)
-        yield lambda: client.infer("model", [given])
+def _in_torch(name: str, args: argparse.Namespace, stack: contextlib.ExitStack) -> dict[str, str]:
+    """The address of each way in which PyTorch serves a network of a folder."""
+    if args.folder is None or importlib.util.find_spec("torch") is None:
+        return {}
+    found = {}
+    for how in args.torch:
+        words = [name, how, "--device", args.device, "--max-batch", str(args.max_batch)]
+        port, _ = stack.enter_context(process("benchmarks.serving_torch", *words))
+        found[f"PyTorch and uvicorn, {how}"] = f"127.0.0.1:{port}"
+    return found
 
 
-@contextlib.asynccontextmanager
-async def over_grpc(address: str, picture: np.ndarray) -> AsyncIterator[Call]:
-    async with triton_grpc.InferenceServerClient(address) as client:
-        given = _tensor(triton_grpc, picture)
-        given.set_data_from_numpy(picture)
-        yield lambda: client.infer("model", [given])
-
-
-@contextlib.asynccontextmanager
-async def in_shared_memory(address: str, picture: np.ndarray) -> AsyncIterator[Call]:
-    region = shared_memory.create_shared_memory_region(REGION, REGION, picture.nbytes)
-    try:
-        shared_memory.set_shared_memory_region(region, [picture])
-        async with triton_grpc.InferenceServerClient(address) as client:
-            await client.register_system_shared_memory(REGION, REGION, picture.nbytes)
-            given = _tensor(triton_grpc, picture)
-            given.set_shared_memory(REGION, picture.nbytes)
-            yield lambda: client.infer("model", [given])
-            await client.unregister_system_shared_memory(REGION)
-    finally:
-        shared_memory.destroy_shared_memory_region(region)
-
-
-async def _row(way: str, opened: Opened, args: argparse.Namespace) -> Row:
-    async with opened as call:
-        await measured(call, args.clients, args.seconds / 4)  # connections are made, and caches filled
-        found = await measured(call, args.clients, args.seconds)
-    times = {name: round(getattr(found, name), 3) for name in ("p50_ms", "p99_ms")}
-    return {"way": way, "requests_per_s": round(found.per_s, 1), **times}
-
-
-def _measured(what: str, path: Path, args: argparse.Namespace) -> Iterator[Row]:
-    model = onnx.load(path, load_external_data=False)
-    dims = [dim.dim_value or 1 for dim in model.graph.input[0].type.tensor_type.shape.dim]
-    picture = np.random.default_rng(0).standard_normal(dims).astype(np.float32)
-    serve = ["cudnn_actor.cli", "serve", f"model={path}", "--http", "0", "--grpc", "0"]
-    serve += ["--device", args.device, "--batch", f"{args.max_batch}:{args.max_delay_us}"]
-    yield {"model": what, **asyncio.run(_row("in process", in_process(path, picture, args), args))}
-    with process(*serve) as line:
-        http, grpc = (part.rpartition(" ")[2] for part in line.strip().split(", "))
-        for way, opened, address in (
-            ("HTTP, binary", over_http, http),
-            ("gRPC", over_grpc, grpc),
-            ("gRPC, shared memory", in_shared_memory, grpc),
-        ):
-            yield {"model": what, **asyncio.run(_row(way, opened(address, picture), args))}
+def _response(path: Path) -> bytes:
+    """An answer of the size of the model's, for one sample."""
+    made = onnx.load(path, load_external_data=False).graph.output[0]
+    kind = made.type.tensor_type
+    shape = [1, *(dim.dim_value for dim in kind.shape.dim[1:])]
     make: Any = message_class("ModelInferResponse")
     response = make(model_name="model", model_version="1")
-    response.outputs.add(name="scores", datatype="FP32", shape=[1, 10])
-    response.raw_output_contents.append(bytes(40))
-    with process("benchmarks.serving_side", given=response.SerializeToString()) as port:
-        address = f"127.0.0.1:{port.strip()}"
-        nothing = asyncio.run(_row("a no-op grpc.aio server", over_grpc(address, picture), args))
-        yield {"model": what, **nothing}
+    response.outputs.add(name=made.name, datatype="FP32", shape=shape)
+    nbytes = int(np.prod(shape)) * helper.tensor_dtype_to_np_dtype(kind.elem_type).itemsize
+    response.raw_output_contents.append(bytes(nbytes))
+    encoded: bytes = response.SerializeToString()
+    return encoded
+
+
+def _settings(args: argparse.Namespace) -> str:
+    """The model's `model.toml`."""
+    dtype = "" if args.dtype is None else f'dtype = "{args.dtype}"\n'
+    return f"{dtype}[batch]\nmax = {args.max_batch}\ndelay_us = {args.max_delay_us}\n"
+
+
+def _measured(name: str, args: argparse.Namespace) -> Iterator[Row]:
+    """The rows of a network, one for each way."""
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        path = Path(folder) / "model.onnx"
+        onnx.save(_network(name, args), path)
+        path.with_name("model.toml").write_text(_settings(args))
+        addresses = _addresses(path, args, stack)
+        for found in attempted(f"{name} in PyTorch", lambda: [_in_torch(name, args, stack)]):
+            if "error" in found:
+                yield found
+            else:
+                addresses |= found
+        ways = {
+            way: Clients(_job(way, address, path, args), 1 if way == ALONE else args.processes, stack)
+            for way, address in addresses.items()
+            if way in args.ways
+        }
+        for each in ways.values():
+            each.measure(args.seconds / 4)  # connections are made, and caches filled
+        found_by = [
+            {way: each.measure(args.seconds) for way, each in ways.items()} for _ in range(args.rounds)
+        ]
+    for way in ways:
+        yield {"model": name, "way": way, **_summary(way, found_by)}
+
+
+def _network(name: str, args: argparse.Namespace) -> onnx.ModelProto:
+    if args.folder is None:
+        return network(*NETWORKS[name])
+    return read(args.folder / f"{name}.{args.opset}.onnx")
+
+
+def _job(way: str, address: str, path: Path, args: argparse.Namespace) -> Job:
+    return Job(
+        way=way,
+        address=address,
+        path=str(path),
+        clients=args.clients,
+        device=args.device,
+        dtype=args.dtype,
+        max_batch=args.max_batch,
+        max_delay_us=args.max_delay_us,
+    )
+
+
+def _summary(way: str, rounds: Sequence[dict[str, tuple[float, np.ndarray]]]) -> Row:
+    """The columns of a way: the median of the rounds."""
+    rates = [found[way][0] for found in rounds]
+    times = np.array([np.percentile(found[way][1], (50, 99)) for found in rounds])
+    p50, p99 = np.median(times, axis=0)
+    row: Row = {
+        "requests_per_s": round(statistics.median(rates), 1),
+        "p50_ms": round(float(p50), 3),
+        "p99_ms": round(float(p99), 3),
+        "rounds_per_s": [round(rate, 1) for rate in rates],
+    }
+    if way != NOTHING and NOTHING in rounds[0]:
+        of = [rate / found[NOTHING][0] for rate, found in zip(rates, rounds, strict=True)]
+        row["of_nothing"] = round(statistics.median(of), 3)
+    return row
 
 
 def rows(args: argparse.Namespace) -> Iterator[Row]:
-    """Yields a row for each model and way."""
-    if args.model is not None:
-        yield from attempted(args.model.name, functools.partial(_measured, args.model.stem, args.model, args))
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        for what in args.networks:
-            path = Path(folder) / f"{what}.onnx"
-            onnx.save(network(*NETWORKS[what]), path)
-            yield from attempted(what, functools.partial(_measured, what, path, args))
+    """Yields a row for each network and way."""
+    for name in args.network:
+        yield from attempted(name, functools.partial(_measured, name, args))
 
 
 def sheet(found: list[Row]) -> Table:
     """The table for a terminal."""
     table = Table(title="requests of one sample, by every way in")
-    for name in ("model", "way", "requests a second", "p50, ms", "p99, ms"):
+    for name in ("model", "way", "requests a second", "p50, ms", "p99, ms", "of a no-op server"):
         table.add_column(name, justify="right")
     for row in found:
         numbers = (f"{row[name]:,.2f}" for name in ("p50_ms", "p99_ms"))
-        table.add_row(row["model"], row["way"], f"{row['requests_per_s']:,.0f}", *numbers)
+        of = f"{row['of_nothing']:.2f}" if "of_nothing" in row else ""
+        table.add_row(row["model"], row["way"], f"{row['requests_per_s']:,.0f}", *numbers, of)
     return table
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.serving", description=__doc__)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument(
-        "--model", type=Path, help="an ONNX file with one picture in; two small networks unless given"
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.serving",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=list(NETWORKS))
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--folder", type=Path, help="with NETWORK.OPSET.onnx, whose input is one picture")
+    parser.add_argument("--network", nargs="+", default=list(NETWORKS), metavar="NETWORK")
+    parser.add_argument("--opset", type=int, default=23)
+    parser.add_argument("--dtype", help="what it computes in", choices=_DTYPES)
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), metavar="WAY")
+    parser.add_argument("--torch", nargs="*", choices=("eager", "compiled"), default=["eager", "compiled"])
     parser.add_argument("--clients", type=int, default=64)
+    parser.add_argument("--processes", type=int, default=1, help="of the clients of a way")
     parser.add_argument("--max-batch", type=int, default=32)
     parser.add_argument("--max-delay-us", type=int, default=2000)
-    parser.add_argument("--seconds", type=float, default=4.0, help="for how long, each row")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=2.0, help="for how long, each way in a round")
     parser.add_argument("--out", type=Path, help="directory for the JSON")
     args = parser.parse_args()
-    known = {"python": platform.python_version(), "cores": os.cpu_count(), "clients": args.clients}
-    keep(rows(args), sheet, args.out, "serving", **known, device=args.device)
+    if args.folder is None and not set(args.network) <= NETWORKS.keys():
+        parser.error(f"without --folder, networks are {', '.join(NETWORKS)}")
+    known = versions(_PACKAGES) | ({} if args.device == "cpu" else gpu_versions())
+    about = {name: getattr(args, name) for name in ("device", "dtype", "clients", "processes", "max_batch")}
+    keep(rows(args), sheet, args.out, "serving", versions=known, cores=os.cpu_count(), **about)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 from rich.table import Table
 
-__all__ = ["MOST_IN_FLIGHT", "Throughput", "in_flight", "measured", "sheet"]
+__all__ = ["MOST_IN_FLIGHT", "Throughput", "in_flight", "measured", "sheet", "timed_runs"]
 
 MOST_IN_FLIGHT = 1024
 
@@ -44,10 +44,12 @@ def in_flight(text: str) -> tuple[int, ...]:
     return tuple(dict.fromkeys([*(least << step for step in range(11) if least << step < most), most]))
 
 
-async def measured(run: Callable[[], Awaitable[object]], tasks: int, seconds: float) -> Throughput:
-    """Run a model by so many tasks, each again and again for so many seconds, and at least twice.
+async def timed_runs(
+    run: Callable[[], Awaitable[object]], tasks: int, seconds: float
+) -> tuple[list[float], float]:
+    """Run something by so many tasks, each again and again for so many seconds, and at least twice.
 
-    The first run of each task does not count.
+    Returns the seconds of each run but the first of each task, and how many have run in a second.
     """
     took: list[float] = []
 
@@ -64,11 +66,14 @@ async def measured(run: Callable[[], Awaitable[object]], tasks: int, seconds: fl
     end = time.perf_counter() + seconds
     start = time.perf_counter()
     await asyncio.gather(*(work() for _ in range(tasks)))
-    whole = time.perf_counter() - start
+    return took, (len(took) + tasks) / (time.perf_counter() - start)
+
+
+async def measured(run: Callable[[], Awaitable[object]], tasks: int, seconds: float) -> Throughput:
+    """Run a model by `timed_runs`."""
+    took, per_s = await timed_runs(run, tasks, seconds)
     p50, p90, p99 = (float(each) * 1e3 for each in np.percentile(took, (50, 90, 99)))
-    return Throughput(
-        in_flight=tasks, runs=len(took), per_s=(len(took) + tasks) / whole, p50_ms=p50, p90_ms=p90, p99_ms=p99
-    )
+    return Throughput(in_flight=tasks, runs=len(took), per_s=per_s, p50_ms=p50, p90_ms=p90, p99_ms=p99)
 
 
 def sheet(found: list[Throughput]) -> Table:
