@@ -11,7 +11,8 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from cudnn_actor import ConvFwd, ConvSpec, CudnnRef, Ping, spawn
+from cudnn_actor import ConvFwd, ConvSpec, CudnnRef, spawn
+from cudnn_actor.messages import Ping
 
 
 async def requests_of(gpu: CudnnRef) -> dict[str, Any]:

@@ -25,7 +25,8 @@ from pathlib import Path
 import numpy as np
 from rich.table import Table
 
-from cudnn_actor import ConvFwd, ConvSpec, CudnnRef, connect, serve_socket, spawn
+from cudnn_actor import ConvFwd, ConvSpec, CudnnRef, connect, spawn
+from cudnn_actor.attached import serve_socket
 
 from .recording import Row, attempted, keep
 

@@ -20,9 +20,10 @@ from typing import Any, Literal
 import numpy as np
 from rich.table import Table
 
-from cudnn_actor import CudnnRef, Feature, Model, spawn
+from cudnn_actor import CudnnRef, Model, spawn
 from cudnn_actor.cli.throughput import Throughput, measured
-from cudnn_actor.models import Specialised
+from cudnn_actor.models import Feature
+from cudnn_actor.models.source import Specialised
 from cudnn_actor.protocol import DType, TensorSpec
 
 from .gpu.setting import gpu_versions

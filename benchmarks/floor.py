@@ -33,7 +33,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from cudnn_actor import ConvFwd, ConvSpec, Ping, spawn
+from cudnn_actor import ConvFwd, ConvSpec, spawn
+from cudnn_actor.messages import Ping
 from cudnn_actor.trials.bench.record import machine, now, versions
 
 _IN_FLIGHT, _GATHERED = 64, 21

@@ -55,9 +55,11 @@ import numpy as np
 import onnx
 from rich.table import Table
 
-from cudnn_actor import CudnnRef, RunModel, TensorSpec, spawn
-from cudnn_actor.models import Model, NeedsValues
+from cudnn_actor import CudnnRef, TensorSpec, spawn
+from cudnn_actor.messages import RunModel
+from cudnn_actor.models import Model
 from cudnn_actor.models.sizes import sizes_in
+from cudnn_actor.models.source import NeedsValues
 from cudnn_actor.onnx import OnnxModel
 from cudnn_actor.trials.bench.record import machine, versions
 from tests.onnx.networks.programs import module, program, tensors

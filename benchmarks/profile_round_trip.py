@@ -23,9 +23,10 @@ import pykka
 from rich.console import Console
 from rich.table import Table
 
-from cudnn_actor import CudnnRef, CudnnService, Ping
+from cudnn_actor import CudnnRef, CudnnService
 from cudnn_actor.actors import Envelope
 from cudnn_actor.cli.logbook import LogBook
+from cudnn_actor.messages import Ping
 from cudnn_actor.options import Options
 from cudnn_actor.trials.bench.hops import trivial_convolution
 

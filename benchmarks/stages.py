@@ -33,10 +33,12 @@ import numpy as np
 import onnx
 from rich.table import Table
 
-from cudnn_actor import CudnnRef, CudnnService, RunModel, Spawning, spawn
+from cudnn_actor import CudnnRef, CudnnService, spawn
 from cudnn_actor.engines.engine_choice import WorkerEngine, choose_engine
+from cudnn_actor.messages import RunModel
 from cudnn_actor.models import Model
 from cudnn_actor.options import make_options
+from cudnn_actor.service import Spawning
 from tests.onnx.networks.recipes import inputs_of, read
 
 from .gpu.setting import gpu_versions

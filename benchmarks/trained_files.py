@@ -32,8 +32,9 @@ from rich.table import Table
 
 from benchmarks.exact_onnx import evaluated
 from benchmarks.recording import Row, keep
-from cudnn_actor import CudnnRef, GraphLimits, spawn
+from cudnn_actor import CudnnRef, spawn
 from cudnn_actor.protocol.errors import CudnnActorError
+from cudnn_actor.service import GraphLimits
 
 __all__ = ["PACKAGES"]
 

@@ -22,7 +22,9 @@ from typing import Any, Literal
 import numpy as np
 from rich.table import Table
 
-from cudnn_actor import CudnnRef, Feature, Upload, spawn
+from cudnn_actor import CudnnRef, spawn
+from cudnn_actor.messages import Upload
+from cudnn_actor.models import Feature
 from cudnn_actor.protocol import DType
 
 from .gpu.setting import gpu_versions, torch

@@ -22,8 +22,10 @@ import ml_dtypes
 import numpy as np
 from rich.table import Table
 
-from cudnn_actor import CudnnRef, Feature, Graph, GraphBuilder, RunModel, spawn
-from cudnn_actor.models import Specialised
+from cudnn_actor import CudnnRef, Graph, GraphBuilder, spawn
+from cudnn_actor.messages import RunModel
+from cudnn_actor.models import Feature
+from cudnn_actor.models.source import Specialised
 from cudnn_actor.protocol import DType, PieceOfPlan, Port, Tensor
 from cudnn_actor.trials.bench.crashes import FOR_EVER, standby_ready
 

@@ -12,7 +12,8 @@ import asyncio
 
 import numpy as np
 
-from cudnn_actor import Attention, AttentionBackward, LayerNorm, LayerNormBackward, logging, spawn
+from cudnn_actor import logging, spawn
+from cudnn_actor.operations import Attention, AttentionBackward, LayerNorm, LayerNormBackward
 
 Arrays = dict[str, np.ndarray]
 

@@ -16,23 +16,18 @@ import numpy as np
 import pykka
 
 from cudnn_actor import (
-    Allocate,
     CudnnService,
-    DeployModel,
-    Escalated,
     Fault,
     FaultPlan,
     GraphBuilder,
-    ModelGraph,
-    ModelRef,
-    RunModel,
     ServiceStopped,
     TensorSpec,
-    WarmModel,
     logging,
     start,
 )
+from cudnn_actor.messages import Allocate, DeployModel, ModelGraph, ModelRef, RunModel, WarmModel
 from cudnn_actor.protocol import Message
+from cudnn_actor.supervision import Escalated
 
 # These faults make the service give up: the first run of the model kills the worker, and every start of the
 # worker except the first fails. With max_restarts=1 the service gives up at once.

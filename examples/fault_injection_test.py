@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from cudnn_actor import (
-    Allocate,
     BufferRef,
     ConvFwd,
     ConvSpec,
@@ -27,6 +26,7 @@ from cudnn_actor import (
     TensorSpec,
     spawn,
 )
+from cudnn_actor.messages import Allocate
 
 pytestmark = pytest.mark.asyncio
 ONE = np.ones((1, 1, 1, 1), dtype=np.float32)

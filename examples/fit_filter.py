@@ -11,7 +11,8 @@ import asyncio
 
 import numpy as np
 
-from cudnn_actor import ConvBwdFilter, ConvFwd, ConvSpec, Upload, logging, spawn
+from cudnn_actor import ConvBwdFilter, ConvFwd, ConvSpec, logging, spawn
+from cudnn_actor.messages import Upload
 
 
 async def main(steps: int = 60) -> None:

@@ -14,16 +14,8 @@ import asyncio
 import numpy as np
 import pytest
 
-from cudnn_actor import (
-    Allocate,
-    ConvFwd,
-    ConvSpec,
-    CudnnRef,
-    Fault,
-    FaultPlan,
-    QuarantinedRequest,
-    spawn,
-)
+from cudnn_actor import ConvFwd, ConvSpec, CudnnRef, Fault, FaultPlan, QuarantinedRequest, spawn
+from cudnn_actor.messages import Allocate
 
 pytestmark = pytest.mark.asyncio
 PATTERN = np.array([[0, 1, 0], [1, -4, 1], [0, 1, 0]], dtype=np.float32)[None, None]

@@ -17,7 +17,8 @@ import numpy as np
 import onnx
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from cudnn_actor import Feature, logging, spawn
+from cudnn_actor import logging, spawn
+from cudnn_actor.models import Feature
 
 
 async def main(given: Any) -> None:

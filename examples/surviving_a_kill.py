@@ -16,7 +16,8 @@ from collections import Counter
 
 import numpy as np
 
-from cudnn_actor import ConvFwd, ConvSpec, CudnnRef, Restarted, logging, spawn
+from cudnn_actor import ConvFwd, ConvSpec, CudnnRef, logging, spawn
+from cudnn_actor.supervision import Restarted
 
 FRAMES = 64
 

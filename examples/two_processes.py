@@ -11,7 +11,8 @@ import tempfile
 
 import numpy as np
 
-from cudnn_actor import connect, serve_socket, spawn
+from cudnn_actor import connect, spawn
+from cudnn_actor.attached import serve_socket
 
 
 async def owner() -> None:

@@ -17,21 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from cudnn_actor import (
-    Allocate,
-    BufferRef,
-    CudnnService,
-    Download,
-    LifecycleEvent,
-    Message,
-    Ping,
-    Restarted,
-    StaleBufferError,
-    TensorSpec,
-    child_spec,
-    logging,
-)
-from cudnn_actor.supervision import Strategy, Supervisor
+from cudnn_actor import BufferRef, CudnnService, StaleBufferError, TensorSpec, child_spec, logging
+from cudnn_actor.messages import Allocate, Download, Message, Ping
+from cudnn_actor.supervision import LifecycleEvent, Restarted, Strategy, Supervisor
 
 PATIENCE_S = 60.0
 VALUES = np.arange(6, dtype=np.float32).reshape(1, 1, 2, 3)

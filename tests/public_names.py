@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import importlib
 import inspect
 import types
 from collections.abc import Iterator
@@ -17,18 +18,24 @@ from typing import Any, get_args
 import cudnn_actor
 import cudnn_actor.blocking
 import cudnn_actor.protocol
+from cudnn_actor.moved_names import HOMES
 
-__all__ = ["SNAPSHOT", "listing"]
+__all__ = ["PACKAGES", "PUBLIC", "SNAPSHOT", "listing"]
 
 SNAPSHOT = Path(__file__).with_name("public_names.txt")
-_PACKAGES = (cudnn_actor, cudnn_actor.protocol, cudnn_actor.blocking)
+_HOMES = tuple(importlib.import_module(home) for home in dict.fromkeys(HOMES.values()))
+PACKAGES = (cudnn_actor, *_HOMES, cudnn_actor.protocol, cudnn_actor.blocking)
+"""The top, where most programs import from; the homes of the other names; and the rest of what is public."""
+
+PUBLIC = {name: getattr(package, name) for package in (cudnn_actor, *_HOMES) for name in package.__all__}
+"""The names of the top and of the homes, and what they are."""
 
 
 def listing() -> str:
     """The names in each package, then what each public one is. Needs a process that imported nothing else."""
     found: dict[str, Any] = {}
     lines: list[str] = []
-    for package in _PACKAGES:
+    for package in PACKAGES:
         lines.append(package.__name__)
         for name in dir(package):
             value = getattr(package, name)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import difflib
+import importlib
 import subprocess
 import sys
+import warnings
 from types import ModuleType
 
 import pytest
 
 import cudnn_actor
-import cudnn_actor.blocking
-import cudnn_actor.protocol
+from cudnn_actor import CudnnActorError, errors
+from cudnn_actor.moved_names import HOMES
 
-from .public_names import SNAPSHOT
+from .public_names import PACKAGES, SNAPSHOT
 
 REMEDY = "if this is meant, run `python -m tests.public_names`"
 
@@ -33,7 +35,43 @@ def test_the_public_names_are_those_of_the_snapshot() -> None:
     assert kept == found, "\n".join([REMEDY, *difference])
 
 
-@pytest.mark.parametrize("package", [cudnn_actor, cudnn_actor.protocol, cudnn_actor.blocking])
+@pytest.mark.parametrize("package", PACKAGES)
 def test_what_a_package_says_it_has_is_there(package: ModuleType) -> None:
     assert not [name for name in package.__all__ if not hasattr(package, name)]
     assert {name for name in dir(package) if name[0].isupper()} <= set(package.__all__)
+
+
+@pytest.mark.parametrize("name", HOMES)
+def test_an_import_that_has_moved_warns_once_and_gives_the_same(name: str) -> None:
+    home, found = HOMES[name], dict[str, object]()
+    with warnings.catch_warnings(record=True, action="always") as caught:
+        exec(f"from cudnn_actor import {name}", found)
+    (warning,) = caught
+    new = f"from {home} import {name}"
+    assert warning.category is DeprecationWarning
+    assert str(warning.message) == f"`from cudnn_actor import {name}` is deprecated: write `{new}`"
+    assert warning.filename == "<string>"  # the line that imports
+    exec(new, expected := dict[str, object]())
+    assert found[name] is expected[name]
+    assert name in importlib.import_module(home).__all__
+
+
+def test_the_top_has_no_name_that_has_moved() -> None:
+    exec("from cudnn_actor import *", found := dict[str, object]())
+    assert set(found) - {"__builtins__"} == set(cudnn_actor.__all__)
+    assert not set(cudnn_actor.__all__) & set(HOMES)
+    assert not set(dir(cudnn_actor)) & set(HOMES)
+
+
+def test_a_name_that_never_was_is_missing_as_everywhere() -> None:
+    with pytest.raises(ImportError, match="cannot import name 'Spwan' from 'cudnn_actor'"):
+        exec("from cudnn_actor import Spwan")
+    with pytest.raises(AttributeError, match="module 'cudnn_actor' has no attribute 'Spwan'"):
+        cudnn_actor.Spwan  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_the_errors_of_a_service_and_of_models_have_one_home() -> None:
+    lower = [importlib.import_module(f"cudnn_actor.{each}.errors") for each in ("protocol", "models")]
+    for name, value in ((name, getattr(module, name)) for module in lower for name in module.__all__):
+        if isinstance(value, type) and issubclass(value, CudnnActorError):
+            assert getattr(errors, name) is value

@@ -1,6 +1,6 @@
 """The directive `public-names` documents the public names of packages and modules, and unions by their names.
 
-    .. public-names:: cudnn_actor.service cudnn_actor.LifecycleEvent
+    .. public-names:: cudnn_actor.service cudnn_actor.supervision.LifecycleEvent
 
 The names are those of `__all__` of the public packages. A name that is on no page, or on two, is a warning,
 and so an error in `make site`.
@@ -19,13 +19,15 @@ from sphinx.environment import BuildEnvironment
 from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective
 
+from cudnn_actor.moved_names import HOMES
+
 __all__ = ["PACKAGES", "PublicNames", "public_names", "setup"]
 
 PACKAGES = (
     "cudnn_actor",
+    *dict.fromkeys(HOMES.values()),
     "cudnn_actor.blocking",
     "cudnn_actor.protocol",
-    "cudnn_actor.supervision",
     "cudnn_actor.metrics.prometheus",
     "cudnn_actor.metrics.opentelemetry",
     "cudnn_actor.onnx",

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import onnxruntime as ort
 
-from cudnn_actor import CudnnRef, RunGraph, RunModel, spawn
+from cudnn_actor import CudnnRef, RunGraph, spawn
+from cudnn_actor.messages import RunModel
 from cudnn_actor.trials.bench.cpu_time import process_cpu_s
 
 from .cases import Case, torch

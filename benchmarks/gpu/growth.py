@@ -27,7 +27,9 @@ from rich.console import Console
 from benchmarks.gpu.device_memory import gauge
 from benchmarks.gpu.setting import gpu_versions
 from benchmarks.gpu.sheet import Sheet, as_text, number
-from cudnn_actor import Allocate, BufferRef, CudnnRef, Spawning, UnsupportedGraph, spawn
+from cudnn_actor import BufferRef, CudnnRef, UnsupportedGraph, spawn
+from cudnn_actor.messages import Allocate
+from cudnn_actor.service import Spawning
 from tests.gpu.cases import arrays, message
 from tests.gpu.drawing import draw
 

@@ -23,9 +23,11 @@ from benchmarks.gpu.setting import Setting
 from benchmarks.gpu.sheet import Sheet, median, number
 from benchmarks.gpu.small import placed
 from benchmarks.gpu.stage import staged
-from cudnn_actor import CudnnRef, Fill, Spawning
+from cudnn_actor import CudnnRef
+from cudnn_actor.messages import Fill
 from cudnn_actor.options import make_options
 from cudnn_actor.processes.launching import close_launchers
+from cudnn_actor.service import Spawning
 from cudnn_actor.service.service import CudnnService
 from cudnn_actor.supervision import Restarting
 from cudnn_actor.trials.bench.crashes import FOR_EVER, after_kills, standby_ready

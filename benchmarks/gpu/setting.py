@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.gpu.problems import Problem, small
-from cudnn_actor import Spawning, spawn
+from cudnn_actor import spawn
 from cudnn_actor.options import Isolation
+from cudnn_actor.service import Spawning
 from cudnn_actor.trials.bench.cpu_time import actor_thread
 from cudnn_actor.trials.bench.cpu_time import thread_cpu_s as cpu_s
 

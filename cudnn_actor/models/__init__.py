@@ -5,7 +5,7 @@ from __future__ import annotations
 from cudnn_actor.models.batching import BatchedModel, BatchStatistics
 from cudnn_actor.models.errors import InvalidModel, ModelNotFound, UnsupportedModel
 from cudnn_actor.models.model import Model
-from cudnn_actor.models.source import Feature, NeedsValues, Source, Specialised
+from cudnn_actor.models.source import Feature
 
 __all__ = [
     "BatchStatistics",
@@ -14,8 +14,5 @@ __all__ = [
     "InvalidModel",
     "Model",
     "ModelNotFound",
-    "NeedsValues",
-    "Source",
-    "Specialised",
     "UnsupportedModel",
 ]

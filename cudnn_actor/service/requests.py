@@ -21,10 +21,11 @@ from cudnn_actor.actors.deadline import Deadline
 from cudnn_actor.actors.long_work import in_own_thread
 from cudnn_actor.broker.request_checks import check_message
 from cudnn_actor.broker.warm_batches import cut
-from cudnn_actor.models import BatchedModel, Feature, Model, Source
+from cudnn_actor.models import BatchedModel, Feature, Model
 from cudnn_actor.models.batch_rules import BatchRules
 from cudnn_actor.models.inputs import named_once
 from cudnn_actor.models.sizes import Sizes, one_set_of_specs
+from cudnn_actor.models.source import Source
 from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.protocol.graphs.explanation import Explanation
 from cudnn_actor.protocol.graphs.named_graph import Graph

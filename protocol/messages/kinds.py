@@ -1,4 +1,4 @@
-"""The list of messages that are no operations: what users import from `cudnn_actor`.
+"""The list of messages that are no operations: what users import from `cudnn_actor.messages`.
 
 A name that is imported as itself is exported. See "Adding a message" in docs/architecture.md.
 """

@@ -51,7 +51,8 @@ def not_a_message(given: object, fix: str | None = None) -> InvalidRequest:
         field="message",
         value=kind_of(given),
         problem="is a class, not a message" if is_class else "is not a message of this service",
-        fix=fix or "send an object of a message's class, as in Ping(): cudnn_actor.Message lists them",
+        fix=fix
+        or "send an object of a message's class, as in Ping(): cudnn_actor.messages.Message lists them",
     )
 
 

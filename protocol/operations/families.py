@@ -1,7 +1,7 @@
-"""The list of operations, and of the types of their fields: what users import from `cudnn_actor`.
+"""The list of operations, and of the types of their fields: the names in `cudnn_actor.operations`.
 
 A name that is imported as itself is exported. Everything else follows from this list: `OPERATIONS`, the
-unions that are decoded, the names in `cudnn_actor`. See "Adding an operation" in docs/architecture.md.
+unions that are decoded, the public names. See "Adding an operation" in docs/architecture.md.
 """
 
 from cudnn_actor.protocol.operations.attention import (

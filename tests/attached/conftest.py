@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from cudnn_actor import CudnnRef, ServedSocket, connect, serve_socket, spawn
+from cudnn_actor import CudnnRef, connect, spawn
+from cudnn_actor.attached import ServedSocket, serve_socket
 
 Eventually = Callable[[Callable[[], Awaitable[bool]]], Awaitable[None]]
 

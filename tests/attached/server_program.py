@@ -6,7 +6,8 @@ import asyncio
 import signal
 import sys
 
-from cudnn_actor import serve_socket, spawn
+from cudnn_actor import spawn
+from cudnn_actor.attached import serve_socket
 
 
 async def serve(path: str) -> None:

@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cudnn_actor import CudnnRef, ServiceStopped, connect, serve_socket, spawn
+from cudnn_actor import CudnnRef, ServiceStopped, connect, spawn
+from cudnn_actor.attached import serve_socket
 
 from .client_program import W, X
 from .conftest import client_process, eventually

@@ -17,21 +17,19 @@ from cudnn_actor import (
     ConvFwd,
     ConvSpec,
     CudnnRef,
-    Download,
     GraphBuilder,
     InvalidRequest,
-    MaxPool,
     OutOfMemory,
-    ServedSocket,
     ServiceStopped,
     StaleBufferError,
     StartFailed,
-    Window,
     blocking,
     connect,
-    serve_socket,
     spawn,
 )
+from cudnn_actor.attached import ServedSocket, serve_socket
+from cudnn_actor.messages import Download
+from cudnn_actor.operations import MaxPool, Window
 
 from ..onnx.small_models import image_model
 from .client_program import W, X

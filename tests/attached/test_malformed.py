@@ -18,17 +18,8 @@ import numpy as np
 import pytest
 from structlog.typing import EventDict
 
-from cudnn_actor import (
-    CudnnRef,
-    Download,
-    Free,
-    MalformedMessage,
-    NotDeployed,
-    RunModel,
-    ServedSocket,
-    Upload,
-    connect,
-)
+from cudnn_actor import CudnnRef, connect
+from cudnn_actor.attached import ServedSocket
 from cudnn_actor.attached.server import session as session_module
 from cudnn_actor.attached.server.holdings import references
 from cudnn_actor.attached.wire import (
@@ -49,6 +40,8 @@ from cudnn_actor.attached.wire import (
     Withdraw,
 )
 from cudnn_actor.engines.cpu.arenas import FIXED_SIZE
+from cudnn_actor.errors import MalformedMessage, NotDeployed
+from cudnn_actor.messages import Download, Free, RunModel, Upload
 from cudnn_actor.processes.channel import Channel
 from cudnn_actor.processes.frames import encode
 from cudnn_actor.protocol.messages.codec import encode_message

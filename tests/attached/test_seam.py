@@ -14,16 +14,10 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from cudnn_actor import (
-    CudnnRef,
-    InvalidRequest,
-    ServedSocket,
-    StaleBufferError,
-    UnloadModel,
-    blocking,
-    connect,
-)
+from cudnn_actor import CudnnRef, InvalidRequest, StaleBufferError, blocking, connect
+from cudnn_actor.attached import ServedSocket
 from cudnn_actor.blocking import handle
+from cudnn_actor.messages import UnloadModel
 from cudnn_actor.models import batching
 from cudnn_actor.service import client, computing, requests, scopes
 

@@ -14,17 +14,8 @@ import numpy as np
 import pytest
 from structlog.typing import EventDict
 
-from cudnn_actor import (
-    Allocate,
-    CudnnActorError,
-    CudnnRef,
-    Download,
-    InvalidRequest,
-    OutOfMemory,
-    ServedSocket,
-    StartFailed,
-    connect,
-)
+from cudnn_actor import CudnnActorError, CudnnRef, InvalidRequest, OutOfMemory, StartFailed, connect
+from cudnn_actor.attached import ServedSocket
 from cudnn_actor.attached.client import connecting
 from cudnn_actor.attached.client.link import ShareWeights
 from cudnn_actor.attached.server import serving, session
@@ -40,6 +31,7 @@ from cudnn_actor.attached.wire import (
     Room,
     digest_of,
 )
+from cudnn_actor.messages import Allocate, Download
 from cudnn_actor.processes.channel import Channel
 from cudnn_actor.processes.frames import encode
 from cudnn_actor.protocol.messages.codec import decode_reply, encode_message

@@ -21,9 +21,11 @@ from typing import Any
 import numpy as np
 
 import cudnn_actor
-from cudnn_actor import Allocate, BufferRef, MaxPool, TensorSpec, Window
+from cudnn_actor import BufferRef, TensorSpec
 from cudnn_actor.blocking import BlockingRef, spawn
 from cudnn_actor.blocking.methods import nothing
+from cudnn_actor.messages import Allocate
+from cudnn_actor.operations import MaxPool, Window
 
 from ..service.injection_program import Injected, Injector
 

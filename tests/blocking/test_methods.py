@@ -11,28 +11,18 @@ import numpy as np
 import pytest
 
 from cudnn_actor import (
-    Allocate,
     BatchedModel,
     BufferRef,
     CudnnRef,
     Explanation,
-    Feature,
     GraphBuilder,
     InvalidRequest,
-    LifecycleEvent,
-    MaxPool,
     Model,
-    Ping,
-    Pointwise,
-    PointwiseMode,
     Receipt,
     Scope,
     StaleBufferError,
-    Started,
     Statistics,
-    Stopped,
     TensorSpec,
-    Window,
 )
 from cudnn_actor.blocking import (
     BlockingBatchedModel,
@@ -41,6 +31,10 @@ from cudnn_actor.blocking import (
     BlockingScope,
     spawn,
 )
+from cudnn_actor.messages import Allocate, Ping
+from cudnn_actor.models import Feature
+from cudnn_actor.operations import MaxPool, Pointwise, PointwiseMode, Window
+from cudnn_actor.supervision import LifecycleEvent, Started, Stopped
 
 from ..onnx.small_models import image_model
 

@@ -20,28 +20,23 @@ import numpy as np
 import pytest
 
 from cudnn_actor import (
-    Allocate,
     BufferRef,
     CudnnActorError,
     CudnnService,
     DeadlineExceeded,
-    Download,
     Fault,
     FaultPlan,
-    Fill,
     InvalidRequest,
     MailboxFull,
-    MaxPool,
-    Ping,
-    ReentrantAsk,
     ServiceStopped,
     TensorSpec,
-    Upload,
-    Window,
     start,
 )
 from cudnn_actor.blocking import BlockingRef, spawn
 from cudnn_actor.blocking.portal import Portal
+from cudnn_actor.errors import ReentrantAsk
+from cudnn_actor.messages import Allocate, Download, Fill, Ping, Upload
+from cudnn_actor.operations import MaxPool, Window
 
 from ..onnx.small_models import image_model
 from ..service.rigs import PATIENCE_S, Gate, gated_service

@@ -24,7 +24,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from cudnn_actor import serve_socket, spawn
+from cudnn_actor import spawn
+from cudnn_actor.attached import serve_socket
 from cudnn_actor.cli import top
 from cudnn_actor.cli.top import PrometheusSource, SocketSource, SourceLost
 from cudnn_actor.cli.top_view import Reading, Since, View

@@ -13,9 +13,10 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-import cudnn_actor
 from cudnn_actor import CudnnRef, GraphBuilder
 from cudnn_actor.protocol.graphs.expressions import Tensor
+
+from ..public_names import PUBLIC
 
 __all__ = ["unknown_names"]
 
@@ -53,7 +54,7 @@ def _found(node: ast.AST) -> Any:
     """What an expression of names and dots is; None if it is not there."""
     match node:
         case ast.Name(id=name):
-            return _GIVEN.get(name, getattr(cudnn_actor, name, None) if name in cudnn_actor.__all__ else None)
+            return _GIVEN.get(name, PUBLIC.get(name))
         case ast.Attribute(value=value, attr=name):
             return getattr(_found(value), name, None)
     return None

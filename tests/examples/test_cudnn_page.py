@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from cudnn_actor import Graph, GraphBuilder, Layout, ReductionMode, TensorSpec, spawn
+from cudnn_actor import Graph, GraphBuilder, Layout, TensorSpec, spawn
+from cudnn_actor.operations import ReductionMode
 from cudnn_actor.protocol.operations.random import keeping, words
 
 from ..counterparts.names import unknown_names

@@ -18,18 +18,10 @@ from typing import Any
 import numpy as np
 
 import cudnn_actor.logging
-from cudnn_actor import (
-    BufferRef,
-    ConvFwd,
-    ConvSpec,
-    CudnnRef,
-    Receipt,
-    ServiceStopped,
-    Spawning,
-    StaleBufferError,
-    Upload,
-)
+from cudnn_actor import BufferRef, ConvFwd, ConvSpec, CudnnRef, Receipt, ServiceStopped, StaleBufferError
+from cudnn_actor.messages import Upload
 from cudnn_actor.options import make_options
+from cudnn_actor.service import Spawning
 from cudnn_actor.service.service import CudnnService
 
 TASKS, BEFORE, WITHIN_S = 64, 500, 30.0

@@ -32,18 +32,16 @@ import numpy as np
 
 import cudnn_actor.logging
 from cudnn_actor import (
-    Allocate,
     BufferRef,
     ConvFwd,
     ConvSpec,
-    Copy,
     CudnnRef,
-    Fill,
     Statistics,
     TensorSpec,
     UnsupportedGraph,
     spawn,
 )
+from cudnn_actor.messages import Allocate, Copy, Fill
 from cudnn_actor.options import Isolation
 
 from ..engines.refusals import may_refuse

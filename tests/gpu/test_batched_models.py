@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cudnn_actor import BatchedModel, CudnnRef, Fault, FaultPlan, Model, RunModel, spawn
+from cudnn_actor import BatchedModel, CudnnRef, Fault, FaultPlan, Model, spawn
+from cudnn_actor.messages import RunModel
 
 from ..onnx.small_models import image_model
 

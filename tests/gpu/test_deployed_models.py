@@ -10,18 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cudnn_actor import (
-    CudnnRef,
-    DeployModel,
-    Fault,
-    FaultPlan,
-    Graph,
-    GraphBuilder,
-    ModelGraph,
-    ModelRef,
-    RunModel,
-    spawn,
-)
+from cudnn_actor import CudnnRef, Fault, FaultPlan, Graph, GraphBuilder, spawn
+from cudnn_actor.messages import DeployModel, ModelGraph, ModelRef, RunModel
 
 WIDTH = 64
 W = np.random.default_rng(0).standard_normal((WIDTH, WIDTH)).astype(np.float32) / 8

@@ -16,19 +16,15 @@ from structlog.typing import EventDict
 
 from cudnn_actor import (
     Activation,
-    Allocate,
     BufferRef,
-    ContextLost,
     ConvBwdFilter,
     ConvFwd,
     ConvSpec,
     CudnnRef,
-    Download,
     Epilogue,
     ExecutionFailed,
     Fault,
     FaultPlan,
-    Fill,
     InvalidRequest,
     Layout,
     Numerics,
@@ -40,6 +36,8 @@ from cudnn_actor import (
     TensorSpec,
     UnsupportedGraph,
 )
+from cudnn_actor.errors import ContextLost
+from cudnn_actor.messages import Allocate, Download, Fill
 from cudnn_actor.trials.bench.cpu_time import process_cpu_s
 
 from ..engines.references import direct_forward, relative_error

@@ -9,17 +9,8 @@ import numpy as np
 import onnx
 import pytest
 
-from cudnn_actor import (
-    CudnnRef,
-    ExecutionFailed,
-    Fault,
-    FaultPlan,
-    Model,
-    QuarantinedRequest,
-    RunModel,
-    WriteWeights,
-    spawn,
-)
+from cudnn_actor import CudnnRef, ExecutionFailed, Fault, FaultPlan, Model, QuarantinedRequest, spawn
+from cudnn_actor.messages import RunModel, WriteWeights
 
 from ..onnx.small_models import image_model
 from ..onnx.test_swapping import drawn, expected, network, rescaled, rows, with_weights

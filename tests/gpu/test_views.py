@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cudnn_actor import ConvFwd, ConvSpec, DType, View, spawn
+from cudnn_actor import ConvFwd, ConvSpec, DType, spawn
+from cudnn_actor.messages import View
 from cudnn_actor.protocol.types.dtypes import DTypeName
 from cudnn_actor.protocol.types.tensor import LayoutName
 

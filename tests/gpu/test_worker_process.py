@@ -26,17 +26,17 @@ from cudnn_actor import (
     ConvSpec,
     CudnnRef,
     DType,
-    Fill,
     InvalidRequest,
     OutcomeUnknown,
     OutOfMemory,
     QuarantinedRequest,
     Receipt,
-    Restarted,
     StaleBufferError,
     spawn,
 )
+from cudnn_actor.messages import Fill
 from cudnn_actor.protocol.types.tensor import LayoutName
+from cudnn_actor.supervision import Restarted
 
 from ..engines.references import relative_error
 from .bounds import UNIT

@@ -19,19 +19,11 @@ from typing import Any
 
 import numpy as np
 
-from cudnn_actor import (
-    BufferRef,
-    ConvFwd,
-    ConvSpec,
-    CudnnRef,
-    OutcomeUnknown,
-    Receipt,
-    Spawning,
-    StaleBufferError,
-    Upload,
-)
+from cudnn_actor import BufferRef, ConvFwd, ConvSpec, CudnnRef, OutcomeUnknown, Receipt, StaleBufferError
+from cudnn_actor.messages import Upload
 from cudnn_actor.options import make_options
 from cudnn_actor.protocol.errors import StaleReason
+from cudnn_actor.service import Spawning
 from cudnn_actor.service.service import CudnnService
 
 from .worker_faults import ILLEGAL, PREPARING, SPINNING, Ammunition, choice_of

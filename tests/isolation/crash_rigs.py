@@ -30,7 +30,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from cudnn_actor import Allocate, CudnnRef, CudnnService, Fill, Ping, Spawning, TensorSpec, spawn, start
+from cudnn_actor import CudnnRef, CudnnService, TensorSpec, spawn, start
 from cudnn_actor.actors.logs import Log
 from cudnn_actor.engines import EngineChoice, WorkerEngine
 from cudnn_actor.engines.base import Effort, EngineFailure, ProgressCallback, StickyError, unheard
@@ -50,12 +50,14 @@ from cudnn_actor.isolation.process.wire import (
     Ready,
     Refused,
 )
+from cudnn_actor.messages import Allocate, Fill, Ping
 from cudnn_actor.options import make_options
 from cudnn_actor.processes.frames import encode
 from cudnn_actor.processes.launching import Launcher
 from cudnn_actor.protocol.errors import ErrorRecord
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.messages.codec import encode_reply
+from cudnn_actor.service import Spawning
 from tests.service.worker_rigs import ExecutingEngine
 
 HERE = "tests.isolation.crash_rigs"

@@ -8,11 +8,12 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from cudnn_actor import CudnnService, Spawning
+from cudnn_actor import CudnnService
 from cudnn_actor.cli import main
 from cudnn_actor.engines import EngineChoice, WorkerEngine
 from cudnn_actor.engines.cpu import CpuEngine
 from cudnn_actor.options import make_options
+from cudnn_actor.service import Spawning
 from cudnn_actor.trials.chaos import one_run
 
 ENGINES = "tests.isolation.device_engine"

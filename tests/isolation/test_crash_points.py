@@ -10,30 +10,32 @@ from typing import Any
 import pytest
 
 from cudnn_actor import (
-    Allocate,
     BufferRef,
-    ClearPlans,
     ConvBwdData,
     ConvBwdFilter,
-    Copy,
     CudnnRef,
     CudnnService,
+    OutcomeUnknown,
+    QuarantinedRequest,
+    Receipt,
+    StaleBufferError,
+    TensorSpec,
+)
+from cudnn_actor.errors import StaleReason
+from cudnn_actor.messages import (
+    Allocate,
+    ClearPlans,
+    Copy,
     Download,
     Drain,
     Fill,
     GetStatistics,
-    OutcomeUnknown,
     Ping,
-    QuarantinedRequest,
-    Receipt,
-    Spawning,
-    StaleBufferError,
-    StaleReason,
-    TensorSpec,
     Upload,
     Warm,
 )
 from cudnn_actor.protocol.messages.messages import Message
+from cudnn_actor.service import Spawning
 from tests.service.rigs import ONE_BY_ONE, Trio, in_thread, outcome, single
 
 from .crash_rigs import (

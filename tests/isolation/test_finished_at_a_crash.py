@@ -12,16 +12,14 @@ import pytest
 
 from cudnn_actor import (
     ConvFwd,
-    Copy,
     CudnnRef,
-    Download,
-    Fill,
     OutcomeUnknown,
     QuarantinedRequest,
     Receipt,
     StaleBufferError,
     spawn,
 )
+from cudnn_actor.messages import Copy, Download, Fill
 from cudnn_actor.protocol.messages.messages import Message
 from tests.service.rigs import ONE_BY_ONE, Trio, in_thread, outcome, single
 

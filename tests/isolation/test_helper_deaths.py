@@ -12,11 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from cudnn_actor import CudnnRef, CudnnService, Ping, Spawning, spawn
+from cudnn_actor import CudnnRef, CudnnService, spawn
 from cudnn_actor.engines import EngineChoice, WorkerEngine
 from cudnn_actor.engines.cpu import CpuEngine
+from cudnn_actor.messages import Ping
 from cudnn_actor.options import make_options
 from cudnn_actor.processes.forkserver import NAME
+from cudnn_actor.service import Spawning
 from tests.service.rigs import Trio, in_thread
 
 from . import dies_in_import

@@ -8,12 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from cudnn_actor import Ping
 from cudnn_actor.isolation.process.child.decoders import FROM_PARENT
 from cudnn_actor.isolation.process.child.inbox import Inbox
 from cudnn_actor.isolation.process.child.outbox import Outbox
 from cudnn_actor.isolation.process.status import StatusPage
 from cudnn_actor.isolation.process.wire import FROM_WORKER, Request, Requests, encode_message
+from cudnn_actor.messages import Ping
 from cudnn_actor.processes.channel import Channel, channel_pair
 
 Ends = tuple[Inbox, Channel]

@@ -11,17 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.typing import EventDict
 
-from cudnn_actor import (
-    DeployModel,
-    Explain,
-    Explanation,
-    Graph,
-    GraphBuilder,
-    GraphLimits,
-    InvalidRequest,
-    ModelGraph,
-    RunModel,
-)
+from cudnn_actor import Explanation, Graph, GraphBuilder, InvalidRequest
 from cudnn_actor.broker.warm_batches import cut
 from cudnn_actor.engines.base import EngineFailure
 from cudnn_actor.engines.remote.builder_messages import Build, Open
@@ -31,9 +21,11 @@ from cudnn_actor.isolation.process.child.outbox import Outbox
 from cudnn_actor.isolation.process.child.task import WorkerTask
 from cudnn_actor.isolation.process.status import StatusPage
 from cudnn_actor.isolation.process.wire import FROM_WORKER, Refused
+from cudnn_actor.messages import DeployModel, Explain, ModelGraph, RunModel
 from cudnn_actor.processes.channel import Channel, channel_pair
 from cudnn_actor.processes.frames import LONGEST
 from cudnn_actor.protocol.graphs.explanation import PieceOfPlan
+from cudnn_actor.service import GraphLimits
 from tests.service.rigs import in_thread, single
 
 from ..log_lines import line

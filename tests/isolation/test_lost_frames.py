@@ -9,19 +9,11 @@ import threading
 import pytest
 from structlog.typing import EventDict
 
-from cudnn_actor import (
-    Allocate,
-    BufferRef,
-    CudnnRef,
-    ExitKind,
-    Fill,
-    Ping,
-    Receipt,
-    Restarting,
-    Spawning,
-    TensorSpec,
-)
+from cudnn_actor import BufferRef, CudnnRef, Receipt, TensorSpec
+from cudnn_actor.messages import Allocate, Fill, Ping
 from cudnn_actor.protocol.messages.messages import Message
+from cudnn_actor.service import Spawning
+from cudnn_actor.supervision import ExitKind, Restarting
 from tests.service.rigs import SOON_S, Trio, in_thread, outcome, seen, single
 
 from ..log_lines import line

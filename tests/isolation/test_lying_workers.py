@@ -10,20 +10,11 @@ from contextlib import asynccontextmanager
 import pytest
 from structlog.typing import EventDict
 
-from cudnn_actor import (
-    Allocate,
-    BufferRef,
-    CudnnRef,
-    Download,
-    Drain,
-    Fill,
-    Receipt,
-    Restarting,
-    Spawning,
-    TensorSpec,
-    Warm,
-)
+from cudnn_actor import BufferRef, CudnnRef, Receipt, TensorSpec
+from cudnn_actor.messages import Allocate, Download, Drain, Fill, Warm
 from cudnn_actor.protocol.messages.messages import Message
+from cudnn_actor.service import Spawning
+from cudnn_actor.supervision import Restarting
 from tests.service.rigs import Trio, in_thread, outcome, seen, single
 
 from ..log_lines import line

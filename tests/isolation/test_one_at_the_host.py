@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 
-from cudnn_actor import CudnnRef, CudnnService, Ping, start
+from cudnn_actor import CudnnRef, CudnnService, start
 from cudnn_actor.isolation.process.parent.dispatcher import Dispatcher
+from cudnn_actor.messages import Ping
 
 from ..instructions import Hear, instructions
 

@@ -10,21 +10,18 @@ import pytest
 from structlog.typing import EventDict
 
 from cudnn_actor import (
-    Allocate,
     BufferRef,
-    Copy,
     CudnnRef,
     CudnnService,
-    Drain,
     OutcomeUnknown,
-    Ping,
     Receipt,
-    Restarting,
     ServiceStopped,
     StartFailed,
     TensorSpec,
 )
 from cudnn_actor.isolation.process.parent import monitor
+from cudnn_actor.messages import Allocate, Copy, Drain, Ping
+from cudnn_actor.supervision import Restarting
 from tests.service.rigs import Trio, in_thread, outcome
 
 from .crash_rigs import PATIENCE_S, Points, freeze, gone, kill, pid_of, sent, service_of

@@ -10,7 +10,8 @@ ROOT = Path(__file__).parents[2]
 PROGRAM = """
 import asyncio, ctypes, os, signal, struct
 
-from cudnn_actor import Ping, spawn
+from cudnn_actor import spawn
+from cudnn_actor.messages import Ping
 
 NO_NEW_PRIVILEGES, SECCOMP, FILTER = 38, 22, 2
 LOAD, EQUAL, RETURN = 0x20, 0x15, 0x06

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cudnn_actor import CudnnRef, DeployModel, ModelGraph, ModelRef, QuarantinedRequest, RunModel
+from cudnn_actor import CudnnRef, QuarantinedRequest
+from cudnn_actor.messages import DeployModel, ModelGraph, ModelRef, RunModel
 from tests.service.rigs import in_thread, outcome
 from tests.service.test_batched_models import doubling, rows
 from tests.service.test_deployed_models import W, check, images, placed

@@ -7,7 +7,8 @@ import threading
 
 import pytest
 
-from cudnn_actor import ExitKind, Receipt, Restarting
+from cudnn_actor import Receipt
+from cudnn_actor.supervision import ExitKind, Restarting
 from tests.service.rigs import SOON_S, Trio, in_thread, outcome, seen
 
 from .crash_rigs import PATIENCE_S, kill, workers

@@ -26,15 +26,14 @@ from cudnn_actor import (
     CudnnRef,
     CudnnService,
     DeadlineExceeded,
-    Free,
     GraphBuilder,
-    Ping,
     QuarantinedRequest,
     RunGraph,
     StaleBufferError,
     start,
 )
 from cudnn_actor.isolation.process.parent.dispatcher import Dispatcher
+from cudnn_actor.messages import Free, Ping
 
 PATIENCE_S = 30.0
 LOOPS = 3

@@ -16,22 +16,14 @@ from typing import Any
 import pytest
 from structlog.typing import EventDict
 
-from cudnn_actor import (
-    ClearPlans,
-    ConvFwd,
-    CudnnRef,
-    ExitKind,
-    Receipt,
-    Restarted,
-    Restarting,
-    ServiceStopped,
-    StandbyState,
-)
+from cudnn_actor import ConvFwd, CudnnRef, Receipt, ServiceStopped
 from cudnn_actor.isolation.process.parent import worker_source
 from cudnn_actor.isolation.process.parent.dispatcher import Dispatcher
 from cudnn_actor.isolation.process.parent.monitor import WorkerMonitor
 from cudnn_actor.isolation.process.parent.process_isolation import ProcessIsolation
-from cudnn_actor.supervision import Backoff, supervisor
+from cudnn_actor.messages import ClearPlans
+from cudnn_actor.service import StandbyState
+from cudnn_actor.supervision import Backoff, ExitKind, Restarted, Restarting, supervisor
 from cudnn_actor.trials.bench.crashes import standby_ready
 from tests.service.rigs import SOON_S, Trio, in_thread, outcome, seen, single
 

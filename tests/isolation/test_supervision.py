@@ -9,29 +9,23 @@ from collections.abc import Iterator
 import pytest
 
 from cudnn_actor import (
-    Allocate,
-    Copy,
     CudnnRef,
     CudnnService,
-    Escalated,
     ExecutionFailed,
-    ExitKind,
     InvalidRequest,
     OutOfMemory,
     QuarantinedRequest,
     Receipt,
-    Restarted,
-    Restarting,
     ServiceStopped,
     StaleBufferError,
-    StaleReason,
     StartFailed,
-    Stopped,
     TensorSpec,
     child_spec,
 )
+from cudnn_actor.errors import StaleReason
 from cudnn_actor.isolation.process.parent import monitor
-from cudnn_actor.supervision import ChildSpec
+from cudnn_actor.messages import Allocate, Copy
+from cudnn_actor.supervision import ChildSpec, Escalated, ExitKind, Restarted, Restarting, Stopped
 from tests.service.rigs import Trio, in_thread, outcome, seen, single
 from tests.service.test_nested_supervisors import built
 

@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cudnn_actor import Download, Feature, Message, Ping, Upload
 from cudnn_actor.engines.cpu import transfer
 from cudnn_actor.isolation.process.wire import Requests
 from cudnn_actor.isolation.staging import PIECE_BYTES, PIECES
+from cudnn_actor.messages import Download, Message, Ping, Upload
+from cudnn_actor.models import Feature
 from cudnn_actor.processes.channel import Channel
 from cudnn_actor.protocol import DType
 

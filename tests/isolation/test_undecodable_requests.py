@@ -5,7 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from cudnn_actor import Fill, MalformedMessage, Receipt, Warm, spawn
+from cudnn_actor import Receipt, spawn
+from cudnn_actor.errors import MalformedMessage
+from cudnn_actor.messages import Fill, Warm
 
 from ..service.rigs import Trio, outcome
 

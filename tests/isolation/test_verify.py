@@ -12,24 +12,14 @@ from contextlib import ExitStack, asynccontextmanager, closing
 import numpy as np
 import pytest
 
-from cudnn_actor import (
-    Allocate,
-    BufferRef,
-    ConvFwd,
-    ConvSpec,
-    CudnnRef,
-    DType,
-    Fill,
-    Spawning,
-    StaleBufferError,
-    TensorSpec,
-    Upload,
-)
+from cudnn_actor import BufferRef, ConvFwd, ConvSpec, CudnnRef, DType, StaleBufferError, TensorSpec
 from cudnn_actor.engines import choose_engine
 from cudnn_actor.isolation.process.parent.verification import compare, verification
+from cudnn_actor.messages import Allocate, Fill, Upload
 from cudnn_actor.options import make_options
 from cudnn_actor.processes import channel
 from cudnn_actor.protocol.errors import StaleReason
+from cudnn_actor.service import Spawning
 from cudnn_actor.service.service import CudnnService
 
 from ..growth import takes_in_proportion

@@ -12,15 +12,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cudnn_actor import CudnnRef, GraphBuilder, GraphLimits, OutOfMemory, Ping, Spawning, Upload
+from cudnn_actor import CudnnRef, GraphBuilder, OutOfMemory
 from cudnn_actor.engines import choose_engine
 from cudnn_actor.isolation.process.parent.in_flight import WorkerRequest
 from cudnn_actor.isolation.process.parent.model_runs import ModelRuns
 from cudnn_actor.isolation.process.wire import KnowGraph, Requests, encode_message
 from cudnn_actor.isolation.staging import Staging
+from cudnn_actor.messages import Ping, Upload
 from cudnn_actor.options import make_options
 from cudnn_actor.processes.channel import Channel
 from cudnn_actor.processes.frames import encode
+from cudnn_actor.service import GraphLimits, Spawning
 from cudnn_actor.service.service import CudnnService
 from tests.onnx.small_models import FLOAT, model_of, node
 from tests.service.rigs import Trio, in_thread, single

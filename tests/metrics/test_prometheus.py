@@ -12,8 +12,10 @@ import numpy as np
 import onnx
 import pytest
 
-from cudnn_actor import CudnnActorError, Fault, FaultPlan, Fill, InvalidRequest, Metrics, Restarted
+from cudnn_actor import CudnnActorError, Fault, FaultPlan, InvalidRequest, Metrics
+from cudnn_actor.messages import Fill
 from cudnn_actor.service.service import start
+from cudnn_actor.supervision import Restarted
 from tests.onnx.small_models import FLOAT, model_of, node
 from tests.service.rigs import seen, spawn
 

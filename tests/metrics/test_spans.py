@@ -10,8 +10,10 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
-from cudnn_actor import CudnnActorError, Fault, FaultPlan, Fill, InvalidRequest, connect, serve_socket
+from cudnn_actor import CudnnActorError, Fault, FaultPlan, InvalidRequest, connect
+from cudnn_actor.attached import serve_socket
 from cudnn_actor.blocking import spawn as blocking_spawn
+from cudnn_actor.messages import Fill
 from cudnn_actor.protocol.messages.messages import Ping
 from cudnn_actor.service.service import start
 from tests.service.rigs import spawn

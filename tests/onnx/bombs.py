@@ -24,7 +24,7 @@ import onnx
 from onnx import TensorProto, defs, helper, numpy_helper
 
 from cudnn_actor import DType, TensorSpec
-from cudnn_actor.models import NeedsValues
+from cudnn_actor.models.source import NeedsValues
 from cudnn_actor.onnx import ModelLimits, OnnxModel
 from cudnn_actor.protocol.errors import CudnnActorError
 

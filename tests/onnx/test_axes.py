@@ -10,7 +10,8 @@ import onnx
 import pytest
 from onnx import TensorProto, defs, helper, numpy_helper
 
-from cudnn_actor import DType, InvalidModel, TensorSpec, UnsupportedModel
+from cudnn_actor import DType, TensorSpec
+from cudnn_actor.errors import InvalidModel, UnsupportedModel
 from cudnn_actor.onnx import OnnxModel
 from cudnn_actor.onnx.axes import axes_of
 from cudnn_actor.onnx.control import CONTROL

@@ -14,7 +14,8 @@ import numpy as np
 import onnx
 import pytest
 
-from cudnn_actor import InvalidModel, InvalidRequest, ServiceStopped, UnsupportedModel
+from cudnn_actor import InvalidRequest, ServiceStopped
+from cudnn_actor.errors import InvalidModel, UnsupportedModel
 from cudnn_actor.onnx import backend
 
 from .small_models import FLOAT, image_model, model_of, node

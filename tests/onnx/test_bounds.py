@@ -21,21 +21,14 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from cudnn_actor import (
-    DType,
-    GraphLimits,
-    InvalidModel,
-    InvalidRequest,
-    TensorSpec,
-    UnsupportedModel,
-    spawn,
-)
-from cudnn_actor.models import NeedsValues
-from cudnn_actor.models.source import values_of
+from cudnn_actor import DType, InvalidRequest, TensorSpec, spawn
+from cudnn_actor.errors import InvalidModel, UnsupportedModel
+from cudnn_actor.models.source import NeedsValues, values_of
 from cudnn_actor.onnx import ModelLimits, OnnxModel
 from cudnn_actor.onnx.budget import Budget
 from cudnn_actor.onnx.costs import cost_of
 from cudnn_actor.onnx.folding import fold
+from cudnn_actor.service import GraphLimits
 
 from .bombs import KNOWN, imported
 from .small_models import FLOAT, INT64, graph_of, model_of, node

@@ -9,7 +9,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from cudnn_actor import DType, InvalidModel, TensorSpec
+from cudnn_actor import DType, TensorSpec
+from cudnn_actor.errors import InvalidModel
 from cudnn_actor.onnx import OnnxModel
 
 from .small_models import FLOAT, INT64, graph_of, model_of, node

@@ -12,7 +12,8 @@ import pytest
 from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
-from cudnn_actor import DType, InvalidModel, TensorSpec, UnsupportedModel, spawn
+from cudnn_actor import DType, TensorSpec, spawn
+from cudnn_actor.errors import InvalidModel, UnsupportedModel
 from cudnn_actor.onnx import ModelLimits, OnnxModel
 from cudnn_actor.onnx.operator_table import NO_WAY, UNSEEDED
 from cudnn_actor.protocol import Layout

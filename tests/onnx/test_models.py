@@ -17,7 +17,6 @@ import pytest
 from onnx.reference import ReferenceEvaluator
 
 from cudnn_actor import (
-    Allocate,
     BufferRef,
     CudnnRef,
     DeadlineExceeded,
@@ -26,13 +25,13 @@ from cudnn_actor import (
     Graph,
     InvalidRequest,
     OutOfMemory,
-    RunModel,
     ServiceStopped,
     StaleBufferError,
-    UnsupportedModel,
     spawn,
     start,
 )
+from cudnn_actor.errors import UnsupportedModel
+from cudnn_actor.messages import Allocate, RunModel
 from cudnn_actor.models import keeping as models
 from cudnn_actor.models.sizes import require_sizes_or_inputs
 from cudnn_actor.models.source import Feature

@@ -10,16 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cudnn_actor import (
-    CudnnRef,
-    InvalidRequest,
-    Message,
-    UnloadModel,
-    WarmModel,
-    WriteWeights,
-    spawn,
-    start,
-)
+from cudnn_actor import CudnnRef, InvalidRequest, spawn, start
+from cudnn_actor.messages import Message, UnloadModel, WarmModel, WriteWeights
 from cudnn_actor.onnx import OnnxModel
 
 from .small_models import FLOAT, model_of, node

@@ -10,7 +10,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from cudnn_actor import InvalidRequest, UnsupportedModel, spawn
+from cudnn_actor import InvalidRequest, spawn
+from cudnn_actor.errors import UnsupportedModel
 from cudnn_actor.onnx import OnnxModel
 
 from .small_models import FLOAT, graph_of, model_of, node

@@ -14,7 +14,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from cudnn_actor import DType, InvalidModel, InvalidRequest, ModelNotFound, TensorSpec, spawn
+from cudnn_actor import DType, InvalidRequest, TensorSpec, spawn
+from cudnn_actor.errors import InvalidModel, ModelNotFound
 from cudnn_actor.onnx import ModelLimits, OnnxModel
 
 from .mutation import damaged, fate

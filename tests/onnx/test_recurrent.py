@@ -17,10 +17,12 @@ import pytest
 from onnx import TensorProto
 from onnx.reference import ReferenceEvaluator
 
-from cudnn_actor import GraphLimits, TensorSpec, UnsupportedModel, spawn
+from cudnn_actor import TensorSpec, spawn
+from cudnn_actor.errors import UnsupportedModel
 from cudnn_actor.models.source import values_of
 from cudnn_actor.onnx import OnnxModel, backend
 from cudnn_actor.onnx.operators import recurrent
+from cudnn_actor.service import GraphLimits
 
 from ..engines.differences import computed
 from .small_models import FLOAT, INT64, graph_of, model_of, node

@@ -10,7 +10,7 @@ import onnx
 import pytest
 from onnx import helper
 
-from cudnn_actor import UnsupportedModel
+from cudnn_actor.errors import UnsupportedModel
 from cudnn_actor.onnx import OnnxModel, backend
 from cudnn_actor.onnx.runtime_schemas import MICROSOFT, SCHEMAS
 

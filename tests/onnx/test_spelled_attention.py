@@ -13,7 +13,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from cudnn_actor import TensorSpec
-from cudnn_actor.models import NeedsValues
+from cudnn_actor.models.source import NeedsValues
 from cudnn_actor.onnx import OnnxModel
 from cudnn_actor.protocol.operations import Attention
 

@@ -19,14 +19,13 @@ from cudnn_actor import (
     FaultPlan,
     InvalidRequest,
     QuarantinedRequest,
-    RunModel,
     ServiceStopped,
     StaleBufferError,
     TensorSpec,
-    UnsupportedModel,
-    WriteWeights,
     spawn,
 )
+from cudnn_actor.errors import UnsupportedModel
+from cudnn_actor.messages import RunModel, WriteWeights
 from cudnn_actor.onnx import OnnxModel
 from cudnn_actor.options import Isolation
 

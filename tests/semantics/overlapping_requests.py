@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cudnn_actor import Fill
+from cudnn_actor.messages import Fill
 
 from ..isolation.crash_rigs import after, kill
 from ..service.rigs import AsynchronousEngine, Device, in_thread, service_on

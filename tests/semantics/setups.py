@@ -16,21 +16,13 @@ from typing import Any, NamedTuple
 import pytest
 from structlog.typing import EventDict
 
-from cudnn_actor import (
-    BufferRef,
-    ContextLost,
-    CudnnRef,
-    CudnnService,
-    Fault,
-    Receipt,
-    ServiceStopped,
-    Spawning,
-    StaleBufferError,
-)
+from cudnn_actor import BufferRef, CudnnRef, CudnnService, Fault, Receipt, ServiceStopped, StaleBufferError
 from cudnn_actor.engines import EngineChoice, WorkerEngine
 from cudnn_actor.engines.cpu import CpuEngine
+from cudnn_actor.errors import ContextLost
 from cudnn_actor.options import make_options
 from cudnn_actor.protocol.messages.messages import Message
+from cudnn_actor.service import Spawning
 
 from ..engines.devices import why_not
 from ..log_lines import line

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from cudnn_actor import BufferRef, CudnnActorError, Fault, FaultPlan, Fill, Receipt
+from cudnn_actor import BufferRef, CudnnActorError, Fault, FaultPlan, Receipt
+from cudnn_actor.messages import Fill
 
 from ..service.rigs import outcome
 from .overlapping_requests import product_whose_input_is_written

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from cudnn_actor import Allocate, ConvBwdData, Fault, FaultPlan, Fill, Receipt, StartFailed, TensorSpec
+from cudnn_actor import ConvBwdData, Fault, FaultPlan, Receipt, StartFailed, TensorSpec
+from cudnn_actor.messages import Allocate, Fill
 
 from ..isolation.crash_rigs import gone, kill
 from ..service.rigs import ONE_BY_ONE, outcome

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from cudnn_actor import InvalidRequest, Warm
+from cudnn_actor import InvalidRequest
 from cudnn_actor.isolation.process.child.decoders import FROM_PARENT
 from cudnn_actor.isolation.process.wire import FROM_WORKER, Request, Requests, encode_message
+from cudnn_actor.messages import Warm
 from cudnn_actor.processes.channel import Channel, channel_pair
 from cudnn_actor.processes.frames import LONGEST
 

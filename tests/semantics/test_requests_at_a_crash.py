@@ -6,8 +6,9 @@ import asyncio
 
 import pytest
 
-from cudnn_actor import Copy, CudnnActorError, Fault, FaultPlan, Fill
+from cudnn_actor import CudnnActorError, Fault, FaultPlan
 from cudnn_actor.isolation.process.parent import monitor
+from cudnn_actor.messages import Copy, Fill
 
 from ..isolation.crash_rigs import sent
 from ..isolation.slow_death import dying_slowly

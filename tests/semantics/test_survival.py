@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from cudnn_actor import CudnnActorError, ExecutionFailed, Fault, FaultPlan, Fill, Receipt, ServiceStopped
+from cudnn_actor import CudnnActorError, ExecutionFailed, Fault, FaultPlan, Receipt, ServiceStopped
+from cudnn_actor.messages import Fill
 
 from ..isolation.crash_rigs import gone, kill
 from ..service.rigs import in_thread, outcome

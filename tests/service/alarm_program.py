@@ -23,7 +23,8 @@ from typing import Any
 import numpy as np
 
 import cudnn_actor
-from cudnn_actor import ConvFwd, ConvSpec, CudnnActorError, CudnnRef, Ping
+from cudnn_actor import ConvFwd, ConvSpec, CudnnActorError, CudnnRef
+from cudnn_actor.messages import Ping
 
 PATIENCE_S = 20.0
 """How long an answer that nothing was done to may take, on a machine that others use too."""

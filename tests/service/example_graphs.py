@@ -6,18 +6,9 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from cudnn_actor import (
-    Attention,
-    AvgPool,
-    BufferRef,
-    CudnnRef,
-    Graph,
-    GraphBuilder,
-    LayerNorm,
-    MaxPool,
-    Window,
-)
+from cudnn_actor import BufferRef, CudnnRef, Graph, GraphBuilder
 from cudnn_actor.engines.cpu.exact.evaluation import EvaluatedPlan
+from cudnn_actor.operations import Attention, AvgPool, LayerNorm, MaxPool, Window
 from cudnn_actor.protocol import Tensor
 from cudnn_actor.protocol.types.dtypes import DTypeName
 

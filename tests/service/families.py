@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cudnn_actor import Allocate, BufferRef, CudnnRef
+from cudnn_actor import BufferRef, CudnnRef
+from cudnn_actor.messages import Allocate
 from cudnn_actor.trials.chaos.answers import Answers
 from cudnn_actor.trials.chaos.computations import PROBLEMS, Computation, Problem
 

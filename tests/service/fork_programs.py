@@ -18,18 +18,11 @@ from typing import Any
 
 import pykka
 
-from cudnn_actor import (
-    BufferRef,
-    CudnnRef,
-    CudnnService,
-    Fill,
-    Ping,
-    spawn,
-    start,
-)
+from cudnn_actor import BufferRef, CudnnRef, CudnnService, spawn, start
 from cudnn_actor.engines import EngineChoice, WorkerEngine
 from cudnn_actor.engines.cpu import CpuEngine
 from cudnn_actor.isolation.process.parent import in_flight
+from cudnn_actor.messages import Fill, Ping
 from cudnn_actor.options import Isolation, make_options
 from cudnn_actor.processes.launching import Launcher
 

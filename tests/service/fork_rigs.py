@@ -16,16 +16,8 @@ from typing import Any, NoReturn
 import numpy as np
 import pykka
 
-from cudnn_actor import (
-    BufferRef,
-    ConvFwd,
-    ConvSpec,
-    CudnnRef,
-    CudnnService,
-    Fill,
-    Ping,
-    ServiceStopped,
-)
+from cudnn_actor import BufferRef, ConvFwd, ConvSpec, CudnnRef, CudnnService, ServiceStopped
+from cudnn_actor.messages import Fill, Ping
 
 PATIENCE_S = 60
 """How long anything may take; a child that hangs is ended by the kernel's alarm."""

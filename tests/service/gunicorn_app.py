@@ -14,7 +14,8 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from cudnn_actor import Allocate, BufferRef, CudnnService, Download, Fill, ServiceStopped, start
+from cudnn_actor import BufferRef, CudnnService, ServiceStopped, start
+from cudnn_actor.messages import Allocate, Download, Fill
 from cudnn_actor.protocol.types.tensor import TensorSpec
 from tests.service.fork_rigs import Load, look_around
 

@@ -29,23 +29,9 @@ from typing import Any
 import numpy as np
 
 import cudnn_actor
-from cudnn_actor import (
-    BufferRef,
-    ConvFwd,
-    ConvSpec,
-    CudnnRef,
-    CudnnService,
-    DeployModel,
-    Download,
-    GraphBuilder,
-    ModelGraph,
-    Ping,
-    RunGraph,
-    RunModel,
-    UnloadModel,
-    Upload,
-)
+from cudnn_actor import BufferRef, ConvFwd, ConvSpec, CudnnRef, CudnnService, GraphBuilder, RunGraph
 from cudnn_actor.engines import choose_engine
+from cudnn_actor.messages import DeployModel, Download, ModelGraph, Ping, RunModel, UnloadModel, Upload
 from cudnn_actor.options import make_options
 from cudnn_actor.protocol.messages.messages import Compute
 

@@ -14,10 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from cudnn_actor import CudnnRef, OutOfDescriptors, OutOfMemory, Ping, Spawning, Upload
+from cudnn_actor import CudnnRef, OutOfMemory
 from cudnn_actor.engines import choose_engine
+from cudnn_actor.errors import OutOfDescriptors
 from cudnn_actor.isolation import staging
+from cudnn_actor.messages import Ping, Upload
 from cudnn_actor.options import make_options
+from cudnn_actor.service import Spawning
 from cudnn_actor.service.service import CudnnService
 
 LARGE = (1, 1, 5120, 4096)

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 import hypothesis.strategies as st
 import numpy as np
 
-from cudnn_actor import Allocate, BufferRef, CudnnRef, GraphBuilder, Loop, TensorSpec
+from cudnn_actor import BufferRef, CudnnRef, GraphBuilder, Loop, TensorSpec
+from cudnn_actor.messages import Allocate
 from cudnn_actor.protocol.types.dtypes import DTypeName
 
 __all__ = ["Case", "cases", "counting", "recurrence", "run_case"]

@@ -16,13 +16,14 @@ import numpy as np
 import pytest
 
 import cudnn_actor
-from cudnn_actor import BufferRef, ConvFwd, ConvSpec, CudnnRef, LifecycleEvent, Spawning
+from cudnn_actor import BufferRef, ConvFwd, ConvSpec, CudnnRef
 from cudnn_actor.engines import EngineChoice, WorkerEngine
 from cudnn_actor.engines.base import Engine, StickyError
 from cudnn_actor.engines.cpu import CpuEngine
 from cudnn_actor.options import make_options
+from cudnn_actor.service import Spawning
 from cudnn_actor.service.service import CudnnService
-from cudnn_actor.supervision import ChildSpec
+from cudnn_actor.supervision import ChildSpec, LifecycleEvent
 
 from .worker_rigs import GatedEngine, LaggingEngine, PoisonedEngine
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from cudnn_actor import Ping
+from cudnn_actor.messages import Ping
 
 from .rigs import Gate, Trio, in_thread, isolated, spawn_gated
 

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from cudnn_actor import (
-    AvgPoolBackward,
     BufferRef,
     ConvBwdData,
     ConvBwdFilter,
@@ -25,17 +24,20 @@ from cudnn_actor import (
     Graph,
     GraphBuilder,
     InvalidRequest,
+    OutOfMemory,
+    QuarantinedRequest,
+)
+from cudnn_actor.engines.base import StickyError
+from cudnn_actor.messages import Ping
+from cudnn_actor.operations import (
+    AvgPoolBackward,
     LayerNorm,
     MaxPool,
     Operation,
-    OutOfMemory,
-    Ping,
     Pointwise,
     PointwiseMode,
-    QuarantinedRequest,
     Window,
 )
-from cudnn_actor.engines.base import StickyError
 
 from ..log_lines import capture_logs
 from .rigs import THREAD_ONLY, Gate, in_thread, spawn, spawn_gated, spawn_on

@@ -12,27 +12,21 @@ from typing import Any
 import pytest
 
 from cudnn_actor import (
-    Allocate,
     ConvSpec,
-    Copy,
     CudnnRef,
-    Drain,
-    ExitKind,
-    Fill,
-    Free,
     GraphBuilder,
     Loop,
     OutcomeUnknown,
     Receipt,
-    Restarting,
     RunGraph,
     RunLoop,
     StaleBufferError,
     TensorSpec,
-    Upload,
 )
+from cudnn_actor.messages import Allocate, Copy, Drain, Fill, Free, Upload
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.messages.messages import Message
+from cudnn_actor.supervision import ExitKind, Restarting
 
 from .rigs import AsynchronousEngine, Device, Trio, in_thread, outcome, seen, single, spawn_on
 

@@ -13,32 +13,25 @@ import pykka
 import pytest
 
 from cudnn_actor import (
-    Allocate,
     BufferRef,
     ConvBwdData,
     ConvFwd,
     ConvSpec,
-    Copy,
     CudnnRef,
-    Download,
     DType,
-    Fill,
-    Free,
     Graph,
     GraphBuilder,
     InvalidRequest,
     OutOfMemory,
     Receipt,
-    ReentrantAsk,
     RunGraph,
     StaleBufferError,
-    StaleReason,
     TensorSpec,
     UnsupportedGraph,
-    Upload,
-    Warm,
 )
 from cudnn_actor.engines.cpu import CpuEngine
+from cudnn_actor.errors import ReentrantAsk, StaleReason
+from cudnn_actor.messages import Allocate, Copy, Download, Fill, Free, Upload, Warm
 
 from .rigs import ONE_BY_ONE, THREAD_ONLY, Trio, in_thread, single, spawn, spawn_on
 

@@ -24,10 +24,10 @@ from cudnn_actor import (
     Model,
     OutOfMemory,
     QuarantinedRequest,
-    RunModel,
     ServiceStopped,
-    UnsupportedModel,
 )
+from cudnn_actor.errors import UnsupportedModel
+from cudnn_actor.messages import RunModel
 from tests.log_lines import capture_logs
 from tests.onnx.small_models import FLOAT, image_model, model_of, node
 

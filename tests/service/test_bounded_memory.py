@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cudnn_actor import BufferRef, CudnnRef, Graph, GraphBuilder, InvalidRequest, Statistics, Warm
+from cudnn_actor import BufferRef, CudnnRef, Graph, GraphBuilder, InvalidRequest, Statistics
+from cudnn_actor.messages import Warm
 
 from .rigs import in_process, spawn
 

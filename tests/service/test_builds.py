@@ -15,37 +15,39 @@ from structlog.typing import EventDict
 
 from cudnn_actor import (
     Activation,
-    Allocate,
     ConvBwdData,
     ConvFwd,
-    Copy,
     CudnnRef,
     DeadlineExceeded,
-    DeployModel,
-    Download,
-    Drain,
     Epilogue,
     ExecutionFailed,
     Fault,
     FaultPlan,
-    Fill,
-    Free,
     GraphBuilder,
     MailboxFull,
-    ModelGraph,
-    NotDeployed,
     OutOfMemory,
     Receipt,
-    RunModel,
-    Spawning,
     StaleBufferError,
     TensorSpec,
-    UnloadModel,
     UnsupportedGraph,
+)
+from cudnn_actor.engines.base import EngineFailure
+from cudnn_actor.errors import NotDeployed
+from cudnn_actor.messages import (
+    Allocate,
+    Copy,
+    DeployModel,
+    Download,
+    Drain,
+    Fill,
+    Free,
+    ModelGraph,
+    RunModel,
+    UnloadModel,
     Upload,
     Warm,
 )
-from cudnn_actor.engines.base import EngineFailure
+from cudnn_actor.service import Spawning
 
 from .rigs import ONE_BY_ONE, PATIENCE_S, Device, Trio, in_thread, outcome, single, spawn_on
 from .workshops import AsynchronousBuildingEngine, BuildingEngine, KeepingEngine, Workshop

@@ -8,22 +8,19 @@ from typing import Any
 import pytest
 
 from cudnn_actor import (
-    ContextLost,
     ConvFwd,
     CudnnRef,
-    Download,
-    ExitKind,
     Fault,
     FaultPlan,
-    Fill,
     OutcomeUnknown,
     QuarantinedRequest,
     Receipt,
-    Restarting,
     ServiceStopped,
-    Warm,
 )
 from cudnn_actor.engines.base import StickyError
+from cudnn_actor.errors import ContextLost
+from cudnn_actor.messages import Download, Fill, Warm
+from cudnn_actor.supervision import ExitKind, Restarting
 
 from .rigs import SOON_S, Gate, Trio, in_thread, outcome, seen, service_on, single, spawn_on
 from .test_builds import cold, held, taken_up, workshop_service

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cudnn_actor import CudnnRef, CudnnService, Drain, GetStatistics
+from cudnn_actor import CudnnRef, CudnnService
+from cudnn_actor.messages import Drain, GetStatistics
 from cudnn_actor.models.loop_locks import LoopLocks
 
 from .rigs import PATIENCE_S, Gate, Trio, gated_service, in_thread, spawn, start

@@ -17,14 +17,11 @@ from cudnn_actor import (
     FaultPlan,
     GraphBuilder,
     InvalidRequest,
-    MaxPool,
     OutOfMemory,
-    Pointwise,
-    PointwiseMode,
     RunGraph,
-    Window,
 )
 from cudnn_actor.blocking import spawn as blocking_spawn
+from cudnn_actor.operations import MaxPool, Pointwise, PointwiseMode, Window
 
 from .rigs import Gate, in_thread, spawn, spawn_gated
 

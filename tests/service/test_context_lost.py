@@ -6,20 +6,10 @@ import asyncio
 
 import pytest
 
-from cudnn_actor import (
-    ContextLost,
-    CudnnRef,
-    Download,
-    Fault,
-    FaultPlan,
-    Fill,
-    OutcomeUnknown,
-    Receipt,
-    Restarting,
-    ServiceStopped,
-    StaleBufferError,
-    StaleReason,
-)
+from cudnn_actor import CudnnRef, Fault, FaultPlan, OutcomeUnknown, Receipt, ServiceStopped, StaleBufferError
+from cudnn_actor.errors import ContextLost, StaleReason
+from cudnn_actor.messages import Download, Fill
+from cudnn_actor.supervision import Restarting
 
 from .rigs import Gate, Trio, VolatileEngine, in_thread, outcome, service_on, spawn_on
 

@@ -13,28 +13,22 @@ import pytest
 from structlog.typing import EventDict
 
 from cudnn_actor import (
-    Allocate,
     ConvFwd,
     ConvSpec,
-    Copy,
-    Download,
     ExecutionFailed,
     Fault,
     FaultPlan,
-    Fill,
-    Free,
     OutcomeUnknown,
     QuarantinedRequest,
     Receipt,
-    Restarted,
-    Restarting,
     StaleBufferError,
-    StaleReason,
     TensorSpec,
-    Upload,
 )
 from cudnn_actor.engines.base import EngineFailure, StickyError
 from cudnn_actor.engines.cpu import CpuEngine
+from cudnn_actor.errors import StaleReason
+from cudnn_actor.messages import Allocate, Copy, Download, Fill, Free, Upload
+from cudnn_actor.supervision import Restarted, Restarting
 
 from .rigs import (
     ONE_BY_ONE,

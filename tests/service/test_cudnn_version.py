@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from cudnn_actor import CudnnService, Spawning
+from cudnn_actor import CudnnService
 from cudnn_actor.engines import EngineChoice, WorkerEngine
 from cudnn_actor.engines.cpu import CpuEngine
 from cudnn_actor.options import make_options
+from cudnn_actor.service import Spawning
 
 from .rigs import isolation_option
 

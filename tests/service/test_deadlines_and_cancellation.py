@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from cudnn_actor import Allocate, CudnnRef, DeadlineExceeded, Drain, Receipt, TensorSpec
+from cudnn_actor import CudnnRef, DeadlineExceeded, Receipt, TensorSpec
+from cudnn_actor.messages import Allocate, Drain
 
 from .rigs import Gate, Trio, in_thread, outcome, single, spawn, spawn_gated
 

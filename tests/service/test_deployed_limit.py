@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cudnn_actor import CudnnRef, Fault, FaultPlan, InvalidRequest, Model, OutOfMemory, RunModel
+from cudnn_actor import CudnnRef, Fault, FaultPlan, InvalidRequest, Model, OutOfMemory
+from cudnn_actor.messages import RunModel
 
 from ..onnx.small_models import FLOAT, model_of, node
 from .rigs import spawn

@@ -21,31 +21,33 @@ from cudnn_actor import (
     ConvFwd,
     CudnnRef,
     DeadlineExceeded,
-    DeployModel,
-    Download,
-    Draws,
     DType,
     ExecutionFailed,
     Fault,
     FaultPlan,
-    Feature,
-    Free,
     Graph,
     GraphBuilder,
     InvalidRequest,
-    ModelGraph,
-    ModelRef,
-    NotDeployed,
     OutcomeUnknown,
     QuarantinedRequest,
-    RunModel,
     StaleBufferError,
-    UnloadModel,
     UnsupportedGraph,
-    WarmModel,
 )
 from cudnn_actor.engines.base import EngineFailure, StickyError
 from cudnn_actor.engines.cpu import CpuEngine
+from cudnn_actor.errors import NotDeployed
+from cudnn_actor.messages import (
+    DeployModel,
+    Download,
+    Draws,
+    Free,
+    ModelGraph,
+    ModelRef,
+    RunModel,
+    UnloadModel,
+    WarmModel,
+)
+from cudnn_actor.models import Feature
 
 from .rigs import PATIENCE_S, AsynchronousEngine, Device, Gate, Trio, in_thread, spawn, spawn_gated, spawn_on
 
@@ -229,7 +231,7 @@ async def test_runs_that_were_sent_before_a_model_is_unloaded_finish() -> None:
 
 
 def _frees(graph: ModelGraph) -> list[Any]:
-    from cudnn_actor import Free
+    from cudnn_actor.messages import Free
 
     return [Free(buffer=ref) for ref in graph.buffers]
 

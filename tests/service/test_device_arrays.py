@@ -14,20 +14,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from cudnn_actor import (
-    Allocate,
-    CudnnRef,
-    DType,
-    InvalidRequest,
-    Layout,
-    Spawning,
-    TensorSpec,
-    Upload,
-    spawn,
-)
+from cudnn_actor import CudnnRef, DType, InvalidRequest, Layout, TensorSpec, spawn
 from cudnn_actor.engines import EngineChoice
+from cudnn_actor.messages import Allocate, Upload
 from cudnn_actor.options import make_options
 from cudnn_actor.protocol import DeviceArray
+from cudnn_actor.service import Spawning
 from cudnn_actor.service.service import CudnnService
 
 from .rigs import AsynchronousEngine, Device, in_thread

@@ -13,21 +13,21 @@ import pytest
 from cudnn_actor import (
     CudnnRef,
     DeadlineExceeded,
-    Download,
-    Escalated,
     ExecutionFailed,
-    ExitKind,
-    ExitReason,
     Fault,
     FaultPlan,
-    Fill,
-    Free,
-    LifecycleEvent,
     Receipt,
-    Restarted,
-    Restarting,
     ServiceStopped,
     StaleBufferError,
+)
+from cudnn_actor.messages import Download, Fill, Free
+from cudnn_actor.supervision import (
+    Escalated,
+    ExitKind,
+    ExitReason,
+    LifecycleEvent,
+    Restarted,
+    Restarting,
     Started,
     Stopped,
 )

@@ -17,6 +17,7 @@ START = """
     import asyncio, os, signal, sys, threading
     from cudnn_actor import *
     from cudnn_actor import logging
+    from cudnn_actor.messages import *
     from cudnn_actor.service import giving_up
 
     logging.configure()

@@ -8,21 +8,19 @@ import numpy as np
 import pytest
 
 from cudnn_actor import (
-    Explain,
     Explanation,
     Fault,
     FaultPlan,
-    Free,
     Graph,
     GraphBuilder,
     InvalidRequest,
-    MaxPool,
     QuarantinedRequest,
     ServiceStopped,
     UnsupportedGraph,
-    Window,
     spawn,
 )
+from cudnn_actor.messages import Explain, Free
+from cudnn_actor.operations import MaxPool, Window
 
 from ..engines.devices import why_not
 from .example_graphs import GRAPHS

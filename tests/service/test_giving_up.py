@@ -8,14 +8,8 @@ from contextlib import AbstractAsyncContextManager
 
 import pytest
 
-from cudnn_actor import (
-    CudnnRef,
-    Fault,
-    FaultPlan,
-    Fill,
-    Receipt,
-    ServiceStopped,
-)
+from cudnn_actor import CudnnRef, Fault, FaultPlan, Receipt, ServiceStopped
+from cudnn_actor.messages import Fill
 
 from .rigs import Gate, Trio, gated_service, in_thread, outcome, spawn, spawn_gated
 

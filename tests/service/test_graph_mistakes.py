@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from cudnn_actor import Graph, GraphBuilder, InvalidRequest, MaxPool, RunGraph, Window
+from cudnn_actor import Graph, GraphBuilder, InvalidRequest, RunGraph
+from cudnn_actor.operations import MaxPool, Window
 
 from .rigs import spawn
 

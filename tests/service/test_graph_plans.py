@@ -19,14 +19,14 @@ from cudnn_actor import (
     InvalidRequest,
     QuarantinedRequest,
     RunGraph,
-    Spawning,
-    Warm,
     spawn,
 )
 from cudnn_actor.cli import main
 from cudnn_actor.cli.graph_bench import graph_bench, made_up_values
 from cudnn_actor.engines.cpu import CpuEngine
+from cudnn_actor.messages import Warm
 from cudnn_actor.protocol.graphs.reproduction import token
+from cudnn_actor.service import Spawning
 
 from ..engines.devices import why_not
 from .example_graphs import GRAPHS, assert_close, bottleneck, defined, downloaded, uploaded, values_for

@@ -11,17 +11,17 @@ from cudnn_actor import (
     FaultPlan,
     Graph,
     GraphBuilder,
-    GraphLimits,
     InvalidRequest,
     Loop,
-    MatMul,
     OutcomeUnknown,
     RunGraph,
     RunLoop,
     StaleBufferError,
     spawn,
 )
+from cudnn_actor.operations import MatMul
 from cudnn_actor.protocol.types.dtypes import DTypeName
+from cudnn_actor.service import GraphLimits
 
 from .example_graphs import (
     GRAPHS,

@@ -12,31 +12,33 @@ import pytest
 
 from cudnn_actor import (
     Activation,
-    Allocate,
     BufferRef,
     ConvBwdData,
     ConvBwdFilter,
     ConvFwd,
     ConvSpec,
-    Copy,
-    Download,
-    Drain,
     DType,
     Epilogue,
-    Fill,
-    Free,
-    GetStatistics,
     Layout,
-    Ping,
     Receipt,
     StaleBufferError,
-    Started,
     Statistics,
     TensorSpec,
     UnsupportedGraph,
+)
+from cudnn_actor.messages import (
+    Allocate,
+    Copy,
+    Download,
+    Drain,
+    Fill,
+    Free,
+    GetStatistics,
+    Ping,
     Upload,
     Warm,
 )
+from cudnn_actor.supervision import Started
 
 from .rigs import ONE_BY_ONE, PATIENCE_S, Trio, bare, outcome, single, spawn
 

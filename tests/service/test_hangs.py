@@ -14,28 +14,23 @@ import pytest
 from structlog.typing import EventDict
 
 from cudnn_actor import (
-    Allocate,
     ConvFwd,
     CudnnRef,
-    Download,
-    ExitKind,
     Fault,
     FaultPlan,
-    Fill,
     GraphBuilder,
     Loop,
     OutcomeUnknown,
-    Restarting,
     ServiceStopped,
-    Spawning,
     StaleBufferError,
     StartFailed,
     TensorSpec,
-    Upload,
 )
 from cudnn_actor.engines.cpu import CpuEngine
+from cudnn_actor.messages import Allocate, Download, Fill, Upload
 from cudnn_actor.protocol.messages.messages import Message
-from cudnn_actor.supervision import supervisor
+from cudnn_actor.service import Spawning
+from cudnn_actor.supervision import ExitKind, Restarting, supervisor
 
 from .rigs import (
     PATIENCE_S,

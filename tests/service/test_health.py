@@ -12,20 +12,11 @@ from contextlib import contextmanager
 import pytest
 from msgspec.structs import asdict
 
-from cudnn_actor import (
-    CudnnRef,
-    ExitKind,
-    Fault,
-    FaultPlan,
-    Fill,
-    HealthState,
-    Restarted,
-    Restarting,
-    ServiceStopped,
-    Started,
-    child_spec,
-)
+from cudnn_actor import CudnnRef, Fault, FaultPlan, ServiceStopped, child_spec
+from cudnn_actor.messages import Fill
+from cudnn_actor.service import HealthState
 from cudnn_actor.service.service import CudnnService
+from cudnn_actor.supervision import ExitKind, Restarted, Restarting, Started
 
 from .rigs import (
     PATIENCE_S,

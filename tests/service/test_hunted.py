@@ -8,7 +8,6 @@ import time
 import weakref
 from typing import Any
 
-from cudnn_actor import Restarting
 from cudnn_actor.engines.base import EngineFailure
 from cudnn_actor.engines.cuda.running.plan import CudaPlan
 from cudnn_actor.engines.cuda.running.program import Program
@@ -17,6 +16,7 @@ from cudnn_actor.execution.executor import Enqueued, Executor
 from cudnn_actor.memory import MemoryTable
 from cudnn_actor.protocol.errors import OutOfMemory
 from cudnn_actor.service.spawning import Spawning
+from cudnn_actor.supervision import Restarting
 
 from .rigs import AsynchronousEngine, Device, Trio, in_thread, seen, service_on, spawn_on
 from .workshops import BuildingEngine, Workshop

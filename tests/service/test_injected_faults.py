@@ -9,25 +9,18 @@ from typing import Any
 import pytest
 
 from cudnn_actor import (
-    Allocate,
     ConvFwd,
-    Copy,
     CudnnRef,
-    Download,
-    Drain,
     ExecutionFailed,
     Fault,
     FaultPlan,
-    Fill,
-    Free,
     OutOfMemory,
     Receipt,
     StartFailed,
     TensorSpec,
     UnsupportedGraph,
-    Upload,
-    Warm,
 )
+from cudnn_actor.messages import Allocate, Copy, Download, Drain, Fill, Free, Upload, Warm
 
 from .rigs import Trio, single, spawn
 

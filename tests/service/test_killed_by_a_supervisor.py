@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 import pytest
 from msgspec.structs import replace
 
-from cudnn_actor import CudnnRef, OutcomeUnknown, ServiceStopped, StaleBufferError, Stopped
-from cudnn_actor.supervision import ChildPolicy, Supervisor
+from cudnn_actor import CudnnRef, OutcomeUnknown, ServiceStopped, StaleBufferError
+from cudnn_actor.supervision import ChildPolicy, Stopped, Supervisor
 
 from .rigs import PATIENCE_S, Gate, Trio, gated_child, in_thread, outcome
 

@@ -7,8 +7,9 @@ import functools
 import numpy as np
 import pytest
 
-from cudnn_actor import Graph, GraphBuilder, GraphLimits
+from cudnn_actor import Graph, GraphBuilder
 from cudnn_actor.protocol import Tensor
+from cudnn_actor.service import GraphLimits
 
 from .rigs import spawn
 

@@ -25,13 +25,8 @@ from typing import Any, TypeVarTuple
 import numpy as np
 import pytest
 
-from cudnn_actor import (
-    Allocate,
-    Drain,
-    MailboxFull,
-    Receipt,
-    TensorSpec,
-)
+from cudnn_actor import MailboxFull, Receipt, TensorSpec
+from cudnn_actor.messages import Allocate, Drain
 
 from .rigs import PATIENCE_S, Gate, Trio, in_thread, remove_gate, spawn, spawn_gated
 

@@ -22,7 +22,8 @@ import structlog
 from structlog.typing import EventDict
 
 import cudnn_actor.logging
-from cudnn_actor import CudnnRef, Fault, FaultPlan, Fill, ServiceStopped
+from cudnn_actor import CudnnRef, Fault, FaultPlan, ServiceStopped
+from cudnn_actor.messages import Fill
 
 from ..log_lines import handled_by, line
 from .rigs import Trio, single, spawn, start
@@ -32,7 +33,8 @@ A_CRASH = FaultPlan().at(1, Fault.STICKY, of=Fill)
 PROGRAM = """
 import asyncio, json, logging, os, signal, sys
 import numpy as np
-from cudnn_actor import Fault, FaultPlan, Fill, spawn
+from cudnn_actor import Fault, FaultPlan, spawn
+from cudnn_actor.messages import Fill
 
 {configuration}
 

@@ -19,17 +19,17 @@ from cudnn_actor import (
     DType,
     Fault,
     FaultPlan,
-    Fill,
     GraphBuilder,
     InvalidRequest,
     Loop,
     QuarantinedRequest,
     RunLoop,
-    Spawning,
     StaleBufferError,
     spawn,
 )
 from cudnn_actor.engines.base import no_progress
+from cudnn_actor.messages import Fill
+from cudnn_actor.service import Spawning
 
 from ..isolation.device_engine import DeviceEngine
 from .loop_bodies import Case, cases, counting, recurrence, run_case

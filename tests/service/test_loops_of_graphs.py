@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cudnn_actor import Allocate, BufferRef, CudnnRef, Loop, TensorSpec, spawn
+from cudnn_actor import BufferRef, CudnnRef, Loop, TensorSpec, spawn
+from cudnn_actor.messages import Allocate
 from cudnn_actor.protocol.types.tensor import MAX_RANK
 
 from ..engines.devices import why_not

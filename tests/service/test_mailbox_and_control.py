@@ -12,20 +12,8 @@ import pytest
 import structlog
 from structlog.typing import EventDict
 
-from cudnn_actor import (
-    Allocate,
-    ConvFwd,
-    CudnnRef,
-    Fault,
-    FaultPlan,
-    Fill,
-    GetStatistics,
-    MailboxFull,
-    Ping,
-    Receipt,
-    TensorSpec,
-    Upload,
-)
+from cudnn_actor import ConvFwd, CudnnRef, Fault, FaultPlan, MailboxFull, Receipt, TensorSpec
+from cudnn_actor.messages import Allocate, Fill, GetStatistics, Ping, Upload
 
 from .rigs import Gate, Trio, in_thread, remove_gate, spawn, spawn_gated
 

@@ -11,17 +11,16 @@ import pytest
 
 from cudnn_actor import (
     ExecutionFailed,
-    Explain,
     Explanation,
     Fault,
     FaultPlan,
-    Fill,
     Graph,
     GraphBuilder,
     InvalidRequest,
     OutOfMemory,
     spawn,
 )
+from cudnn_actor.messages import Explain, Fill
 
 from ..engines.devices import why_not
 from .example_graphs import GRAPHS

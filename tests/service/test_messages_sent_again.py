@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cudnn_actor import ConvSpec, Free, InvalidRequest, Restarted, StaleBufferError
-from cudnn_actor.supervision import Fault, FaultPlan
+from cudnn_actor import ConvSpec, InvalidRequest, StaleBufferError
+from cudnn_actor.messages import Free
+from cudnn_actor.supervision import Fault, FaultPlan, Restarted
 
 from .rigs import THREAD_ONLY, AsynchronousEngine, Device, Trio, seen, single, spawn, spawn_on
 

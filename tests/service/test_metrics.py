@@ -13,20 +13,10 @@ import numpy as np
 import onnx
 import pytest
 
-from cudnn_actor import (
-    CudnnActorError,
-    CudnnRef,
-    Fault,
-    FaultPlan,
-    Fill,
-    Free,
-    InvalidRequest,
-    Metrics,
-    Ping,
-    RequestCounts,
-    Restarted,
-    StandbyState,
-)
+from cudnn_actor import CudnnActorError, CudnnRef, Fault, FaultPlan, InvalidRequest, Metrics
+from cudnn_actor.messages import Fill, Free, Ping
+from cudnn_actor.service import RequestCounts, StandbyState
+from cudnn_actor.supervision import Restarted
 from tests.onnx.small_models import FLOAT, model_of, node
 
 from .rigs import PATIENCE_S, Gate, Trio, gated_service, in_thread, seen, single, spawn, spawn_gated

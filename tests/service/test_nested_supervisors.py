@@ -15,25 +15,30 @@ from cudnn_actor import (
     CudnnActorError,
     CudnnRef,
     CudnnService,
-    Drain,
-    Escalated,
-    ExitKind,
     Fault,
     FaultPlan,
-    Fill,
-    LifecycleEvent,
-    Ping,
     Receipt,
-    Restarted,
-    Restarting,
     ServiceStopped,
     StaleBufferError,
-    StaleReason,
+)
+from cudnn_actor.errors import StaleReason
+from cudnn_actor.messages import Drain, Fill, Ping
+from cudnn_actor.service.event_log import EventLog
+from cudnn_actor.supervision import (
+    Backoff,
+    ChildSpec,
+    Escalated,
+    ExitKind,
+    LifecycleEvent,
+    Restart,
+    Restarted,
+    Restarting,
+    RestartIntensity,
     Started,
     Stopped,
+    Strategy,
+    Supervisor,
 )
-from cudnn_actor.service.event_log import EventLog
-from cudnn_actor.supervision import Backoff, ChildSpec, Restart, RestartIntensity, Strategy, Supervisor
 
 from .rigs import (
     PATIENCE_S,

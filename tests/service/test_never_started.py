@@ -13,10 +13,13 @@ from typing import Any
 
 import pytest
 
-from cudnn_actor import CudnnRef, NoEventLoop, Ping, Stopped, child_spec, spawn, start
+from cudnn_actor import CudnnRef, child_spec, spawn, start
+from cudnn_actor.errors import NoEventLoop
 from cudnn_actor.isolation.selection import isolation_for
+from cudnn_actor.messages import Ping
 from cudnn_actor.options import make_options
 from cudnn_actor.service.service import engine_for
+from cudnn_actor.supervision import Stopped
 
 
 def descriptors() -> set[str]:

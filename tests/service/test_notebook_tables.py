@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import xml.etree.ElementTree as ET
 
-from cudnn_actor import (
-    ExitReason,
-    Explanation,
-    GraphBuilder,
-    Health,
-    HealthState,
-    PieceOfPlan,
-    blocking,
-    spawn,
-)
+from cudnn_actor import Explanation, GraphBuilder, Health, blocking, spawn
+from cudnn_actor.messages import PieceOfPlan
 from cudnn_actor.protocol.graphs.timing import PieceTime
 from cudnn_actor.protocol.types.html_table import MOST_ROWS, html_table, record_table
+from cudnn_actor.service import HealthState
+from cudnn_actor.supervision import ExitReason
 
 
 def tables(html: str) -> list[list[list[str]]]:

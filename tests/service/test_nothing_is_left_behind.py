@@ -9,16 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cudnn_actor import (
-    ConvSpec,
-    CudnnRef,
-    ExecutionFailed,
-    OutOfMemory,
-    Ping,
-    Receipt,
-    ServiceStopped,
-)
+from cudnn_actor import ConvSpec, CudnnRef, ExecutionFailed, OutOfMemory, Receipt, ServiceStopped
 from cudnn_actor.engines.cpu import CpuEngine
+from cudnn_actor.messages import Ping
 
 from .rigs import PATIENCE_S, THREAD_ONLY, Gate, Trio, child_spec, in_thread, spawn, spawn_gated, spawn_on
 

@@ -12,18 +12,9 @@ import pykka
 import pytest
 from structlog.typing import EventDict
 
-from cudnn_actor import (
-    CudnnRef,
-    CudnnService,
-    Escalated,
-    Fault,
-    FaultPlan,
-    Fill,
-    Ping,
-    ServiceStopped,
-    StartFailed,
-)
-from cudnn_actor.supervision import Supervisor
+from cudnn_actor import CudnnRef, CudnnService, Fault, FaultPlan, ServiceStopped, StartFailed
+from cudnn_actor.messages import Fill, Ping
+from cudnn_actor.supervision import Escalated, Supervisor
 
 from .rigs import PATIENCE_S, Gate, Trio, child_spec, in_thread, outcome, spawn, spawn_gated, start
 

@@ -9,22 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from cudnn_actor import (
-    BufferRef,
-    CudnnRef,
-    DeployModel,
-    Fault,
-    FaultPlan,
-    Graph,
-    GraphBuilder,
-    InvalidRequest,
-    ModelGraph,
-    ModelRef,
-    RunGraph,
-    RunModel,
-    UnloadModel,
-    WriteWeights,
-)
+from cudnn_actor import BufferRef, CudnnRef, Fault, FaultPlan, Graph, GraphBuilder, InvalidRequest, RunGraph
+from cudnn_actor.messages import DeployModel, ModelGraph, ModelRef, RunModel, UnloadModel, WriteWeights
 
 from .rigs import in_process, spawn
 

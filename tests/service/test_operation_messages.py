@@ -10,21 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cudnn_actor import (
-    AdaptiveWindow,
-    AvgPool,
-    ConvSpec,
-    CudnnRef,
-    Fill,
-    Free,
-    InvalidRequest,
-    LayerNorm,
-    Numerics,
-    Receipt,
-    StaleBufferError,
-    Warm,
-)
+from cudnn_actor import ConvSpec, CudnnRef, InvalidRequest, Numerics, Receipt, StaleBufferError
 from cudnn_actor.broker.footprints import footprint
+from cudnn_actor.messages import Fill, Free, Warm
+from cudnn_actor.operations import AdaptiveWindow, AvgPool, LayerNorm
 from cudnn_actor.protocol.messages.lowering import lower
 from cudnn_actor.protocol.operations import (
     Attention,

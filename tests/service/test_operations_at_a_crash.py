@@ -16,15 +16,15 @@ from cudnn_actor import (
     FaultPlan,
     OutcomeUnknown,
     QuarantinedRequest,
-    Spawning,
     StaleBufferError,
-    StaleReason,
 )
 from cudnn_actor.engines import EngineChoice, WorkerEngine
 from cudnn_actor.engines.cpu import CpuEngine
+from cudnn_actor.errors import StaleReason
 from cudnn_actor.options import make_options
 from cudnn_actor.protocol.graphs.reproduction import graph_of
 from cudnn_actor.protocol.operations import MaxPool, Pointwise, PointwiseMode
+from cudnn_actor.service import Spawning
 from cudnn_actor.service.service import CudnnService
 from cudnn_actor.trials.chaos.computations import PROBLEMS
 

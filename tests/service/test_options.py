@@ -14,8 +14,9 @@ from typing import Any, Literal
 import msgspec
 import pytest
 
-from cudnn_actor import Fault, FaultPlan, InvalidRequest, Spawning, child_spec, spawn, start
+from cudnn_actor import Fault, FaultPlan, InvalidRequest, child_spec, spawn, start
 from cudnn_actor.options import Isolation, Options
+from cudnn_actor.service import Spawning
 
 from .rigs import Trio
 

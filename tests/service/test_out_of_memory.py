@@ -7,7 +7,8 @@ import os
 import numpy as np
 import pytest
 
-from cudnn_actor import ConvSpec, DType, Feature, InvalidRequest, OutOfMemory
+from cudnn_actor import ConvSpec, DType, InvalidRequest, OutOfMemory
+from cudnn_actor.models import Feature
 
 from .rigs import spawn
 

@@ -12,7 +12,6 @@ import pytest
 
 from cudnn_actor import (
     BufferRef,
-    ClearPlans,
     ConvBwdData,
     ConvFwd,
     ConvSpec,
@@ -21,12 +20,12 @@ from cudnn_actor import (
     Explanation,
     Fault,
     FaultPlan,
-    Fill,
     InvalidRequest,
     Receipt,
     UnsupportedGraph,
     spawn,
 )
+from cudnn_actor.messages import ClearPlans, Fill
 from cudnn_actor.plan_store.cache import CAPACITY, PlanCache
 from cudnn_actor.protocol import OperationGraph
 

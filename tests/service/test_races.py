@@ -15,20 +15,9 @@ import pykka
 import pytest
 import uvloop
 
-from cudnn_actor import (
-    Allocate,
-    ConvFwd,
-    CudnnRef,
-    CudnnService,
-    Download,
-    Fill,
-    Ping,
-    Receipt,
-    ServiceStopped,
-    Spawning,
-    StartFailed,
-    TensorSpec,
-)
+from cudnn_actor import ConvFwd, CudnnRef, CudnnService, Receipt, ServiceStopped, StartFailed, TensorSpec
+from cudnn_actor.messages import Allocate, Download, Fill, Ping
+from cudnn_actor.service import Spawning
 from cudnn_actor.supervision import Backoff, RestartIntensity, Supervisor
 
 from .rigs import (

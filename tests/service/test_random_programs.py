@@ -15,23 +15,17 @@ from cudnn_actor import (
     Activation,
     BufferRef,
     ConvFwd,
-    Copy,
     CudnnActorError,
     CudnnRef,
-    Download,
-    Drain,
     DType,
     Epilogue,
     Fault,
     FaultPlan,
-    Fill,
-    Free,
     Receipt,
     TensorSpec,
-    Upload,
-    Warm,
     spawn,
 )
+from cudnn_actor.messages import Copy, Download, Drain, Fill, Free, Upload, Warm
 from cudnn_actor.protocol.messages.messages import Message
 
 from .rigs import ONE_BY_ONE, Device, outcome, single, spawn_on

@@ -14,31 +14,23 @@ from cudnn_actor import (
     ConvSpec,
     DType,
     Epilogue,
-    ExitReason,
-    Explain,
     FaultPlan,
-    Feature,
-    Fill,
     Graph,
     GraphBuilder,
     Loop,
-    ModelRef,
     Numerics,
     Options,
-    PieceOfPlan,
     Receipt,
-    Restarting,
     RunGraph,
-    RunModel,
-    Started,
-    Stopped,
     TensorSpec,
-    Upload,
     blocking,
     spawn,
 )
 from cudnn_actor.broker.request_counts import Histogram, RequestCounts
+from cudnn_actor.messages import Explain, Fill, ModelRef, PieceOfPlan, RunModel, Upload
+from cudnn_actor.models import Feature
 from cudnn_actor.protocol.types.short_repr import LONGEST
+from cudnn_actor.supervision import ExitReason, Restarting, Started, Stopped
 
 from ..onnx.small_models import image_model
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from cudnn_actor import ModelRef, Ping, RequestCounts, RunModel
 from cudnn_actor.actors import Envelope
 from cudnn_actor.broker.request_counts import MOST_MODELS, OTHER, RequestCounters
+from cudnn_actor.messages import ModelRef, Ping, RunModel
+from cudnn_actor.service import RequestCounts
 
 
 def answered(message: object, *, queue_ns: int = 1000, started: bool = True) -> Envelope:

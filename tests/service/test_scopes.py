@@ -12,21 +12,19 @@ import numpy as np
 import pytest
 
 from cudnn_actor import (
-    Allocate,
     BufferRef,
     CudnnRef,
-    Free,
     GraphBuilder,
     InvalidRequest,
     Loop,
-    MaxPool,
     Model,
-    Restarted,
     Scope,
     StaleBufferError,
     TensorSpec,
-    Window,
 )
+from cudnn_actor.messages import Allocate, Free
+from cudnn_actor.operations import MaxPool, Window
+from cudnn_actor.supervision import Restarted
 
 from ..onnx.small_models import image_model
 from .rigs import Gate, child_spec, in_thread, seen, spawn, spawn_gated

@@ -10,26 +10,12 @@ import numpy as np
 import pytest
 from structlog.typing import EventDict
 
-from cudnn_actor import (
-    Allocate,
-    CudnnRef,
-    Download,
-    Escalated,
-    ExitReason,
-    Fault,
-    FaultPlan,
-    Fill,
-    Ping,
-    Restarting,
-    ServiceStopped,
-    Started,
-    StartFailed,
-    Stopped,
-    TensorSpec,
-)
+from cudnn_actor import CudnnRef, Fault, FaultPlan, ServiceStopped, StartFailed, TensorSpec
 from cudnn_actor.actors import ActorStopped
+from cudnn_actor.messages import Allocate, Download, Fill, Ping
 from cudnn_actor.options import make_options
 from cudnn_actor.service.service import CudnnService
+from cudnn_actor.supervision import Escalated, ExitReason, Restarting, Started, Stopped
 
 from .limited import no_descriptors
 from .rigs import (

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cudnn_actor import ConvFwd, CudnnRef, CudnnService, Ping, Receipt, Upload
+from cudnn_actor import ConvFwd, CudnnRef, CudnnService, Receipt
+from cudnn_actor.messages import Ping, Upload
 
 from .rigs import PATIENCE_S, Gate, Trio, gated_service, start
 

@@ -7,7 +7,8 @@ import asyncio
 import numpy as np
 import pytest
 
-from cudnn_actor import CudnnRef, Fill, Model
+from cudnn_actor import CudnnRef, Model
+from cudnn_actor.messages import Fill
 from tests.onnx.small_models import FLOAT, model_of, node
 
 from .rigs import PATIENCE_S, Gate, Trio, in_thread, spawn_gated, spawn_mortal

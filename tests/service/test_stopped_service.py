@@ -13,15 +13,8 @@ import numpy as np
 import pykka
 import pytest
 
-from cudnn_actor import (
-    Allocate,
-    CudnnRef,
-    GetStatistics,
-    Ping,
-    ServiceStopped,
-    Statistics,
-    TensorSpec,
-)
+from cudnn_actor import CudnnRef, ServiceStopped, Statistics, TensorSpec
+from cudnn_actor.messages import Allocate, GetStatistics, Ping
 from cudnn_actor.service.service import CudnnService
 
 from ..onnx.small_models import image_model

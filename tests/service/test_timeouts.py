@@ -9,16 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cudnn_actor import (
-    CudnnRef,
-    DeadlineExceeded,
-    Feature,
-    GraphBuilder,
-    InvalidRequest,
-    Loop,
-    MaxPool,
-    Window,
-)
+from cudnn_actor import CudnnRef, DeadlineExceeded, GraphBuilder, InvalidRequest, Loop
+from cudnn_actor.models import Feature
+from cudnn_actor.operations import MaxPool, Window
 from cudnn_actor.protocol import DType
 
 from .rigs import Gate, Trio, in_thread, outcome, spawn, spawn_gated

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 from structlog.typing import EventDict
 
-from cudnn_actor import CudnnRef, DeadlineExceeded, InvalidRequest, Warm, WarmModel
+from cudnn_actor import CudnnRef, DeadlineExceeded, InvalidRequest
 from cudnn_actor.engines.base import EngineFailure
+from cudnn_actor.messages import Warm, WarmModel
 from cudnn_actor.models import Model
 from cudnn_actor.onnx import OnnxModel
 

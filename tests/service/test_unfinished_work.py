@@ -10,21 +10,10 @@ import numpy as np
 import pykka
 import pytest
 
-from cudnn_actor import (
-    Copy,
-    CudnnRef,
-    Download,
-    Drain,
-    ExecutionFailed,
-    Fill,
-    Free,
-    OutcomeUnknown,
-    Receipt,
-    StaleBufferError,
-    Upload,
-)
+from cudnn_actor import CudnnRef, ExecutionFailed, OutcomeUnknown, Receipt, StaleBufferError
 from cudnn_actor.actors import Envelope
 from cudnn_actor.engines.base import EngineFailure, StickyError
+from cudnn_actor.messages import Copy, Download, Drain, Fill, Free, Upload
 
 from .rigs import AsynchronousEngine, Device, Trio, in_thread, outcome, service_on, single, spawn_on
 from .test_asynchronous_engine import _note, paused, quiet

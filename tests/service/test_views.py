@@ -9,21 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cudnn_actor import (
-    Download,
-    Fault,
-    FaultPlan,
-    Fill,
-    Free,
-    InvalidRequest,
-    Restarted,
-    StaleBufferError,
-    View,
-    spawn,
-)
+from cudnn_actor import Fault, FaultPlan, InvalidRequest, StaleBufferError, spawn
 from cudnn_actor.engines.cpu import CpuEngine
+from cudnn_actor.messages import Download, Fill, Free, View
 from cudnn_actor.protocol.types.dtypes import DTypeName
 from cudnn_actor.protocol.types.tensor import LayoutName
+from cudnn_actor.supervision import Restarted
 
 from .full_memory import FULL, LIMIT, fill_memory, has_room
 from .rigs import (

@@ -9,21 +9,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from cudnn_actor import (
-    BufferRef,
-    CudnnRef,
-    CudnnService,
-    DeployModel,
-    GraphBuilder,
-    ModelGraph,
-    Spawning,
-    UnloadModel,
-    WarmModel,
-)
+from cudnn_actor import BufferRef, CudnnRef, CudnnService, GraphBuilder
 from cudnn_actor.engines import EngineChoice, WorkerEngine
 from cudnn_actor.engines.base import Plan
 from cudnn_actor.engines.cpu import CpuEngine
+from cudnn_actor.messages import DeployModel, ModelGraph, UnloadModel, WarmModel
 from cudnn_actor.options import make_options
+from cudnn_actor.service import Spawning
 
 from .rigs import isolation_option, spawn
 from .test_deployed_models import W, check, images, placed, run

@@ -27,7 +27,8 @@ pytest_plugins = ["pytester"]
 
 HEAD = """
 import numpy as np, pytest
-from cudnn_actor import Allocate, ConvFwd, ConvSpec, Fault, FaultPlan, Fill, GraphBuilder, OutOfMemory
+from cudnn_actor import ConvFwd, ConvSpec, Fault, FaultPlan, GraphBuilder, OutOfMemory
+from cudnn_actor.messages import Allocate, Fill
 ONE = np.ones((1, 1, 1, 1), np.float32)
 """
 

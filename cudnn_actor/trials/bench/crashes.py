@@ -8,8 +8,9 @@ import signal
 import time
 from typing import Any
 
-from cudnn_actor import ConvFwd, CudnnRef, Fault, FaultPlan, StandbyState, spawn
+from cudnn_actor import ConvFwd, CudnnRef, Fault, FaultPlan, spawn
 from cudnn_actor.protocol.messages.messages import Compute
+from cudnn_actor.service import StandbyState
 from cudnn_actor.trials.bench.convolutions import crash
 from cudnn_actor.trials.bench.hops import trivial_convolution
 from cudnn_actor.trials.measure import Plan

@@ -8,7 +8,8 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from cudnn_actor import ConvFwd, ConvSpec, CudnnRef, Ping, spawn
+from cudnn_actor import ConvFwd, ConvSpec, CudnnRef, spawn
+from cudnn_actor.messages import Ping
 from cudnn_actor.trials.bench.record import IN_FLIGHT, SUBJECTS, Hop
 from cudnn_actor.trials.measure import BareHop, Plan, PykkaWay, Request, one_by_one, rate
 from cudnn_actor.trials.placement import last_cores, place

@@ -11,7 +11,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import numpy as np
 
-from cudnn_actor import CudnnRef, Ping, spawn
+from cudnn_actor import CudnnRef, spawn
+from cudnn_actor.messages import Ping
 from cudnn_actor.trials.bench.cpu_time import worker_cpu_s
 from cudnn_actor.trials.bench.hops import trivial_convolution
 from cudnn_actor.trials.bench.record import ISOLATIONS, SIDE_SUBJECTS, SIDES_IN_FLIGHT, Moves, Side
