@@ -25,14 +25,18 @@ if TYPE_CHECKING:
 
 __all__ = ["Elsewhere", "Envelope"]
 
+_WORD_S = 0.1
+"""How long a caller whose timeout has passed waits for another process's word whether its message started."""
+
 
 class Elsewhere(Protocol):
     """A message that was handed to another process."""
 
-    def withdraw(self) -> bool:
+    def withdraw(self) -> bool | None:
         """Ask the process not to start the message. Any thread; never blocks.
 
-        Returns whether the message certainly never starts.
+        Returns whether the message certainly never starts. None: the process will say so, by
+        `Envelope.end_expired`, if the caller's timeout has passed.
         """
 
 
@@ -106,7 +110,7 @@ class Envelope:
         self.admitted_ns = 0
         self.started_ns = 0
         self.timed_out = False
-        """Whether an asyncio caller has been told that its timeout has passed."""
+        """Whether the timeout of an asyncio caller has passed. It is told so, or an answer comes first."""
         self.elsewhere: Elsewhere | None = None
         """The other process's side, if another process is to start the message; else None."""
         self.watch: Callable[[asyncio.Future[Any]], object] | None = None
@@ -243,15 +247,37 @@ class Envelope:
         if self.mailbox is not None:
             self.mailbox.dropped += 1
 
+    def rule_out(self) -> bool | None:
+        """Have the message not started, if it has not been. Any thread; never blocks.
+
+        Returns whether it certainly never starts; None as `Elsewhere.withdraw`.
+        """
+        if self.mailbox is not None:
+            self.mailbox.note_left()
+        if self._claim():
+            return True
+        if self.started_ns or (elsewhere := self.elsewhere) is None:
+            return False
+        return elsewhere.withdraw()
+
     def expire(self) -> None:
-        """Tell an asyncio caller that its timeout has passed. Only on the future's own loop."""
+        """Tell an asyncio caller that its timeout has passed. Only on the future's own loop.
+
+        If another process has to be asked whether the message has started, the caller is told once it has
+        answered, or after `_WORD_S` seconds.
+        """
+        assert self.future is not None
+        if not self.future.done():
+            self.timed_out = True
+            if (never := self.rule_out()) is None:
+                self.future.get_loop().call_later(_WORD_S, self.end_expired, True)
+            else:
+                self.end_expired(not never)
+
+    def end_expired(self, started: bool) -> None:
+        """Tell the caller whether its message may have started; the first word counts. Only on the future's
+        own loop."""
         assert self.future is not None
         assert self.timeout_s is not None
         if not self.future.done():
-            self.timed_out = True
-            if self.mailbox is not None:
-                self.mailbox.note_left()
-            started = not self._claim()
-            if started and not self.started_ns and (elsewhere := self.elsewhere) is not None:
-                started = not elsewhere.withdraw()
             self.future.set_exception(DeadlineExceeded(timeout_s=self.timeout_s, started=started))

@@ -5,8 +5,9 @@ decode, is too long, or breaks the order below costs its connection alone. A mes
 a frame that does, fails only its request.
 
 =============  ==========================================================================================
-client sends   `Attach` first, once; `MapSegment`, with one descriptor, and `DropSegment`; `Requests`;
-               `Withdraw`; `Room`, after a `NeedsRoom`
+client sends   `Attach` first, once; `MapSegment`, with one descriptor, and `DropSegment`; `KnowGraph`
+               before the first request with that graph, `ForgetGraph`; `Requests`; `Withdraw`; `Room`, after
+               a `NeedsRoom`
 server sends   `Attached` or `Refusal` first; `Happened`, for each lifecycle event; `Status`; `Answers`
 =============  ==========================================================================================
 
@@ -24,6 +25,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
+from cudnn_actor.isolation.known_graphs import LoopKnown, RunKnown
 from cudnn_actor.protocol.errors import ErrorRecord, MalformedMessage
 from cudnn_actor.protocol.messages import codec
 from cudnn_actor.protocol.messages.messages import Travelling
@@ -38,6 +40,7 @@ __all__ = [
     "FROM_SERVER",
     "INLINE_BYTES",
     "LONGEST",
+    "LONGEST_MESSAGE",
     "VERSION",
     "Answer",
     "Answers",
@@ -47,8 +50,10 @@ __all__ = [
     "Done",
     "DropSegment",
     "Dropped",
+    "ForgetGraph",
     "Given",
     "Happened",
+    "KnowGraph",
     "MapSegment",
     "NeedsRoom",
     "Place",
@@ -61,14 +66,17 @@ __all__ = [
     "Status",
     "WireArray",
     "Withdraw",
+    "Withdrawn",
     "digest_of",
     "writing",
 ]
 
-VERSION: Final = 1
+VERSION: Final = 2
 """Both sides must have the same."""
 LONGEST: Final = 16 << 20
 """Bytes of the longest frame that a server accepts of a client."""
+LONGEST_MESSAGE: Final = LONGEST - (4 << 10)
+"""Bytes of the longest message, and of the longest graph, that fit into a frame beside its other fields."""
 INLINE_BYTES: Final = 16 << 10
 """The size up to which an array travels in the frame: to copy it there is faster than to find it a place."""
 
@@ -145,6 +153,19 @@ class DropSegment(_Frame, frozen=True, array_like=True, forbid_unknown_fields=Tr
     number: int
 
 
+class KnowGraph(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
+    """Keep a graph, whose `Graph.encoded` is `body`. Later requests name it by its `identity`."""
+
+    identity: str
+    body: bytes
+
+
+class ForgetGraph(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
+    """Drop a graph. Requests that were sent earlier still run it."""
+
+    identity: str
+
+
 class Request(
     msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, omit_defaults=True, gc=False
 ):
@@ -182,9 +203,13 @@ class Requests(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True,
 
 
 class Withdraw(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
-    """Do not start a request, if it has not been started. It is answered in any case."""
+    """Do not start a request, if it has not been started. It is answered in any case.
+
+    `tells`: whether a `Withdrawn` is wanted, too, unless the request is answered already.
+    """
 
     number: int
+    tells: bool
 
 
 class Room(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
@@ -195,7 +220,7 @@ class Room(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag
     nbytes: int
 
 
-FromClient = Attach | MapSegment | DropSegment | Requests | Withdraw | Room
+FromClient = Attach | MapSegment | DropSegment | KnowGraph | ForgetGraph | Requests | Withdraw | Room
 
 
 # From the server.
@@ -216,6 +241,8 @@ class Attached(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True,
         Bytes of buffers that it may hold; None for no bound.
     operations
         How many operations a graph may have.
+    graphs
+        About the bytes of the server's memory that the client's graphs may take.
     models
         The files of the models that the server keeps loaded, by their names.
     """
@@ -227,6 +254,7 @@ class Attached(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True,
     window: int
     nbytes: int | None
     operations: int
+    graphs: int
     models: dict[str, str]
 
 
@@ -288,7 +316,14 @@ class Dropped(_Answer, frozen=True, array_like=True, forbid_unknown_fields=True,
     """The request was withdrawn. Nothing reads its arrays any more."""
 
 
-Answer = Done | Given | Arrays | NeedsRoom | Refused | Dropped
+class Withdrawn(_Answer, frozen=True, array_like=True, forbid_unknown_fields=True, tag=7, gc=False):
+    """The reply to a `Withdraw`. `started`: whether the request may have started. Its answer is still to
+    come."""
+
+    started: bool
+
+
+Answer = Done | Given | Arrays | NeedsRoom | Refused | Dropped | Withdrawn
 
 
 class Answers(_Frame, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
@@ -329,15 +364,16 @@ def writing(put: Callable[[np.ndarray], Place | None]) -> Callable[[Any], bytes]
 
 
 class Reading:
-    """Decodes messages of clients. Used by one thread: what finds arrays is set for each call.
+    """Decodes messages of clients, as `known_form` gives them.
 
-    A decoder of all messages takes tens of milliseconds to make, so that one is made for all clients.
+    Used by one thread: what finds arrays is set for each call. A decoder of all messages takes tens of
+    milliseconds to make, so that one is made for all clients.
     """
 
     def __init__(self) -> None:
         self._find: Callable[[WireArray], np.ndarray] = WireArray.inline
         self._decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(
-            Travelling, dec_hook=self._array
+            Travelling | RunKnown | LoopKnown, dec_hook=self._array
         )
 
     def message(self, body: bytes, find: Callable[[WireArray], np.ndarray]) -> Any:

@@ -13,6 +13,8 @@ import pytest
 from cudnn_actor import CudnnRef, connect, spawn
 from cudnn_actor.attached import ServedSocket, serve_socket
 
+from .raw_client import Raw
+
 Eventually = Callable[[Callable[[], Awaitable[bool]]], Awaitable[None]]
 
 
@@ -32,6 +34,13 @@ async def served(gpu: CudnnRef, tmp_path: Path) -> AsyncIterator[ServedSocket]:
 async def client(served: ServedSocket) -> AsyncIterator[CudnnRef]:
     async with connect(served.path) as attached:
         yield attached
+
+
+@pytest.fixture
+async def raw(served: ServedSocket) -> AsyncIterator[Raw]:
+    client = Raw(served.path)
+    yield client
+    client.socket.close()
 
 
 async def eventually(condition: Callable[[], Awaitable[bool]]) -> None:

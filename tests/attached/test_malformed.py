@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import array
 import asyncio
-import contextlib
 import fcntl
 import os
-import socket
 import struct
-from collections.abc import AsyncIterator, Callable
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -49,37 +45,7 @@ from cudnn_actor.protocol.messages.model_messages import ModelRef
 from cudnn_actor.protocol.types.dtypes import DType
 
 from .client_program import X
-
-ATTACH = Attach(VERSION, "raw")
-
-
-class Raw:
-    """A client that sends what it likes."""
-
-    def __init__(self, path: Path) -> None:
-        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.socket.connect(os.fspath(path))
-        self.socket.setblocking(False)
-
-    async def send(self, data: bytes, descriptors: tuple[int, ...] = ()) -> None:
-        rights = (
-            [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
-        )
-        self.socket.sendmsg([data], rights)
-
-    async def ended(self) -> None:
-        """Wait until the server has closed the connection."""
-        loop = asyncio.get_running_loop()
-        with contextlib.suppress(ConnectionError):
-            while await loop.sock_recv(self.socket, 1 << 16):
-                pass
-
-
-@pytest.fixture
-async def raw(served: ServedSocket) -> AsyncIterator[Raw]:
-    client = Raw(served.path)
-    yield client
-    client.socket.close()
+from .raw_client import ATTACH, Raw
 
 
 def memory(nbytes: int, seals: int = FIXED_SIZE) -> int:
@@ -123,7 +89,7 @@ async def test_a_malformed_frame_costs_its_connection_alone(
 
 @pytest.mark.parametrize(
     ("frame", "reason"),
-    [(encode(Withdraw(1)), "before Attach"), (encode(Attach(VERSION + 1, "")), "version")],
+    [(encode(Withdraw(1, False)), "before Attach"), (encode(Attach(VERSION + 1, "")), "version")],
 )
 async def test_the_first_frame_must_attach(
     raw: Raw, logs: list[EventDict], frame: bytes, reason: str

@@ -18,7 +18,7 @@ from cudnn_actor import CudnnActorError, CudnnRef, InvalidRequest, OutOfMemory, 
 from cudnn_actor.attached import ServedSocket
 from cudnn_actor.attached.client import connecting
 from cudnn_actor.attached.client.link import ShareWeights
-from cudnn_actor.attached.server import serving, session
+from cudnn_actor.attached.server import copies, received, serving, session
 from cudnn_actor.attached.wire import (
     FROM_SERVER,
     Answers,
@@ -40,7 +40,7 @@ from cudnn_actor.protocol.types.dtypes import DType
 from cudnn_actor.protocol.types.tensor import Layout, TensorSpec
 
 from .client_program import X
-from .test_malformed import ATTACH, Raw
+from .raw_client import ATTACH, Raw
 
 SPEC = TensorSpec.packed((1, 1, 256, 256), DType.FLOAT32, Layout.NCHW)
 
@@ -89,18 +89,19 @@ async def asking(served: ServedSocket) -> Any:
     raw.socket.close()
 
 
-@pytest.mark.parametrize("step", ["check_message", "references"])
+@pytest.mark.parametrize(("module", "step"), [(session, "check_message"), (received, "references")])
 async def test_an_unforeseen_exception_is_the_answer_to_its_request(
-    client: CudnnRef, logs: list[EventDict], monkeypatch: pytest.MonkeyPatch, step: str
+    client: CudnnRef, logs: list[EventDict], monkeypatch: pytest.MonkeyPatch, module: Any, step: str
 ) -> None:
     def fails(*_: object) -> None:
         raise RuntimeError("nobody foresaw this")
 
     with monkeypatch.context() as patch:
-        patch.setattr(session, step, fails)
+        patch.setattr(module, step, fails)
         with pytest.raises(CudnnActorError, match="nobody foresaw this"):
             await client.empty((1, 1, 3, 5))
-    assert [line["event"] for line in logs if line["log_level"] == "error"] == ["request.failed"]
+    lines = [(line["event"], line["message"]) for line in logs if line["log_level"] == "error"]
+    assert lines == [("request.failed", "Allocate")]
     assert await client.ping() == 1
 
 
@@ -165,7 +166,7 @@ async def test_the_digest_of_large_weights_is_checked_beside_the_loop(
         threads.append(threading.current_thread())
         return digest_of(values)
 
-    monkeypatch.setattr(session, "digest_of", noted)
+    monkeypatch.setattr(copies, "digest_of", noted)
     values = np.arange(rows * 512, dtype=np.float32).reshape(1, 1, rows, 512)
     spec = TensorSpec.packed(values.shape, DType.FLOAT32, Layout.NCHW)
     service: Any = client._service

@@ -6,8 +6,9 @@ import msgspec
 import pytest
 
 from cudnn_actor import BufferRef, GraphBuilder, Loop, RunGraph, RunLoop
+from cudnn_actor.isolation.known_graphs import LoopKnown, RunKnown
 from cudnn_actor.isolation.process.child.decoders import MESSAGES
-from cudnn_actor.isolation.process.wire import LoopKnown, RunKnown, encode_message
+from cudnn_actor.isolation.process.wire import encode_message
 from cudnn_actor.protocol import Graph
 
 

@@ -84,8 +84,9 @@ class _AttachedState(ExecutionState):
             self.mailbox.admit(Envelope(UnloadModel(model=model, graphs=graphs)))
 
     def forget(self, identities: frozenset[str], _plans: frozenset[str]) -> None:
-        """Drop graphs from this process's caches. Those of the service are for all of its clients."""
+        """Drop graphs from the caches, here and in the server. Plans are for all of its clients."""
         self.messages.forget(identities)
+        self.mailbox.call(self.mailbox.forget_graphs, identities)
 
 
 class AttachedService:
@@ -119,7 +120,14 @@ class AttachedService:
         self._cause: ExitReason | None = None
         self._gone = threading.Event()
         held = HeldBuffers(attached.device)
-        self.link = Link(channel, attached.window, held, self._take, self._lost)
+        self.link = Link(
+            channel,
+            held,
+            window=attached.window,
+            graphs=attached.graphs,
+            on_frame=self._take,
+            on_lost=self._lost,
+        )
         self.state = _AttachedState(
             mailbox=self.link,
             memory=held,

@@ -21,11 +21,15 @@ from cudnn_actor.actors.pykka_seam import is_stop
 from cudnn_actor.attached.client.held import HeldBuffers
 from cudnn_actor.attached.wire import (
     INLINE_BYTES,
+    LONGEST_MESSAGE,
     Answers,
     Arrays,
     Done,
+    Dropped,
     DropSegment,
+    ForgetGraph,
     Given,
+    KnowGraph,
     MapSegment,
     NeedsRoom,
     Place,
@@ -35,18 +39,23 @@ from cudnn_actor.attached.wire import (
     Room,
     WireArray,
     Withdraw,
+    Withdrawn,
     writing,
 )
+from cudnn_actor.isolation.known_graphs import SentGraphs, known_form
 from cudnn_actor.isolation.staging import Block, Staging
 from cudnn_actor.processes.channel import Channel
 from cudnn_actor.processes.frames import BadFrame
 from cudnn_actor.protocol.errors import (
     CudnnActorError,
+    DeadlineExceeded,
     ErrorRecord,
     InvalidRequest,
     MalformedMessage,
     OutOfMemory,
+    Words,
 )
+from cudnn_actor.protocol.graphs.named_graph import Graph
 from cudnn_actor.protocol.messages.codec import decode_reply
 from cudnn_actor.protocol.messages.messages import Allocate, Download, Free, LendStaging, RunModel, View
 from cudnn_actor.protocol.types.tensor import TensorSpec
@@ -55,8 +64,8 @@ __all__ = ["Link", "ShareWeights"]
 
 log = Log("cudnn_actor.attached")
 
-_MOST_GATHERED = 32
-"""So many messages are sent before the loop goes on."""
+_MOST_GATHERED, _GATHERED_BYTES = 32, 64 << 10
+"""So many messages are sent before the loop goes on, and so many bytes of them in one frame, or one more."""
 _STEP = 64
 
 
@@ -84,10 +93,11 @@ class _Sent:
         self.room: Block | None = None
         """Where those of its answer may be written."""
 
-    def withdraw(self) -> bool:
-        """Have it not started, if it has not been; it is not known here whether it has. Any thread."""
-        self.link.call(self.link.withdraw, self.number)
-        return False
+    def withdraw(self) -> bool | None:
+        """See `actors.envelope.Elsewhere`: the server knows whether it has started."""
+        expired = self.envelope.timed_out
+        self.link.call(self.link.withdraw, self.number, expired)
+        return None if expired else False
 
 
 class Link(Mailbox):
@@ -97,10 +107,12 @@ class Link(Mailbox):
     ----------
     channel
         The connection, owned by this object from now on. The server's first frame has been read.
-    window
-        How many requests may be in flight.
     held
         The buffers that the client has.
+    window
+        How many requests may be in flight.
+    graphs
+        About the bytes that graphs of this client may take in the server.
     on_frame
         Takes the server's frames that are no answers.
     on_lost
@@ -112,8 +124,10 @@ class Link(Mailbox):
     def __init__(
         self,
         channel: Channel,
-        window: int,
         held: HeldBuffers,
+        *,
+        window: int,
+        graphs: int,
         on_frame: Callable[[Any], None],
         on_lost: Callable[[str], None],
     ) -> None:
@@ -129,6 +143,15 @@ class Link(Mailbox):
         self._blocks: list[Block] = []
         """Where the arrays of the message that is being encoded lie."""
         self._sent: dict[int, _Sent] = {}
+        self._unsent: list[Request] = []
+        """Requests whose frame has not been made. They are among `_sent` already."""
+        self._unsent_bytes = 0
+        self._graphs = SentGraphs(
+            graphs,
+            know=self._make_known,
+            flush=self._flush,
+            forget=lambda identity: self._send(ForgetGraph(identity)),
+        )
         self._last = 0
         self._rooms: dict[Any, int] = {}
         """How many bytes the last answer of each model had."""
@@ -161,10 +184,19 @@ class Link(Mailbox):
         """Requests that the service's process has."""
         return 0
 
-    def withdraw(self, number: int) -> None:
-        """Tell the service's process that nobody waits for a request. On the owning loop."""
+    def withdraw(self, number: int, expired: bool) -> None:
+        """Tell the service's process that nobody waits for a request. On the owning loop.
+
+        `expired`: its timeout has passed, and the server is to say whether it has started. If it has been
+        answered since, that has told its caller.
+        """
         if number in self._sent and not self._ended:
-            self._send(Withdraw(number))
+            self._send(Withdraw(number, expired))
+
+    def forget_graphs(self, identities: frozenset[str]) -> None:
+        """Have the server drop graphs that this client has sent. On the owning loop."""
+        if not self._ended:
+            self._graphs.forget(identities)
 
     # On the owning loop.
 
@@ -174,45 +206,57 @@ class Link(Mailbox):
         self._gathered = 0
         if self._ended:
             return
-        requests: list[Request] = []
         while (room := self._window - len(self._sent)) > 0 and (batch := self.take(room, 0.0)):
             for envelope in batch:
-                request = self._prepared(envelope)
-                if request is not None:
-                    requests.append(request)
-        if requests:
+                self._prepare(envelope)
+        self._flush()
+
+    def _flush(self) -> None:
+        """Send the requests that are ready, in one frame."""
+        requests = self._unsent
+        if requests and not self._ended:
+            self._unsent = []
+            self._unsent_bytes = 0
             self._send(Requests(requests))
 
-    def _prepared(self, envelope: Envelope) -> Request | None:
-        """A request ready to be sent; None for a message that is answered here."""
+    def _prepare(self, envelope: Envelope) -> None:
+        """Make a request ready to be sent, or answer its message here."""
         message = envelope.message
+        if self._ended:  # by a message of the same batch
+            self._reply(envelope, None, ActorStopped(reason=self.closed or "closed"))
+            return
         if is_stop(message):
             self._reply(envelope, None, None)
             self.end("asked to stop")
-            return None
+            return
         self._last = number = self._last + 1
         sent = _Sent(self, number, envelope)
         if envelope.withdrawn or not envelope.hand_over(sent):
             self._reply(envelope, None, ActorStopped(reason="withdrawn"))
-            return None
+            return
         try:
             if isinstance(message, LendStaging):
                 lent = self.staging.lend(message.spec.dims, message.spec.dtype.numpy)
                 self._reply(envelope, lent, None)
-                return None
+                return
             request = self._request(sent, envelope, message)
         except Exception as error:  # noqa: BLE001 - whatever a message of the user's raises is its answer
             self._free(sent)
             self._reply(envelope, None, _as_answer(error))
-            return None
+            return
         self._sent[number] = sent
-        return request
+        self._unsent.append(request)
+        self._unsent_bytes += len(request.body)
+        if self._unsent_bytes > _GATHERED_BYTES:
+            self._flush()
 
     def _request(self, sent: _Sent, envelope: Envelope, message: Any) -> Request:
         cached = envelope.found
         if cached is not None:  # a message that runs a plan: it names buffers, and has no arrays
             if cached.body is None:
-                cached.body = self._write(message)
+                cached.body = self._write(known_form(message))
+            if not self._graphs.knows(message):
+                self._graphs.send(message.graph)
             return Request(sent.number, cached.body, None, 0, envelope.timeout_s)
         digest = ""
         if isinstance(message, ShareWeights):
@@ -221,9 +265,14 @@ class Link(Mailbox):
             raise TypeError("View, whose answer is memory of the service's process")
         self._blocks = sent.blocks
         body = self._write(message)
+        _check_length(type(message).__name__, len(body))
         self._make_room(sent, self._answer_bytes(message))
         place, nbytes = (None, 0) if sent.room is None else (_place(sent.room), sent.room.nbytes)
         return Request(sent.number, body, place, nbytes, envelope.timeout_s, digest)
+
+    def _make_known(self, graph: Graph) -> None:
+        _check_length("graph", len(graph.encoded))
+        self._send(KnowGraph(graph.identity, graph.encoded))
 
     def _answer_bytes(self, message: Any) -> int:
         """How many bytes the arrays of an answer take, as far as it is known."""
@@ -284,15 +333,32 @@ class Link(Mailbox):
         sent = self._sent.get(answer.number)
         if sent is None:
             raise BadFrame(f"an answer to request {answer.number}, which was not sent")
+        envelope = sent.envelope
         if type(answer) is NeedsRoom:
             self._give_room(sent, answer.nbytes)
             return
+        if type(answer) is Withdrawn:
+            self._end_expired(envelope, answer.started)
+            return
         del self._sent[answer.number]
-        envelope = sent.envelope
         envelope.elsewhere = None
         value, error = self._outcome(sent, answer)
+        if envelope.timed_out:  # answered before the server has heard of it
+            started = error.started if isinstance(error, DeadlineExceeded) else type(answer) is not Dropped
+            self._end_expired(envelope, started)
         self._note(envelope.message, value, error)
         self._reply(envelope, value, error, bridges)
+
+    def _end_expired(self, envelope: Envelope, started: bool) -> None:
+        """Tell a caller whose timeout has passed whether its message may have started."""
+        future = envelope.future
+        if future is None or not envelope.timed_out:
+            raise BadFrame("word of a request whose caller waits")
+        if (loop := future.get_loop()) is self._loop:
+            envelope.end_expired(started)
+        else:
+            with contextlib.suppress(RuntimeError):  # it has closed
+                loop.call_soon_threadsafe(envelope.end_expired, started)
 
     def _outcome(self, sent: _Sent, answer: Any) -> tuple[Any, Exception | None]:
         """The value or the error of an answer. Frees the request's memory."""
@@ -417,6 +483,16 @@ class Link(Mailbox):
 
 def _place(block: Block) -> Place:
     return Place(block.segment, block.offset)
+
+
+def _check_length(what: str, nbytes: int) -> None:
+    if nbytes > LONGEST_MESSAGE:
+        raise InvalidRequest(
+            field="message",
+            value=Words(what),
+            problem=f"takes {nbytes:,} bytes, and a service's process accepts at most {LONGEST_MESSAGE:,}",
+            fix="cut it into several",
+        )
 
 
 def _as_answer(error: Exception) -> Exception:

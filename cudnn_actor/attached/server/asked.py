@@ -37,6 +37,7 @@ class Asked:
 
     __slots__ = (
         "answered",
+        "copied",
         "cost_us",
         "digest",
         "envelope",
@@ -64,6 +65,8 @@ class Asked:
         self.withdrawn = self.answered = False
         self.cost_us = 0.0
         self.sent_ns = 0
+        self.copied = 0
+        """Bytes of values that were copied for it: see `Copies`."""
         self.reserved = 0
         """Bytes that were reserved for it."""
         self.results: Any = None
@@ -83,11 +86,15 @@ class Asked:
         state.mailbox.admit(envelope)
         bridge.sent(needs_thread=state.mailbox.needs_thread)
 
-    def withdraw(self) -> None:
-        """Have it not started, if it has not been. It is answered in any case."""
+    def withdraw(self) -> bool:
+        """Have it not started, if it has not been. It is answered in any case.
+
+        Returns whether it certainly never starts.
+        """
         self.withdrawn = True
-        if self.envelope is not None:
-            self.envelope.withdraw()
+        if self.envelope is None:
+            return not self.answered
+        return bool(self.envelope.rule_out())
 
     def deliver(self, value: Any, error: BaseException | None) -> None:
         """Give the answer to the session. Only the first counts."""

@@ -47,6 +47,7 @@ async def serve_socket(
     clients: int = 64,
     requests: int = 1024,
     nbytes: int | None = None,
+    copies: int = 256 << 20,
     models: Mapping[str, str | os.PathLike[str]] | None = None,
 ) -> AsyncIterator[ServedSocket]:
     """Let other processes of this user use a service: `async with serve_socket(gpu) as served`.
@@ -71,6 +72,9 @@ async def serve_socket(
         How many requests each may have in flight. More wait in the client.
     nbytes
         How many bytes of buffers each may hold; None for no bound but the service's.
+    copies
+        How many bytes of weights that are to be shared may wait in this process for each. They are copied to
+        check them; those over the bound are copied later.
     models
         Files of models by name. Clients load them by these names: `await gpu.load(name)`.
 
@@ -86,7 +90,14 @@ async def serve_socket(
     given = socket_path(path, service.name)
     listening, files = await in_own_thread(_opened, given, path is None, models or {})
     served = ServedSocket(
-        service, given, listening, clients=clients, requests=requests, nbytes=nbytes, models=files
+        service,
+        given,
+        listening,
+        clients=clients,
+        requests=requests,
+        nbytes=nbytes,
+        copies=copies,
+        models=files,
     )
     try:
         yield served
@@ -99,7 +110,7 @@ class ServedSocket:
 
     Parameters
     ----------
-    service, path, clients, requests, nbytes, models
+    service, path, clients, requests, nbytes, copies, models
         As in `serve_socket`.
     listening
         The lock that says who serves, and the listening socket; owned by this object from now on.
@@ -114,12 +125,14 @@ class ServedSocket:
         clients: int,
         requests: int,
         nbytes: int | None,
+        copies: int,
         models: Mapping[str, str],
     ) -> None:
         self.path = path
         """Where it lies."""
         self._service, self.state = service, service.state
         self.window, self._most_clients, self._nbytes = requests, clients, nbytes
+        self.copies = copies
         self._models = dict(models)
         self.share: FairShare[Session, Asked] = FairShare()
         self.costs = Costs()
@@ -193,6 +206,7 @@ class ServedSocket:
                 window=self.window,
                 nbytes=self._nbytes,
                 operations=self.state.most_operations,
+                graphs=self.state.cache_limit,
                 models=self._models,
             )
         )

@@ -13,15 +13,18 @@ from collections import deque
 from collections.abc import Coroutine
 from typing import Any, Protocol
 
+import msgspec
 import numpy as np
 
 from cudnn_actor.actors import LoopBridge
 from cudnn_actor.actors.logs import Log
 from cudnn_actor.actors.long_work import in_own_thread
 from cudnn_actor.attached.server.asked import Asked, Known
+from cudnn_actor.attached.server.copies import Copies, other_digest
 from cudnn_actor.attached.server.costs import Costs
 from cudnn_actor.attached.server.fair_share import FairShare
-from cudnn_actor.attached.server.holdings import Holdings, references
+from cudnn_actor.attached.server.holdings import Holdings
+from cudnn_actor.attached.server.received import Received
 from cudnn_actor.attached.server.segments import Segments, room_needed
 from cudnn_actor.attached.server.shared_weights import Digest, SharedWeights
 from cudnn_actor.attached.wire import (
@@ -34,7 +37,9 @@ from cudnn_actor.attached.wire import (
     Done,
     Dropped,
     DropSegment,
+    ForgetGraph,
     Given,
+    KnowGraph,
     MapSegment,
     NeedsRoom,
     Reading,
@@ -44,11 +49,10 @@ from cudnn_actor.attached.wire import (
     Room,
     WireArray,
     Withdraw,
-    digest_of,
+    Withdrawn,
 )
 from cudnn_actor.broker.request_checks import check_message
 from cudnn_actor.broker.service_state import ServiceState
-from cudnn_actor.memory.least_recent import LeastRecent
 from cudnn_actor.processes.channel import Channel
 from cudnn_actor.processes.frames import BadFrame
 from cudnn_actor.protocol.errors import (
@@ -60,7 +64,6 @@ from cudnn_actor.protocol.errors import (
 )
 from cudnn_actor.protocol.messages.codec import encode_reply
 from cudnn_actor.protocol.messages.messages import (
-    COMPUTE,
     Allocate,
     DeployModel,
     Download,
@@ -80,9 +83,14 @@ _LONG_COPY_BYTES = 1 << 20
 """Answers of more bytes are copied by a thread, so that other clients do not wait for it."""
 _MOST_UNPLACED = 1 << 30
 """While answers of so many bytes wait for a client's room, it is refused what would give more of them."""
-_MOST_KNOWN, _KNOWN_BYTES, _BYTES_PER_BYTE = 1024, 16 << 20, 5
 _PATIENCE_S = 10.0
 """How long a client may take for its first frame, and from the beginning of a frame to its end."""
+
+
+class _Tagged(msgspec.Struct):
+    """A message, of which only the name of its class is read."""
+
+    type: str
 
 
 class Server(Protocol):
@@ -95,6 +103,8 @@ class Server(Protocol):
     reading: Reading
     window: int
     """Requests that a client may have in flight."""
+    copies: int
+    """Bytes of copies that a client may have in the queue: see `Copies`."""
 
     def welcome(self, session: Session) -> None:
         """Tell a client that has introduced itself what the service is. Raises `CudnnActorError`."""
@@ -132,7 +142,9 @@ class Session:
         self.asked: dict[int, Asked] = {}
         """Its requests that have not been answered, by number, in order."""
         self._segments = Segments()
-        self._known: LeastRecent[bytes, Known] = LeastRecent(most=_MOST_KNOWN, nbytes=_KNOWN_BYTES)
+        state = server.state
+        self._received = Received(server.reading, self._segments, state.memory.device, state.cache_limit)
+        self._copies = Copies(server.copies)
         self._drains: deque[int] = deque()
         self._answers: list[Answer] = []
         self._flushing = self._paused = False
@@ -140,8 +152,6 @@ class Session:
         self._loop = asyncio.get_running_loop()
         self._bridge = LoopBridge.of_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._checking = asyncio.Lock()
-        """Held while a thread checks the digest of values."""
         self._unplaced = 0
         """Bytes of answers that wait for room."""
         self._waits_since: float | None = time.monotonic()
@@ -150,6 +160,8 @@ class Session:
             Requests: self._take_requests,
             MapSegment: self._map,
             DropSegment: lambda frame: self._segments.drop(frame.number),
+            KnowGraph: self._received.know_graph,
+            ForgetGraph: self._received.forget_graph,
             Withdraw: self._withdraw,
             Room: self._take_room,
         }
@@ -226,6 +238,9 @@ class Session:
         held = len(self.holdings)
         self.holdings.end()
         self._segments.clear()
+        self._received.clear()
+        for task in self._tasks:
+            task.cancel()
         self._server.forget(self)
         if self.name:
             log.info("client.detached", client=self.name, pid=self.pid, held=held)
@@ -274,13 +289,13 @@ class Session:
             except CudnnActorError as error:
                 self._answer(Refused(request.number, error.to_record()))
             except Exception as error:
-                log.exception("request.failed", client=self.name, message=type(request).__name__)
+                log.exception("request.failed", client=self.name, message=_kind_of(request.body))
                 self._answer(_failed(request.number, error))
 
     def _put(self, request: Request) -> None:
         if len(self.asked) >= self._server.window:
             raise MailboxFull(capacity=self._server.window)
-        known = self._decoded(request.body)
+        known = self._received.known(request.body)
         asked = Asked(self, request.number, known, request.room, request.room_bytes)
         asked.timeout_s = request.timeout_s
         message = known.message
@@ -292,24 +307,23 @@ class Session:
                 fix="use connect",
             )
         if request.share and not isinstance(message, Allocate):
-            raise _other_digest(request.share)
+            raise other_digest(request.share)
         if request.share:
             asked.digest = request.share, message.spec
-            if message.data is not None and message.data.nbytes > _LONG_COPY_BYTES:
+            if not self._copies.at_once(known):
                 self.asked[request.number] = asked
                 self._in_task(self._put_checked(asked, request.share))
                 return
-            asked.known = _shareable(known, request.share)
+            self._note_copy(asked, self._copies.checked(known, request.share))
         self._put_in_turn(asked)
 
     async def _put_checked(self, asked: Asked, share: str) -> None:
-        """Put a request once a thread has checked the digest of its values, one at a time for each client.
+        """Put a request once there is room for its values, and a thread has checked their digest.
 
         Later requests may go before it: none of them can name its buffer, which is not there yet.
         """
         try:
-            async with self._checking:
-                asked.known = await in_own_thread(_shareable, asked.known, share)
+            self._note_copy(asked, await self._copies.checked_in_turn(asked.known, share))
         except Exception as error:  # noqa: BLE001 - no memory, no thread, another digest: the answer says it
             if self.open:
                 self._end_request(asked, _failed(asked.number, error))
@@ -317,6 +331,10 @@ class Session:
         if self.open:
             self._put_in_turn(asked)
             self._server.pump()
+
+    def _note_copy(self, asked: Asked, known: Known) -> None:
+        asked.known = known
+        asked.copied = 0 if known.message.data is None else known.message.data.nbytes
 
     def _put_in_turn(self, asked: Asked) -> None:
         message = asked.known.message
@@ -329,15 +347,6 @@ class Session:
         else:
             asked.cost_us = self._server.costs.estimate(asked.known)
             self._server.share.put(self, asked, asked.cost_us)
-
-    def _decoded(self, body: bytes) -> Known:
-        known = self._known.get(body)
-        if known is None:
-            message = self._server.reading.message(body, self._segments.array)
-            known = Known(message, references(message))
-            if type(message) in COMPUTE:
-                self._known.put(body, known, _BYTES_PER_BYTE * len(body))
-        return known
 
     def hand_over(self, asked: Asked) -> None:
         """Send the service a request whose turn it is."""
@@ -393,14 +402,21 @@ class Session:
         return False
 
     def _withdraw(self, frame: Withdraw) -> None:
-        if (asked := self.asked.get(frame.number)) is not None:
-            asked.withdraw()
+        asked = self.asked.get(frame.number)
+        if asked is None:  # it was answered meanwhile
+            return
+        never = asked.withdraw()
+        if frame.tells:
+            self._answer(Withdrawn(asked.number, not never))
 
     # Answers.
 
     def answered(self, asked: Asked, value: Any, error: BaseException | None) -> None:
         """Take the answer of a request. See `Takes`."""
         self._settle(asked, value, error)
+        if asked.copied:
+            self._copies.release(asked.copied)
+            asked.copied = 0
         if not self.open:
             self.asked.pop(asked.number, None)
             return
@@ -522,22 +538,13 @@ class Session:
         self._segments.map(frame.number, frame.nbytes, self.channel.take_descriptor())
 
 
-def _shareable(known: Known, share: str) -> Known:
-    """The message, with a copy of its values: the client could change its own after the check.
-
-    Raises `InvalidRequest` if the digest is another one. Takes some 2 ms for each MB. Any thread.
-    """
-    message = known.message
-    values = None if message.data is None else np.array(message.data)
-    if values is not None and digest_of(values) != share:
-        raise _other_digest(share)
-    return Known(Allocate(spec=message.spec, data=values), known.named)
-
-
-def _other_digest(share: str) -> InvalidRequest:
-    return InvalidRequest(
-        field="share", value=share, problem="is not the digest of the values", fix="send their SHA-256"
-    )
+def _kind_of(body: bytes) -> str:
+    """The kind of a message that could not be taken, for a log line."""
+    try:
+        kind = msgspec.msgpack.decode(body, type=_Tagged).type
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        return "unknown"
+    return kind[:80]
 
 
 def _failed(number: int, error: BaseException | None) -> Answer:

@@ -23,9 +23,9 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from cudnn_actor.isolation.known_graphs import LoopKnown, RunKnown, known_form
 from cudnn_actor.processes.frames import LONGEST
 from cudnn_actor.protocol.errors import ErrorRecord
-from cudnn_actor.protocol.graphs.named_graph import Graph
 from cudnn_actor.protocol.messages import codec
 from cudnn_actor.protocol.messages.messages import (
     ClearPlans,
@@ -35,12 +35,9 @@ from cudnn_actor.protocol.messages.messages import (
     Fill,
     GetStatistics,
     Ping,
-    RunGraph,
-    RunLoop,
     Warm,
 )
 from cudnn_actor.protocol.messages.receipts import CacheStatistics, PlanStatistics
-from cudnn_actor.protocol.messages.run_loop import Loop
 from cudnn_actor.protocol.types.buffers import BufferRef
 from cudnn_actor.supervision import FaultRule
 
@@ -69,7 +66,6 @@ __all__ = [
     "KnowGraph",
     "KnowRun",
     "Logged",
-    "LoopKnown",
     "MapArena",
     "MapStage",
     "Promote",
@@ -78,7 +74,6 @@ __all__ = [
     "Refused",
     "Request",
     "Requests",
-    "RunKnown",
     "RunPlaced",
     "Staged",
     "Stop",
@@ -136,86 +131,6 @@ class InjectFault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     control = False
     tag: str
-
-
-class RunKnown(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
-    """A `RunGraph` whose graph the worker has received in a `KnowGraph`.
-
-    Models have hundreds of buffers, so only what the graph does not say is sent: specs take most of the time
-    to decode.
-
-    Parameters
-    ----------
-    graph
-        The graph's identity.
-    slots, generations
-        Those of the buffers, one for each of the graph's ports. The buffers have the specs of the ports.
-    alignments
-        The alignments that differ from those of the ports, each by its buffer's place among the buffers.
-    """
-
-    control = False
-    graph: str
-    slots: tuple[int, ...]
-    generations: tuple[int, ...]
-    alignments: dict[int, int]
-
-    @classmethod
-    def of(cls, message: RunGraph) -> RunKnown:
-        """The record that is sent for a message."""
-        graph, buffers = message.graph, message.buffers
-        return cls(
-            graph=graph.identity,
-            slots=tuple([ref.slot for ref in buffers]),
-            generations=tuple([ref.generation for ref in buffers]),
-            alignments={
-                place: ref.spec.alignment
-                for place, (ref, port) in enumerate(zip(buffers, graph.ports, strict=True))
-                if ref.spec.alignment != port.spec.alignment
-            },
-        )
-
-    def message(self, graph: Graph, device: str) -> RunGraph:
-        """The message, with its graph. Raises `ValueError` or `IndexError` if it is for another graph."""
-        specs = [port.spec for port in graph.ports]
-        for place, alignment in self.alignments.items():
-            specs[place] = msgspec.structs.replace(specs[place], alignment=alignment)
-        named = zip(self.slots, self.generations, specs, strict=True)
-        buffers = [BufferRef(slot=slot, generation=n, spec=spec, device=device) for slot, n, spec in named]
-        return RunGraph(graph=graph, buffers=tuple(buffers))
-
-
-class LoopKnown(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
-    """A `RunLoop` whose body the worker has received in a `KnowGraph`. The other fields are the loop's and
-    the message's."""
-
-    control = False
-    graph: str
-    carried: dict[str, str]
-    scanned: tuple[str, ...]
-    condition: str | None
-    buffers: tuple[BufferRef, ...]
-    scratch: BufferRef
-    turns: int
-
-    @classmethod
-    def of(cls, message: RunLoop) -> LoopKnown:
-        """The record that is sent for a message."""
-        loop = message.loop
-        return cls(
-            graph=message.graph.identity,
-            carried=loop.carried,
-            scanned=loop.scanned,
-            condition=loop.condition,
-            buffers=message.buffers,
-            scratch=message.scratch,
-            turns=message.turns,
-        )
-
-    def message(self, graph: Graph, _device: str) -> RunLoop:
-        """The message, with its body. Raises `ValueError` if it is for another graph."""
-        loop = Loop(body=graph, carried=self.carried, scanned=self.scanned, condition=self.condition)
-        return RunLoop(loop=loop, buffers=self.buffers, scratch=self.scratch, turns=self.turns)
 
 
 class RunPlaced(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
@@ -546,8 +461,4 @@ FROM_WORKER: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(FromWorker)
 
 def encode_message(message: Asked) -> bytes:
     """A message as the bytes of a `Request`. Raises `TypeError` for fields that are not protocol data."""
-    if type(message) is RunGraph:
-        message = RunKnown.of(message)
-    elif type(message) is RunLoop:
-        message = LoopKnown.of(message)
-    return codec.encode_message(message)  # type: ignore[arg-type]  # which takes any struct of plain data
+    return codec.encode_message(known_form(message))

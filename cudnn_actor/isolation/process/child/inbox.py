@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from cudnn_actor.broker.message_cache import CachedMessage
+from cudnn_actor.isolation.known_graphs import LoopKnown, ReceivedGraphs, RunKnown
 from cudnn_actor.isolation.process.child.decoders import MESSAGES
 from cudnn_actor.isolation.process.child.outbox import Outbox
 from cudnn_actor.isolation.process.child.task import InternalTask, KnownRun, PlacedRun, WorkerTask
@@ -26,16 +27,13 @@ from cudnn_actor.isolation.process.wire import (
     Internal,
     KnowGraph,
     KnowRun,
-    LoopKnown,
     Request,
     Requests,
-    RunKnown,
     RunPlaced,
 )
 from cudnn_actor.memory.least_recent import LeastRecent
 from cudnn_actor.processes.channel import Channel
 from cudnn_actor.protocol.errors import CudnnActorError, MalformedMessage
-from cudnn_actor.protocol.graphs.named_graph import Graph
 from cudnn_actor.protocol.messages.messages import COMPUTE, Compute, GraphRun
 
 __all__ = ["Inbox"]
@@ -93,13 +91,12 @@ class Inbox:
         self._channel = channel
         self._outbox = outbox
         self._page = page
-        self._device = device
         self._tasks: deque[WorkerTask | InternalTask] = deque()
         self._urgent: deque[WorkerTask | InternalTask] = deque()
         self._known: LeastRecent[bytes, CachedMessage | PlacedRun] = LeastRecent(
             most=_MOST_KNOWN, nbytes=cache_limit
         )
-        self._graphs: dict[str, Graph | MalformedMessage] = {}
+        self._graphs = ReceivedGraphs(device)
         self._find = find
         self._runs: dict[int, KnownRun | CudnnActorError] = {}
         """The runs of models' graphs, by number; for one that cannot be run, the error."""
@@ -235,14 +232,11 @@ class Inbox:
         self._tasks.append(InternalTask(self._decoded(frame.body), frame.number))
 
     def _keep_graph(self, frame: KnowGraph) -> None:
-        try:
-            self._graphs[frame.identity] = Graph.received(frame.body, frame.identity)
-        except (msgspec.DecodeError, ValueError, RecursionError) as error:
-            self._graphs[frame.identity] = MalformedMessage(detail=str(error))
+        self._graphs.keep(frame.identity, frame.body)
 
     def forget_graph(self, identity: str) -> None:
         """Drop a graph, and the cached messages that run it. Requests received earlier still run it."""
-        graph = self._graphs.pop(identity)
+        graph = self._graphs.forget(identity)
         for body, known in self._known.items():
             if isinstance(known.message, GraphRun) and known.message.graph is graph:
                 self._known.pop(body)
@@ -252,10 +246,9 @@ class Inbox:
         try:
             message = MESSAGES.decode(body)
             if type(message) is RunKnown or type(message) is LoopKnown:
-                graph = self._graphs[message.graph]
-                if isinstance(graph, MalformedMessage):
-                    return graph
-                message = message.message(graph, self._device)
-        except (msgspec.DecodeError, ValueError, IndexError, RecursionError) as error:
+                message = self._graphs.message(message)
+        except MalformedMessage as error:
+            return error
+        except (msgspec.DecodeError, ValueError, RecursionError) as error:
             return MalformedMessage(detail=str(error))
         return self._run_of(message) if type(message) is RunPlaced else message

@@ -160,7 +160,7 @@ def _prepared(host: WorkerHost, sender: Sender, envelope: Envelope) -> WorkerReq
     request: WorkerRequest | None
     try:
         if type(message) in COMPUTE:
-            request = sender.prepared(envelope, message) if sender.knows(message) else None
+            request = sender.prepared(envelope, message) if sender.graphs.knows(message) else None
         elif type(message) is Ping:
             request = WorkerRequest(envelope, envelope.number, message)
             request.body = encode_message(message)

@@ -6,14 +6,13 @@ handler may raise an exception in it; only `flush`, `finish_sending` and what th
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from cudnn_actor.actors import Envelope
 from cudnn_actor.broker import Broker
 from cudnn_actor.broker.deployments import Deployed
+from cudnn_actor.isolation.known_graphs import SentGraphs
 from cudnn_actor.isolation.process.parent.checksums import Checksums
 from cudnn_actor.isolation.process.parent.in_flight import InFlightTable, WorkerRequest
 from cudnn_actor.isolation.process.parent.workers import Workers
@@ -21,6 +20,7 @@ from cudnn_actor.isolation.process.wire import (
     LONGEST_MESSAGE,
     ForgetGraph,
     ForgetRun,
+    FromParent,
     KnowGraph,
     KnowRun,
     Request,
@@ -29,16 +29,12 @@ from cudnn_actor.isolation.process.wire import (
 )
 from cudnn_actor.isolation.staging import Staging
 from cudnn_actor.protocol.errors import InvalidRequest, Words
-from cudnn_actor.protocol.graphs.named_graph import Graph
 from cudnn_actor.protocol.messages.messages import Compute, Explain, GraphRun
 
 __all__ = ["BULKY_BYTES", "Sender"]
 
 BULKY_BYTES = 64 << 10
 """A longer message gets its own frame. So a frame has room for four whole windows of the others."""
-
-_MOST_GRAPHS = 256
-"""Graphs that a worker keeps, as many as plans."""
 
 
 @dataclass(eq=False, repr=False)
@@ -64,10 +60,22 @@ class Sender:
     """Requests in flight whose frame has not been made. The fast path adds to it in its step."""
     _sending: Requests | None = field(default=None, init=False)
     """The frame that is being sent. It stays set if the sender is interrupted."""
-    _graphs: OrderedDict[str, int] = field(default_factory=OrderedDict, init=False)
-    """Identities of the graphs that the worker keeps → their bytes, the least recently used first."""
+    graphs: SentGraphs = field(init=False)
+    """The graphs that the worker keeps."""
     _runs: set[int] = field(default_factory=set, init=False)
     """Numbers of the runs of models' graphs that the worker keeps."""
+
+    def __post_init__(self) -> None:
+        self.graphs = SentGraphs(
+            self.broker.state.cache_limit,
+            know=lambda graph: self._send(KnowGraph(graph.identity, graph.encoded)),
+            flush=self.flush,
+            forget=lambda identity: self._send(ForgetGraph(identity)),
+        )
+
+    def _send(self, frame: FromParent) -> None:
+        assert self.workers.serving is not None
+        self.workers.serving.send(frame)
 
     # Encoding.
 
@@ -100,39 +108,7 @@ class Sender:
                 fix="warm fewer requests at a time",
             )
 
-    # The graphs that the worker keeps.
-
-    def knows(self, message: Any) -> bool:
-        """Whether the worker has the graph of a message, if it names one: then that counts as used."""
-        if not isinstance(message, GraphRun):
-            return True
-        identity = message.graph.identity
-        if identity not in self._graphs:
-            return False
-        self._graphs.move_to_end(identity)
-        return True
-
-    def _make_known(self, graph: Graph) -> None:
-        """Send the worker a graph, and have it forget the least recently used if they are too many."""
-        assert self.workers.serving is not None
-        self.workers.serving.send(KnowGraph(graph.identity, graph.encoded))
-        self._graphs[graph.identity] = graph.footprint
-        while len(self._graphs) > 1 and (
-            len(self._graphs) > _MOST_GRAPHS or sum(self._graphs.values()) > self.broker.state.cache_limit
-        ):
-            self._have_forgotten(next(iter(self._graphs)))
-
-    def forget_graphs(self, identities: Collection[str]) -> None:
-        """Have the worker drop these graphs, if it keeps them."""
-        for identity in tuple(self._graphs):
-            if identity in identities:
-                self._have_forgotten(identity)
-
-    def _have_forgotten(self, identity: str) -> None:
-        assert self.workers.serving is not None
-        self.flush()  # requests that name it go first
-        del self._graphs[identity]
-        self.workers.serving.send(ForgetGraph(identity))
+    # The runs of models that the worker keeps.
 
     def knows_run(self, deployed: Deployed) -> bool:
         """Whether the worker has the run of a model's graph."""
@@ -145,8 +121,8 @@ class Sender:
         assert self.workers.serving is not None
         message, graph = deployed.cached.message, deployed.of.graph
         _check_length(len(graph.encoded), len(graph.body.operations))
-        if not self.knows(message):
-            self._make_known(graph)
+        if not self.graphs.knows(message):
+            self.graphs.send(graph)
         known = KnowRun(deployed.number, encode_message(message), tuple(deployed.copied))
         self.workers.serving.send(known)
         self._runs.add(deployed.number)
@@ -230,8 +206,8 @@ class Sender:
 
     def _make_way(self, request: WorkerRequest) -> None:
         """Send what must go before a request. May be repeated. Raises `MemoryError`."""
-        if not self.knows(request.request):
-            self._make_known(request.request.graph)
+        if not self.graphs.knows(request.request):
+            self.graphs.send(request.request.graph)
         if request.run is not None:
             assert request.run.deployed is not None
             self._make_run_known(request.run.deployed)
@@ -279,7 +255,7 @@ class Sender:
         """Drop what was meant for the worker, and what it knew: it has ended, or another serves now."""
         self._unsent.clear()
         self._sending = None
-        self._graphs.clear()
+        self.graphs.clear()
         self._runs.clear()
 
     # What a request holds.

@@ -235,7 +235,7 @@ class WorkerHost:
 
     def forget(self, message: Forget) -> None:
         """Have every worker drop graphs and plans."""
-        self.sender.forget_graphs(message.identities)
+        self.sender.graphs.forget(message.identities)
         if message.plans:
             self.recent.forget(message.plans)
             self.in_flight.forget_plans(message.plans)

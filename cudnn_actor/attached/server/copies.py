@@ -1,0 +1,103 @@
+"""Copies of values that a client wants to share: made to check their digest, and bounded by their bytes.
+
+The client could change its own memory after the check. So what others will use is copied first, and the copy
+waits in the queue. While a client's copies take as much as it may have, its next ones are made later: its
+values stay in its own memory until then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+
+from cudnn_actor.actors.long_work import in_own_thread
+from cudnn_actor.attached.server.asked import Known
+from cudnn_actor.attached.wire import digest_of
+from cudnn_actor.protocol.errors import InvalidRequest
+from cudnn_actor.protocol.messages.messages import Allocate
+
+__all__ = ["Copies", "other_digest"]
+
+_SHORT_BYTES = 1 << 20
+"""Up to so many bytes are copied and checked at once, which takes 2 ms."""
+
+
+class Copies:
+    """The copies of one client. On the server's loop only.
+
+    Parameters
+    ----------
+    limit
+        How many bytes they may take together. A larger one is made when there is no other.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self.nbytes = 0
+        """Bytes of the copies that are there."""
+        self._turn = asyncio.Lock()
+        """Held by the request whose copy is made next: those of a client are made in its order."""
+        self._waiting = 0
+        self._freed = asyncio.Event()
+
+    def at_once(self, known: Known) -> bool:
+        """Whether an `Allocate` can be checked without waiting."""
+        nbytes = _nbytes(known)
+        return not nbytes or (nbytes <= _SHORT_BYTES and not self._waiting and self._has_room(nbytes))
+
+    def checked(self, known: Known, share: str) -> Known:
+        """The message, with a copy of its values, which counts until `release`. See `at_once`.
+
+        Raises `InvalidRequest` if the digest is another one.
+        """
+        copied = _checked(known, share)
+        self.nbytes += _nbytes(copied)
+        return copied
+
+    async def checked_in_turn(self, known: Known, share: str) -> Known:
+        """The same, once there is room, by a thread."""
+        nbytes = _nbytes(known)
+        self._waiting += 1
+        try:
+            async with self._turn:
+                while not self._has_room(nbytes):
+                    self._freed.clear()
+                    await self._freed.wait()
+                self.nbytes += nbytes
+                try:
+                    return await in_own_thread(_checked, known, share)
+                except BaseException:
+                    self.release(nbytes)
+                    raise
+        finally:
+            self._waiting -= 1
+
+    def release(self, nbytes: int) -> None:
+        """Count bytes no more: their request was answered."""
+        self.nbytes -= nbytes
+        self._freed.set()
+
+    def _has_room(self, nbytes: int) -> bool:
+        return not self.nbytes or self.nbytes + nbytes <= self._limit
+
+
+def _nbytes(known: Known) -> int:
+    data = known.message.data
+    return 0 if data is None else int(data.nbytes)
+
+
+def _checked(known: Known, share: str) -> Known:
+    """Takes some 2 ms for each MB. Any thread."""
+    message = known.message
+    values = None if message.data is None else np.array(message.data)
+    if values is not None and digest_of(values) != share:
+        raise other_digest(share)
+    return Known(Allocate(spec=message.spec, data=values), known.named)
+
+
+def other_digest(share: str) -> InvalidRequest:
+    """The error for values that have another digest than their client said."""
+    return InvalidRequest(
+        field="share", value=share, problem="is not the digest of the values", fix="send their SHA-256"
+    )

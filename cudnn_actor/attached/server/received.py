@@ -1,0 +1,80 @@
+"""The messages of one client as they come: decoded, with the graphs that they name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cudnn_actor.attached.server.asked import Known
+from cudnn_actor.attached.server.holdings import references
+from cudnn_actor.attached.server.segments import Segments
+from cudnn_actor.attached.wire import ForgetGraph, KnowGraph, Reading
+from cudnn_actor.isolation.known_graphs import MOST_GRAPHS, LoopKnown, ReceivedGraphs, RunKnown
+from cudnn_actor.memory.least_recent import LeastRecent
+from cudnn_actor.processes.frames import BadFrame
+from cudnn_actor.protocol.graphs.canonical import blake
+from cudnn_actor.protocol.messages.messages import COMPUTE, GraphRun
+
+__all__ = ["Received"]
+
+_MOST_KNOWN, _KNOWN_BYTES, _BYTES_PER_BYTE = 1024, 16 << 20, 5
+
+
+class Received:
+    """Decodes the messages of one client. On the server's loop only.
+
+    Parameters
+    ----------
+    reading
+        The decoder, which all clients share.
+    segments
+        The client's memory.
+    device
+        The device of the service.
+    graph_bytes
+        About the bytes that the client's graphs may take.
+    """
+
+    def __init__(self, reading: Reading, segments: Segments, device: str, graph_bytes: int) -> None:
+        self._reading, self._segments, self._graph_bytes = reading, segments, graph_bytes
+        self._graphs = ReceivedGraphs(device)
+        self._known: LeastRecent[bytes, Known] = LeastRecent(most=_MOST_KNOWN, nbytes=_KNOWN_BYTES)
+        """Messages that run a plan, by their bytes."""
+
+    def known(self, body: bytes) -> Known:
+        """The message in `body`. Raises `MalformedMessage`."""
+        known = self._known.get(body)
+        if known is None:
+            message: Any = self._reading.message(body, self._segments.array)
+            if type(message) is RunKnown or type(message) is LoopKnown:
+                message = self._graphs.message(message)
+            known = Known(message, references(message))
+            if type(message) in COMPUTE:
+                self._known.put(body, known, _BYTES_PER_BYTE * len(body))
+        return known
+
+    def know_graph(self, frame: KnowGraph) -> None:
+        """Keep a graph. Raises `BadFrame` if it has another identity, or the client keeps too many already.
+
+        Others share what is kept by the identity, so it is computed here. A client has the server forget what
+        is over the bounds after each graph, so they hold when the next one comes.
+        """
+        graphs = self._graphs
+        if frame.identity in graphs or blake(frame.body) != frame.identity:
+            raise BadFrame(f"graph {frame.identity[:80]!r} has another identity, or came twice")
+        if len(graphs) > MOST_GRAPHS or (len(graphs) > 1 and graphs.nbytes > self._graph_bytes):
+            raise BadFrame(f"{len(graphs)} graphs of {graphs.nbytes:,} bytes are kept already")
+        graphs.keep(frame.identity, frame.body)
+
+    def forget_graph(self, frame: ForgetGraph) -> None:
+        """Drop a graph, and the cached messages that run it. Raises `BadFrame`."""
+        if frame.identity not in self._graphs:
+            raise BadFrame(f"there is no graph {frame.identity[:80]!r} to forget")
+        graph = self._graphs.forget(frame.identity)
+        for body, known in self._known.items():
+            if isinstance(known.message, GraphRun) and known.message.graph is graph:
+                self._known.pop(body)
+
+    def clear(self) -> None:
+        """Drop everything: the client has gone."""
+        self._graphs.clear()
+        self._known.clear()

@@ -1,0 +1,107 @@
+"""A deadline says whether its request may have started: the server knows, and is asked."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cudnn_actor import CudnnRef, DeadlineExceeded, connect
+from cudnn_actor.actors import envelope
+from cudnn_actor.attached import serve_socket
+from cudnn_actor.attached.wire import Withdraw
+
+from ..service.rigs import Gate, Trio, in_thread, isolated, outcome, spawn_gated
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
+    monkeypatch.setattr(envelope, "_WORD_S", 60.0)  # the server's word comes first, however slow it is
+    return Gate()
+
+
+@pytest.fixture(params=["thread", "process"])
+async def client(request: pytest.FixtureRequest, gate: Gate, tmp_path: Path) -> AsyncIterator[CudnnRef]:
+    with isolated(request.param):
+        async with spawn_gated(gate) as gpu, serve_socket(gpu, tmp_path / "s") as served:
+            async with connect(served.path) as attached:
+                yield attached
+
+
+@pytest.mark.parametrize("way", ["ask", "submit", "another loop"])
+async def test_a_deadline_says_whether_its_request_had_started(
+    client: CudnnRef, gate: Gate, way: str
+) -> None:
+    def sent(message: Any, timeout: float) -> asyncio.Future[Any]:
+        if way == "submit":
+            return client.submit(message, timeout=timeout)
+        if way == "ask":
+            return asyncio.ensure_future(client.ask(message, timeout=timeout))
+        return asyncio.ensure_future(in_thread(lambda: asyncio.run(client.ask(message, timeout=timeout))))
+
+    trio = await Trio.on(client)
+    with gate.closed():
+        begun = sent(trio.product(), 0.05)
+        await in_thread(gate.wait_for_arrival)
+        waiting = await outcome(sent(trio.sum(), 0.01))
+        running = await outcome(begun)
+    assert isinstance(waiting, DeadlineExceeded)
+    assert isinstance(running, DeadlineExceeded)
+    assert (waiting.started, running.started) == (False, True)
+    await client.drain()
+    assert gate.passed == 1
+    assert await trio.result() == 6
+
+
+@pytest.mark.parametrize("client", ["thread"], indirect=True)
+async def test_a_request_in_the_servers_queue_had_not_started(client: CudnnRef, gate: Gate) -> None:
+    trio = await Trio.on(client)
+    with gate.closed():
+        first = [client.submit(trio.product()) for _ in range(400)]  # more than the service takes at once
+        await in_thread(gate.wait_for_arrival)
+        late = await outcome(client.submit(trio.sum(), timeout=0.01))
+        assert isinstance(late, DeadlineExceeded)
+        assert not late.started
+    await asyncio.gather(*first)
+    assert await trio.result() == 6
+
+
+@pytest.mark.parametrize("client", ["thread"], indirect=True)
+async def test_without_the_servers_word_a_request_may_have_started(
+    client: CudnnRef, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(envelope, "_WORD_S", 0.01)
+    link: Any = client._state.mailbox
+    send = link._send
+    monkeypatch.setattr(link, "_send", lambda frame: None if isinstance(frame, Withdraw) else send(frame))
+    trio = await Trio.on(client)
+    with gate.closed():
+        first = client.submit(trio.product())
+        await in_thread(gate.wait_for_arrival)
+        late = await outcome(client.submit(trio.sum(), timeout=0.01))
+        assert isinstance(late, DeadlineExceeded)
+        assert late.started
+    await first
+    assert await trio.result() == 6  # the server has its deadline, too
+
+
+@pytest.mark.parametrize("client", ["thread"], indirect=True)
+async def test_an_answer_that_comes_before_the_word_is_the_word(
+    client: CudnnRef, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link: Any = client._state.mailbox
+    send = link._send
+    monkeypatch.setattr(link, "_send", lambda frame: None if isinstance(frame, Withdraw) else send(frame))
+    trio = await Trio.on(client)
+    with gate.closed():
+        late = client.submit(trio.product(), timeout=0.01)
+        await in_thread(gate.wait_for_arrival)
+        (sent,) = link._sent.values()
+        while not sent.envelope.timed_out:  # noqa: ASYNC110 - its timer says nothing
+            await asyncio.sleep(0)
+    error = await outcome(late)
+    assert isinstance(error, DeadlineExceeded)
+    assert error.started
