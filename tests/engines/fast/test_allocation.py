@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import math
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -17,7 +16,7 @@ from cudnn_actor.engines.cpu.fast.kernels import carried
 from cudnn_actor.engines.cpu.fast.lanes import Lanes
 from cudnn_actor.engines.cpu.fast.plan import FastPlan, FastProgram
 from cudnn_actor.engines.cpu.scratch import aligned_bytes
-from cudnn_actor.protocol import OperationGraph, Window
+from cudnn_actor.protocol import OperationGraph
 from cudnn_actor.protocol.operations import (
     OPERATIONS,
     ConvolutionBackwardData,
@@ -44,19 +43,6 @@ EINSUM_ELEMENTS = 2 * 8192
 """The most that buffers of `numpy.einsum` have together, of whatever arrays. Nothing changes their size."""
 
 
-def of_large_windows(case: Any) -> bool:
-    """Whether elements have 64 bits, and windows hundreds of them."""
-    specs = case.specs
-    if all(specs[name].dtype.itemsize < 8 for name in specs if name in {"x", "dy"}):
-        return False
-    window = case.operation.window
-    if isinstance(window, Window):
-        return math.prod(window.size) > 300
-    sizes = specs["dx" if "dx" in specs else "x"].dims[2:]
-    each = (-(-size // count) + 1 for size, count in zip(sizes, window.output, strict=True))
-    return bool(math.prod(each) > 300)
-
-
 def most_bytes(graph: OperationGraph) -> int:
     """What a run of a graph may have. Convolutions with groups may be computed by `numpy.einsum`."""
     operation = graph.operations[0]
@@ -66,24 +52,16 @@ def most_bytes(graph: OperationGraph) -> int:
     return MOST_BYTES + EINSUM_ELEMENTS * widest
 
 
-ALLOCATE: dict[str, Callable[[Any], bool]] = {
-    # To record what the definition does takes too many calls.
-    **dict.fromkeys(("MaxPool", "LpPool", "LpPoolBackward"), of_large_windows),
-}
-"""The problems of operations in which these allocate for a part, or for a block."""
-
-
 def problems(operation: type, seed: int) -> Iterator[tuple[Any, OperationGraph, FastPlan]]:
     """Problems of an operation, of tensors without gaps, that the fast engine computes: large ones."""
     family = FAMILY_OF.get(operation, CONVOLUTION)
-    allocates = ALLOCATE.get(operation.__name__, lambda _: False)
     drawn: list[tuple[int, Any, OperationGraph]] = []
     for number in itertools.count():
         case = FAMILIES[family].draw(seed, number)
         graph = case.graph()
         specs = [graph.tensor(uid).spec for uid in graph.bound]
         has_gaps = any(spec.nbytes != spec.size * spec.dtype.itemsize for spec in specs)
-        if type(graph.operations[0]) is operation and not has_gaps and not allocates(case):
+        if type(graph.operations[0]) is operation and not has_gaps:
             drawn.append((max(spec.nbytes for spec in specs), case, graph))
         if len(drawn) == DRAWN:
             for _, of_largest, graph in sorted(drawn, key=lambda one: -one[0])[:RUN]:

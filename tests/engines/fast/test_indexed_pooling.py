@@ -13,6 +13,7 @@ from cudnn_actor.engines.cpu.exact.evaluation import NumPy
 from cudnn_actor.engines.cpu.fast.pooling_index_gradients import max_pool_backward
 from cudnn_actor.engines.cpu.fast.pooling_indices import max_pool
 from cudnn_actor.engines.cpu.fast.pooling_norms import lp_pool, lp_pool_backward
+from cudnn_actor.engines.cpu.scratch import Scratch, aligned_bytes
 from cudnn_actor.protocol import DType, Layout, TensorSpec
 from cudnn_actor.protocol.operations import (
     AdaptiveWindow,
@@ -24,15 +25,17 @@ from cudnn_actor.protocol.operations import (
 )
 
 from .kernel_cases import check
-from .kernel_runs import run_kernel
+from .kernel_runs import peak_of_second, run_kernel
+from .test_allocation import MOST_BYTES
 
 S = Window.symmetric
 SHAPES: list[tuple[tuple[int, ...], Any]] = [
     ((2, 3, 40, 37), S(2, size=(21, 18), pad=(10, 7), stride=(1, 2), dilation=(1, 2))),
     ((1, 20, 40, 40), S(2, size=40)),
-    ((2, 3, 30, 31), AdaptiveWindow(output=(2, 3))),
+    ((2, 3, 34, 31), AdaptiveWindow(output=(2, 3))),
+    ((1, 2, 6600), AdaptiveWindow(output=(59,))),
     ((1, 2, 5000), S(1, size=900, pad=450, stride=1)),
-    ((1, 2, 9, 10, 11), S(3, size=(7, 8, 9), pad=3, stride=(2, 1, 1))),
+    ((1, 2, 9, 10, 20), S(3, size=(7, 8, 17), pad=3, stride=(2, 1, 1))),
 ]
 LAYOUTS = (Layout.NCHW, Layout.NHWC)
 Values = dict[str, np.ndarray]
@@ -70,10 +73,11 @@ def test_the_first_of_the_largest_is_found_and_its_gradient_added(dims: tuple[in
     wanted = forward.evaluate(
         NumPy(), {"x": x.astype(np.float64)}, {"y": specs["y"], "index": specs["index"]}
     )
-    dtypes = {"x": DType.FLOAT32, "y": DType.FLOAT32, "index": DType.INT64}
-    for found in results_of(max_pool, forward, {"x": x}, dtypes, every):
-        np.testing.assert_array_equal(found["index"], wanted["index"])
-        np.testing.assert_array_equal(found["y"], wanted["y"])
+    for dtype in (DType.FLOAT32, DType.FLOAT64):
+        dtypes = {"x": dtype, "y": dtype, "index": DType.INT64}
+        for found in results_of(max_pool, forward, {"x": x}, dtypes, every):
+            np.testing.assert_array_equal(found["index"], wanted["index"])
+            np.testing.assert_array_equal(found["y"], wanted["y"])
     index = np.array(wanted["index"])
     foreign = rng.random(y) < 0.2
     index[foreign] = rng.integers(-5, x.size + 5, int(foreign.sum()))
@@ -87,28 +91,116 @@ def test_the_first_of_the_largest_is_found_and_its_gradient_added(dims: tuple[in
             np.testing.assert_array_equal(found["dx"], clipped)
 
 
-@pytest.mark.parametrize("p", [1.0, 2.0, 3.0, 5.5])
+@pytest.mark.parametrize("dtype", [DType.INT64, DType.UINT64])
+@pytest.mark.parametrize(("dims", "window"), SHAPES, ids=[str(dims) for dims, _ in SHAPES])
+def test_whole_numbers_of_64_bits_are_compared_as_such(
+    dims: tuple[int, ...], window: Any, dtype: DType
+) -> None:
+    """Those of neighbours differ by less than float64 can tell, and are as large as the dtype holds."""
+    rng, y = np.random.default_rng(38), window.output_dims(dims)
+    bounds = np.iinfo(dtype.name.lower())
+    x = rng.choice(np.array([bounds.min, bounds.min + 1, 5, bounds.max - 1], dtype.numpy), dims)
+    x[0, 0] = bounds.min  # as what stands for padding is
+    operation = MaxPool(x="x", y="y", index="index", window=window)
+    specs = {"y": TensorSpec.packed(y, dtype), "index": TensorSpec.packed(y, DType.INT64)}
+    wanted = operation.evaluate(NumPy(), {"x": x}, specs)
+    dtypes = {"x": dtype, "y": dtype, "index": DType.INT64}
+    for found in results_of(max_pool, operation, {"x": x}, dtypes, {"x": dims, "y": y, "index": y}):
+        np.testing.assert_array_equal(found["index"], wanted["index"])
+        np.testing.assert_array_equal(found["y"], wanted["y"])
+
+
+@pytest.mark.parametrize(
+    ("p", "dtype"),
+    [
+        *((p, DType.FLOAT32) for p in (1.0, 2.0, 3.0, 5.5, 40.0)),
+        *((p, DType.FLOAT64) for p in (2.0, 300.0)),
+    ],
+)
 @pytest.mark.parametrize(("dims", "window"), SHAPES, ids=[str(dims) for dims, _ in SHAPES])
 def test_norms_and_their_gradients_hold_large_and_small_numbers(
-    dims: tuple[int, ...], window: Any, p: float
+    dims: tuple[int, ...], window: Any, p: float, dtype: DType
 ) -> None:
     rng, y = np.random.default_rng(38), window.output_dims(dims)
-    scales = 10.0 ** rng.integers(-30, 30, dims[:2]).reshape(*dims[:2], *[1] * (len(dims) - 2))
-    x = (rng.normal(size=dims) * scales).astype(np.float32)
+    most = 30 if dtype is DType.FLOAT32 else 300
+    scales = 10.0 ** rng.integers(-most, most, dims[:2]).reshape(*dims[:2], *[1] * (len(dims) - 2))
+    x = (rng.normal(size=dims) * scales).astype(dtype.numpy)
     x[0, 0, :3] = x[0, -1] = 0
     every = {"x": dims, "y": y, "dy": y, "dx": dims}
     specs = {name: TensorSpec.packed(of, DType.FLOAT32) for name, of in every.items()}
     forward = LpPool(x="x", y="y", window=window, p=p)
     wanted = forward.evaluate(NumPy(), {"x": x.astype(np.float64)}, {"y": specs["y"]})["y"]
-    floats = dict.fromkeys(every, DType.FLOAT32)
+    floats = dict.fromkeys(every, dtype)
+    exact_to = 1e-6 if dtype is DType.FLOAT32 else 1e-14
     for found in results_of(lp_pool, forward, {"x": x}, {n: floats[n] for n in ("x", "y")}, every):
-        np.testing.assert_allclose(found["y"], wanted, rtol=1e-6)
-    given = {"x": x, "y": wanted.astype(np.float32), "dy": np.abs(rng.normal(size=y)).astype(np.float32)}
+        np.testing.assert_allclose(found["y"], wanted, rtol=exact_to)
+    given = {"x": x, "y": wanted.astype(dtype.numpy), "dy": np.abs(rng.normal(size=y)).astype(dtype.numpy)}
     backward = LpPoolBackward(dy="dy", x="x", y="y", dx="dx", window=window, p=p)
     exact = {name: values.astype(np.float64) for name, values in given.items()}
     expected = backward.evaluate(NumPy(), exact, {"dx": specs["dx"]})["dx"]
     for found in results_of(lp_pool_backward, backward, given, floats, every):
-        np.testing.assert_allclose(found["dx"], expected, rtol=1e-5, atol=1e-37)
+        np.testing.assert_allclose(found["dx"], expected, rtol=10 * exact_to * max(p, 1), atol=1e-37)
+
+
+@pytest.mark.parametrize(
+    "window", [S(2, size=(20, 5), pad=(10, 2), stride=1), S(2, size=(20, 5), stride=999)]
+)
+def test_norms_of_images_of_many_rows_are_computed_in_blocks(window: Window) -> None:
+    """Blocks of one size whose windows lie differently, or that begin behind all windows."""
+    dims = (1, 1, 612, 80)
+    rng, y = np.random.default_rng(38), window.output_dims(dims)
+    x, p = rng.normal(size=dims), 3.0
+    every = {"x": dims, "y": y, "dy": y, "dx": dims}
+    specs = {name: TensorSpec.packed(of, DType.FLOAT64) for name, of in every.items()}
+    forward = LpPool(x="x", y="y", window=window, p=p)
+    wanted = forward.evaluate(NumPy(), {"x": x}, {"y": specs["y"]})["y"]
+    floats = dict.fromkeys(every, DType.FLOAT64)
+    for found in results_of(lp_pool, forward, {"x": x}, {n: floats[n] for n in ("x", "y")}, every):
+        np.testing.assert_allclose(found["y"], wanted, rtol=1e-13)
+    given = {"x": x, "y": np.asarray(wanted), "dy": rng.random(y)}
+    backward = LpPoolBackward(dy="dy", x="x", y="y", dx="dx", window=window, p=p)
+    expected = backward.evaluate(NumPy(), given, {"dx": specs["dx"]})["dx"]
+    for found in results_of(lp_pool_backward, backward, given, floats, every):
+        np.testing.assert_allclose(found["dx"], expected, rtol=1e-12)
+
+
+@pytest.mark.usefixtures("small_buffers")
+@pytest.mark.parametrize("gradient", [False, True])
+@pytest.mark.parametrize("p", [2.0, 40.0])
+@pytest.mark.parametrize("size", [900, 5000])
+def test_norms_of_float64_by_long_windows_allocate_no_arrays(size: int, p: float, gradient: bool) -> None:
+    window = S(1, size=size, pad=size // 2, stride=1)
+    x, y = (1, 2, 5000), window.output_dims((1, 2, 5000))
+    if gradient:
+        operation: Any = LpPoolBackward(dy="dy", x="x", y="y", dx="dx", window=window, p=p)
+        result, dims = "dx", {"dy": y, "x": x, "y": y, "dx": x}
+    else:
+        operation = LpPool(x="x", y="y", window=window, p=p)
+        result, dims = "y", {"x": x, "y": y}
+    kernel = (lp_pool_backward if gradient else lp_pool)(
+        operation, {name: TensorSpec.packed(of, DType.FLOAT64) for name, of in dims.items()}
+    )
+    assert kernel is not None
+    memory = [Scratch(aligned_bytes(kernel.footprint(1)))]
+    arrays = {name: np.ones(of) for name, of in dims.items()}
+    (step,) = kernel.bind(arrays, {result: arrays[result]}, memory)
+
+    def computed() -> None:
+        with np.errstate(all="ignore"):
+            for call in step:
+                call()
+
+    assert peak_of_second(computed) < MOST_BYTES
+
+
+def test_infinity_between_windows_has_a_gradient_of_0() -> None:
+    dims = {"dy": (1, 1, 2), "y": (1, 1, 2), "x": (1, 1, 245), "dx": (1, 1, 245)}
+    given = {name: np.ones(dims[name]) for name in ("dy", "y", "x")}
+    given["x"][..., [110, 240]] = np.inf  # behind the first window, and behind the last
+    given["y"][..., 1] = 0
+    operation = LpPoolBackward(dy="dy", x="x", y="y", dx="dx", window=S(1, size=100, stride=120), p=3.0)
+    for found in results_of(lp_pool_backward, operation, given, dict.fromkeys(dims, DType.FLOAT64), dims):
+        np.testing.assert_array_equal(found["dx"], np.repeat([1.0, 0.0], [100, 145]).reshape(1, 1, 245))
 
 
 def test_random_problems_are_within_the_bounds_of_their_operations() -> None:
@@ -129,6 +221,7 @@ def test_images_of_many_rows_are_cut_into_blocks() -> None:
     operation = MaxPool(x="x", y="y", index="index", window=window)
     specs = {"y": TensorSpec.packed(y, DType.FLOAT32), "index": TensorSpec.packed(y, DType.INT64)}
     wanted = operation.evaluate(NumPy(), {"x": x.astype(np.float64)}, specs)
-    dtypes = {"x": DType.FLOAT32, "y": DType.FLOAT32, "index": DType.INT64}
-    for found in results_of(max_pool, operation, {"x": x}, dtypes, {"x": dims, "y": y, "index": y}):
-        np.testing.assert_array_equal(found["index"], wanted["index"])
+    for dtype in (DType.FLOAT32, DType.FLOAT64):
+        dtypes = {"x": dtype, "y": dtype, "index": DType.INT64}
+        for found in results_of(max_pool, operation, {"x": x}, dtypes, {"x": dims, "y": y, "index": y}):
+            np.testing.assert_array_equal(found["index"], wanted["index"])

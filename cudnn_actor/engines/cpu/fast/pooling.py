@@ -11,7 +11,6 @@ reach over an end of a row are computed by themselves.
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -21,7 +20,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cudnn_actor.engines.cpu.fast.blocks import BLOCK_ELEMENTS, FEW_CHANNELS
 from cudnn_actor.engines.cpu.fast.convolution_views import laid_out, memory_order
 from cudnn_actor.engines.cpu.fast.kernels import (
     MOST_SCRATCH,
@@ -35,7 +33,15 @@ from cudnn_actor.engines.cpu.fast.kernels import (
 )
 from cudnn_actor.engines.cpu.fast.lines import joined_axes
 from cudnn_actor.engines.cpu.fast.matrices import blas_takes
-from cudnn_actor.engines.cpu.fast.pooling_doubling import doubled, doubling_calls, doubling_elements, is_long
+from cudnn_actor.engines.cpu.fast.pooling_blocks import Block, blocks, extents_of_blocks, part_read, read_dims
+from cudnn_actor.engines.cpu.fast.pooling_doubling import (
+    doubled,
+    doubling_calls,
+    doubling_elements,
+    doubling_scratch,
+    is_long,
+)
+from cudnn_actor.engines.cpu.fast.pooling_joins import ElementJoin
 from cudnn_actor.engines.cpu.fast.pooling_windows import LONG, Axis, counts_of, window_axes
 from cudnn_actor.engines.cpu.scratch import Scratch, footprint
 from cudnn_actor.protocol.operations import (
@@ -45,18 +51,14 @@ from cudnn_actor.protocol.operations import (
     Specs,
 )
 
-__all__ = ["Block", "Pooling", "avg_pool", "blocks", "least_of", "max_pool"]
+__all__ = ["Pooling", "avg_pool", "least_of", "max_pool"]
 
 Array = npt.NDArray[Any]
 Dims = tuple[int, ...]
-Block = tuple[slice, slice, slice]
-"""A block of y: a part of the batch, of the channels, and of the first spatial dim."""
 _NS = 1.8
 """Nanoseconds of an element of x, about."""
 _CALL_NS = 700
 """Nanoseconds of a call, about, beside its elements."""
-_MOST_ELEMENTS = 1 << 17
-"""Elements of a row with `FEW_CHANNELS` channels. With longer rows, blocks have fewer channels."""
 
 
 def max_pool(node: Node, specs: Specs) -> Pooling | None:
@@ -104,6 +106,10 @@ class Pooling:
     counts: Array | None
 
     @property
+    def _join(self) -> ElementJoin:
+        return ElementJoin(self.ufunc, self.dtype, self.neutral)
+
+    @property
     def _whole(self) -> bool:
         """Whether each image is reduced to one element."""
         return all(axis.count == 1 and axis.dilation == 1 for axis in self.axes)
@@ -113,9 +119,7 @@ class Pooling:
         del lanes
         if self._whole:
             return 0
-        return max(
-            self._footprint(_extents(self.x, self.y, self.axes, channels_last=of)) for of in (False, True)
-        )
+        return max(self._footprint(self.extents(channels_last=of)) for of in (False, True))
 
     def _footprint(self, extents: Dims) -> int:
         total, dims = 0, self.read_dims(extents)
@@ -127,23 +131,17 @@ class Pooling:
             )
             total += footprint(dims, after, itemsize=self.dtype.itemsize)
             if is_long(axis):
-                # A block that doubles windows needs two arrays of padded elements, and one of results.
-                span = (after[2 + number] - 1) * axis.stride + (axis.longest - 1) * axis.dilation + 1
-                padded = (*dims[: 2 + number], max(span, dims[2 + number] + 1), *dims[3 + number :])
-                total += footprint(padded, padded, after, itemsize=self.dtype.itemsize)
+                total += doubling_scratch(axis, 2 + number, dims, after[2 + number], self._join)
             dims = after
         return total + footprint(self.x[:2], itemsize=self.dtype.itemsize)
 
     def read_dims(self, extents: Dims) -> Dims:
         """The most that a block of y of these extents is computed from, along each dim."""
-        batch, channels, rows = extents
-        firsts = range(0, self.y[2], rows)
-        reaches = (self.axes[0].reach(first, first + rows) for first in firsts)
-        return (batch, channels, max(end - begin for begin, end in reaches), *self.x[3:])
+        return read_dims(self.x, self.y, self.axes, extents)
 
     def extents(self, *, channels_last: bool) -> Dims:
         """How much of the batch, of the channels and of the first spatial dim of y a block has."""
-        return _extents(self.x, self.y, self.axes, channels_last=channels_last)
+        return extents_of_blocks(self.x, self.y, self.axes, channels_last=channels_last)
 
     def bind(self, operands: Operands, results: Operands, lanes: Sequence[Scratch]) -> list[Step]:
         """The steps of a run: see `Kernel`."""
@@ -172,8 +170,7 @@ class Pooling:
 
     def read(self, block: Block) -> tuple[slice, tuple[Axis, ...]]:
         """The part of x's first spatial dim that a block of y is computed from, and its windows in that."""
-        read, first = self.axes[0].part(block[2].start, block[2].stop)
-        return read, (first, *self.axes[1:])
+        return part_read(self.axes, block)
 
     def reduced(
         self, place: Array, target: Array, axes: Sequence[Axis], memory: Scratch, *, channels_last: bool
@@ -204,7 +201,7 @@ class Pooling:
     def _along(self, axis: Axis, dim: int, x: Array, y: Array, memory: Scratch) -> Iterator[Call]:
         """Reduce windows along a dim."""
         if is_long(axis) and _doubling_pays(axis, x.size // axis.size):
-            yield from doubled(axis, dim, x, y, memory.fork(), ufunc=self.ufunc, neutral=self.neutral)
+            yield from doubled(axis, dim, (x,), (y,), join=self._join, memory=memory.fork())
         elif axis.taps is None or len(axis.taps) > 2 * axis.count:
             yield from (self._of_window(axis, number, dim, x, y) for number in range(axis.count))
         elif _is_one_run(x) and _pays(axis, x.strides[dim] // x.itemsize):
@@ -324,28 +321,3 @@ def _ones(size: int, dtype: np.dtype[Any]) -> Array:
     ones = np.ones(size, dtype)
     ones.flags.writeable = False
     return ones
-
-
-def _extents(x: Dims, y: Dims, axes: Sequence[Axis], *, channels_last: bool) -> Dims:
-    """How much of the batch, of the channels and of the first spatial dim of y a block has."""
-    image = math.prod(x[2:])
-    step = axes[0].stride if axes[0].taps else -(-x[2] // y[2])
-    row = image if y[2] == 1 else image // x[2] * step  # of x, for one of y
-    batch = max(1, BLOCK_ELEMENTS // (image * x[1]))
-    if channels_last:
-        few = min(x[1], max(min(FEW_CHANNELS, _MOST_ELEMENTS // row), BLOCK_ELEMENTS // row, 1))
-        channels = x[1] if row * x[1] <= 4 * BLOCK_ELEMENTS else few
-        rows = y[2] if image * channels <= BLOCK_ELEMENTS else max(1, BLOCK_ELEMENTS // (row * channels))
-    else:
-        channels = min(x[1], max(1, BLOCK_ELEMENTS // image))
-        rows = y[2] if image <= BLOCK_ELEMENTS else max(1, BLOCK_ELEMENTS // row)
-    return (min(batch, x[0]), channels, min(rows, y[2]))
-
-
-def blocks(y: Dims, extents: Dims) -> Iterator[Block]:
-    """The blocks of y, of these extents."""
-    cuts = (
-        [slice(start, min(start + extent, size)) for start in range(0, size, extent)]
-        for size, extent in zip(y[:3], extents, strict=True)
-    )
-    yield from itertools.product(*cuts)

@@ -6,7 +6,7 @@ length. So a window of thousands of elements takes a few dozen calls.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,10 +15,21 @@ import numpy.typing as npt
 
 from cudnn_actor.engines.cpu.fast.convolution_views import laid_out
 from cudnn_actor.engines.cpu.fast.kernels import Call
+from cudnn_actor.engines.cpu.fast.pooling_joins import Arrays, Join
 from cudnn_actor.engines.cpu.fast.pooling_windows import Axis
-from cudnn_actor.engines.cpu.scratch import Scratch
+from cudnn_actor.engines.cpu.scratch import Dims, Scratch, footprint
 
-__all__ = ["doubled", "doubling_calls", "doubling_elements", "is_long"]
+__all__ = [
+    "along_dim",
+    "copies",
+    "doubled",
+    "doubling_calls",
+    "doubling_elements",
+    "doubling_scratch",
+    "is_long",
+    "padded",
+    "padded_length",
+]
 
 Array = npt.NDArray[Any]
 _LEAST = 16
@@ -43,58 +54,88 @@ def doubling_elements(axis: Axis) -> int:
     return (axis.longest.bit_length() + 1) * (axis.size + axis.longest * axis.dilation) + 2 * axis.count
 
 
-def doubled(
-    axis: Axis, dim: int, x: Array, y: Array, memory: Scratch, *, ufunc: np.ufunc, neutral: float | bool
-) -> Iterator[Call]:
-    """Calls that reduce windows of x along a dim to elements of y.
+def doubling_scratch(axis: Axis, dim: int, x: Dims, count: int, join: Join) -> int:
+    """Bytes that doubling so many of the windows takes, in a part of x of these dims."""
+    span = (count - 1) * axis.stride + (axis.longest - 1) * axis.dilation + 1
+    most = (*x[:dim], max(span, x[dim] + 1), *x[dim + 1 :])
+    after = (*x[:dim], count, *x[dim + 1 :])
+    arrays = sum(footprint(most, most, after, itemsize=dtype.itemsize) for dtype in join.dtypes)
+    return arrays + join.scratch(most)
 
-    `ufunc`: a maximum, or `numpy.add`. `neutral`: what stands for padding.
+
+def doubled(axis: Axis, dim: int, x: Arrays, y: Arrays, *, join: Join, memory: Scratch) -> Iterator[Call]:
+    """Calls that reduce windows of x along a dim to elements of y."""
+    levels = _Levels(axis, dim, x, memory, join)
+    yield from padded(axis, dim, x, levels.elements, join)
+    yield from _overlapping(levels, y) if join.may_repeat else _side_by_side(levels, y)
+
+
+def padded_length(axis: Axis) -> int:
+    """How many elements windows along a dim reach over, or may read: see `padded`."""
+    if axis.taps is None:
+        return axis.size + 1
+    return (axis.count - 1) * axis.stride + (axis.longest - 1) * axis.dilation + 1
+
+
+def padded(axis: Axis, dim: int, x: Arrays, into: Arrays, join: Join) -> Iterator[Call]:
+    """Calls that copy the elements that windows reach over, and fill padding.
+
+    `into` has `padded_length` of them. Windows of unequal lengths have no padding; for them one element that
+    is neutral lies behind the last.
     """
-    levels = _Levels(axis, dim, x, memory, ufunc)
-    yield from levels.begin(neutral)
-    yield from _sums(levels, y) if ufunc is np.add else _maxima(levels, y)
+    length, ahead = padded_length(axis), 0
+    if axis.taps is not None:
+        ahead = max(0, -axis.taps.start)  # behind all elements, windows begin later, and have none
+    count = max(0, min(axis.size, length - ahead))
+    for around in (slice(0, ahead), slice(ahead + count, length)):
+        if around.start < around.stop:
+            for array, neutral in zip(along_dim(into, dim, around), join.neutral, strict=True):
+                yield partial(array.fill, neutral)
+    if count:
+        inside = along_dim(into, dim, slice(ahead, ahead + count))
+        yield from copies(along_dim(x, dim, slice(0, count)), inside)
+
+
+def along_dim(arrays: Arrays, dim: int, part: slice) -> list[Array]:
+    """Views of a part along a dim."""
+    before = (slice(None),) * dim
+    return [array[(*before, part)] for array in arrays]
+
+
+def copies(sources: Arrays, into: Arrays) -> Iterator[Call]:
+    """Calls that copy arrays."""
+    return (partial(np.copyto, one, source) for source, one in zip(sources, into, strict=True))
 
 
 class _Levels:
     """Windows of 1, 2, 4, ... elements at all places of a dim.
 
-    Padding is added where windows reach over it. Windows of unequal lengths have no padding; for them one
-    element that is neutral lies behind the last.
+    They begin with `elements`, which are windows of 1.
     """
 
-    def __init__(self, axis: Axis, dim: int, x: Array, memory: Scratch, ufunc: np.ufunc) -> None:
-        self.ufunc, self.axis = ufunc, axis
+    def __init__(self, axis: Axis, dim: int, x: Arrays, memory: Scratch, join: Join) -> None:
+        self.join, self.axis, self.memory = join, axis, memory
         self.width = 1
         """How many elements the windows have now."""
-        self._dim, self._x = dim, x
-        order = self._order = sorted(range(x.ndim), key=lambda axis: -abs(x.strides[axis]))
-        self._before = (slice(None),) * dim
+        self._dim, first = dim, x[0]
+        order = self._order = sorted(range(first.ndim), key=lambda axis: -abs(first.strides[axis]))
         regular = axis.taps is not None
-        span = (axis.count - 1) * axis.stride + (axis.longest - 1) * axis.dilation + 1
-        self._length = span if regular else axis.size + 1
-        dims = (*x.shape[:dim], self._length, *x.shape[dim + 1 :])
-        self._arrays = [laid_out(memory, dims, order, x.dtype) for _ in range(2)]
+        self._length = padded_length(axis)
+
+        def arrays(count: int) -> list[Array]:
+            dims = (*first.shape[:dim], count, *first.shape[dim + 1 :])
+            return [laid_out(memory, dims, order, dtype) for dtype in join.dtypes]
+
+        self._arrays = [arrays(self._length) for _ in range(2)]
+        self.elements = self._arrays[0]
         self.least = axis.longest if regular else int(axis.members().min())
         """Elements that each window has at least."""
-        found = (*x.shape[:dim], axis.count, *x.shape[dim + 1 :])
-        self._found = None if regular else laid_out(memory, found, order, x.dtype)
+        self._found = None if regular else arrays(axis.count)
 
-    def _at(self, array: Array, along: slice) -> Array:
-        part: Array = array[(*self._before, along)]
-        return part
+    def _at(self, arrays: Arrays, along: slice) -> list[Array]:
+        return along_dim(arrays, self._dim, along)
 
-    def begin(self, neutral: float | bool) -> Iterator[Call]:
-        """Copy the elements."""
-        array, ahead = self._arrays[0], 0 if self.axis.taps is None else -self.axis.taps.start
-        count = min(self.axis.size, self._length - ahead)
-        for around in (slice(0, ahead), slice(ahead + count, self._length)):
-            if around.start < around.stop:
-                yield partial(self._at(array, around).fill, neutral)
-        yield partial(
-            np.copyto, self._at(array, slice(ahead, ahead + count)), self._at(self._x, slice(0, count))
-        )
-
-    def double(self) -> Call:
+    def double(self) -> Iterator[Call]:
         """Join neighbours."""
         source, into = self._arrays
         apart = self.width * self.axis.dilation
@@ -102,54 +143,59 @@ class _Levels:
         one, other = (self._at(source, slice(start, start + self._length)) for start in (0, apart))
         self._arrays.reverse()
         self.width *= 2
-        return partial(self.ufunc, one, other, out=self._at(into, slice(0, self._length)))
+        return self.join.calls(one, other, self._at(into, slice(0, self._length)), self.memory)
 
-    def seen(self, ahead: int) -> Array:
+    def seen(self, ahead: int) -> list[Array]:
         """Those that lie so many elements behind the first ones of windows of one length."""
         first, axis = ahead * self.axis.dilation, self.axis
         return self._at(
             self._arrays[0], slice(first, first + (axis.count - 1) * axis.stride + 1, axis.stride)
         )
 
-    def taken(self, places: Array) -> tuple[Call, Array]:
-        """A call that takes those at these places, and where they are then."""
+    def taken(self, places: Array) -> tuple[list[Call], list[Array]]:
+        """Calls that take those at these places, and where they are then."""
         assert self._found is not None
-        source, found = (array.transpose(self._order) for array in (self._arrays[0], self._found))
-        return partial(source.take, places, self._order.index(self._dim), found, "clip"), self._found
+        calls: list[Call] = []
+        for source, found in zip(self._arrays[0], self._found, strict=True):
+            one, other = (array.transpose(self._order) for array in (source, found))
+            calls.append(partial(one.take, places, self._order.index(self._dim), other, "clip"))
+        return calls, self._found
 
 
-def _maxima(levels: _Levels, y: Array) -> Iterator[Call]:
+def _overlapping(levels: _Levels, y: Arrays) -> Iterator[Call]:
     """Each window is two that overlap: the longest that fit into the shortest window."""
-    axis = levels.axis
+    axis, join = levels.axis, levels.join
     while 2 * levels.width <= levels.least:
-        yield levels.double()
+        yield from levels.double()
     if axis.taps is not None:
-        yield partial(levels.ufunc, levels.seen(0), levels.seen(axis.longest - levels.width), out=y)
+        last = levels.seen(axis.longest - levels.width)
+        yield from join.calls(levels.seen(0), last, y, levels.memory)
         return
     # They differ by 1 at most. So two of the largest power of 2 that is in the shortest cover the longest.
-    call, found = levels.taken(axis.places(0))
-    yield from (call, partial(np.copyto, y, found))
-    call, found = levels.taken(axis.stops - levels.width)
-    yield from (call, partial(levels.ufunc, y, found, out=y))
+    calls, found = levels.taken(axis.places(0))
+    yield from (*calls, *copies(found, y))
+    calls, found = levels.taken(axis.stops - levels.width)
+    yield from (*calls, *join.calls(y, found, y, levels.memory))
 
 
-def _sums(levels: _Levels, y: Array) -> Iterator[Call]:
+def _side_by_side(levels: _Levels, y: Arrays) -> Iterator[Call]:
     """One after the other, the bits of the shortest length; then the last elements of longer windows."""
     axis, done, begun = levels.axis, 0, False
     if axis.taps is None:
-        call, found = levels.taken(np.where(axis.members() > levels.least, axis.stops - 1, axis.size))
-        yield from (call, partial(np.copyto, y, found))
+        calls, found = levels.taken(np.where(axis.members() > levels.least, axis.stops - 1, axis.size))
+        yield from (*calls, *copies(found, y))
         begun = True
     while True:
         if levels.least & levels.width:
+            part: Sequence[Array]
             if axis.taps is None:
-                call, part = levels.taken(axis.places(done))
-                yield call
+                calls, part = levels.taken(axis.places(done))
+                yield from calls
             else:
                 part = levels.seen(done)
-            yield partial(levels.ufunc, y, part, out=y) if begun else partial(np.copyto, y, part)
+            yield from levels.join.calls(y, part, y, levels.memory) if begun else copies(part, y)
             begun = True
             done += levels.width
         if done == levels.least:
             return
-        yield levels.double()
+        yield from levels.double()

@@ -1,7 +1,7 @@
 """Max pooling with indices: each element and its place are one whole number, and the largest is searched for.
 
 The upper half of such a number is the element's value. The lower half is larger for earlier places, so that
-of equal elements the first is found. Elements of 64 bits do not fit; these are left to the definition.
+of equal elements the first is found. Elements of 64 bits do not fit: see `wide_max_pool`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ from cudnn_actor.engines.cpu.fast.kernels import (
     lanes_worth,
 )
 from cudnn_actor.engines.cpu.fast.ordered_keys import PLACE_BITS, floats_of_bits, keys_in_order
-from cudnn_actor.engines.cpu.fast.pooling import Block, Pooling, blocks, least_of
+from cudnn_actor.engines.cpu.fast.pooling import Pooling, least_of
+from cudnn_actor.engines.cpu.fast.pooling_blocks import Block, blocks
+from cudnn_actor.engines.cpu.fast.pooling_wide_indices import wide_max_pool
 from cudnn_actor.engines.cpu.fast.pooling_windows import window_axes
 from cudnn_actor.engines.cpu.scratch import Scratch, footprint
 from cudnn_actor.protocol.operations import MaxPool, Node, Specs
@@ -45,13 +47,17 @@ _NS = 6
 
 
 def max_pool(node: Node, specs: Specs) -> Kernel | None:
-    """The kernel for `MaxPool`; None for an index of 64 bits, and where it would take much memory."""
+    """The kernel for `MaxPool`; None where it would take much memory."""
     assert isinstance(node, MaxPool)
     if "index" not in specs:
         return pooling.max_pool(node, specs)
     x, y = specs["x"], specs["y"]
     dtype = carried(x.dtype)
-    if 0 in x.dims or 0 in y.dims or dtype.itemsize > 4 or math.prod(x.dims[2:]) > _LAST:
+    if 0 in x.dims or 0 in y.dims:
+        return None
+    if dtype.itemsize > 4:
+        return wide_max_pool(node, specs)
+    if math.prod(x.dims[2:]) > _LAST:
         return None
     axes = window_axes(node.window, x.dims, y.dims)
     kernel = IndexedPooling(Pooling(x.dims, y.dims, _KEY, axes, np.maximum, least_of(_KEY), None), dtype)

@@ -19,6 +19,7 @@ from cudnn_actor.engines.cpu.fast.convolution_views import laid_out, memory_orde
 from cudnn_actor.engines.cpu.fast.kernels import (
     MOST_SCRATCH,
     Call,
+    Kernel,
     Operands,
     Step,
     carried,
@@ -26,8 +27,11 @@ from cudnn_actor.engines.cpu.fast.kernels import (
     in_turn,
     lanes_worth,
 )
-from cudnn_actor.engines.cpu.fast.pooling import Block, Pooling, blocks
+from cudnn_actor.engines.cpu.fast.pooling import Pooling
+from cudnn_actor.engines.cpu.fast.pooling_blocks import Block, blocks
 from cudnn_actor.engines.cpu.fast.pooling_gradients import Spreading, spread_along
+from cudnn_actor.engines.cpu.fast.pooling_joins import power
+from cudnn_actor.engines.cpu.fast.pooling_scaled_norms import scaled_norms, scaled_norms_gradient
 from cudnn_actor.engines.cpu.fast.pooling_windows import window_axes
 from cudnn_actor.engines.cpu.scratch import Scratch, footprint
 from cudnn_actor.protocol.operations import LpPool, LpPoolBackward, Node, Specs
@@ -44,47 +48,37 @@ _NS = 10
 """Nanoseconds of an element of x, about."""
 
 
-def _fits(specs: Specs, p: float) -> bool:
-    return (
-        all(spec.size for spec in specs.values()) and p <= _LARGEST_P and carried(specs["x"].dtype) != _WIDE
-    )
+def _needs_scales(specs: Specs, p: float) -> bool:
+    return p > _LARGEST_P or carried(specs["x"].dtype) == _WIDE
 
 
-def lp_pool(node: Node, specs: Specs) -> Norms | None:
-    """The kernel for `LpPool`; None for float64 and for large powers, and where it would take much memory."""
+def lp_pool(node: Node, specs: Specs) -> Kernel | None:
+    """The kernel for `LpPool`; None where it would take much memory."""
     assert isinstance(node, LpPool)
     x, y = specs["x"], specs["y"]
-    if not _fits(specs, node.p):
+    if not all(spec.size for spec in specs.values()):
         return None
+    if _needs_scales(specs, node.p):
+        return scaled_norms(node, specs)
     axes = window_axes(node.window, x.dims, y.dims)
     kernel = Norms(Pooling(x.dims, y.dims, _WIDE, axes, np.add, 0.0, None), node.p)
-    return kernel if kernel.footprint(1) <= MOST_SCRATCH else None
+    return kernel if kernel.footprint(1) <= MOST_SCRATCH else scaled_norms(node, specs)
 
 
-def lp_pool_backward(node: Node, specs: Specs) -> NormsGradient | None:
-    """The kernel for `LpPoolBackward`; None as of `LpPool`, for small windows, and for very many calls."""
+def lp_pool_backward(node: Node, specs: Specs) -> Kernel | None:
+    """The kernel for `LpPoolBackward`; None for small windows, and as of `LpPool`."""
     assert isinstance(node, LpPoolBackward)
     x, y = specs["x"], specs["y"]
-    if not _fits(specs, node.p):
+    if not all(spec.size for spec in specs.values()):
         return None
     axes = window_axes(node.window, x.dims, y.dims)
     if math.prod(axis.longest for axis in axes) < _FEW:
         return None
+    if _needs_scales(specs, node.p):
+        return scaled_norms_gradient(node, specs)
     kernel = NormsGradient(Spreading(x.dims, y.dims, _WIDE, axes, np.ones((), _WIDE)), node.p)
-    return kernel if kernel.spreading.fits() and kernel.footprint(1) <= MOST_SCRATCH else None
-
-
-def _power(x: Array, p: float, spare: Array) -> Iterator[Call]:
-    """Calls that raise numbers of at least 0 to a power, in place. `spare`: scratch of their dims."""
-    if p not in (0, 1, 2, 3):
-        yield partial(np.power, x, p, out=x)
-    elif p == 0:
-        yield partial(x.fill, 1)
-    elif p == 2:
-        yield partial(np.multiply, x, x, x)
-    elif p == 3:
-        yield partial(np.multiply, x, x, spare)
-        yield partial(np.multiply, x, spare, x)
+    fits = kernel.spreading.fits() and kernel.footprint(1) <= MOST_SCRATCH
+    return kernel if fits else scaled_norms_gradient(node, specs)
 
 
 def _root(x: Array, p: float) -> Iterator[Call]:
@@ -127,7 +121,7 @@ class Norms:
             sums = laid_out(memory, into.shape, order, _WIDE)
             yield partial(np.copyto, powers, part)
             yield partial(np.absolute, powers, powers)
-            yield from _power(powers, self.p, spare)
+            yield from power(powers, self.p, spare)
             yield from self.pooling.reduced(powers, sums, axes, memory, channels_last=last)
             yield from _root(sums, self.p)
             yield partial(np.copyto, into, sums, "same_kind")
@@ -178,7 +172,7 @@ class NormsGradient:
                 yield from spread_along(spreading.axes[axis], 2 + axis, y, into)
             yield partial(np.copyto, powers, part)
             yield partial(np.absolute, powers, powers)
-            yield from _power(powers, self.p - 1, spare)
+            yield from power(powers, self.p - 1, spare)
             yield partial(np.multiply, total, powers, total)
             yield partial(np.copyto, powers, part)
             yield partial(np.sign, powers, powers)
@@ -200,6 +194,6 @@ class NormsGradient:
         yield partial(np.copyto, shares, of_y["dy"])
         yield partial(np.copyto, powers, of_y["y"])
         yield partial(np.equal, powers, 0, out=empty)
-        yield from _power(powers, self.p - 1, spare)
+        yield from power(powers, self.p - 1, spare)
         yield partial(np.divide, shares, powers, shares)
         yield partial(np.copyto, shares, 0, where=empty)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from cudnn_actor.protocol.operations import AdaptiveWindow, AvgPool, AvgPoolBackward, Window
 
-__all__ = ["LONG", "Axis", "counts_of", "window_axes"]
+__all__ = ["LONG", "Axis", "counts_of", "in_windows", "reversed_axes", "window_axes"]
 
 Array = npt.NDArray[Any]
 Dims = tuple[int, ...]
@@ -106,11 +106,50 @@ def window_axes(window: Window | AdaptiveWindow, x: Dims, y: Dims) -> tuple[Axis
     )
 
 
+def reversed_axes(window: Window | AdaptiveWindow, x: Dims, y: Dims) -> tuple[Axis, ...]:
+    """For each element of x along each spatial dim, the windows that it is in: as if it were a window of y.
+
+    Of regular windows, y is spread: between two of them lie as many places as between the windows.
+    """
+    return tuple(
+        _reversed(window, axis, size, count) if isinstance(window, Window) else _adaptive(count, size)
+        for axis, (size, count) in enumerate(zip(x[2:], y[2:], strict=True))
+    )
+
+
+def in_windows(axis: Axis) -> npt.NDArray[np.bool_]:
+    """Which elements along a dim are in a window."""
+    found = np.zeros(axis.size, np.bool_)
+    if axis.taps is None or len(axis.taps) > axis.count:
+        for start, stop in zip(axis.starts, axis.stops, strict=True):
+            found[start : stop : axis.dilation] = True
+    else:
+        for tap in axis.taps:
+            if windows := axis.inside(tap):
+                first, last = (tap + number * axis.stride for number in (windows[0], windows[-1]))
+                found[first : last + 1 : axis.stride] = True
+    return found
+
+
 def _regular(window: Window, axis: int, size: int, count: int) -> Axis:
     stride, dilation, pre = window.stride[axis], window.dilation[axis], window.pre_padding[axis]
     taps = range(-pre, window.size[axis] * dilation - pre, dilation)
-    first = np.arange(count, dtype=np.int64) * stride - pre
-    last = first + (taps[-1] - taps[0])
+    return _of_taps(taps, stride, size, count)
+
+
+def _reversed(window: Window, axis: int, size: int, count: int) -> Axis:
+    dilation, pre = window.dilation[axis], window.pre_padding[axis]
+    first = pre - (window.size[axis] - 1) * dilation
+    places = (count - 1) * window.stride[axis] + 1
+    found = _of_taps(range(first, pre + 1, dilation), 1, places, size)
+    starts = np.minimum(found.starts, places)  # those behind the last window are in none
+    return replace(found, starts=starts, stops=np.maximum(found.stops, starts))
+
+
+def _of_taps(taps: range, stride: int, size: int, count: int) -> Axis:
+    """So many windows along a dim of some size. `taps`: where elements of the first would lie."""
+    first = np.arange(count, dtype=np.int64) * stride + taps.start
+    last, dilation = first + (taps[-1] - taps.start), taps.step
     starts = first + np.maximum(0, -(first // dilation)) * dilation
     stops = last - np.maximum(0, -((size - 1 - last) // dilation)) * dilation + 1
     return Axis(size, starts, stops, dilation, taps, stride)

@@ -1,0 +1,109 @@
+"""Windows along a dim, each by itself: its elements are copied side by side, and halves of them are joined.
+
+That suits windows of which there are few, short ones, and those that have few elements in common.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from cudnn_actor.engines.cpu.fast.convolution_views import laid_out
+from cudnn_actor.engines.cpu.fast.kernels import Call
+from cudnn_actor.engines.cpu.fast.pooling_doubling import (
+    along_dim,
+    copies,
+    doubling_calls,
+    doubling_elements,
+    padded,
+    padded_length,
+)
+from cudnn_actor.engines.cpu.fast.pooling_joins import Arrays, Join
+from cudnn_actor.engines.cpu.fast.pooling_windows import Axis
+from cudnn_actor.engines.cpu.scratch import Dims, Scratch, footprint
+
+__all__ = ["folded", "folding_groups", "folding_pays", "folding_scratch"]
+
+Array = npt.NDArray[Any]
+
+
+def folding_pays(axis: Axis) -> bool:
+    """Whether windows along a dim take less time by themselves than if they are doubled."""
+    return folding_groups(axis) <= doubling_calls(axis) and axis.longest * axis.count <= doubling_elements(
+        axis
+    )
+
+
+def folding_groups(axis: Axis) -> int:
+    """How many groups of windows are folded one after the other."""
+    return -(-axis.count // _together(axis))
+
+
+def _together(axis: Axis) -> int:
+    """How many windows are folded at the same time: they have no more elements than the dim, or are one."""
+    return 1 if axis.taps is None else max(1, axis.size // axis.longest)
+
+
+def folding_scratch(axis: Axis, dim: int, x: Dims, join: Join) -> int:
+    """Bytes that folding windows takes, in a part of x of these dims."""
+    together = axis.longest * _together(axis)
+    before, behind = x[:dim], x[dim + 1 :]
+    arrays = [(*before, together, *behind)]
+    if _reaches_beyond(axis):
+        arrays.append((*before, padded_length(axis), *behind))
+    nbytes = sum(footprint(*arrays, itemsize=dtype.itemsize) for dtype in join.dtypes)
+    return nbytes + join.scratch((*before, together // 2, *behind))
+
+
+def _reaches_beyond(axis: Axis) -> bool:
+    """Whether windows have padding."""
+    return axis.taps is not None and (axis.taps.start != 0 or padded_length(axis) > axis.size)
+
+
+def folded(axis: Axis, dim: int, x: Arrays, y: Arrays, *, join: Join, memory: Scratch) -> Iterator[Call]:
+    """Calls that reduce windows of x along a dim to elements of y."""
+    if axis.taps is not None:
+        if _reaches_beyond(axis):
+            first = x[0]
+            dims = (*first.shape[:dim], padded_length(axis), *first.shape[dim + 1 :])
+            order = sorted(range(first.ndim), key=lambda axis: -abs(first.strides[axis]))
+            whole = [laid_out(memory, dims, order, dtype) for dtype in join.dtypes]
+            yield from padded(axis, dim, x, whole, join)
+            x = whole
+        windows = [_windows(array, axis, dim) for array in x]
+    for start in range(0, axis.count, _together(axis)):
+        group = slice(start, min(start + _together(axis), axis.count))
+        if axis.taps is None:
+            members = along_dim(x, dim, slice(axis.starts[start], axis.stops[start]))
+            elements = [np.expand_dims(np.moveaxis(array, dim, 0), 1 + dim) for array in members]
+        else:
+            elements = along_dim(windows, 1 + dim, group)
+        yield from _halved(elements, along_dim(y, dim, group), join, memory.fork())
+
+
+def _windows(x: Array, axis: Axis, dim: int) -> Array:
+    """A view of regular windows in padded elements: the first dim is that of a window's elements."""
+    step = x.strides[dim]
+    dims = (axis.longest, *x.shape[:dim], axis.count, *x.shape[dim + 1 :])
+    strides = (step * axis.dilation, *x.strides[:dim], step * axis.stride, *x.strides[dim + 1 :])
+    return np.lib.stride_tricks.as_strided(x, dims, strides, writeable=False)
+
+
+def _halved(elements: Arrays, y: Arrays, join: Join, memory: Scratch) -> Iterator[Call]:
+    """Calls that join arrays along their first dim, to arrays without it."""
+    count, *dims = elements[0].shape
+    if count == 1:
+        yield from copies([array[0] for array in elements], y)
+        return
+    order = sorted(range(len(dims)), key=lambda axis: -abs(y[0].strides[axis]))
+    whole = [0, *(1 + axis for axis in order)]
+    parts = [laid_out(memory, (count, *dims), whole, dtype) for dtype in join.dtypes]
+    yield from copies(elements, parts)
+    while count > 1:
+        half = count // 2
+        one, other = (along_dim(parts, 0, slice(start, start + half)) for start in (0, count - half))
+        yield from join.calls(one, other, one if count > 2 else [array[None] for array in y], memory)
+        count -= half

@@ -1,0 +1,185 @@
+"""Windows reduced to several numbers each, one spatial dim after the other, all of it in scratch memory.
+
+The calls of a block depend on its dims and on how its windows lie, not on where it is. So blocks that are
+alike share them on a lane; only what loads a block and what stores it is its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy.typing as npt
+
+from cudnn_actor.engines.cpu.fast.convolution_views import laid_out, memory_order
+from cudnn_actor.engines.cpu.fast.kernels import Call, Step, deal, in_turn, made_when_run, most_calls
+from cudnn_actor.engines.cpu.fast.pooling_blocks import Block, blocks, extents_of_blocks, part_read, read_dims
+from cudnn_actor.engines.cpu.fast.pooling_doubling import doubled, doubling_scratch
+from cudnn_actor.engines.cpu.fast.pooling_folding import folded, folding_groups, folding_pays, folding_scratch
+from cudnn_actor.engines.cpu.fast.pooling_joins import Join
+from cudnn_actor.engines.cpu.fast.pooling_windows import Axis
+from cudnn_actor.engines.cpu.scratch import Dims, Scratch, footprint
+
+__all__ = ["BlockArrays", "JoinedPooling"]
+
+Array = npt.NDArray[Any]
+_MOST_SCRATCH = 16 << 20
+"""Bytes for each lane. NumPy would allocate more for a block of such windows."""
+_LONG = 16
+"""Elements of a window along a dim that are many."""
+_EDGES = 3
+"""Arrays of 64-bit elements that loading a block may take, or storing it."""
+_CALLS = 20
+"""Calls of a join, about, and of loading or storing a block."""
+
+
+class BlockArrays(NamedTuple):
+    """Where a lane has what it computes blocks from, and their results.
+
+    Parameters
+    ----------
+    elements
+        The part of x that a block is computed from, in the arrays that the join has.
+    results
+        The same arrays for the block itself.
+    memory
+        Scratch that is free while a block is loaded or stored.
+    order
+        The axes in the order in which they lie in memory, the slowest first.
+    """
+
+    elements: list[Array]
+    results: list[Array]
+    memory: Scratch
+    order: Dims
+
+
+Edge = Callable[[Block, slice, BlockArrays], Iterator[Call]]
+"""Calls that load a block, or store it. The slice: what it is computed from along x's first spatial dim."""
+
+
+@dataclass(frozen=True, eq=False)
+class JoinedPooling:
+    """Reduces windows of arrays of dims `x` to elements of dims `y`."""
+
+    x: Dims
+    y: Dims
+    axes: tuple[Axis, ...]
+    join: Join
+
+    def is_long(self) -> bool:
+        """Whether windows have many elements along a dim. The definition takes less time for others."""
+        return max(axis.longest for axis in self.axes) >= _LONG
+
+    def fits(self) -> bool:
+        """Whether a block of it needs no more scratch than lanes should have."""
+        return self.footprint() <= _MOST_SCRATCH
+
+    def footprint(self) -> int:
+        """Bytes of scratch that each lane needs."""
+        return max(self._footprint(self.extents(channels_last=last)) for last in (False, True))
+
+    def _footprint(self, extents: Dims) -> int:
+        dims = read_dims(self.x, self.y, self.axes, extents)
+        arrays, most = [dims], footprint(*[dims] * _EDGES)
+        for number in self._wanted:
+            axes = self._first_axes(extents) if number == 0 else [self.axes[number]]
+            most = max(most, *(_scratch(axis, 2 + number, dims, self.join) for axis in axes))
+            count = extents[2] if number == 0 else self.y[2 + number]
+            dims = (*dims[: 2 + number], count, *dims[3 + number :])
+            arrays.append(dims)
+        most = max(most, footprint(*[dims] * _EDGES))
+        return most + sum(footprint(*arrays, itemsize=dtype.itemsize) for dtype in self.join.dtypes)
+
+    @property
+    def _wanted(self) -> list[int]:
+        """The spatial dims along which windows are reduced."""
+        return [number for number, axis in enumerate(self.axes) if not axis.same]
+
+    def extents(self, *, channels_last: bool) -> Dims:
+        """How much of the batch, of the channels and of the first spatial dim of y a block has."""
+        larger = tuple(map(max, self.x, self.y))
+        found = [*extents_of_blocks(larger, self.y, self.axes, channels_last=channels_last)]
+        for axis in (1, 2):
+            while found[axis] > 1 and self._footprint(tuple(found)) > _MOST_SCRATCH:
+                found[axis] = -(-found[axis] // 2)
+        return tuple(found)
+
+    def read_dims(self, extents: Dims) -> Dims:
+        """The most that a block of these extents is computed from, along each dim of x."""
+        return read_dims(self.x, self.y, self.axes, extents)
+
+    def bind(self, lanes: Sequence[Scratch], *, channels_last: bool, load: Edge, store: Edge) -> list[Step]:
+        """The steps of a run: see `Kernel`."""
+        extents = self.extents(channels_last=channels_last)
+        order = memory_order(len(self.x), channels_last=channels_last)
+        kept = self._calls(extents) <= most_calls(8 * max(math.prod(self.x), math.prod(self.y)))
+        known: dict[object, tuple[BlockArrays, list[Call]]] = {}
+
+        def calls(block: Block, lane: int) -> Iterator[Call]:
+            read, axes = part_read(self.axes, block)
+            dims = [part.stop - part.start for part in (*block[:2], read)]
+            key = lane, *dims, _lie(axes[0])
+            found = known.get(key)
+            if found is None:
+                found = self._reduced((*dims, *self.x[3:]), axes, order, lanes[lane].fork())
+                if kept:
+                    known[key] = found
+            arrays, own = found
+            yield from load(block, read, arrays)
+            yield from own
+            yield from store(block, read, arrays)
+
+        def call(block: Block, lane: int) -> Call:
+            return in_turn([*calls(block, lane)]) if kept else made_when_run(lambda: calls(block, lane))
+
+        return [deal(blocks(self.y, extents), len(lanes), call)]
+
+    def _calls(self, extents: Dims) -> int:
+        """About how many calls a run takes that are kept."""
+        count = math.prod(-(-size // extent) for size, extent in zip(self.y, extents, strict=False))
+        inner = sum(map(_joins, self.axes[1:]))
+        return _CALLS * (count + sum(_joins(first) + inner for first in self._first_axes(extents)))
+
+    def _first_axes(self, extents: Dims) -> Iterable[Axis]:
+        """The windows of blocks along the first spatial dim, those that differ."""
+        starts = range(0, self.y[2], extents[2])
+        found = (self.axes[0].part(start, min(start + extents[2], self.y[2]))[1] for start in starts)
+        return {_lie(axis): axis for axis in found}.values()
+
+    def _reduced(
+        self, dims: Dims, axes: Sequence[Axis], order: Dims, memory: Scratch
+    ) -> tuple[BlockArrays, list[Call]]:
+        """Arrays for a part of x, and the calls that reduce the windows in it."""
+        stages = [[laid_out(memory, dims, order, dtype) for dtype in self.join.dtypes]]
+        for number in self._wanted:
+            dims = (*dims[: 2 + number], axes[number].count, *dims[3 + number :])
+            stages.append([laid_out(memory, dims, order, dtype) for dtype in self.join.dtypes])
+        calls: list[Call] = []
+        for number, x, y in zip(self._wanted, stages, stages[1:], strict=False):
+            axis = axes[number]
+            along = folded if folding_pays(axis) else doubled
+            calls += along(axis, 2 + number, x, y, join=self.join, memory=memory.fork())
+        return BlockArrays(stages[0], stages[-1], memory, order), calls
+
+
+def _scratch(axis: Axis, dim: int, x: Dims, join: Join) -> int:
+    """Bytes that reducing windows along a dim of a part of x takes."""
+    if folding_pays(axis):
+        return folding_scratch(axis, dim, x, join)
+    return doubling_scratch(axis, dim, x, axis.count, join)
+
+
+def _joins(axis: Axis) -> int:
+    """How many joins reduce the windows along a dim, about."""
+    levels = 2 * axis.longest.bit_length()
+    return levels * folding_groups(axis) if folding_pays(axis) else levels
+
+
+def _lie(axis: Axis) -> object:
+    """Equal for windows that lie in the same way in parts of the same size."""
+    if axis.taps is None:
+        return axis
+    return axis.size, axis.count, axis.taps, axis.stride

@@ -1,0 +1,173 @@
+"""Lp pooling of float64, or with large powers, and its gradient: no power overflows.
+
+Each sum of powers is kept in terms of the power of a number, as `LpPool` says: see `ScaledSums`. The gradient
+is sign(x) (|x| / s)^(p - 1), times the sum of dy (s / y)^(p - 1) over the windows that an element is in.
+There, s is the least y of these windows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from cudnn_actor.engines.cpu.fast.convolution_views import laid_out
+from cudnn_actor.engines.cpu.fast.kernels import Call, Operands, Step, lanes_worth
+from cudnn_actor.engines.cpu.fast.pooling_blocks import Block
+from cudnn_actor.engines.cpu.fast.pooling_joined import BlockArrays, JoinedPooling
+from cudnn_actor.engines.cpu.fast.pooling_joins import ScaledSums, power
+from cudnn_actor.engines.cpu.fast.pooling_windows import in_windows, reversed_axes, window_axes
+from cudnn_actor.engines.cpu.scratch import Scratch
+from cudnn_actor.protocol.operations import LpPool, LpPoolBackward, Specs, Window
+
+__all__ = ["ScaledNorms", "ScaledNormsGradient", "scaled_norms", "scaled_norms_gradient"]
+
+Array = npt.NDArray[Any]
+_WIDE = np.dtype(np.float64)
+_FEW = 100
+"""The definition of the gradient takes less time for windows of fewer elements."""
+_NS = 100
+"""Nanoseconds of an element of x, about."""
+
+
+def scaled_norms(node: LpPool[Any], specs: Specs) -> ScaledNorms | None:
+    """The kernel for `LpPool` of any power; None for short windows, and where a block takes much memory."""
+    x, y = specs["x"].dims, specs["y"].dims
+    pooling = JoinedPooling(x, y, window_axes(node.window, x, y), ScaledSums(node.p, largest=True))
+    return ScaledNorms(pooling, node.p) if pooling.is_long() and pooling.fits() else None
+
+
+def scaled_norms_gradient(node: LpPoolBackward[Any], specs: Specs) -> ScaledNormsGradient | None:
+    """The kernel for `LpPoolBackward` of any power; None for small windows, and as of `LpPool`."""
+    window, dx, dy = node.window, specs["dx"].dims, specs["dy"].dims
+    own = window_axes(window, dx, dy)
+    if math.prod(axis.longest for axis in own) < _FEW:
+        return None
+    axes = reversed_axes(window, dx, dy)
+    spread = (*dy[:2], *(axis.size for axis in axes))
+    pooling = JoinedPooling(spread, dx, axes, ScaledSums(node.p - 1, largest=False))
+    strides = window.stride if isinstance(window, Window) else (1,) * len(axes)
+    without = [~in_windows(axis) for axis in own]
+    return ScaledNormsGradient(pooling, node.p, strides, tuple(without)) if pooling.fits() else None
+
+
+@dataclass(frozen=True, eq=False)
+class ScaledNorms:
+    """The root of the sum of powers of each window's elements."""
+
+    pooling: JoinedPooling
+    p: float
+
+    def footprint(self, lanes: int) -> int:
+        """Bytes of scratch that each lane needs."""
+        del lanes
+        return self.pooling.footprint()
+
+    def bind(self, operands: Operands, results: Operands, lanes: Sequence[Scratch]) -> list[Step]:
+        """The steps of a run: see `Kernel`."""
+        x, y = operands["x"], results["y"]
+
+        def load(block: Block, read: slice, arrays: BlockArrays) -> Iterator[Call]:
+            magnitude, total = arrays.elements
+            yield partial(np.copyto, magnitude, x[block[0], block[1], read])
+            yield partial(np.absolute, magnitude, magnitude)
+            yield partial(total.fill, 1.0)
+
+        def store(block: Block, read: slice, arrays: BlockArrays) -> Iterator[Call]:
+            del read
+            largest, total = arrays.results
+            yield partial(np.power, total, 1 / self.p, out=total)
+            yield partial(np.multiply, largest, total, largest)
+            yield partial(np.copyto, y[block], largest, "same_kind")
+
+        lanes = lanes_worth(lanes, _NS * x.size)
+        return self.pooling.bind(lanes, channels_last=_channels_last(x), load=load, store=store)
+
+
+@dataclass(frozen=True, eq=False)
+class ScaledNormsGradient:
+    """The gradient of the same.
+
+    Parameters
+    ----------
+    pooling
+        From what is spread along the spatial dims, as of `reversed_axes`, to dx.
+    p
+        The exponent.
+    strides
+        For each spatial dim, how far apart elements of y are spread.
+    without
+        For each spatial dim, which elements are in no window.
+    """
+
+    pooling: JoinedPooling
+    p: float
+    strides: Sequence[int]
+    without: Sequence[npt.NDArray[np.bool_]]
+
+    def footprint(self, lanes: int) -> int:
+        """Bytes of scratch that each lane needs."""
+        del lanes
+        return self.pooling.footprint()
+
+    def bind(self, operands: Operands, results: Operands, lanes: Sequence[Scratch]) -> list[Step]:
+        """The steps of a run: see `Kernel`."""
+        dx = results["dx"]
+
+        def load(block: Block, read: slice, arrays: BlockArrays) -> Iterator[Call]:
+            return self._load(operands, block, read, arrays)
+
+        def store(block: Block, read: slice, arrays: BlockArrays) -> Iterator[Call]:
+            del read
+            return self._store(operands["x"][block], dx[block], block[2], arrays)
+
+        lanes = lanes_worth(lanes, _NS * dx.size)
+        return self.pooling.bind(lanes, channels_last=_channels_last(dx), load=load, store=store)
+
+    def _load(self, operands: Operands, block: Block, read: slice, arrays: BlockArrays) -> Iterator[Call]:
+        """Calls that spread y and dy. Where y is 0, it is as if there were no window."""
+        first, stride = -(-read.start // self.strides[0]), self.strides[0]
+        part = (block[0], block[1], slice(first, -(-read.stop // stride)))
+        y, dy = operands["y"][part], operands["dy"][part]
+        ahead = slice(first * stride - read.start, None, stride)
+        steps: Any = (..., ahead, *(slice(None, None, step) for step in self.strides[1:]))
+        scale, total = (array[steps] for array in arrays.elements)
+        if math.prod(self.strides) > 1:
+            yield partial(arrays.elements[0].fill, np.inf)
+            yield partial(arrays.elements[1].fill, 0.0)
+        if y.size:
+            empty = laid_out(arrays.memory.fork(), y.shape, arrays.order, np.bool_)
+            yield partial(np.copyto, scale, y)
+            yield partial(np.copyto, total, dy)
+            yield partial(np.equal, scale, 0, empty)
+            yield partial(np.copyto, scale, np.inf, where=empty)
+            yield partial(np.copyto, total, 0.0, where=empty)
+
+    def _store(self, x: Array, dx: Array, rows: slice, arrays: BlockArrays) -> Iterator[Call]:
+        least, total = arrays.results
+        memory = arrays.memory.fork()
+        share, spare = (laid_out(memory, x.shape, arrays.order, _WIDE) for _ in range(2))
+        yield partial(np.copyto, share, x)
+        yield partial(np.absolute, share, share)
+        yield partial(np.divide, share, least, share)
+        yield from power(share, self.p - 1, spare)
+        yield partial(np.multiply, total, share, share)
+        yield partial(np.copyto, spare, x)
+        yield partial(np.sign, spare, spare)
+        yield partial(np.multiply, share, spare, share)
+        for number, without in enumerate(self.without):
+            own = without[rows] if number == 0 else without
+            if own.any():  # there, an infinite x gives no NaN
+                where = own.reshape([-1 if axis == 2 + number else 1 for axis in range(x.ndim)])
+                yield partial(np.copyto, share, 0.0, where=where)
+        yield partial(np.copyto, dx, share, "same_kind")
+
+
+def _channels_last(array: Array) -> bool:
+    """Whether channels lie side by side."""
+    return abs(array.strides[1]) < min(map(abs, array.strides[2:]))
