@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import argparse
+import importlib.util
 import json
 import re
+import shlex
+import shutil
+import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry
+from starlette.routing import Route
+
+from cudnn_actor.cli import serve
+from cudnn_actor.serving.http_face import make_app
+from cudnn_actor.serving.server import ServerOptions
 
 from .test_readme import printed, programs
 
@@ -25,6 +37,58 @@ def test_the_programs_of_the_guides_print_what_they_say(tmp_path: Path) -> None:
     assert printed(run, tmp_path) == "[[16.5 19.5]]\n"
     [server] = programs(ROOT / "docs/web-servers.md")
     assert printed(server + FLASK, tmp_path).splitlines() == ["[[16.5, 19.5]]", "422", "[200, 200]"]
+    [actor] = programs(ROOT / "docs/pykka.md")
+    assert printed(actor, tmp_path).splitlines() == said(actor)
+    [ray] = programs(ROOT / "docs/ray.md")
+    alone, _ = ray.replace("import ray\n", "").split("\n\nif __name__ ==")
+    asked = "print(Classifier('classifier.onnx').scores(np.ones((1, 4), 'float32')))"
+    assert printed(f"{alone}\n{asked}", tmp_path).splitlines() == said(ray)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed")
+def test_the_service_in_a_ray_actor_prints_what_the_page_says(tmp_path: Path) -> None:
+    printed(programs(ROOT / "docs/tutorial.md")[0], tmp_path)
+    [ray] = programs(ROOT / "docs/ray.md")
+    assert printed(ray, tmp_path).splitlines() == said(ray)
+
+
+def said(program: str) -> list[str]:
+    """What the comments behind a program's prints say that it prints."""
+    return re.findall(r"^ *print\(.*\)  # (.*)$", program, flags=re.MULTILINE)
+
+
+def test_the_unit_of_systemd_is_one_and_its_command_is_understood(tmp_path: Path) -> None:
+    [text] = blocks("ini")
+    [command] = re.findall(r"^ExecStart=/opt/venv/bin/cudnn-actor serve (.*)$", text, flags=re.MULTILINE)
+    parser = argparse.ArgumentParser()
+    serve.add_arguments(parser)
+    parser.parse_args(shlex.split(command))
+    [limit_s] = re.findall(r"^TimeoutStopSec=(\d+)$", text, flags=re.MULTILINE)
+    assert int(limit_s) > ServerOptions.drain_s
+    if (verify := shutil.which("systemd-analyze")) is not None:
+        unit = tmp_path / "inference.service"
+        unit.write_text(text.replace("/opt/venv/bin/cudnn-actor", "/bin/true"))
+        done = subprocess.run(
+            [verify, "verify", "--man=no", unit], capture_output=True, text=True, check=False
+        )
+        assert "inference.service" not in done.stderr, done.stderr
+
+
+def test_the_probes_of_kubernetes_ask_what_the_server_answers() -> None:
+    [text] = blocks("yaml")
+    probes = dict(re.findall(r"(\w+)Probe:\n +httpGet: {path: (\S+), port: 8000}", text))
+    assert list(probes) == ["startup", "liveness", "readiness"]
+    no_host: Any = None  # nothing is asked
+    served = make_app(no_host, CollectorRegistry(), None, most_body=1)
+    assert set(probes.values()) <= {route.path for route in served.routes if isinstance(route, Route)}
+    [limit_s] = re.findall(r"terminationGracePeriodSeconds: (\d+)", text)
+    assert int(limit_s) > ServerOptions.drain_s
+
+
+def blocks(language: str) -> list[str]:
+    """The blocks of the page about deploying in one language."""
+    page = (ROOT / "docs/deploying.md").read_text(encoding="utf-8")
+    return re.findall(rf"```{language}\n(.*?)```", page, flags=re.DOTALL)
 
 
 @pytest.mark.parametrize("name", ["cpu", "cuda13"])
