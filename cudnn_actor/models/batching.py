@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -14,6 +15,8 @@ from cudnn_actor.actors.deadline import require_timeout
 from cudnn_actor.actors.event_loop import running_loop, tolerating_closed
 from cudnn_actor.actors.logs import Log, speaking_for
 from cudnn_actor.actors.long_work import in_own_thread
+from cudnn_actor.models.batch_arrays import assemble, batch_specs, divided, total_nbytes
+from cudnn_actor.models.batch_records import BatchStatistics, BatchTimes
 from cudnn_actor.models.batch_rules import BatchRules
 from cudnn_actor.models.forming import FormingBatches
 from cudnn_actor.models.inputs import named_once
@@ -30,8 +33,6 @@ from cudnn_actor.protocol.errors import (
     Words,
 )
 from cudnn_actor.protocol.types.buffers import BufferRef
-from cudnn_actor.protocol.types.records import Record
-from cudnn_actor.protocol.types.tensor import TensorSpec
 
 __all__ = ["BatchStatistics", "BatchedModel"]
 
@@ -44,36 +45,10 @@ _DIVIDED = (OutcomeUnknown, QuarantinedRequest, ExecutionFailed, OutOfMemory)
 """After these, the requests of a batch run one by one: one may be the cause, or smaller sizes may fit."""
 
 
-class BatchStatistics(Record):
-    """What a `BatchedModel` has done so far.
-
-    Parameters
-    ----------
-    batches, samples, padded
-        Batches that were run, the samples in them, and the rows that were added to fill their sizes.
-    waiting, running
-        Requests that wait for a batch now, and batches that run now.
-    divided
-        Batches that failed, or that a crash interrupted, so that their requests ran one by one.
-    """
-
-    batches: int = 0
-    samples: int = 0
-    padded: int = 0
-    waiting: int = 0
-    running: int = 0
-    divided: int = 0
-
-    @property
-    def mean_batch(self) -> float:
-        """Samples in a batch, on average; 0 before the first."""
-        return self.samples / self.batches if self.batches else 0.0
-
-
 class _Request:
     """A request that was accepted. Its future is the only address of its answer."""
 
-    __slots__ = ("batch", "future", "group", "inputs", "samples", "timeout_s", "timer")
+    __slots__ = ("batch", "future", "group", "inputs", "samples", "since_ns", "timeout_s", "timer")
 
     def __init__(
         self,
@@ -88,6 +63,7 @@ class _Request:
         self.group = group
         self.future = future
         self.timeout_s = timeout_s
+        self.since_ns = time.perf_counter_ns()
         self.timer: asyncio.TimerHandle | None = None
         self.batch: _Batch | None = None
         """The batch that it is in, while that runs and somebody waits for the answer."""
@@ -157,6 +133,8 @@ class BatchedModel:
         self._refusals: dict[Hashable, CudnnActorError] = {}
         """Of groups for which no size is left."""
         self._counts = {"batches": 0, "samples": 0, "padded": 0, "divided": 0}
+        self.on_batch: Callable[[BatchTimes], object] | None = None
+        """Called on the event loop for each batch that was answered; it must be quick and raise nothing."""
         self._releases: list[Callable[[], None]] = []
         forks.finalize(self, _release_all, self._releases).atexit = False
 
@@ -462,12 +440,15 @@ class BatchedModel:
         self._counts["samples"] += samples
         self._counts["padded"] += size - samples
         self._note_batch(self._model.ref.number, samples)
+        began_ns = assembled_ns = time.perf_counter_ns()
         try:
             parts = [each.inputs for each in requests]
             if not several and samples == size:
                 results = await self._model.run_checked(parts[0], Deadline(), crashes=crashes)
             else:
-                results = await self._run_together(parts, group, size, again=not several, crashes=crashes)
+                results, assembled_ns = await self._run_together(
+                    parts, group, size, again=not several, crashes=crashes
+                )
         except _DIVIDED as error:
             refused = isinstance(error, QuarantinedRequest) and self._quarantined(error.digest)
             first = refused and self._leave_out(group, size, error)
@@ -478,32 +459,56 @@ class BatchedModel:
             else:
                 self._fail(requests, error)
         else:
-            counts = [each.samples for each in requests]
-            for request, result in zip(
-                requests,
-                await self._aside(_divided, results, counts, size, nbytes=_nbytes([results])),
-                strict=True,
-            ):
-                request.batch = None
-                if not request.future.done():
-                    request.future.set_result(result)
+            await self._hand_out(requests, results, size, (began_ns, assembled_ns, time.perf_counter_ns()))
+
+    async def _hand_out(
+        self,
+        requests: Sequence[_Request],
+        results: Mapping[str, np.ndarray],
+        size: int,
+        moments: tuple[int, int, int],
+    ) -> None:
+        """Answer requests that ran together. `moments`: when it began, ran, and had run."""
+        began_ns, assembled_ns, ran_ns = moments
+        counts = [each.samples for each in requests]
+        parts = await self._aside(divided, results, counts, size, nbytes=total_nbytes([results]))
+        waited_ns = 0
+        for request, result in zip(requests, parts, strict=True):
+            request.batch = None
+            if not request.future.done():
+                request.future.set_result(result)
+                waited_ns += began_ns - request.since_ns
+        if self.on_batch is not None:
+            times = BatchTimes(
+                samples=sum(counts),
+                waited_ns=waited_ns,
+                assembled_ns=assembled_ns - began_ns,
+                ran_ns=ran_ns - assembled_ns,
+                divided_ns=time.perf_counter_ns() - ran_ns,
+            )
+            self.on_batch(times)
 
     async def _run_together(
         self, parts: Sequence[Mapping[str, np.ndarray]], group: Hashable, size: int, **options: Any
-    ) -> dict[str, np.ndarray]:
+    ) -> tuple[dict[str, np.ndarray], int]:
         """Assemble a batch in memory that the device reads without another copy, and run it.
+
+        Returns the outputs, and when the run began.
 
         The memory serves another batch only if this one was answered: a run that nobody waits for any more
         may still read it.
         """
         unused = self._memory.setdefault(group, [])
-        memory = unused.pop() if unused else await self._model.lend(_specs(parts[0], self._rules.sizes[-1]))
+        memory = (
+            unused.pop() if unused else await self._model.lend(batch_specs(parts[0], self._rules.sizes[-1]))
+        )
         batch = {name: whole[:size] for name, whole in memory.items()}
-        await self._aside(_assemble, parts, batch, nbytes=_nbytes(parts))
+        await self._aside(assemble, parts, batch, nbytes=total_nbytes(parts))
+        assembled_ns = time.perf_counter_ns()
         results = await self._model.run_checked(batch, Deadline(), **options)
         if self._open:
             unused.append(memory)
-        return results
+        return results, assembled_ns
 
     async def _answer_one_by_one(
         self, requests: Sequence[_Request], size: int, error: CudnnActorError
@@ -547,41 +552,6 @@ class BatchedModel:
     async def _aside(work: Callable[..., Any], *args: Any, nbytes: int) -> Any:
         """The result of copying so many bytes: on the event loop if they are few, else on a thread."""
         return work(*args) if nbytes <= _ON_LOOP_BYTES else await in_own_thread(work, *args)
-
-
-def _specs(part: Mapping[str, np.ndarray], size: int) -> dict[str, TensorSpec]:
-    """The specs of a batch of this size with inputs like these."""
-    return {name: TensorSpec.packed((size, *one.shape[1:]), one.dtype) for name, one in part.items()}
-
-
-def _assemble(parts: Sequence[Mapping[str, np.ndarray]], batch: Mapping[str, np.ndarray]) -> None:
-    """Fill a batch with the samples of all requests, one after another, copied once.
-
-    The rows behind them are copies of the last sample, so that they compute nothing that a request does not.
-    """
-    for name, whole in batch.items():
-        end = 0
-        for part in parts:
-            begin, end = end, end + len(part[name])
-            whole[begin:end] = part[name]
-        whole[end:] = whole[end - 1]
-
-
-def _divided(
-    results: Mapping[str, np.ndarray], counts: Sequence[int], size: int
-) -> list[dict[str, np.ndarray]]:
-    """The outputs of each request: arrays of its own, which keep no other's alive."""
-    divided, end = [], 0
-    for count in counts:
-        begin, end = end, end + count
-        divided.append(
-            {name: all if count == size else all[begin:end].copy() for name, all in results.items()}
-        )
-    return divided
-
-
-def _nbytes(parts: Sequence[Mapping[str, np.ndarray]]) -> int:
-    return sum(array.nbytes for part in parts for array in part.values())
 
 
 def _release_all(releases: list[Callable[[], None]]) -> None:

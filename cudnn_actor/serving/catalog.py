@@ -130,6 +130,7 @@ class Catalog:
                 raise
             finally:
                 entry.loading = False
+            served.count_in(entry.counts)
             before, entry.served, entry.reason = entry.served, served, ""
             log.info("serving.loaded", model=name, version=served.version)
             self._end(before)

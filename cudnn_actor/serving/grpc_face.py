@@ -188,6 +188,7 @@ class _GrpcFace:
                 request.model_version,
                 lambda: grpc_wire.decode(request, regions),
                 encode,
+                listed=nbytes - sum(map(len, request.raw_input_contents)),
                 left_s=None if left_s is None else max(left_s, 0.0),
             )
 

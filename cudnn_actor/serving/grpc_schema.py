@@ -139,6 +139,9 @@ ModelStatistics
     repeated InferBatchStatistics batch_stats 7
 InferBatchStatistics
     uint64 batch_size 1
+    StatisticDuration compute_input 2
+    StatisticDuration compute_infer 3
+    StatisticDuration compute_output 4
 InferStatistics
     StatisticDuration success 1
     StatisticDuration fail 2

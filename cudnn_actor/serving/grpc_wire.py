@@ -7,9 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from cudnn_actor.actors.long_work import check_wanted
 from cudnn_actor.protocol.types.dtypes import DType
 from cudnn_actor.serving.failures import Refused
 from cudnn_actor.serving.grpc_schema import message_class
+from cudnn_actor.serving.json_numbers import PIECE
 from cudnn_actor.serving.requests import (
     Inference,
     Place,
@@ -97,8 +99,12 @@ def _contents(tensor: Any, dtype: DType, shape: tuple[int, ...]) -> np.ndarray:
             if field is None
             else f"give as many {field}, or raw_input_contents",
         )
+    flat = np.empty(len(given), dtype.numpy)
     try:
-        return np.array(given, dtype.numpy).reshape(shape)
+        for begin in range(0, len(given), PIECE):  # so that other threads get in between
+            check_wanted()
+            flat[begin : begin + PIECE] = np.array(given[begin : begin + PIECE], dtype.numpy)
+        return flat.reshape(shape)
     except (OverflowError, ValueError) as error:
         raise Refused(
             problem=f"the data of input {tensor.name[:100]!r} are no {NAMES[dtype]}", fix="send numbers of it"

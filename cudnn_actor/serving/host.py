@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
 
 import cudnn_actor
+from cudnn_actor.actors.long_work import in_own_thread
+from cudnn_actor.actors.threads import ThreadRefused
 from cudnn_actor.protocol.errors import CudnnActorError, MailboxFull
 from cudnn_actor.service.client import CudnnRef
 from cudnn_actor.serving.catalog import Catalog
 from cudnn_actor.serving.failures import Busy, Draining, NotServed, Refused
 from cudnn_actor.serving.regions import SharedMemory
 from cudnn_actor.serving.requests import Inference
-from cudnn_actor.serving.served import Served
-from cudnn_actor.serving.statistics import Duration, ModelCounts
 from cudnn_actor.serving.under_way import UnderWay
 
-__all__ = ["EXTENSIONS", "Admission", "Host"]
+__all__ = ["EXTENSIONS", "LONG_LIST", "Admission", "Host"]
 
 T = TypeVar("T")
 NAME = "cudnn-actor"
+LONG_LIST = 32 << 10
+"""Bytes of JSON, and numbers in an answer's lists, above which a thread reads and writes them."""
+_MOST_ASIDE = 4
+"""How many threads do so at a time."""
 EXTENSIONS = (
     "binary_tensor_data",
     "model_configuration",
@@ -60,6 +66,7 @@ class Host:
         self.most_bytes = most_bytes
         self.bytes = 0
         self._under_way = UnderWay()
+        self._aside = asyncio.Semaphore(_MOST_ASIDE)
         self.draining = False
         self.starting = True
 
@@ -121,7 +128,9 @@ class Host:
         """The counters of a model, or of all that answer. Raises `NotServed`."""
         chosen = [self.catalog.served(name, version)[0]] if name else self.catalog.entries
         return [
-            _statistics(each.name, each.served, each.counts) for each in chosen if each.served is not None
+            {"name": each.name, "version": each.served.version, **each.counts.reported()}
+            for each in chosen
+            if each.served is not None
         ]
 
     # What changes it.
@@ -155,6 +164,18 @@ class Host:
             finally:
                 admission.end()
 
+    async def aside(self, work: Callable[[], T]) -> T:
+        """The result of work that takes milliseconds, on a thread. Raises as `work`.
+
+        There are as many such threads as `_MOST_ASIDE`, whatever is admitted. A client that has gone leaves
+        its work to end at its next step. Where the system gives no thread, it is done here.
+        """
+        async with self._aside:
+            try:
+                return await in_own_thread(work)
+            except ThreadRefused:
+                return work()
+
     async def idle(self) -> None:
         """Wait until no inference is under way."""
         await self._under_way.none()
@@ -170,23 +191,26 @@ class Host:
         decode: Callable[[], Inference],
         encode: Callable[[str, Inference, Mapping[str, np.ndarray]], T],
         *,
+        listed: int,
         left_s: float | None = None,
     ) -> T:
         """Run a model for a request that was admitted, and return what `encode` makes of its outputs.
 
-        `decode` reads the request, `encode` gets the version, the request and the outputs. `left_s`: seconds
-        until the client stops waiting; None for no end. Raises `CudnnActorError`.
+        `decode` reads the request, `encode` gets the version, the request and the outputs. `listed`: bytes of
+        the request that are no raw tensors. If they are many, it is read on a thread, and so are many numbers
+        written. `left_s`: seconds until the client stops waiting; None for no end. Raises `CudnnActorError`.
         """
         entry, served = self.catalog.served(name, version)
         begun = time.perf_counter_ns()
         try:
-            inference = decode()
+            inference = await self.aside(decode) if listed > LONG_LIST else decode()
             inference.wanted([each.name for each in served.model.outputs])  # before anything runs
             decoded = time.perf_counter_ns()
             limits = [each for each in (inference.timeout_s, left_s) if each is not None]
             results = await served.run(inference.inputs, min(limits, default=None))
             run = time.perf_counter_ns()
-            answer = encode(served.version, inference, results)
+            written = partial(encode, served.version, inference, results)
+            answer = await self.aside(written) if inference.listed(results) > LONG_LIST else written()
         except CudnnActorError:
             entry.counts.fail.add(time.perf_counter_ns() - begun)
             raise
@@ -213,26 +237,3 @@ class Admission:
         """Give them back."""
         self._host.bytes -= self._nbytes
         self._nbytes = 0
-
-
-def _statistics(name: str, served: Served, counts: ModelCounts) -> dict[str, Any]:
-    """The counters of a model in the protocol's form. Time in a queue is part of `compute_infer`."""
-    parts = {
-        "success": counts.success,
-        "fail": counts.fail,
-        "queue": Duration(),
-        "compute_input": counts.compute_input,
-        "compute_infer": counts.compute_infer,
-        "compute_output": counts.compute_output,
-        "cache_hit": Duration(),
-        "cache_miss": Duration(),
-    }
-    return {
-        "name": name,
-        "version": served.version,
-        "last_inference": counts.last_ms,
-        "inference_count": counts.inferences,
-        "execution_count": counts.success.count if served.batches is None else served.batches,
-        "inference_stats": {part: {"count": each.count, "ns": each.ns} for part, each in parts.items()},
-        "batch_stats": [],
-    }

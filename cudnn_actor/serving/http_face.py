@@ -217,10 +217,11 @@ class _HttpFace:
         with self._host.admitted() as admission:
             body = await self._body(request, self._most_body, admission.take)
             header = request.headers.get(http_wire.HEADER_LENGTH)
+            json_bytes = http_wire.header_length(header, len(body))
             regions, model = self._host.regions, request.path_params["model"]
 
             def decode() -> Inference:
-                return http_wire.decode(body, http_wire.header_length(header, len(body)), regions)
+                return http_wire.decode(body, json_bytes, regions)
 
             def encode(version: str, inference: Inference, results: Mapping[str, np.ndarray]) -> Response:
                 parts, head = http_wire.encode(model, version, inference, results, regions)
@@ -228,7 +229,7 @@ class _HttpFace:
 
             version = request.path_params.get("version", "")
             async with _while_connected(request):
-                return await self._host.infer(model, version, decode, encode)
+                return await self._host.infer(model, version, decode, encode, listed=json_bytes)
 
     async def _body(self, request: Request, most: int, take: Callable[[int], object] = int) -> bytes:
         """All of the body, as it was before it was compressed.
@@ -256,7 +257,7 @@ class _HttpFace:
         encoding = request.headers.get("content-encoding", "")
         if encoding in ("", "identity"):
             return whole
-        inflated = http_wire.decompressed(whole, encoding, most)
+        inflated = await self._host.aside(lambda: http_wire.decompressed(whole, encoding, most))
         take(len(inflated))
         return inflated
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from cudnn_actor.protocol.types.dtypes import DType
 from cudnn_actor.serving.failures import Refused, TooLarge
+from cudnn_actor.serving.json_numbers import array_of_json, json_of_array
 from cudnn_actor.serving.requests import (
     Inference,
     Place,
@@ -26,7 +27,6 @@ from cudnn_actor.serving.requests import (
 from cudnn_actor.serving.tensors import (
     NAMES,
     array_of_bytes,
-    array_of_json,
     bytes_of,
     checked_shape,
     dtype_of,
@@ -173,21 +173,13 @@ def encode(
             raw.append(bytes_of(array))
             said["parameters"] = {"binary_data_size": array.nbytes}
         else:
-            said["data"] = _listed(array)
+            said["data"] = json_of_array(array)
         outputs.append(said)
     answer: dict[str, Any] = {"model_name": model, "model_version": version}
     if inference.id:
         answer["id"] = inference.id
     head = msgspec.json.encode(answer | {"outputs": outputs})
     return [head, *raw], len(head) if raw else None
-
-
-def _listed(array: np.ndarray) -> list[Any]:
-    """The elements in row-major order, as JSON has them: what is not finite becomes null."""
-    if array.dtype.kind == "V" or array.dtype.itemsize == 2:  # bfloat16 among them
-        array = array.astype(np.float32) if DType(array.dtype.name).is_floating else array
-    elements: list[Any] = array.reshape(-1).tolist()
-    return elements
 
 
 def decompressed(body: bytes, encoding: str, most: int) -> bytes:

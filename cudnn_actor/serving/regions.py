@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -48,6 +49,8 @@ class SharedMemory:
     def __init__(self, *, offered: bool) -> None:
         self._offered = offered
         self._regions: dict[str, Region] = {}
+        # Tensors are also moved on threads: a descriptor that was closed meanwhile may be another file's.
+        self._moving = threading.Lock()
 
     def register(self, name: str, key: str, offset: int, nbytes: int) -> None:
         """Open a region. Raises `Refused`, and `NotOffered` where there may be none."""
@@ -75,7 +78,8 @@ class SharedMemory:
         for each in [name] if name else list(self._regions):
             region = self._regions.pop(each, None)
             if region is not None:
-                os.close(region.descriptor)
+                with self._moving:
+                    os.close(region.descriptor)
 
     def status(self, name: str = "") -> list[Region]:
         """A region, or all. Raises `Refused` if it is not registered."""
@@ -112,7 +116,13 @@ class SharedMemory:
         self, place: Place, data: memoryview, move: Callable[[int, list[memoryview], int], int]
     ) -> None:
         """Read or write all of `data` at a place, which a client may shorten at any time."""
-        region = self._region(place.region)
+        with self._moving:
+            self._move_in(self._region(place.region), place, data, move)
+
+    @staticmethod
+    def _move_in(
+        region: Region, place: Place, data: memoryview, move: Callable[[int, list[memoryview], int], int]
+    ) -> None:
         if place.offset + max(place.nbytes, data.nbytes) > region.nbytes:
             problem = f"a place ends behind its region {place.region[:100]!r}, of {region.nbytes:,} bytes"
             raise Refused(problem=problem, fix="register more of the shared memory")

@@ -109,6 +109,12 @@ class Inference:
                 )
         return self.outputs
 
+    def listed(self, results: Mapping[str, np.ndarray]) -> int:
+        """How many numbers of these outputs are answered as lists. Raises `Refused`."""
+        return sum(
+            results[each.name].size for each in self.wanted(results) if not each.binary and each.place is None
+        )
+
 
 def require_once(what: str, names: Iterable[str]) -> None:
     """Raise `Refused` if a name is there twice, or there are too many."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from cudnn_actor.models.source import Feature
 from cudnn_actor.protocol.errors import InvalidRequest
 from cudnn_actor.service.client import CudnnRef
 from cudnn_actor.serving.settings import Batching, Settings
+from cudnn_actor.serving.statistics import ModelCounts
 from cudnn_actor.serving.tensors import NAMES
 from cudnn_actor.serving.under_way import UnderWay
 
@@ -55,6 +57,13 @@ class Served:
         self._endpoint = endpoint
         self._batching = batching
         self._under_way = UnderWay()
+        self.count_in(ModelCounts())
+
+    def count_in(self, counts: ModelCounts) -> None:
+        """Count its runs there from now on."""
+        self._counts = counts
+        if self._endpoint is not None:
+            self._endpoint.on_batch = counts.ran_batch
 
     async def run(self, inputs: Mapping[str, np.ndarray], timeout_s: float | None) -> dict[str, np.ndarray]:
         """The outputs for these inputs. Raises as `CudnnRef.run`, and `MailboxFull` if too many wait."""
@@ -64,7 +73,10 @@ class Served:
     async def _outputs(self, inputs: dict[str, np.ndarray], timeout_s: float | None) -> dict[str, np.ndarray]:
         future = self._submitted(inputs, timeout_s)
         if future is None:
-            return await self._gpu.run(self.model, inputs, timeout=timeout_s)
+            began_ns = time.perf_counter_ns()
+            outputs = await self._gpu.run(self.model, inputs, timeout=timeout_s)
+            self._counts.ran_alone(self.samples(inputs), time.perf_counter_ns() - began_ns)
+            return outputs
         try:
             return await future
         except BaseException:
@@ -83,9 +95,9 @@ class Served:
             return None
 
     @property
-    def batches(self) -> int | None:
-        """How many batches have run; None where each request runs by itself."""
-        return None if self._endpoint is None else self._endpoint.statistics().batches
+    def waiting(self) -> int:
+        """How many requests wait for a batch."""
+        return 0 if self._endpoint is None else self._endpoint.statistics().waiting
 
     def samples(self, inputs: Mapping[str, np.ndarray]) -> int:
         """How many samples a request has: the size of the leading dim, where batches are formed; else 1."""

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
-__all__ = ["Duration", "ModelCounts"]
+from cudnn_actor.models.batch_records import BatchTimes
+
+__all__ = ["BatchCounts", "Duration", "ModelCounts"]
 
 
 @dataclass
@@ -22,6 +25,21 @@ class Duration:
 
 
 @dataclass
+class BatchCounts:
+    """The runs of one number of samples: how long their inputs, the runs and their outputs took."""
+
+    compute_input: Duration = field(default_factory=Duration)
+    compute_infer: Duration = field(default_factory=Duration)
+    compute_output: Duration = field(default_factory=Duration)
+
+    def add(self, input_ns: int, infer_ns: int, output_ns: int) -> None:
+        """One more run."""
+        self.compute_input.add(input_ns)
+        self.compute_infer.add(infer_ns)
+        self.compute_output.add(output_ns)
+
+
+@dataclass
 class ModelCounts:
     """The requests for a model, over all of its versions.
 
@@ -29,8 +47,12 @@ class ModelCounts:
     ----------
     success, fail
         Requests from the first byte that was decoded to the answer, or to the error.
-    compute_input, compute_infer, compute_output
+    compute_input, ran, compute_output
         Parts of those that succeeded: decoding, the run with its waiting, and encoding.
+    queued_ns
+        How long requests have waited for their batches: a part of `ran`.
+    batches
+        The runs, by their samples.
     inferences
         Samples that were answered.
     last_ms
@@ -40,8 +62,10 @@ class ModelCounts:
     success: Duration = field(default_factory=Duration)
     fail: Duration = field(default_factory=Duration)
     compute_input: Duration = field(default_factory=Duration)
-    compute_infer: Duration = field(default_factory=Duration)
+    ran: Duration = field(default_factory=Duration)
     compute_output: Duration = field(default_factory=Duration)
+    queued_ns: int = 0
+    batches: dict[int, BatchCounts] = field(default_factory=dict)
     inferences: int = 0
     last_ms: int = 0
 
@@ -50,7 +74,43 @@ class ModelCounts:
         begun, decoded, run, encoded = moments
         self.success.add(encoded - begun)
         self.compute_input.add(decoded - begun)
-        self.compute_infer.add(run - decoded)
+        self.ran.add(run - decoded)
         self.compute_output.add(encoded - run)
         self.inferences += samples
         self.last_ms = time.time_ns() // 1_000_000
+
+    def ran_batch(self, times: BatchTimes) -> None:
+        """Note a batch whose requests were answered."""
+        self.queued_ns += times.waited_ns
+        self._of(times.samples).add(times.assembled_ns, times.ran_ns, times.divided_ns)
+
+    def ran_alone(self, samples: int, ns: int) -> None:
+        """Note the run of one request by itself."""
+        self._of(samples).add(0, ns, 0)
+
+    def _of(self, samples: int) -> BatchCounts:
+        return self.batches.setdefault(samples, BatchCounts())
+
+    def reported(self) -> dict[str, Any]:
+        """The fields of the protocol's statistics."""
+        # A request that failed after its run has waited, too, but is in no other of these sums.
+        queued = min(self.queued_ns, self.ran.ns)
+        parts = {
+            "success": self.success,
+            "fail": self.fail,
+            "queue": Duration(self.ran.count, queued),
+            "compute_input": self.compute_input,
+            "compute_infer": Duration(self.ran.count, self.ran.ns - queued),
+            "compute_output": self.compute_output,
+            "cache_hit": Duration(),
+            "cache_miss": Duration(),
+        }
+        return {
+            "last_inference": self.last_ms,
+            "inference_count": self.inferences,
+            "execution_count": sum(each.compute_infer.count for each in self.batches.values()),
+            "inference_stats": {part: asdict(each) for part, each in parts.items()},
+            "batch_stats": [
+                {"batch_size": samples, **asdict(each)} for samples, each in sorted(self.batches.items())
+            ],
+        }

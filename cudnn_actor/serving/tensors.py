@@ -1,4 +1,4 @@
-"""Tensors as the protocol sends them: the names of element types, raw bytes, and numbers in JSON.
+"""Tensors as the protocol sends them: the names of element types, and raw bytes.
 
 Raw bytes are in row-major order, little-endian, and a BF16 has its own two bytes. No memory is taken for a
 shape: what is said of a tensor is compared with the bytes that came.
@@ -10,16 +10,13 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Sequence
-from functools import cache
-from typing import Any
 
-import msgspec
 import numpy as np
 
 from cudnn_actor.protocol.types.dtypes import DType
 from cudnn_actor.serving.failures import Refused
 
-__all__ = ["NAMES", "array_of_bytes", "array_of_json", "bytes_of", "checked_shape", "dtype_of", "nbytes_of"]
+__all__ = ["NAMES", "array_of_bytes", "bytes_of", "checked_shape", "dtype_of", "nbytes_of", "unfit"]
 
 _DTYPES = {
     "BOOL": DType.BOOL,
@@ -84,50 +81,11 @@ def array_of_bytes(tensor: str, dtype: DType, shape: tuple[int, ...], data: Byte
             return np.ndarray(shape, np.uint8, view).astype(np.bool_)
         return np.ndarray(shape, dtype.numpy, view)
     except ValueError as error:  # without elements, and one of its sizes is too large
-        raise _unfit(tensor, shape) from error
+        raise unfit(tensor, shape) from error
 
 
-def array_of_json(tensor: str, dtype: DType, shape: tuple[int, ...], data: bytes | msgspec.Raw) -> np.ndarray:
-    """The array of these numbers, flat or in nested lists. Raises `Refused`."""
-    count = math.prod(shape)
-    if count > len(memoryview(data)):  # each number takes a character and a comma
-        raise _unfit(tensor, shape)
-    try:
-        with np.errstate(over="ignore"):  # what float32 does not hold is infinite
-            flat = np.array(_numbers(data, dtype, len(shape)), dtype.numpy)
-    except (ValueError, OverflowError, RecursionError) as error:
-        raise Refused(
-            problem=f"the data of input {tensor[:100]!r} are not a list of {NAMES[dtype]}",
-            fix="give numbers of that type in row-major order, or nested lists of equal length",
-        ) from error
-    if flat.size != count or flat.ndim not in (1, len(shape)) or (flat.ndim > 1 and flat.shape != shape):
-        raise _unfit(tensor, shape)
-    try:
-        return flat.reshape(shape)
-    except ValueError as error:  # without elements, and one of its sizes is too large
-        raise _unfit(tensor, shape) from error
-
-
-def _numbers(data: bytes | msgspec.Raw, dtype: DType, rank: int) -> Any:
-    kind = bool if dtype is DType.BOOL else float if dtype.is_floating else int
-    try:
-        return _decoder(kind, 1).decode(data)
-    except msgspec.DecodeError:
-        if rank < 2:
-            raise
-    return _decoder(kind, rank).decode(data)
-
-
-@cache
-def _decoder(kind: type, rank: int) -> msgspec.json.Decoder[Any]:
-    """What reads numbers in lists that are nested so deep."""
-    nested: Any = kind
-    for _ in range(rank):
-        nested = list[nested]
-    return msgspec.json.Decoder(nested)
-
-
-def _unfit(tensor: str, shape: Sequence[int]) -> Refused:
+def unfit(tensor: str, shape: Sequence[int]) -> Refused:
+    """The refusal of a tensor whose data do not have its shape."""
     return Refused(
         problem=f"the data of input {tensor[:100]!r} do not have the shape {list(shape)}",
         fix="give as many numbers as the product of its sizes",

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing import resource_tracker
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import onnx
 
 from ..onnx.small_models import FLOAT, model_of, node
 
-__all__ = ["PATIENCE_S", "running", "square_model", "write_square"]
+__all__ = ["PATIENCE_S", "running", "square_model", "until", "write_square"]
 
 PATIENCE_S = 60.0
 # What these have open, they have for as long as the process lives: tritonclient's loop over HTTP, and what
@@ -50,3 +51,10 @@ def running(*words: str) -> Iterator[tuple[subprocess.Popen[str], dict[str, int]
             yield process, {face.lower(): int(at.rpartition(":")[2]) for face, at in words_of}
         finally:
             process.kill()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Let the event loop run until a condition holds, which nothing tells of."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0)

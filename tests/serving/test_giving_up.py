@@ -15,7 +15,7 @@ import tritonclient.grpc.aio as triton
 from cudnn_actor.serving.server import InferenceServer, ServerOptions, serve_with
 
 from ..service.rigs import Gate, in_thread, spawn_gated
-from .servers import PATIENCE_S, write_square
+from .servers import until, write_square
 
 ROWS = np.ones((2, 3), np.float32)
 DATA = [1.0] * ROWS.size
@@ -28,13 +28,6 @@ def asked() -> list[triton.InferInput]:
     given = triton.InferInput("x", ROWS.shape, "FP32")
     given.set_data_from_numpy(ROWS)
     return [given]
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Let the event loop run until a condition holds, which nothing tells of."""
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0)
 
 
 @contextlib.asynccontextmanager

@@ -16,12 +16,13 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from cudnn_actor.protocol.types.dtypes import DType
-from cudnn_actor.serving import grpc_wire, http_wire
+from cudnn_actor.serving import grpc_wire, http_wire, json_numbers
 from cudnn_actor.serving.failures import Refused, TooLarge
 from cudnn_actor.serving.grpc_schema import message_class
+from cudnn_actor.serving.json_numbers import array_of_json, json_of_array
 from cudnn_actor.serving.regions import SharedMemory
 from cudnn_actor.serving.requests import Inference, RequestedOutput
-from cudnn_actor.serving.tensors import NAMES, array_of_json, bytes_of
+from cudnn_actor.serving.tensors import NAMES, bytes_of
 
 EXAMPLES = int(os.environ.get("SERVING_EXAMPLES", "100"))
 NONE = SharedMemory(offered=False)
@@ -131,7 +132,7 @@ def refusal(head: bytes) -> str:
         ('"datatype":"FP32","shape":[4611686018427387904,4],"data":[1]', "do not have the shape"),
         ('"datatype":"FP32","shape":[-1],"data":[1]', "out of range"),
         ('"datatype":"FP32","shape":[100000000000000000000],"data":[1]', "out of range"),
-        ('"datatype":"FP32","shape":[2,2],"data":[[1,2],[3]]', "not a list of FP32"),
+        ('"datatype":"FP32","shape":[2,2],"data":[[1,2],[3]]', "do not have the shape"),
         ('"datatype":"FP32","shape":[2,2],"data":[[1],[2],[3],[4]]', "do not have the shape"),
         ('"datatype":"UINT8","shape":[1],"data":[256]', "not a list of UINT8"),
         ('"datatype":"INT8","shape":[1],"data":[1.5]', "not a list of INT8"),
@@ -157,6 +158,37 @@ def test_numbers_in_json_are_read_flat_and_nested() -> None:
         np.testing.assert_array_equal(found.astype(np.float32), [[1, 2.5], [3, 4]])
     assert array_of_json("x", DType.FLOAT32, (), b"[3]").shape == ()
     assert array_of_json("x", DType.UINT64, (1,), b"[18446744073709551615]")[0] == 2**64 - 1
+
+
+def test_long_lists_are_read_and_written_by_pieces_as_in_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = np.arange(60, dtype=np.float32).reshape(3, 4, 5) / 8
+    for piece in (1, 7, 64):
+        monkeypatch.setattr(json_numbers, "PIECE", piece)
+        written = bytes(json_of_array(values))
+        assert msgspec.json.decode(written) == values.ravel().tolist()
+        for data in (written, msgspec.json.encode(values.tolist()), b" [ 1.5 , 2 , 3 ] "):
+            shape = values.shape if len(data) > 20 else (3,)
+            wanted = values if len(data) > 20 else np.array([1.5, 2, 3])
+            np.testing.assert_array_equal(array_of_json("x", DType.FLOAT32, shape, data), wanted)
+        for wrong in (b"[[1,2],[3,4],[5,6]]", b"[[1,2,3,4,5,6]]", b"[1,2,3,4,5]", b'[[1,2,3],[4,5,"6"]]'):
+            with pytest.raises(Refused):
+                array_of_json("x", DType.FLOAT32, (2, 3), wrong)
+
+
+def test_typed_contents_of_grpc_are_read_by_pieces_as_in_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grpc_wire, "PIECE", 7)
+    values = np.arange(60, dtype=np.float32).reshape(3, 20)
+    request = message_class("ModelInferRequest")(model_name="m")
+    given = request.inputs.add(name="x", datatype="FP32", shape=values.shape)
+    given.contents.fp32_contents.extend(values.ravel().tolist())
+    np.testing.assert_array_equal(grpc_wire.decode(request, NONE).inputs["x"], values)
+
+
+@pytest.mark.parametrize(("shape", "data"), [((0, 3), b"[]"), ((2, 0), b"[[],[]]"), ((1 << 60, 0), b"[]")])
+def test_lists_without_numbers_have_any_shape_without_elements(shape: tuple[int, ...], data: bytes) -> None:
+    assert array_of_json("x", DType.FLOAT32, shape, data).shape == shape
+    with pytest.raises(Refused, match="do not have the shape"):
+        array_of_json("x", DType.FLOAT32, shape, b"[[[]]]")
 
 
 def test_a_byte_that_is_no_truth_value_becomes_one() -> None:
