@@ -5,7 +5,8 @@
 On the CPU engine, whose trivial convolution (1×1×1×1) costs nearly nothing, in process isolation; the socket
 is served by a process of its own. In each round both ways in turn. Rows have microseconds a request, the
 median of the rounds: of one request at a time (of each round, p50), and with 64 in flight; of these also what
-this process's event loop spends on each, by its thread's own clock.
+this process's event loop spends on each, by its thread's own clock. Beside them 200 bytes that the event loop
+of another process sends back by a Unix socket: what one more process on the way costs without any work.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import argparse
 import asyncio
 import os
 import platform
+import socket
 import statistics
 import subprocess
 import sys
@@ -57,9 +59,24 @@ def main() -> None:
 
 async def serve(path: str) -> None:
     """Serve a service until standard input ends."""
-    async with spawn(device="cpu", isolation="process") as gpu, serve_socket(gpu, path):
-        print("serving", flush=True)
-        await asyncio.to_thread(sys.stdin.read)
+    loop = asyncio.get_running_loop()
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"{path}.echo")
+        listener.listen()
+        async with spawn(device="cpu", isolation="process") as gpu, serve_socket(gpu, path):
+            print("serving", flush=True)
+            with (await asyncio.to_thread(listener.accept))[0] as echo:
+                echo.setblocking(False)
+                loop.add_reader(echo.fileno(), send_back, loop, echo)
+                await asyncio.to_thread(sys.stdin.read)
+
+
+def send_back(loop: asyncio.AbstractEventLoop, echo: socket.socket) -> None:
+    """Send back what has come, until the other side ends."""
+    if data := echo.recv(1024):
+        echo.send(data)
+    else:
+        loop.remove_reader(echo.fileno())
 
 
 async def measured(rounds: int, count: int) -> list[Row]:
@@ -73,23 +90,30 @@ async def measured(rounds: int, count: int) -> list[Row]:
             assert server.stdout is not None
             server.stdout.readline()
             async with spawn(device="cpu", isolation="process") as own, connect(path) as attached:
-                found = await compared({"in process": own, "attached": attached}, rounds, count)
+                with socket.socket(socket.AF_UNIX) as echo:
+                    echo.connect(f"{path}.echo")
+                    echo.setblocking(False)
+                    found = await compared({"in process": own, "attached": attached}, echo, rounds, count)
             server.communicate()
     return found
 
 
-async def compared(handles: dict[str, CudnnRef], rounds: int, count: int) -> list[Row]:
+async def compared(handles: dict[str, CudnnRef], echo: socket.socket, rounds: int, count: int) -> list[Row]:
     """The rows of these handles."""
     messages = {way: await trivial(gpu) for way, gpu in handles.items()}
     found: dict[str, list[tuple[float, float, float]]] = {way: [] for way in handles}
+    echoes = []
     for number in range(rounds + 1):
+        echoes.append(await echoed(echo, count // 4))
         for way, gpu in handles.items():
             one = await one_by_one(gpu, messages[way], count // 4)
             each, cpu = await many(gpu, messages[way], count)
             if number:  # the first warms
                 found[way].append((one, each, cpu))
     names = ("one at a time", f"{IN_FLIGHT} in flight", f"loop's CPU, {IN_FLIGHT} in flight")
-    return [
+    us = [round(seconds * 1e6, 1) for seconds in echoes[1:]]
+    hop: Row = {"way": "echo", "what": names[0], "us": statistics.median(us), "rounds_us": us}
+    return [hop] + [
         {
             "way": way,
             "what": name,
@@ -105,6 +129,20 @@ async def trivial(gpu: CudnnRef) -> ConvFwd:
     """A 1×1×1×1 convolution: all costs of a request except arithmetic."""
     x, w, y = [await gpu.upload(np.ones((1, 1, 1, 1), "float32")) for _ in range(3)]
     return ConvFwd(x=x, w=w, y=y, conv=ConvSpec.symmetric(2))
+
+
+async def echoed(echo: socket.socket, count: int) -> float:
+    """Seconds until 200 bytes are back: the median."""
+    loop, taken = asyncio.get_running_loop(), []
+    back: asyncio.Future[bytes]
+    loop.add_reader(echo.fileno(), lambda: back.set_result(echo.recv(1024)))
+    for _ in range(count):
+        begun, back = time.perf_counter(), loop.create_future()
+        echo.send(bytes(200))
+        await back
+        taken.append(time.perf_counter() - begun)
+    loop.remove_reader(echo.fileno())
+    return statistics.median(taken)
 
 
 async def one_by_one(gpu: CudnnRef, message: ConvFwd, count: int) -> float:
@@ -131,12 +169,13 @@ async def many(gpu: CudnnRef, message: ConvFwd, count: int) -> tuple[float, floa
 
 def table(found: list[Row]) -> Table:
     """µs a request, by what and way."""
-    shown = Table("what", "in process, us", "attached, us", title="A request")
+    ways = ("in process", "attached", "echo")
+    shown = Table("what", *(f"{way}, us" for way in ways), title="A request")
     by_what: dict[str, dict[str, str]] = {}
     for row in found:
         by_what.setdefault(row["what"], {})[row["way"]] = f"{row['us']:.1f}"
     for what, us in by_what.items():
-        shown.add_row(what, us.get("in process", "-"), us.get("attached", "-"))
+        shown.add_row(what, *(us.get(way, "-") for way in ways))
     return shown
 
 

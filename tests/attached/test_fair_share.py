@@ -114,3 +114,34 @@ def test_a_client_that_leaves_takes_its_requests_and_no_ones_turn() -> None:
     assert turn is not None
     assert turn[:2] == ("b", 1)
     share.finish("a", 0.0, 5.0)  # of one that has left: no error
+
+
+@settings(max_examples=100)
+@given(st.lists(st.tuples(st.integers(0, 2), COSTS), max_size=40), st.data())
+def test_what_passes_through_leaves_the_shares_as_if_it_had_waited(
+    requests: list[tuple[int, float]], data: st.DataObject
+) -> None:
+    shares: list[FairShare[int, int]] = [FairShare(), FairShare()]
+    for share, client in itertools.product(shares, range(3)):
+        share.join(client)
+    given: list[list[tuple[int, int, float]]] = [[], []]
+    for number, (client, cost) in enumerate(requests):
+        waits, passes = shares
+        waits.put(client, number, cost)
+        if passes.pass_through(client, cost):
+            given[1].append((client, number, cost))
+        else:
+            passes.put(client, number, cost)
+        for share, turns in zip(shares, given, strict=True):
+            while (turn := share.take()) is not None:
+                turns.append(turn)
+        assert given[0] == given[1]
+        assert waits.outstanding_us == passes.outstanding_us
+        assert waits.waits == passes.waits
+        if given[0]:
+            place, actual = data.draw(st.integers(0, len(given[0]))), data.draw(COSTS)
+            if place == len(given[0]):
+                continue
+            for share, turns in zip(shares, given, strict=True):
+                one, _, estimate = turns.pop(place)
+                share.finish(one, estimate, actual)

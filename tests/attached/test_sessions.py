@@ -14,7 +14,17 @@ import numpy as np
 import pytest
 from structlog.typing import EventDict
 
-from cudnn_actor import CudnnActorError, CudnnRef, InvalidRequest, OutOfMemory, StartFailed, connect
+from cudnn_actor import (
+    ConvFwd,
+    ConvSpec,
+    CudnnActorError,
+    CudnnRef,
+    InvalidRequest,
+    OutOfMemory,
+    ServiceStopped,
+    StaleBufferError,
+    connect,
+)
 from cudnn_actor.attached import ServedSocket
 from cudnn_actor.attached.client import connecting
 from cudnn_actor.attached.client.link import ShareWeights
@@ -22,6 +32,7 @@ from cudnn_actor.attached.server import copies, received, serving, session
 from cudnn_actor.attached.wire import (
     FROM_SERVER,
     Answers,
+    Done,
     Dropped,
     Given,
     NeedsRoom,
@@ -31,7 +42,8 @@ from cudnn_actor.attached.wire import (
     Room,
     digest_of,
 )
-from cudnn_actor.messages import Allocate, Download
+from cudnn_actor.errors import StaleReason, StartFailed
+from cudnn_actor.messages import Allocate, Download, Free
 from cudnn_actor.processes.channel import Channel
 from cudnn_actor.processes.frames import encode
 from cudnn_actor.protocol.messages.codec import decode_reply, encode_message
@@ -72,9 +84,9 @@ class Asking:
         finally:
             loop.remove_reader(self._raw.socket.fileno())
 
-    async def allocate(self) -> BufferRef:
-        """A buffer of 256 KiB."""
-        given = await self.ask(Allocate(spec=SPEC))
+    async def allocate(self, spec: TensorSpec = SPEC) -> BufferRef:
+        """A buffer, of 256 KiB unless told otherwise."""
+        given = await self.ask(Allocate(spec=spec))
         assert isinstance(given, Given)
         ref = decode_reply(given.body)
         assert isinstance(ref, BufferRef)
@@ -126,6 +138,39 @@ async def test_the_requests_of_a_client_run_in_its_order(client: CudnnRef) -> No
         asked.append(asyncio.ensure_future(client.download(y)))
     found = (await asyncio.gather(*asked))[1::2]
     assert [int(array[0, 0, 0, 0]) for array in found] == list(range(40))
+
+
+async def test_a_plan_does_not_overtake_what_waits_in_the_mailbox(client: CudnnRef) -> None:
+    x, y = await client.empty((1, 1, 1, 1)), await client.empty((1, 1, 1, 1))
+    w = await client.upload(np.ones((1, 1, 1, 1), np.float32))
+    conv = ConvFwd(x=x, w=w, y=y, conv=ConvSpec.symmetric(2))
+    asked: list[asyncio.Future[Any]] = []
+    for value in range(40):
+        requests = (client.fill(x, value), client.ask(conv), client.fill(x, -1.0), client.download(y))
+        asked.extend(map(asyncio.ensure_future, requests))
+    found = (await asyncio.gather(*asked))[3::4]
+    assert [int(array[0, 0, 0, 0]) for array in found] == list(range(40))
+
+
+async def test_what_follows_a_stop_in_the_mailbox_is_answered(client: CudnnRef) -> None:
+    x = await client.empty((1, 1, 1, 1))
+    client.actor_ref.stop(block=False)
+    with pytest.raises(ServiceStopped):
+        await client.fill(x, 1.0)
+
+
+async def test_a_message_that_ran_is_refused_once_the_client_has_freed_its_buffer(asking: Asking) -> None:
+    one = TensorSpec.packed((1, 1, 1, 1), DType.FLOAT32, Layout.NCHW)
+    x, w, y = [await asking.allocate(one) for _ in range(3)]
+    conv = ConvFwd(x=x, w=w, y=y, conv=ConvSpec.symmetric(2))
+    for _ in range(2):
+        assert isinstance(await asking.ask(conv), Done)
+    assert isinstance(await asking.ask(Free(buffer=x)), Given)
+    answer = await asking.ask(conv)
+    assert isinstance(answer, Refused)
+    error = answer.error.to_error()
+    assert isinstance(error, StaleBufferError)
+    assert error.reason is StaleReason.FOREIGN
 
 
 async def test_a_client_that_dies_frees_what_it_held_within_three_turns_of_the_loop(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import msgspec
@@ -88,7 +88,7 @@ class _Sent:
 
     def __init__(self, link: Link, number: int, envelope: Envelope) -> None:
         self.link, self.number, self.envelope = link, number, envelope
-        self.blocks: list[Block] = []
+        self.blocks: Sequence[Block] = ()
         """Where its arrays lie."""
         self.room: Block | None = None
         """Where those of its answer may be written."""
@@ -163,17 +163,41 @@ class Link(Mailbox):
 
     def admit(self, envelope: Envelope, *, waits: bool = True) -> None:
         """Accept a message, and arrange that it is sent. See `Mailbox.admit`."""
-        super().admit(envelope, waits=waits)
-        if envelope.bridge is self._bridge:  # its bridge is that of the running loop
-            self._gathered += 1
-            if not self._sent or self._gathered >= _MOST_GATHERED:
-                self.turn()
-            elif not self._scheduled:
-                self._scheduled = True
-                self._loop.call_soon(self.turn)
-        else:
+        if envelope.bridge is not self._bridge:
+            super().admit(envelope, waits=waits)
             self.needs_thread = True  # the answers of other loops take the thread of this one
             self.call(self.turn)
+            return
+        # Its bridge is that of the running loop, so this is the owning loop's thread.
+        if envelope.found is not None and self._takes_at_once():
+            self._admit_here(envelope)
+        else:
+            super().admit(envelope, waits=waits)
+        self._gathered += 1
+        if len(self._sent) == len(self._unsent) or self._gathered >= _MOST_GATHERED:  # the server has nothing
+            self.turn()
+        elif not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self.turn)
+
+    def _takes_at_once(self) -> bool:
+        """Whether a message that runs a plan can be made ready without going through the mailbox.
+
+        Not if another one waits there, which it must not overtake. What another thread adds just now has no
+        order to it. Nothing closes the mailbox meanwhile but this loop.
+        """
+        return (
+            not (self._ordinary or self._control or self._afterwards)
+            and len(self._sent) < self._window
+            and self._closed is None
+        )
+
+    def _admit_here(self, envelope: Envelope) -> None:
+        """Do what `Mailbox.admit` does, and make the request ready. It is sent by the next `turn`."""
+        envelope.mailbox = self
+        envelope.number = next(self._numbers)
+        self._bridge.awaited += 1
+        self._prepare(envelope)
 
     def call(self, what: Callable[..., None], *arguments: Any) -> None:
         """Run something on the owning loop soon; nothing if that has closed. Any thread."""
@@ -191,6 +215,7 @@ class Link(Mailbox):
         answered since, that has told its caller.
         """
         if number in self._sent and not self._ended:
+            self._flush()  # the request goes first
             self._send(Withdraw(number, expired))
 
     def forget_graphs(self, identities: frozenset[str]) -> None:
@@ -206,9 +231,10 @@ class Link(Mailbox):
         self._gathered = 0
         if self._ended:
             return
-        while (room := self._window - len(self._sent)) > 0 and (batch := self.take(room, 0.0)):
-            for envelope in batch:
-                self._prepare(envelope)
+        if self._ordinary or self._control or self._afterwards:
+            while (room := self._window - len(self._sent)) > 0 and (batch := self.take(room, 0.0)):
+                for envelope in batch:
+                    self._prepare(envelope)
         self._flush()
 
     def _flush(self) -> None:
@@ -221,11 +247,11 @@ class Link(Mailbox):
 
     def _prepare(self, envelope: Envelope) -> None:
         """Make a request ready to be sent, or answer its message here."""
-        message = envelope.message
+        message, runs_plan = envelope.message, envelope.found is not None
         if self._ended:  # by a message of the same batch
             self._reply(envelope, None, ActorStopped(reason=self.closed or "closed"))
             return
-        if is_stop(message):
+        if not runs_plan and is_stop(message):
             self._reply(envelope, None, None)
             self.end("asked to stop")
             return
@@ -235,7 +261,7 @@ class Link(Mailbox):
             self._reply(envelope, None, ActorStopped(reason="withdrawn"))
             return
         try:
-            if isinstance(message, LendStaging):
+            if not runs_plan and isinstance(message, LendStaging):
                 lent = self.staging.lend(message.spec.dims, message.spec.dtype.numpy)
                 self._reply(envelope, lent, None)
                 return
@@ -263,7 +289,7 @@ class Link(Mailbox):
             digest, message = message.digest, Allocate(spec=message.spec, data=message.data)
         if isinstance(message, View):
             raise TypeError("View, whose answer is memory of the service's process")
-        self._blocks = sent.blocks
+        sent.blocks = self._blocks = []
         body = self._write(message)
         _check_length(type(message).__name__, len(body))
         self._make_room(sent, self._answer_bytes(message))
@@ -316,8 +342,7 @@ class Link(Mailbox):
         try:
             for frame in self._channel.receive():
                 if type(frame) is Answers:
-                    for answer in frame.answers:
-                        self._take_answer(answer, bridges)
+                    self._take_answers(frame.answers, bridges)
                 else:
                     self._on_frame(frame)
         except BadFrame as error:
@@ -328,6 +353,32 @@ class Link(Mailbox):
             self.end(reason)
         elif len(self):
             self.turn()
+
+    def _take_answers(self, answers: list[Any], bridges: set[LoopBridge]) -> None:
+        bridge, sent_requests = self._bridge, self._sent
+        for answer in answers:
+            sent = sent_requests.get(answer.number)
+            envelope = None if sent is None else sent.envelope
+            if (
+                type(answer) is not Done
+                or envelope is None
+                or envelope.found is None
+                or envelope.bridge is not bridge
+                or (future := envelope.future) is None
+                or future.done()
+            ):
+                self._take_answer(answer, bridges)
+                continue
+            # Nearly all: a plan has run, for a caller on this loop. Such a request has no memory to free.
+            del sent_requests[answer.number]
+            envelope.elsewhere = None
+            bridge.awaited -= 1
+            if envelope.watch is not None:
+                envelope.unwatch()
+            if envelope.timed_out:
+                envelope.end_expired(True)
+            else:
+                future.set_result(answer.receipt)
 
     def _take_answer(self, answer: Any, bridges: set[LoopBridge]) -> None:
         sent = self._sent.get(answer.number)
@@ -427,9 +478,9 @@ class Link(Mailbox):
             self._held.end(message.buffer)
 
     def _free(self, sent: _Sent) -> None:
-        for block in sent.blocks:
+        blocks, sent.blocks = sent.blocks, ()
+        for block in blocks:
             self.staging.give_back(block)
-        sent.blocks.clear()
         if sent.room is not None:
             self.staging.give_back(sent.room)
             sent.room = None

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from cudnn_actor.actors import Envelope, LoopBridge
 from cudnn_actor.attached.wire import Place
 from cudnn_actor.broker.service_state import ServiceState
-from cudnn_actor.protocol.messages.messages import Allocate, DeployModel
+from cudnn_actor.protocol.messages.messages import COMPUTE, Allocate, DeployModel
 from cudnn_actor.protocol.types.tensor import TensorSpec
 
 __all__ = ["Asked", "Known", "Takes"]
@@ -17,10 +17,14 @@ __all__ = ["Asked", "Known", "Takes"]
 class Known:
     """A decoded message, what it names, and how long it takes, kept for when the same bytes come again."""
 
-    __slots__ = ("cost_us", "message", "named")
+    __slots__ = ("checked", "control", "cost_us", "message", "named", "runs_plan")
 
     def __init__(self, message: Any, named: tuple[Any, ...]) -> None:
         self.message, self.named = message, named
+        self.runs_plan = type(message) in COMPUTE
+        self.control: bool = getattr(message, "control", False)
+        self.checked = -1
+        """The epoch of the client's holdings in which it was found to name nothing else."""
         self.cost_us: float | None = None
         """The device time of its last runs, in microseconds; None before the first."""
 
@@ -84,7 +88,9 @@ class Asked:
             found=found,
         )
         state.mailbox.admit(envelope)
-        bridge.sent(needs_thread=state.mailbox.needs_thread)
+        needs_thread = state.mailbox.needs_thread
+        if bridge.watch is None if needs_thread else bridge.posted:  # else `sent` does nothing
+            bridge.sent(needs_thread=needs_thread)
 
     def withdraw(self) -> bool:
         """Have it not started, if it has not been. It is answered in any case.

@@ -20,11 +20,22 @@ _NEW = 0.25
 _KINDS = 1024
 
 
+class _Average:
+    __slots__ = ("us",)
+
+    def __init__(self, us: float) -> None:
+        self.us = us
+
+    def add(self, us: float) -> None:
+        """Move towards what the latest has taken."""
+        self.us += _NEW * (us - self.us)
+
+
 class Costs:
     """Estimates of device time in microseconds: by message where the same one came before, else by kind."""
 
     def __init__(self) -> None:
-        self._by_kind: LeastRecent[Any, float] = LeastRecent(most=_KINDS, nbytes=_KINDS)
+        self._by_kind: LeastRecent[Any, _Average] = LeastRecent(most=_KINDS, nbytes=_KINDS)
         self._last_ns = 0
 
     def estimate(self, known: Known) -> float:
@@ -35,7 +46,7 @@ class Costs:
         if isinstance(message, Allocate | Download | Upload):
             return _EACH_US + _US_PER_BYTE * _bytes_of(message)
         average = self._by_kind.get(_kind(message))
-        return _FIRST_US if average is None else average
+        return _FIRST_US if average is None else average.us
 
     def note(self, asked: Asked, value: Any, now_ns: int) -> float:
         """Note that a request has ended. Returns what it has taken, in microseconds.
@@ -50,12 +61,18 @@ class Costs:
         else:
             taken_us = asked.cost_us
         self._last_ns = now_ns
-        known, kind = asked.known, _kind(asked.known.message)
-        before = known.cost_us if known.cost_us is not None else self._by_kind.get(kind)
-        average = taken_us if before is None else before + _NEW * (taken_us - before)
-        known.cost_us = average
-        self._by_kind.put(kind, average, 1)
+        self._note(asked.known, taken_us)
         return taken_us
+
+    def _note(self, known: Known, taken_us: float) -> None:
+        kind = _kind(known.message)
+        average = self._by_kind.get(kind)
+        if average is None:
+            self._by_kind.put(kind, average := _Average(taken_us), 1)
+        else:
+            average.add(taken_us)
+        before = known.cost_us
+        known.cost_us = average.us if before is None else before + _NEW * (taken_us - before)
 
 
 def _kind(message: Any) -> Any:

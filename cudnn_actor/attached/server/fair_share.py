@@ -73,6 +73,24 @@ class FairShare(Generic[C, ItemT]):
             self._turns.append(client)
         queue.waiting.append((item, max(cost_us, 1.0)))
 
+    def pass_through(self, client: C, cost_us: float) -> bool:
+        """Whether a client's request may go to the service at once: nobody waits, and there is room.
+
+        Then it is counted as handed over. The effect is that of `put` and `take`: where nobody else waits,
+        turns go by until the client's credit suffices, and it keeps none of it.
+        """
+        if self._turns or (self._count and self.outstanding_us + max(cost_us, 1.0) > self._window_us):
+            return False
+        self._queues[client].credit_us = 0.0
+        self.outstanding_us += max(cost_us, 1.0)
+        self._count += 1
+        return True
+
+    @property
+    def waits(self) -> bool:
+        """Whether a request waits."""
+        return bool(self._turns)
+
     def take(self) -> tuple[C, ItemT, float] | None:
         """The next request for the service: its client and its estimate; None if none waits, or it has
         enough."""

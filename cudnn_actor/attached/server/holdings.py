@@ -68,6 +68,8 @@ class Holdings:
         self._state, self._shared, self._limit = state, shared, limit
         self.nbytes = 0
         """Bytes of its buffers, of those that it has asked for, and of answers that wait for room."""
+        self.epoch = 0
+        """Changes whenever the client has something no more: what `check` has passed before may fail then."""
         self._buffers: dict[Key, BufferRef] = {}
         self._read: dict[Key, int] = {}
         """The shared buffers, which it may only read: how often it was given each."""
@@ -144,11 +146,13 @@ class Holdings:
         self._read[key] -= 1
         if not self._read[key]:
             del self._read[key]
+            self.epoch += 1
         self._shared.release(ref)
         return True
 
     def drop(self, what: BufferRef | ModelRef) -> None:
         """Note that a buffer was freed, or a model unloaded."""
+        self.epoch += 1
         if isinstance(what, ModelRef):
             self._models.discard(what)
         elif self._buffers.pop((what.slot, what.generation), None) is not None:
@@ -156,6 +160,7 @@ class Holdings:
 
     def end(self) -> None:
         """Have all of it freed, without waiting, once what was sent before is done."""
+        self.epoch += 1
         for model in self._models:
             self._state.unload(model, None)
         for ref in self._buffers.values():

@@ -179,14 +179,15 @@ class Session:
                 if not self.open:
                     return
                 self._take(frame)
-            self._check_rest(bool(frames))
+            if self._waits_since is not None or self.channel.is_partial or self.channel.unclaimed:
+                self._check_rest(bool(frames))
         except BadFrame as error:
             self._refuse_frame(str(error))
         except OSError as error:  # no descriptor, or no memory, to map a segment
             self._refuse_frame(f"a segment could not be mapped: {error}")
         if self.open and self.channel.ended:
             self.end()
-        elif self.open:
+        elif self.open and self._server.share.waits:
             self._server.pump()
 
     def _check_rest(self, came: bool) -> None:
@@ -298,6 +299,9 @@ class Session:
         known = self._received.known(request.body)
         asked = Asked(self, request.number, known, request.room, request.room_bytes)
         asked.timeout_s = request.timeout_s
+        if known.runs_plan and not request.share:  # nearly all
+            self._put_in_turn(asked)
+            return
         message = known.message
         if isinstance(message, LendStaging):
             raise InvalidRequest(
@@ -342,11 +346,15 @@ class Session:
         if isinstance(message, Drain):
             self._drains.append(asked.number)
             self._answer_drains()
-        elif getattr(message, "control", False):
+        elif asked.known.control:
             self._hand_over(asked)
         else:
-            asked.cost_us = self._server.costs.estimate(asked.known)
-            self._server.share.put(self, asked, asked.cost_us)
+            share = self._server.share
+            asked.cost_us = cost_us = self._server.costs.estimate(asked.known)
+            if share.pass_through(self, cost_us):
+                self._hand_over(asked)
+            else:
+                share.put(self, asked, cost_us)
 
     def hand_over(self, asked: Asked) -> None:
         """Send the service a request whose turn it is."""
@@ -356,15 +364,19 @@ class Session:
             self._hand_over(asked)
 
     def _hand_over(self, asked: Asked) -> None:
-        message, state = asked.known.message, self._server.state
+        known, state, holdings = asked.known, self._server.state, self.holdings
+        message = known.message
         try:
-            self.holdings.check(message, asked.known.named)
-            if self._answered_here(asked, message):
-                return
-            self._check_unplaced(message)
-            if isinstance(message, Allocate):
-                self.holdings.reserve(message.spec.nbytes)
-                asked.reserved = message.spec.nbytes
+            if known.checked != holdings.epoch:
+                holdings.check(message, known.named)
+                known.checked = holdings.epoch
+            if not known.runs_plan:
+                if self._answered_here(asked, message):
+                    return
+                self._check_unplaced(message)
+                if isinstance(message, Allocate):
+                    holdings.reserve(message.spec.nbytes)
+                    asked.reserved = message.spec.nbytes
             found = check_message(state, message, {})
             asked.sent_ns = time.perf_counter_ns()
             asked.send(state, self._bridge, found)
@@ -414,6 +426,9 @@ class Session:
     def answered(self, asked: Asked, value: Any, error: BaseException | None) -> None:
         """Take the answer of a request. See `Takes`."""
         self._settle(asked, value, error)
+        if asked.known.runs_plan and type(value) is Receipt and self.open:  # nearly all
+            self._end_request(asked, Done(asked.number, value))
+            return
         if asked.copied:
             self._copies.release(asked.copied)
             asked.copied = 0
@@ -439,14 +454,15 @@ class Session:
     def _settle(self, asked: Asked, value: Any, error: BaseException | None) -> None:
         """Tell fair share what a request has taken, and free what came too late for its client."""
         server = self._server
-        if not getattr(asked.known.message, "control", False):
+        if not asked.known.control:
             taken_us = 0.0
             if asked.sent_ns and error is None:
                 taken_us = server.costs.note(asked, value, time.perf_counter_ns())
             server.share.finish(self, asked.cost_us, taken_us)
         if not self.open:
             server.state.discard(value)
-        server.pump_soon()
+        if server.share.waits:
+            server.pump_soon()
 
     def _noted(self, asked: Asked, message: Any, value: Any) -> Any:
         """Note what the client has got or given back with an answer. Returns the answer."""
@@ -525,7 +541,8 @@ class Session:
     def _end_request(self, asked: Asked, answer: Answer) -> None:
         self.asked.pop(asked.number, None)
         self._answer(answer)
-        self._answer_drains()
+        if self._drains:
+            self._answer_drains()
 
     def _answer_drains(self) -> None:
         """Answer each drain before which nothing is left. Numbers grow, so the first in the dict is least."""
