@@ -126,8 +126,8 @@ class CudnnRef(Requests):
         """Arrays in, arrays out: the results of a graph, an operation or a convolution.
 
         `compute(graph, x=x, w=w)`, `compute(MaxPool, x=x, window=window)`, or `compute(ConvFwd, x=x, w=w)`.
-        Everything that is allocated for it is freed, also if it fails or is cancelled. Arrays that are used
-        again are better uploaded once: see `upload` and `apply`.
+        Everything that is allocated for it is freed, also if it fails or is cancelled. Upload what is used
+        again, such as weights, and give its `BufferRef`, which stays.
 
         Parameters
         ----------
@@ -135,11 +135,12 @@ class CudnnRef(Requests):
             A graph, as `GraphBuilder.build` gives it; the class of an operation; or `ConvFwd`, `ConvBwdData`
             or `ConvBwdFilter`.
         arrays, named
-            By name: what `upload` takes, for each input of the graph or operand of the operation; and the
-            operation's other fields as they are. Of a convolution, the arguments of `conv_fwd` and its
-            siblings. For a graph, values are cast to the dtypes of its inputs, within their kind; else the
-            results have the dtypes that follow from those of the arrays. An output that is given is
-            overwritten, or added to, in a copy. What is named `also` or `timeout` stands in `arrays`.
+            By name: what `upload` takes, or a `BufferRef`, for each input of the graph or operand of the
+            operation; and the operation's other fields as they are. Of a convolution, the arguments of
+            `conv_fwd` and its siblings. For a graph, arrays are cast to the dtypes of its inputs, within
+            their kind; else the results have the dtypes that follow from those of the arrays. An output that
+            is given as an array is overwritten, or added to, in a copy. What is named `also` or `timeout`
+            stands in `arrays`.
         also
             An operation's optional outputs that are wanted too, as in `also=("index",)`.
         timeout
@@ -149,7 +150,7 @@ class CudnnRef(Requests):
         -------
         numpy.ndarray or tuple of them
             The output, dims in N, C, spatial order; of several, a named tuple. Of a graph, inputs that it
-            updates follow its outputs.
+            updates follow its outputs, but for those that were given as a `BufferRef`, which it overwrites.
 
         Raises
         ------

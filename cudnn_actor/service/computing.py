@@ -1,4 +1,4 @@
-"""Arrays in, arrays out: `CudnnRef.compute`. All buffers of it are in a scope, and freed with that."""
+"""Arrays in, arrays out: `CudnnRef.compute`. Buffers that it makes are in a scope, and freed with it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def compute(
         given = await scope.apply(what, buffers, also=also, timeout=deadline.left_s)
         outputs = [given] if isinstance(given, BufferRef) else given
         found = dict(zip([port.name for port in what.outputs], outputs, strict=True))
-        found |= {name: buffers[name] for name in _updated(what)}
+        found |= {name: buffers[name] for name in _updated(what) if not isinstance(arrays[name], BufferRef)}
     elif isinstance(what, type) and what in _CONVOLUTIONS:
         _refuse_also(also)
         method, operands = _CONVOLUTIONS[what]
@@ -75,10 +75,12 @@ def _updated(graph: Graph) -> list[str]:
 async def _ports(
     scope: Scope, graph: Graph, arrays: Mapping[str, Any], deadline: Deadline
 ) -> dict[str, BufferRef]:
-    """A buffer for each array, as the graph's ports are: their dtypes and layouts."""
+    """A buffer for each array, as the graph's ports are: their dtypes and layouts. References stay."""
     specs = {port.name: port.spec for port in (*graph.inputs, *graph.outputs)}
 
     async def buffer(name: str, array: Any) -> BufferRef:
+        if isinstance(array, BufferRef):
+            return array
         with _about(name):
             message = Allocate(spec=specs[name], data=scope._service.values(array))
             return await scope.ask(message, timeout=deadline.left_s)
@@ -90,9 +92,11 @@ async def _ports(
 async def _uploaded(
     scope: Scope, kind: type, fields: Mapping[str, Any], operands: Sequence[str], deadline: Deadline
 ) -> dict[str, Any]:
-    """The fields of a message, with buffers in place of the arrays of its operands."""
+    """The fields of a message, with buffers in place of the arrays of its operands. References stay."""
 
     async def buffer(name: str, array: Any) -> BufferRef:
+        if isinstance(array, BufferRef):
+            return array
         with _about(name):
             return await scope.upload(array, timeout=deadline.left_s)
 

@@ -39,6 +39,8 @@ def test_the_programs_of_the_guides_print_what_they_say(tmp_path: Path) -> None:
     assert printed(server + FLASK, tmp_path).splitlines() == ["[[16.5, 19.5]]", "422", "[200, 200]"]
     [actor] = programs(ROOT / "docs/pykka.md")
     assert printed(actor, tmp_path).splitlines() == said(actor)
+    [video] = programs(ROOT / "docs/frames.md")
+    assert printed(video, tmp_path).splitlines() == said(video)
     [ray] = programs(ROOT / "docs/ray.md")
     alone, _ = ray.replace("import ray\n", "").split("\n\nif __name__ ==")
     asked = "print(Classifier('classifier.onnx').scores(np.ones((1, 4), 'float32')))"

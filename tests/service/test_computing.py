@@ -19,6 +19,7 @@ from cudnn_actor import (
     InvalidRequest,
     OutOfMemory,
     RunGraph,
+    StaleBufferError,
 )
 from cudnn_actor.blocking import spawn as blocking_spawn
 from cudnn_actor.operations import MaxPool, Pointwise, PointwiseMode, Window
@@ -68,6 +69,31 @@ async def test_a_buffer_that_a_graph_updates_is_a_copy() -> None:
         np.testing.assert_array_equal(given, X)
         one, other = g.build(one=g.input("z", X.shape) * 1.0, updates={"x": x + 1.0}), {"x": given, "z": X}
         assert (await gpu.compute(one, other))._fields == ("one", "x")
+
+
+async def test_references_stay_and_are_updated_in_place() -> None:
+    g = GraphBuilder()
+    x, w = g.input("x", X.shape), g.input("w", X.shape)
+    step = g.build(y=x + w, updates={"w": w + 1.0})
+    h = GraphBuilder()
+    count = h.build(updates={"w": h.input("w", X.shape) + 1.0})
+    async with spawn(device="cpu") as gpu:
+        weights = await gpu.upload(X)
+        for number in range(2):
+            np.testing.assert_array_equal(await gpu.compute(step, x=X, w=weights), 2 * X + number)
+        assert await gpu.compute(count, w=weights) == ()
+        np.testing.assert_array_equal(await gpu.download(weights), X + 3)
+        image, filters = await gpu.upload(X), await gpu.upload(W)
+        np.testing.assert_array_equal(await gpu.compute(MaxPool, x=image, window=WINDOW), LARGEST)
+        total = X.sum(1, keepdims=True).repeat(5, 1)
+        np.testing.assert_array_equal(await gpu.compute(ConvFwd, x=X, w=filters), total)
+        pair = await gpu.compute(Pointwise, mode=PointwiseMode.ADD, operands=(image, X))
+        np.testing.assert_array_equal(pair, 2 * X)
+        assert await live(gpu) == 3
+        await gpu.free(image)
+        with pytest.raises(StaleBufferError):
+            await gpu.compute(MaxPool, x=image, window=WINDOW)
+        assert await live(gpu) == 2
 
 
 async def test_mistakes_name_the_argument_and_leave_nothing() -> None:
