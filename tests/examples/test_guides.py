@@ -37,6 +37,8 @@ def test_the_programs_of_the_guides_print_what_they_say(tmp_path: Path) -> None:
     assert printed(run, tmp_path) == "[[16.5 19.5]]\n"
     [server] = programs(ROOT / "docs/web-servers.md")
     assert printed(server + FLASK, tmp_path).splitlines() == ["[[16.5, 19.5]]", "422", "[200, 200]"]
+    for program in programs(ROOT / "docs/observability.md"):
+        assert printed(program, tmp_path) == program.rstrip().rpartition("  # ")[2] + "\n"
     [actor] = programs(ROOT / "docs/pykka.md")
     assert printed(actor, tmp_path).splitlines() == said(actor)
     [video] = programs(ROOT / "docs/frames.md")
