@@ -54,6 +54,8 @@ def test_an_import_that_has_moved_warns_once_and_gives_the_same(name: str) -> No
     exec(new, expected := dict[str, object]())
     assert found[name] is expected[name]
     assert name in importlib.import_module(home).__all__
+    with pytest.warns(DeprecationWarning, match=f"`{new}`"):
+        assert getattr(cudnn_actor, name) is expected[name]
 
 
 def test_the_top_has_no_name_that_has_moved() -> None:

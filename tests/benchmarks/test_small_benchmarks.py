@@ -82,12 +82,29 @@ def test_batched_clients_are_measured_beside_fixed_batches(tmp_path: Path) -> No
 
 
 def test_each_way_into_the_inference_server_is_measured(tmp_path: Path) -> None:
-    words = ("benchmarks.serving", "--networks", "small", "--clients", "4", "--max-batch", "2")
+    words = (
+        "benchmarks.serving",
+        "--network",
+        "small",
+        "--clients",
+        "4",
+        "--max-batch",
+        "2",
+        "--rounds",
+        "1",
+    )
     command = [sys.executable, "-m", *words, "--seconds", "0.05", "--out", str(tmp_path)]
     subprocess.run(command, capture_output=True, timeout=LIMIT_S, cwd=ROOT, check=True)
     (written,) = tmp_path.glob("serving-*.json")
     rows = json.loads(written.read_text())["found"]
-    ways = ["in process", "HTTP, binary", "gRPC", "gRPC, shared memory", "a no-op grpc.aio server"]
+    ways = [
+        "in process",
+        "attached",
+        "HTTP, binary",
+        "gRPC",
+        "gRPC, shared memory",
+        "a no-op grpc.aio server",
+    ]
     assert [row["way"] for row in rows] == ways
     assert all(row["requests_per_s"] > 0 for row in rows)
 
