@@ -80,8 +80,8 @@ class Counters:
     def __init__(self) -> None:
         self.finished = self.failed = self.withdrawn = self.expired = 0
 
-    def count(self, envelope: Envelope, value: Any, error: BaseException | None) -> None:  # noqa: ARG002
-        """Count an answer. A service counts more."""
+    def count(self, envelope: Envelope, value: Any, error: BaseException | None, now_ns: int) -> None:  # noqa: ARG002
+        """Count an answer that is here now, on `time.perf_counter_ns`'s clock. A service counts more."""
         if error is None:
             self.finished += 1
         else:
@@ -454,21 +454,25 @@ class Actor(HookedActor):
 
     def settle(self, envelope: Envelope, value: Any = None, error: BaseException | None = None) -> None:
         """Answer a message. On the actor's thread; asyncio callers see the answer at the next `flush`."""
-        self.counters.count(envelope, value, error)
-        self._post(envelope, value, error)
+        now_ns = time.perf_counter_ns()
+        self.counters.count(envelope, value, error, now_ns)
+        self._post_at(now_ns, envelope, value, error)
 
     def settle_together(self, envelope: Envelope, value: Any) -> None:
         """Answer one of several messages that finish together. The next `flush` wakes their loops."""
-        self.counters.count(envelope, value, None)
+        self.counters.count(envelope, value, None, time.perf_counter_ns())
         bridge = envelope.settle(value)
         if bridge is not None:
             self._to_wake.add(bridge)
 
     def _post(self, envelope: Envelope, value: Any, error: BaseException | None) -> None:
+        self._post_at(time.perf_counter_ns(), envelope, value, error)
+
+    def _post_at(self, now_ns: int, envelope: Envelope, value: Any, error: BaseException | None) -> None:
         bridge = envelope.settle(value, error)
         if bridge is not None:
             self._to_wake.add(bridge)
-            if time.perf_counter_ns() - self._flushed_ns > _FLUSH_AFTER_NS:
+            if now_ns - self._flushed_ns > _FLUSH_AFTER_NS:
                 self.flush()
 
     def flush(self) -> None:

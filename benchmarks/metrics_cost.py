@@ -25,6 +25,7 @@ from typing import Any, Literal
 from rich.table import Table
 
 from cudnn_actor import CudnnRef, start
+from cudnn_actor.broker.answer_times import ANSWERS_ADDED
 from cudnn_actor.broker.request_counts import RequestCounters, Tally
 
 from .blocking_calls import IN_FLIGHT, trivial
@@ -41,7 +42,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=41)
-    parser.add_argument("--count", type=int, default=2048, help="requests of a round, each way")
+    parser.add_argument("--count", type=int, default=2 * ANSWERS_ADDED, help="requests of a round, each way")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
 
@@ -88,10 +89,9 @@ def measured(isolation: Isolation, rounds: int, count: int) -> list[Row]:
 @contextlib.contextmanager
 def not_counting() -> Iterator[None]:
     """Have services count answers in `finished` and `failed` alone."""
-    nowhere = Tally("nowhere")
-    nothing = nowhere, nowhere.counts, 0, 0, 0, nowhere.sums
+    nothing: tuple[Any, ...] = [], (), Tally("nowhere"), (0, 0)
 
-    def no_count(self: RequestCounters, _: Any, __: Any, error: object, ___: float = 0.0) -> None:
+    def no_count(self: RequestCounters, _: Any, __: Any, error: object, *___: float) -> None:
         if error is None:
             self.finished += 1
         else:

@@ -17,6 +17,7 @@ made to it. The host makes sure that there is one caller at a time.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextvars import Context
@@ -517,12 +518,12 @@ class Broker(Generic[W]):
 
     def succeed(self, envelope: Envelope, value: Any, run_us: float = -1.0) -> None:
         """Answer with a value. `run_us`: as of `RequestCounters.count`."""
-        self.state.counters.count(envelope, value, None, run_us)
+        self.state.counters.count(envelope, value, None, time.perf_counter_ns(), run_us)
         self._reply(envelope, value, None)
 
     def fail(self, envelope: Envelope, error: BaseException) -> None:
         """Answer with an error. If nobody waits for a reply, log the error as well."""
-        self.state.counters.count(envelope, None, error)
+        self.state.counters.count(envelope, None, error, time.perf_counter_ns())
         if not envelope.wants_reply:
             fields = {"actor": "CudnnActor", "message": repr(envelope.message), "error": repr(error)}
             self.write_in(envelope.context, lambda: log.error("actor.tell_failed", **fields))

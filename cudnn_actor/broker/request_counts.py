@@ -4,25 +4,30 @@ Who writes: each answer is counted once, by whoever answers it, and of these the
 actor's thread in thread isolation, and whoever holds the host in process isolation. `count` counts an answer;
 the fast path of process isolation does the same in its own step (`isolation.process.parent.fast_path`).
 
-Who reads: any thread, at any time, without a lock. The counts of a message type are one list, which is copied
-in one call of a C function, during which no other thread runs; and an answer's lines that change it are one
-step (`actors.interrupts`). So its three histograms always have the same requests. The sums are one tuple,
-which is replaced in that same step.
-
-Place k of a histogram's `BUCKETS` counts times of less than 2**k ns, and not less than half of that. To find
-it takes one call of `int.bit_length`, a third of the time that a search of bounds takes.
+Who reads: any thread, at any time, without a lock. Times are read from `AnswerTimes`: the three histograms of
+a message type always have the same requests. Bytes are one tuple for each type, which is replaced.
 """
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 import msgspec
 import numpy as np
 
 from cudnn_actor.actors import Counters, Envelope
+from cudnn_actor.broker.answer_times import (
+    BUCKETS,
+    MOST_WAITING,
+    NO_TIME_US,
+    AnswerTimes,
+    Stamps,
+    Times,
+    together,
+)
 from cudnn_actor.protocol.messages import kinds
 from cudnn_actor.protocol.messages.messages import (
     COMPUTE,
@@ -36,26 +41,18 @@ from cudnn_actor.protocol.messages.messages import (
 from cudnn_actor.protocol.types.short_repr import short_repr
 
 __all__ = [
-    "BUCKETS",
     "MOST_MODELS",
     "OTHER",
     "Histogram",
     "RequestCounters",
     "RequestCounts",
     "RequestObserver",
-    "Sums",
     "Tally",
 ]
 
-BUCKETS = 72
-"""Places for counts: more than the bits of any difference of two clocks, also of a worker that writes
-nonsense."""
 _FIRST, _LAST = 10, 36
 """Histograms tell times apart from 2**10 ns, a microsecond, to 2**36 ns, 69 seconds."""
 _LARGEST = 16
-_NO_TIME_US = 1e15
-_clock_ns = time.perf_counter_ns
-_QUEUE, _RUN, _TOTAL = 0, BUCKETS, 2 * BUCKETS
 """Histograms of batch sizes tell sizes apart up to 2**16."""
 MOST_MODELS = 64
 """How many models are counted each by its name. The others are counted together."""
@@ -166,65 +163,64 @@ _MOVED: dict[str, Callable[[Any, Any], tuple[int, int]]] = {
 }
 """Messages with arrays on the host → the bytes that a message has brought, and those of its answer."""
 
-Sums = tuple[int, int, int, int, int, int]
+_numbers = itertools.count()
+_NONE_MOVED = 0, 0
 
 
 class Tally:
-    """The counts of one message type or model."""
+    """The counts of one message type or model, except the times."""
 
-    __slots__ = (
-        "batches",
-        "counts",
-        "failed",
-        "model",
-        "moved",
-        "operation",
-        "samples",
-        "sums",
-    )
+    __slots__ = ("batches", "bytes", "failed", "made_ns", "model", "moves", "number", "operation", "samples")
 
     def __init__(self, operation: str, model: str | None = None) -> None:
+        self.number = next(_numbers)
+        """That of its times. No two have the same."""
         self.operation = operation
         self.model = model
-        self.counts = [0] * (3 * BUCKETS)
-        """Three histograms: of the times in the queue, in the run, and together."""
-        self.sums: Sums = (0, 0, 0, 0, 0, _clock_ns())
-        """The sums of these three; bytes that requests have brought, and those of their answers; and when the
-        last one was answered, or when this was made."""
+        self.moves = _MOVED.get(operation)
+        self.bytes = _NONE_MOVED
+        """Of arrays on the host: those that requests have brought, and those of their answers."""
         self.failed = 0
-        self.moved = _MOVED.get(operation)
         self.batches = [0] * BUCKETS
         self.samples = 0
+        self.made_ns = time.perf_counter_ns()
 
-    @property
-    def is_used(self) -> bool:
-        """Whether it has counted anything."""
-        return bool(self.failed or self.samples or any(self.counts))
-
-    def snapshot(self) -> RequestCounts:
-        """The counts as a record. Any thread."""
-        counts, sums = tuple(self.counts), self.sums
-        of_sizes = None if self.model is None else _of_sizes(tuple(self.batches), self.samples)
+    def snapshot(self, times: Times | None) -> RequestCounts | None:
+        """The counts as a record; None if there are none. Any thread. `times`: those of its answers."""
+        if not (self.failed or self.samples or times):
+            return None
+        up, down = self.bytes
+        queue, run, total = _of_times(times)
         return RequestCounts(
             operation=self.operation,
             model=self.model,
             failed=self.failed,
-            queue=_of_times(counts[_QUEUE:_RUN], sums[0]),
-            run=_of_times(counts[_RUN:_TOTAL], sums[1]),
-            total=_of_times(counts[_TOTAL:], sums[2]),
-            uploaded_bytes=sums[3],
-            downloaded_bytes=sums[4],
-            batches=of_sizes,
+            queue=queue,
+            run=run,
+            total=total,
+            uploaded_bytes=up,
+            downloaded_bytes=down,
+            batches=None if self.model is None else _of_sizes(tuple(self.batches), self.samples),
         )
+
+    def moved_by(self, message: Any, value: Any) -> tuple[int, int]:
+        """The bytes, with those of an answer."""
+        if self.moves is None:
+            return self.bytes
+        given, returned = self.moves(message, value)
+        return self.bytes[0] + given, self.bytes[1] + returned
 
     def absorb(self, other: Tally) -> None:
         """Add another's counts."""
-        self.counts[:] = map(int.__add__, self.counts, other.counts)
         self.batches[:] = map(int.__add__, self.batches, other.batches)
-        queue, run, total, up, down, _ = map(int.__add__, self.sums, other.sums)
-        self.sums = (queue, run, total, up, down, max(self.sums[-1], other.sums[-1]))
+        up, down = map(int.__add__, self.bytes, other.bytes)
+        self.bytes = up, down
         self.failed += other.failed
         self.samples += other.samples
+
+
+_NO_TALLY = Tally("")
+"""Of no answers: measuring one of which only the times are counted returns it."""
 
 
 class RequestObserver(Protocol):
@@ -249,67 +245,94 @@ class RequestCounters(Counters):
     models first; what is still loaded under it is counted there from then on.
     """
 
-    __slots__ = ("_named", "_of_model", "_of_type", "_other", "_other_model", "observer")
+    __slots__ = ("_named", "_observer", "_of_model", "_of_type", "_other", "_other_model", "_plain", "_times")
 
     def __init__(self) -> None:
         super().__init__()
-        self.observer: RequestObserver | None = None
-        """Told of each answer; None for none. Any thread may replace it."""
+        self._times: AnswerTimes = AnswerTimes()
+        self._observer: RequestObserver | None = None
         self._of_type: dict[type, Tally] = {}
+        self._plain: dict[type, int] = {}
+        """The numbers of types of whose answers only times are counted. Empty while there is an observer."""
         self._other = Tally(OTHER)
         self._other_model = Tally(RunModel.__name__, OTHER)
         self._of_model: dict[int, Tally] = {}
         """By the number of a loaded model."""
         self._named: dict[str, Tally] = {OTHER: self._other_model}
 
+    @property
+    def observer(self) -> RequestObserver | None:
+        """Told of each answer; None for none. Any thread may replace it."""
+        return self._observer
+
+    @observer.setter
+    def observer(self, observer: RequestObserver | None) -> None:
+        self._observer = observer
+        self._plain = {}
+
     # Answers. One caller at a time.
 
     def count(
-        self, envelope: Envelope, value: Any, error: BaseException | None, run_us: float = -1.0
+        self,
+        envelope: Envelope,
+        value: Any,
+        error: BaseException | None,
+        now_ns: int,
+        run_us: float = -1.0,
     ) -> None:
         """Count an answer. `run_us`: how long the run took, if the clock here does not tell."""
+        number = self._plain.get(type(envelope.message)) if error is None else None
+        if number is None:
+            self._count_one(envelope, value, error, now_ns, run_us)
+            return
+        # Nearly all answers. This runs for each request, amid much else, so it calls next to nothing.
+        waiting = self._times.kept[2]
+        if len(waiting) >= MOST_WAITING:
+            waiting = self._times.pack()
+        stamps = number, envelope.admitted_ns, envelope.started_ns, now_ns, run_us
+        # One step.
+        self.finished += 1
+        waiting += stamps
+
+    def _count_one(
+        self, envelope: Envelope, value: Any, error: BaseException | None, now_ns: int, run_us: float
+    ) -> None:
         if error is not None:
             self.failed += 1
             self.tally(envelope.message).failed += 1
-            if (observer := self.observer) is not None:
+            if (observer := self._observer) is not None:
                 observer.answered(envelope, None, error, 0, 0)
             return
         started_ns = envelope.started_ns or envelope.admitted_ns
-        tally, counts, queue, run, total, sums = self.measure(envelope, value, started_ns, run_us)
+        waiting, stamps, tally, moved = self.measure(envelope, value, started_ns, now_ns, run_us)
         # One step.
         self.finished += 1
-        counts[queue] += 1
-        counts[run] += 1
-        counts[total] += 1
-        tally.sums = sums
+        tally.bytes = moved
+        waiting += stamps
 
     def measure(
-        self, envelope: Envelope, value: Any, started_ns: int, run_us: float
-    ) -> tuple[Tally, list[int], int, int, int, Sums]:
-        """What an answer changes: whose counts, which three of them grow by one, and the new sums.
+        self, envelope: Envelope, value: Any, started_ns: int, now_ns: int, run_us: float
+    ) -> tuple[list[Any], Stamps, Tally, tuple[int, int]]:
+        """What an answer changes: a list, what is appended to it, whose counts, and their new bytes.
 
-        Changes nothing yet, but tells the observer. `run_us`: how long the run took; if negative, it has
-        lasted until now. It calls next to nothing, because it is called for each request.
+        Counts nothing yet, but tells the observer. `run_us`: how long the run took; if negative, it has
+        lasted until now.
         """
-        now_ns, message, admitted_ns = _clock_ns(), envelope.message, envelope.admitted_ns
-        tally = self._of_type.get(type(message)) or self.tally(message)
-        # A worker that writes nonsense may send what is no time.
-        run_ns = now_ns - started_ns if run_us < 0 else int(run_us * 1e3) if run_us < _NO_TIME_US else 0
-        queue_ns, total_ns = started_ns - admitted_ns, now_ns - admitted_ns
-        queue, run, total, up, down, _ = tally.sums
-        if tally.moved is not None:
-            given, returned = tally.moved(message, value)
-            up, down = up + given, down + returned
-        if (observer := self.observer) is not None:
-            observer.answered(envelope, value, None, started_ns, run_ns)
-        return (
-            tally,
-            tally.counts,
-            queue_ns.bit_length(),  # _QUEUE is 0
-            _RUN + run_ns.bit_length(),
-            _TOTAL + total_ns.bit_length(),
-            (queue + queue_ns, run + run_ns, total + total_ns, up, down, now_ns),
-        )
+        waiting = self._times.kept[2]
+        if len(waiting) >= MOST_WAITING:
+            waiting = self._times.pack()
+        message, plain = envelope.message, self._plain
+        number, tally, moved = plain.get(type(message)), _NO_TALLY, _NONE_MOVED
+        if number is None:
+            tally = self.tally(message)
+            number, moved = tally.number, tally.moved_by(message, value)
+            if (observer := self._observer) is not None:
+                told_ns = int(run_us * 1e3) if run_us < NO_TIME_US else 0
+                run_ns = now_ns - started_ns if run_us < 0 else told_ns
+                observer.answered(envelope, value, None, started_ns, run_ns)
+            elif tally.moves is None and type(message) in self._of_type:
+                plain[type(message)] = number  # whoever has set an observer meanwhile has replaced the dict
+        return waiting, (number, envelope.admitted_ns, started_ns, now_ns, run_us), tally, moved
 
     def tally(self, message: Any) -> Tally:
         """The counts of a message's type or model."""
@@ -346,7 +369,14 @@ class RequestCounters(Counters):
     def _forget_one(self) -> None:
         loaded = set(map(id, self._of_model.values()))
         named = (each for name, each in self._named.items() if name != OTHER)
-        oldest = min(named, key=lambda each: (id(each) in loaded, each.sums[-1]))
+        times = dict(self._times.read())
+        oldest = min(
+            named,
+            key=lambda each: (
+                id(each) in loaded,
+                times[each.number].last_ns if each.number in times else each.made_ns,
+            ),
+        )
         for number, tally in self._of_model.items():
             if tally is oldest:
                 self._of_model[number] = self._other_model
@@ -354,6 +384,10 @@ class RequestCounters(Counters):
         assert oldest.model is not None
         del self._named[oldest.model]
         self._other_model.absorb(oldest)
+        if (its := times.pop(oldest.number, None)) is not None:
+            others = times.get(self._other_model.number)
+            times[self._other_model.number] = its if others is None else together(others, its)
+            self._times.replace(times)
 
     def note_batch(self, number: int, samples: int) -> None:
         """Count a batch. Any thread.
@@ -372,19 +406,25 @@ class RequestCounters(Counters):
         """The counts of all message types and models that have come so far."""
         # Each `tuple` is one call of a C function: no other thread changes the dict meanwhile.
         tallies = {id(each): each for each in (*tuple(self._of_type.values()), *tuple(self._named.values()))}
-        kept = [*tallies.values(), self._other]
-        return tuple(each.snapshot() for each in kept if each.is_used)
+        times = self._times.read()
+        found = (each.snapshot(times.get(each.number)) for each in (*tallies.values(), self._other))
+        return tuple(each for each in found if each is not None)
 
 
-def _of_times(counts: tuple[int, ...], total_ns: int) -> Histogram:
-    return _histogram(counts, _FIRST, _LAST, 1e-9, total_ns * 1e-9)
+def _of_times(times: Times | None) -> Iterator[Histogram]:
+    """The histograms of times in the queue, in the run, and together."""
+    counts, sums = (
+        ([[0] * BUCKETS] * 3, (0, 0, 0)) if times is None else (times.counts.tolist(), times.sums_ns)
+    )
+    for of_kind, sum_ns in zip(counts, sums, strict=True):
+        yield _histogram(of_kind, _FIRST, _LAST, 1e-9, sum_ns * 1e-9)
 
 
 def _of_sizes(counts: tuple[int, ...], total: int) -> Histogram:
     return _histogram(counts, 0, _LARGEST, 1.0, float(total))
 
 
-def _histogram(counts: tuple[int, ...], first: int, last: int, unit: float, total: float) -> Histogram:
+def _histogram(counts: Sequence[int], first: int, last: int, unit: float, total: float) -> Histogram:
     bounds = tuple(2**power * unit for power in range(first, last + 1))
     return Histogram(
         bounds=bounds,

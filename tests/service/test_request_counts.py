@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import time
+from typing import Any
+
 import pytest
 
 from cudnn_actor.actors import Envelope
+from cudnn_actor.broker.answer_times import ANSWERS_ADDED
 from cudnn_actor.broker.request_counts import MOST_MODELS, OTHER, RequestCounters
 from cudnn_actor.messages import ModelRef, Ping, RunModel
 from cudnn_actor.service import RequestCounts
@@ -15,6 +19,16 @@ def answered(message: object, *, queue_ns: int = 1000, started: bool = True) -> 
     envelope.admitted_ns = 1_000_000
     envelope.started_ns = 1_000_000 + queue_ns if started else 0
     return envelope
+
+
+def count(
+    counters: RequestCounters,
+    envelope: Envelope,
+    value: Any = 1,
+    error: Exception | None = None,
+    run_us: float = -1.0,
+) -> None:
+    counters.count(envelope, value, error, time.perf_counter_ns(), run_us)
 
 
 def run_of(number: int) -> Envelope:
@@ -28,7 +42,7 @@ def by_model(counters: RequestCounters) -> dict[str | None, RequestCounts]:
 def test_a_histogram_tells_times_apart_by_powers_of_two() -> None:
     counters = RequestCounters()
     for queue_ns in (0, 1000, 1500, 3000, 2**40):
-        counters.count(answered(Ping(), queue_ns=queue_ns), 1, None, run_us=5.0)
+        count(counters, answered(Ping(), queue_ns=queue_ns), run_us=5.0)
     (counts,) = counters.snapshots()
     queue = counts.queue
     assert queue.bounds[:3] == pytest.approx((1.024e-6, 2.048e-6, 4.096e-6))
@@ -41,7 +55,7 @@ def test_a_histogram_tells_times_apart_by_powers_of_two() -> None:
 
 def test_an_empty_histogram_has_no_mean_and_no_quantiles() -> None:
     counters = RequestCounters()
-    counters.count(answered(Ping()), None, ValueError())
+    count(counters, answered(Ping()), None, ValueError())
     (counts,) = counters.snapshots()
     assert (counts.failed, counts.finished, counts.total.mean, counts.total.quantile(0.5)) == (1, 0, 0, 0)
 
@@ -52,8 +66,8 @@ def test_times_that_are_none_harm_nothing(run_us: float) -> None:
     counters = RequestCounters()
     envelope = answered(Ping())
     envelope.started_ns = 2**64 - 1
-    counters.count(envelope, 1, None, run_us)
-    counters.count(answered(Ping()), 1, None, run_us=5.0)
+    count(counters, envelope, run_us=run_us)
+    count(counters, answered(Ping()), run_us=5.0)
     (counts,) = counters.snapshots()
     assert counts.finished == 2
     assert counts.run.sum == pytest.approx(5e-6)
@@ -63,8 +77,8 @@ def test_many_models_keep_few_counts_and_none_is_lost() -> None:
     counters, most = RequestCounters(), MOST_MODELS
     for number in range(3 * most):
         counters.name_model(number, f"model {number}")
-        counters.count(run_of(number), {}, None)
-        counters.count(run_of(0), {}, None)  # the first is used all the time
+        count(counters, run_of(number), {})
+        count(counters, run_of(0), {})  # the first is used all the time
         counters.note_batch(number, 2)
     found = by_model(counters)
     assert len(found) == most + 1
@@ -76,7 +90,7 @@ def test_many_models_keep_few_counts_and_none_is_lost() -> None:
     assert found[OTHER].queue.sum == pytest.approx(2 * most * 1e-6)
     assert f"model {3 * most - 1}" in found
     assert "model 1" not in found
-    counters.count(run_of(1), {}, None)  # it is still loaded
+    count(counters, run_of(1), {})  # it is still loaded
     assert by_model(counters)[OTHER].finished == 2 * most + 1
 
 
@@ -84,7 +98,7 @@ def test_models_that_are_unloaded_give_their_places_first() -> None:
     counters = RequestCounters()
     for number in range(MOST_MODELS):
         counters.name_model(number, f"model {number}")
-        counters.count(run_of(number), {}, None)
+        count(counters, run_of(number), {})
     counters.forget_model(MOST_MODELS - 1)
     counters.name_model(1000, "new")
     assert f"model {MOST_MODELS - 1}" not in by_model(counters)
@@ -95,13 +109,64 @@ def test_names_are_cut_and_one_may_be_called_other() -> None:
     counters = RequestCounters()
     for number, name in enumerate(("", OTHER, "a" * 1000)):
         counters.name_model(number, name)
-        counters.count(run_of(number), {}, None)
+        count(counters, run_of(number), {})
     assert {name: each.finished for name, each in by_model(counters).items()} == {OTHER: 2, "a" * 100: 1}
 
 
 def test_types_that_are_no_messages_are_counted_together() -> None:
     counters = RequestCounters()
     for number in range(10):
-        counters.count(answered(type(f"Stranger{number}", (), {})()), None, ValueError())
+        count(counters, answered(type(f"Stranger{number}", (), {})()), None, ValueError())
     (counts,) = counters.snapshots()
     assert (counts.operation, counts.failed) == (OTHER, 10)
+
+
+def test_answers_are_added_to_the_histograms_however_many_there_are() -> None:
+    counters, messages = RequestCounters(), (Ping(), object())
+    for number in range(2 * ANSWERS_ADDED + 100):
+        count(counters, answered(messages[number % 3 > 0], queue_ns=number), run_us=float(number % 7))
+        if number in {10, 63, 64, 100, ANSWERS_ADDED - 1, ANSWERS_ADDED, ANSWERS_ADDED + 70}:
+            assert sum(each.finished for each in counters.snapshots()) == number + 1
+    pings = range(0, 2 * ANSWERS_ADDED + 100, 3)
+    found = {each.operation: each for each in counters.snapshots()}
+    of_pings = found["Ping"]
+    assert (of_pings.finished, found[OTHER].finished) == (len(pings), 2 * ANSWERS_ADDED + 100 - len(pings))
+    assert of_pings.queue.sum == pytest.approx(sum(pings) * 1e-9)
+    assert of_pings.run.sum == pytest.approx(sum(number % 7 for number in pings) * 1e-6)
+    assert of_pings.queue.count == of_pings.run.count == of_pings.total.count
+    assert of_pings.queue.counts[:2] == (
+        sum(number < 1 << 10 for number in pings),
+        sum(1 << 10 <= number < 1 << 11 for number in pings),
+    )
+
+
+def test_an_answer_of_a_request_that_never_started_has_waited_for_no_time() -> None:
+    counters = RequestCounters()
+    for _ in range(2):
+        count(counters, answered(Ping(), started=False))
+    (counts,) = counters.snapshots()
+    assert (counts.queue.sum, counts.run.sum) == (0, counts.total.sum)
+    assert counts.total.sum > 0
+
+
+class _Told:
+    """An observer."""
+
+    def __init__(self) -> None:
+        self.runs_ns: list[int] = []
+
+    def answered(self, envelope: Any, value: Any, error: Any, started_ns: int, run_ns: int) -> None:
+        self.runs_ns.append(run_ns)
+
+    def replayed(self, envelope: Any, cause: str) -> None: ...
+
+
+def test_an_observer_is_told_of_each_answer_from_when_it_is_set_until_it_is_removed() -> None:
+    counters, told = RequestCounters(), _Told()
+    for observer, run_us in ((None, 1.0), (None, 2.0), (told, 3.0), (told, 4.0), (None, 5.0)):
+        if counters.observer is not observer:
+            counters.observer = observer
+        count(counters, answered(Ping()), run_us=run_us)
+    assert told.runs_ns == [3000, 4000]
+    (counts,) = counters.snapshots()
+    assert counts.run.sum == pytest.approx(15e-6)

@@ -14,6 +14,7 @@ Another thread takes the slow path.
 from __future__ import annotations
 
 import itertools
+import time
 from collections import deque
 from collections.abc import Iterator, MutableSequence, Sequence
 from typing import Any
@@ -190,7 +191,7 @@ def complete(channel: Channel, host: WorkerHost, outbox: deque[Reply]) -> bool:
     while frames:
         if type(frames[0]) is not Answers:
             return True
-        answers, finished = frames[0].answers, None
+        answers, finished, now_ns = frames[0].answers, None, time.perf_counter_ns()
         while channel.taken < len(answers):
             answer = answers[channel.taken]
             request = in_flight.get(answer.number)
@@ -211,10 +212,11 @@ def complete(channel: Channel, host: WorkerHost, outbox: deque[Reply]) -> bool:
                 _NO_MEMORY if request.staged is None and not blocks else _memory_of(host, request, loan)
             )
             number, envelope, reply = answer.number, request.envelope, ((request.envelope, value, None),)
-            tally, counts, queue, run, total, sums = measure(
+            waiting, stamps, tally, moved = measure(
                 envelope,
                 value,
                 answer.started_ns if type(answer) is Done else request.sent_ns,
+                now_ns,
                 answer.run_us if type(answer) is Done else -1.0,
             )
             with claims_lock:
@@ -235,10 +237,8 @@ def complete(channel: Channel, host: WorkerHost, outbox: deque[Reply]) -> bool:
                 e.users -= 1
                 f.users -= 1
                 counters.finished += 1
-                counts[queue] += 1
-                counts[run] += 1
-                counts[total] += 1
-                tally.sums = sums
+                waiting += stamps
+                tally.bytes = moved
                 outbox += reply
                 channel.taken += 1
                 if many is not None:
