@@ -565,7 +565,7 @@ def chaos(*words: str) -> subprocess.CompletedProcess[str]:
 def test_nothing_is_lost_or_wrong_in_a_thread(tmp_path: Path) -> None:
     out = tmp_path / "chaos.json"
     # Few restarts: the service waits before each one of a thread, from the fifth in a row on about 5 s.
-    words = ["--isolation", "thread", "--seconds", "2", "--kill-every", "0.2"]
+    words = ["--isolation", "thread", "--seconds", "2", "--kill-every", "0.2", "--without", "attached,doomed"]
     done = chaos(*words, "--out", str(out))
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
     assert "lost: 0   wrong: 0" in done.stdout
@@ -587,7 +587,8 @@ def test_nothing_is_lost_or_wrong_in_a_thread(tmp_path: Path) -> None:
 @pytest.mark.parametrize("standby", ["0", "1"])
 def test_nothing_is_lost_or_wrong_in_a_process(standby: str, tmp_path: Path) -> None:
     out = tmp_path / "chaos.json"
-    done = chaos("--standby", standby, "--seconds", "2", "--kill-every", "0.2", "--out", str(out))
+    words = ["--standby", standby, "--seconds", "2", "--kill-every", "0.2", "--without", "attached,doomed"]
+    done = chaos(*words, "--out", str(out))
     assert out.exists(), done.stdout + done.stderr
     record = json.loads(out.read_text())
     counts = record["counts"]
@@ -681,6 +682,8 @@ def without_forkserver(folder: Path) -> dict[str, str]:
         (("--faults", "kill-standby"), "there is no standby"),
         (("--faults", "hang-builder", "--standby", "1"), "no process builds plans"),
         (("--load", "uploads,cancels"), "no caller is selected"),
+        (("--load", "tasks", "--faults", "kill-client"), "nothing feels it; add attached"),
+        (("--without", "doomed", "--faults", "kill-server"), "nothing feels it; add doomed"),
         (("--load", "tasks", "--without", "tasks"), "no caller is selected"),
     ],
 )

@@ -37,4 +37,6 @@ def test_a_quarter_of_a_minute_of_faults_loses_nothing(engine: str, standby: int
         assert record["recovery"][kind]["faults"] > 0
     forkserver = ("kill-forkserver", "hang-forkserver")
     assert sum(record["recovery"][kind]["faults"] for kind in forkserver) > 0
-    assert set(record["senders"]) == {"tasks", "loops", "threads", "pykka", "alarms"}
+    assert sum(record["recovery"][kind]["faults"] for kind in ("kill-client", "kill-server")) > 0
+    senders = {"tasks", "loops", "threads", "pykka", "alarms", "attached", "doomed"}
+    assert set(record["senders"]) == senders

@@ -21,7 +21,14 @@ from cudnn_actor.trials.bench.record import write
 from cudnn_actor.trials.chaos import processes
 from cudnn_actor.trials.chaos.harness import Harness
 from cudnn_actor.trials.chaos.report import Report, print_report
-from cudnn_actor.trials.chaos.settings import OF_A_MODEL, FaultKind, LoadKind, Settings, possible_faults
+from cudnn_actor.trials.chaos.settings import (
+    NEEDED,
+    OF_A_MODEL,
+    FaultKind,
+    LoadKind,
+    Settings,
+    possible_faults,
+)
 
 __all__ = ["add_arguments", "run"]
 
@@ -31,10 +38,13 @@ _DEFAULTS = Settings()
 _LEAST_PAUSE_S = 0.01
 _KINDS = """
 Faults: kill and hang send SIGKILL and SIGSTOP to the worker that serves; kill-standby, hang-forkserver and
-their like to the process that they name. poison ends the device context in the middle of a request. start
+their like to the process that they name: kill-client to one that is attached to the service, kill-server to
+one with a service of its own. poison ends the device context in the middle of a request. start
 fails a start of a worker, fail one run, memory one allocation.
 Load: tasks are tasks of one event loop; loops have event loops on threads of their own; threads and pykka are
-plain threads; alarms is the main thread, interrupted by a signal handler that raises. With the model of
+plain threads; alarms is the main thread, interrupted by a signal handler that raises. attached is an event
+loop that is attached to the service by its socket; doomed is attached to a server that is killed and
+replaced, and finds each of its requests ended. With the model of
 --model, models run it, batched sends it samples that run together, and swaps runs it while all its weights
 are overwritten every second. With uploads all others also send large arrays, with cancels also cancellations
 and tiny timeouts.
@@ -135,14 +145,19 @@ def _settings(args: argparse.Namespace) -> Settings:
         if kind in OF_A_MODEL and args.model is None:
             raise UserError(f"--load {kind}: there is no model; give one with --model FILE")
     load = tuple(callers) if args.load is None else args.load
+    load = tuple(kind for kind in load if kind not in args.without)
+    for kind, needed in NEEDED.items():
+        if kind in (args.faults or ()) and needed not in load:
+            raise UserError(f"--faults {kind}: nothing feels it; add {needed} to --load, or leave {kind} out")
+    felt = [kind for kind in faults if kind not in NEEDED or NEEDED[kind] in load]
     settings = Settings(
         seconds=args.seconds,
         engine=args.engine,
         isolation=args.isolation,
         standby=args.standby,
         kill_every=args.kill_every,
-        faults=tuple(kind for kind in faults if kind not in args.without),
-        load=tuple(kind for kind in load if kind not in args.without),
+        faults=tuple(kind for kind in felt if kind not in args.without),
+        load=load,
         tasks=args.tasks,
         model="" if args.model is None else str(args.model),
         required=args.load or (),

@@ -6,10 +6,12 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
 from cudnn_actor.protocol import ServiceStopped
+from cudnn_actor.trials.chaos.attached import AttachedCallers
 from cudnn_actor.trials.chaos.load import Ground, Task
 from cudnn_actor.trials.chaos.senders import (
     AlarmedSender,
@@ -21,9 +23,9 @@ from cudnn_actor.trials.chaos.senders import (
     run_without_a_loop,
 )
 from cudnn_actor.trials.chaos.settings import LoadKind, Settings
-from cudnn_actor.trials.chaos.task_program import program
+from cudnn_actor.trials.chaos.task_program import bursts
 
-__all__ = ["Crowd", "bursts", "run_under_alarms"]
+__all__ = ["Crowd", "run_under_alarms"]
 
 _LOOPS = 3
 _THREADS = 2
@@ -40,10 +42,13 @@ class Crowd:
         What all callers share.
     settings
         Determines which callers there are.
+    attached
+        Those that are attached.
     """
 
-    def __init__(self, ground: Ground, settings: Settings) -> None:
+    def __init__(self, ground: Ground, settings: Settings, attached: AttachedCallers) -> None:
         self._ground = ground
+        self._attached = attached
         self._settings = settings
         self.failures: list[Exception] = []
         """Errors of the harness itself: those with which callers have ended and that are not answers."""
@@ -55,7 +60,7 @@ class Crowd:
         ground, load = self._ground, self._settings.load
         if LoadKind.LOOPS in load:
             for number in range(_LOOPS):
-                self._run(f"chaos-loop-{number}", self._on_a_loop, number)
+                self._run(f"chaos-loop-{number}", self._on_a_loop, partial(self._several, number))
         if LoadKind.THREADS in load:
             for number in range(_THREADS):
                 sender = NewLoopSender(ground.gpu, ground.abandoned)
@@ -64,6 +69,8 @@ class Crowd:
             for number, blocks in enumerate((True, False)):
                 asking = PykkaSender(ground.gpu, ground.abandoned, blocks=blocks)
                 self._run(f"chaos-pykka-{number}", self._on_a_thread, asking, number)
+        for name, caller in self._attached.callers().items():
+            self._run(f"chaos-{name}", self._on_a_loop, caller)
 
     def alive(self) -> list[str]:
         """The names of the callers that have not ended."""
@@ -100,10 +107,10 @@ class Crowd:
         number += _NUMBERS[sender.kind]
         run_without_a_loop(Task(self._ground, number, sender).run(bursts(self._settings, number)))
 
-    def _on_a_loop(self, number: int) -> None:
+    def _on_a_loop(self, caller: Callable[[], Coroutine[Any, Any, None]]) -> None:
         with asyncio.Runner() as runner:
             self._loops.append(runner.get_loop())
-            runner.run(self._several(number))
+            runner.run(caller())
 
     async def _several(self, number: int) -> None:
         sender = LoopSender(self._ground.gpu, LoadKind.LOOPS)
@@ -115,12 +122,6 @@ class Crowd:
                 for task in range(first, first + count)
             )
         )
-
-
-def bursts(settings: Settings, number: int) -> Any:
-    """The program of a task."""
-    heavy, impatient = LoadKind.UPLOADS in settings.load, LoadKind.CANCELS in settings.load
-    return program(settings.seed, number, heavy=heavy, impatient=impatient)
 
 
 def run_under_alarms(ground: Ground, settings: Settings) -> int:

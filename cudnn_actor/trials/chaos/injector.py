@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import random
 import signal
+from collections.abc import Mapping
 
 from cudnn_actor.protocol import ExecutionFailed, OutOfMemory
 from cudnn_actor.protocol.messages.messages import COMPUTE
@@ -19,7 +20,7 @@ from cudnn_actor.service.client import CudnnRef
 from cudnn_actor.supervision import ExitKind, Fault, FaultPlan, FaultRule, Restarted, Restarting
 from cudnn_actor.trials.chaos import processes
 from cudnn_actor.trials.chaos.processes import Found, Role
-from cudnn_actor.trials.chaos.settings import FaultKind, LoadKind, Settings
+from cudnn_actor.trials.chaos.settings import NEEDED, FaultKind, LoadKind, Settings
 from cudnn_actor.trials.chaos.tally import Tally
 
 __all__ = ["Injector", "fault_plan", "injected_errors", "watch"]
@@ -29,6 +30,8 @@ _KILLS = {
     FaultKind.KILL_STANDBY: Role.WORKER,
     FaultKind.KILL_FORKSERVER: Role.FORKSERVER,
     FaultKind.KILL_BUILDER: Role.BUILDER,
+    FaultKind.KILL_CLIENT: Role.OTHER,
+    FaultKind.KILL_SERVER: Role.OTHER,
 }
 _HANGS = {
     FaultKind.HANG: Role.WORKER,
@@ -135,9 +138,14 @@ class Injector:
         The service, and the counters.
     settings
         Which signals, and how often.
+    victims
+        The process ids that other faults than those of the service's processes may hit now.
     """
 
-    def __init__(self, gpu: CudnnRef, tally: Tally, settings: Settings) -> None:
+    def __init__(
+        self, gpu: CudnnRef, tally: Tally, settings: Settings, victims: Mapping[FaultKind, int]
+    ) -> None:
+        self._victims = victims
         self._gpu = gpu
         self._tally = tally
         self._every = settings.kill_every
@@ -194,6 +202,9 @@ class Injector:
             if serving is None or (self._tally.served_s or 0.0) < served_s:
                 return None
             return Found(serving, Role.WORKER)
+        if kind in NEEDED:
+            pid = self._victims.get(kind)
+            return None if pid is None else Found(pid, _TARGETS[kind])
         running = [each for each in processes.find() if each.role is _TARGETS[kind] and each.pid != serving]
         if _TARGETS[kind] is Role.FORKSERVER:
             running = [each for each in running if self._is_idle(each)]

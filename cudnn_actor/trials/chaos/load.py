@@ -374,7 +374,11 @@ class Task:
         if place.is_input:  # always holds values that mean something
             return self._upload(step)
         model = self._own[place]
-        number = float(step.value != 0) if place.spec.dtype is DType.BOOL else step.value
+        number = step.value
+        if place.spec.dtype is DType.BOOL:
+            number = float(step.value != 0)
+        elif place.spec.dtype is DType.UINT8:  # the scratch of a loop
+            number = abs(step.value)
         value = np.full(place.spec.dims, number, place.spec.dtype.numpy)
         return Deed(Fill(dst=model.ref, value=number), (model,), {model: lambda: (value,)})
 

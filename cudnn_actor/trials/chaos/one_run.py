@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from cudnn_actor.attached import serve_socket
 from cudnn_actor.cli.user_error import UserError
 from cudnn_actor.protocol import (
     Allocate,
@@ -33,9 +34,10 @@ from cudnn_actor.service.client import CudnnRef
 from cudnn_actor.service.spawning import spawn
 from cudnn_actor.supervision import FaultPlan
 from cudnn_actor.trials.chaos.answers import Answers
+from cudnn_actor.trials.chaos.attached import AttachedCallers
 from cudnn_actor.trials.chaos.batches import BatchedLoad
 from cudnn_actor.trials.chaos.computations import Problem, accumulates, message
-from cudnn_actor.trials.chaos.crowd import Crowd, bursts
+from cudnn_actor.trials.chaos.crowd import Crowd
 from cudnn_actor.trials.chaos.graphs import LIGHT, LOAD
 from cudnn_actor.trials.chaos.injector import Injector, fault_plan, injected_errors, watch
 from cudnn_actor.trials.chaos.load import Ground, Task
@@ -45,6 +47,7 @@ from cudnn_actor.trials.chaos.senders import LoopSender
 from cudnn_actor.trials.chaos.settings import OF_A_MODEL, LoadKind, Settings
 from cudnn_actor.trials.chaos.swaps import SwapLoad
 from cudnn_actor.trials.chaos.tally import LostRequest, Tally
+from cudnn_actor.trials.chaos.task_program import bursts
 
 __all__ = ["Interrupted", "Outcome", "run_once"]
 
@@ -132,25 +135,24 @@ async def run_once(
         `ending` was set before the load began.
     """
     await _try_a_start(settings, ending)
-    async with _plan_store(settings) as plans:
+    async with _folder() as folder:
+        plans = str(folder / "plans") if set(OF_A_MODEL).intersection(settings.load) else None
         gpu = await _within(_START_S, ending, _spawned(settings, faults, plans))
         outcome: Outcome | None = None
         try:
-            outcome = await _Run(gpu, settings, tally, ending, show=show, ready=ready).run()
+            outcome = await _Run(gpu, settings, tally, ending, folder, show=show, ready=ready).run()
         finally:
             ended = await _ends(gpu, settings)
     return outcome if ended else outcome._replace(stuck=(*outcome.stuck, "the service did not stop"))
 
 
 @contextlib.asynccontextmanager
-async def _plan_store(settings: Settings) -> AsyncIterator[str | None]:
-    """A folder for a model's plans, which take longer to build than the time between two faults."""
-    if not set(OF_A_MODEL).intersection(settings.load):
-        yield None
-        return
+async def _folder() -> AsyncIterator[Path]:
+    """A folder for sockets, and for a model's plans, which take longer to build than the time between two
+    faults."""
     folder = await asyncio.to_thread(tempfile.mkdtemp, prefix="cudnn-actor-chaos-")
     try:
-        yield folder
+        yield Path(folder)
     finally:
         await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
@@ -211,6 +213,7 @@ class _Run:
         settings: Settings,
         tally: Tally,
         ending: threading.Event,
+        folder: Path,
         *,
         show: Callable[[], None],
         ready: Callable[[Ground], None],
@@ -232,7 +235,8 @@ class _Run:
             abandoned=threading.Event(),
             problems=_problems(settings),
         )
-        self._crowd = Crowd(self._ground, settings)
+        self._attached = AttachedCallers(self._ground, settings, folder)
+        self._crowd = Crowd(self._ground, settings, self._attached)
         self._models: list[LoadOfModel] = []
         self._left_out: list[str] = []
 
@@ -250,7 +254,9 @@ class _Run:
             watch(self._gpu, self._tally, pauses=self._settings.isolation == "thread")
         )
         load = asyncio.create_task(self._load())
-        injector = asyncio.create_task(Injector(self._gpu, self._tally, self._settings).run())
+        injector = asyncio.create_task(
+            Injector(self._gpu, tally, self._settings, self._attached.victims).run()
+        )
         try:
             await self._watch(load, lambda: self._ending.is_set() or tally.now_s > self._settings.seconds)
             seconds = tally.now_s
@@ -297,6 +303,13 @@ class _Run:
         self._models.append(load)
 
     async def _load(self) -> None:
+        if LoadKind.ATTACHED not in self._settings.load:
+            await self._load_all()
+            return
+        async with serve_socket(self._gpu, self._attached.path):
+            await self._load_all()
+
+    async def _load_all(self) -> None:
         sender = LoopSender(self._gpu)
         host = Task(self._ground, 0, sender)
         count = self._settings.tasks if LoadKind.TASKS in self._settings.load else 0

@@ -8,7 +8,7 @@ import msgspec
 
 from cudnn_actor.options import Isolation
 
-__all__ = ["OF_A_MODEL", "STALL_S", "FaultKind", "LoadKind", "Settings", "possible_faults"]
+__all__ = ["NEEDED", "OF_A_MODEL", "STALL_S", "FaultKind", "LoadKind", "Settings", "possible_faults"]
 
 STALL_S = 5.0
 """Seconds: a request that takes longer has stalled, whatever faults came meanwhile."""
@@ -41,6 +41,10 @@ class FaultKind(enum.StrEnum):
     """One run fails, and the context survives."""
     MEMORY = "memory"
     """One allocation fails."""
+    KILL_CLIENT = "kill-client"
+    """SIGKILL of a process that is attached to the service, holds buffers and has requests in flight."""
+    KILL_SERVER = "kill-server"
+    """SIGKILL of a process with a service of its own, to which a caller is attached."""
 
 
 class LoadKind(enum.StrEnum):
@@ -62,6 +66,10 @@ class LoadKind(enum.StrEnum):
     """Tasks of that loop that send samples to `gpu.batched` of that model."""
     SWAPS = "swaps"
     """Tasks of that loop that run the model while all its weights are overwritten every second."""
+    ATTACHED = "attached"
+    """Tasks of a further event loop that is attached to the service by its socket, as another process is."""
+    DOOMED = "doomed"
+    """Tasks of an event loop that is attached to another server, which is killed now and then."""
     UPLOADS = "uploads"
     """All of the above also send arrays of over 256 KiB."""
     CANCELS = "cancels"
@@ -70,6 +78,8 @@ class LoadKind(enum.StrEnum):
 
 OF_A_MODEL = (LoadKind.MODELS, LoadKind.BATCHED, LoadKind.SWAPS)
 """The kinds that need a model."""
+NEEDED = {FaultKind.KILL_CLIENT: LoadKind.ATTACHED, FaultKind.KILL_SERVER: LoadKind.DOOMED}
+"""Faults that only a kind of load feels, and that kind."""
 _INJECTED = (FaultKind.POISON, FaultKind.START, FaultKind.FAIL, FaultKind.MEMORY)
 _OF_A_STANDBY = (FaultKind.KILL_STANDBY, FaultKind.HANG_STANDBY)
 _OF_A_BUILDER = (FaultKind.KILL_BUILDER, FaultKind.HANG_BUILDER)
@@ -79,7 +89,7 @@ def possible_faults(engine: str, isolation: str, standby: int) -> dict[FaultKind
     """Each kind, with the reason why it cannot be injected into such a service; empty if it can."""
     why = dict.fromkeys(FaultKind, "")
     if isolation == "thread":
-        signals = [kind for kind in FaultKind if kind not in _INJECTED]
+        signals = [kind for kind in FaultKind if kind not in _INJECTED and kind not in NEEDED]
         why |= dict.fromkeys(signals, "in thread isolation there is no worker process to send a signal to")
         if engine == "cuda":
             why[FaultKind.POISON] = "in thread isolation on CUDA nothing survives a sticky error"

@@ -166,6 +166,8 @@ class Tally:
         """The longest time that a request has taken."""
         self.finished = 0
         """Answered without an error."""
+        self.elsewhere = 0
+        """The same, by the server that is killed."""
         self.outcomes: Counter[str] = Counter()
         """Errors, by class."""
         self.impure: Counter[str] = Counter()
@@ -196,7 +198,7 @@ class Tally:
     @property
     def answered(self) -> int:
         """Requests that have ended in any way."""
-        return self.finished + self.outcomes.total()
+        return self.finished + self.elsewhere + self.outcomes.total()
 
     def begin(self) -> None:
         """Note that the load begins: times are counted from here."""
@@ -238,6 +240,8 @@ class Tally:
                 for error, kind in self._injected.items():
                     if isinstance(outcome, error):
                         self.note_fault(kind)
+            elif sent is not None and sent.sender is LoadKind.DOOMED:
+                self.elsewhere += 1  # it says nothing of the service
             else:
                 self._finished(outcome.generation if isinstance(outcome, Receipt) else generation)
 

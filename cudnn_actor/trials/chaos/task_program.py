@@ -14,8 +14,9 @@ from typing import NamedTuple
 from cudnn_actor.trials.chaos.answers import VALUES
 from cudnn_actor.trials.chaos.computations import HEAVY
 from cudnn_actor.trials.chaos.graphs import LIGHT, LOAD
+from cudnn_actor.trials.chaos.settings import LoadKind, Settings
 
-__all__ = ["PLACES", "Action", "Step", "program"]
+__all__ = ["PLACES", "Action", "Step", "bursts", "program"]
 
 PLACES = 2
 """Buffers that a task has of each kind."""
@@ -170,3 +171,9 @@ def _step(chance: random.Random, problem: int, operation: int, weights: dict[Act
         timeout_s=timeout_s,
         cancel_after_s=cancel_after_s,
     )
+
+
+def bursts(settings: Settings, number: int) -> Iterator[tuple[Step, ...]]:
+    """The program of a task."""
+    heavy, impatient = LoadKind.UPLOADS in settings.load, LoadKind.CANCELS in settings.load
+    return program(settings.seed, number, heavy=heavy, impatient=impatient)
