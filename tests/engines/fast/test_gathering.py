@@ -10,23 +10,18 @@ import numpy as np
 import pytest
 
 from cudnn_actor.engines.cpu.exact.evaluation import NumPy
+from cudnn_actor.engines.cpu.fast import resampling
 from cudnn_actor.engines.cpu.fast.indexing import gather, gather_elements, gather_nd
-from cudnn_actor.engines.cpu.fast.kernels import MOST_SCRATCH, Kernel
-from cudnn_actor.engines.cpu.fast.resampling import resample
+from cudnn_actor.engines.cpu.fast.kernels import MOST_SCRATCH, Kernel, in_turn
+from cudnn_actor.engines.cpu.fast.resampling import resample, resample_backward
 from cudnn_actor.engines.cpu.scratch import Scratch, aligned_bytes
-from cudnn_actor.protocol import (
-    DType,
-    Gather,
-    GatherElements,
-    GatherND,
-    Layout,
-    Resample,
-    ResampleMode,
-    TensorSpec,
-)
+from cudnn_actor.protocol import DType, Layout, TensorSpec
+from cudnn_actor.protocol.operations import Gather, GatherElements, GatherND, Resample, ResampleBackward
+from cudnn_actor.protocol.operations.resampling import Coordinates, ResampleMode
 
 from ...gpu.operations.drawing import draw
-from .kernel_runs import array_of, error, run
+from .kernel_runs import array_of, error, peak_of_second, run
+from .test_allocation import MOST_BYTES
 
 RNG = np.random.default_rng(38)
 
@@ -196,6 +191,58 @@ def test_the_places_of_a_very_long_dim_are_not_kept() -> None:
     assert peak < 4 * y.nbytes  # of 12 bytes for each of two neighbours
     wanted = operation.evaluate(NumPy(), {"x": x.astype(np.float64)}, specs)["y"]
     np.testing.assert_allclose(y, wanted, rtol=1e-5, atol=1e-5)
+
+
+FOUND: dict[str, dict[str, Any]] = {
+    "nearest": {},
+    "linear": {"mode": ResampleMode.LINEAR, "coordinates": Coordinates.ALIGN_CORNERS},
+    "cubic": {"mode": ResampleMode.CUBIC, "exclude_outside": True},
+    "antialias": {"mode": ResampleMode.LINEAR, "antialias": True},
+    "cropped": {
+        "mode": ResampleMode.CUBIC,
+        "coordinates": Coordinates.TF_CROP_AND_RESIZE,
+        "roi": (0.0, 0.0, 0.2, -0.1, 1.0, 1.0, 0.1, 1.1),
+        "extrapolation": 7.0,
+    },
+}
+
+
+@pytest.mark.usefixtures("small_buffers")
+@pytest.mark.parametrize("layout", [Layout.NCHW, Layout.NHWC])
+@pytest.mark.parametrize("parameters", FOUND.values(), ids=FOUND.keys())
+def test_taps_that_each_run_finds_are_those_that_a_program_keeps(
+    parameters: dict[str, Any], layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also in blocks of which each has some images, and parts of a dim that is found in several pieces."""
+    dims, sizes = (2, 3, 10, 3000), (2, 3, 16, 2900)
+    x = RNG.normal(size=dims).astype(np.float32)
+    x[0, 0, 0, 7] = np.inf
+    specs = {"x": TensorSpec.packed(dims, DType.FLOAT32, layout)}
+    specs["y"] = TensorSpec.packed(sizes, DType.FLOAT32, layout)
+    forward = Resample(x="x", y="y", sizes=sizes, **parameters)
+    backward = ResampleBackward(dy="x", dx="y", sizes=dims, **parameters)
+    makes: Any = (
+        (resample, forward, specs),
+        (resample_backward, backward, {"dy": specs["x"], "dx": specs["y"]}),
+    )
+    monkeypatch.setattr(resampling, "_TAPS_SCRATCH", 1 << 14)
+    monkeypatch.setattr(resampling, "_GROUP", 4)
+    ran = 0
+    for kernel in filter(None, (make(operation, of) for make, operation, of in makes)):
+        wanted, found = array_of(specs["y"]), array_of(specs["y"])
+        given = {"x": array_of(specs["x"], x)}
+        monkeypatch.setattr(resampling, "_MOST_KEPT", 1 << 20)
+        run(kernel, given, {"y": wanted})
+        monkeypatch.setattr(resampling, "_MOST_KEPT", 0)
+        run(kernel, given, {"y": found}, 2)
+        np.testing.assert_array_equal(found, wanted)
+        memory = Scratch(aligned_bytes(kernel.footprint(1)))
+        call: Any = in_turn(*kernel.bind(given, {"y": found}, [memory]))
+        assert memory.kept_bytes == 0
+        with np.errstate(all="ignore"):
+            assert peak_of_second(call) < MOST_BYTES
+        ran += 1
+    assert ran
 
 
 @pytest.mark.parametrize("order", [(0, 2, 3, 1), (3, 1, 0, 2)])

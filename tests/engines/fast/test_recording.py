@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cudnn_actor.engines.cpu.fast.recording import NotRecordable, Recorder, Recording
+from cudnn_actor.engines.cpu.fast.recorder import Recorder
+from cudnn_actor.engines.cpu.fast.recording import NotRecordable, Recording
 from cudnn_actor.engines.cpu.scratch import aligned_bytes
 
 DIMS = (3, 4, 5)

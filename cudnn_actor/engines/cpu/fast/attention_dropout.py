@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from cudnn_actor.engines.cpu.fast.lines import Floats
-from cudnn_actor.engines.cpu.fast.recording import Recorded, Recorder, Recording
+from cudnn_actor.engines.cpu.fast.recorder import Recorder
+from cudnn_actor.engines.cpu.fast.recording import Recorded, Recording
 from cudnn_actor.engines.cpu.scratch import Dims, Scratch, footprint
 from cudnn_actor.protocol.operations.random import STATE, keeping, words_of_runs
 

@@ -30,7 +30,8 @@ from cudnn_actor.engines.cpu.fast.kernels import (
     deal,
     lanes_worth,
 )
-from cudnn_actor.engines.cpu.fast.recording import NotRecordable, Recorded, Recorder, Recording
+from cudnn_actor.engines.cpu.fast.recorder import Recorder
+from cudnn_actor.engines.cpu.fast.recording import NotRecordable, Recorded, Recording
 from cudnn_actor.engines.cpu.fast.rounding import store
 from cudnn_actor.engines.cpu.scratch import Dims, Scratch, footprint
 from cudnn_actor.protocol.operations import GridSample, Node, Specs

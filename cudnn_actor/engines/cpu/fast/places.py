@@ -17,7 +17,8 @@ from cudnn_actor.engines.cpu.boxes import Box, box_dims
 from cudnn_actor.engines.cpu.fast.blocks import BLOCK_ELEMENTS
 from cudnn_actor.engines.cpu.fast.kernels import Call, Operands, Step, deal
 from cudnn_actor.engines.cpu.fast.lines import boxes_of_elements
-from cudnn_actor.engines.cpu.fast.recording import Recorded, Recorder, Recording
+from cudnn_actor.engines.cpu.fast.recorder import Recorder
+from cudnn_actor.engines.cpu.fast.recording import Recorded, Recording
 from cudnn_actor.engines.cpu.scratch import Dims, Scratch, footprint
 from cudnn_actor.protocol.operations.indexing import Gathering, Scattering
 

@@ -19,12 +19,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cudnn_actor.engines.cpu.exact.special import erf_by_choice, erfc_by_choice
 from cudnn_actor.engines.cpu.fast.kernels import Call
 from cudnn_actor.engines.cpu.scratch import Bytes, Dims, footprint
 from cudnn_actor.engines.scratch_places import Held, places
 
-__all__ = ["NotRecordable", "Recorded", "Recorder", "Recording"]
+__all__ = ["NotRecordable", "Recorded", "Recording", "filled"]
 
 Array = npt.NDArray[Any]
 _MOST_INSTRUCTIONS = 5000
@@ -100,6 +99,10 @@ def _take(axis: int | None) -> Maker:
 
 def _accumulate(ufunc: np.ufunc, axis: int) -> Maker:
     return lambda source, into: partial(ufunc.accumulate, source, axis, None, into)
+
+
+def _reduce(ufunc: np.ufunc, axis: int) -> Maker:
+    return lambda source, into: partial(ufunc.reduce, source, axis, out=into, keepdims=True)
 
 
 def _sums(axis: int) -> Maker:
@@ -479,6 +482,15 @@ class Recorded(np.lib.mixins.NDArrayOperatorsMixin):
         """A copy."""
         return self.astype(self.dtype)
 
+    def sum(self, axis: int, *, keepdims: bool) -> Recorded:
+        """Sums of its own dtype along a dim that stays, with one place."""
+        if not keepdims or self.dtype.kind != "f":
+            raise NotRecordable("sums without a dim, or of numbers that NumPy adds in another dtype")
+        dims = tuple(1 if number == axis else size for number, size in enumerate(self.shape))
+        found = self._recording.new(dims, self.dtype, _order([self], self.shape))
+        self._recording.note(_reduce(np.add, axis), (self,), found)
+        return found
+
     def __pow__(self, power: Any) -> Any:
         """With the shortcuts of NumPy's arrays."""
         if type(power) in (int, float) and self.dtype.kind == "f":
@@ -541,7 +553,8 @@ def _stack(recording: Recording, parts: Sequence[Any], axis: int = 0) -> Recorde
     return recording.joined([part[at] for part in parts], axis)
 
 
-def _filled(recording: Recording, dims: Any, value: Any, dtype: Any) -> Recorded:
+def filled(recording: Recording, dims: Any, value: Any, dtype: npt.DTypeLike) -> Recorded:
+    """An array of one number."""
     found = recording.new((dims,) if isinstance(dims, int) else tuple(dims), dtype)
     found[...] = value
     return found
@@ -570,31 +583,3 @@ _FUNCTIONS: Mapping[Hashable, Callable[..., Any]] = {
     np.full_like: _like,
     np.broadcast_to: lambda _, x, dims: x._seen(lambda array: np.broadcast_to(array, dims)),
 }
-
-
-class Recorder:
-    """NumPy for a definition that is recorded: new arrays that may be written are of the recording."""
-
-    def __init__(self, recording: Recording) -> None:
-        self._recording = recording
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(np, name)
-
-    def zeros(self, dims: Any, dtype: npt.DTypeLike = np.float64) -> Recorded:
-        """An array of zeros."""
-        return _filled(self._recording, dims, 0, dtype)
-
-    def full(self, dims: Any, value: Any, dtype: npt.DTypeLike = np.float64) -> Recorded:
-        """An array of one number."""
-        return _filled(self._recording, dims, value, dtype)
-
-    def ones(self, dims: Any, dtype: npt.DTypeLike = np.float64) -> Recorded:
-        """An array of ones."""
-        return _filled(self._recording, dims, 1, dtype)
-
-    def ascontiguousarray(self, x: Any) -> Any:
-        """An array as it is if it lies in C order without gaps, else a copy that does."""
-        return self._recording.packed(x)
-
-    erf, erfc = staticmethod(erf_by_choice), staticmethod(erfc_by_choice)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,17 @@ from cudnn_actor.engines.cpu.fast.kernels import (
     made_when_run,
     most_calls,
 )
+from cudnn_actor.engines.cpu.fast.resampling_taps import (
+    Allocate,
+    Along,
+    FoundAlong,
+    HeldTaps,
+    NamedTaps,
+    Resized,
+    TapsOf,
+    found_bytes,
+    kept_along,
+)
 from cudnn_actor.engines.cpu.rounding import integer_range
 from cudnn_actor.engines.cpu.scratch import Scratch, footprint
 from cudnn_actor.protocol.operations import Node, Resample, ResampleBackward, Specs
@@ -39,6 +50,11 @@ _BLOCK_SCRATCH = 1 << 20
 """Bytes for a block. Where whole images need more, they are cut along the dims that change, too."""
 _NS = 1.8
 """Nanoseconds of an element of y, about."""
+_GROUP = 16
+"""Blocks for which taps are found once. Behind them, progress is noted."""
+_TAPS_SCRATCH = 1 << 20
+"""Bytes for taps of a block along a dim that each run finds again, about. For `_LEAST_ELEMENTS`, they may be
+four times as many: so calls for each tap pay."""
 _MOST_KEPT = 1 << 20
 """Taps of all elements along a dim that a program keeps. Where there are more, they are found in each run."""
 _MOST_TAPS = 16
@@ -47,9 +63,6 @@ _LEAST_ELEMENTS = 2048
 """Elements of a call, on average, where there are many. With fewer, the calls take more time than these."""
 _UNEVEN = 4
 """How many times as many taps as there are along a dim are computed, so that all elements have as many."""
-
-TapsAlong = Callable[[int, npt.NDArray[np.int64]], Taps]
-"""What some elements of a result along an axis are sums of."""
 
 
 def resample(node: Node, specs: Specs) -> Resampled | None:
@@ -63,7 +76,7 @@ def resample(node: Node, specs: Specs) -> Resampled | None:
         least, largest = integer_range(x.dtype.numpy)
         beyond = min(max(round(beyond), least), largest)
     axes = _in_order(node.resized(x.dims), x.dims, y.dims)
-    kernel = Resampled(x.dims, y.dims, carried(x.dtype), axes, partial(node.taps_along, x.dims), beyond)
+    kernel = Resampled(x.dims, y.dims, carried(x.dtype), axes, NamedTaps(node, x.dims), beyond)
     return kernel if kernel.pays() else None
 
 
@@ -77,11 +90,8 @@ def resample_backward(node: Node, specs: Specs) -> Resampled | None:
         if taps is None:
             return None
         reversed_taps[axis] = taps
-
-    def along(axis: int, elements: npt.NDArray[np.int64]) -> Taps:
-        return Taps(*(of[elements] for of in reversed_taps[axis]))
-
-    kernel = Resampled(dy, dx, carried(specs["dy"].dtype), _in_order(reversed_taps, dy, dx), along)
+    axes, held = _in_order(reversed_taps, dy, dx), HeldTaps(reversed_taps)
+    kernel = Resampled(dy, dx, carried(specs["dy"].dtype), axes, held)
     return kernel if kernel.pays() else None
 
 
@@ -108,62 +118,26 @@ def _reversed(taps: Taps, size: int) -> Taps | None:
     return Taps(places[at], np.where(used, weights[at], 0.0), np.zeros(size, bool))
 
 
-Allocate = Callable[[Dims, np.dtype[Any]], Array]
-
-
-def _of_taps(numbers: Array, dtype: np.dtype[Any], allocate: Allocate) -> list[Array]:
-    """An array for each tap, from numbers of the dims (elements, taps)."""
-    found = [allocate(of.shape, dtype) for of in numbers.T]
-    for into, of in zip(found, numbers.T, strict=True):
-        into[...] = of
-    return found
-
-
-class Along(NamedTuple):
-    """Elements of y along an axis: what they read.
-
-    Parameters
-    ----------
-    axis
-        The axis.
-    reach
-        The part of x.
-    places
-        For each tap, places in that part.
-    weights
-        For each tap, weights; None if these are all 1.
-    outside
-        Which elements of y have another value; None if none has.
-    """
-
-    axis: int
-    reach: slice
-    places: list[Array]
-    weights: list[Array] | None
-    outside: Array | None
-
-
 @dataclass(frozen=True, eq=False)
 class Resampled:
     """y from x, along some axes, one after the other; in blocks of y.
 
-    `taps`: what elements along an axis are sums of; from one to the next, places never decrease, or never
-    increase. `beyond`: the value of elements that lie outside of x.
+    `taps`: what elements along an axis are sums of. `beyond`: the value of elements that lie outside of x.
     """
 
     x: Dims
     y: Dims
     dtype: np.dtype[Any]
     axes: tuple[int, ...]
-    taps: TapsAlong
+    taps: TapsOf
     beyond: float = 0.0
 
     def pays(self) -> bool:
         """Whether calls are few, or each is on enough elements. It is asked of packed tensors."""
-        taps = {axis: self._taps_of(axis) for axis in self.axes}
+        taps = {axis: self.taps.count(axis) for axis in self.axes}
         if max(taps.values(), default=0) <= _MOST_TAPS:
             return True
-        extents = self._extents(range(len(self.x)))
+        extents, _ = self._cut(range(len(self.x)))
         dims, calls, elements = [*extents], 0, 0
         for axis in self.axes:
             dims[axis] = self._most_read(axis, extents[axis])
@@ -174,13 +148,35 @@ class Resampled:
         return elements >= _LEAST_ELEMENTS * calls
 
     def footprint(self, lanes: int) -> int:
-        """Bytes of scratch that each lane needs: for x's part of a block, and for results along some axes."""
+        """Bytes of scratch that each lane needs: for a block, and for taps that are not kept."""
         del lanes
         orders = ((*range(len(self.x)),), (0, *range(2, len(self.x)), 1)[: len(self.x)])
-        return max(self._footprint(self._extents(order)) for order in orders)
+        return max(self._footprint(*self._cut(order)) for order in orders)
 
-    def _footprint(self, extents: Dims) -> int:
-        """Bytes for a block of y of these dims."""
+    def _footprint(self, extents: Dims, kept: bool) -> int:
+        nbytes, found = self._block_bytes(extents), 0
+        if not kept:
+            for axis in self.axes:
+                together = self.taps.together(axis, extents[axis])
+                found += found_bytes(self.taps, self._resized(axis), extents[axis])
+                nbytes = max(nbytes, self.taps.nbytes(axis, together))
+        return found + nbytes
+
+    def _cut(self, order: Sequence[int]) -> tuple[Dims, bool]:
+        """The dims of a block of y, and whether a program keeps the taps. `order`: as of `_extents`."""
+        extents = self._extents(order, self.y)
+        kept = self._calls(extents) <= most_calls(self.dtype.itemsize * math.prod(self.y))
+        if kept and all(self.y[axis] * self.taps.count(axis) <= _MOST_KEPT for axis in self.axes):
+            return extents, True
+        most = [*self.y]
+        for axis in self.axes:
+            each = found_bytes(self.taps, self._resized(axis), _LEAST_ELEMENTS) / _LEAST_ELEMENTS
+            least = min(_LEAST_ELEMENTS, 4 * _TAPS_SCRATCH / each)
+            most[axis] = int(max(1, least, _TAPS_SCRATCH / each))
+        return self._extents(order, tuple(most)), False
+
+    def _block_bytes(self, extents: Dims) -> int:
+        """Bytes for a block of y of these dims: for x's part of it, and for results along some axes."""
         dims = list(extents)
         for axis in self.axes:
             dims[axis] = self._most_read(axis, extents[axis])
@@ -190,50 +186,35 @@ class Resampled:
             total += 2 * footprint(tuple(dims), itemsize=self.dtype.itemsize)
         return total
 
-    def _extents(self, order: Sequence[int]) -> Dims:
-        """The dims of a block of y. `order`: of the axes, the slowest first."""
+    def _extents(self, order: Sequence[int], most: Dims) -> Dims:
+        """The dims of a block of y, of at most these. `order`: of the axes, the slowest first."""
         size = math.prod(max(self.x[axis], self.y[axis]) for axis in self.axes)
-        found = list(self.y)
+        found = [*map(min, self.y, most)]
         for axis in reversed(order):
             if axis not in self.axes:
                 least = FEW_CHANNELS if axis == order[-1] else 1
                 found[axis] = min(self.y[axis], max(least, BLOCK_ELEMENTS // size))
                 size *= found[axis]
         for axis in (axis for axis in order if axis in self.axes):
-            while found[axis] > 1 and self._footprint(tuple(found)) > _BLOCK_SCRATCH:
+            while found[axis] > 1 and self._block_bytes(tuple(found)) > _BLOCK_SCRATCH:
                 found[axis] = -(-found[axis] // 2)
         return tuple(found)
+
+    def _resized(self, axis: int) -> Resized:
+        return Resized(axis, self.x[axis], self.y[axis], self.dtype)
 
     def _most_read(self, axis: int, extent: int) -> int:
         """The most elements of x that a block of so many elements of y along an axis reaches over."""
         starts = np.arange(0, self.y[axis], extent)
         ends = np.minimum(starts + extent, self.y[axis]) - 1
-        first, last = (self.taps(axis, each).places for each in (starts, ends))
+        first, last = (self.taps.taps(axis, each).places for each in (starts, ends))
         both = np.concatenate([first, last], 1)  # the places between them lie between theirs
         most = int((both.max(1) - both.min(1)).max()) + 1
         return most if 2 * most <= self.x[axis] else self.x[axis]
 
-    def _taps_of(self, axis: int) -> int:
-        """How many taps elements along an axis have."""
-        return int(self.taps(axis, np.zeros(1, np.int64)).places.shape[1])
-
     def _calls(self, extents: Dims) -> int:
         """About how many calls a run takes, in blocks of these dims."""
-        return count_boxes(self.y, extents) * sum(4 * self._taps_of(axis) for axis in self.axes)
-
-    def _along(self, allocate: Allocate, axis: int, start: int, stop: int) -> Along:
-        taps = self.taps(axis, np.arange(start, stop))
-        first, last = int(taps.places.min()), int(taps.places.max())
-        if 2 * (last + 1 - first) > self.x[axis]:  # whole rows are contiguous
-            first, last = 0, self.x[axis] - 1
-        places = _of_taps(taps.places - first, taps.places.dtype, allocate)
-        alone = taps.weights.shape[1] == 1 and (taps.weights == 1).all()
-        weights = None if alone else _of_taps(taps.weights, self.dtype, allocate)
-        outside = None
-        if taps.outside.any():
-            outside = allocate(taps.outside.shape, np.dtype(np.bool_))
-            outside[...] = taps.outside
-        return Along(axis, slice(first, last + 1), places, weights, outside)
+        return count_boxes(self.y, extents) * sum(4 * self.taps.count(axis) for axis in self.axes)
 
     def bind(
         self, operands: Mapping[str, Array], results: Mapping[str, Array], lanes: Sequence[Scratch]
@@ -244,28 +225,64 @@ class Resampled:
         last = rank > 2 and abs(y.strides[1]) < min(map(abs, y.strides[2:]))
         order = memory_order(rank, channels_last=last)
         lanes = lanes_worth(lanes, _NS * math.prod(self.y))
-        extents = self._extents(order)
-        kept = self._calls(extents) <= most_calls(self.dtype.itemsize * math.prod(self.y))
-        kept &= all(self.y[axis] * self._taps_of(axis) <= _MOST_KEPT for axis in self.axes)
-        along = (
-            functools.cache(partial(self._along, lanes[0].keep)) if kept else partial(self._along, np.empty)
-        )
+        extents, kept = self._cut(order)
+        block = partial(self._block, (x, y), order)
+        if kept:
+            along = functools.cache(partial(self._kept, lanes[0].keep))
 
-        def call(box: Box, lane: int) -> Call:
-            block = partial(self._block, (x, y), box, order, lanes[lane].fork(), along)
-            return in_turn([*block()]) if kept else made_when_run(block)
+            def bound(box: Box, lane: int) -> Call:
+                alongs = [along(axis, box[axis].start, box[axis].stop) for axis in self.axes]
+                return in_turn([*block(box, lanes[lane].fork(), alongs)])
 
-        return [deal(boxes(self.y, extents), len(lanes), call)]
+            return [deal(boxes(self.y, extents), len(lanes), bound)]
+        memories = [lane.fork() for lane in lanes]
+        found = [self._found(extents, memory) for memory in memories]
+
+        def made(group: Sequence[Box], lane: int) -> Call:
+            def calls() -> Iterator[Call]:
+                alongs: list[Along] = []
+                for axis, one in zip(self.axes, found[lane], strict=True):
+                    finding, along = one(group[0][axis].start, group[0][axis].stop)
+                    yield from finding
+                    alongs.append(along)
+                for box in group:
+                    yield from block(box, memories[lane], alongs)
+
+            return made_when_run(calls)
+
+        return [deal(self._groups(extents), len(lanes), made)]
+
+    def _groups(self, extents: Dims) -> Iterator[list[Box]]:
+        """Some of the blocks that are made of the same places along the axes."""
+        each = {axis: 1 if axis in self.axes else extent for axis, extent in enumerate(extents)}
+        others = [1 if axis in self.axes else size for axis, size in enumerate(self.y)]
+        along = [size if axis in self.axes else 1 for axis, size in enumerate(self.y)]
+        rest = [*boxes(tuple(others), tuple(each.values()))]
+        for places in boxes(tuple(along), extents):
+            for start in range(0, len(rest), _GROUP):
+                yield [
+                    tuple(places[axis] if axis in self.axes else box[axis] for axis in range(len(box)))
+                    for box in rest[start : start + _GROUP]
+                ]
+
+    def _kept(self, allocate: Allocate, axis: int, start: int, stop: int) -> Along:
+        return kept_along(self.taps, self._resized(axis), range(start, stop), allocate)
+
+    def _found(self, extents: Dims, memory: Scratch) -> list[FoundAlong]:
+        """For each axis, what finds the taps of blocks in the memory of a lane."""
+        found = [FoundAlong(self.taps, self._resized(axis), extents[axis], memory) for axis in self.axes]
+        for one in found:
+            one.use(memory.fork())
+        return found
 
     def _block(
         self,
         arrays: tuple[Array, Array],
-        box: Box,
         order: Sequence[int],
+        box: Box,
         memory: Scratch,
-        along: Callable[[int, int, int], Along],
+        alongs: Sequence[Along],
     ) -> Iterator[Call]:
-        alongs = [along(axis, box[axis].start, box[axis].stop) for axis in self.axes]
         part = list(box)
         for one in alongs:
             part[one.axis] = one.reach
@@ -278,7 +295,7 @@ class Resampled:
             x = into
         for number, one in enumerate(alongs):
             axis = order.index(one.axis)
-            dims = (*x.shape[:axis], len(one.places[0]), *x.shape[axis + 1 :])
+            dims = (*x.shape[:axis], one.places.shape[1], *x.shape[axis + 1 :])
             final = number == len(alongs) - 1
             into = y if final and y.flags.c_contiguous else memory.take(dims, self.dtype)
             yield from _summed(one, axis, x, into, memory)
@@ -286,7 +303,7 @@ class Resampled:
             if final and into is not y:
                 yield partial(np.copyto, y, into)
         for one in alongs:
-            if one.outside is not None:
+            if one.outside is not None and one.outside.any():
                 where = one.outside.reshape([-1 if axis == one.axis else 1 for axis in order])
                 yield partial(np.copyto, y, np.array(self.beyond, y.dtype), where=where)
 
@@ -298,11 +315,11 @@ def _summed(along: Along, axis: int, x: Array, y: Array, memory: Scratch) -> Ite
         return
     spare = memory.fork().take(y.shape, y.dtype)
     for number, (places, weights) in enumerate(zip(along.places, along.weights, strict=True)):
-        into = spare if number else y
+        into, dims = spare if number else y, [-1 if other == axis else 1 for other in range(y.ndim)]
         yield partial(x.take, places, axis, into, "clip")
-        factor = weights.reshape([-1 if other == axis else 1 for other in range(y.ndim)])
-        yield partial(np.multiply, into, factor, into)
-        if not factor.all():  # not of infinity
-            yield partial(np.copyto, into, 0, where=factor == 0)
+        yield partial(np.multiply, into, weights.reshape(dims), into)
+        # Not of infinity. What a run has found is there by now: each of its calls is made before the next is.
+        if along.unread is not None and along.unread[number].any():
+            yield partial(np.copyto, into, 0, where=along.unread[number].reshape(dims))
         if number:
             yield partial(np.add, y, spare, y)

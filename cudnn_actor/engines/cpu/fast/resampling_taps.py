@@ -1,0 +1,308 @@
+"""What elements of a resampled tensor are made of: kept by a program, or found again by each run.
+
+Along a dim of a million elements, all taps take several times as many bytes as the result. So these are found
+for one block at a time, in scratch memory.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from cudnn_actor.engines.cpu.fast.kernels import Call
+from cudnn_actor.engines.cpu.fast.recording import Recorded, Recording
+from cudnn_actor.engines.cpu.scratch import Dims, Scratch, footprint
+from cudnn_actor.protocol.operations import Resample
+from cudnn_actor.protocol.operations.resampling import Coordinates, ResampleMode, Taps
+
+__all__ = [
+    "Allocate",
+    "Along",
+    "FoundAlong",
+    "HeldTaps",
+    "NamedTaps",
+    "Resized",
+    "TapsOf",
+    "found_bytes",
+    "kept_along",
+]
+
+Array = npt.NDArray[Any]
+Allocate = Callable[[Dims, np.dtype[Any]], Array]
+_TOGETHER = 4096
+"""Taps that are found together, about: their arrays stay in the cache."""
+_PLACE = np.dtype(np.int64)
+
+
+class Resized(NamedTuple):
+    """An axis: its sizes in x and in y, and the dtype of weights."""
+
+    axis: int
+    x: int
+    y: int
+    dtype: np.dtype[Any]
+
+
+class Along(NamedTuple):
+    """Elements of y along an axis: what they read.
+
+    Parameters
+    ----------
+    axis
+        The axis.
+    reach
+        The part of x.
+    places
+        For each tap, places in that part.
+    weights
+        For each tap, weights; None if these are all 1.
+    unread
+        For each tap, where its weight is 0, so that nothing is read; None if none is.
+    outside
+        Which elements of y have another value; None if none has.
+    """
+
+    axis: int
+    reach: slice
+    places: Array
+    weights: Array | None
+    unread: Array | None
+    outside: Array | None
+
+
+Find = Callable[[int, int], tuple[Sequence[Call], Taps]]
+"""Calls that find the taps of some elements, by the number of the first and how many; and these taps.
+
+They are there when the calls have been made, until those for others are.
+"""
+
+
+class TapsOf(Protocol):
+    """What elements of a result along an axis are sums of.
+
+    From one element to the next, places never decrease, or never increase.
+    """
+
+    def taps(self, axis: int, elements: npt.NDArray[np.int64]) -> Taps:
+        """The taps of some elements."""
+
+    def count(self, axis: int) -> int:
+        """How many taps each element has."""
+
+    def alone(self, axis: int) -> bool:
+        """Whether each element of the result is one of the operand's."""
+
+    @property
+    def may_be_outside(self) -> bool:
+        """Whether some elements may have another value."""
+
+    def together(self, axis: int, count: int) -> int:
+        """How many of so many elements are to be found at a time."""
+
+    def nbytes(self, axis: int, count: int) -> int:
+        """Bytes of scratch in which so many are found."""
+
+    def finder(self, axis: int, count: int, memory: Scratch) -> Find:
+        """What finds up to so many at a time, in scratch memory."""
+
+
+@dataclass(frozen=True, eq=False)
+class NamedTaps:
+    """Those of an operation, by its formulas."""
+
+    node: Resample[Any]
+    x: Dims
+
+    def taps(self, axis: int, elements: npt.NDArray[np.int64]) -> Taps:
+        """See `TapsOf`."""
+        return self.node.taps_along(self.x, axis, elements)
+
+    def count(self, axis: int) -> int:
+        """See `TapsOf`."""
+        return int(self.taps(axis, np.zeros(1, np.int64)).places.shape[1])
+
+    def alone(self, axis: int) -> bool:
+        """See `TapsOf`."""
+        del axis
+        return self.node.mode is ResampleMode.NEAREST
+
+    @property
+    def may_be_outside(self) -> bool:
+        """See `TapsOf`."""
+        return self.node.coordinates is Coordinates.TF_CROP_AND_RESIZE
+
+    def together(self, axis: int, count: int) -> int:
+        """See `TapsOf`."""
+        return max(1, min(count, _TOGETHER // self.count(axis)))
+
+    def nbytes(self, axis: int, count: int) -> int:
+        """See `TapsOf`."""
+        return footprint((self._recorded(axis, count)[0].nbytes,), itemsize=1)
+
+    def finder(self, axis: int, count: int, memory: Scratch) -> Find:
+        """See `TapsOf`."""
+        recording, given, taps = self._recorded(axis, count)
+        calls, array = recording.on(memory.take((recording.nbytes,), np.uint8), {})
+        numbers, elements = np.arange(count), array(given)
+        whole: list[Array] = [array(each) if isinstance(each, Recorded) else each for each in taps]
+
+        def find(start: int, count: int) -> tuple[Sequence[Call], Taps]:
+            begin: Call = partial(np.add, numbers, start, elements)
+            return (begin, *calls), Taps(*(each[:count] for each in whole))
+
+        return find
+
+    @functools.cached_property
+    def _known(self) -> dict[tuple[int, int], tuple[Recording, Recorded, Sequence[Any]]]:
+        """What has been recorded. It serves every program of a plan."""
+        return {}
+
+    def _recorded(self, axis: int, count: int) -> tuple[Recording, Recorded, Sequence[Any]]:
+        """What finds the taps of so many elements."""
+        if (axis, count) not in self._known:
+            recording = Recording()
+            given = recording.new((count,), np.int64)
+            elements: Any = given
+            taps: Sequence[Any] = self.node.taps_along(self.x, axis, elements)
+            recording.finish([given], [each for each in taps if isinstance(each, Recorded)])
+            self._known[axis, count] = recording, given, taps
+        return self._known[axis, count]
+
+
+@dataclass(frozen=True, eq=False)
+class HeldTaps:
+    """Those that a plan holds, of all elements along each axis."""
+
+    of: Mapping[int, Taps]
+
+    def taps(self, axis: int, elements: npt.NDArray[np.int64]) -> Taps:
+        """See `TapsOf`."""
+        return Taps(*(each[elements] for each in self.of[axis]))
+
+    def count(self, axis: int) -> int:
+        """See `TapsOf`."""
+        return int(self.of[axis].places.shape[1])
+
+    def alone(self, axis: int) -> bool:
+        """See `TapsOf`."""
+        return _are_ones(self.of[axis])
+
+    @property
+    def may_be_outside(self) -> bool:
+        """See `TapsOf`."""
+        return False
+
+    def together(self, axis: int, count: int) -> int:
+        """See `TapsOf`."""
+        del axis
+        return count
+
+    def nbytes(self, axis: int, count: int) -> int:
+        """See `TapsOf`."""
+        del axis, count
+        return 0
+
+    def finder(self, axis: int, count: int, memory: Scratch) -> Find:
+        """See `TapsOf`."""
+        del count, memory
+
+        def find(start: int, count: int) -> tuple[Sequence[Call], Taps]:
+            return (), Taps(*(each[start : start + count] for each in self.of[axis]))
+
+        return find
+
+
+def kept_along(of: TapsOf, resized: Resized, part: range, allocate: Allocate) -> Along:
+    """What some elements of y along an axis read, in memory that is allocated."""
+    taps = of.taps(resized.axis, np.arange(part.start, part.stop))
+    reach = _reach(int(taps.places.min()), int(taps.places.max()), resized.x)
+
+    def copied(values: Array, dtype: npt.DTypeLike) -> Array:
+        copy = allocate(values.shape, np.dtype(dtype))
+        copy[...] = values
+        return copy
+
+    def if_any(mask: Array) -> Array | None:
+        return copied(mask, np.bool_) if mask.any() else None
+
+    places = copied(taps.places.T - reach.start, _PLACE)
+    if _are_ones(taps):
+        return Along(resized.axis, reach, places, None, None, if_any(taps.outside))
+    weights = copied(taps.weights.T, resized.dtype)
+    return Along(resized.axis, reach, places, weights, if_any(weights == 0), if_any(taps.outside))
+
+
+def _reach(first: int, last: int, size: int) -> slice:
+    """A part of x with these elements. It is all of it if that is most: whole rows are contiguous."""
+    return slice(0, size) if 2 * (last + 1 - first) > size else slice(first, last + 1)
+
+
+def _are_ones(taps: Taps) -> bool:
+    """Whether each element is one of x."""
+    return taps.weights.shape[1] == 1 and bool((taps.weights == 1).all())
+
+
+def found_bytes(of: TapsOf, resized: Resized, extent: int) -> int:
+    """Bytes of scratch that `FoundAlong` has for blocks of so many elements."""
+    dims = of.count(resized.axis), extent
+    return (
+        footprint(dims)
+        + footprint(dims, itemsize=resized.dtype.itemsize)
+        + footprint(dims, (extent,), itemsize=1)
+    )
+
+
+class FoundAlong:
+    """What the elements of blocks of y along an axis read, found in scratch memory when it is asked for."""
+
+    def __init__(self, of: TapsOf, resized: Resized, extent: int, memory: Scratch) -> None:
+        """`extent`: the elements of a block. `memory`: for `found_bytes`."""
+        self._axis, self._of = resized.axis, of
+        self._places, self._weights, self._unread = (
+            memory.take((of.count(self._axis), extent), kind) for kind in (_PLACE, resized.dtype, np.bool_)
+        )
+        self._outside = memory.take((extent,), np.bool_)
+        self._together = of.together(self._axis, extent)
+        self._find: Find | None = None
+        starts = np.arange(0, resized.y, extent)
+        ends = np.minimum(starts + extent, resized.y) - 1
+        both = np.concatenate([of.taps(self._axis, each).places for each in (starts, ends)], 1)
+        reaches = zip(both.min(1).tolist(), both.max(1).tolist(), strict=True)
+        self._reaches = [_reach(first, last, resized.x) for first, last in reaches]
+        self._extent = extent
+
+    def use(self, memory: Scratch) -> None:
+        """Find them in this memory, for `TapsOf.nbytes`. It is free again when the calls have been made."""
+        self._find = self._of.finder(self._axis, self._together, memory)
+
+    def __call__(self, start: int, stop: int) -> tuple[Iterator[Call], Along]:
+        """Calls that find the taps of elements from one to another, and where they are then."""
+        reach, count = self._reaches[start // self._extent], stop - start
+        places, weights, unread = (each[:, :count] for each in (self._places, self._weights, self._unread))
+        outside = self._outside[:count] if self._of.may_be_outside else None
+        if self._of.alone(self._axis):
+            along = Along(self._axis, reach, places, None, None, outside)
+        else:
+            along = Along(self._axis, reach, places, weights, unread, outside)
+        return self._calls(start, along), along
+
+    def _calls(self, start: int, along: Along) -> Iterator[Call]:
+        assert self._find is not None, "`use` comes first"
+        count = along.places.shape[1]
+        for first in range(0, count, self._together):
+            part = slice(first, min(first + self._together, count))
+            calls, taps = self._find(start + first, part.stop - first)
+            yield from calls
+            yield partial(np.subtract, taps.places.T, along.reach.start, along.places[:, part])
+            if along.weights is not None:
+                yield partial(np.copyto, along.weights[:, part], taps.weights.T, "same_kind")
+            if along.outside is not None:
+                yield partial(np.copyto, along.outside[part], taps.outside)
+        if along.unread is not None:
+            yield partial(np.equal, along.weights, 0, along.unread)
