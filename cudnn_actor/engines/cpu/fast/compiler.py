@@ -20,7 +20,16 @@ from cudnn_actor.engines.scratch_places import Held, places
 from cudnn_actor.engines.support import tag_of
 from cudnn_actor.protocol.graphs.operation_graph import OperationGraph
 from cudnn_actor.protocol.graphs.step_kinds import StepKind
-from cudnn_actor.protocol.operations import Convolution, GraphTensor, Movement, Node, Pointwise, TensorRole
+from cudnn_actor.protocol.operations import (
+    Convolution,
+    GraphTensor,
+    GroupNorm,
+    GroupNormBackward,
+    Movement,
+    Node,
+    Pointwise,
+    TensorRole,
+)
 
 __all__ = ["compile_fast"]
 
@@ -114,13 +123,15 @@ class _Compiler:
         """The bound tensors whose values are not computed in their buffers.
 
         They are of a type that kernels do not take, or overwrite what the operation that writes them may
-        still read.
+        still read, or are results that NumPy would not change in place.
         """
         graph = self._graph
         for uid in graph.bound:
             if carried(graph.tensor(uid).dtype) != graph.tensor(uid).dtype.numpy:
                 yield uid
         for operation in graph.operations:
+            written = set(graph.bound).intersection(operation.writes)
+            yield from (uid for uid in written if _is_entangled(graph.tensor(uid), operation))
             if not isinstance(operation, Pointwise):
                 yield from (uid for uid in operation.writes if graph.tensor(uid).overwrites is not None)
 
@@ -292,6 +303,22 @@ class _Compiler:
         tensor = self._graph.tensor(uid)
         number = self._graph.constants.get(uid)
         return Given(uid, tensor.dims, carried_number(tensor.dtype, number), number)
+
+
+def _is_entangled(result: GraphTensor, operation: Node) -> bool:
+    """Whether the strides of three dims or more are no multiples of each other.
+
+    Then NumPy does not find out in the time that it takes for that whether such an array has an element
+    twice. It changes a copy of it where a function is to write to what it reads. Parts of an array without
+    gaps are not so, except if their channels are seen as groups.
+    """
+    steps = [*zip(result.dims, result.strides, strict=True)]
+    if len(steps) > 1 and isinstance(operation, (GroupNorm, GroupNormBackward)):
+        channels, stride = steps[1]
+        each = channels // operation.groups
+        steps[1:2] = [(operation.groups, each * stride), (each, stride)]
+    strides = sorted(abs(stride) for size, stride in steps if size > 1)
+    return len(strides) > 2 and any(larger % smaller for smaller, larger in itertools.pairwise(strides))
 
 
 def _dense(dims: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:

@@ -118,8 +118,7 @@ class FastPlan:
 
         Kernels may allocate copies of operands when they are bound. In a run, only these allocate: operations
         evaluated by definitions that cannot be recorded, for a part on each lane, or for all where there are
-        no parts; CTC losses; and NumPy, for buffers of 8192 elements in which it converts dtypes, and for a
-        block of a tensor with gaps.
+        no parts; and NumPy, for buffers of 8192 elements in which it converts dtypes.
         """
         return self.held_bytes + self.lanes * self.lane_bytes
 

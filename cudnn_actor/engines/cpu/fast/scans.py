@@ -21,7 +21,6 @@ from cudnn_actor.engines.cpu.fast.kernels import (
     in_turn,
 )
 from cudnn_actor.engines.cpu.fast.lines import Box, Part, blocks_of_lines, most_lines, parts_of_lines
-from cudnn_actor.engines.cpu.fast.sums import has_dense_rows
 from cudnn_actor.engines.cpu.scratch import Dims, Scratch, footprint
 from cudnn_actor.protocol.operations import ArgReduction, Cumulative, Node, ReductionMode
 from cudnn_actor.protocol.operations.base import Specs
@@ -86,9 +85,9 @@ class _Places:
             y = np.expand_dims(y, self.axis)
 
         def call(part: Part, lane: int) -> Call:
-            (found,), (into,), axes = part
+            (found,), (into,), _ = part
             scratch, calls = lanes[lane].fork(), list[Call]()
-            if self._block and (axes != (1,) or not has_dense_rows(found)):
+            if self._block and not found.flags.c_contiguous:  # NumPy would allocate such a copy
                 own = scratch.take(found.shape, x.dtype)
                 calls.append(partial(np.copyto, own, found))
                 found = own.reshape(-1, own.shape[-1])
