@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import importlib
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from cudnn_actor.cli.cpu_options import add_cpu_arguments, cpu_options
 from cudnn_actor.cli.user_error import UserError, whole_number
 from cudnn_actor.extras import install_command
 from cudnn_actor.models import InvalidModel, UnsupportedModel
-from cudnn_actor.protocol.errors import InvalidRequest
+from cudnn_actor.protocol.errors import InvalidRequest, ServiceStopped
 
 __all__ = ["add_arguments", "run"]
 
@@ -95,7 +96,10 @@ def _batch(text: str) -> tuple[int, float]:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until SIGTERM or SIGINT; then answer what has begun. The exit status is 0."""
+    """Serve until SIGTERM or SIGINT; then answer what has begun. The exit status is 0.
+
+    It is 1 if the service has given up, because its workers died more often than they may be replaced.
+    """
     for name in _NEEDED:
         try:
             importlib.import_module(name)
@@ -111,6 +115,13 @@ def run(args: argparse.Namespace) -> int:
 
     try:
         return asyncio.run(_run(args))
+    except ServiceStopped as error:
+        print(
+            f"cudnn-actor: the server has ended, because its service has: {error.reason}; the log says why "
+            "its workers died, and --max-restarts and --period how often they may be replaced",
+            file=sys.stderr,
+        )
+        return 1
     except (InvalidModel, UnsupportedModel, InvalidRequest, Refused, ImportError) as error:
         raise UserError(str(error)) from error
     except OSError as error:

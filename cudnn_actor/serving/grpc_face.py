@@ -44,7 +44,8 @@ async def grpc_server(
     """Serve at an address, "127.0.0.1:8001"; gives the port. Leaving the block ends it.
 
     `credentials`: a key and its certificate, for TLS. `most_body`: bytes of a message. `most_calls`: calls at
-    a time. Raises `OSError` if the address cannot be had.
+    a time, streams among them. gRPC has a message in memory before any code here sees it, so these two bound
+    what messages take. Raises `OSError` if the address cannot be had.
     """
     server = grpc.aio.server(
         options=[
@@ -52,6 +53,7 @@ async def grpc_server(
             ("grpc.max_send_message_length", -1),
             ("grpc.so_reuseport", 0),  # else a second server would take half of the connections
         ],
+        # And no `grpc.max_concurrent_streams`: a connection at that limit has calls fail with UNAVAILABLE.
         maximum_concurrent_rpcs=most_calls,
     )
     server.add_generic_rpc_handlers((_GrpcFace(host, tokens).handlers(),))

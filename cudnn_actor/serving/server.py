@@ -216,6 +216,7 @@ async def _http(app: Any, options: ServerOptions) -> AsyncIterator[int]:
         ws="none",
         lifespan="off",
         log_config=None,
+        log_level="error",  # it warns of each request that is none, and any client can send many
         access_log=False,
         server_header=False,
         date_header=False,

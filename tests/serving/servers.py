@@ -9,14 +9,17 @@ import sys
 from collections.abc import Callable, Iterator
 from multiprocessing import resource_tracker
 from pathlib import Path
+from typing import Any
 
 import gevent
 import grpc.aio
 import onnx
 
+from cudnn_actor.isolation.process.child.main import NAME
+
 from ..onnx.small_models import FLOAT, model_of, node
 
-__all__ = ["PATIENCE_S", "running", "square_model", "until", "write_square"]
+__all__ = ["PATIENCE_S", "running", "square_model", "until", "workers_of", "write_square"]
 
 PATIENCE_S = 60.0
 # What these have open, they have for as long as the process lives: tritonclient's loop over HTTP, and what
@@ -39,10 +42,13 @@ def write_square(folder: Path, name: str = "square") -> Path:
 
 
 @contextlib.contextmanager
-def running(*words: str) -> Iterator[tuple[subprocess.Popen[str], dict[str, int]]]:
-    """`cudnn-actor serve` in a process of its own, and the ports that it says it listens on."""
+def running(*words: str, **options: Any) -> Iterator[tuple[subprocess.Popen[str], dict[str, int]]]:
+    """`cudnn-actor serve` in a process of its own, and the ports that it says it listens on.
+
+    `options` are those of `Popen`.
+    """
     command = [sys.executable, "-m", "cudnn_actor.cli", "serve", *words, "--device", "cpu"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **options) as process:
         try:
             assert process.stdout is not None
             said = process.stdout.readline().removeprefix("serving: ").strip()
@@ -51,6 +57,25 @@ def running(*words: str) -> Iterator[tuple[subprocess.Popen[str], dict[str, int]
             yield process, {face.lower(): int(at.rpartition(":")[2]) for face, at in words_of}
         finally:
             process.kill()
+
+
+def workers_of(pid: int) -> list[int]:
+    """The process ids of the workers of a server's process: of the one that serves, and of a standby."""
+    return [each for each in descendants(pid) if _name(each) == NAME]
+
+
+def descendants(pid: int) -> Iterator[int]:
+    with contextlib.suppress(FileNotFoundError):  # it has ended
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            for child in map(int, (thread / "children").read_text().split()):
+                yield child
+                yield from descendants(child)
+
+
+def _name(pid: int) -> str:
+    with contextlib.suppress(FileNotFoundError):
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    return ""
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gzip
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import grpc
@@ -73,3 +75,64 @@ async def test_a_body_counts_as_it_is_once_it_is_decompressed(tmp_path: Path) ->
         found = await client.post(url, content=packed, headers={"content-encoding": "gzip"})
         assert found.status_code == 503
         assert server.host.bytes == 0
+
+
+def asked(rows: int) -> list[triton.InferInput]:
+    given = triton.InferInput("x", [rows, 3], "FP32")
+    given.set_data_from_numpy(np.ones((rows, 3), np.float32))
+    return [given]
+
+
+@contextlib.asynccontextmanager
+async def open_stream(client: triton.InferenceServerClient) -> AsyncIterator[None]:
+    """A stream with one answer; it is a call that stays."""
+
+    async def requests() -> AsyncIterator[dict[str, object]]:
+        yield {"model_name": "square", "inputs": asked(1)}
+        await asyncio.Event().wait()
+
+    answers = client.stream_infer(requests())
+    _, error = await anext(answers)
+    assert error is None
+    try:
+        yield
+    finally:
+        answers.cancel()
+
+
+async def answered(client: triton.InferenceServerClient) -> bool:
+    """Whether it lives, once a call that has ended counts no more."""
+    while True:
+        try:
+            return bool(await client.is_server_live())
+        except InferenceServerException as error:
+            assert error.status() == str(grpc.StatusCode.RESOURCE_EXHAUSTED)  # noqa: PT017
+
+
+async def test_messages_and_calls_of_grpc_are_bounded(tmp_path: Path) -> None:
+    """With `most_running=1`, at two calls."""
+    options = ServerOptions(
+        models={"square": write_square(tmp_path)},
+        http=None,
+        grpc=0,
+        most_body=MOST,
+        most_running=1,
+        service={"device": "cpu", "isolation": "thread"},
+    )
+    async with (
+        serve(options) as server,
+        triton.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as one,
+        triton.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as two,
+        triton.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as three,
+    ):
+        fitting = MOST // 12 - 20
+        assert (await one.infer("square", asked(fitting))).as_numpy("y").shape == (fitting, 3)
+        with pytest.raises(InferenceServerException, match="larger than max") as raised:
+            await one.infer("square", asked(MOST // 12))
+        assert raised.value.status() == str(grpc.StatusCode.RESOURCE_EXHAUSTED)
+        async with open_stream(one):
+            async with open_stream(two):
+                with pytest.raises(InferenceServerException) as raised:
+                    await three.is_server_live()
+                assert raised.value.status() == str(grpc.StatusCode.RESOURCE_EXHAUSTED)
+            assert await answered(three)

@@ -7,42 +7,19 @@ import os
 import queue
 import signal
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import ml_dtypes
 import numpy as np
-import onnx
 import pytest
 import tritonclient.grpc
 import tritonclient.http
 from tritonclient.utils import InferenceServerException, shared_memory
 
-from ..onnx.small_models import model_of, node
+from .five_models import DTYPES, KINDS, write_models
 from .servers import PATIENCE_S, running
 
-KINDS = {"square": "FP32", "halves": "FP16", "brains": "BF16", "whole": "INT64", "truth": "BOOL"}
-"""The names of the models, and the datatype of each."""
-DTYPES = {
-    "FP32": np.float32,
-    "FP16": np.float16,
-    "BF16": ml_dtypes.bfloat16,
-    "INT64": np.int64,
-    "BOOL": np.bool_,
-}
 _serial = itertools.count()
-
-
-def write_models(folder: Path) -> None:
-    """A repository of a model of each datatype: numbers of (N, 3) as they are added to themselves."""
-    for name, kind in KINDS.items():
-        place = folder / name / "1"
-        place.mkdir(parents=True)
-        code = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(DTYPES[kind]))
-        op = "Or" if kind == "BOOL" else "Add"
-        dims = {"x": (code, ("N", 3))}
-        onnx.save(model_of([node(op, "x x", "y")], dims, {"y": (code, ("N", 3))}), place / "model.onnx")
 
 
 @pytest.fixture(scope="module")
